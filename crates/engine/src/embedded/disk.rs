@@ -1,0 +1,367 @@
+//! One part of a pool as an open file or block device.
+//!
+//! Invariants: without O_DIRECT the alignment is 1 and nothing is ever copied. With it, the kernel
+//! sees only offsets and lengths that are multiples of the alignment and buffers at multiples of
+//! the memory alignment; what callers pass otherwise goes through an aligned buffer.
+//!
+//! Crash behaviour: as [`Disk`] says. Nothing is cached here, so nothing is lost here.
+
+use super::aligned::AlignedBuffer;
+use super::failure::explain;
+use crate::Disk;
+use rustix::fs::{FallocateFlags, SeekFrom, StatxFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Copies go in pieces of this size, so that a large request does not double its memory (P9).
+const BOUNCE_BYTES_MAX: usize = 1 << 20;
+
+/// The alignment for O_DIRECT where the kernel does not tell: enough for every disk sector and
+/// for the usual file system block.
+const DIRECT_ALIGNMENT_DEFAULT: usize = 4096;
+
+/// The least alignment for O_DIRECT: a disk's sector.
+const DIRECT_ALIGNMENT_MIN: usize = 512;
+
+/// An open part.
+pub(super) struct FileDisk {
+    file: File,
+    /// What errors call it.
+    name: String,
+    /// The size of a block device, which cannot grow; `None` for a file.
+    device_bytes: Option<u64>,
+    /// 1 unless the file is open with O_DIRECT.
+    alignment: usize,
+    /// The alignment of buffers: often less than that of offsets.
+    memory_alignment: usize,
+    /// The host said once that it cannot take space back.
+    discard_unsupported: AtomicBool,
+    /// The file system said once that it cannot tell whether a read would wait.
+    nowait_unsupported: AtomicBool,
+}
+
+impl FileDisk {
+    /// Takes over an open file, `name` being what errors call it. `direct` says that it was
+    /// opened with O_DIRECT.
+    pub(super) fn new(file: File, name: String, direct: bool) -> io::Result<FileDisk> {
+        let metadata = file
+            .metadata()
+            .map_err(|e| explain(format!("examining {name}"), e))?;
+        let device_bytes = if metadata.file_type().is_block_device() {
+            let size = rustix::fs::seek(&file, SeekFrom::End(0));
+            Some(size.map_err(|e| explain(format!("finding the size of {name}"), e))?)
+        } else {
+            None
+        };
+        let (alignment, memory_alignment) = if direct {
+            direct_alignment(&file, &name)?
+        } else {
+            (1, 1)
+        };
+        Ok(FileDisk {
+            file,
+            name,
+            device_bytes,
+            alignment,
+            memory_alignment,
+            discard_unsupported: AtomicBool::new(false),
+            nowait_unsupported: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether the kernel takes this range and this buffer as they are.
+    fn is_aligned(&self, buf: &[u8], offset: u64) -> bool {
+        // An empty request never gets to the kernel.
+        buf.is_empty()
+            || offset.is_multiple_of(self.alignment as u64)
+                && buf.len().is_multiple_of(self.alignment)
+                && buf.as_ptr().addr().is_multiple_of(self.memory_alignment)
+    }
+
+    /// Reads until `buf` is full or the end is reached, and fills the rest with zeros.
+    fn read_aligned(&self, buf: &mut [u8], offset: u64) -> Result<(), Errno> {
+        let mut done = 0;
+        while done < buf.len() {
+            let rest = &mut buf[done..];
+            match rustix::io::pread(&self.file, rest, offset.saturating_add(done as u64)) {
+                Ok(0) => break,
+                Ok(count) => {
+                    done += count;
+                    // With O_DIRECT, only the end of the file cuts a read inside an alignment
+                    // unit, and the kernel would refuse to go on from there.
+                    if !count.is_multiple_of(self.alignment) {
+                        break;
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        buf[done..].fill(0);
+        Ok(())
+    }
+
+    /// Reads a range or into a buffer that the kernel would refuse, by way of one that it takes.
+    fn read_bounced(&self, buf: &mut [u8], offset: u64) -> Result<(), Errno> {
+        let unit = self.alignment as u64;
+        let head = (offset % unit) as usize;
+        let span = (head + buf.len()).next_multiple_of(self.alignment);
+        let capacity = span.min(BOUNCE_BYTES_MAX.next_multiple_of(self.alignment));
+        let mut bounce = AlignedBuffer::new(capacity, self.alignment.max(self.memory_alignment));
+        let mut skip = head;
+        let mut start = offset - head as u64;
+        let mut rest = buf;
+        while !rest.is_empty() {
+            let wanted = (skip + rest.len())
+                .next_multiple_of(self.alignment)
+                .min(capacity);
+            let piece = &mut bounce.bytes()[..wanted];
+            self.read_aligned(piece, start)?;
+            let count = rest.len().min(wanted - skip);
+            let (filled, remaining) = rest.split_at_mut(count);
+            filled.copy_from_slice(&piece[skip..skip + count]);
+            rest = remaining;
+            start = start.saturating_add(wanted as u64);
+            skip = 0;
+        }
+        Ok(())
+    }
+
+    /// Reads what the page cache holds; `false` as soon as anything would have to be waited for.
+    fn read_cached(&self, buf: &mut [u8], offset: u64) -> Result<bool, Errno> {
+        let mut done = 0;
+        while done < buf.len() {
+            let mut rest = [IoSliceMut::new(&mut buf[done..])];
+            let at = offset.saturating_add(done as u64);
+            match rustix::io::preadv2(&self.file, &mut rest, at, ReadWriteFlags::NOWAIT) {
+                Ok(0) => break,
+                // A short read may mean the end of the file or of what is cached; the next round
+                // tells which.
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        buf[done..].fill(0);
+        Ok(true)
+    }
+
+    /// Writes all of `buf`, which must be aligned.
+    fn write_aligned(&self, buf: &[u8], offset: u64) -> Result<(), io::Error> {
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset.saturating_add(done as u64);
+            match rustix::io::pwrite(&self.file, &buf[done..], at) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes from a buffer that the kernel would refuse, by way of one that it takes.
+    fn write_bounced(&self, buf: &[u8], offset: u64) -> Result<(), io::Error> {
+        let capacity = buf
+            .len()
+            .min(BOUNCE_BYTES_MAX.next_multiple_of(self.alignment));
+        let mut bounce = AlignedBuffer::new(capacity, self.alignment.max(self.memory_alignment));
+        let mut at = offset;
+        for piece in buf.chunks(capacity) {
+            let copy = &mut bounce.bytes()[..piece.len()];
+            copy.copy_from_slice(piece);
+            self.write_aligned(copy, at)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// `StorageFull` where `end` lies beyond a device's end. Checked before anything is written,
+    /// for the kernel would write as much as fits.
+    fn check_room(&self, end: Option<u64>) -> io::Result<()> {
+        match self.device_bytes {
+            Some(size) if end.is_none_or(|end| end > size) => Err(io::Error::new(
+                io::ErrorKind::StorageFull,
+                format!("the device has only {size} bytes"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds what was being done to an error.
+    fn failed(&self, doing: &str, len: u64, offset: u64, cause: impl Into<io::Error>) -> io::Error {
+        explain(
+            format!("{doing} {len} bytes at {offset} of {}", self.name),
+            cause,
+        )
+    }
+}
+
+impl Disk for FileDisk {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let result = if self.is_aligned(buf, offset) {
+            self.read_aligned(buf, offset)
+        } else {
+            self.read_bounced(buf, offset)
+        };
+        result.map_err(|cause| self.failed("reading", buf.len() as u64, offset, cause))
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
+        if self.alignment > 1 {
+            // O_DIRECT always asks the device.
+            return Ok(false);
+        }
+        if !self.nowait_unsupported.load(Ordering::Relaxed) {
+            match self.read_cached(buf, offset) {
+                Ok(cached) => return Ok(cached),
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                    self.nowait_unsupported.store(true, Ordering::Relaxed);
+                }
+                Err(cause) => {
+                    return Err(self.failed("reading", buf.len() as u64, offset, cause));
+                }
+            }
+        }
+        // Nobody can tell here whether it waits. Reading at once is right for the file systems
+        // without this ability that matter (they are in memory), and correct on all.
+        self.read_at(buf, offset)?;
+        Ok(true)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        assert!(
+            offset.is_multiple_of(self.alignment as u64)
+                && buf.len().is_multiple_of(self.alignment),
+            "a write of {} bytes at {offset} of {} lacks the alignment {}",
+            buf.len(),
+            self.name,
+            self.alignment,
+        );
+        self.check_room(offset.checked_add(buf.len() as u64))
+            .and_then(|()| {
+                if self.is_aligned(buf, offset) {
+                    self.write_aligned(buf, offset)
+                } else {
+                    self.write_bounced(buf, offset)
+                }
+            })
+            .map_err(|cause| self.failed("writing", buf.len() as u64, offset, cause))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file
+            .sync_data()
+            .map_err(|cause| explain(format!("syncing {}", self.name), cause))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        if len == 0 || self.discard_unsupported.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match fallocate(&self.file, flags, offset, len) {
+            Ok(()) => Ok(()),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                self.discard_unsupported.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(cause) => Err(self.failed("discarding", len, offset, cause)),
+        }
+    }
+
+    fn reserve(&self, len: u64) -> io::Result<()> {
+        self.check_room(Some(len))
+            .and_then(|()| {
+                if self.device_bytes.is_some() || len == 0 {
+                    return Ok(());
+                }
+                match fallocate(&self.file, FallocateFlags::empty(), 0, len) {
+                    Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                        let longer = len > self.file.metadata()?.len();
+                        if longer {
+                            self.file.set_len(len)
+                        } else {
+                            Ok(())
+                        }
+                    }
+                    result => Ok(result?),
+                }
+            })
+            .map_err(|cause| self.failed("reserving", len, 0, cause))
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        match self.device_bytes {
+            Some(size) => Ok(size),
+            None => match self.file.metadata() {
+                Ok(metadata) => Ok(metadata.len()),
+                Err(cause) => Err(explain(
+                    format!("finding the length of {}", self.name),
+                    cause,
+                )),
+            },
+        }
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        /// The unit of `st_blocks`, whatever the file system's block size.
+        const STAT_BLOCK_BYTES: u64 = 512;
+        match self.device_bytes {
+            Some(size) => Ok(size),
+            None => match self.file.metadata() {
+                Ok(metadata) => Ok(metadata.blocks() * STAT_BLOCK_BYTES),
+                Err(cause) => Err(explain(format!("finding the size of {}", self.name), cause)),
+            },
+        }
+    }
+
+    fn alignment(&self) -> usize {
+        self.alignment
+    }
+}
+
+/// `fallocate(2)`, again when a signal interrupts it.
+fn fallocate(file: &File, flags: FallocateFlags, offset: u64, len: u64) -> Result<(), Errno> {
+    loop {
+        match rustix::fs::fallocate(file, flags, offset, len) {
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
+}
+
+/// The alignments, of offsets and lengths and of buffers, that O_DIRECT needs for this file.
+fn direct_alignment(file: &File, name: &str) -> io::Result<(usize, usize)> {
+    let default = (DIRECT_ALIGNMENT_DEFAULT, DIRECT_ALIGNMENT_DEFAULT);
+    let flags = rustix::fs::AtFlags::EMPTY_PATH;
+    let Ok(status) = rustix::fs::statx(file, c"", flags, StatxFlags::DIOALIGN) else {
+        return Ok(default);
+    };
+    if status.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        return Ok(default);
+    }
+    let offset = status.stx_dio_offset_align as usize;
+    let memory = status.stx_dio_mem_align as usize;
+    if !offset.is_power_of_two() || !memory.is_power_of_two() {
+        // Zero is how the kernel says that this very file cannot be accessed directly.
+        return Err(direct_unsupported(name));
+    }
+    Ok((offset.max(DIRECT_ALIGNMENT_MIN), memory))
+}
+
+/// What the user reads when a file system refuses O_DIRECT.
+pub(super) fn direct_unsupported(name: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::Unsupported,
+        format!(
+            "{name} is on a file system without direct access (O_DIRECT): use the host's page \
+             cache instead"
+        ),
+    )
+}

@@ -1,0 +1,292 @@
+//! A pool on one machine: a directory with the files `superblock`, `meta`, `log` and `data`.
+//!
+//! `data` may be a symbolic link to a file elsewhere or to a block device. Only it is opened with
+//! O_DIRECT when the user asks for direct access: metadata is small, read often, and not aligned.
+//!
+//! Invariants: a pool directory has one owner, who holds its [`PoolLock`]; because a link makes it
+//! possible that two directories name one `data`, that file or device is also claimed by itself
+//! while it is open. Files are made readable by their owner alone, for they hold guests' data.
+//!
+//! Crash behaviour: a part that was created exists after a power loss, and its length is right; a
+//! crash inside [`EmbeddedEngine::create`](Engine::create) leaves the part missing or empty.
+
+mod aligned;
+mod disk;
+mod failure;
+mod lock;
+
+pub use lock::{LockError, PoolLock};
+
+use crate::{Disk, Engine, Part};
+use disk::{FileDisk, direct_unsupported};
+use failure::explain;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::rand::GetRandomFlags;
+use std::fs::{self, File, FileType, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// How the data part is cached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheMode {
+    /// In the host's page cache.
+    Host,
+    /// Not at all: O_DIRECT.
+    Direct,
+}
+
+/// The parts of a pool in a directory of this machine.
+#[derive(Debug, Clone)]
+pub struct EmbeddedEngine {
+    directory: PathBuf,
+    cache: CacheMode,
+}
+
+impl EmbeddedEngine {
+    /// An engine for the pool in `directory`. Touches nothing.
+    pub fn new(directory: impl Into<PathBuf>, cache: CacheMode) -> EmbeddedEngine {
+        EmbeddedEngine {
+            directory: directory.into(),
+            cache,
+        }
+    }
+
+    /// The pool directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Makes the pool directory durably; its parent must exist. `AlreadyExists` if it is there and
+    /// not empty.
+    pub fn create_directory(&self) -> io::Result<()> {
+        let path = &self.directory;
+        let doing = |cause| explain(format!("creating the directory {}", path.display()), cause);
+        match fs::create_dir(path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                if fs::read_dir(path).map_err(doing)?.next().is_some() {
+                    return Err(error_at(io::ErrorKind::AlreadyExists, path, "is not empty"));
+                }
+            }
+            Err(error) => return Err(doing(error)),
+        }
+        let absolute = std::path::absolute(path).map_err(doing)?;
+        sync_parent(&absolute)
+    }
+
+    /// Makes the data part of a pool that is being created live at `target`: a block device, or a
+    /// file that does not exist yet and that [`Engine::create`] will make. Refuses anything else,
+    /// so that no file of the user's is ever overwritten; a device's content is lost.
+    pub fn create_data_link(&self, target: &Path) -> io::Result<()> {
+        // Links in the path are kept: device names such as those in /dev/disk/by-id are links
+        // that follow the device from boot to boot.
+        let target = std::path::absolute(target)
+            .map_err(|cause| explain(format!("resolving {}", target.display()), cause))?;
+        match file_type(&target)? {
+            None => {
+                let parent = target.parent().unwrap_or(&target);
+                if !parent.is_dir() {
+                    return Err(error_at(
+                        io::ErrorKind::NotFound,
+                        parent,
+                        "is not a directory",
+                    ));
+                }
+            }
+            Some(kind) if kind.is_block_device() => {}
+            Some(kind) => return Err(unusable(&target, kind)),
+        }
+        let link = self.path(Part::Data);
+        std::os::unix::fs::symlink(&target, &link)
+            .map_err(|cause| explain(format!("creating the link {}", link.display()), cause))?;
+        sync_parent(&link)
+    }
+
+    /// The name of a part in the pool directory.
+    fn path(&self, part: Part) -> PathBuf {
+        self.directory.join(part.name())
+    }
+
+    /// Where a part is, or will be: the data part's link is followed even if it leads nowhere yet.
+    fn location(&self, part: Part) -> PathBuf {
+        let path = self.path(part);
+        match fs::read_link(&path) {
+            Ok(target) => self.directory.join(target),
+            Err(_) => path,
+        }
+    }
+
+    /// Whether a part is to be opened with O_DIRECT.
+    fn is_direct(&self, part: Part) -> bool {
+        part == Part::Data && self.cache == CacheMode::Direct
+    }
+}
+
+impl Engine for EmbeddedEngine {
+    fn create(&self, part: Part, len: u64) -> io::Result<Arc<dyn Disk>> {
+        let path = self.location(part);
+        match file_type(&path)? {
+            None => {
+                create_file(&path, len)?;
+                let opened = self.open(part);
+                if opened.is_err() {
+                    // Nothing is in it yet. The error that made it useless is the one to report.
+                    let _ = fs::remove_file(&path);
+                }
+                opened
+            }
+            Some(kind) if kind.is_block_device() => {
+                let disk = self.open(part)?;
+                let size = disk.len()?;
+                if len > size {
+                    return Err(io::Error::new(
+                        io::ErrorKind::StorageFull,
+                        format!(
+                            "{} has {size} bytes, too few for {len}",
+                            self.describe(part)
+                        ),
+                    ));
+                }
+                Ok(disk)
+            }
+            Some(kind) => Err(unusable(&path, kind)),
+        }
+    }
+
+    fn open(&self, part: Part) -> io::Result<Arc<dyn Disk>> {
+        let name = self.describe(part);
+        let path = self.path(part);
+        let doing = |cause| explain(format!("opening {name}"), cause);
+        // Looked at before it is opened: opening a FIFO would wait for a writer.
+        let kind = fs::metadata(&path).map_err(doing)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(unusable(&path, kind));
+        }
+        let mut flags = OFlags::empty();
+        if kind.is_block_device() {
+            // On a block device this refuses one that is mounted or that someone else claimed,
+            // and claims it while it is open.
+            flags |= OFlags::EXCL;
+        }
+        if self.is_direct(part) {
+            flags |= OFlags::DIRECT;
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(flags.bits().cast_signed())
+            .open(&path)
+            .map_err(|cause| match Errno::from_io_error(&cause) {
+                Some(Errno::BUSY) => busy(&name),
+                Some(Errno::INVAL) if self.is_direct(part) => direct_unsupported(&name),
+                _ => doing(cause),
+            })?;
+        if kind.is_file() && part == Part::Data {
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Err(busy(&name)),
+                Err(TryLockError::Error(cause)) => return Err(doing(cause)),
+            }
+        }
+        Ok(Arc::new(FileDisk::new(file, name, self.is_direct(part))?))
+    }
+
+    fn describe(&self, part: Part) -> String {
+        let path = self.path(part);
+        match fs::read_link(&path) {
+            Ok(target) => format!("{} (link to {})", path.display(), target.display()),
+            Err(_) => path.display().to_string(),
+        }
+    }
+
+    fn random_id(&self) -> io::Result<[u8; 16]> {
+        let mut id = [0; 16];
+        // The kernel fills so few bytes entirely or not at all.
+        loop {
+            match rustix::rand::getrandom(&mut id, GetRandomFlags::empty()) {
+                Ok(_) => return Ok(id),
+                Err(Errno::INTR) => {}
+                Err(cause) => return Err(explain("asking the kernel for random bytes", cause)),
+            }
+        }
+    }
+
+    fn unix_seconds(&self) -> u64 {
+        // A clock before 1970 is a clock that was never set.
+        SystemTime::UNIX_EPOCH
+            .elapsed()
+            .map_or(0, |since| since.as_secs())
+    }
+}
+
+/// What is at `path`, links followed; `None` if nothing is.
+fn file_type(path: &Path) -> io::Result<Option<FileType>> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(Some(metadata.file_type())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(explain(format!("examining {}", path.display()), error)),
+    }
+}
+
+/// Makes a file that is not there yet, with its length and its name durable. Leaves nothing behind
+/// if it fails.
+fn create_file(path: &Path, len: u64) -> io::Result<()> {
+    let doing = |cause| explain(format!("creating {}", path.display()), cause);
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(doing)?;
+    let filled = file
+        .set_len(len)
+        .and_then(|()| file.sync_all())
+        .map_err(doing);
+    let result = filled.and_then(|()| sync_parent(path));
+    if result.is_err() {
+        let _ = fs::remove_file(path);
+    }
+    result
+}
+
+/// Makes the name of a new file durable, which a sync of the file itself does not.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => path,
+    };
+    File::open(parent)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|cause| explain(format!("syncing the directory {}", parent.display()), cause))
+}
+
+/// The error for a path at which something is that cannot become or be a part.
+fn unusable(path: &Path, kind: FileType) -> io::Error {
+    if kind.is_file() {
+        error_at(io::ErrorKind::AlreadyExists, path, "exists already")
+    } else {
+        error_at(
+            io::ErrorKind::InvalidInput,
+            path,
+            "is neither a file nor a block device",
+        )
+    }
+}
+
+/// The error for a data part that has an owner.
+fn busy(name: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::ResourceBusy,
+        format!("{name} is in use: it is mounted, or belongs to another pool that is open"),
+    )
+}
+
+/// An error that says something of a path.
+fn error_at(kind: io::ErrorKind, path: &Path, what: &str) -> io::Error {
+    io::Error::new(kind, format!("{} {what}", path.display()))
+}

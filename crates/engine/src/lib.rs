@@ -1,0 +1,127 @@
+//! Where durable things live.
+//!
+//! A pool is made of a few *parts*, each a flat space of bytes that its sole owner reads and
+//! writes at explicit offsets. An [`Engine`] knows where the parts are; a [`Disk`] is one of them.
+//! Nothing here knows what the bytes mean.
+//!
+//! There are two implementations: [`embedded`], files or a block device of this machine, and
+//! `simulated` (cargo feature of that name), which keeps everything in memory and fails in every
+//! way that the contract of [`Disk`] allows. The traits hold only what both of them need, and both
+//! pass one conformance suite.
+
+use std::io;
+use std::sync::Arc;
+
+pub mod embedded;
+#[cfg(feature = "simulated")]
+pub mod simulated;
+
+/// The parts of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Part {
+    /// The pool's identity: written once at creation.
+    Superblock,
+    /// Copy-on-write metadata pages and the two root slots.
+    Meta,
+    /// The ring of commit frames.
+    Log,
+    /// The data blocks.
+    Data,
+}
+
+impl Part {
+    /// Every part, in the order in which a pool's creation makes them.
+    pub const ALL: [Part; 4] = [Part::Superblock, Part::Meta, Part::Log, Part::Data];
+
+    /// The part's name: lower case, unique, and the same in every version.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Part::Superblock => "superblock",
+            Part::Meta => "meta",
+            Part::Log => "log",
+            Part::Data => "data",
+        }
+    }
+}
+
+/// One durable space of bytes with a sole owner.
+///
+/// Calls may come from many threads at once. The disk orders nothing between calls that overlap in
+/// time: of two writes to the same bytes either may win, and a read beside a write may see parts
+/// of both. A write that has returned is seen by every read that starts afterwards.
+///
+/// Writes become durable with the next [`Disk::sync`] that starts after they returned; until then
+/// a power loss may keep any subset of their 512-byte sectors, in any order. The death of the
+/// process alone loses nothing that was written, but makes nothing durable either.
+///
+/// Every error names the part, the place in it and what was being done. Its kind is
+/// [`io::ErrorKind::StorageFull`] (or `QuotaExceeded`) when there is no room.
+#[expect(
+    clippy::len_without_is_empty,
+    reason = "nobody asks a disk whether it is empty"
+)]
+pub trait Disk: Send + Sync {
+    /// Fills `buf` from `offset`. Bytes never written, and bytes beyond the end, read as zeros; a
+    /// block device may instead still hold what it held before it became part of a pool.
+    ///
+    /// Any offset and length will do, but ranges and buffers that have the disk's
+    /// [alignment](Disk::alignment) save a copy. After an error `buf` is undefined.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// As [`Disk::read_at`], but returns `Ok(false)`, with `buf` undefined, where the caller
+    /// would have to wait for the device.
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool>;
+
+    /// Writes all of `buf` at `offset`, growing the disk where needed. A device does not grow:
+    /// beyond its end is `StorageFull`.
+    ///
+    /// After an error any subset of the sectors may have been written. Panics if `offset` or the
+    /// length lacks the disk's [alignment](Disk::alignment), for that is the caller's mistake.
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Makes every write, discard and reservation that returned before this call started durable.
+    ///
+    /// After an error none of them may be counted on, even if a later call succeeds: the operating
+    /// system may have dropped them. So a failed sync is never simply retried.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Gives the range back to the host. It reads as zeros or as before until it is written again.
+    /// Where the host cannot take space back this succeeds and the space stays allocated.
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Reserves space so that later writes below `len` do not fail for want of it, and makes the
+    /// disk at least that long; never shrinks. A later discard gives its range's reservation up.
+    /// Where the host cannot reserve, the disk only becomes that long.
+    fn reserve(&self, len: u64) -> io::Result<()>;
+
+    /// Length in bytes (a device's size).
+    fn len(&self) -> io::Result<u64>;
+
+    /// Bytes that the host has really allocated for it.
+    fn allocated_bytes(&self) -> io::Result<u64>;
+
+    /// Alignment in bytes that offsets and lengths of writes must have, and that reads and buffers
+    /// had better have; a power of two, 1 when any will do.
+    fn alignment(&self) -> usize;
+}
+
+/// The durable parts of one pool.
+///
+/// A part is open at most once at a time; whoever drops its [`Disk`] may open it again.
+pub trait Engine: Send + Sync {
+    /// Creates an empty part of `len` bytes (sparse), whose existence and length are durable when
+    /// this returns. An existing one is an error, `AlreadyExists`.
+    fn create(&self, part: Part, len: u64) -> io::Result<Arc<dyn Disk>>;
+
+    /// Opens an existing part. A missing one is `NotFound`.
+    fn open(&self, part: Part) -> io::Result<Arc<dyn Disk>>;
+
+    /// What the user calls this part: a path, for messages.
+    fn describe(&self, part: Part) -> String;
+
+    /// 16 bytes that nobody can guess, for pool ids and keys.
+    fn random_id(&self) -> io::Result<[u8; 16]>;
+
+    /// Seconds since the Unix epoch.
+    fn unix_seconds(&self) -> u64;
+}

@@ -1,0 +1,344 @@
+//! The I/O of a simulated machine: counted, failed, interrupted and only then done.
+//!
+//! Each I/O has two moments under the lock, its start and its effect. A test's code runs between
+//! them, or after the effect, without the lock, and may do I/O itself.
+
+use super::faults::Hook;
+use super::part::PartState;
+use super::random::Random;
+use super::{Machine, Op, State, When};
+use crate::{Disk, Part};
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+
+/// What an undefined buffer holds, so that nobody mistakes it for zeros.
+const UNDEFINED_BYTE: u8 = 0xee;
+
+/// An open part of a simulated machine.
+pub(super) struct SimulatedDisk {
+    pub(super) machine: Arc<Machine>,
+    pub(super) part: Part,
+}
+
+/// An I/O that has started.
+pub(super) struct Started {
+    request: Request,
+    outcome: Outcome,
+    /// The part's next change when it started: a sync covers those before.
+    next_number: u64,
+    after: Option<Hook>,
+}
+
+/// What an I/O was asked to do.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub(super) part: Part,
+    pub(super) op: Op,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+/// How an I/O ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Success,
+    /// It fails, and the machine goes on.
+    Failure(ErrorKind),
+    /// It is the I/O in which the machine stops.
+    Crash,
+}
+
+/// There was no room for all of a write or reservation.
+struct NoRoom;
+
+impl Machine {
+    /// Counts an I/O, draws its outcome, and runs the code ordered for its middle.
+    pub(super) fn start(&self, request: Request) -> io::Result<Started> {
+        let Request {
+            part,
+            op,
+            offset,
+            bytes,
+        } = request;
+        let end_max = i64::MAX as u64;
+        if bytes > end_max || offset > end_max - bytes {
+            return Err(request.failed(ErrorKind::InvalidInput, "out of range"));
+        }
+        let mut state = self.state();
+        state.check_running(&request)?;
+        let outcome = state.begin(request);
+        let next_number = state.parts.get(&part).map_or(0, PartState::next_number);
+        let before = state.plan.take_hook(part, op, When::Before);
+        let after = state.plan.take_hook(part, op, When::After);
+        drop(state);
+        if let Some(hook) = before {
+            hook();
+        }
+        Ok(Started {
+            request,
+            outcome,
+            next_number,
+            after,
+        })
+    }
+
+    /// Does the effect of an I/O, and ends it as was drawn.
+    pub(super) fn finish(
+        &self,
+        started: Started,
+        effect: impl FnOnce(&mut State) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let Started {
+            request,
+            outcome,
+            after,
+            ..
+        } = started;
+        let mut state = self.state();
+        if outcome != Outcome::Crash {
+            // The code that ran in the middle may have stopped the machine.
+            state.check_running(&request)?;
+        }
+        let result = effect(&mut state);
+        drop(state);
+        if let Some(hook) = after {
+            hook();
+        }
+        match outcome {
+            Outcome::Success => result,
+            Outcome::Failure(kind) => Err(request.failed(kind, "simulated failure")),
+            Outcome::Crash => Err(request.failed(ErrorKind::Other, CRASHED)),
+        }
+    }
+}
+
+impl Started {
+    pub(super) fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+}
+
+/// What every I/O of a stopped machine says.
+const CRASHED: &str = "simulated crash";
+
+impl Request {
+    pub(super) fn failed(&self, kind: ErrorKind, why: &str) -> io::Error {
+        let Request {
+            part,
+            op,
+            offset,
+            bytes,
+        } = self;
+        let (doing, name) = (op.verb(), part.name());
+        let what = format!("{doing} {bytes} bytes at {offset} of simulated:{name}: {why}");
+        io::Error::new(kind, what)
+    }
+}
+
+impl State {
+    /// Fails after the machine stopped.
+    pub(super) fn check_running(&self, request: &Request) -> io::Result<()> {
+        if self.crashed {
+            Err(request.failed(ErrorKind::Other, CRASHED))
+        } else {
+            Ok(())
+        }
+    }
+
+    fn begin(
+        &mut self,
+        Request {
+            part, op, bytes, ..
+        }: Request,
+    ) -> Outcome {
+        self.ios += 1;
+        let count = self.counts.entry((part, op)).or_default();
+        count.count += 1;
+        count.bytes += bytes;
+        let failure = self.plan.failure(part, op, &mut self.random);
+        if let Some(left) = &mut self.plan.ios_until_crash {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                self.crashed = true;
+                return Outcome::Crash;
+            }
+        }
+        failure.map_or(Outcome::Success, Outcome::Failure)
+    }
+
+    /// Whether a read that must not wait would have to.
+    fn is_cold(&mut self, part: Part, offset: u64, len: usize) -> bool {
+        let end = offset.saturating_add(len as u64);
+        let marked = self.cold.iter().any(|(cold_part, range)| {
+            *cold_part == part && range.start < end && offset < range.end
+        });
+        marked || self.random.chance(self.cold_rate)
+    }
+}
+
+impl SimulatedDisk {
+    fn request(&self, op: Op, offset: u64, bytes: u64) -> Request {
+        Request {
+            part: self.part,
+            op,
+            offset,
+            bytes,
+        }
+    }
+
+    /// Runs an I/O whose effect concerns this part alone.
+    fn run(
+        &self,
+        request: Request,
+        effect: impl FnOnce(&mut PartState, Circumstances<'_>) -> Result<(), NoRoom>,
+    ) -> io::Result<()> {
+        let started = self.machine.start(request)?;
+        let (outcome, started_at) = (started.outcome, started.next_number);
+        self.machine.finish(started, |state| {
+            let Some(part) = state.parts.get_mut(&self.part) else {
+                return Err(request.failed(ErrorKind::NotFound, "the part is gone"));
+            };
+            let circumstances = Circumstances {
+                outcome,
+                started_at,
+                capacity: state.capacity.get(&self.part).copied(),
+                discard_ignored_rate: state.discard_ignored_rate,
+                random: &mut state.random,
+            };
+            effect(part, circumstances)
+                .map_err(|NoRoom| request.failed(ErrorKind::StorageFull, "no space left"))
+        })
+    }
+
+    /// Looks at the part; not an I/O.
+    fn look(&self, look: impl FnOnce(&PartState) -> u64) -> io::Result<u64> {
+        let state = self.machine.state();
+        let name = self.part.name();
+        match state.parts.get(&self.part) {
+            _ if state.crashed => Err(io::Error::other(format!("simulated:{name}: {CRASHED}"))),
+            Some(part) => Ok(look(part)),
+            None => {
+                let message = format!("simulated:{name}: the part is gone");
+                Err(io::Error::new(ErrorKind::NotFound, message))
+            }
+        }
+    }
+}
+
+/// What decides the effect of an I/O.
+struct Circumstances<'a> {
+    outcome: Outcome,
+    /// The part's next change when the I/O started.
+    started_at: u64,
+    capacity: Option<u64>,
+    discard_ignored_rate: f64,
+    random: &'a mut Random,
+}
+
+impl Disk for SimulatedDisk {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.run(
+            self.request(Op::Read, offset, buf.len() as u64),
+            |part, now| {
+                match now.outcome {
+                    Outcome::Success => part.current.read(buf, offset),
+                    Outcome::Failure(_) | Outcome::Crash => buf.fill(UNDEFINED_BYTE),
+                }
+                Ok(())
+            },
+        )
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
+        {
+            let mut state = self.machine.state();
+            state.check_running(&self.request(Op::Read, offset, buf.len() as u64))?;
+            if state.is_cold(self.part, offset, buf.len()) {
+                buf.fill(UNDEFINED_BYTE);
+                return Ok(false);
+            }
+        }
+        self.read_at(buf, offset)?;
+        Ok(true)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        let alignment = self.alignment();
+        assert!(
+            offset.is_multiple_of(alignment as u64) && buf.len().is_multiple_of(alignment),
+            "a write of {} bytes at {offset} of simulated:{} lacks the alignment {alignment}",
+            buf.len(),
+            self.part.name(),
+        );
+        self.run(
+            self.request(Op::Write, offset, buf.len() as u64),
+            |part, now| {
+                let fits = &buf[..part.room_for(offset, buf.len(), now.capacity)];
+                match now.outcome {
+                    // What the crash leaves of the write is drawn with that of all others.
+                    Outcome::Success | Outcome::Crash => part.write(fits, offset),
+                    Outcome::Failure(_) => part.write_torn(fits, offset, now.random),
+                }
+                if fits.len() == buf.len() {
+                    Ok(())
+                } else {
+                    Err(NoRoom)
+                }
+            },
+        )
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.run(self.request(Op::Sync, 0, 0), |part, now| {
+            match now.outcome {
+                Outcome::Success => part.sync(now.started_at),
+                Outcome::Failure(_) => part.sync_failed(now.started_at, now.random),
+                // What it got to is drawn with everything else that is not durable.
+                Outcome::Crash => {}
+            }
+            Ok(())
+        })
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.run(self.request(Op::Discard, offset, len), |part, now| {
+            let ignored = now.random.chance(now.discard_ignored_rate);
+            match now.outcome {
+                Outcome::Success | Outcome::Crash if ignored => {}
+                Outcome::Success | Outcome::Crash => part.discard(offset..offset + len),
+                Outcome::Failure(_) => part.discard_torn(offset..offset + len, now.random),
+            }
+            Ok(())
+        })
+    }
+
+    fn reserve(&self, len: u64) -> io::Result<()> {
+        self.run(self.request(Op::Reserve, 0, len), |part, now| {
+            if !part.can_reserve(len, now.capacity) {
+                return Err(NoRoom);
+            }
+            match now.outcome {
+                Outcome::Success | Outcome::Crash => part.reserve(len),
+                Outcome::Failure(_) => {}
+            }
+            Ok(())
+        })
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.look(|part| part.current.len)
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        self.look(|part| part.current.allocated_bytes())
+    }
+
+    fn alignment(&self) -> usize {
+        self.machine
+            .state()
+            .alignment
+            .get(&self.part)
+            .copied()
+            .unwrap_or(1)
+    }
+}

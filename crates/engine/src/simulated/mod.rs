@@ -1,0 +1,494 @@
+//! A pool in memory on a machine that fails in every way that the contract of [`Disk`] allows.
+//!
+//! One seed and one sequence of calls always give one result, so a failing run replays. All parts
+//! are behind one lock; code of a test runs inside I/Os without it.
+//!
+//! # Faults modelled
+//!
+//! - Power loss: of each write since the last sync, each 512-byte sector survives or not, in any
+//!   order and in any combination with those of other writes. Overlapping writes leave any of
+//!   their versions or the old content. The parts fare independently of each other.
+//! - Death of the process: nothing is lost, and nothing becomes durable by it.
+//! - A stop in the middle of any I/O: what it does may be lost, torn or done.
+//! - A failed write, which may have changed any subset of its sectors.
+//! - A failed sync, after which some of what it covered can never become durable although readers
+//!   see it and a later sync succeeds.
+//! - A failed read, whose buffer holds rubbish.
+//! - Discards that did nothing, that were lost, and that were done in part.
+//! - A length or reservation that did not survive; a part that its creation left missing or empty.
+//! - No room: a write that fails after a part of it was written.
+//! - Reads that would have to wait; alignment as O_DIRECT demands it.
+//! - Decay: flipped bits, overwritten ranges, lost parts.
+//!
+//! # Faults not modelled
+//!
+//! - Synced writes that the device drops, writes that land in the wrong place, and reads that
+//!   return old content once: use [`SimulatedEngine::overwrite`] where a test needs their effect.
+//! - Sectors that are torn inside themselves.
+//! - A kernel that, after a failed sync, evicts what it dropped, so that readers of the running
+//!   process see the old content. Here they see it only after a power loss.
+//! - Delays: nothing takes time. Order is tested with [`SimulatedEngine::on_next_io`].
+
+mod disk;
+mod faults;
+mod image;
+mod part;
+mod random;
+mod unsynced;
+
+use crate::{Disk, Engine, Part};
+use disk::{Outcome, Request, SimulatedDisk};
+use faults::Plan;
+use part::PartState;
+use random::Random;
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What a power loss leaves whole or not at all.
+pub const SECTOR_BYTES: u64 = 512;
+
+/// The clock's start, so that times look like times.
+const EPOCH_SECONDS: u64 = 1_700_000_000;
+
+/// The kinds of I/O that are counted and can fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Op {
+    /// [`Disk::read_at`], and [`Disk::try_read_at`] where it does read.
+    Read,
+    /// [`Disk::write_at`].
+    Write,
+    /// [`Disk::sync`].
+    Sync,
+    /// [`Disk::discard`].
+    Discard,
+    /// [`Disk::reserve`].
+    Reserve,
+    /// [`Engine::create`].
+    Create,
+}
+
+impl Op {
+    fn verb(self) -> &'static str {
+        match self {
+            Op::Read => "reading",
+            Op::Write => "writing",
+            Op::Sync => "syncing",
+            Op::Discard => "discarding",
+            Op::Reserve => "reserving",
+            Op::Create => "creating",
+        }
+    }
+}
+
+/// When a test's code runs, seen from the I/O that it interrupts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// The I/O has started, and nothing of it has happened yet: a sync already knows what it will
+    /// cover, a read has not looked.
+    Before,
+    /// The I/O has taken effect, and its caller does not know yet.
+    After,
+}
+
+/// How a machine stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CrashKind {
+    /// What was not synced survives or not, sector by sector.
+    PowerLoss,
+    /// Everything written stays readable, and is as durable as before.
+    ProcessKilled,
+}
+
+/// Weights for what a power loss leaves of one write. The default makes the three equally likely.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PowerLossBias {
+    /// All of it.
+    pub whole: u32,
+    /// Nothing of it.
+    pub lost: u32,
+    /// Each sector by itself.
+    pub torn: u32,
+}
+
+impl Default for PowerLossBias {
+    fn default() -> PowerLossBias {
+        PowerLossBias {
+            whole: 1,
+            lost: 1,
+            torn: 1,
+        }
+    }
+}
+
+/// Probabilities, 0 to 1, with which an I/O fails for no reason of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct FailureRates {
+    /// Of reads.
+    pub read: f64,
+    /// Of writes.
+    pub write: f64,
+    /// Of syncs.
+    pub sync: f64,
+    /// Of discards.
+    pub discard: f64,
+}
+
+/// How often something was asked for, whether or not it succeeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Count {
+    /// I/Os.
+    pub count: u64,
+    /// Bytes that they asked for, together. Syncs and creations have none.
+    pub bytes: u64,
+}
+
+/// A simulated machine with its parts. Clones are handles on the same machine.
+#[derive(Clone)]
+pub struct SimulatedEngine {
+    machine: Arc<Machine>,
+}
+
+/// What all handles and disks share.
+struct Machine {
+    state: Mutex<State>,
+}
+
+impl Machine {
+    /// A test that failed while it held the lock must not hide why by failing others.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct State {
+    random: Random,
+    parts: BTreeMap<Part, PartState>,
+    plan: Plan,
+    crashed: bool,
+    ios: u64,
+    counts: BTreeMap<(Part, Op), Count>,
+    unix_seconds: u64,
+    bias: PowerLossBias,
+    alignment: BTreeMap<Part, usize>,
+    capacity: BTreeMap<Part, u64>,
+    discard_ignored_rate: f64,
+    cold_rate: f64,
+    cold: Vec<(Part, Range<u64>)>,
+}
+
+impl SimulatedEngine {
+    /// A machine without parts, and without faults until some are ordered.
+    pub fn new(seed: u64) -> SimulatedEngine {
+        SimulatedEngine::with(State {
+            random: Random::new(seed),
+            parts: BTreeMap::new(),
+            plan: Plan::default(),
+            crashed: false,
+            ios: 0,
+            counts: BTreeMap::new(),
+            unix_seconds: EPOCH_SECONDS,
+            bias: PowerLossBias::default(),
+            alignment: BTreeMap::new(),
+            capacity: BTreeMap::new(),
+            discard_ignored_rate: 0.0,
+            cold_rate: 0.0,
+            cold: Vec::new(),
+        })
+    }
+
+    fn with(state: State) -> SimulatedEngine {
+        SimulatedEngine {
+            machine: Arc::new(Machine {
+                state: Mutex::new(state),
+            }),
+        }
+    }
+
+    /// The machine as it comes back after stopping at this instant.
+    ///
+    /// This machine is left as it is, and what is still done on it does not reach the other: call
+    /// again for another outcome of the same crash. The new one has the same clock, alignments,
+    /// capacities and power-loss bias; orders, rates and counts start afresh.
+    pub fn crash(&self, kind: CrashKind) -> SimulatedEngine {
+        let mut state = self.machine.state();
+        let mut random = Random::new(state.random.next());
+        let mut parts = BTreeMap::new();
+        for (name, part) in &state.parts {
+            let after = match kind {
+                CrashKind::PowerLoss => part.after_power_loss(&state.bias, &mut random),
+                CrashKind::ProcessKilled => part.clone(),
+            };
+            parts.insert(*name, after);
+        }
+        SimulatedEngine::with(State {
+            random,
+            parts,
+            plan: Plan::default(),
+            crashed: false,
+            ios: 0,
+            counts: BTreeMap::new(),
+            unix_seconds: state.unix_seconds,
+            bias: state.bias,
+            alignment: state.alignment.clone(),
+            capacity: state.capacity.clone(),
+            discard_ignored_rate: 0.0,
+            cold_rate: 0.0,
+            cold: Vec::new(),
+        })
+    }
+
+    // What stops the machine.
+
+    /// Stops the machine in the middle of the `n`-th I/O from now (1 is the next): that one and
+    /// all later calls fail. What it does is one more change that is not durable.
+    pub fn crash_after(&self, n: u64) {
+        self.machine.state().plan.ios_until_crash = Some(n.max(1));
+    }
+
+    /// Stops the machine now, between two I/Os.
+    pub fn halt(&self) {
+        self.machine.state().crashed = true;
+    }
+
+    /// Whether the machine has stopped.
+    pub fn is_crashed(&self) -> bool {
+        self.machine.state().crashed
+    }
+
+    /// What power losses leave of one write; half of them do something simpler: keep everything,
+    /// lose everything, or cut all writes of a part at one point.
+    pub fn set_power_loss_bias(&self, bias: PowerLossBias) {
+        self.machine.state().bias = bias;
+    }
+
+    // What makes an I/O fail.
+
+    /// Fails the `nth` such I/O from now (1 is the next), once, with this kind of error.
+    pub fn fail_once(&self, part: Part, op: Op, nth: u64, kind: ErrorKind) {
+        self.machine.state().plan.fail(part, op, nth, kind);
+    }
+
+    /// Fails I/Os of all parts at random from now on. Zero rates end it.
+    pub fn set_failure_rates(&self, rates: FailureRates) {
+        self.machine.state().plan.rates = rates;
+    }
+
+    /// Limits what a part may allocate, in bytes; `None` lifts the limit.
+    pub fn set_capacity(&self, part: Part, bytes: Option<u64>) {
+        let mut state = self.machine.state();
+        match bytes {
+            Some(bytes) => state.capacity.insert(part, bytes),
+            None => state.capacity.remove(&part),
+        };
+    }
+
+    /// The alignment, a power of two, that writes to a part must have; 1 at first.
+    ///
+    /// # Panics
+    /// If it is not a power of two.
+    pub fn set_alignment(&self, part: Part, alignment: usize) {
+        assert!(
+            alignment.is_power_of_two(),
+            "{alignment} is not a power of two"
+        );
+        self.machine.state().alignment.insert(part, alignment);
+    }
+
+    /// The probability that a discard succeeds without doing anything; 0 at first.
+    pub fn set_discard_ignored_rate(&self, rate: f64) {
+        self.machine.state().discard_ignored_rate = rate;
+    }
+
+    // What makes a read wait.
+
+    /// The probability that a read that must not wait would have to; 0 at first.
+    pub fn set_cold_rate(&self, rate: f64) {
+        self.machine.state().cold_rate = rate;
+    }
+
+    /// Makes every read that must not wait and that touches this range one that would have to.
+    pub fn set_cold(&self, part: Part, range: Range<u64>) {
+        self.machine.state().cold.push((part, range));
+    }
+
+    /// Undoes all [`SimulatedEngine::set_cold`].
+    pub fn clear_cold(&self) {
+        self.machine.state().cold.clear();
+    }
+
+    // What else happens while an I/O is under way.
+
+    /// Runs `hook` inside the next such I/O; it may do I/O on this machine. Several hooks for the
+    /// same kind of I/O run in as many of them, in the order in which they were given.
+    ///
+    /// The hook is due when the I/O starts, so an I/O of the hook's own is not interrupted by it.
+    pub fn on_next_io(&self, part: Part, op: Op, when: When, hook: Box<dyn FnOnce() + Send>) {
+        self.machine.state().plan.hook(part, op, when, hook);
+    }
+
+    /// Sets the clock forward.
+    pub fn advance_seconds(&self, seconds: u64) {
+        self.machine.state().unix_seconds += seconds;
+    }
+
+    // What was done.
+
+    /// I/Os since the machine started: of all kinds in [`Op`], over all parts.
+    pub fn io_count(&self) -> u64 {
+        self.machine.state().ios
+    }
+
+    /// How often this was asked of this part since the machine started or the counts were reset.
+    pub fn count(&self, part: Part, op: Op) -> Count {
+        self.machine
+            .state()
+            .counts
+            .get(&(part, op))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// Sets all of [`SimulatedEngine::count`] to zero.
+    pub fn reset_counts(&self) {
+        self.machine.state().counts.clear();
+    }
+
+    // What is there, and how it decays. None of this counts as I/O.
+
+    /// All of what a power loss could not take away now.
+    ///
+    /// # Panics
+    /// If the part does not exist.
+    pub fn durable_image(&self, part: Part) -> Vec<u8> {
+        self.with_part(part, |state| {
+            let mut bytes = vec![0; state.durable.len as usize];
+            state.durable.read(&mut bytes, 0);
+            bytes
+        })
+    }
+
+    /// What readers see.
+    ///
+    /// # Panics
+    /// If the part does not exist.
+    pub fn read_raw(&self, part: Part, offset: u64, len: usize) -> Vec<u8> {
+        self.with_part(part, |state| {
+            let mut bytes = vec![0; len];
+            state.current.read(&mut bytes, offset);
+            bytes
+        })
+    }
+
+    /// Inverts one bit, 0 to 7, of the byte at `offset`, on the medium and for readers.
+    ///
+    /// # Panics
+    /// If the part does not exist.
+    pub fn flip_bit(&self, part: Part, offset: u64, bit: u32) {
+        self.with_part(part, |state| {
+            for image in [&mut state.current, &mut state.durable] {
+                let mut byte = [0];
+                image.read(&mut byte, offset);
+                image.write(&[byte[0] ^ (1 << (bit % 8))], offset);
+            }
+        });
+    }
+
+    /// Replaces bytes on the medium and for readers.
+    ///
+    /// # Panics
+    /// If the part does not exist.
+    pub fn overwrite(&self, part: Part, offset: u64, bytes: &[u8]) {
+        self.with_part(part, |state| {
+            state.current.write(bytes, offset);
+            state.durable.write(bytes, offset);
+        });
+    }
+
+    /// Removes a part as if its file had been deleted. Open disks fail from now on.
+    ///
+    /// # Panics
+    /// If the part does not exist.
+    pub fn lose_part(&self, part: Part) {
+        assert!(
+            self.machine.state().parts.remove(&part).is_some(),
+            "there is no part {} to lose",
+            part.name()
+        );
+    }
+
+    /// A test that damages or looks at nothing would prove nothing, hence the panic.
+    fn with_part<T>(&self, part: Part, look: impl FnOnce(&mut PartState) -> T) -> T {
+        match self.machine.state().parts.get_mut(&part) {
+            Some(state) => look(state),
+            None => panic!("there is no part {}", part.name()),
+        }
+    }
+}
+
+impl Engine for SimulatedEngine {
+    fn create(&self, part: Part, len: u64) -> io::Result<Arc<dyn Disk>> {
+        let request = Request {
+            part,
+            op: Op::Create,
+            offset: 0,
+            bytes: 0,
+        };
+        let started = self.machine.start(request)?;
+        let outcome = started.outcome();
+        self.machine.finish(started, |state| {
+            if state.parts.contains_key(&part) {
+                return Err(request.failed(ErrorKind::AlreadyExists, "it exists already"));
+            }
+            let left = match outcome {
+                Outcome::Success => Some(len),
+                Outcome::Failure(_) => None,
+                Outcome::Crash => [None, Some(0), Some(len)][state.random.below(3) as usize],
+            };
+            if let Some(len) = left {
+                state.parts.insert(part, PartState::new(len));
+            }
+            Ok(())
+        })?;
+        Ok(Arc::new(SimulatedDisk {
+            machine: self.machine.clone(),
+            part,
+        }))
+    }
+
+    fn open(&self, part: Part) -> io::Result<Arc<dyn Disk>> {
+        let state = self.machine.state();
+        let what = format!("opening {}", self.describe(part));
+        if state.crashed {
+            return Err(io::Error::other(format!("{what}: simulated crash")));
+        }
+        if !state.parts.contains_key(&part) {
+            return Err(io::Error::new(
+                ErrorKind::NotFound,
+                format!("{what}: no such part"),
+            ));
+        }
+        Ok(Arc::new(SimulatedDisk {
+            machine: self.machine.clone(),
+            part,
+        }))
+    }
+
+    fn describe(&self, part: Part) -> String {
+        format!("simulated:{}", part.name())
+    }
+
+    fn random_id(&self) -> io::Result<[u8; 16]> {
+        let mut state = self.machine.state();
+        let mut id = [0; 16];
+        let (low, high) = id.split_at_mut(8);
+        low.copy_from_slice(&state.random.next().to_le_bytes());
+        high.copy_from_slice(&state.random.next().to_le_bytes());
+        Ok(id)
+    }
+
+    fn unix_seconds(&self) -> u64 {
+        self.machine.state().unix_seconds
+    }
+}

@@ -1,0 +1,155 @@
+//! One part: what readers see, what is durable, and what lies between.
+//!
+//! Invariant: unless a failed sync has dropped something, `current` is `durable` with all of
+//! `unsynced` applied in order.
+
+use super::image::{CHUNK_BYTES, Image};
+use super::random::Random;
+use super::unsynced::{Fate, Unsynced, power_loss, torn};
+use super::{PowerLossBias, SECTOR_BYTES};
+use std::ops::Range;
+
+/// A part's state.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PartState {
+    pub(super) current: Image,
+    pub(super) durable: Image,
+    unsynced: Vec<Unsynced>,
+    /// The number of the next change.
+    next_number: u64,
+}
+
+impl PartState {
+    /// An empty part, durably there.
+    pub(super) fn new(len: u64) -> PartState {
+        PartState::durably(Image::new(len))
+    }
+
+    fn durably(image: Image) -> PartState {
+        PartState {
+            current: image.clone(),
+            durable: image,
+            ..PartState::default()
+        }
+    }
+
+    /// What the medium holds after the power went.
+    pub(super) fn after_power_loss(&self, bias: &PowerLossBias, random: &mut Random) -> PartState {
+        let mut image = self.durable.clone();
+        let fates = power_loss(self.unsynced.len(), bias, random);
+        for (change, fate) in self.unsynced.iter().zip(fates) {
+            for survivor in change.survivors(fate, &image, random) {
+                survivor.apply(&mut image);
+            }
+        }
+        PartState::durably(image)
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8], offset: u64) {
+        if bytes.is_empty() {
+            return;
+        }
+        let number = self.number();
+        self.unsynced
+            .push(Unsynced::write(number, &mut self.current, bytes, offset));
+    }
+
+    /// A write that fails half way: each sector may have been written.
+    pub(super) fn write_torn(&mut self, bytes: &[u8], offset: u64, random: &mut Random) {
+        let head = (offset % SECTOR_BYTES) as usize;
+        for sectors in torn(0..head + bytes.len(), random) {
+            let from = sectors.start.saturating_sub(head);
+            let piece = &bytes[from..sectors.end - head];
+            self.write(piece, offset + from as u64);
+        }
+    }
+
+    pub(super) fn discard(&mut self, range: Range<u64>) {
+        self.discard_ranges(vec![range]);
+    }
+
+    /// A discard that fails half way: each sector may have been discarded.
+    pub(super) fn discard_torn(&mut self, range: Range<u64>, random: &mut Random) {
+        let ranges = self.current.torn_discard(&range, random);
+        self.discard_ranges(ranges);
+    }
+
+    fn discard_ranges(&mut self, ranges: Vec<Range<u64>>) {
+        let number = self.number();
+        self.unsynced
+            .push(Unsynced::discard(number, &mut self.current, ranges));
+    }
+
+    pub(super) fn reserve(&mut self, len: u64) {
+        let number = self.number();
+        self.unsynced
+            .push(Unsynced::reserve(number, &mut self.current, len));
+    }
+
+    /// A sync that starts now covers the changes before this number.
+    pub(super) fn next_number(&self) -> u64 {
+        self.next_number
+    }
+
+    /// A sync succeeded that started at `number`.
+    pub(super) fn sync(&mut self, number: u64) {
+        let covered = self.covered(number);
+        for change in self.unsynced.drain(..covered) {
+            change.apply(&mut self.durable);
+        }
+    }
+
+    /// A sync failed that started at `number`: the kernel marks all pages clean, so what did not
+    /// get to the disk never will, whatever is synced later. Readers still see it.
+    pub(super) fn sync_failed(&mut self, number: u64, random: &mut Random) {
+        let later = self.unsynced.split_off(self.covered(number));
+        let mut image = self.durable.clone();
+        for change in std::mem::replace(&mut self.unsynced, later) {
+            let fate = match random.below(3) {
+                0 => Fate::Whole,
+                1 => Fate::Lost,
+                _ => Fate::Torn,
+            };
+            for survivor in change.survivors(fate, &image, random) {
+                survivor.apply(&mut image);
+                self.unsynced.push(survivor);
+            }
+        }
+        // Applying in the order of the numbers is what makes the last write win.
+        self.unsynced.sort_by_key(|change| change.number);
+    }
+
+    /// How much of a write fits when the part may take `capacity` bytes of the medium.
+    pub(super) fn room_for(&self, offset: u64, len: usize, capacity: Option<u64>) -> usize {
+        let Some(capacity) = capacity else { return len };
+        let mut room = capacity.saturating_sub(self.current.allocated_bytes());
+        let mut fits = 0;
+        while fits < len {
+            let at = offset + fits as u64;
+            let piece = ((CHUNK_BYTES - at % CHUNK_BYTES) as usize).min(len - fits);
+            match room.checked_sub(self.current.missing_bytes(at..at + piece as u64)) {
+                Some(left) => room = left,
+                None => break,
+            }
+            fits += piece;
+        }
+        fits
+    }
+
+    /// Whether a reservation fits when the part may take `capacity` bytes of the medium.
+    pub(super) fn can_reserve(&self, len: u64, capacity: Option<u64>) -> bool {
+        let needed = self.current.allocated_bytes() + self.current.missing_bytes(0..len);
+        capacity.is_none_or(|capacity| needed <= capacity)
+    }
+
+    fn covered(&self, number: u64) -> usize {
+        self.unsynced
+            .partition_point(|change| change.number < number)
+    }
+
+    fn number(&mut self) -> u64 {
+        let number = self.next_number;
+        self.next_number += 1;
+        number
+    }
+}

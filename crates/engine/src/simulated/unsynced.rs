@@ -1,0 +1,187 @@
+//! What was done to a part and is not durable yet, and what may become of it.
+//!
+//! A write is kept as the whole sectors that resulted from it, because a disk writes nothing
+//! smaller: a later write to another part of the same sector carries the earlier one with it. Each
+//! sector of each write then survives or not, applied in order, so that a sector that was written
+//! several times may come back as any of its versions or as the old one.
+
+use super::image::Image;
+use super::random::Random;
+use super::{PowerLossBias, SECTOR_BYTES};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One change that is not durable yet.
+#[derive(Debug, Clone)]
+pub(super) struct Unsynced {
+    /// Its place in the order of all changes of the part.
+    pub(super) number: u64,
+    change: Change,
+}
+
+#[derive(Debug, Clone)]
+enum Change {
+    /// Whole sectors `of` a write's result.
+    Write {
+        offset: u64,
+        bytes: Arc<[u8]>,
+        of: Range<usize>,
+    },
+    /// Ranges that read as zeros now. Changes no length.
+    Discard { ranges: Vec<Range<u64>> },
+    /// The part became at least this long, with all space below set aside.
+    Reserve { len: u64 },
+}
+
+/// What becomes of one change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Whole,
+    Lost,
+    /// Each sector by itself.
+    Torn,
+}
+
+impl Unsynced {
+    /// Writes to the image that readers see, and remembers which sectors that changed.
+    pub(super) fn write(number: u64, current: &mut Image, bytes: &[u8], offset: u64) -> Unsynced {
+        let len = current.len.max(offset + bytes.len() as u64);
+        current.write(bytes, offset);
+        let start = offset - offset % SECTOR_BYTES;
+        let end = (offset + bytes.len() as u64).next_multiple_of(SECTOR_BYTES);
+        let mut sectors = vec![0; (end - start) as usize];
+        current.read(&mut sectors, start);
+        // A part's length need not be whole sectors, but what is beyond it is not written.
+        sectors.truncate((len - start).min(end - start) as usize);
+        let of = 0..sectors.len();
+        let change = Change::Write {
+            offset: start,
+            bytes: sectors.into(),
+            of,
+        };
+        Unsynced { number, change }
+    }
+
+    /// Zeroes ranges in the image that readers see.
+    pub(super) fn discard(number: u64, current: &mut Image, ranges: Vec<Range<u64>>) -> Unsynced {
+        for range in &ranges {
+            current.punch(range.clone());
+        }
+        Unsynced {
+            number,
+            change: Change::Discard { ranges },
+        }
+    }
+
+    /// Reserves space in the image that readers see.
+    pub(super) fn reserve(number: u64, current: &mut Image, len: u64) -> Unsynced {
+        let reserve = Unsynced {
+            number,
+            change: Change::Reserve { len },
+        };
+        reserve.apply(current);
+        reserve
+    }
+
+    /// Makes it part of an image.
+    pub(super) fn apply(&self, image: &mut Image) {
+        match &self.change {
+            Change::Write { offset, bytes, of } => {
+                image.write(&bytes[of.clone()], offset + of.start as u64);
+            }
+            Change::Discard { ranges } => {
+                for range in ranges {
+                    image.punch(range.clone());
+                }
+            }
+            Change::Reserve { len } => {
+                image.reserve(*len);
+            }
+        }
+    }
+
+    /// What is left of it after its fate, for an image in which nothing of it is yet.
+    pub(super) fn survivors(&self, fate: Fate, image: &Image, random: &mut Random) -> Vec<Self> {
+        match fate {
+            Fate::Whole => return vec![self.clone()],
+            Fate::Lost => return Vec::new(),
+            Fate::Torn => {}
+        }
+        match &self.change {
+            Change::Write { offset, bytes, of } => {
+                let kept = |of: Range<usize>| Unsynced {
+                    number: self.number,
+                    change: Change::Write {
+                        offset: *offset,
+                        bytes: bytes.clone(),
+                        of,
+                    },
+                };
+                torn(of.clone(), random).into_iter().map(kept).collect()
+            }
+            Change::Discard { ranges } => {
+                let torn = ranges
+                    .iter()
+                    .flat_map(|range| image.torn_discard(range, random));
+                let ranges = torn.collect();
+                vec![Unsynced {
+                    number: self.number,
+                    change: Change::Discard { ranges },
+                }]
+            }
+            Change::Reserve { .. } if random.coin() => vec![self.clone()],
+            Change::Reserve { .. } => Vec::new(),
+        }
+    }
+}
+
+/// The parts of a range of whole sectors that survive when each sector does by itself. `range`
+/// starts at a sector.
+pub(super) fn torn(range: Range<usize>, random: &mut Random) -> Vec<Range<usize>> {
+    let mut kept: Vec<Range<usize>> = Vec::new();
+    for start in range.clone().step_by(SECTOR_BYTES as usize) {
+        if random.coin() {
+            let end = (start + SECTOR_BYTES as usize).min(range.end);
+            match kept.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => kept.push(start..end),
+            }
+        }
+    }
+    kept
+}
+
+/// Draws what a power loss does to a part's changes, in their order.
+///
+/// The extremes and the cut in the middle are drawn far more often than chance would have them,
+/// for they are what simple recovery code gets right and what a test must also see.
+pub(super) fn power_loss(count: usize, bias: &PowerLossBias, random: &mut Random) -> Vec<Fate> {
+    match random.below(8) {
+        0 => vec![Fate::Whole; count],
+        1 => vec![Fate::Lost; count],
+        2 | 3 => {
+            let cut = random.below(count as u64 + 1) as usize;
+            let fate = |at: usize| match at.cmp(&cut) {
+                std::cmp::Ordering::Less => Fate::Whole,
+                std::cmp::Ordering::Equal => Fate::Torn,
+                std::cmp::Ordering::Greater => Fate::Lost,
+            };
+            (0..count).map(fate).collect()
+        }
+        _ => (0..count).map(|_| one_fate(bias, random)).collect(),
+    }
+}
+
+fn one_fate(bias: &PowerLossBias, random: &mut Random) -> Fate {
+    let (whole, lost, torn) = (bias.whole.into(), bias.lost.into(), bias.torn.into());
+    let sum: u64 = [whole, lost, torn].iter().sum();
+    // All weights zero means that the caller does not care.
+    let drawn = random.below(sum.max(1));
+    if drawn < whole {
+        Fate::Whole
+    } else if drawn < whole + lost {
+        Fate::Lost
+    } else {
+        Fate::Torn
+    }
+}

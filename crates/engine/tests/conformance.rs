@@ -1,0 +1,293 @@
+//! What every engine must do, asked of all of them in the same words.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
+
+use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
+use onefold_engine::simulated::SimulatedEngine;
+use onefold_engine::{Disk, Engine, Part};
+use std::io::ErrorKind;
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn simulated() {
+    conforms(&SimulatedEngine::new(1));
+}
+
+#[test]
+fn simulated_with_alignment() {
+    let engine = SimulatedEngine::new(2);
+    engine.set_alignment(Part::Data, 4096);
+    conforms(&engine);
+}
+
+#[test]
+fn embedded_with_the_page_cache() {
+    let directory = tempfile::tempdir().unwrap();
+    conforms(&EmbeddedEngine::new(directory.path(), CacheMode::Host));
+}
+
+#[test]
+fn embedded_on_a_file_system_in_memory() {
+    // It can tell nothing of its cache, and has no disk: the fallbacks.
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    conforms(&EmbeddedEngine::new(directory.path(), CacheMode::Host));
+}
+
+#[test]
+fn embedded_direct() {
+    // Not in the usual place for temporary files, which may be in memory.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let engine = EmbeddedEngine::new(directory.path(), CacheMode::Direct);
+    match engine
+        .create(Part::Superblock, 0)
+        .and_then(|_| engine.create(Part::Data, 0))
+    {
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            println!("SKIPPED: {error}");
+            return;
+        }
+        result => drop(result.unwrap()),
+    }
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    conforms(&EmbeddedEngine::new(directory.path(), CacheMode::Direct));
+}
+
+/// The whole suite, on an engine without parts.
+fn conforms(engine: &dyn Engine) {
+    parts_are_created_once_and_opened(engine);
+    for part in Part::ALL {
+        let disk = engine.open(part).unwrap();
+        let alignment = disk.alignment();
+        assert!(
+            alignment.is_power_of_two() && alignment <= 65536,
+            "{alignment}"
+        );
+        reads_what_was_written(&*disk);
+        reads_any_range(&*disk);
+        large_requests_work(&*disk);
+        reads_zeros_beyond_the_end(&*disk);
+        trying_to_read_agrees_with_reading(&*disk);
+        discards(&*disk);
+        reserves(&*disk);
+        refuses_what_is_out_of_range(&*disk);
+        disk.sync().unwrap();
+        drop(disk);
+        survives_reopening(engine, part);
+    }
+    assert_ne!(engine.random_id().unwrap(), engine.random_id().unwrap());
+    assert!(engine.unix_seconds() > 1_600_000_000);
+}
+
+fn parts_are_created_once_and_opened(engine: &dyn Engine) {
+    for part in Part::ALL {
+        assert!(
+            engine.describe(part).contains(part.name()),
+            "{}",
+            engine.describe(part)
+        );
+        let error = engine.open(part).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(error.to_string().contains(part.name()), "{error}");
+        let disk = engine.create(part, 64 * 1024).unwrap();
+        assert_eq!(disk.len().unwrap(), 64 * 1024);
+        assert_eq!(disk.allocated_bytes().unwrap(), 0);
+        disk.write_at(&pattern(1, unit(&*disk)), 0).unwrap();
+        drop(disk);
+        let error = engine.create(part, 0).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+        assert!(error.to_string().contains(part.name()), "{error}");
+        // The refused creation has not harmed it.
+        let disk = engine.open(part).unwrap();
+        assert_eq!(read(&*disk, 0, unit(&*disk)), pattern(1, unit(&*disk)));
+        assert_eq!(disk.len().unwrap(), 64 * 1024);
+    }
+}
+
+fn reads_what_was_written(disk: &dyn Disk) {
+    let unit = unit(disk);
+    for (seed, at) in [(2, 0), (3, 5), (4, 5), (5, 6), (6, 100)] {
+        disk.write_at(&pattern(seed, unit * 3), at * unit as u64)
+            .unwrap();
+        assert_eq!(
+            read(disk, at * unit as u64, unit * 3),
+            pattern(seed, unit * 3)
+        );
+    }
+    // The write at 6 came after that at 5 and left its first unit.
+    assert_eq!(
+        read(disk, 5 * unit as u64, unit),
+        pattern(4, unit * 3)[..unit]
+    );
+    disk.sync().unwrap();
+    assert_eq!(read(disk, 6 * unit as u64, unit * 3), pattern(5, unit * 3));
+    assert_eq!(disk.len().unwrap(), (103 * unit as u64).max(64 * 1024));
+    // Empty requests are nothing.
+    disk.write_at(&[], 500 * MIB).unwrap();
+    assert_eq!(read(disk, 0, 0), []);
+    assert!(disk.len().unwrap() < 500 * MIB);
+    disk.discard(0, 0).unwrap();
+}
+
+fn reads_any_range(disk: &dyn Disk) {
+    let unit = unit(disk);
+    let bytes = pattern(7, unit * 8);
+    disk.write_at(&bytes, 0).unwrap();
+    for (from, to) in [
+        (0, 1),
+        (1, 2),
+        (511, 513),
+        (unit - 1, unit + 1),
+        (3, unit * 8 - 3),
+    ] {
+        assert_eq!(
+            read(disk, from as u64, to - from),
+            bytes[from..to],
+            "{from}..{to}"
+        );
+        let mut tried = vec![0xaa; to - from];
+        if disk.try_read_at(&mut tried, from as u64).unwrap() {
+            assert_eq!(tried, bytes[from..to], "{from}..{to}");
+        }
+    }
+    // Buffers at any address, too.
+    for shift in [1, 8, 512] {
+        let mut buffer = vec![0; unit * 2 + shift];
+        disk.read_at(&mut buffer[shift..], unit as u64).unwrap();
+        assert_eq!(buffer[shift..], bytes[unit..unit * 3]);
+        let source = [vec![0; shift], pattern(8, unit)].concat();
+        disk.write_at(&source[shift..], 9 * unit as u64).unwrap();
+        assert_eq!(read(disk, 9 * unit as u64, unit), pattern(8, unit));
+        disk.write_at(&vec![0; unit], 9 * unit as u64).unwrap();
+    }
+}
+
+fn large_requests_work(disk: &dyn Disk) {
+    // Larger than what an implementation may copy at a time, and not a multiple of it.
+    let bytes = pattern(9, 3 * MIB as usize + 64 * 1024);
+    let source = [vec![0], bytes.clone()].concat();
+    disk.write_at(&source[1..], MIB).unwrap();
+    let mut buffer = vec![0; bytes.len() + 1];
+    disk.read_at(&mut buffer[1..], MIB).unwrap();
+    assert!(buffer[1..] == bytes);
+    assert!(read(disk, MIB + 77, bytes.len() - 99) == bytes[77..bytes.len() - 22]);
+}
+
+fn reads_zeros_beyond_the_end(disk: &dyn Disk) {
+    let unit = unit(disk);
+    let end = disk.len().unwrap();
+    disk.write_at(&pattern(10, unit), end).unwrap();
+    let across = read(disk, end, unit * 3);
+    assert_eq!(across[..unit], pattern(10, unit));
+    assert!(across[unit..].iter().all(|byte| *byte == 0));
+    assert!(
+        read(disk, end + 100 * MIB, 5000)
+            .iter()
+            .all(|byte| *byte == 0)
+    );
+    let mut tried = vec![0xaa; 5000];
+    if disk.try_read_at(&mut tried, end + 100 * MIB).unwrap() {
+        assert!(tried.iter().all(|byte| *byte == 0));
+    }
+    assert_eq!(
+        disk.len().unwrap(),
+        end + unit as u64,
+        "reading grows nothing"
+    );
+    // A hole that a write leaves behind.
+    disk.write_at(&pattern(11, unit), end + 4 * unit as u64)
+        .unwrap();
+    assert!(
+        read(disk, end + unit as u64, unit * 3)
+            .iter()
+            .all(|byte| *byte == 0)
+    );
+}
+
+fn trying_to_read_agrees_with_reading(disk: &dyn Disk) {
+    let unit = unit(disk);
+    disk.write_at(&pattern(12, unit * 4), 0).unwrap();
+    let mut tried = vec![0; unit * 4];
+    if disk.try_read_at(&mut tried, 0).unwrap() {
+        assert_eq!(tried, pattern(12, unit * 4));
+    } else {
+        assert!(
+            disk.alignment() > 1,
+            "what was just written is in the cache"
+        );
+    }
+}
+
+fn discards(disk: &dyn Disk) {
+    let bytes = pattern(13, MIB as usize);
+    disk.write_at(&bytes, 8 * MIB).unwrap();
+    disk.sync().unwrap();
+    let before = disk.allocated_bytes().unwrap();
+    let len = disk.len().unwrap();
+    disk.discard(8 * MIB + 65536, MIB - 2 * 65536).unwrap();
+    assert_eq!(disk.len().unwrap(), len);
+    // A file system may take a block or two more for the map of what is left.
+    let freed = before - disk.allocated_bytes().unwrap();
+    let asked = MIB - 2 * 65536;
+    assert!((asked - 16384..=asked).contains(&freed), "{freed}");
+    assert!(read(disk, 8 * MIB, 65536) == bytes[..65536]);
+    let tail = MIB as usize - 65536;
+    assert!(read(disk, 8 * MIB + tail as u64, 65536) == bytes[tail..]);
+    for (was, is) in bytes[65536..tail]
+        .iter()
+        .zip(read(disk, 8 * MIB + 65536, tail - 65536))
+    {
+        assert!(is == *was || is == 0);
+    }
+    disk.write_at(&bytes[..65536], 8 * MIB + 65536).unwrap();
+    assert!(read(disk, 8 * MIB + 65536, 65536) == bytes[..65536]);
+    // Beyond the end there is nothing to give back.
+    disk.discard(900 * MIB, MIB).unwrap();
+    assert_eq!(disk.len().unwrap(), len);
+}
+
+fn reserves(disk: &dyn Disk) {
+    let before = read(disk, 0, 10 * MIB as usize);
+    let len = disk.len().unwrap();
+    disk.reserve(len / 2).unwrap();
+    assert_eq!(disk.len().unwrap(), len, "a reservation never shrinks");
+    disk.reserve(12 * MIB).unwrap();
+    assert_eq!(disk.len().unwrap(), 12 * MIB);
+    assert!(disk.allocated_bytes().unwrap() >= 12 * MIB);
+    assert!(read(disk, 0, 10 * MIB as usize) == before);
+    assert!(read(disk, len, 65536).iter().all(|byte| *byte == 0));
+}
+
+fn refuses_what_is_out_of_range(disk: &dyn Disk) {
+    let offset = u64::MAX - 65535;
+    let bytes = vec![0; unit(disk)];
+    assert!(disk.write_at(&bytes, offset).is_err());
+    assert!(disk.discard(offset, 65536).is_err());
+    assert!(disk.reserve(u64::MAX).is_err());
+    assert_eq!(disk.len().unwrap(), 12 * MIB);
+}
+
+fn survives_reopening(engine: &dyn Engine, part: Part) {
+    let disk = engine.open(part).unwrap();
+    let unit = unit(&*disk);
+    assert_eq!(read(&*disk, 0, unit * 4), pattern(12, unit * 4));
+    assert_eq!(disk.len().unwrap(), 12 * MIB);
+}
+
+/// A length that any disk of the suite takes.
+fn unit(disk: &dyn Disk) -> usize {
+    disk.alignment().max(512)
+}
+
+fn read(disk: &dyn Disk, offset: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0xaa; len];
+    disk.read_at(&mut bytes, offset).unwrap();
+    bytes
+}
+
+/// Bytes without zeros, different at every place for every seed.
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|at| ((at / 7 * 31 + at * 13 + seed * 101) % 255) as u8 + 1)
+        .collect()
+}

@@ -1,0 +1,212 @@
+//! What only the embedded engine does: files, links, devices, and messages.
+
+use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
+use onefold_engine::{Engine, Part};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+fn engine(directory: &Path) -> EmbeddedEngine {
+    EmbeddedEngine::new(directory, CacheMode::Host)
+}
+
+#[test]
+fn files_are_sparse_and_for_their_owner_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    engine(directory.path())
+        .create(Part::Meta, 1 << 40)
+        .unwrap();
+    let metadata = fs::metadata(directory.path().join("meta")).unwrap();
+    assert_eq!((metadata.len(), metadata.blocks()), (1 << 40, 0));
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn the_directory_is_created_unless_something_is_in_it() {
+    let parent = tempfile::tempdir().unwrap();
+    let pool = parent.path().join("pool");
+    engine(&pool).create_directory().unwrap();
+    engine(&pool).create_directory().unwrap();
+    fs::write(pool.join("precious"), "x").unwrap();
+    let error = engine(&pool).create_directory().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    let error = engine(&parent.path().join("a/b"))
+        .create_directory()
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.to_string().contains("a/b"), "{error}");
+}
+
+#[test]
+fn data_can_live_elsewhere() {
+    let pool = tempfile::tempdir().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let target = elsewhere.path().join("blocks");
+    let engine = engine(pool.path());
+    engine.create_data_link(&target).unwrap();
+    assert!(
+        engine
+            .describe(Part::Data)
+            .contains(target.to_str().unwrap())
+    );
+    // A link that leads nowhere yet: nothing to open, but something to create.
+    assert_eq!(
+        engine.open(Part::Data).err().unwrap().kind(),
+        ErrorKind::NotFound
+    );
+    let disk = engine.create(Part::Data, 8192).unwrap();
+    disk.write_at(b"here", 4096).unwrap();
+    assert_eq!(&fs::read(&target).unwrap()[4096..4100], b"here");
+    assert_eq!(
+        engine.create(Part::Data, 0).err().unwrap().kind(),
+        ErrorKind::AlreadyExists
+    );
+}
+
+#[test]
+fn data_never_replaces_what_is_there() {
+    let pool = tempfile::tempdir().unwrap();
+    let engine = engine(pool.path());
+    let precious = pool.path().join("precious");
+    fs::write(&precious, "x").unwrap();
+    let error = engine.create_data_link(&precious).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    // Also if it appeared after the link was made.
+    let late = pool.path().join("late");
+    engine.create_data_link(&late).unwrap();
+    fs::write(&late, "y").unwrap();
+    assert_eq!(
+        engine.create(Part::Data, 4096).err().unwrap().kind(),
+        ErrorKind::AlreadyExists
+    );
+    assert_eq!(fs::read(&late).unwrap(), b"y");
+    for (target, kind) in [
+        ("/dev/null", ErrorKind::InvalidInput),
+        ("/dev", ErrorKind::InvalidInput),
+        ("/dev/absent/data", ErrorKind::NotFound),
+    ] {
+        let error = engine.create_data_link(Path::new(target)).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+    }
+}
+
+#[test]
+fn one_data_file_serves_one_pool_at_a_time() {
+    let [first, second] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let owner = engine(first.path()).create(Part::Data, 4096).unwrap();
+    let thief = engine(second.path());
+    std::os::unix::fs::symlink(first.path().join("data"), second.path().join("data")).unwrap();
+    let error = thief.open(Part::Data).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
+    drop(owner);
+    thief.open(Part::Data).unwrap();
+}
+
+#[test]
+fn what_is_no_file_is_refused_without_opening_it() {
+    let pool = tempfile::tempdir().unwrap();
+    fs::create_dir(pool.path().join("log")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", pool.path().join("meta")).unwrap();
+    for part in [Part::Log, Part::Meta] {
+        let error = engine(pool.path()).open(part).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    }
+}
+
+#[test]
+fn errors_say_what_was_being_done_where() {
+    let pool = tempfile::tempdir().unwrap();
+    let disk = engine(pool.path()).create(Part::Log, 0).unwrap();
+    let error = disk.write_at(&[0; 512], u64::MAX - 4095).unwrap_err();
+    let place = format!(
+        "writing 512 bytes at {} of {}",
+        u64::MAX - 4095,
+        pool.path().display()
+    );
+    assert!(error.to_string().starts_with(&place), "{error}");
+    // The kernel's EFBIG or EINVAL, depending on its version, not something of ours.
+    assert!(
+        matches!(
+            error.kind(),
+            ErrorKind::FileTooLarge | ErrorKind::InvalidInput
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_full_file_system_is_told_by_its_kind() {
+    // In memory, where asking for too much is refused before anything is taken.
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let disk = engine(directory.path()).create(Part::Meta, 0).unwrap();
+    let error = disk.reserve(1 << 43).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+}
+
+#[test]
+fn what_is_only_on_disk_is_not_waited_for() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let engine = engine(directory.path());
+    let disk = engine.create(Part::Data, 0).unwrap();
+    let bytes = vec![7; 1 << 20];
+    disk.write_at(&bytes, 0).unwrap();
+    disk.sync().unwrap();
+    let mut buffer = vec![0; 4096];
+    assert!(disk.try_read_at(&mut buffer, 8192).unwrap());
+    assert_eq!(buffer, bytes[..4096]);
+    let file = fs::File::open(directory.path().join("data")).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    // Where the file system has no cache to drop (in memory), it must still answer rightly.
+    if disk.try_read_at(&mut buffer, 65536).unwrap() {
+        assert_eq!(buffer, bytes[..4096]);
+        println!("the file system answered at once after its cache was dropped");
+    }
+    disk.read_at(&mut buffer, 65536).unwrap();
+    assert_eq!(buffer, bytes[..4096]);
+    assert!(
+        disk.try_read_at(&mut buffer, 65536).unwrap(),
+        "it is in the cache now"
+    );
+}
+
+/// Needs a block device that may be overwritten: run with `--ignored` and its path in
+/// ONEFOLD_TEST_DEVICE.
+#[test]
+#[ignore = "overwrites the block device that ONEFOLD_TEST_DEVICE names"]
+fn a_block_device_holds_data() {
+    let device = std::env::var("ONEFOLD_TEST_DEVICE").unwrap();
+    for cache in [CacheMode::Host, CacheMode::Direct] {
+        let pool = tempfile::tempdir().unwrap();
+        let engine = EmbeddedEngine::new(pool.path(), cache);
+        engine.create_data_link(Path::new(&device)).unwrap();
+        let error = engine.create(Part::Data, 1 << 60).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+        let disk = engine.create(Part::Data, 0).unwrap();
+        let size = disk.len().unwrap();
+        assert!(size >= 1 << 20, "{size}");
+        assert_eq!(disk.allocated_bytes().unwrap(), size);
+        assert_eq!(disk.alignment() > 1, cache == CacheMode::Direct);
+        let error = engine.open(Part::Data).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
+        let bytes = vec![5; 65536];
+        disk.write_at(&bytes, size - 65536).unwrap();
+        disk.sync().unwrap();
+        let mut buffer = vec![1; 131_072];
+        disk.read_at(&mut buffer, size - 65536).unwrap();
+        assert!(buffer[..65536] == bytes && buffer[65536..].iter().all(|byte| *byte == 0));
+        disk.read_at(&mut buffer[..1000], size - 1000).unwrap();
+        assert!(buffer[..1000] == bytes[..1000]);
+        let error = disk.write_at(&bytes, size - 4096).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+        disk.reserve(size).unwrap();
+        assert_eq!(
+            disk.reserve(size + 1).unwrap_err().kind(),
+            ErrorKind::StorageFull
+        );
+        disk.discard(size - 65536, 65536).unwrap();
+        disk.write_at(&bytes, size - 65536).unwrap();
+        drop(disk);
+        engine.open(Part::Data).unwrap();
+    }
+}

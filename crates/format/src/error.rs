@@ -1,0 +1,66 @@
+//! What can be wrong with bytes that were read back.
+
+/// Why a structure could not be decoded. The caller adds where it was read from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// Fewer bytes than the structure has.
+    #[error("only {got} of {needed} bytes")]
+    Short {
+        /// Bytes that the structure needs.
+        needed: usize,
+        /// Bytes that were there.
+        got: usize,
+    },
+    /// Something else, or nothing, was written here.
+    #[error("magic number {found:#010x} instead of {expected:#010x}")]
+    Magic {
+        /// What this structure begins with.
+        expected: u32,
+        /// What was found.
+        found: u32,
+    },
+    /// Written by a later release in a way that this one cannot read.
+    #[error("format version {major}.{minor}: onefold {major}.x or later can read it")]
+    Newer {
+        /// Major version found.
+        major: u8,
+        /// Minor version found.
+        minor: u8,
+    },
+    /// The bytes are not those that were written.
+    #[error("checksum {found:#010x} instead of {expected:#010x}")]
+    Checksum {
+        /// Checksum that the bytes carry, or that the pointer to them names.
+        expected: u32,
+        /// Checksum of the bytes.
+        found: u32,
+    },
+    /// Whole, but of another pool.
+    #[error("it belongs to another pool")]
+    Pool,
+    /// Whole, but a field says that it belongs elsewhere: a misdirected or lost write.
+    #[error("{field} is {found}, expected {expected}")]
+    Address {
+        /// The field that disagrees.
+        field: &'static str,
+        /// What the reader looked for.
+        expected: u64,
+        /// What was found.
+        found: u64,
+    },
+    /// A field has a value that no release has ever written.
+    #[error("{field} has the impossible value {value}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// Bytes that must be zero are not.
+    #[error("reserved bytes of the {structure} are not zero")]
+    Reserved {
+        /// The structure that holds them.
+        structure: &'static str,
+    },
+}

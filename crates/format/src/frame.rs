@@ -1,0 +1,185 @@
+//! The unit in which the log is written: a header and records, padded to whole sectors.
+//!
+//! ```text
+//!  0 magic              u32     "1FLG"
+//!  4 major              u8
+//!  5 minor              u8
+//!  6 flags              u16     bit 0: the last frame of its commit
+//!  8 pool               16 bytes
+//! 24 session            u64     opening of the pool that wrote it
+//! 32 commit             u64     number of the commit, one higher each time
+//! 40 position           u64     its own address: bytes since the log began, a multiple of 512
+//! 48 payload            u32     bytes of records
+//! 52 previous checksum  u32     of the frame before
+//! 56 reserved           u32
+//! 60 checksum           u32     CRC-32C of header and payload with this field zero
+//! 64 records, then zeros to the next multiple of 512
+//! ```
+//!
+//! The log is a ring: a frame at position p stands at byte p modulo the ring's length. What is
+//! found after the newest frame is either what an earlier lap left (its position is too low) or
+//! what a crash tore. Frames of one commit may survive in any combination, for they are synced
+//! together; a frame of a *later* commit proves that everything before it was durable, so a gap
+//! before such a frame is damage and never the end of the log.
+
+use crate::bytes::{array_at, put, u16_at, u32_at, u64_at};
+use crate::error::FormatError;
+use crate::units::{PoolId, SECTOR_BYTES};
+use crate::{MAJOR_VERSION, MINOR_VERSION};
+
+/// Bytes in a frame's header.
+pub const FRAME_HEADER_BYTES: usize = 64;
+
+/// Most bytes of records in a frame: bounds the buffer that recovery needs.
+pub const FRAME_PAYLOAD_MAX: usize = 256 << 10;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"1FLG");
+const FLAG_LAST: u16 = 1;
+const CHECKSUM_AT: usize = 60;
+
+/// What a frame says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// Opening of the pool that wrote it.
+    pub session: u64,
+    /// The commit that it is part of.
+    pub commit: u64,
+    /// Its own address, in bytes since the log began.
+    pub position: u64,
+    /// Checksum of the frame before it.
+    pub previous_checksum: u32,
+    /// Whether its commit ends with it.
+    pub last: bool,
+}
+
+/// A header that was read: the frame may be trusted once [`check`] has seen its payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UncheckedFrame {
+    /// What it says of itself.
+    pub header: FrameHeader,
+    /// Bytes of records that follow.
+    pub payload_bytes: usize,
+    /// The checksum that it must have.
+    pub checksum: u32,
+}
+
+/// Bytes that a frame with this payload takes in the log.
+#[must_use]
+pub fn frame_bytes(payload_bytes: usize) -> u64 {
+    ((FRAME_HEADER_BYTES + payload_bytes) as u64).next_multiple_of(SECTOR_BYTES)
+}
+
+/// Appends a frame to `bytes` and returns its checksum.
+///
+/// # Panics
+///
+/// Where `payload` exceeds [`FRAME_PAYLOAD_MAX`]: the log's writer cuts it before.
+pub fn encode(header: &FrameHeader, pool: PoolId, payload: &[u8], bytes: &mut Vec<u8>) -> u32 {
+    assert!(
+        payload.len() <= FRAME_PAYLOAD_MAX,
+        "a frame of {} bytes",
+        payload.len()
+    );
+    let start = bytes.len();
+    bytes.resize(start + FRAME_HEADER_BYTES, 0);
+    bytes.extend_from_slice(payload);
+    let frame = &mut bytes[start..];
+    put(frame, 0, &MAGIC.to_le_bytes());
+    put(frame, 4, &[MAJOR_VERSION, MINOR_VERSION]);
+    put(
+        frame,
+        6,
+        &(if header.last { FLAG_LAST } else { 0 }).to_le_bytes(),
+    );
+    put(frame, 8, &pool.0);
+    put(frame, 24, &header.session.to_le_bytes());
+    put(frame, 32, &header.commit.to_le_bytes());
+    put(frame, 40, &header.position.to_le_bytes());
+    put(frame, 48, &(payload.len() as u32).to_le_bytes());
+    put(frame, 52, &header.previous_checksum.to_le_bytes());
+    let checksum = crc32c::crc32c(frame);
+    put(frame, CHECKSUM_AT, &checksum.to_le_bytes());
+    bytes.resize(start + frame_bytes(payload.len()) as usize, 0);
+    checksum
+}
+
+/// Reads the header at the start of `bytes`, which say nothing yet about the payload.
+///
+/// # Errors
+///
+/// Any [`FormatError`]; all but [`FormatError::Newer`] mean that no frame starts here.
+pub fn decode_header(bytes: &[u8], pool: PoolId) -> Result<UncheckedFrame, FormatError> {
+    if bytes.len() < FRAME_HEADER_BYTES {
+        return Err(FormatError::Short {
+            needed: FRAME_HEADER_BYTES,
+            got: bytes.len(),
+        });
+    }
+    let magic = u32_at(bytes, 0);
+    if magic != MAGIC {
+        return Err(FormatError::Magic {
+            expected: MAGIC,
+            found: magic,
+        });
+    }
+    if PoolId(array_at(bytes, 8)) != pool {
+        return Err(FormatError::Pool);
+    }
+    if bytes[4] > MAJOR_VERSION {
+        return Err(FormatError::Newer {
+            major: bytes[4],
+            minor: bytes[5],
+        });
+    }
+    let flags = u16_at(bytes, 6);
+    let payload_bytes = u32_at(bytes, 48) as usize;
+    if payload_bytes > FRAME_PAYLOAD_MAX {
+        return Err(FormatError::Field {
+            field: "payload",
+            value: payload_bytes as u64,
+        });
+    }
+    if flags & !FLAG_LAST != 0 || u32_at(bytes, 56) != 0 {
+        return Err(FormatError::Reserved {
+            structure: "frame header",
+        });
+    }
+    let header = FrameHeader {
+        session: u64_at(bytes, 24),
+        commit: u64_at(bytes, 32),
+        position: u64_at(bytes, 40),
+        previous_checksum: u32_at(bytes, 52),
+        last: flags & FLAG_LAST != 0,
+    };
+    Ok(UncheckedFrame {
+        header,
+        payload_bytes,
+        checksum: u32_at(bytes, CHECKSUM_AT),
+    })
+}
+
+/// Compares the checksum over header and payload with the one in the header.
+///
+/// # Errors
+///
+/// [`FormatError::Short`] or [`FormatError::Checksum`].
+pub fn check(frame: &UncheckedFrame, bytes: &[u8]) -> Result<(), FormatError> {
+    let needed = FRAME_HEADER_BYTES + frame.payload_bytes;
+    let Some(bytes) = bytes.get(..needed) else {
+        return Err(FormatError::Short {
+            needed,
+            got: bytes.len(),
+        });
+    };
+    let head = crc32c::crc32c(&bytes[..CHECKSUM_AT]);
+    let gap = crc32c::crc32c_append(head, &[0; 4]);
+    let found = crc32c::crc32c_append(gap, &bytes[CHECKSUM_AT + 4..]);
+    if found == frame.checksum {
+        Ok(())
+    } else {
+        Err(FormatError::Checksum {
+            expected: frame.checksum,
+            found,
+        })
+    }
+}

@@ -1,0 +1,52 @@
+//! Leaf of a layer's map: the entries of one segment.
+//!
+//! ```text
+//! 64 + 7 n   entry n, 512 of them, then zeros
+//! ```
+
+use crate::bytes::{array_at, is_zero, put};
+use crate::entry::{ENTRY_BYTES, Entry};
+use crate::error::FormatError;
+use crate::page::{BODY, PageBytes};
+use crate::units::BLOCKS_PER_SEGMENT;
+
+/// The entries of one segment.
+pub type Segment = [Entry; BLOCKS_PER_SEGMENT as usize];
+
+/// A segment in which nothing is said.
+pub const EMPTY_SEGMENT: Segment = [Entry::ABSENT; BLOCKS_PER_SEGMENT as usize];
+
+/// Writes the body of `page`.
+pub fn encode(segment: &Segment, page: &mut PageBytes) {
+    for (slot, entry) in segment.iter().enumerate() {
+        put(page, BODY + slot * ENTRY_BYTES, &entry.to_bytes());
+    }
+}
+
+/// Reads the body of a page that has been checked.
+///
+/// # Errors
+///
+/// [`FormatError`] for entries and reserved bytes that no release writes.
+pub fn decode(page: &PageBytes) -> Result<Box<Segment>, FormatError> {
+    let mut segment = Box::new(EMPTY_SEGMENT);
+    for (slot, entry) in segment.iter_mut().enumerate() {
+        *entry = Entry::from_bytes(array_at(page, BODY + slot * ENTRY_BYTES))?;
+    }
+    if is_zero(&page[BODY + segment.len() * ENTRY_BYTES..]) {
+        Ok(segment)
+    } else {
+        Err(FormatError::Reserved {
+            structure: "map page",
+        })
+    }
+}
+
+/// Entries that say something: what the pointer to the page counts.
+#[must_use]
+pub fn mapped(segment: &Segment) -> u16 {
+    segment
+        .iter()
+        .filter(|entry| **entry != Entry::ABSENT)
+        .count() as u16
+}

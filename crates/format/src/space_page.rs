@@ -1,0 +1,56 @@
+//! Leaf of the free-space tree: one bit for each of 16,384 blocks, set while a map names it.
+//!
+//! ```text
+//! 64   bits, lowest block first: bit n % 64 of the u64 at 64 + 8 (n / 64)
+//! 2112 zeros
+//! ```
+//!
+//! A block that is leased, or given up but still read, is no business of this page: after a crash
+//! the first is free again, and the second has no reader.
+
+use crate::bytes::{is_zero, put, u64_at};
+use crate::error::FormatError;
+use crate::page::{BODY, PageBytes};
+
+/// Blocks that one page covers.
+pub const BLOCKS_PER_SPACE_PAGE: u64 = 16_384;
+
+const WORDS: usize = BLOCKS_PER_SPACE_PAGE as usize / 64;
+
+/// One bit per block.
+pub type Bitmap = [u64; WORDS];
+
+/// No block is named by a map.
+pub const EMPTY_BITMAP: Bitmap = [0; WORDS];
+
+/// Writes the body of `page`.
+pub fn encode(bitmap: &Bitmap, page: &mut PageBytes) {
+    for (word, bits) in bitmap.iter().enumerate() {
+        put(page, BODY + word * 8, &bits.to_le_bytes());
+    }
+}
+
+/// Reads the body of a page that has been checked.
+///
+/// # Errors
+///
+/// [`FormatError::Reserved`] where bytes that must be zero are not.
+pub fn decode(page: &PageBytes) -> Result<Box<Bitmap>, FormatError> {
+    let mut bitmap = Box::new(EMPTY_BITMAP);
+    for (word, bits) in bitmap.iter_mut().enumerate() {
+        *bits = u64_at(page, BODY + word * 8);
+    }
+    if is_zero(&page[BODY + WORDS * 8..]) {
+        Ok(bitmap)
+    } else {
+        Err(FormatError::Reserved {
+            structure: "space page",
+        })
+    }
+}
+
+/// Blocks that a map names: what the pointer to the page counts.
+#[must_use]
+pub fn allocated(bitmap: &Bitmap) -> u16 {
+    bitmap.iter().map(|bits| bits.count_ones()).sum::<u32>() as u16
+}

@@ -1,0 +1,135 @@
+//! The pool's identity: one page, written once when the pool is created.
+//!
+//! ```text
+//! 64 block size   u32      bytes: 4096, 8192, 16384 or 65536
+//! 68 reserved     u32
+//! 72 log bytes    u64      length of the ring, a multiple of 512
+//! 80 created      u64      seconds since the Unix epoch
+//! 88 zeros
+//! ```
+//!
+//! The superblock is written before any other part is used and never again, so a torn write can
+//! only leave a pool that was never created.
+
+use crate::bytes::{is_zero, put, u32_at, u64_at};
+use crate::error::FormatError;
+use crate::page::{self, BODY, PageBytes, PageHeader, PageKind};
+use crate::units::{BLOCK_SIZES, PageNumber, PoolId, SECTOR_BYTES};
+
+/// Smallest ring: the records of one piece of a request fit several times over.
+pub const LOG_BYTES_MIN: u64 = 256 << 10;
+
+/// Largest ring: replaying it must stay a matter of seconds.
+pub const LOG_BYTES_MAX: u64 = 1 << 30;
+
+/// What a pool is, for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Superblock {
+    /// Names the pool.
+    pub pool: PoolId,
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// Bytes in the log's ring.
+    pub log_bytes: u64,
+    /// When it was created, in seconds since the Unix epoch.
+    pub created_unix_seconds: u64,
+}
+
+impl Superblock {
+    /// The page that holds it.
+    #[must_use]
+    pub fn encode(&self) -> Box<PageBytes> {
+        let mut page = page::blank();
+        put(&mut *page, 64, &self.block_size.to_le_bytes());
+        put(&mut *page, 72, &self.log_bytes.to_le_bytes());
+        put(&mut *page, 80, &self.created_unix_seconds.to_le_bytes());
+        page::seal(&mut page, &header(self.pool));
+        page
+    }
+
+    /// Reads it back.
+    ///
+    /// # Errors
+    ///
+    /// Any [`FormatError`]; [`FormatError::Newer`] names the version that can read it.
+    pub fn decode(page: &PageBytes) -> Result<Self, FormatError> {
+        let pool = page::claimed_pool(page);
+        page::open(page, &header(pool))?;
+        let block_size = u32_at(page, 64);
+        if !BLOCK_SIZES.contains(&block_size) {
+            return Err(FormatError::Field {
+                field: "block size",
+                value: u64::from(block_size),
+            });
+        }
+        let log_bytes = u64_at(page, 72);
+        let possible = (LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&log_bytes)
+            && log_bytes.is_multiple_of(SECTOR_BYTES);
+        if !possible {
+            return Err(FormatError::Field {
+                field: "log size",
+                value: log_bytes,
+            });
+        }
+        if u32_at(page, 68) != 0 || !is_zero(&page[88..]) {
+            return Err(FormatError::Reserved {
+                structure: "superblock",
+            });
+        }
+        let created_unix_seconds = u64_at(page, 80);
+        Ok(Self {
+            pool,
+            block_size,
+            log_bytes,
+            created_unix_seconds,
+        })
+    }
+}
+
+fn header(pool: PoolId) -> PageHeader {
+    PageHeader {
+        kind: PageKind::Superblock,
+        level: 0,
+        pool,
+        page: PageNumber(0),
+        owner: 0,
+        index: 0,
+        sequence: 0,
+    }
+}
+
+/// The first page of the data part: says whose it is, so that no foreign device is written.
+#[must_use]
+pub fn encode_data_label(pool: PoolId) -> Box<PageBytes> {
+    let mut page = page::blank();
+    page::seal(
+        &mut page,
+        &PageHeader {
+            kind: PageKind::DataLabel,
+            ..header(pool)
+        },
+    );
+    page
+}
+
+/// Checks that the data part belongs to `pool`.
+///
+/// # Errors
+///
+/// Any [`FormatError`]; [`FormatError::Pool`] where it belongs to another.
+pub fn check_data_label(page: &PageBytes, pool: PoolId) -> Result<(), FormatError> {
+    page::open(
+        page,
+        &PageHeader {
+            kind: PageKind::DataLabel,
+            ..header(pool)
+        },
+    )?;
+    if is_zero(&page[BODY..]) {
+        Ok(())
+    } else {
+        Err(FormatError::Reserved {
+            structure: "data label",
+        })
+    }
+}

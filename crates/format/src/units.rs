@@ -1,0 +1,106 @@
+//! Numbers with a unit. None of them converts into another by accident.
+
+use std::fmt;
+
+macro_rules! unit {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        pub struct $name(pub u64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl std::ops::Add<u64> for $name {
+            type Output = Self;
+
+            fn add(self, count: u64) -> Self {
+                Self(self.0 + count)
+            }
+        }
+    };
+}
+
+unit! {
+    /// A block's number in a volume.
+    Lba
+}
+unit! {
+    /// A block's number in the pool, below 2^40. Block 0 is the pool's label and never mapped.
+    Pba
+}
+unit! {
+    /// A segment's number in a layer: [`BLOCKS_PER_SEGMENT`] consecutive LBAs.
+    SegmentIndex
+}
+unit! {
+    /// Names a layer for ever; ids start at 1 and are never reused.
+    LayerId
+}
+unit! {
+    /// Names a volume for ever; ids start at 1 and are never reused.
+    VolumeId
+}
+unit! {
+    /// A metadata page's place, in pages from the start of the metadata part.
+    PageNumber
+}
+
+/// Blocks in a segment, the unit in which a map is loaded, checkpointed and tracked as changed.
+pub const BLOCKS_PER_SEGMENT: u64 = 512;
+
+/// First number that is not a valid [`Pba`].
+pub const PBA_END: u64 = 1 << 40;
+
+/// Bytes in an extent of the pool, whatever the block size.
+pub const EXTENT_BYTES: u64 = 16 << 20;
+
+/// Bytes in a sector: the largest write that a disk is trusted to do whole.
+pub const SECTOR_BYTES: u64 = 512;
+
+/// Block sizes that a pool can have, in bytes.
+pub const BLOCK_SIZES: [u32; 4] = [4 << 10, 8 << 10, 16 << 10, 64 << 10];
+
+/// Largest volume, in blocks: a map of four levels.
+pub const VOLUME_BLOCKS_MAX: u64 = 1 << 38;
+
+impl Lba {
+    /// The segment that this block lies in.
+    #[must_use]
+    pub fn segment(self) -> SegmentIndex {
+        SegmentIndex(self.0 / BLOCKS_PER_SEGMENT)
+    }
+
+    /// The block's place in its segment, 0 to 511.
+    #[must_use]
+    pub fn slot(self) -> usize {
+        (self.0 % BLOCKS_PER_SEGMENT) as usize
+    }
+}
+
+impl SegmentIndex {
+    /// The segment's first block.
+    #[must_use]
+    pub fn first(self) -> Lba {
+        Lba(self.0 * BLOCKS_PER_SEGMENT)
+    }
+}
+
+/// Names a pool: 16 random bytes chosen at its creation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct PoolId(pub [u8; 16]);
+
+impl fmt::Display for PoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for PoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PoolId({self})")
+    }
+}

@@ -1,0 +1,54 @@
+//! Runs of bits in a bitmap of `u64` words.
+
+use std::ops::Range;
+
+/// First bit at or after `from` that equals `wanted`; the bitmap's length where there is none.
+pub(crate) fn find(words: &[u64], from: usize, wanted: bool) -> usize {
+    let end = words.len() * 64;
+    let mut mask = u64::MAX << (from % 64);
+    let mut at = from / 64;
+    while at < words.len() {
+        let word = if wanted { words[at] } else { !words[at] } & mask;
+        if word != 0 {
+            return at * 64 + word.trailing_zeros() as usize;
+        }
+        mask = u64::MAX;
+        at += 1;
+    }
+    end
+}
+
+/// Runs of clear bits at or after `from`.
+pub(crate) fn clear_runs(words: &[u64], from: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+    let end = words.len() * 64;
+    let mut at = from;
+    std::iter::from_fn(move || {
+        let start = find(words, at, false);
+        if start >= end {
+            return None;
+        }
+        at = find(words, start, true);
+        Some(start..at)
+    })
+}
+
+/// Sets or clears every bit of `range`.
+pub(crate) fn fill(words: &mut [u64], range: Range<usize>, value: bool) {
+    let mut at = range.start;
+    while at < range.end {
+        let (word, low) = (at / 64, at % 64);
+        let count = (64 - low).min(range.end - at);
+        let mask = (u64::MAX >> (64 - count)) << low;
+        if value {
+            words[word] |= mask;
+        } else {
+            words[word] &= !mask;
+        }
+        at += count;
+    }
+}
+
+/// Whether every bit of `range` equals `value`.
+pub(crate) fn all(words: &[u64], range: Range<usize>, value: bool) -> bool {
+    find(words, range.start, !value) >= range.end
+}

@@ -1,0 +1,84 @@
+//! Locks on ranges of a volume's blocks.
+//!
+//! A write holds its blocks from before it looks them up until the map has changed, so no two
+//! requests place, rewrite or give up the same block at once ([step 2 lock]). Never held across a
+//! commit or an index call. Reads take no lock: they pin an epoch instead.
+//!
+//! Ranges are granted in the order of arrival where they overlap, so a large TRIM is not starved
+//! by small writes, and two requests can never wait for each other.
+
+use std::ops::Range;
+use std::sync::PoisonError;
+
+use crate::Wait;
+use crate::sync::{Condvar, Mutex, lock};
+
+/// The locked ranges of one volume.
+#[derive(Default)]
+pub(crate) struct BlockLocks {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// In order of arrival. A range is granted once nothing before it overlaps it. Short: one for
+    /// each thread that is inside a request.
+    ranges: Vec<(u64, Range<u64>)>,
+    next_ticket: u64,
+    waiting: usize,
+}
+
+/// Holds a range of blocks until it is dropped.
+pub(crate) struct BlockGuard<'a> {
+    locks: &'a BlockLocks,
+    ticket: u64,
+}
+
+impl BlockLocks {
+    /// Locks `blocks`; nothing where they are in use and the caller does not want to wait.
+    pub(crate) fn lock(&self, blocks: Range<u64>, wait: Wait) -> Option<BlockGuard<'_>> {
+        let mut queue = lock(&self.queue);
+        let free = !queue.is_blocked(u64::MAX, &blocks);
+        if !free && wait == Wait::No {
+            return None;
+        }
+        let ticket = queue.next_ticket;
+        queue.next_ticket += 1;
+        queue.ranges.push((ticket, blocks.clone()));
+        if !free {
+            queue.waiting += 1;
+            while queue.is_blocked(ticket, &blocks) {
+                queue = self
+                    .changed
+                    .wait(queue)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            queue.waiting -= 1;
+        }
+        Some(BlockGuard {
+            locks: self,
+            ticket,
+        })
+    }
+}
+
+impl Queue {
+    /// Whether a range that came before `ticket` overlaps `blocks`.
+    fn is_blocked(&self, ticket: u64, blocks: &Range<u64>) -> bool {
+        let overlaps = |other: &Range<u64>| other.start < blocks.end && blocks.start < other.end;
+        self.ranges
+            .iter()
+            .any(|(before, range)| *before < ticket && overlaps(range))
+    }
+}
+
+impl Drop for BlockGuard<'_> {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.locks.queue);
+        queue.ranges.retain(|(ticket, _)| *ticket != self.ticket);
+        if queue.waiting > 0 {
+            self.locks.changed.notify_all();
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The catalogue in memory: a slot for each volume, written in pages of fifteen.
+
+use std::collections::BTreeSet;
+
+use onefold_format::catalogue_page::{self, RECORDS_PER_PAGE};
+use onefold_format::page::{CATALOGUE_OWNER, PageKind};
+use onefold_format::{PageNumber, TreeRoot, VolumeId, VolumeRecord, VolumeState};
+
+use crate::error::{Result, StoreError};
+use crate::pages::Pages;
+use crate::tree;
+
+#[derive(Default)]
+pub(crate) struct Catalogue {
+    pub(crate) root: TreeRoot,
+    slots: Vec<Option<VolumeRecord>>,
+    dirty_pages: BTreeSet<u64>,
+    pub(crate) next_volume_id: u64,
+    pub(crate) next_layer_id: u64,
+}
+
+impl Catalogue {
+    /// Reads all records that `root` reaches, and tells `visit` of each page that it met.
+    pub(crate) fn read(
+        pages: &Pages,
+        root: TreeRoot,
+        visit_page: &mut dyn FnMut(PageNumber) -> Result<()>,
+    ) -> Result<Self> {
+        let mut slots: Vec<Option<VolumeRecord>> = Vec::new();
+        tree::walk(pages, CATALOGUE_OWNER, root, &mut |visit| {
+            let (index, pointer) = match visit {
+                tree::Visit::Node(page) => return visit_page(page),
+                tree::Visit::Leaf(index, pointer) => (index, pointer),
+            };
+            visit_page(pointer.page)?;
+            let page = pages.read(PageKind::Catalogue, 0, CATALOGUE_OWNER, index, pointer)?;
+            let records = catalogue_page::decode(&page)
+                .map_err(|e| StoreError::format(format_args!("catalogue page {index}"), e))?;
+            slots.resize(index as usize * RECORDS_PER_PAGE, None);
+            slots.extend(records);
+            Ok(())
+        })?;
+        Ok(Self {
+            root,
+            slots,
+            ..Self::default()
+        })
+    }
+
+    /// All volumes, each with its slot.
+    pub(crate) fn volumes(&self) -> impl Iterator<Item = (u64, &VolumeRecord)> {
+        let slots = self.slots.iter().enumerate();
+        slots.filter_map(|(slot, record)| record.as_ref().map(|record| (slot as u64, record)))
+    }
+
+    pub(crate) fn by_name(&self, name: &str) -> Option<(u64, &VolumeRecord)> {
+        self.volumes().find(|(_, volume)| volume.name == name)
+    }
+
+    pub(crate) fn by_id(&self, id: VolumeId) -> Option<(u64, &VolumeRecord)> {
+        self.volumes().find(|(_, volume)| volume.id == id)
+    }
+
+    /// The slot that a new volume goes to.
+    pub(crate) fn free_slot(&self) -> u64 {
+        let free = self.slots.iter().position(Option::is_none);
+        free.unwrap_or(self.slots.len()) as u64
+    }
+
+    /// Puts a volume into a slot, as a record says. The map of one that was there is kept.
+    pub(crate) fn put(&mut self, slot: u64, mut volume: VolumeRecord) -> Result<()> {
+        let at = slot as usize;
+        if at > self.slots.len() + RECORDS_PER_PAGE {
+            return Err(StoreError::damaged(format!(
+                "catalogue slot {slot} leaves a gap"
+            )));
+        }
+        if at >= self.slots.len() {
+            self.slots.resize(at + 1, None);
+        }
+        if let Some(before) = &self.slots[at] {
+            if before.id != volume.id {
+                let message = format!("catalogue slot {slot} holds volume {}", before.id);
+                return Err(StoreError::damaged(message));
+            }
+            volume.map = before.map;
+        }
+        self.next_volume_id = self.next_volume_id.max(volume.id.0 + 1);
+        self.next_layer_id = self.next_layer_id.max(volume.layer.0 + 1);
+        self.slots[at] = Some(volume);
+        self.mark_dirty(slot);
+        Ok(())
+    }
+
+    /// Empties a slot, as a record says.
+    pub(crate) fn remove(&mut self, slot: u64, id: VolumeId) -> Result<VolumeRecord> {
+        let found = self.slots.get_mut(slot as usize);
+        let Some(record) = found.and_then(|record| record.take_if(|volume| volume.id == id)) else {
+            let message = format!("catalogue slot {slot} does not hold volume {id}");
+            return Err(StoreError::damaged(message));
+        };
+        self.mark_dirty(slot);
+        Ok(record)
+    }
+
+    /// A checkpoint wrote this volume's map.
+    pub(crate) fn set_map(&mut self, id: VolumeId, map: TreeRoot) {
+        let mut volumes = self.slots.iter_mut().flatten();
+        if let Some(volume) = volumes.find(|volume| volume.id == id) {
+            volume.map = map;
+        }
+    }
+
+    pub(crate) fn mark_dirty(&mut self, slot: u64) {
+        self.dirty_pages.insert(slot / RECORDS_PER_PAGE as u64);
+    }
+
+    /// What a checkpoint must write: the changed pages' numbers, and all records as they are now.
+    pub(crate) fn seal(&mut self) -> SealedCatalogue {
+        SealedCatalogue {
+            slots: self.slots.clone(),
+            dirty_pages: std::mem::take(&mut self.dirty_pages),
+            next_volume_id: self.next_volume_id,
+            next_layer_id: self.next_layer_id,
+        }
+    }
+
+    /// The checkpoint that sealed these pages failed: they are dirty still.
+    pub(crate) fn unseal(&mut self, sealed: SealedCatalogue) {
+        self.dirty_pages.extend(sealed.dirty_pages);
+    }
+
+    /// Volumes that a crash left half made or half removed.
+    pub(crate) fn unfinished(&self) -> Vec<(VolumeId, String)> {
+        let unfinished = self
+            .volumes()
+            .filter(|(_, volume)| volume.state != VolumeState::Ready);
+        unfinished
+            .map(|(_, volume)| (volume.id, volume.name.clone()))
+            .collect()
+    }
+}
+
+/// The catalogue as it was when a checkpoint was sealed.
+pub(crate) struct SealedCatalogue {
+    pub(crate) slots: Vec<Option<VolumeRecord>>,
+    pub(crate) dirty_pages: BTreeSet<u64>,
+    pub(crate) next_volume_id: u64,
+    pub(crate) next_layer_id: u64,
+}
+
+impl SealedCatalogue {
+    /// The records of one page; empty once all its slots are.
+    pub(crate) fn page(&self, index: u64) -> &[Option<VolumeRecord>] {
+        let start = (index as usize * RECORDS_PER_PAGE).min(self.slots.len());
+        let end = (start + RECORDS_PER_PAGE).min(self.slots.len());
+        &self.slots[start..end]
+    }
+}

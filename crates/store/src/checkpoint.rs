@@ -1,0 +1,280 @@
+//! The checkpoint: what the maps say, written beside what they said before, and one root that
+//! switches over.
+//!
+//! 1. seal under the ledger, in one commit: every changed segment, free-space page and catalogue
+//!    page as they are after exactly the records before the log position (a *sharp* checkpoint, so
+//!    that replay can compare each record with the map it changes)
+//! 2. write them to places that no durable root reaches, and the trees above them
+//! 3. sync the pages (P2), then write and sync the root
+//! 4. only now are the old pages and the log before the position given up
+//!
+//! Requests go on meanwhile: they change copies.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use onefold_format::map_page;
+use onefold_format::node::Pointer;
+use onefold_format::page::{CATALOGUE_OWNER, PAGE_BYTES, PageKind, SPACE_OWNER};
+use onefold_format::space_page;
+use onefold_format::{LayerId, Root, TreeRoot};
+
+use crate::catalogue::SealedCatalogue;
+use crate::error::{Result, StoreError};
+use crate::guard::Guard;
+use crate::log::LogMark;
+use crate::map::{Layer, SealedLeaf};
+use crate::pages::PageWriter;
+use crate::pool::{Ledger, Pool};
+use crate::space::SealedSpacePage;
+use crate::tree::{self, Change};
+
+/// Everything that a checkpoint writes, as it was when it was sealed.
+struct Sealed {
+    leaves: Vec<SealedLeaf>,
+    space: Vec<SealedSpacePage>,
+    space_root: TreeRoot,
+    catalogue: SealedCatalogue,
+    catalogue_root: TreeRoot,
+    gone: Vec<Arc<Layer>>,
+}
+
+/// The trees of a checkpoint whose pages are written.
+struct Written {
+    root: Root,
+    layers: BTreeMap<LayerId, TreeRoot>,
+}
+
+impl Pool {
+    /// Writes a checkpoint that holds everything up to some moment after this call.
+    pub(crate) fn checkpoint(&self) -> Result<()> {
+        self.checkpoints.run(|root| self.write_checkpoint(root))
+    }
+
+    fn write_checkpoint(&self, current: &mut Root) -> Result<()> {
+        let mut log = self.commits.lock();
+        let sealed = self.seal_and_commit(&mut log, |ledger| self.seal(ledger))?;
+        let mark = log.end;
+        drop(log);
+        if !Guard::LogPrunedAfterRoot.holds() {
+            self.log_span.set_start(mark.position);
+        }
+        let mut writer = PageWriter::new(&self.pages, current.sequence + 1);
+        let written = match self.write_pages(&mut writer, &sealed, current, mark) {
+            Ok(written) => written,
+            Err(error) => {
+                writer.abandon();
+                self.unseal(sealed)?;
+                return Err(error.during("writing a checkpoint"));
+            }
+        };
+        self.switch_root(&mut writer, &written.root)
+            .inspect_err(|error| self.fail(error))?;
+        self.publish(&written, &sealed)?;
+        writer.complete();
+        *current = written.root;
+        Ok(())
+    }
+
+    fn seal(&self, ledger: &mut Ledger) -> Result<Sealed> {
+        let books = &mut ledger.books;
+        Ok(Sealed {
+            leaves: self.maps.seal(),
+            space: books.space.seal()?,
+            space_root: books.space.root(),
+            catalogue: books.catalogue.seal(),
+            catalogue_root: books.catalogue.root,
+            gone: std::mem::take(&mut books.gone),
+        })
+    }
+
+    fn unseal(&self, sealed: Sealed) -> Result<()> {
+        let mut ledger = self.ledger()?;
+        self.maps.unseal(sealed.leaves);
+        ledger.books.space.unseal(sealed.space)?;
+        ledger.books.catalogue.unseal(sealed.catalogue);
+        ledger.books.gone.extend(sealed.gone);
+        Ok(())
+    }
+
+    fn write_pages(
+        &self,
+        writer: &mut PageWriter<'_>,
+        sealed: &Sealed,
+        current: &Root,
+        mark: LogMark,
+    ) -> Result<Written> {
+        let layers = write_maps(writer, &sealed.leaves)?;
+        for layer in &sealed.gone {
+            tree::discard(writer, layer.id.0, layer.root())?;
+        }
+        let space = write_space(writer, sealed)?;
+        let catalogue = write_catalogue(writer, sealed, &layers)?;
+        let mark = if Guard::CheckpointIsSharp.holds() {
+            mark
+        } else {
+            self.commits.lock().end
+        };
+        let root = Root {
+            sequence: current.sequence + 1,
+            log_position: mark.position,
+            commit: mark.commit,
+            frame_checksum: mark.checksum,
+            next_volume_id: sealed.catalogue.next_volume_id,
+            next_layer_id: sealed.catalogue.next_layer_id,
+            catalogue,
+            space,
+            ..*current
+        };
+        Ok(Written { root, layers })
+    }
+
+    fn switch_root(&self, writer: &mut PageWriter<'_>, root: &Root) -> Result<()> {
+        if Guard::PagesSyncedBeforeRoot.holds() {
+            writer.sync()?;
+        } else {
+            writer.flush()?;
+        }
+        self.write_root(root)
+    }
+
+    /// Writes a root to its slot and makes it durable.
+    pub(crate) fn write_root(&self, root: &Root) -> Result<()> {
+        let page = root.encode(self.superblock.pool);
+        let at = root.slot().0 * PAGE_BYTES as u64;
+        let disk = self.pages.disk();
+        let mut written = disk.write_at(&page[..], at);
+        if Guard::RootSyncedBeforeReuse.holds() {
+            written = written.and_then(|()| disk.sync());
+        }
+        written.map_err(|error| StoreError::io("writing the pool's root", error))
+    }
+
+    /// The root is durable: what it reaches is what is on disk.
+    fn publish(&self, written: &Written, sealed: &Sealed) -> Result<()> {
+        for leaves in sealed
+            .leaves
+            .chunk_by(|a, b| a.dirty.layer.id == b.dirty.layer.id)
+        {
+            let Some(first) = leaves.first() else {
+                continue;
+            };
+            if let Some(root) = written.layers.get(&first.dirty.layer.id) {
+                self.maps.publish(&first.dirty.layer, *root, leaves);
+            }
+        }
+        for layer in &sealed.gone {
+            self.maps.publish(layer, TreeRoot::default(), &[]);
+        }
+        let mut ledger = self.ledger()?;
+        let books = &mut ledger.books;
+        for volume in sealed.catalogue.slots.iter().flatten() {
+            if let Some(root) = written.layers.get(&volume.layer) {
+                books.catalogue.set_map(volume.id, *root);
+            }
+        }
+        books.catalogue.root = written.root.catalogue;
+        books.space.set_root(written.root.space);
+        self.log_span.set_start(written.root.log_position);
+        Ok(())
+    }
+}
+
+fn write_maps(
+    writer: &mut PageWriter<'_>,
+    sealed: &[SealedLeaf],
+) -> Result<BTreeMap<LayerId, TreeRoot>> {
+    let mut roots = BTreeMap::new();
+    for leaves in sealed.chunk_by(|a, b| a.dirty.layer.id == b.dirty.layer.id) {
+        let mut changes: Vec<Change> = Vec::with_capacity(leaves.len());
+        let mut layer = None;
+        for SealedLeaf { dirty, entries } in leaves {
+            let owner = dirty.layer.id.0;
+            let mapped = map_page::mapped(entries);
+            let pointer = write_leaf(
+                writer,
+                PageKind::Map,
+                owner,
+                dirty.segment.0,
+                mapped,
+                |page| {
+                    map_page::encode(entries, page);
+                },
+            )?;
+            changes.push((dirty.segment.0, pointer));
+            layer = Some(&dirty.layer);
+        }
+        if let Some(layer) = layer {
+            let root = tree::rewrite(writer, layer.id.0, layer.root(), &changes)?;
+            roots.insert(layer.id, root);
+        }
+    }
+    Ok(roots)
+}
+
+fn write_space(writer: &mut PageWriter<'_>, sealed: &Sealed) -> Result<TreeRoot> {
+    let mut changes: Vec<Change> = Vec::with_capacity(sealed.space.len());
+    for SealedSpacePage { index, named } in &sealed.space {
+        let (index, in_use) = (u64::from(*index), space_page::allocated(named));
+        let pointer = write_leaf(
+            writer,
+            PageKind::Space,
+            SPACE_OWNER,
+            index,
+            in_use,
+            |page| {
+                space_page::encode(named, page);
+            },
+        )?;
+        changes.push((index, pointer));
+    }
+    tree::rewrite(writer, SPACE_OWNER, sealed.space_root, &changes)
+}
+
+fn write_catalogue(
+    writer: &mut PageWriter<'_>,
+    sealed: &Sealed,
+    layers: &BTreeMap<LayerId, TreeRoot>,
+) -> Result<TreeRoot> {
+    let mut dirty_pages = sealed.catalogue.dirty_pages.clone();
+    let records_per_page = onefold_format::catalogue_page::RECORDS_PER_PAGE;
+    for (slot, volume) in sealed.catalogue.slots.iter().enumerate() {
+        if volume
+            .as_ref()
+            .is_some_and(|volume| layers.contains_key(&volume.layer))
+        {
+            dirty_pages.insert((slot / records_per_page) as u64);
+        }
+    }
+    let mut changes: Vec<Change> = Vec::with_capacity(dirty_pages.len());
+    for index in dirty_pages {
+        let mut records = sealed.catalogue.page(index).to_vec();
+        for volume in records.iter_mut().flatten() {
+            if let Some(root) = layers.get(&volume.layer) {
+                volume.map = *root;
+            }
+        }
+        let in_use = records.iter().flatten().count() as u16;
+        let kind = PageKind::Catalogue;
+        let pointer = write_leaf(writer, kind, CATALOGUE_OWNER, index, in_use, |page| {
+            onefold_format::catalogue_page::encode(&records, page);
+        })?;
+        changes.push((index, pointer));
+    }
+    tree::rewrite(writer, CATALOGUE_OWNER, sealed.catalogue_root, &changes)
+}
+
+/// Writes a leaf, unless it says nothing: then its absence says the same.
+fn write_leaf(
+    writer: &mut PageWriter<'_>,
+    kind: PageKind,
+    owner: u64,
+    index: u64,
+    info: u16,
+    fill: impl FnOnce(&mut onefold_format::page::PageBytes),
+) -> Result<Option<Pointer>> {
+    if info == 0 {
+        return Ok(None);
+    }
+    writer.write(kind, 0, owner, index, info, fill).map(Some)
+}

@@ -1,0 +1,138 @@
+//! The commit: the only place that syncs the pool and writes the log.
+//!
+//! 1. seal: take the records that are in memory; later ones belong to the next commit
+//! 2. sync the pool, so that the blocks these records name are durable (P2)
+//! 3. write the records and sync the log
+//! 4. answer whoever waited; the blocks that the records gave up wait for their readers (P3)
+//!
+//! There is no thread for it. Whoever needs a commit takes the lock and runs it; the others queue
+//! for the lock and find, when they get it, that a commit sealed after they arrived is done (P5).
+//! So any number of flushes that arrive during one commit share the next.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use crate::error::{Result, StoreError};
+use crate::guard::Guard;
+use crate::log::{Log, Tail};
+use crate::pool::{Ledger, Pool};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, lock};
+
+/// A ticket machine: work that many want and one does.
+///
+/// What is guaranteed: [`Shared::run`] returns only after a run of the work that *started* after
+/// the call has ended.
+pub(crate) struct Shared<T> {
+    started: AtomicU64,
+    state: Mutex<SharedState<T>>,
+}
+
+struct SharedState<T> {
+    ended: u64,
+    work: T,
+}
+
+impl<T> Shared<T> {
+    pub(crate) fn new(work: T) -> Self {
+        Self {
+            started: AtomicU64::new(0),
+            state: Mutex::new(SharedState { ended: 0, work }),
+        }
+    }
+
+    /// Does the work, unless a run of it that started after this call has ended by the time that
+    /// it is this caller's turn. A failed run counts for nobody but the one who ran it.
+    pub(crate) fn run(&self, work: impl FnOnce(&mut T) -> Result<()>) -> Result<()> {
+        let arrived = self.started.load(SeqCst);
+        let mut state = lock(&self.state);
+        let joins = if Guard::FlushJoinsLaterCommit.holds() {
+            state.ended > arrived
+        } else {
+            state.ended >= arrived && arrived > 0
+        };
+        if joins {
+            return Ok(());
+        }
+        let number = self.started.fetch_add(1, SeqCst) + 1;
+        work(&mut state.work)?;
+        state.ended = number;
+        Ok(())
+    }
+
+    /// The work's state, for those who do part of it themselves.
+    pub(crate) fn lock(&self) -> SharedGuard<'_, T> {
+        SharedGuard(lock(&self.state))
+    }
+}
+
+/// See [`Shared::lock`].
+pub(crate) struct SharedGuard<'a, T>(MutexGuard<'a, SharedState<T>>);
+
+impl<T> std::ops::Deref for SharedGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0.work
+    }
+}
+
+impl<T> std::ops::DerefMut for SharedGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0.work
+    }
+}
+
+impl Pool {
+    /// Makes everything durable that was answered before this call.
+    pub(crate) fn commit(&self) -> Result<()> {
+        self.commits
+            .run(|log| self.seal_and_commit(log, |_| Ok(())))
+    }
+
+    /// One commit; `at_seal` sees the ledger exactly as the sealed records left it.
+    pub(crate) fn seal_and_commit<T>(
+        &self,
+        log: &mut Log,
+        at_seal: impl FnOnce(&mut Ledger) -> Result<T>,
+    ) -> Result<T> {
+        self.check_writable()?;
+        let mut ledger = self.ledger()?;
+        let sealed = at_seal(&mut ledger)?;
+        let tail = std::mem::take(&mut ledger.tail);
+        self.log_span.seal(tail.log_bytes());
+        drop(ledger);
+        // Whoever raises this flag has written its data, and does so before its record is
+        // appended: a record in `tail` whose flag was seen by an earlier commit is of data that
+        // this earlier commit synced.
+        let has_unsynced = self.unsynced.swap(false, SeqCst);
+        self.make_durable(log, &tail, has_unsynced)
+            .inspect_err(|error| {
+                if Guard::FailedSyncStopsWrites.holds() {
+                    self.fail(error);
+                }
+            })?;
+        self.log_span.set_end(log.end.position);
+        self.give_up(tail.given_up);
+        Ok(sealed)
+    }
+
+    fn make_durable(&self, log: &mut Log, tail: &Tail, has_unsynced: bool) -> Result<()> {
+        if has_unsynced && Guard::PoolSyncedBeforeLog.holds() {
+            self.sync_data()?;
+        }
+        if tail.is_empty() {
+            return Ok(());
+        }
+        log.append(tail)?;
+        if Guard::LogSyncedBeforeReply.holds() {
+            log.sync()?;
+        }
+        Ok(())
+    }
+
+    fn sync_data(&self) -> Result<()> {
+        let what = || format!("syncing the pool's data {}", self.data_name);
+        self.data
+            .sync()
+            .map_err(|error| StoreError::io(what(), error))
+    }
+}

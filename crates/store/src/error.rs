@@ -1,0 +1,103 @@
+//! What can go wrong with a request, and how it is said.
+
+use std::io;
+
+use onefold_format::FormatError;
+
+/// The result of a request to the store.
+pub type Result<T> = std::result::Result<T, StoreError>;
+
+/// What kind of failure it was: what a caller may decide by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// Only with [`crate::Wait::No`]: nothing was changed; ask again with [`crate::Wait::Yes`].
+    WouldWait,
+    /// The device failed.
+    Io,
+    /// Stored metadata is not what was written.
+    Damaged,
+    /// The pool, or the device under it, has no room left.
+    NoSpace,
+    /// The pool takes no writes: after a failure, or because a newer version wrote it.
+    ReadOnly,
+    /// Beyond the volume's end, or otherwise not acceptable.
+    Invalid,
+    /// No such volume.
+    NotFound,
+    /// The name is taken, or the pool exists already.
+    Exists,
+    /// The volume was deleted while in use, or the pool was closed.
+    Gone,
+    /// A part of the pool is missing.
+    MissingPart,
+    /// Written by a newer version that this one cannot read.
+    NewerFormat,
+}
+
+/// A failure: its kind, and a message that says what failed, on which volume and address, and
+/// what the user can do.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    message: String,
+    #[source]
+    source: Option<io::Error>,
+}
+
+impl StoreError {
+    pub(crate) fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    /// The error of a device; running out of room there is told apart.
+    pub(crate) fn io(what: impl std::fmt::Display, error: io::Error) -> Self {
+        let kind = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreErrorKind::NoSpace,
+            _ => StoreErrorKind::Io,
+        };
+        Self {
+            kind,
+            message: format!("{what}: {error}"),
+            source: Some(error),
+        }
+    }
+
+    /// Bytes that are not what was written, at `place`.
+    pub(crate) fn format(place: impl std::fmt::Display, error: FormatError) -> Self {
+        let kind = match error {
+            FormatError::Newer { .. } => StoreErrorKind::NewerFormat,
+            _ => StoreErrorKind::Damaged,
+        };
+        Self::new(kind, format!("{place}: {error}"))
+    }
+
+    pub(crate) fn damaged(message: impl Into<String>) -> Self {
+        Self::new(StoreErrorKind::Damaged, message)
+    }
+
+    /// The request must be repeated by a thread that may wait.
+    pub(crate) fn would_wait() -> Self {
+        // An empty string allocates nothing: this error is part of the ordinary course.
+        Self::new(StoreErrorKind::WouldWait, String::new())
+    }
+
+    /// The same failure, with what was being done put before its message.
+    pub(crate) fn during(mut self, what: impl std::fmt::Display) -> Self {
+        if self.kind != StoreErrorKind::WouldWait {
+            self.message = format!("{what}: {}", self.message);
+        }
+        self
+    }
+
+    /// What kind of failure it was.
+    #[must_use]
+    pub fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+}

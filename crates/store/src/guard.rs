@@ -1,0 +1,91 @@
+//! The guards of the protocol, each of which closes a sequence of events that loses data.
+//!
+//! In ordinary builds every guard holds and the questions below vanish at compile time. In builds
+//! with the `simulation` feature one of them can be turned off, and the simulation must then find
+//! the loss: that shows that guard and simulation are both worth something.
+
+/// A rule of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Guard {
+    /// P2: the pool is synced before a record that names new blocks goes to the log.
+    PoolSyncedBeforeLog,
+    /// P5: the log is synced before a flush is answered.
+    LogSyncedBeforeReply,
+    /// P5: a flush joins only a commit that was sealed after it arrived.
+    FlushJoinsLaterCommit,
+    /// P3: a block that was given up is reused only after the record that says so is durable.
+    ReuseAfterCommit,
+    /// P3: and only after every read that may have looked it up has ended.
+    ReuseAfterReaders,
+    /// Blocks are locked from before they are looked up until the map has changed.
+    BlocksLocked,
+    /// P2: the record is appended only after the data was written.
+    DataBeforeRecord,
+    /// P2: pages are durable before the root that names them is written.
+    PagesSyncedBeforeRoot,
+    /// The root is durable before what it replaces is given up.
+    RootSyncedBeforeReuse,
+    /// The log is pruned only up to where the durable root starts its replay.
+    LogPrunedAfterRoot,
+    /// A checkpoint holds exactly what the records before its log position say.
+    CheckpointIsSharp,
+    /// Recovery makes durable what it reads before it goes on.
+    RecoverySyncsFirst,
+    /// P8: a bad frame before a frame of a later commit is damage, not the end of the log.
+    GapIsDamage,
+    /// Frames that a crash tore in an earlier session are never taken for the present one's.
+    SessionsKeptApart,
+    /// P8: after a failed sync nothing is written until the pool is opened again.
+    FailedSyncStopsWrites,
+    /// A volume whose import was interrupted is removed.
+    ImportsFinishedOrRemoved,
+    /// Blocks are given back to the host only after the record that frees them is durable.
+    DiscardAfterCommit,
+}
+
+impl Guard {
+    /// Every guard.
+    pub const ALL: [Self; 17] = [
+        Self::PoolSyncedBeforeLog,
+        Self::LogSyncedBeforeReply,
+        Self::FlushJoinsLaterCommit,
+        Self::ReuseAfterCommit,
+        Self::ReuseAfterReaders,
+        Self::BlocksLocked,
+        Self::DataBeforeRecord,
+        Self::PagesSyncedBeforeRoot,
+        Self::RootSyncedBeforeReuse,
+        Self::LogPrunedAfterRoot,
+        Self::CheckpointIsSharp,
+        Self::RecoverySyncsFirst,
+        Self::GapIsDamage,
+        Self::SessionsKeptApart,
+        Self::FailedSyncStopsWrites,
+        Self::ImportsFinishedOrRemoved,
+        Self::DiscardAfterCommit,
+    ];
+
+    /// Whether the rule is kept: always, outside simulations.
+    #[cfg(not(feature = "simulation"))]
+    #[inline(always)]
+    pub(crate) fn holds(self) -> bool {
+        true
+    }
+
+    /// Whether the rule is kept on this thread.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn holds(self) -> bool {
+        OFF.get() != Some(self)
+    }
+
+    /// Breaks one rule, or none, on this thread from now on.
+    #[cfg(feature = "simulation")]
+    pub fn turn_off(guard: Option<Self>) {
+        OFF.set(guard);
+    }
+}
+
+#[cfg(feature = "simulation")]
+thread_local! {
+    static OFF: std::cell::Cell<Option<Guard>> = const { std::cell::Cell::new(None) };
+}

@@ -1,0 +1,58 @@
+//! Volumes on a pool: write, read, flush, trim, maps, log, commit, checkpoint, recovery, space.
+//!
+//! Start with [`Store`] (an open pool) and [`Volume`] (what a front end talks to), then follow a
+//! write down:
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `store.rs` | opens, closes, and changes the set of volumes |
+//! | `volume.rs` | checks requests and says where they failed |
+//! | `write.rs` `read.rs` `trim.rs` | the three paths of data |
+//! | `block_lock.rs` `epoch.rs` | who may change a block; who may still be reading one |
+//! | `pool.rs` | what volumes share; room, reuse, failure |
+//! | `apply.rs` | the one function that changes a map |
+//! | `map.rs` `space.rs` `catalogue.rs` | what it changes |
+//! | `log.rs` `commit.rs` | how changes become durable |
+//! | `checkpoint.rs` `tree.rs` `pages.rs` | how the log is kept short |
+//! | `recovery.rs` | creating, opening, replay |
+//! | `check.rs` `stat.rs` | proving and counting |
+//!
+//! There are no threads here: every call does its work on its caller's thread.
+
+mod apply;
+mod bits;
+mod block_lock;
+mod cache;
+mod catalogue;
+mod check;
+mod checkpoint;
+mod commit;
+mod epoch;
+mod error;
+mod guard;
+mod import;
+mod limits;
+mod log;
+mod map;
+mod pages;
+mod pool;
+mod read;
+mod recovery;
+mod space;
+mod stat;
+mod store;
+mod sync;
+mod tree;
+mod trim;
+mod volume;
+mod write;
+
+pub use check::{CheckReport, Finding};
+pub use error::{Result, StoreError, StoreErrorKind};
+pub use guard::Guard;
+pub use import::Import;
+pub use limits::REQUEST_BYTES_MAX;
+pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
+pub use stat::{PoolStat, VolumeStat};
+pub use store::Store;
+pub use volume::{Extent, Volume, Wait};

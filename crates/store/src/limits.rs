@@ -1,0 +1,55 @@
+//! How the store's memory limit is shared out, and the other bounds, each with its reason.
+
+/// Most bytes that one request may read or write: the largest that the front ends advertise.
+pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
+
+/// Smallest memory limit that the shares below still make sense for.
+const MEMORY_BYTES_MIN: u64 = 8 << 20;
+
+/// Bytes that a cached segment takes: its entries, the locks, the places in index and clock.
+const LEAF_BYTES: u64 = 4096 + 256;
+
+/// Bytes that a cached inner page takes: 256 pointers of 24 bytes in memory.
+const NODE_BYTES: u64 = 6144 + 192;
+
+/// Bytes that a resident page of the free-space map takes: two bitmaps.
+const SPACE_PAGE_BYTES: u64 = 4096 + 256;
+
+/// The shares of one memory limit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Segments of maps kept in memory.
+    pub(crate) leaves_max: usize,
+    /// Segments changed since the last checkpoint, which cannot be dropped before the next. While
+    /// a checkpoint is being written, each may exist twice.
+    pub(crate) dirty_leaves_max: usize,
+    /// Inner pages kept in memory.
+    pub(crate) nodes_max: usize,
+    /// Pages of the free-space map kept in memory.
+    pub(crate) space_pages_max: usize,
+    /// Pages of the free-space map changed since the last checkpoint.
+    pub(crate) dirty_space_pages_max: usize,
+    /// Records that no commit has sealed yet, in bytes.
+    pub(crate) tail_bytes_max: usize,
+    /// Bitmap with which `check` counts owners, in bytes: pools with more blocks than it has bits
+    /// are checked in several passes.
+    pub(crate) check_bytes: usize,
+}
+
+impl Limits {
+    /// Half for segments, an eighth each for their copies during a checkpoint, for inner pages and
+    /// for free space, a sixteenth each for records and for `check`.
+    pub(crate) fn from_memory(memory_bytes: u64) -> Self {
+        let memory = memory_bytes.max(MEMORY_BYTES_MIN);
+        let count = |share: u64, each: u64| (share / each) as usize;
+        Self {
+            leaves_max: count(memory / 2, LEAF_BYTES),
+            dirty_leaves_max: count(memory / 8, LEAF_BYTES),
+            nodes_max: count(memory / 8, NODE_BYTES),
+            space_pages_max: count(memory / 8, SPACE_PAGE_BYTES),
+            dirty_space_pages_max: count(memory / 32, SPACE_PAGE_BYTES),
+            tail_bytes_max: (memory / 32) as usize,
+            check_bytes: (memory / 16) as usize,
+        }
+    }
+}

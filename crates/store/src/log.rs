@@ -1,0 +1,248 @@
+//! The log: a ring of frames, appended by commits and read once, by recovery.
+//!
+//! Positions count bytes since the log began and never wrap; a position's place in the ring is its
+//! remainder. What lies before the durable root's log position may be overwritten.
+
+use std::sync::Arc;
+
+use onefold_engine::Disk;
+use onefold_format::frame::{self, FRAME_HEADER_BYTES, FRAME_PAYLOAD_MAX, FrameHeader};
+use onefold_format::record::RECORD_BYTES_MAX;
+use onefold_format::units::SECTOR_BYTES;
+use onefold_format::{FormatError, PoolId, Record};
+
+use crate::error::{Result, StoreError};
+use crate::space::PbaRuns;
+
+/// Records that no commit has sealed yet, cut where frames will be.
+#[derive(Default)]
+pub(crate) struct Tail {
+    chunks: Vec<Vec<u8>>,
+    bytes: usize,
+    /// Blocks that these records give up.
+    pub(crate) given_up: PbaRuns,
+}
+
+impl Tail {
+    /// Appends a record ([step 6 log]).
+    pub(crate) fn append(&mut self, record: &Record) {
+        let fits = |chunk: &&mut Vec<u8>| chunk.len() + RECORD_BYTES_MAX <= FRAME_PAYLOAD_MAX;
+        if self.chunks.last_mut().filter(fits).is_none() {
+            self.chunks.push(Vec::new());
+        }
+        if let Some(chunk) = self.chunks.last_mut() {
+            let before = chunk.len();
+            record.encode(chunk);
+            self.bytes += chunk.len() - before;
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    /// Bytes of records.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Bytes that these records take in the log at most, wherever frames are cut.
+    pub(crate) fn log_bytes(&self) -> u64 {
+        self.chunks
+            .iter()
+            .map(|chunk| frame::frame_bytes(chunk.len()))
+            .sum()
+    }
+}
+
+/// A place between two frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LogMark {
+    /// Where the next frame goes.
+    pub(crate) position: u64,
+    /// Number of the last commit before it.
+    pub(crate) commit: u64,
+    /// Checksum of the last frame before it.
+    pub(crate) checksum: u32,
+}
+
+/// The end of the log, where commits append.
+pub(crate) struct Log {
+    disk: Arc<dyn Disk>,
+    name: String,
+    pool: PoolId,
+    ring_bytes: u64,
+    pub(crate) session: u64,
+    pub(crate) end: LogMark,
+}
+
+impl Log {
+    pub(crate) fn new(
+        disk: Arc<dyn Disk>,
+        name: String,
+        pool: PoolId,
+        ring_bytes: u64,
+        end: LogMark,
+    ) -> Self {
+        Self {
+            disk,
+            name,
+            pool,
+            ring_bytes,
+            session: 0,
+            end,
+        }
+    }
+
+    /// Writes the records of one commit. They are durable after [`Log::sync`].
+    pub(crate) fn append(&mut self, tail: &Tail) -> Result<()> {
+        let commit = self.end.commit + 1;
+        let mut bytes = Vec::new();
+        let mut position = self.end.position;
+        let mut checksum = self.end.checksum;
+        let last = tail.chunks.len() - 1;
+        for (n, chunk) in tail.chunks.iter().enumerate() {
+            let header = FrameHeader {
+                session: self.session,
+                commit,
+                position,
+                previous_checksum: checksum,
+                last: n == last,
+            };
+            bytes.clear();
+            checksum = frame::encode(&header, self.pool, chunk, &mut bytes);
+            self.write(&bytes, position)?;
+            position += bytes.len() as u64;
+        }
+        self.end = LogMark {
+            position,
+            commit,
+            checksum,
+        };
+        Ok(())
+    }
+
+    fn write(&self, bytes: &[u8], position: u64) -> Result<()> {
+        let at = position % self.ring_bytes;
+        let until_wrap = ((self.ring_bytes - at) as usize).min(bytes.len());
+        let (head, rest) = bytes.split_at(until_wrap);
+        let written = self.disk.write_at(head, at).and_then(|()| {
+            if rest.is_empty() {
+                Ok(())
+            } else {
+                self.disk.write_at(rest, 0)
+            }
+        });
+        written.map_err(|e| StoreError::io(format_args!("writing the log {}", self.name), e))
+    }
+
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.disk
+            .sync()
+            .map_err(|e| StoreError::io(format_args!("syncing the log {}", self.name), e))
+    }
+
+    pub(crate) fn reader(&self) -> LogReader<'_> {
+        LogReader {
+            log: self,
+            window: Vec::new(),
+            window_start: 0,
+        }
+    }
+}
+
+/// Reads frames through a window, so that small frames do not cost a call each.
+pub(crate) struct LogReader<'a> {
+    log: &'a Log,
+    window: Vec<u8>,
+    window_start: u64,
+}
+
+const WINDOW_BYTES: u64 = 1 << 20;
+
+/// A frame that was read and checked.
+pub(crate) struct ReadFrame {
+    pub(crate) header: FrameHeader,
+    pub(crate) checksum: u32,
+    pub(crate) bytes: u64,
+}
+
+impl LogReader<'_> {
+    /// The frame at `position`, whole and of this pool, and its payload; or why there is none.
+    pub(crate) fn frame(
+        &mut self,
+        position: u64,
+    ) -> Result<std::result::Result<(ReadFrame, &[u8]), FormatError>> {
+        let pool = self.log.pool;
+        let head = self.bytes(position, FRAME_HEADER_BYTES)?;
+        let unchecked = match frame::decode_header(head, pool) {
+            Ok(unchecked) => unchecked,
+            Err(error) => return Ok(Err(error)),
+        };
+        let bytes = self.bytes(position, FRAME_HEADER_BYTES + unchecked.payload_bytes)?;
+        if let Err(error) = frame::check(&unchecked, bytes) {
+            return Ok(Err(error));
+        }
+        let found = unchecked.header.position;
+        if found != position {
+            let field = "log position";
+            return Ok(Err(FormatError::Address {
+                field,
+                expected: position,
+                found,
+            }));
+        }
+        let frame = ReadFrame {
+            header: unchecked.header,
+            checksum: unchecked.checksum,
+            bytes: frame::frame_bytes(unchecked.payload_bytes),
+        };
+        Ok(Ok((frame, &bytes[FRAME_HEADER_BYTES..])))
+    }
+
+    /// Looks for a frame of commit `commit` or later anywhere after `position`, one ring's length
+    /// far: its position, if there is one.
+    pub(crate) fn find_later(&mut self, position: u64, commit: u64) -> Result<Option<u64>> {
+        let end = position + self.log.ring_bytes;
+        let mut at = position + SECTOR_BYTES;
+        while at < end {
+            let pool = self.log.pool;
+            let head = self.bytes(at, FRAME_HEADER_BYTES)?;
+            let plausible = frame::decode_header(head, pool)
+                .is_ok_and(|frame| frame.header.position == at && frame.header.commit >= commit);
+            if plausible && self.frame(at)?.is_ok() {
+                return Ok(Some(at));
+            }
+            at += SECTOR_BYTES;
+        }
+        Ok(None)
+    }
+
+    fn bytes(&mut self, position: u64, count: usize) -> Result<&[u8]> {
+        let window_end = self.window_start + self.window.len() as u64;
+        if position < self.window_start || position + count as u64 > window_end {
+            self.load(position, WINDOW_BYTES.max(count as u64))?;
+        }
+        let start = (position - self.window_start) as usize;
+        Ok(&self.window[start..start + count])
+    }
+
+    fn load(&mut self, position: u64, count: u64) -> Result<()> {
+        let ring = self.log.ring_bytes;
+        let count = count.min(ring) as usize;
+        self.window.resize(count, 0);
+        self.window_start = position;
+        let at = position % ring;
+        let until_wrap = ((ring - at) as usize).min(count);
+        let (head, rest) = self.window.split_at_mut(until_wrap);
+        let disk = &self.log.disk;
+        let read = disk.read_at(head, at).and_then(|()| {
+            if rest.is_empty() {
+                Ok(())
+            } else {
+                disk.read_at(rest, 0)
+            }
+        });
+        read.map_err(|e| StoreError::io(format_args!("reading the log {}", self.log.name), e))
+    }
+}

@@ -1,0 +1,347 @@
+//! Metadata pages: read and checked, allocated, written copy-on-write.
+//!
+//! A page is written once, to a place that no durable root reaches, and from then on it only ever
+//! changes hands: it is in use until a later root is durable that does not reach it. So a torn or
+//! lost write of a page can only hurt a checkpoint that was never completed.
+//!
+//! Which places are in use is not stored: opening walks the inner pages and finds out.
+
+use std::sync::Arc;
+
+use onefold_engine::Disk;
+use onefold_format::node::{Node, ROOT_SLOTS};
+use onefold_format::page::{self, PAGE_BYTES, PageBytes, PageHeader, PageKind};
+use onefold_format::{FormatError, PageNumber, Pointer, PoolId};
+
+use crate::bits;
+use crate::cache::ClockCache;
+use crate::error::{Result, StoreError};
+use crate::sync::{Mutex, lock};
+
+/// The metadata part grows in steps of this many pages (16 MiB), reserved ahead.
+const GROWTH_PAGES: u64 = 4096;
+
+/// Pages that are written with one call when they lie side by side.
+const WRITE_PAGES_MAX: usize = 64;
+
+pub(crate) struct Pages {
+    disk: Arc<dyn Disk>,
+    name: String,
+    pool: PoolId,
+    places: Mutex<Places>,
+    nodes: Mutex<ClockCache<PageNumber, Arc<Node>>>,
+}
+
+/// Which places of the metadata part are in use.
+struct Places {
+    used: Vec<u64>,
+    used_count: u64,
+    hint: usize,
+    reserved: u64,
+    /// Number of readers that need every page of the current root to stay, and what could have
+    /// been given up meanwhile.
+    holds: usize,
+    held_back: Vec<PageNumber>,
+}
+
+impl Pages {
+    pub(crate) fn new(disk: Arc<dyn Disk>, name: String, pool: PoolId, nodes_max: usize) -> Self {
+        let places = Places {
+            used: vec![(1 << ROOT_SLOTS) - 1],
+            used_count: ROOT_SLOTS,
+            hint: 0,
+            reserved: 0,
+            holds: 0,
+            held_back: Vec::new(),
+        };
+        let nodes = Mutex::new(ClockCache::new(nodes_max));
+        Self {
+            disk,
+            name,
+            pool,
+            places: Mutex::new(places),
+            nodes,
+        }
+    }
+
+    pub(crate) fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    /// Pages in use, the root slots included.
+    pub(crate) fn used_count(&self) -> u64 {
+        lock(&self.places).used_count
+    }
+
+    /// Reads a page that must be what `pointer` names.
+    pub(crate) fn read(
+        &self,
+        kind: PageKind,
+        level: u8,
+        owner: u64,
+        index: u64,
+        pointer: Pointer,
+    ) -> Result<Box<PageBytes>> {
+        let mut bytes = page::blank();
+        let place = pointer.page;
+        let what = || format!("page {place} of {}", self.name);
+        self.disk
+            .read_at(&mut bytes[..], place.0 * PAGE_BYTES as u64)
+            .map_err(|error| StoreError::io(what(), error))?;
+        let header = PageHeader {
+            kind,
+            level,
+            pool: self.pool,
+            page: place,
+            owner,
+            index,
+            sequence: 0,
+        };
+        let (_, checksum) =
+            page::open(&bytes, &header).map_err(|error| StoreError::format(what(), error))?;
+        if checksum != pointer.checksum {
+            let lost = FormatError::Checksum {
+                expected: pointer.checksum,
+                found: checksum,
+            };
+            return Err(StoreError::format(what(), lost));
+        }
+        Ok(bytes)
+    }
+
+    /// Reads an inner page, from memory where it is there.
+    pub(crate) fn node(
+        &self,
+        level: u8,
+        owner: u64,
+        index: u64,
+        pointer: Pointer,
+    ) -> Result<Arc<Node>> {
+        if let Some(node) = lock(&self.nodes).get(pointer.page) {
+            return Ok(Arc::clone(node));
+        }
+        let bytes = self.read(PageKind::Node, level, owner, index, pointer)?;
+        let node = Node::decode(&bytes).map_err(|error| {
+            StoreError::format(
+                format_args!("page {} of {}", pointer.page, self.name),
+                error,
+            )
+        })?;
+        let node = Arc::new(node);
+        let mut nodes = lock(&self.nodes);
+        if nodes.get(pointer.page).is_none() {
+            nodes.insert(pointer.page, Arc::clone(&node), |_| true);
+        }
+        Ok(node)
+    }
+
+    /// Marks a page that a root reaches, while opening.
+    ///
+    /// # Errors
+    ///
+    /// Two pointers to one page are damage.
+    pub(crate) fn mark_used(&self, place: PageNumber) -> Result<()> {
+        let mut places = lock(&self.places);
+        if !places.mark(place) {
+            return Err(StoreError::damaged(format!(
+                "page {place} of {} is pointed to twice",
+                self.name
+            )));
+        }
+        Ok(())
+    }
+
+    fn allocate(&self) -> Result<PageNumber> {
+        let mut places = lock(&self.places);
+        let at = bits::find(&places.used, places.hint, false) as u64;
+        if at >= places.reserved {
+            let reserved = (at + 1).next_multiple_of(GROWTH_PAGES);
+            self.disk
+                .reserve(reserved * PAGE_BYTES as u64)
+                .map_err(|error| {
+                    StoreError::io(
+                        format_args!("growing {} to {reserved} pages", self.name),
+                        error,
+                    )
+                })?;
+            places.reserved = reserved;
+        }
+        places.mark(PageNumber(at));
+        places.hint = at as usize + 1;
+        Ok(PageNumber(at))
+    }
+
+    /// Gives pages up that no durable root reaches any more.
+    pub(crate) fn release(&self, released: &[PageNumber]) {
+        let mut nodes = lock(&self.nodes);
+        for place in released {
+            nodes.remove(*place);
+        }
+        drop(nodes);
+        let mut places = lock(&self.places);
+        if places.holds > 0 {
+            places.held_back.extend_from_slice(released);
+        } else {
+            places.clear(released);
+        }
+    }
+
+    /// Keeps every page that the current root reaches until the hold is dropped.
+    pub(crate) fn hold(&self) -> PagesHold<'_> {
+        lock(&self.places).holds += 1;
+        PagesHold { pages: self }
+    }
+}
+
+/// See [`Pages::hold`].
+pub(crate) struct PagesHold<'a> {
+    pages: &'a Pages,
+}
+
+impl Drop for PagesHold<'_> {
+    fn drop(&mut self) {
+        let mut places = lock(&self.pages.places);
+        places.holds -= 1;
+        if places.holds == 0 {
+            let released = std::mem::take(&mut places.held_back);
+            places.clear(&released);
+        }
+    }
+}
+
+impl Places {
+    fn mark(&mut self, place: PageNumber) -> bool {
+        let at = place.0 as usize;
+        if at / 64 >= self.used.len() {
+            self.used.resize(at / 64 + 1, 0);
+        }
+        let free = bits::all(&self.used, at..at + 1, false);
+        if free {
+            bits::fill(&mut self.used, at..at + 1, true);
+            self.used_count += 1;
+        }
+        free
+    }
+
+    fn clear(&mut self, released: &[PageNumber]) {
+        for place in released {
+            let at = place.0 as usize;
+            debug_assert!(
+                bits::all(&self.used, at..at + 1, true),
+                "page {at} released twice"
+            );
+            bits::fill(&mut self.used, at..at + 1, false);
+            self.hint = self.hint.min(at);
+        }
+        self.used_count -= released.len() as u64;
+    }
+}
+
+/// Writes the pages of one checkpoint, side by side where there is room.
+pub(crate) struct PageWriter<'a> {
+    pages: &'a Pages,
+    sequence: u64,
+    /// Pages that only this checkpoint reaches: given up if it fails.
+    written: Vec<PageNumber>,
+    /// Pages that this checkpoint does not reach: given up once it is durable.
+    replaced: Vec<PageNumber>,
+    run: Vec<u8>,
+    run_start: PageNumber,
+}
+
+impl<'a> PageWriter<'a> {
+    pub(crate) fn new(pages: &'a Pages, sequence: u64) -> Self {
+        let run = Vec::with_capacity(WRITE_PAGES_MAX * PAGE_BYTES);
+        let (written, replaced) = (Vec::new(), Vec::new());
+        Self {
+            pages,
+            sequence,
+            written,
+            replaced,
+            run,
+            run_start: PageNumber(0),
+        }
+    }
+
+    pub(crate) fn pages(&self) -> &'a Pages {
+        self.pages
+    }
+
+    /// Writes a new page whose body `fill` completes.
+    pub(crate) fn write(
+        &mut self,
+        kind: PageKind,
+        level: u8,
+        owner: u64,
+        index: u64,
+        info: u16,
+        fill: impl FnOnce(&mut PageBytes),
+    ) -> Result<Pointer> {
+        let place = self.pages.allocate()?;
+        self.written.push(place);
+        let mut bytes = page::blank();
+        fill(&mut bytes);
+        let pool = self.pages.pool;
+        let header = PageHeader {
+            kind,
+            level,
+            pool,
+            page: place,
+            owner,
+            index,
+            sequence: self.sequence,
+        };
+        let checksum = page::seal(&mut bytes, &header);
+        let run_end = self.run_start + (self.run.len() / PAGE_BYTES) as u64;
+        if place != run_end || self.run.len() == WRITE_PAGES_MAX * PAGE_BYTES {
+            self.flush()?;
+            self.run_start = place;
+        }
+        self.run.extend_from_slice(&bytes[..]);
+        Ok(Pointer {
+            page: place,
+            info,
+            checksum,
+        })
+    }
+
+    /// Notes that the new checkpoint does not reach this page.
+    pub(crate) fn replace(&mut self, page: PageNumber) {
+        self.replaced.push(page);
+    }
+
+    /// Makes all pages durable, before a root names them (P2).
+    pub(crate) fn sync(&mut self) -> Result<()> {
+        self.flush()?;
+        self.pages
+            .disk
+            .sync()
+            .map_err(|error| StoreError::io(format_args!("syncing {}", self.pages.name), error))
+    }
+
+    /// Writes what was put together so far.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        if self.run.is_empty() {
+            return Ok(());
+        }
+        let at = self.run_start.0 * PAGE_BYTES as u64;
+        let written = self.pages.disk.write_at(&self.run, at);
+        self.run.clear();
+        written.map_err(|error| {
+            StoreError::io(
+                format_args!("page {} of {}", self.run_start, self.pages.name),
+                error,
+            )
+        })
+    }
+
+    /// The root that reaches these pages is durable: the ones that it replaced are free.
+    pub(crate) fn complete(self) {
+        self.pages.release(&self.replaced);
+    }
+
+    /// The checkpoint failed before its root was written: its pages are free again.
+    pub(crate) fn abandon(self) {
+        self.pages.release(&self.written);
+    }
+}

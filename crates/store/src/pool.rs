@@ -1,0 +1,373 @@
+//! What all volumes of an open pool share, and the rules about room, reuse and failure.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use onefold_engine::Disk;
+use onefold_format::units::EXTENT_BYTES;
+use onefold_format::{Record, Root, Superblock};
+
+use crate::Wait;
+use crate::apply::{self, Books};
+use crate::commit::Shared;
+use crate::epoch::{Epoch, Epochs};
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+use crate::limits::Limits;
+use crate::log::{Log, Tail};
+use crate::map::Maps;
+use crate::pages::Pages;
+use crate::space::{PbaRun, PbaRuns};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, lock};
+
+/// Freed runs at least this long are given back to the host even where their extent is not empty:
+/// punching smaller holes costs the file system more than the space is worth.
+const DISCARD_BYTES_MIN: u64 = 64 << 10;
+
+/// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
+const LOG_MARGIN_BYTES: u64 = 8 << 10;
+
+/// What one request's records may take at most: see `write::PIECE_BYTES`.
+pub(crate) const RECORDS_BYTES_MAX: u64 = 32 << 10;
+
+pub(crate) struct Pool {
+    pub(crate) superblock: Superblock,
+    pub(crate) limits: Limits,
+    pub(crate) data: Arc<dyn Disk>,
+    pub(crate) data_name: String,
+    pub(crate) pages: Arc<Pages>,
+    pub(crate) maps: Maps,
+    /// Records in memory and what they change. Whoever holds it sees maps and books exactly as the
+    /// records left them.
+    ledger: Mutex<Ledger>,
+    pub(crate) commits: Shared<Log>,
+    pub(crate) checkpoints: Shared<Root>,
+    pub(crate) log_span: LogSpan,
+    pub(crate) epochs: Epochs,
+    /// Blocks that durable records gave up, until their readers have drained.
+    limbo: Mutex<VecDeque<(Epoch, PbaRuns)>>,
+    /// Data was written since the last sync of the pool started.
+    pub(crate) unsynced: AtomicBool,
+    failure: OnceLock<String>,
+    due: (Mutex<bool>, Condvar),
+}
+
+/// The records in memory, and what records change besides the maps.
+pub(crate) struct Ledger {
+    pub(crate) tail: Tail,
+    pub(crate) books: Books,
+}
+
+/// How much of the log's ring is in use.
+pub(crate) struct LogSpan {
+    ring_bytes: u64,
+    start: AtomicU64,
+    end: AtomicU64,
+    /// Sealed and being written.
+    sealed: AtomicU64,
+}
+
+impl LogSpan {
+    pub(crate) fn new(ring_bytes: u64, start: u64, end: u64) -> Self {
+        let (start, end) = (AtomicU64::new(start), AtomicU64::new(end));
+        Self {
+            ring_bytes,
+            start,
+            end,
+            sealed: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes that replay would read now, those of a commit under way included.
+    fn used(&self) -> u64 {
+        self.end.load(SeqCst) + self.sealed.load(SeqCst) - self.start.load(SeqCst)
+    }
+
+    pub(crate) fn seal(&self, bytes: u64) {
+        self.sealed.store(bytes, SeqCst);
+    }
+
+    pub(crate) fn set_end(&self, end: u64) {
+        self.end.store(end, SeqCst);
+        self.sealed.store(0, SeqCst);
+    }
+
+    pub(crate) fn set_start(&self, start: u64) {
+        self.start.store(start, SeqCst);
+    }
+}
+
+/// Why a record cannot be appended now.
+enum Pressure {
+    /// A commit helps.
+    Tail,
+    /// A checkpoint helps.
+    Changes,
+}
+
+impl Pool {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "called once, by recovery, with all the parts"
+    )]
+    pub(crate) fn new(
+        superblock: Superblock,
+        limits: Limits,
+        (data, data_name): (Arc<dyn Disk>, String),
+        pages: Arc<Pages>,
+        maps: Maps,
+        books: Books,
+        log: Log,
+        root: Root,
+    ) -> Self {
+        let end = log.end.position;
+        Self {
+            superblock,
+            limits,
+            data,
+            data_name,
+            pages,
+            maps,
+            ledger: Mutex::new(Ledger {
+                tail: Tail::default(),
+                books,
+            }),
+            log_span: LogSpan::new(superblock.log_bytes, root.log_position, end),
+            commits: Shared::new(log),
+            checkpoints: Shared::new(root),
+            epochs: Epochs::new(),
+            limbo: Mutex::default(),
+            unsynced: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            due: (Mutex::new(false), Condvar::new()),
+        }
+    }
+
+    pub(crate) fn block_size(&self) -> u64 {
+        u64::from(self.superblock.block_size)
+    }
+
+    /// The ledger, unless a thread panicked in the middle of changing it: then nobody knows what
+    /// it says, and the pool takes no writes until recovery has read it from disk again.
+    pub(crate) fn ledger(&self) -> Result<MutexGuard<'_, Ledger>> {
+        self.ledger.lock().map_err(|_| {
+            let error = StoreError::damaged("a request panicked while it changed the maps");
+            self.fail(&error);
+            self.read_only_error()
+        })
+    }
+
+    /// Stops all writes until the pool is opened again (P8). The first reason is kept.
+    pub(crate) fn fail(&self, error: &StoreError) {
+        if self.failure.set(error.to_string()).is_ok() {
+            tracing::error!("the pool takes no writes from now on: {error}");
+        }
+    }
+
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.failure.get().is_none() {
+            Ok(())
+        } else {
+            Err(self.read_only_error())
+        }
+    }
+
+    fn read_only_error(&self) -> StoreError {
+        let reason = self.failure.get().map_or("", String::as_str);
+        let message = format!("the pool takes no writes until it is opened again: {reason}");
+        StoreError::new(StoreErrorKind::ReadOnly, message)
+    }
+
+    /// Appends records and applies them, once there is room ([step 6 log], [step 7 apply]).
+    /// `old_blocks` are those that the records will give up.
+    ///
+    /// With [`Wait::No`] nothing has changed if that would have to wait. An error of another kind
+    /// after the first record leaves the pool without writes: see [`Pool::fail`].
+    pub(crate) fn record(
+        &self,
+        records: &[Record],
+        old_blocks: &[PbaRun],
+        wait: Wait,
+    ) -> Result<()> {
+        loop {
+            let mut ledger = self.ledger()?;
+            let Some(pressure) = self.pressure(&ledger) else {
+                if wait == Wait::No {
+                    let space = &mut ledger.books.space;
+                    if !old_blocks.iter().all(|run| space.is_resident(*run)) {
+                        return Err(StoreError::would_wait());
+                    }
+                }
+                ledger.books.space.prepare(old_blocks)?;
+                self.check_writable()?;
+                return self.append_and_apply(&mut ledger, records);
+            };
+            drop(ledger);
+            if wait == Wait::No {
+                return Err(StoreError::would_wait());
+            }
+            match pressure {
+                Pressure::Tail => self.commit()?,
+                Pressure::Changes => self.checkpoint()?,
+            }
+        }
+    }
+
+    fn append_and_apply(&self, ledger: &mut Ledger, records: &[Record]) -> Result<()> {
+        for record in records {
+            ledger.tail.append(record);
+            let given_up = &mut ledger.tail.given_up;
+            let applied = apply::apply(record, &self.maps, &mut ledger.books, given_up);
+            applied.inspect_err(|error| self.fail(error))?;
+        }
+        if self.is_due(ledger) {
+            let (due, wake) = &self.due;
+            if !std::mem::replace(&mut *lock(due), true) {
+                wake.notify_all();
+            }
+        }
+        Ok(())
+    }
+
+    fn pressure(&self, ledger: &Ledger) -> Option<Pressure> {
+        let tail = &ledger.tail;
+        let log_bytes = self.log_span.used() + tail.log_bytes();
+        if log_bytes + RECORDS_BYTES_MAX + LOG_MARGIN_BYTES > self.log_span.ring_bytes
+            || self.maps.dirty_count() >= self.limits.dirty_leaves_max
+            || ledger.books.space.dirty_count() >= self.limits.dirty_space_pages_max
+        {
+            Some(Pressure::Changes)
+        } else if tail.bytes() >= self.limits.tail_bytes_max {
+            Some(Pressure::Tail)
+        } else {
+            None
+        }
+    }
+
+    /// Whether housekeeping should write a checkpoint, well before writers would have to.
+    fn is_due(&self, ledger: &Ledger) -> bool {
+        let log_bytes = self.log_span.used() + ledger.tail.log_bytes();
+        log_bytes > self.log_span.ring_bytes / 2
+            || self.maps.dirty_count() > self.limits.dirty_leaves_max / 2
+            || ledger.books.space.dirty_count() > self.limits.dirty_space_pages_max / 2
+    }
+
+    /// Whether what was replayed fills its share of memory.
+    pub(crate) fn needs_checkpoint(&self) -> Result<bool> {
+        let dirty_space_pages = self.ledger()?.books.space.dirty_count();
+        Ok(self.maps.dirty_count() >= self.limits.dirty_leaves_max
+            || dirty_space_pages >= self.limits.dirty_space_pages_max)
+    }
+
+    /// Sleeps until a checkpoint is due, `timeout` at most.
+    pub(crate) fn wait_until_due(&self, timeout: Duration) {
+        let (due, wake) = &self.due;
+        let slept = wake.wait_timeout_while(lock(due), timeout, |due| !*due);
+        let mut due = match slept {
+            Ok((due, _)) => due,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+        *due = false;
+    }
+
+    /// Housekeeping: commits what waits, writes a checkpoint if one is due, reuses what is free.
+    pub(crate) fn tick(&self) -> Result<()> {
+        let is_due = self.is_due(&*self.ledger()?);
+        if is_due {
+            self.checkpoint()?
+        } else {
+            self.commit()?
+        }
+        self.reclaim()
+    }
+
+    /// Hands out new blocks ([step 4 place]). Where only blocks are left that nobody has released
+    /// yet, a commit may release them.
+    pub(crate) fn allocate(&self, count: u64, wait: Wait) -> Result<PbaRuns> {
+        let allocated = self.ledger()?.books.space.allocate(count);
+        match allocated {
+            Err(error) if error.kind() == StoreErrorKind::NoSpace => {
+                if wait == Wait::No {
+                    return Err(StoreError::would_wait());
+                }
+                self.commit()?;
+                self.reclaim()?;
+                self.ledger()?.books.space.allocate(count)
+            }
+            allocated => allocated,
+        }
+    }
+
+    /// Takes back blocks that were handed out and that no record names.
+    pub(crate) fn take_back(&self, runs: &[PbaRun]) -> Result<()> {
+        let space = &mut self.ledger()?.books.space;
+        runs.iter().try_for_each(|run| space.release(*run))
+    }
+
+    /// These blocks' records are durable; they wait for their readers now.
+    pub(crate) fn give_up(&self, runs: PbaRuns) {
+        if !runs.is_empty() {
+            lock(&self.limbo).push_back((self.epochs.current(), runs));
+        }
+    }
+
+    /// Frees the blocks whose readers have drained.
+    pub(crate) fn reclaim(&self) -> Result<()> {
+        let mut limbo = lock(&self.limbo);
+        self.epochs.advance();
+        let mut drained = Vec::new();
+        while let Some((epoch, _)) = limbo.front() {
+            if Guard::ReuseAfterReaders.holds() && !self.epochs.is_drained(*epoch) {
+                break;
+            }
+            drained.extend(limbo.pop_front().into_iter().flat_map(|(_, runs)| runs));
+        }
+        drop(limbo);
+        self.free(drained)
+    }
+
+    /// Gives blocks back to the host where that is worth it, then to whoever needs some. In this
+    /// order, for a block that is handed out must not lose what is written to it.
+    pub(crate) fn free(&self, mut runs: Vec<PbaRun>) -> Result<()> {
+        runs.sort_unstable();
+        runs.dedup_by(|next, run| {
+            let follows = run.start.0 + run.count == next.start.0;
+            if follows {
+                run.count += next.count;
+            }
+            follows
+        });
+        let block_size = self.block_size();
+        for run in runs {
+            let mut rest = {
+                let space = &mut self.ledger()?.books.space;
+                space.take_rest_of_extents(run, EXTENT_BYTES / block_size)?
+            };
+            let mut whole = run;
+            for side in &rest {
+                whole.start = whole.start.min(side.start);
+                whole.count += side.count;
+            }
+            self.discard(whole)?;
+            rest.push(run);
+            self.take_back(&rest)?;
+        }
+        Ok(())
+    }
+
+    fn discard(&self, run: PbaRun) -> Result<()> {
+        let bytes = run.count * self.block_size();
+        if bytes < DISCARD_BYTES_MIN {
+            return Ok(());
+        }
+        let at = run.start.0 * self.block_size();
+        self.data.discard(at, bytes).map_err(|error| {
+            StoreError::io(
+                format_args!("giving back {bytes} bytes at {at} of the pool"),
+                error,
+            )
+        })
+    }
+}

@@ -1,0 +1,171 @@
+//! The read path: pin, look up, read consecutive runs in one go, fill holes with zeros, unpin.
+//!
+//! Nothing is locked while the disk is read. The pinned epoch keeps every block that the lookup
+//! found from being reused, whoever gives it up meanwhile.
+
+use std::ops::Range;
+
+use onefold_format::units::BLOCKS_PER_SEGMENT;
+use onefold_format::{Entry, Lba, Pba, SegmentIndex};
+
+use crate::error::{Result, StoreError};
+use crate::volume::{Extent, Volume, Wait};
+
+/// Blocks looked up at a time: bounds the memory of a large read.
+const PIECE_BLOCKS: u64 = 512;
+
+impl Volume {
+    pub(crate) fn read_admitted(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<()> {
+        let block_size = self.pool.block_size();
+        let _pin = self.pool.epochs.pin();
+        let mut at = offset;
+        let mut rest = buf;
+        while !rest.is_empty() {
+            let first = Lba(at / block_size);
+            let piece_end = (first.0 + PIECE_BLOCKS) * block_size;
+            let len = (piece_end - at).min(rest.len() as u64);
+            let (piece, after) = std::mem::take(&mut rest).split_at_mut(len as usize);
+            let count = (at + len).div_ceil(block_size) - first.0;
+            let entries = self.entries(first, count, wait)?;
+            self.read_piece(
+                first,
+                &entries,
+                (at - first.0 * block_size) as usize,
+                piece,
+                wait,
+            )?;
+            at += len;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Reads `buf` from `skip` bytes into the blocks that `entries` name.
+    fn read_piece(
+        &self,
+        first: Lba,
+        entries: &[Entry],
+        skip: usize,
+        buf: &mut [u8],
+        wait: Wait,
+    ) -> Result<()> {
+        let block_size = self.pool.block_size() as usize;
+        let end = skip + buf.len();
+        let mut n = 0;
+        while n < entries.len() {
+            let entry = entries[n];
+            let run = entries[n..].iter().zip(0..);
+            let count = run
+                .take_while(|(next, i)| **next == entry.successor(*i))
+                .count();
+            let from = (n * block_size).max(skip);
+            let to = ((n + count) * block_size).min(end);
+            let bytes = &mut buf[from - skip..to - skip];
+            match entry.pba() {
+                None => bytes.fill(0),
+                Some(pba) => {
+                    let into_run = from - n * block_size;
+                    self.read_run(first + n as u64, pba, into_run as u64, bytes, wait)?;
+                }
+            }
+            n += count;
+        }
+        Ok(())
+    }
+
+    fn read_run(&self, lba: Lba, pba: Pba, skip: u64, buf: &mut [u8], wait: Wait) -> Result<()> {
+        let at = pba.0 * self.pool.block_size() + skip;
+        let read = match wait {
+            Wait::Yes => self.pool.data.read_at(buf, at).map(|()| true),
+            Wait::No => self.pool.data.try_read_at(buf, at),
+        };
+        match read {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(StoreError::would_wait()),
+            Err(error) => {
+                let what = format_args!("block {lba} of the volume, {pba} of the pool");
+                Err(StoreError::io(what, error))
+            }
+        }
+    }
+
+    pub(crate) fn extents_admitted(
+        &self,
+        range: Range<u64>,
+        extents_max: usize,
+        wait: Wait,
+    ) -> Result<Vec<Extent>> {
+        let block_size = self.pool.block_size();
+        let mut extents = Extents {
+            found: Vec::new(),
+            extents_max,
+            at: range.start,
+        };
+        let end = Lba(range.end.div_ceil(block_size));
+        let mut lba = Lba(range.start / block_size);
+        while lba < end && !extents.is_full() {
+            let next = self.pool.maps.next_segment(&self.layer, lba.segment())?;
+            let Some(segment) = next.filter(|segment| segment.first() < end) else {
+                extents.add(range.end, false);
+                break;
+            };
+            let start = segment.first().max(lba);
+            extents.add((start.0 * block_size).max(range.start), false);
+            lba = Lba((segment.0 + 1) * BLOCKS_PER_SEGMENT).min(end);
+            self.add_segment(&mut extents, segment, start..lba, range.end, wait)?;
+        }
+        Ok(extents.finish())
+    }
+
+    fn add_segment(
+        &self,
+        extents: &mut Extents,
+        segment: SegmentIndex,
+        blocks: Range<Lba>,
+        end: u64,
+        wait: Wait,
+    ) -> Result<()> {
+        let leaf = self.pool.maps.leaf(&self.layer, segment, wait)?;
+        let mut entries = Vec::with_capacity((blocks.end.0 - blocks.start.0) as usize);
+        leaf.entries(
+            blocks.start.slot()..blocks.start.slot() + entries.capacity(),
+            &mut entries,
+        );
+        for (entry, lba) in entries.into_iter().zip(blocks.start.0..) {
+            let block_end = (lba + 1) * self.pool.block_size();
+            extents.add(block_end.min(end), entry.pba().is_some());
+        }
+        Ok(())
+    }
+}
+
+/// Runs put together so far. One more than asked for may be begun: it ends the one before.
+struct Extents {
+    found: Vec<Extent>,
+    extents_max: usize,
+    at: u64,
+}
+
+impl Extents {
+    fn is_full(&self) -> bool {
+        self.found.len() > self.extents_max
+    }
+
+    /// Everything up to `end` is alike.
+    fn add(&mut self, end: u64, data: bool) {
+        if end <= self.at || self.is_full() {
+            return;
+        }
+        let len = end - self.at;
+        match self.found.last_mut() {
+            Some(last) if last.data == data => last.len += len,
+            _ => self.found.push(Extent { len, data }),
+        }
+        self.at = end;
+    }
+
+    fn finish(mut self) -> Vec<Extent> {
+        self.found.truncate(self.extents_max);
+        self.found
+    }
+}

@@ -1,0 +1,456 @@
+//! Creating and opening a pool.
+//!
+//! What the two roots and the log may look like, and what is done about it:
+//!
+//! | roots readable | then |
+//! | --- | --- |
+//! | both | the higher sequence: the other is what it replaced |
+//! | one | that one: the other was being written, or is damaged; the log decides which |
+//! | none | damage |
+//!
+//! | frame at the expected position | later commit found behind it | then |
+//! | --- | --- | --- |
+//! | whole, and it follows the one before | - | its records are applied |
+//! | anything else | no | the end of the log: nothing behind it was ever durable |
+//! | anything else | yes | damage (P8): that later commit proves that this frame was durable |
+//!
+//! Recovery changes nothing but by ordinary checkpoints, so a crash in it is a crash before it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use onefold_engine::{Disk, Engine, Part};
+use onefold_format::node::ROOT_SLOTS;
+use onefold_format::page::{self, PAGE_BYTES, PageBytes};
+use onefold_format::superblock::{self, LOG_BYTES_MAX, LOG_BYTES_MIN};
+use onefold_format::units::{BLOCK_SIZES, PBA_END, SECTOR_BYTES};
+use onefold_format::{FormatError, PageNumber, PoolId, Record, Root, Superblock, TreeRoot, record};
+
+use crate::apply::{self, Books};
+use crate::catalogue::Catalogue;
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+use crate::limits::Limits;
+use crate::log::{Log, LogMark, ReadFrame};
+use crate::map::Maps;
+use crate::pages::Pages;
+use crate::pool::Pool;
+use crate::space::{PbaRun, PbaRuns, Space};
+use crate::tree;
+
+/// How to create a pool.
+#[derive(Debug, Clone)]
+pub struct CreateOptions {
+    /// Bytes in a block: 4096, 8192, 16384 or 65536.
+    pub block_size: u32,
+    /// Bytes for data: a multiple of the block size. A device's length is the most it can be.
+    pub size_bytes: u64,
+    /// Bytes in the log's ring, 256 KiB to 1 GiB. Bounds what opening replays.
+    pub log_bytes: u64,
+}
+
+impl Default for CreateOptions {
+    fn default() -> Self {
+        Self {
+            block_size: 4096,
+            size_bytes: 0,
+            log_bytes: 32 << 20,
+        }
+    }
+}
+
+/// How to open a pool.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// What the store's caches and queues may take, in bytes. Front ends' buffers come on top.
+    pub memory_bytes: u64,
+}
+
+/// What opening a pool did.
+#[derive(Debug, Clone, Default)]
+pub struct RecoveryReport {
+    /// The pool was closed before; nothing had to be replayed.
+    pub clean: bool,
+    /// Records replayed.
+    pub records_replayed: u64,
+    /// Bytes of log that were replayed.
+    pub log_bytes_replayed: u64,
+    /// Volumes whose import or deletion a crash had interrupted, and that were removed.
+    pub volumes_removed: Vec<String>,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// Writes the parts of a new pool. The root comes last: without it there is no pool.
+pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()> {
+    let pool_blocks = check_options(options)?;
+    let pool = PoolId(
+        engine
+            .random_id()
+            .map_err(|e| StoreError::io("making an id", e))?,
+    );
+    let superblock = Superblock {
+        pool,
+        block_size: options.block_size,
+        log_bytes: options.log_bytes,
+        created_unix_seconds: engine.unix_seconds(),
+    };
+    let part = |part, len| {
+        engine
+            .create(part, len)
+            .map_err(|e| part_error(engine, part, e))
+    };
+    let identity = part(Part::Superblock, PAGE_BYTES as u64)?;
+    let meta = part(Part::Meta, ROOT_SLOTS * PAGE_BYTES as u64)?;
+    let log = part(Part::Log, options.log_bytes)?;
+    let data = part(Part::Data, options.size_bytes)?;
+
+    let step = |what, done: std::io::Result<()>| {
+        done.map_err(|e| StoreError::io(format_args!("creating the pool: {what}"), e))
+    };
+    step("reserving the log", log.reserve(options.log_bytes))?;
+    step("syncing the log", log.sync())?;
+    let mut label = vec![0; options.block_size as usize];
+    label[..PAGE_BYTES].copy_from_slice(&superblock::encode_data_label(pool)[..]);
+    step("labelling the data", data.write_at(&label, 0))?;
+    step("syncing the data", data.sync())?;
+    step(
+        "writing the superblock",
+        identity.write_at(&superblock.encode()[..], 0),
+    )?;
+    step("syncing the superblock", identity.sync())?;
+    let root = Root {
+        sequence: 1,
+        session: 0,
+        log_position: 0,
+        commit: 0,
+        frame_checksum: 0,
+        next_volume_id: 1,
+        next_layer_id: 1,
+        catalogue: TreeRoot::default(),
+        space: TreeRoot::default(),
+        pool_blocks,
+    };
+    let at = root.slot().0 * PAGE_BYTES as u64;
+    step(
+        "writing the root",
+        meta.write_at(&root.encode(pool)[..], at),
+    )?;
+    step("syncing the root", meta.sync())
+}
+
+fn check_options(options: &CreateOptions) -> Result<u64> {
+    let invalid = |message: String| Err(StoreError::new(StoreErrorKind::Invalid, message));
+    let CreateOptions {
+        block_size,
+        size_bytes,
+        log_bytes,
+    } = *options;
+    if !BLOCK_SIZES.contains(&block_size) {
+        return invalid(format!(
+            "a block has 4K, 8K, 16K or 64K bytes, not {block_size}"
+        ));
+    }
+    let log_fits = (LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&log_bytes);
+    if !log_fits || !log_bytes.is_multiple_of(SECTOR_BYTES) {
+        return invalid(format!("a log has 256K to 1G bytes, not {log_bytes}"));
+    }
+    let pool_blocks = size_bytes / u64::from(block_size);
+    if !(2..=PBA_END).contains(&pool_blocks) {
+        return invalid(format!(
+            "a pool of {size_bytes} bytes is too small or too large"
+        ));
+    }
+    Ok(pool_blocks)
+}
+
+fn part_error(engine: &dyn Engine, part: Part, error: std::io::Error) -> StoreError {
+    let name = engine.describe(part);
+    let kind = match error.kind() {
+        std::io::ErrorKind::NotFound => StoreErrorKind::MissingPart,
+        std::io::ErrorKind::AlreadyExists => StoreErrorKind::Exists,
+        _ => return StoreError::io(name, error),
+    };
+    let what = if kind == StoreErrorKind::MissingPart {
+        "is missing"
+    } else {
+        "exists already"
+    };
+    StoreError::new(kind, format!("{name} {what}"))
+}
+
+/// Opens a pool and brings it to where the last commit left it.
+pub(crate) fn open(
+    engine: &dyn Engine,
+    options: &OpenOptions,
+) -> Result<(Arc<Pool>, RecoveryReport)> {
+    let started = Instant::now();
+    let part = |part| engine.open(part).map_err(|e| part_error(engine, part, e));
+    let (identity, meta, log, data) = (
+        part(Part::Superblock)?,
+        part(Part::Meta)?,
+        part(Part::Log)?,
+        part(Part::Data)?,
+    );
+    let name = |part| engine.describe(part);
+    let page = read_page(&*identity, 0, &name(Part::Superblock))?;
+    let superblock = Superblock::decode(&page)
+        .map_err(|error| StoreError::format(name(Part::Superblock), error))?;
+    let mut is_later_minor = page::is_of_later_minor(&page);
+    let root = read_root(
+        &*meta,
+        superblock.pool,
+        &name(Part::Meta),
+        &mut is_later_minor,
+    )?;
+    check_data(&*data, &superblock, &root, &name(Part::Data))?;
+    if Guard::RecoverySyncsFirst.holds() && !is_later_minor {
+        // What only survived in the host's cache must be durable before anything relies on it.
+        for (disk, part) in [(&data, Part::Data), (&log, Part::Log), (&meta, Part::Meta)] {
+            disk.sync()
+                .map_err(|e| StoreError::io(format_args!("syncing {}", name(part)), e))?;
+        }
+    }
+
+    let limits = Limits::from_memory(options.memory_bytes);
+    let pages = Arc::new(Pages::new(
+        meta,
+        name(Part::Meta),
+        superblock.pool,
+        limits.nodes_max,
+    ));
+    let maps = Maps::new(Arc::clone(&pages), &limits);
+    let books = open_books(&pages, &maps, &root, &limits)?;
+    let mark = LogMark {
+        position: root.log_position,
+        commit: root.commit,
+        checksum: root.frame_checksum,
+    };
+    let log = Log::new(
+        log,
+        name(Part::Log),
+        superblock.pool,
+        superblock.log_bytes,
+        mark,
+    );
+    let data = (data, name(Part::Data));
+    let pool = Arc::new(Pool::new(
+        superblock, limits, data, pages, maps, books, log, root,
+    ));
+
+    let mut report = RecoveryReport::default();
+    pool.replay(&mut report, is_later_minor)?;
+    report.clean = report.records_replayed == 0;
+    if is_later_minor {
+        pool.fail(&StoreError::new(
+            StoreErrorKind::ReadOnly,
+            "a later version of onefold wrote it; this one only reads it",
+        ));
+    } else {
+        pool.start_session()?;
+    }
+    report.seconds = started.elapsed().as_secs_f64();
+    Ok((pool, report))
+}
+
+fn read_page(disk: &dyn Disk, at: u64, name: &str) -> Result<Box<PageBytes>> {
+    let mut bytes = page::blank();
+    disk.read_at(&mut bytes[..], at)
+        .map_err(|e| StoreError::io(name, e))?;
+    Ok(bytes)
+}
+
+fn read_root(meta: &dyn Disk, pool: PoolId, name: &str, is_later_minor: &mut bool) -> Result<Root> {
+    let mut newest: Option<Root> = None;
+    let mut problems = Vec::new();
+    for slot in (0..ROOT_SLOTS).map(PageNumber) {
+        let page = read_page(meta, slot.0 * PAGE_BYTES as u64, name)?;
+        match Root::decode(&page, pool, slot) {
+            Ok(root) => {
+                *is_later_minor |= page::is_of_later_minor(&page);
+                newest = newest
+                    .filter(|other| other.sequence > root.sequence)
+                    .or(Some(root));
+            }
+            Err(error @ FormatError::Newer { .. }) => {
+                return Err(StoreError::format(
+                    format_args!("root {slot} of {name}"),
+                    error,
+                ));
+            }
+            Err(error) => problems.push(format!("root {slot}: {error}")),
+        }
+    }
+    let none = || StoreError::damaged(format!("{name} has no root: {}", problems.join("; ")));
+    newest.ok_or_else(none)
+}
+
+fn check_data(data: &dyn Disk, superblock: &Superblock, root: &Root, name: &str) -> Result<()> {
+    let needed = root.pool_blocks * u64::from(superblock.block_size);
+    let len = data.len().map_err(|e| StoreError::io(name, e))?;
+    if len < needed {
+        let message = format!("{name} has {len} bytes of the pool's {needed}: it was cut");
+        return Err(StoreError::damaged(message));
+    }
+    let mut block = vec![0; superblock.block_size as usize];
+    data.read_at(&mut block, 0)
+        .map_err(|e| StoreError::io(name, e))?;
+    let mut label = page::blank();
+    label.copy_from_slice(&block[..PAGE_BYTES]);
+    superblock::check_data_label(&label, superblock.pool)
+        .map_err(|error| StoreError::format(format_args!("the label of {name}"), error))
+}
+
+/// Walks all inner pages: finds out which pages are in use and how much is mapped.
+fn open_books(pages: &Arc<Pages>, maps: &Maps, root: &Root, limits: &Limits) -> Result<Books> {
+    let mut catalogue = Catalogue::read(pages, root.catalogue, &mut |page| pages.mark_used(page))?;
+    catalogue.next_volume_id = root.next_volume_id;
+    catalogue.next_layer_id = root.next_layer_id;
+    for (_, volume) in catalogue.volumes() {
+        let mut private_blocks = 0;
+        tree::walk(
+            pages,
+            volume.layer.0,
+            volume.map,
+            &mut |visit| match visit {
+                tree::Visit::Node(page) => pages.mark_used(page),
+                tree::Visit::Leaf(_, pointer) => {
+                    private_blocks += u64::from(pointer.info);
+                    pages.mark_used(pointer.page)
+                }
+            },
+        )
+        .map_err(|error| error.during(format_args!("the map of volume '{}'", volume.name)))?;
+        maps.add_layer(volume.layer, volume.map, private_blocks);
+    }
+    let space = Space::open(Arc::clone(pages), root.space, root.pool_blocks, limits)?;
+    Ok(Books {
+        space,
+        catalogue,
+        gone: Vec::new(),
+    })
+}
+
+impl Pool {
+    fn replay(&self, report: &mut RecoveryReport, is_later_minor: bool) -> Result<()> {
+        loop {
+            let log = self.commits.lock();
+            let mut reader = log.reader();
+            let mut end = log.end;
+            let mut session = log.session;
+            let mut is_commit_whole = true;
+            let is_full = loop {
+                let (frame, payload) = match reader.frame(end.position)? {
+                    Ok((frame, payload)) if follows(&frame, end, session, is_commit_whole) => {
+                        (frame, payload)
+                    }
+                    Ok(_) => break false,
+                    Err(newer @ FormatError::Newer { .. }) => {
+                        return Err(StoreError::format("the log", newer));
+                    }
+                    Err(_) => break false,
+                };
+                let at = end.position;
+                let replayed = self
+                    .replay_frame(payload)
+                    .map_err(|error| error.during(format_args!("replaying the log at {at}")))?;
+                report.records_replayed += replayed;
+                report.log_bytes_replayed += frame.bytes;
+                session = frame.header.session;
+                is_commit_whole = frame.header.last;
+                end = LogMark {
+                    position: at + frame.bytes,
+                    commit: frame.header.commit,
+                    checksum: frame.checksum,
+                };
+                if !is_later_minor && self.needs_checkpoint()? {
+                    break true;
+                }
+            };
+            let torn = end.commit + u64::from(is_commit_whole);
+            let later = if is_full {
+                None
+            } else {
+                reader.find_later(end.position, torn + 1)?
+            };
+            if let Some(later) = later.filter(|_| Guard::GapIsDamage.holds()) {
+                return Err(StoreError::damaged(format!(
+                    "the log has a bad frame at {}, but commits behind it (at {later}): what is in \
+                     between is lost; restore the pool from a copy",
+                    end.position
+                )));
+            }
+            drop(log);
+            let mut log = self.commits.lock();
+            log.end = end;
+            log.session = session;
+            drop(log);
+            self.log_span.set_end(end.position);
+            if !is_full {
+                return Ok(());
+            }
+            // Memory is bounded here as well: what was replayed so far becomes a checkpoint.
+            self.checkpoint()?;
+        }
+    }
+
+    fn replay_frame(&self, payload: &[u8]) -> Result<u64> {
+        let mut ledger = self.ledger()?;
+        let mut count = 0;
+        for record in record::decode_all(payload) {
+            let record = record.map_err(|error| StoreError::format("a record", error))?;
+            if let Record::Map { count, new, .. } = &record
+                && let Some(start) = new.pba()
+            {
+                ledger.books.space.take(PbaRun {
+                    start,
+                    count: u64::from(*count),
+                })?;
+            }
+            let mut given_up = PbaRuns::new();
+            apply::apply(&record, &self.maps, &mut ledger.books, &mut given_up)?;
+            for run in given_up {
+                ledger.books.space.release(run)?;
+            }
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Makes a root with the next session's number durable, before any frame carries it: so a frame
+    /// that the crash tore can never be taken for one of the frames to come.
+    fn start_session(&self) -> Result<()> {
+        let mut root = self.checkpoints.lock();
+        let mut log = self.commits.lock();
+        let last = root.session.max(log.session);
+        let session = if Guard::SessionsKeptApart.holds() {
+            last + 1
+        } else {
+            last
+        };
+        let next = Root {
+            sequence: root.sequence + 1,
+            session,
+            ..*root
+        };
+        self.write_root(&next)?;
+        *root = next;
+        log.session = session;
+        Ok(())
+    }
+}
+
+/// Whether a whole frame is the one that was written after those read so far.
+fn follows(frame: &ReadFrame, end: LogMark, session: u64, is_commit_whole: bool) -> bool {
+    let header = &frame.header;
+    if !Guard::SessionsKeptApart.holds() {
+        return header.commit >= end.commit;
+    }
+    let same_session = header.session == session;
+    let commit_follows = if same_session && !is_commit_whole {
+        header.commit == end.commit
+    } else {
+        header.commit == end.commit + 1
+    };
+    header.previous_checksum == end.checksum && header.session >= session && commit_follows
+}

@@ -1,0 +1,505 @@
+//! Free space: which blocks of the pool a map names, and which may be handed out.
+//!
+//! Two bits are kept for each block. *Named* is what the maps say, changed only by `apply` and
+//! stored by checkpoints. *Busy* is named or in between: handed out and not yet recorded, given up
+//! and not yet out of everybody's hands, or not a block at all. Only what is not busy is handed
+//! out. After a crash nothing is in between, so busy is not stored.
+//!
+//! Bitmaps come in pages of 16,384 blocks. How many blocks of each page are free is known for all
+//! of them; the bitmaps themselves are loaded as needed, and stay while they have changes or
+//! blocks in between.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use onefold_format::node::Pointer;
+use onefold_format::page::{PageKind, SPACE_OWNER};
+use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE, Bitmap, EMPTY_BITMAP};
+use onefold_format::{Pba, TreeRoot};
+use smallvec::SmallVec;
+
+use crate::bits;
+use crate::cache::ClockCache;
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::limits::Limits;
+use crate::pages::Pages;
+use crate::tree;
+
+const PAGE_BLOCKS: usize = BLOCKS_PER_SPACE_PAGE as usize;
+
+/// Pages looked at for one run that fits the whole request, before it is cut into pieces.
+const WHOLE_RUN_TRIES: usize = 32;
+
+/// Consecutive blocks of the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PbaRun {
+    pub(crate) start: Pba,
+    pub(crate) count: u64,
+}
+
+pub(crate) type PbaRuns = SmallVec<[PbaRun; 4]>;
+
+pub(crate) struct Space {
+    pages: Arc<Pages>,
+    root: TreeRoot,
+    blocks: u64,
+    /// Blocks of each page that are not busy.
+    free: Vec<u16>,
+    free_total: u64,
+    /// Blocks in between: busy, not named, and a block.
+    held_total: u64,
+    resident: ClockCache<u32, SpacePage>,
+    dirty: Vec<u32>,
+    /// Where the next search starts, so that consecutive requests get consecutive blocks.
+    cursor: u64,
+}
+
+struct SpacePage {
+    /// Shared with a checkpoint that is being written.
+    named: Arc<Bitmap>,
+    busy: Box<Bitmap>,
+    held: u32,
+    dirty: bool,
+}
+
+/// A page as it was when a checkpoint was sealed.
+pub(crate) struct SealedSpacePage {
+    pub(crate) index: u32,
+    pub(crate) named: Arc<Bitmap>,
+}
+
+impl SpacePage {
+    fn may_go(&self) -> bool {
+        !self.dirty && self.held == 0 && Arc::strong_count(&self.named) == 1
+    }
+}
+
+impl Space {
+    /// A pool of `blocks` blocks as the last checkpoint left it.
+    pub(crate) fn open(
+        pages: Arc<Pages>,
+        root: TreeRoot,
+        blocks: u64,
+        limits: &Limits,
+    ) -> Result<Self> {
+        let page_count = blocks.div_ceil(BLOCKS_PER_SPACE_PAGE);
+        let mut space = Self {
+            pages: Arc::clone(&pages),
+            root,
+            blocks,
+            free: (0..page_count)
+                .map(|index| capacity(blocks, index))
+                .collect(),
+            free_total: 0,
+            held_total: 0,
+            resident: ClockCache::new(limits.space_pages_max),
+            dirty: Vec::new(),
+            cursor: 0,
+        };
+        tree::walk(&pages, SPACE_OWNER, root, &mut |visit| match visit {
+            tree::Visit::Node(page) => pages.mark_used(page),
+            tree::Visit::Leaf(index, Pointer { page, info, .. }) => {
+                let free = space.free.get_mut(index as usize);
+                let left = free.as_ref().and_then(|free| free.checked_sub(info));
+                match (free, left) {
+                    (Some(free), Some(left)) => *free = left,
+                    _ => {
+                        return Err(StoreError::damaged(format!(
+                            "free-space page {index} says {info} blocks are in use; \
+                             `pool check --repair` counts them again"
+                        )));
+                    }
+                }
+                pages.mark_used(page)
+            }
+        })?;
+        space.free_total = space.free.iter().map(|free| u64::from(*free)).sum();
+        Ok(space)
+    }
+
+    pub(crate) fn root(&self) -> TreeRoot {
+        self.root
+    }
+
+    pub(crate) fn set_root(&mut self, root: TreeRoot) {
+        self.root = root;
+    }
+
+    /// Blocks of the pool, the label's included.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Blocks that can be handed out now.
+    pub(crate) fn free_blocks(&self) -> u64 {
+        self.free_total
+    }
+
+    /// Blocks that are neither free nor named by a map.
+    pub(crate) fn held_blocks(&self) -> u64 {
+        self.held_total
+    }
+
+    pub(crate) fn dirty_count(&self) -> usize {
+        self.dirty.len()
+    }
+
+    /// Hands out `count` blocks, in one run where there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreErrorKind::NoSpace`], with nothing handed out, where there are not as many.
+    pub(crate) fn allocate(&mut self, count: u64) -> Result<PbaRuns> {
+        let mut runs = PbaRuns::new();
+        if count > self.free_total {
+            let message = format!(
+                "{count} blocks wanted, {} free in the pool",
+                self.free_total
+            );
+            return Err(StoreError::new(StoreErrorKind::NoSpace, message));
+        }
+        if let Some(run) = self.find_whole_run(count)? {
+            self.take(run)?;
+            runs.push(run);
+            return Ok(runs);
+        }
+        let mut missing = count;
+        while missing > 0 {
+            match self.find_piece(missing) {
+                Ok(run) => {
+                    self.take(run)?;
+                    missing -= run.count;
+                    runs.push(run);
+                }
+                Err(error) => {
+                    for run in runs {
+                        self.release(run)?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(runs)
+    }
+
+    fn find_whole_run(&mut self, count: u64) -> Result<Option<PbaRun>> {
+        let first = (self.cursor / BLOCKS_PER_SPACE_PAGE) as usize;
+        let mut tries = 0;
+        for step in 0..=self.free.len() {
+            let index = (first + step) % self.free.len();
+            if u64::from(self.free[index]) < count {
+                continue;
+            }
+            // The cursor's page is looked at from the cursor on first, and from its start last.
+            let from = if step == 0 {
+                self.cursor as usize % PAGE_BLOCKS
+            } else {
+                0
+            };
+            let page = self.page(index as u32)?;
+            let fits = |run: &Range<usize>| run.len() as u64 >= count;
+            if let Some(run) = bits::clear_runs(&page.busy[..], from).find(fits) {
+                let start = Pba(index as u64 * BLOCKS_PER_SPACE_PAGE + run.start as u64);
+                return Ok(Some(PbaRun { start, count }));
+            }
+            tries += 1;
+            if tries == WHOLE_RUN_TRIES {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    fn find_piece(&mut self, count: u64) -> Result<PbaRun> {
+        let first = (self.cursor / BLOCKS_PER_SPACE_PAGE) as usize;
+        let pages = (0..self.free.len()).map(|step| (first + step) % self.free.len());
+        let free = &self.free;
+        let Some(index) = pages.into_iter().find(|index| free[*index] > 0) else {
+            return Err(StoreError::damaged(
+                "free blocks are counted that no page has",
+            ));
+        };
+        let page = self.page(index as u32)?;
+        let Some(run) = bits::clear_runs(&page.busy[..], 0).next() else {
+            return Err(StoreError::damaged(format!(
+                "free-space page {index} is miscounted"
+            )));
+        };
+        let start = Pba(index as u64 * BLOCKS_PER_SPACE_PAGE + run.start as u64);
+        Ok(PbaRun {
+            start,
+            count: count.min(run.len() as u64),
+        })
+    }
+
+    /// Marks blocks as in between: handed out, or found in a record that is being replayed.
+    pub(crate) fn take(&mut self, run: PbaRun) -> Result<()> {
+        self.each_page(run, |page, index, bits_| {
+            if !bits::all(&page.busy[..], bits_.clone(), false) {
+                return Err(double_use(index, &bits_));
+            }
+            bits::fill(&mut page.busy[..], bits_.clone(), true);
+            page.held += bits_.len() as u32;
+            Ok(Effect {
+                free: -(bits_.len() as i32),
+                held: bits_.len() as i64,
+                dirty: false,
+            })
+        })?;
+        self.cursor = (run.start.0 + run.count) % self.blocks;
+        Ok(())
+    }
+
+    /// A map names these blocks now; they were in between.
+    pub(crate) fn name(&mut self, run: PbaRun) -> Result<()> {
+        self.each_page(run, |page, index, bits_| {
+            let held = bits::all(&page.busy[..], bits_.clone(), true)
+                && bits::all(&page.named[..], bits_.clone(), false);
+            if !held {
+                return Err(double_use(index, &bits_));
+            }
+            bits::fill(&mut Arc::make_mut(&mut page.named)[..], bits_.clone(), true);
+            page.held -= bits_.len() as u32;
+            Ok(Effect {
+                free: 0,
+                held: -(bits_.len() as i64),
+                dirty: true,
+            })
+        })
+    }
+
+    /// No map names these blocks any more; they are in between until [`Space::release`].
+    pub(crate) fn unname(&mut self, run: PbaRun) -> Result<()> {
+        self.each_page(run, |page, index, bits_| {
+            if !bits::all(&page.named[..], bits_.clone(), true) {
+                return Err(double_use(index, &bits_));
+            }
+            bits::fill(
+                &mut Arc::make_mut(&mut page.named)[..],
+                bits_.clone(),
+                false,
+            );
+            page.held += bits_.len() as u32;
+            Ok(Effect {
+                free: 0,
+                held: bits_.len() as i64,
+                dirty: true,
+            })
+        })
+    }
+
+    /// These blocks, in between so far, can be handed out again.
+    pub(crate) fn release(&mut self, run: PbaRun) -> Result<()> {
+        self.each_page(run, |page, index, bits_| {
+            let held = bits::all(&page.busy[..], bits_.clone(), true)
+                && bits::all(&page.named[..], bits_.clone(), false);
+            if !held {
+                return Err(double_use(index, &bits_));
+            }
+            bits::fill(&mut page.busy[..], bits_.clone(), false);
+            page.held -= bits_.len() as u32;
+            Ok(Effect {
+                free: bits_.len() as i32,
+                held: -(bits_.len() as i64),
+                dirty: false,
+            })
+        })
+    }
+
+    /// Loads the bitmaps of these blocks, so that what follows cannot fail for want of them.
+    pub(crate) fn prepare(&mut self, runs: &[PbaRun]) -> Result<()> {
+        runs.iter().try_for_each(|run| {
+            self.each_page(*run, |_, _, _| {
+                Ok(Effect {
+                    free: 0,
+                    held: 0,
+                    dirty: false,
+                })
+            })
+        })
+    }
+
+    /// Whether the bitmaps of these blocks are in memory.
+    pub(crate) fn is_resident(&mut self, run: PbaRun) -> bool {
+        let first = run.start.0 / BLOCKS_PER_SPACE_PAGE;
+        let last = (run.start.0 + run.count - 1) / BLOCKS_PER_SPACE_PAGE;
+        (first..=last).all(|index| self.resident.get(index as u32).is_some())
+    }
+
+    /// All the blocks around `run`, in its extents, that nothing but `run` keeps busy: taken, so
+    /// that they can be given back to the host together.
+    pub(crate) fn take_rest_of_extents(
+        &mut self,
+        run: PbaRun,
+        extent_blocks: u64,
+    ) -> Result<PbaRuns> {
+        let mut taken = PbaRuns::new();
+        let first = run.start.0 - run.start.0 % extent_blocks;
+        let end = (run.start.0 + run.count)
+            .next_multiple_of(extent_blocks)
+            .min(self.blocks);
+        let sides = [(first, run.start.0), (run.start.0 + run.count, end)];
+        for (start, end) in sides.into_iter().filter(|(start, end)| start < end) {
+            let side = PbaRun {
+                start: Pba(start),
+                count: end - start,
+            };
+            if self.is_free(side)? {
+                let cursor = self.cursor;
+                self.take(side)?;
+                self.cursor = cursor;
+                taken.push(side);
+            }
+        }
+        Ok(taken)
+    }
+
+    fn is_free(&mut self, run: PbaRun) -> Result<bool> {
+        let mut free = true;
+        self.each_page(run, |page, _, bits_| {
+            free &= bits::all(&page.busy[..], bits_, false);
+            Ok(Effect {
+                free: 0,
+                held: 0,
+                dirty: false,
+            })
+        })?;
+        Ok(free)
+    }
+
+    /// What a repair found out: the maps name these blocks, or they do not. Returns whether the
+    /// change could be made; a block that is in between by now cannot be claimed.
+    pub(crate) fn correct(&mut self, pba: Pba, named: bool) -> Result<bool> {
+        let run = PbaRun {
+            start: pba,
+            count: 1,
+        };
+        if named {
+            if !self.is_free(run)? {
+                return Ok(false);
+            }
+            self.take(run)?;
+            self.name(run)?;
+        } else {
+            self.unname(run)?;
+            self.release(run)?;
+        }
+        Ok(true)
+    }
+
+    /// Takes the list of changed pages, as they are now.
+    pub(crate) fn seal(&mut self) -> Result<Vec<SealedSpacePage>> {
+        let mut indices = std::mem::take(&mut self.dirty);
+        indices.sort_unstable();
+        let mut sealed = Vec::with_capacity(indices.len());
+        for index in indices {
+            let page = self.page(index)?;
+            page.dirty = false;
+            sealed.push(SealedSpacePage {
+                index,
+                named: Arc::clone(&page.named),
+            });
+        }
+        Ok(sealed)
+    }
+
+    /// The checkpoint that sealed these pages failed: they are dirty still.
+    pub(crate) fn unseal(&mut self, sealed: Vec<SealedSpacePage>) -> Result<()> {
+        for SealedSpacePage { index, .. } in sealed {
+            let page = self.page(index)?;
+            if !std::mem::replace(&mut page.dirty, true) {
+                self.dirty.push(index);
+            }
+        }
+        Ok(())
+    }
+
+    fn page(&mut self, index: u32) -> Result<&mut SpacePage> {
+        if self.resident.get(index).is_none() {
+            let page = load(&self.pages, self.root, self.blocks, index)?;
+            self.resident.insert(index, page, SpacePage::may_go);
+        }
+        let missing = || StoreError::damaged(format!("free-space page {index} is not in memory"));
+        self.resident.get(index).ok_or_else(missing)
+    }
+
+    /// Calls `change` for the part of `run` that lies in each page, and books what it did.
+    fn each_page(
+        &mut self,
+        run: PbaRun,
+        mut change: impl FnMut(&mut SpacePage, u32, Range<usize>) -> Result<Effect>,
+    ) -> Result<()> {
+        let end = run.start.0 + run.count;
+        if end > self.blocks {
+            let message = format!("block {} is beyond the pool's end {}", end - 1, self.blocks);
+            return Err(StoreError::damaged(message));
+        }
+        let mut at = run.start.0;
+        while at < end {
+            let index = (at / BLOCKS_PER_SPACE_PAGE) as u32;
+            let page_end = (u64::from(index) + 1) * BLOCKS_PER_SPACE_PAGE;
+            let first = at as usize % PAGE_BLOCKS;
+            let count = (end.min(page_end) - at) as usize;
+            let page = self.page(index)?;
+            let effect = change(page, index, first..first + count)?;
+            if effect.dirty && !page.dirty {
+                page.dirty = true;
+                self.dirty.push(index);
+            }
+            let free = &mut self.free[index as usize];
+            *free = free.wrapping_add_signed(effect.free as i16);
+            self.free_total = self.free_total.wrapping_add_signed(i64::from(effect.free));
+            self.held_total = self.held_total.wrapping_add_signed(effect.held);
+            at = end.min(page_end);
+        }
+        Ok(())
+    }
+}
+
+/// What a change did to one page, for the books.
+struct Effect {
+    free: i32,
+    held: i64,
+    dirty: bool,
+}
+
+/// Blocks of a page that can ever be free: not the label, not beyond the pool's end.
+fn capacity(blocks: u64, index: u64) -> u16 {
+    let first = index * BLOCKS_PER_SPACE_PAGE;
+    let in_page = blocks.saturating_sub(first).min(BLOCKS_PER_SPACE_PAGE);
+    (in_page - u64::from(index == 0 && in_page > 0)) as u16
+}
+
+fn load(pages: &Pages, root: TreeRoot, blocks: u64, index: u32) -> Result<SpacePage> {
+    let index = u64::from(index);
+    let named = match tree::lookup(pages, SPACE_OWNER, root, index)? {
+        None => Box::new(EMPTY_BITMAP),
+        Some(pointer) => {
+            let page = pages.read(PageKind::Space, 0, SPACE_OWNER, index, pointer)?;
+            let what = format_args!("free-space page {index}");
+            space_page::decode(&page).map_err(|error| StoreError::format(what, error))?
+        }
+    };
+    let mut busy = named.clone();
+    if index == 0 {
+        bits::fill(&mut busy[..], 0..1, true);
+    }
+    let in_page = blocks
+        .saturating_sub(index * BLOCKS_PER_SPACE_PAGE)
+        .min(BLOCKS_PER_SPACE_PAGE);
+    bits::fill(&mut busy[..], in_page as usize..PAGE_BLOCKS, true);
+    Ok(SpacePage {
+        named: Arc::from(named),
+        busy,
+        held: 0,
+        dirty: false,
+    })
+}
+
+fn double_use(index: u32, bits: &Range<usize>) -> StoreError {
+    let first = u64::from(index) * BLOCKS_PER_SPACE_PAGE + bits.start as u64;
+    StoreError::damaged(format!(
+        "the maps and the free space disagree about blocks {first} to {}; run `pool check`",
+        first + bits.len() as u64 - 1
+    ))
+}

@@ -1,0 +1,357 @@
+//! An open pool and its volumes: made, renamed, resized, removed.
+//!
+//! Changes of the catalogue are records like any other, durable when the call returns. Requests to
+//! volumes do not pass through here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use onefold_engine::Engine;
+use onefold_format::catalogue_page::name_is_valid;
+use onefold_format::units::VOLUME_BLOCKS_MAX;
+use onefold_format::{LayerId, Lba, Record, TreeRoot, VolumeId, VolumeRecord, VolumeState};
+
+use crate::Wait;
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+use crate::import::Import;
+use crate::pool::Pool;
+use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
+use crate::sync::{Mutex, RwLock, lock, read, write};
+use crate::volume::Volume;
+
+/// An open pool.
+pub struct Store {
+    pub(crate) pool: Arc<Pool>,
+    engine: Arc<dyn Engine>,
+    /// Volumes in use, by name. One that is being imported or deleted is not in it.
+    volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
+    /// Held while the catalogue is changed, from the check of a name to the record.
+    changing: Mutex<()>,
+}
+
+impl Store {
+    /// Makes a new pool.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` where a part of it is there already, `Invalid` for impossible options, `Io` and
+    /// `NoSpace`. What was made by then is left; without a root it is no pool.
+    pub fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()> {
+        recovery::create(engine, options)
+    }
+
+    /// Opens a pool: finds the last checkpoint, replays the log, removes what a crash left half
+    /// made.
+    ///
+    /// # Errors
+    ///
+    /// `MissingPart`, `NewerFormat`, `Damaged` with the part and what is wrong with it, `Io`.
+    pub fn open(
+        engine: Arc<dyn Engine>,
+        options: &OpenOptions,
+    ) -> Result<(Arc<Self>, RecoveryReport)> {
+        let (pool, mut report) = recovery::open(&*engine, options)?;
+        let ledger = pool.ledger()?;
+        let unfinished = ledger.books.catalogue.unfinished();
+        let records: Vec<VolumeRecord> = ledger
+            .books
+            .catalogue
+            .volumes()
+            .map(|(_, record)| record.clone())
+            .collect();
+        drop(ledger);
+        let mut volumes = BTreeMap::new();
+        for record in records {
+            let VolumeRecord {
+                layer,
+                size_bytes,
+                ref name,
+                ..
+            } = record;
+            let volume = Volume::new(Arc::clone(&pool), layer, name, size_bytes)?;
+            volumes.insert(record.name, Arc::new(volume));
+        }
+        let store = Arc::new(Self {
+            pool,
+            engine,
+            volumes: RwLock::new(volumes),
+            changing: Mutex::new(()),
+        });
+        if Guard::ImportsFinishedOrRemoved.holds() && store.pool.check_writable().is_ok() {
+            for (_, name) in unfinished {
+                store.remove(&name, &mut |_, _| {})?;
+                report.volumes_removed.push(name);
+            }
+        }
+        Ok((store, report))
+    }
+
+    /// Makes everything durable in a checkpoint, so that the next open replays nothing, and takes
+    /// no requests any more.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk; also where the pool takes no writes after an earlier failure.
+    pub fn close(&self) -> Result<()> {
+        for volume in read(&self.volumes).values() {
+            volume.mark_gone();
+        }
+        self.pool.checkpoint()?;
+        self.pool.reclaim()
+    }
+
+    /// Bytes in a block: 4096, 8192, 16384 or 65536.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.pool.superblock.block_size
+    }
+
+    /// Names of the volumes in use, in order.
+    #[must_use]
+    pub fn volume_names(&self) -> Vec<String> {
+        read(&self.volumes).keys().cloned().collect()
+    }
+
+    /// A volume in use.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`.
+    pub fn volume(&self, name: &str) -> Result<Arc<Volume>> {
+        let not_found = || {
+            StoreError::new(
+                StoreErrorKind::NotFound,
+                format!("no volume is named '{name}'"),
+            )
+        };
+        read(&self.volumes).get(name).cloned().ok_or_else(not_found)
+    }
+
+    pub(crate) fn volumes_in_use(&self) -> Vec<Arc<Volume>> {
+        read(&self.volumes).values().cloned().collect()
+    }
+
+    /// Makes an empty volume.
+    ///
+    /// # Errors
+    ///
+    /// `Exists`; `Invalid` for a bad name or a size that is zero, beyond the maximum, or not a
+    /// multiple of the block size.
+    pub fn create_volume(&self, name: &str, size_bytes: u64) -> Result<()> {
+        let volume = self.add(name, size_bytes, VolumeState::Ready)?;
+        write(&self.volumes).insert(name.to_owned(), volume);
+        Ok(())
+    }
+
+    /// Starts loading a new volume, which appears once [`Import::finish`] is called and is removed
+    /// again if that never happens.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::create_volume`].
+    pub fn begin_import(self: &Arc<Self>, name: &str, size_bytes: u64) -> Result<Import> {
+        let volume = self.add(name, size_bytes, VolumeState::Importing)?;
+        Ok(Import::new(Arc::clone(self), volume))
+    }
+
+    fn add(&self, name: &str, size_bytes: u64, state: VolumeState) -> Result<Arc<Volume>> {
+        self.check_name(name)?;
+        self.check_size(size_bytes)?;
+        let _changing = lock(&self.changing);
+        self.check_name_is_free(name)?;
+        let ledger = self.pool.ledger()?;
+        let catalogue = &ledger.books.catalogue;
+        let volume = VolumeRecord {
+            id: VolumeId(catalogue.next_volume_id),
+            layer: LayerId(catalogue.next_layer_id),
+            state,
+            size_bytes,
+            created_unix_seconds: self.engine.unix_seconds(),
+            map: TreeRoot::default(),
+            name: name.to_owned(),
+        };
+        let slot = catalogue.free_slot();
+        drop(ledger);
+        self.change_catalogue(Record::VolumePut {
+            slot,
+            volume: volume.clone(),
+        })?;
+        let pool = Arc::clone(&self.pool);
+        Ok(Arc::new(Volume::new(pool, volume.layer, name, size_bytes)?))
+    }
+
+    /// The import of this volume is complete and durable.
+    pub(crate) fn finish_import(&self, volume: Arc<Volume>) -> Result<()> {
+        let _changing = lock(&self.changing);
+        let name = volume.name();
+        self.change_volume(&name, |record| record.state = VolumeState::Ready)?;
+        write(&self.volumes).insert(name, volume);
+        Ok(())
+    }
+
+    /// Removes a volume and frees what it alone stores. `progress` is told how many of its blocks
+    /// are done and how many there were. Requests under way fail.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; those of the disk, after which opening the pool again finishes the removal.
+    pub fn delete_volume(&self, name: &str, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+        let changing = lock(&self.changing);
+        self.volume(name)?;
+        self.change_volume(name, |record| record.state = VolumeState::Deleting)?;
+        drop(changing);
+        self.remove(name, progress)
+    }
+
+    /// The name stays taken until the volume is gone.
+    pub(crate) fn remove(&self, name: &str, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+        let ledger = self.pool.ledger()?;
+        let found = ledger.books.catalogue.by_name(name);
+        let Some((slot, record)) = found.map(|(slot, record)| (slot, record.clone())) else {
+            let message = format!("no volume is named '{name}'");
+            return Err(StoreError::new(StoreErrorKind::NotFound, message));
+        };
+        drop(ledger);
+        let in_use = write(&self.volumes).remove(name);
+        let (pool, size) = (Arc::clone(&self.pool), record.size_bytes);
+        let volume = match in_use {
+            Some(volume) => volume,
+            None => Arc::new(Volume::new(pool, record.layer, name, size)?),
+        };
+        volume.mark_gone();
+        // A request that was admitted before may still change the map; it holds its blocks.
+        let end = Lba(VOLUME_BLOCKS_MAX);
+        let _locked = volume.lock_blocks(0..end.0, Wait::Yes)?;
+        let all = volume.logical_blocks();
+        volume.unmap(Lba(0), end, &mut |_| {
+            progress(all - volume.logical_blocks(), all)
+        })?;
+        let gone = Record::VolumeGone {
+            slot,
+            volume: record.id,
+            layer: record.layer,
+        };
+        self.change_catalogue(gone)
+    }
+
+    /// Gives a volume another name.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`, `Exists`, `Invalid` for a bad name.
+    pub fn rename_volume(&self, name: &str, new_name: &str) -> Result<()> {
+        self.check_name(new_name)?;
+        let _changing = lock(&self.changing);
+        let volume = self.volume(name)?;
+        self.check_name_is_free(new_name)?;
+        self.change_volume(name, |record| new_name.clone_into(&mut record.name))?;
+        volume.set_name(new_name);
+        let mut volumes = write(&self.volumes);
+        volumes.remove(name);
+        volumes.insert(new_name.to_owned(), volume);
+        Ok(())
+    }
+
+    /// Gives a volume another size. What lies beyond a smaller one is given up first, so that a
+    /// crash in between leaves the old size with zeros beyond the new.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Invalid` for an impossible size.
+    pub fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<()> {
+        self.check_size(size_bytes)?;
+        let _changing = lock(&self.changing);
+        let volume = self.volume(name)?;
+        let old_size = volume.size_bytes();
+        if size_bytes < old_size {
+            volume.set_size_bytes(size_bytes);
+            let block_size = self.pool.block_size();
+            let beyond = Lba(size_bytes / block_size)..Lba(old_size / block_size);
+            let _locked = volume.lock_blocks(beyond.start.0..beyond.end.0, Wait::Yes)?;
+            volume.unmap(beyond.start, beyond.end, &mut |_| {})?;
+        }
+        self.change_volume(name, |record| record.size_bytes = size_bytes)?;
+        volume.set_size_bytes(size_bytes);
+        Ok(())
+    }
+
+    /// Housekeeping, about once a second: commits what waits, writes a checkpoint when one is due,
+    /// reuses and gives back to the host what was freed.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk.
+    pub fn tick(&self) -> Result<()> {
+        self.pool.tick()
+    }
+
+    /// Sleeps until [`Store::tick`] has more to do than usual, `timeout` at most.
+    pub fn wait_until_due(&self, timeout: Duration) {
+        self.pool.wait_until_due(timeout);
+    }
+
+    fn check_name(&self, name: &str) -> Result<()> {
+        if name_is_valid(name) {
+            return Ok(());
+        }
+        Err(StoreError::new(
+            StoreErrorKind::Invalid,
+            format!(
+                "'{}' cannot name a volume: letters, digits, '.', '_' and '-', beginning with a \
+                 letter or digit, 63 at most",
+                name.escape_debug()
+            ),
+        ))
+    }
+
+    /// Also of those that are being imported or deleted.
+    fn check_name_is_free(&self, name: &str) -> Result<()> {
+        let ledger = self.pool.ledger()?;
+        let Some((_, taken)) = ledger.books.catalogue.by_name(name) else {
+            return Ok(());
+        };
+        let state = match taken.state {
+            VolumeState::Ready => "exists already",
+            VolumeState::Importing => "is being imported",
+            VolumeState::Deleting => "is still being deleted",
+        };
+        Err(StoreError::new(
+            StoreErrorKind::Exists,
+            format!("volume '{name}' {state}"),
+        ))
+    }
+
+    fn check_size(&self, size_bytes: u64) -> Result<()> {
+        let block_size = self.pool.block_size();
+        let max = VOLUME_BLOCKS_MAX * block_size;
+        let message = if size_bytes == 0 {
+            "a volume needs a size above 0".to_owned()
+        } else if size_bytes > max {
+            format!("a volume of {size_bytes} bytes exceeds the largest possible, {max}")
+        } else if !size_bytes.is_multiple_of(block_size) {
+            format!("a size of {size_bytes} bytes is no multiple of the block size {block_size}")
+        } else {
+            return Ok(());
+        };
+        Err(StoreError::new(StoreErrorKind::Invalid, message))
+    }
+
+    fn change_volume(&self, name: &str, change: impl FnOnce(&mut VolumeRecord)) -> Result<()> {
+        let ledger = self.pool.ledger()?;
+        let found = ledger.books.catalogue.by_name(name);
+        let Some((slot, mut volume)) = found.map(|(slot, volume)| (slot, volume.clone())) else {
+            let message = format!("no volume is named '{name}'");
+            return Err(StoreError::new(StoreErrorKind::NotFound, message));
+        };
+        drop(ledger);
+        change(&mut volume);
+        self.change_catalogue(Record::VolumePut { slot, volume })
+    }
+
+    fn change_catalogue(&self, record: Record) -> Result<()> {
+        self.pool.record(&[record], &[], Wait::Yes)?;
+        self.pool.commit()
+    }
+}

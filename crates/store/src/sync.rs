@@ -1,0 +1,32 @@
+//! Locks and atomics: the standard library's, or, under the `shuttle` feature, those of a
+//! scheduler that tries interleavings.
+
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use std::sync::{
+    Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize},
+};
+
+#[cfg(feature = "shuttle")]
+pub(crate) use shuttle::sync::{
+    Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize},
+};
+
+use std::sync::PoisonError;
+
+/// Takes a lock whose data is valid between any two statements, so that a panic of another thread
+/// which held it is no reason to stop. The ledger is not such a lock: see `Pool::ledger`.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`lock`], for reading.
+pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`lock`], for writing.
+pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,229 @@
+//! One volume, as front ends see it: bytes to read, write, flush, trim and ask about.
+//!
+//! The steps of a write are in `write.rs`, of a read in `read.rs`; this file checks requests
+//! before they start and says on which volume they failed.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use onefold_format::LayerId;
+
+use crate::block_lock::BlockLocks;
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::limits::REQUEST_BYTES_MAX;
+use crate::map::Layer;
+use crate::pool::Pool;
+use crate::sync::{AtomicBool, AtomicU64, RwLock, read, write};
+
+/// Whether a request may wait for the disk, for room, or for another request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Answer from memory or fail with [`StoreErrorKind::WouldWait`]. What has been written by
+    /// then is part of what the caller asked for, so that asking again is all there is to do.
+    No,
+    /// Take the time it needs.
+    Yes,
+}
+
+/// A run of bytes that are stored, or that read as zeros because nothing is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Length in bytes.
+    pub len: u64,
+    /// Whether anything is stored.
+    pub data: bool,
+}
+
+/// An open volume. Any range of bytes works; whole blocks are faster.
+pub struct Volume {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) layer: Arc<Layer>,
+    pub(crate) locks: BlockLocks,
+    name: RwLock<String>,
+    size_bytes: AtomicU64,
+    gone: AtomicBool,
+}
+
+impl Volume {
+    pub(crate) fn new(
+        pool: Arc<Pool>,
+        layer: LayerId,
+        name: &str,
+        size_bytes: u64,
+    ) -> Result<Self> {
+        Ok(Self {
+            layer: pool.maps.layer(layer)?,
+            pool,
+            locks: BlockLocks::default(),
+            name: RwLock::new(name.to_owned()),
+            size_bytes: AtomicU64::new(size_bytes),
+            gone: AtomicBool::new(false),
+        })
+    }
+
+    /// Its name now.
+    #[must_use]
+    pub fn name(&self) -> String {
+        read(&self.name).clone()
+    }
+
+    pub(crate) fn set_name(&self, name: &str) {
+        name.clone_into(&mut write(&self.name));
+    }
+
+    /// Its size in bytes, a multiple of the block size.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(SeqCst)
+    }
+
+    pub(crate) fn set_size_bytes(&self, size_bytes: u64) {
+        self.size_bytes.store(size_bytes, SeqCst);
+    }
+
+    /// Bytes in a block: 4096, 8192, 16384 or 65536.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.pool.superblock.block_size
+    }
+
+    /// Blocks that hold data.
+    #[must_use]
+    pub fn logical_blocks(&self) -> u64 {
+        self.layer.private_blocks()
+    }
+
+    /// Fills `buf` from `offset`. What was never written, and what is zero, reads as zeros.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` beyond the end or over 32 MiB; `Io` and `Damaged` with the block's addresses;
+    /// `Gone` once the volume is deleted; `WouldWait`.
+    pub fn read(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<()> {
+        self.admit(offset, buf.len() as u64)?;
+        self.read_admitted(offset, buf, wait)
+            .map_err(|error| self.during("reading", offset, error))
+    }
+
+    /// Writes `data` at `offset`: see `docs/life-of-a-write.md`. Durable after [`Volume::flush`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::read`], and `NoSpace`, `ReadOnly`. A write that fails may have changed part of
+    /// its range, as on any disk.
+    pub fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<()> {
+        self.admit(offset, data.len() as u64)?;
+        self.pool.check_writable()?;
+        self.write_admitted(offset, data, wait)
+            .map_err(|error| self.during("writing", offset, error))
+    }
+
+    /// Makes every write answered before this call durable, on whichever connection it came (P5).
+    /// Always waits for the disk.
+    ///
+    /// # Errors
+    ///
+    /// `Io` where the disk failed: from then on the pool takes no writes until it is opened again.
+    pub fn flush(&self) -> Result<()> {
+        self.pool
+            .commit()
+            .map_err(|e| e.during(format_args!("flushing '{}'", self.name())))
+    }
+
+    /// Gives up whatever is stored in the whole blocks of the range, which then read as zeros.
+    /// Takes time in proportion to what is stored there. Parts of blocks at the ends are left.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::write`]; no limit on the length.
+    pub fn trim(&self, offset: u64, len: u64, wait: Wait) -> Result<()> {
+        self.admit_range(offset, len)?;
+        self.pool.check_writable()?;
+        self.trim_admitted(offset, len, wait)
+            .map_err(|error| self.during("trimming", offset, error))
+    }
+
+    /// Makes the range read as zeros, to the byte.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::trim`].
+    pub fn write_zeroes(&self, offset: u64, len: u64, wait: Wait) -> Result<()> {
+        self.admit_range(offset, len)?;
+        self.pool.check_writable()?;
+        self.zero_admitted(offset, len, wait)
+            .map_err(|error| self.during("zeroing", offset, error))
+    }
+
+    /// What is stored in `range`, from its start: at most `extents_max` runs, so perhaps less than
+    /// the whole range.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::read`]; no limit on the length.
+    pub fn extents(
+        &self,
+        range: Range<u64>,
+        extents_max: usize,
+        wait: Wait,
+    ) -> Result<Vec<Extent>> {
+        self.admit_range(range.start, range.end.saturating_sub(range.start))?;
+        let start = range.start;
+        self.extents_admitted(range, extents_max, wait)
+            .map_err(|error| self.during("looking up", start, error))
+    }
+
+    /// Reads the range into the host's cache, and its map into ours. A hint.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::read`]; no limit on the length.
+    pub fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
+        self.admit_range(offset, len)?;
+        let mut buf = vec![0; len.min(1 << 20) as usize];
+        let mut at = offset;
+        while at < offset + len {
+            let piece = (buf.len() as u64).min(offset + len - at) as usize;
+            self.read(at, &mut buf[..piece], Wait::Yes)?;
+            at += piece as u64;
+        }
+        Ok(())
+    }
+
+    /// [step 1 admit]
+    fn admit(&self, offset: u64, len: u64) -> Result<()> {
+        if len > REQUEST_BYTES_MAX {
+            let message = format!("a request of {len} bytes exceeds {REQUEST_BYTES_MAX}");
+            return Err(StoreError::new(StoreErrorKind::Invalid, message));
+        }
+        self.admit_range(offset, len)
+    }
+
+    fn admit_range(&self, offset: u64, len: u64) -> Result<()> {
+        if self.gone.load(SeqCst) {
+            let message = format!("volume '{}' is gone", self.name());
+            return Err(StoreError::new(StoreErrorKind::Gone, message));
+        }
+        let size = self.size_bytes();
+        if offset.checked_add(len).is_some_and(|end| end <= size) {
+            return Ok(());
+        }
+        Err(StoreError::new(
+            StoreErrorKind::Invalid,
+            format!(
+                "{len} bytes at {offset} are beyond the end of '{}' at {size}",
+                self.name()
+            ),
+        ))
+    }
+
+    /// No request is admitted from now on.
+    pub(crate) fn mark_gone(&self) {
+        self.gone.store(true, SeqCst);
+    }
+
+    fn during(&self, verb: &str, offset: u64, error: StoreError) -> StoreError {
+        error.during(format_args!("{verb} '{}' at byte {offset}", self.name()))
+    }
+}

@@ -1,0 +1,339 @@
+//! The write path, steps 2 to 8 of `docs/life-of-a-write.md`.
+//!
+//! A block that the live layer owns alone is rewritten where it is, and nothing else happens: no
+//! record, no metadata. Everything else gets new blocks, consecutive where the request is. A block
+//! of zeros is not stored.
+//!
+//! Crash behaviour: until its record is durable a new block belongs to nobody and is free after a
+//! crash. A block rewritten in place may be torn at sectors, as on any disk.
+
+use onefold_format::units::BLOCKS_PER_SEGMENT;
+use onefold_format::{Entry, Lba, Pba, Record, UnmapTo};
+use smallvec::SmallVec;
+
+use crate::error::{Result, StoreError};
+use crate::guard::Guard;
+use crate::space::{PbaRun, PbaRuns};
+use crate::volume::{Volume, Wait};
+use std::ops::Range;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// A request is worked off in pieces of this many blocks: bounds its records, and how long its
+/// blocks stay locked. 1 MiB of consecutive blocks is one write to the pool.
+const PIECE_BLOCKS: u64 = 512;
+
+/// Blocks of one piece with the same fate, consecutive in the volume and, if stored, in the pool.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    lba: Lba,
+    count: u64,
+    fate: Fate,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// The layer's own block, rewritten where it is.
+    InPlace(Pba),
+    /// Needs a new block.
+    New,
+    /// All zeros: the entry gives up what it has.
+    Zero,
+    /// All zeros, and so it was.
+    Nothing,
+}
+
+/// What a run gets: new blocks for [`Fate::New`], in step 4.
+#[derive(Debug, Clone, Copy)]
+struct Placed {
+    run: Run,
+    new: Option<Pba>,
+}
+
+type Runs = SmallVec<[Run; 4]>;
+type PlacedRuns = SmallVec<[Placed; 4]>;
+type Entries = SmallVec<[Entry; 8]>;
+
+impl Volume {
+    /// Cuts the request into pieces: a part of a block at either end, whole blocks in between.
+    pub(crate) fn write_admitted(&self, offset: u64, data: &[u8], wait: Wait) -> Result<()> {
+        let block_size = self.pool.block_size();
+        let (mut at, mut rest) = (offset, data);
+        while !rest.is_empty() {
+            let into_block = at % block_size;
+            let piece = if into_block != 0 || (rest.len() as u64) < block_size {
+                (block_size - into_block).min(rest.len() as u64)
+            } else {
+                let whole = rest.len() as u64 / block_size * block_size;
+                whole.min(PIECE_BLOCKS * block_size)
+            };
+            let (bytes, after) = rest.split_at(piece as usize);
+            if piece.is_multiple_of(block_size) {
+                self.write_blocks(Lba(at / block_size), bytes, wait)?;
+            } else {
+                self.write_part(Lba(at / block_size), into_block as usize, bytes, wait)?;
+            }
+            at += piece;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Steps 2 to 8 for whole blocks.
+    fn write_blocks(&self, first: Lba, data: &[u8], wait: Wait) -> Result<()> {
+        let count = data.len() as u64 / self.pool.block_size();
+        let blocks = first.0..first.0 + count;
+        let _locked = self.lock_blocks(blocks, wait)?;
+        self.write_locked(first, data, wait)
+    }
+
+    /// Steps 2 to 8 for part of one block: what is around it is read under the lock.
+    fn write_part(&self, lba: Lba, at: usize, data: &[u8], wait: Wait) -> Result<()> {
+        let block_size = self.pool.block_size();
+        let _locked = self.lock_blocks(lba.0..lba.0 + 1, wait)?;
+        let mut block = vec![0; block_size as usize];
+        self.read_admitted(lba.0 * block_size, &mut block, wait)?;
+        block[at..at + data.len()].copy_from_slice(data);
+        self.write_locked(lba, &block, wait)
+    }
+
+    /// [step 2 lock] Nothing where the simulation breaks this rule.
+    pub(crate) fn lock_blocks(
+        &self,
+        blocks: Range<u64>,
+        wait: Wait,
+    ) -> Result<Option<crate::block_lock::BlockGuard<'_>>> {
+        if !Guard::BlocksLocked.holds() {
+            return Ok(None);
+        }
+        self.locks
+            .lock(blocks, wait)
+            .map(Some)
+            .ok_or_else(StoreError::would_wait)
+    }
+
+    /// The blocks are locked. [step 3 shape] to [step 8 reply]
+    fn write_locked(&self, first: Lba, data: &[u8], wait: Wait) -> Result<()> {
+        let entries = self.entries(first, data.len() as u64 / self.pool.block_size(), wait)?;
+        let runs = self.shape(first, data, &entries);
+        let placed = self.place(&runs, wait)?;
+        let (records, old_blocks) = changes(self, first, &entries, &placed);
+        if Guard::DataBeforeRecord.holds() {
+            self.store(first, data, &placed)?;
+        }
+        if !records.is_empty() {
+            let logged = self.pool.record(&records, &old_blocks, wait);
+            logged.or_else(|error| self.take_back(&placed, error))?;
+        }
+        if !Guard::DataBeforeRecord.holds() {
+            self.store(first, data, &placed)?;
+        }
+        Ok(())
+    }
+
+    /// What the map says of these blocks, which are locked or whose epoch is pinned.
+    pub(crate) fn entries(&self, first: Lba, count: u64, wait: Wait) -> Result<Entries> {
+        let mut entries = Entries::with_capacity(count as usize);
+        for (lba, in_segment) in segments(first, count) {
+            let leaf = self.pool.maps.leaf(&self.layer, lba.segment(), wait)?;
+            leaf.entries(lba.slot()..lba.slot() + in_segment as usize, &mut entries);
+        }
+        Ok(entries)
+    }
+
+    /// [step 3 shape] Finds the blocks of zeros, and what can be rewritten in place.
+    fn shape(&self, first: Lba, data: &[u8], entries: &[Entry]) -> Runs {
+        let blocks = data.chunks_exact(self.pool.block_size() as usize);
+        let mut runs = Runs::new();
+        for ((block, entry), n) in blocks.zip(entries).zip(0..) {
+            let fate = match entry.pba() {
+                _ if is_zero(block) => {
+                    if *entry == Entry::ABSENT {
+                        Fate::Nothing
+                    } else {
+                        Fate::Zero
+                    }
+                }
+                Some(pba) => Fate::InPlace(pba),
+                None => Fate::New,
+            };
+            match runs.last_mut() {
+                Some(run) if run.continues_with(fate) => run.count += 1,
+                _ => runs.push(Run {
+                    lba: first + n,
+                    count: 1,
+                    fate,
+                }),
+            }
+        }
+        runs
+    }
+
+    /// [step 4 place] One allocation for all that is new, so that it comes out consecutive.
+    fn place(&self, runs: &[Run], wait: Wait) -> Result<PlacedRuns> {
+        let new: u64 = runs
+            .iter()
+            .filter(|run| run.fate == Fate::New)
+            .map(|run| run.count)
+            .sum();
+        if new == 0 {
+            return Ok(runs
+                .iter()
+                .map(|run| Placed {
+                    run: *run,
+                    new: None,
+                })
+                .collect());
+        }
+        let mut free = self.pool.allocate(new, wait)?.into_iter().peekable();
+        let mut placed = PlacedRuns::new();
+        for run in runs {
+            if run.fate != Fate::New {
+                placed.push(Placed {
+                    run: *run,
+                    new: None,
+                });
+                continue;
+            }
+            let mut done = 0;
+            while done < run.count {
+                let Some(blocks) = free.peek_mut() else { break };
+                let count = blocks.count.min(run.count - done);
+                let part = Run {
+                    lba: run.lba + done,
+                    count,
+                    fate: Fate::New,
+                };
+                placed.push(Placed {
+                    run: part,
+                    new: Some(blocks.start),
+                });
+                blocks.start.0 += count;
+                blocks.count -= count;
+                if blocks.count == 0 {
+                    free.next();
+                }
+                done += count;
+            }
+        }
+        Ok(placed)
+    }
+
+    /// [step 5 store] One write to the pool for each run of consecutive blocks.
+    fn store(&self, first: Lba, data: &[u8], placed: &[Placed]) -> Result<()> {
+        let block_size = self.pool.block_size();
+        for Placed { run, new } in placed {
+            let pba = match (run.fate, new) {
+                (Fate::InPlace(pba), _) => pba,
+                (Fate::New, Some(pba)) => *pba,
+                _ => continue,
+            };
+            let start = ((run.lba.0 - first.0) * block_size) as usize;
+            let bytes = &data[start..start + (run.count * block_size) as usize];
+            let written = self.pool.data.write_at(bytes, pba.0 * block_size);
+            // Raised after the write and before the record, or the reply: what a commit that
+            // finds it raised then syncs includes this write.
+            self.pool.unsynced.store(true, SeqCst);
+            if let Err(error) = written {
+                let what = format_args!("block {} of the volume, {pba} of the pool", run.lba);
+                return self.take_back(placed, StoreError::io(what, error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns new blocks that no record names, and the error that led to it.
+    fn take_back(&self, placed: &[Placed], error: StoreError) -> Result<()> {
+        // After a failure inside `apply` some of them may have been recorded; the pool takes no
+        // writes then, and recovery finds out.
+        if self.pool.check_writable().is_ok() {
+            let new = placed.iter().filter_map(|placed| {
+                placed.new.map(|start| PbaRun {
+                    start,
+                    count: placed.run.count,
+                })
+            });
+            self.pool.take_back(&new.collect::<PbaRuns>())?;
+        }
+        Err(error)
+    }
+}
+
+impl Run {
+    fn continues_with(&self, fate: Fate) -> bool {
+        match (self.fate, fate) {
+            (Fate::InPlace(start), Fate::InPlace(next)) => start + self.count == next,
+            (own, other) => own == other,
+        }
+    }
+}
+
+/// The records of a piece ([step 6 log]), and the blocks that they give up: none for what is
+/// rewritten in place.
+fn changes(
+    volume: &Volume,
+    first: Lba,
+    entries: &[Entry],
+    placed: &[Placed],
+) -> (SmallVec<[Record; 2]>, PbaRuns) {
+    let mut records = SmallVec::new();
+    let mut old_blocks = PbaRuns::new();
+    let layer = volume.layer.id;
+    for Placed { run, new } in placed {
+        let at = (run.lba.0 - first.0) as usize;
+        let before = &entries[at..at + run.count as usize];
+        match (run.fate, new) {
+            (Fate::Zero, _) => {
+                old_blocks.extend(crate::apply::mapped_runs(before));
+                for (lba, count) in segments(run.lba, run.count) {
+                    let count = count as u32;
+                    records.push(Record::Unmap {
+                        layer,
+                        lba,
+                        count,
+                        to: UnmapTo::Absent,
+                    });
+                }
+            }
+            (Fate::New, Some(pba)) => {
+                let mut done = 0;
+                for same in before.chunk_by(|a, b| a == b) {
+                    let start = run.lba + done;
+                    for (lba, count) in segments(start, same.len() as u64) {
+                        let new = Entry::private(*pba + (lba.0 - run.lba.0));
+                        let (old, count) = (same[0], count as u32);
+                        records.push(Record::Map {
+                            layer,
+                            lba,
+                            count,
+                            old,
+                            new,
+                        });
+                    }
+                    done += same.len() as u64;
+                }
+            }
+            _ => {}
+        }
+    }
+    (records, old_blocks)
+}
+
+/// Cuts a range of blocks where segments end.
+pub(crate) fn segments(first: Lba, count: u64) -> impl Iterator<Item = (Lba, u64)> {
+    let mut at = first;
+    let end = first + count;
+    std::iter::from_fn(move || {
+        (at < end).then(|| {
+            let start = at;
+            let segment_end = (start.0 / BLOCKS_PER_SEGMENT + 1) * BLOCKS_PER_SEGMENT;
+            at = Lba(segment_end.min(end.0));
+            (start, at.0 - start.0)
+        })
+    })
+}
+
+/// Whether a block is all zeros. Most that are not show it in the first bytes.
+fn is_zero(block: &[u8]) -> bool {
+    let mut words = block.chunks_exact(64);
+    words.all(|bytes| bytes.iter().fold(0, |any, byte| any | byte) == 0)
+}
