@@ -20,8 +20,8 @@
 use crate::bytes::{is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
 use crate::node::TreeRoot;
-use crate::page::{BODY, PageBytes};
-use crate::units::{LayerId, VolumeId};
+use crate::page::{BODY, PAGE_BYTES, PageBytes};
+use crate::units::{BLOCK_SIZES, LayerId, VOLUME_BLOCKS_MAX, VolumeId, is_id};
 
 /// Records in a page.
 pub const RECORDS_PER_PAGE: usize = 15;
@@ -33,6 +33,12 @@ pub const VOLUME_RECORD_BYTES: usize = 256;
 pub const NAME_BYTES_MAX: usize = 63;
 
 const KIND_VOLUME: u8 = 1;
+
+/// Largest volume of any pool, in bytes.
+const SIZE_BYTES_MAX: u64 = VOLUME_BLOCKS_MAX * BLOCK_SIZES[BLOCK_SIZES.len() - 1] as u64;
+
+const _: () = assert!(BODY + RECORDS_PER_PAGE * VOLUME_RECORD_BYTES <= PAGE_BYTES);
+const _: () = assert!(128 + NAME_BYTES_MAX < 192, "a name is followed by a zero");
 
 /// Where a volume is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +85,7 @@ pub fn name_is_valid(name: &str) -> bool {
 impl VolumeRecord {
     /// Writes the record into 256 bytes of zeros at `at`.
     pub(crate) fn put(&self, bytes: &mut [u8], at: usize) {
+        debug_assert!(name_is_valid(&self.name), "volume name {:?}", self.name);
         let head = [KIND_VOLUME, self.state as u8, 0, self.name.len() as u8];
         put(bytes, at, &head);
         put(bytes, at + 8, &self.id.0.to_le_bytes());
@@ -104,6 +111,17 @@ impl VolumeRecord {
             3 => VolumeState::Deleting,
             other => return field("volume state", u64::from(other)),
         };
+        let (id, layer, size_bytes) = (u64_at(bytes, 8), u64_at(bytes, 16), u64_at(bytes, 24));
+        if !is_id(id) {
+            return field("volume id", id);
+        }
+        if !is_id(layer) {
+            return field("layer id", layer);
+        }
+        let whole_blocks = size_bytes.is_multiple_of(u64::from(BLOCK_SIZES[0]));
+        if !whole_blocks || !(1..=SIZE_BYTES_MAX).contains(&size_bytes) {
+            return field("volume size", size_bytes);
+        }
         let name_len = usize::from(bytes[3]);
         if name_len > NAME_BYTES_MAX {
             return field("name length", u64::from(bytes[3]));
@@ -119,10 +137,10 @@ impl VolumeRecord {
             });
         }
         Ok(Some(Self {
-            id: VolumeId(u64_at(bytes, 8)),
-            layer: LayerId(u64_at(bytes, 16)),
+            id: VolumeId(id),
+            layer: LayerId(layer),
             state,
-            size_bytes: u64_at(bytes, 24),
+            size_bytes,
             created_unix_seconds: u64_at(bytes, 32),
             map: TreeRoot::at(bytes, 40)?,
             name,

@@ -24,18 +24,24 @@
 
 use crate::bytes::{array_at, put, u16_at, u32_at, u64_at};
 use crate::error::FormatError;
+use crate::superblock::LOG_BYTES_MIN;
 use crate::units::{PoolId, SECTOR_BYTES};
 use crate::{MAJOR_VERSION, MINOR_VERSION};
 
 /// Bytes in a frame's header.
 pub const FRAME_HEADER_BYTES: usize = 64;
 
-/// Most bytes of records in a frame: bounds the buffer that recovery needs.
-pub const FRAME_PAYLOAD_MAX: usize = 256 << 10;
+/// Most bytes of records in a frame: bounds the buffer that recovery needs, and every frame fits
+/// into the smallest ring.
+pub const FRAME_PAYLOAD_MAX: usize = 128 << 10;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"1FLG");
 const FLAG_LAST: u16 = 1;
 const CHECKSUM_AT: usize = 60;
+
+const _: () = assert!(CHECKSUM_AT + 4 == FRAME_HEADER_BYTES, "the checksum ends the header");
+const _: () = assert!(FRAME_HEADER_BYTES as u64 <= SECTOR_BYTES, "no header is torn or wraps");
+const _: () = assert!((FRAME_HEADER_BYTES + FRAME_PAYLOAD_MAX) as u64 <= LOG_BYTES_MIN);
 
 /// What a frame says of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,11 +109,12 @@ pub fn encode(header: &FrameHeader, pool: PoolId, payload: &[u8], bytes: &mut Ve
     checksum
 }
 
-/// Reads the header at the start of `bytes`, which say nothing yet about the payload.
+/// Reads the header at the start of `bytes`. Only what is needed to find the end of the frame is
+/// looked at: nothing else is believed, the version least of all, before [`check`].
 ///
 /// # Errors
 ///
-/// Any [`FormatError`]; all but [`FormatError::Newer`] mean that no frame starts here.
+/// Any [`FormatError`] but [`FormatError::Newer`]: no frame of this pool starts here.
 pub fn decode_header(bytes: &[u8], pool: PoolId) -> Result<UncheckedFrame, FormatError> {
     if bytes.len() < FRAME_HEADER_BYTES {
         return Err(FormatError::Short {
@@ -125,13 +132,6 @@ pub fn decode_header(bytes: &[u8], pool: PoolId) -> Result<UncheckedFrame, Forma
     if PoolId(array_at(bytes, 8)) != pool {
         return Err(FormatError::Pool);
     }
-    if bytes[4] > MAJOR_VERSION {
-        return Err(FormatError::Newer {
-            major: bytes[4],
-            minor: bytes[5],
-        });
-    }
-    let flags = u16_at(bytes, 6);
     let payload_bytes = u32_at(bytes, 48) as usize;
     if payload_bytes > FRAME_PAYLOAD_MAX {
         return Err(FormatError::Field {
@@ -139,17 +139,12 @@ pub fn decode_header(bytes: &[u8], pool: PoolId) -> Result<UncheckedFrame, Forma
             value: payload_bytes as u64,
         });
     }
-    if flags & !FLAG_LAST != 0 || u32_at(bytes, 56) != 0 {
-        return Err(FormatError::Reserved {
-            structure: "frame header",
-        });
-    }
     let header = FrameHeader {
         session: u64_at(bytes, 24),
         commit: u64_at(bytes, 32),
         position: u64_at(bytes, 40),
         previous_checksum: u32_at(bytes, 52),
-        last: flags & FLAG_LAST != 0,
+        last: u16_at(bytes, 6) & FLAG_LAST != 0,
     };
     Ok(UncheckedFrame {
         header,
@@ -158,11 +153,13 @@ pub fn decode_header(bytes: &[u8], pool: PoolId) -> Result<UncheckedFrame, Forma
     })
 }
 
-/// Compares the checksum over header and payload with the one in the header.
+/// Compares the checksum over header and payload with the one in the header, then checks what the
+/// header says.
 ///
 /// # Errors
 ///
-/// [`FormatError::Short`] or [`FormatError::Checksum`].
+/// Any [`FormatError`]; [`FormatError::Newer`] means a whole frame of a later release, all others
+/// that no frame is here.
 pub fn check(frame: &UncheckedFrame, bytes: &[u8]) -> Result<(), FormatError> {
     let needed = FRAME_HEADER_BYTES + frame.payload_bytes;
     let Some(bytes) = bytes.get(..needed) else {
@@ -174,12 +171,26 @@ pub fn check(frame: &UncheckedFrame, bytes: &[u8]) -> Result<(), FormatError> {
     let head = crc32c::crc32c(&bytes[..CHECKSUM_AT]);
     let gap = crc32c::crc32c_append(head, &[0; 4]);
     let found = crc32c::crc32c_append(gap, &bytes[CHECKSUM_AT + 4..]);
-    if found == frame.checksum {
-        Ok(())
-    } else {
-        Err(FormatError::Checksum {
+    if found != frame.checksum {
+        return Err(FormatError::Checksum {
             expected: frame.checksum,
             found,
-        })
+        });
     }
+    let (major, minor) = (bytes[4], bytes[5]);
+    if major > MAJOR_VERSION {
+        return Err(FormatError::Newer { major, minor });
+    }
+    if major == 0 {
+        return Err(FormatError::Field {
+            field: "major version",
+            value: 0,
+        });
+    }
+    if u16_at(bytes, 6) & !FLAG_LAST != 0 || u32_at(bytes, 56) != 0 {
+        return Err(FormatError::Reserved {
+            structure: "frame header",
+        });
+    }
+    Ok(())
 }

@@ -7,8 +7,10 @@
 use crate::bytes::{array_at, is_zero, put};
 use crate::entry::{ENTRY_BYTES, Entry};
 use crate::error::FormatError;
-use crate::page::{BODY, PageBytes};
+use crate::page::{BODY, PAGE_BYTES, PageBytes};
 use crate::units::BLOCKS_PER_SEGMENT;
+
+const _: () = assert!(BODY + BLOCKS_PER_SEGMENT as usize * ENTRY_BYTES <= PAGE_BYTES);
 
 /// The entries of one segment.
 pub type Segment = [Entry; BLOCKS_PER_SEGMENT as usize];

@@ -2,9 +2,12 @@
 //!
 //! ```text
 //! page      64 + 12 n   pointer n, 256 of them, then zeros
-//! pointer    0 page     48 bits   0: nothing there
-//!            6 info     u16       above a leaf: what the leaf counts; else 0
-//!            8 checksum u32       of the page pointed to
+//! pointer    0 page      48 bits   0: nothing there
+//!            6 info      u16       above a leaf: what the leaf counts; else 0
+//!            8 checksum  u32       of the page pointed to
+//! root       0 pointer   12 bytes  to the top page, which is never a leaf
+//!           12 levels    u8        1 to 4; 0 for an empty tree
+//!           13 zeros     3 bytes
 //! ```
 //!
 //! The checksum in the pointer makes the trees self-verifying from the root down: a write that was
@@ -12,7 +15,7 @@
 
 use crate::bytes::{array_at, is_zero, put, u32_at};
 use crate::error::FormatError;
-use crate::page::{BODY, PAGE_BYTES, PageBytes};
+use crate::page::{self, BODY, PAGE_BYTES, PageBytes};
 use crate::units::PageNumber;
 
 /// Pointers in a node.
@@ -26,6 +29,8 @@ pub const LEVELS_MAX: u8 = 4;
 
 /// First pages of the metadata part, which hold the two roots and are never pointed to.
 pub const ROOT_SLOTS: u64 = 2;
+
+const _: () = assert!(BODY + NODE_FANOUT as usize * POINTER_BYTES <= PAGE_BYTES);
 
 /// Names a page and the bytes that must be in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,8 +104,16 @@ impl Node {
     /// [`FormatError`] for pointers and reserved bytes that no release writes.
     pub fn decode(page: &PageBytes) -> Result<Self, FormatError> {
         let mut node = Self::default();
+        let is_above_leaves = page::level(page) <= 1;
         for (slot, child) in node.children.iter_mut().enumerate() {
             *child = pointer_at(page, BODY + slot * POINTER_BYTES)?;
+            let info = child.map_or(0, |child| child.info);
+            if info != 0 && !is_above_leaves {
+                return Err(FormatError::Field {
+                    field: "count of an inner page",
+                    value: u64::from(info),
+                });
+            }
         }
         if is_zero(&page[BODY + NODE_FANOUT as usize * POINTER_BYTES..PAGE_BYTES]) {
             Ok(node)
@@ -142,10 +155,15 @@ impl TreeRoot {
         } else {
             levels == 0
         };
-        if !possible || rest != [0; 3] {
+        if !possible {
             return Err(FormatError::Field {
                 field: "tree levels",
                 value: u64::from(levels),
+            });
+        }
+        if rest != [0; 3] || top.is_some_and(|top| top.info != 0) {
+            return Err(FormatError::Reserved {
+                structure: "tree root",
             });
         }
         Ok(Self { top, levels })

@@ -21,7 +21,7 @@
 
 use crate::bytes::{array_at, put, u32_at, u64_at};
 use crate::error::FormatError;
-use crate::units::{PageNumber, PoolId};
+use crate::units::{ID_END, PageNumber, PoolId};
 use crate::{MAJOR_VERSION, MINOR_VERSION};
 
 /// Bytes in a metadata page.
@@ -40,6 +40,9 @@ pub const SPACE_OWNER: u64 = u64::MAX - 1;
 pub const CATALOGUE_OWNER: u64 = u64::MAX;
 
 const CHECKSUM_AT: usize = 60;
+
+const _: () = assert!(CHECKSUM_AT + 4 == BODY, "the checksum ends the header");
+const _: () = assert!(SPACE_OWNER >= ID_END, "no layer has an owner's number");
 
 /// A page's bytes.
 pub type PageBytes = [u8; PAGE_BYTES];
@@ -182,6 +185,11 @@ pub fn open(page: &PageBytes, expected: &PageHeader) -> Result<(u64, u32), Forma
 #[must_use]
 pub fn claimed_pool(page: &PageBytes) -> PoolId {
     PoolId(array_at(page, 8))
+}
+
+/// The height above the leaves that a page claims.
+pub(crate) fn level(page: &PageBytes) -> u8 {
+    page[7]
 }
 
 /// Whether a page that has been checked was written by a later minor version, which this build

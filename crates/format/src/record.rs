@@ -1,19 +1,19 @@
 //! What a frame carries: changes of maps and catalogue, in the order in which they were applied.
 //!
 //! ```text
-//! all      0 kind      u8
+//! all      0 kind      u8      1 map, 2 unmap, 3 put, 4 gone
 //!          1 reserved  u8
 //!          2 bytes     u16     whole record, a multiple of 8
 //!          4 domain    u32     0 the pool's
 //!          8 layer     u64     0 for the catalogue's
 //! map      1           the blocks of a run change from `old` to `new`
-//!         16 lba       u64
+//!         16 lba       u64     below 2^38
 //!         24 count     u32     1 to 512, all in one segment
 //!         28 reserved  u32
 //!         32 old       u64     entry of the first block; the others follow it in a run
 //!         40 new       u64     likewise
 //! unmap    2           whatever the blocks of a range are, they become `to`
-//!         16 lba       u64
+//!         16 lba       u64     below 2^38
 //!         24 count     u32     1 to 512, all in one segment
 //!         28 to        u32     0 absent, 1 zero
 //! put      3           the catalogue's slot holds this volume now
@@ -31,8 +31,14 @@ use crate::bytes::{is_zero, put, u16_at, u32_at, u64_at};
 use crate::catalogue_page::{VOLUME_RECORD_BYTES, VolumeRecord};
 use crate::entry::Entry;
 use crate::error::FormatError;
+use crate::frame::FRAME_PAYLOAD_MAX;
 use crate::node::TreeRoot;
-use crate::units::{BLOCKS_PER_SEGMENT, LayerId, Lba, VolumeId};
+use crate::units::{BLOCKS_PER_SEGMENT, LayerId, Lba, VOLUME_BLOCKS_MAX, VolumeId, is_id};
+
+const KIND_MAP: u8 = 1;
+const KIND_UNMAP: u8 = 2;
+const KIND_PUT: u8 = 3;
+const KIND_GONE: u8 = 4;
 
 const HEADER_BYTES: usize = 16;
 const MAP_BYTES: usize = 48;
@@ -42,6 +48,14 @@ const GONE_BYTES: usize = 32;
 
 /// The longest record.
 pub const RECORD_BYTES_MAX: usize = PUT_BYTES;
+
+const _: () = assert!(
+    MAP_BYTES.is_multiple_of(8)
+        && UNMAP_BYTES.is_multiple_of(8)
+        && PUT_BYTES.is_multiple_of(8)
+        && GONE_BYTES.is_multiple_of(8)
+);
+const _: () = assert!(RECORD_BYTES_MAX <= u16::MAX as usize && RECORD_BYTES_MAX < FRAME_PAYLOAD_MAX);
 
 /// What unmapped blocks become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,10 +116,10 @@ impl Record {
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         let start = bytes.len();
         let (kind, size, layer) = match self {
-            Self::Map { layer, .. } => (1, MAP_BYTES, layer.0),
-            Self::Unmap { layer, .. } => (2, UNMAP_BYTES, layer.0),
-            Self::VolumePut { .. } => (3, PUT_BYTES, 0),
-            Self::VolumeGone { layer, .. } => (4, GONE_BYTES, layer.0),
+            Self::Map { layer, .. } => (KIND_MAP, MAP_BYTES, layer.0),
+            Self::Unmap { layer, .. } => (KIND_UNMAP, UNMAP_BYTES, layer.0),
+            Self::VolumePut { .. } => (KIND_PUT, PUT_BYTES, 0),
+            Self::VolumeGone { layer, .. } => (KIND_GONE, GONE_BYTES, layer.0),
         };
         bytes.resize(start + size, 0);
         let record = &mut bytes[start..];
@@ -158,10 +172,10 @@ impl Record {
             });
         }
         let needed = match bytes[0] {
-            1 => MAP_BYTES,
-            2 => UNMAP_BYTES,
-            3 => PUT_BYTES,
-            4 => GONE_BYTES,
+            KIND_MAP => MAP_BYTES,
+            KIND_UNMAP => UNMAP_BYTES,
+            KIND_PUT => PUT_BYTES,
+            KIND_GONE => GONE_BYTES,
             other => {
                 return Err(FormatError::Field {
                     field: "record kind",
@@ -191,72 +205,109 @@ impl Record {
     }
 }
 
+/// Reads what follows the header of a record whose kind and length have been checked.
 fn decode_body(bytes: &[u8]) -> Result<Record, FormatError> {
-    let layer = LayerId(u64_at(bytes, 8));
     match bytes[0] {
-        1 => {
-            let (lba, count) = range_at(bytes)?;
-            if u32_at(bytes, 28) != 0 {
-                return Err(FormatError::Reserved {
-                    structure: "map record",
-                });
-            }
-            let (old, new) = (
-                Entry::from_bits(u64_at(bytes, 32))?,
-                Entry::from_bits(u64_at(bytes, 40))?,
-            );
-            for entry in [old, new] {
-                Entry::from_bits(entry.successor(u64::from(count) - 1).to_bits())?;
-            }
-            Ok(Record::Map {
-                layer,
-                lba,
-                count,
-                old,
-                new,
-            })
+        KIND_MAP => decode_map(bytes),
+        KIND_UNMAP => decode_unmap(bytes),
+        KIND_PUT => decode_put(bytes),
+        _ => decode_gone(bytes),
+    }
+}
+
+fn decode_map(bytes: &[u8]) -> Result<Record, FormatError> {
+    let layer = layer_at(bytes)?;
+    let (lba, count) = range_at(bytes)?;
+    if u32_at(bytes, 28) != 0 {
+        return Err(FormatError::Reserved {
+            structure: "map record",
+        });
+    }
+    let old = Entry::from_bits(u64_at(bytes, 32))?;
+    let new = Entry::from_bits(u64_at(bytes, 40))?;
+    for entry in [old, new] {
+        Entry::from_bits(entry.successor(u64::from(count) - 1).to_bits())?;
+    }
+    Ok(Record::Map {
+        layer,
+        lba,
+        count,
+        old,
+        new,
+    })
+}
+
+fn decode_unmap(bytes: &[u8]) -> Result<Record, FormatError> {
+    let layer = layer_at(bytes)?;
+    let (lba, count) = range_at(bytes)?;
+    let to = match u32_at(bytes, 28) {
+        0 => UnmapTo::Absent,
+        1 => UnmapTo::Zero,
+        other => {
+            return Err(FormatError::Field {
+                field: "unmap to",
+                value: other.into(),
+            });
         }
-        2 => {
-            let (lba, count) = range_at(bytes)?;
-            let to = match u32_at(bytes, 28) {
-                0 => UnmapTo::Absent,
-                1 => UnmapTo::Zero,
-                other => {
-                    return Err(FormatError::Field {
-                        field: "unmap to",
-                        value: other.into(),
-                    });
-                }
-            };
-            Ok(Record::Unmap {
-                layer,
-                lba,
-                count,
-                to,
-            })
-        }
-        3 => match VolumeRecord::decode(&bytes[24..])? {
-            Some(volume) if volume.map == TreeRoot::default() && layer.0 == 0 => {
-                Ok(Record::VolumePut {
-                    slot: u64_at(bytes, 16),
-                    volume,
-                })
-            }
-            _ => Err(FormatError::Reserved {
-                structure: "volume record",
-            }),
-        },
-        _ => Ok(Record::VolumeGone {
+    };
+    Ok(Record::Unmap {
+        layer,
+        lba,
+        count,
+        to,
+    })
+}
+
+fn decode_put(bytes: &[u8]) -> Result<Record, FormatError> {
+    let layer = u64_at(bytes, 8);
+    match VolumeRecord::decode(&bytes[24..])? {
+        Some(volume) if volume.map == TreeRoot::default() && layer == 0 => Ok(Record::VolumePut {
             slot: u64_at(bytes, 16),
-            volume: VolumeId(u64_at(bytes, 24)),
-            layer,
+            volume,
+        }),
+        _ => Err(FormatError::Reserved {
+            structure: "volume record",
         }),
     }
 }
 
-/// A record's range, which must lie in one segment.
+fn decode_gone(bytes: &[u8]) -> Result<Record, FormatError> {
+    let volume = u64_at(bytes, 24);
+    if !is_id(volume) {
+        return Err(FormatError::Field {
+            field: "volume id",
+            value: volume,
+        });
+    }
+    Ok(Record::VolumeGone {
+        slot: u64_at(bytes, 16),
+        volume: VolumeId(volume),
+        layer: layer_at(bytes)?,
+    })
+}
+
+/// The layer that a record is about.
+fn layer_at(bytes: &[u8]) -> Result<LayerId, FormatError> {
+    let layer = u64_at(bytes, 8);
+    if is_id(layer) {
+        Ok(LayerId(layer))
+    } else {
+        Err(FormatError::Field {
+            field: "layer id",
+            value: layer,
+        })
+    }
+}
+
+/// A record's range, which must lie in one segment of a volume.
 fn range_at(bytes: &[u8]) -> Result<(Lba, u32), FormatError> {
     let (lba, count) = (Lba(u64_at(bytes, 16)), u32_at(bytes, 24));
+    if lba.0 >= VOLUME_BLOCKS_MAX {
+        return Err(FormatError::Field {
+            field: "block number",
+            value: lba.0,
+        });
+    }
     let fits = count != 0 && lba.slot() as u64 + u64::from(count) <= BLOCKS_PER_SEGMENT;
     if fits {
         Ok((lba, count))

@@ -22,7 +22,10 @@ use crate::bytes::{is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
 use crate::node::{ROOT_SLOTS, TreeRoot};
 use crate::page::{self, PageBytes, PageHeader, PageKind};
-use crate::units::{PBA_END, PageNumber, PoolId, SECTOR_BYTES};
+use crate::units::{ID_END, PBA_END, PageNumber, PoolId, SECTOR_BYTES};
+
+/// Fewest blocks of a pool: the label's and one for data.
+pub const POOL_BLOCKS_MIN: u64 = 2;
 
 /// A checkpoint: where everything starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,11 +97,17 @@ impl Root {
             });
         }
         let pool_blocks = u64_at(page, 144);
-        if pool_blocks > PBA_END {
+        if !(POOL_BLOCKS_MIN..=PBA_END).contains(&pool_blocks) {
             return Err(FormatError::Field {
                 field: "pool blocks",
                 value: pool_blocks,
             });
+        }
+        for (field, at) in [("next volume id", 96), ("next layer id", 104)] {
+            let value = u64_at(page, at);
+            if !(1..=ID_END).contains(&value) {
+                return Err(FormatError::Field { field, value });
+            }
         }
         if u32_at(page, 92) != 0 || !is_zero(&page[152..]) {
             return Err(FormatError::Reserved { structure: "root" });

@@ -10,12 +10,15 @@
 
 use crate::bytes::{is_zero, put, u64_at};
 use crate::error::FormatError;
-use crate::page::{BODY, PageBytes};
+use crate::page::{BODY, PAGE_BYTES, PageBytes};
 
 /// Blocks that one page covers.
 pub const BLOCKS_PER_SPACE_PAGE: u64 = 16_384;
 
 const WORDS: usize = BLOCKS_PER_SPACE_PAGE as usize / 64;
+
+const _: () = assert!(BODY + WORDS * 8 <= PAGE_BYTES);
+const _: () = assert!(BLOCKS_PER_SPACE_PAGE <= u16::MAX as u64, "a pointer counts them all");
 
 /// One bit per block.
 pub type Bitmap = [u64; WORDS];

@@ -67,6 +67,15 @@ pub const BLOCK_SIZES: [u32; 4] = [4 << 10, 8 << 10, 16 << 10, 64 << 10];
 /// Largest volume, in blocks: a map of four levels.
 pub const VOLUME_BLOCKS_MAX: u64 = 1 << 38;
 
+/// First number that is not the id of a volume or a layer: the upper half is kept for the owners
+/// of pages that belong to no layer.
+pub const ID_END: u64 = 1 << 63;
+
+/// Whether a volume or a layer can have this id.
+pub(crate) fn is_id(id: u64) -> bool {
+    (1..ID_END).contains(&id)
+}
+
 impl Lba {
     /// The segment that this block lies in.
     #[must_use]

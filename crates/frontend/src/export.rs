@@ -1,0 +1,193 @@
+//! What a block protocol needs of a block device, and of whoever owns the devices.
+//!
+//! [`Export`] is one device as one client sees it; [`Exports`] is the daemon's side: it knows the
+//! names and decides who may attach to what. The protocol code knows nothing else of the store.
+
+pub use onefold_store::Extent;
+use onefold_store::Wait;
+use std::error::Error;
+use std::fmt;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A block device that a front end serves.
+///
+/// The server checks bounds, read-only exports and protocol flags before it calls, so `offset` and
+/// `len` always lie within the size that [`Export::size_bytes`] gave when the client attached.
+/// Any byte range is allowed. Calls come from many threads at once.
+///
+/// Every call with [`Wait::No`] is made on the thread that reads the client's socket: it answers
+/// from memory, or returns [`ExportError::WouldWait`] having changed nothing, and is then repeated
+/// with [`Wait::Yes`] on a thread that may wait.
+pub trait Export: Send + Sync {
+    /// Size in bytes; it does not change while a client is attached.
+    fn size_bytes(&self) -> u64;
+
+    /// The request size in bytes, a power of two from 512 to 32 MiB, from which on requests are
+    /// efficient.
+    fn preferred_block_bytes(&self) -> u32;
+
+    /// Whether every change must be refused. The server then calls no method that changes data.
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    /// Fills all of `buf`, which begins on a 4096-byte boundary of memory. Buffers are reused
+    /// between clients, so success must mean that every byte was overwritten.
+    fn read(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<(), ExportError>;
+
+    /// Writes all of `data`. With [`Wait::Yes`] it begins at a memory address that is congruent
+    /// to 0 modulo 4096; with [`Wait::No`] it may lie anywhere.
+    fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<(), ExportError>;
+
+    /// Returns when every write that was answered before the call, on any connection, is durable.
+    /// Always called where waiting is allowed.
+    fn flush(&self) -> Result<(), ExportError>;
+
+    /// Says that the content of the range is no longer needed.
+    fn trim(&self, range: Range<u64>, wait: Wait) -> Result<(), ExportError>;
+
+    /// Makes the range read as zeros.
+    fn write_zeroes(
+        &self,
+        range: Range<u64>,
+        options: ZeroOptions,
+        wait: Wait,
+    ) -> Result<(), ExportError>;
+
+    /// States of the range from its start, at most `extents_max` of them (so perhaps not all of
+    /// it). At least one, none of them empty.
+    fn extents(
+        &self,
+        range: Range<u64>,
+        extents_max: usize,
+        wait: Wait,
+    ) -> Result<Vec<Extent>, ExportError>;
+
+    /// Brings the range into memory: a hint. Always called where waiting is allowed.
+    fn prefetch(&self, range: Range<u64>) -> Result<(), ExportError>;
+}
+
+/// What a client asked of a write of zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ZeroOptions {
+    /// Fail with [`Failure::Unsupported`] rather than write the zeros out.
+    pub fast_only: bool,
+    /// The client would rather have space allocated than a hole.
+    pub keep_allocated: bool,
+}
+
+/// Why an [`Export`] did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// Only with [`Wait::No`]: nothing was changed, ask again with [`Wait::Yes`].
+    #[error("the request has to wait for the disk")]
+    WouldWait,
+    /// It failed; the source says where, and what can be done.
+    #[error("{source}")]
+    Failed {
+        /// What the client is told.
+        failure: Failure,
+        /// What the log is told.
+        source: Box<dyn Error + Send + Sync>,
+    },
+}
+
+/// What kind of failure a client is told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// The device or its metadata failed.
+    Io,
+    /// No space is left.
+    NoSpace,
+    /// The device takes no writes.
+    ReadOnly,
+    /// The request makes no sense for this device.
+    Invalid,
+    /// The device cannot do this.
+    Unsupported,
+    /// The device is going away.
+    Gone,
+}
+
+/// The daemon's side of a server: which exports there are, and who may attach.
+pub trait Exports: Send + Sync {
+    /// All names, in the order in which a client that asks for the list is to see them.
+    fn names(&self) -> Vec<String>;
+
+    /// What a client may know of an export before it attaches.
+    fn describe(&self, name: &str) -> Result<ExportSummary, AttachError>;
+
+    /// Attaches `peer` to an export, or refuses.
+    ///
+    /// The server drops the returned value when the client has gone and its last request has
+    /// ended, so a wrapper whose `Drop` counts down counts attached clients exactly. The client is
+    /// already in [`crate::Server::clients`] under this name when this is called: whoever first
+    /// makes this refuse and then calls [`crate::Server::disconnect`] misses nobody.
+    fn attach(&self, name: &str, peer: &Peer) -> Result<Arc<dyn Export>, AttachError>;
+}
+
+/// What a client may know of an export before it attaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExportSummary {
+    /// As [`Export::size_bytes`].
+    pub size_bytes: u64,
+    /// As [`Export::preferred_block_bytes`].
+    pub preferred_block_bytes: u32,
+    /// As [`Export::read_only`].
+    pub read_only: bool,
+}
+
+impl ExportSummary {
+    /// The summary of an export at hand.
+    pub fn of(export: &dyn Export) -> Self {
+        Self {
+            size_bytes: export.size_bytes(),
+            preferred_block_bytes: export.preferred_block_bytes(),
+            read_only: export.read_only(),
+        }
+    }
+}
+
+/// Why a client was not attached.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AttachError {
+    /// There is no export of this name.
+    #[error("there is no export of this name")]
+    Unknown,
+    /// The export exists, but not for this client or not now; the text is shown to the client.
+    #[error("{0}")]
+    Refused(String),
+    /// The server is shutting down.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}
+
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// A process on this machine, as the kernel recorded it when it connected.
+    Unix {
+        /// Process id; 0 if the process is not visible in our process name space.
+        pid: i32,
+        /// User id.
+        uid: u32,
+        /// Group id.
+        gid: u32,
+    },
+    /// A TCP client.
+    Tcp(SocketAddr),
+    /// The kernel would not say.
+    Unknown,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::Unix { pid, uid, .. } => write!(f, "process {pid} of user {uid}"),
+            Peer::Tcp(address) => write!(f, "{address}"),
+            Peer::Unknown => f.write_str("unknown peer"),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Block protocols for volumes: an NBD server, and what such servers need of a block device.
+//!
+//! A daemon implements [`Exports`], binds [`Listener`]s and starts a [`Server`]; volumes of the
+//! store are [`Export`]s already. Threads, no async: a request that can be answered from memory is
+//! answered on the thread that reads it from the socket.
+//!
+//! | module | what it is for, in reading order |
+//! | --- | --- |
+//! | `export` | the traits: a block device, and the daemon that owns them |
+//! | `volume` | a volume of the store as an export |
+//! | `server` | accepting connections, shutdown |
+//! | `listener` | unix sockets, TCP, socket activation |
+//! | `registry` | who is connected; cutting clients off |
+//! | `socket` | system calls on a connected socket |
+//! | [`nbd::wire`] | the protocol as bytes |
+//! | [`nbd::handshake`] | from the greeting to an attached export |
+//! | [`nbd::request`] | which requests are acceptable |
+//! | `nbd::connection` | the thread of a connection: reads requests and tries them at once |
+//! | `nbd::execution` | doing a request, here or on a worker |
+//! | `nbd::input`, `nbd::reply` | bytes on their way in and out |
+//! | `nbd::send_queue` | who sends on a socket, and when |
+//! | `buffer`, `workers` | what connections share: memory and threads that may wait |
+//! | `limits` | every bound, with its reason |
+
+mod buffer;
+mod export;
+mod limits;
+mod listener;
+pub mod nbd;
+mod registry;
+mod server;
+mod socket;
+mod sync;
+mod volume;
+mod workers;
+
+pub use export::{
+    AttachError, Export, ExportError, ExportSummary, Exports, Extent, Failure, Peer, ZeroOptions,
+};
+pub use limits::{PAYLOAD_BYTES_MAX, SMALL_PAYLOAD_BYTES};
+pub use listener::{ListenAddress, ListenError, ListenOptions, Listener};
+pub use onefold_store::Wait;
+pub use registry::{Client, Traffic};
+pub use server::{Server, ServerLimits, Shutdown};

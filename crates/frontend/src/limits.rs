@@ -1,0 +1,49 @@
+//! Every bound of the front end, with the reason for its value.
+
+use std::time::Duration;
+
+/// The largest payload of one request, in bytes: what the NBD specification tells clients to expect
+/// of a server that says nothing, and what QEMU's own server allows.
+pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
+
+/// Reads and writes up to this many bytes are served from memory that belongs to the connection, so
+/// that clients with such requests never depend on the shared pool.
+pub const SMALL_PAYLOAD_BYTES: usize = 128 << 10;
+
+/// Memory for requests as they arrive: the largest small write with its header, rounded up to
+/// pages. It also takes in the 32 writes of 4 KiB of a deep queue at once.
+pub(crate) const INPUT_BYTES: usize = SMALL_PAYLOAD_BYTES + 4096;
+
+/// Memory of one connection, in bytes, for as long as it lasts: input, replies, and the touched
+/// part of a stack.
+pub(crate) const CONNECTION_BYTES: usize = INPUT_BYTES + SMALL_PAYLOAD_BYTES + (32 << 10);
+
+/// Replies that are sent with one system call. More gains little, and the first one would wait for
+/// the execution of all others.
+pub(crate) const BATCH_REPLIES_MAX: usize = 32;
+
+/// Requests of one connection that wait for the disk at a time. Beyond, the connection's own
+/// thread does the waiting and stops reading. As deep as block devices usually queue.
+pub(crate) const HANDED_OVER_MAX: usize = 128;
+
+/// One connection holds at most this fraction of the shared pool, so that a client that stops
+/// reading leaves most of it to the others.
+pub(crate) const POOL_FRACTION_PER_CONNECTION: usize = 4;
+
+/// Descriptors in one answer to BLOCK_STATUS: an answer of 16 KiB, after which clients ask on.
+pub(crate) const EXTENTS_MAX: usize = 2048;
+
+/// Longest data of a handshake option that is looked at: the longest name with dozens of queries.
+pub(crate) const OPTION_BYTES_MAX: usize = 64 << 10;
+
+/// Longest data of a handshake option that is read over; above, the client is cut off.
+pub(crate) const OPTION_BYTES_SKIPPED_MAX: u64 = 1 << 20;
+
+/// Longest export name, from the NBD specification.
+pub(crate) const NAME_BYTES_MAX: usize = 4096;
+
+/// A client that has not chosen an export by then is cut off, as it takes up a connection.
+pub(crate) const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Pause after the system refused a new connection for lack of descriptors or memory.
+pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);

@@ -1,0 +1,321 @@
+//! Where clients connect: unix sockets, TCP, and sockets handed down by systemd.
+//!
+//! A unix socket appears under its name only when its permissions are right and it is listening: it
+//! is made under another name and renamed, which also replaces a stale one at once.
+
+use crate::socket::Socket;
+use rustix::fs::{Gid, Mode};
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// An address to listen at: `unix:PATH` or `HOST:PORT`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// A unix stream socket of this name.
+    Unix(PathBuf),
+    /// A TCP port of a host name or address; port 0 takes any free one.
+    Tcp(String),
+}
+
+impl FromStr for ListenAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            if path.is_empty() {
+                return Err(format!("{text:?} names no socket: write unix:PATH"));
+            }
+            return Ok(ListenAddress::Unix(PathBuf::from(path)));
+        }
+        match text.rsplit_once(':') {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+                Ok(ListenAddress::Tcp(text.to_owned()))
+            }
+            _ => Err(format!(
+                "{text:?} is no address: write unix:PATH or HOST:PORT"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            ListenAddress::Tcp(address) => f.write_str(address),
+        }
+    }
+}
+
+/// Who may connect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenOptions {
+    /// Permission bits of a unix socket, such as 0o660; who may write to it may connect.
+    pub unix_mode: u32,
+    /// The group id that a unix socket is given; otherwise it has that of the process.
+    pub unix_group: Option<u32>,
+    /// Allow TCP addresses that other machines can reach. Nothing protects such a connection.
+    pub insecure_listen: bool,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        Self {
+            unix_mode: 0o600,
+            unix_group: None,
+            insecure_listen: false,
+        }
+    }
+}
+
+/// Why an address cannot be listened at. Nothing has been changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Somebody accepts connections there.
+    #[error("{0}: another server is listening there; stop it first, or choose another address")]
+    InUse(ListenAddress),
+    /// There is a file of that name that is not a socket.
+    #[error("{0} exists and is not a socket; remove it, or choose another name")]
+    NotASocket(PathBuf),
+    /// Other machines can reach this address.
+    #[error(
+        "{address} is {resolved}, which other machines can reach, and NBD connections are not \
+         protected; choose a loopback address, or allow it with --insecure-listen"
+    )]
+    NotLoopback {
+        /// As given.
+        address: ListenAddress,
+        /// What it stands for.
+        resolved: SocketAddr,
+    },
+    /// The system refused.
+    #[error("cannot listen at {address}: {source}")]
+    Io {
+        /// Where.
+        address: ListenAddress,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A socket that accepts connections.
+#[derive(Debug)]
+pub struct Listener {
+    socket: ListenSocket,
+    address: ListenAddress,
+    /// The file of a unix socket that is ours to remove.
+    file: Option<SocketFile>,
+}
+
+#[derive(Debug)]
+enum ListenSocket {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl Listener {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// See [`ListenError`]. A unix socket that nobody accepts on is no error, it is replaced.
+    pub fn bind(address: &ListenAddress, options: &ListenOptions) -> Result<Self, ListenError> {
+        match address {
+            ListenAddress::Unix(path) => Self::bind_unix(address, path, options),
+            ListenAddress::Tcp(host) => Self::bind_tcp(address, host, options),
+        }
+    }
+
+    fn bind_unix(
+        address: &ListenAddress,
+        path: &Path,
+        options: &ListenOptions,
+    ) -> Result<Self, ListenError> {
+        let failed = |source| ListenError::Io {
+            address: address.clone(),
+            source,
+        };
+        match fs::symlink_metadata(path) {
+            Ok(metadata) if !metadata.file_type().is_socket() => {
+                return Err(ListenError::NotASocket(path.to_owned()));
+            }
+            Ok(_) => match UnixStream::connect(path) {
+                Ok(_) => return Err(ListenError::InUse(address.clone())),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                Err(error) => return Err(failed(error)),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+        let mut hidden = path.as_os_str().to_owned();
+        hidden.push(format!(".{}", std::process::id()));
+        let hidden = PathBuf::from(hidden);
+        let prepared = prepare_unix(&hidden, options).and_then(|prepared| {
+            fs::rename(&hidden, path)?;
+            Ok(prepared)
+        });
+        let (listener, metadata) = prepared.map_err(|error| {
+            let _ = fs::remove_file(&hidden);
+            failed(error)
+        })?;
+        let file = SocketFile {
+            path: path.to_owned(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        };
+        Self::new(ListenSocket::Unix(listener), address.clone(), Some(file)).map_err(failed)
+    }
+
+    fn bind_tcp(
+        address: &ListenAddress,
+        host: &str,
+        options: &ListenOptions,
+    ) -> Result<Self, ListenError> {
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::AddrInUse => ListenError::InUse(address.clone()),
+            _ => ListenError::Io {
+                address: address.clone(),
+                source,
+            },
+        };
+        let resolved: Vec<SocketAddr> = host.to_socket_addrs().map_err(failed)?.collect();
+        let exposed = resolved.iter().find(|address| !address.ip().is_loopback());
+        if let (Some(resolved), false) = (exposed, options.insecure_listen) {
+            let (address, resolved) = (address.clone(), *resolved);
+            return Err(ListenError::NotLoopback { address, resolved });
+        }
+        let listener = TcpListener::bind(resolved.as_slice()).map_err(failed)?;
+        let bound = listener.local_addr().map_err(failed)?;
+        let bound = ListenAddress::Tcp(bound.to_string());
+        Self::new(ListenSocket::Tcp(listener), bound, None).map_err(failed)
+    }
+
+    /// The sockets that this process was started with by systemd or in its way: `LISTEN_FDS` of
+    /// them from descriptor 3 on, meant for the process `LISTEN_PID`. None if it was started
+    /// otherwise. Whether others can reach them is in the hands of who made them.
+    ///
+    /// To be called once, before threads are started: it takes these variables out of the
+    /// environment.
+    ///
+    /// # Errors
+    /// A descriptor is not a listening stream socket.
+    pub fn inherited() -> io::Result<Vec<Self>> {
+        let mut descriptors = listenfd::ListenFd::from_env();
+        let mut listeners = Vec::new();
+        for index in 0..descriptors.len() {
+            let (socket, name) = if let Ok(Some(unix)) = descriptors.take_unix_listener(index) {
+                let address = unix.local_addr()?;
+                let path = address
+                    .as_pathname()
+                    .unwrap_or(Path::new("(unnamed)"))
+                    .to_owned();
+                (ListenSocket::Unix(unix), ListenAddress::Unix(path))
+            } else if let Some(tcp) = descriptors.take_tcp_listener(index)? {
+                let address = ListenAddress::Tcp(tcp.local_addr()?.to_string());
+                (ListenSocket::Tcp(tcp), address)
+            } else {
+                continue;
+            };
+            listeners.push(Self::new(socket, name, None)?);
+        }
+        Ok(listeners)
+    }
+
+    fn new(
+        socket: ListenSocket,
+        address: ListenAddress,
+        file: Option<SocketFile>,
+    ) -> io::Result<Self> {
+        // The accepting thread waits in poll; a client that is gone by then must not stop it.
+        match &socket {
+            ListenSocket::Unix(listener) => listener.set_nonblocking(true)?,
+            ListenSocket::Tcp(listener) => listener.set_nonblocking(true)?,
+        }
+        Ok(Self {
+            socket,
+            address,
+            file,
+        })
+    }
+
+    /// Where clients connect; with the real port if port 0 was asked for.
+    pub fn address(&self) -> &ListenAddress {
+        &self.address
+    }
+
+    /// The next client, if one is waiting.
+    pub(crate) fn accept(&self) -> io::Result<Option<Socket>> {
+        let accepted = match &self.socket {
+            ListenSocket::Unix(listener) => listener
+                .accept()
+                .and_then(|(stream, _)| Socket::from_unix(stream)),
+            ListenSocket::Tcp(listener) => listener
+                .accept()
+                .and_then(|(stream, _)| Socket::from_tcp(stream)),
+        };
+        match accepted {
+            Ok(socket) => Ok(Some(socket)),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock
+                | io::ErrorKind::Interrupted
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::NotConnected
+                | io::ErrorKind::InvalidInput => Ok(None),
+                _ => Err(error),
+            },
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            ListenSocket::Unix(listener) => listener.as_fd(),
+            ListenSocket::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+fn prepare_unix(path: &Path, options: &ListenOptions) -> io::Result<(UnixListener, fs::Metadata)> {
+    // Left by a process of the same number that died at just this point.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    if let Some(group) = options.unix_group {
+        rustix::fs::chown(path, None, Some(Gid::from_raw(group)))?;
+    }
+    // After the group, so that the wrong group is never let in.
+    rustix::fs::chmod(path, Mode::from_raw_mode(options.unix_mode))?;
+    Ok((listener, fs::symlink_metadata(path)?))
+}
+
+impl Drop for Listener {
+    /// Removes the socket's file, unless somebody has put another one in its place.
+    fn drop(&mut self) {
+        if let Some(SocketFile {
+            path,
+            device,
+            inode,
+        }) = &self.file
+            && let Ok(metadata) = fs::symlink_metadata(path)
+            && (metadata.dev(), metadata.ino()) == (*device, *inode)
+        {
+            let _ = fs::remove_file(path);
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Doing what requests ask of an export, on whichever thread, with every way it can end.
+
+use crate::buffer::PoolBuffer;
+use crate::export::{Export, ExportError, Extent, Failure};
+use crate::limits::EXTENTS_MAX;
+use crate::nbd::handshake::Terms;
+use crate::nbd::reply::{Payload, Reply};
+use crate::nbd::request::Control;
+use crate::nbd::send_queue::{Delivered, SendQueue};
+use crate::nbd::wire::{self, Errno, ReplyHeader, allocation};
+use crate::registry::Counters;
+use crate::socket::Socket;
+use crate::workers::Task;
+use onefold_store::Wait;
+use std::any::Any;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What the threads that serve a connection have in common.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) id: u64,
+    /// The export's name.
+    pub(crate) name: String,
+    pub(crate) terms: Terms,
+    pub(crate) socket: Arc<Socket>,
+    pub(crate) queue: SendQueue<Reply>,
+    pub(crate) counters: Arc<Counters>,
+}
+
+/// How an attempt ended, if not well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Setback {
+    /// It has to be repeated where waiting is allowed.
+    WouldWait,
+    /// The client is told this.
+    Failed(Errno),
+    /// The export's state may be anything now: this connection is not continued.
+    Panicked,
+}
+
+impl Link {
+    /// Calls the export, and reports what goes wrong in a way that is of use to who reads the log.
+    pub(crate) fn attempt<T>(
+        &self,
+        what: &str,
+        call: impl FnOnce() -> Result<T, ExportError>,
+    ) -> Result<T, Setback> {
+        match catch_unwind(AssertUnwindSafe(call)) {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(ExportError::WouldWait)) => Err(Setback::WouldWait),
+            Ok(Err(ExportError::Failed { failure, source })) => {
+                let Link { id, name, .. } = self;
+                if failure == Failure::Io {
+                    tracing::error!(client = id, "{what} failed on export {name:?}: {source}");
+                } else {
+                    tracing::debug!(client = id, "{what} refused on export {name:?}: {source}");
+                }
+                Err(Setback::Failed(errno_of(failure)))
+            }
+            Err(panic) => {
+                let Link { id, name, .. } = self;
+                let text = panic_text(panic.as_ref());
+                tracing::error!(
+                    client = id,
+                    "{what} on export {name:?} panicked, closing this connection: {text}"
+                );
+                Err(Setback::Panicked)
+            }
+        }
+    }
+
+    /// The header of the reply to a READ that succeeded.
+    pub(crate) fn read_header(&self, cookie: u64, offset: u64, len: usize) -> ReplyHeader {
+        // Lengths come from 32-bit fields.
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        match (self.terms.structured_replies, len) {
+            (false, _) => ReplyHeader::simple(cookie, None),
+            (true, 0) => ReplyHeader::done(cookie),
+            (true, _) => ReplyHeader::data(cookie, true, offset, len),
+        }
+    }
+
+    /// The header of the reply to a READ or BLOCK_STATUS that failed.
+    pub(crate) fn chunk_error_header(&self, cookie: u64, errno: Errno) -> ReplyHeader {
+        self.counters.errors.fetch_add(1, Ordering::Relaxed);
+        if self.terms.structured_replies {
+            ReplyHeader::error(cookie, errno)
+        } else {
+            ReplyHeader::simple(cookie, Some(errno))
+        }
+    }
+
+    /// The header of the reply to any other request that failed.
+    pub(crate) fn error_header(&self, cookie: u64, errno: Errno) -> ReplyHeader {
+        self.counters.errors.fetch_add(1, Ordering::Relaxed);
+        ReplyHeader::simple(cookie, Some(errno))
+    }
+}
+
+fn errno_of(failure: Failure) -> Errno {
+    match failure {
+        Failure::Io => Errno::Io,
+        Failure::NoSpace => Errno::NoSpace,
+        Failure::ReadOnly => Errno::Perm,
+        Failure::Invalid => Errno::Inval,
+        Failure::Unsupported => Errno::NotSup,
+        Failure::Gone => Errno::Shutdown,
+    }
+}
+
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(no text)")
+}
+
+/// Does as much of a request as can be done without waiting; returns what is left to do.
+pub(crate) fn control_without_waiting(
+    export: &dyn Export,
+    control: Control,
+) -> Result<Option<Control>, ExportError> {
+    let (done, fua) = match &control {
+        Control::Nothing => return Ok(None),
+        Control::Flush | Control::Prefetch(_) => return Ok(Some(control)),
+        Control::Trim { range, fua } => (export.trim(range.clone(), Wait::No), *fua),
+        Control::WriteZeroes {
+            range,
+            options,
+            fua,
+        } => (export.write_zeroes(range.clone(), *options, Wait::No), *fua),
+    };
+    match done {
+        Ok(()) => Ok(fua.then_some(Control::Flush)),
+        Err(ExportError::WouldWait) => Ok(Some(control)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Does all of a request.
+pub(crate) fn control_waiting(export: &dyn Export, control: Control) -> Result<(), ExportError> {
+    let fua = match control {
+        Control::Nothing => false,
+        Control::Flush => true,
+        Control::Prefetch(range) => {
+            export.prefetch(range)?;
+            false
+        }
+        Control::Trim { range, fua } => {
+            export.trim(range, Wait::Yes)?;
+            fua
+        }
+        Control::WriteZeroes {
+            range,
+            options,
+            fua,
+        } => {
+            export.write_zeroes(range, options, Wait::Yes)?;
+            fua
+        }
+    };
+    if fua { export.flush() } else { Ok(()) }
+}
+
+/// The range's states, as a reply carries them.
+pub(crate) fn block_status(
+    export: &dyn Export,
+    range: Range<u64>,
+    only_first: bool,
+    wait: Wait,
+) -> Result<Vec<u8>, ExportError> {
+    let extents_max = if only_first { 1 } else { EXTENTS_MAX };
+    let extents = export.extents(range.clone(), extents_max, wait)?;
+    let mut left = range.end - range.start;
+    let mut descriptors = Vec::with_capacity(extents.len() * 8);
+    for Extent { len, data } in extents.into_iter().take(extents_max) {
+        let len = len.min(left);
+        left -= len;
+        let state = if data {
+            0
+        } else {
+            allocation::HOLE | allocation::ZERO
+        };
+        // The range was given by a 32-bit length.
+        wire::push_descriptor(
+            &mut descriptors,
+            u32::try_from(len).unwrap_or(u32::MAX),
+            state,
+        );
+        if left == 0 {
+            break;
+        }
+    }
+    if descriptors.is_empty() {
+        // The protocol knows no answer without a state.
+        let source = "the export told no state of a range".into();
+        return Err(ExportError::Failed {
+            failure: Failure::Io,
+            source,
+        });
+    }
+    Ok(descriptors)
+}
+
+/// A request that has to wait, on its way to a worker. It holds an export of its own so that the
+/// last one is gone before the connection counts the request as delivered.
+pub(crate) struct HandedOver {
+    pub(crate) link: Arc<Link>,
+    pub(crate) export: Arc<dyn Export>,
+    pub(crate) cookie: u64,
+    pub(crate) work: Work,
+}
+
+/// What is left to do of a request.
+pub(crate) enum Work {
+    Read {
+        offset: u64,
+        buffer: PoolBuffer,
+    },
+    Write {
+        offset: u64,
+        buffer: PoolBuffer,
+        fua: bool,
+    },
+    Control(Control),
+    BlockStatus {
+        range: Range<u64>,
+        only_first: bool,
+    },
+}
+
+impl Task for HandedOver {
+    fn run(self) {
+        let Self {
+            link,
+            export,
+            cookie,
+            work,
+        } = self;
+        let reply = execute(&link, export.as_ref(), cookie, work);
+        if reply.is_none() {
+            link.socket.close();
+        }
+        // A panic that escapes from a destructor of the export must not cost the thread either.
+        let _ = link.attempt("detaching", || {
+            drop(export);
+            Ok(())
+        });
+        if link.queue.deliver(link.socket.as_ref(), reply) == Delivered::NeedsWriter {
+            start_writer(link);
+        }
+    }
+}
+
+/// Executes a request where waiting is allowed; no reply means that it panicked.
+fn execute(link: &Link, export: &dyn Export, cookie: u64, work: Work) -> Option<Reply> {
+    let (done, error_header): (_, fn(&Link, u64, Errno) -> ReplyHeader) = match work {
+        Work::Read { offset, mut buffer } => {
+            let done = link.attempt("read", || export.read(offset, &mut buffer, Wait::Yes));
+            let reply = done.map(|()| {
+                link.counters.add_read(buffer.len());
+                let header = link.read_header(cookie, offset, buffer.len());
+                Reply::new(header, Payload::Buffer(buffer))
+            });
+            (reply, Link::chunk_error_header)
+        }
+        Work::Write {
+            offset,
+            buffer,
+            fua,
+        } => {
+            let done = link.attempt("write", || {
+                export.write(offset, &buffer, Wait::Yes)?;
+                if fua { export.flush() } else { Ok(()) }
+            });
+            let reply = done.map(|()| {
+                link.counters.add_written(buffer.len());
+                plain_reply(cookie)
+            });
+            (reply, Link::error_header)
+        }
+        Work::Control(control) => {
+            let done = link.attempt(control.name(), || control_waiting(export, control));
+            (done.map(|()| plain_reply(cookie)), Link::error_header)
+        }
+        Work::BlockStatus { range, only_first } => {
+            let done = link.attempt("block status", || {
+                block_status(export, range, only_first, Wait::Yes)
+            });
+            let reply = done.map(|descriptors| {
+                let len = u32::try_from(descriptors.len()).unwrap_or(u32::MAX);
+                let header = ReplyHeader::block_status(cookie, len);
+                Reply::new(header, Payload::Bytes(descriptors))
+            });
+            (reply, Link::chunk_error_header)
+        }
+    };
+    match done {
+        Ok(reply) => Some(reply),
+        Err(Setback::Panicked) => None,
+        Err(setback) => Some(Reply::new(
+            error_header(link, cookie, setback.errno()),
+            Payload::None,
+        )),
+    }
+}
+
+impl Setback {
+    /// What the client is told. An export that would wait where it may has a defect.
+    pub(crate) fn errno(self) -> Errno {
+        match self {
+            Setback::Failed(errno) => errno,
+            Setback::WouldWait | Setback::Panicked => Errno::Io,
+        }
+    }
+}
+
+impl Control {
+    /// For the log.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Control::Nothing => "nothing",
+            Control::Flush => "flush",
+            Control::Trim { .. } => "trim",
+            Control::WriteZeroes { .. } => "write of zeros",
+            Control::Prefetch(_) => "prefetch",
+        }
+    }
+}
+
+fn plain_reply(cookie: u64) -> Reply {
+    Reply::new(ReplyHeader::simple(cookie, None), Payload::None)
+}
+
+fn start_writer(link: Arc<Link>) {
+    let name = format!("nbd-writer-{}", link.id);
+    let writer = Arc::clone(&link);
+    let started = std::thread::Builder::new().name(name).spawn(move || {
+        writer.queue.write(writer.socket.as_ref());
+    });
+    if let Err(error) = started {
+        tracing::warn!(client = link.id, %error, "cannot start a thread, closing this connection");
+        link.queue.no_writer(link.socket.as_ref());
+    }
+}

@@ -1,0 +1,268 @@
+//! Who writes to a client's socket, and when.
+//!
+//! Replies come from the connection's own thread and from workers. Whoever finds the socket free
+//! sends at once; whoever finds it taken leaves the reply in the queue for the one who has it.
+//!
+//! Invariants:
+//! - One thread at a time sends, so replies never mix: `sending` is true while it does.
+//! - A worker never waits for a client: it only sends what the socket takes at once. The rest goes
+//!   to the connection's writer thread, which is started when this first happens.
+//! - The queue is not empty only while somebody is sending, who looks at it before stopping.
+//! - After the first failed send nothing more is sent, and all replies are dropped.
+
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
+use std::collections::VecDeque;
+use std::io;
+
+/// Where replies go.
+pub(crate) trait Sink<R> {
+    /// Sends as much as is taken without waiting; whether that was all. Called again with the same
+    /// reply, it goes on where it stopped.
+    fn try_send(&self, reply: &mut R) -> io::Result<bool>;
+
+    /// Sends the rest of the reply, waiting as long as it takes.
+    fn send(&self, reply: &mut R) -> io::Result<()>;
+
+    /// Makes the other calls, also those under way, fail from now on.
+    fn close(&self);
+}
+
+#[derive(Debug)]
+pub(crate) struct SendQueue<R> {
+    state: Mutex<QueueState<R>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct QueueState<R> {
+    /// Requests handed over to workers and not yet delivered.
+    pending: usize,
+    queue: VecDeque<R>,
+    sending: bool,
+    writer: Writer,
+    ending: bool,
+    broken: bool,
+    /// Threads that wait for `changed`. To notify costs a system call even if there are none.
+    waiting: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Writer {
+    /// There is no writer thread.
+    None,
+    /// It waits.
+    Idle,
+    /// It is the one who is sending, or about to be.
+    Sending,
+}
+
+/// The client cannot be sent anything any more.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Broken;
+
+/// What the caller of [`SendQueue::deliver`] has to do.
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Delivered {
+    /// Nothing.
+    Done,
+    /// Start a thread that calls [`SendQueue::write`], or else call [`SendQueue::no_writer`].
+    NeedsWriter,
+}
+
+impl<R> SendQueue<R> {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: Mutex::new(QueueState {
+                pending: 0,
+                queue: VecDeque::new(),
+                sending: false,
+                writer: Writer::None,
+                ending: false,
+                broken: false,
+                waiting: 0,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Announces a reply by a worker, unless `pending_max` are announced already.
+    pub(crate) fn announce(&self, pending_max: usize) -> bool {
+        let mut state = lock(&self.state);
+        let admitted = state.pending < pending_max;
+        if admitted {
+            state.pending += 1;
+        }
+        admitted
+    }
+
+    /// Sends from the connection's own thread: waits until nobody else is sending, calls `send`,
+    /// and then sends what was queued meanwhile.
+    pub(crate) fn send_from_connection<S: Sink<R>>(
+        &self,
+        sink: &S,
+        send: impl FnOnce() -> io::Result<()>,
+    ) -> Result<(), Broken> {
+        let mut state = lock(&self.state);
+        while state.sending && !state.broken {
+            state = self.wait(state);
+        }
+        if state.broken {
+            return Err(Broken);
+        }
+        state.sending = true;
+        drop(state);
+        match send() {
+            Ok(()) => {
+                self.send_queued(sink);
+                Ok(())
+            }
+            Err(_) => {
+                self.break_off(sink);
+                Err(Broken)
+            }
+        }
+    }
+
+    /// Sends the reply of an announced request from a worker, without waiting; `None` if there is
+    /// none to send.
+    pub(crate) fn deliver<S: Sink<R>>(&self, sink: &S, reply: Option<R>) -> Delivered {
+        let mut delivered = Delivered::Done;
+        let mut state = lock(&self.state);
+        if let Some(reply) = reply
+            && !state.broken
+        {
+            state.queue.push_back(reply);
+            if !state.sending {
+                state.sending = true;
+                drop(state);
+                delivered = self.try_send_queued(sink);
+                state = lock(&self.state);
+            }
+        }
+        state.pending -= 1;
+        self.notify(&state);
+        delivered
+    }
+
+    /// Works the queue off as far as that takes no waiting. The caller is the one who sends.
+    fn try_send_queued<S: Sink<R>>(&self, sink: &S) -> Delivered {
+        while let Some(mut reply) = self.next_or_release() {
+            match sink.try_send(&mut reply) {
+                Ok(true) => {}
+                Ok(false) => return self.pass_to_writer(reply),
+                Err(_) => {
+                    self.break_off(sink);
+                    break;
+                }
+            }
+        }
+        Delivered::Done
+    }
+
+    /// Works the queue off, waiting for the client. The caller is the one who sends.
+    fn send_queued<S: Sink<R>>(&self, sink: &S) {
+        while let Some(mut reply) = self.next_or_release() {
+            if sink.send(&mut reply).is_err() {
+                return self.break_off(sink);
+            }
+        }
+    }
+
+    /// The next reply to send; if there is none, the caller is no longer the one who sends.
+    fn next_or_release(&self) -> Option<R> {
+        let mut state = lock(&self.state);
+        let next = state.queue.pop_front();
+        if next.is_none() {
+            self.release(&mut state);
+        }
+        next
+    }
+
+    fn release(&self, state: &mut QueueState<R>) {
+        state.sending = false;
+        // If it was the writer's turn then this is the writer, or there is none.
+        if state.writer == Writer::Sending {
+            state.writer = Writer::Idle;
+        }
+        self.notify(state);
+    }
+
+    /// Makes the writer the one who sends, beginning with the rest of `reply`.
+    fn pass_to_writer(&self, reply: R) -> Delivered {
+        let mut state = lock(&self.state);
+        state.queue.push_front(reply);
+        let before = state.writer;
+        state.writer = Writer::Sending;
+        self.notify(&state);
+        if before == Writer::None {
+            Delivered::NeedsWriter
+        } else {
+            Delivered::Done
+        }
+    }
+
+    fn break_off<S: Sink<R>>(&self, sink: &S) {
+        sink.close();
+        let mut state = lock(&self.state);
+        state.broken = true;
+        let queue = std::mem::take(&mut state.queue);
+        self.release(&mut state);
+        drop(state);
+        // Replies give memory back when dropped; no need to do that under the lock.
+        drop(queue);
+    }
+
+    /// The life of the writer thread: sends what workers could not, until the connection ends.
+    pub(crate) fn write<S: Sink<R>>(&self, sink: &S) {
+        let mut state = lock(&self.state);
+        loop {
+            if state.writer == Writer::Sending {
+                drop(state);
+                self.send_queued(sink);
+                state = lock(&self.state);
+            } else if state.ending {
+                state.writer = Writer::None;
+                self.notify(&state);
+                return;
+            } else {
+                state = self.wait(state);
+            }
+        }
+    }
+
+    /// Gives the client up because there is no thread to write to it.
+    pub(crate) fn no_writer<S: Sink<R>>(&self, sink: &S) {
+        self.break_off(sink);
+        let mut state = lock(&self.state);
+        state.writer = Writer::None;
+        self.notify(&state);
+    }
+
+    /// Returns when every announced request has been delivered, everything has been sent or
+    /// dropped, and the writer thread has ended.
+    pub(crate) fn finish(&self) {
+        let mut state = lock(&self.state);
+        while state.pending > 0 || state.sending {
+            state = self.wait(state);
+        }
+        state.ending = true;
+        self.notify(&state);
+        while state.writer != Writer::None {
+            state = self.wait(state);
+        }
+    }
+
+    fn wait<'a>(&self, mut state: MutexGuard<'a, QueueState<R>>) -> MutexGuard<'a, QueueState<R>> {
+        state.waiting += 1;
+        let mut state = wait(&self.changed, state);
+        state.waiting -= 1;
+        state
+    }
+
+    fn notify(&self, state: &QueueState<R>) {
+        if state.waiting > 0 {
+            self.changed.notify_all();
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! A connected stream socket, unix or TCP: the system calls of the data path and nothing else.
+
+use crate::export::Peer;
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
+use std::io::{self, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+#[derive(Debug)]
+pub(crate) struct Socket {
+    fd: OwnedFd,
+    peer: Peer,
+    draining: AtomicBool,
+}
+
+impl Socket {
+    pub(crate) fn from_unix(stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(false)?;
+        let fd = OwnedFd::from(stream);
+        let peer = unix_peer(fd.as_fd()).unwrap_or(Peer::Unknown);
+        Ok(Self {
+            fd,
+            peer,
+            draining: AtomicBool::new(false),
+        })
+    }
+
+    /// Replies are sent in batches, so that waiting to fill a packet would only cost time; and a
+    /// client whose machine has vanished is noticed, if slowly.
+    pub(crate) fn from_tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(false)?;
+        stream.set_nodelay(true)?;
+        let peer = stream.peer_addr().map_or(Peer::Unknown, Peer::Tcp);
+        let fd = OwnedFd::from(stream);
+        sockopt::set_socket_keepalive(&fd, true)?;
+        Ok(Self {
+            fd,
+            peer,
+            draining: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Waits for input; 0 is the end of the stream.
+    pub(crate) fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
+        let (_, len) =
+            retry_on_intr(|| rustix::net::recv(&self.fd, &mut *buf, RecvFlags::empty()))?;
+        Ok(len)
+    }
+
+    /// Fills `buf`.
+    pub(crate) fn recv_exact(&self, mut buf: &mut [u8]) -> io::Result<()> {
+        while !buf.is_empty() {
+            let len = self.recv(buf)?;
+            if len == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            buf = buf.get_mut(len..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Sends everything, waiting for the client as long as it takes.
+    pub(crate) fn send_all(&self, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+        // Without slices of length zero at its front, a send of nothing cannot loop for ever.
+        IoSlice::advance_slices(&mut slices, 0);
+        while !slices.is_empty() {
+            let sent = self.sendmsg(slices, SendFlags::NOSIGNAL)?;
+            IoSlice::advance_slices(&mut slices, sent);
+        }
+        Ok(())
+    }
+
+    /// Sends what the socket takes without waiting and returns how much that was.
+    pub(crate) fn try_send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self.sendmsg(slices, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Err(Errno::AGAIN) => Ok(0),
+            sent => Ok(sent?),
+        }
+    }
+
+    fn sendmsg(&self, slices: &[IoSlice<'_>], flags: SendFlags) -> Result<usize, Errno> {
+        retry_on_intr(|| {
+            rustix::net::sendmsg(&self.fd, slices, &mut SendAncillaryBuffer::default(), flags)
+        })
+    }
+
+    /// Ends the connection in both directions; whoever waits in a call above returns.
+    pub(crate) fn close(&self) {
+        // It fails only if the peer was faster.
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+    }
+
+    /// Lets the connection finish what it has read, and read no more.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Read);
+    }
+
+    /// Whether [`Socket::drain`] was called.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// A stream that fails once `time_max` has passed.
+    pub(crate) fn with_deadline(&self, time_max: Duration) -> DeadlineStream<'_> {
+        DeadlineStream {
+            socket: self,
+            deadline: Instant::now() + time_max,
+        }
+    }
+
+    /// Lets calls wait for ever again after [`Socket::with_deadline`].
+    pub(crate) fn without_deadline(&self) -> io::Result<()> {
+        sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Recv, None)?;
+        sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Send, None)?;
+        Ok(())
+    }
+}
+
+/// A socket as a stream with a deadline for all of its calls together, so that a client cannot
+/// hold a connection by sending a byte now and then.
+pub(crate) struct DeadlineStream<'a> {
+    socket: &'a Socket,
+    deadline: Instant,
+}
+
+impl DeadlineStream<'_> {
+    fn set_timeout(&self, id: sockopt::Timeout) -> io::Result<()> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(sockopt::set_socket_timeout(
+            &self.socket.fd,
+            id,
+            Some(left),
+        )?)
+    }
+}
+
+impl Read for DeadlineStream<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.set_timeout(sockopt::Timeout::Recv)?;
+        self.socket.recv(buf)
+    }
+}
+
+impl Write for DeadlineStream<'_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.set_timeout(sockopt::Timeout::Send)?;
+        Ok(self
+            .socket
+            .sendmsg(&[IoSlice::new(buf)], SendFlags::NOSIGNAL)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The process that connected. Not by way of rustix: its type cannot hold the process id 0, which
+/// the kernel gives for a peer in a process name space that ours does not see.
+fn unix_peer(fd: BorrowedFd<'_>) -> Option<Peer> {
+    let mut credentials = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
+    // SAFETY: `credentials` and `len` are valid for writes during the call, and `len` is the size
+    // of `credentials`, which has no padding and for which any bytes are valid.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut len,
+        )
+    };
+    let libc::ucred { pid, uid, gid } = credentials;
+    (result == 0).then_some(Peer::Unix { pid, uid, gid })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_with_a_deadline_fails_after_it_and_one_without_does_not() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let socket = Socket::from_unix(ours).unwrap();
+        let mut late = socket.with_deadline(Duration::ZERO);
+        assert_eq!(
+            late.read(&mut [0]).unwrap_err().kind(),
+            io::ErrorKind::TimedOut
+        );
+        assert_eq!(
+            late.write(&[0]).unwrap_err().kind(),
+            io::ErrorKind::TimedOut
+        );
+        let mut soon = socket.with_deadline(Duration::from_millis(1));
+        assert!(soon.read(&mut [0]).is_err());
+        let mut filled = socket.with_deadline(Duration::from_millis(1));
+        assert!(filled.write_all(&[0; 1 << 20]).is_err());
+        socket.without_deadline().unwrap();
+        assert!(
+            sockopt::socket_timeout(&socket.fd, sockopt::Timeout::Recv)
+                .unwrap()
+                .is_none()
+        );
+        theirs.write_all(&[7]).unwrap();
+        let mut byte = [0];
+        socket.recv_exact(&mut byte).unwrap();
+        assert_eq!(byte, [7]);
+    }
+}

@@ -1,0 +1,87 @@
+//! A volume of the store as an [`Export`]: a translation of types, without behaviour of its own.
+
+use crate::export::{Export, ExportError, Extent, Failure, ZeroOptions};
+use onefold_store::{StoreError, StoreErrorKind, Volume, Wait};
+use std::ops::Range;
+
+impl Export for Volume {
+    fn size_bytes(&self) -> u64 {
+        Volume::size_bytes(self)
+    }
+
+    fn preferred_block_bytes(&self) -> u32 {
+        self.block_size()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<(), ExportError> {
+        Ok(Volume::read(self, offset, buf, wait)?)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<(), ExportError> {
+        Ok(Volume::write(self, offset, data, wait)?)
+    }
+
+    fn flush(&self) -> Result<(), ExportError> {
+        Ok(Volume::flush(self)?)
+    }
+
+    fn trim(&self, range: Range<u64>, wait: Wait) -> Result<(), ExportError> {
+        Ok(Volume::trim(
+            self,
+            range.start,
+            range.end - range.start,
+            wait,
+        )?)
+    }
+
+    /// Zeros are a change of the map, which is always fast; and since zero blocks are never
+    /// stored there is no allocation that a client could ask to keep. Both options are met by
+    /// ignoring them.
+    fn write_zeroes(
+        &self,
+        range: Range<u64>,
+        _options: ZeroOptions,
+        wait: Wait,
+    ) -> Result<(), ExportError> {
+        Ok(Volume::write_zeroes(
+            self,
+            range.start,
+            range.end - range.start,
+            wait,
+        )?)
+    }
+
+    fn extents(
+        &self,
+        range: Range<u64>,
+        extents_max: usize,
+        wait: Wait,
+    ) -> Result<Vec<Extent>, ExportError> {
+        Ok(Volume::extents(self, range, extents_max, wait)?)
+    }
+
+    fn prefetch(&self, range: Range<u64>) -> Result<(), ExportError> {
+        Ok(Volume::prefetch(
+            self,
+            range.start,
+            range.end - range.start,
+        )?)
+    }
+}
+
+impl From<StoreError> for ExportError {
+    fn from(error: StoreError) -> Self {
+        let failure = match error.kind() {
+            StoreErrorKind::WouldWait => return ExportError::WouldWait,
+            StoreErrorKind::NoSpace => Failure::NoSpace,
+            StoreErrorKind::ReadOnly => Failure::ReadOnly,
+            StoreErrorKind::Invalid => Failure::Invalid,
+            StoreErrorKind::Gone | StoreErrorKind::NotFound => Failure::Gone,
+            _ => Failure::Io,
+        };
+        ExportError::Failed {
+            failure,
+            source: Box::new(error),
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The handshake over a stream in memory.
+
+use crate::TestExports;
+use crate::client::{be32, be64, info_bytes, meta_context_bytes, option_bytes, string_bytes};
+use crate::memory::MemoryExport;
+use onefold_frontend::Peer;
+use onefold_frontend::nbd::handshake::{HandshakeError, Session, Terms, negotiate};
+use onefold_frontend::nbd::wire::{option, option_reply, transmission_flag};
+use std::io::{self, Cursor, Read, Write};
+use std::sync::Arc;
+
+/// What a client says, and what it is told.
+struct Script {
+    said: Cursor<Vec<u8>>,
+    told: Vec<u8>,
+}
+
+impl Read for Script {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.said.read(buf)
+    }
+}
+
+impl Write for Script {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.told.write(buf)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+type Outcome = Result<Option<Session>, HandshakeError>;
+
+/// Runs a handshake with these options; returns its outcome and what followed the greeting.
+fn run(client_flags: u32, options: &[Vec<u8>]) -> (Outcome, Vec<u8>) {
+    let said = [&client_flags.to_be_bytes()[..], &options.concat()].concat();
+    let mut script = Script {
+        said: Cursor::new(said),
+        told: Vec::new(),
+    };
+    let exports = TestExports::new(Arc::new(MemoryExport::new(1 << 20)));
+    let outcome = negotiate(&mut script, &exports, &Peer::Unknown);
+    assert_eq!(&script.told[..18], b"NBDMAGICIHAVEOPT\0\x03");
+    (outcome, script.told.split_off(18))
+}
+
+/// Kind and data of each answer.
+fn answers(mut told: &[u8]) -> Vec<(u32, Vec<u8>)> {
+    let mut answers = Vec::new();
+    while !told.is_empty() {
+        assert_eq!(be64(told), 0x0003_e889_0455_65a9);
+        let len = be32(&told[16..]) as usize;
+        answers.push((be32(&told[12..]), told[20..20 + len].to_vec()));
+        told = &told[20 + len..];
+    }
+    answers
+}
+
+fn kinds(told: &[u8]) -> Vec<u32> {
+    answers(told).into_iter().map(|(kind, _)| kind).collect()
+}
+
+fn session(outcome: Outcome) -> Session {
+    outcome.map_err(|error| error.to_string()).unwrap().unwrap()
+}
+
+#[test]
+fn go_describes_and_attaches() {
+    let (outcome, told) = run(3, &[option_bytes(option::GO, &info_bytes("vol"))]);
+    let session = session(outcome);
+    assert_eq!(session.name, "vol");
+    let terms = Terms {
+        size_bytes: 1 << 20,
+        read_only: false,
+        structured_replies: false,
+        base_allocation: false,
+    };
+    assert_eq!(session.terms, terms);
+    let answers = answers(&told);
+    assert_eq!(answers.len(), 3);
+    assert_eq!(
+        (answers[0].0, be64(&answers[0].1[2..])),
+        (option_reply::INFO, 1 << 20)
+    );
+    let flags = u16::from_be_bytes([answers[0].1[10], answers[0].1[11]]);
+    // FLUSH, FUA, TRIM, WRITE_ZEROES, CAN_MULTI_CONN, CACHE, FAST_ZERO; DF only in chunks.
+    assert_eq!(flags, 0b1101_0110_1101);
+    let block_sizes: Vec<u32> = answers[1].1[2..].chunks(4).map(be32).collect();
+    assert_eq!(block_sizes, [1, 4096, 32 << 20]);
+    assert_eq!(answers[2], (option_reply::ACK, vec![]));
+}
+
+#[test]
+fn structured_replies_and_metadata_context() {
+    let (outcome, told) = run(
+        3,
+        &[
+            option_bytes(option::STRUCTURED_REPLY, &[]),
+            option_bytes(
+                option::SET_META_CONTEXT,
+                &meta_context_bytes("vol", &["x:y", "base:allocation"]),
+            ),
+            option_bytes(option::GO, &info_bytes("vol")),
+        ],
+    );
+    let terms = session(outcome).terms;
+    assert!(terms.structured_replies && terms.base_allocation);
+    let answers = answers(&told);
+    assert_eq!(
+        answers[1],
+        (
+            option_reply::META_CONTEXT,
+            b"\0\0\0\x01base:allocation".to_vec()
+        )
+    );
+    let flags = u16::from_be_bytes([answers[3].1[10], answers[3].1[11]]);
+    assert_ne!(flags & transmission_flag::SEND_DF, 0);
+}
+
+#[test]
+fn a_context_selected_and_then_not_is_not_selected() {
+    let select = |queries: &[&str]| {
+        option_bytes(
+            option::SET_META_CONTEXT,
+            &meta_context_bytes("vol", queries),
+        )
+    };
+    let (outcome, _) = run(
+        3,
+        &[
+            option_bytes(option::STRUCTURED_REPLY, &[]),
+            select(&["base:allocation"]),
+            select(&[]),
+            option_bytes(option::GO, &info_bytes("vol")),
+        ],
+    );
+    assert!(!session(outcome).terms.base_allocation);
+}
+
+#[test]
+fn contexts_are_listed() {
+    let list = |queries: &[&str]| {
+        option_bytes(
+            option::LIST_META_CONTEXT,
+            &meta_context_bytes("vol", queries),
+        )
+    };
+    let structured = option_bytes(option::STRUCTURED_REPLY, &[]);
+    let (_, told) = run(
+        3,
+        &[structured, list(&[]), list(&["base:"]), list(&["qemu:"])],
+    );
+    let (context, ack) = (option_reply::META_CONTEXT, option_reply::ACK);
+    assert_eq!(kinds(&told), [ack, context, ack, context, ack, ack]);
+}
+
+#[test]
+fn list_info_and_abort() {
+    let options = [
+        option_bytes(option::LIST, &[]),
+        option_bytes(
+            option::INFO,
+            &[&string_bytes("vol")[..], &[0, 2, 0, 1, 0, 3]].concat(),
+        ),
+        option_bytes(option::ABORT, &[]),
+    ];
+    let (outcome, told) = run(3, &options);
+    assert!(matches!(outcome, Ok(None)));
+    let answers = answers(&told);
+    assert_eq!(
+        answers[0],
+        (option_reply::SERVER, b"\0\0\0\x03vol".to_vec())
+    );
+    assert_eq!(
+        answers[1],
+        (option_reply::SERVER, b"\0\0\0\x06locked".to_vec())
+    );
+    assert_eq!(answers[2].0, option_reply::ACK);
+    assert_eq!(answers[5], (option_reply::INFO, b"\0\x01vol".to_vec()));
+    assert_eq!(answers.len(), 8);
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_and_the_handshake_goes_on() {
+    let options = [
+        option_bytes(5, &[]),
+        option_bytes(0xdead_beef, b"whatever"),
+        option_bytes(option::GO, &info_bytes("")),
+        option_bytes(option::GO, &info_bytes("other")),
+        option_bytes(option::GO, &info_bytes("locked")),
+        option_bytes(option::GO, &info_bytes(&"x".repeat(5000))),
+        option_bytes(option::GO, &[0, 0, 0, 1, 0xff, 0, 0]),
+        option_bytes(option::INFO, b"\0\0\0\x09vol"),
+        option_bytes(option::LIST, b"x"),
+        option_bytes(
+            option::SET_META_CONTEXT,
+            &meta_context_bytes("vol", &["base:allocation"]),
+        ),
+        option_bytes(option::STRUCTURED_REPLY, b"x"),
+        option_bytes(option::STRUCTURED_REPLY, &[]),
+        option_bytes(option::SET_META_CONTEXT, b"\0\0\0\x03vol\xff\xff\xff\xff"),
+        option_bytes(option::SET_META_CONTEXT, &meta_context_bytes("other", &[])),
+        option_bytes(option::LIST, &[0; 100_000]),
+        option_bytes(option::GO, &info_bytes("vol")),
+    ];
+    let (outcome, told) = run(3, &options);
+    session(outcome);
+    use option_reply::{ACK, ERR_INVALID, ERR_POLICY, ERR_TOO_BIG, ERR_UNKNOWN, ERR_UNSUP, INFO};
+    let expected = [
+        ERR_UNSUP,
+        ERR_UNSUP,
+        ERR_UNKNOWN,
+        ERR_UNKNOWN,
+        ERR_POLICY,
+        ERR_UNKNOWN,
+        ERR_UNKNOWN,
+        ERR_INVALID,
+        ERR_INVALID,
+        ERR_INVALID,
+        ERR_INVALID,
+        ACK,
+        ERR_INVALID,
+        ERR_UNKNOWN,
+        ERR_TOO_BIG,
+        INFO,
+        INFO,
+        ACK,
+    ];
+    assert_eq!(kinds(&told), expected);
+}
+
+#[test]
+fn export_name_the_old_way() {
+    for (client_flags, len) in [(3, 10), (1, 134), (0, 134)] {
+        let (outcome, told) = run(client_flags, &[option_bytes(option::EXPORT_NAME, b"vol")]);
+        assert_eq!(session(outcome).name, "vol");
+        assert_eq!((told.len(), be64(&told)), (len, 1 << 20));
+    }
+    let (outcome, told) = run(3, &[option_bytes(option::EXPORT_NAME, b"other")]);
+    assert!(matches!(outcome, Err(HandshakeError::NotAttached { .. })));
+    assert!(told.is_empty());
+}
+
+#[test]
+fn who_does_not_speak_the_protocol_is_cut_off() {
+    assert!(matches!(
+        run(4, &[]).0,
+        Err(HandshakeError::UnknownClientFlags(4))
+    ));
+    assert!(matches!(run(3, &[]).0, Err(HandshakeError::Io(_))));
+    let garbage = vec![b"GET / HTTP/1.1\r\n\r\n".to_vec()];
+    assert!(matches!(
+        run(3, &garbage).0,
+        Err(HandshakeError::NotAnOption(_))
+    ));
+    let mut endless = option_bytes(option::LIST, &[]);
+    endless[12..].copy_from_slice(&u32::MAX.to_be_bytes());
+    assert!(matches!(
+        run(3, &[endless]).0,
+        Err(HandshakeError::OptionTooLong { .. })
+    ));
+}

@@ -1,0 +1,112 @@
+//! The server as its clients see it: over sockets, with an export in memory that does as it is told.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::big_endian_bytes, reason = "the protocol is big-endian")]
+#![allow(
+    clippy::single_range_in_vec_init,
+    reason = "exports are told ranges of bytes"
+)]
+
+mod client;
+mod commands;
+mod handshake;
+mod memory;
+mod pressure;
+mod rude;
+mod server;
+
+use memory::MemoryExport;
+use onefold_frontend::{
+    AttachError, Export, ExportSummary, Exports, ListenAddress, ListenOptions, Listener, Peer,
+    Server, ServerLimits,
+};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Exports "vol", and "locked", which nobody may have.
+pub(crate) struct TestExports {
+    pub(crate) export: Arc<MemoryExport>,
+    pub(crate) attached: Arc<AtomicUsize>,
+    pub(crate) barred: AtomicBool,
+}
+
+impl TestExports {
+    pub(crate) fn new(export: Arc<MemoryExport>) -> Self {
+        Self {
+            export,
+            attached: Arc::default(),
+            barred: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Exports for TestExports {
+    fn names(&self) -> Vec<String> {
+        vec!["vol".to_owned(), "locked".to_owned()]
+    }
+
+    fn describe(&self, name: &str) -> Result<ExportSummary, AttachError> {
+        match name {
+            "vol" => Ok(ExportSummary::of(self.export.as_ref())),
+            "locked" => Err(AttachError::Refused("it is locked".to_owned())),
+            _ => Err(AttachError::Unknown),
+        }
+    }
+
+    fn attach(&self, name: &str, _peer: &Peer) -> Result<Arc<dyn Export>, AttachError> {
+        self.describe(name)?;
+        if self.barred.load(Ordering::SeqCst) {
+            return Err(AttachError::Refused("it is being deleted".to_owned()));
+        }
+        Ok(Arc::new(memory::Counted::new(&self.export, &self.attached)))
+    }
+}
+
+/// A server on a unix socket in a directory of its own.
+pub(crate) struct TestServer {
+    pub(crate) server: Server,
+    pub(crate) exports: Arc<TestExports>,
+    pub(crate) export: Arc<MemoryExport>,
+    pub(crate) socket: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl TestServer {
+    pub(crate) fn start(export: MemoryExport) -> Self {
+        Self::with_limits(export, &ServerLimits::default())
+    }
+
+    pub(crate) fn with_limits(export: MemoryExport, limits: &ServerLimits) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("nbd.sock");
+        let export = Arc::new(export);
+        let exports = Arc::new(TestExports::new(Arc::clone(&export)));
+        let listener = Listener::bind(
+            &ListenAddress::Unix(socket.clone()),
+            &ListenOptions::default(),
+        );
+        let served: Arc<dyn Exports> = Arc::<TestExports>::clone(&exports);
+        let server = Server::start(vec![listener.unwrap()], served, limits).unwrap();
+        Self {
+            server,
+            exports,
+            export,
+            socket,
+            _directory: directory,
+        }
+    }
+
+    pub(crate) fn client(&self) -> client::Client {
+        client::Client::attach(&self.socket, true)
+    }
+
+    /// Cuts off all clients and waits until they are gone: a server with next to no memory allows
+    /// one at a time.
+    pub(crate) fn without_clients(&self) -> &Self {
+        self.server
+            .disconnect("vol", std::time::Duration::from_secs(60))
+            .unwrap();
+        self
+    }
+}

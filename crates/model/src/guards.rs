@@ -1,0 +1,155 @@
+//! The guards: every rule of the protocol that closes a sequence of events which would lose or
+//! leak data, each with a switch.
+//!
+//! A rule that can be switched off without anything going wrong is not a rule but a habit. The
+//! tests switch every guard off in turn and demand a counterexample.
+
+/// Declares [`Guard`] with its table of names, promises and rules in one place, so that a guard
+/// cannot exist without them.
+macro_rules! guards {
+    ($($guard:ident, $name:literal, $promise:literal, $rule:literal;)*) => {
+        /// A rule of the protocol that can be switched off.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Guard {
+            $(#[doc = $promise] #[doc = ": "] #[doc = $rule] $guard,)*
+        }
+
+        impl Guard {
+            /// Every guard, in the order of the protocol.
+            pub const ALL: &[Guard] = &[$(Guard::$guard,)*];
+
+            /// The name by which the command line and the documents call the guard.
+            pub fn name(self) -> &'static str {
+                match self { $(Guard::$guard => $name,)* }
+            }
+
+            /// The promise that the guard protects.
+            pub fn promise(self) -> &'static str {
+                match self { $(Guard::$guard => $promise,)* }
+            }
+
+            /// What the guard demands, and of which step.
+            pub fn rule(self) -> &'static str {
+                match self { $(Guard::$guard => $rule,)* }
+            }
+        }
+    };
+}
+
+guards! {
+    PoolSyncBeforeLog, "pool-sync-before-log", "P2",
+        "commit: the pool is synced before the sealed frame is written";
+    SealBeforeSync, "seal-before-sync", "P2",
+        "commit: a frame holds only records sealed before that pool sync started";
+    StoreBeforeLog, "store-before-log", "P2",
+        "write: a record is appended only after its data write completed";
+    FlushJoinsLaterSeal, "flush-joins-later-seal", "P5",
+        "flush: joins only a commit that is sealed after it arrived";
+    FlushAfterLogSync, "flush-after-log-sync", "P5",
+        "commit: waiters are answered after the log's sync, not after its write";
+    ReplyAfterApply, "reply-after-apply", "P5",
+        "write: the reply follows the application of the record to the map";
+    BlockLock, "block-lock", "P1",
+        "write: the block is locked from placing to applying; finder and merge take the same lock";
+    ReuseAfterDurable, "reuse-after-durable", "P3",
+        "commit: a block given up is reusable only once the record that gives it up is durable";
+    ReuseAfterDrain, "reuse-after-drain", "P3",
+        "commit: a block given up is reusable only once the reads pinned before have ended";
+    DrainAcrossVolumes, "drain-across-volumes", "P3",
+        "commit: reads of every volume are waited for, not only those of the volume that gives up";
+    NotInPlaceShared, "not-in-place-shared", "P1",
+        "write: a shared block is never written in place";
+    NotInPlaceFrozen, "not-in-place-frozen", "P1",
+        "write: a block of a frozen layer is never written in place";
+    ZeroHidesBelow, "zero-hides-below", "P5",
+        "write: over lower layers a zero block becomes a zero entry, not an absent one";
+    FinderIntentDurable, "finder-intent-durable", "P2, P4",
+        "finder: mark and intent (and with them the owner's record) are durable before the index call";
+    PublishedContentDurable, "published-content-durable", "P2",
+        "finder: the content of a marked block is synced before the index may name it";
+    CountBeforeName, "count-before-name", "P3",
+        "finder: the index counts the reference before a map names the block";
+    IndexSyncBeforeOutcome, "index-sync-before-outcome", "P3",
+        "finder, collector: the index has synced a batch before its outcome is logged";
+    OutcomeBeforeNextBatch, "outcome-before-next-batch", "P4",
+        "finder: every outcome of a batch is logged before the layer's next batch";
+    RepeatReturnsAnswers, "repeat-returns-answers", "P4",
+        "index: a repeated (stream, number) returns the original answers and changes nothing";
+    AnswersWithEntries, "answers-with-entries", "P4",
+        "index: number and answers become durable atomically with the entries";
+    AliasOnlyIfUnmoved, "alias-only-if-unmoved", "P5",
+        "finder: an entry is aliased only if it still names the old block, else it is dangling";
+    DanglingGivesBack, "dangling-gives-back", "P4",
+        "finder: a dangling outcome gives back the reference that was counted";
+    VerifyBytes, "verify-bytes", "P8",
+        "finder: with `verify`, an entry is aliased only if the bytes are equal";
+    OneJobPerLayer, "one-job-per-layer", "P4",
+        "finder, collector, merge: one job at a time in a layer";
+    CollectorIntentDurable, "collector-intent-durable", "P3, P4",
+        "collector: the intent (and with it the giving-up record) is durable before the decrement";
+    CollectorAfterDrain, "collector-after-drain", "P3",
+        "collector: the readers of a reference have drained before it is released";
+    DecrementNamesAddress, "decrement-names-address", "P8",
+        "collector: the decrement names the expected block; a mismatch quarantines it";
+    UnknownQuarantines, "unknown-quarantines", "P8",
+        "collector: a fingerprint that the index does not know quarantines the block";
+    TombstoneIsAbsent, "tombstone-is-absent", "P3",
+        "index: an insert treats a tombstone as absent and replaces it";
+    ForgetIsGuarded, "forget-is-guarded", "P4",
+        "index: a tombstone is deleted only if it still names the (layer, number)";
+    OnlyNamedLayerFrees, "only-named-layer-frees", "P3",
+        "index: only the layer that a tombstone names frees the block";
+    FingerprintInIntent, "fingerprint-in-intent", "P4",
+        "collector: the intent carries the fingerprint; the block may be another's when it is needed";
+    SnapshotDrains, "snapshot-drains", "P1",
+        "snapshot: writes in flight end before the layer is frozen";
+    SnapshotCommits, "snapshot-commits", "P5",
+        "snapshot: answered after a commit that covers it";
+    DeleteDurable, "delete-durable", "P1",
+        "merge: begins only once the record that the layer is being deleted is durable";
+    MergeReleasesOwn, "merge-releases-own", "P3",
+        "merge: releases entries of the deleted layer only";
+    MergeIntoOnlyChild, "merge-into-only-child", "P5",
+        "merge: a layer is deleted only while it has at most one child";
+    DropWhenEmpty, "drop-when-empty", "P4",
+        "merge: a layer goes only once its queue of given-up blocks is empty";
+    IdsNeverReused, "ids-never-reused", "P4",
+        "layers: the id of a layer, which names its stream in the index, is never used again";
+    CacheInvalidated, "cache-invalidated", "P3",
+        "layers: cached lookups through a layer are dropped when that layer gives up a block";
+    CheckpointSharp, "checkpoint-sharp", "P5",
+        "checkpoint: its content is exactly the records before its log position";
+    CheckpointDurable, "checkpoint-durable", "P2",
+        "checkpoint: written only once pool and log are durable up to its position";
+    PagesBeforeRoot, "pages-before-root", "P2",
+        "checkpoint: the root is switched only after its pages are synced";
+    PruneAfterRoot, "prune-after-root", "P5",
+        "checkpoint: the log is pruned only after the new root is durable";
+    OldPagesAfterRoot, "old-pages-after-root", "P5",
+        "checkpoint: pages of the old root are reused only after the new root is durable";
+    RecoverySyncsFirst, "recovery-syncs-first", "P2, P5",
+        "recovery: pool, log and root are synced before anything read from them is trusted";
+    ReplayByRecord, "replay-by-record", "P4",
+        "recovery: an outcome is replayed with its logged address, never by asking the index again";
+}
+
+/// A set of guards that are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guards {
+    off: Option<Guard>,
+}
+
+impl Guards {
+    /// Every guard is on.
+    pub const ON: Guards = Guards { off: None };
+
+    /// Every guard is on but one.
+    pub fn without(guard: Guard) -> Guards {
+        Guards { off: Some(guard) }
+    }
+
+    /// Whether `guard` is on.
+    pub fn on(self, guard: Guard) -> bool {
+        self.off != Some(guard)
+    }
+}

@@ -1,0 +1,120 @@
+//! Snapshot, clone, and the merge that deletes a layer.
+
+use crate::guards::Guard;
+use crate::image::{Entry, LBAS, LayerId, Lba, Record, VOLUMES, Volume};
+use crate::state::{Config, Stage, State};
+use crate::volume_steps::readable;
+
+/// Freezes the live layer, once its writes have drained, and starts an empty one on top.
+pub(crate) fn snapshot(state: &mut State, config: &Config, volume: Volume) -> Option<()> {
+    let frozen = state.memory.image.live[usize::from(volume)]?;
+    let in_flight = state.memory.writers.iter().flatten().any(|w| w.volume == volume);
+    if state.memory.snapshot.is_some() || (in_flight && config.on(Guard::SnapshotDrains)) {
+        return None;
+    }
+    let live = state.memory.image.new_layer_id(config.on(Guard::IdsNeverReused))?;
+    state.budget.snapshots = state.budget.snapshots.checked_sub(1)?;
+    state.append(config, Record::Snapshot { volume, live });
+    for lba in 0..config.lbas {
+        state.ghost.frozen[usize::from(frozen)][usize::from(lba)] = readable(state, volume, lba);
+    }
+    if config.on(Guard::SnapshotCommits) {
+        state.memory.snapshot = Some((frozen, Stage::Tail));
+    } else {
+        state.ghost.promised.insert(frozen);
+    }
+    Some(())
+}
+
+/// Starts volume `volume` on a frozen layer.
+pub(crate) fn clone(
+    state: &mut State,
+    config: &Config,
+    volume: Volume,
+    below: LayerId,
+) -> Option<()> {
+    let found = state.memory.image.layer(below)?;
+    let taken = state.memory.image.live[usize::from(volume)].is_some();
+    if taken || !found.frozen || found.deleting {
+        return None;
+    }
+    let live = state.memory.image.new_layer_id(config.on(Guard::IdsNeverReused))?;
+    state.budget.clones = state.budget.clones.checked_sub(1)?;
+    state.append(config, Record::Clone { volume, below, live });
+    let frozen = state.ghost.frozen[usize::from(below)];
+    state.ghost.allowed[usize::from(volume)] = frozen;
+    for lba in 0..LBAS {
+        let content = frozen[lba].iter().next().unwrap_or(0);
+        state.ghost.answered[usize::from(volume)][lba] = content;
+    }
+    Some(())
+}
+
+/// Begins to delete a frozen layer.
+pub(crate) fn start_delete(state: &mut State, config: &Config, layer: LayerId) -> Option<()> {
+    let image = &state.memory.image;
+    let found = image.layer(layer)?;
+    let sole = image.children(layer).count() <= 1 || !config.on(Guard::MergeIntoOnlyChild);
+    let unanswered = state.memory.snapshot.is_some_and(|(id, _)| id == layer);
+    let other = state.memory.delete.is_some();
+    if !found.frozen || found.deleting || unanswered || other || !sole {
+        return None;
+    }
+    state.budget.deletes = state.budget.deletes.checked_sub(1)?;
+    state.ghost.promised.remove(layer);
+    state.append(config, Record::DeleteStart { layer });
+    if config.on(Guard::DeleteDurable) {
+        state.memory.delete = Some((layer, Stage::Tail));
+    }
+    Some(())
+}
+
+/// Merges one LBA of a layer that goes into its only child.
+pub(crate) fn merge_step(
+    state: &mut State,
+    config: &Config,
+    layer: LayerId,
+    lba: Lba,
+) -> Option<()> {
+    let image = &state.memory.image;
+    let found = image.layer(layer)?;
+    let busy = state.memory.jobs.iter().any(|job| job.layer == layer);
+    let starting = state.memory.delete.is_some_and(|(id, _)| id == layer);
+    if !found.deleting || starting || (busy && config.on(Guard::OneJobPerLayer)) {
+        return None;
+    }
+    let into = image.children(layer).next();
+    if into.is_some_and(|child| state.memory.is_locked(config, child, lba)) {
+        return None;
+    }
+    let mut from = layer;
+    if !config.on(Guard::MergeReleasesOwn) {
+        from = image.resolve(layer, lba).0;
+    }
+    if image.layer(from)?.map[usize::from(lba)] == Entry::Absent {
+        return None;
+    }
+    state.append(config, Record::MergeStep { layer: from, into, lba });
+    invalidate_cache(state, config);
+    Some(())
+}
+
+/// Removes a layer that has nothing left.
+pub(crate) fn drop_layer(state: &mut State, config: &Config, layer: LayerId) -> Option<()> {
+    let found = state.memory.image.layer(layer)?;
+    let empty = found.map.iter().all(|entry| *entry == Entry::Absent);
+    let settled = found.given_up.is_empty() || !config.on(Guard::DropWhenEmpty);
+    let starting = state.memory.delete.is_some_and(|(id, _)| id == layer);
+    if !found.deleting || starting || !empty || !settled || !found.intents.is_empty() {
+        return None;
+    }
+    state.append(config, Record::LayerDropped { layer });
+    Some(())
+}
+
+/// Drops cached lookups that may have gone through a layer that gave something up.
+pub(crate) fn invalidate_cache(state: &mut State, config: &Config) {
+    if config.cached && config.on(Guard::CacheInvalidated) {
+        state.memory.cache = [[None; LBAS]; VOLUMES];
+    }
+}

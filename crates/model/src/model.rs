@@ -1,0 +1,318 @@
+//! The model: which steps are possible in a state, and what each does.
+
+use stateright::{Model, Property};
+
+use crate::bits::Bits;
+use crate::image::{Block, Content, LayerId, Lba, StreamNumber, VOLUMES, Volume};
+use crate::properties::{self, Milestone, Violation};
+use crate::recovery::{self, Remains};
+use crate::state::{Config, Mode, State, Target};
+use crate::{collector, commit, finder, layers, volume_steps};
+
+/// The protocol in one configuration.
+#[derive(Clone, Debug)]
+pub struct Protocol {
+    /// The configuration.
+    pub config: Config,
+}
+
+/// One indivisible step. Steps that are not possible change nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Step {
+    StartWrite { slot: usize, volume: Volume, lba: Lba, content: Content },
+    WriteZeros { volume: Volume, lba: Lba },
+    Store { slot: usize },
+    LogAndApply { slot: usize },
+    StartRead { slot: usize, target: Target, lba: Lba },
+    FinishRead { slot: usize },
+    Flush { volume: Volume },
+    Seal { checkpoint: bool },
+    SyncPoolWriteFrame,
+    SyncLogAnswer,
+    WritePages,
+    SwitchRoot,
+    SyncRoot,
+    PruneLog,
+    FinderMark { layer: LayerId, lbas: Bits },
+    FinderCall { layer: LayerId, number: StreamNumber },
+    FinderOutcome { layer: LayerId, number: StreamNumber },
+    FinderCountLate { layer: LayerId, number: StreamNumber },
+    CollectorIntent { layer: LayerId, block: Block },
+    CollectorCall { layer: LayerId, number: StreamNumber },
+    CollectorOutcome { layer: LayerId, number: StreamNumber },
+    CollectorForget { layer: LayerId, number: StreamNumber },
+    IndexSync,
+    IndexLosesRow { fingerprint: u8 },
+    Snapshot { volume: Volume },
+    Clone { volume: Volume, below: LayerId },
+    DeleteLayer { layer: LayerId },
+    MergeStep { layer: LayerId, lba: Lba },
+    DropLayer { layer: LayerId },
+    Kill,
+    LosePower(Remains),
+    Recover,
+}
+
+impl Protocol {
+    fn guest_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        let config = &self.config;
+        let slots = usize::from(config.slots);
+        // Slots are alike: only the first empty one is used.
+        let idle = |taken: [bool; 2]| taken.iter().take(slots).position(|taken| !taken);
+        let writer = idle(state.memory.writers.each_ref().map(Option::is_some));
+        let reader = idle(state.memory.readers.each_ref().map(Option::is_some));
+        for volume in 0..VOLUMES as Volume {
+            if state.memory.image.live[usize::from(volume)].is_none() {
+                continue;
+            }
+            for lba in 0..config.lbas {
+                if let (Some(slot), true) = (writer, state.budget.writes > 0) {
+                    steps.extend((1..=config.contents).map(|content| Step::StartWrite {
+                        slot,
+                        volume,
+                        lba,
+                        content,
+                    }));
+                }
+                if state.budget.zeros > 0 {
+                    steps.push(Step::WriteZeros { volume, lba });
+                }
+                if let (Some(slot), true) = (reader, state.budget.reads > 0) {
+                    let target = Target::Live(volume);
+                    steps.push(Step::StartRead { slot, target, lba });
+                }
+            }
+            if state.budget.flushes > 0 {
+                steps.push(Step::Flush { volume });
+            }
+            if state.budget.snapshots > 0 {
+                steps.push(Step::Snapshot { volume });
+            }
+        }
+        if let (Some(slot), true) = (reader, state.budget.reads > 0) {
+            for (id, layer) in state.memory.image.each_layer() {
+                let target = Target::Frozen(id);
+                let lbas = (0..config.lbas).filter(|_| layer.frozen && !layer.deleting);
+                steps.extend(lbas.map(|lba| Step::StartRead { slot, target, lba }));
+            }
+        }
+    }
+
+    fn layer_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        let config = &self.config;
+        for (layer, found) in state.memory.image.each_layer() {
+            if state.budget.finds > 0 {
+                let batches = (1..1_u8 << config.lbas).map(|set| {
+                    let lbas = (0..config.lbas).filter(|lba| set & (1 << lba) != 0);
+                    lbas.fold(Bits::NONE, |bits, lba| bits.or(Bits::of(lba)))
+                });
+                let fits = |lbas: &Bits| lbas.iter().count() <= usize::from(config.batch);
+                let batches = batches.filter(fits);
+                steps.extend(batches.map(|lbas| Step::FinderMark { layer, lbas }));
+            }
+            let mut queue = found.given_up.clone();
+            queue.dedup();
+            steps.extend(queue.iter().map(|block| Step::CollectorIntent { layer, block: *block }));
+            if found.frozen && state.budget.deletes > 0 {
+                steps.push(Step::DeleteLayer { layer });
+            }
+            if found.frozen && state.budget.clones > 0 {
+                steps.push(Step::Clone { volume: 1, below: layer });
+            }
+            if found.deleting {
+                steps.extend((0..config.lbas).map(|lba| Step::MergeStep { layer, lba }));
+                steps.push(Step::DropLayer { layer });
+            }
+        }
+        if state.budget.lost_rows > 0 {
+            let rows = state.disk.index.live_rows();
+            steps.extend(rows.map(|(fingerprint, _)| Step::IndexLosesRow { fingerprint }));
+        }
+    }
+
+    fn job_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        for job in &state.memory.jobs {
+            let (layer, number) = (job.layer, job.number);
+            steps.push(Step::FinderCall { layer, number });
+            steps.push(Step::FinderOutcome { layer, number });
+            steps.push(Step::FinderCountLate { layer, number });
+            steps.push(Step::CollectorCall { layer, number });
+            steps.push(Step::CollectorOutcome { layer, number });
+            steps.push(Step::CollectorForget { layer, number });
+        }
+    }
+
+    fn commit_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        steps.push(Step::Seal { checkpoint: false });
+        if state.budget.checkpoints > 0 {
+            steps.push(Step::Seal { checkpoint: true });
+        }
+        if state.memory.commit.is_some() {
+            steps.extend([Step::SyncPoolWriteFrame, Step::SyncLogAnswer]);
+        }
+        if state.memory.checkpoint.is_some() {
+            steps.extend([Step::WritePages, Step::SwitchRoot, Step::SyncRoot, Step::PruneLog]);
+        }
+        if *state.disk.index_durable != state.disk.index {
+            steps.push(Step::IndexSync);
+        }
+    }
+
+    fn take(&self, state: &mut State, step: Step) -> Option<()> {
+        let config = &self.config;
+        match step {
+            Step::StartWrite { slot, volume, lba, content } => {
+                volume_steps::start_write(state, config, slot, volume, lba, content)
+            }
+            Step::WriteZeros { volume, lba } => {
+                volume_steps::write_zeros(state, config, volume, lba)
+            }
+            Step::Store { slot } => volume_steps::store(state, config, slot),
+            Step::LogAndApply { slot } => volume_steps::log(state, config, slot),
+            Step::StartRead { slot, target, lba } => {
+                volume_steps::start_read(state, config, slot, target, lba)
+            }
+            Step::FinishRead { slot } => volume_steps::finish_read(state, slot),
+            Step::Flush { volume } => volume_steps::flush(state, config, volume),
+            Step::Seal { checkpoint } => commit::seal(state, config, checkpoint),
+            Step::SyncPoolWriteFrame => commit::write_frame(state, config),
+            Step::SyncLogAnswer => commit::finish_commit(state, config),
+            Step::WritePages => commit::write_pages(state, config),
+            Step::SwitchRoot => commit::switch_root(state),
+            Step::SyncRoot => commit::sync_root(state),
+            Step::PruneLog => commit::prune(state, config),
+            Step::FinderMark { layer, lbas } => finder::mark(state, config, layer, lbas),
+            Step::FinderCall { layer, number } => finder::call(state, config, layer, number),
+            Step::FinderOutcome { layer, number } => {
+                finder::outcome(state, config, layer, number)
+            }
+            Step::FinderCountLate { layer, number } => {
+                finder::count_late(state, config, layer, number)
+            }
+            Step::CollectorIntent { layer, block } => {
+                collector::begin(state, config, layer, block)
+            }
+            Step::CollectorCall { layer, number } => {
+                collector::call(state, config, layer, number)
+            }
+            Step::CollectorOutcome { layer, number } => {
+                collector::outcome(state, config, layer, number)
+            }
+            Step::CollectorForget { layer, number } => {
+                collector::forget(state, config, layer, number)
+            }
+            Step::IndexSync => {
+                state.disk.sync_index();
+                Some(())
+            }
+            Step::IndexLosesRow { fingerprint } => lose_row(state, fingerprint),
+            Step::Snapshot { volume } => layers::snapshot(state, config, volume),
+            Step::Clone { volume, below } => layers::clone(state, config, volume, below),
+            Step::DeleteLayer { layer } => layers::start_delete(state, config, layer),
+            Step::MergeStep { layer, lba } => layers::merge_step(state, config, layer, lba),
+            Step::DropLayer { layer } => layers::drop_layer(state, config, layer),
+            Step::Kill => recovery::kill(state),
+            Step::LosePower(remains) => recovery::lose_power(state, &remains),
+            Step::Recover => recovery::recover(state, config),
+        }
+    }
+}
+
+/// Damage from outside: the index forgets a row.
+fn lose_row(state: &mut State, fingerprint: u8) -> Option<()> {
+    state.budget.lost_rows = state.budget.lost_rows.checked_sub(1)?;
+    state.disk.index.rows[usize::from(fingerprint)] = None;
+    state.disk.sync_index();
+    state.ghost.damaged = true;
+    Some(())
+}
+
+impl Model for Protocol {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State::new(&self.config)]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        if state.violation.is_some() {
+            return;
+        }
+        if state.budget.kills > 0 && state.memory.mode != Mode::Down {
+            steps.push(Step::Kill);
+        }
+        // A machine that is down already loses power only if there is something to lose.
+        let loses = state.memory.mode != Mode::Down || !state.disk.is_durable();
+        if state.budget.power_losses > 0 && loses {
+            steps.extend(recovery::remains(&state.disk).into_iter().map(Step::LosePower));
+        }
+        if state.memory.mode == Mode::Down {
+            steps.push(Step::Recover);
+            return;
+        }
+        for slot in 0..usize::from(self.config.slots) {
+            if state.memory.writers[slot].is_some() {
+                steps.extend([Step::Store { slot }, Step::LogAndApply { slot }]);
+            }
+            if state.memory.readers[slot].is_some() {
+                steps.push(Step::FinishRead { slot });
+            }
+        }
+        self.commit_steps(state, steps);
+        self.job_steps(state, steps);
+        self.guest_steps(state, steps);
+        self.layer_steps(state, steps);
+    }
+
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        let mut next = state.clone();
+        self.take(&mut next, step)?;
+        if state.memory.mode == Mode::Recovered && next.memory.mode == Mode::Recovered {
+            next.memory.mode = Mode::Running;
+        }
+        if next.violation.is_none() {
+            next.violation = properties::check(&next, &self.config).err();
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let mut all: Vec<_> = Violation::ALL.iter().map(|v| violation_property(*v)).collect();
+        all.extend(self.config.milestones.iter().map(|m| milestone_property(*m)));
+        all
+    }
+}
+
+/// Declares a property for each variant: stateright takes plain functions, which capture nothing.
+macro_rules! by_variant {
+    ($value:expr, $kind:ident, $build:ident, $test:expr, [$($variant:ident),* $(,)?]) => {
+        match $value {
+            $($kind::$variant => Property::$build($value.name(), |protocol, state| {
+                $test($kind::$variant, protocol, state)
+            }),)*
+        }
+    };
+}
+
+fn violation_property(violation: Violation) -> Property<Protocol> {
+    fn absent(violation: Violation, _: &Protocol, state: &State) -> bool {
+        state.violation != Some(violation)
+    }
+    by_variant!(violation, Violation, always, absent, [
+        ImmutableWritten, IndexUntrue, RootDamaged, FreeInUse, CountTooLow, CountWrong,
+        FlushedLost, SnapshotLost, Partition, Contradiction, WrongRead,
+    ])
+}
+
+fn milestone_property(milestone: Milestone) -> Property<Protocol> {
+    fn reached(milestone: Milestone, protocol: &Protocol, state: &State) -> bool {
+        milestone.reached(&protocol.config, state)
+    }
+    by_variant!(milestone, Milestone, sometimes, reached, [
+        Aliased, Dangling, Rejected, ReleasedOne, Freed, Quarantined, Merged, LayerGone,
+        ReadOfReplaced, FinderResumed, CollectorResumed, BothResumed, CrashInRecovery, Replayed,
+        FlushedAll,
+    ])
+}

@@ -1,0 +1,206 @@
+//! Crashes, what they leave, and recovery.
+//!
+//! A killed process loses memory; the page cache still holds what was written. A power loss takes
+//! any part of what was not synced: of each block one of the contents written since the last
+//! sync or the one before, the unsynced frame (torn is lost), the unsynced root.
+
+use std::sync::Arc;
+
+use crate::bits::Bits;
+use crate::guards::Guard;
+use crate::image::{
+    BLOCKS, Content, Contradiction, Image, Intent, LayerId, Outcome, Record, VOLUMES,
+};
+use crate::properties::Violation;
+use crate::state::{Config, Disk, Memory, Mode, Phase, Root, Stage, State};
+
+/// What a power loss happens to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Remains {
+    /// What each block holds.
+    pub blocks: [Content; BLOCKS],
+    /// The unsynced frame is there.
+    pub frame: bool,
+    /// The unsynced root is there.
+    pub root: bool,
+    /// The unsynced index is there.
+    pub index: bool,
+}
+
+/// Everything that a power loss may leave of `disk`.
+pub(crate) fn remains(disk: &Disk) -> Vec<Remains> {
+    let start = Remains { blocks: disk.now, frame: false, root: false, index: false };
+    let mut all = vec![start];
+    for (block, lasting) in disk.lasting.iter().enumerate() {
+        let options: Vec<Content> = lasting.iter().collect();
+        all = all
+            .iter()
+            .flat_map(|r| {
+                options.iter().map(|content| {
+                    let mut r = *r;
+                    r.blocks[block] = *content;
+                    r
+                })
+            })
+            .collect();
+    }
+    let mut double = |is_there: bool, set: fn(&mut Remains)| {
+        if is_there {
+            let mut with = all.clone();
+            with.iter_mut().for_each(set);
+            all.extend(with);
+        }
+    };
+    double(disk.frame.as_ref().is_some_and(|f| !f.is_empty()), |r| r.frame = true);
+    double(disk.next_root.as_ref().is_some_and(|n| n.switched), |r| r.root = true);
+    double(*disk.index_durable != disk.index, |r| r.index = true);
+    all
+}
+
+/// The process dies; what it wrote stays in the page cache.
+pub(crate) fn kill(state: &mut State) -> Option<()> {
+    state.budget.kills = state.budget.kills.checked_sub(1)?;
+    state.memory = down();
+    Some(())
+}
+
+/// The machine loses power.
+pub(crate) fn lose_power(state: &mut State, remains: &Remains) -> Option<()> {
+    state.budget.power_losses = state.budget.power_losses.checked_sub(1)?;
+    let disk = &mut state.disk;
+    disk.now = remains.blocks;
+    disk.lasting = remains.blocks.map(Bits::of);
+    let frame = disk.frame.take().filter(|_| remains.frame);
+    disk.log.extend(frame.unwrap_or_default());
+    let next = disk.next_root.take().filter(|_| remains.root);
+    let mut damaged = disk.root_damaged;
+    if let Some(next) = next {
+        damaged = !next.pages_synced;
+        disk.root = next.root;
+    }
+    disk.root_damaged = false;
+    if !remains.index {
+        disk.index = (*disk.index_durable).clone();
+    }
+    disk.sync_index();
+    state.memory = down();
+    if damaged {
+        state.violate(Violation::RootDamaged);
+    }
+    Some(())
+}
+
+fn down() -> Memory {
+    Memory::new(Mode::Down, Image::new(0))
+}
+
+/// Every image that a crash now and a recovery may bring back.
+pub(crate) fn recoverable(disk: &Disk) -> Result<Vec<Arc<Image>>, Violation> {
+    let next = disk.next_root.as_ref().filter(|next| next.switched);
+    if disk.root_damaged || next.is_some_and(|next| !next.pages_synced) {
+        return Err(Violation::RootDamaged);
+    }
+    let mut images = Vec::new();
+    for root in std::iter::once(&disk.root).chain(next.map(|next| &next.root)) {
+        images.push(replay(root, &disk.log, None)?);
+        if let Some(frame) = disk.frame.as_ref().filter(|frame| !frame.is_empty()) {
+            images.push(replay(root, &disk.log, Some(frame))?);
+        }
+    }
+    Ok(images)
+}
+
+fn replay(
+    root: &Root,
+    log: &[Record],
+    frame: Option<&Vec<Record>>,
+) -> Result<Arc<Image>, Violation> {
+    let records = || log.iter().chain(frame.into_iter().flatten()).skip(usize::from(root.skip));
+    if records().next().is_none() {
+        return Ok(Arc::clone(&root.image));
+    }
+    let mut image = (*root.image).clone();
+    for record in records() {
+        image.apply(record).map_err(|Contradiction| Violation::Contradiction)?;
+    }
+    Ok(Arc::new(image))
+}
+
+/// Syncs what is there, loads the newest root, replays the log, and takes up open intents.
+pub(crate) fn recover(state: &mut State, config: &Config) -> Option<()> {
+    let disk = &mut state.disk;
+    if let Some(next) = disk.next_root.take_if(|next| next.switched) {
+        disk.root = next.root;
+    }
+    disk.next_root = None;
+    if config.on(Guard::RecoverySyncsFirst) {
+        disk.sync_pool();
+        disk.sync_index();
+        let frame = disk.frame.take().unwrap_or_default();
+        disk.log.extend(frame);
+    }
+    let mut image = (*disk.root.image).clone();
+    let unsynced = disk.frame.iter().flatten();
+    for record in disk.log.iter().chain(unsynced).skip(usize::from(disk.root.skip)) {
+        let record = replayed(disk, config, record);
+        if image.apply(&record).is_err() {
+            state.violate(Violation::Contradiction);
+            return Some(());
+        }
+    }
+    state.memory = Memory::new(Mode::Recovered, image);
+    resume_jobs(&mut state.memory);
+    observe(state, config);
+    Some(())
+}
+
+/// The record as it is applied. With its guard off, the index is asked again what it meant.
+fn replayed(disk: &Disk, config: &Config, record: &Record) -> Record {
+    let mut record = record.clone();
+    if let (Record::FindOutcome { old, outcome, .. }, false) =
+        (&mut record, config.on(Guard::ReplayByRecord))
+    {
+        let fingerprint = config.fingerprint(disk.now[usize::from(*old)]);
+        let row = disk.index.live_row(fingerprint);
+        *outcome = match (*outcome, row) {
+            (Outcome::Aliased(_), Some(row)) => Outcome::Aliased(row.block),
+            (Outcome::Dangling(_), Some(row)) => Outcome::Dangling(row.block),
+            (outcome, _) => outcome,
+        };
+    }
+    record
+}
+
+/// Open intents become jobs again; their records are durable, their calls may be repeated.
+fn resume_jobs(memory: &mut Memory) {
+    let mut open: Vec<(LayerId, u8, Phase)> = Vec::new();
+    for (id, layer) in memory.image.each_layer() {
+        for intent in &layer.intents {
+            let phase = match intent {
+                Intent::Collect { freed: true, .. } => Phase::Freed(Stage::Durable),
+                _ => Phase::Intent(Stage::Durable),
+            };
+            open.push((id, intent.number(), phase));
+        }
+    }
+    for (layer, number, phase) in open {
+        memory.set_phase(layer, number, Some(phase));
+    }
+}
+
+/// What guests find after a restart is what they may rely on from then on.
+fn observe(state: &mut State, config: &Config) {
+    for volume in 0..VOLUMES {
+        let Some(live) = state.memory.image.live[volume] else { continue };
+        for lba in 0..config.lbas {
+            let found = state.content(state.memory.image.resolve(live, lba).1);
+            let allowed = &mut state.ghost.allowed[volume][usize::from(lba)];
+            let is_allowed = allowed.has(found);
+            *allowed = Bits::of(found);
+            state.ghost.answered[volume][usize::from(lba)] = found;
+            if !is_allowed {
+                state.violate(Violation::FlushedLost);
+            }
+        }
+    }
+}

@@ -1,0 +1,525 @@
+//! The whole world in one value: disk, memory, and what the guests were promised.
+//!
+//! The disk has a durable part and a part that a power loss may take; memory is lost in every
+//! crash; the ghost is what the outside knows and no crash changes.
+
+use std::sync::Arc;
+
+use crate::bits::Bits;
+use crate::guards::{Guard, Guards};
+use crate::image::{
+    BLOCKS, Block, Content, Entry, Fingerprint, Image, LAYERS, LBAS, LayerId, Lba, Record,
+    StreamNumber, VOLUMES, Volume,
+};
+use crate::index::{Answer, Index};
+use crate::properties::Violation;
+
+/// How often each thing may happen on one path. A search is exhaustive within its budget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Budget {
+    /// Guest writes of data.
+    pub writes: u8,
+    /// Guest writes of zeros, and trims.
+    pub zeros: u8,
+    /// Guest flushes.
+    pub flushes: u8,
+    /// Guest reads that stay in flight.
+    pub reads: u8,
+    /// Finder batches.
+    pub finds: u8,
+    /// Collector batches.
+    pub collects: u8,
+    /// Snapshots.
+    pub snapshots: u8,
+    /// Clones.
+    pub clones: u8,
+    /// Deleted layers.
+    pub deletes: u8,
+    /// Checkpoints.
+    pub checkpoints: u8,
+    /// Commits that nobody waits for.
+    pub idle_commits: u8,
+    /// Killed processes; the page cache survives.
+    pub kills: u8,
+    /// Power losses.
+    pub power_losses: u8,
+    /// Rows that the index loses by damage.
+    pub lost_rows: u8,
+}
+
+/// One configuration of the model: sizes, budget, and which guards are on.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// Volumes at the start; a clone makes volume 1.
+    pub volumes: u8,
+    /// LBAs of every volume.
+    pub lbas: u8,
+    /// Blocks of the pool.
+    pub blocks: u8,
+    /// Highest content that guests write.
+    pub contents: u8,
+    /// Writes and reads that may be in flight at once.
+    pub slots: u8,
+    /// Entries in a finder batch.
+    pub batch: u8,
+    /// All contents have one fingerprint, and the finder verifies.
+    pub colliding: bool,
+    /// Lookups are cached per volume.
+    pub cached: bool,
+    /// A row whose count reaches zero stays as a tombstone until its block is free; else it goes
+    /// at once.
+    pub tombstones: bool,
+    /// Each volume is on its own host: a free waits only for the reads of its own volume.
+    pub separate_hosts: bool,
+    /// Every finished commit is folded into the root, so that states do not differ by history.
+    pub folds_log: bool,
+    /// How often what may happen.
+    pub budget: Budget,
+    /// Which guards are on.
+    pub guards: Guards,
+    /// What the search must come across, or it shows nothing.
+    pub milestones: &'static [crate::properties::Milestone],
+}
+
+impl Config {
+    /// Whether `guard` is on.
+    pub fn on(&self, guard: Guard) -> bool {
+        self.guards.on(guard)
+    }
+
+    /// The fingerprint of `content`.
+    pub fn fingerprint(&self, content: Content) -> Fingerprint {
+        if self.colliding { content.min(1) } else { content }
+    }
+}
+
+/// A checkpoint's root.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Root {
+    /// What it holds.
+    pub image: Arc<Image>,
+    /// The records at the start of the log that it already contains.
+    pub skip: u8,
+}
+
+/// A root that is being written.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NextRoot {
+    /// The root.
+    pub root: Root,
+    /// Whether its pages are durable.
+    pub pages_synced: bool,
+    /// Whether the root was written over; if so, a power loss leaves either.
+    pub switched: bool,
+}
+
+/// What is on disk, and what the page cache holds for it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Disk {
+    /// What a read of each block returns.
+    pub now: [Content; BLOCKS],
+    /// What each block may hold after a power loss.
+    pub lasting: [Bits; BLOCKS],
+    /// The durable log.
+    pub log: Vec<Record>,
+    /// The frame that is written and not synced.
+    pub frame: Option<Vec<Record>>,
+    /// The durable root.
+    pub root: Root,
+    /// The root that follows it.
+    pub next_root: Option<NextRoot>,
+    /// Pages of the durable root were written over.
+    pub root_damaged: bool,
+    /// The index as its readers see it.
+    pub index: Index,
+    /// The index as a power loss may leave it.
+    pub index_durable: Arc<Index>,
+}
+
+impl Disk {
+    /// Writes `content` to `block`, unsynced.
+    pub fn write(&mut self, block: Block, content: Content) {
+        self.now[usize::from(block)] = content;
+        self.lasting[usize::from(block)].insert(content);
+    }
+
+    /// Makes every completed data write durable.
+    pub fn sync_pool(&mut self) {
+        self.lasting = self.now.map(Bits::of);
+    }
+
+    /// Whether a power loss would change nothing.
+    pub fn is_durable(&self) -> bool {
+        self.lasting == self.now.map(Bits::of)
+            && self.frame.is_none()
+            && self.next_root.is_none()
+            && *self.index_durable == self.index
+    }
+
+    /// Makes the index durable.
+    pub fn sync_index(&mut self) {
+        if *self.index_durable != self.index {
+            self.index_durable = Arc::new(self.index.clone());
+        }
+    }
+}
+
+/// How far a record, or what hangs on it, is on its way to disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// In the log's tail in memory.
+    Tail,
+    /// In the commit that is under way.
+    Sealed,
+    /// Durable.
+    Durable,
+}
+
+/// A write between its lock and its reply.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Writer {
+    /// Where it writes to.
+    pub volume: Volume,
+    /// The volume's live layer when it started.
+    pub layer: LayerId,
+    /// Where it writes to.
+    pub lba: Lba,
+    /// What it writes.
+    pub content: Content,
+    /// The block that takes the data.
+    pub block: Block,
+    /// Whether the block was there before, so that the map does not change.
+    pub in_place: bool,
+    /// Step 5 is done.
+    pub stored: bool,
+    /// Steps 6 and 7 are done.
+    pub logged: bool,
+}
+
+/// What a read reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// A volume.
+    Live(Volume),
+    /// A snapshot.
+    Frozen(LayerId),
+}
+
+/// A read between its pin and its unpin.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Reader {
+    /// What it reads.
+    pub target: Target,
+    /// Where.
+    pub lba: Lba,
+    /// The block that the lookup found.
+    pub block: Block,
+    /// What it may return.
+    pub legal: Bits,
+}
+
+/// A flush that waits for a commit.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Flush {
+    /// Whose.
+    pub volume: Volume,
+    /// A commit that it waits for was sealed.
+    pub joined: bool,
+    /// What each LBA may hold once the flush is answered.
+    pub allowed: [Bits; LBAS],
+}
+
+/// How far a job is; its intent is in the image.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// The intent is on its way to disk; the index call follows.
+    Intent(Stage),
+    /// The index has answered; outcomes are to be logged.
+    Answered(Vec<Answer>),
+    /// The block is free; the record is on its way to disk, then the tombstone goes.
+    Freed(Stage),
+    /// Outcomes are logged, the count is not yet made. Only with a guard off.
+    Uncounted(Vec<(Fingerprint, Block)>),
+}
+
+/// A finder or collector batch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Job {
+    /// Whose.
+    pub layer: LayerId,
+    /// Its number in the layer's stream.
+    pub number: StreamNumber,
+    /// How far it is.
+    pub phase: Phase,
+}
+
+/// The commit that is under way.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Commit {
+    /// What it writes.
+    pub records: Vec<Record>,
+    /// Its frame is written.
+    pub written: bool,
+}
+
+/// How far a checkpoint is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Checkpoint {
+    /// Content and position are taken, the commit that makes them durable is under way.
+    Captured(Root),
+    /// It may be written.
+    Ready(Root),
+    /// It is on disk as `Disk::next_root`.
+    Written,
+    /// The new root is durable, the log still holds what it contains.
+    Rooted,
+}
+
+/// Whether the pool is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Crashed, not yet recovered.
+    Down,
+    /// Replayed just now; open intents have become jobs again.
+    Recovered,
+    /// Open for guests and jobs.
+    Running,
+}
+
+/// What a crash takes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Memory {
+    /// Whether the pool is open.
+    pub mode: Mode,
+    /// Maps, queues, intents: all records applied.
+    pub image: Image,
+    /// Records that no commit has sealed.
+    pub tail: Vec<Record>,
+    /// The commit under way.
+    pub commit: Option<Commit>,
+    /// Blocks placed and not yet recorded.
+    pub leased: Bits,
+    /// Blocks freed by a record in the tail.
+    pub freed_tail: Bits,
+    /// Blocks freed by a record in the commit under way.
+    pub freed_sealed: Bits,
+    /// For each block freed: readers that pinned before.
+    pub waits: [Bits; BLOCKS],
+    /// For each reference given up: readers that pinned before.
+    pub given_up_waits: Vec<(LayerId, Block, Bits)>,
+    /// Writes in flight, by slot.
+    pub writers: [Option<Writer>; 2],
+    /// Reads in flight, by slot.
+    pub readers: [Option<Reader>; 2],
+    /// Open jobs, by layer and number.
+    pub jobs: Vec<Job>,
+    /// The flush that waits.
+    pub flush: Option<Flush>,
+    /// The snapshot whose answer waits for a commit.
+    pub snapshot: Option<(LayerId, Stage)>,
+    /// The layer whose merge waits for the commit of its start.
+    pub delete: Option<(LayerId, Stage)>,
+    /// The checkpoint under way.
+    pub checkpoint: Option<Checkpoint>,
+    /// Cached lookups through to lower layers.
+    pub cache: [[Option<Block>; LBAS]; VOLUMES],
+}
+
+impl Memory {
+    /// Memory of a pool whose log gives `image`.
+    pub fn new(mode: Mode, image: Image) -> Memory {
+        Memory {
+            mode,
+            image,
+            tail: Vec::new(),
+            commit: None,
+            leased: Bits::NONE,
+            freed_tail: Bits::NONE,
+            freed_sealed: Bits::NONE,
+            waits: [Bits::NONE; BLOCKS],
+            given_up_waits: Vec::new(),
+            writers: [None, None],
+            readers: [None, None],
+            jobs: Vec::new(),
+            flush: None,
+            snapshot: None,
+            delete: None,
+            checkpoint: None,
+            cache: [[None; LBAS]; VOLUMES],
+        }
+    }
+
+    /// Blocks that a write may take.
+    pub fn free_blocks(&self, config: &Config) -> Bits {
+        let waiting = (0..config.blocks)
+            .filter(|b| !self.waits[usize::from(*b)].is_empty())
+            .fold(Bits::NONE, |set, b| set.or(Bits::of(b)));
+        Bits::below(config.blocks)
+            .minus(self.image.allocated)
+            .minus(self.leased)
+            .minus(self.freed_tail)
+            .minus(self.freed_sealed)
+            .minus(waiting)
+    }
+
+    /// Whether a write in flight holds the lock on `lba` of live layer `layer`.
+    pub fn is_locked(&self, config: &Config, layer: LayerId, lba: Lba) -> bool {
+        config.on(Guard::BlockLock)
+            && self.writers.iter().flatten().any(|w| w.layer == layer && w.lba == lba)
+    }
+
+    /// The job of `layer` with `number`.
+    pub fn job(&self, layer: LayerId, number: StreamNumber) -> Option<&Job> {
+        self.jobs.iter().find(|job| job.layer == layer && job.number == number)
+    }
+
+    /// Sets the phase of a job, or ends it.
+    pub fn set_phase(&mut self, layer: LayerId, number: StreamNumber, phase: Option<Phase>) {
+        self.jobs.retain(|job| (job.layer, job.number) != (layer, number));
+        if let Some(phase) = phase {
+            self.jobs.push(Job { layer, number, phase });
+            self.jobs.sort_by_key(|job| (job.layer, job.number));
+        }
+    }
+}
+
+/// What the outside knows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Ghost {
+    /// The content of the last write answered.
+    pub answered: [[Content; LBAS]; VOLUMES],
+    /// What a crash may leave: flushed last, or written later.
+    pub allowed: [[Bits; LBAS]; VOLUMES],
+    /// What each snapshot holds.
+    pub frozen: [[Bits; LBAS]; LAYERS],
+    /// Snapshots that no crash may take.
+    pub promised: Bits,
+    /// The index was damaged from outside: leaks are allowed, wrong data is not.
+    pub damaged: bool,
+}
+
+/// A state of the model.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    /// The disk.
+    pub disk: Disk,
+    /// Memory.
+    pub memory: Memory,
+    /// Promises.
+    pub ghost: Ghost,
+    /// What may still happen.
+    pub budget: Budget,
+    /// What went wrong; nothing follows such a state.
+    pub violation: Option<Violation>,
+}
+
+impl State {
+    /// A new pool with empty volumes.
+    pub fn new(config: &Config) -> State {
+        let image = Image::new(config.volumes);
+        State {
+            disk: Disk {
+                now: [0; BLOCKS],
+                lasting: [Bits::of(0); BLOCKS],
+                log: Vec::new(),
+                frame: None,
+                root: Root { image: Arc::new(image.clone()), skip: 0 },
+                next_root: None,
+                root_damaged: false,
+                index: Index::default(),
+                index_durable: Arc::default(),
+            },
+            memory: Memory::new(Mode::Running, image),
+            ghost: Ghost {
+                answered: [[0; LBAS]; VOLUMES],
+                allowed: [[Bits::of(0); LBAS]; VOLUMES],
+                frozen: [[Bits::NONE; LBAS]; LAYERS],
+                promised: Bits::NONE,
+                damaged: false,
+            },
+            budget: config.budget,
+            violation: None,
+        }
+    }
+
+    /// Notes the first thing that went wrong.
+    pub fn violate(&mut self, violation: Violation) {
+        self.violation.get_or_insert(violation);
+    }
+
+    /// Steps 6 and 7 of every change: appends a record to the tail and applies it.
+    pub fn append(&mut self, config: &Config, record: Record) {
+        let before = self.given_up_counts();
+        let freed = match self.memory.image.apply(&record) {
+            Ok(freed) => freed,
+            Err(_) => return self.violate(Violation::Contradiction),
+        };
+        let volume = self.volume_of_record(&record);
+        let pinned = self.pinned_before(config, volume);
+        for block in freed.iter() {
+            let drains = config.on(Guard::ReuseAfterDrain);
+            self.memory.waits[usize::from(block)] = if drains { pinned } else { Bits::NONE };
+        }
+        if config.on(Guard::ReuseAfterDurable) {
+            self.memory.freed_tail = self.memory.freed_tail.or(freed);
+        }
+        self.note_given_up_waits(before, pinned);
+        self.memory.tail.push(record);
+    }
+
+    /// What a read of `entry` returns now; zeros where no block is named.
+    pub fn content(&self, entry: Entry) -> Content {
+        entry.block().map_or(0, |block| self.disk.now[usize::from(block)])
+    }
+
+    fn given_up_counts(&self) -> [usize; LAYERS] {
+        let mut counts = [0; LAYERS];
+        for (id, layer) in self.memory.image.each_layer() {
+            counts[usize::from(id)] = layer.given_up.len();
+        }
+        counts
+    }
+
+    /// A reference given up by this record waits for the readers pinned now.
+    fn note_given_up_waits(&mut self, before: [usize; LAYERS], pinned: Bits) {
+        if pinned.is_empty() {
+            return;
+        }
+        let mut added = Vec::new();
+        for (id, layer) in self.memory.image.each_layer() {
+            if layer.given_up.len() > before[usize::from(id)] {
+                added.extend(layer.given_up.iter().map(|block| (id, *block, pinned)));
+            }
+        }
+        self.memory.given_up_waits.extend(added);
+        self.memory.given_up_waits.sort_by_key(|(layer, block, _)| (*layer, *block));
+        self.memory.given_up_waits.dedup();
+    }
+
+    fn volume_of_record(&self, record: &Record) -> Option<Volume> {
+        let layer = match record {
+            Record::Write { layer, .. }
+            | Record::FindOutcome { layer, .. }
+            | Record::CollectOutcome { layer, .. }
+            | Record::MergeStep { layer, .. } => *layer,
+            _ => return None,
+        };
+        let live = self.memory.image.live;
+        (0..).zip(live).find(|(_, live)| *live == Some(layer)).map(|(volume, _)| volume)
+    }
+
+    /// Readers that a block given up by `volume` waits for.
+    fn pinned_before(&self, config: &Config, volume: Option<Volume>) -> Bits {
+        let all = !config.separate_hosts && config.on(Guard::DrainAcrossVolumes);
+        let mut pinned = Bits::NONE;
+        for (slot, reader) in (0..).zip(&self.memory.readers) {
+            let Some(reader) = reader else { continue };
+            if all || volume.is_some_and(|v| reader.target == Target::Live(v)) {
+                pinned.insert(slot);
+            }
+        }
+        pinned
+    }
+}

@@ -1,0 +1,156 @@
+//! The command line: one file a command.
+
+mod pool_check;
+mod pool_create;
+mod pool_stat;
+mod serve;
+mod volume_create;
+mod volume_delete;
+mod volume_export;
+mod volume_import;
+mod volume_list;
+mod volume_rename;
+mod volume_resize;
+mod volume_stat;
+
+use crate::error::{Error, Result};
+use crate::output::{Document, Format, Output};
+use crate::session::Session;
+use crate::size;
+use crate::verbs::Verb;
+use crate::verbs::volume::PlanReply;
+use clap::{Parser, Subcommand};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Volumes for virtual machines, every block stored once.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+pub(crate) struct Cli {
+    /// The pool's directory.
+    #[arg(long, global = true, env = "ONEFOLD_POOL", value_name = "DIR")]
+    pool: Option<PathBuf>,
+
+    /// How results are printed.
+    #[arg(long, global = true, value_enum, default_value = "text")]
+    format: Format,
+
+    /// No progress and no remarks; only results, warnings and errors.
+    #[arg(long, global = true)]
+    quiet: bool,
+
+    #[command(subcommand)]
+    noun: Noun,
+}
+
+#[derive(Debug, Subcommand)]
+enum Noun {
+    /// Make a pool, look at it, check it.
+    #[command(subcommand)]
+    Pool(PoolVerb),
+    /// Make volumes, fill, copy and delete them.
+    #[command(subcommand)]
+    Volume(VolumeVerb),
+    /// Serve the pool's volumes over NBD until stopped by SIGTERM or SIGINT.
+    Serve(serve::Args),
+}
+
+#[derive(Debug, Subcommand)]
+enum PoolVerb {
+    /// Make a pool in a new or empty directory.
+    Create(pool_create::Args),
+    /// Print numbers of blocks and bytes.
+    Stat,
+    /// Prove that every block is accounted for; exit code 3 if one is not.
+    Check(pool_check::Args),
+}
+
+#[derive(Debug, Subcommand)]
+enum VolumeVerb {
+    /// Make an empty volume.
+    Create(volume_create::Args),
+    /// Make a volume from a disk image.
+    Import(volume_import::Args),
+    /// Copy a volume to a new disk image.
+    Export(volume_export::Args),
+    /// Name all volumes.
+    List,
+    /// Describe a volume.
+    Stat(volume_stat::Args),
+    /// Change a volume's size.
+    Resize(volume_resize::Args),
+    /// Give a volume another name.
+    Rename(volume_rename::Args),
+    /// Delete a volume.
+    Delete(volume_delete::Args),
+}
+
+/// What every command gets to know.
+struct Context {
+    pool: Option<PathBuf>,
+    output: Output,
+}
+
+impl Context {
+    /// The pool that the user named.
+    fn pool(&self) -> Result<&Path> {
+        self.pool.as_deref().ok_or_else(|| {
+            Error::usage("which pool? give its directory with --pool, or in ONEFOLD_POOL")
+        })
+    }
+
+    fn with_session<T>(&self, work: impl FnOnce(&Session) -> Result<T>) -> Result<T> {
+        Session::with(self.pool()?, &self.output, work)
+    }
+
+    /// Does a short verb and prints its reply.
+    fn call<V: Verb>(&self, verb: &V) -> Result<ExitCode> {
+        let reply = self.with_session(|session| session.call(verb, &mut |_, _| {}))?;
+        self.print(&reply)
+    }
+
+    /// Prints what was done, or what would be done if the user said so.
+    fn print_plan(&self, reply: &PlanReply) -> Result<ExitCode> {
+        self.output.document(reply)?;
+        if !reply.done {
+            return Err(Error::usage(
+                "nothing was changed; --yes carries out this plan",
+            ));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn print(&self, document: &impl Document) -> Result<ExitCode> {
+        self.output.document(document)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Cli {
+    /// Does what the user asked for.
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        let context = Context {
+            pool: self.pool,
+            output: Output::new(self.format, self.quiet),
+        };
+        match self.noun {
+            Noun::Pool(PoolVerb::Create(args)) => pool_create::run(&context, args),
+            Noun::Pool(PoolVerb::Stat) => pool_stat::run(&context),
+            Noun::Pool(PoolVerb::Check(args)) => pool_check::run(&context, &args),
+            Noun::Volume(VolumeVerb::Create(args)) => volume_create::run(&context, args),
+            Noun::Volume(VolumeVerb::Import(args)) => volume_import::run(&context, args),
+            Noun::Volume(VolumeVerb::Export(args)) => volume_export::run(&context, args),
+            Noun::Volume(VolumeVerb::List) => volume_list::run(&context),
+            Noun::Volume(VolumeVerb::Stat(args)) => volume_stat::run(&context, args),
+            Noun::Volume(VolumeVerb::Resize(args)) => volume_resize::run(&context, args),
+            Noun::Volume(VolumeVerb::Rename(args)) => volume_rename::run(&context, args),
+            Noun::Volume(VolumeVerb::Delete(args)) => volume_delete::run(&context, args),
+            Noun::Serve(args) => serve::run(&context, args),
+        }
+    }
+}
+
+/// For clap: a size such as `20G`.
+fn parse_size(text: &str) -> std::result::Result<u64, String> {
+    size::parse(text)
+}

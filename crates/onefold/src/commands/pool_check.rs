@@ -1,0 +1,37 @@
+//! `onefold pool check`
+
+use super::Context;
+use crate::error::{ErrorKind, Result};
+use crate::verbs::pool::{PoolCheck, PoolCheckReply};
+use std::process::ExitCode;
+
+/// The exit code that tells damage from failure.
+const FOUND_DAMAGE: u8 = 3;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Rebuild free space from the maps where they disagree. Data that cannot be accounted for
+    /// is never deleted.
+    #[arg(long)]
+    repair: bool,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    let check = PoolCheck {
+        repair: args.repair,
+    };
+    let checked = context.with_session(|session| session.call(&check, &mut |_, _| {}));
+    let reply = match checked {
+        Ok(reply) => reply,
+        // Damage that keeps the pool from being opened is a finding too.
+        Err(error) if error.kind == ErrorKind::Damaged => {
+            PoolCheckReply::unopenable(error.to_string())
+        }
+        Err(error) => return Err(error),
+    };
+    context.output.document(&reply)?;
+    if reply.findings > reply.repaired {
+        return Ok(ExitCode::from(FOUND_DAMAGE));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,132 @@
+//! `onefold pool create`
+
+use super::{Context, parse_size};
+use crate::error::{Error, Result};
+use crate::output::Document;
+use crate::pool::NewPool;
+use crate::size;
+use onefold_store::CreateOptions;
+use serde::Serialize;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// The size of a pool that is a sparse file, if none is given. It takes space only as it fills.
+const SIZE_BYTES_DEFAULT: u64 = 100 << 30;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The pool's directory: new, or empty.
+    directory: PathBuf,
+
+    /// The most data that the pool can hold [default: 100G, or all of a device].
+    #[arg(long, value_parser = parse_size)]
+    size: Option<u64>,
+
+    /// Keep the blocks in a new file elsewhere, or on a block device.
+    #[arg(long, value_name = "FILE|DEVICE")]
+    data: Option<PathBuf>,
+
+    /// The unit in which blocks are stored: 4K, 8K, 16K or 64K.
+    #[arg(long, value_parser = parse_block_size, default_value = "4K")]
+    block_size: u32,
+
+    /// The size of the log; more makes checkpoints rarer and recovery longer.
+    #[arg(long, value_parser = parse_size, default_value = "32M")]
+    log_size: u64,
+
+    /// Go on although it overwrites a device.
+    #[arg(long)]
+    yes: bool,
+}
+
+fn parse_block_size(text: &str) -> std::result::Result<u32, String> {
+    match size::parse(text)? {
+        bytes @ (0x1000 | 0x2000 | 0x4000 | 0x10000) => Ok(bytes as u32),
+        _ => Err("use 4K, 8K, 16K or 64K".to_owned()),
+    }
+}
+
+/// The document of `pool create`.
+#[derive(Debug, Serialize)]
+struct PoolCreateReply {
+    pool: String,
+    size_bytes: u64,
+    block_size: u32,
+    log_bytes: u64,
+    data: Option<String>,
+    done: bool,
+}
+
+impl Document for PoolCreateReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mark = if self.done { "done" } else { "plan" };
+        let (size, block) = (
+            size::display(self.size_bytes),
+            size::display(self.block_size.into()),
+        );
+        writeln!(
+            out,
+            "{mark}: create a pool of {size} in {}, block size {block}",
+            self.pool
+        )?;
+        match &self.data {
+            Some(data) => writeln!(out, "{mark}: keep its blocks in {data}"),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
+    let device_bytes = args
+        .data
+        .as_deref()
+        .map(device_bytes)
+        .transpose()?
+        .flatten();
+    let size_bytes = args.size.or(device_bytes).unwrap_or(SIZE_BYTES_DEFAULT);
+    let mut reply = PoolCreateReply {
+        pool: args.directory.display().to_string(),
+        size_bytes,
+        block_size: args.block_size,
+        log_bytes: args.log_size,
+        data: args.data.as_ref().map(|data| data.display().to_string()),
+        done: false,
+    };
+    if let (Some(device_bytes), false) = (device_bytes, args.yes) {
+        context.output.document(&reply)?;
+        return Err(Error::usage(format!(
+            "this overwrites what is on the device ({}); nothing was changed, --yes goes on",
+            size::display(device_bytes)
+        )));
+    }
+    let options = CreateOptions {
+        block_size: args.block_size,
+        size_bytes,
+        log_bytes: args.log_size,
+    };
+    NewPool {
+        directory: args.directory,
+        data: args.data,
+        options,
+    }
+    .create()?;
+    reply.done = true;
+    context.print(&reply)
+}
+
+/// The size of the block device at `path`, or nothing if it is something else.
+fn device_bytes(path: &Path) -> Result<Option<u64>> {
+    if !path
+        .metadata()
+        .is_ok_and(|metadata| metadata.file_type().is_block_device())
+    {
+        return Ok(None);
+    }
+    let found = File::open(path).and_then(|mut device| device.seek(SeekFrom::End(0)));
+    found
+        .map(Some)
+        .map_err(|e| Error::io(format_args!("cannot find the size of {path:?}"), &e))
+}

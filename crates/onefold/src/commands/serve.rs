@@ -1,0 +1,77 @@
+//! `onefold serve`
+
+use super::{Context, parse_size};
+use crate::daemon::{self, ServeOptions};
+use crate::error::{Error, Result};
+use crate::limits::{MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
+use crate::size;
+use onefold_engine::embedded::CacheMode;
+use onefold_frontend::ListenAddress;
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Where clients connect: unix:PATH or HOST:PORT; may be repeated [default: unix:nbd.sock in
+    /// the pool's directory, unless systemd passes sockets].
+    #[arg(long, value_name = "unix:PATH|HOST:PORT")]
+    nbd: Vec<ListenAddress>,
+
+    /// Whether the host's page cache holds data, or nothing does (O_DIRECT).
+    #[arg(long, value_enum, default_value = "host")]
+    cache: Cache,
+
+    /// The most memory that all caches and requests may take together [default: 512M].
+    #[arg(long, value_parser = parse_size)]
+    memory: Option<u64>,
+
+    /// Permissions of the unix sockets for clients, in octal.
+    #[arg(long, value_parser = parse_mode, default_value = "0660")]
+    socket_mode: u32,
+
+    /// Group of the unix sockets for clients, by name or number.
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
+
+    /// Listen on addresses other than loopback too. Anybody who can reach them can read and write
+    /// every volume.
+    #[arg(long)]
+    insecure_listen: bool,
+}
+
+/// [`CacheMode`] as an option.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Cache {
+    Host,
+    Direct,
+}
+
+fn parse_mode(text: &str) -> std::result::Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err("use three octal digits, for example 0660".to_owned()),
+    }
+}
+
+pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
+    let memory_bytes = args.memory.unwrap_or(MEMORY_BYTES_DEFAULT);
+    if memory_bytes < MEMORY_BYTES_MIN {
+        return Err(Error::usage(format!(
+            "--memory must be at least {}",
+            size::display(MEMORY_BYTES_MIN)
+        )));
+    }
+    let options = ServeOptions {
+        pool: context.pool()?.to_owned(),
+        addresses: args.nbd,
+        cache: match args.cache {
+            Cache::Host => CacheMode::Host,
+            Cache::Direct => CacheMode::Direct,
+        },
+        memory_bytes,
+        socket_mode: args.socket_mode,
+        socket_group: args.socket_group,
+        insecure_listen: args.insecure_listen,
+    };
+    daemon::serve(&options)?;
+    Ok(ExitCode::SUCCESS)
+}

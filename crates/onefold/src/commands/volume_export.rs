@@ -1,0 +1,70 @@
+//! `onefold volume export`
+
+use super::Context;
+use crate::error::{Error, Result};
+use crate::image::ImageFormat;
+use crate::image::writer::ImageWriter;
+use crate::progress::Progress;
+use crate::verbs::transfer::{VolumeExport, receive_export};
+use crate::verbs::volume::VolumeStat;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The volume's name.
+    name: String,
+
+    /// The image to be made: a new file, or - for standard output (raw only).
+    file: PathBuf,
+
+    /// The image's format.
+    #[arg(long, value_enum, default_value = "raw")]
+    image_format: ImageFormat,
+}
+
+pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
+    let to_stdout = args.file == Path::new("-");
+    if to_stdout && args.image_format != ImageFormat::Raw {
+        return Err(Error::usage(
+            "only a raw image can be written to standard output",
+        ));
+    }
+    let reply = context.with_session(|session| {
+        let stat = session.call(
+            &VolumeStat {
+                name: args.name.clone(),
+            },
+            &mut |_, _| {},
+        )?;
+        if !stat.clients.is_empty() {
+            context.output.warn(format_args!(
+                "volume '{}' is attached to {}; what is written while it is exported may be \
+                 in the image in part",
+                args.name,
+                stat.clients.join(", ")
+            ));
+        }
+        let export = VolumeExport {
+            name: args.name.clone(),
+        };
+        let (size_bytes, mut pieces) = session.export(&export)?;
+        let mut image = ImageWriter::create(&args.file, args.image_format, size_bytes)?;
+        let progress = Progress::bytes(&context.output, "exporting");
+        let reply = receive_export(
+            &args.name,
+            size_bytes,
+            &mut pieces,
+            &mut |done, all| progress.set(done, all),
+            &mut |chunk| image.write(chunk),
+        )?;
+        image.finish(size_bytes)?;
+        Ok(reply)
+    })?;
+    // Standard output has the image, so the document has to do without.
+    if to_stdout {
+        Ok(ExitCode::SUCCESS)
+    } else {
+        context.print(&reply)
+    }
+}

@@ -1,0 +1,58 @@
+//! `onefold volume import`
+
+use super::{Context, parse_size};
+use crate::error::Result;
+use crate::image::ImageFormat;
+use crate::image::reader::{ImageOptions, ImageReader};
+use crate::progress::Progress;
+use crate::verbs::check_name;
+use crate::verbs::transfer::VolumeImport;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The new volume's name.
+    name: String,
+
+    /// The image: a file, a device, or - for standard input.
+    file: PathBuf,
+
+    /// The image's format. It is never guessed.
+    #[arg(long, value_enum, default_value = "raw")]
+    image_format: ImageFormat,
+
+    /// Also read other files that a qcow2 image refers to. Only for images that you trust.
+    #[arg(long)]
+    allow_backing: bool,
+
+    /// The exact size of an image that comes through a pipe.
+    #[arg(long, value_parser = parse_size)]
+    size: Option<u64>,
+}
+
+pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
+    check_name(&args.name)?;
+    let options = ImageOptions {
+        format: args.image_format,
+        allow_backing: args.allow_backing,
+        stream_bytes: args.size,
+    };
+    let image = ImageReader::open(&args.file, &options, &context.output)?;
+    let import = VolumeImport {
+        name: args.name,
+        image_bytes: image.image_bytes(),
+    };
+    let reply = context.with_session(|session| {
+        let progress = Progress::bytes(&context.output, "importing");
+        let pieces = image.start(move |done, all| progress.set(done, all));
+        session.import(&import, pieces)
+    })?;
+    if reply.size_bytes != reply.image_bytes {
+        context.output.note(format_args!(
+            "the image's {} bytes were rounded up to {}, a whole number of blocks",
+            reply.image_bytes, reply.size_bytes
+        ));
+    }
+    context.print(&reply)
+}

@@ -1,0 +1,188 @@
+//! The command line's end of the control socket.
+
+use super::frame::{PieceBody, PieceDecoder};
+use super::{Event, REQUEST_HEADER, SIZE_HEADER, socket_path};
+use crate::error::{Error, Result};
+use crate::image::chunk::{Piece, PieceReceiver, PieceSender, transfer};
+use crate::verbs::transfer::{
+    EXPORT_PATH, IMPORT_PATH, VolumeExport, VolumeImport, VolumeImportReply,
+};
+use crate::verbs::{Report, Verb};
+use bytes::{Buf, Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Incoming};
+use hyper::client::conn::http1;
+use hyper::header::HeaderValue;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use tokio::net::UnixStream;
+use tokio::runtime::{Builder, Runtime};
+
+/// The longest line of an answer: a list of all findings or volumes.
+const LINE_BYTES_MAX: usize = 64 << 20;
+
+/// A daemon that answered when it was called. Each request has a connection of its own.
+pub(crate) struct ControlClient {
+    socket: PathBuf,
+}
+
+impl ControlClient {
+    /// Makes sure that somebody answers on the pool's control socket.
+    pub(crate) fn connect(pool: &Path) -> io::Result<Self> {
+        let socket = socket_path(pool);
+        std::os::unix::net::UnixStream::connect(&socket)?;
+        Ok(Self { socket })
+    }
+
+    /// Lets the daemon run a verb.
+    pub(crate) fn call<V: Verb>(&self, verb: &V, report: Report<'_>) -> Result<V::Reply> {
+        let body = Full::new(json(verb)?);
+        runtime()?.block_on(async {
+            let answer = self.send(request(V::PATH, body)?).await?;
+            read_events(answer.into_body(), report).await
+        })
+    }
+
+    /// Sends an image to become a volume.
+    pub(crate) fn import(
+        &self,
+        import: &VolumeImport,
+        pieces: PieceReceiver,
+    ) -> Result<VolumeImportReply> {
+        let header = HeaderValue::from_maybe_shared(json(import)?)
+            .map_err(|_| Error::usage("the volume's name cannot be sent"))?;
+        let mut request = request(IMPORT_PATH, PieceBody::new(pieces))?;
+        request.headers_mut().insert(REQUEST_HEADER, header);
+        runtime()?.block_on(async {
+            let answer = self.send(request).await?;
+            read_events(answer.into_body(), &mut |_, _| {}).await
+        })
+    }
+
+    /// Fetches a volume's image: its size, and its pieces as they arrive.
+    pub(crate) fn export(&self, export: &VolumeExport) -> Result<(u64, PieceReceiver)> {
+        let body = Full::new(json(export)?);
+        let runtime = runtime()?;
+        let answer = runtime.block_on(async { self.send(request(EXPORT_PATH, body)?).await })?;
+        if answer.status() != StatusCode::OK {
+            let refused = runtime.block_on(async {
+                read_events::<IgnoredAny>(answer.into_body(), &mut |_, _| {}).await
+            });
+            return Err(refused.err().unwrap_or_else(not_understood));
+        }
+        let size = answer
+            .headers()
+            .get(SIZE_HEADER)
+            .and_then(|size| size.to_str().ok());
+        let size_bytes = size
+            .and_then(|size| size.parse().ok())
+            .ok_or_else(not_understood)?;
+        let (sender, receiver) = transfer();
+        thread::spawn(move || runtime.block_on(receive_pieces(answer.into_body(), sender)));
+        Ok((size_bytes, receiver))
+    }
+
+    async fn send<B>(&self, request: Request<B>) -> Result<Response<Incoming>>
+    where
+        B: Body<Data = Bytes, Error = std::convert::Infallible> + Send + 'static,
+    {
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|e| self.lost(&e))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|e| self.lost(&e))?;
+        // Its failure shows in the answer, or in its absence.
+        tokio::spawn(connection);
+        sender
+            .send_request(request)
+            .await
+            .map_err(|e| self.lost(&e))
+    }
+
+    fn lost(&self, cause: &dyn std::error::Error) -> Error {
+        Error::failed(format!(
+            "lost the daemon at {}: {cause}",
+            self.socket.display()
+        ))
+    }
+}
+
+/// Only what waits for the socket runs on it; progress bars and files do not mind waiting.
+fn runtime() -> Result<Runtime> {
+    let built = Builder::new_current_thread().enable_io().build();
+    built.map_err(|e| Error::io("cannot talk to the daemon", &e))
+}
+
+fn json(request: &impl serde::Serialize) -> Result<Bytes> {
+    let json = serde_json::to_vec(request).map(Bytes::from);
+    json.map_err(|e| Error::failed(format!("cannot send the request: {e}")))
+}
+
+fn request<B>(path: &str, body: B) -> Result<Request<B>> {
+    let request = Request::post(path)
+        .header(hyper::header::HOST, "onefold")
+        .body(body);
+    request.map_err(|e| Error::failed(format!("cannot send the request: {e}")))
+}
+
+fn not_understood() -> Error {
+    Error::failed(
+        "cannot understand the daemon's answer; the daemon may be of another version than this \
+         command, so restart it",
+    )
+}
+
+fn ended_early() -> Error {
+    Error::failed(
+        "the daemon ended before it answered; once it runs again, 'onefold volume list' shows \
+         whether this was done",
+    )
+}
+
+/// Reads an answer up to its last line.
+async fn read_events<R: DeserializeOwned>(mut body: Incoming, report: Report<'_>) -> Result<R> {
+    let mut received = BytesMut::new();
+    loop {
+        while let Some(end) = received.iter().position(|byte| *byte == b'\n') {
+            let line = received.split_to(end);
+            received.advance(1);
+            match serde_json::from_slice(&line).map_err(|_| not_understood())? {
+                Event::Progress { done, all } => report(done, all),
+                Event::Result(result) => return Ok(result),
+                Event::Error(error) => return Err(error),
+            }
+        }
+        let frame = body
+            .frame()
+            .await
+            .ok_or_else(ended_early)?
+            .map_err(|_| ended_early())?;
+        if let Ok(data) = frame.into_data() {
+            if received.len() + data.len() > LINE_BYTES_MAX {
+                return Err(not_understood());
+            }
+            received.extend_from_slice(&data);
+        }
+    }
+}
+
+/// Hands an export's pieces on until it is complete or nobody wants more.
+async fn receive_pieces(mut body: Incoming, pieces: PieceSender) {
+    let mut decoder = PieceDecoder::default();
+    while let Some(Ok(frame)) = body.frame().await {
+        let Ok(mut input) = frame.into_data() else {
+            continue;
+        };
+        while let Some(piece) = decoder.next(&mut input).transpose() {
+            let last = !matches!(piece, Ok(Piece::Data(_)));
+            if pieces.send(piece).await.is_err() || last {
+                return;
+            }
+        }
+    }
+}

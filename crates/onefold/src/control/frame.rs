@@ -1,0 +1,228 @@
+//! How pieces of an image travel over the control socket.
+//!
+//! A frame is `[u64 offset][u32 length][bytes]`, numbers little-endian. Length 0 ends the image,
+//! the offset being its size. The offset [`OFFSET_OF_ERROR`] stands for a failure of the sender,
+//! the bytes being an [`Error`] as JSON. A stream that ends without either was interrupted.
+
+use crate::error::{Error, Result};
+use crate::image::chunk::{Chunk, ChunkPool, Piece, PieceReceiver};
+use crate::limits::TRANSFER_CHUNK_BYTES;
+use bytes::{Buf, Bytes, BytesMut};
+use hyper::body::{Body, Frame};
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// Bytes before a frame's own bytes.
+const HEADER_BYTES: usize = 12;
+
+/// No image reaches this far.
+const OFFSET_OF_ERROR: u64 = u64::MAX;
+
+fn header(offset: u64, len: usize) -> Bytes {
+    let mut header = [0; HEADER_BYTES];
+    let (offset_bytes, len_bytes) = header.split_at_mut(8);
+    offset_bytes.copy_from_slice(&offset.to_le_bytes());
+    // Chunks and messages are far smaller than 4 GiB; see `TRANSFER_CHUNK_BYTES`.
+    len_bytes.copy_from_slice(&(len as u32).to_le_bytes());
+    Bytes::copy_from_slice(&header)
+}
+
+/// Pieces as an HTTP body.
+pub(crate) struct PieceBody {
+    pieces: PieceReceiver,
+    /// What follows the header that went before.
+    payload: Option<Bytes>,
+}
+
+impl PieceBody {
+    pub(crate) fn new(pieces: PieceReceiver) -> Self {
+        Self {
+            pieces,
+            payload: None,
+        }
+    }
+
+    fn encode(&mut self, piece: Result<Piece>) -> Bytes {
+        let (offset, payload) = match piece {
+            Ok(Piece::End { image_bytes }) => return header(image_bytes, 0),
+            // The chunk's buffer goes to the socket as it is and comes back when it was sent.
+            Ok(Piece::Data(chunk)) => (chunk.offset, Bytes::from_owner(chunk)),
+            Err(error) => (OFFSET_OF_ERROR, error_bytes(&error)),
+        };
+        let header = header(offset, payload.len());
+        self.payload = Some(payload);
+        header
+    }
+}
+
+fn error_bytes(error: &Error) -> Bytes {
+    let mut bytes = serde_json::to_vec(error).unwrap_or_default();
+    // An error too long for a frame is no longer JSON when cut, which the other end copes with.
+    bytes.truncate(TRANSFER_CHUNK_BYTES);
+    Bytes::from(bytes)
+}
+
+impl Body for PieceBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
+        if let Some(payload) = self.payload.take() {
+            return Poll::Ready(Some(Ok(Frame::data(payload))));
+        }
+        self.pieces.poll_recv(cx).map(|received| {
+            let piece = received?;
+            Some(Ok(Frame::data(self.encode(piece))))
+        })
+    }
+}
+
+/// Turns the bytes of frames, however they were cut on their way, back into pieces.
+#[derive(Default)]
+pub(crate) struct PieceDecoder {
+    pool: ChunkPool,
+    header: BytesMut,
+    /// The frame whose bytes are arriving.
+    frame: Option<Arriving>,
+}
+
+struct Arriving {
+    chunk: Chunk,
+    filled: usize,
+}
+
+impl PieceDecoder {
+    /// Takes bytes from the front of `input` up to the end of a piece, or all of them.
+    pub(crate) fn next(&mut self, input: &mut Bytes) -> Result<Option<Piece>> {
+        while !input.is_empty() {
+            let arriving = match &mut self.frame {
+                Some(arriving) => arriving,
+                None => {
+                    let missing = HEADER_BYTES - self.header.len();
+                    self.header
+                        .extend_from_slice(&input.split_to(missing.min(input.len())));
+                    if self.header.len() < HEADER_BYTES {
+                        break;
+                    }
+                    let offset = self.header.get_u64_le();
+                    let len = self.header.get_u32_le() as usize;
+                    if len == 0 {
+                        return Ok(Some(Piece::End {
+                            image_bytes: offset,
+                        }));
+                    }
+                    if len > TRANSFER_CHUNK_BYTES {
+                        return Err(Error::failed(format!(
+                            "the other end of the control socket sent a frame of {len} bytes"
+                        )));
+                    }
+                    let mut chunk = self.pool.take(offset);
+                    chunk.set_len(len);
+                    self.frame.insert(Arriving { chunk, filled: 0 })
+                }
+            };
+            let gap = arriving
+                .chunk
+                .as_mut()
+                .get_mut(arriving.filled..)
+                .unwrap_or_default();
+            let len = gap.len().min(input.len());
+            if let Some(gap) = gap.get_mut(..len) {
+                input.copy_to_slice(gap);
+            }
+            arriving.filled += len;
+            if arriving.filled == arriving.chunk.as_ref().len() {
+                return self
+                    .frame
+                    .take()
+                    .map(|complete| complete.chunk.into_piece())
+                    .transpose();
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Chunk {
+    fn into_piece(self) -> Result<Piece> {
+        if self.offset != OFFSET_OF_ERROR {
+            return Ok(Piece::Data(self));
+        }
+        Err(serde_json::from_slice(self.as_ref())
+            .unwrap_or_else(|_| Error::failed("the other end of the control socket failed")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::chunk::transfer;
+    use http_body_util::BodyExt;
+
+    /// Sends pieces through a body and hands its bytes to a decoder in parts of `part` bytes.
+    fn through_the_wire(pieces: Vec<Result<Piece>>, part: usize) -> Vec<Result<Piece>> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let (sender, receiver) = transfer();
+        let wire = runtime.block_on(async {
+            for piece in pieces {
+                sender.send(piece).await.unwrap();
+            }
+            drop(sender);
+            PieceBody::new(receiver).collect().await.unwrap().to_bytes()
+        });
+        let mut decoder = PieceDecoder::default();
+        let mut decoded = Vec::new();
+        for part in wire.chunks(part) {
+            let mut input = Bytes::copy_from_slice(part);
+            while let Some(piece) = decoder.next(&mut input).transpose() {
+                decoded.push(piece);
+            }
+        }
+        decoded
+    }
+
+    fn data(offset: u64, bytes: &[u8]) -> Piece {
+        let mut chunk = ChunkPool::default().take(offset);
+        chunk.set_len(bytes.len());
+        chunk.as_mut().copy_from_slice(bytes);
+        Piece::Data(chunk)
+    }
+
+    #[test]
+    fn pieces_survive_any_cutting() {
+        for part in [1, 2, 11, 12, 13, 100, 1 << 20] {
+            let sent = vec![
+                Ok(data(4096, b"one")),
+                Ok(data(1 << 40, &[7; 5000])),
+                Err(Error::usage("no")),
+                Ok(Piece::End { image_bytes: 99 }),
+            ];
+            let received = through_the_wire(sent, part);
+            let [
+                Ok(Piece::Data(one)),
+                Ok(Piece::Data(two)),
+                Err(error),
+                Ok(end),
+            ] = &received[..]
+            else {
+                panic!("with parts of {part}: {received:?}");
+            };
+            assert_eq!((one.offset, one.as_ref()), (4096, &b"one"[..]));
+            assert_eq!((two.offset, two.as_ref()), (1 << 40, &[7; 5000][..]));
+            assert_eq!(*error, Error::usage("no"));
+            assert!(matches!(end, Piece::End { image_bytes: 99 }));
+        }
+    }
+
+    #[test]
+    fn a_frame_larger_than_a_chunk_is_refused_before_memory_is_taken() {
+        let mut input = Bytes::from_static(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 16, 0]);
+        assert!(PieceDecoder::default().next(&mut input).is_err());
+    }
+}

@@ -1,0 +1,345 @@
+//! The daemon's end of the control socket.
+//!
+//! One thread serves all connections and never does a verb itself: verbs wait for the disk, so
+//! each runs on a thread for blocking work and sends its events here.
+
+use super::frame::{PieceBody, PieceDecoder};
+use super::{Event, REQUEST_HEADER, SIZE_HEADER, socket_path};
+use crate::error::{Error, ErrorKind, Result};
+use crate::image::chunk::{Piece, PieceSender, transfer};
+use crate::limits::{
+    ACCEPT_RETRY_PAUSE, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_EVENTS_MAX,
+    TRANSFERS_MAX,
+};
+use crate::verbs::transfer::{EXPORT_PATH, IMPORT_PATH, OpenExport, VolumeExport, VolumeImport};
+use crate::verbs::{Service, Verb, pool, volume};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Body, Frame, Incoming};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::convert::Infallible;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::UnixListener as StdUnixListener;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::{JoinSet, spawn_blocking};
+
+type Answer = Response<AnswerBody>;
+
+/// Takes the lines of an answer, each with the status that it would mean as the first.
+type LineSender = mpsc::Sender<(StatusCode, Bytes)>;
+
+/// The listening socket; its file goes away with it.
+pub(crate) struct ControlSocket {
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+impl ControlSocket {
+    /// Listens in the pool directory, within a tokio runtime with I/O, in place of whatever socket an earlier daemon left there.
+    /// Only for the holder of the pool's lock: that no other daemon runs is what makes it stale.
+    pub(crate) fn bind(pool: &Path) -> Result<Self> {
+        let path = socket_path(pool);
+        let failed =
+            |e: &io::Error| Error::io(format_args!("cannot listen on {}", path.display()), e);
+        // A socket takes connections as soon as it has a name. In a directory that only we can
+        // enter, nobody can make one before the permissions are right.
+        let private = pool.join("control.new");
+        let _ = fs::remove_dir_all(&private);
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&private)
+            .map_err(|e| failed(&e))?;
+        let unnamed = private.join("sock");
+        let bound = StdUnixListener::bind(&unnamed).and_then(|listener| {
+            fs::set_permissions(&unnamed, Permissions::from_mode(0o600))?;
+            listener.set_nonblocking(true)?;
+            fs::rename(&unnamed, &path)?;
+            Ok(listener)
+        });
+        let _ = fs::remove_dir_all(&private);
+        let listener = bound
+            .and_then(UnixListener::from_std)
+            .map_err(|e| failed(&e))?;
+        Ok(Self { path, listener })
+    }
+
+    /// Serves until the future is dropped.
+    pub(crate) async fn serve(&self, service: Service) -> Infallible {
+        let server = Arc::new(Server {
+            service,
+            transfers: Arc::new(Semaphore::new(TRANSFERS_MAX)),
+        });
+        let mut connections = JoinSet::new();
+        loop {
+            while connections.len() >= CONTROL_CONNECTIONS_MAX {
+                connections.join_next().await;
+            }
+            match self.listener.accept().await {
+                Ok((stream, _)) => {
+                    connections.spawn(serve_connection(Arc::clone(&server), stream));
+                }
+                // Out of descriptors, most likely: those in use come back.
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a control connection");
+                    tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
+                }
+            }
+            while connections.try_join_next().is_some() {}
+        }
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        // Left behind it would only be stale; the lock is what counts.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+struct Server {
+    service: Service,
+    /// Bounds the memory that imports and exports take.
+    transfers: Arc<Semaphore>,
+}
+
+async fn serve_connection(server: Arc<Server>, stream: UnixStream) {
+    let service = service_fn(move |request| {
+        let server = Arc::clone(&server);
+        async move { Ok::<_, Infallible>(server.answer(request).await) }
+    });
+    let connection =
+        hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = connection.await {
+        tracing::debug!(%error, "a control connection ended early");
+    }
+}
+
+impl Server {
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        if request.method() != Method::POST {
+            return refusal(StatusCode::METHOD_NOT_ALLOWED, Error::usage("use POST"));
+        }
+        match request.uri().path() {
+            pool::PoolStat::PATH => self.run::<pool::PoolStat>(request).await,
+            pool::PoolCheck::PATH => self.run::<pool::PoolCheck>(request).await,
+            volume::VolumeCreate::PATH => self.run::<volume::VolumeCreate>(request).await,
+            volume::VolumeList::PATH => self.run::<volume::VolumeList>(request).await,
+            volume::VolumeStat::PATH => self.run::<volume::VolumeStat>(request).await,
+            volume::VolumeRename::PATH => self.run::<volume::VolumeRename>(request).await,
+            volume::VolumeResize::PATH => self.run::<volume::VolumeResize>(request).await,
+            volume::VolumeDelete::PATH => self.run::<volume::VolumeDelete>(request).await,
+            IMPORT_PATH => self.import(request).await,
+            EXPORT_PATH => self.export(request).await,
+            path => {
+                let message = format!("this daemon has nothing at {path}; is it an older version?");
+                refusal(StatusCode::NOT_FOUND, Error::failed(message))
+            }
+        }
+    }
+
+    async fn run<V: Verb>(&self, request: Request<Incoming>) -> Answer {
+        let verb: V = match body_json(request.into_body()).await {
+            Ok(verb) => verb,
+            Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
+        };
+        let service = self.service.clone();
+        answer_with(move |events| {
+            // Progress is only news: where the reader is slow it is left out.
+            verb.run(&service, &mut |done, all| {
+                let progress = line(&Event::<()>::Progress { done, all });
+                let _ = events.try_send((StatusCode::OK, progress));
+            })
+        })
+        .await
+    }
+
+    async fn import(&self, request: Request<Incoming>) -> Answer {
+        let import: VolumeImport = match header_json(&request) {
+            Ok(import) => import,
+            Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
+        };
+        let Ok(permit) = Arc::clone(&self.transfers).acquire_owned().await else {
+            return refusal(
+                StatusCode::SERVICE_UNAVAILABLE,
+                Error::failed("shutting down"),
+            );
+        };
+        let (sender, receiver) = transfer();
+        // Goes on after the answer: a client that is still sending when it is refused must not
+        // find its connection closed before it reads why.
+        tokio::spawn(receive_pieces(request.into_body(), sender));
+        let service = self.service.clone();
+        answer_with(move |_| {
+            let _permit = permit;
+            import.run(&service, receiver)
+        })
+        .await
+    }
+
+    async fn export(&self, request: Request<Incoming>) -> Answer {
+        let export: VolumeExport = match body_json(request.into_body()).await {
+            Ok(export) => export,
+            Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
+        };
+        let Ok(permit) = Arc::clone(&self.transfers).acquire_owned().await else {
+            return refusal(
+                StatusCode::SERVICE_UNAVAILABLE,
+                Error::failed("shutting down"),
+            );
+        };
+        let service = self.service.clone();
+        let opened = spawn_blocking(move || OpenExport::new(&service, &export)).await;
+        let opened = match opened.unwrap_or_else(|e| Err(Error::failed(e.to_string()))) {
+            Ok(opened) => opened,
+            Err(error) => return refusal(status_of(&error), error),
+        };
+        let size_bytes = opened.size_bytes();
+        let (sender, receiver) = transfer();
+        spawn_blocking(move || {
+            let _permit = permit;
+            opened.run(&sender);
+        });
+        let mut image = answer(StatusCode::OK, AnswerBody::Pieces(PieceBody::new(receiver)));
+        image.headers_mut().insert(SIZE_HEADER, size_bytes.into());
+        image
+    }
+}
+
+/// Hands what arrives on to the importing thread; after a failure there, throws it away.
+async fn receive_pieces(mut body: Incoming, pieces: PieceSender) {
+    let mut decoder = PieceDecoder::default();
+    while let Some(Ok(frame)) = body.frame().await {
+        let Ok(mut input) = frame.into_data() else {
+            continue;
+        };
+        while !pieces.is_closed() {
+            let piece = match decoder.next(&mut input) {
+                Ok(None) => break,
+                Ok(Some(piece)) => Ok(piece),
+                Err(error) => Err(error),
+            };
+            let last = !matches!(piece, Ok(Piece::Data(_)));
+            if pieces.send(piece).await.is_err() || last {
+                break;
+            }
+        }
+    }
+}
+
+/// Runs `work` on a thread for blocking work and streams the lines that it sends. The first one
+/// decides the status, so that is right unless progress was reported before a failure.
+async fn answer_with<R, W>(work: W) -> Answer
+where
+    R: Serialize + Send + 'static,
+    W: FnOnce(&LineSender) -> Result<R> + Send + 'static,
+{
+    let (sender, mut lines) = mpsc::channel(CONTROL_EVENTS_MAX);
+    spawn_blocking(move || {
+        let last = match work(&sender) {
+            Ok(result) => (StatusCode::OK, line(&Event::Result(result))),
+            Err(error) => (status_of(&error), line(&Event::<()>::Error(error))),
+        };
+        let _ = sender.blocking_send(last);
+    });
+    // Nothing at all comes only from work that panicked.
+    let (status, first) = lines.recv().await.unwrap_or_else(|| {
+        let error = Error::failed("the daemon failed at this; its log says how");
+        (status_of(&error), line(&Event::<()>::Error(error)))
+    });
+    answer(
+        status,
+        AnswerBody::Lines {
+            first: Some(first),
+            lines: Some(lines),
+        },
+    )
+}
+
+fn answer(status: StatusCode, body: AnswerBody) -> Answer {
+    let mut answer = Response::new(body);
+    *answer.status_mut() = status;
+    answer
+}
+
+fn refusal(status: StatusCode, error: Error) -> Answer {
+    let first = Some(line(&Event::<()>::Error(error)));
+    answer(status, AnswerBody::Lines { first, lines: None })
+}
+
+fn status_of(error: &Error) -> StatusCode {
+    match error.kind {
+        ErrorKind::Usage => StatusCode::BAD_REQUEST,
+        ErrorKind::Failed => StatusCode::CONFLICT,
+        ErrorKind::Damaged => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+fn line<R: Serialize>(event: &Event<R>) -> Bytes {
+    // Events are made of strings and numbers, which always serialise.
+    let mut line = serde_json::to_vec(event).unwrap_or_default();
+    line.push(b'\n');
+    Bytes::from(line)
+}
+
+async fn body_json<T: DeserializeOwned>(body: Incoming) -> Result<T> {
+    let collected = Limited::new(body, CONTROL_BODY_BYTES_MAX).collect().await;
+    let bytes = collected.map_err(|e| Error::usage(format!("cannot read the request: {e}")))?;
+    serde_json::from_slice(&bytes.to_bytes())
+        .map_err(|e| Error::usage(format!("cannot understand the request: {e}")))
+}
+
+fn header_json<T: DeserializeOwned>(request: &Request<Incoming>) -> Result<T> {
+    let header = request
+        .headers()
+        .get(REQUEST_HEADER)
+        .map(|value| value.as_bytes());
+    serde_json::from_slice(header.unwrap_or_default()).map_err(|e| {
+        Error::usage(format!(
+            "cannot understand the header {REQUEST_HEADER}: {e}"
+        ))
+    })
+}
+
+/// What an answer consists of.
+enum AnswerBody {
+    /// A line for each event; without a channel there is only the first.
+    Lines {
+        first: Option<Bytes>,
+        lines: Option<mpsc::Receiver<(StatusCode, Bytes)>>,
+    },
+    /// An image.
+    Pieces(PieceBody),
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
+        match &mut *self {
+            Self::Pieces(pieces) => Pin::new(pieces).poll_frame(cx),
+            Self::Lines { first, lines } => match (first.take(), lines) {
+                (Some(first), _) => Poll::Ready(Some(Ok(Frame::data(first)))),
+                (None, None) => Poll::Ready(None),
+                (None, Some(lines)) => {
+                    let received = lines.poll_recv(cx);
+                    received.map(|line| line.map(|(_, line)| Ok(Frame::data(line))))
+                }
+            },
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! The pool's volumes as NBD exports: which there are, who has them, and where clients find them.
+
+use super::ServeOptions;
+use crate::error::{Error, Result};
+use crate::limits::{DISCONNECT_TIME_MAX, NBD_CONNECTIONS_MAX, NBD_WORKERS, request_memory_bytes};
+use crate::verbs::{Attachments, Hold};
+use nix::unistd::Group;
+use onefold_frontend::{
+    AttachError, Client, Export, ExportSummary, Exports, ListenAddress, ListenError, ListenOptions,
+    Listener, Peer, Server, ServerLimits, Shutdown,
+};
+use onefold_store::{Store, StoreErrorKind};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The socket that a pool has if nothing else is said.
+const DEFAULT_SOCKET: &str = "nbd.sock";
+
+/// An NBD server with all volumes of a pool.
+pub(super) struct NbdService {
+    server: Server,
+    exports: Arc<VolumeExports>,
+    addresses: Vec<ListenAddress>,
+}
+
+/// Listens where the options say, besides at sockets that systemd passed; with neither, in the
+/// pool's directory.
+pub(super) fn listen(
+    options: &ServeOptions,
+    mut listeners: Vec<Listener>,
+) -> Result<Vec<Listener>> {
+    let mut wanted = options.addresses.clone();
+    if wanted.is_empty() && listeners.is_empty() {
+        wanted.push(ListenAddress::Unix(options.pool.join(DEFAULT_SOCKET)));
+    }
+    let listen_options = ListenOptions {
+        unix_mode: options.socket_mode,
+        unix_group: options.socket_group.as_deref().map(group_id).transpose()?,
+        insecure_listen: options.insecure_listen,
+    };
+    for address in &wanted {
+        listeners.push(Listener::bind(address, &listen_options).map_err(|e| refused(&e))?);
+    }
+    Ok(listeners)
+}
+
+impl NbdService {
+    /// Answers the clients that come to `listeners`, those that are waiting there included.
+    pub(super) fn start(
+        memory_bytes: u64,
+        listeners: Vec<Listener>,
+        store: &Arc<Store>,
+    ) -> Result<Self> {
+        let addresses = listeners
+            .iter()
+            .map(|listener| listener.address().clone())
+            .collect();
+        let exports = Arc::new(VolumeExports {
+            store: Arc::clone(store),
+            held: Arc::new(Mutex::new(HashMap::new())),
+        });
+        let memory_bytes = request_memory_bytes(memory_bytes);
+        let limits = ServerLimits {
+            memory_bytes: usize::try_from(memory_bytes).unwrap_or(usize::MAX),
+            connections: NBD_CONNECTIONS_MAX,
+            worker_threads: NBD_WORKERS,
+        };
+        let offered: Arc<dyn Exports> = exports.clone();
+        let server = Server::start(listeners, offered, &limits)
+            .map_err(|e| Error::io("cannot start the NBD server", &e))?;
+        Ok(Self {
+            server,
+            exports,
+            addresses,
+        })
+    }
+
+    /// Where clients connect, for people.
+    pub(super) fn addresses_line(&self) -> String {
+        let addresses: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
+        addresses.join(", ")
+    }
+
+    /// Lets clients finish what they have sent.
+    pub(super) fn shut_down(&self, time_max: Duration) {
+        let Shutdown { cut_off, quiet } = self.server.shutdown(time_max);
+        if cut_off > 0 {
+            tracing::warn!("{cut_off} clients did not finish in time and were cut off");
+        }
+        if !quiet {
+            tracing::error!("requests still wait for the disk");
+        }
+    }
+}
+
+fn refused(error: &ListenError) -> Error {
+    match error {
+        ListenError::NotLoopback { .. } => Error::usage(error.to_string()),
+        _ => Error::failed(error.to_string()),
+    }
+}
+
+/// The id of a group given by name or number.
+fn group_id(group: &str) -> Result<u32> {
+    if let Ok(id) = group.parse() {
+        return Ok(id);
+    }
+    match Group::from_name(group) {
+        Ok(Some(found)) => Ok(found.gid.as_raw()),
+        Ok(None) => Err(Error::failed(format!("there is no group '{group}'"))),
+        Err(e) => Err(Error::io(
+            format_args!("cannot look up the group '{group}'"),
+            &e.into(),
+        )),
+    }
+}
+
+impl Attachments for NbdService {
+    fn clients(&self, volume: &str) -> Vec<String> {
+        let here = |client: &Client| client.export == volume;
+        let clients = self.server.clients().into_iter().filter(here);
+        clients.map(|client| client.peer.to_string()).collect()
+    }
+
+    fn hold(&self, volume: &str) -> Hold {
+        Box::new(HeldVolume::new(&self.exports.held, volume))
+    }
+
+    fn disconnect(&self, volume: &str) -> Result<()> {
+        self.server
+            .disconnect(volume, DISCONNECT_TIME_MAX)
+            .map(|_| ())
+            .map_err(|remaining| {
+                Error::failed(format!(
+                    "{remaining} clients of volume '{volume}' were disconnected, but requests of \
+                 theirs still wait for the disk; try again later"
+                ))
+            })
+    }
+
+    fn nbd_uri(&self, volume: &str) -> Option<String> {
+        self.addresses.first().map(|address| uri(address, volume))
+    }
+}
+
+/// What the NBD server may know of the pool.
+struct VolumeExports {
+    store: Arc<Store>,
+    held: Arc<Mutex<Held>>,
+}
+
+/// How many commands hold a volume.
+type Held = HashMap<String, usize>;
+
+impl Exports for VolumeExports {
+    fn names(&self) -> Vec<String> {
+        self.store.volume_names()
+    }
+
+    fn describe(&self, name: &str) -> std::result::Result<ExportSummary, AttachError> {
+        self.volume(name)
+            .map(|volume| ExportSummary::of(volume.as_ref()))
+    }
+
+    fn attach(
+        &self,
+        name: &str,
+        _peer: &Peer,
+    ) -> std::result::Result<Arc<dyn Export>, AttachError> {
+        if lock(&self.held).contains_key(name) {
+            return Err(AttachError::Refused(format!(
+                "volume '{name}' is being changed"
+            )));
+        }
+        self.volume(name)
+    }
+}
+
+impl VolumeExports {
+    fn volume(&self, name: &str) -> std::result::Result<Arc<dyn Export>, AttachError> {
+        match self.store.volume(name) {
+            Ok(volume) => Ok(volume),
+            Err(error) if error.kind() == StoreErrorKind::NotFound => Err(AttachError::Unknown),
+            Err(error) => Err(AttachError::Refused(error.to_string())),
+        }
+    }
+}
+
+/// While it lives, nobody attaches to a volume.
+struct HeldVolume {
+    held: Arc<Mutex<Held>>,
+    volume: String,
+}
+
+impl HeldVolume {
+    fn new(held: &Arc<Mutex<Held>>, volume: &str) -> Self {
+        *lock(held).entry(volume.to_owned()).or_default() += 1;
+        Self {
+            held: Arc::clone(held),
+            volume: volume.to_owned(),
+        }
+    }
+}
+
+impl Drop for HeldVolume {
+    fn drop(&mut self) {
+        let mut held = lock(&self.held);
+        if let Some(count) = held.get_mut(&self.volume) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&self.volume);
+            }
+        }
+    }
+}
+
+/// A panic elsewhere leaves the counts right, as each change is complete in itself.
+fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The URI of one volume, as the NBD project defines them; clients such as `nbdinfo` and
+/// `qemu-img` take it.
+fn uri(address: &ListenAddress, volume: &str) -> String {
+    match address {
+        ListenAddress::Unix(path) => {
+            // Whoever reads it may be in another directory.
+            let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            format!("nbd+unix:///{volume}?socket={}", escaped(&absolute))
+        }
+        ListenAddress::Tcp(address) => format!("nbd://{address}/{volume}"),
+    }
+}
+
+/// A path as part of a URI's query.
+fn escaped(path: &Path) -> String {
+    let mut uri = String::new();
+    for byte in path.as_os_str().as_encoded_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'_' | b'-' | b'~' => {
+                uri.push(char::from(*byte));
+            }
+            _ => uri.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    uri
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_name_the_volume_and_the_socket() {
+        let unix = ListenAddress::Unix("/srv/my pool/nbd.sock".into());
+        assert_eq!(
+            uri(&unix, "vm1"),
+            "nbd+unix:///vm1?socket=/srv/my%20pool/nbd.sock"
+        );
+        let tcp = ListenAddress::Tcp("[::1]:10809".into());
+        assert_eq!(uri(&tcp, "vm1"), "nbd://[::1]:10809/vm1");
+    }
+
+    #[test]
+    fn a_volume_is_held_until_the_last_holder_lets_go() {
+        let held = Arc::new(Mutex::new(Held::new()));
+        let first = HeldVolume::new(&held, "vm");
+        let second = HeldVolume::new(&held, "vm");
+        drop(first);
+        assert!(lock(&held).contains_key("vm"));
+        drop(second);
+        assert!(lock(&held).is_empty());
+    }
+
+    #[test]
+    fn groups_go_by_number_too() {
+        assert_eq!(group_id("0"), Ok(0));
+        assert_eq!(group_id("root"), Ok(0));
+        assert!(group_id("no-such-group").is_err());
+    }
+}

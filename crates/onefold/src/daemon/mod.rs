@@ -1,0 +1,159 @@
+//! The process behind `onefold serve`: one pool, its volumes over NBD, and its control socket.
+//!
+//! Invariant: the pool's lock is taken first and released last, so everything else here, stale
+//! sockets included, may be replaced without asking.
+//!
+//! Crash behaviour: nothing here needs to be undone. The kernel releases the lock, and the next
+//! start replaces the sockets and replays the log.
+
+mod exports;
+mod housekeeping;
+
+use crate::control::server::ControlSocket;
+use crate::error::{Error, Result};
+use crate::limits::{CONTROL_CONNECTIONS_MAX, DRAIN_TIME_MAX, TRANSFERS_MAX, VERBS_END_TIME_MAX};
+use crate::output::say;
+use crate::pool::{self, Claim};
+use crate::session::recovery_line;
+use crate::verbs::Service;
+use exports::{NbdService, listen};
+use housekeeping::Housekeeping;
+use onefold_engine::embedded::CacheMode;
+use onefold_frontend::{ListenAddress, Listener};
+use onefold_store::Store;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// What `onefold serve` was told.
+#[derive(Debug)]
+pub(crate) struct ServeOptions {
+    pub(crate) pool: PathBuf,
+    /// Where to listen; with none, the default or what systemd passed.
+    pub(crate) addresses: Vec<ListenAddress>,
+    pub(crate) cache: CacheMode,
+    pub(crate) memory_bytes: u64,
+    pub(crate) socket_mode: u32,
+    pub(crate) socket_group: Option<String>,
+    pub(crate) insecure_listen: bool,
+}
+
+/// Serves until a signal ends it, and then closes the pool so that the next open replays nothing.
+pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
+    // Before any thread is started, because it changes the environment.
+    let inherited = Listener::inherited().map_err(|e| {
+        Error::io(
+            "cannot use the sockets that this process was started with",
+            &e,
+        )
+    })?;
+    log_to_stderr();
+    let _lock = match pool::claim(&options.pool)? {
+        Claim::Ours(lock) => lock,
+        Claim::Held { holder } => {
+            return Err(Error::failed(format!(
+                "the pool {} is in use by {holder}",
+                options.pool.display()
+            )));
+        }
+    };
+    let runtime = control_runtime()?;
+    // From here on a signal waits until there is something to stop.
+    let mut signals = runtime.block_on(async { Signals::new() })?;
+    // Before the pool is opened: a wrong address is refused before anything happens, and clients
+    // that come back after a crash wait for the recovery instead of failing.
+    let listeners = listen(options, inherited)?;
+    let (store, recovery) = pool::open(&options.pool, options.cache, options.memory_bytes)?;
+    say(recovery_line(&recovery));
+    let served = serve_store(options, listeners, &store, &runtime, &mut signals);
+    // Ends imports under way, which then take back what they stored.
+    runtime.shutdown_timeout(VERBS_END_TIME_MAX);
+    let closed = store.close();
+    if closed.is_ok() {
+        say("pool closed");
+    }
+    served.and(closed.map_err(Error::from))
+}
+
+/// From the first connection to the last.
+fn serve_store(
+    options: &ServeOptions,
+    listeners: Vec<Listener>,
+    store: &Arc<Store>,
+    runtime: &Runtime,
+    signals: &mut Signals,
+) -> Result<()> {
+    let nbd = Arc::new(NbdService::start(options.memory_bytes, listeners, store)?);
+    let control = {
+        // Sockets are registered with the runtime that is going to wait for them.
+        let _entered = runtime.enter();
+        ControlSocket::bind(&options.pool)?
+    };
+    let _housekeeping = Housekeeping::start(Arc::clone(store));
+    let service = Service {
+        store: Arc::clone(store),
+        attachments: Some(nbd.clone()),
+    };
+    say(format_args!(
+        "serving {} on {}",
+        options.pool.display(),
+        nbd.addresses_line()
+    ));
+    let signal = runtime.block_on(async {
+        tokio::select! {
+            signal = signals.next() => signal,
+            never = control.serve(service) => match never {},
+        }
+    });
+    say(format_args!("{signal}: finishing the requests under way"));
+    nbd.shut_down(DRAIN_TIME_MAX);
+    Ok(())
+}
+
+/// Warnings and errors of every floor, with their time; `RUST_LOG` asks for more.
+fn log_to_stderr() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false);
+    // Fails only if there is a subscriber already, which would do as well.
+    let _ = subscriber.try_init();
+}
+
+/// One thread for the control socket and signals, and a bounded number for the verbs.
+fn control_runtime() -> Result<Runtime> {
+    Builder::new_current_thread()
+        .enable_all()
+        // Exports take a second one while they start.
+        .max_blocking_threads(CONTROL_CONNECTIONS_MAX + TRANSFERS_MAX)
+        .build()
+        .map_err(|e| Error::io("cannot start the control thread", &e))
+}
+
+/// The signals that ask a daemon to end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let failed = |e: std::io::Error| Error::io("cannot listen for signals", &e);
+        let terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        let interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+        Ok(Self {
+            terminate,
+            interrupt,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Disk images outside the pool: raw and qcow2 files, and pipes.
+//!
+//! The command line's process opens them, never the daemon: relative paths, permissions and `-`
+//! then mean what the user thinks they mean. A format is what the user says it is. Guessing it
+//! from content would let a guest, who writes the content, choose which files are opened.
+
+pub(crate) mod chunk;
+pub(crate) mod qcow2;
+pub(crate) mod reader;
+pub(crate) mod writer;
+
+/// How an image's bytes are laid out in its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ImageFormat {
+    /// The disk's bytes as they are.
+    Raw,
+    /// QEMU's format, versions 2 and 3.
+    Qcow2,
+}

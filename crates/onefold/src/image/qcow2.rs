@@ -1,0 +1,349 @@
+//! The qcow2 format, by way of the `imago` crate.
+//!
+//! imago reads and writes the format; this file decides what it may touch. It never opens a file
+//! by itself: backing files and external data files are opened here, and only if the user allowed
+//! that. And because imago takes what lies beyond a file's end for zeros, which would turn a cut
+//! image into one with holes, [`ImageFile`] refuses such reads.
+
+use super::reader::{Image, QCOW2_MAGIC};
+use crate::error::{Error, Result};
+use crate::limits::BACKING_DEPTH_MAX;
+use imago::io_buffers::{IoVector, IoVectorMut};
+use imago::qcow2::{Qcow2, Qcow2CreateBuilder, Qcow2OpenBuilder};
+use imago::raw::Raw;
+use imago::storage::PreallocateMode;
+use imago::storage::drivers::CommonStorageHelper;
+use imago::{
+    DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDriverBuilder, Mapping, Storage,
+};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// The granularity of compressed data, whose last sector need not be complete in the file.
+const SECTOR_BYTES: u64 = 512;
+
+/// A qcow2 image that is read.
+pub(crate) struct Qcow2Image {
+    access: FormatAccess<ImageFile>,
+    shown: String,
+}
+
+impl Qcow2Image {
+    /// Opens the image in `file`, which was found at `path`.
+    pub(crate) fn open(file: File, path: &Path, shown: &str, allow_backing: bool) -> Result<Self> {
+        let storage = ImageFile::existing(file, path).map_err(|e| unusable(shown, &e))?;
+        let access = open_layer(storage, shown, allow_backing, 0)?;
+        Ok(Self {
+            access,
+            shown: shown.to_owned(),
+        })
+    }
+
+    /// Size of the disk in bytes.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.access.size()
+    }
+}
+
+fn unusable(shown: &str, error: &io::Error) -> Error {
+    Error::failed(format!("{shown} is not a usable qcow2 image: {error}"))
+}
+
+fn cut(shown: &str) -> Error {
+    Error::failed(format!(
+        "{shown} is cut: its tables refer to data beyond the end of the file"
+    ))
+}
+
+/// Opens one image of a chain, and by recursion those beneath it.
+fn open_layer(
+    storage: ImageFile,
+    shown: &str,
+    allow_backing: bool,
+    depth: usize,
+) -> Result<FormatAccess<ImageFile>> {
+    refuse_encryption(&storage, shown)?;
+    let directory = storage.directory.clone();
+    let mut image: Qcow2<ImageFile> =
+        Qcow2::open_image(storage, false).map_err(|e| unusable(shown, &e))?;
+
+    let data_name = image.requires_external_data_file().then(|| {
+        image
+            .implicit_external_data_file()
+            .cloned()
+            .unwrap_or_else(|| "no name".to_owned())
+    });
+    let backing_name = image.implicit_backing_file().cloned();
+    for (role, name) in [("data", &data_name), ("backing", &backing_name)] {
+        if let (Some(name), false) = (name, allow_backing) {
+            return Err(Error::failed(format!(
+                "{shown} refers to another file as its {role} file, {name:?}; if you trust the \
+                 image, --allow-backing reads that file too"
+            )));
+        }
+    }
+    let data_file = data_name
+        .map(|name| open_beside(&directory, &name, shown))
+        .transpose()?;
+    image.set_data_file(data_file);
+    let backing = match backing_name {
+        None => None,
+        Some(_) if depth >= BACKING_DEPTH_MAX => {
+            return Err(Error::failed(format!(
+                "{shown} has more than {BACKING_DEPTH_MAX} images beneath it"
+            )));
+        }
+        Some(name) => {
+            let beneath = open_beside(&directory, &name, shown)?;
+            let format = image.implicit_backing_format().map(String::as_str);
+            Some(open_backing(beneath, &name, format, shown, depth)?)
+        }
+    };
+    image.set_backing(backing);
+    Ok(FormatAccess::new(image))
+}
+
+fn open_backing(
+    storage: ImageFile,
+    name: &str,
+    format: Option<&str>,
+    shown_above: &str,
+    depth: usize,
+) -> Result<FormatAccess<ImageFile>> {
+    let shown = format!("{name:?} (beneath {shown_above})");
+    match format {
+        Some("qcow2") => open_layer(storage, &shown, true, depth + 1),
+        Some("raw" | "file") => {
+            let raw = Raw::open_image(storage, false)
+                .map_err(|e| Error::io(format_args!("cannot use {shown}"), &e))?;
+            Ok(FormatAccess::new(raw))
+        }
+        Some(other) => Err(Error::failed(format!(
+            "{shown} has the unknown format '{other}'"
+        ))),
+        None => Err(Error::failed(format!(
+            "{shown_above} does not say which format its backing file {name:?} has; \
+             state it with 'qemu-img rebase -u -b FILE -F FORMAT'"
+        ))),
+    }
+}
+
+fn open_beside(directory: &Path, name: &str, shown: &str) -> Result<ImageFile> {
+    let path = directory.join(name);
+    File::open(&path)
+        .and_then(|file| ImageFile::existing(file, &path))
+        .map_err(|e| {
+            Error::io(
+                format_args!("cannot open {path:?}, which {shown} needs"),
+                &e,
+            )
+        })
+}
+
+/// Where the header names the method of encryption, 0 being none.
+const ENCRYPTION_FIELD_OFFSET: u64 = 32;
+
+/// imago does not look at this field, and would take ciphertext for the disk's content.
+fn refuse_encryption(storage: &ImageFile, shown: &str) -> Result<()> {
+    let (mut magic, mut method) = ([0; 4], [0; 4]);
+    let complete = storage.file.read_exact_at(&mut magic, 0).is_ok()
+        && storage
+            .file
+            .read_exact_at(&mut method, ENCRYPTION_FIELD_OFFSET)
+            .is_ok();
+    // What is too short, or something else altogether, gets its message from imago.
+    if complete && magic == QCOW2_MAGIC && method != [0; 4] {
+        return Err(Error::failed(format!(
+            "{shown} is encrypted; decrypt it with 'qemu-img convert' first"
+        )));
+    }
+    Ok(())
+}
+
+impl Image for Qcow2Image {
+    fn next_data(&mut self, start: u64) -> Result<Option<Range<u64>>> {
+        let size = self.access.size();
+        let mut position = start;
+        while position < size {
+            let (mapping, length) = self.mapping(position, size)?;
+            if let Mapping::Raw {
+                storage, offset, ..
+            } = &mapping
+            {
+                let end = offset.checked_add(length).ok_or_else(|| cut(&self.shown))?;
+                if end > storage.size().map_err(|e| unusable(&self.shown, &e))? {
+                    return Err(cut(&self.shown));
+                }
+            }
+            if !matches!(mapping, Mapping::Zero { .. }) {
+                return Ok(Some(position..position + length));
+            }
+            position += length;
+        }
+        Ok(None)
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.access.read(buf, offset).map_err(|e| {
+            Error::io(
+                format_args!("cannot read {} at byte {offset} of its disk", self.shown),
+                &e,
+            )
+        })
+    }
+}
+
+impl Qcow2Image {
+    /// What the disk's bytes from `position` on are; at least one byte, none beyond `end`.
+    fn mapping(&self, position: u64, end: u64) -> Result<(Mapping<'_, ImageFile>, u64)> {
+        let found = self.access.get_mapping(position, end - position);
+        let (mapping, length) = found.map_err(|e| unusable(&self.shown, &e))?;
+        if length == 0 || length > end - position {
+            return Err(Error::failed(format!(
+                "{} does not say what lies at byte {position} of its disk",
+                self.shown
+            )));
+        }
+        Ok((mapping, length))
+    }
+}
+
+/// A qcow2 image that is written.
+pub(crate) struct Qcow2Writer {
+    access: FormatAccess<ImageFile>,
+}
+
+impl Qcow2Writer {
+    /// Formats the empty `file` as an image of a disk of `size_bytes`.
+    pub(crate) fn create(file: File, size_bytes: u64) -> io::Result<Self> {
+        let builder: Qcow2CreateBuilder<ImageFile> = Qcow2CreateBuilder::new(ImageFile::new(file));
+        let image = builder
+            .size(size_bytes)
+            .create_open(DenyImplicitOpenGate::default(), |file| {
+                Ok(Qcow2OpenBuilder::new(file).write(true))
+            })?;
+        Ok(Self {
+            access: FormatAccess::new(image),
+        })
+    }
+
+    pub(crate) fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.access.write(data, offset)
+    }
+
+    /// Writes what imago still holds in memory.
+    pub(crate) fn finish(self) -> io::Result<()> {
+        self.access.flush()
+    }
+}
+
+/// A file as imago sees it.
+#[derive(Debug)]
+struct ImageFile {
+    file: File,
+    /// What the image's relative references start from.
+    directory: PathBuf,
+    /// Reading beyond the end is refused; a file that is being written has no such end.
+    whole: bool,
+    helper: CommonStorageHelper,
+}
+
+impl ImageFile {
+    fn new(file: File) -> Self {
+        let (directory, helper) = (PathBuf::new(), CommonStorageHelper::default());
+        Self {
+            file,
+            directory,
+            whole: false,
+            helper,
+        }
+    }
+
+    fn existing(file: File, path: &Path) -> io::Result<Self> {
+        let directory = std::path::absolute(path)?
+            .parent()
+            .map(Path::to_owned)
+            .unwrap_or_default();
+        Ok(Self {
+            directory,
+            whole: true,
+            ..Self::new(file)
+        })
+    }
+}
+
+impl ImageFile {
+    /// Fills `buf`. Of a file that is read, only the rest of its last sector may be missing; of
+    /// one that is written, whatever was not written yet.
+    fn read_or_zeros(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let end = offset.saturating_add(buf.len() as u64);
+        let file_bytes = self.size()?;
+        if self.whole && end > file_bytes.next_multiple_of(SECTOR_BYTES) {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("it is cut: it refers to byte {end}, but ends at {file_bytes}"),
+            ));
+        }
+        let present = file_bytes.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let (stored, missing) = buf.split_at_mut(present);
+        missing.fill(0);
+        self.file.read_exact_at(stored, offset)
+    }
+}
+
+impl fmt::Display for ImageFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("image file")
+    }
+}
+
+// `Storage` has methods that its callers must wrap in locks, and marks them unsafe for that; no
+// memory is at stake in implementing them.
+impl Storage for ImageFile {
+    fn size(&self) -> io::Result<u64> {
+        // Unlike metadata, this works for devices too; nothing here uses the file's position.
+        (&self.file).seek(SeekFrom::End(0))
+    }
+
+    unsafe fn pure_readv(&self, bufv: IoVectorMut<'_>, offset: u64) -> io::Result<()> {
+        let mut position = offset;
+        for mut buffer in bufv.into_inner() {
+            self.read_or_zeros(&mut buffer, position)?;
+            position += buffer.len() as u64;
+        }
+        Ok(())
+    }
+
+    unsafe fn pure_writev(&self, bufv: IoVector<'_>, offset: u64) -> io::Result<()> {
+        let mut position = offset;
+        for buffer in bufv.into_inner() {
+            self.file.write_all_at(&buffer, position)?;
+            position += buffer.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+
+    unsafe fn invalidate_cache(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn get_storage_helper(&self) -> &CommonStorageHelper {
+        &self.helper
+    }
+
+    fn resize(&self, new_size: u64, _preallocate: PreallocateMode) -> io::Result<()> {
+        self.file.set_len(new_size)
+    }
+}

@@ -1,0 +1,325 @@
+//! Reads an image into pieces, on a thread of its own so that reading and storing overlap.
+
+use super::ImageFormat;
+use super::chunk::{ChunkPool, Piece, PieceReceiver, PieceSender, transfer};
+use super::qcow2::Qcow2Image;
+use crate::error::{Error, Result};
+use crate::limits::TRANSFER_CHUNK_BYTES;
+use crate::output::Output;
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::Path;
+use std::thread;
+
+/// Pieces start and end at multiples of this, except at the image's end: the largest block that a
+/// pool can have, so that no block is ever written in two parts.
+const PIECE_ALIGNMENT: u64 = 64 << 10;
+
+/// The first bytes of every qcow2 file.
+pub(super) const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
+
+/// What the user said about the image.
+#[derive(Debug)]
+pub(crate) struct ImageOptions {
+    pub(crate) format: ImageFormat,
+    /// Follow the image's references to other files.
+    pub(crate) allow_backing: bool,
+    /// The size of an image whose end cannot be looked up.
+    pub(crate) stream_bytes: Option<u64>,
+}
+
+/// An image whose parts can be read in any order.
+pub(super) trait Image: Send {
+    /// The first range at or after `start` that may hold something else than zeros.
+    fn next_data(&mut self, start: u64) -> Result<Option<Range<u64>>>;
+
+    /// Fills `buf` from `offset`; an image that does not have all of it is cut.
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<()>;
+}
+
+/// An image, open and of known size.
+pub(crate) struct ImageReader {
+    image_bytes: u64,
+    content: Content,
+}
+
+enum Content {
+    Seekable(Box<dyn Image>),
+    Stream(File),
+}
+
+impl ImageReader {
+    /// Opens the image at `path`, where `-` is stdin.
+    pub(crate) fn open(path: &Path, options: &ImageOptions, output: &Output) -> Result<Self> {
+        let shown = shown(path);
+        let file = open_file(path, &shown)?;
+        let seekable = match (&file).stream_position() {
+            Ok(position) => {
+                position == 0
+                    && !file
+                        .metadata()
+                        .is_ok_and(|m| m.file_type().is_char_device())
+            }
+            Err(_) => false,
+        };
+        if !seekable {
+            return Self::stream(file, &shown, options, output);
+        }
+        if options.stream_bytes.is_some() {
+            return Err(Error::usage(format!(
+                "{shown} is a file that knows its size: omit --size"
+            )));
+        }
+        match options.format {
+            ImageFormat::Raw => {
+                let image = RawImage::new(file, shown, output)?;
+                Ok(Self {
+                    image_bytes: image.image_bytes,
+                    content: Content::Seekable(Box::new(image)),
+                })
+            }
+            ImageFormat::Qcow2 => {
+                let image = Qcow2Image::open(file, path, &shown, options.allow_backing)?;
+                Ok(Self {
+                    image_bytes: image.size_bytes(),
+                    content: Content::Seekable(Box::new(image)),
+                })
+            }
+        }
+    }
+
+    fn stream(file: File, shown: &str, options: &ImageOptions, output: &Output) -> Result<Self> {
+        if options.format == ImageFormat::Qcow2 {
+            return Err(Error::usage(format!(
+                "{shown} is a pipe; a qcow2 image must be a file"
+            )));
+        }
+        if let Some(image_bytes) = options.stream_bytes {
+            return Ok(Self {
+                image_bytes,
+                content: Content::Stream(file),
+            });
+        }
+        output.note(format_args!(
+            "the size of {shown} is not known before its end, so it is copied to a temporary \
+             file first; --size avoids that"
+        ));
+        let spooled = spool(file, shown)?;
+        let image = RawImage::new(spooled, shown.to_owned(), output)?;
+        Ok(Self {
+            image_bytes: image.image_bytes,
+            content: Content::Seekable(Box::new(image)),
+        })
+    }
+
+    /// Size of the disk in bytes.
+    pub(crate) fn image_bytes(&self) -> u64 {
+        self.image_bytes
+    }
+
+    /// Starts to read. `report(done, all)` is told the position, holes included.
+    pub(crate) fn start(self, report: impl FnMut(u64, u64) + Send + 'static) -> PieceReceiver {
+        let (sender, receiver) = transfer();
+        thread::spawn(move || self.send_all(&sender, report));
+        receiver
+    }
+
+    fn send_all(self, pieces: &PieceSender, mut report: impl FnMut(u64, u64)) {
+        let image_bytes = self.image_bytes;
+        let mut report_position = |position| report(position, image_bytes);
+        let sent = match self.content {
+            Content::Seekable(image) => {
+                send_image(image, image_bytes, pieces, &mut report_position)
+            }
+            Content::Stream(file) => send_stream(file, image_bytes, pieces, &mut report_position),
+        };
+        // Where the receiver is gone, it has its own reason, which the user gets to see.
+        let _ = pieces.blocking_send(sent.map(|()| Piece::End { image_bytes }));
+    }
+}
+
+/// What messages call the image.
+fn shown(path: &Path) -> String {
+    if path == Path::new("-") {
+        "standard input".to_owned()
+    } else {
+        format!("{path:?}")
+    }
+}
+
+fn open_file(path: &Path, shown: &str) -> Result<File> {
+    let opened = if path == Path::new("-") {
+        io::stdin().as_fd().try_clone_to_owned().map(File::from)
+    } else {
+        File::open(path)
+    };
+    let file = opened.map_err(|e| Error::io(format_args!("cannot open {shown}"), &e))?;
+    let metadata = file
+        .metadata()
+        .map_err(|e| Error::io(format_args!("cannot use {shown}"), &e))?;
+    if metadata.is_dir() {
+        return Err(Error::failed(format!(
+            "{shown} is a directory, not a disk image"
+        )));
+    }
+    Ok(file)
+}
+
+/// Copies a stream of unknown length to a file that has no name and so needs no clean-up.
+fn spool(mut from: File, shown: &str) -> Result<File> {
+    let directory = std::env::temp_dir();
+    let failed = |e: &io::Error| {
+        Error::io(
+            format_args!("cannot copy {shown} to {directory:?} (see TMPDIR)"),
+            e,
+        )
+    };
+    let flags =
+        rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    let to = rustix::fs::open(
+        &directory,
+        flags,
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+    )
+    .map_err(|e| failed(&e.into()))?;
+    let mut to = File::from(to);
+    io::copy(&mut from, &mut to).map_err(|e| failed(&e))?;
+    Ok(to)
+}
+
+fn send_image(
+    mut image: Box<dyn Image>,
+    image_bytes: u64,
+    pieces: &PieceSender,
+    report: &mut dyn FnMut(u64),
+) -> Result<()> {
+    let pool = ChunkPool::default();
+    let mut position = 0;
+    while let Some(data) = image.next_data(position)? {
+        // Widened to whole pieces; what that adds are zeros, or data that comes next anyway.
+        position = position.max(data.start - data.start % PIECE_ALIGNMENT);
+        let end = data
+            .end
+            .checked_next_multiple_of(PIECE_ALIGNMENT)
+            .unwrap_or(u64::MAX);
+        let end = end.min(image_bytes);
+        while position < end {
+            let mut chunk = pool.take(position);
+            chunk.set_len((end - position).min(TRANSFER_CHUNK_BYTES as u64) as usize);
+            image.read(position, chunk.as_mut())?;
+            position += chunk.as_ref().len() as u64;
+            report(position);
+            if pieces.blocking_send(Ok(Piece::Data(chunk))).is_err() {
+                return Ok(());
+            }
+        }
+    }
+    report(image_bytes);
+    Ok(())
+}
+
+fn send_stream(
+    mut file: File,
+    image_bytes: u64,
+    pieces: &PieceSender,
+    report: &mut dyn FnMut(u64),
+) -> Result<()> {
+    let failed = |e: &io::Error| Error::io("cannot read standard input", e);
+    let pool = ChunkPool::default();
+    let mut position = 0;
+    while position < image_bytes {
+        let mut chunk = pool.take(position);
+        chunk.set_len((image_bytes - position).min(TRANSFER_CHUNK_BYTES as u64) as usize);
+        file.read_exact(chunk.as_mut())
+            .map_err(|e| match e.kind() {
+                io::ErrorKind::UnexpectedEof => Error::failed(format!(
+                    "standard input ended before the {image_bytes} bytes that --size promises"
+                )),
+                _ => failed(&e),
+            })?;
+        position += chunk.as_ref().len() as u64;
+        report(position);
+        if pieces.blocking_send(Ok(Piece::Data(chunk))).is_err() {
+            return Ok(());
+        }
+    }
+    match file.read(&mut [0]) {
+        Ok(0) => Ok(()),
+        Ok(_) => Err(Error::failed(format!(
+            "standard input goes on after the {image_bytes} bytes that --size promises"
+        ))),
+        Err(error) => Err(failed(&error)),
+    }
+}
+
+/// A file or device that holds the disk's bytes as they are.
+struct RawImage {
+    file: File,
+    shown: String,
+    image_bytes: u64,
+}
+
+impl RawImage {
+    fn new(mut file: File, shown: String, output: &Output) -> Result<Self> {
+        // A device's length is only known by seeking to its end.
+        let image_bytes = file
+            .seek(io::SeekFrom::End(0))
+            .map_err(|e| Error::io(format_args!("cannot find the size of {shown}"), &e))?;
+        let mut first = [0; QCOW2_MAGIC.len()];
+        if file.read_exact_at(&mut first, 0).is_ok() && first == QCOW2_MAGIC {
+            output.warn(format_args!(
+                "{shown} looks like a qcow2 image but is imported byte for byte; \
+                 --image-format qcow2 imports the disk inside it"
+            ));
+        }
+        Ok(Self {
+            file,
+            shown,
+            image_bytes,
+        })
+    }
+}
+
+impl Image for RawImage {
+    fn next_data(&mut self, start: u64) -> Result<Option<Range<u64>>> {
+        if start >= self.image_bytes {
+            return Ok(None);
+        }
+        let failed = |e: Errno| {
+            Error::io(
+                format_args!("cannot find the holes of {}", self.shown),
+                &e.into(),
+            )
+        };
+        let data = match rustix::fs::seek(&self.file, SeekFrom::Data(start)) {
+            Ok(data) => data,
+            // Nothing but a hole up to the end.
+            Err(Errno::NXIO) => return Ok(None),
+            // Devices and some file systems do not tell holes from data.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some(start..self.image_bytes)),
+            Err(error) => return Err(failed(error)),
+        };
+        let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(data)).map_err(failed)?;
+        // A file that grew meanwhile is still imported at the size that was announced.
+        Ok((data < self.image_bytes).then(|| data..hole.min(self.image_bytes)))
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.file
+            .read_exact_at(buf, offset)
+            .map_err(|e| match e.kind() {
+                io::ErrorKind::UnexpectedEof => {
+                    Error::failed(format!("{} became shorter while it was read", self.shown))
+                }
+                _ => Error::io(
+                    format_args!("cannot read {} at byte {offset}", self.shown),
+                    &e,
+                ),
+            })
+    }
+}

@@ -1,0 +1,74 @@
+//! Every bound of the command line and the daemon, each with the reason for its value.
+
+use std::time::Duration;
+
+/// What one process may use when `--memory` does not say.
+pub(crate) const MEMORY_BYTES_DEFAULT: u64 = 512 << 20;
+
+/// Below this the shares no longer hold one request of each kind.
+pub(crate) const MEMORY_BYTES_MIN: u64 = 64 << 20;
+
+/// The store gets half: its caches decide how often a request has to wait for the disk.
+pub(crate) const fn store_memory_bytes(memory_bytes: u64) -> u64 {
+    memory_bytes / 2
+}
+
+/// Requests in flight get a quarter. A client can fill this share and no more; beyond it reading
+/// from sockets pauses, which the client feels as back pressure.
+pub(crate) const fn request_memory_bytes(memory_bytes: u64) -> u64 {
+    memory_bytes / 4
+}
+
+// The last quarter is the reserve: transfers over the control socket (bounded below), stacks,
+// and what the allocator cannot give back.
+
+/// Bytes moved as one piece by import and export. Large enough that per-piece costs vanish
+/// against copying it, small enough to stay in a second-level cache.
+pub(crate) const TRANSFER_CHUNK_BYTES: usize = 1 << 20;
+
+/// Pieces under way between the side that reads and the side that writes: two for each to work
+/// on, so that neither waits for the other as long as both are equally fast.
+pub(crate) const TRANSFER_CHUNKS_MAX: usize = 4;
+
+/// Imports and exports that a daemon runs at once; with the two limits above they stay within
+/// 32 MiB, half of the smallest reserve being the rest's.
+pub(crate) const TRANSFERS_MAX: usize = 4;
+
+/// Connections to the control socket served at once; each costs a few tens of KiB.
+pub(crate) const CONTROL_CONNECTIONS_MAX: usize = 32;
+
+/// The body of a request other than an import is a name or two.
+pub(crate) const CONTROL_BODY_BYTES_MAX: usize = 64 << 10;
+
+/// Progress events that may wait for a slow reader of the control socket.
+pub(crate) const CONTROL_EVENTS_MAX: usize = 64;
+
+/// Findings that `pool check` lists; beyond it they are only counted, so that a pool that is
+/// broken everywhere does not need memory in proportion.
+pub(crate) const FINDINGS_LISTED_MAX: usize = 10_000;
+
+/// How often the store does its housekeeping.
+pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Pause after the system refused a new connection for lack of descriptors or memory.
+pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// NBD clients at a time; more than a host of this size has guests. The server takes fewer where
+/// its share of the memory is too small.
+pub(crate) const NBD_CONNECTIONS_MAX: usize = 256;
+
+/// Threads for NBD requests that wait for the disk: as many as make a fast disk busy.
+pub(crate) const NBD_WORKERS: usize = 64;
+
+/// How long a client that is being disconnected may take to end its last request.
+pub(crate) const DISCONNECT_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How long a stopping daemon waits for answers under way. The promise is 10 s for everything, and
+/// the rest is left to commands under way and to the last commit and checkpoint.
+pub(crate) const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Images that may lie beneath each other as backing files; ends a chain that names itself.
+pub(crate) const BACKING_DEPTH_MAX: usize = 64;
+
+/// How long a stopping daemon then waits for commands under way to give up.
+pub(crate) const VERBS_END_TIME_MAX: Duration = Duration::from_secs(2);

@@ -1,0 +1,132 @@
+//! A pool as this process opens it: the directory's lock, and the store in it.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::store_memory_bytes;
+use onefold_engine::embedded::{CacheMode, EmbeddedEngine, LockError, PoolLock};
+use onefold_store::{CreateOptions, OpenOptions, RecoveryReport, Store, StoreErrorKind};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The files that a pool consists of. Any of them makes a directory a pool, if only a damaged one.
+const PARTS: [&str; 4] = ["superblock", "meta", "log", "data"];
+
+/// What else may be in a pool's directory while it is being created.
+const LOCK: &str = "lock";
+
+/// What came of the attempt to have a pool to ourselves.
+pub(crate) enum Claim {
+    /// It is ours until this is dropped.
+    Ours(PoolLock),
+    /// Another process has it.
+    Held {
+        /// Who, as far as that is known.
+        holder: String,
+    },
+}
+
+/// Tries to take the pool's lock.
+pub(crate) fn claim(pool: &Path) -> Result<Claim> {
+    // Taking the lock makes a file, which a directory that is no pool must not get.
+    if !PARTS
+        .iter()
+        .any(|part| pool.join(part).symlink_metadata().is_ok())
+    {
+        return Err(Error::failed(format!(
+            "there is no pool at {}; 'onefold pool create' makes one",
+            pool.display()
+        )));
+    }
+    match PoolLock::acquire(pool) {
+        Ok(lock) => Ok(Claim::Ours(lock)),
+        Err(LockError::Held { pid: Some(pid), .. }) => Ok(Claim::Held {
+            holder: format!("process {pid}"),
+        }),
+        Err(LockError::Held { pid: None, .. }) => Ok(Claim::Held {
+            holder: "another process".to_owned(),
+        }),
+        Err(LockError::Io(error)) => Err(Error::failed(error.to_string())),
+    }
+}
+
+/// Opens the pool's store; the caller holds the lock.
+pub(crate) fn open(
+    pool: &Path,
+    cache: CacheMode,
+    memory_bytes: u64,
+) -> Result<(Arc<Store>, RecoveryReport)> {
+    let engine = Arc::new(EmbeddedEngine::new(pool, cache));
+    let options = OpenOptions {
+        memory_bytes: store_memory_bytes(memory_bytes),
+    };
+    Ok(Store::open(engine, &options)?)
+}
+
+/// How to make a pool.
+#[derive(Debug)]
+pub(crate) struct NewPool {
+    pub(crate) directory: PathBuf,
+    /// Where the blocks live, if not in the directory: a device, or a file to be made.
+    pub(crate) data: Option<PathBuf>,
+    pub(crate) options: CreateOptions,
+}
+
+impl NewPool {
+    /// Makes it, or leaves everything as it was.
+    pub(crate) fn create(&self) -> Result<()> {
+        let engine = EmbeddedEngine::new(&self.directory, CacheMode::Host);
+        let directory_existed = self.directory.exists();
+        let target_existed = self.data.as_ref().is_some_and(|target| target.exists());
+        engine.create_directory().map_err(|e| self.failed(&e))?;
+        let created = self.fill(&engine);
+        if created.is_err() {
+            self.remove(directory_existed, target_existed);
+        }
+        created
+    }
+
+    fn fill(&self, engine: &EmbeddedEngine) -> Result<()> {
+        let _lock =
+            PoolLock::acquire(&self.directory).map_err(|e| Error::failed(self.message(&e)))?;
+        if let Some(target) = &self.data {
+            engine
+                .create_data_link(target)
+                .map_err(|e| self.failed(&e))?;
+        }
+        Store::create(engine, &self.options).map_err(|error| {
+            let kind = match error.kind() {
+                StoreErrorKind::Invalid => ErrorKind::Usage,
+                _ => ErrorKind::Failed,
+            };
+            Error {
+                kind,
+                message: self.message(&error),
+            }
+        })
+    }
+
+    fn message(&self, cause: &dyn std::error::Error) -> String {
+        format!(
+            "cannot create a pool at {}: {cause}",
+            self.directory.display()
+        )
+    }
+
+    fn failed(&self, cause: &io::Error) -> Error {
+        Error::failed(self.message(cause))
+    }
+
+    /// Takes back what was made. The directory was empty, so all of this is ours.
+    fn remove(&self, directory_existed: bool, target_existed: bool) {
+        for name in PARTS.iter().chain([&LOCK]) {
+            let _ = fs::remove_file(self.directory.join(name));
+        }
+        if let (Some(target), false) = (&self.data, target_existed) {
+            let _ = fs::remove_file(target);
+        }
+        if !directory_existed {
+            let _ = fs::remove_dir(&self.directory);
+        }
+    }
+}

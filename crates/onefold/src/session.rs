@@ -1,0 +1,124 @@
+//! How a command reaches the pool: by opening it, or through the daemon that has it open.
+//!
+//! The pool's lock decides. Only when nobody holds it does the command open the pool itself; if
+//! somebody does, the daemon's socket must answer. So a daemon that dies in the middle makes the
+//! command fail: by then the answer may be lost, and doing it again is not ours to decide.
+
+use crate::control::client::ControlClient;
+use crate::control::socket_path;
+use crate::error::{Error, Result};
+use crate::image::chunk::{PieceReceiver, transfer};
+use crate::limits::MEMORY_BYTES_DEFAULT;
+use crate::output::Output;
+use crate::pool::{self, Claim};
+use crate::verbs::transfer::{OpenExport, VolumeExport, VolumeImport, VolumeImportReply};
+use crate::verbs::{Report, Service, Verb};
+use onefold_engine::embedded::{CacheMode, PoolLock};
+use onefold_store::RecoveryReport;
+use std::path::Path;
+use std::thread;
+
+/// Access to a pool for one command.
+pub(crate) enum Session {
+    /// The pool is open in this process.
+    Direct {
+        service: Service,
+        /// Held for as long as the store is open.
+        _lock: PoolLock,
+    },
+    /// A daemon has the pool open.
+    Remote(ControlClient),
+}
+
+impl Session {
+    /// Opens the pool, gives it to `work`, and closes it, whatever comes of that.
+    pub(crate) fn with<T>(
+        pool: &Path,
+        output: &Output,
+        work: impl FnOnce(&Session) -> Result<T>,
+    ) -> Result<T> {
+        let session = Self::open(pool, output)?;
+        let worked = work(&session);
+        let closed = session.close();
+        // What the work failed of matters more than that the pool did not close after it.
+        worked.and_then(|result| closed.map(|()| result))
+    }
+
+    fn open(pool: &Path, output: &Output) -> Result<Self> {
+        match pool::claim(pool)? {
+            Claim::Ours(lock) => {
+                let (store, recovery) = pool::open(pool, CacheMode::Host, MEMORY_BYTES_DEFAULT)?;
+                if !recovery.clean {
+                    output.note(recovery_line(&recovery));
+                }
+                Ok(Self::Direct {
+                    service: Service::without_clients(store),
+                    _lock: lock,
+                })
+            }
+            Claim::Held { holder } => match ControlClient::connect(pool) {
+                Ok(client) => Ok(Self::Remote(client)),
+                Err(error) => Err(Error::failed(format!(
+                    "the pool {} is in use by {holder}, which does not answer on {}: {error}; \
+                     try again when it has started, or ended",
+                    pool.display(),
+                    socket_path(pool).display()
+                ))),
+            },
+        }
+    }
+
+    fn close(self) -> Result<()> {
+        match self {
+            Self::Direct { service, .. } => Ok(service.store.close()?),
+            Self::Remote(_) => Ok(()),
+        }
+    }
+
+    /// Does a verb.
+    pub(crate) fn call<V: Verb>(&self, verb: &V, report: Report<'_>) -> Result<V::Reply> {
+        match self {
+            Self::Direct { service, .. } => verb.run(service, report),
+            Self::Remote(client) => client.call(verb, report),
+        }
+    }
+
+    /// Makes a volume from an image.
+    pub(crate) fn import(
+        &self,
+        import: &VolumeImport,
+        pieces: PieceReceiver,
+    ) -> Result<VolumeImportReply> {
+        match self {
+            Self::Direct { service, .. } => import.run(service, pieces),
+            Self::Remote(client) => client.import(import, pieces),
+        }
+    }
+
+    /// Starts to copy a volume out: its size, and its pieces as they come.
+    pub(crate) fn export(&self, export: &VolumeExport) -> Result<(u64, PieceReceiver)> {
+        match self {
+            Self::Direct { service, .. } => {
+                let export = OpenExport::new(service, export)?;
+                let size_bytes = export.size_bytes();
+                let (sender, receiver) = transfer();
+                thread::spawn(move || export.run(&sender));
+                Ok((size_bytes, receiver))
+            }
+            Self::Remote(client) => client.export(export),
+        }
+    }
+}
+
+/// What opening a pool found, in one line.
+pub(crate) fn recovery_line(recovery: &RecoveryReport) -> String {
+    let mut line = format!(
+        "pool opened in {:.3} s, {} log records ({} bytes) replayed",
+        recovery.seconds, recovery.records_replayed, recovery.log_bytes_replayed
+    );
+    if !recovery.volumes_removed.is_empty() {
+        let names = recovery.volumes_removed.join(", ");
+        line.push_str(&format!("; removed what was left of {names}"));
+    }
+    line
+}

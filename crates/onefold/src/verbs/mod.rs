@@ -1,0 +1,152 @@
+//! What can be done to an open pool, each verb written once.
+//!
+//! A verb is a request that knows how to run. The command line runs it itself where it has opened
+//! the pool, and the daemon runs it for a command line that sent it over the control socket; so
+//! both give the same answer and refuse the same things. Importing and exporting move data beside
+//! the request and are in [`transfer`].
+
+pub(crate) mod pool;
+pub(crate) mod transfer;
+pub(crate) mod volume;
+
+use crate::error::{Error, Result};
+use crate::output::Document;
+use onefold_store::{Store, VolumeStat};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::any::Any;
+use std::sync::Arc;
+
+/// `report(done, all)` of a long piece of work.
+pub(crate) type Report<'a> = &'a mut (dyn FnMut(u64, u64) + Send);
+
+/// One thing to do, and everything needed to do it.
+pub(crate) trait Verb: Serialize + DeserializeOwned + Send + 'static {
+    /// Where the control socket offers it.
+    const PATH: &'static str;
+
+    /// What comes back, and is printed.
+    type Reply: Document + DeserializeOwned + Send + 'static;
+
+    /// Does it.
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<Self::Reply>;
+}
+
+/// Keeps a volume free of clients while something is done to it.
+pub(crate) type Hold = Box<dyn Any + Send>;
+
+/// Who is connected to which volume. Only a daemon has such clients.
+pub(crate) trait Attachments: Send + Sync {
+    /// The clients of a volume, as a person would name them; empty when it is free.
+    fn clients(&self, volume: &str) -> Vec<String>;
+
+    /// Lets nobody new attach to a volume until the result is dropped.
+    fn hold(&self, volume: &str) -> Hold;
+
+    /// Ends their connections and returns when none of their requests is under way.
+    fn disconnect(&self, volume: &str) -> Result<()>;
+
+    /// Where a client finds this volume.
+    fn nbd_uri(&self, volume: &str) -> Option<String>;
+}
+
+/// An open pool with whoever uses it.
+#[derive(Clone)]
+pub(crate) struct Service {
+    pub(crate) store: Arc<Store>,
+    pub(crate) attachments: Option<Arc<dyn Attachments>>,
+}
+
+impl Service {
+    /// A pool that this process has to itself.
+    pub(crate) fn without_clients(store: Arc<Store>) -> Self {
+        Self {
+            store,
+            attachments: None,
+        }
+    }
+
+    fn clients(&self, volume: &str) -> Vec<String> {
+        self.attachments
+            .as_ref()
+            .map(|a| a.clients(volume))
+            .unwrap_or_default()
+    }
+
+    fn nbd_uri(&self, volume: &str) -> Option<String> {
+        self.attachments.as_ref().and_then(|a| a.nbd_uri(volume))
+    }
+
+    fn find(&self, name: &str) -> Result<VolumeStat> {
+        Ok(self.store.volume_stat(name)?)
+    }
+
+    /// Makes sure that nobody uses the volume, now and until the result is dropped: refuses, naming
+    /// the clients, or disconnects them.
+    fn detach(&self, volume: &str, force: bool, action: &str) -> Result<Option<Hold>> {
+        let Some(attachments) = &self.attachments else {
+            return Ok(None);
+        };
+        let hold = attachments.hold(volume);
+        let clients = attachments.clients(volume);
+        if !clients.is_empty() && !force {
+            return Err(Error::failed(format!(
+                "cannot {action} volume '{volume}': it is attached to {}; detach it there, \
+                 or disconnect with --force",
+                clients.join(", ")
+            )));
+        }
+        attachments.disconnect(volume)?;
+        Ok(Some(hold))
+    }
+}
+
+/// The longest name that a volume may have.
+const NAME_BYTES_MAX: usize = 63;
+
+/// Names go into file names, URIs and export lists, so only plain characters are allowed, and none
+/// that an option or a snapshot (`VOL@SNAP`) could be taken for.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if starts_well && name.len() <= NAME_BYTES_MAX && name.chars().all(plain) {
+        return Ok(());
+    }
+    Err(Error::usage(format!(
+        "{name:?} cannot be a volume's name: use 1 to {NAME_BYTES_MAX} letters, digits, '.', '_' \
+         and '-', with a letter or digit first"
+    )))
+}
+
+/// A volume's size must be a whole number of blocks, and not nothing.
+fn check_size(size_bytes: u64, block_size: u32) -> Result<()> {
+    if size_bytes == 0 {
+        return Err(Error::usage("a volume's size must not be 0"));
+    }
+    if !size_bytes.is_multiple_of(u64::from(block_size)) {
+        return Err(Error::usage(format!(
+            "{size_bytes} bytes is not a multiple of the pool's block size, {block_size} bytes"
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain() {
+        let longest = "x".repeat(NAME_BYTES_MAX);
+        for name in ["a", "7", "Debian-12.5_amd64", &longest] {
+            assert_eq!(check_name(name), Ok(()), "{name}");
+        }
+        let too_long = "x".repeat(NAME_BYTES_MAX + 1);
+        for name in [
+            "", ".", "-a", "_a", "a b", "a/b", "a@b", "ä", "a\n", &too_long,
+        ] {
+            let error = check_name(name).expect_err(name);
+            assert_eq!(error.kind, crate::error::ErrorKind::Usage);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Whole images into and out of the pool.
+//!
+//! The data comes and goes as [`Piece`]s, so it makes no difference here whether a file or the
+//! control socket is at the other end.
+
+use super::{Report, Service, check_name};
+use crate::error::{Error, Result};
+use crate::image::chunk::{Chunk, ChunkPool, Piece, PieceReceiver, PieceSender};
+use crate::limits::TRANSFER_CHUNK_BYTES;
+use crate::output::Document;
+use crate::size;
+use onefold_store::{Volume, Wait};
+use serde::{Deserialize, Serialize};
+use std::io::{self, Write};
+use std::sync::Arc;
+
+/// Where the control socket takes images.
+pub(crate) const IMPORT_PATH: &str = "/v1/volume/import";
+
+/// Where the control socket gives images.
+pub(crate) const EXPORT_PATH: &str = "/v1/volume/export";
+
+/// A volume to be made from an image.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeImport {
+    pub(crate) name: String,
+    pub(crate) image_bytes: u64,
+}
+
+/// The document of `volume import`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeImportReply {
+    pub(crate) name: String,
+    pub(crate) image_bytes: u64,
+    pub(crate) size_bytes: u64,
+    /// Bytes of the image that were read; the rest were holes.
+    read_bytes: u64,
+    logical_blocks: u64,
+}
+
+impl Document for VolumeImportReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "volume '{}' imported: {}, {} blocks hold data",
+            self.name,
+            size::display(self.size_bytes),
+            self.logical_blocks
+        )
+    }
+}
+
+impl VolumeImport {
+    /// Takes the pieces until the image is complete; after anything else the volume is gone again.
+    pub(crate) fn run(
+        &self,
+        service: &Service,
+        mut pieces: PieceReceiver,
+    ) -> Result<VolumeImportReply> {
+        check_name(&self.name)?;
+        if self.image_bytes == 0 {
+            return Err(Error::failed(
+                "the image is empty; a volume's size must not be 0",
+            ));
+        }
+        let block_size = service.store.block_size();
+        let size_bytes = self
+            .image_bytes
+            .checked_next_multiple_of(u64::from(block_size))
+            .ok_or_else(|| Error::usage("the image is larger than any volume can be"))?;
+        // Dropped on any of the ways out below, this deletes the volume again.
+        let import = service.store.begin_import(&self.name, size_bytes)?;
+        let mut read_bytes = 0;
+        loop {
+            match pieces.blocking_recv() {
+                None => {
+                    return Err(Error::failed(
+                        "the import was interrupted; nothing was kept",
+                    ));
+                }
+                Some(Err(error)) => return Err(error),
+                Some(Ok(Piece::End { image_bytes })) if image_bytes == self.image_bytes => break,
+                Some(Ok(Piece::End { image_bytes })) => {
+                    return Err(Error::failed(format!(
+                        "the image ended after {image_bytes} of {} bytes; nothing was kept",
+                        self.image_bytes
+                    )));
+                }
+                Some(Ok(Piece::Data(mut chunk))) => {
+                    read_bytes += chunk.as_ref().len() as u64;
+                    chunk.pad_to(block_size as usize);
+                    import.write(chunk.offset, chunk.as_ref())?;
+                }
+            }
+        }
+        import.finish()?;
+        Ok(VolumeImportReply {
+            name: self.name.clone(),
+            image_bytes: self.image_bytes,
+            size_bytes,
+            read_bytes,
+            logical_blocks: service.find(&self.name)?.logical_blocks,
+        })
+    }
+}
+
+/// A volume to be copied out.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeExport {
+    pub(crate) name: String,
+}
+
+/// The document of `volume export`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeExportReply {
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+    /// Bytes that were written; the rest are holes.
+    pub(crate) written_bytes: u64,
+}
+
+impl Document for VolumeExportReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "volume '{}' exported: {}, {} of it data",
+            self.name,
+            size::display(self.size_bytes),
+            size::display(self.written_bytes)
+        )
+    }
+}
+
+/// How many extents to ask the volume for at a time; any number gives the same image.
+const EXTENTS_PER_CALL: usize = 1024;
+
+/// A volume that is being copied out.
+pub(crate) struct OpenExport {
+    volume: Arc<Volume>,
+    name: String,
+    size_bytes: u64,
+}
+
+impl OpenExport {
+    pub(crate) fn new(service: &Service, export: &VolumeExport) -> Result<Self> {
+        service.find(&export.name)?;
+        let volume = service.store.volume(&export.name)?;
+        let size_bytes = volume.size_bytes();
+        Ok(Self {
+            volume,
+            name: export.name.clone(),
+            size_bytes,
+        })
+    }
+
+    /// The size of the image that is going to be made.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Sends the volume's data in ascending order, then its size. An error goes the same way; a
+    /// receiver that went away only ends the work.
+    pub(crate) fn run(&self, pieces: &PieceSender) {
+        if let Err(error) = self.send_all(pieces) {
+            let _ = pieces.blocking_send(Err(error));
+        }
+    }
+
+    fn send_all(&self, pieces: &PieceSender) -> Result<()> {
+        let (volume, size_bytes) = (&self.volume, self.size_bytes);
+        let pool = ChunkPool::default();
+        let mut position = 0;
+        while position < size_bytes {
+            let extents = volume.extents(position..size_bytes, EXTENTS_PER_CALL, Wait::Yes)?;
+            if extents.iter().all(|extent| extent.len == 0) {
+                return Err(Error::failed(format!(
+                    "volume '{}' does not say what lies at byte {position}",
+                    self.name
+                )));
+            }
+            for extent in extents {
+                let end = position.saturating_add(extent.len).min(size_bytes);
+                while extent.data && position < end {
+                    let chunk = read_chunk(volume, &pool, position, end)?;
+                    position += chunk.as_ref().len() as u64;
+                    if pieces.blocking_send(Ok(Piece::Data(chunk))).is_err() {
+                        return Ok(());
+                    }
+                }
+                position = end;
+            }
+        }
+        let _ = pieces.blocking_send(Ok(Piece::End {
+            image_bytes: size_bytes,
+        }));
+        Ok(())
+    }
+}
+
+fn read_chunk(volume: &Volume, pool: &ChunkPool, start: u64, end: u64) -> Result<Chunk> {
+    let mut chunk = pool.take(start);
+    chunk.set_len((end - start).min(TRANSFER_CHUNK_BYTES as u64) as usize);
+    volume.read(start, chunk.as_mut(), Wait::Yes)?;
+    Ok(chunk)
+}
+
+/// Takes an export's pieces, telling how far it has come, and gives them to `write`.
+pub(crate) fn receive_export(
+    name: &str,
+    size_bytes: u64,
+    pieces: &mut PieceReceiver,
+    report: Report<'_>,
+    write: &mut dyn FnMut(&Chunk) -> Result<()>,
+) -> Result<VolumeExportReply> {
+    let mut written_bytes = 0;
+    loop {
+        match pieces.blocking_recv() {
+            None => return Err(Error::failed("the export was interrupted")),
+            Some(Err(error)) => return Err(error),
+            Some(Ok(Piece::End { .. })) => break,
+            Some(Ok(Piece::Data(chunk))) => {
+                write(&chunk)?;
+                written_bytes += chunk.as_ref().len() as u64;
+                report(chunk.offset + chunk.as_ref().len() as u64, size_bytes);
+            }
+        }
+    }
+    Ok(VolumeExportReply {
+        name: name.to_owned(),
+        size_bytes,
+        written_bytes,
+    })
+}

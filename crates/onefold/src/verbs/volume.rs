@@ -1,0 +1,270 @@
+//! What can be done to volumes.
+
+use super::{Report, Service, Verb, check_name, check_size};
+use crate::error::{Error, Result};
+use crate::output::Document;
+use crate::size;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Write};
+
+/// The only dedup mode that exists so far, as documents name it.
+pub(super) const DEDUP_OFF: &str = "off";
+
+/// Makes an empty volume.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeCreate {
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+}
+
+/// A volume as it is now.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeReply {
+    name: String,
+    size_bytes: u64,
+    dedup: String,
+    logical_blocks: u64,
+    logical_bytes: u64,
+    nbd_uri: Option<String>,
+    pub(crate) clients: Vec<String>,
+}
+
+impl VolumeReply {
+    fn of(service: &Service, stat: onefold_store::VolumeStat) -> Self {
+        Self {
+            nbd_uri: service.nbd_uri(&stat.name),
+            clients: service.clients(&stat.name),
+            size_bytes: stat.size_bytes,
+            dedup: DEDUP_OFF.to_owned(),
+            logical_blocks: stat.logical_blocks,
+            logical_bytes: stat.logical_blocks * u64::from(service.store.block_size()),
+            name: stat.name,
+        }
+    }
+}
+
+impl Document for VolumeReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "volume   {}", self.name)?;
+        writeln!(out, "size     {}", size::display(self.size_bytes))?;
+        writeln!(out, "data     {}", size::display(self.logical_bytes))?;
+        writeln!(out, "dedup    {}", self.dedup)?;
+        if let Some(uri) = &self.nbd_uri {
+            writeln!(out, "nbd      {uri}")?;
+        }
+        for client in &self.clients {
+            writeln!(out, "client   {client}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Verb for VolumeCreate {
+    const PATH: &'static str = "/v1/volume/create";
+    type Reply = VolumeReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
+        check_name(&self.name)?;
+        check_size(self.size_bytes, service.store.block_size())?;
+        service.store.create_volume(&self.name, self.size_bytes)?;
+        Ok(VolumeReply::of(service, service.find(&self.name)?))
+    }
+}
+
+/// Names every volume.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeList {}
+
+/// The document of `volume list`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeListReply {
+    volumes: Vec<VolumeReply>,
+}
+
+impl Verb for VolumeList {
+    const PATH: &'static str = "/v1/volume/list";
+    type Reply = VolumeListReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeListReply> {
+        let stats = service.store.stat()?.volumes.into_iter();
+        Ok(VolumeListReply {
+            volumes: stats.map(|stat| VolumeReply::of(service, stat)).collect(),
+        })
+    }
+}
+
+impl Document for VolumeListReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let width = self
+            .volumes
+            .iter()
+            .map(|volume| volume.name.len())
+            .max()
+            .unwrap_or(0)
+            .max(4);
+        if !self.volumes.is_empty() {
+            writeln!(
+                out,
+                "{:width$}  {:>10}  {:>10}  CLIENTS",
+                "NAME", "SIZE", "DATA"
+            )?;
+        }
+        for volume in &self.volumes {
+            writeln!(
+                out,
+                "{:width$}  {:>10}  {:>10}  {}",
+                volume.name,
+                size::display(volume.size_bytes),
+                size::display(volume.logical_bytes),
+                volume.clients.len()
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Describes one volume.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeStat {
+    pub(crate) name: String,
+}
+
+impl Verb for VolumeStat {
+    const PATH: &'static str = "/v1/volume/stat";
+    type Reply = VolumeReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
+        Ok(VolumeReply::of(service, service.find(&self.name)?))
+    }
+}
+
+/// Gives a volume another name.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeRename {
+    pub(crate) name: String,
+    pub(crate) new_name: String,
+    pub(crate) force: bool,
+}
+
+impl Verb for VolumeRename {
+    const PATH: &'static str = "/v1/volume/rename";
+    type Reply = VolumeReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
+        check_name(&self.new_name)?;
+        service.find(&self.name)?;
+        if service.find(&self.new_name).is_ok() {
+            return Err(Error::failed(format!(
+                "a volume '{}' exists already",
+                self.new_name
+            )));
+        }
+        let _hold = service.detach(&self.name, self.force, "rename")?;
+        service.store.rename_volume(&self.name, &self.new_name)?;
+        Ok(VolumeReply::of(service, service.find(&self.new_name)?))
+    }
+}
+
+/// Changes a volume's size.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeResize {
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+    /// Go on although it discards what lies beyond the new end.
+    pub(crate) yes: bool,
+    pub(crate) force: bool,
+}
+
+/// What a destructive verb is going to do, or has done.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PlanReply {
+    /// One sentence for each consequence.
+    plan: Vec<String>,
+    /// Whether it was carried out.
+    pub(crate) done: bool,
+    /// The clients that stand, or stood, in the way.
+    clients: Vec<String>,
+}
+
+impl PlanReply {
+    fn of(service: &Service, volume: &str, mut plan: Vec<String>, done: bool) -> Self {
+        let clients = service.clients(volume);
+        if !clients.is_empty() && !done {
+            plan.push(format!("disconnect {} (needs --force)", clients.join(", ")));
+        }
+        Self {
+            plan,
+            done,
+            clients,
+        }
+    }
+}
+
+impl Document for PlanReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mark = if self.done { "done" } else { "plan" };
+        self.plan
+            .iter()
+            .try_for_each(|sentence| writeln!(out, "{mark}: {sentence}"))
+    }
+}
+
+impl Verb for VolumeResize {
+    const PATH: &'static str = "/v1/volume/resize";
+    type Reply = PlanReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<PlanReply> {
+        check_size(self.size_bytes, service.store.block_size())?;
+        let volume = service.find(&self.name)?;
+        let shrinks = self.size_bytes < volume.size_bytes;
+        let mut plan = vec![format!(
+            "resize volume '{}' from {} to {} bytes",
+            self.name, volume.size_bytes, self.size_bytes
+        )];
+        if shrinks {
+            plan.push(format!(
+                "discard everything in its last {}",
+                size::display(volume.size_bytes - self.size_bytes)
+            ));
+        }
+        if shrinks && !self.yes {
+            return Ok(PlanReply::of(service, &self.name, plan, false));
+        }
+        let _hold = service.detach(&self.name, self.force, "resize")?;
+        service.store.resize_volume(&self.name, self.size_bytes)?;
+        Ok(PlanReply::of(service, &self.name, plan, true))
+    }
+}
+
+/// Deletes a volume and gives its blocks back.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeDelete {
+    pub(crate) name: String,
+    /// Do it; otherwise only the plan comes back.
+    pub(crate) yes: bool,
+    pub(crate) force: bool,
+}
+
+impl Verb for VolumeDelete {
+    const PATH: &'static str = "/v1/volume/delete";
+    type Reply = PlanReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
+        let volume = service.find(&self.name)?;
+        let data_bytes = volume.logical_blocks * u64::from(service.store.block_size());
+        let plan = vec![format!(
+            "delete volume '{}' of {} with {} of data",
+            self.name,
+            size::display(volume.size_bytes),
+            size::display(data_bytes)
+        )];
+        if !self.yes {
+            return Ok(PlanReply::of(service, &self.name, plan, false));
+        }
+        let _hold = service.detach(&self.name, self.force, "delete")?;
+        service
+            .store
+            .delete_volume(&self.name, &mut |done, all| report(done, all))?;
+        Ok(PlanReply::of(service, &self.name, plan, true))
+    }
+}

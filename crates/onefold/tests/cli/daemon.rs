@@ -1,0 +1,280 @@
+//! The daemon: its sockets, its signals, and commands that go through it.
+
+use crate::harness::{Daemon, Outcome, Scene, noise, run};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+/// Every verb in turn, good and bad, with what each printed.
+fn a_days_work(scene: &Scene) -> Vec<(Option<i32>, Value, String)> {
+    let image = scene.file("image", &noise(1, 3_000_001));
+    let script: [&[&str]; 19] = [
+        &["volume", "create", "a", "--size", "64M"],
+        &["volume", "create", "a", "--size", "64M"],
+        &["volume", "create", "b", "--size", "4097"],
+        &["volume", "import", "c", &image],
+        &["volume", "import", "c", &image],
+        &["volume", "stat", "c"],
+        &["volume", "stat", "nobody"],
+        &["volume", "resize", "c", "--size", "1M"],
+        &["volume", "resize", "c", "--size", "1M", "--yes"],
+        &["volume", "resize", "c", "--size", "100M"],
+        &["volume", "rename", "c", "d"],
+        &["volume", "rename", "c", "d"],
+        &["volume", "list"],
+        &["volume", "delete", "a"],
+        &["volume", "delete", "a", "--yes"],
+        &["volume", "delete", "a", "--yes"],
+        &["volume", "export", "nobody", "/no/where"],
+        &["pool", "stat"],
+        &["pool", "check"],
+    ];
+    let mut results = Vec::new();
+    for arguments in script {
+        let outcome = scene.run(&[&["--format", "json"], arguments].concat());
+        let mut document = match outcome.stdout.is_empty() {
+            true => Value::Null,
+            false => outcome.json(),
+        };
+        forget_what_differs(&mut document);
+        results.push((outcome.code, document, outcome.stderr));
+    }
+    assert!(scene.content("d")[..1 << 20] == noise(1, 1 << 20));
+    results
+}
+
+/// Takes out what is different in every pool, or only there while a daemon runs.
+fn forget_what_differs(document: &mut Value) {
+    match document {
+        Value::Object(fields) => {
+            for name in [
+                "pool_id",
+                "created_unix_seconds",
+                "nbd_uri",
+                "metadata_bytes_on_disk",
+                "pool_bytes_on_disk",
+                "pages_read",
+                // Direct commands close the pool each time, which frees what was given up.
+                "free_blocks",
+                "reclaim_blocks",
+            ] {
+                fields.remove(name);
+            }
+            fields.values_mut().for_each(forget_what_differs);
+        }
+        Value::Array(values) => values.iter_mut().for_each(forget_what_differs),
+        _ => {}
+    }
+}
+
+#[test]
+fn commands_do_the_same_with_and_without_a_daemon() {
+    let direct = a_days_work(&Scene::new());
+    let scene = Scene::new();
+    let _daemon = scene.daemon();
+    let through_daemon = a_days_work(&scene);
+    for (direct, through_daemon) in direct.iter().zip(&through_daemon) {
+        assert_eq!(direct, through_daemon);
+    }
+    assert_eq!(direct.len(), through_daemon.len());
+}
+
+#[test]
+fn sockets_have_the_permissions_that_were_asked_for() {
+    let mode = |path: &str, scene: &Scene| {
+        let metadata = fs::metadata(scene.pool().join(path)).unwrap();
+        assert!(metadata.file_type().is_socket());
+        metadata.permissions().mode() & 0o7777
+    };
+    let scene = Scene::new();
+    let daemon = scene.daemon();
+    assert_eq!(mode("control.sock", &scene), 0o600);
+    assert_eq!(mode("nbd.sock", &scene), 0o660);
+    assert!(!fs::exists(scene.pool().join("control.new")).unwrap());
+    daemon.terminate();
+    let _daemon = scene.daemon_with(&["--socket-mode", "0600"]);
+    assert_eq!(mode("nbd.sock", &scene), 0o600);
+    for mode in ["9", "7777", "rw"] {
+        run(&["serve", "--pool", "/x", "--socket-mode", mode]).is_refusal(2, &["octal"]);
+    }
+}
+
+#[test]
+fn only_loopback_is_listened_on_unless_it_is_said() {
+    let scene = Scene::new();
+    scene
+        .run(&["serve", "--nbd", "0.0.0.0:0"])
+        .is_refusal(2, &["--insecure-listen"]);
+    scene
+        .run(&["serve", "--nbd", "nonsense"])
+        .is_refusal(2, &["unix:PATH or HOST:PORT"]);
+    scene
+        .run(&["serve", "--memory", "1M"])
+        .is_refusal(2, &["--memory"]);
+    scene
+        .run(&["serve", "--socket-group", "no-such-group"])
+        .is_refusal(1, &["no-such-group"]);
+    let outcome = scene.ok(&["volume", "list"]);
+    assert_eq!(outcome.stderr, "", "the pool was closed after each refusal");
+}
+
+#[test]
+fn a_killed_daemon_leaves_a_pool_that_commands_can_use() {
+    let scene = Scene::new();
+    let daemon = scene.daemon();
+    let image = scene.file("image", &noise(1, 2 << 20));
+    scene.ok(&["volume", "import", "vm", &image]);
+    daemon.kill();
+    assert!(
+        fs::exists(scene.pool().join("control.sock")).unwrap(),
+        "the socket is stale"
+    );
+    assert!(scene.content("vm") == noise(1, 2 << 20));
+    assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+
+    // The next daemon replaces the stale sockets, and commands go through it again.
+    let daemon = scene.daemon();
+    assert!(scene.json(&["pool", "stat"])["volumes"][0]["nbd_uri"].is_string());
+    daemon.terminate();
+}
+
+#[test]
+fn a_pool_has_one_daemon() {
+    let scene = Scene::new();
+    let daemon = scene.daemon();
+    let holder = format!("process {}", daemon.pid());
+    scene.run(&["serve"]).is_refusal(1, &["in use", &holder]);
+    scene.ok(&["volume", "list"]);
+}
+
+#[test]
+fn the_lock_and_not_the_socket_says_whether_a_daemon_runs() {
+    let scene = Scene::new();
+    let daemon = scene.daemon();
+    let holder = format!("process {}", daemon.pid());
+    let socket = scene.pool().join("control.sock");
+    fs::remove_file(&socket).unwrap();
+    scene
+        .run(&["volume", "list"])
+        .is_refusal(1, &["in use", &holder, "control.sock"]);
+    // Nor does a socket without a daemon keep anybody out.
+    drop(daemon);
+    let _stale = UnixListener::bind(&socket).unwrap();
+    scene.ok(&["volume", "list"]);
+}
+
+#[test]
+fn a_command_whose_daemon_does_not_answer_fails() {
+    let scene = Scene::new();
+    let daemon = scene.daemon();
+    // The daemon holds the lock, but what answers hangs up.
+    let socket = scene.pool().join("control.sock");
+    fs::remove_file(&socket).unwrap();
+    let impostor = UnixListener::bind(&socket).unwrap();
+    let command = scene
+        .command(&["volume", "create", "vm", "--size", "1M"])
+        .spawn()
+        .unwrap();
+    for _ in 0..2 {
+        let (mut connection, _) = impostor.accept().unwrap();
+        let _ = connection.read(&mut [0; 1024]);
+    }
+    Outcome::of(command).is_refusal(1, &["daemon"]);
+    drop(daemon);
+    assert_eq!(scene.volumes(), [""; 0]);
+}
+
+#[test]
+fn a_stopped_daemon_leaves_nothing_to_replay() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let scene = Scene::new();
+        let mut daemon = scene.daemon();
+        let image = scene.file("image", &noise(1, 2 << 20));
+        scene.ok(&["volume", "import", "vm", &image]);
+        daemon.signal(signal);
+        daemon.wait_for_line("pool closed");
+        assert_eq!(daemon.child.wait().unwrap().code(), Some(0));
+        assert!(!fs::exists(scene.pool().join("control.sock")).unwrap());
+        let outcome = scene.ok(&["volume", "list"]);
+        assert_eq!(outcome.stderr, "", "a clean pool opens without remarks");
+        assert!(scene.content("vm") == noise(1, 2 << 20));
+    }
+}
+
+/// Attaches to a volume as the simplest of NBD clients.
+fn attach(scene: &Scene, volume: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(scene.pool().join("nbd.sock")).unwrap();
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+    // Fixed newstyle without the padding of old, and the option EXPORT_NAME.
+    let mut hello = vec![0, 0, 0, 3];
+    hello.extend_from_slice(b"IHAVEOPT\0\0\0\x01\0\0\0");
+    hello.push(u8::try_from(volume.len()).unwrap());
+    hello.extend_from_slice(volume.as_bytes());
+    stream.write_all(&hello).unwrap();
+    stream.read_exact(&mut [0; 10]).unwrap();
+    stream
+}
+
+/// Whether the server has hung up.
+fn is_disconnected(mut stream: UnixStream) -> bool {
+    stream.read(&mut [0; 64]).is_ok_and(|len| len == 0)
+}
+
+#[test]
+fn an_attached_volume_is_protected() {
+    let scene = Scene::new();
+    let _daemon = scene.daemon();
+    scene.ok(&["volume", "create", "vm", "--size", "1M"]);
+    scene.ok(&["volume", "create", "idle", "--size", "1M"]);
+    let me = format!("process {}", std::process::id());
+    let verbs: [&[&str]; 3] = [
+        &["volume", "rename", "vm", "new"],
+        &["volume", "resize", "new", "--size", "2M"],
+        &["volume", "delete", "new", "--yes"],
+    ];
+    for arguments in verbs {
+        let client = attach(&scene, arguments[2]);
+        let stat = scene.json(&["volume", "stat", arguments[2]]);
+        assert_eq!(stat["clients"].as_array().unwrap().len(), 1, "{stat}");
+        scene
+            .run(arguments)
+            .is_refusal(1, &["attached", &me, "--force"]);
+        scene.ok(&["volume", "resize", "idle", "--size", "2M"]);
+        scene.ok(&[arguments, &["--force"]].concat());
+        assert!(is_disconnected(client), "{arguments:?}");
+    }
+    assert_eq!(scene.volumes(), ["idle"]);
+}
+
+#[test]
+fn the_control_socket_survives_nonsense() {
+    let scene = Scene::new();
+    let _daemon: Daemon = scene.daemon();
+    for request in [
+        &b"\0\x01\x02garbage\r\n\r\n"[..],
+        b"GET /v1/pool/stat HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"POST /v9/other HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
+        b"POST /v1/volume/create HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
+          Content-Length: 3\r\n\r\n{}}",
+        b"POST /v1/volume/import HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
+          Content-Length: 0\r\n\r\n",
+    ] {
+        let mut stream = UnixStream::connect(scene.pool().join("control.sock")).unwrap();
+        stream.write_all(request).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 4"), "{request:?}: {answer}");
+    }
+    // Announces a frame of an import and leaves.
+    let mut stream = UnixStream::connect(scene.pool().join("control.sock")).unwrap();
+    let head = b"POST /v1/volume/import HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\
+        onefold-request: {\"name\":\"vm\",\"image_bytes\":4096}\r\n\r\n5\r\nabcde\r\n";
+    stream.write_all(head).unwrap();
+    drop(stream);
+    assert_eq!(scene.volumes(), [""; 0]);
+}

@@ -1,0 +1,304 @@
+//! Runs the program in directories of its own.
+
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Long enough for anything that a test waits for, on any machine; only failures take this long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What became of a command.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
+}
+
+impl Outcome {
+    pub(crate) fn of(child: Child) -> Self {
+        let output = child.wait_with_output().unwrap();
+        Self {
+            code: output.status.code(),
+            stdout: output.stdout,
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.stdout).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    /// Asserts a refusal: the exit code, one line on stderr that has all of `words`, no document.
+    #[track_caller]
+    pub(crate) fn is_refusal(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert_eq!(self.stderr.lines().count(), 1, "{self:?}");
+        assert!(self.stderr.starts_with("onefold: error: "), "{self:?}");
+        for word in words {
+            assert!(self.stderr.contains(word), "no {word:?} in {self:?}");
+        }
+        assert_eq!(String::from_utf8_lossy(&self.stdout), "");
+    }
+}
+
+/// The program, with arguments.
+pub(crate) fn onefold(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_onefold"));
+    command
+        .args(arguments)
+        .env_remove("ONEFOLD_POOL")
+        .env_remove("RUST_LOG");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Runs the program without a pool.
+pub(crate) fn run(arguments: &[&str]) -> Outcome {
+    Outcome::of(onefold(arguments).spawn().unwrap())
+}
+
+/// Runs one of QEMU's tools, which must be installed and succeed.
+pub(crate) fn qemu_img(arguments: &[&str]) -> String {
+    let output = Command::new("qemu-img").args(arguments).output();
+    let output = output.expect("qemu-img is needed (Debian: qemu-utils)");
+    assert!(
+        output.status.success(),
+        "qemu-img {arguments:?}: {output:?}"
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A directory with a pool in it, and room for other files.
+pub(crate) struct Scene {
+    directory: TempDir,
+}
+
+impl Scene {
+    /// A pool of the default kind.
+    pub(crate) fn new() -> Self {
+        Self::with_pool_options(&[])
+    }
+
+    pub(crate) fn with_pool_options(options: &[&str]) -> Self {
+        let scene = Self {
+            directory: TempDir::with_prefix("onefold-test-").unwrap(),
+        };
+        let pool = scene.pool().to_str().unwrap().to_owned();
+        let mut arguments = vec!["pool", "create", &pool, "--size", "4G"];
+        arguments.extend(options);
+        let created = run(&arguments);
+        assert_eq!(created.code, Some(0), "{created:?}");
+        scene
+    }
+
+    pub(crate) fn pool(&self) -> PathBuf {
+        self.directory.path().join("pool")
+    }
+
+    /// The path of a file beside the pool.
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.directory
+            .path()
+            .join(name)
+            .to_str()
+            .unwrap()
+            .to_owned()
+    }
+
+    /// Makes a file beside the pool.
+    pub(crate) fn file(&self, name: &str, content: &[u8]) -> String {
+        fs::write(self.path(name), content).unwrap();
+        self.path(name)
+    }
+
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = onefold(arguments);
+        command.env("ONEFOLD_POOL", self.pool());
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str]) -> Outcome {
+        Outcome::of(self.command(arguments).spawn().unwrap())
+    }
+
+    /// Runs a command that must succeed.
+    #[track_caller]
+    pub(crate) fn ok(&self, arguments: &[&str]) -> Outcome {
+        let outcome = self.run(arguments);
+        assert_eq!(outcome.code, Some(0), "{arguments:?}: {outcome:?}");
+        outcome
+    }
+
+    /// Runs a command that must succeed and print a document.
+    #[track_caller]
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        let mut all = vec!["--format", "json"];
+        all.extend(arguments);
+        self.ok(&all).json()
+    }
+
+    /// The names of all volumes.
+    #[track_caller]
+    pub(crate) fn volumes(&self) -> Vec<String> {
+        let list = self.json(&["volume", "list"]);
+        let volumes = list["volumes"].as_array().unwrap();
+        volumes
+            .iter()
+            .map(|volume| volume["name"].as_str().unwrap().to_owned())
+            .collect()
+    }
+
+    /// The volume's bytes, by way of an export to stdout.
+    #[track_caller]
+    pub(crate) fn content(&self, volume: &str) -> Vec<u8> {
+        self.ok(&["volume", "export", volume, "-"]).stdout
+    }
+
+    /// Starts an import from a pipe that gets `bytes` and then stays open.
+    pub(crate) fn import_from_open_pipe(&self, name: &str, bytes: &[u8]) -> (Child, ChildStdin) {
+        let mut command = self.command(&["volume", "import", name, "-", "--size", "1G"]);
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        let mut pipe = child.stdin.take().unwrap();
+        pipe.write_all(bytes).unwrap();
+        (child, pipe)
+    }
+
+    /// Starts a daemon and waits until it serves.
+    pub(crate) fn daemon(&self) -> Daemon {
+        self.daemon_with(&[])
+    }
+
+    pub(crate) fn daemon_with(&self, options: &[&str]) -> Daemon {
+        let mut arguments = vec!["serve"];
+        arguments.extend(options);
+        let mut child = self.command(&arguments).spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            stderr
+                .lines()
+                .try_for_each(|line| sender.send(line.unwrap()))
+        });
+        let mut daemon = Daemon {
+            child,
+            lines,
+            seen: Vec::new(),
+        };
+        daemon.wait_for_line("serving");
+        daemon
+    }
+}
+
+/// A running daemon; killed when dropped.
+pub(crate) struct Daemon {
+    pub(crate) child: Child,
+    lines: Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Daemon {
+    #[track_caller]
+    pub(crate) fn wait_for_line(&mut self, word: &str) -> String {
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(word) => return line,
+                Ok(line) => self.seen.push(line),
+                Err(_) => panic!("the daemon did not say {word:?}, but {:?}", self.seen),
+            }
+        }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends it without warning.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Asks it to end, and waits for that.
+    pub(crate) fn terminate(mut self) -> ExitStatus {
+        self.signal(rustix::process::Signal::TERM);
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until `true`, and fails the test if that never comes.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let pause = Duration::from_millis(20);
+    for _ in 0..PATIENCE.as_millis() / pause.as_millis() {
+        if condition() {
+            return;
+        }
+        thread::sleep(pause);
+    }
+    panic!("waited in vain until {what}");
+}
+
+/// Bytes without zero blocks or repetition, the same for the same seed.
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// A disk of `len` bytes, zeros but for noise at some places.
+pub(crate) fn sparse_disk(len: usize, data: &[(usize, usize)]) -> Vec<u8> {
+    let mut disk = vec![0; len];
+    for (seed, (offset, data_len)) in data.iter().enumerate() {
+        let noise = noise(seed as u64 + 1, *data_len);
+        disk[*offset..offset + data_len].copy_from_slice(&noise);
+    }
+    disk
+}
+
+/// Every file in a directory with its content, to prove that nothing changed.
+pub(crate) fn contents(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut files: Vec<_> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.file_type().unwrap().is_file())
+        .map(|entry| {
+            let mut content = Vec::new();
+            let file = fs::File::open(entry.path()).unwrap();
+            // Enough of a sparse file of many gigabytes.
+            file.take(1 << 20).read_to_end(&mut content).unwrap();
+            (entry.path(), content)
+        })
+        .collect();
+    files.sort();
+    files
+}

@@ -1,0 +1,327 @@
+//! Import and export of raw and qcow2 images, good and bad.
+
+use crate::harness::{Scene, noise, qemu_img, sparse_disk};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+const DISK_BYTES: usize = 24 << 20;
+
+/// Data at the start, at the end, across piece borders, and smaller than a block.
+const DATA: [(usize, usize); 4] = [
+    (0, 1 << 20),
+    ((5 << 20) - 3000, 6000),
+    ((8 << 20) + 100, 1),
+    (DISK_BYTES - 4096, 4096),
+];
+
+fn disk() -> Vec<u8> {
+    sparse_disk(DISK_BYTES, &DATA)
+}
+
+/// The disk as a file with real holes.
+fn sparse_file(scene: &Scene, name: &str) -> String {
+    let path = scene.path(name);
+    let file = File::create(&path).unwrap();
+    file.set_len(DISK_BYTES as u64).unwrap();
+    let disk = disk();
+    for (offset, len) in DATA {
+        file.write_all_at(&disk[offset..offset + len], offset as u64)
+            .unwrap();
+    }
+    path
+}
+
+#[test]
+fn raw_images_come_back_the_same_and_sparse() {
+    let scene = Scene::new();
+    let image = sparse_file(&scene, "image");
+    let imported = scene.json(&["volume", "import", "vm", &image]);
+    assert_eq!(imported["size_bytes"], DISK_BYTES);
+    assert_eq!(imported["logical_blocks"], 256 + 2 + 1 + 1);
+    assert!(
+        imported["read_bytes"].as_u64().unwrap() < 4 << 20,
+        "holes are skipped: {imported}"
+    );
+
+    let exported = scene.path("exported");
+    scene.ok(&["volume", "export", "vm", &exported]);
+    assert!(fs::read(&exported).unwrap() == disk());
+    let on_disk = fs::metadata(&exported).unwrap().blocks() * 512;
+    assert!(on_disk < 4 << 20, "{on_disk} bytes for a sparse image");
+    assert!(scene.content("vm") == disk());
+    assert!(!fs::exists(scene.path("exported.partial")).unwrap());
+}
+
+#[test]
+fn zero_blocks_are_not_stored() {
+    let scene = Scene::new();
+    let image = scene.file("zeros", &vec![0; 8 << 20]);
+    assert_eq!(
+        scene.json(&["volume", "import", "vm", &image])["logical_blocks"],
+        0
+    );
+}
+
+#[test]
+fn larger_blocks_are_filled_whole() {
+    let scene = Scene::with_pool_options(&["--block-size", "64K"]);
+    let image = sparse_file(&scene, "image");
+    scene.ok(&["volume", "import", "vm", &image]);
+    assert!(scene.content("vm") == disk());
+}
+
+#[test]
+fn odd_sizes_are_rounded_up_and_said() {
+    let scene = Scene::new();
+    let image = scene.file("image", &noise(1, 10_001));
+    let outcome = scene.ok(&["volume", "import", "vm", &image]);
+    assert!(
+        outcome
+            .stderr
+            .contains("10001 bytes were rounded up to 12288"),
+        "{outcome:?}"
+    );
+    let mut padded = noise(1, 10_001);
+    padded.resize(12_288, 0);
+    assert_eq!(scene.content("vm"), padded);
+    let quiet = scene.ok(&["--quiet", "volume", "import", "vm2", &image]);
+    assert_eq!(quiet.stderr, "");
+}
+
+#[test]
+fn qcow2_images_are_imported_by_content() {
+    let scene = Scene::new();
+    let raw = scene.file("raw", &disk());
+    for (name, options) in [
+        ("plain", &[][..]),
+        ("small-clusters", &["-o", "cluster_size=4k"]),
+        ("old", &["-o", "compat=0.10"]),
+        ("compressed", &["-c"]),
+    ] {
+        let image = scene.path(name);
+        let convert = ["convert", "-f", "raw", "-O", "qcow2"];
+        qemu_img(&[&convert, options, &[&raw, &image]].concat());
+        let imported = scene.json(&["volume", "import", name, &image, "--image-format", "qcow2"]);
+        assert_eq!(imported["logical_blocks"], 256 + 2 + 1 + 1, "{name}");
+        assert!(scene.content(name) == disk(), "{name}");
+    }
+    let empty = scene.path("empty");
+    qemu_img(&["create", "-f", "qcow2", &empty, "3T"]);
+    let imported = scene.json(&[
+        "volume",
+        "import",
+        "empty",
+        &empty,
+        "--image-format",
+        "qcow2",
+    ]);
+    assert_eq!(imported["size_bytes"], 3u64 << 40);
+}
+
+#[test]
+fn qcow2_exports_are_sound_and_the_same() {
+    let scene = Scene::new();
+    let image = scene.file("image", &disk());
+    scene.ok(&["volume", "import", "vm", &image]);
+    let exported = scene.path("exported.qcow2");
+    scene.ok(&[
+        "volume",
+        "export",
+        "vm",
+        &exported,
+        "--image-format",
+        "qcow2",
+    ]);
+    qemu_img(&["check", "-f", "qcow2", &exported]);
+    qemu_img(&[
+        "compare", "-s", "-f", "raw", "-F", "qcow2", &image, &exported,
+    ]);
+    assert!(fs::metadata(&exported).unwrap().blocks() * 512 < 6 << 20);
+}
+
+#[test]
+fn a_format_is_never_guessed() {
+    let scene = Scene::new();
+    let image = scene.path("image");
+    qemu_img(&["create", "-f", "qcow2", &image, "1M"]);
+    let outcome = scene.ok(&["--quiet", "volume", "import", "vm", &image]);
+    assert!(outcome.stderr.contains("warning: "), "{outcome:?}");
+    let bytes = fs::read(&image).unwrap();
+    assert_eq!(scene.content("vm")[..bytes.len()], bytes);
+    let raw = scene.file("raw", &noise(1, 1 << 20));
+    let outcome = scene.run(&["volume", "import", "other", &raw, "--image-format", "qcow2"]);
+    outcome.is_refusal(1, &["not a usable qcow2 image"]);
+}
+
+#[test]
+fn other_files_are_read_only_when_allowed() {
+    let scene = Scene::new();
+    let base = scene.file("base", &disk());
+    let overlay = scene.path("overlay");
+    qemu_img(&["create", "-f", "qcow2", "-b", &base, "-F", "raw", &overlay]);
+    let import = [
+        "volume",
+        "import",
+        "vm",
+        &overlay,
+        "--image-format",
+        "qcow2",
+    ];
+    scene
+        .run(&import)
+        .is_refusal(1, &["backing file", "base", "--allow-backing"]);
+    assert_eq!(scene.volumes(), [""; 0]);
+    scene.ok(&[&import[..], &["--allow-backing"]].concat());
+    assert!(scene.content("vm") == disk());
+
+    let external = scene.path("external");
+    let options = format!("data_file={}", scene.path("external.data"));
+    qemu_img(&[
+        "convert", "-f", "raw", "-O", "qcow2", "-o", &options, &base, &external,
+    ]);
+    let import = [
+        "volume",
+        "import",
+        "vm2",
+        &external,
+        "--image-format",
+        "qcow2",
+    ];
+    scene
+        .run(&import)
+        .is_refusal(1, &["data file", "--allow-backing"]);
+    scene.ok(&[&import[..], &["--allow-backing"]].concat());
+    assert!(scene.content("vm2") == disk());
+
+    fs::remove_file(&base).unwrap();
+    let import = [
+        "volume",
+        "import",
+        "vm3",
+        &overlay,
+        "--image-format",
+        "qcow2",
+        "--allow-backing",
+    ];
+    scene.run(&import).is_refusal(1, &["base", "No such file"]);
+}
+
+#[test]
+fn a_chain_of_images_is_followed_to_its_end_and_not_further() {
+    let scene = Scene::new();
+    let base = scene.file("base", &disk());
+    let (middle, top) = (scene.path("middle"), scene.path("top"));
+    qemu_img(&["create", "-f", "qcow2", "-b", &base, "-F", "raw", &middle]);
+    qemu_img(&["create", "-f", "qcow2", "-b", &middle, "-F", "qcow2", &top]);
+    let import = |name| {
+        scene.run(&[
+            "volume",
+            "import",
+            name,
+            &top,
+            "--image-format",
+            "qcow2",
+            "--allow-backing",
+        ])
+    };
+    assert_eq!(import("vm").code, Some(0));
+    assert!(scene.content("vm") == disk());
+
+    qemu_img(&[
+        "rebase", "-u", "-f", "qcow2", "-b", &top, "-F", "qcow2", &middle,
+    ]);
+    import("circle").is_refusal(1, &["more than", "beneath"]);
+    assert_eq!(scene.volumes(), ["vm"]);
+}
+
+#[test]
+fn encrypted_images_are_refused() {
+    let scene = Scene::new();
+    let image = scene.path("image");
+    let secret = ["--object", "secret,id=s,data=x"];
+    let options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
+    qemu_img(
+        &[
+            &["create", "-f", "qcow2"],
+            &secret[..],
+            &["-o", options, &image, "1M"],
+        ]
+        .concat(),
+    );
+    let outcome = scene.run(&["volume", "import", "vm", &image, "--image-format", "qcow2"]);
+    outcome.is_refusal(1, &["encrypted"]);
+}
+
+#[test]
+fn a_cut_qcow2_image_is_refused_wherever_it_is_cut() {
+    let scene = Scene::new();
+    let raw = scene.file(
+        "raw",
+        &sparse_disk(4 << 20, &[(0, 300_000), (3 << 20, 1 << 20)]),
+    );
+    for options in [&[][..], &["-c"], &["-o", "cluster_size=4k"]] {
+        let whole = scene.path("whole");
+        let convert = ["convert", "-f", "raw", "-O", "qcow2"];
+        qemu_img(&[&convert, options, &[&raw, &whole]].concat());
+        let bytes = fs::read(&whole).unwrap();
+        let last = bytes.len() - 1;
+        for len in [
+            0,
+            3,
+            4,
+            71,
+            100,
+            5000,
+            65_536,
+            70_000,
+            last / 2,
+            last - 4096,
+            last - 511,
+        ] {
+            let cut = scene.file("cut", &bytes[..len]);
+            let outcome = scene.run(&["volume", "import", "vm", &cut, "--image-format", "qcow2"]);
+            assert_eq!(
+                outcome.code,
+                Some(1),
+                "{options:?} cut to {len}: {outcome:?}"
+            );
+            outcome.is_refusal(1, &[]);
+        }
+        assert_eq!(scene.volumes(), [""; 0]);
+        assert_eq!(scene.json(&["pool", "stat"])["private_blocks"], 0);
+    }
+}
+
+#[test]
+fn what_is_no_image_is_refused() {
+    let scene = Scene::new();
+    let empty = scene.file("empty", b"");
+    scene
+        .run(&["volume", "import", "vm", &empty])
+        .is_refusal(1, &["empty"]);
+    let directory = scene.pool();
+    let outcome = scene.run(&["volume", "import", "vm", directory.to_str().unwrap()]);
+    outcome.is_refusal(1, &["is a directory"]);
+    scene
+        .run(&["volume", "import", "vm", "/no/image"])
+        .is_refusal(1, &["/no/image"]);
+    let image = scene.file("image", &noise(1, 4096));
+    let outcome = scene.run(&["volume", "import", "vm", &image, "--image-format", "vmdk"]);
+    outcome.is_refusal(2, &["vmdk"]);
+    assert_eq!(scene.volumes(), [""; 0]);
+}
+
+#[test]
+fn an_export_never_overwrites() {
+    let scene = Scene::new();
+    scene.ok(&["volume", "create", "vm", "--size", "1M"]);
+    let precious = scene.file("precious", b"do not touch");
+    scene
+        .run(&["volume", "export", "vm", &precious])
+        .is_refusal(1, &["exists"]);
+    assert_eq!(fs::read(&precious).unwrap(), b"do not touch");
+    let outcome = scene.run(&["volume", "export", "vm", "/no/such/directory/x"]);
+    outcome.is_refusal(1, &["/no/such/directory"]);
+    let outcome = scene.run(&["volume", "export", "vm", "-", "--image-format", "qcow2"]);
+    outcome.is_refusal(2, &["standard output"]);
+}

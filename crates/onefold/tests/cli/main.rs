@@ -1,0 +1,11 @@
+//! The built program, as a user meets it: arguments in, documents, words and exit codes out.
+
+// Clippy takes only functions marked as tests for tests, not what they call.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod daemon;
+mod harness;
+mod images;
+mod pools;
+mod transfers;
+mod volumes;

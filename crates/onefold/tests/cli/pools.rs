@@ -1,0 +1,203 @@
+//! `pool create`, `pool stat` and `pool check`, and everything that can be wrong with a pool.
+
+use crate::harness::{Scene, contents, noise, run};
+use std::fs;
+use std::os::unix::fs::FileExt;
+use tempfile::TempDir;
+
+#[test]
+fn a_new_pool_is_empty_and_sound() {
+    let scene = Scene::new();
+    let stat = scene.json(&["pool", "stat"]);
+    for field in [
+        "logical_blocks",
+        "physical_blocks",
+        "private_blocks",
+        "unique_blocks",
+        "shared_blocks",
+        "reclaim_blocks",
+        "dirty_blocks",
+        "saved_bytes",
+    ] {
+        assert_eq!(stat[field], 0, "{field} in {stat}");
+    }
+    assert_eq!(stat["block_size"], 4096);
+    assert_eq!(stat["volumes"], serde_json::json!([]));
+    assert!(stat["free_blocks"].as_u64().unwrap() > 0);
+    assert!(stat["metadata_bytes_on_disk"].as_u64().unwrap() > 0);
+    assert!(stat["pool_bytes_on_disk"].is_u64());
+    assert!(stat["dedup_ratio"].is_f64());
+    let check = scene.json(&["pool", "check"]);
+    assert_eq!(check["findings"], 0);
+}
+
+#[test]
+fn stat_counts_every_block() {
+    for block_size in [4096, 65536] {
+        let scene = Scene::with_pool_options(&["--block-size", &block_size.to_string()]);
+        let image = scene.file("image", &noise(1, 40 * block_size));
+        scene.ok(&["volume", "import", "first", &image]);
+        let half = [noise(2, 10 * block_size), vec![0; 30 * block_size]].concat();
+        let image = scene.file("image", &half);
+        scene.ok(&["volume", "import", "second", &image]);
+        let stat = scene.json(&["pool", "stat"]);
+        assert_eq!(stat["block_size"], block_size);
+        for field in ["logical_blocks", "physical_blocks", "private_blocks"] {
+            assert_eq!(stat[field], 50, "{field} in {stat}");
+        }
+        assert_eq!(stat["dedup_ratio"], 1.0);
+        let names: Vec<_> = stat["volumes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|v| &v["name"])
+            .collect();
+        assert_eq!(names, ["first", "second"]);
+        let second = &stat["volumes"][1];
+        assert_eq!(second["size_bytes"], 40 * block_size);
+        assert_eq!(second["logical_blocks"], 10);
+        assert_eq!(second["dedup"], "off");
+        assert!(second["nbd_uri"].is_null());
+        assert_eq!(scene.json(&["pool", "check"])["mapped_blocks"], 50);
+    }
+}
+
+#[test]
+fn creation_is_refused_without_a_trace() {
+    let scene = Scene::new();
+    let pool = scene.pool();
+    let before = contents(&pool);
+    run(&["pool", "create", pool.to_str().unwrap()]).is_refusal(1, &["not empty"]);
+    assert_eq!(contents(&pool), before);
+
+    let orphan = scene.path("no/such/parent");
+    run(&["pool", "create", &orphan]).is_refusal(1, &["no/such/parent"]);
+    let new = scene.path("new");
+    for arguments in [
+        ["--block-size", "5K"],
+        ["--block-size", "2K"],
+        ["--size", "0"],
+        ["--size", "many"],
+        ["--size", "15E"],
+        ["--log-size", "0"],
+        ["--log-size", "15E"],
+    ] {
+        let outcome = run(&["pool", "create", &new, arguments[0], arguments[1]]);
+        outcome.is_refusal(2, &[]);
+        assert!(
+            !fs::exists(&new).unwrap(),
+            "{arguments:?} left something behind"
+        );
+    }
+    run(&["pool", "create"]).is_refusal(2, &["<DIRECTORY>"]);
+}
+
+#[test]
+fn blocks_may_live_in_a_file_elsewhere_but_not_in_one_that_exists() {
+    let scene = Scene::new();
+    let pool = scene.path("split");
+    let elsewhere = scene.path("elsewhere");
+    let created = run(&[
+        "pool", "create", &pool, "--size", "1G", "--data", &elsewhere,
+    ]);
+    assert_eq!(created.code, Some(0), "{created:?}");
+    assert!(fs::metadata(&elsewhere).unwrap().is_file());
+
+    let precious = scene.file("precious", b"do not touch");
+    let other = scene.path("other");
+    let outcome = run(&[
+        "pool", "create", &other, "--size", "1G", "--data", &precious,
+    ]);
+    outcome.is_refusal(1, &["precious"]);
+    assert_eq!(fs::read(&precious).unwrap(), b"do not touch");
+    assert!(!fs::exists(&other).unwrap());
+}
+
+#[test]
+fn a_directory_that_is_no_pool_stays_as_it_is() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().to_str().unwrap();
+    for verb in [
+        &["pool", "stat"][..],
+        &["pool", "check"],
+        &["volume", "list"],
+        &["serve"],
+    ] {
+        run(&[verb, &["--pool", path]].concat()).is_refusal(1, &["there is no pool", path]);
+        run(&[verb, &["--pool", "/no/such/place"]].concat()).is_refusal(1, &["/no/such/place"]);
+        run(verb).is_refusal(2, &["--pool"]);
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_lost_file_is_named() {
+    for part in ["superblock", "meta", "log", "data"] {
+        let scene = Scene::new();
+        fs::remove_file(scene.pool().join(part)).unwrap();
+        let before = contents(&scene.pool());
+        let outcome = scene.run(&["volume", "list"]);
+        outcome.is_refusal(1, &[part]);
+        let without_lock = |files: Vec<(std::path::PathBuf, Vec<u8>)>| -> Vec<_> {
+            files
+                .into_iter()
+                .filter(|(path, _)| !path.ends_with("lock"))
+                .collect()
+        };
+        assert_eq!(without_lock(contents(&scene.pool())), without_lock(before));
+    }
+}
+
+#[test]
+fn a_damaged_superblock_is_found() {
+    let scene = Scene::new();
+    let path = scene.pool().join("superblock");
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 40).unwrap();
+    file.write_all_at(&[!byte[0]], 40).unwrap();
+    scene
+        .run(&["volume", "list"])
+        .is_refusal(1, &["superblock"]);
+    let check = scene.run(&["--format", "json", "pool", "check"]);
+    assert_eq!(check.code, Some(3), "{check:?}");
+    let document = check.json();
+    assert_eq!(document["findings"], 1);
+    let message = document["listed"][0]["message"].as_str().unwrap();
+    assert!(message.contains("superblock"), "{message}");
+}
+
+#[test]
+fn a_pool_in_use_is_left_alone() {
+    let scene = Scene::new();
+    let (mut import, pipe) = scene.import_from_open_pipe("busy", &noise(1, 4 << 20));
+    // The lock file has the holder's process id as soon as the import holds the lock.
+    let holder = import.id().to_string();
+    crate::harness::wait_until("the import holds the lock", || {
+        fs::read_to_string(scene.pool().join("lock")).is_ok_and(|pid| pid.trim() == holder)
+    });
+    for verb in [&["pool", "stat"][..], &["volume", "list"], &["serve"]] {
+        scene
+            .run(verb)
+            .is_refusal(1, &["in use", &format!("process {holder}")]);
+    }
+    import.kill().unwrap();
+    import.wait().unwrap();
+    drop(pipe);
+    assert_eq!(scene.volumes(), [""; 0]);
+}
+
+#[test]
+fn wrong_arguments_get_one_line() {
+    run(&["volume", "paint"]).is_refusal(2, &["paint"]);
+    run(&["--format", "xml", "pool", "stat"]).is_refusal(2, &["xml"]);
+    run(&["volume", "create", "name"]).is_refusal(2, &["--size"]);
+    let help = run(&["--help"]);
+    assert_eq!(help.code, Some(0));
+    assert!(help.stderr.is_empty() && !help.stdout.is_empty());
+    assert_eq!(run(&["pool"]).code, Some(2));
+}

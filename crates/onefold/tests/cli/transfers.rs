@@ -1,0 +1,152 @@
+//! Images through pipes, and transfers that do not get to their end.
+
+use crate::harness::{Daemon, Outcome, Scene, noise, wait_until};
+use std::io::{Read, Write};
+use std::process::Stdio;
+use std::thread;
+
+/// Runs an import that reads `bytes` from a pipe.
+fn import_through_pipe(scene: &Scene, bytes: &[u8], options: &[&str]) -> Outcome {
+    let arguments = [&["volume", "import", "vm", "-"], options].concat();
+    let mut child = scene
+        .command(&arguments)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    let bytes = bytes.to_owned();
+    // A command that refuses its input closes the pipe, which is fine.
+    let writer = thread::spawn(move || drop(pipe.write_all(&bytes)));
+    let outcome = Outcome::of(child);
+    writer.join().unwrap();
+    outcome
+}
+
+#[test]
+fn a_pipe_can_be_imported() {
+    for through_daemon in [false, true] {
+        let scene = Scene::new();
+        let _daemon: Option<Daemon> = through_daemon.then(|| scene.daemon());
+        let bytes = noise(1, 5_000_000);
+        let outcome = import_through_pipe(&scene, &bytes, &[]);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        assert!(scene.content("vm")[..bytes.len()] == bytes);
+        scene.ok(&["volume", "delete", "vm", "--yes"]);
+
+        let outcome = import_through_pipe(&scene, &bytes, &["--size", "5000000"]);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        assert!(scene.content("vm")[..bytes.len()] == bytes);
+    }
+}
+
+#[test]
+fn a_pipe_must_keep_the_promised_size() {
+    for through_daemon in [false, true] {
+        let scene = Scene::new();
+        let _daemon: Option<Daemon> = through_daemon.then(|| scene.daemon());
+        let bytes = noise(1, 5_000_000);
+        for (size, word) in [("4999999", "goes on"), ("5000001", "ended before")] {
+            import_through_pipe(&scene, &bytes, &["--size", size]).is_refusal(1, &[word]);
+            assert_eq!(scene.volumes(), [""; 0]);
+        }
+        let qcow2 = import_through_pipe(&scene, &bytes, &["--image-format", "qcow2"]);
+        qcow2.is_refusal(2, &["must be a file"]);
+    }
+}
+
+#[test]
+fn a_file_given_as_standard_input_is_a_file() {
+    let scene = Scene::new();
+    let image = scene.file("image", &noise(1, 1 << 20));
+    let mut command = scene.command(&["volume", "import", "vm", "-"]);
+    command.stdin(std::fs::File::open(image).unwrap());
+    let outcome = Outcome::of(command.spawn().unwrap());
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    assert!(scene.content("vm") == noise(1, 1 << 20));
+}
+
+/// Waits until an import has stored something.
+fn wait_for_stored_blocks(scene: &Scene) {
+    wait_until("the import stores blocks", || {
+        scene.json(&["pool", "stat"])["free_blocks"] != scene.json(&["pool", "stat"])["pool_blocks"]
+    });
+}
+
+#[test]
+fn a_killed_import_leaves_nothing() {
+    let scene = Scene::new();
+    let (mut import, pipe) = scene.import_from_open_pipe("vm", &noise(1, 8 << 20));
+    import.kill().unwrap();
+    import.wait().unwrap();
+    drop(pipe);
+    assert_eq!(scene.volumes(), [""; 0]);
+    assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+    assert_eq!(scene.json(&["pool", "stat"])["private_blocks"], 0);
+}
+
+#[test]
+fn a_killed_import_through_a_daemon_leaves_nothing() {
+    let scene = Scene::new();
+    let _daemon = scene.daemon();
+    let (mut import, pipe) = scene.import_from_open_pipe("vm", &noise(1, 8 << 20));
+    wait_for_stored_blocks(&scene);
+    assert_eq!(
+        scene.volumes(),
+        [""; 0],
+        "a volume appears when it is complete"
+    );
+    import.kill().unwrap();
+    import.wait().unwrap();
+    drop(pipe);
+    // The name is free again as soon as the daemon has noticed.
+    wait_until("the name is free", || {
+        scene.run(&["volume", "create", "vm", "--size", "1M"]).code == Some(0)
+    });
+    assert_eq!(scene.json(&["volume", "stat", "vm"])["logical_blocks"], 0);
+    assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+}
+
+#[test]
+fn an_import_whose_daemon_dies_fails_and_leaves_nothing() {
+    let scene = Scene::new();
+    let daemon = scene.daemon();
+    let (import, mut pipe) = scene.import_from_open_pipe("vm", &noise(1, 8 << 20));
+    wait_for_stored_blocks(&scene);
+    daemon.kill();
+    // The command may only notice when it sends more; where it noticed before, the pipe is closed.
+    let _ = pipe.write_all(&noise(2, 8 << 20));
+    drop(pipe);
+    Outcome::of(import).is_refusal(1, &["daemon"]);
+    assert_eq!(scene.volumes(), [""; 0]);
+    assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+}
+
+#[test]
+fn an_import_that_is_refused_says_why_while_it_still_sends() {
+    let scene = Scene::new();
+    let _daemon = scene.daemon();
+    scene.ok(&["volume", "create", "vm", "--size", "1M"]);
+    let outcome = import_through_pipe(&scene, &noise(1, 64 << 20), &["--size", "64M"]);
+    outcome.is_refusal(1, &["exists"]);
+}
+
+#[test]
+fn an_export_whose_daemon_dies_leaves_no_file() {
+    let scene = Scene::new();
+    let daemon = scene.daemon();
+    let image = scene.file("image", &noise(1, 64 << 20));
+    scene.ok(&["volume", "import", "vm", &image]);
+    // Into a pipe that nobody reads, so that it cannot end before the daemon does.
+    let mut child = scene
+        .command(&["volume", "export", "vm", "-"])
+        .spawn()
+        .unwrap();
+    let mut pipe = child.stdout.take().unwrap();
+    pipe.read_exact(&mut [0; 4096]).unwrap();
+    daemon.kill();
+    let reader = thread::spawn(move || pipe.read_to_end(&mut Vec::new()).unwrap());
+    let outcome = Outcome::of(child);
+    reader.join().unwrap();
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("interrupted"), "{outcome:?}");
+}

@@ -1,0 +1,140 @@
+//! `cargo xtask bench`: the numbers in `docs/benchmarks.md`, measured side by side in one run.
+//!
+//! Reading order: `slices` (throughput rows), `import`, `open`, `statistics` (what decides),
+//! `report` (what is written). Only a whole run writes into `docs/`; a part of one is printed.
+
+mod import;
+mod open;
+mod report;
+mod slices;
+mod statistics;
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use self::import::Import;
+use self::open::Open;
+use self::slices::{Comparison, Contenders, Mode, ROWS};
+use crate::command::Cmd;
+use crate::packages;
+use crate::workspace::Workspace;
+
+/// fio runs here, and every server on the other: neither steals the other's time, and no server
+/// gains by luck of placement.
+const CLIENT_PROCESSOR: usize = 0;
+const SERVER_PROCESSOR: usize = 1;
+
+/// Options of `cargo xtask bench`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Fewer slices: an impression, not a result
+    #[arg(long)]
+    quick: bool,
+    /// Only rows whose name contains this text: 'host randread', 'depth 32', 'import', 'open'
+    #[arg(long)]
+    rows: Option<String>,
+    /// qemu-nbd in every place: shows what the method itself makes of equals
+    #[arg(long)]
+    control: bool,
+}
+
+/// How much to measure.
+struct Plan {
+    slices: usize,
+    slice_seconds: u32,
+    imports: usize,
+    opens: usize,
+    control: bool,
+}
+
+const WHOLE: Plan = Plan {
+    slices: 20,
+    slice_seconds: 2,
+    imports: 5,
+    opens: 5,
+    control: false,
+};
+const QUICK: Plan = Plan {
+    slices: 4,
+    slice_seconds: 1,
+    imports: 2,
+    opens: 2,
+    control: false,
+};
+
+/// What a run found.
+#[derive(Default)]
+struct Results {
+    comparisons: Vec<Comparison>,
+    raw_slices: Vec<Value>,
+    import: Option<Import>,
+    open: Option<Open>,
+}
+
+/// `cargo xtask bench`
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    let processors = std::thread::available_parallelism().context("cannot count processors")?;
+    if processors.get() <= SERVER_PROCESSOR {
+        bail!("this needs two processors, one for the client and one for the server");
+    }
+    let start = Instant::now();
+    let plan = Plan {
+        control: arguments.control,
+        ..if arguments.quick { QUICK } else { WHOLE }
+    };
+    let wanted = |name: &str| {
+        arguments
+            .rows
+            .as_ref()
+            .is_none_or(|rows| name.contains(rows.as_str()))
+    };
+    let mut results = Results::default();
+    for mode in [Mode::Host, Mode::Direct] {
+        measure_rows(workspace, &plan, mode, &wanted, &mut results)?;
+    }
+    if !plan.control && wanted(import::NAME) {
+        results.import = Some(import::measure(workspace, &plan)?);
+    }
+    if !plan.control && wanted(open::NAME) {
+        results.open = Some(open::measure(workspace, &plan)?);
+    }
+    let conditions = report::conditions(workspace, start.elapsed())?;
+    let page = report::page(&conditions, &plan, &results);
+    let whole = !arguments.quick && !arguments.control && arguments.rows.is_none();
+    if !whole {
+        println!("\n{page}\n(not a whole run: docs/benchmarks.md stays as it is)");
+        return Ok(());
+    }
+    report::write(workspace, &page, &report::raw(&conditions, &plan, &results))
+}
+
+fn measure_rows(
+    workspace: &Workspace,
+    plan: &Plan,
+    mode: Mode,
+    wanted: &dyn Fn(&str) -> bool,
+    results: &mut Results,
+) -> Result<()> {
+    let rows: Vec<_> = ROWS
+        .iter()
+        .filter(|row| row.mode == mode && wanted(&row.name()))
+        .collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let contenders = Contenders::start(workspace, plan, mode)?;
+    for row in rows {
+        // What the row before left to be written to the disk must not slow this one.
+        Cmd::new("sync").run()?;
+        let measured = contenders.measure(row, plan)?;
+        for comparison in measured.compare(row)? {
+            println!("{}", report::line(&comparison));
+            results.comparisons.push(comparison);
+        }
+        results.raw_slices.push(measured.raw(row));
+    }
+    contenders.stop()
+}

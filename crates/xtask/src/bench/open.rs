@@ -1,0 +1,133 @@
+//! Open after `kill -9`: from the start of the daemon until it accepts a connection, with four
+//! million mapped blocks and a log that has much to replay.
+//!
+//! How full the log is when the kill comes can not be chosen from outside: a checkpoint may just
+//! have emptied it. So the load that fills it goes on for a different time before each kill, and
+//! the slowest of the opens is what counts; the table names the most records that one replayed.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::Plan;
+use super::import::write_blocks;
+use crate::cleanup::Scratch;
+use crate::fio::{Fio, Section};
+use crate::server::{Product, records_replayed};
+use crate::workspace::Workspace;
+
+pub(super) const NAME: &str = "open";
+
+/// Seconds that it must and should take at most.
+pub(super) const MUST_SECONDS: f64 = 2.0;
+pub(super) const AIM_SECONDS: f64 = 0.3;
+
+const MAPPED_BLOCKS: u64 = 4 << 20;
+const BLOCK_BYTES: u64 = 4096;
+
+/// Unmapped space of the volume, where each write must be logged.
+const SPARE_BYTES: u64 = 16 << 30;
+
+/// How long fio may take to notice that the daemon is gone.
+const NOTICE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Each open.
+pub(super) struct Open {
+    opens: Vec<(f64, u64)>,
+}
+
+impl Open {
+    /// Seconds of the slowest.
+    pub(super) fn slowest(&self) -> f64 {
+        self.opens
+            .iter()
+            .map(|(seconds, _)| *seconds)
+            .fold(0.0, f64::max)
+    }
+
+    pub(super) fn records_max(&self) -> u64 {
+        self.opens
+            .iter()
+            .map(|(_, records)| *records)
+            .max()
+            .unwrap_or(0)
+    }
+
+    pub(super) fn raw(&self) -> Value {
+        let opens = self
+            .opens
+            .iter()
+            .map(|(seconds, records)| json!({"seconds": seconds, "records_replayed": records}));
+        json!({"mapped_blocks_min": MAPPED_BLOCKS, "opens": opens.collect::<Vec<_>>()})
+    }
+}
+
+pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Open> {
+    let scratch = Scratch::new(&workspace.scratch_parent(), "open")?;
+    let product = Product::build(workspace, scratch.path())?;
+    product.create_pool("48G")?;
+    let volume_bytes = MAPPED_BLOCKS * BLOCK_BYTES;
+    import_stream(&product, &scratch, volume_bytes)?;
+    let size = (volume_bytes + SPARE_BYTES).to_string();
+    product
+        .command()
+        .args(["volume", "resize", "large", &size])
+        .run()?;
+    let mapped = product.stat_number("logical_blocks")?;
+    ensure!(mapped >= MAPPED_BLOCKS, "only {mapped} blocks are mapped");
+    let mut opens = Vec::new();
+    let mut daemon = product.serve(&[], &[])?;
+    for round in 0..plan.opens {
+        // Each round has its own part of the spare space: only a first write is logged.
+        let part = SPARE_BYTES / plan.opens as u64;
+        let job = Section::new("map", &product.default_address().uri("large"))
+            .set("rw", "randwrite")
+            .set("bs", "4k")
+            .set("iodepth", 32)
+            .set("offset", volume_bytes + round as u64 * part)
+            .set("size", part)
+            .set("fsync", 4096);
+        let mut fio = Fio::new(scratch.path(), "map").job(job).spawn()?;
+        std::thread::sleep(Duration::from_millis(3000 + 700 * round as u64));
+        ensure!(
+            fio.is_running()?,
+            "fio ended before the kill\n{}",
+            fio.said()
+        );
+        daemon.kill()?;
+        fio.wait_for_failure(NOTICE_LIMIT)?;
+        daemon = product.serve(&[], &[])?;
+        let line = daemon.recovery_line()?;
+        let records = records_replayed(&line).context("no number of records replayed")?;
+        let seconds = daemon.started_in.as_secs_f64();
+        println!("{NAME}: {seconds:.3} s, {records} records replayed");
+        opens.push((seconds, records));
+    }
+    daemon.stop()?;
+    Ok(Open { opens })
+}
+
+/// Through a pipe, so that the 16 GiB are on the disk once only.
+fn import_stream(product: &Product, scratch: &Scratch, bytes: u64) -> Result<()> {
+    let log = scratch.path().join("import.log");
+    let mut import = product
+        .command()
+        .args([
+            "--quiet",
+            "volume",
+            "import",
+            "large",
+            "-",
+            "--image-format",
+            "raw",
+        ])
+        .spawn_piped(&log)?;
+    let mut input = import.take_stdin()?;
+    let written = write_blocks(&mut input, bytes);
+    drop(input);
+    let status = import.wait()?;
+    let said = std::fs::read_to_string(&log).unwrap_or_default();
+    ensure!(status.success(), "the import failed ({status})\n{said}");
+    written.context("cannot feed the import")
+}

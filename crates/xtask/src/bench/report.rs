@@ -1,0 +1,286 @@
+//! The page `docs/benchmarks.md` and the raw results beside it.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::slices::Comparison;
+use super::statistics::Verdict;
+use super::{Plan, Results, import, open};
+use crate::command::Cmd;
+use crate::workspace::Workspace;
+
+const PAGE: &str = "docs/benchmarks.md";
+const RAW: &str = "docs/benchmarks.json";
+
+/// Where and when it was measured, as name and value.
+type Conditions = Vec<(&'static str, String)>;
+
+pub(super) fn conditions(workspace: &Workspace, took: Duration) -> Result<Conditions> {
+    let line = |program: &str, arguments: &[&str]| -> Result<String> {
+        let text = Cmd::new(program)
+            .args(arguments)
+            .dir(&workspace.root)
+            .read()?;
+        Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+    };
+    let git = |arguments: &[&str]| Cmd::new("git").args(arguments).dir(&workspace.root).read();
+    // A tree without git, or without a commit, still gives numbers.
+    let mut commit = git(&["rev-parse", "--short", "HEAD"])
+        .map_or_else(|_| "none".to_owned(), |text| text.trim().to_owned());
+    if git(&["status", "--porcelain"]).is_ok_and(|changes| !changes.trim().is_empty()) {
+        commit.push_str(", with changes");
+    }
+    let cpus = std::fs::read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;
+    let memory = std::fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    let target = workspace.target.to_string_lossy();
+    Ok(vec![
+        ("date", line("date", &["-u", "+%Y-%m-%d"])?),
+        ("commit", commit),
+        ("command", "cargo xtask bench".to_owned()),
+        ("took", format!("{:.0} min", took.as_secs_f64() / 60.0)),
+        (
+            "processor",
+            field(&cpus, "model name").unwrap_or_else(|| "unknown".to_owned()),
+        ),
+        (
+            "processors",
+            cpus.lines()
+                .filter(|l| l.starts_with("processor"))
+                .count()
+                .to_string(),
+        ),
+        (
+            "memory",
+            field(&memory, "MemTotal").unwrap_or_else(|| "unknown".to_owned()),
+        ),
+        ("kernel", line("uname", &["-r"])?),
+        (
+            "file system",
+            line("findmnt", &["-n", "-o", "FSTYPE,OPTIONS", "-T", &target])?,
+        ),
+        ("fio", line("fio", &["--version"])?),
+        ("qemu-nbd", line("qemu-nbd", &["--version"])?),
+        ("rustc", line("rustc", &["--version"])?),
+    ])
+}
+
+/// The value of the first `name : value` line.
+fn field(text: &str, name: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// One comparison in one line, for the terminal.
+pub(super) fn line(comparison: &Comparison) -> String {
+    let Comparison {
+        row,
+        baseline,
+        ratio,
+        must,
+        must_verdict,
+        ..
+    } = comparison;
+    format!(
+        "{row}, against {baseline}: {:.2} ({:.2} to {:.2}), must {must}: {}",
+        ratio.median,
+        ratio.low,
+        ratio.high,
+        must_verdict.text()
+    )
+}
+
+pub(super) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> String {
+    let mut page = String::from(
+        "# Benchmarks\n\nWritten by `cargo xtask bench`; do not edit. The raw results are in \
+         [benchmarks.json](benchmarks.json).\n\n## Conditions\n\n| | |\n| --- | --- |\n",
+    );
+    // Writing to a String can not fail.
+    for (name, value) in conditions {
+        let _ = writeln!(page, "| {name} | {value} |");
+    }
+    let _ = write!(
+        page,
+        "\nfio `ioengine=nbd` over a unix socket, one connection; client and server each on a \
+         processor of its own; 512 MiB of data per server, all written before. {} alternating \
+         slices of {} s per server and row. `onefold serve --cache host` and `direct` against \
+         the same NBD server on a raw file (*pass-through*) and `qemu-nbd` on a raw file \
+         (`--cache=writeback` and `--cache=none`).\n",
+        plan.slices, plan.slice_seconds
+    );
+    if !results.comparisons.is_empty() {
+        page.push_str(THROUGHPUT);
+        for comparison in &results.comparisons {
+            table_row(&mut page, comparison);
+        }
+    }
+    import_section(&mut page, results);
+    open_section(&mut page, results);
+    page
+}
+
+const THROUGHPUT: &str = "\n## Throughput\n\n\
+    *Ratio* is the median over the slices of onefold's requests per second divided by the \
+    baseline's in the same group, with its 95 % interval. *CPU* is the server's processor time \
+    per request in µs, user and kernel. Where the interval is wider than ±5 %, the processor time \
+    decides: at most 1.15 of the pass-through's. An interval wholly below the number is a miss.\n\n\
+    | row | against | ratio | 95 % | requests/s | baseline | CPU | baseline | must | | aim | |\n\
+    | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+
+fn table_row(page: &mut String, comparison: &Comparison) {
+    let c = comparison;
+    let _ = writeln!(
+        page,
+        "| {} | {} | {:.2} | {:.2} to {:.2} | {:.0} | {:.0} | {:.1} | {:.1} | {} | {} | {} | {} |",
+        c.row,
+        c.baseline,
+        c.ratio.median,
+        c.ratio.low,
+        c.ratio.high,
+        c.iops,
+        c.baseline_iops,
+        c.cpu_us,
+        c.baseline_cpu_us,
+        c.must,
+        c.must_verdict.text(),
+        c.aim,
+        c.aim_verdict.text()
+    );
+}
+
+fn import_section(page: &mut String, results: &Results) {
+    let Some(measured) = &results.import else {
+        return;
+    };
+    let (Some(import), Some(copy)) = (measured.estimate(), measured.copy_estimate()) else {
+        return;
+    };
+    let verdict = |number: f64| {
+        Verdict {
+            met: import.median >= number,
+            by_cpu: false,
+        }
+        .text()
+    };
+    let (must, aim) = (import::MUST_MB_PER_SECOND, import::AIM_MB_PER_SECOND);
+    let _ = write!(
+        page,
+        "\n## Import\n\nA raw image of 1 GiB without zeros, in the page cache, into an empty \
+         pool; the final sync included. *Copy* is `dd conv=fsync` of the same file, in turn with \
+         the imports: what the disk can do.\n\n\
+         | MB/s | range | copy, MB/s | range | must | | aim | |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- |\n\
+         | {:.0} | {:.0} to {:.0} | {:.0} | {:.0} to {:.0} | {must} | {} | {aim} | {} |\n",
+        import.median,
+        import.low,
+        import.high,
+        copy.median,
+        copy.low,
+        copy.high,
+        verdict(must),
+        verdict(aim),
+    );
+}
+
+fn open_section(page: &mut String, results: &Results) {
+    let Some(measured) = &results.open else {
+        return;
+    };
+    let slowest = measured.slowest();
+    let verdict = |number: f64| {
+        Verdict {
+            met: slowest <= number,
+            by_cpu: false,
+        }
+        .text()
+    };
+    let (must, aim) = (open::MUST_SECONDS, open::AIM_SECONDS);
+    let _ = write!(
+        page,
+        "\n## Open after kill -9\n\nFrom the start of the daemon until it accepts a connection; \
+         four million mapped blocks; killed while new blocks are written. The slowest of all, \
+         and the most records that one of them replayed.\n\n\
+         | s | records replayed | must | | aim | |\n| --- | --- | --- | --- | --- | --- |\n\
+         | {slowest:.2} | {} | {must} | {} | {aim} | {} |\n",
+        measured.records_max(),
+        verdict(must),
+        verdict(aim),
+    );
+}
+
+pub(super) fn raw(conditions: &Conditions, plan: &Plan, results: &Results) -> Value {
+    let conditions: serde_json::Map<String, Value> = conditions
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), json!(value)))
+        .collect();
+    json!({
+        "conditions": conditions,
+        "slice_seconds": plan.slice_seconds,
+        "slices": results.raw_slices,
+        "import": results.import.as_ref().map(import::Import::raw),
+        "open": results.open.as_ref().map(open::Open::raw),
+    })
+}
+
+pub(super) fn write(workspace: &Workspace, page: &str, raw: &Value) -> Result<()> {
+    let text = serde_json::to_string_pretty(raw).context("cannot write the raw results")?;
+    for (name, content) in [(PAGE, page), (RAW, &text)] {
+        let path = workspace.root.join(Path::new(name));
+        std::fs::write(&path, format!("{}\n", content.trim_end()))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        println!("wrote {}", workspace.shown(&path));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::WHOLE;
+    use super::super::statistics::Estimate;
+    use super::*;
+
+    #[test]
+    fn fields_are_found_by_name() {
+        let text = "processor\t: 0\nmodel name\t: Some CPU @ 1 GHz\n";
+        assert_eq!(
+            field(text, "model name").as_deref(),
+            Some("Some CPU @ 1 GHz")
+        );
+        assert_eq!(field(text, "flags"), None);
+    }
+
+    #[test]
+    fn a_row_shows_ratio_interval_and_verdicts() {
+        let verdict = |met| Verdict { met, by_cpu: false };
+        let comparison = Comparison {
+            row: "host randread 4k depth 1".to_owned(),
+            baseline: "pass-through",
+            ratio: Estimate {
+                median: 0.95,
+                low: 0.94,
+                high: 0.96,
+            },
+            iops: 95.0,
+            baseline_iops: 100.0,
+            cpu_us: 3.0,
+            baseline_cpu_us: 2.9,
+            must: 0.9,
+            aim: 0.97,
+            must_verdict: verdict(true),
+            aim_verdict: verdict(false),
+        };
+        let results = Results {
+            comparisons: vec![comparison],
+            ..Results::default()
+        };
+        let page = page(&vec![("date", "today".to_owned())], &WHOLE, &results);
+        assert!(page.contains("| date | today |"), "{page}");
+        let row = "| host randread 4k depth 1 | pass-through | 0.95 | 0.94 to 0.96 | 95 | 100 \
+                   | 3.0 | 2.9 | 0.9 | met | 0.97 | missed |";
+        assert!(page.contains(row), "{page}");
+        assert!(!page.contains("## Import") && !page.contains("## Open"));
+    }
+}

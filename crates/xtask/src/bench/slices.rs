@@ -1,0 +1,459 @@
+//! Throughput rows: short slices of load on each server in turn, compared pair by pair.
+//!
+//! A machine's speed changes from minute to minute more than the servers differ. Slices that
+//! follow each other directly see nearly the same machine, so the ratio of each such group is
+//! taken first and the median of the ratios afterwards. The order within a group rotates, so
+//! that no server always comes after the same neighbour.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::statistics::{Estimate, Verdict};
+use super::{CLIENT_PROCESSOR, Plan, SERVER_PROCESSOR};
+use crate::cleanup::Scratch;
+use crate::command::Cmd;
+use crate::fio::{Fio, Section};
+use crate::server::{Address, Daemon, Product, QemuCache, qemu_nbd};
+use crate::workspace::Workspace;
+
+/// Each server's data: small enough to stay in the page cache, large enough for random requests
+/// to find another place each time.
+const DATA_BYTES: u64 = 512 << 20;
+const EXPORT: &str = "bench";
+
+/// How the servers reach their data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    Host,
+    Direct,
+}
+
+impl Mode {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Mode::Host => "host",
+            Mode::Direct => "direct",
+        }
+    }
+}
+
+/// What is measured against what, and the numbers that it must and should reach.
+pub(super) struct Row {
+    pub(super) mode: Mode,
+    rw: &'static str,
+    block: &'static str,
+    depth: u32,
+    /// Against the pass-through: must, aim.
+    passthrough: (f64, f64),
+    /// Against `qemu-nbd`, where there is such a number.
+    qemu: Option<(f64, f64)>,
+}
+
+const fn row(
+    mode: Mode,
+    rw: &'static str,
+    block: &'static str,
+    depth: u32,
+    passthrough: (f64, f64),
+    qemu: Option<(f64, f64)>,
+) -> Row {
+    Row {
+        mode,
+        rw,
+        block,
+        depth,
+        passthrough,
+        qemu,
+    }
+}
+
+const SMALL: (f64, f64) = (0.90, 0.97);
+const LARGE: (f64, f64) = (0.85, 0.95);
+const QEMU: Option<(f64, f64)> = Some((1.3, 2.0));
+const DIRECT: (f64, f64) = (0.95, 1.0);
+
+pub(super) const ROWS: [Row; 12] = [
+    row(Mode::Host, "randwrite", "4k", 1, SMALL, QEMU),
+    row(Mode::Host, "randwrite", "4k", 32, SMALL, QEMU),
+    row(Mode::Host, "randread", "4k", 1, SMALL, QEMU),
+    row(Mode::Host, "randread", "4k", 32, SMALL, QEMU),
+    row(Mode::Host, "write", "1m", 4, LARGE, None),
+    row(Mode::Host, "read", "1m", 4, LARGE, None),
+    row(Mode::Direct, "randwrite", "4k", 1, DIRECT, Some(DIRECT)),
+    row(Mode::Direct, "randwrite", "4k", 32, DIRECT, Some(DIRECT)),
+    row(Mode::Direct, "randread", "4k", 1, DIRECT, Some(DIRECT)),
+    row(Mode::Direct, "randread", "4k", 32, DIRECT, Some(DIRECT)),
+    row(Mode::Direct, "write", "1m", 4, DIRECT, Some(DIRECT)),
+    row(Mode::Direct, "read", "1m", 4, DIRECT, Some(DIRECT)),
+];
+
+impl Row {
+    pub(super) fn name(&self) -> String {
+        format!(
+            "{} {} {} depth {}",
+            self.mode.name(),
+            self.rw,
+            self.block,
+            self.depth
+        )
+    }
+
+    fn job(&self, uri: &str) -> Section {
+        Section::new("slice", uri)
+            .set("rw", self.rw)
+            .set("bs", self.block)
+            .set("iodepth", self.depth)
+            .set("size", DATA_BYTES)
+            .set("norandommap", 1)
+            .set("randrepeat", 0)
+            .set("time_based", 1)
+    }
+}
+
+/// The servers of one mode, all running.
+pub(super) struct Contenders {
+    scratch: Scratch,
+    /// The product, the pass-through, `qemu-nbd`.
+    servers: [Contender; 3],
+}
+
+struct Contender {
+    name: &'static str,
+    daemon: Daemon,
+    uri: String,
+}
+
+impl Contenders {
+    /// Starts the three and fills their data, so that every write is a rewrite.
+    pub(super) fn start(workspace: &Workspace, plan: &Plan, mode: Mode) -> Result<Contenders> {
+        let scratch = Scratch::new(&workspace.scratch_parent(), "bench")?;
+        let directory = scratch.path();
+        let servers = if plan.control {
+            // Three times the same: every ratio must come out as 1 within its interval.
+            let qemu = |name, file| start_qemu(directory, name, file, mode);
+            [
+                qemu("onefold", "a")?,
+                qemu("pass-through", "b")?,
+                qemu("qemu-nbd", "c")?,
+            ]
+        } else {
+            [
+                start_product(workspace, directory, mode)?,
+                start_passthrough(workspace, directory, mode)?,
+                start_qemu(directory, "qemu-nbd", "qemu", mode)?,
+            ]
+        };
+        for server in &servers {
+            let fill = Section::new("fill", &server.uri)
+                .set("rw", "write")
+                .set("bs", "1m")
+                .set("iodepth", 4)
+                .set("size", DATA_BYTES)
+                .set("end_fsync", 1);
+            Fio::new(directory, "fill")
+                .job(fill)
+                .run()
+                .with_context(|| format!("cannot fill the data of {}", server.name))?;
+        }
+        Ok(Contenders { scratch, servers })
+    }
+
+    pub(super) fn stop(self) -> Result<()> {
+        self.servers
+            .into_iter()
+            .try_for_each(|server| server.daemon.stop().map(drop))
+    }
+
+    /// Measures one row.
+    pub(super) fn measure(&self, row: &Row, plan: &Plan) -> Result<Measured> {
+        let mut groups = Vec::new();
+        for group in 0..plan.slices {
+            let mut slices = [None, None, None];
+            for turn in 0..self.servers.len() {
+                let index = (group + turn) % self.servers.len();
+                // Rows without a number against qemu-nbd need no slices of it.
+                if index == 2 && row.qemu.is_none() {
+                    continue;
+                }
+                let (Some(server), Some(slot)) = (self.servers.get(index), slices.get_mut(index))
+                else {
+                    continue;
+                };
+                *slot = Some(self.slice(row, server, plan)?);
+            }
+            groups.push(slices);
+        }
+        Ok(Measured { groups })
+    }
+
+    fn slice(&self, row: &Row, server: &Contender, plan: &Plan) -> Result<Slice> {
+        let before = server.daemon.cpu_seconds()?;
+        let results = Fio::new(self.scratch.path(), "slice")
+            .pin(Some(CLIENT_PROCESSOR))
+            .job(row.job(&server.uri).set("runtime", plan.slice_seconds))
+            .run()
+            .with_context(|| format!("{} failed under load", server.name))?;
+        let cpu = server.daemon.cpu_seconds()? - before;
+        let result = results.first().context("fio reported no job")?;
+        let busy = if row.rw.ends_with("write") {
+            &result.write
+        } else {
+            &result.read
+        };
+        Ok(Slice {
+            iops: busy.iops,
+            mean_us: busy.mean_us,
+            p99_us: busy.p99_us,
+            cpu_us: cpu * 1e6 / result.requests().max(1) as f64,
+        })
+    }
+}
+
+fn start_product(workspace: &Workspace, directory: &Path, mode: Mode) -> Result<Contender> {
+    let product = Product::build(workspace, directory)?.pin(Some(SERVER_PROCESSOR));
+    product.create_pool("8G")?;
+    let size = DATA_BYTES.to_string();
+    product
+        .command()
+        .args(["volume", "create", EXPORT, "--size", &size])
+        .run()?;
+    let daemon = product.serve(&["--cache", mode.name()], &[])?;
+    Ok(Contender {
+        name: "onefold",
+        daemon,
+        uri: product.default_address().uri(EXPORT),
+    })
+}
+
+fn start_passthrough(workspace: &Workspace, directory: &Path, mode: Mode) -> Result<Contender> {
+    let binary = workspace.build_release("onefold-frontend", "onefold-passthrough")?;
+    let (file, socket) = raw_file(directory, "pass")?;
+    let mut command = pinned(Cmd::new("taskset"))
+        .arg(binary)
+        .arg("--file")
+        .arg(&file)
+        .arg("--socket")
+        .arg(&socket)
+        .args(["--export", EXPORT]);
+    if mode == Mode::Direct {
+        command = command.arg("--direct");
+    }
+    contender("pass-through", command, socket, &directory.join("pass.log"))
+}
+
+fn start_qemu(
+    directory: &Path,
+    name: &'static str,
+    file_name: &str,
+    mode: Mode,
+) -> Result<Contender> {
+    let (file, socket) = raw_file(directory, file_name)?;
+    let cache = match mode {
+        Mode::Host => QemuCache::Writeback,
+        Mode::Direct => QemuCache::None,
+    };
+    let command = qemu_nbd(
+        pinned(Cmd::new("taskset")).arg("qemu-nbd"),
+        &file,
+        &socket,
+        EXPORT,
+        cache,
+    );
+    contender(
+        name,
+        command,
+        socket,
+        &directory.join(format!("{file_name}.log")),
+    )
+}
+
+fn pinned(taskset: Cmd) -> Cmd {
+    taskset.arg("-c").arg(SERVER_PROCESSOR.to_string())
+}
+
+fn raw_file(directory: &Path, name: &str) -> Result<(std::path::PathBuf, std::path::PathBuf)> {
+    let file = directory.join(format!("{name}.raw"));
+    std::fs::File::create(&file)
+        .and_then(|made| made.set_len(DATA_BYTES))
+        .with_context(|| format!("cannot make {}", file.display()))?;
+    Ok((file, directory.join(format!("{name}.sock"))))
+}
+
+fn contender(
+    name: &'static str,
+    command: Cmd,
+    socket: std::path::PathBuf,
+    log: &Path,
+) -> Result<Contender> {
+    let address = Address::Unix(socket);
+    let daemon = Daemon::start(command, std::slice::from_ref(&address), log)?;
+    Ok(Contender {
+        name,
+        daemon,
+        uri: address.uri(EXPORT),
+    })
+}
+
+/// One server for one slice.
+#[derive(Debug, Clone, Copy)]
+struct Slice {
+    iops: f64,
+    mean_us: f64,
+    p99_us: f64,
+    cpu_us: f64,
+}
+
+/// All slices of a row, in groups of one slice per server.
+pub(super) struct Measured {
+    groups: Vec<[Option<Slice>; 3]>,
+}
+
+/// A row against one baseline.
+pub(super) struct Comparison {
+    pub(super) row: String,
+    pub(super) baseline: &'static str,
+    pub(super) ratio: Estimate,
+    pub(super) iops: f64,
+    pub(super) baseline_iops: f64,
+    pub(super) cpu_us: f64,
+    pub(super) baseline_cpu_us: f64,
+    pub(super) must: f64,
+    pub(super) aim: f64,
+    pub(super) must_verdict: Verdict,
+    pub(super) aim_verdict: Verdict,
+}
+
+impl Measured {
+    /// The row against each of its baselines.
+    pub(super) fn compare(&self, row: &Row) -> Result<Vec<Comparison>> {
+        let against_passthrough = Some(("pass-through", 1, row.passthrough));
+        let against_qemu = row.qemu.map(|numbers| ("qemu-nbd", 2, numbers));
+        let cpu_ratio = self.ratios(1, |slice| slice.cpu_us);
+        [against_passthrough, against_qemu]
+            .into_iter()
+            .flatten()
+            .map(|(baseline, index, (must, aim))| {
+                let ratio = self.ratios(index, |slice| slice.iops);
+                let ratio = ratio.with_context(|| format!("{}: no slices", row.name()))?;
+                Ok(Comparison {
+                    row: row.name(),
+                    baseline,
+                    ratio,
+                    iops: self.median(0, |slice| slice.iops),
+                    baseline_iops: self.median(index, |slice| slice.iops),
+                    cpu_us: self.median(0, |slice| slice.cpu_us),
+                    baseline_cpu_us: self.median(index, |slice| slice.cpu_us),
+                    must,
+                    aim,
+                    must_verdict: Verdict::of(ratio, cpu_ratio, must),
+                    aim_verdict: Verdict::of(ratio, cpu_ratio, aim),
+                })
+            })
+            .collect()
+    }
+
+    fn ratios(&self, baseline: usize, value: impl Fn(&Slice) -> f64) -> Option<Estimate> {
+        let ratios: Vec<f64> = self
+            .groups
+            .iter()
+            .filter_map(|group| {
+                let base = group.get(baseline)?.as_ref()?;
+                Some(value(group.first()?.as_ref()?) / value(base))
+            })
+            .collect();
+        Estimate::of(&ratios)
+    }
+
+    fn median(&self, server: usize, value: impl Fn(&Slice) -> f64) -> f64 {
+        let values: Vec<f64> = self
+            .groups
+            .iter()
+            .filter_map(|group| Some(value(group.get(server)?.as_ref()?)))
+            .collect();
+        Estimate::of(&values).map_or(f64::NAN, |estimate| estimate.median)
+    }
+
+    /// Every slice, for whoever wants to compute something else from them.
+    pub(super) fn raw(&self, row: &Row) -> Value {
+        let groups: Vec<Value> = self
+            .groups
+            .iter()
+            .map(|group| {
+                let of = |slice: &Option<Slice>| {
+                    slice.map(|s| {
+                        json!({"iops": s.iops, "mean_us": s.mean_us, "p99_us": s.p99_us,
+                               "server_cpu_us_per_request": s.cpu_us})
+                    })
+                };
+                let [onefold, passthrough, qemu] = group;
+                json!({"onefold": of(onefold), "pass-through": of(passthrough),
+                       "qemu-nbd": of(qemu)})
+            })
+            .collect();
+        json!({"row": row.name(), "groups": groups})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slice(iops: f64, cpu_us: f64) -> Option<Slice> {
+        Some(Slice {
+            iops,
+            mean_us: 1.0,
+            p99_us: 1.0,
+            cpu_us,
+        })
+    }
+
+    #[test]
+    fn ratios_are_taken_within_a_group() {
+        // The machine doubles its speed from group to group; the ratio stays.
+        let groups = (0..8)
+            .map(|n| {
+                let speed = f64::from(1 << n);
+                [
+                    slice(90.0 * speed, 2.0),
+                    slice(100.0 * speed, 2.0),
+                    slice(50.0 * speed, 8.0),
+                ]
+            })
+            .collect();
+        let compared = Measured { groups }.compare(&ROWS[0]).unwrap();
+        let [passthrough, qemu] = compared.as_slice() else {
+            panic!("two baselines")
+        };
+        assert_eq!(
+            passthrough.ratio,
+            Estimate {
+                median: 0.9,
+                low: 0.9,
+                high: 0.9
+            }
+        );
+        assert_eq!(passthrough.must_verdict.text(), "met");
+        assert_eq!(passthrough.aim_verdict.text(), "missed");
+        assert_eq!(qemu.ratio.median, 1.8);
+        assert_eq!((qemu.cpu_us, qemu.baseline_cpu_us), (2.0, 8.0));
+    }
+
+    #[test]
+    fn a_row_without_slices_is_an_error() {
+        assert!(Measured { groups: Vec::new() }.compare(&ROWS[0]).is_err());
+    }
+
+    #[test]
+    fn every_mode_has_its_rows() {
+        assert_eq!(
+            ROWS.iter().filter(|row| row.mode == Mode::Direct).count(),
+            6
+        );
+        assert!(
+            ROWS.iter()
+                .all(|row| row.mode == Mode::Host || row.qemu.is_some())
+        );
+    }
+}

@@ -1,0 +1,86 @@
+//! `cargo xtask fuzz`: every fuzz target for a bounded time, each from its kept corpus.
+//!
+//! Without a sanitizer (`-s none`) cargo-fuzz works on stable Rust. What a sanitizer would find
+//! in addition are memory errors, which safe code does not have.
+
+use anyhow::{Context, Result, ensure};
+
+use crate::packages;
+use crate::workspace::Workspace;
+
+/// Options of `cargo xtask fuzz`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Arguments {
+    /// Seconds for each target
+    #[arg(long, default_value_t = 20)]
+    pub(crate) seconds: u32,
+    /// Run only this target
+    pub(crate) target: Option<String>,
+}
+
+/// `cargo xtask fuzz`
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    packages::require(packages::FUZZING)?;
+    packages::require_cargo_fuzz(workspace)?;
+    let fuzz_dir = workspace.root.join("fuzz");
+    let list = workspace
+        .cargo()
+        .args(["fuzz", "list", "--fuzz-dir"])
+        .arg(&fuzz_dir)
+        .read()?;
+    let targets: Vec<&str> = list
+        .lines()
+        .map(str::trim)
+        .filter(|target| {
+            arguments
+                .target
+                .as_ref()
+                .is_none_or(|wanted| wanted == target)
+        })
+        .collect();
+    ensure!(
+        !targets.is_empty(),
+        "there is no such fuzz target; these exist:\n{list}"
+    );
+    for target in &targets {
+        println!("fuzz target {target}, {} s", arguments.seconds);
+        let command = workspace
+            .cargo()
+            .args(["fuzz", "run", "-s", "none", "--fuzz-dir"])
+            .arg(&fuzz_dir)
+            .arg("--target-dir")
+            .arg(workspace.target.join("fuzz"))
+            .arg(target)
+            .arg("--")
+            .arg(format!("-max_total_time={}", arguments.seconds))
+            .arg("-print_final_stats=1");
+        let output = command.output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let shown = crate::command::last_lines(&said);
+        ensure!(
+            output.status.success(),
+            "fuzz target {target} found something\n{shown}"
+        );
+        let runs = executed(&said).with_context(|| format!("no closing numbers\n{shown}"))?;
+        println!("  {runs} inputs, nothing found");
+    }
+    Ok(())
+}
+
+/// libFuzzer's count of executed inputs. Without it nothing was tried, whatever the exit status.
+fn executed(said: &str) -> Option<u64> {
+    let (_, after) = said.rsplit_once("stat::number_of_executed_units:")?;
+    after.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_inputs_is_found() {
+        let said = "Done 7 runs\nstat::number_of_executed_units: 1234\nstat::average_exec: 1\n";
+        assert_eq!(executed(said), Some(1234));
+        assert_eq!(executed("nothing"), None);
+    }
+}

@@ -1,0 +1,246 @@
+//! Two different real disk images: ext4 file systems that hold unpacked Debian packages.
+//!
+//! Made without root (`apt-get download`, `dpkg-deb -x`, `mkfs.ext4 -d`) and only from the
+//! package sources that this machine's apt is set up with. The two share a base system, as the
+//! disks of virtual machines do, and differ in the rest. They are kept below the target
+//! directory, so that only the first run takes its time.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::cleanup::Scratch;
+use crate::command::Cmd;
+use crate::packages;
+use crate::workspace::Workspace;
+
+/// In both images. Names without version numbers, so that other Debian releases have them too.
+const BASE: &[&str] = &[
+    "apt",
+    "bash",
+    "coreutils",
+    "dpkg",
+    "e2fsprogs",
+    "git",
+    "iproute2",
+    "libc6",
+    "locales",
+    "openssl",
+    "perl-base",
+    "sudo",
+    "systemd",
+    "tzdata",
+    "udev",
+    "util-linux",
+];
+
+/// A web server's disk.
+const WEB: &[&str] = &[
+    "mariadb-server-core",
+    "nginx-common",
+    "phpmyadmin",
+    "python3-django",
+    "wordpress",
+];
+
+/// A developer's disk.
+const DEV: &[&str] = &[
+    "cmake",
+    "cmake-data",
+    "emacs-common",
+    "gdb",
+    "iso-codes",
+    "mercurial-common",
+    "python3-numpy",
+    "vim-runtime",
+];
+
+/// What `mkfs.ext4` makes of each set.
+const RECIPES: [Recipe; 2] = [
+    Recipe {
+        name: "web",
+        size: "640M",
+        packages: WEB,
+    },
+    Recipe {
+        name: "dev",
+        size: "768M",
+        packages: DEV,
+    },
+];
+
+struct Recipe {
+    name: &'static str,
+    size: &'static str,
+    packages: &'static [&'static str],
+}
+
+/// A raw image file.
+pub(crate) struct Image {
+    /// Also the name of the volume that it becomes.
+    pub(crate) name: &'static str,
+    pub(crate) path: PathBuf,
+    pub(crate) size_bytes: u64,
+    /// What the sparse file takes on disk.
+    pub(crate) data_bytes: u64,
+}
+
+/// `cargo xtask images`
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    for image in make(workspace)? {
+        println!("{}  {}", image.path.display(), image.describe());
+    }
+    Ok(())
+}
+
+/// Makes the images, or finds those of an earlier run.
+pub(crate) fn make(workspace: &Workspace) -> Result<Vec<Image>> {
+    let cache = workspace.cache("images")?;
+    RECIPES
+        .iter()
+        .map(|recipe| recipe.make(workspace, &cache))
+        .collect()
+}
+
+impl Image {
+    pub(crate) fn describe(&self) -> String {
+        format!(
+            "{} MiB, of which {} MiB hold data",
+            self.size_bytes >> 20,
+            self.data_bytes >> 20
+        )
+    }
+
+    fn at(name: &'static str, path: PathBuf) -> Result<Image> {
+        let metadata = std::fs::metadata(&path)
+            .with_context(|| format!("cannot look at the image {}", path.display()))?;
+        // st_blocks counts units of 512 bytes, whatever the file system's block is.
+        let data_bytes = metadata.blocks() * 512;
+        Ok(Image {
+            name,
+            path,
+            size_bytes: metadata.len(),
+            data_bytes,
+        })
+    }
+}
+
+impl Recipe {
+    fn make(&self, workspace: &Workspace, cache: &Path) -> Result<Image> {
+        let image = cache.join(format!("{}.raw", self.name));
+        let recipe = cache.join(format!("{}.recipe", self.name));
+        let text = self.text();
+        // The recipe is written last: if it is there and the same, the image is whole.
+        let same = std::fs::read_to_string(&recipe).is_ok_and(|made| made == text);
+        if !(same && image.exists()) {
+            let scratch = Scratch::new(&workspace.scratch_parent(), "image")?;
+            self.build(scratch.path(), &image)?;
+            std::fs::write(&recipe, text)
+                .with_context(|| format!("cannot write {}", recipe.display()))?;
+        }
+        Image::at(self.name, image)
+    }
+
+    fn all_packages(&self) -> impl Iterator<Item = &'static str> {
+        BASE.iter().chain(self.packages).copied()
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "2 {} {}\n",
+            self.size,
+            self.all_packages().collect::<Vec<_>>().join(" ")
+        )
+    }
+
+    fn build(&self, scratch: &Path, image: &Path) -> Result<()> {
+        let (debs, tree) = (scratch.join("debs"), scratch.join("tree"));
+        for directory in [&debs, &tree] {
+            std::fs::create_dir(directory)
+                .with_context(|| format!("cannot make the directory {}", directory.display()))?;
+        }
+        self.download(&debs)?;
+        let mut files = std::fs::read_dir(&debs)
+            .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
+            .with_context(|| format!("cannot list {}", debs.display()))?;
+        if files.len() < self.all_packages().count() {
+            bail!("apt-get download brought {} files only", files.len());
+        }
+        files.sort_by_key(std::fs::DirEntry::file_name);
+        for file in files {
+            Cmd::new("dpkg-deb")
+                .arg("--extract")
+                .arg(file.path())
+                .arg(&tree)
+                .run()?;
+        }
+        let made = scratch.join("image.raw");
+        // 4 KiB blocks as every installer makes them; a fixed UUID and hash seed, so that the
+        // same packages give nearly the same image.
+        let uuid = "6f6e6566-6f6c-4664-8000-000000000001";
+        Cmd::new("mkfs.ext4")
+            .args(["-q", "-F", "-b", "4096", "-U", uuid, "-L", self.name])
+            .arg("-E")
+            .arg(format!("hash_seed={uuid},lazy_itable_init=0"))
+            .arg("-d")
+            .arg(&tree)
+            .arg(&made)
+            .arg(self.size)
+            .run()?;
+        // mkfs.ext4 writes zeros into its journal and tables; without them, what the file takes
+        // on disk is what it holds.
+        Cmd::new("fallocate").arg("--dig-holes").arg(&made).run()?;
+        std::fs::rename(&made, image)
+            .with_context(|| format!("cannot move the image to {}", image.display()))
+    }
+
+    fn download(&self, into: &Path) -> Result<()> {
+        // The download runs as the calling user: apt's own user can not write into our
+        // directory, and apt would warn about that for each file.
+        let download = || {
+            packages::apt_get()
+                .args(["-qq", "-o", "APT::Sandbox::User=root", "download"])
+                .args(self.all_packages())
+                .dir(into)
+                .run()
+        };
+        let Err(first) = download() else {
+            return Ok(());
+        };
+        if !rustix::process::geteuid().is_root() {
+            let hint = "cannot download Debian packages; if apt's package lists are missing or \
+                        old, bring them up to date with:  sudo apt-get update";
+            return Err(first.context(hint));
+        }
+        packages::apt_get().args(["-qq", "update"]).run()?;
+        download()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_two_sets_overlap_and_differ() {
+        let [web, dev] = &RECIPES;
+        assert!(
+            BASE.iter()
+                .all(|name| web.text().contains(name) && dev.text().contains(name))
+        );
+        assert!(web.packages.iter().all(|name| !dev.packages.contains(name)));
+    }
+
+    #[test]
+    fn no_package_is_named_twice() {
+        for recipe in &RECIPES {
+            let mut names: Vec<_> = recipe.all_packages().collect();
+            names.sort_unstable();
+            let count = names.len();
+            names.dedup();
+            assert_eq!(names.len(), count);
+        }
+    }
+}

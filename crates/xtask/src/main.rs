@@ -1,0 +1,83 @@
+//! `cargo xtask`: everything that surrounds the product and is not part of it.
+//!
+//! Reading order: `command` (running programs), `cleanup` (leaving nothing behind), `workspace`
+//! (where things lie), `packages` and `images` (real input), `server` and `fio` (the two ends of
+//! a test), then the subcommands: `demo`, `clients`, `kill_loop`, `tidy`, `fuzz`, `test`, `bench`.
+//!
+//! Nothing in the product may depend on this crate. Every subcommand does its own set-up, so that
+//! a fresh Debian machine with Rust needs no step before it.
+
+mod bench;
+mod cleanup;
+mod clients;
+mod command;
+mod demo;
+mod fio;
+mod fuzz;
+mod images;
+mod kill_loop;
+mod packages;
+mod server;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+/// Development tasks of onefold.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run the main job on real input: import two disk images, serve, kill, recover, verify
+    Demo(demo::Arguments),
+    /// Run everything that CI runs
+    Test(test::Arguments),
+    /// Check the rules of the house: floors, cited steps, format pages, sizes
+    Tidy,
+    /// Measure against the pass-through and qemu-nbd; write docs/benchmarks.md
+    Bench(bench::Arguments),
+    /// Run every fuzz target for a bounded time
+    Fuzz(fuzz::Arguments),
+    /// Make the two disk images that demo uses, and say where they are
+    Images,
+    /// Run the checks with foreign clients alone
+    Clients(clients::Arguments),
+    /// Run the kill -9 loop alone
+    KillLoop(kill_loop::Arguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments.task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> anyhow::Result<()> {
+    cleanup::install_signal_handler()?;
+    let workspace = Workspace::find()?;
+    match task {
+        Task::Demo(arguments) => demo::run(&workspace, &arguments),
+        Task::Test(arguments) => test::run(&workspace, &arguments),
+        Task::Tidy => tidy::run(&workspace),
+        Task::Bench(arguments) => bench::run(&workspace, &arguments),
+        Task::Fuzz(arguments) => fuzz::run(&workspace, &arguments),
+        Task::Images => images::run(&workspace),
+        Task::Clients(arguments) => clients::run(&workspace, &arguments),
+        Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
+    }
+}

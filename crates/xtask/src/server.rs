@@ -1,0 +1,518 @@
+//! NBD servers as the tests see them: started, waited for, killed, started again.
+//!
+//! [`Product`] is a pool and the `onefold` binary. [`Disks`] is a set of volumes behind some
+//! server: the product, or `qemu-nbd` on raw files as a control. A test that fails on `qemu-nbd`
+//! is wrong itself; one that does not fail on the *forgetful* server finds nothing.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::command::{Cmd, Running, last_lines};
+use crate::workspace::Workspace;
+
+/// How long a server may take until it accepts connections, before we call it stuck.
+const START_LIMIT: Duration = Duration::from_secs(120);
+
+/// How long a server may take to end after SIGTERM, before we call it stuck.
+pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often a starting server is asked whether it accepts connections.
+const START_POLL: Duration = Duration::from_millis(1);
+
+/// Where a server listens.
+#[derive(Debug, Clone)]
+pub(crate) enum Address {
+    Unix(PathBuf),
+    /// A port on the loopback interface.
+    Tcp(u16),
+}
+
+impl Address {
+    /// A loopback port that was free a moment ago.
+    pub(crate) fn free_tcp_port() -> Result<Address> {
+        let probe = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .context("cannot find a free TCP port")?;
+        let port = probe
+            .local_addr()
+            .context("cannot find a free TCP port")?
+            .port();
+        Ok(Address::Tcp(port))
+    }
+
+    /// The NBD URI of an export.
+    pub(crate) fn uri(&self, export: &str) -> String {
+        match self {
+            Address::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
+            Address::Tcp(port) => format!("nbd://127.0.0.1:{port}/{export}"),
+        }
+    }
+
+    /// The value of `onefold serve --nbd`.
+    fn option(&self) -> String {
+        match self {
+            Address::Unix(path) => format!("unix:{}", path.display()),
+            Address::Tcp(port) => format!("127.0.0.1:{port}"),
+        }
+    }
+
+    fn accepts(&self) -> bool {
+        match self {
+            Address::Unix(path) => UnixStream::connect(path).is_ok(),
+            Address::Tcp(port) => {
+                TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).is_ok()
+            }
+        }
+    }
+}
+
+/// A server process that accepts connections.
+pub(crate) struct Daemon {
+    running: Running,
+    log: PathBuf,
+    /// Where in the log this process begins; a log holds the lives of one server in turn.
+    log_start: usize,
+    /// From its start until it accepted a connection at every address.
+    pub(crate) started_in: Duration,
+}
+
+impl Daemon {
+    /// Starts a server and waits until it accepts connections at every address.
+    pub(crate) fn start(command: Cmd, addresses: &[Address], log: &Path) -> Result<Daemon> {
+        let log_start = std::fs::metadata(log).map_or(0, |metadata| metadata.len() as usize);
+        let start = Instant::now();
+        let running = command.spawn_logged(log)?;
+        let log = log.to_path_buf();
+        let mut daemon = Daemon {
+            running,
+            log,
+            log_start,
+            started_in: Duration::ZERO,
+        };
+        for address in addresses {
+            while !address.accepts() {
+                if let Some(status) = daemon.running.try_wait()? {
+                    let said = last_lines(&daemon.said());
+                    bail!("the server ended while starting ({status})\n{said}");
+                }
+                if start.elapsed() > START_LIMIT {
+                    let said = last_lines(&daemon.said());
+                    bail!("the server accepts no connection at {address:?}\n{said}");
+                }
+                std::thread::sleep(START_POLL);
+            }
+        }
+        daemon.started_in = start.elapsed();
+        Ok(daemon)
+    }
+
+    /// What this process has printed.
+    pub(crate) fn said(&self) -> String {
+        let log = std::fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(log.get(self.log_start..).unwrap_or_default()).into_owned()
+    }
+
+    /// SIGKILL, in the middle of whatever it does. A server that ended before that by itself is
+    /// an error: no test may take a crash of the server for its own doing.
+    pub(crate) fn kill(mut self) -> Result<()> {
+        self.must_run()?;
+        self.running.kill();
+        Ok(())
+    }
+
+    /// SIGTERM, and waits for a clean end.
+    pub(crate) fn stop(mut self) -> Result<Duration> {
+        self.must_run()?;
+        let start = Instant::now();
+        self.running.signal(Signal::TERM)?;
+        let status = self.running.wait_at_most(STOP_LIMIT)?;
+        if !status.success() {
+            bail!(
+                "the server did not end cleanly ({status})\n{}",
+                last_lines(&self.said())
+            );
+        }
+        Ok(start.elapsed())
+    }
+
+    pub(crate) fn must_run(&mut self) -> Result<()> {
+        if let Some(status) = self.running.try_wait()? {
+            bail!(
+                "the server ended by itself ({status})\n{}",
+                last_lines(&self.said())
+            );
+        }
+        Ok(())
+    }
+
+    /// Processor time used so far, in seconds, in user and kernel mode, by all threads.
+    pub(crate) fn cpu_seconds(&self) -> Result<f64> {
+        let path = format!("/proc/{}/stat", self.running.pid()?);
+        let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        cpu_ticks(&stat)
+            .map(|ticks| ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+            .with_context(|| format!("cannot understand {path}"))
+    }
+
+    /// The line in which the product says what recovery did.
+    pub(crate) fn recovery_line(&self) -> Result<String> {
+        let said = self.said();
+        let line = said.lines().find(|line| line.contains("replayed"));
+        line.map(str::to_owned).with_context(|| {
+            format!(
+                "the daemon did not say how many records it replayed\n{}",
+                last_lines(&said)
+            )
+        })
+    }
+}
+
+/// utime + stime of a `/proc/PID/stat` line. The name in parentheses may hold anything.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
+
+/// The number in a recovery line, which says "... N log records (M bytes) replayed".
+pub(crate) fn records_replayed(line: &str) -> Option<u64> {
+    let (before, _) = line.split_once(" log records")?;
+    before.split_whitespace().next_back()?.parse().ok()
+}
+
+/// A pool and the binary that works on it.
+pub(crate) struct Product {
+    binary: PathBuf,
+    pub(crate) pool: PathBuf,
+    log: PathBuf,
+    pinned_to: Option<usize>,
+}
+
+impl Product {
+    /// Builds the binary; the pool will be `directory/pool`.
+    pub(crate) fn build(workspace: &Workspace, directory: &Path) -> Result<Product> {
+        let binary = workspace.build_release("onefold", "onefold")?;
+        Ok(Product {
+            binary,
+            pool: directory.join("pool"),
+            log: directory.join("serve.log"),
+            pinned_to: None,
+        })
+    }
+
+    /// Keeps the daemon on one processor.
+    pub(crate) fn pin(mut self, processor: Option<usize>) -> Product {
+        self.pinned_to = processor;
+        self
+    }
+
+    pub(crate) fn create_pool(&self, size: &str) -> Result<()> {
+        Cmd::new(&self.binary)
+            .args(["pool", "create"])
+            .arg(&self.pool)
+            .args(["--size", size])
+            .run()
+    }
+
+    /// The command line on this pool.
+    pub(crate) fn command(&self) -> Cmd {
+        Cmd::new(&self.binary).arg("--pool").arg(&self.pool)
+    }
+
+    /// Where the daemon listens by default.
+    pub(crate) fn default_address(&self) -> Address {
+        Address::Unix(self.pool.join("nbd.sock"))
+    }
+
+    /// Starts the daemon with further options; without addresses it listens at its default one.
+    pub(crate) fn serve(&self, options: &[&str], addresses: &[Address]) -> Result<Daemon> {
+        let mut command = match self.pinned_to {
+            Some(processor) => Cmd::new("taskset")
+                .arg("-c")
+                .arg(processor.to_string())
+                .arg(&self.binary)
+                .arg("--pool")
+                .arg(&self.pool),
+            None => self.command(),
+        };
+        command = command.arg("serve").args(options);
+        for address in addresses {
+            command = command.arg("--nbd").arg(address.option());
+        }
+        match addresses {
+            [] => Daemon::start(command, &[self.default_address()], &self.log),
+            _ => Daemon::start(command, addresses, &self.log),
+        }
+    }
+
+    /// `pool stat` as JSON.
+    pub(crate) fn stat(&self) -> Result<Value> {
+        let text = self
+            .command()
+            .args(["--format", "json", "pool", "stat"])
+            .read()?;
+        serde_json::from_str(&text).context("pool stat did not print JSON")
+    }
+
+    /// One number of `pool stat`.
+    pub(crate) fn stat_number(&self, key: &str) -> Result<u64> {
+        let stat = self.stat()?;
+        stat.get(key)
+            .and_then(Value::as_u64)
+            .with_context(|| format!("pool stat lacks {key}"))
+    }
+
+    /// `pool check`: any finding is an error. Returns what it printed.
+    pub(crate) fn check(&self) -> Result<String> {
+        self.command().args(["pool", "check"]).read()
+    }
+
+    /// What the pool takes on disk, in bytes.
+    pub(crate) fn disk_usage(&self) -> Result<u64> {
+        let text = Cmd::new("du").args(["-s", "-B1"]).arg(&self.pool).read()?;
+        let bytes = text
+            .split_whitespace()
+            .next()
+            .and_then(|bytes| bytes.parse().ok());
+        bytes.with_context(|| format!("cannot understand what du printed: {text}"))
+    }
+}
+
+/// What serves the volumes of a test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Against {
+    /// The product
+    Onefold,
+    /// A known good server, to see that the test itself is right
+    QemuNbd,
+    /// A server that forgets everything when it is killed, to see that the test can fail
+    Forgetful,
+}
+
+/// A volume by name and size.
+pub(crate) type VolumeSpec = (&'static str, u64);
+
+/// Some volumes, all empty at first, behind a server that can be killed and started again.
+pub(crate) struct Disks {
+    backing: Backing,
+    volumes: Vec<VolumeSpec>,
+    directory: PathBuf,
+    /// Of the product: a second address besides the default one.
+    second: Option<Address>,
+    daemons: Vec<Daemon>,
+}
+
+enum Backing {
+    Product(Product),
+    RawFiles { forgetful: bool },
+}
+
+impl Disks {
+    /// Makes the volumes and starts serving them.
+    pub(crate) fn new(
+        workspace: &Workspace,
+        against: Against,
+        directory: &Path,
+        volumes: &[VolumeSpec],
+    ) -> Result<Disks> {
+        let backing = match against {
+            Against::Onefold => Backing::Product(Product::build(workspace, directory)?),
+            Against::QemuNbd => Backing::RawFiles { forgetful: false },
+            Against::Forgetful => Backing::RawFiles { forgetful: true },
+        };
+        let second = match against {
+            Against::Onefold => Some(Address::free_tcp_port()?),
+            Against::QemuNbd | Against::Forgetful => None,
+        };
+        let mut disks = Disks {
+            backing,
+            volumes: volumes.to_vec(),
+            directory: directory.to_path_buf(),
+            second,
+            daemons: Vec::new(),
+        };
+        disks.create()?;
+        disks.start()?;
+        Ok(disks)
+    }
+
+    fn create(&self) -> Result<()> {
+        match &self.backing {
+            Backing::Product(product) => {
+                product.create_pool("20G")?;
+                for (name, size_bytes) in &self.volumes {
+                    let size = size_bytes.to_string();
+                    product
+                        .command()
+                        .args(["volume", "create", name, "--size", &size])
+                        .run()?;
+                }
+            }
+            Backing::RawFiles { .. } => {
+                for (name, size_bytes) in &self.volumes {
+                    let path = self.raw_file(name);
+                    std::fs::File::create(&path)
+                        .and_then(|file| file.set_len(*size_bytes))
+                        .with_context(|| format!("cannot make {}", path.display()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts what was killed or stopped.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        match &self.backing {
+            Backing::Product(product) => {
+                let mut addresses = vec![product.default_address()];
+                addresses.extend(self.second.clone());
+                self.daemons.push(product.serve(&[], &addresses)?);
+            }
+            Backing::RawFiles { forgetful } => {
+                for (name, _) in &self.volumes {
+                    let socket = self.directory.join(format!("{name}.sock"));
+                    let log = self.directory.join(format!("{name}.log"));
+                    let mut command = qemu_nbd(
+                        Cmd::new("qemu-nbd"),
+                        &self.raw_file(name),
+                        &socket,
+                        name,
+                        QemuCache::Writeback,
+                    )
+                    .env("TMPDIR", &self.directory);
+                    if *forgetful {
+                        command = command.arg("--snapshot");
+                    }
+                    self.daemons
+                        .push(Daemon::start(command, &[Address::Unix(socket)], &log)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// SIGKILL to every server.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.daemons.drain(..).try_for_each(Daemon::kill)
+    }
+
+    /// SIGTERM to every server, and waits for their clean ends.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        self.daemons
+            .drain(..)
+            .try_for_each(|daemon| daemon.stop().map(drop))
+    }
+
+    /// The URI of a volume.
+    pub(crate) fn uri(&self, volume: &str) -> String {
+        match &self.backing {
+            Backing::Product(product) => product.default_address().uri(volume),
+            Backing::RawFiles { .. } => {
+                Address::Unix(self.directory.join(format!("{volume}.sock"))).uri(volume)
+            }
+        }
+    }
+
+    /// The same volume at the server's second address, or at the only one.
+    pub(crate) fn second_uri(&self, volume: &str) -> String {
+        self.second
+            .as_ref()
+            .map_or_else(|| self.uri(volume), |address| address.uri(volume))
+    }
+
+    /// The server's own examination of what it stores.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &self.backing {
+            Backing::Product(product) => product.check().map(drop),
+            Backing::RawFiles { .. } => Ok(()),
+        }
+    }
+
+    /// How many records the last start replayed; servers without a log replay none.
+    pub(crate) fn records_replayed(&self) -> Result<u64> {
+        match (&self.backing, self.daemons.first()) {
+            (Backing::Product(_), Some(daemon)) => {
+                let line = daemon.recovery_line()?;
+                records_replayed(&line).with_context(|| format!("no number in: {line}"))
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// Processor time that the servers have used since they started.
+    pub(crate) fn cpu_seconds(&self) -> Result<f64> {
+        self.daemons.iter().map(Daemon::cpu_seconds).sum()
+    }
+
+    fn raw_file(&self, volume: &str) -> PathBuf {
+        self.directory.join(format!("{volume}.raw"))
+    }
+}
+
+/// How `qemu-nbd` uses the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QemuCache {
+    Writeback,
+    None,
+}
+
+/// Completes the command `qemu-nbd` (or one that ends with it) to serve a raw file.
+pub(crate) fn qemu_nbd(
+    command: Cmd,
+    file: &Path,
+    socket: &Path,
+    export: &str,
+    cache: QemuCache,
+) -> Cmd {
+    let cache = match cache {
+        QemuCache::Writeback => "--cache=writeback",
+        QemuCache::None => "--cache=none",
+    };
+    command
+        .args([
+            "--format=raw",
+            "--persistent",
+            "--shared=64",
+            "--discard=unmap",
+            cache,
+        ])
+        .arg("-x")
+        .arg(export)
+        .arg("-k")
+        .arg(socket)
+        .arg(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_is_read_past_any_name() {
+        let stat = "12 (a ) b) S 1 2 3 4 5 6 7 8 9 10 400 56 0 0 20 0 1 0 100 0 0";
+        assert_eq!(cpu_ticks(stat), Some(456));
+        assert_eq!(cpu_ticks("12 (a) S 1"), None);
+    }
+
+    #[test]
+    fn the_number_of_records_is_found() {
+        let line = "pool opened in 0.012 s, 17 log records (4096 bytes) replayed";
+        assert_eq!(records_replayed(line), Some(17));
+        assert_eq!(records_replayed("some log records replayed"), None);
+        assert_eq!(records_replayed("INFO nothing"), None);
+    }
+
+    #[test]
+    fn uris_name_the_export() {
+        let unix = Address::Unix(PathBuf::from("/run/s"));
+        assert_eq!(unix.uri("vol"), "nbd+unix:///vol?socket=/run/s");
+        assert_eq!(Address::Tcp(10809).uri("vol"), "nbd://127.0.0.1:10809/vol");
+    }
+}

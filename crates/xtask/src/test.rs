@@ -1,0 +1,187 @@
+//! `cargo xtask test`: everything that CI runs, in order, each step with its duration.
+//!
+//! A step that fails does not stop the later ones, so that one run tells all there is to mend.
+//! A missing tool is installed or is a failure; nothing is left out silently.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::clients;
+use crate::demo;
+use crate::fuzz;
+use crate::kill_loop;
+use crate::packages;
+use crate::server::Against;
+use crate::tidy;
+use crate::workspace::Workspace;
+
+/// How often CI kills the daemon. More by `cargo xtask kill-loop --rounds N`.
+const KILL_ROUNDS: u64 = 12;
+
+/// How long CI runs each fuzz target. More by `cargo xtask fuzz --seconds N`.
+const FUZZ_SECONDS: u32 = 20;
+
+/// Options of `cargo xtask test`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Run only the steps whose name contains this text
+    #[arg(long)]
+    only: Option<String>,
+}
+
+type Work = fn(&Workspace) -> Result<()>;
+
+/// Cheap and frequent faults first.
+const STEPS: &[(&str, Work)] = &[
+    ("system packages", install),
+    ("formatting", |w| {
+        w.cargo().args(["fmt", "--all", "--check"]).show()
+    }),
+    ("clippy", clippy),
+    ("tidy", tidy::run),
+    ("unit and integration tests", unit_tests),
+    ("simulation", simulation),
+    ("model check", model_check),
+    ("fuzzing", |w| {
+        fuzz::run(
+            w,
+            &fuzz::Arguments {
+                seconds: FUZZ_SECONDS,
+                target: None,
+            },
+        )
+    }),
+    ("clients", |w| clients::check(w, Against::Onefold)),
+    ("kill loop finds a server that forgets", kill_loop::control),
+    ("kill loop", |w| {
+        kill_loop::kill_and_verify(w, Against::Onefold, KILL_ROUNDS)
+    }),
+    ("demo", |w| demo::run(w, &demo::Arguments::default())),
+];
+
+/// How a step ended.
+struct Outcome {
+    name: &'static str,
+    took: Duration,
+    error: Option<anyhow::Error>,
+}
+
+/// `cargo xtask test`
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    let start = Instant::now();
+    let wanted = |name: &str| {
+        arguments
+            .only
+            .as_ref()
+            .is_none_or(|only| name.contains(only))
+    };
+    let mut outcomes = Vec::new();
+    for (name, work) in STEPS.iter().filter(|(name, _)| wanted(name)) {
+        println!("\n=== {name}");
+        let start = Instant::now();
+        let error = work(workspace).err();
+        let outcome = Outcome {
+            name,
+            took: start.elapsed(),
+            error,
+        };
+        if let Some(error) = &outcome.error {
+            println!("{error:#}");
+        }
+        println!("=== {}", outcome.line());
+        outcomes.push(outcome);
+    }
+    println!("\nAll steps, {:.0} s", start.elapsed().as_secs_f64());
+    for outcome in &outcomes {
+        println!("  {}", outcome.line());
+    }
+    let failed = outcomes
+        .iter()
+        .filter(|outcome| outcome.error.is_some())
+        .count();
+    println!("{}", closing_line(outcomes.len() - failed, failed));
+    match (outcomes.len(), failed) {
+        (0, _) => bail!("no step has such a name"),
+        (_, 0) => Ok(()),
+        _ => bail!("{failed} steps failed"),
+    }
+}
+
+impl Outcome {
+    fn line(&self) -> String {
+        let verdict = if self.error.is_none() { "ok" } else { "FAILED" };
+        format!(
+            "{verdict:6} {:7.1} s  {}",
+            self.took.as_secs_f64(),
+            self.name
+        )
+    }
+}
+
+fn closing_line(passed: usize, failed: usize) -> String {
+    format!("{passed} passed, {failed} failed")
+}
+
+fn install(workspace: &Workspace) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    packages::require(packages::FUZZING)?;
+    packages::require_cargo_fuzz(workspace)
+}
+
+fn clippy(workspace: &Workspace) -> Result<()> {
+    workspace
+        .cargo()
+        .args([
+            "clippy",
+            "--quiet",
+            "--workspace",
+            "--all-targets",
+            "--locked",
+        ])
+        .args(["--", "-D", "warnings"])
+        .show()
+}
+
+fn unit_tests(workspace: &Workspace) -> Result<()> {
+    workspace
+        .cargo()
+        .args(["test", "--workspace", "--locked"])
+        .show()
+}
+
+/// The real engine and store on a simulated disk. In release mode, because its worth is in the
+/// number of runs; the feature switches the guards' switches in.
+fn simulation(workspace: &Workspace) -> Result<()> {
+    workspace
+        .cargo()
+        .args(["test", "--release", "--locked", "-p", "onefold-store"])
+        .args(["--features", "simulation", "--test", "simulation"])
+        .show()
+}
+
+/// The protocol's model, searched as far as its documentation says.
+fn model_check(workspace: &Workspace) -> Result<()> {
+    workspace
+        .cargo()
+        .args(["test", "--release", "--locked", "-p", "onefold-model"])
+        .show()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closing_line_is_plain() {
+        assert_eq!(closing_line(11, 1), "11 passed, 1 failed");
+    }
+
+    #[test]
+    fn steps_have_different_names() {
+        let mut names: Vec<_> = STEPS.iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), STEPS.len());
+    }
+}

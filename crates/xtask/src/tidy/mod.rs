@@ -1,0 +1,100 @@
+//! `cargo xtask tidy`: the rules of the house that a program can check.
+//!
+//! Fails on: an arrow between crates that does not point down, a crate with no place in the
+//! house, a name that says nothing; a cited step that the document does not have; a format
+//! without its page or a page without its format; a path of somebody's machine.
+//! Prints without failing: long functions and long files.
+
+mod citations;
+mod floors;
+mod format_pages;
+mod paths;
+mod sizes;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::Cmd;
+use crate::packages;
+use crate::workspace::Workspace;
+
+/// A text file of the repository.
+struct SourceFile {
+    /// Relative to the repository.
+    path: PathBuf,
+    text: String,
+}
+
+impl SourceFile {
+    fn is_rust(&self) -> bool {
+        self.path
+            .extension()
+            .is_some_and(|extension| extension == "rs")
+    }
+}
+
+/// `cargo xtask tidy`
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    packages::require(&["git"])?;
+    let files = source_files(workspace)?;
+    let mut faults = floors::faults(&workspace.metadata)?;
+    faults.extend(citations::faults(&files));
+    faults.extend(format_pages::faults(&files));
+    faults.extend(paths::faults(&files, std::env::var("HOME").ok().as_deref()));
+    for remark in sizes::remarks(&files, &mut faults) {
+        println!("{remark}");
+    }
+    for fault in &faults {
+        eprintln!("tidy: {fault}");
+    }
+    match faults.len() {
+        0 => {
+            println!("tidy: {} files, nothing wrong", files.len());
+            Ok(())
+        }
+        count => bail!("tidy found {count} faults"),
+    }
+}
+
+/// What git tracks, and what it would track if it were added.
+fn source_files(workspace: &Workspace) -> Result<Vec<SourceFile>> {
+    let list = Cmd::new("git")
+        // The tree may belong to another user, as it does in containers.
+        .args(["-c", "safe.directory=*"])
+        .args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
+        .dir(&workspace.root)
+        .read()?;
+    let mut files = Vec::new();
+    for name in list.split('\0').filter(|name| !name.is_empty()) {
+        let path = workspace.root.join(name);
+        // Tracked but removed in the working tree, or a link to a directory.
+        if !path.is_file() {
+            continue;
+        }
+        let bytes =
+            std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        // Binary files have no lines to look at.
+        if let Ok(text) = String::from_utf8(bytes) {
+            files.push(SourceFile {
+                path: PathBuf::from(name),
+                text,
+            });
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+fn file(path: &str, text: &str) -> SourceFile {
+    SourceFile {
+        path: PathBuf::from(path),
+        text: text.to_owned(),
+    }
+}

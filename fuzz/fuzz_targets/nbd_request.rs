@@ -1,0 +1,62 @@
+//! Requests, one after the other, under terms that the fuzzer chooses: whatever is admitted lies
+//! within the export and does nothing that the terms forbid.
+#![no_main]
+
+use std::ops::Range;
+
+use libfuzzer_sys::fuzz_target;
+use onefold_frontend::PAYLOAD_BYTES_MAX;
+use onefold_frontend::nbd::handshake::Terms;
+use onefold_frontend::nbd::request::{Command, Control, admit};
+use onefold_frontend::nbd::wire::{REQUEST_BYTES, REQUEST_MAGIC, decode_request};
+
+fuzz_target!(|input: (u64, bool, bool, bool, &[u8])| {
+    let (size_bytes, read_only, structured_replies, base_allocation, bytes) = input;
+    let terms = Terms {
+        size_bytes,
+        read_only,
+        structured_replies,
+        base_allocation,
+    };
+    for chunk in bytes.chunks_exact(REQUEST_BYTES) {
+        let mut request = [0; REQUEST_BYTES];
+        request.copy_from_slice(chunk);
+        if decode_request(&request).is_err() {
+            request[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        }
+        let request = decode_request(&request).expect("the magic number is right");
+        if let Ok(command) = admit(&request, &terms) {
+            look_at(&command, &terms);
+        }
+    }
+});
+
+fn look_at(command: &Command, terms: &Terms) {
+    let inside = |range: &Range<u64>| {
+        assert!(
+            range.start <= range.end && range.end <= terms.size_bytes,
+            "{command:?}"
+        );
+    };
+    match command {
+        Command::Read { range, .. } => {
+            inside(range);
+            assert!(range.end - range.start <= u64::from(PAYLOAD_BYTES_MAX));
+        }
+        Command::Write { range, .. } => {
+            inside(range);
+            assert!(!terms.read_only);
+            assert!(range.end - range.start <= u64::from(PAYLOAD_BYTES_MAX));
+        }
+        Command::Control(Control::Trim { range, .. } | Control::WriteZeroes { range, .. }) => {
+            inside(range);
+            assert!(!terms.read_only);
+        }
+        Command::Control(Control::Prefetch(range)) => inside(range),
+        Command::BlockStatus { range, .. } => {
+            inside(range);
+            assert!(terms.base_allocation && !range.is_empty());
+        }
+        Command::Control(Control::Nothing | Control::Flush) | Command::Disconnect => {}
+    }
+}

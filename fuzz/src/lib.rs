@@ -1,0 +1,36 @@
+//! What the fuzz targets share.
+//!
+//! Each target asks two things of a decoder: that no bytes make it panic, and that what it
+//! accepts is exactly what the encoder writes. The second finds fields that are not checked.
+
+use onefold_format::page::{self, PAGE_BYTES, PageBytes, PageHeader};
+
+/// A page that begins with these bytes; the rest is zeros.
+pub fn page_from(bytes: &[u8]) -> Box<PageBytes> {
+    let mut page = page::blank();
+    for (to, from) in page.iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    page
+}
+
+/// The same with a valid header over it, so that the fuzzer gets past the checksum.
+pub fn sealed_page_from(bytes: &[u8], header: &PageHeader) -> Box<PageBytes> {
+    let mut page = page::blank();
+    let body = page.iter_mut().skip(page::BODY);
+    for (to, from) in body.zip(bytes) {
+        *to = *from;
+    }
+    page::seal(&mut page, header);
+    page
+}
+
+/// Fails where the encoder would not have written this page.
+pub fn assert_same_page(decoded: &PageBytes, encoded: &PageBytes) {
+    if let Some(at) = (0..PAGE_BYTES).find(|&at| decoded[at] != encoded[at]) {
+        panic!(
+            "byte {at} is {:#04x} and would be {:#04x}",
+            decoded[at], encoded[at]
+        );
+    }
+}
