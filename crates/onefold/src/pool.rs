@@ -59,6 +59,7 @@ pub(crate) fn open(
     let engine = Arc::new(EmbeddedEngine::new(pool, cache));
     let options = OpenOptions {
         memory_bytes: store_memory_bytes(memory_bytes),
+        ..OpenOptions::default()
     };
     Ok(Store::open(engine, &options)?)
 }

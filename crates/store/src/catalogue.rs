@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use onefold_format::catalogue_page::{self, RECORDS_PER_PAGE};
 use onefold_format::page::{CATALOGUE_OWNER, PageKind};
-use onefold_format::{PageNumber, TreeRoot, VolumeId, VolumeRecord, VolumeState};
+use onefold_format::{PageNumber, TreeRoot, VolumeId, VolumeRecord};
 
 use crate::error::{Result, StoreError};
 use crate::pages::Pages;
@@ -128,16 +128,6 @@ impl Catalogue {
     /// The checkpoint that sealed these pages failed: they are dirty still.
     pub(crate) fn unseal(&mut self, sealed: SealedCatalogue) {
         self.dirty_pages.extend(sealed.dirty_pages);
-    }
-
-    /// Volumes that a crash left half made or half removed.
-    pub(crate) fn unfinished(&self) -> Vec<(VolumeId, String)> {
-        let unfinished = self
-            .volumes()
-            .filter(|(_, volume)| volume.state != VolumeState::Ready);
-        unfinished
-            .map(|(_, volume)| (volume.id, volume.name.clone()))
-            .collect()
     }
 }
 

@@ -21,8 +21,12 @@ use crate::bits;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::pool::Pool;
+use crate::space::PbaRun;
 use crate::store::Store;
 use crate::tree;
+
+/// Words of a free-space page's bitmap.
+const PAGE_WORDS: usize = BLOCKS_PER_SPACE_PAGE as usize / 64;
 
 /// One thing that is wrong, as a sentence that names volume, LBA and PBA.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,44 +72,30 @@ impl Store {
             .volumes()
             .map(|(_, volume)| volume.clone())
             .collect();
-        let check = Check {
+        let mut check = Check {
             pool: &self.pool,
             root,
             volumes,
+            repair,
             report,
             counts: CheckReport::default(),
             is_map_unreadable: false,
         };
-        let (counts, corrections) = check.run(repair)?;
+        check.run()?;
+        let counts = check.counts;
         drop(hold);
-        self.correct(counts, &corrections)
-    }
-
-    /// Makes free space agree with the maps.
-    fn correct(&self, mut counts: CheckReport, corrections: &[Correction]) -> Result<CheckReport> {
-        for correction in corrections {
-            let space = &mut self.pool.ledger()?.books.space;
-            if space.correct(correction.pba, correction.named)? {
-                counts.repaired += 1;
-            }
-        }
-        if !corrections.is_empty() {
+        if counts.repaired > 0 {
             self.pool.checkpoint()?;
         }
         Ok(counts)
     }
 }
 
-/// What a block's bit in the free-space map should be.
-struct Correction {
-    pba: Pba,
-    named: bool,
-}
-
 struct Check<'a> {
     pool: &'a Pool,
     root: Root,
     volumes: Vec<VolumeRecord>,
+    repair: bool,
     report: &'a mut dyn FnMut(Finding),
     counts: CheckReport,
     /// Some page of a map could not be read: nobody knows which blocks it owns.
@@ -113,7 +103,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn run(mut self, repair: bool) -> Result<(CheckReport, Vec<Correction>)> {
+    fn run(&mut self) -> Result<()> {
         let pass_blocks = (self.pool.limits.check_bytes as u64 * 8)
             .next_multiple_of(BLOCKS_PER_SPACE_PAGE)
             .min(
@@ -121,22 +111,17 @@ impl Check<'_> {
                     .pool_blocks
                     .next_multiple_of(BLOCKS_PER_SPACE_PAGE),
             );
-        let mut corrections = Vec::new();
         let mut start = 0;
         while start < self.root.pool_blocks {
             let window = start..start + pass_blocks;
+            // Every pass reads all maps, so whether one of them is unreadable is known before
+            // anything is put right.
             let owned = self.count_owners(&window)?;
-            self.compare(&window, &owned, &mut corrections)?;
+            self.compare(&window, &owned)?;
             self.counts.passes += 1;
             start = window.end;
         }
-        if self.is_map_unreadable {
-            corrections.retain(|correction| correction.named);
-        }
-        if !repair {
-            corrections.clear();
-        }
-        Ok((self.counts, corrections))
+        Ok(())
     }
 
     fn find(&mut self, repairable: bool, message: String) {
@@ -149,7 +134,8 @@ impl Check<'_> {
 
     /// Sets a bit for each block of `window` that an entry owns; finds those that two own.
     fn count_owners(&mut self, window: &Range<u64>) -> Result<Vec<u64>> {
-        let mut owned = vec![0; (window.end - window.start).div_ceil(64) as usize];
+        // The window is a whole number of free-space pages.
+        let mut owned = vec![0; (window.end - window.start) as usize / 64];
         for volume in std::mem::take(&mut self.volumes) {
             let mut leaves = Leaves::new(&volume);
             while let Some((segment, pointer)) = leaves.next(self)? {
@@ -235,53 +221,57 @@ impl Check<'_> {
         }
     }
 
-    /// Compares the owners with the free-space map.
-    fn compare(
-        &mut self,
-        window: &Range<u64>,
-        owned: &[u64],
-        corrections: &mut Vec<Correction>,
-    ) -> Result<()> {
-        let pages = window.start / BLOCKS_PER_SPACE_PAGE..window.end / BLOCKS_PER_SPACE_PAGE;
-        for index in pages {
-            let words = (BLOCKS_PER_SPACE_PAGE / 64) as usize;
-            let at = (index - window.start / BLOCKS_PER_SPACE_PAGE) as usize * words;
-            let Some(expected) = owned.get(at..at + words) else {
+    /// Compares the owners with the free-space map, and puts right what differs.
+    fn compare(&mut self, window: &Range<u64>, owned: &[u64]) -> Result<()> {
+        let first_page = window.start / BLOCKS_PER_SPACE_PAGE;
+        for (owned, index) in owned.chunks_exact(PAGE_WORDS).zip(first_page..) {
+            let Some(named) = self.read_space_page(index, owned)? else {
                 continue;
             };
-            let Some(named) = self.read_space_page(index)? else {
-                continue;
-            };
-            for (word, (expected, named)) in expected.iter().zip(named.iter()).enumerate() {
-                let mut different = expected ^ named;
-                while different != 0 {
-                    let bit = different.trailing_zeros();
-                    different &= different - 1;
-                    let first = index * BLOCKS_PER_SPACE_PAGE + word as u64 * 64;
-                    let is_owned = expected >> bit & 1 == 1;
-                    self.find_difference(Pba(first + u64::from(bit)), is_owned, corrections);
+            let words = owned.iter().zip(named.iter());
+            let unnamed: Vec<u64> = words.clone().map(|(owned, named)| owned & !named).collect();
+            let leaked: Vec<u64> = words.map(|(owned, named)| named & !owned).collect();
+            for (different, is_owned) in [(unnamed, true), (leaked, false)] {
+                let equal: Vec<u64> = different.iter().map(|bits| !bits).collect();
+                for run in bits::clear_runs(&equal, 0) {
+                    let start = Pba(index * BLOCKS_PER_SPACE_PAGE + run.start as u64);
+                    self.find_difference(
+                        PbaRun {
+                            start,
+                            count: run.len() as u64,
+                        },
+                        is_owned,
+                    )?;
                 }
             }
         }
         Ok(())
     }
 
-    fn find_difference(&mut self, pba: Pba, is_owned: bool, corrections: &mut Vec<Correction>) {
+    fn find_difference(&mut self, run: PbaRun, is_owned: bool) -> Result<()> {
         let what = if is_owned {
-            "is counted as free, but an entry owns it"
+            "counted as free, but entries own them"
         } else {
-            self.counts.leaked_blocks += 1;
-            "is leaked: counted as in use, but no entry owns it"
+            self.counts.leaked_blocks += run.count;
+            "leaked: counted as in use, but no entry owns them"
         };
         let repairable = is_owned || !self.is_map_unreadable;
-        self.find(repairable, format!("PBA {pba} {what}"));
-        corrections.push(Correction {
-            pba,
-            named: is_owned,
-        });
+        let last = run.start.0 + run.count - 1;
+        self.find(repairable, format!("PBA {} to {last}: {what}", run.start));
+        if self.repair && repairable {
+            let space = &mut self.pool.ledger()?.books.space;
+            self.counts.repaired += u64::from(space.correct(run, is_owned)?);
+        }
+        Ok(())
     }
 
-    fn read_space_page(&mut self, index: u64) -> Result<Option<Box<space_page::Bitmap>>> {
+    /// Reads a page of the free-space map. One that is damaged is, with `--repair`, what the maps
+    /// say it should be.
+    fn read_space_page(
+        &mut self,
+        index: u64,
+        owned: &[u64],
+    ) -> Result<Option<Box<space_page::Bitmap>>> {
         let pages = &self.pool.pages;
         let Some(pointer) = tree::lookup(pages, SPACE_OWNER, self.root.space, index)? else {
             return Ok(Some(Box::new(space_page::EMPTY_BITMAP)));
@@ -291,17 +281,25 @@ impl Check<'_> {
         let bitmap = page.and_then(|page| {
             space_page::decode(&page).map_err(|e| StoreError::format("space page", e))
         });
-        match bitmap {
-            Ok(bitmap) => Ok(Some(bitmap)),
-            Err(error) if error.kind() == StoreErrorKind::Damaged => {
-                let first = index * BLOCKS_PER_SPACE_PAGE;
-                let last = first + BLOCKS_PER_SPACE_PAGE - 1;
-                let message = format!("PBA {first} to {last}: free space cannot be read: {error}");
-                self.find(false, message);
-                Ok(None)
-            }
-            Err(error) => Err(error),
+        let error = match bitmap {
+            Ok(bitmap) => return Ok(Some(bitmap)),
+            Err(error) if error.kind() == StoreErrorKind::Damaged => error,
+            Err(error) => return Err(error),
+        };
+        let first = index * BLOCKS_PER_SPACE_PAGE;
+        let last = first + BLOCKS_PER_SPACE_PAGE - 1;
+        let repairable = !self.is_map_unreadable;
+        self.find(
+            repairable,
+            format!("PBA {first} to {last}: the free-space map cannot be read: {error}"),
+        );
+        if self.repair && repairable {
+            let mut bitmap = space_page::EMPTY_BITMAP;
+            bitmap.copy_from_slice(owned);
+            let space = &mut self.pool.ledger()?.books.space;
+            self.counts.repaired += u64::from(space.rebuild_page(index as u32, bitmap));
         }
+        Ok(None)
     }
 }
 

@@ -58,7 +58,7 @@ impl Drop for Import {
         let Some(volume) = self.volume.take() else {
             return;
         };
-        if let Err(error) = self.store.remove(&volume.name(), &mut |_, _| {}) {
+        if let Err(error) = self.store.remove(&volume, &mut |_, _| {}) {
             tracing::warn!(
                 "'{}' is removed when the pool is opened again: {error}",
                 volume.name()

@@ -24,8 +24,11 @@ use onefold_format::node::ROOT_SLOTS;
 use onefold_format::page::{self, PAGE_BYTES, PageBytes};
 use onefold_format::superblock::{self, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use onefold_format::units::{BLOCK_SIZES, PBA_END, SECTOR_BYTES};
-use onefold_format::{FormatError, PageNumber, PoolId, Record, Root, Superblock, TreeRoot, record};
+use onefold_format::{
+    FormatError, PageNumber, PoolId, Record, Root, SegmentIndex, Superblock, TreeRoot, record,
+};
 
+use crate::Wait;
 use crate::apply::{self, Books};
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
@@ -60,10 +63,13 @@ impl Default for CreateOptions {
 }
 
 /// How to open a pool.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     /// What the store's caches and queues may take, in bytes. Front ends' buffers come on top.
     pub memory_bytes: u64,
+    /// Where the free-space map cannot be opened, count it again from the maps. For repairs: it
+    /// reads every page of every map, and keeps all of the new free-space map in memory.
+    pub rebuild_free_space: bool,
 }
 
 /// What opening a pool did.
@@ -75,6 +81,8 @@ pub struct RecoveryReport {
     pub records_replayed: u64,
     /// Bytes of log that were replayed.
     pub log_bytes_replayed: u64,
+    /// The free-space map could not be opened and was counted again.
+    pub free_space_rebuilt: bool,
     /// Volumes whose import or deletion a crash had interrupted, and that were removed.
     pub volumes_removed: Vec<String>,
     /// How long it took.
@@ -220,7 +228,8 @@ pub(crate) fn open(
         limits.nodes_max,
     ));
     let maps = Maps::new(Arc::clone(&pages), &limits);
-    let books = open_books(&pages, &maps, &root, &limits)?;
+    let mut report = RecoveryReport::default();
+    let books = open_books(&pages, &maps, &root, &limits, options, &mut report)?;
     let mark = LogMark {
         position: root.log_position,
         commit: root.commit,
@@ -238,7 +247,6 @@ pub(crate) fn open(
         superblock, limits, data, pages, maps, books, log, root,
     ));
 
-    let mut report = RecoveryReport::default();
     pool.replay(&mut report, is_later_minor)?;
     report.clean = report.records_replayed == 0;
     if is_later_minor {
@@ -302,7 +310,14 @@ fn check_data(data: &dyn Disk, superblock: &Superblock, root: &Root, name: &str)
 }
 
 /// Walks all inner pages: finds out which pages are in use and how much is mapped.
-fn open_books(pages: &Arc<Pages>, maps: &Maps, root: &Root, limits: &Limits) -> Result<Books> {
+fn open_books(
+    pages: &Arc<Pages>,
+    maps: &Maps,
+    root: &Root,
+    limits: &Limits,
+    options: &OpenOptions,
+    report: &mut RecoveryReport,
+) -> Result<Books> {
     let mut catalogue = Catalogue::read(pages, root.catalogue, &mut |page| pages.mark_used(page))?;
     catalogue.next_volume_id = root.next_volume_id;
     catalogue.next_layer_id = root.next_layer_id;
@@ -323,12 +338,43 @@ fn open_books(pages: &Arc<Pages>, maps: &Maps, root: &Root, limits: &Limits) -> 
         .map_err(|error| error.during(format_args!("the map of volume '{}'", volume.name)))?;
         maps.add_layer(volume.layer, volume.map, private_blocks);
     }
-    let space = Space::open(Arc::clone(pages), root.space, root.pool_blocks, limits)?;
+    let space = match Space::open(Arc::clone(pages), root.space, root.pool_blocks, limits) {
+        Err(error) if options.rebuild_free_space && error.kind() == StoreErrorKind::Damaged => {
+            report.free_space_rebuilt = true;
+            count_free_space(pages, maps, &catalogue, root, limits)?
+        }
+        space => space?,
+    };
     Ok(Books {
         space,
         catalogue,
         gone: Vec::new(),
     })
+}
+
+/// What the free-space map must have said, by all maps as the checkpoint has them.
+fn count_free_space(
+    pages: &Arc<Pages>,
+    maps: &Maps,
+    catalogue: &Catalogue,
+    root: &Root,
+    limits: &Limits,
+) -> Result<Space> {
+    let nothing = TreeRoot::default();
+    let mut space = Space::open(Arc::clone(pages), nothing, root.pool_blocks, limits)?;
+    for (_, volume) in catalogue.volumes() {
+        let layer = maps.layer(volume.layer)?;
+        let mut from = SegmentIndex(0);
+        while let Some(segment) = maps.next_segment(&layer, from)? {
+            let leaf = maps.leaf(&layer, segment, Wait::Yes)?;
+            for run in leaf.with(|entries| apply::mapped_runs(entries)) {
+                space.take(run)?;
+                space.name(run)?;
+            }
+            from = segment + 1;
+        }
+    }
+    Ok(space)
 }
 
 impl Pool {

@@ -368,12 +368,8 @@ impl Space {
     }
 
     /// What a repair found out: the maps name these blocks, or they do not. Returns whether the
-    /// change could be made; a block that is in between by now cannot be claimed.
-    pub(crate) fn correct(&mut self, pba: Pba, named: bool) -> Result<bool> {
-        let run = PbaRun {
-            start: pba,
-            count: 1,
-        };
+    /// change could be made; blocks that were handed out meanwhile cannot be claimed.
+    pub(crate) fn correct(&mut self, run: PbaRun, named: bool) -> Result<bool> {
         if named {
             if !self.is_free(run)? {
                 return Ok(false);
@@ -385,6 +381,22 @@ impl Space {
             self.release(run)?;
         }
         Ok(true)
+    }
+
+    /// Replaces a page that cannot be read by what the maps say. Returns whether it did: a page in
+    /// memory was read, or is new, and needs no rebuilding.
+    pub(crate) fn rebuild_page(&mut self, index: u32, named: Bitmap) -> bool {
+        if self.resident.get(index).is_some() {
+            return false;
+        }
+        let mut page = new_page(Box::new(named), self.blocks, u64::from(index));
+        page.dirty = true;
+        self.dirty.push(index);
+        let free = page.busy.iter().map(|bits| bits.count_zeros()).sum::<u32>() as u16;
+        let before = std::mem::replace(&mut self.free[index as usize], free);
+        self.free_total = self.free_total + u64::from(free) - u64::from(before);
+        self.resident.insert(index, page, SpacePage::may_go);
+        true
     }
 
     /// Takes the list of changed pages, as they are now.
@@ -480,6 +492,11 @@ fn load(pages: &Pages, root: TreeRoot, blocks: u64, index: u32) -> Result<SpaceP
             space_page::decode(&page).map_err(|error| StoreError::format(what, error))?
         }
     };
+    Ok(new_page(named, blocks, index))
+}
+
+/// Nothing is in between yet; what is not a block is busy for ever.
+fn new_page(named: Box<Bitmap>, blocks: u64, index: u64) -> SpacePage {
     let mut busy = named.clone();
     if index == 0 {
         bits::fill(&mut busy[..], 0..1, true);
@@ -488,12 +505,12 @@ fn load(pages: &Pages, root: TreeRoot, blocks: u64, index: u32) -> Result<SpaceP
         .saturating_sub(index * BLOCKS_PER_SPACE_PAGE)
         .min(BLOCKS_PER_SPACE_PAGE);
     bits::fill(&mut busy[..], in_page as usize..PAGE_BLOCKS, true);
-    Ok(SpacePage {
+    SpacePage {
         named: Arc::from(named),
         busy,
         held: 0,
         dirty: false,
-    })
+    }
 }
 
 fn double_use(index: u32, bits: &Range<usize>) -> StoreError {

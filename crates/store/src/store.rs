@@ -53,25 +53,24 @@ impl Store {
         options: &OpenOptions,
     ) -> Result<(Arc<Self>, RecoveryReport)> {
         let (pool, mut report) = recovery::open(&*engine, options)?;
-        let ledger = pool.ledger()?;
-        let unfinished = ledger.books.catalogue.unfinished();
-        let records: Vec<VolumeRecord> = ledger
-            .books
-            .catalogue
-            .volumes()
-            .map(|(_, record)| record.clone())
-            .collect();
-        drop(ledger);
+        let records: Vec<VolumeRecord> = {
+            let ledger = pool.ledger()?;
+            ledger
+                .books
+                .catalogue
+                .volumes()
+                .map(|(_, record)| record.clone())
+                .collect()
+        };
         let mut volumes = BTreeMap::new();
+        let mut unfinished = Vec::new();
         for record in records {
-            let VolumeRecord {
-                layer,
-                size_bytes,
-                ref name,
-                ..
-            } = record;
-            let volume = Volume::new(Arc::clone(&pool), layer, name, size_bytes)?;
-            volumes.insert(record.name, Arc::new(volume));
+            let volume = Arc::new(Volume::new(Arc::clone(&pool), &record)?);
+            if record.state == VolumeState::Ready || !Guard::ImportsFinishedOrRemoved.holds() {
+                volumes.insert(record.name, volume);
+            } else {
+                unfinished.push(volume);
+            }
         }
         let store = Arc::new(Self {
             pool,
@@ -79,10 +78,10 @@ impl Store {
             volumes: RwLock::new(volumes),
             changing: Mutex::new(()),
         });
-        if Guard::ImportsFinishedOrRemoved.holds() && store.pool.check_writable().is_ok() {
-            for (_, name) in unfinished {
-                store.remove(&name, &mut |_, _| {})?;
-                report.volumes_removed.push(name);
+        if store.pool.check_writable().is_ok() {
+            for volume in unfinished {
+                store.remove(&volume, &mut |_, _| {})?;
+                report.volumes_removed.push(volume.name());
             }
         }
         Ok((store, report))
@@ -178,8 +177,7 @@ impl Store {
             slot,
             volume: volume.clone(),
         })?;
-        let pool = Arc::clone(&self.pool);
-        Ok(Arc::new(Volume::new(pool, volume.layer, name, size_bytes)?))
+        Ok(Arc::new(Volume::new(Arc::clone(&self.pool), &volume)?))
     }
 
     /// The import of this volume is complete and durable.
@@ -199,27 +197,15 @@ impl Store {
     /// `NotFound`; those of the disk, after which opening the pool again finishes the removal.
     pub fn delete_volume(&self, name: &str, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let changing = lock(&self.changing);
-        self.volume(name)?;
+        let volume = self.volume(name)?;
         self.change_volume(name, |record| record.state = VolumeState::Deleting)?;
+        write(&self.volumes).remove(name);
         drop(changing);
-        self.remove(name, progress)
+        self.remove(&volume, progress)
     }
 
-    /// The name stays taken until the volume is gone.
-    pub(crate) fn remove(&self, name: &str, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-        let ledger = self.pool.ledger()?;
-        let found = ledger.books.catalogue.by_name(name);
-        let Some((slot, record)) = found.map(|(slot, record)| (slot, record.clone())) else {
-            let message = format!("no volume is named '{name}'");
-            return Err(StoreError::new(StoreErrorKind::NotFound, message));
-        };
-        drop(ledger);
-        let in_use = write(&self.volumes).remove(name);
-        let (pool, size) = (Arc::clone(&self.pool), record.size_bytes);
-        let volume = match in_use {
-            Some(volume) => volume,
-            None => Arc::new(Volume::new(pool, record.layer, name, size)?),
-        };
+    /// Gives up all that a volume maps, then its slot; until then its name stays taken.
+    pub(crate) fn remove(&self, volume: &Volume, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         volume.mark_gone();
         // A request that was admitted before may still change the map; it holds its blocks.
         let end = Lba(VOLUME_BLOCKS_MAX);
@@ -228,10 +214,18 @@ impl Store {
         volume.unmap(Lba(0), end, &mut |_| {
             progress(all - volume.logical_blocks(), all)
         })?;
+        let ledger = self.pool.ledger()?;
+        let slot = ledger
+            .books
+            .catalogue
+            .by_id(volume.id)
+            .map(|(slot, _)| slot);
+        drop(ledger);
+        let Some(slot) = slot else { return Ok(()) };
         let gone = Record::VolumeGone {
             slot,
-            volume: record.id,
-            layer: record.layer,
+            volume: volume.id,
+            layer: volume.layer.id,
         };
         self.change_catalogue(gone)
     }

@@ -148,6 +148,8 @@ pub(crate) fn rewrite(
             let mut node = Node::default();
             node.children[0] = top;
             top = Some(write_node(writer, owner, levels, 0, &node)?);
+            // The new top is read again below, like any other.
+            writer.flush()?;
         }
     }
     let top = rewrite_below(writer, owner, levels, 0, top, changes)?;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use onefold_format::LayerId;
+use onefold_format::{VolumeId, VolumeRecord};
 
 use crate::block_lock::BlockLocks;
 use crate::error::{Result, StoreError, StoreErrorKind};
@@ -38,6 +38,7 @@ pub struct Extent {
 /// An open volume. Any range of bytes works; whole blocks are faster.
 pub struct Volume {
     pub(crate) pool: Arc<Pool>,
+    pub(crate) id: VolumeId,
     pub(crate) layer: Arc<Layer>,
     pub(crate) locks: BlockLocks,
     name: RwLock<String>,
@@ -46,18 +47,14 @@ pub struct Volume {
 }
 
 impl Volume {
-    pub(crate) fn new(
-        pool: Arc<Pool>,
-        layer: LayerId,
-        name: &str,
-        size_bytes: u64,
-    ) -> Result<Self> {
+    pub(crate) fn new(pool: Arc<Pool>, record: &VolumeRecord) -> Result<Self> {
         Ok(Self {
-            layer: pool.maps.layer(layer)?,
+            id: record.id,
+            layer: pool.maps.layer(record.layer)?,
             pool,
             locks: BlockLocks::default(),
-            name: RwLock::new(name.to_owned()),
-            size_bytes: AtomicU64::new(size_bytes),
+            name: RwLock::new(record.name.clone()),
+            size_bytes: AtomicU64::new(record.size_bytes),
             gone: AtomicBool::new(false),
         })
     }

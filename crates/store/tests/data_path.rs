@@ -1,5 +1,7 @@
 //! The data path on the simulated engine: what is written is read, and nothing else is written.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::sync::Arc;
 
 use onefold_engine::simulated::{Op, SimulatedEngine};
@@ -31,6 +33,7 @@ impl World {
             as_engine,
             &OpenOptions {
                 memory_bytes: 64 * MIB,
+                ..OpenOptions::default()
             },
         )
         .unwrap();
@@ -96,6 +99,7 @@ fn flushed_writes_survive_without_a_checkpoint() {
     let as_engine: Arc<dyn Engine> = Arc::<SimulatedEngine>::clone(&engine);
     let options = OpenOptions {
         memory_bytes: 64 * MIB,
+        ..OpenOptions::default()
     };
     let (store, report) = Store::open(as_engine, &options).unwrap();
     assert!(report.records_replayed > 0 && !report.clean, "{report:?}");
@@ -223,6 +227,7 @@ fn a_large_volume_works_with_little_memory() {
     // The store's share when the daemon is given 64 MiB is more than this.
     let options = OpenOptions {
         memory_bytes: 8 * MIB,
+        ..OpenOptions::default()
     };
     let (store, _) = Store::open(Arc::clone(&as_engine), &options).unwrap();
     store.create_volume("huge", 4 << 40).unwrap();
@@ -331,4 +336,24 @@ fn extents_tell_data_from_holes() {
         (first.len(), first[0].len, first[0].data),
         (1, MIB - 100, false)
     );
+}
+
+#[test]
+fn a_map_grows_by_a_level_at_a_time() {
+    let world = World::new(64 * MIB);
+    let volume = world.volume("a", 1 << 40);
+    // A segment has 2 MiB, a node 256 children: one level, then two, then three.
+    let places = [0, 3 * MIB, 700 * MIB, 1 << 30, 200 << 30, 1023 << 30];
+    for (n, place) in places.into_iter().enumerate() {
+        volume
+            .write(place, &pattern(8192, n as u8), Wait::Yes)
+            .unwrap();
+        world.assert_clean();
+    }
+    world.store.close().unwrap();
+    let world = World::open(world.engine);
+    let volume = world.store.volume("a").unwrap();
+    for (n, place) in places.into_iter().enumerate() {
+        assert_eq!(read(&volume, place, 8192), pattern(8192, n as u8));
+    }
 }

@@ -1,0 +1,47 @@
+//! What happened in the runs: a simulation in which the interesting things never happen proves
+//! nothing.
+
+macro_rules! coverage {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Counts of what happened.
+        #[derive(Debug, Clone, Default)]
+        pub struct Coverage {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Coverage {
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)*
+            }
+
+            /// Each count with its name.
+            pub fn counts(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name)),*]
+            }
+        }
+    };
+}
+
+coverage! {
+    requests,
+    /// Openings after a crash that succeeded and were verified.
+    recoveries,
+    power_losses,
+    kills,
+    /// Openings that were cut short by another crash.
+    crashes_in_recovery,
+    clean_reopenings,
+    openings_that_replayed,
+    /// Openings that wrote a checkpoint before the log was replayed.
+    checkpoints_in_recovery,
+    /// Runs whose log went round its ring.
+    log_wraps,
+    meta_writes,
+    imports_removed,
+    /// Code that ran in the middle of an I/O.
+    hooks_run,
+    would_wait,
+    no_space,
+    failed_requests,
+    read_only,
+}

@@ -1,0 +1,251 @@
+//! Stopping the machine, recovering, and comparing what is there with what may be there.
+
+use std::sync::Arc;
+
+use onefold_engine::simulated::{CrashKind, FailureRates, Op};
+use onefold_engine::Part;
+use onefold_format::page::PAGE_BYTES;
+use onefold_format::{PageNumber, Root, Superblock};
+use onefold_store::{Store, StoreErrorKind, Wait};
+
+use crate::model::Violation;
+use crate::world::{MIB, State, Step, Stop, World, violation};
+
+/// How to get from a stopped machine to an open pool.
+#[derive(Debug, Clone, Copy)]
+pub struct Recovery {
+    pub kind: CrashKind,
+    /// Stops the machine again in this I/O of the opening.
+    pub crash_at: Option<u64>,
+    pub memory_bytes: u64,
+}
+
+impl World {
+    /// Stops the machine, if it did not stop by itself, brings it back and opens the pool.
+    /// Returns whether the pool is open: not if the opening was cut short as well.
+    pub fn crash_and_open(&self, recovery: Recovery) -> Result<bool, Stop> {
+        self.engine().halt();
+        self.close_handles();
+        let mut state = self.state();
+        let after = Arc::new(state.engine.crash(recovery.kind));
+        for part in Part::ALL {
+            after.set_capacity(part, None);
+        }
+        if let Some(n) = recovery.crash_at {
+            after.crash_after(n);
+        }
+        state.engine = Arc::clone(&after);
+        let coverage = &mut state.coverage;
+        match recovery.kind {
+            CrashKind::PowerLoss => coverage.power_losses += 1,
+            CrashKind::ProcessKilled => coverage.kills += 1,
+        }
+        state.faulty = false;
+        state.must_reopen = false;
+        drop(state);
+        self.trace(|| format!("crash and open: {recovery:?}"));
+        match self.open(recovery.memory_bytes) {
+            Ok(report) => {
+                self.trace(|| format!("opened: {report:?}"));
+                // A crash ordered for later than the opening takes.
+                let unused = after.io_count() + (1 << 40);
+                after.crash_after(unused);
+                let mut state = self.state();
+                state.sync_failed = false;
+                state.coverage.openings_that_replayed += u64::from(report.records_replayed > 0);
+                state.coverage.imports_removed += report.volumes_removed.len() as u64;
+                Ok(true)
+            }
+            Err(error) if after.is_crashed() => {
+                self.trace(|| format!("crashed while opening: {error}"));
+                self.state().coverage.crashes_in_recovery += 1;
+                Ok(false)
+            }
+            Err(error) => Err(violation(format!("opening: {:?}: {error}", error.kind()))),
+        }
+    }
+
+    /// Drops what refers to the old process.
+    fn close_handles(&self) {
+        let mut state = self.state();
+        let (store, import) = (state.store.take(), state.import.take());
+        for volume in &mut state.volumes {
+            volume.forget_requests();
+        }
+        drop(state);
+        drop(import);
+        drop(store);
+    }
+
+    /// Opens the pool again without a crash, after `close` has put everything into a checkpoint.
+    pub fn close_and_open(&self, memory_bytes: u64) -> Step {
+        if self.state().import.is_some() {
+            self.abort_import()?;
+        }
+        let store = self.store();
+        let mut closed = false;
+        self.durably("close", || {
+            store.close()?;
+            closed = true;
+            Ok(())
+        })?;
+        drop(store);
+        if !closed {
+            self.state().must_reopen = true;
+            return Ok(());
+        }
+        self.close_handles();
+        let report = match self.open(memory_bytes) {
+            Ok(report) => report,
+            Err(_) if self.engine().is_crashed() => return Err(Stop::Crashed),
+            Err(error) => return Err(violation(format!("opening: {error}"))),
+        };
+        if !report.clean || report.records_replayed != 0 {
+            return Err(violation(format!("a closed pool was replayed: {report:?}")));
+        }
+        self.state().coverage.clean_reopenings += 1;
+        self.verify()
+    }
+
+    /// After a recovery: compares everything with the model. What is there now is durable.
+    pub fn verify(&self) -> Step {
+        self.engine().set_failure_rates(FailureRates::default());
+        self.verify_catalogue()?;
+        let store = self.store();
+        for id in self.volume_ids() {
+            self.verify_volume(&store, id)?;
+        }
+        self.verify_counts(&store)?;
+        self.state().coverage.recoveries += 1;
+        Ok(())
+    }
+
+    fn verify_catalogue(&self) -> Step {
+        let names = self.store().volume_names();
+        let sizes: Vec<(String, u64)> = names
+            .iter()
+            .map(|name| {
+                let volume = self.store().volume(name).expect("it was listed");
+                (name.clone(), volume.size_bytes())
+            })
+            .collect();
+        let mut state = self.state();
+        if state.pending_happened(&sizes) {
+            state.settle_pending();
+        } else {
+            state.pending = None;
+        }
+        let mut expected: Vec<(String, u64)> = state
+            .volumes
+            .iter()
+            .map(|volume| (volume.name.clone(), volume.size))
+            .collect();
+        expected.sort();
+        if expected == sizes {
+            Ok(())
+        } else {
+            Err(violation(format!("volumes {sizes:?}, expected {expected:?}")))
+        }
+    }
+
+    fn verify_volume(&self, store: &Store, id: u64) -> Step {
+        let size = self.size(id);
+        let name = self.with(id, |volume| volume.name.clone());
+        let failed = |error| violation(format!("verifying '{name}': {error}"));
+        let volume = store.volume(&name).map_err(failed)?;
+        let mut at = 0;
+        let mut buf = vec![0; MIB as usize];
+        while at < size {
+            let extents = volume.extents(at..size, 256, Wait::Yes).map_err(failed)?;
+            for extent in extents {
+                let end = at + extent.len;
+                if !extent.data {
+                    self.with(id, |volume| volume.recovered_hole(at..end))?;
+                    at = end;
+                }
+                while at < end {
+                    let len = (end - at).min(MIB) as usize;
+                    volume
+                        .read(at, &mut buf[..len], Wait::Yes)
+                        .map_err(failed)?;
+                    self.with(id, |volume| volume.recovered(at, &buf[..len]))?;
+                    at += len as u64;
+                }
+            }
+        }
+        let stored = volume.logical_blocks();
+        let block_size = self.state().block_size;
+        let needed = self.with(id, |volume| volume.blocks_with_data(block_size));
+        if stored < needed {
+            let message = format!("'{name}' counts {stored} blocks, but {needed} have data");
+            return Err(violation(message));
+        }
+        Ok(())
+    }
+
+    /// Every block is free, in between, or owned; after an opening none is in between.
+    fn verify_counts(&self, store: &Store) -> Step {
+        let stat = store
+            .stat()
+            .map_err(|error| violation(format!("stat: {error}")))?;
+        let counted = stat.free_blocks + stat.reclaim_blocks + stat.private_blocks + 1;
+        let of_volumes: u64 = stat.volumes.iter().map(|volume| volume.logical_blocks).sum();
+        let is_importing = self.state().import.is_some();
+        if counted != stat.pool_blocks || (of_volumes != stat.logical_blocks && !is_importing) {
+            return Err(violation(format!("the counts do not add up: {stat:?}")));
+        }
+        Ok(())
+    }
+
+    /// Notes at the end of a run what its roots tell.
+    pub fn cover_log(&self) {
+        let mut state = self.state();
+        let engine = Arc::clone(&state.engine);
+        let page = |part, at| {
+            let bytes = engine.read_raw(part, at, PAGE_BYTES);
+            Box::new(<[u8; PAGE_BYTES]>::try_from(bytes).expect("a page"))
+        };
+        let superblock = Superblock::decode(&page(Part::Superblock, 0)).expect("a superblock");
+        let roots = (0..2).filter_map(|slot| {
+            let bytes = page(Part::Meta, slot * PAGE_BYTES as u64);
+            Root::decode(&bytes, superblock.pool, PageNumber(slot)).ok()
+        });
+        let position = roots.map(|root| root.log_position).max().unwrap_or(0);
+        state.coverage.log_wraps += position / superblock.log_bytes;
+        state.coverage.meta_writes += engine.count(Part::Meta, Op::Write).count;
+    }
+
+    /// What code in the middle of an I/O found.
+    pub fn found(&self) -> Step {
+        match self.state().found.take() {
+            Some(Violation(message)) => Err(violation(message)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl State {
+    fn pending_happened(&self, sizes: &[(String, u64)]) -> bool {
+        use crate::world::Pending;
+        let size_of = |name: &str| {
+            let found = sizes.iter().find(|(found, _)| found == name);
+            found.map(|(_, size)| *size)
+        };
+        let name_of = |id: u64| {
+            let found = self.volumes.iter().find(|volume| volume.id == id);
+            found.map(|volume| volume.name.clone()).unwrap_or_default()
+        };
+        match &self.pending {
+            None => false,
+            Some(Pending::Create(volume)) => size_of(&volume.name).is_some(),
+            Some(Pending::Delete(id)) => size_of(&name_of(*id)).is_none(),
+            Some(Pending::Rename(_, name)) => size_of(name).is_some(),
+            Some(Pending::Resize(id, size)) => size_of(&name_of(*id)) == Some(*size),
+        }
+    }
+}
+
+/// Whether an error is the pool saying that it takes no writes.
+pub fn is_read_only(error: &onefold_store::StoreError) -> bool {
+    error.kind() == StoreErrorKind::ReadOnly
+}

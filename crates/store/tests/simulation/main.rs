@@ -1,0 +1,106 @@
+//! The real store on a simulated machine that loses power, tears writes and fails.
+//!
+//! ```text
+//! cargo test --release -p onefold-store --features simulation --test simulation
+//! ONEFOLD_SIM_SEED=n      one seed, with a trace of what it does
+//! ONEFOLD_SIM_RUNS=n      so many seeds
+//! ```
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `model.rs` | what the volumes may hold |
+//! | `world.rs` | requests, made to the store and to the model |
+//! | `crash.rs` | crash, recovery, comparison |
+//! | `session.rs` | runs drawn from a seed |
+//! | `coverage.rs` | what must have happened in them |
+
+mod coverage;
+mod crash;
+mod model;
+mod random;
+mod session;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use coverage::Coverage;
+use model::Violation;
+use random::Random;
+use world::World;
+
+/// Seeds of an ordinary run: somewhat more than 10,000 recoveries.
+const RUNS: u64 = 2_600;
+
+const THREADS: u64 = 2;
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().expect("a number"))
+}
+
+/// Runs one seed from beginning to end; a panic is a violation as well.
+fn run_seed(seed: u64, trace: bool) -> Result<Coverage, Violation> {
+    let run = || {
+        let mut random = Random::new(seed);
+        let world = World::new(seed, &session::options(&mut random));
+        world.state().trace = trace;
+        session::run(&world)?;
+        let coverage = world.state().coverage.clone();
+        Ok(coverage)
+    };
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(Violation(format!("panic: {}", text.unwrap_or_default())))
+    })
+}
+
+#[test]
+fn seeded_runs() {
+    if let Some(seed) = number("ONEFOLD_SIM_SEED") {
+        let coverage = run_seed(seed, true).unwrap_or_else(|violation| panic!("{violation}"));
+        println!("{coverage:#?}");
+        return;
+    }
+    let runs = number("ONEFOLD_SIM_RUNS").unwrap_or(RUNS);
+    let started = Instant::now();
+    let next = Arc::new(AtomicU64::new(1));
+    let total = Arc::new(Mutex::new((Coverage::default(), Vec::new())));
+    let threads: Vec<_> = (0..THREADS)
+        .map(|_| {
+            let (next, total) = (Arc::clone(&next), Arc::clone(&total));
+            std::thread::spawn(move || {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed > runs || total.lock().unwrap().1.len() >= 5 {
+                        return;
+                    }
+                    let outcome = run_seed(seed, false);
+                    let mut total = total.lock().unwrap();
+                    match outcome {
+                        Ok(coverage) => total.0.add(&coverage),
+                        Err(violation) => total.1.push((seed, violation)),
+                    }
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let (coverage, violations) = &*total.lock().unwrap();
+    println!("{runs} seeds in {:.1?}: {coverage:#?}", started.elapsed());
+    for (seed, violation) in violations {
+        println!("ONEFOLD_SIM_SEED={seed} replays: {violation}");
+    }
+    assert!(violations.is_empty(), "violations were found");
+    if runs >= RUNS {
+        for (name, count) in coverage.counts() {
+            assert!(count > 0, "no run had any {name}");
+        }
+        assert!(coverage.recoveries >= 10_000, "{}", coverage.recoveries);
+    }
+}

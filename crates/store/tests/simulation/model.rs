@@ -1,0 +1,453 @@
+//! What the volumes may hold.
+//!
+//! For each sector the model keeps a history: the content that is known to be durable, and every
+//! version written since. A power loss may leave any of them, for blocks are rewritten in place and
+//! a block may be torn at sectors. Without a crash a read returns the last version that was
+//! answered, or one of those that failed since.
+//!
+//! Every sector that is written whole carries a stamp of volume, sector and version, so that a
+//! block which turns up in the wrong place says where it came from.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::ops::Range;
+
+pub const SECTOR: u64 = 512;
+
+/// Sectors kept together: purely a matter of speed.
+const GROUP: u64 = 8;
+
+/// Names one content of one sector. 0 is zeros.
+pub type Version = u64;
+
+/// Versions of this kind are sectors that were written in part: their bytes are kept.
+const MIXED: Version = 1 << 63;
+
+/// What was found is not what may be there.
+#[derive(Debug, Clone)]
+pub struct Violation(pub String);
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One version in a sector's history.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    version: Version,
+    /// The model's clock when it was answered, or begun.
+    at: u64,
+    /// It was answered. One that was not may or may not have happened.
+    answered: bool,
+}
+
+/// Orders requests and flushes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(u64);
+
+/// A volume as it should be.
+#[derive(Debug, Clone)]
+pub struct VolumeModel {
+    /// Part of the stamps; never used again for another volume.
+    pub id: u64,
+    pub name: String,
+    pub size: u64,
+    /// Contents of sectors without a history, by group; a group that is missing is zeros.
+    settled: BTreeMap<u64, [Version; GROUP as usize]>,
+    /// Sectors with more than one possible content, durable one first.
+    open: BTreeMap<u64, Vec<Step>>,
+    mixed: HashMap<(u64, Version), Box<[u8; SECTOR as usize]>>,
+    clock: u64,
+    /// While reads are under way nothing is forgotten, for they may return it.
+    reads: usize,
+    /// Flushes that ended meanwhile.
+    flushed_late: Option<Moment>,
+}
+
+/// How a request that changes contents ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    Answered,
+    /// Any part of it may have happened.
+    Failed,
+}
+
+impl VolumeModel {
+    pub fn new(id: u64, name: &str, size: u64) -> Self {
+        Self {
+            id,
+            name: name.to_owned(),
+            size,
+            settled: BTreeMap::new(),
+            open: BTreeMap::new(),
+            mixed: HashMap::new(),
+            clock: 1,
+            reads: 0,
+            flushed_late: None,
+        }
+    }
+
+    pub fn now(&mut self) -> Moment {
+        self.clock += 1;
+        Moment(self.clock)
+    }
+
+    fn settled(&self, sector: u64) -> Version {
+        let group = self.settled.get(&(sector / GROUP));
+        group.map_or(0, |versions| versions[(sector % GROUP) as usize])
+    }
+
+    fn settle(&mut self, sector: u64, version: Version) {
+        if version == 0 && !self.settled.contains_key(&(sector / GROUP)) {
+            return;
+        }
+        let group = self.settled.entry(sector / GROUP).or_default();
+        group[(sector % GROUP) as usize] = version;
+    }
+
+    /// The content that a read returns now, if only one is possible.
+    pub fn certain(&self, sector: u64) -> Option<Version> {
+        match self.open.get(&sector).map(Vec::as_slice) {
+            None => Some(self.settled(sector)),
+            Some([.., last]) if last.answered => Some(last.version),
+            Some(_) => None,
+        }
+    }
+
+    /// Notes that `sectors` are about to become what `version` says.
+    pub fn begin(&mut self, sectors: Range<u64>, version: impl Fn(u64) -> Version) -> Moment {
+        let begun = self.now();
+        for sector in sectors {
+            self.push(sector, version(sector), false);
+        }
+        begun
+    }
+
+    /// Notes how what was begun ended. A sector that another request changed meanwhile may hold
+    /// either.
+    pub fn end(
+        &mut self,
+        begun: Moment,
+        sectors: Range<u64>,
+        version: impl Fn(u64) -> Version,
+        ended: Ended,
+    ) {
+        self.clock += 1;
+        if ended == Ended::Failed {
+            return;
+        }
+        for sector in sectors {
+            let own = version(sector);
+            let Some(history) = self.open.get(&sector) else {
+                continue;
+            };
+            let others = history
+                .iter()
+                .rev()
+                .take_while(|step| step.at >= begun.0)
+                .any(|step| step.version != own);
+            self.push(sector, own, !others);
+        }
+    }
+
+    fn push(&mut self, sector: u64, version: Version, answered: bool) {
+        let at = self.clock;
+        let settled = self.settled(sector);
+        if settled == 0 && version == 0 && !self.open.contains_key(&sector) {
+            return;
+        }
+        let history = self.open.entry(sector).or_insert_with(|| {
+            vec![Step {
+                version: settled,
+                at: 0,
+                answered: true,
+            }]
+        });
+        if answered
+            && let Some(last) = history.last_mut()
+            && last.version == version
+            && !last.answered
+        {
+            *last = Step {
+                version,
+                at,
+                answered,
+            };
+            return;
+        }
+        history.push(Step {
+            version,
+            at,
+            answered,
+        });
+    }
+
+    /// A flush that was asked for at `asked` was answered: what had been answered then is durable.
+    pub fn flushed(&mut self, asked: Moment) {
+        if self.reads > 0 {
+            self.flushed_late = self.flushed_late.max(Some(asked));
+            return;
+        }
+        let mut done = Vec::new();
+        for (sector, history) in &mut self.open {
+            let last = history
+                .iter()
+                .rposition(|step| step.answered && step.at <= asked.0);
+            history.drain(..last.unwrap_or(0));
+            if let [only] = history[..] {
+                done.push((*sector, only.version));
+            }
+        }
+        for (sector, version) in done {
+            self.open.remove(&sector);
+            self.settle(sector, version);
+        }
+    }
+
+    pub fn begin_read(&mut self) -> Moment {
+        self.reads += 1;
+        self.now()
+    }
+
+    /// Compares what a read returned with what it may return, and remembers which it was.
+    pub fn end_read(&mut self, begun: Moment, offset: u64, found: &[u8]) -> Result<(), Violation> {
+        let compared = self.compare(begun, offset, found);
+        self.abandon_read();
+        compared
+    }
+
+    /// The read failed.
+    pub fn abandon_read(&mut self) {
+        self.reads -= 1;
+        if self.reads == 0
+            && let Some(asked) = self.flushed_late.take()
+        {
+            self.flushed(asked);
+        }
+    }
+
+    fn compare(&mut self, begun: Moment, offset: u64, found: &[u8]) -> Result<(), Violation> {
+        for (sector, range, inside) in sectors_of(offset, found.len() as u64) {
+            let bytes = &found[range];
+            let Some(history) = self.open.get(&sector) else {
+                let version = self.settled(sector);
+                if !self.is(sector, version, inside, bytes) {
+                    return Err(self.unexpected(sector, bytes, &[version]));
+                }
+                continue;
+            };
+            let first = history
+                .iter()
+                .rposition(|step| step.answered && step.at <= begun.0)
+                .unwrap_or(0);
+            let possible: Vec<Version> = history[first..].iter().map(|step| step.version).collect();
+            let is_alone = history[first..].iter().all(|step| step.at <= begun.0);
+            let hit = possible
+                .iter()
+                .rev()
+                .find(|version| self.is(sector, **version, inside.clone(), bytes));
+            match hit {
+                None => return Err(self.unexpected(sector, bytes, &possible)),
+                // What a failed write left stays as it is until somebody writes again.
+                Some(version)
+                    if possible.len() > 1 && is_alone && inside == (0..SECTOR as usize) =>
+                {
+                    self.push(sector, *version, true);
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what a recovered volume holds in a range with everything that may be there; what
+    /// was found is durable from now on.
+    pub fn recovered(&mut self, offset: u64, found: &[u8]) -> Result<(), Violation> {
+        for (sector, range, inside) in sectors_of(offset, found.len() as u64) {
+            let bytes = &found[range];
+            let Some(history) = self.open.get(&sector) else {
+                let version = self.settled(sector);
+                if !self.is(sector, version, inside, bytes) {
+                    return Err(self.unexpected(sector, bytes, &[version]));
+                }
+                continue;
+            };
+            let possible: Vec<Version> = history.iter().map(|step| step.version).collect();
+            let hit = possible
+                .iter()
+                .rev()
+                .find(|version| self.is(sector, **version, inside.clone(), bytes));
+            let Some(version) = hit.copied() else {
+                return Err(self.unexpected(sector, bytes, &possible));
+            };
+            self.open.remove(&sector);
+            self.settle(sector, version);
+        }
+        Ok(())
+    }
+
+    /// As [`VolumeModel::recovered`], for a range that reads as zeros because nothing is stored.
+    pub fn recovered_hole(&mut self, range: Range<u64>) -> Result<(), Violation> {
+        let sectors = range.start / SECTOR..range.end / SECTOR;
+        let open: Vec<u64> = self
+            .open
+            .range(sectors.clone())
+            .map(|(sector, _)| *sector)
+            .collect();
+        for sector in open {
+            self.recovered(sector * SECTOR, &[0; SECTOR as usize])?;
+        }
+        let groups = sectors.start / GROUP..sectors.end.div_ceil(GROUP);
+        for (group, versions) in self.settled.range(groups) {
+            for (version, sector) in versions.iter().zip(group * GROUP..) {
+                if *version != 0 && sectors.contains(&sector) {
+                    return Err(self.unexpected(sector, &[0; SECTOR as usize], &[*version]));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// No request of before a crash is under way any more.
+    pub fn forget_requests(&mut self) {
+        self.reads = 0;
+        self.flushed_late = None;
+    }
+
+    /// Blocks of `block_size` bytes in which some byte is not zero, as far as that is certain.
+    pub fn blocks_with_data(&self, block_size: u64) -> u64 {
+        let mut last = None;
+        let mut count = 0;
+        for (group, versions) in &self.settled {
+            for (version, sector) in versions.iter().zip(group * GROUP..) {
+                let block = sector * SECTOR / block_size;
+                let has_data = !self.open.contains_key(&sector) && *version != 0;
+                if has_data && last != Some(block) {
+                    last = Some(block);
+                    count += 1;
+                }
+            }
+        }
+        count
+    }
+
+    /// Cuts or extends it. What comes after a smaller end is gone.
+    pub fn resize(&mut self, size: u64) {
+        self.size = size;
+        let end = size / SECTOR;
+        self.open.split_off(&end);
+        let cut = self.settled.split_off(&(end / GROUP));
+        for (group, versions) in cut {
+            for (version, sector) in versions.into_iter().zip(group * GROUP..) {
+                if sector < end {
+                    self.settle(sector, version);
+                }
+            }
+        }
+    }
+
+    /// The bytes of a sector's version.
+    pub fn bytes(&self, sector: u64, version: Version) -> [u8; SECTOR as usize] {
+        if version == 0 {
+            return [0; SECTOR as usize];
+        }
+        match self.mixed.get(&(sector, version)) {
+            Some(bytes) => **bytes,
+            None => stamp(self.id, sector, version),
+        }
+    }
+
+    /// Makes a version of a sector of which only the part `inside` becomes what `source` says.
+    pub fn mix(
+        &mut self,
+        sector: u64,
+        before: Version,
+        (version, source): (Version, Version),
+        inside: Range<usize>,
+    ) -> Version {
+        let mut bytes = self.bytes(sector, before);
+        let whole = self.bytes(sector, source);
+        bytes[inside.clone()].copy_from_slice(&whole[inside]);
+        let mixed = version | MIXED;
+        self.mixed.insert((sector, mixed), Box::new(bytes));
+        mixed
+    }
+
+    fn is(&self, sector: u64, version: Version, inside: Range<usize>, bytes: &[u8]) -> bool {
+        if version == 0 {
+            return bytes.iter().all(|byte| *byte == 0);
+        }
+        self.bytes(sector, version)[inside] == *bytes
+    }
+
+    fn unexpected(&self, sector: u64, bytes: &[u8], possible: &[Version]) -> Violation {
+        let versions = |versions: &[Version]| {
+            let texts: Vec<String> = versions
+                .iter()
+                .map(|version| match version & !MIXED {
+                    0 => "zeros".to_owned(),
+                    own if own != *version => format!("write {own} in part"),
+                    own => format!("write {own}"),
+                })
+                .collect();
+            texts.join(" or ")
+        };
+        Violation(format!(
+            "volume '{}' (number {}), sector {sector}: found {}, expected {}",
+            self.name,
+            self.id,
+            describe(bytes),
+            versions(possible),
+        ))
+    }
+}
+
+/// The sectors of a range of bytes: number, place in the caller's buffer, place in the sector.
+pub fn sectors_of(
+    offset: u64,
+    len: u64,
+) -> impl Iterator<Item = (u64, Range<usize>, Range<usize>)> {
+    let end = offset + len;
+    (offset / SECTOR..end.div_ceil(SECTOR)).map(move |sector| {
+        let start = (sector * SECTOR).max(offset);
+        let stop = ((sector + 1) * SECTOR).min(end);
+        let inside = (start - sector * SECTOR) as usize..(stop - sector * SECTOR) as usize;
+        (
+            sector,
+            (start - offset) as usize..(stop - offset) as usize,
+            inside,
+        )
+    })
+}
+
+/// What a whole sector of a write holds.
+pub fn stamp(volume: u64, sector: u64, version: Version) -> [u8; SECTOR as usize] {
+    let mut bytes = [0; SECTOR as usize];
+    let words = [volume | 1 << 56, sector | 1 << 57, version | 1 << 58];
+    for (word, n) in bytes.chunks_exact_mut(8).zip(0..) {
+        word.copy_from_slice(&words[n % 3].to_le_bytes());
+    }
+    bytes
+}
+
+fn describe(bytes: &[u8]) -> String {
+    let word = |n: usize| {
+        bytes
+            .get(n * 8..n * 8 + 8)
+            .map_or(0, |word| u64::from_le_bytes(word.try_into().unwrap()))
+    };
+    if bytes.iter().all(|byte| *byte == 0) {
+        "zeros".to_owned()
+    } else if word(0) >> 56 == 1 && word(1) >> 57 == 1 && word(2) >> 58 == 1 {
+        format!(
+            "write {} to sector {} of volume number {}",
+            word(2) & !(1 << 58),
+            word(1) & !(1 << 57),
+            word(0) & !(1 << 56)
+        )
+    } else {
+        format!("rubbish beginning with {:02x?}", &bytes[..bytes.len().min(24)])
+    }
+}

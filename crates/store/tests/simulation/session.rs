@@ -1,0 +1,407 @@
+//! Requests drawn from the seed, and code that runs in the middle of their I/Os.
+
+use std::sync::Arc;
+
+use onefold_engine::Part;
+use onefold_engine::simulated::{CrashKind, FailureRates, Op, When};
+use onefold_store::{CreateOptions, Wait};
+
+use crate::crash::Recovery;
+use crate::model::Violation;
+use crate::random::Random;
+use crate::world::{Fill, MIB, Step, Stop, World};
+
+/// A volume with many segments, hardly any of which are used.
+const WIDE_BYTES: u64 = 1536 * MIB;
+
+/// What is held while an I/O is under way, and so must not be asked for in the middle of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Held {
+    Nothing,
+    /// Blocks of this volume.
+    Blocks(u64),
+    /// The commit lock, perhaps the checkpoint's and blocks besides.
+    Commit,
+    /// The checkpoint lock, perhaps blocks besides.
+    Checkpoint,
+}
+
+/// One run: a few sessions on one pool, with a crash or a close after each.
+pub fn run(world: &Arc<World>) -> Result<(), Violation> {
+    let sessions = world.draw(|random| random.between(3, 6));
+    let step = world.open(8 * MIB).map_err(|error| Violation(error.to_string()));
+    step?;
+    for _ in 0..sessions {
+        let ended = world.session();
+        match ended.and_then(|()| world.found()) {
+            Ok(()) | Err(Stop::Crashed) => {}
+            Err(Stop::Violation(violation)) => return Err(violation),
+        }
+        match world.recover() {
+            Ok(()) => {}
+            Err(Stop::Crashed) => return Err(Violation("a crash nobody ordered".into())),
+            Err(Stop::Violation(violation)) => return Err(violation),
+        }
+    }
+    world.cover_log();
+    Ok(())
+}
+
+/// A small pool, so that blocks are reused and the log goes round.
+pub fn options(random: &mut Random) -> CreateOptions {
+    let block_size = *random.pick(&[4096, 4096, 4096, 4096, 8192, 16384, 65536]);
+    CreateOptions {
+        block_size,
+        size_bytes: random.between(4, 32) * MIB,
+        log_bytes: *random.pick(&[256 << 10, 256 << 10, 256 << 10, 384 << 10]),
+    }
+}
+
+impl World {
+    pub fn draw<T>(&self, draw: impl FnOnce(&mut Random) -> T) -> T {
+        draw(&mut self.state().random)
+    }
+
+    fn session(self: &Arc<Self>) -> Step {
+        self.inject_faults();
+        if self.draw(|random| random.one_in(2)) {
+            let n = self.draw(|random| random.between(1, 150));
+            self.trace(|| format!("crash after {n} I/Os"));
+            self.engine().crash_after(n);
+        }
+        let requests = self.draw(|random| random.between(5, 60));
+        for _ in 0..requests {
+            self.request()?;
+            self.found()?;
+            if self.state().must_reopen {
+                return Ok(());
+            }
+        }
+        if self.draw(|random| random.one_in(4)) && !self.state().faulty {
+            let memory_bytes = self.draw_memory();
+            self.close_and_open(memory_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// In one session of three, I/Os fail.
+    fn inject_faults(&self) {
+        let engine = self.engine();
+        let mut rates = FailureRates::default();
+        match self.draw(|random| random.below(18)) {
+            0 => rates.read = 0.03,
+            1 => rates.write = 0.03,
+            2 => rates.sync = 0.05,
+            3 => rates.discard = 0.3,
+            4 => {
+                rates = FailureRates {
+                    read: 0.01,
+                    write: 0.01,
+                    sync: 0.01,
+                    discard: 0.1,
+                }
+            }
+            5 => self.limit(Part::Data),
+            6 => self.limit(Part::Meta),
+            _ => {}
+        }
+        engine.set_failure_rates(rates);
+        engine.set_discard_ignored_rate(if self.draw(|random| random.one_in(3)) {
+            0.3
+        } else {
+            0.0
+        });
+        engine.set_cold_rate(if self.draw(|random| random.one_in(3)) {
+            0.3
+        } else {
+            0.0
+        });
+        let mut state = self.state();
+        state.faulty |= rates != FailureRates::default();
+        state.sync_failed |= rates.sync > 0.0;
+    }
+
+    /// The host has little room left.
+    fn limit(&self, part: Part) {
+        let allocated = self.allocated(part);
+        let more = self.draw(|random| random.below(2 * MIB));
+        self.engine().set_capacity(part, Some(allocated + more));
+        self.state().faulty = true;
+    }
+
+    fn draw_memory(&self) -> u64 {
+        self.draw(|random| *random.pick(&[8, 8, 8, 64])) * MIB
+    }
+
+    fn recover(&self) -> Step {
+        let mut again = self.draw(|random| random.one_in(3));
+        loop {
+            let power_loss = self.state().sync_failed || self.draw(|random| !random.one_in(3));
+            let recovery = Recovery {
+                kind: if power_loss {
+                    CrashKind::PowerLoss
+                } else {
+                    CrashKind::ProcessKilled
+                },
+                crash_at: again.then(|| self.draw(|random| random.between(1, 30))),
+                memory_bytes: self.draw_memory(),
+            };
+            let before = self.state().coverage.recoveries;
+            if self.crash_and_open(recovery)? {
+                self.verify()?;
+                debug_assert!(self.state().coverage.recoveries > before);
+                break;
+            }
+            again = self.draw(|random| random.one_in(3));
+        }
+        if self.draw(|random| random.one_in(2)) {
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    /// One request at the top.
+    fn request(self: &Arc<Self>) -> Step {
+        self.state().request += 1;
+        self.state().coverage.requests += 1;
+        let volumes = self.volume_ids();
+        let choice = self.draw(|random| random.below(100));
+        if volumes.is_empty() || (choice < 3 && volumes.len() < 4) {
+            let size = self.draw_size();
+            return self.create_volume(size);
+        }
+        let id = self.draw(|random| *random.pick(&volumes));
+        match choice {
+            0..3 => Ok(()),
+            3 => self.delete_volume(id),
+            4 => self.rename_volume(id),
+            5..7 => {
+                let size = self.draw_size();
+                self.resize_volume(id, size)
+            }
+            7..11 => self.import_step(),
+            11..13 => self.check(),
+            13..17 => {
+                self.arm_housekeeping();
+                self.tick()
+            }
+            17..30 => {
+                self.arm_housekeeping();
+                self.flush(id)
+            }
+            30..42 => {
+                self.arm(Part::Data, Op::Read, Held::Nothing);
+                self.read_some(id, Wait::Yes)
+            }
+            42..45 => self.read_some(id, Wait::No),
+            45..50 => {
+                self.arm_housekeeping();
+                self.trim_some(id, Wait::Yes)
+            }
+            50..54 => self.zero_some(id),
+            54..58 => self.scatter(id),
+            58..64 => self.comb(id),
+            64..72 => self.write_some(id, Wait::No),
+            _ => {
+                self.arm_write(id);
+                self.write_some(id, Wait::Yes)
+            }
+        }
+    }
+
+    fn draw_size(&self) -> u64 {
+        self.draw(|random| {
+            if random.one_in(5) {
+                WIDE_BYTES
+            } else {
+                random.between(1, 48) * (128 << 10)
+            }
+        })
+    }
+
+    /// A range: often small, often whole blocks, often where others were.
+    fn draw_range(&self, id: u64, len_max: u64) -> (u64, u64) {
+        let size = self.size(id);
+        let block_size = self.state().block_size;
+        self.draw(|random| {
+            let unit = match random.below(10) {
+                0 => 1,
+                1..3 => 512,
+                _ => block_size,
+            };
+            let len = match random.below(10) {
+                0..5 => random.between(1, 4 * block_size),
+                5..9 => random.between(1, 64 * block_size),
+                _ => len_max,
+            };
+            let len = len.min(len_max).min(size).next_multiple_of(unit).min(size);
+            // In a wide volume the requests meet near its start and in the middle.
+            let span = (size - len).min(8 * MIB);
+            let base = if random.one_in(4) {
+                size - len - span
+            } else {
+                0
+            };
+            let offset = base + random.below(span + 1);
+            (offset / unit * unit, len)
+        })
+    }
+
+    fn write_some(&self, id: u64, wait: Wait) -> Step {
+        let (offset, len) = self.draw_range(id, MIB);
+        self.write(id, offset, len, Fill::Data, wait)
+    }
+
+    fn read_some(&self, id: u64, wait: Wait) -> Step {
+        let (offset, len) = self.draw_range(id, MIB);
+        self.read(id, offset, len, wait)
+    }
+
+    fn trim_some(&self, id: u64, wait: Wait) -> Step {
+        let (offset, len) = self.draw_range(id, 4 * MIB);
+        self.trim(id, offset, len, wait)
+    }
+
+    fn zero_some(&self, id: u64) -> Step {
+        let (offset, len) = self.draw_range(id, MIB);
+        self.write_zeroes(id, offset, len, Wait::Yes)
+    }
+
+    /// Many records at once: every other block is given up, or needs a new place.
+    fn comb(&self, id: u64) -> Step {
+        let block_size = self.state().block_size;
+        let size = self.size(id);
+        let len = (128 * block_size).min(2 * MIB).min(size);
+        let offset = self.draw(|random| random.below((size - len).min(8 * MIB) / block_size + 1));
+        let fill = if self.draw(|random| random.one_in(4)) {
+            Fill::Data
+        } else {
+            Fill::Comb
+        };
+        self.write(id, offset * block_size, len, fill, Wait::Yes)
+    }
+
+    /// Single blocks in many segments: each makes a page dirty.
+    fn scatter(&self, id: u64) -> Step {
+        let block_size = self.state().block_size;
+        let segment = 512 * block_size;
+        let segments = self.size(id) / segment;
+        let count = self.draw(|random| random.between(1, 120)).min(segments);
+        let first = self.draw(|random| random.below(segments.max(1)));
+        for n in 0..count {
+            let offset = (first + n) % segments * segment;
+            self.write(id, offset, block_size, Fill::Data, Wait::Yes)?;
+            if self.state().must_reopen {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn import_step(&self) -> Step {
+        let importing = self.state().import.as_ref().map(|(_, volume)| volume.size);
+        let Some(size) = importing else {
+            let size = self.draw(|random| random.between(1, 16)) * (128 << 10);
+            return self.begin_import(size);
+        };
+        match self.draw(|random| random.below(4)) {
+            0 => self.finish_import(),
+            1 => self.abort_import(),
+            _ => {
+                let len = size.min(256 << 10);
+                let offset = self.draw(|random| random.below((size - len) / 65536 + 1)) * 65536;
+                self.write_import(offset, len)
+            }
+        }
+    }
+
+    // Code in the middle of an I/O.
+
+    fn arm_write(self: &Arc<Self>, id: u64) {
+        match self.draw(|random| random.below(4)) {
+            0 => self.arm(Part::Data, Op::Write, Held::Blocks(id)),
+            1 => self.arm(Part::Data, Op::Read, Held::Blocks(id)),
+            2 => self.arm(Part::Data, Op::Discard, Held::Blocks(id)),
+            _ => {}
+        }
+    }
+
+    fn arm_housekeeping(self: &Arc<Self>) {
+        let (part, op, held) = self.draw(|random| {
+            *random.pick(&[
+                (Part::Data, Op::Sync, Held::Commit),
+                (Part::Log, Op::Write, Held::Commit),
+                (Part::Log, Op::Sync, Held::Commit),
+                (Part::Meta, Op::Write, Held::Checkpoint),
+                (Part::Meta, Op::Reserve, Held::Checkpoint),
+                (Part::Meta, Op::Sync, Held::Checkpoint),
+                (Part::Data, Op::Discard, Held::Nothing),
+            ])
+        });
+        self.arm(part, op, held);
+    }
+
+    /// Lets other requests run in the middle of the next such I/O, if it is part of the request
+    /// that comes next.
+    fn arm(self: &Arc<Self>, part: Part, op: Op, held: Held) {
+        if self.draw(|random| random.one_in(2)) {
+            return;
+        }
+        let when = if self.draw(|random| random.one_in(3)) {
+            When::After
+        } else {
+            When::Before
+        };
+        let world = Arc::clone(self);
+        let request = self.state().request;
+        let hook = move || {
+            if world.state().request == request && !world.engine().is_crashed() {
+                world.interrupt(held);
+            }
+        };
+        self.engine().on_next_io(part, op, when, Box::new(hook));
+    }
+
+    fn interrupt(&self, held: Held) {
+        let mut state = self.state();
+        state.depth += 1;
+        state.coverage.hooks_run += 1;
+        drop(state);
+        self.trace(|| format!("meanwhile, {held:?} being held:"));
+        let count = self.draw(|random| random.between(1, 6));
+        for _ in 0..count {
+            match self.interrupting_request(held) {
+                Ok(()) => {}
+                Err(Stop::Crashed) => break,
+                Err(Stop::Violation(violation)) => {
+                    self.state().found.get_or_insert(violation);
+                    break;
+                }
+            }
+        }
+        self.state().depth -= 1;
+    }
+
+    fn interrupting_request(&self, held: Held) -> Step {
+        let volumes = self.volume_ids();
+        if volumes.is_empty() {
+            return Ok(());
+        }
+        let id = self.draw(|random| *random.pick(&volumes));
+        let wait = match held {
+            Held::Nothing => Wait::Yes,
+            Held::Blocks(own) if own != id => Wait::Yes,
+            _ => Wait::No,
+        };
+        let may_commit = held != Held::Commit;
+        let may_checkpoint = may_commit && held != Held::Checkpoint;
+        match self.draw(|random| random.below(8)) {
+            0..3 => self.write_some(id, wait),
+            3 => self.trim_some(id, wait),
+            4 if may_commit => self.flush(id),
+            5 if may_checkpoint => self.tick(),
+            6 => self.read_some(id, wait),
+            _ => self.write_some(id, wait),
+        }
+    }
+}

@@ -1,0 +1,556 @@
+//! One simulated machine, the store on it, and what its volumes should hold.
+//!
+//! Every request goes to the store and to the model. The state is never locked while the store is
+//! called, so that code which runs in the middle of an I/O can make requests of its own.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use onefold_engine::Engine;
+use onefold_engine::simulated::SimulatedEngine;
+use onefold_store::{
+    CreateOptions, Import, OpenOptions, RecoveryReport, Store, StoreError, StoreErrorKind, Volume,
+    Wait,
+};
+
+use crate::coverage::Coverage;
+use crate::model::{Ended, Moment, SECTOR, Version, Violation, VolumeModel, sectors_of};
+use crate::random::Random;
+
+pub const MIB: u64 = 1 << 20;
+
+/// Why a run cannot go on.
+#[derive(Debug)]
+pub enum Stop {
+    /// The machine stopped; recovery is next.
+    Crashed,
+    Violation(Violation),
+}
+
+pub type Step = Result<(), Stop>;
+
+impl From<Violation> for Stop {
+    fn from(violation: Violation) -> Self {
+        Self::Violation(violation)
+    }
+}
+
+pub fn violation(message: impl Into<String>) -> Stop {
+    Stop::Violation(Violation(message.into()))
+}
+
+/// A change of the catalogue that may or may not have happened.
+#[derive(Debug)]
+pub enum Pending {
+    Create(VolumeModel),
+    Delete(u64),
+    Rename(u64, String),
+    Resize(u64, u64),
+}
+
+/// What a write consists of, block by block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fill {
+    Data,
+    /// Every other block is zeros.
+    Comb,
+    Zeros,
+}
+
+pub struct State {
+    pub engine: Arc<SimulatedEngine>,
+    pub store: Option<Arc<Store>>,
+    pub block_size: u64,
+    pub volumes: Vec<VolumeModel>,
+    pub import: Option<(Import, VolumeModel)>,
+    pub pending: Option<Pending>,
+    pub random: Random,
+    pub coverage: Coverage,
+    pub trace: bool,
+    /// I/Os fail now, so requests may.
+    pub faulty: bool,
+    /// Some sync failed or may have: what readers see now need not ever be durable.
+    pub sync_failed: bool,
+    /// The pool takes no writes, or a request left the catalogue undecided: reopen it.
+    pub must_reopen: bool,
+    /// Requests of which another one runs in the middle.
+    pub depth: usize,
+    /// Counts requests at the top: which one a hook was meant for.
+    pub request: u64,
+    /// What code in the middle of an I/O found wrong.
+    pub found: Option<Violation>,
+    next_id: u64,
+    next_version: Version,
+}
+
+pub struct World(Mutex<State>);
+
+impl World {
+    /// A machine with an empty pool on it, not open yet.
+    pub fn new(seed: u64, options: &CreateOptions) -> Arc<Self> {
+        let engine = Arc::new(SimulatedEngine::new(seed));
+        Store::create(&*engine, options).unwrap();
+        Arc::new(Self(Mutex::new(State {
+            engine,
+            store: None,
+            block_size: u64::from(options.block_size),
+            volumes: Vec::new(),
+            import: None,
+            pending: None,
+            random: Random::new(seed ^ 0x5eed),
+            coverage: Coverage::default(),
+            trace: false,
+            faulty: false,
+            sync_failed: false,
+            must_reopen: false,
+            depth: 0,
+            request: 0,
+            found: None,
+            next_id: 1,
+            next_version: 1,
+        })))
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn store(&self) -> Arc<Store> {
+        Arc::clone(self.state().store.as_ref().expect("the pool is open"))
+    }
+
+    pub fn engine(&self) -> Arc<SimulatedEngine> {
+        Arc::clone(&self.state().engine)
+    }
+
+    pub fn trace(&self, what: impl FnOnce() -> String) {
+        let state = self.state();
+        if state.trace {
+            let indent = "    ".repeat(state.depth + 1);
+            eprintln!("{:6}{indent}{}", state.engine.io_count(), what());
+        }
+    }
+
+    /// Opens the pool as it is.
+    pub fn open(&self, memory_bytes: u64) -> Result<RecoveryReport, StoreError> {
+        let engine: Arc<dyn Engine> = self.engine();
+        let (store, report) = Store::open(engine, &OpenOptions { memory_bytes, ..OpenOptions::default() })?;
+        self.state().store = Some(store);
+        Ok(report)
+    }
+
+    pub fn volume_ids(&self) -> Vec<u64> {
+        self.state().volumes.iter().map(|volume| volume.id).collect()
+    }
+
+    /// Runs `look` on the model of a volume.
+    pub fn with<T>(&self, id: u64, look: impl FnOnce(&mut VolumeModel) -> T) -> T {
+        let mut state = self.state();
+        let volume = state.volumes.iter_mut().find(|volume| volume.id == id);
+        look(volume.expect("the volume is in the model"))
+    }
+
+    pub fn size(&self, id: u64) -> u64 {
+        self.with(id, |volume| volume.size)
+    }
+
+    fn handle(&self, id: u64) -> Result<Arc<Volume>, Stop> {
+        let name = self.with(id, |volume| volume.name.clone());
+        self.store()
+            .volume(&name)
+            .map_err(|error| violation(format!("volume '{name}' is gone: {error}")))
+    }
+
+    /// Whether a request may have failed like this. What nobody can explain is a violation.
+    fn judge(&self, what: &str, error: &StoreError, wait: Wait) -> Step {
+        self.trace(|| format!("{what}: {:?}: {error}", error.kind()));
+        let mut state = self.state();
+        if state.engine.is_crashed() {
+            return Err(Stop::Crashed);
+        }
+        match error.kind() {
+            StoreErrorKind::WouldWait if wait == Wait::No => {
+                state.coverage.would_wait += 1;
+                Ok(())
+            }
+            StoreErrorKind::NoSpace => {
+                state.coverage.no_space += 1;
+                Ok(())
+            }
+            StoreErrorKind::Io if state.faulty => {
+                state.coverage.failed_requests += 1;
+                Ok(())
+            }
+            StoreErrorKind::ReadOnly if state.faulty => {
+                state.coverage.read_only += 1;
+                state.must_reopen = true;
+                Ok(())
+            }
+            _ => Err(violation(format!("{what}: {:?}: {error}", error.kind()))),
+        }
+    }
+
+    // Requests to volumes.
+
+    pub fn write(&self, id: u64, offset: u64, len: u64, fill: Fill, wait: Wait) -> Step {
+        if !self.settle_ends(id, offset, len)? {
+            return Ok(());
+        }
+        let (versions, bytes) = self.prepare(id, offset, len, fill);
+        let what = || format!("write {len} bytes at {offset} of {id}, {fill:?}, wait {wait:?}");
+        self.change(id, offset, &versions, what, wait, |volume| {
+            volume.write(offset, &bytes, wait)
+        })
+    }
+
+    pub fn write_zeroes(&self, id: u64, offset: u64, len: u64, wait: Wait) -> Step {
+        if !self.settle_ends(id, offset, len)? {
+            return Ok(());
+        }
+        let (versions, _) = self.prepare(id, offset, len, Fill::Zeros);
+        let what = || format!("zero {len} bytes at {offset} of {id}, wait {wait:?}");
+        self.change(id, offset, &versions, what, wait, |volume| {
+            volume.write_zeroes(offset, len, wait)
+        })
+    }
+
+    pub fn trim(&self, id: u64, offset: u64, len: u64, wait: Wait) -> Step {
+        let block_size = self.state().block_size;
+        let start = offset.next_multiple_of(block_size);
+        let end = (offset + len) / block_size * block_size;
+        let sectors = end.saturating_sub(start) / SECTOR;
+        let versions = vec![0; sectors as usize];
+        let what = || format!("trim {len} bytes at {offset} of {id}, wait {wait:?}");
+        self.change(id, start, &versions, what, wait, |volume| {
+            volume.trim(offset, len, wait)
+        })
+    }
+
+    /// A request that changes the sectors from `offset` on to `versions`.
+    fn change(
+        &self,
+        id: u64,
+        offset: u64,
+        versions: &[Version],
+        what: impl Fn() -> String,
+        wait: Wait,
+        request: impl FnOnce(&Volume) -> Result<(), StoreError>,
+    ) -> Step {
+        let volume = self.handle(id)?;
+        let first = offset / SECTOR;
+        let sectors = first..first + versions.len() as u64;
+        let version = |sector: u64| versions[(sector - first) as usize];
+        let begun = self.with(id, |volume| volume.begin(sectors.clone(), version));
+        self.trace(&what);
+        let room_before = self.room();
+        let done = request(&volume);
+        let ended = if done.is_ok() {
+            Ended::Answered
+        } else {
+            Ended::Failed
+        };
+        self.with(id, |volume| volume.end(begun, sectors, version, ended));
+        match done {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.judge(&what(), &error, wait)?;
+                self.explain_no_space(&error, room_before, versions.len() as u64 * SECTOR)
+            }
+        }
+    }
+
+    /// Blocks that are free, or will be once a commit has released them.
+    fn room(&self) -> Option<u64> {
+        if self.state().depth > 0 {
+            return None;
+        }
+        let stat = self.store().stat().ok()?;
+        Some(stat.free_blocks + stat.reclaim_blocks)
+    }
+
+    /// Only a pool without room may say so.
+    fn explain_no_space(&self, error: &StoreError, room: Option<u64>, bytes: u64) -> Step {
+        let state = self.state();
+        let needed = bytes / state.block_size + 2;
+        match room {
+            Some(room)
+                if error.kind() == StoreErrorKind::NoSpace && room > needed && !state.faulty =>
+            {
+                Err(violation(format!(
+                    "{needed} blocks at most were wanted, {room} are free, and yet: {error}"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Sectors that are written in part are completed from what the model knows of them, so that
+    /// must be certain. Returns whether it is.
+    fn settle_ends(&self, id: u64, offset: u64, len: u64) -> Result<bool, Stop> {
+        for (sector, _, inside) in sectors_of(offset, len) {
+            if inside == (0..SECTOR as usize) {
+                continue;
+            }
+            if self.with(id, |volume| volume.certain(sector)).is_none() {
+                self.read(id, sector * SECTOR, SECTOR, Wait::Yes)?;
+            }
+            if self.with(id, |volume| volume.certain(sector)).is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The versions that a write makes, and its bytes.
+    fn prepare(&self, id: u64, offset: u64, len: u64, fill: Fill) -> (Vec<Version>, Vec<u8>) {
+        let mut state = self.state();
+        state.next_version += 1;
+        let (own, block_size) = (state.next_version, state.block_size);
+        drop(state);
+        let mut bytes = vec![0; len as usize];
+        let versions = self.with(id, |volume| {
+            let sectors = sectors_of(offset, len).map(|(sector, range, inside)| {
+                let is_zero = match fill {
+                    Fill::Data => false,
+                    Fill::Comb => (sector * SECTOR / block_size) % 2 == 1,
+                    Fill::Zeros => true,
+                };
+                let source = if is_zero { 0 } else { own };
+                let whole = inside == (0..SECTOR as usize);
+                let version = match volume.certain(sector) {
+                    Some(before) if !whole => {
+                        volume.mix(sector, before, (own, source), inside.clone())
+                    }
+                    _ => source,
+                };
+                bytes[range].copy_from_slice(&volume.bytes(sector, version)[inside]);
+                version
+            });
+            sectors.collect()
+        });
+        (versions, bytes)
+    }
+
+    pub fn read(&self, id: u64, offset: u64, len: u64, wait: Wait) -> Step {
+        let volume = self.handle(id)?;
+        let begun = self.with(id, VolumeModel::begin_read);
+        let what = || format!("read {len} bytes at {offset} of {id}, wait {wait:?}");
+        self.trace(what);
+        let mut found = vec![0xdd; len as usize];
+        match volume.read(offset, &mut found, wait) {
+            Ok(()) => Ok(self.with(id, |volume| volume.end_read(begun, offset, &found))?),
+            Err(error) => {
+                self.with(id, VolumeModel::abandon_read);
+                self.judge(&what(), &error, wait)
+            }
+        }
+    }
+
+    // What makes things durable: the commit is one for all volumes.
+
+    pub fn flush(&self, id: u64) -> Step {
+        let volume = self.handle(id)?;
+        self.durably(&format!("flush {id}"), || volume.flush())
+    }
+
+    pub fn tick(&self) -> Step {
+        let store = self.store();
+        self.durably("tick", || store.tick())
+    }
+
+    /// A request after which everything that had been answered before is durable.
+    pub fn durably(&self, what: &str, request: impl FnOnce() -> Result<(), StoreError>) -> Step {
+        let asked = self.moments();
+        self.trace(|| what.to_owned());
+        match request() {
+            Ok(()) => {
+                self.flushed(&asked);
+                Ok(())
+            }
+            Err(error) => self.judge(what, &error, Wait::Yes),
+        }
+    }
+
+    fn moments(&self) -> Vec<(u64, Moment)> {
+        let mut state = self.state();
+        let State {
+            volumes, import, ..
+        } = &mut *state;
+        let importing = import.iter_mut().map(|(_, volume)| volume);
+        volumes
+            .iter_mut()
+            .chain(importing)
+            .map(|volume| (volume.id, volume.now()))
+            .collect()
+    }
+
+    fn flushed(&self, asked: &[(u64, Moment)]) {
+        let mut state = self.state();
+        for (id, moment) in asked {
+            if let Some(volume) = state.volumes.iter_mut().find(|volume| volume.id == *id) {
+                volume.flushed(*moment);
+            }
+        }
+    }
+
+    /// Checks the pool and fails if there is anything to find.
+    pub fn check(&self) -> Step {
+        let store = self.store();
+        let mut findings = Vec::new();
+        let mut report = None;
+        self.durably("check", || {
+            report = Some(store.check(false, &mut |finding| findings.push(finding))?);
+            Ok(())
+        })?;
+        if let Some(report) = report
+            && (report.findings > 0 || report.leaked_blocks > 0)
+        {
+            return Err(violation(format!("check: {report:?}: {findings:?}")));
+        }
+        Ok(())
+    }
+
+    // Changes of the catalogue.
+
+    fn fresh_volume(&self, size: u64) -> VolumeModel {
+        let mut state = self.state();
+        let id = state.next_id;
+        state.next_id += 1;
+        VolumeModel::new(id, &format!("volume-{id}"), size)
+    }
+
+    pub fn create_volume(&self, size: u64) -> Step {
+        let volume = self.fresh_volume(size);
+        let name = volume.name.clone();
+        let store = self.store();
+        self.catalogue_change(Pending::Create(volume), || store.create_volume(&name, size))
+    }
+
+    pub fn delete_volume(&self, id: u64) -> Step {
+        let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
+        self.catalogue_change(Pending::Delete(id), || {
+            store.delete_volume(&name, &mut |_, _| {})
+        })
+    }
+
+    pub fn rename_volume(&self, id: u64) -> Step {
+        let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
+        let new_name = format!("{name}x");
+        self.catalogue_change(Pending::Rename(id, new_name.clone()), || {
+            store.rename_volume(&name, &new_name)
+        })
+    }
+
+    pub fn resize_volume(&self, id: u64, size: u64) -> Step {
+        let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
+        let sectors = size / SECTOR..self.size(id) / SECTOR;
+        self.with(id, |volume| volume.begin(sectors, |_| 0));
+        self.catalogue_change(Pending::Resize(id, size), || {
+            store.resize_volume(&name, size)
+        })
+    }
+
+    fn catalogue_change(
+        &self,
+        pending: Pending,
+        request: impl FnOnce() -> Result<(), StoreError>,
+    ) -> Step {
+        let what = format!("{pending:.40?}");
+        self.state().pending = Some(pending);
+        self.durably(&what, || {
+            request()?;
+            self.state().settle_pending();
+            Ok(())
+        })?;
+        let mut state = self.state();
+        if state.pending.is_some() {
+            // It failed, and how far it got only recovery knows.
+            state.must_reopen = true;
+        }
+        Ok(())
+    }
+
+    pub fn begin_import(&self, size: u64) -> Step {
+        let volume = self.fresh_volume(size);
+        let store = self.store();
+        let mut import = None;
+        self.durably("begin an import", || {
+            import = Some(store.begin_import(&volume.name, size)?);
+            Ok(())
+        })?;
+        let mut state = self.state();
+        state.must_reopen |= import.is_none();
+        state.import = import.map(|import| (import, volume));
+        Ok(())
+    }
+
+    /// Writes a run of whole blocks to the volume that is being imported.
+    pub fn write_import(&self, offset: u64, len: u64) -> Step {
+        let Some((import, volume)) = self.state().import.take() else {
+            return Ok(());
+        };
+        let id = volume.id;
+        self.state().volumes.push(volume);
+        let (versions, bytes) = self.prepare(id, offset, len, Fill::Data);
+        let mut volume = self.state().volumes.pop().expect("just pushed");
+        let first = offset / SECTOR;
+        let sectors = first..first + versions.len() as u64;
+        let version = |sector: u64| versions[(sector - first) as usize];
+        let begun = volume.begin(sectors.clone(), version);
+        self.trace(|| format!("import {len} bytes at {offset}"));
+        let done = import.write(offset, &bytes);
+        let ended = if done.is_ok() {
+            Ended::Answered
+        } else {
+            Ended::Failed
+        };
+        volume.end(begun, sectors, version, ended);
+        self.state().import = Some((import, volume));
+        done.or_else(|error| self.judge("import", &error, Wait::Yes))
+    }
+
+    pub fn finish_import(&self) -> Step {
+        let Some((import, mut volume)) = self.state().import.take() else {
+            return Ok(());
+        };
+        // Finishing begins with a flush of its own: if the volume appears, it is complete.
+        let asked = volume.now();
+        volume.flushed(asked);
+        self.catalogue_change(Pending::Create(volume), || import.finish())
+    }
+
+    pub fn abort_import(&self) -> Step {
+        let import = self.state().import.take();
+        self.trace(|| "abort the import".to_owned());
+        drop(import);
+        if self.engine().is_crashed() {
+            return Err(Stop::Crashed);
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// What was pending has happened.
+    pub fn settle_pending(&mut self) {
+        let find = |volumes: &mut Vec<VolumeModel>, id: u64| {
+            let at = volumes.iter().position(|volume| volume.id == id);
+            at.expect("the volume is in the model")
+        };
+        match self.pending.take() {
+            None => {}
+            Some(Pending::Create(volume)) => self.volumes.push(volume),
+            Some(Pending::Delete(id)) => {
+                let at = find(&mut self.volumes, id);
+                self.volumes.remove(at);
+            }
+            Some(Pending::Rename(id, name)) => {
+                let at = find(&mut self.volumes, id);
+                self.volumes[at].name = name;
+            }
+            Some(Pending::Resize(id, size)) => {
+                let at = find(&mut self.volumes, id);
+                self.volumes[at].resize(size);
+            }
+        }
+    }
+}
