@@ -14,7 +14,7 @@ use crate::pool::{self, Claim};
 use crate::verbs::transfer::{OpenExport, VolumeExport, VolumeImport, VolumeImportReply};
 use crate::verbs::{Report, Service, Verb};
 use onefold_engine::embedded::{CacheMode, PoolLock};
-use onefold_store::RecoveryReport;
+use onefold_store::{RecoveryReport, StoreErrorKind};
 use std::path::Path;
 use std::thread;
 
@@ -69,9 +69,14 @@ impl Session {
     }
 
     fn close(self) -> Result<()> {
-        match self {
-            Self::Direct { service, .. } => Ok(service.store.close()?),
-            Self::Remote(_) => Ok(()),
+        let Self::Direct { service, .. } = self else {
+            return Ok(());
+        };
+        match service.store.close() {
+            // A pool that takes no writes, such as one of a newer version, has nothing to write
+            // at its end either; and whoever tried to write has been told.
+            Err(error) if error.kind() == StoreErrorKind::ReadOnly => Ok(()),
+            closed => Ok(closed?),
         }
     }
 

@@ -66,7 +66,7 @@ fn open_layer(
     allow_backing: bool,
     depth: usize,
 ) -> Result<FormatAccess<ImageFile>> {
-    refuse_encryption(&storage, shown)?;
+    refuse_what_imago_accepts(&storage, shown)?;
     let directory = storage.directory.clone();
     let mut image: Qcow2<ImageFile> =
         Qcow2::open_image(storage, false).map_err(|e| unusable(shown, &e))?;
@@ -144,21 +144,41 @@ fn open_beside(directory: &Path, name: &str, shown: &str) -> Result<ImageFile> {
         })
 }
 
-/// Where the header names the method of encryption, 0 being none.
-const ENCRYPTION_FIELD_OFFSET: u64 = 32;
+/// The start of the header, up to and including the size of the first table.
+const HEADER_BYTES: usize = 40;
 
-/// imago does not look at this field, and would take ciphertext for the disk's content.
-fn refuse_encryption(storage: &ImageFile, shown: &str) -> Result<()> {
-    let (mut magic, mut method) = ([0; 4], [0; 4]);
-    let complete = storage.file.read_exact_at(&mut magic, 0).is_ok()
-        && storage
-            .file
-            .read_exact_at(&mut method, ENCRYPTION_FIELD_OFFSET)
-            .is_ok();
-    // What is too short, or something else altogether, gets its message from imago.
-    if complete && magic == QCOW2_MAGIC && method != [0; 4] {
+/// Refuses what imago does not look at: encryption, where it would take ciphertext for the disk's
+/// content, and tables too small for the disk, whose missing part it would take for zeros.
+fn refuse_what_imago_accepts(storage: &ImageFile, shown: &str) -> Result<()> {
+    let mut header = [0; HEADER_BYTES];
+    if storage.file.read_exact_at(&mut header, 0).is_err() || !header.starts_with(&QCOW2_MAGIC) {
+        // What is too short, or something else altogether, gets its message from imago.
+        return Ok(());
+    }
+    let field = |range: Range<usize>| {
+        let bytes = header.get(range).unwrap_or_default();
+        bytes
+            .iter()
+            .fold(0, |number, byte| number << 8 | u64::from(*byte))
+    };
+    let (cluster_bits, size_bytes) = (field(20..24), field(24..32));
+    let (encryption, table_entries) = (field(32..36), field(36..40));
+    if encryption != 0 {
         return Err(Error::failed(format!(
             "{shown} is encrypted; decrypt it with 'qemu-img convert' first"
+        )));
+    }
+    // An entry stands for a cluster full of 8-byte entries, each of which stands for a cluster.
+    let entry_bytes_log2 = u32::try_from(2 * cluster_bits)
+        .unwrap_or(u32::MAX)
+        .saturating_sub(3);
+    let needed = 1_u64
+        .checked_shl(entry_bytes_log2)
+        .map_or(1, |entry_bytes| size_bytes.div_ceil(entry_bytes));
+    if table_entries < needed {
+        return Err(Error::failed(format!(
+            "{shown} is not a usable qcow2 image: its table has {table_entries} entries, but a \
+             disk of {size_bytes} bytes needs {needed}"
         )));
     }
     Ok(())
