@@ -47,3 +47,12 @@ pub(crate) const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Pause after the system refused a new connection for lack of descriptors or memory.
 pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a connection's thread looks for the next request before it sleeps. To wake it up takes
+/// longer than this where processors sleep deeply, as in virtual machines; a client that sends one
+/// request at a time usually sends the next one sooner.
+pub(crate) const INPUT_POLL_TIME: Duration = Duration::from_micros(30);
+
+/// After so many vain looks in a row a connection's thread looks only once in 2 to the power of
+/// this many waits, so that clients with long pauses cost next to no processor time.
+pub(crate) const INPUT_POLL_FAILURES_MAX: u32 = 8;

@@ -55,6 +55,22 @@ impl Socket {
         Ok(len)
     }
 
+    /// Looks for input for `time` without sleeping, but lets other threads run; `None` if none came.
+    pub(crate) fn recv_within(&self, buf: &mut [u8], time: Duration) -> io::Result<Option<usize>> {
+        let started = Instant::now();
+        loop {
+            match rustix::net::recv(&self.fd, &mut *buf, RecvFlags::DONTWAIT) {
+                Ok((_, len)) => return Ok(Some(len)),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if started.elapsed() >= time {
+                return Ok(None);
+            }
+            std::thread::yield_now();
+        }
+    }
+
     /// Fills `buf`.
     pub(crate) fn recv_exact(&self, mut buf: &mut [u8]) -> io::Result<()> {
         while !buf.is_empty() {
@@ -193,6 +209,22 @@ fn unix_peer(fd: BorrowedFd<'_>) -> Option<Peer> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn looking_for_input_does_not_wait_for_it() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let socket = Socket::from_unix(ours).unwrap();
+        let look = || {
+            socket
+                .recv_within(&mut [0; 8], Duration::from_micros(1))
+                .unwrap()
+        };
+        assert_eq!(look(), None);
+        theirs.write_all(&[1, 2, 3]).unwrap();
+        assert_eq!(look(), Some(3));
+        drop(theirs);
+        assert_eq!(look(), Some(0));
+    }
 
     #[test]
     fn a_stream_with_a_deadline_fails_after_it_and_one_without_does_not() {

@@ -1,7 +1,7 @@
 //! A pool as this process opens it: the directory's lock, and the store in it.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::limits::store_memory_bytes;
+use crate::limits::{MEMORY_BYTES_DEFAULT, store_memory_bytes};
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine, LockError, PoolLock};
 use onefold_store::{CreateOptions, OpenOptions, RecoveryReport, Store, StoreErrorKind};
 use std::fs;
@@ -50,16 +50,31 @@ pub(crate) fn claim(pool: &Path) -> Result<Claim> {
     }
 }
 
+/// How to open a pool.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Opening {
+    pub(crate) cache: CacheMode,
+    pub(crate) memory_bytes: u64,
+    /// Count free space again where its map cannot be opened.
+    pub(crate) repair: bool,
+}
+
+impl Default for Opening {
+    fn default() -> Self {
+        Self {
+            cache: CacheMode::Host,
+            memory_bytes: MEMORY_BYTES_DEFAULT,
+            repair: false,
+        }
+    }
+}
+
 /// Opens the pool's store; the caller holds the lock.
-pub(crate) fn open(
-    pool: &Path,
-    cache: CacheMode,
-    memory_bytes: u64,
-) -> Result<(Arc<Store>, RecoveryReport)> {
-    let engine = Arc::new(EmbeddedEngine::new(pool, cache));
+pub(crate) fn open(pool: &Path, opening: &Opening) -> Result<(Arc<Store>, RecoveryReport)> {
+    let engine = Arc::new(EmbeddedEngine::new(pool, opening.cache));
     let options = OpenOptions {
-        memory_bytes: store_memory_bytes(memory_bytes),
-        ..OpenOptions::default()
+        memory_bytes: store_memory_bytes(opening.memory_bytes),
+        rebuild_free_space: opening.repair,
     };
     Ok(Store::open(engine, &options)?)
 }

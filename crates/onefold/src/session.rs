@@ -8,12 +8,11 @@ use crate::control::client::ControlClient;
 use crate::control::socket_path;
 use crate::error::{Error, Result};
 use crate::image::chunk::{PieceReceiver, transfer};
-use crate::limits::MEMORY_BYTES_DEFAULT;
 use crate::output::Output;
-use crate::pool::{self, Claim};
+use crate::pool::{self, Claim, Opening};
 use crate::verbs::transfer::{OpenExport, VolumeExport, VolumeImport, VolumeImportReply};
 use crate::verbs::{Report, Service, Verb};
-use onefold_engine::embedded::{CacheMode, PoolLock};
+use onefold_engine::embedded::PoolLock;
 use onefold_store::{RecoveryReport, StoreErrorKind};
 use std::path::Path;
 use std::thread;
@@ -31,23 +30,33 @@ pub(crate) enum Session {
 }
 
 impl Session {
-    /// Opens the pool, gives it to `work`, and closes it, whatever comes of that.
+    /// Opens the pool, gives it to `work`, and closes it, whatever comes of that. With `repair` a
+    /// free-space map that cannot be opened is counted again.
     pub(crate) fn with<T>(
         pool: &Path,
         output: &Output,
+        repair: bool,
         work: impl FnOnce(&Session) -> Result<T>,
     ) -> Result<T> {
-        let session = Self::open(pool, output)?;
+        let session = Self::open(pool, output, repair)?;
         let worked = work(&session);
         let closed = session.close();
         // What the work failed of matters more than that the pool did not close after it.
         worked.and_then(|result| closed.map(|()| result))
     }
 
-    fn open(pool: &Path, output: &Output) -> Result<Self> {
+    fn open(pool: &Path, output: &Output, repair: bool) -> Result<Self> {
         match pool::claim(pool)? {
             Claim::Ours(lock) => {
-                let (store, recovery) = pool::open(pool, CacheMode::Host, MEMORY_BYTES_DEFAULT)?;
+                let opening = Opening {
+                    repair,
+                    ..Opening::default()
+                };
+                let (store, recovery) = pool::open(pool, &opening)?;
+                if recovery.free_space_rebuilt {
+                    output
+                        .note("the free-space map was damaged; it was counted again from the maps");
+                }
                 if !recovery.clean {
                     output.note(recovery_line(&recovery));
                 }

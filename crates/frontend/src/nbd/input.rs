@@ -1,7 +1,7 @@
 //! What a client has sent and the connection has not yet taken in.
 
 use crate::buffer::AlignedBuffer;
-use crate::limits::INPUT_BYTES;
+use crate::limits::{INPUT_BYTES, INPUT_POLL_FAILURES_MAX, INPUT_POLL_TIME};
 use crate::nbd::wire::REQUEST_BYTES;
 use crate::socket::Socket;
 use std::io;
@@ -22,6 +22,7 @@ pub(crate) struct Input {
     begin: usize,
     end: usize,
     expects_large_payload: bool,
+    patience: Patience,
 }
 
 impl Input {
@@ -31,6 +32,7 @@ impl Input {
             begin: 0,
             end: 0,
             expects_large_payload: false,
+            patience: Patience::default(),
         })
     }
 
@@ -73,7 +75,7 @@ impl Input {
                 room_end = room_end.min(self.end + READ_AHEAD_OF_LARGE_PAYLOAD);
             }
             let room = self.memory.get_mut(self.end..room_end).unwrap_or_default();
-            let received = socket.recv(room)?;
+            let received = self.patience.recv(socket, room)?;
             if received == 0 {
                 return Ok(false);
             }
@@ -90,5 +92,67 @@ impl Input {
         }
         self.consume(len);
         len
+    }
+}
+
+/// Whether to look for input before sleeping until it comes: only for clients for which that has
+/// turned out well lately.
+#[derive(Debug, Default)]
+struct Patience {
+    /// Vain looks in a row.
+    failures: u32,
+    /// Waits to come without a look.
+    skipped: u32,
+}
+
+impl Patience {
+    fn recv(&mut self, socket: &Socket, room: &mut [u8]) -> io::Result<usize> {
+        if self.looks() {
+            let found = socket.recv_within(room, INPUT_POLL_TIME)?;
+            self.looked(found.is_some());
+            if let Some(received) = found {
+                return Ok(received);
+            }
+        }
+        socket.recv(room)
+    }
+
+    fn looks(&mut self) -> bool {
+        let looks = self.skipped == 0;
+        self.skipped = self.skipped.saturating_sub(1);
+        looks
+    }
+
+    fn looked(&mut self, found: bool) {
+        self.failures = if found {
+            0
+        } else {
+            (self.failures + 1).min(INPUT_POLL_FAILURES_MAX)
+        };
+        self.skipped = if found { 0 } else { (1 << self.failures) - 1 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_is_lost_by_and_by_and_regained_at_once() {
+        let mut patience = Patience::default();
+        let mut waits_until_look = |found| {
+            let waits = (1..).find(|_| patience.looks());
+            patience.looked(found);
+            waits
+        };
+        assert_eq!(waits_until_look(false), Some(1));
+        assert_eq!(waits_until_look(false), Some(2));
+        assert_eq!(waits_until_look(false), Some(4));
+        for _ in 0..20 {
+            waits_until_look(false);
+        }
+        assert_eq!(waits_until_look(true), Some(1 << INPUT_POLL_FAILURES_MAX));
+        assert_eq!(waits_until_look(true), Some(1));
+        assert_eq!(waits_until_look(false), Some(1));
     }
 }

@@ -100,7 +100,7 @@ impl Context {
     }
 
     fn with_session<T>(&self, work: impl FnOnce(&Session) -> Result<T>) -> Result<T> {
-        Session::with(self.pool()?, &self.output, work)
+        Session::with(self.pool()?, &self.output, false, work)
     }
 
     /// Does a short verb and prints its reply.

@@ -2,6 +2,7 @@
 
 use super::Context;
 use crate::error::{ErrorKind, Result};
+use crate::session::Session;
 use crate::verbs::pool::{PoolCheck, PoolCheckReply};
 use std::process::ExitCode;
 
@@ -20,7 +21,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let check = PoolCheck {
         repair: args.repair,
     };
-    let checked = context.with_session(|session| session.call(&check, &mut |_, _| {}));
+    let checked = Session::with(context.pool()?, &context.output, args.repair, |session| {
+        session.call(&check, &mut |_, _| {})
+    });
     let reply = match checked {
         Ok(reply) => reply,
         // Damage that keeps the pool from being opened is a finding too.

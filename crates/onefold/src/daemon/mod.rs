@@ -13,7 +13,7 @@ use crate::control::server::ControlSocket;
 use crate::error::{Error, Result};
 use crate::limits::{CONTROL_CONNECTIONS_MAX, DRAIN_TIME_MAX, TRANSFERS_MAX, VERBS_END_TIME_MAX};
 use crate::output::say;
-use crate::pool::{self, Claim};
+use crate::pool::{self, Claim, Opening};
 use crate::session::recovery_line;
 use crate::verbs::Service;
 use exports::{NbdService, listen};
@@ -65,7 +65,12 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     // Before the pool is opened: a wrong address is refused before anything happens, and clients
     // that come back after a crash wait for the recovery instead of failing.
     let listeners = listen(options, inherited)?;
-    let (store, recovery) = pool::open(&options.pool, options.cache, options.memory_bytes)?;
+    let opening = Opening {
+        cache: options.cache,
+        memory_bytes: options.memory_bytes,
+        repair: false,
+    };
+    let (store, recovery) = pool::open(&options.pool, &opening)?;
     say(recovery_line(&recovery));
     let served = serve_store(options, listeners, &store, &runtime, &mut signals);
     // Ends imports under way, which then take back what they stored.
