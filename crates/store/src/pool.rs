@@ -37,6 +37,8 @@ pub(crate) struct Pool {
     pub(crate) limits: Limits,
     pub(crate) data: Arc<dyn Disk>,
     pub(crate) data_name: String,
+    /// Writes go past the host's cache, so that each of them waits for the disk.
+    pub(crate) writes_wait: bool,
     pub(crate) pages: Arc<Pages>,
     pub(crate) maps: Maps,
     /// Records in memory and what they change. Whoever holds it sees maps and books exactly as the
@@ -126,6 +128,7 @@ impl Pool {
         Self {
             superblock,
             limits,
+            writes_wait: data.alignment() > 1,
             data,
             data_name,
             pages,

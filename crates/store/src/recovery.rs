@@ -300,6 +300,17 @@ fn check_data(data: &dyn Disk, superblock: &Superblock, root: &Root, name: &str)
         let message = format!("{name} has {len} bytes of the pool's {needed}: it was cut");
         return Err(StoreError::damaged(message));
     }
+    let alignment = data.alignment();
+    if alignment > superblock.block_size as usize {
+        return Err(StoreError::new(
+            StoreErrorKind::Invalid,
+            format!(
+                "{name} wants writes of {alignment} bytes where the pool's blocks have {}; \
+                 use the host's cache",
+                superblock.block_size
+            ),
+        ));
+    }
     let mut block = vec![0; superblock.block_size as usize];
     data.read_at(&mut block, 0)
         .map_err(|e| StoreError::io(name, e))?;

@@ -56,6 +56,9 @@ type Entries = SmallVec<[Entry; 8]>;
 impl Volume {
     /// Cuts the request into pieces: a part of a block at either end, whole blocks in between.
     pub(crate) fn write_admitted(&self, offset: u64, data: &[u8], wait: Wait) -> Result<()> {
+        if wait == Wait::No && self.pool.writes_wait {
+            return Err(StoreError::would_wait());
+        }
         let block_size = self.pool.block_size();
         let (mut at, mut rest) = (offset, data);
         while !rest.is_empty() {
