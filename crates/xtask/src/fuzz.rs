@@ -42,14 +42,22 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         !targets.is_empty(),
         "there is no such fuzz target; these exist:\n{list}"
     );
-    for target in &targets {
-        println!("fuzz target {target}, {} s", arguments.seconds);
-        let command = workspace
+    // First all of them, so that code that does not build is not taken for a finding.
+    let fuzz = |verb: &str| {
+        workspace
             .cargo()
-            .args(["fuzz", "run", "-s", "none", "--fuzz-dir"])
+            .args(["fuzz", verb, "-s", "none", "--fuzz-dir"])
             .arg(&fuzz_dir)
             .arg("--target-dir")
             .arg(workspace.target.join("fuzz"))
+    };
+    fuzz("build")
+        .args(&arguments.target)
+        .run()
+        .context("the fuzz targets do not build")?;
+    for target in &targets {
+        println!("fuzz target {target}, {} s", arguments.seconds);
+        let command = fuzz("run")
             .arg(target)
             .arg("--")
             .arg(format!("-max_total_time={}", arguments.seconds))

@@ -4,7 +4,8 @@
 //! server: the product, or `qemu-nbd` on raw files as a control. A test that fails on `qemu-nbd`
 //! is wrong itself; one that does not fail on the *forgetful* server finds nothing.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,13 +17,13 @@ use serde_json::Value;
 use crate::command::{Cmd, Running, last_lines};
 use crate::workspace::Workspace;
 
-/// How long a server may take until it accepts connections, before we call it stuck.
+/// How long a server may take until it greets clients, before we call it stuck.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// How long a server may take to end after SIGTERM, before we call it stuck.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(60);
 
-/// How often a starting server is asked whether it accepts connections.
+/// How often a starting server is asked whether it serves.
 const START_POLL: Duration = Duration::from_millis(1);
 
 /// Where a server listens.
@@ -61,28 +62,40 @@ impl Address {
         }
     }
 
-    fn accepts(&self) -> bool {
+    /// Whether a client is served. To be connected is not enough: a server may listen before it
+    /// has recovered, and then the connection only waits.
+    fn serves(&self) -> bool {
         match self {
-            Address::Unix(path) => UnixStream::connect(path).is_ok(),
+            Address::Unix(path) => UnixStream::connect(path).is_ok_and(|stream| {
+                stream.set_read_timeout(Some(START_LIMIT)).is_ok() && greets(stream)
+            }),
             Address::Tcp(port) => {
-                TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).is_ok()
+                TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).is_ok_and(|stream| {
+                    stream.set_read_timeout(Some(START_LIMIT)).is_ok() && greets(stream)
+                })
             }
         }
     }
 }
 
-/// A server process that accepts connections.
+/// Every NBD server begins with this word. A server that dies ends the connection without it.
+fn greets(mut stream: impl Read) -> bool {
+    let mut word = [0; 8];
+    stream.read_exact(&mut word).is_ok() && &word == b"NBDMAGIC"
+}
+
+/// A server process that serves clients.
 pub(crate) struct Daemon {
     running: Running,
     log: PathBuf,
     /// Where in the log this process begins; a log holds the lives of one server in turn.
     log_start: usize,
-    /// From its start until it accepted a connection at every address.
+    /// From its start until it greeted a client at every address.
     pub(crate) started_in: Duration,
 }
 
 impl Daemon {
-    /// Starts a server and waits until it accepts connections at every address.
+    /// Starts a server and waits until it greets clients at every address.
     pub(crate) fn start(command: Cmd, addresses: &[Address], log: &Path) -> Result<Daemon> {
         let log_start = std::fs::metadata(log).map_or(0, |metadata| metadata.len() as usize);
         let start = Instant::now();
@@ -95,14 +108,14 @@ impl Daemon {
             started_in: Duration::ZERO,
         };
         for address in addresses {
-            while !address.accepts() {
+            while !address.serves() {
                 if let Some(status) = daemon.running.try_wait()? {
                     let said = last_lines(&daemon.said());
                     bail!("the server ended while starting ({status})\n{said}");
                 }
                 if start.elapsed() > START_LIMIT {
                     let said = last_lines(&daemon.said());
-                    bail!("the server accepts no connection at {address:?}\n{said}");
+                    bail!("the server greets nobody at {address:?}\n{said}");
                 }
                 std::thread::sleep(START_POLL);
             }
@@ -185,6 +198,12 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
 pub(crate) fn records_replayed(line: &str) -> Option<u64> {
     let (before, _) = line.split_once(" log records")?;
     before.split_whitespace().next_back()?.parse().ok()
+}
+
+/// The number of bytes in the same line.
+pub(crate) fn log_bytes_replayed(line: &str) -> Option<u64> {
+    let (_, after) = line.split_once(" log records (")?;
+    after.split_once(" bytes)")?.0.parse().ok()
 }
 
 /// A pool and the binary that works on it.
@@ -505,6 +524,7 @@ mod tests {
     fn the_number_of_records_is_found() {
         let line = "pool opened in 0.012 s, 17 log records (4096 bytes) replayed";
         assert_eq!(records_replayed(line), Some(17));
+        assert_eq!(log_bytes_replayed(line), Some(4096));
         assert_eq!(records_replayed("some log records replayed"), None);
         assert_eq!(records_replayed("INFO nothing"), None);
     }

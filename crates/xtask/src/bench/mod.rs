@@ -136,5 +136,5 @@ fn measure_rows(
         }
         results.raw_slices.push(measured.raw(row));
     }
-    contenders.stop()
+    contenders.end()
 }

@@ -1,4 +1,4 @@
-//! Open after `kill -9`: from the start of the daemon until it accepts a connection, with four
+//! Open after `kill -9`: from the start of the daemon until it greets a client, with four
 //! million mapped blocks and a log that has much to replay.
 //!
 //! How full the log is when the kill comes can not be chosen from outside: a checkpoint may just
@@ -14,7 +14,7 @@ use super::Plan;
 use super::import::write_blocks;
 use crate::cleanup::Scratch;
 use crate::fio::{Fio, Section};
-use crate::server::{Product, records_replayed};
+use crate::server::{Product, log_bytes_replayed, records_replayed};
 use crate::workspace::Workspace;
 
 pub(super) const NAME: &str = "open";
@@ -26,6 +26,10 @@ pub(super) const AIM_SECONDS: f64 = 0.3;
 const MAPPED_BLOCKS: u64 = 4 << 20;
 const BLOCK_BYTES: u64 = 4096;
 
+/// The log's size as `pool create` makes it: nothing can be replayed beyond it. An open that
+/// replayed less than half of it says nothing about a log at its bound.
+const LOG_BYTES: u64 = 32 << 20;
+
 /// Unmapped space of the volume, where each write must be logged.
 const SPARE_BYTES: u64 = 16 << 30;
 
@@ -34,7 +38,13 @@ const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Each open.
 pub(super) struct Open {
-    opens: Vec<(f64, u64)>,
+    opens: Vec<Replayed>,
+}
+
+struct Replayed {
+    seconds: f64,
+    records: u64,
+    log_bytes: u64,
 }
 
 impl Open {
@@ -42,23 +52,40 @@ impl Open {
     pub(super) fn slowest(&self) -> f64 {
         self.opens
             .iter()
-            .map(|(seconds, _)| *seconds)
+            .map(|open| open.seconds)
             .fold(0.0, f64::max)
     }
 
     pub(super) fn records_max(&self) -> u64 {
         self.opens
             .iter()
-            .map(|(_, records)| *records)
+            .map(|open| open.records)
             .max()
             .unwrap_or(0)
     }
 
-    pub(super) fn raw(&self) -> Value {
-        let opens = self
-            .opens
+    /// The most of the log that one of them replayed, in MiB.
+    pub(super) fn log_mib_max(&self) -> u64 {
+        self.opens
             .iter()
-            .map(|(seconds, records)| json!({"seconds": seconds, "records_replayed": records}));
+            .map(|open| open.log_bytes)
+            .max()
+            .unwrap_or(0)
+            >> 20
+    }
+
+    /// Whether the log was so full that the time says something.
+    pub(super) fn log_was_full(&self) -> bool {
+        self.opens
+            .iter()
+            .any(|open| open.log_bytes >= LOG_BYTES / 2)
+    }
+
+    pub(super) fn raw(&self) -> Value {
+        let opens = self.opens.iter().map(|open| {
+            json!({"seconds": open.seconds, "records_replayed": open.records,
+                   "log_bytes_replayed": open.log_bytes})
+        });
         json!({"mapped_blocks_min": MAPPED_BLOCKS, "opens": opens.collect::<Vec<_>>()})
     }
 }
@@ -72,7 +99,7 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Open> {
     let size = (volume_bytes + SPARE_BYTES).to_string();
     product
         .command()
-        .args(["volume", "resize", "large", &size])
+        .args(["volume", "resize", "large", "--size", &size])
         .run()?;
     let mapped = product.stat_number("logical_blocks")?;
     ensure!(mapped >= MAPPED_BLOCKS, "only {mapped} blocks are mapped");
@@ -102,7 +129,12 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Open> {
         let records = records_replayed(&line).context("no number of records replayed")?;
         let seconds = daemon.started_in.as_secs_f64();
         println!("{NAME}: {seconds:.3} s, {records} records replayed");
-        opens.push((seconds, records));
+        let log_bytes = log_bytes_replayed(&line).context("no number of bytes replayed")?;
+        opens.push(Replayed {
+            seconds,
+            records,
+            log_bytes,
+        });
     }
     daemon.stop()?;
     Ok(Open { opens })

@@ -160,10 +160,11 @@ impl Contenders {
         Ok(Contenders { scratch, servers })
     }
 
-    pub(super) fn stop(self) -> Result<()> {
+    /// Ends the servers, which must all be there still. The pass-through knows no clean end.
+    pub(super) fn end(self) -> Result<()> {
         self.servers
             .into_iter()
-            .try_for_each(|server| server.daemon.stop().map(drop))
+            .try_for_each(|server| server.daemon.kill())
     }
 
     /// Measures one row.

@@ -55,8 +55,10 @@ fn step(text: &str) -> Option<Step> {
     Some((number, name.trim().to_owned()))
 }
 
+/// Outside comments, `step` may be the name of a variable.
 fn cited(line: &str) -> impl Iterator<Item = Result<Step, String>> + '_ {
-    line.split(OPENING).skip(1).map(|after| {
+    let comment = line.split_once("//").map_or("", |(_, comment)| comment);
+    comment.split(OPENING).skip(1).map(|after| {
         let inside = after.split(']').next().unwrap_or_default();
         step(inside).ok_or_else(|| inside.to_owned())
     })
@@ -89,6 +91,7 @@ mod tests {
         );
         assert_eq!(faults_of("// STEP4 shape]").len(), 1);
         assert_eq!(faults_of("// STEPfour]").len(), 1);
+        assert!(faults_of("let x = STEPas u8; 3];").is_empty());
     }
 
     #[test]
