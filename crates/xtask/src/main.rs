@@ -16,6 +16,7 @@ mod fio;
 mod fuzz;
 mod images;
 mod kill_loop;
+mod memory;
 mod packages;
 mod server;
 mod test;

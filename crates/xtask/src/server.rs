@@ -172,6 +172,19 @@ impl Daemon {
             .with_context(|| format!("cannot understand {path}"))
     }
 
+    /// The most memory that was resident at any time, in bytes, as the kernel counted it.
+    pub(crate) fn peak_memory_bytes(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.running.pid()?);
+        let status =
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.split_whitespace().next());
+        let kib: u64 = kib
+            .and_then(|kib| kib.parse().ok())
+            .with_context(|| format!("cannot understand {path}"))?;
+        Ok(kib << 10)
+    }
+
     /// The line in which the product says what recovery did.
     pub(crate) fn recovery_line(&self) -> Result<String> {
         let said = self.said();
@@ -326,6 +339,8 @@ pub(crate) struct Disks {
     /// Of the product: a second address besides the default one.
     second: Option<Address>,
     daemons: Vec<Daemon>,
+    /// Of the product: every second start is with `--cache direct`.
+    starts: usize,
 }
 
 enum Backing {
@@ -356,6 +371,7 @@ impl Disks {
             directory: directory.to_path_buf(),
             second,
             daemons: Vec::new(),
+            starts: 0,
         };
         disks.create()?;
         disks.start()?;
@@ -392,7 +408,9 @@ impl Disks {
             Backing::Product(product) => {
                 let mut addresses = vec![product.default_address()];
                 addresses.extend(self.second.clone());
-                self.daemons.push(product.serve(&[], &addresses)?);
+                let cache = ["host", "direct"][self.starts % 2];
+                self.daemons
+                    .push(product.serve(&["--cache", cache], &addresses)?);
             }
             Backing::RawFiles { forgetful } => {
                 for (name, _) in &self.volumes {
@@ -414,6 +432,7 @@ impl Disks {
                 }
             }
         }
+        self.starts += 1;
         Ok(())
     }
 

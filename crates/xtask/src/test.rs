@@ -11,6 +11,7 @@ use crate::clients;
 use crate::demo;
 use crate::fuzz;
 use crate::kill_loop;
+use crate::memory;
 use crate::packages;
 use crate::server::Against;
 use crate::tidy;
@@ -42,6 +43,7 @@ const STEPS: &[(&str, Work)] = &[
     ("tidy", tidy::run),
     ("unit and integration tests", unit_tests),
     ("simulation", simulation),
+    ("schedules", schedules),
     ("model check", model_check),
     ("fuzzing", |w| {
         fuzz::run(
@@ -53,6 +55,7 @@ const STEPS: &[(&str, Work)] = &[
         )
     }),
     ("clients", |w| clients::check(w, Against::Onefold)),
+    ("memory limit", memory::check),
     ("kill loop finds a server that forgets", kill_loop::control),
     ("kill loop", |w| {
         kill_loop::kill_and_verify(w, Against::Onefold, KILL_ROUNDS)
@@ -143,10 +146,12 @@ fn clippy(workspace: &Workspace) -> Result<()> {
         .show()
 }
 
+/// All but the model, whose search wants an optimised build and has a step of its own.
 fn unit_tests(workspace: &Workspace) -> Result<()> {
     workspace
         .cargo()
         .args(["test", "--workspace", "--locked"])
+        .args(["--exclude", "onefold-model"])
         .show()
 }
 
@@ -157,6 +162,15 @@ fn simulation(workspace: &Workspace) -> Result<()> {
         .cargo()
         .args(["test", "--release", "--locked", "-p", "onefold-store"])
         .args(["--features", "simulation", "--test", "simulation"])
+        .show()
+}
+
+/// The store's hand-synchronised structures under a scheduler that tries interleavings.
+fn schedules(workspace: &Workspace) -> Result<()> {
+    workspace
+        .cargo()
+        .args(["test", "--release", "--locked", "-p", "onefold-store"])
+        .args(["--features", "shuttle", "--lib"])
         .show()
 }
 
