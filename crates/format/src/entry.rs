@@ -19,7 +19,10 @@ pub const ENTRY_BYTES: usize = 7;
 
 const STATE_SHIFT: u32 = 40;
 
-const _: () = assert!(PBA_END == 1 << STATE_SHIFT, "a PBA ends where the state begins");
+const _: () = assert!(
+    PBA_END == 1 << STATE_SHIFT,
+    "a PBA ends where the state begins"
+);
 const _: () = assert!(8 * ENTRY_BYTES == 56, "see the table above");
 
 const STATE_ZERO: u64 = 1;

@@ -39,8 +39,14 @@ const MAGIC: u32 = u32::from_le_bytes(*b"1FLG");
 const FLAG_LAST: u16 = 1;
 const CHECKSUM_AT: usize = 60;
 
-const _: () = assert!(CHECKSUM_AT + 4 == FRAME_HEADER_BYTES, "the checksum ends the header");
-const _: () = assert!(FRAME_HEADER_BYTES as u64 <= SECTOR_BYTES, "no header is torn or wraps");
+const _: () = assert!(
+    CHECKSUM_AT + 4 == FRAME_HEADER_BYTES,
+    "the checksum ends the header"
+);
+const _: () = assert!(
+    FRAME_HEADER_BYTES as u64 <= SECTOR_BYTES,
+    "no header is torn or wraps"
+);
 const _: () = assert!((FRAME_HEADER_BYTES + FRAME_PAYLOAD_MAX) as u64 <= LOG_BYTES_MIN);
 
 /// What a frame says of itself.

@@ -55,7 +55,8 @@ const _: () = assert!(
         && PUT_BYTES.is_multiple_of(8)
         && GONE_BYTES.is_multiple_of(8)
 );
-const _: () = assert!(RECORD_BYTES_MAX <= u16::MAX as usize && RECORD_BYTES_MAX < FRAME_PAYLOAD_MAX);
+const _: () =
+    assert!(RECORD_BYTES_MAX <= u16::MAX as usize && RECORD_BYTES_MAX < FRAME_PAYLOAD_MAX);
 
 /// What unmapped blocks become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

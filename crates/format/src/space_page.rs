@@ -18,7 +18,10 @@ pub const BLOCKS_PER_SPACE_PAGE: u64 = 16_384;
 const WORDS: usize = BLOCKS_PER_SPACE_PAGE as usize / 64;
 
 const _: () = assert!(BODY + WORDS * 8 <= PAGE_BYTES);
-const _: () = assert!(BLOCKS_PER_SPACE_PAGE <= u16::MAX as u64, "a pointer counts them all");
+const _: () = assert!(
+    BLOCKS_PER_SPACE_PAGE <= u16::MAX as u64,
+    "a pointer counts them all"
+);
 
 /// One bit per block.
 pub type Bitmap = [u64; WORDS];

@@ -7,6 +7,7 @@ use onefold_format::page::{CATALOGUE_OWNER, PageKind};
 use onefold_format::{PageNumber, TreeRoot, VolumeId, VolumeRecord};
 
 use crate::error::{Result, StoreError};
+use crate::limits::VOLUMES_MAX;
 use crate::pages::Pages;
 use crate::tree;
 
@@ -36,6 +37,10 @@ impl Catalogue {
             let page = pages.read(PageKind::Catalogue, 0, CATALOGUE_OWNER, index, pointer)?;
             let records = catalogue_page::decode(&page)
                 .map_err(|e| StoreError::format(format_args!("catalogue page {index}"), e))?;
+            if index >= VOLUMES_MAX / RECORDS_PER_PAGE as u64 {
+                let message = format!("catalogue page {index} is beyond {VOLUMES_MAX} volumes");
+                return Err(StoreError::damaged(message));
+            }
             slots.resize(index as usize * RECORDS_PER_PAGE, None);
             slots.extend(records);
             Ok(())

@@ -110,6 +110,8 @@ impl Pool {
         }
         let space = write_space(writer, sealed)?;
         let catalogue = write_catalogue(writer, sealed, &layers)?;
+        // A page that cannot be written fails this checkpoint, not the pool.
+        writer.flush()?;
         let mark = if Guard::CheckpointIsSharp.holds() {
             mark
         } else {
@@ -132,8 +134,6 @@ impl Pool {
     fn switch_root(&self, writer: &mut PageWriter<'_>, root: &Root) -> Result<()> {
         if Guard::PagesSyncedBeforeRoot.holds() {
             writer.sync()?;
-        } else {
-            writer.flush()?;
         }
         self.write_root(root)
     }

@@ -3,6 +3,10 @@
 /// Most bytes that one request may read or write: the largest that the front ends advertise.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 
+/// Most volumes in a pool: their records are kept in memory, 256 bytes each and as much again for
+/// finding them.
+pub(crate) const VOLUMES_MAX: u64 = 65_535;
+
 /// Smallest memory limit that the shares below still make sense for.
 const MEMORY_BYTES_MIN: u64 = 8 << 20;
 

@@ -257,8 +257,12 @@ impl Maps {
     }
 
     /// The checkpoint that sealed these segments failed: they are dirty still.
+    /// Those of a layer that was removed meanwhile went with it.
     pub(crate) fn unseal(&self, sealed: Vec<SealedLeaf>) {
         for SealedLeaf { dirty, .. } in sealed {
+            if !read(&self.layers).contains_key(&dirty.layer.id) {
+                continue;
+            }
             let mut state = write(&dirty.leaf.state);
             if !std::mem::replace(&mut state.dirty, true) {
                 drop(state);

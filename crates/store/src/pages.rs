@@ -202,10 +202,18 @@ impl Drop for PagesHold<'_> {
     fn drop(&mut self) {
         let mut places = lock(&self.pages.places);
         places.holds -= 1;
-        if places.holds == 0 {
-            let released = std::mem::take(&mut places.held_back);
-            places.clear(&released);
+        if places.holds > 0 {
+            return;
         }
+        let released = std::mem::take(&mut places.held_back);
+        drop(places);
+        // Whoever took the hold may have read them again since they were given up.
+        let mut nodes = lock(&self.pages.nodes);
+        for place in &released {
+            nodes.remove(*place);
+        }
+        drop(nodes);
+        lock(&self.pages.places).clear(&released);
     }
 }
 

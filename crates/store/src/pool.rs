@@ -205,7 +205,13 @@ impl Pool {
                 }
                 ledger.books.space.prepare(old_blocks)?;
                 self.check_writable()?;
-                return self.append_and_apply(&mut ledger, records);
+                let done = self.append_and_apply(&mut ledger, records);
+                if !Guard::ReuseAfterCommit.holds() {
+                    self.give_up(std::mem::take(&mut ledger.tail.given_up));
+                    drop(ledger);
+                    self.reclaim()?;
+                }
+                return done;
             };
             drop(ledger);
             if wait == Wait::No {

@@ -420,7 +420,9 @@ impl Pool {
                     commit: frame.header.commit,
                     checksum: frame.checksum,
                 };
-                if !is_later_minor && self.needs_checkpoint()? {
+                // Only between commits: a root cannot say that replay starts inside one. What one
+                // commit makes dirty was bounded when it was written.
+                if is_commit_whole && !is_later_minor && self.needs_checkpoint()? {
                     break true;
                 }
             };

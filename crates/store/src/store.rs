@@ -16,6 +16,7 @@ use crate::Wait;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::import::Import;
+use crate::limits::VOLUMES_MAX;
 use crate::pool::Pool;
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
 use crate::sync::{Mutex, RwLock, lock, read, write};
@@ -172,6 +173,10 @@ impl Store {
             name: name.to_owned(),
         };
         let slot = catalogue.free_slot();
+        if slot >= VOLUMES_MAX {
+            let message = format!("a pool has {VOLUMES_MAX} volumes at most");
+            return Err(StoreError::new(StoreErrorKind::Invalid, message));
+        }
         drop(ledger);
         self.change_catalogue(Record::VolumePut {
             slot,

@@ -5,17 +5,17 @@ macro_rules! coverage {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Counts of what happened.
         #[derive(Debug, Clone, Default)]
-        pub struct Coverage {
-            $($(#[$doc])* pub $name: u64,)*
+        pub(crate) struct Coverage {
+            $($(#[$doc])* pub(crate) $name: u64,)*
         }
 
         impl Coverage {
-            pub fn add(&mut self, other: &Self) {
+            pub(crate) fn add(&mut self, other: &Self) {
                 $(self.$name += other.$name;)*
             }
 
             /// Each count with its name.
-            pub fn counts(&self) -> Vec<(&'static str, u64)> {
+            pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name)),*]
             }
         }

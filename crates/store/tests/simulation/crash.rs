@@ -2,32 +2,65 @@
 
 use std::sync::Arc;
 
-use onefold_engine::simulated::{CrashKind, FailureRates, Op};
 use onefold_engine::Part;
+use onefold_engine::simulated::{CrashKind, FailureRates, Op, SimulatedEngine};
 use onefold_format::page::PAGE_BYTES;
 use onefold_format::{PageNumber, Root, Superblock};
-use onefold_store::{Store, StoreErrorKind, Wait};
+use onefold_store::{Store, Wait};
 
 use crate::model::Violation;
 use crate::world::{MIB, State, Step, Stop, World, violation};
 
 /// How to get from a stopped machine to an open pool.
 #[derive(Debug, Clone, Copy)]
-pub struct Recovery {
-    pub kind: CrashKind,
+pub(crate) struct Recovery {
+    pub(crate) kind: CrashKind,
     /// Stops the machine again in this I/O of the opening.
-    pub crash_at: Option<u64>,
-    pub memory_bytes: u64,
+    pub(crate) crash_at: Option<u64>,
+    pub(crate) memory_bytes: u64,
+}
+
+impl Recovery {
+    /// Of a machine that lost power, all in one go.
+    pub(crate) const POWER_LOSS: Self = Self {
+        kind: CrashKind::PowerLoss,
+        crash_at: None,
+        memory_bytes: 8 * MIB,
+    };
+
+    /// Of a process that died.
+    pub(crate) const KILLED: Self = Self {
+        kind: CrashKind::ProcessKilled,
+        ..Self::POWER_LOSS
+    };
 }
 
 impl World {
+    /// Recovers and compares; the opening is not cut short.
+    pub(crate) fn recover_by(&self, recovery: Recovery) -> Step {
+        if !self.crash_and_open(recovery)? {
+            return Err(violation("the opening was cut short by nobody"));
+        }
+        self.verify()
+    }
+
     /// Stops the machine, if it did not stop by itself, brings it back and opens the pool.
     /// Returns whether the pool is open: not if the opening was cut short as well.
-    pub fn crash_and_open(&self, recovery: Recovery) -> Result<bool, Stop> {
+    pub(crate) fn crash_and_open(&self, recovery: Recovery) -> Result<bool, Stop> {
         self.engine().halt();
+        let after = self.engine().crash(recovery.kind);
+        self.open_after(recovery, after)
+    }
+
+    /// As [`World::crash_and_open`], with this outcome of the crash.
+    pub(crate) fn open_after(
+        &self,
+        recovery: Recovery,
+        after: SimulatedEngine,
+    ) -> Result<bool, Stop> {
         self.close_handles();
+        let after = Arc::new(after);
         let mut state = self.state();
-        let after = Arc::new(state.engine.crash(recovery.kind));
         for part in Part::ALL {
             after.set_capacity(part, None);
         }
@@ -48,10 +81,13 @@ impl World {
             Ok(report) => {
                 self.trace(|| format!("opened: {report:?}"));
                 // A crash ordered for later than the opening takes.
-                let unused = after.io_count() + (1 << 40);
-                after.crash_after(unused);
+                after.crash_after(u64::MAX);
                 let mut state = self.state();
                 state.sync_failed = false;
+                // The last root is the session's, the one before it at most the one opened.
+                let roots_written = after.count(Part::Meta, Op::Write).count;
+                state.coverage.checkpoints_in_recovery +=
+                    u64::from(roots_written > 1 && report.volumes_removed.is_empty());
                 state.coverage.openings_that_replayed += u64::from(report.records_replayed > 0);
                 state.coverage.imports_removed += report.volumes_removed.len() as u64;
                 Ok(true)
@@ -67,6 +103,7 @@ impl World {
 
     /// Drops what refers to the old process.
     fn close_handles(&self) {
+        self.disarm();
         let mut state = self.state();
         let (store, import) = (state.store.take(), state.import.take());
         for volume in &mut state.volumes {
@@ -77,11 +114,17 @@ impl World {
         drop(store);
     }
 
+    /// Code that waits for an I/O of the last request no longer does.
+    fn disarm(&self) {
+        self.state().request += 1;
+    }
+
     /// Opens the pool again without a crash, after `close` has put everything into a checkpoint.
-    pub fn close_and_open(&self, memory_bytes: u64) -> Step {
+    pub(crate) fn close_and_open(&self, memory_bytes: u64) -> Step {
         if self.state().import.is_some() {
             self.abort_import()?;
         }
+        self.disarm();
         let store = self.store();
         let mut closed = false;
         self.durably("close", || {
@@ -97,8 +140,7 @@ impl World {
         self.close_handles();
         let report = match self.open(memory_bytes) {
             Ok(report) => report,
-            Err(_) if self.engine().is_crashed() => return Err(Stop::Crashed),
-            Err(error) => return Err(violation(format!("opening: {error}"))),
+            Err(error) => return Err(self.unless_crashed(format!("opening: {error}"))),
         };
         if !report.clean || report.records_replayed != 0 {
             return Err(violation(format!("a closed pool was replayed: {report:?}")));
@@ -108,7 +150,7 @@ impl World {
     }
 
     /// After a recovery: compares everything with the model. What is there now is durable.
-    pub fn verify(&self) -> Step {
+    pub(crate) fn verify(&self) -> Step {
         self.engine().set_failure_rates(FailureRates::default());
         self.verify_catalogue()?;
         let store = self.store();
@@ -144,14 +186,25 @@ impl World {
         if expected == sizes {
             Ok(())
         } else {
-            Err(violation(format!("volumes {sizes:?}, expected {expected:?}")))
+            Err(violation(format!(
+                "volumes {sizes:?}, expected {expected:?}"
+            )))
+        }
+    }
+
+    /// A failure that only a stopped machine excuses.
+    fn unless_crashed(&self, message: String) -> Stop {
+        if self.engine().is_crashed() {
+            Stop::Crashed
+        } else {
+            violation(message)
         }
     }
 
     fn verify_volume(&self, store: &Store, id: u64) -> Step {
         let size = self.size(id);
         let name = self.with(id, |volume| volume.name.clone());
-        let failed = |error| violation(format!("verifying '{name}': {error}"));
+        let failed = |error| self.unless_crashed(format!("verifying '{name}': {error}"));
         let volume = store.volume(&name).map_err(failed)?;
         let mut at = 0;
         let mut buf = vec![0; MIB as usize];
@@ -187,9 +240,13 @@ impl World {
     fn verify_counts(&self, store: &Store) -> Step {
         let stat = store
             .stat()
-            .map_err(|error| violation(format!("stat: {error}")))?;
+            .map_err(|error| self.unless_crashed(format!("stat: {error}")))?;
         let counted = stat.free_blocks + stat.reclaim_blocks + stat.private_blocks + 1;
-        let of_volumes: u64 = stat.volumes.iter().map(|volume| volume.logical_blocks).sum();
+        let of_volumes: u64 = stat
+            .volumes
+            .iter()
+            .map(|volume| volume.logical_blocks)
+            .sum();
         let is_importing = self.state().import.is_some();
         if counted != stat.pool_blocks || (of_volumes != stat.logical_blocks && !is_importing) {
             return Err(violation(format!("the counts do not add up: {stat:?}")));
@@ -198,7 +255,7 @@ impl World {
     }
 
     /// Notes at the end of a run what its roots tell.
-    pub fn cover_log(&self) {
+    pub(crate) fn cover_log(&self) {
         let mut state = self.state();
         let engine = Arc::clone(&state.engine);
         let page = |part, at| {
@@ -216,7 +273,7 @@ impl World {
     }
 
     /// What code in the middle of an I/O found.
-    pub fn found(&self) -> Step {
+    pub(crate) fn found(&self) -> Step {
         match self.state().found.take() {
             Some(Violation(message)) => Err(violation(message)),
             None => Ok(()),
@@ -243,9 +300,4 @@ impl State {
             Some(Pending::Resize(id, size)) => size_of(&name_of(*id)) == Some(*size),
         }
     }
-}
-
-/// Whether an error is the pool saying that it takes no writes.
-pub fn is_read_only(error: &onefold_store::StoreError) -> bool {
-    error.kind() == StoreErrorKind::ReadOnly
 }

@@ -12,12 +12,18 @@
 //! | `world.rs` | requests, made to the store and to the model |
 //! | `crash.rs` | crash, recovery, comparison |
 //! | `session.rs` | runs drawn from a seed |
+//! | `script.rs` | one script, stopped at each of its I/Os |
+//! | `guards.rs` | what is lost without each guard |
+//! | `interleaved.rs` | rare sequences of events, one by one |
 //! | `coverage.rs` | what must have happened in them |
 
 mod coverage;
 mod crash;
+mod guards;
+mod interleaved;
 mod model;
 mod random;
+mod script;
 mod session;
 mod world;
 

@@ -8,24 +8,27 @@
 //! Every sector that is written whole carries a stamp of volume, sector and version, so that a
 //! block which turns up in the wrong place says where it came from.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-pub const SECTOR: u64 = 512;
+use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
+
+pub(crate) const SECTOR: u64 = 512;
 
 /// Sectors kept together: purely a matter of speed.
-const GROUP: u64 = 8;
+const GROUP: u64 = 64;
 
 /// Names one content of one sector. 0 is zeros.
-pub type Version = u64;
+pub(crate) type Version = u64;
 
 /// Versions of this kind are sectors that were written in part: their bytes are kept.
 const MIXED: Version = 1 << 63;
 
 /// What was found is not what may be there.
 #[derive(Debug, Clone)]
-pub struct Violation(pub String);
+pub(crate) struct Violation(pub String);
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -45,51 +48,52 @@ struct Step {
 
 /// Orders requests and flushes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(u64);
+pub(crate) struct Moment(u64);
 
 /// A volume as it should be.
 #[derive(Debug, Clone)]
-pub struct VolumeModel {
+pub(crate) struct VolumeModel {
     /// Part of the stamps; never used again for another volume.
-    pub id: u64,
-    pub name: String,
-    pub size: u64,
+    pub(crate) id: u64,
+    pub(crate) name: String,
+    pub(crate) size: u64,
     /// Contents of sectors without a history, by group; a group that is missing is zeros.
     settled: BTreeMap<u64, [Version; GROUP as usize]>,
     /// Sectors with more than one possible content, durable one first.
-    open: BTreeMap<u64, Vec<Step>>,
-    mixed: HashMap<(u64, Version), Box<[u8; SECTOR as usize]>>,
+    open: FxHashMap<u64, SmallVec<[Step; 2]>>,
+    mixed: FxHashMap<(u64, Version), Box<[u8; SECTOR as usize]>>,
     clock: u64,
-    /// While reads are under way nothing is forgotten, for they may return it.
-    reads: usize,
+    /// Requests under way. Until they end nothing is forgotten: a read may return it, and a write
+    /// may come to pass after another one.
+    under_way: usize,
     /// Flushes that ended meanwhile.
     flushed_late: Option<Moment>,
 }
 
 /// How a request that changes contents ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     Answered,
     /// Any part of it may have happened.
     Failed,
 }
 
 impl VolumeModel {
-    pub fn new(id: u64, name: &str, size: u64) -> Self {
+    pub(crate) fn new(id: u64, name: &str, size: u64) -> Self {
         Self {
             id,
             name: name.to_owned(),
             size,
             settled: BTreeMap::new(),
-            open: BTreeMap::new(),
-            mixed: HashMap::new(),
+            open: FxHashMap::default(),
+            mixed: FxHashMap::default(),
             clock: 1,
-            reads: 0,
+            under_way: 0,
             flushed_late: None,
         }
     }
 
-    pub fn now(&mut self) -> Moment {
+    pub(crate) fn now(&mut self) -> Moment {
         self.clock += 1;
         Moment(self.clock)
     }
@@ -103,13 +107,14 @@ impl VolumeModel {
         if version == 0 && !self.settled.contains_key(&(sector / GROUP)) {
             return;
         }
-        let group = self.settled.entry(sector / GROUP).or_default();
+        let empty = [0; GROUP as usize];
+        let group = self.settled.entry(sector / GROUP).or_insert(empty);
         group[(sector % GROUP) as usize] = version;
     }
 
     /// The content that a read returns now, if only one is possible.
-    pub fn certain(&self, sector: u64) -> Option<Version> {
-        match self.open.get(&sector).map(Vec::as_slice) {
+    pub(crate) fn certain(&self, sector: u64) -> Option<Version> {
+        match self.open.get(&sector).map(SmallVec::as_slice) {
             None => Some(self.settled(sector)),
             Some([.., last]) if last.answered => Some(last.version),
             Some(_) => None,
@@ -117,7 +122,12 @@ impl VolumeModel {
     }
 
     /// Notes that `sectors` are about to become what `version` says.
-    pub fn begin(&mut self, sectors: Range<u64>, version: impl Fn(u64) -> Version) -> Moment {
+    pub(crate) fn begin(
+        &mut self,
+        sectors: Range<u64>,
+        version: impl Fn(u64) -> Version,
+    ) -> Moment {
+        self.under_way += 1;
         let begun = self.now();
         for sector in sectors {
             self.push(sector, version(sector), false);
@@ -127,7 +137,7 @@ impl VolumeModel {
 
     /// Notes how what was begun ended. A sector that another request changed meanwhile may hold
     /// either.
-    pub fn end(
+    pub(crate) fn end(
         &mut self,
         begun: Moment,
         sectors: Range<u64>,
@@ -135,20 +145,27 @@ impl VolumeModel {
         ended: Ended,
     ) {
         self.clock += 1;
-        if ended == Ended::Failed {
-            return;
-        }
         for sector in sectors {
-            let own = version(sector);
-            let Some(history) = self.open.get(&sector) else {
+            let Some(history) = self.open.get(&sector).filter(|_| ended == Ended::Answered) else {
                 continue;
             };
+            let own = version(sector);
             let others = history
                 .iter()
                 .rev()
                 .take_while(|step| step.at >= begun.0)
                 .any(|step| step.version != own);
             self.push(sector, own, !others);
+        }
+        self.request_ended();
+    }
+
+    fn request_ended(&mut self) {
+        self.under_way -= 1;
+        if self.under_way == 0
+            && let Some(asked) = self.flushed_late.take()
+        {
+            self.flushed(asked);
         }
     }
 
@@ -159,7 +176,7 @@ impl VolumeModel {
             return;
         }
         let history = self.open.entry(sector).or_insert_with(|| {
-            vec![Step {
+            smallvec![Step {
                 version: settled,
                 at: 0,
                 answered: true,
@@ -185,8 +202,8 @@ impl VolumeModel {
     }
 
     /// A flush that was asked for at `asked` was answered: what had been answered then is durable.
-    pub fn flushed(&mut self, asked: Moment) {
-        if self.reads > 0 {
+    pub(crate) fn flushed(&mut self, asked: Moment) {
+        if self.under_way > 0 {
             self.flushed_late = self.flushed_late.max(Some(asked));
             return;
         }
@@ -206,26 +223,26 @@ impl VolumeModel {
         }
     }
 
-    pub fn begin_read(&mut self) -> Moment {
-        self.reads += 1;
+    pub(crate) fn begin_read(&mut self) -> Moment {
+        self.under_way += 1;
         self.now()
     }
 
     /// Compares what a read returned with what it may return, and remembers which it was.
-    pub fn end_read(&mut self, begun: Moment, offset: u64, found: &[u8]) -> Result<(), Violation> {
+    pub(crate) fn end_read(
+        &mut self,
+        begun: Moment,
+        offset: u64,
+        found: &[u8],
+    ) -> Result<(), Violation> {
         let compared = self.compare(begun, offset, found);
-        self.abandon_read();
+        self.request_ended();
         compared
     }
 
     /// The read failed.
-    pub fn abandon_read(&mut self) {
-        self.reads -= 1;
-        if self.reads == 0
-            && let Some(asked) = self.flushed_late.take()
-        {
-            self.flushed(asked);
-        }
+    pub(crate) fn abandon_read(&mut self) {
+        self.request_ended();
     }
 
     fn compare(&mut self, begun: Moment, offset: u64, found: &[u8]) -> Result<(), Violation> {
@@ -243,7 +260,7 @@ impl VolumeModel {
                 .rposition(|step| step.answered && step.at <= begun.0)
                 .unwrap_or(0);
             let possible: Vec<Version> = history[first..].iter().map(|step| step.version).collect();
-            let is_alone = history[first..].iter().all(|step| step.at <= begun.0);
+            let is_alone = self.under_way == 1 && history.iter().all(|step| step.at <= begun.0);
             let hit = possible
                 .iter()
                 .rev()
@@ -264,7 +281,7 @@ impl VolumeModel {
 
     /// Compares what a recovered volume holds in a range with everything that may be there; what
     /// was found is durable from now on.
-    pub fn recovered(&mut self, offset: u64, found: &[u8]) -> Result<(), Violation> {
+    pub(crate) fn recovered(&mut self, offset: u64, found: &[u8]) -> Result<(), Violation> {
         for (sector, range, inside) in sectors_of(offset, found.len() as u64) {
             let bytes = &found[range];
             let Some(history) = self.open.get(&sector) else {
@@ -289,13 +306,10 @@ impl VolumeModel {
     }
 
     /// As [`VolumeModel::recovered`], for a range that reads as zeros because nothing is stored.
-    pub fn recovered_hole(&mut self, range: Range<u64>) -> Result<(), Violation> {
+    pub(crate) fn recovered_hole(&mut self, range: Range<u64>) -> Result<(), Violation> {
         let sectors = range.start / SECTOR..range.end / SECTOR;
-        let open: Vec<u64> = self
-            .open
-            .range(sectors.clone())
-            .map(|(sector, _)| *sector)
-            .collect();
+        let open = self.open.keys().filter(|sector| sectors.contains(sector));
+        let open: Vec<u64> = open.copied().collect();
         for sector in open {
             self.recovered(sector * SECTOR, &[0; SECTOR as usize])?;
         }
@@ -311,13 +325,13 @@ impl VolumeModel {
     }
 
     /// No request of before a crash is under way any more.
-    pub fn forget_requests(&mut self) {
-        self.reads = 0;
+    pub(crate) fn forget_requests(&mut self) {
+        self.under_way = 0;
         self.flushed_late = None;
     }
 
     /// Blocks of `block_size` bytes in which some byte is not zero, as far as that is certain.
-    pub fn blocks_with_data(&self, block_size: u64) -> u64 {
+    pub(crate) fn blocks_with_data(&self, block_size: u64) -> u64 {
         let mut last = None;
         let mut count = 0;
         for (group, versions) in &self.settled {
@@ -334,10 +348,10 @@ impl VolumeModel {
     }
 
     /// Cuts or extends it. What comes after a smaller end is gone.
-    pub fn resize(&mut self, size: u64) {
+    pub(crate) fn resize(&mut self, size: u64) {
         self.size = size;
         let end = size / SECTOR;
-        self.open.split_off(&end);
+        self.open.retain(|sector, _| *sector < end);
         let cut = self.settled.split_off(&(end / GROUP));
         for (group, versions) in cut {
             for (version, sector) in versions.into_iter().zip(group * GROUP..) {
@@ -349,7 +363,7 @@ impl VolumeModel {
     }
 
     /// The bytes of a sector's version.
-    pub fn bytes(&self, sector: u64, version: Version) -> [u8; SECTOR as usize] {
+    pub(crate) fn bytes(&self, sector: u64, version: Version) -> [u8; SECTOR as usize] {
         if version == 0 {
             return [0; SECTOR as usize];
         }
@@ -360,7 +374,7 @@ impl VolumeModel {
     }
 
     /// Makes a version of a sector of which only the part `inside` becomes what `source` says.
-    pub fn mix(
+    pub(crate) fn mix(
         &mut self,
         sector: u64,
         before: Version,
@@ -370,6 +384,9 @@ impl VolumeModel {
         let mut bytes = self.bytes(sector, before);
         let whole = self.bytes(sector, source);
         bytes[inside.clone()].copy_from_slice(&whole[inside]);
+        if bytes == [0; SECTOR as usize] {
+            return 0;
+        }
         let mixed = version | MIXED;
         self.mixed.insert((sector, mixed), Box::new(bytes));
         mixed
@@ -405,7 +422,7 @@ impl VolumeModel {
 }
 
 /// The sectors of a range of bytes: number, place in the caller's buffer, place in the sector.
-pub fn sectors_of(
+pub(crate) fn sectors_of(
     offset: u64,
     len: u64,
 ) -> impl Iterator<Item = (u64, Range<usize>, Range<usize>)> {
@@ -423,7 +440,7 @@ pub fn sectors_of(
 }
 
 /// What a whole sector of a write holds.
-pub fn stamp(volume: u64, sector: u64, version: Version) -> [u8; SECTOR as usize] {
+pub(crate) fn stamp(volume: u64, sector: u64, version: Version) -> [u8; SECTOR as usize] {
     let mut bytes = [0; SECTOR as usize];
     let words = [volume | 1 << 56, sector | 1 << 57, version | 1 << 58];
     for (word, n) in bytes.chunks_exact_mut(8).zip(0..) {
@@ -448,6 +465,9 @@ fn describe(bytes: &[u8]) -> String {
             word(0) & !(1 << 56)
         )
     } else {
-        format!("rubbish beginning with {:02x?}", &bytes[..bytes.len().min(24)])
+        format!(
+            "rubbish beginning with {:02x?}",
+            &bytes[..bytes.len().min(24)]
+        )
     }
 }

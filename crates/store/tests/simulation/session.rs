@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, When};
+use onefold_engine::{Engine, Part};
 use onefold_store::{CreateOptions, Wait};
 
 use crate::crash::Recovery;
@@ -27,12 +27,19 @@ enum Held {
 }
 
 /// One run: a few sessions on one pool, with a crash or a close after each.
-pub fn run(world: &Arc<World>) -> Result<(), Violation> {
+pub(crate) fn run(world: &Arc<World>) -> Result<(), Violation> {
     let sessions = world.draw(|random| random.between(3, 6));
-    let step = world.open(8 * MIB).map_err(|error| Violation(error.to_string()));
-    step?;
-    for _ in 0..sessions {
-        let ended = world.session();
+    let prepare = world.draw(|random| random.below(10));
+    let memory_bytes = if prepare == 0 { 64 * MIB } else { 8 * MIB };
+    let opened = world.open(memory_bytes);
+    opened.map_err(|error| Violation(error.to_string()))?;
+    for n in 0..sessions {
+        let prepared = match prepare {
+            0 if n == 0 => world.spread(),
+            1..4 if n == 0 => world.fill_log(),
+            _ => Ok(()),
+        };
+        let ended = prepared.and_then(|()| world.session());
         match ended.and_then(|()| world.found()) {
             Ok(()) | Err(Stop::Crashed) => {}
             Err(Stop::Violation(violation)) => return Err(violation),
@@ -48,7 +55,7 @@ pub fn run(world: &Arc<World>) -> Result<(), Violation> {
 }
 
 /// A small pool, so that blocks are reused and the log goes round.
-pub fn options(random: &mut Random) -> CreateOptions {
+pub(crate) fn options(random: &mut Random) -> CreateOptions {
     let block_size = *random.pick(&[4096, 4096, 4096, 4096, 8192, 16384, 65536]);
     CreateOptions {
         block_size,
@@ -58,7 +65,7 @@ pub fn options(random: &mut Random) -> CreateOptions {
 }
 
 impl World {
-    pub fn draw<T>(&self, draw: impl FnOnce(&mut Random) -> T) -> T {
+    pub(crate) fn draw<T>(&self, draw: impl FnOnce(&mut Random) -> T) -> T {
         draw(&mut self.state().random)
     }
 
@@ -82,6 +89,32 @@ impl World {
             self.close_and_open(memory_bytes)?;
         }
         Ok(())
+    }
+
+    /// Brings the log to where its ring ends soon.
+    fn fill_log(&self) -> Step {
+        let block_size = self.state().block_size;
+        let len = (256 * block_size).min(MIB);
+        self.create_volume(len)?;
+        let id = self.volume_ids()[0];
+        let rounds = 256 * 1024 / (len / block_size / 2 * 48 + 600);
+        for _ in 0..rounds + 2 {
+            self.trim(id, 0, len, Wait::Yes)?;
+            self.write(id, 0, len, Fill::Comb, Wait::Yes)?;
+            self.flush(id)?;
+        }
+        Ok(())
+    }
+
+    /// Changes more segments than an opening with less memory may keep.
+    fn spread(&self) -> Step {
+        let block_size = self.state().block_size;
+        self.create_volume(512 * 512 * block_size)?;
+        let id = self.volume_ids()[0];
+        for n in 0..self.draw(|random| random.between(250, 500)) {
+            self.write(id, n * 512 * block_size, block_size, Fill::Data, Wait::Yes)?;
+        }
+        self.flush(id)
     }
 
     /// In one session of three, I/Os fail.
@@ -123,7 +156,8 @@ impl World {
 
     /// The host has little room left.
     fn limit(&self, part: Part) {
-        let allocated = self.allocated(part);
+        let disk = self.engine().open(part).expect("the part exists");
+        let allocated = disk.allocated_bytes().expect("the machine runs");
         let more = self.draw(|random| random.below(2 * MIB));
         self.engine().set_capacity(part, Some(allocated + more));
         self.state().faulty = true;
@@ -364,6 +398,9 @@ impl World {
 
     fn interrupt(&self, held: Held) {
         let mut state = self.state();
+        if state.partial_sectors {
+            return;
+        }
         state.depth += 1;
         state.coverage.hooks_run += 1;
         drop(state);

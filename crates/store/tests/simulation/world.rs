@@ -5,8 +5,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use onefold_engine::Engine;
-use onefold_engine::simulated::SimulatedEngine;
+use onefold_engine::simulated::{Op, SimulatedEngine, When};
+use onefold_engine::{Engine, Part};
 use onefold_store::{
     CreateOptions, Import, OpenOptions, RecoveryReport, Store, StoreError, StoreErrorKind, Volume,
     Wait,
@@ -16,17 +16,17 @@ use crate::coverage::Coverage;
 use crate::model::{Ended, Moment, SECTOR, Version, Violation, VolumeModel, sectors_of};
 use crate::random::Random;
 
-pub const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// Why a run cannot go on.
 #[derive(Debug)]
-pub enum Stop {
+pub(crate) enum Stop {
     /// The machine stopped; recovery is next.
     Crashed,
     Violation(Violation),
 }
 
-pub type Step = Result<(), Stop>;
+pub(crate) type Step = Result<(), Stop>;
 
 impl From<Violation> for Stop {
     fn from(violation: Violation) -> Self {
@@ -34,13 +34,13 @@ impl From<Violation> for Stop {
     }
 }
 
-pub fn violation(message: impl Into<String>) -> Stop {
+pub(crate) fn violation(message: impl Into<String>) -> Stop {
     Stop::Violation(Violation(message.into()))
 }
 
 /// A change of the catalogue that may or may not have happened.
 #[derive(Debug)]
-pub enum Pending {
+pub(crate) enum Pending {
     Create(VolumeModel),
     Delete(u64),
     Rename(u64, String),
@@ -49,44 +49,53 @@ pub enum Pending {
 
 /// What a write consists of, block by block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fill {
+pub(crate) enum Fill {
     Data,
     /// Every other block is zeros.
     Comb,
     Zeros,
 }
 
-pub struct State {
-    pub engine: Arc<SimulatedEngine>,
-    pub store: Option<Arc<Store>>,
-    pub block_size: u64,
-    pub volumes: Vec<VolumeModel>,
-    pub import: Option<(Import, VolumeModel)>,
-    pub pending: Option<Pending>,
-    pub random: Random,
-    pub coverage: Coverage,
-    pub trace: bool,
+/// What there is to hand out, as long as no other request runs meanwhile.
+struct Room {
+    blocks: u64,
+    hooks_run: u64,
+}
+
+pub(crate) struct State {
+    pub(crate) engine: Arc<SimulatedEngine>,
+    pub(crate) store: Option<Arc<Store>>,
+    pub(crate) block_size: u64,
+    pub(crate) volumes: Vec<VolumeModel>,
+    pub(crate) import: Option<(Import, VolumeModel)>,
+    pub(crate) pending: Option<Pending>,
+    pub(crate) random: Random,
+    pub(crate) coverage: Coverage,
+    pub(crate) trace: bool,
     /// I/Os fail now, so requests may.
-    pub faulty: bool,
+    pub(crate) faulty: bool,
     /// Some sync failed or may have: what readers see now need not ever be durable.
-    pub sync_failed: bool,
+    pub(crate) sync_failed: bool,
     /// The pool takes no writes, or a request left the catalogue undecided: reopen it.
-    pub must_reopen: bool,
+    pub(crate) must_reopen: bool,
     /// Requests of which another one runs in the middle.
-    pub depth: usize,
+    pub(crate) depth: usize,
+    /// A write under way covers some sectors in part. What they hold then depends on what others
+    /// write before it, which the model does not follow.
+    pub(crate) partial_sectors: bool,
     /// Counts requests at the top: which one a hook was meant for.
-    pub request: u64,
+    pub(crate) request: u64,
     /// What code in the middle of an I/O found wrong.
-    pub found: Option<Violation>,
+    pub(crate) found: Option<Violation>,
     next_id: u64,
     next_version: Version,
 }
 
-pub struct World(Mutex<State>);
+pub(crate) struct World(Mutex<State>);
 
 impl World {
     /// A machine with an empty pool on it, not open yet.
-    pub fn new(seed: u64, options: &CreateOptions) -> Arc<Self> {
+    pub(crate) fn new(seed: u64, options: &CreateOptions) -> Arc<Self> {
         let engine = Arc::new(SimulatedEngine::new(seed));
         Store::create(&*engine, options).unwrap();
         Arc::new(Self(Mutex::new(State {
@@ -103,6 +112,7 @@ impl World {
             sync_failed: false,
             must_reopen: false,
             depth: 0,
+            partial_sectors: false,
             request: 0,
             found: None,
             next_id: 1,
@@ -110,19 +120,19 @@ impl World {
         })))
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn store(&self) -> Arc<Store> {
+    pub(crate) fn store(&self) -> Arc<Store> {
         Arc::clone(self.state().store.as_ref().expect("the pool is open"))
     }
 
-    pub fn engine(&self) -> Arc<SimulatedEngine> {
+    pub(crate) fn engine(&self) -> Arc<SimulatedEngine> {
         Arc::clone(&self.state().engine)
     }
 
-    pub fn trace(&self, what: impl FnOnce() -> String) {
+    pub(crate) fn trace(&self, what: impl FnOnce() -> String) {
         let state = self.state();
         if state.trace {
             let indent = "    ".repeat(state.depth + 1);
@@ -131,25 +141,33 @@ impl World {
     }
 
     /// Opens the pool as it is.
-    pub fn open(&self, memory_bytes: u64) -> Result<RecoveryReport, StoreError> {
+    pub(crate) fn open(&self, memory_bytes: u64) -> Result<RecoveryReport, StoreError> {
         let engine: Arc<dyn Engine> = self.engine();
-        let (store, report) = Store::open(engine, &OpenOptions { memory_bytes, ..OpenOptions::default() })?;
+        let options = OpenOptions {
+            memory_bytes,
+            ..OpenOptions::default()
+        };
+        let (store, report) = Store::open(engine, &options)?;
         self.state().store = Some(store);
         Ok(report)
     }
 
-    pub fn volume_ids(&self) -> Vec<u64> {
-        self.state().volumes.iter().map(|volume| volume.id).collect()
+    pub(crate) fn volume_ids(&self) -> Vec<u64> {
+        self.state()
+            .volumes
+            .iter()
+            .map(|volume| volume.id)
+            .collect()
     }
 
     /// Runs `look` on the model of a volume.
-    pub fn with<T>(&self, id: u64, look: impl FnOnce(&mut VolumeModel) -> T) -> T {
+    pub(crate) fn with<T>(&self, id: u64, look: impl FnOnce(&mut VolumeModel) -> T) -> T {
         let mut state = self.state();
         let volume = state.volumes.iter_mut().find(|volume| volume.id == id);
         look(volume.expect("the volume is in the model"))
     }
 
-    pub fn size(&self, id: u64) -> u64 {
+    pub(crate) fn size(&self, id: u64) -> u64 {
         self.with(id, |volume| volume.size)
     }
 
@@ -189,12 +207,33 @@ impl World {
         }
     }
 
+    /// Makes requests in the middle of the next such I/O.
+    pub(crate) fn meanwhile(
+        self: &Arc<Self>,
+        part: Part,
+        op: Op,
+        when: When,
+        requests: impl FnOnce(&Self) -> Step + Send + 'static,
+    ) {
+        let world = Arc::clone(self);
+        let hook = move || {
+            world.state().depth += 1;
+            world.state().coverage.hooks_run += 1;
+            if let Err(Stop::Violation(violation)) = requests(&world) {
+                world.state().found.get_or_insert(violation);
+            }
+            world.state().depth -= 1;
+        };
+        self.engine().on_next_io(part, op, when, Box::new(hook));
+    }
+
     // Requests to volumes.
 
-    pub fn write(&self, id: u64, offset: u64, len: u64, fill: Fill, wait: Wait) -> Step {
+    pub(crate) fn write(&self, id: u64, offset: u64, len: u64, fill: Fill, wait: Wait) -> Step {
         if !self.settle_ends(id, offset, len)? {
             return Ok(());
         }
+        self.state().partial_sectors |= offset % SECTOR != 0 || len % SECTOR != 0;
         let (versions, bytes) = self.prepare(id, offset, len, fill);
         let what = || format!("write {len} bytes at {offset} of {id}, {fill:?}, wait {wait:?}");
         self.change(id, offset, &versions, what, wait, |volume| {
@@ -202,10 +241,11 @@ impl World {
         })
     }
 
-    pub fn write_zeroes(&self, id: u64, offset: u64, len: u64, wait: Wait) -> Step {
+    pub(crate) fn write_zeroes(&self, id: u64, offset: u64, len: u64, wait: Wait) -> Step {
         if !self.settle_ends(id, offset, len)? {
             return Ok(());
         }
+        self.state().partial_sectors |= offset % SECTOR != 0 || len % SECTOR != 0;
         let (versions, _) = self.prepare(id, offset, len, Fill::Zeros);
         let what = || format!("zero {len} bytes at {offset} of {id}, wait {wait:?}");
         self.change(id, offset, &versions, what, wait, |volume| {
@@ -213,7 +253,7 @@ impl World {
         })
     }
 
-    pub fn trim(&self, id: u64, offset: u64, len: u64, wait: Wait) -> Step {
+    pub(crate) fn trim(&self, id: u64, offset: u64, len: u64, wait: Wait) -> Step {
         let block_size = self.state().block_size;
         let start = offset.next_multiple_of(block_size);
         let end = (offset + len) / block_size * block_size;
@@ -243,6 +283,7 @@ impl World {
         self.trace(&what);
         let room_before = self.room();
         let done = request(&volume);
+        self.state().partial_sectors = false;
         let ended = if done.is_ok() {
             Ended::Answered
         } else {
@@ -259,28 +300,34 @@ impl World {
     }
 
     /// Blocks that are free, or will be once a commit has released them.
-    fn room(&self) -> Option<u64> {
-        if self.state().depth > 0 {
+    fn room(&self) -> Option<Room> {
+        let state = self.state();
+        if state.depth > 0 {
             return None;
         }
+        let hooks_run = state.coverage.hooks_run;
+        drop(state);
         let stat = self.store().stat().ok()?;
-        Some(stat.free_blocks + stat.reclaim_blocks)
+        Some(Room {
+            blocks: stat.free_blocks + stat.reclaim_blocks,
+            hooks_run,
+        })
     }
 
     /// Only a pool without room may say so.
-    fn explain_no_space(&self, error: &StoreError, room: Option<u64>, bytes: u64) -> Step {
+    fn explain_no_space(&self, error: &StoreError, room: Option<Room>, bytes: u64) -> Step {
         let state = self.state();
         let needed = bytes / state.block_size + 2;
-        match room {
-            Some(room)
-                if error.kind() == StoreErrorKind::NoSpace && room > needed && !state.faulty =>
-            {
-                Err(violation(format!(
-                    "{needed} blocks at most were wanted, {room} are free, and yet: {error}"
-                )))
-            }
-            _ => Ok(()),
+        let Some(room) = room.filter(|room| room.hooks_run == state.coverage.hooks_run) else {
+            return Ok(());
+        };
+        if error.kind() == StoreErrorKind::NoSpace && room.blocks > needed && !state.faulty {
+            return Err(violation(format!(
+                "{needed} blocks at most were wanted, {} are free, and yet: {error}",
+                room.blocks
+            )));
         }
+        Ok(())
     }
 
     /// Sectors that are written in part are completed from what the model knows of them, so that
@@ -330,7 +377,7 @@ impl World {
         (versions, bytes)
     }
 
-    pub fn read(&self, id: u64, offset: u64, len: u64, wait: Wait) -> Step {
+    pub(crate) fn read(&self, id: u64, offset: u64, len: u64, wait: Wait) -> Step {
         let volume = self.handle(id)?;
         let begun = self.with(id, VolumeModel::begin_read);
         let what = || format!("read {len} bytes at {offset} of {id}, wait {wait:?}");
@@ -345,20 +392,26 @@ impl World {
         }
     }
 
-    // What makes things durable: the commit is one for all volumes.
+    // What makes things durable: there is one commit for all volumes.
 
-    pub fn flush(&self, id: u64) -> Step {
+    pub(crate) fn flush(&self, id: u64) -> Step {
         let volume = self.handle(id)?;
         self.durably(&format!("flush {id}"), || volume.flush())
     }
 
-    pub fn tick(&self) -> Step {
-        let store = self.store();
-        self.durably("tick", || store.tick())
+    pub(crate) fn tick(&self) -> Step {
+        // Housekeeping makes records durable, not data that was rewritten in place.
+        self.trace(|| "tick".to_owned());
+        let done = self.store().tick();
+        done.or_else(|error| self.judge("tick", &error, Wait::Yes))
     }
 
     /// A request after which everything that had been answered before is durable.
-    pub fn durably(&self, what: &str, request: impl FnOnce() -> Result<(), StoreError>) -> Step {
+    pub(crate) fn durably(
+        &self,
+        what: &str,
+        request: impl FnOnce() -> Result<(), StoreError>,
+    ) -> Step {
         let asked = self.moments();
         self.trace(|| what.to_owned());
         match request() {
@@ -393,7 +446,7 @@ impl World {
     }
 
     /// Checks the pool and fails if there is anything to find.
-    pub fn check(&self) -> Step {
+    pub(crate) fn check(&self) -> Step {
         let store = self.store();
         let mut findings = Vec::new();
         let mut report = None;
@@ -418,21 +471,21 @@ impl World {
         VolumeModel::new(id, &format!("volume-{id}"), size)
     }
 
-    pub fn create_volume(&self, size: u64) -> Step {
+    pub(crate) fn create_volume(&self, size: u64) -> Step {
         let volume = self.fresh_volume(size);
         let name = volume.name.clone();
         let store = self.store();
         self.catalogue_change(Pending::Create(volume), || store.create_volume(&name, size))
     }
 
-    pub fn delete_volume(&self, id: u64) -> Step {
+    pub(crate) fn delete_volume(&self, id: u64) -> Step {
         let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
         self.catalogue_change(Pending::Delete(id), || {
             store.delete_volume(&name, &mut |_, _| {})
         })
     }
 
-    pub fn rename_volume(&self, id: u64) -> Step {
+    pub(crate) fn rename_volume(&self, id: u64) -> Step {
         let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
         let new_name = format!("{name}x");
         self.catalogue_change(Pending::Rename(id, new_name.clone()), || {
@@ -440,10 +493,14 @@ impl World {
         })
     }
 
-    pub fn resize_volume(&self, id: u64, size: u64) -> Step {
+    pub(crate) fn resize_volume(&self, id: u64, size: u64) -> Step {
         let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
         let sectors = size / SECTOR..self.size(id) / SECTOR;
-        self.with(id, |volume| volume.begin(sectors, |_| 0));
+        self.with(id, |volume| {
+            // Until the volume has its new size, what lies beyond may be there or not.
+            let begun = volume.begin(sectors.clone(), |_| 0);
+            volume.end(begun, sectors, |_| 0, Ended::Failed);
+        });
         self.catalogue_change(Pending::Resize(id, size), || {
             store.resize_volume(&name, size)
         })
@@ -469,7 +526,7 @@ impl World {
         Ok(())
     }
 
-    pub fn begin_import(&self, size: u64) -> Step {
+    pub(crate) fn begin_import(&self, size: u64) -> Step {
         let volume = self.fresh_volume(size);
         let store = self.store();
         let mut import = None;
@@ -484,7 +541,7 @@ impl World {
     }
 
     /// Writes a run of whole blocks to the volume that is being imported.
-    pub fn write_import(&self, offset: u64, len: u64) -> Step {
+    pub(crate) fn write_import(&self, offset: u64, len: u64) -> Step {
         let Some((import, volume)) = self.state().import.take() else {
             return Ok(());
         };
@@ -508,7 +565,7 @@ impl World {
         done.or_else(|error| self.judge("import", &error, Wait::Yes))
     }
 
-    pub fn finish_import(&self) -> Step {
+    pub(crate) fn finish_import(&self) -> Step {
         let Some((import, mut volume)) = self.state().import.take() else {
             return Ok(());
         };
@@ -518,7 +575,7 @@ impl World {
         self.catalogue_change(Pending::Create(volume), || import.finish())
     }
 
-    pub fn abort_import(&self) -> Step {
+    pub(crate) fn abort_import(&self) -> Step {
         let import = self.state().import.take();
         self.trace(|| "abort the import".to_owned());
         drop(import);
@@ -531,7 +588,7 @@ impl World {
 
 impl State {
     /// What was pending has happened.
-    pub fn settle_pending(&mut self) {
+    pub(crate) fn settle_pending(&mut self) {
         let find = |volumes: &mut Vec<VolumeModel>, id: u64| {
             let at = volumes.iter().position(|volume| volume.id == id);
             at.expect("the volume is in the model")

@@ -1,0 +1,507 @@
+//! What is not what was written is refused, and nothing panics.
+
+use onefold_format::catalogue_page;
+use onefold_format::frame::{self, FRAME_HEADER_BYTES, FRAME_PAYLOAD_MAX};
+use onefold_format::node::Node;
+use onefold_format::page::{self, BODY, PAGE_BYTES, PageBytes, PageHeader, PageKind};
+use onefold_format::superblock::check_data_label;
+use onefold_format::{
+    Entry, FormatError, MAJOR_VERSION, PageNumber, PoolId, Record, Root, Superblock,
+};
+use onefold_format::{map_page, record, space_page};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::samples::{self, POOL, page, pages, read_frame, reseal, reseal_frame};
+
+#[test]
+fn every_flipped_bit_of_a_page_is_noticed() {
+    for mut sample in pages() {
+        for bit in 0..PAGE_BYTES * 8 {
+            sample.page[bit / 8] ^= 1 << (bit % 8);
+            let read = (sample.decode)(&sample.page);
+            assert!(read.is_err(), "bit {bit} of {}", sample.name);
+            sample.page[bit / 8] ^= 1 << (bit % 8);
+        }
+        assert_eq!((sample.decode)(&sample.page), Ok(()));
+    }
+}
+
+#[test]
+fn every_flipped_bit_of_a_frame_is_noticed_or_padding() {
+    let written = samples::frame();
+    let used = FRAME_HEADER_BYTES + samples::payload().len();
+    assert!(used < written.len(), "the sample has padding");
+    let expected = read_frame(&written);
+    for bit in 0..written.len() * 8 {
+        let mut bytes = written.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        let read = read_frame(&bytes);
+        if bit / 8 < used {
+            assert!(read.is_err(), "bit {bit}");
+        } else {
+            assert_eq!(read, expected, "bit {bit} is in the padding");
+        }
+    }
+}
+
+/// A version is not believed before the checksum: else one flipped bit would make a torn frame
+/// one of a later release.
+#[test]
+fn a_flipped_version_of_a_frame_is_a_checksum_error() {
+    let mut bytes = samples::frame();
+    bytes[4] ^= 2;
+    let read = read_frame(&bytes);
+    assert!(
+        matches!(read, Err(FormatError::Checksum { .. })),
+        "{read:?}"
+    );
+}
+
+#[test]
+fn a_torn_page_is_noticed() {
+    for sample in pages() {
+        for sectors in 1..PAGE_BYTES / 512 {
+            let mut torn = page::blank();
+            torn[..sectors * 512].copy_from_slice(&sample.page[..sectors * 512]);
+            let lost_something = torn != sample.page;
+            let read = (sample.decode)(&torn);
+            assert_eq!(
+                read.is_err(),
+                lost_something,
+                "{sectors} of {}",
+                sample.name
+            );
+            torn.copy_from_slice(&sample.page[..]);
+            torn[..sectors * 512].fill(0);
+            assert!(
+                (sample.decode)(&torn).is_err(),
+                "{sectors} of {}",
+                sample.name
+            );
+        }
+    }
+}
+
+/// Bytes that must be zero, for each kind of page.
+const RESERVED: &[(&str, &[std::ops::Range<usize>])] = &[
+    ("superblock", &[56..60, 68..72, 88..4096]),
+    ("data_label", &[56..60, 64..4096]),
+    ("root", &[56..60, 92..96, 125..128, 141..144, 152..4096]),
+    ("node", &[56..60, 3136..4096]),
+    ("map_page", &[56..60, 3648..4096]),
+    ("space_page", &[56..60, 2112..4096]),
+    (
+        "catalogue_page",
+        &[
+            56..60,
+            64 + 2..64 + 3,
+            64 + 4..64 + 8,
+            64 + 53..64 + 128,
+            64 + 128 + 5..64 + 256,
+            3904..4096,
+        ],
+    ),
+];
+
+#[test]
+fn reserved_bytes_are_refused_even_with_the_right_checksum() {
+    assert_eq!(RESERVED.len(), pages().len());
+    for (name, ranges) in RESERVED {
+        let mut sample = page(name);
+        for at in ranges.iter().cloned().flatten() {
+            assert_eq!(sample.page[at], 0, "byte {at} of {name}");
+            for value in [1, 0x80] {
+                sample.page[at] = value;
+                reseal(&mut sample.page);
+                let read = (sample.decode)(&sample.page);
+                let refused = matches!(read, Err(FormatError::Reserved { .. }));
+                assert!(refused, "byte {at} of {name}: {read:?}");
+            }
+            sample.page[at] = 0;
+        }
+    }
+}
+
+#[test]
+fn reserved_bits_of_frames_and_records_are_refused() {
+    for (at, bit) in (6..8)
+        .chain(56..60)
+        .flat_map(|at| (0..8).map(move |bit| (at, bit)))
+    {
+        if (at, bit) == (6, 0) {
+            continue;
+        }
+        let mut bytes = samples::frame();
+        bytes[at] |= 1 << bit;
+        reseal_frame(&mut bytes);
+        let read = read_frame(&bytes);
+        assert!(
+            matches!(read, Err(FormatError::Reserved { .. })),
+            "{read:?}"
+        );
+    }
+    for record in samples::records() {
+        let mut written = Vec::new();
+        record.encode(&mut written);
+        let mut reserved: Vec<usize> = vec![1, 4, 5, 6, 7];
+        match record {
+            Record::Map { .. } => reserved.extend(28..32),
+            Record::VolumePut { .. } => reserved.extend(8..16),
+            Record::Unmap { .. } | Record::VolumeGone { .. } => {}
+        }
+        for at in reserved {
+            let mut bytes = written.clone();
+            bytes[at] = 1;
+            let read = Record::decode(&bytes);
+            assert!(
+                matches!(read, Err(FormatError::Reserved { .. })),
+                "{at}: {read:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_page_from_elsewhere_is_refused() {
+    let address = |field, expected, found| {
+        Err(FormatError::Address {
+            field,
+            expected,
+            found,
+        })
+    };
+    let sample = page("node");
+    let is = sample.header;
+    let open = |expected: PageHeader| page::open(&sample.page, &expected).map(drop);
+    assert_eq!(open(is), Ok(()));
+    let other = PoolId([9; 16]);
+    assert_eq!(
+        open(PageHeader { pool: other, ..is }),
+        Err(FormatError::Pool)
+    );
+    assert_eq!(
+        open(PageHeader {
+            kind: PageKind::Map,
+            ..is
+        }),
+        address("page kind", 4, 3)
+    );
+    assert_eq!(
+        open(PageHeader { level: 2, ..is }),
+        address("tree level", 2, 1)
+    );
+    let elsewhere = PageNumber(76);
+    assert_eq!(
+        open(PageHeader {
+            page: elsewhere,
+            ..is
+        }),
+        address("page number", 76, 77)
+    );
+    assert_eq!(
+        open(PageHeader { owner: 22, ..is }),
+        address("owner", 22, 23)
+    );
+    assert_eq!(
+        open(PageHeader { index: 0, ..is }),
+        address("index", 0, 256)
+    );
+    assert_eq!(
+        open(PageHeader { sequence: 0, ..is }),
+        Ok(()),
+        "never compared"
+    );
+
+    let root = samples::root();
+    let in_wrong_slot = Root::decode(&root.encode(POOL), POOL, PageNumber(0));
+    assert_eq!(in_wrong_slot.map(drop), address("page number", 0, 1));
+    let of_other_pool = Root::decode(&root.encode(POOL), other, PageNumber(1));
+    assert_eq!(of_other_pool, Err(FormatError::Pool));
+    let label = page("data_label");
+    assert_eq!(check_data_label(&label.page, other), Err(FormatError::Pool));
+    assert_eq!(
+        Superblock::decode(&label.page).map(drop),
+        address("page kind", 1, 7)
+    );
+    assert_eq!(
+        frame::decode_header(&samples::frame(), other).map(drop),
+        Err(FormatError::Pool)
+    );
+}
+
+#[test]
+fn pages_of_other_versions() {
+    for sample in pages() {
+        let read_as = |major, minor| {
+            let mut page = sample.page.clone();
+            page[5] = major;
+            page[6] = minor;
+            reseal(&mut page);
+            ((sample.decode)(&page), page::is_of_later_minor(&page))
+        };
+        let newer = Err(FormatError::Newer { major: 2, minor: 3 });
+        assert_eq!(read_as(2, 3).0, newer, "{}", sample.name);
+        assert_eq!(read_as(MAJOR_VERSION, 1), (Ok(()), true), "{}", sample.name);
+        assert_eq!(
+            read_as(MAJOR_VERSION, 0),
+            (Ok(()), false),
+            "{}",
+            sample.name
+        );
+        assert!(matches!(read_as(0, 0).0, Err(FormatError::Field { .. })));
+    }
+}
+
+#[test]
+fn frames_of_other_versions() {
+    let read_as = |major, minor| {
+        let mut bytes = samples::frame();
+        bytes[4] = major;
+        bytes[5] = minor;
+        reseal_frame(&mut bytes);
+        read_frame(&bytes)
+    };
+    assert_eq!(
+        read_as(2, 3),
+        Err(FormatError::Newer { major: 2, minor: 3 })
+    );
+    assert!(read_as(MAJOR_VERSION, 1).is_ok());
+    assert!(matches!(read_as(0, 0), Err(FormatError::Field { .. })));
+}
+
+/// Values that the right checksum does not make possible: page, offset, bytes.
+const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
+    ("superblock", 64, &512_u32.to_le_bytes()),
+    ("superblock", 64, &32_768_u32.to_le_bytes()),
+    ("superblock", 72, &0_u64.to_le_bytes()),
+    ("superblock", 72, &((256_u64 << 10) - 512).to_le_bytes()),
+    ("superblock", 72, &((1_u64 << 30) + 512).to_le_bytes()),
+    ("superblock", 72, &((32_u64 << 20) + 1).to_le_bytes()),
+    ("root", 48, &2_u64.to_le_bytes()),
+    ("root", 72, &511_u64.to_le_bytes()),
+    ("root", 96, &0_u64.to_le_bytes()),
+    ("root", 96, &u64::MAX.to_le_bytes()),
+    ("root", 104, &0_u64.to_le_bytes()),
+    ("root", 112, &[1, 0, 0, 0, 0, 0]),
+    ("root", 124, &[0]),
+    ("root", 124, &[5]),
+    ("root", 144, &1_u64.to_le_bytes()),
+    ("root", 144, &((1_u64 << 40) + 1).to_le_bytes()),
+    ("node", 64, &[0, 0, 0, 0, 0, 0]),
+    ("node", 64, &[1, 0, 0, 0, 0, 0]),
+    ("map_page", 64, &[0, 0, 0, 0, 0, 2, 0]),
+    ("map_page", 64, &[1, 0, 0, 0, 0, 0, 0]),
+    ("map_page", 64, &[1, 0, 0, 0, 0, 1, 0]),
+    ("map_page", 64, &[1, 0, 0, 0, 0, 3, 0]),
+    ("map_page", 64, &[1, 0, 0, 0, 0, 4, 0]),
+    ("map_page", 64, &[1, 0, 0, 0, 0, 2 | 8, 0]),
+    ("map_page", 64, &[1, 0, 0, 0, 0, 2 | 16, 0]),
+    ("map_page", 64, &[1, 0, 0, 0, 0, 2, 1]),
+    ("catalogue_page", 64, &[2]),
+    ("catalogue_page", 65, &[0]),
+    ("catalogue_page", 65, &[4]),
+    ("catalogue_page", 67, &[0]),
+    ("catalogue_page", 67, &[64]),
+    ("catalogue_page", 67, &[255]),
+    ("catalogue_page", 72, &0_u64.to_le_bytes()),
+    ("catalogue_page", 80, &u64::MAX.to_le_bytes()),
+    ("catalogue_page", 88, &0_u64.to_le_bytes()),
+    ("catalogue_page", 88, &4097_u64.to_le_bytes()),
+    ("catalogue_page", 88, &((1_u64 << 54) + 4096).to_le_bytes()),
+    ("catalogue_page", 116, &[0]),
+    ("catalogue_page", 192, b"-"),
+    ("catalogue_page", 193, b"/"),
+    ("catalogue_page", 193, &[0xff]),
+];
+
+#[test]
+fn impossible_values_are_refused_even_with_the_right_checksum() {
+    for (name, at, value) in IMPOSSIBLE {
+        let mut sample = page(name);
+        sample.page[*at..at + value.len()].copy_from_slice(value);
+        reseal(&mut sample.page);
+        let read = (sample.decode)(&sample.page);
+        let refused = matches!(read, Err(FormatError::Field { .. }));
+        assert!(refused, "{value:?} at {at} of {name}: {read:?}");
+    }
+}
+
+#[test]
+fn counts_stand_only_above_leaves() {
+    let sample = page("node");
+    let mut high = sample.page.clone();
+    let header = PageHeader {
+        level: 2,
+        ..sample.header
+    };
+    page::seal(&mut high, &header);
+    assert!(matches!(
+        Node::decode(&high),
+        Err(FormatError::Field { .. })
+    ));
+    let mut root = page("root");
+    root.page[118] = 1;
+    reseal(&mut root.page);
+    assert_eq!(
+        (root.decode)(&root.page),
+        Err(FormatError::Reserved {
+            structure: "tree root"
+        })
+    );
+}
+
+/// Which record of the samples, offset, and what no release writes there.
+const IMPOSSIBLE_IN_RECORDS: &[(usize, usize, &[u8])] = &[
+    (0, 0, &[0]),
+    (0, 0, &[5]),
+    (0, 0, &[16]),
+    (0, 2, &[40]),
+    (0, 2, &[56]),
+    (0, 8, &0_u64.to_le_bytes()),
+    (0, 8, &u64::MAX.to_le_bytes()),
+    (0, 16, &(1_u64 << 38).to_le_bytes()),
+    (0, 24, &0_u32.to_le_bytes()),
+    (0, 24, &513_u32.to_le_bytes()),
+    (0, 24, &u32::MAX.to_le_bytes()),
+    (0, 32, &(3_u64 << 40).to_le_bytes()),
+    (0, 40, &(2_u64 << 40).to_le_bytes()),
+    // The run's last block would be one beyond the last PBA.
+    (0, 40, &(2_u64 << 40 | ((1 << 40) - 7)).to_le_bytes()),
+    (0, 47, &[1]),
+    (1, 8, &0_u64.to_le_bytes()),
+    (1, 16, &513_u64.to_le_bytes()),
+    (1, 28, &2_u32.to_le_bytes()),
+    (2, 24, &[2]),
+    (2, 32, &0_u64.to_le_bytes()),
+    (3, 8, &0_u64.to_le_bytes()),
+    (3, 24, &0_u64.to_le_bytes()),
+];
+
+#[test]
+fn impossible_records_are_refused() {
+    let records = samples::records();
+    for (which, at, value) in IMPOSSIBLE_IN_RECORDS {
+        let mut bytes = Vec::new();
+        records[*which].encode(&mut bytes);
+        bytes[*at..at + value.len()].copy_from_slice(value);
+        let read = Record::decode(&bytes);
+        let refused = matches!(read, Err(FormatError::Field { .. }));
+        assert!(refused, "{value:?} at {at} of record {which}: {read:?}");
+    }
+}
+
+/// The log holds no trees: they come with the checkpoint.
+#[test]
+fn a_record_with_a_map_is_refused() {
+    let mut bytes = Vec::new();
+    samples::records()[2].encode(&mut bytes);
+    bytes[24 + 40] = 9;
+    bytes[24 + 52] = 1;
+    let read = Record::decode(&bytes);
+    assert!(
+        matches!(read, Err(FormatError::Reserved { .. })),
+        "{read:?}"
+    );
+}
+
+#[test]
+fn cut_records_and_frames_are_short() {
+    for record in samples::records() {
+        let mut bytes = Vec::new();
+        record.encode(&mut bytes);
+        for len in 0..bytes.len() {
+            let read = Record::decode(&bytes[..len]);
+            assert!(
+                matches!(read, Err(FormatError::Short { .. })),
+                "{len}: {read:?}"
+            );
+        }
+    }
+    let bytes = samples::frame();
+    for len in 0..FRAME_HEADER_BYTES + samples::payload().len() {
+        let read = read_frame(&bytes[..len]);
+        assert!(
+            matches!(read, Err(FormatError::Short { .. })),
+            "{len}: {read:?}"
+        );
+    }
+}
+
+#[test]
+fn no_payload_is_longer_than_a_reader_expects() {
+    let mut bytes = samples::frame();
+    bytes[48..52].copy_from_slice(&(FRAME_PAYLOAD_MAX as u32 + 1).to_le_bytes());
+    let read = frame::decode_header(&bytes, POOL);
+    assert!(matches!(read, Err(FormatError::Field { .. })), "{read:?}");
+}
+
+#[test]
+fn records_after_a_bad_one_are_not_given_out() {
+    let mut payload = samples::payload();
+    payload[48] = 99;
+    let read: Vec<_> = record::decode_all(&payload).collect();
+    assert_eq!(read.len(), 2);
+    assert_eq!(read[0].as_ref(), Ok(&samples::records()[0]));
+    assert!(read[1].is_err());
+}
+
+/// Calls every decoder that takes a page.
+fn read_as_everything(page: &PageBytes) {
+    let _ = Superblock::decode(page);
+    let _ = check_data_label(page, POOL);
+    let _ = page::is_of_later_minor(page);
+    for slot in 0..2 {
+        let _ = Root::decode(page, page::claimed_pool(page), PageNumber(slot));
+    }
+    let _ = Node::decode(page);
+    let _ = map_page::decode(page);
+    let _ = space_page::decode(page);
+    let _ = catalogue_page::decode(page);
+}
+
+proptest! {
+    #[test]
+    fn garbage_never_panics(bytes in vec(any::<u8>(), 0..PAGE_BYTES), kind in 1..8_u8) {
+        let mut page = page::blank();
+        page[..bytes.len()].copy_from_slice(&bytes);
+        read_as_everything(&page);
+        let _ = Record::decode(&bytes);
+        prop_assert!(record::decode_all(&bytes).count() <= bytes.len());
+        let _ = read_frame(&bytes);
+        // The same behind a header and a checksum that are right.
+        page[..BODY].copy_from_slice(&samples::pages()[0].page[..BODY]);
+        page[4] = kind;
+        reseal(&mut page);
+        read_as_everything(&page);
+    }
+
+    #[test]
+    fn damaged_samples_never_panic(at in BODY..PAGE_BYTES, value: u64, which in 0..7_usize) {
+        let sample = &pages()[which];
+        let mut page = sample.page.clone();
+        let end = (at + 8).min(PAGE_BYTES);
+        page[at..end].copy_from_slice(&value.to_le_bytes()[..end - at]);
+        reseal(&mut page);
+        read_as_everything(&page);
+        let _ = (sample.decode)(&page);
+    }
+
+    #[test]
+    fn damaged_records_never_panic(at in 0..392_usize, value: u64) {
+        let mut payload = samples::payload();
+        let end = (at + 8).min(payload.len());
+        payload[at..end].copy_from_slice(&value.to_le_bytes()[..end - at]);
+        prop_assert!(record::decode_all(&payload).count() <= 5);
+    }
+
+    /// Bits that do not decode are refused, and all others come back as they were.
+    #[test]
+    fn entry_bits_are_refused_or_kept(low: u64, top in 0..1_u64 << 24) {
+        for bits in [low, (low & ((1 << 40) - 1)) | (top << 40), (low % 16) | ((top % 8) << 40)] {
+            if let Ok(entry) = Entry::from_bits(bits) {
+                prop_assert_eq!(entry.to_bits(), bits);
+            }
+        }
+    }
+}

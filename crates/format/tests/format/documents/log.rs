@@ -1,0 +1,266 @@
+//! The tables of frame, record and entry.
+
+use onefold_format::{
+    Entry, FormatError, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Pba, PoolId, Record, UnmapTo,
+    VolumeId, VolumeRecord, frame,
+};
+
+use super::{ALL, Trial, check, crc_without, table};
+use crate::samples::{self, read_frame, reseal_frame};
+
+#[test]
+fn frame_document() {
+    let rows = table(
+        include_str!("../../../../../docs/format/frame.md"),
+        "Frame header",
+    );
+    let none = frame::FrameHeader {
+        session: 0,
+        commit: 0,
+        position: 0,
+        previous_checksum: 0,
+        last: false,
+    };
+    let no_pool = PoolId([0; 16]);
+    let encoded = |header: &frame::FrameHeader, pool: PoolId, payload: &[u8]| {
+        let mut bytes = Vec::new();
+        frame::encode(header, pool, payload, &mut bytes);
+        bytes[60..64].fill(0);
+        bytes[..64].to_vec()
+    };
+    let plain = encoded(&none, no_pool, &[]);
+    let changed = |change: &dyn Fn(&mut frame::FrameHeader)| {
+        let mut header = none;
+        change(&mut header);
+        encoded(&header, no_pool, &[])
+    };
+    let whole =
+        |change: &dyn Fn(&mut frame::FrameHeader)| Trial::Whole(plain.clone(), changed(change));
+    let sample = samples::frame();
+    let used = 64 + samples::payload().len();
+    let of_full_pool = encoded(&none, PoolId([255; 16]), &[]);
+    let long = encoded(&none, no_pool, &[1; 0x1_0101]);
+    let trials = vec![
+        ("magic", Trial::Is(b"1FLG".to_vec())),
+        ("major", Trial::Is(vec![MAJOR_VERSION])),
+        ("minor", Trial::Is(vec![MINOR_VERSION])),
+        (
+            "flags",
+            Trial::Part(plain.clone(), changed(&|header| header.last = true)),
+        ),
+        ("pool", Trial::Whole(plain.clone(), of_full_pool)),
+        ("session", whole(&|header| header.session = ALL)),
+        ("commit", whole(&|header| header.commit = ALL)),
+        ("position", whole(&|header| header.position = ALL)),
+        ("payload", Trial::Part(plain.clone(), long)),
+        (
+            "previous checksum",
+            whole(&|header| header.previous_checksum = u32::MAX),
+        ),
+        ("checksum", Trial::Is(crc_without(&sample[..used], 60..64))),
+    ];
+    check(&rows, &sample[..64], trials, |at| {
+        let mut bytes = samples::frame();
+        bytes[at] |= 1;
+        reseal_frame(&mut bytes);
+        matches!(read_frame(&bytes), Err(FormatError::Reserved { .. }))
+    });
+}
+
+fn encoded(record: &Record) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    record.encode(&mut bytes);
+    bytes
+}
+
+fn record_refuses(record: &Record, at: usize) -> bool {
+    let mut bytes = encoded(record);
+    bytes[at] |= 1;
+    matches!(Record::decode(&bytes), Err(FormatError::Reserved { .. }))
+}
+
+const RECORD_DOCUMENT: &str = include_str!("../../../../../docs/format/record.md");
+
+fn map_record(lba: u64, count: u32, old: Entry, new: Entry) -> Record {
+    Record::Map {
+        layer: LayerId(1),
+        lba: Lba(lba),
+        count,
+        old,
+        new,
+    }
+}
+
+fn unmap_record(layer: u64, lba: u64, count: u32, to: UnmapTo) -> Record {
+    Record::Unmap {
+        layer: LayerId(layer),
+        lba: Lba(lba),
+        count,
+        to,
+    }
+}
+
+fn gone_record(slot: u64, volume: u64) -> Record {
+    Record::VolumeGone {
+        slot,
+        volume: VolumeId(volume),
+        layer: LayerId(1),
+    }
+}
+
+#[test]
+fn record_header_document() {
+    let plain = unmap_record(1, 0, 1, UnmapTo::Absent);
+    let header = |record: &Record| encoded(record)[..16].to_vec();
+    let of_layer = |layer| header(&unmap_record(layer, 0, 1, UnmapTo::Absent));
+    let trials = vec![
+        ("kind", Trial::Is(vec![2])),
+        ("bytes", Trial::Is(32_u16.to_le_bytes().to_vec())),
+        ("layer", Trial::Whole(of_layer(0), of_layer(ALL))),
+    ];
+    check(
+        &table(RECORD_DOCUMENT, "Header"),
+        &header(&plain),
+        trials,
+        |at| record_refuses(&plain, at),
+    );
+    let kinds: Vec<u8> = samples::records()
+        .iter()
+        .map(|record| encoded(record)[0])
+        .collect();
+    assert_eq!(kinds, [1, 2, 3, 4]);
+    for (kind, heading) in [
+        (1, "Map (kind 1)"),
+        (2, "Unmap (kind 2)"),
+        (3, "Put (kind 3)"),
+    ] {
+        let rows = table(RECORD_DOCUMENT, heading);
+        let record = &samples::records()[kind - 1];
+        let end = rows.last().map(|row| row.bytes.end);
+        assert_eq!(end, Some(encoded(record).len()), "{heading}");
+    }
+}
+
+#[test]
+fn map_and_unmap_record_document() {
+    let (absent, last) = (Entry::ABSENT, Entry::private(Pba((1 << 40) - 1)));
+    let plain = encoded(&map_record(0, 0, absent, absent));
+    let whole = |record| Trial::Whole(plain.clone(), encoded(&record));
+    let part = |record| Trial::Part(plain.clone(), encoded(&record));
+    let trials = vec![
+        ("header", Trial::Elsewhere),
+        ("lba", whole(map_record(ALL, 0, absent, absent))),
+        ("count", whole(map_record(0, u32::MAX, absent, absent))),
+        ("old", part(map_record(0, 0, last, absent))),
+        ("new", part(map_record(0, 0, absent, last))),
+    ];
+    check(
+        &table(RECORD_DOCUMENT, "Map (kind 1)"),
+        &plain,
+        trials,
+        |at| record_refuses(&samples::records()[0], at),
+    );
+
+    let plain = encoded(&unmap_record(1, 0, 0, UnmapTo::Absent));
+    let whole = |record| Trial::Whole(plain.clone(), encoded(&record));
+    let to_zero = encoded(&unmap_record(1, 0, 0, UnmapTo::Zero));
+    let trials = vec![
+        ("header", Trial::Elsewhere),
+        ("lba", whole(unmap_record(1, ALL, 0, UnmapTo::Absent))),
+        (
+            "count",
+            whole(unmap_record(1, 0, u32::MAX, UnmapTo::Absent)),
+        ),
+        ("to", Trial::Part(plain.clone(), to_zero)),
+    ];
+    check(
+        &table(RECORD_DOCUMENT, "Unmap (kind 2)"),
+        &plain,
+        trials,
+        |_| false,
+    );
+}
+
+#[test]
+fn put_and_gone_record_document() {
+    let put = |slot, created_unix_seconds| {
+        let Some(volume) = samples::volumes().swap_remove(2) else {
+            panic!("the sample has a volume there");
+        };
+        let volume = VolumeRecord {
+            created_unix_seconds,
+            ..volume
+        };
+        encoded(&Record::VolumePut { slot, volume })
+    };
+    let plain = put(0, 0);
+    let trials = vec![
+        ("header", Trial::Elsewhere),
+        ("slot", Trial::Whole(plain.clone(), put(ALL, 0))),
+        ("record", Trial::Part(plain.clone(), put(0, ALL))),
+    ];
+    check(
+        &table(RECORD_DOCUMENT, "Put (kind 3)"),
+        &plain,
+        trials,
+        |_| false,
+    );
+
+    let plain = encoded(&gone_record(0, 0));
+    let trials = vec![
+        ("header", Trial::Elsewhere),
+        (
+            "slot",
+            Trial::Whole(plain.clone(), encoded(&gone_record(ALL, 0))),
+        ),
+        (
+            "volume",
+            Trial::Whole(plain.clone(), encoded(&gone_record(0, ALL))),
+        ),
+    ];
+    check(
+        &table(RECORD_DOCUMENT, "Gone (kind 4)"),
+        &plain,
+        trials,
+        |_| false,
+    );
+}
+
+/// In the document of the entry, offsets and lengths are bits.
+#[test]
+fn entry_document() {
+    let document = include_str!("../../../../../docs/format/entry.md")
+        .replace("| bit | bits |", "| offset | bytes |");
+    let rows = table(&document, "Entry");
+    let bits_of = |entry: Entry| -> Vec<u8> {
+        (0..56)
+            .map(|bit| (entry.to_bits() >> bit & 1) as u8)
+            .collect()
+    };
+    let first = bits_of(Entry::private(Pba(1)));
+    let mut other = bits_of(Entry::private(Pba((1 << 40) - 2)));
+    let trials = vec![
+        (
+            "PBA",
+            Trial::Whole(first.clone(), std::mem::take(&mut other)),
+        ),
+        (
+            "state",
+            Trial::Part(bits_of(Entry::ABSENT), bits_of(Entry::ZERO)),
+        ),
+        ("kept private", Trial::Is(vec![0])),
+        ("codec", Trial::Is(vec![0; 4])),
+        ("stored length", Trial::Is(vec![0; 8])),
+    ];
+    check(&rows, &first, trials, |_| false);
+    for row in &rows[2..] {
+        for bit in row.bytes.clone() {
+            let bits = Entry::private(Pba(1)).to_bits() | 1 << bit;
+            assert!(
+                Entry::from_bits(bits).is_err(),
+                "bit {bit} of '{}'",
+                row.field
+            );
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! What version 1 wrote, byte for byte, and what it means: files of every release open for ever.
+//!
+//! `testdata/v1` has a `.bin` and a `.txt` for each structure: the bytes, and the fields that this
+//! build reads from them. `ONEFOLD_WRITE_GOLDEN=1 cargo test -p onefold-format golden` writes both
+//! anew; that is for structures which no release has written yet, and for nothing else.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use onefold_format::frame;
+use onefold_format::node::Node;
+use onefold_format::page::{self, PageBytes};
+use onefold_format::superblock::check_data_label;
+use onefold_format::{Entry, PageNumber, PoolId, Record, Root, Superblock, record};
+use onefold_format::{catalogue_page, map_page, space_page};
+
+use crate::samples::{self, POOL, page};
+
+fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("testdata/v1")
+        .join(name)
+}
+
+/// Compares with the golden files, or writes them, and returns the bytes of the `.bin`.
+fn golden(name: &str, bytes: &[u8], dump: impl Fn(&[u8]) -> String) -> Vec<u8> {
+    let (bin, txt) = (path(&format!("{name}.bin")), path(&format!("{name}.txt")));
+    if std::env::var_os("ONEFOLD_WRITE_GOLDEN").is_some_and(|set| set == "1") {
+        std::fs::write(&bin, bytes).expect("the golden bytes can be written");
+        std::fs::write(&txt, dump(bytes)).expect("the golden text can be written");
+    }
+    let kept = std::fs::read(&bin).expect("the golden bytes are there");
+    let differs = kept.iter().zip(bytes).position(|(kept, now)| kept != now);
+    assert_eq!(
+        differs, None,
+        "first byte of {name} that is written otherwise"
+    );
+    assert_eq!(kept.len(), bytes.len(), "length of {name}");
+    let text = std::fs::read_to_string(&txt).expect("the golden text is there");
+    assert_eq!(dump(&kept), text, "what {name} means");
+    kept
+}
+
+/// The same for a page, which is also opened as a reader does.
+fn golden_page(name: &str, dump: impl Fn(&PageBytes) -> String) -> Box<PageBytes> {
+    let sample = page(name);
+    let kept = golden(name, &sample.page[..], |bytes| {
+        let page = bytes.try_into().expect("a page");
+        dump_header(page) + &dump(page)
+    });
+    let page: Box<PageBytes> = kept.try_into().expect("a page");
+    let opened = page::open(&page, &sample.header).map(|(sequence, _)| sequence);
+    assert_eq!(opened, Ok(sample.header.sequence));
+    page
+}
+
+fn field(bytes: &[u8], at: usize, len: usize) -> u64 {
+    let mut value = [0; 8];
+    value[..len].copy_from_slice(&bytes[at..at + len]);
+    u64::from_le_bytes(value)
+}
+
+fn dump_header(page: &PageBytes) -> String {
+    let magic = String::from_utf8_lossy(&page[..4]);
+    let pool = PoolId(page[8..24].try_into().expect("sixteen bytes"));
+    format!(
+        "page header\n    magic: {magic}\n    kind: {}\n    version: {}.{}\n    level: {}\n    \
+         pool: {pool}\n    page: {}\n    owner: {:#x}\n    index: {}\n    sequence: {}\n    \
+         checksum: {:#010x}\n",
+        page[4],
+        page[5],
+        page[6],
+        page[7],
+        field(page, 24, 8),
+        field(page, 32, 8),
+        field(page, 40, 8),
+        field(page, 48, 8),
+        field(page, 60, 4),
+    )
+}
+
+#[test]
+fn golden_superblock() {
+    let kept = golden_page("superblock", |page| {
+        format!("{:#?}\n", Superblock::decode(page).expect("it opens"))
+    });
+    assert_eq!(Superblock::decode(&kept), Ok(samples::superblock()));
+}
+
+/// The plainest page: nothing but a header. It stands for `page` as well.
+#[test]
+fn golden_data_label() {
+    let kept = golden_page("data_label", |_| "body of zeros\n".to_owned());
+    assert_eq!(check_data_label(&kept, POOL), Ok(()));
+}
+
+#[test]
+fn golden_root() {
+    let slot = PageNumber(1);
+    let kept = golden_page("root", |page| {
+        format!("{:#?}\n", Root::decode(page, POOL, slot).expect("it opens"))
+    });
+    assert_eq!(Root::decode(&kept, POOL, slot), Ok(samples::root()));
+}
+
+#[test]
+fn golden_node() {
+    let kept = golden_page("node", |page| {
+        let node = Node::decode(page).expect("it opens");
+        let mut text = String::from("node\n");
+        for (slot, child) in node.children.iter().enumerate() {
+            if let Some(child) = child {
+                let (page, info, checksum) = (child.page, child.info, child.checksum);
+                let line = format!("page {page}, info {info}, checksum {checksum:#010x}");
+                writeln!(text, "    pointer {slot}: {line}").expect("text grows");
+            }
+        }
+        text
+    });
+    assert_eq!(Node::decode(&kept), Ok(samples::node()));
+}
+
+#[test]
+fn golden_map_page() {
+    let kept = golden_page("map_page", |page| {
+        let segment = map_page::decode(page).expect("it opens");
+        let mut text = String::from("map page\n");
+        for (slot, entry) in segment.iter().enumerate() {
+            if *entry != Entry::ABSENT {
+                let bits = entry.to_bits();
+                writeln!(text, "    entry {slot}: {bits:#016x} {entry:?}").expect("text grows");
+            }
+        }
+        text
+    });
+    assert_eq!(map_page::decode(&kept), Ok(samples::segment()));
+    assert_eq!(map_page::mapped(&samples::segment()), 4);
+}
+
+#[test]
+fn golden_space_page() {
+    let kept = golden_page("space_page", |page| {
+        let bitmap = space_page::decode(page).expect("it opens");
+        let mut text = String::from("space page\n");
+        for (word, bits) in bitmap.iter().enumerate() {
+            if *bits != 0 {
+                writeln!(text, "    word {word}: {bits:#066b}").expect("text grows");
+            }
+        }
+        text
+    });
+    assert_eq!(space_page::decode(&kept), Ok(samples::bitmap()));
+    assert_eq!(space_page::allocated(&samples::bitmap()), 66);
+}
+
+#[test]
+fn golden_catalogue_page() {
+    let kept = golden_page("catalogue_page", |page| {
+        let slots = catalogue_page::decode(page).expect("it opens");
+        let mut text = String::from("catalogue page\n");
+        for (slot, volume) in slots.iter().enumerate() {
+            if let Some(volume) = volume {
+                writeln!(text, "slot {slot}: {volume:#?}").expect("text grows");
+            }
+        }
+        text
+    });
+    assert_eq!(catalogue_page::decode(&kept), Ok(samples::volumes()));
+}
+
+#[test]
+fn golden_frame() {
+    let kept = golden("frame", &samples::frame(), |bytes| {
+        let frame = frame::decode_header(bytes, POOL).expect("it opens");
+        format!("{frame:#?}\nand the records of record.txt\n")
+    });
+    let read = samples::read_frame(&kept);
+    assert_eq!(read, Ok((samples::frame_header(), samples::payload())));
+}
+
+#[test]
+fn golden_record() {
+    let kept = golden("record", &samples::payload(), |bytes| {
+        let records = record::decode_all(bytes).map(|record| record.expect("it opens"));
+        records.map(|record| format!("{record:#?}\n")).collect()
+    });
+    let read: Result<Vec<Record>, _> = record::decode_all(&kept).collect();
+    assert_eq!(read, Ok(samples::records()));
+}
+
+/// Entries as records hold them, eight bytes each; a map page has the lower seven.
+#[test]
+fn golden_entry() {
+    let segment = samples::segment();
+    let entries = [segment[2], segment[1], segment[0], segment[3], segment[511]];
+    let bytes: Vec<u8> = entries
+        .iter()
+        .flat_map(|entry| entry.to_bits().to_le_bytes())
+        .collect();
+    let decode = |bytes: &[u8]| -> Vec<Entry> {
+        let words = bytes.chunks_exact(8).map(|word| field(word, 0, 8));
+        words
+            .map(|bits| Entry::from_bits(bits).expect("it opens"))
+            .collect()
+    };
+    let kept = golden("entry", &bytes, |bytes| {
+        let lines = decode(bytes).into_iter();
+        lines
+            .map(|entry| format!("{:#016x} {entry:?}\n", entry.to_bits()))
+            .collect()
+    });
+    assert_eq!(decode(&kept), entries);
+}
+
+/// A file that no test reads would rot.
+#[test]
+fn every_golden_file_is_read_by_a_test() {
+    let mut names: Vec<String> = std::fs::read_dir(path(""))
+        .expect("the golden files are there")
+        .map(|file| {
+            file.expect("a name")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
+        .collect();
+    names.sort();
+    let structures = [
+        "catalogue_page",
+        "data_label",
+        "entry",
+        "frame",
+        "map_page",
+        "node",
+        "record",
+        "root",
+        "space_page",
+        "superblock",
+    ];
+    let expected: Vec<String> = structures
+        .iter()
+        .flat_map(|name| [format!("{name}.bin"), format!("{name}.txt")])
+        .collect();
+    assert_eq!(names, expected);
+}

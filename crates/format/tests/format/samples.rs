@@ -1,0 +1,306 @@
+//! One specimen of each structure, with a different value in each field.
+//!
+//! The golden files hold exactly these, so they change only together with the major version.
+
+use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
+use onefold_format::node::{Node, Pointer};
+use onefold_format::page::{
+    self, CATALOGUE_OWNER, PAGE_BYTES, PageBytes, PageHeader, PageKind, SPACE_OWNER,
+};
+use onefold_format::space_page::{Bitmap, EMPTY_BITMAP};
+use onefold_format::{
+    Entry, FormatError, LayerId, Lba, PageNumber, Pba, PoolId, Record, Root, Superblock, TreeRoot,
+    UnmapTo, VolumeId, VolumeRecord, VolumeState,
+};
+use onefold_format::{catalogue_page, frame, map_page, space_page, superblock};
+
+pub(crate) const POOL: PoolId = PoolId(*b"a pool's own id.");
+
+pub(crate) fn superblock() -> Superblock {
+    Superblock {
+        pool: POOL,
+        block_size: 4096,
+        log_bytes: 32 << 20,
+        created_unix_seconds: 1_700_000_000,
+    }
+}
+
+pub(crate) fn root() -> Root {
+    Root {
+        sequence: 0x0123,
+        session: 7,
+        log_position: 0x45_6000,
+        commit: 0x89ab,
+        frame_checksum: 0xdead_beef,
+        next_volume_id: 12,
+        next_layer_id: 34,
+        catalogue: tree_root(5, 1),
+        space: tree_root(6, 2),
+        pool_blocks: 26_214_400,
+    }
+}
+
+fn tree_root(page: u64, levels: u8) -> TreeRoot {
+    TreeRoot {
+        top: Some(pointer(page, 0)),
+        levels,
+    }
+}
+
+fn pointer(page: u64, info: u16) -> Pointer {
+    Pointer {
+        page: PageNumber(page),
+        info,
+        checksum: 0xc0de_0000 | page as u32,
+    }
+}
+
+pub(crate) fn node() -> Node {
+    let mut node = Node::default();
+    node.children[0] = Some(pointer(17, 512));
+    node.children[1] = Some(pointer(0xffff_ffff_ffff, 1));
+    node.children[255] = Some(pointer(2, 300));
+    node
+}
+
+pub(crate) fn segment() -> Box<Segment> {
+    let mut segment = Box::new(EMPTY_SEGMENT);
+    segment[0] = Entry::private(Pba(1));
+    segment[1] = Entry::ZERO;
+    segment[3] = Entry::private(Pba(0xff_ffff_ffff));
+    segment[511] = Entry::private(Pba(0x12_3456_789a));
+    segment
+}
+
+pub(crate) fn bitmap() -> Box<Bitmap> {
+    let mut bitmap = Box::new(EMPTY_BITMAP);
+    bitmap[0] = 0b10;
+    bitmap[1] = u64::MAX;
+    bitmap[255] = 1 << 63;
+    bitmap
+}
+
+fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecord {
+    VolumeRecord {
+        id: VolumeId(id),
+        layer: LayerId(id + 20),
+        state,
+        size_bytes: id << 30,
+        created_unix_seconds: 1_700_000_000 + id,
+        map,
+        name: name.to_owned(),
+    }
+}
+
+pub(crate) fn volumes() -> Vec<Option<VolumeRecord>> {
+    let mut slots = vec![None; catalogue_page::RECORDS_PER_PAGE];
+    slots[0] = Some(volume(3, VolumeState::Ready, tree_root(9, 3), "web-1"));
+    slots[2] = Some(volume(
+        4,
+        VolumeState::Importing,
+        TreeRoot::default(),
+        &"n".repeat(63),
+    ));
+    slots[14] = Some(volume(5, VolumeState::Deleting, tree_root(10, 4), "0"));
+    slots
+}
+
+pub(crate) fn records() -> Vec<Record> {
+    vec![
+        Record::Map {
+            layer: LayerId(23),
+            lba: Lba(0x1_0000_0203),
+            count: 8,
+            old: Entry::ZERO,
+            new: Entry::private(Pba(0x9_8765)),
+        },
+        Record::Unmap {
+            layer: LayerId(24),
+            lba: Lba(512),
+            count: 512,
+            to: UnmapTo::Zero,
+        },
+        Record::VolumePut {
+            slot: 2,
+            volume: volume(4, VolumeState::Ready, TreeRoot::default(), "web-2.old"),
+        },
+        Record::VolumeGone {
+            slot: 14,
+            volume: VolumeId(5),
+            layer: LayerId(25),
+        },
+    ]
+}
+
+pub(crate) fn payload() -> Vec<u8> {
+    let mut payload = Vec::new();
+    for record in records() {
+        record.encode(&mut payload);
+    }
+    payload
+}
+
+pub(crate) fn frame_header() -> frame::FrameHeader {
+    frame::FrameHeader {
+        session: 7,
+        commit: 0x89ac,
+        position: 0x45_6000,
+        previous_checksum: 0xdead_beef,
+        last: true,
+    }
+}
+
+pub(crate) fn frame() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame::encode(&frame_header(), POOL, &payload(), &mut bytes);
+    bytes
+}
+
+/// A page, how it is read, and which of its bytes are reserved.
+pub(crate) struct PageSample {
+    pub(crate) name: &'static str,
+    pub(crate) page: Box<PageBytes>,
+    pub(crate) header: PageHeader,
+    /// Checks header and body as a reader does.
+    pub(crate) decode: fn(&PageBytes) -> Result<(), FormatError>,
+}
+
+fn header(kind: PageKind, level: u8, page: u64, owner: u64, index: u64) -> PageHeader {
+    PageHeader {
+        kind,
+        level,
+        pool: POOL,
+        page: PageNumber(page),
+        owner,
+        index,
+        sequence: 0x0123,
+    }
+}
+
+fn node_header() -> PageHeader {
+    header(PageKind::Node, 1, 77, 23, 256)
+}
+
+fn map_header() -> PageHeader {
+    header(PageKind::Map, 0, 78, 23, 257)
+}
+
+fn space_header() -> PageHeader {
+    header(PageKind::Space, 0, 79, SPACE_OWNER, 3)
+}
+
+fn catalogue_header() -> PageHeader {
+    header(PageKind::Catalogue, 0, 80, CATALOGUE_OWNER, 4)
+}
+
+fn sealed(header: &PageHeader, fill: impl FnOnce(&mut PageBytes)) -> Box<PageBytes> {
+    let mut page = page::blank();
+    fill(&mut page);
+    page::seal(&mut page, header);
+    page
+}
+
+pub(crate) fn pages() -> Vec<PageSample> {
+    let identity = PageHeader {
+        sequence: 0,
+        ..header(PageKind::Superblock, 0, 0, 0, 0)
+    };
+    vec![
+        PageSample {
+            name: "superblock",
+            page: superblock().encode(),
+            header: identity,
+            decode: |page| Superblock::decode(page).map(drop),
+        },
+        PageSample {
+            name: "data_label",
+            page: superblock::encode_data_label(POOL),
+            header: PageHeader {
+                kind: PageKind::DataLabel,
+                ..identity
+            },
+            decode: |page| superblock::check_data_label(page, POOL),
+        },
+        PageSample {
+            name: "root",
+            page: root().encode(POOL),
+            header: header(PageKind::Root, 0, 1, 0, 0),
+            decode: |page| Root::decode(page, POOL, PageNumber(1)).map(drop),
+        },
+        PageSample {
+            name: "node",
+            page: sealed(&node_header(), |page| node().encode(page)),
+            header: node_header(),
+            decode: |page| {
+                page::open(page, &node_header())?;
+                Node::decode(page).map(drop)
+            },
+        },
+        PageSample {
+            name: "map_page",
+            page: sealed(&map_header(), |page| map_page::encode(&segment(), page)),
+            header: map_header(),
+            decode: |page| {
+                page::open(page, &map_header())?;
+                map_page::decode(page).map(drop)
+            },
+        },
+        PageSample {
+            name: "space_page",
+            page: sealed(&space_header(), |page| space_page::encode(&bitmap(), page)),
+            header: space_header(),
+            decode: |page| {
+                page::open(page, &space_header())?;
+                space_page::decode(page).map(drop)
+            },
+        },
+        PageSample {
+            name: "catalogue_page",
+            page: sealed(&catalogue_header(), |page| {
+                catalogue_page::encode(&volumes(), page);
+            }),
+            header: catalogue_header(),
+            decode: |page| {
+                page::open(page, &catalogue_header())?;
+                catalogue_page::decode(page).map(drop)
+            },
+        },
+    ]
+}
+
+pub(crate) fn page(name: &str) -> PageSample {
+    let mut pages = pages().into_iter();
+    pages.find(|page| page.name == name).expect("a known page")
+}
+
+/// Gives a page that was changed by hand the checksum that its bytes have now.
+pub(crate) fn reseal(page: &mut PageBytes) {
+    page[60..64].fill(0);
+    let checksum = crc32c::crc32c(page);
+    page[60..64].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// The same for a frame.
+pub(crate) fn reseal_frame(bytes: &mut [u8]) {
+    bytes[60..64].fill(0);
+    let payload = u32::from_le_bytes(bytes[48..52].try_into().expect("four bytes"));
+    let checksum = crc32c::crc32c(&bytes[..64 + payload as usize]);
+    bytes[60..64].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// Reads a frame as recovery does.
+pub(crate) fn read_frame(bytes: &[u8]) -> Result<(frame::FrameHeader, Vec<u8>), FormatError> {
+    let unchecked = frame::decode_header(bytes, POOL)?;
+    frame::check(&unchecked, bytes)?;
+    let payload = &bytes[frame::FRAME_HEADER_BYTES..][..unchecked.payload_bytes];
+    Ok((unchecked.header, payload.to_vec()))
+}
+
+#[test]
+fn samples_are_valid() {
+    for sample in pages() {
+        assert_eq!((sample.decode)(&sample.page), Ok(()), "{}", sample.name);
+        assert_eq!(sample.page.len(), PAGE_BYTES);
+    }
+    assert_eq!(read_frame(&frame()), Ok((frame_header(), payload())));
+}

@@ -1,0 +1,408 @@
+//! Each guard of the protocol is worth something: without it the simulation finds a loss.
+//!
+//! For every guard there is a script that leads to where the guard matters. With the guard it must
+//! always end well, without it some seed must find a violation.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use onefold_engine::Part;
+use onefold_engine::simulated::{CrashKind, Op, When};
+use onefold_format::frame;
+use onefold_store::{CreateOptions, Guard, Wait};
+
+use crate::crash::Recovery;
+use crate::model::Violation;
+use crate::world::{Fill, MIB, Step, Stop, World, violation};
+
+const BLOCK: u64 = 4096;
+
+/// Seeds tried for each guard, with it and without it.
+const SEEDS: u64 = 60;
+
+fn pool(seed: u64, size_bytes: u64, log_bytes: u64) -> Result<Arc<World>, Stop> {
+    let options = CreateOptions {
+        block_size: 4096,
+        size_bytes,
+        log_bytes,
+    };
+    let world = World::new(seed, &options);
+    world.state().trace = std::env::var_os("ONEFOLD_SIM_TRACE").is_some();
+    let opened = world.open(64 * MIB);
+    opened.map_err(|error| violation(error.to_string()))?;
+    Ok(world)
+}
+
+fn small_pool(seed: u64) -> Result<Arc<World>, Stop> {
+    pool(seed, 4 * MIB, 256 << 10)
+}
+
+/// Goes on where a script ordered a crash.
+fn crash_is_fine(step: Step) -> Step {
+    match step {
+        Err(Stop::Crashed) => Ok(()),
+        other => other,
+    }
+}
+
+fn power_loss(world: &World) -> Step {
+    world.found()?;
+    world.recover_by(Recovery::POWER_LOSS)?;
+    world.check()
+}
+
+/// What was flushed is there after a power loss.
+fn flushed(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(id)?;
+    world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(id)?;
+    power_loss(&world)
+}
+
+/// Blocks are wanted that a trim gave up whose record is in memory only.
+fn reused_before_commit(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(8 * MIB)?;
+    world.create_volume(8 * MIB)?;
+    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    world.write(a, 0, MIB, Fill::Data, Wait::Yes)?;
+    world.write(a, MIB, 3 * MIB - 2 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(a)?;
+    world.trim(a, 0, MIB, Wait::Yes)?;
+    world.write(b, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    power_loss(&world)
+}
+
+/// Blocks are given up and wanted again while they are being read.
+fn reused_while_read(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(8 * MIB)?;
+    world.create_volume(8 * MIB)?;
+    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    world.write(a, 0, MIB, Fill::Data, Wait::Yes)?;
+    world.write(a, MIB, 3 * MIB - 2 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.meanwhile(Part::Data, Op::Read, When::Before, move |world| {
+        world.trim(a, 0, MIB, Wait::Yes)?;
+        world.flush(a)?;
+        world.tick()?;
+        world.tick()?;
+        world.write(b, 0, 64 * BLOCK, Fill::Data, Wait::Yes)
+    });
+    world.read(a, 0, MIB, Wait::Yes)?;
+    world.found()?;
+    world.write(b, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    power_loss(&world)
+}
+
+/// Two requests change parts of one block.
+fn two_writers_of_a_block(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 4 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(id)?;
+    world.meanwhile(Part::Data, Op::Read, When::After, move |world| {
+        world.write(id, 1024, 512, Fill::Data, Wait::No)
+    });
+    world.write(id, 0, 512, Fill::Data, Wait::Yes)?;
+    world.found()?;
+    world.read(id, 0, BLOCK, Wait::Yes)?;
+    power_loss(&world)
+}
+
+/// Other flushes commit while a write to a block that held something else is under way.
+fn committed_before_written(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(8 * MIB)?;
+    world.create_volume(8 * MIB)?;
+    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    world.write(a, 0, MIB, Fill::Data, Wait::Yes)?;
+    world.write(a, MIB, 3 * MIB - 2 * BLOCK, Fill::Data, Wait::Yes)?;
+    // Too few to be given back to the host, so they keep what was in them.
+    world.trim(a, 0, 8 * BLOCK, Wait::Yes)?;
+    world.flush(a)?;
+    world.tick()?;
+    world.meanwhile(Part::Data, Op::Write, When::Before, move |world| {
+        world.flush(a)?;
+        world.engine().halt();
+        Ok(())
+    });
+    crash_is_fine(world.write(b, 0, 8 * BLOCK, Fill::Data, Wait::Yes))?;
+    power_loss(&world)
+}
+
+/// A power loss anywhere in one of many checkpoints.
+fn checkpoints_cut_short(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(8 * MIB)?;
+    let id = world.volume_ids()[0];
+    let crash_at = world.draw(|random| random.between(10, 60));
+    world.engine().crash_after(crash_at);
+    for n in 0..20 {
+        let step = world
+            .write(id, n * 37 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)
+            .and_then(|()| world.flush(id))
+            .and_then(|()| world.check());
+        match step {
+            Err(Stop::Crashed) => break,
+            other => other?,
+        }
+    }
+    power_loss(&world)
+}
+
+/// While the checkpoint that a full log made necessary is being written, others commit.
+fn log_wanted_during_checkpoint(seed: u64) -> Step {
+    let world = pool(seed, 64 * MIB, 256 << 10)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    let round = move |world: &World, wait| {
+        world.write(id, 0, MIB, Fill::Zeros, wait)?;
+        world.write(id, 0, MIB, Fill::Comb, wait)?;
+        world.flush(id)
+    };
+    // Each takes some 10 KiB: not enough for a checkpoint before the one that is meant.
+    for _ in 0..18 {
+        round(&world, Wait::Yes)?;
+    }
+    world.meanwhile(Part::Meta, Op::Write, When::Before, move |world| {
+        for _ in 0..18 {
+            round(world, Wait::No)?;
+        }
+        world.engine().halt();
+        Ok(())
+    });
+    crash_is_fine(world.check())?;
+    power_loss(&world)
+}
+
+/// Others commit between the moment that a checkpoint is of and its root.
+fn committed_during_checkpoint(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(8 * MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.meanwhile(Part::Meta, Op::Reserve, When::Before, move |world| {
+        world.write(id, 16 * BLOCK, 8 * BLOCK, Fill::Data, Wait::No)?;
+        world.flush(id)
+    });
+    world.check()?;
+    power_loss(&world)
+}
+
+/// The process dies, is started again, and only then the power fails.
+fn killed_then_power_loss(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(id)?;
+    world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.recover_by(Recovery::KILLED)?;
+    power_loss(&world)
+}
+
+/// One bit flips in a frame of the log that commits follow.
+fn frame_decays(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    for n in 0..6 {
+        world.write(id, n * 8 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.flush(id)?;
+    }
+    let at = world.draw(|random| 1024 + random.below(64 + 48));
+    let engine = world.engine();
+    engine.flip_bit(Part::Log, at, world.draw(|random| random.below(8)) as u32);
+    engine.halt();
+    let after = engine.crash(CrashKind::ProcessKilled);
+    match world.open_after(Recovery::KILLED, after) {
+        Err(Stop::Violation(Violation(message))) if message.contains("Damaged") => Ok(()),
+        Err(stop) => Err(stop),
+        Ok(_) => world.verify(),
+    }
+}
+
+/// Two sessions each lose a part of a commit of two frames, in the same place of the log.
+fn torn_twice(seed: u64) -> Step {
+    let world = pool(seed, 64 * MIB, MIB)?;
+    world.create_volume(64 * MIB)?;
+    world.create_volume(64 * MIB)?;
+    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let (first_frame, second_frame) = fill_two_frames(&world, a)?;
+    let is_good = |engine: &onefold_engine::simulated::SimulatedEngine, at| {
+        let bytes = engine.read_raw(Part::Log, at, 300 << 10);
+        let pool = onefold_format::page::claimed_pool(
+            &engine
+                .read_raw(Part::Superblock, 0, 4096)
+                .try_into()
+                .unwrap(),
+        );
+        frame::decode_header(&bytes, pool)
+            .ok()
+            .filter(|header| frame::check(header, &bytes).is_ok())
+            .map(|frame| frame.header.session)
+    };
+    let outcome = (0..200).map(|_| world.engine().crash(CrashKind::PowerLoss));
+    let torn = outcome.into_iter().find(|after| {
+        is_good(after, first_frame).is_none() && is_good(after, second_frame).is_some()
+    });
+    let Some(torn) = torn else { return Ok(()) };
+    let recovery = Recovery {
+        memory_bytes: 64 * MIB,
+        ..Recovery::POWER_LOSS
+    };
+    world.open_after(recovery, torn)?;
+    world.verify()?;
+    let places = fill_two_frames(&world, b)?;
+    if places != (first_frame, second_frame) {
+        let message = format!("frames at {first_frame} and {second_frame}, then at {places:?}");
+        return Err(violation(message));
+    }
+    let new_session = is_good(&world.engine(), first_frame);
+    let outcome = (0..200).map(|_| world.engine().crash(CrashKind::PowerLoss));
+    let torn = outcome.into_iter().find(|after| {
+        let (first, second) = (is_good(after, first_frame), is_good(after, second_frame));
+        first == new_session
+            && second.is_some()
+            && log_differs(&world.engine(), after, second_frame)
+    });
+    let Some(torn) = torn else { return Ok(()) };
+    world.open_after(recovery, torn)?;
+    world.verify()?;
+    world.check()
+}
+
+fn log_differs(
+    before: &onefold_engine::simulated::SimulatedEngine,
+    after: &onefold_engine::simulated::SimulatedEngine,
+    at: u64,
+) -> bool {
+    let frame =
+        |engine: &onefold_engine::simulated::SimulatedEngine| engine.read_raw(Part::Log, at, 4096);
+    frame(before) != frame(after)
+}
+
+/// Makes one commit of two frames, stopped before it is synced; returns their places.
+fn fill_two_frames(world: &Arc<World>, id: u64) -> Result<(u64, u64), Stop> {
+    world.flush(id)?;
+    // 256 records of 48 bytes each time: more than fit one frame, less than fit two.
+    for n in 0..frame::FRAME_PAYLOAD_MAX as u64 * 4 / 3 / (256 * 48) {
+        let (offset, len) = (n * 2 * MIB, 2 * MIB);
+        world.write(id, offset, len, Fill::Comb, Wait::Yes)?;
+    }
+    let mut places = Vec::new();
+    world.meanwhile(Part::Log, Op::Sync, When::Before, |world| {
+        world.engine().halt();
+        Ok(())
+    });
+    crash_is_fine(world.flush(id))?;
+    let log = world.engine().read_raw(Part::Log, 0, MIB as usize);
+    let superblock = world.engine().read_raw(Part::Superblock, 0, 4096);
+    let pool = onefold_format::page::claimed_pool(&superblock.try_into().unwrap());
+    for at in (0..log.len()).step_by(512) {
+        if let Ok(unchecked) = frame::decode_header(&log[at..], pool)
+            && unchecked.payload_bytes > 10_000
+        {
+            places.push(at as u64);
+        }
+    }
+    match places[..] {
+        [.., first, second] => Ok((first, second)),
+        _ => Err(violation(format!("frames at {places:?}"))),
+    }
+}
+
+/// A sync fails once.
+fn sync_fails(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(id)?;
+    world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.state().faulty = true;
+    let engine = world.engine();
+    engine.fail_once(Part::Data, Op::Sync, 1, std::io::ErrorKind::Other);
+    world.flush(id)?;
+    world.flush(id)?;
+    power_loss(&world)
+}
+
+/// The process dies in the middle of an import.
+fn import_interrupted(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.begin_import(MIB)?;
+    world.write_import(0, 8 * BLOCK)?;
+    power_loss(&world)
+}
+
+fn script(guard: Guard) -> fn(u64) -> Step {
+    match guard {
+        Guard::PoolSyncedBeforeLog | Guard::LogSyncedBeforeReply | Guard::FlushJoinsLaterCommit => {
+            flushed
+        }
+        Guard::ReuseAfterCommit => reused_before_commit,
+        Guard::ReuseAfterReaders => reused_while_read,
+        Guard::BlocksLocked => two_writers_of_a_block,
+        Guard::DataBeforeRecord => committed_before_written,
+        Guard::PagesSyncedBeforeRoot | Guard::RootSyncedBeforeReuse => checkpoints_cut_short,
+        Guard::LogPrunedAfterRoot => log_wanted_during_checkpoint,
+        Guard::CheckpointIsSharp => committed_during_checkpoint,
+        Guard::RecoverySyncsFirst => killed_then_power_loss,
+        Guard::GapIsDamage => frame_decays,
+        Guard::SessionsKeptApart => torn_twice,
+        Guard::FailedSyncStopsWrites => sync_fails,
+        Guard::ImportsFinishedOrRemoved => import_interrupted,
+        Guard::DiscardAfterCommit => flushed,
+    }
+}
+
+/// Runs a script with or without its guard.
+fn attempt(guard: Guard, off: bool, seed: u64) -> Result<(), String> {
+    Guard::turn_off(off.then_some(guard));
+    let ended = catch_unwind(AssertUnwindSafe(|| script(guard)(seed)));
+    Guard::turn_off(None);
+    match ended {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(Stop::Violation(Violation(message)))) => Err(message),
+        Ok(Err(Stop::Crashed)) => Err("a crash that nobody ordered".to_owned()),
+        Err(_) => Err("a panic".to_owned()),
+    }
+}
+
+#[test]
+fn every_guard_is_worth_something() {
+    let mut useless = Vec::new();
+    let only = std::env::var("ONEFOLD_SIM_GUARD").ok();
+    for guard in Guard::ALL {
+        if only
+            .as_ref()
+            .is_some_and(|only| *only != format!("{guard:?}"))
+        {
+            continue;
+        }
+        for seed in 1..=SEEDS {
+            if let Err(message) = attempt(guard, false, seed) {
+                panic!("{guard:?} holds, and yet, with seed {seed}: {message}");
+            }
+        }
+        let found = (1..=SEEDS).find_map(|seed| {
+            let message = attempt(guard, true, seed).err()?;
+            Some((seed, message))
+        });
+        match found {
+            Some((seed, message)) => println!("{guard:?}: seed {seed}: {message}"),
+            None => useless.push(guard),
+        }
+    }
+    assert_eq!(
+        useless,
+        [],
+        "nothing was lost without them in {SEEDS} seeds"
+    );
+}

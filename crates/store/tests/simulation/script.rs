@@ -1,0 +1,110 @@
+//! One script with every kind of request, stopped at each of its I/Os in turn.
+
+use std::sync::Arc;
+
+use onefold_engine::simulated::CrashKind;
+use onefold_store::{CreateOptions, Wait};
+
+use crate::crash::Recovery;
+use crate::model::Violation;
+use crate::world::{Fill, MIB, Step, Stop, World};
+
+const BLOCK: u64 = 4096;
+
+fn world(seed: u64) -> Arc<World> {
+    let options = CreateOptions {
+        block_size: 4096,
+        size_bytes: 8 * MIB,
+        log_bytes: 256 << 10,
+    };
+    World::new(seed, &options)
+}
+
+/// Every kind of request, in an order that makes blocks, pages and log be reused.
+fn script(world: &World) -> Step {
+    world.create_volume(4 * MIB)?;
+    world.create_volume(MIB)?;
+    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    world.write(a, 0, MIB, Fill::Data, Wait::Yes)?;
+    world.write(b, 5 * BLOCK + 512, 3 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(a)?;
+    world.write(a, 100 * BLOCK, 4 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 100 * BLOCK + 1000, 700, Fill::Data, Wait::Yes)?;
+    world.write(a, 2 * MIB - BLOCK, 2 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.trim(a, 20 * BLOCK + 7, 40 * BLOCK, Wait::Yes)?;
+    world.flush(b)?;
+    world.write(b, 0, 64 * BLOCK, Fill::Comb, Wait::Yes)?;
+    world.write(a, 30 * BLOCK, 20 * BLOCK, Fill::Zeros, Wait::Yes)?;
+    world.check()?;
+    world.write_zeroes(a, 60 * BLOCK + 100, 30 * BLOCK, Wait::Yes)?;
+    world.tick()?;
+    world.rename_volume(b)?;
+    world.resize_volume(a, 3 * MIB)?;
+    world.begin_import(MIB)?;
+    world.write_import(0, 16 * BLOCK)?;
+    world.write_import(32 * BLOCK, 16 * BLOCK)?;
+    world.finish_import()?;
+    world.begin_import(MIB)?;
+    world.write_import(0, 4 * BLOCK)?;
+    world.abort_import()?;
+    world.read(a, 10 * BLOCK, 200 * BLOCK, Wait::Yes)?;
+    world.write(a, 8 * BLOCK, 8 * BLOCK, Fill::Data, Wait::No)?;
+    world.delete_volume(b)?;
+    world.tick()?;
+    world.write(a, 20 * BLOCK, 128 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.resize_volume(a, 5 * MIB)?;
+    world.write(a, 4 * MIB, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(a)?;
+    world.write(a, 4 * MIB, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.close_and_open(8 * MIB)?;
+    world.write(a, 0, 8 * BLOCK, Fill::Data, Wait::Yes)
+}
+
+/// The script stopped at I/O `n`, recovered, and used again.
+fn stopped_at(n: u64, seed: u64, kind: CrashKind) -> Step {
+    let world = world(seed);
+    world
+        .open(8 * MIB)
+        .map_err(|error| Violation(error.to_string()))?;
+    world.engine().crash_after(n);
+    match script(&world) {
+        Ok(()) | Err(Stop::Crashed) => {}
+        stop => return stop,
+    }
+    let recovery = Recovery {
+        kind,
+        ..Recovery::POWER_LOSS
+    };
+    world.recover_by(recovery)?;
+    world.check()?;
+    world.create_volume(MIB)?;
+    let id = *world.volume_ids().last().expect("just created");
+    world.write(id, BLOCK / 2, 9 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(id)?;
+    world.recover_by(Recovery::POWER_LOSS)?;
+    world.check()
+}
+
+#[test]
+fn every_io_of_a_script_can_be_the_last() {
+    let whole = world(1);
+    whole.open(8 * MIB).unwrap();
+    let before = whole.engine().io_count();
+    script(&whole).unwrap();
+    let ios = whole.engine().io_count() - before;
+    assert!(ios > 150, "the script became shorter: {ios} I/Os");
+    let outcomes = [
+        (1, CrashKind::PowerLoss),
+        (2, CrashKind::PowerLoss),
+        (3, CrashKind::PowerLoss),
+        (1, CrashKind::ProcessKilled),
+    ];
+    for n in 1..=ios + 1 {
+        for (seed, kind) in outcomes {
+            if let Err(stop) = stopped_at(n, seed, kind) {
+                panic!("stopped at I/O {n} of {ios}, {kind:?}, seed {seed}: {stop:?}");
+            }
+        }
+    }
+    println!("{} recoveries of a script of {ios} I/Os", 2 * 4 * (ios + 1));
+}
