@@ -20,16 +20,24 @@ pub(crate) fn begin(
     }
     let waits = &state.memory.given_up_waits;
     let is_read = waits.iter().any(|(l, b, _)| (*l, *b) == (layer, block));
-    if !found.given_up.contains(&block)
-        || (is_read && config.on(Guard::CollectorAfterDrain))
-    {
+    if !found.given_up.contains(&block) || (is_read && config.on(Guard::CollectorAfterDrain)) {
         return None;
     }
     let number = found.next;
     let fingerprint = config.fingerprint(state.disk.now[usize::from(block)]);
     state.budget.collects = state.budget.collects.checked_sub(1)?;
-    state.append(config, Record::CollectIntent { layer, number, block, fingerprint });
-    state.memory.set_phase(layer, number, Some(Phase::Intent(Stage::Tail)));
+    state.append(
+        config,
+        Record::CollectIntent {
+            layer,
+            number,
+            block,
+            fingerprint,
+        },
+    );
+    state
+        .memory
+        .set_phase(layer, number, Some(Phase::Intent(Stage::Tail)));
     Some(())
 }
 
@@ -37,7 +45,9 @@ pub(crate) fn begin(
 fn item(state: &State, layer: LayerId, number: StreamNumber) -> Option<(Block, Fingerprint)> {
     let intents = &state.memory.image.layer(layer)?.intents;
     match intents.iter().find(|intent| intent.number() == number)? {
-        Intent::Collect { block, fingerprint, .. } => Some((*block, *fingerprint)),
+        Intent::Collect {
+            block, fingerprint, ..
+        } => Some((*block, *fingerprint)),
         Intent::Find { .. } => None,
     }
 }
@@ -49,14 +59,21 @@ pub(crate) fn call(
     layer: LayerId,
     number: StreamNumber,
 ) -> Option<()> {
-    let Phase::Intent(stage) = state.memory.job(layer, number)?.phase else { return None };
+    let Phase::Intent(stage) = state.memory.job(layer, number)?.phase else {
+        return None;
+    };
     if stage != Stage::Durable && config.on(Guard::CollectorIntentDurable) {
         return None;
     }
     let (block, fingerprint) = item(state, layer, number)?;
-    let answers = state.disk.index.decrement(config, layer, number, fingerprint, block);
+    let answers = state
+        .disk
+        .index
+        .decrement(config, layer, number, fingerprint, block);
     sync_after_call(state, config);
-    state.memory.set_phase(layer, number, Some(Phase::Answered(answers)));
+    state
+        .memory
+        .set_phase(layer, number, Some(Phase::Answered(answers)));
     Some(())
 }
 
@@ -78,7 +95,14 @@ pub(crate) fn outcome(
         Answer::Unknown if !config.on(Guard::UnknownQuarantines) => Release::FreedAndDone,
         _ => Release::Quarantined,
     };
-    state.append(config, Record::CollectOutcome { layer, number, release });
+    state.append(
+        config,
+        Record::CollectOutcome {
+            layer,
+            number,
+            release,
+        },
+    );
     let freed = (release == Release::Freed).then_some(Phase::Freed(Stage::Tail));
     state.memory.set_phase(layer, number, freed);
     Some(())
@@ -100,7 +124,10 @@ pub(crate) fn forget(
     } else {
         config.fingerprint(state.disk.now[usize::from(block)])
     };
-    state.disk.index.forget(config.guards, layer, number, fingerprint);
+    state
+        .disk
+        .index
+        .forget(config.guards, layer, number, fingerprint);
     sync_after_call(state, config);
     state.append(config, Record::CollectDone { layer, number });
     state.memory.set_phase(layer, number, None);

@@ -1,8 +1,8 @@
 //! The commit loop, the only caller of sync, and the checkpoint.
 //!
-//! seal → sync the pool and write the frame → sync the log, answer, release. The pool's sync and
-//! the frame's write are one step here: a crash between them leaves what a crash before both may
-//! leave.
+//! Seal, sync the pool and write the frame, sync the log, answer, release. The pool's sync and the
+//! frame's write are one step here: a crash between them leaves nothing that a crash before both
+//! may not leave.
 
 use std::sync::Arc;
 
@@ -12,16 +12,19 @@ use crate::properties::Violation;
 use crate::state::{Checkpoint, Commit, Config, NextRoot, Phase, Root, Stage, State};
 
 /// Whether anybody waits for a commit.
-fn is_awaited(state: &State) -> bool {
+fn is_awaited(state: &State, config: &Config) -> bool {
     let memory = &state.memory;
-    let job_waits = memory
-        .jobs
-        .iter()
-        .any(|job| matches!(job.phase, Phase::Intent(Stage::Tail) | Phase::Freed(Stage::Tail)));
+    let job_waits = memory.jobs.iter().any(|job| {
+        matches!(
+            job.phase,
+            Phase::Intent(Stage::Tail) | Phase::Freed(Stage::Tail)
+        )
+    });
     let flush_waits = memory.flush.as_ref().is_some_and(|flush| !flush.joined);
     let snapshot_waits = matches!(memory.snapshot, Some((_, Stage::Tail)));
     let delete_waits = matches!(memory.delete, Some((_, Stage::Tail)));
-    flush_waits || job_waits || snapshot_waits || delete_waits
+    let allocator_waits = !memory.freed_tail.is_empty() && memory.free_blocks(config).is_empty();
+    allocator_waits || flush_waits || job_waits || snapshot_waits || delete_waits
 }
 
 /// Seals the tail; with `checkpoint`, takes content and position of a checkpoint as well.
@@ -34,7 +37,7 @@ pub(crate) fn seal(state: &mut State, config: &Config, checkpoint: bool) -> Opti
             return None;
         }
         state.budget.checkpoints = state.budget.checkpoints.checked_sub(1)?;
-    } else if !is_awaited(state) {
+    } else if !is_awaited(state, config) {
         if state.memory.tail.is_empty() {
             return None;
         }
@@ -52,7 +55,10 @@ pub(crate) fn seal(state: &mut State, config: &Config, checkpoint: bool) -> Opti
     if checkpoint {
         capture(state, config, records.len());
     }
-    state.memory.commit = Some(Commit { records, written: false });
+    state.memory.commit = Some(Commit {
+        records,
+        written: false,
+    });
     Some(())
 }
 
@@ -86,7 +92,10 @@ pub(crate) fn write_frame(state: &mut State, config: &Config) -> Option<()> {
     }
     if !config.on(Guard::SealBeforeSync) {
         let records = take_tail(state);
-        state.memory.commit = Some(Commit { records, written: false });
+        state.memory.commit = Some(Commit {
+            records,
+            written: false,
+        });
     } else if config.on(Guard::PoolSyncBeforeLog) && !skips_sync(state, config) {
         state.disk.sync_pool();
     }
@@ -126,7 +135,10 @@ pub(crate) fn finish_commit(state: &mut State, config: &Config) -> Option<()> {
         state.ghost.promised.insert(layer);
         state.memory.snapshot = None;
     }
-    state.memory.delete.take_if(|(_, stage)| *stage == Stage::Durable);
+    state
+        .memory
+        .delete
+        .take_if(|(_, stage)| *stage == Stage::Durable);
     state.memory.freed_sealed = crate::bits::Bits::NONE;
     if let Some(Checkpoint::Captured(root)) = state.memory.checkpoint.clone() {
         state.memory.checkpoint = Some(Checkpoint::Ready(root));
@@ -152,26 +164,41 @@ fn fold(state: &mut State) {
             return state.violate(Violation::Contradiction);
         }
     }
-    state.disk.root = Root { image: Arc::new(image), skip: 0 };
+    state.disk.root = Root {
+        image: Arc::new(image),
+        skip: 0,
+    };
 }
 
 /// Content and position of a checkpoint, with `sealed` records about to be committed.
 fn capture(state: &mut State, config: &Config, sealed: usize) {
     let position = state.disk.log.len() + sealed;
-    let root = Root { image: Arc::new(state.memory.image.clone()), skip: position as u8 };
+    let root = Root {
+        image: Arc::new(state.memory.image.clone()),
+        skip: position as u8,
+    };
     let durable = config.on(Guard::CheckpointDurable);
-    state.memory.checkpoint =
-        Some(if durable { Checkpoint::Captured(root) } else { Checkpoint::Ready(root) });
+    state.memory.checkpoint = Some(if durable {
+        Checkpoint::Captured(root)
+    } else {
+        Checkpoint::Ready(root)
+    });
 }
 
 /// Writes the checkpoint's pages to fresh places and syncs them.
 pub(crate) fn write_pages(state: &mut State, config: &Config) -> Option<()> {
-    let Some(Checkpoint::Ready(mut root)) = state.memory.checkpoint.clone() else { return None };
+    let Some(Checkpoint::Ready(mut root)) = state.memory.checkpoint.clone() else {
+        return None;
+    };
     if !config.on(Guard::CheckpointSharp) {
         root.image = Arc::new(state.memory.image.clone());
     }
     let pages_synced = config.on(Guard::PagesBeforeRoot);
-    state.disk.next_root = Some(NextRoot { root, pages_synced, switched: false });
+    state.disk.next_root = Some(NextRoot {
+        root,
+        pages_synced,
+        switched: false,
+    });
     state.disk.root_damaged = !config.on(Guard::OldPagesAfterRoot);
     state.memory.checkpoint = Some(Checkpoint::Written);
     Some(())
@@ -179,7 +206,11 @@ pub(crate) fn write_pages(state: &mut State, config: &Config) -> Option<()> {
 
 /// Writes the new root, unsynced.
 pub(crate) fn switch_root(state: &mut State) -> Option<()> {
-    let next = state.disk.next_root.as_mut().filter(|next| !next.switched)?;
+    let next = state
+        .disk
+        .next_root
+        .as_mut()
+        .filter(|next| !next.switched)?;
     next.switched = true;
     Some(())
 }

@@ -71,7 +71,13 @@ fn single_volume() -> Vec<Config> {
             name: "reads",
             volumes: 2,
             slots: 2,
-            budget: Budget { writes: 3, zeros: 1, reads: 2, idle_commits: 1, ..NOTHING },
+            budget: Budget {
+                writes: 3,
+                zeros: 1,
+                reads: 2,
+                idle_commits: 1,
+                ..NOTHING
+            },
             milestones: &[Milestone::ReadOfReplaced],
             ..SMALL
         },
@@ -94,7 +100,11 @@ fn single_volume() -> Vec<Config> {
 
 /// Finder and collector on two volumes with the same contents.
 fn sharing() -> Vec<Config> {
-    let two = Config { volumes: 2, blocks: 4, ..SMALL };
+    let two = Config {
+        volumes: 2,
+        blocks: 4,
+        ..SMALL
+    };
     vec![
         Config {
             name: "finder",
@@ -105,7 +115,11 @@ fn sharing() -> Vec<Config> {
                 power_losses: 1,
                 ..NOTHING
             },
-            milestones: &[Milestone::Aliased, Milestone::Dangling, Milestone::FinderResumed],
+            milestones: &[
+                Milestone::Aliased,
+                Milestone::Dangling,
+                Milestone::FinderResumed,
+            ],
             ..two.clone()
         },
         Config {
@@ -121,13 +135,23 @@ fn sharing() -> Vec<Config> {
                 power_losses: 1,
                 ..NOTHING
             },
-            milestones: &[Milestone::Aliased, Milestone::Dangling, Milestone::FinderResumed],
+            milestones: &[
+                Milestone::Aliased,
+                Milestone::Dangling,
+                Milestone::FinderResumed,
+            ],
             ..two.clone()
         },
         Config {
             name: "finder-verify",
             colliding: true,
-            budget: Budget { writes: 3, finds: 3, collects: 2, power_losses: 1, ..NOTHING },
+            budget: Budget {
+                writes: 3,
+                finds: 3,
+                collects: 2,
+                power_losses: 1,
+                ..NOTHING
+            },
             milestones: &[Milestone::Rejected, Milestone::Aliased],
             ..two.clone()
         },
@@ -137,12 +161,16 @@ fn sharing() -> Vec<Config> {
             budget: Budget {
                 writes: 3,
                 zeros: 1,
-                finds: 3,
+                finds: 2,
                 collects: 2,
                 power_losses: 1,
                 ..NOTHING
             },
-            milestones: &[Milestone::Freed, Milestone::ReleasedOne, Milestone::CollectorResumed],
+            milestones: &[
+                Milestone::Freed,
+                Milestone::ReleasedOne,
+                Milestone::CollectorResumed,
+            ],
             ..two.clone()
         },
         Config {
@@ -150,7 +178,14 @@ fn sharing() -> Vec<Config> {
             separate_hosts: true,
             blocks: 3,
             contents: 1,
-            budget: Budget { writes: 2, zeros: 2, reads: 1, finds: 2, collects: 2, ..NOTHING },
+            budget: Budget {
+                writes: 2,
+                zeros: 2,
+                reads: 1,
+                finds: 2,
+                collects: 2,
+                ..NOTHING
+            },
             milestones: &[Milestone::Freed],
             ..two.clone()
         },
@@ -176,19 +211,28 @@ fn sharing() -> Vec<Config> {
             budget: Budget {
                 writes: 3,
                 zeros: 1,
-                finds: 3,
+                finds: 2,
                 collects: 2,
                 power_losses: 1,
                 ..NOTHING
             },
-            milestones: &[Milestone::Freed, Milestone::ReleasedOne, Milestone::CollectorResumed],
+            milestones: &[
+                Milestone::Freed,
+                Milestone::ReleasedOne,
+                Milestone::CollectorResumed,
+            ],
             ..two.clone()
         },
         Config {
             name: "replay",
             folds_log: false,
-            blocks: 3,
-            budget: Budget { writes: 3, finds: 3, kills: 1, ..NOTHING },
+            blocks: 2,
+            budget: Budget {
+                writes: 3,
+                finds: 3,
+                kills: 1,
+                ..NOTHING
+            },
             milestones: &[Milestone::Aliased],
             ..two.clone()
         },
@@ -196,9 +240,9 @@ fn sharing() -> Vec<Config> {
             name: "checkpoint-jobs",
             folds_log: false,
             contents: 1,
-            blocks: 3,
             budget: Budget {
-                writes: 3,
+                writes: 2,
+                zeros: 1,
                 finds: 2,
                 collects: 1,
                 checkpoints: 1,
@@ -236,7 +280,6 @@ fn layered() -> Vec<Config> {
                 snapshots: 1,
                 deletes: 1,
                 flushes: 1,
-                kills: 1,
                 power_losses: 1,
                 ..NOTHING
             },
@@ -262,6 +305,7 @@ fn layered() -> Vec<Config> {
             contents: 1,
             budget: Budget {
                 writes: 2,
+                zeros: 1,
                 finds: 2,
                 collects: 2,
                 snapshots: 1,
@@ -301,6 +345,22 @@ fn layered() -> Vec<Config> {
             ..SMALL
         },
         Config {
+            name: "clone-shared",
+            contents: 1,
+            budget: Budget {
+                writes: 2,
+                finds: 2,
+                collects: 1,
+                snapshots: 1,
+                clones: 1,
+                deletes: 1,
+                power_losses: 1,
+                ..NOTHING
+            },
+            milestones: &[Milestone::Aliased, Milestone::Merged, Milestone::LayerGone],
+            ..SMALL
+        },
+        Config {
             name: "clone-reads",
             contents: 1,
             cached: true,
@@ -318,8 +378,52 @@ fn layered() -> Vec<Config> {
     ]
 }
 
-/// The configuration in which turning `guard` off is known to go wrong.
-pub fn where_it_matters(guard: Guard) -> Option<&'static str> {
-    let _ = guard;
-    None
+/// The configuration in which turning `guard` off goes wrong soonest.
+pub fn where_it_matters(guard: Guard) -> &'static str {
+    match guard {
+        Guard::PoolSyncBeforeLog
+        | Guard::BlockLock
+        | Guard::PublishedContentDurable
+        | Guard::AliasOnlyIfUnmoved
+        | Guard::DanglingGivesBack => "finder",
+        Guard::SealBeforeSync
+        | Guard::StoreBeforeLog
+        | Guard::FlushJoinsLaterSeal
+        | Guard::FlushAfterLogSync
+        | Guard::RecoverySyncsFirst => "write-path",
+        Guard::ReplyAfterApply | Guard::ReuseAfterDrain => "reads",
+        Guard::ReuseAfterDurable
+        | Guard::CheckpointSharp
+        | Guard::CheckpointDurable
+        | Guard::PagesBeforeRoot
+        | Guard::PruneAfterRoot
+        | Guard::OldPagesAfterRoot => "checkpoint",
+        Guard::NotInPlaceShared
+        | Guard::FinderIntentDurable
+        | Guard::CountBeforeName
+        | Guard::IndexSyncBeforeOutcome
+        | Guard::RepeatReturnsAnswers
+        | Guard::AnswersWithEntries
+        | Guard::CollectorIntentDurable
+        | Guard::FingerprintInIntent => "recovery",
+        Guard::OutcomeBeforeNextBatch | Guard::OneJobPerLayer => "finder-batch",
+        Guard::VerifyBytes => "finder-verify",
+        Guard::CollectorAfterDrain => "reads-shared",
+        Guard::DecrementNamesAddress | Guard::UnknownQuarantines => "index-damage",
+        Guard::TombstoneIsAbsent | Guard::ForgetIsGuarded | Guard::OnlyNamedLayerFrees => {
+            "collector"
+        }
+        Guard::ReplayByRecord => "replay",
+        Guard::NotInPlaceFrozen | Guard::DropWhenEmpty => "snapshot-shared",
+        Guard::ZeroHidesBelow | Guard::SnapshotDrains | Guard::SnapshotCommits => "snapshot",
+        Guard::MergeReleasesOwn => "snapshots",
+        Guard::DeleteDurable | Guard::MergeIntoOnlyChild => "clone",
+        Guard::IdsNeverReused => "layer-ids",
+        Guard::DrainAcrossVolumes | Guard::CacheInvalidated => "clone-reads",
+    }
+}
+
+/// The configuration called `name`.
+pub fn by_name(name: &str) -> Option<Config> {
+    all().into_iter().find(|config| config.name == name)
 }

@@ -2,13 +2,17 @@
 
 use crate::bits::Bits;
 use crate::guards::Guard;
-use crate::image::{Block, Entry, Fingerprint, Intent, LayerId, Lba, Outcome, Record, StreamNumber};
+use crate::image::{
+    Block, Entry, Fingerprint, Intent, LayerId, Lba, Outcome, Record, StreamNumber,
+};
 use crate::index::Answer;
 use crate::state::{Config, Phase, Stage, State};
 
 /// Whether `layer` may begin a batch.
 pub(crate) fn may_begin(state: &State, config: &Config, layer: LayerId) -> bool {
-    let Some(found) = state.memory.image.layer(layer) else { return false };
+    let Some(found) = state.memory.image.layer(layer) else {
+        return false;
+    };
     let jobs = state.memory.jobs.iter().filter(|job| job.layer == layer);
     let busy = |phase: &Phase| match phase {
         Phase::Answered(_) => config.on(Guard::OutcomeBeforeNextBatch),
@@ -26,15 +30,26 @@ pub(crate) fn mark(state: &mut State, config: &Config, layer: LayerId, lbas: Bit
     let number = found.next;
     let mut items = Vec::new();
     for lba in lbas.iter() {
-        let Entry::Private(block) = found.map[usize::from(lba)] else { return None };
+        let Entry::Private(block) = found.map[usize::from(lba)] else {
+            return None;
+        };
         if state.memory.is_locked(config, layer, lba) {
             return None;
         }
         items.push((lba, block));
     }
     state.budget.finds = state.budget.finds.checked_sub(1)?;
-    state.append(config, Record::FindIntent { layer, number, items });
-    state.memory.set_phase(layer, number, Some(Phase::Intent(Stage::Tail)));
+    state.append(
+        config,
+        Record::FindIntent {
+            layer,
+            number,
+            items,
+        },
+    );
+    state
+        .memory
+        .set_phase(layer, number, Some(Phase::Intent(Stage::Tail)));
     Some(())
 }
 
@@ -58,14 +73,19 @@ pub(crate) fn call(
     number: StreamNumber,
 ) -> Option<()> {
     let job = state.memory.job(layer, number)?;
-    let Phase::Intent(stage) = job.phase else { return None };
+    let Phase::Intent(stage) = job.phase else {
+        return None;
+    };
     if stage != Stage::Durable && config.on(Guard::FinderIntentDurable) {
         return None;
     }
     let items = items(state, layer, number)?;
     let prints = fingerprints(state, config, &items);
     let mut answers = if config.on(Guard::CountBeforeName) {
-        let answers = state.disk.index.increment(config.guards, layer, number, &prints);
+        let answers = state
+            .disk
+            .index
+            .increment(config.guards, layer, number, &prints);
         sync_after_call(state, config);
         answers
     } else {
@@ -75,7 +95,9 @@ pub(crate) fn call(
     if answers.len() < items.len() {
         return None;
     }
-    state.memory.set_phase(layer, number, Some(Phase::Answered(answers)));
+    state
+        .memory
+        .set_phase(layer, number, Some(Phase::Answered(answers)));
     Some(())
 }
 
@@ -85,7 +107,10 @@ fn fingerprints(
     items: &[(Lba, Block)],
 ) -> Vec<(Fingerprint, Block)> {
     let content = |block: Block| state.disk.now[usize::from(block)];
-    items.iter().map(|(_, block)| (config.fingerprint(content(*block)), *block)).collect()
+    items
+        .iter()
+        .map(|(_, block)| (config.fingerprint(content(*block)), *block))
+        .collect()
 }
 
 /// What a finder does that trusts a lookup: it names first and counts later.
@@ -131,7 +156,14 @@ pub(crate) fn outcome(
     let (outcome, also_freed) = decide(state, config, layer, (lba, old), answer)?;
     state.append(
         config,
-        Record::FindOutcome { layer, number, lba, old, outcome, also_freed },
+        Record::FindOutcome {
+            layer,
+            number,
+            lba,
+            old,
+            outcome,
+            also_freed,
+        },
     );
     crate::layers::invalidate_cache(state, config);
     let phase = match (answers.is_empty(), config.on(Guard::CountBeforeName)) {
@@ -183,7 +215,10 @@ pub(crate) fn count_late(
     let Phase::Uncounted(prints) = state.memory.job(layer, number)?.phase.clone() else {
         return None;
     };
-    state.disk.index.increment(config.guards, layer, number, &prints);
+    state
+        .disk
+        .index
+        .increment(config.guards, layer, number, &prints);
     state.disk.sync_index();
     state.memory.set_phase(layer, number, None);
     Some(())

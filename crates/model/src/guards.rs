@@ -64,7 +64,7 @@ guards! {
     ZeroHidesBelow, "zero-hides-below", "P5",
         "write: over lower layers a zero block becomes a zero entry, not an absent one";
     FinderIntentDurable, "finder-intent-durable", "P2, P4",
-        "finder: mark and intent (and with them the owner's record) are durable before the index call";
+        "finder: mark and intent, and so the owner's record, are durable before the index call";
     PublishedContentDurable, "published-content-durable", "P2",
         "finder: the content of a marked block is synced before the index may name it";
     CountBeforeName, "count-before-name", "P3",
@@ -86,7 +86,7 @@ guards! {
     OneJobPerLayer, "one-job-per-layer", "P4",
         "finder, collector, merge: one job at a time in a layer";
     CollectorIntentDurable, "collector-intent-durable", "P3, P4",
-        "collector: the intent (and with it the giving-up record) is durable before the decrement";
+        "collector: the intent, and so the giving-up record, is durable before the decrement";
     CollectorAfterDrain, "collector-after-drain", "P3",
         "collector: the readers of a reference have drained before it is released";
     DecrementNamesAddress, "decrement-names-address", "P8",
@@ -100,7 +100,7 @@ guards! {
     OnlyNamedLayerFrees, "only-named-layer-frees", "P3",
         "index: only the layer that a tombstone names frees the block";
     FingerprintInIntent, "fingerprint-in-intent", "P4",
-        "collector: the intent carries the fingerprint; the block may be another's when it is needed";
+        "collector: the intent carries the fingerprint, since the block may be another's by then";
     SnapshotDrains, "snapshot-drains", "P1",
         "snapshot: writes in flight end before the layer is frozen";
     SnapshotCommits, "snapshot-commits", "P5",

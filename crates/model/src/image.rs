@@ -126,7 +126,11 @@ impl Layer {
     }
 
     fn take_given_up(&mut self, block: Block) -> Result<(), Contradiction> {
-        let at = self.given_up.iter().position(|b| *b == block).ok_or(Contradiction)?;
+        let at = self
+            .given_up
+            .iter()
+            .position(|b| *b == block)
+            .ok_or(Contradiction)?;
         self.given_up.remove(at);
         Ok(())
     }
@@ -160,10 +164,22 @@ pub enum Release {
 
 /// A record of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
+#[allow(
+    missing_docs,
+    reason = "variants and fields are the words of docs/model.md"
+)]
 pub enum Record {
-    Write { layer: LayerId, lba: Lba, old: Entry, new: Entry },
-    FindIntent { layer: LayerId, number: StreamNumber, items: Vec<(Lba, Block)> },
+    Write {
+        layer: LayerId,
+        lba: Lba,
+        old: Entry,
+        new: Entry,
+    },
+    FindIntent {
+        layer: LayerId,
+        number: StreamNumber,
+        items: Vec<(Lba, Block)>,
+    },
     FindOutcome {
         layer: LayerId,
         number: StreamNumber,
@@ -179,13 +195,35 @@ pub enum Record {
         block: Block,
         fingerprint: Fingerprint,
     },
-    CollectOutcome { layer: LayerId, number: StreamNumber, release: Release },
-    CollectDone { layer: LayerId, number: StreamNumber },
-    Snapshot { volume: Volume, live: LayerId },
-    Clone { volume: Volume, below: LayerId, live: LayerId },
-    DeleteStart { layer: LayerId },
-    MergeStep { layer: LayerId, into: Option<LayerId>, lba: Lba },
-    LayerDropped { layer: LayerId },
+    CollectOutcome {
+        layer: LayerId,
+        number: StreamNumber,
+        release: Release,
+    },
+    CollectDone {
+        layer: LayerId,
+        number: StreamNumber,
+    },
+    Snapshot {
+        volume: Volume,
+        live: LayerId,
+    },
+    Clone {
+        volume: Volume,
+        below: LayerId,
+        live: LayerId,
+    },
+    DeleteStart {
+        layer: LayerId,
+    },
+    MergeStep {
+        layer: LayerId,
+        into: Option<LayerId>,
+        lba: Lba,
+    },
+    LayerDropped {
+        layer: LayerId,
+    },
 }
 
 /// A record does not fit the image: the log contradicts itself.
@@ -230,24 +268,33 @@ impl Image {
     }
 
     fn layer_mut(&mut self, id: LayerId) -> Result<&mut Layer, Contradiction> {
-        self.layers.get_mut(usize::from(id)).and_then(Option::as_mut).ok_or(Contradiction)
+        self.layers
+            .get_mut(usize::from(id))
+            .and_then(Option::as_mut)
+            .ok_or(Contradiction)
     }
 
     /// The layers that exist, with their ids.
     pub fn each_layer(&self) -> impl Iterator<Item = (LayerId, &Layer)> {
-        (0..).zip(&self.layers).filter_map(|(id, layer)| layer.as_ref().map(|l| (id, l)))
+        (0..)
+            .zip(&self.layers)
+            .filter_map(|(id, layer)| layer.as_ref().map(|l| (id, l)))
     }
 
     /// The layers directly on top of `id`.
     pub fn children(&self, id: LayerId) -> impl Iterator<Item = LayerId> {
-        self.each_layer().filter(move |(_, l)| l.below == Some(id)).map(|(child, _)| child)
+        self.each_layer()
+            .filter(move |(_, l)| l.below == Some(id))
+            .map(|(child, _)| child)
     }
 
     /// The layer that decides what `lba` is in `layer`, and its entry.
     pub fn resolve(&self, layer: LayerId, lba: Lba) -> (LayerId, Entry) {
         let mut at = layer;
         loop {
-            let Some(found) = self.layer(at) else { return (at, Entry::Absent) };
+            let Some(found) = self.layer(at) else {
+                return (at, Entry::Absent);
+            };
             match (found.map[usize::from(lba)], found.below) {
                 (Entry::Absent, Some(below)) => at = below,
                 (entry, _) => return (at, entry),
@@ -257,8 +304,16 @@ impl Image {
 
     /// The free layer id that a new layer gets, if the catalogue has room.
     pub fn new_layer_id(&self, never_reused: bool) -> Option<LayerId> {
-        let lowest = self.layers.iter().position(Option::is_none).map(|i| i as LayerId);
-        let id = if never_reused { Some(self.next_layer) } else { lowest };
+        let lowest = self
+            .layers
+            .iter()
+            .position(Option::is_none)
+            .map(|i| i as LayerId);
+        let id = if never_reused {
+            Some(self.next_layer)
+        } else {
+            lowest
+        };
         id.filter(|id| usize::from(*id) < LAYERS)
     }
 
@@ -269,26 +324,56 @@ impl Image {
     pub fn apply(&mut self, record: &Record) -> Result<Bits, Contradiction> {
         let mut freed = Bits::NONE;
         match *record {
-            Record::Write { layer, lba, old, new } => {
+            Record::Write {
+                layer,
+                lba,
+                old,
+                new,
+            } => {
                 self.apply_write(layer, lba, old, new, &mut freed)?;
             }
-            Record::FindIntent { layer, number, ref items } => {
+            Record::FindIntent {
+                layer,
+                number,
+                ref items,
+            } => {
                 self.apply_find_intent(layer, number, items)?;
             }
-            Record::FindOutcome { layer, number, lba, old, outcome, also_freed } => {
+            Record::FindOutcome {
+                layer,
+                number,
+                lba,
+                old,
+                outcome,
+                also_freed,
+            } => {
                 self.apply_find_outcome(layer, number, lba, old, outcome, &mut freed)?;
                 if let Some(block) = also_freed {
                     self.free(block, &mut freed)?;
                 }
             }
-            Record::CollectIntent { layer, number, block, fingerprint } => {
+            Record::CollectIntent {
+                layer,
+                number,
+                block,
+                fingerprint,
+            } => {
                 let found = self.layer_mut(layer)?;
                 found.take_given_up(block)?;
                 found.next = number + 1;
                 let freed = false;
-                found.intents.push(Intent::Collect { number, block, fingerprint, freed });
+                found.intents.push(Intent::Collect {
+                    number,
+                    block,
+                    fingerprint,
+                    freed,
+                });
             }
-            Record::CollectOutcome { layer, number, release } => {
+            Record::CollectOutcome {
+                layer,
+                number,
+                release,
+            } => {
                 self.apply_collect_outcome(layer, number, release, &mut freed)?;
             }
             Record::CollectDone { layer, number } => {
@@ -299,7 +384,11 @@ impl Image {
                 self.layer_mut(below)?.frozen = true;
                 self.start_live_layer(volume, below, live)?;
             }
-            Record::Clone { volume, below, live } => self.start_live_layer(volume, below, live)?,
+            Record::Clone {
+                volume,
+                below,
+                live,
+            } => self.start_live_layer(volume, below, live)?,
             Record::DeleteStart { layer } => self.layer_mut(layer)?.deleting = true,
             Record::MergeStep { layer, into, lba } => {
                 self.apply_merge_step(layer, into, lba, &mut freed)?;
@@ -360,7 +449,10 @@ impl Image {
             *entry = Entry::Shared(*block);
         }
         found.next = number + 1;
-        found.intents.push(Intent::Find { number, items: items.to_vec() });
+        found.intents.push(Intent::Find {
+            number,
+            items: items.to_vec(),
+        });
         Ok(())
     }
 
@@ -407,8 +499,13 @@ impl Image {
         item: (Lba, Block),
     ) -> Result<(), Contradiction> {
         let intents = &mut self.layer_mut(layer)?.intents;
-        let open = intents.iter_mut().find(|i| i.number() == number).ok_or(Contradiction)?;
-        let Intent::Find { items, .. } = open else { return Err(Contradiction) };
+        let open = intents
+            .iter_mut()
+            .find(|i| i.number() == number)
+            .ok_or(Contradiction)?;
+        let Intent::Find { items, .. } = open else {
+            return Err(Contradiction);
+        };
         let at = items.iter().position(|i| *i == item).ok_or(Contradiction)?;
         items.remove(at);
         if items.is_empty() {
@@ -419,7 +516,10 @@ impl Image {
 
     fn take_intent(&mut self, layer: LayerId, number: StreamNumber) -> Result<(), Contradiction> {
         let intents = &mut self.layer_mut(layer)?.intents;
-        let at = intents.iter().position(|i| i.number() == number).ok_or(Contradiction)?;
+        let at = intents
+            .iter()
+            .position(|i| i.number() == number)
+            .ok_or(Contradiction)?;
         intents.remove(at);
         Ok(())
     }
@@ -432,8 +532,16 @@ impl Image {
         freed: &mut Bits,
     ) -> Result<(), Contradiction> {
         let intents = &mut self.layer_mut(layer)?.intents;
-        let open = intents.iter_mut().find(|i| i.number() == number).ok_or(Contradiction)?;
-        let Intent::Collect { block, freed: is_freed, .. } = open else {
+        let open = intents
+            .iter_mut()
+            .find(|i| i.number() == number)
+            .ok_or(Contradiction)?;
+        let Intent::Collect {
+            block,
+            freed: is_freed,
+            ..
+        } = open
+        else {
             return Err(Contradiction);
         };
         let block = *block;
@@ -460,7 +568,10 @@ impl Image {
         below: LayerId,
         live: LayerId,
     ) -> Result<(), Contradiction> {
-        let slot = self.layers.get_mut(usize::from(live)).ok_or(Contradiction)?;
+        let slot = self
+            .layers
+            .get_mut(usize::from(live))
+            .ok_or(Contradiction)?;
         if slot.is_some() {
             return Err(Contradiction);
         }

@@ -1,8 +1,8 @@
 //! The fingerprint index: rows with counts, and per stream the last number with its answers.
 
 use crate::guards::{Guard, Guards};
-use crate::state::Config;
 use crate::image::{Block, Fingerprint, LAYERS, LayerId, StreamNumber};
+use crate::state::Config;
 
 /// Fingerprints that the index has room for; 0 is that of zeros and never used.
 pub const FINGERPRINTS: usize = 3;
@@ -75,7 +75,10 @@ impl Index {
         items: &[(Fingerprint, Block)],
     ) -> Vec<Answer> {
         self.once(guards, layer, number, |index| {
-            items.iter().map(|(fp, block)| index.count(guards, *fp, *block)).collect()
+            items
+                .iter()
+                .map(|(fp, block)| index.count(guards, *fp, *block))
+                .collect()
         })
     }
 
@@ -123,7 +126,10 @@ impl Index {
             return stream.answers.clone();
         }
         let answers = batch(self);
-        self.streams[usize::from(layer)] = Stream { last: number, answers: answers.clone() };
+        self.streams[usize::from(layer)] = Stream {
+            last: number,
+            answers: answers.clone(),
+        };
         answers
     }
 
@@ -137,7 +143,11 @@ impl Index {
             }
             replaced => {
                 let tombstone = replaced.map(|row| row.block);
-                *replaced = Some(Row { block, count: 1, tombstone: None });
+                *replaced = Some(Row {
+                    block,
+                    count: 1,
+                    tombstone: None,
+                });
                 match tombstone {
                     Some(other) if !guards.on(Guard::OnlyNamedLayerFrees) => {
                         Answer::InsertedOver(other)

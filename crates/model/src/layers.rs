@@ -8,11 +8,19 @@ use crate::volume_steps::readable;
 /// Freezes the live layer, once its writes have drained, and starts an empty one on top.
 pub(crate) fn snapshot(state: &mut State, config: &Config, volume: Volume) -> Option<()> {
     let frozen = state.memory.image.live[usize::from(volume)]?;
-    let in_flight = state.memory.writers.iter().flatten().any(|w| w.volume == volume);
+    let in_flight = state
+        .memory
+        .writers
+        .iter()
+        .flatten()
+        .any(|w| w.volume == volume);
     if state.memory.snapshot.is_some() || (in_flight && config.on(Guard::SnapshotDrains)) {
         return None;
     }
-    let live = state.memory.image.new_layer_id(config.on(Guard::IdsNeverReused))?;
+    let live = state
+        .memory
+        .image
+        .new_layer_id(config.on(Guard::IdsNeverReused))?;
     state.budget.snapshots = state.budget.snapshots.checked_sub(1)?;
     state.append(config, Record::Snapshot { volume, live });
     for lba in 0..config.lbas {
@@ -38,15 +46,23 @@ pub(crate) fn clone(
     if taken || !found.frozen || found.deleting {
         return None;
     }
-    let live = state.memory.image.new_layer_id(config.on(Guard::IdsNeverReused))?;
+    let live = state
+        .memory
+        .image
+        .new_layer_id(config.on(Guard::IdsNeverReused))?;
     state.budget.clones = state.budget.clones.checked_sub(1)?;
-    state.append(config, Record::Clone { volume, below, live });
+    state.append(
+        config,
+        Record::Clone {
+            volume,
+            below,
+            live,
+        },
+    );
     let frozen = state.ghost.frozen[usize::from(below)];
     state.ghost.allowed[usize::from(volume)] = frozen;
-    for lba in 0..LBAS {
-        let content = frozen[lba].iter().next().unwrap_or(0);
-        state.ghost.answered[usize::from(volume)][lba] = content;
-    }
+    let contents = frozen.map(|holds| holds.iter().next().unwrap_or(0));
+    state.ghost.answered[usize::from(volume)] = contents;
     Some(())
 }
 
@@ -94,7 +110,14 @@ pub(crate) fn merge_step(
     if image.layer(from)?.map[usize::from(lba)] == Entry::Absent {
         return None;
     }
-    state.append(config, Record::MergeStep { layer: from, into, lba });
+    state.append(
+        config,
+        Record::MergeStep {
+            layer: from,
+            into,
+            lba,
+        },
+    );
     invalidate_cache(state, config);
     Some(())
 }

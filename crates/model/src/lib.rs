@@ -1,4 +1,15 @@
-//! The protocol of onefold as an explicit-state model.
+//! The protocol of onefold as an explicit-state model: write, commit, checkpoint, finder,
+//! collector, layers, crash and recovery, searched to the end for every order of steps that a small
+//! pool and a bounded number of events allow. `docs/model.md` says which protocol that is, what
+//! each rule is for, and what the model leaves out.
+//!
+//! Reading order: [`guards`] (the rules), [`image`] (what the log describes, and `apply`),
+//! [`index`], [`state`] (disk, memory, promises), `volume_steps`, `commit`, `finder`, `collector`,
+//! `layers`, [`recovery`], [`properties`] (what must hold), [`model`] (which step is possible
+//! when), [`configs`] and [`search`].
+//!
+//! Invariants of the model itself: a step that is not possible changes nothing; a state with a
+//! violation has no successors.
 
 pub mod bits;
 mod collector;

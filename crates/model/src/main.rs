@@ -27,7 +27,12 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
-    let mut options = Options { config: None, depth: None, off: None, list: false };
+    let mut options = Options {
+        config: None,
+        depth: None,
+        off: None,
+        list: false,
+    };
     while let Some(arg) = args.next() {
         if arg == "--list" {
             options.list = true;
@@ -37,7 +42,9 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         match arg.as_str() {
             "--config" => options.config = Some(value),
             "--depth" => {
-                let depth = value.parse().map_err(|_| format!("--depth {value}: not a number"))?;
+                let depth = value
+                    .parse()
+                    .map_err(|_| format!("--depth {value}: not a number"))?;
                 options.depth = Some(depth);
             }
             "--off" => {
@@ -55,7 +62,12 @@ fn list() -> ExitCode {
         println!("configuration {}", config.name);
     }
     for guard in Guard::ALL {
-        println!("guard {} ({}) {}", guard.name(), guard.promise(), guard.rule());
+        println!(
+            "guard {} ({}) {}",
+            guard.name(),
+            guard.promise(),
+            guard.rule()
+        );
     }
     ExitCode::SUCCESS
 }
@@ -66,7 +78,10 @@ fn run(options: &Options) -> ExitCode {
         configs.retain(|config| config.name == name);
     }
     if configs.is_empty() {
-        eprintln!("--config {}: no such configuration", options.config.as_deref().unwrap_or(""));
+        eprintln!(
+            "--config {}: no such configuration",
+            options.config.as_deref().unwrap_or("")
+        );
         return ExitCode::from(2);
     }
     let mut holds = true;
@@ -75,7 +90,10 @@ fn run(options: &Options) -> ExitCode {
             config.guards = Guards::without(guard);
         }
         let found = search(&config, options.depth);
-        println!("{}: {} states, depth {}", config.name, found.states, found.depth);
+        println!(
+            "{}: {} states, depth {}",
+            config.name, found.states, found.depth
+        );
         for missed in &found.missed {
             println!("  the search never {missed}");
         }
@@ -87,5 +105,9 @@ fn run(options: &Options) -> ExitCode {
         }
         holds &= found.counterexample.is_none() && found.missed.is_empty();
     }
-    if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if holds {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

@@ -18,37 +18,100 @@ pub struct Protocol {
 
 /// One indivisible step. Steps that are not possible change nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
+#[allow(
+    missing_docs,
+    reason = "variants and fields are the words of docs/model.md"
+)]
 pub enum Step {
-    StartWrite { slot: usize, volume: Volume, lba: Lba, content: Content },
-    WriteZeros { volume: Volume, lba: Lba },
-    Store { slot: usize },
-    LogAndApply { slot: usize },
-    StartRead { slot: usize, target: Target, lba: Lba },
-    FinishRead { slot: usize },
-    Flush { volume: Volume },
-    Seal { checkpoint: bool },
+    StartWrite {
+        slot: usize,
+        volume: Volume,
+        lba: Lba,
+        content: Content,
+    },
+    WriteZeros {
+        volume: Volume,
+        lba: Lba,
+    },
+    Store {
+        slot: usize,
+    },
+    LogAndApply {
+        slot: usize,
+    },
+    StartRead {
+        slot: usize,
+        target: Target,
+        lba: Lba,
+    },
+    FinishRead {
+        slot: usize,
+    },
+    Flush {
+        volume: Volume,
+    },
+    Seal {
+        checkpoint: bool,
+    },
     SyncPoolWriteFrame,
     SyncLogAnswer,
     WritePages,
     SwitchRoot,
     SyncRoot,
     PruneLog,
-    FinderMark { layer: LayerId, lbas: Bits },
-    FinderCall { layer: LayerId, number: StreamNumber },
-    FinderOutcome { layer: LayerId, number: StreamNumber },
-    FinderCountLate { layer: LayerId, number: StreamNumber },
-    CollectorIntent { layer: LayerId, block: Block },
-    CollectorCall { layer: LayerId, number: StreamNumber },
-    CollectorOutcome { layer: LayerId, number: StreamNumber },
-    CollectorForget { layer: LayerId, number: StreamNumber },
+    FinderMark {
+        layer: LayerId,
+        lbas: Bits,
+    },
+    FinderCall {
+        layer: LayerId,
+        number: StreamNumber,
+    },
+    FinderOutcome {
+        layer: LayerId,
+        number: StreamNumber,
+    },
+    FinderCountLate {
+        layer: LayerId,
+        number: StreamNumber,
+    },
+    CollectorIntent {
+        layer: LayerId,
+        block: Block,
+    },
+    CollectorCall {
+        layer: LayerId,
+        number: StreamNumber,
+    },
+    CollectorOutcome {
+        layer: LayerId,
+        number: StreamNumber,
+    },
+    CollectorForget {
+        layer: LayerId,
+        number: StreamNumber,
+    },
     IndexSync,
-    IndexLosesRow { fingerprint: u8 },
-    Snapshot { volume: Volume },
-    Clone { volume: Volume, below: LayerId },
-    DeleteLayer { layer: LayerId },
-    MergeStep { layer: LayerId, lba: Lba },
-    DropLayer { layer: LayerId },
+    IndexLosesRow {
+        fingerprint: u8,
+    },
+    Snapshot {
+        volume: Volume,
+    },
+    Clone {
+        volume: Volume,
+        below: LayerId,
+    },
+    DeleteLayer {
+        layer: LayerId,
+    },
+    MergeStep {
+        layer: LayerId,
+        lba: Lba,
+    },
+    DropLayer {
+        layer: LayerId,
+    },
     Kill,
     LosePower(Remains),
     Recover,
@@ -113,12 +176,18 @@ impl Protocol {
             }
             let mut queue = found.given_up.clone();
             queue.dedup();
-            steps.extend(queue.iter().map(|block| Step::CollectorIntent { layer, block: *block }));
+            steps.extend(queue.iter().map(|block| Step::CollectorIntent {
+                layer,
+                block: *block,
+            }));
             if found.frozen && state.budget.deletes > 0 {
                 steps.push(Step::DeleteLayer { layer });
             }
             if found.frozen && state.budget.clones > 0 {
-                steps.push(Step::Clone { volume: 1, below: layer });
+                steps.push(Step::Clone {
+                    volume: 1,
+                    below: layer,
+                });
             }
             if found.deleting {
                 steps.extend((0..config.lbas).map(|lba| Step::MergeStep { layer, lba }));
@@ -152,7 +221,12 @@ impl Protocol {
             steps.extend([Step::SyncPoolWriteFrame, Step::SyncLogAnswer]);
         }
         if state.memory.checkpoint.is_some() {
-            steps.extend([Step::WritePages, Step::SwitchRoot, Step::SyncRoot, Step::PruneLog]);
+            steps.extend([
+                Step::WritePages,
+                Step::SwitchRoot,
+                Step::SyncRoot,
+                Step::PruneLog,
+            ]);
         }
         if *state.disk.index_durable != state.disk.index {
             steps.push(Step::IndexSync);
@@ -162,9 +236,12 @@ impl Protocol {
     fn take(&self, state: &mut State, step: Step) -> Option<()> {
         let config = &self.config;
         match step {
-            Step::StartWrite { slot, volume, lba, content } => {
-                volume_steps::start_write(state, config, slot, volume, lba, content)
-            }
+            Step::StartWrite {
+                slot,
+                volume,
+                lba,
+                content,
+            } => volume_steps::start_write(state, config, slot, volume, lba, content),
             Step::WriteZeros { volume, lba } => {
                 volume_steps::write_zeros(state, config, volume, lba)
             }
@@ -184,18 +261,12 @@ impl Protocol {
             Step::PruneLog => commit::prune(state, config),
             Step::FinderMark { layer, lbas } => finder::mark(state, config, layer, lbas),
             Step::FinderCall { layer, number } => finder::call(state, config, layer, number),
-            Step::FinderOutcome { layer, number } => {
-                finder::outcome(state, config, layer, number)
-            }
+            Step::FinderOutcome { layer, number } => finder::outcome(state, config, layer, number),
             Step::FinderCountLate { layer, number } => {
                 finder::count_late(state, config, layer, number)
             }
-            Step::CollectorIntent { layer, block } => {
-                collector::begin(state, config, layer, block)
-            }
-            Step::CollectorCall { layer, number } => {
-                collector::call(state, config, layer, number)
-            }
+            Step::CollectorIntent { layer, block } => collector::begin(state, config, layer, block),
+            Step::CollectorCall { layer, number } => collector::call(state, config, layer, number),
             Step::CollectorOutcome { layer, number } => {
                 collector::outcome(state, config, layer, number)
             }
@@ -246,7 +317,11 @@ impl Model for Protocol {
         // A machine that is down already loses power only if there is something to lose.
         let loses = state.memory.mode != Mode::Down || !state.disk.is_durable();
         if state.budget.power_losses > 0 && loses {
-            steps.extend(recovery::remains(&state.disk).into_iter().map(Step::LosePower));
+            steps.extend(
+                recovery::remains(&state.disk)
+                    .into_iter()
+                    .map(Step::LosePower),
+            );
         }
         if state.memory.mode == Mode::Down {
             steps.push(Step::Recover);
@@ -279,8 +354,16 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let mut all: Vec<_> = Violation::ALL.iter().map(|v| violation_property(*v)).collect();
-        all.extend(self.config.milestones.iter().map(|m| milestone_property(*m)));
+        let mut all: Vec<_> = Violation::ALL
+            .iter()
+            .map(|v| violation_property(*v))
+            .collect();
+        all.extend(
+            self.config
+                .milestones
+                .iter()
+                .map(|m| milestone_property(*m)),
+        );
         all
     }
 }
@@ -300,19 +383,52 @@ fn violation_property(violation: Violation) -> Property<Protocol> {
     fn absent(violation: Violation, _: &Protocol, state: &State) -> bool {
         state.violation != Some(violation)
     }
-    by_variant!(violation, Violation, always, absent, [
-        ImmutableWritten, IndexUntrue, RootDamaged, FreeInUse, CountTooLow, CountWrong,
-        FlushedLost, SnapshotLost, Partition, Contradiction, WrongRead,
-    ])
+    by_variant!(
+        violation,
+        Violation,
+        always,
+        absent,
+        [
+            ImmutableWritten,
+            IndexUntrue,
+            RootDamaged,
+            FreeInUse,
+            CountTooLow,
+            CountWrong,
+            FlushedLost,
+            SnapshotLost,
+            Partition,
+            Contradiction,
+            WrongRead,
+        ]
+    )
 }
 
 fn milestone_property(milestone: Milestone) -> Property<Protocol> {
     fn reached(milestone: Milestone, protocol: &Protocol, state: &State) -> bool {
         milestone.reached(&protocol.config, state)
     }
-    by_variant!(milestone, Milestone, sometimes, reached, [
-        Aliased, Dangling, Rejected, ReleasedOne, Freed, Quarantined, Merged, LayerGone,
-        ReadOfReplaced, FinderResumed, CollectorResumed, BothResumed, CrashInRecovery, Replayed,
-        FlushedAll,
-    ])
+    by_variant!(
+        milestone,
+        Milestone,
+        sometimes,
+        reached,
+        [
+            Aliased,
+            Dangling,
+            Rejected,
+            ReleasedOne,
+            Freed,
+            Quarantined,
+            Merged,
+            LayerGone,
+            ReadOfReplaced,
+            FinderResumed,
+            CollectorResumed,
+            BothResumed,
+            CrashInRecovery,
+            Replayed,
+            FlushedAll,
+        ]
+    )
 }

@@ -118,7 +118,9 @@ fn check_snapshots(state: &State, config: &Config, image: &Image) -> Result<(), 
 
 /// What an entry's block may hold after a power loss.
 fn may_hold(state: &State, entry: Entry) -> Bits {
-    entry.block().map_or(Bits::of(0), |block| state.disk.lasting[usize::from(block)])
+    entry
+        .block()
+        .map_or(Bits::of(0), |block| state.disk.lasting[usize::from(block)])
 }
 
 /// For each live row, references counted are at least the entries that a crash can bring back,
@@ -174,7 +176,10 @@ fn check_reads(state: &State, config: &Config) -> Result<(), Violation> {
             }
         }
     }
-    for (id, _) in image.each_layer().filter(|(_, layer)| layer.frozen && !layer.deleting) {
+    for (id, _) in image
+        .each_layer()
+        .filter(|(_, layer)| layer.frozen && !layer.deleting)
+    {
         for lba in 0..config.lbas {
             let content = state.content(image.resolve(id, lba).1);
             if !state.ghost.frozen[usize::from(id)][usize::from(lba)].has(content) {
@@ -203,7 +208,10 @@ fn check_partition(state: &State, config: &Config) -> Result<(), Violation> {
                 Entry::Absent | Entry::Zero => {}
             }
         }
-        layer.given_up.iter().for_each(|block| shared.insert(*block));
+        layer
+            .given_up
+            .iter()
+            .for_each(|block| shared.insert(*block));
         for intent in &layer.intents {
             match intent {
                 // A marked block is explained by its entry, or by the queue if the LBA moved on;
@@ -228,7 +236,11 @@ fn check_partition(state: &State, config: &Config) -> Result<(), Violation> {
         && named.and(free).is_empty()
         && named.and(memory.leased).is_empty()
         && named == memory.image.allocated;
-    if apart { Ok(()) } else { Err(Violation::Partition) }
+    if apart {
+        Ok(())
+    } else {
+        Err(Violation::Partition)
+    }
 }
 
 /// Blocks that the index has counted for an open finder batch and that no map names for it yet.
@@ -254,7 +266,11 @@ fn check_free(state: &State, config: &Config) -> Result<(), Violation> {
     for image in crate::recovery::recoverable(&state.disk)? {
         held = held.or(image.allocated);
     }
-    if held.and(open).is_empty() { Ok(()) } else { Err(Violation::FreeInUse) }
+    if held.and(open).is_empty() {
+        Ok(())
+    } else {
+        Err(Violation::FreeInUse)
+    }
 }
 
 /// Live rows tell the truth about content, and with no batch open about references.
@@ -264,20 +280,33 @@ fn check_index(state: &State, config: &Config) -> Result<(), Violation> {
     }
     for (fingerprint, row) in state.disk.index.live_rows() {
         let may_hold = state.disk.lasting[usize::from(row.block)];
-        if !may_hold.iter().all(|content| config.fingerprint(content) == fingerprint) {
+        if !may_hold
+            .iter()
+            .all(|content| config.fingerprint(content) == fingerprint)
+        {
             return Err(Violation::IndexUntrue);
         }
     }
     if !state.memory.jobs.is_empty() {
         return Ok(());
     }
-    if state.disk.index.rows.iter().flatten().any(|row| row.tombstone.is_some()) {
+    if state
+        .disk
+        .index
+        .rows
+        .iter()
+        .flatten()
+        .any(|row| row.tombstone.is_some())
+    {
         return Err(Violation::CountWrong);
     }
     let image = &state.memory.image;
     let mut references = [0_u8; crate::image::BLOCKS];
     for (_, layer) in image.each_layer() {
-        let shared = layer.map.iter().filter(|entry| matches!(entry, Entry::Shared(_)));
+        let shared = layer
+            .map
+            .iter()
+            .filter(|entry| matches!(entry, Entry::Shared(_)));
         let entries = shared.filter_map(|entry| entry.block());
         for block in entries.chain(layer.given_up.iter().copied()) {
             references[usize::from(block)] += 1;
@@ -287,13 +316,20 @@ fn check_index(state: &State, config: &Config) -> Result<(), Violation> {
         references[usize::from(row.block)] =
             references[usize::from(row.block)].wrapping_sub(row.count);
     }
-    if references.iter().all(|left| *left == 0) { Ok(()) } else { Err(Violation::CountWrong) }
+    if references.iter().all(|left| *left == 0) {
+        Ok(())
+    } else {
+        Err(Violation::CountWrong)
+    }
 }
 
 /// Something that a configuration exists to reach; a search that does not come across it shows
 /// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs)]
+#[allow(
+    missing_docs,
+    reason = "variants and fields are the words of docs/model.md"
+)]
 pub enum Milestone {
     Aliased,
     Dangling,
@@ -346,7 +382,10 @@ impl Milestone {
             _ => false,
         };
         let resumed = |wanted: fn(&Intent) -> bool| {
-            let mut intents = memory.image.each_layer().flat_map(|(_, layer)| &layer.intents);
+            let mut intents = memory
+                .image
+                .each_layer()
+                .flat_map(|(_, layer)| &layer.intents);
             memory.mode == Mode::Recovered && intents.any(wanted)
         };
         let is_find = |intent: &Intent| matches!(intent, Intent::Find { .. });
@@ -356,17 +395,17 @@ impl Milestone {
             Milestone::Dangling => outcome(|o| matches!(o, Outcome::Dangling(_))),
             Milestone::Rejected => outcome(|o| matches!(o, Outcome::Rejected(_))),
             Milestone::ReleasedOne => released(Release::Remaining),
-            Milestone::Freed => {
-                released(Release::Freed) || released(Release::FreedAndDone)
-            }
+            Milestone::Freed => released(Release::Freed) || released(Release::FreedAndDone),
             Milestone::Quarantined => released(Release::Quarantined),
             Milestone::Merged => matches!(memory.tail.last(), Some(Record::MergeStep { .. })),
             Milestone::LayerGone => {
                 matches!(memory.tail.last(), Some(Record::LayerDropped { .. }))
             }
-            Milestone::ReadOfReplaced => {
-                memory.readers.iter().flatten().any(|r| !memory.image.allocated.has(r.block))
-            }
+            Milestone::ReadOfReplaced => memory
+                .readers
+                .iter()
+                .flatten()
+                .any(|r| !memory.image.allocated.has(r.block)),
             Milestone::FinderResumed => resumed(is_find),
             Milestone::CollectorResumed => resumed(is_collect),
             Milestone::BothResumed => resumed(is_find) && resumed(is_collect),

@@ -29,7 +29,12 @@ pub struct Remains {
 
 /// Everything that a power loss may leave of `disk`.
 pub(crate) fn remains(disk: &Disk) -> Vec<Remains> {
-    let start = Remains { blocks: disk.now, frame: false, root: false, index: false };
+    let start = Remains {
+        blocks: disk.now,
+        frame: false,
+        root: false,
+        index: false,
+    };
     let mut all = vec![start];
     for (block, lasting) in disk.lasting.iter().enumerate() {
         let options: Vec<Content> = lasting.iter().collect();
@@ -51,8 +56,12 @@ pub(crate) fn remains(disk: &Disk) -> Vec<Remains> {
             all.extend(with);
         }
     };
-    double(disk.frame.as_ref().is_some_and(|f| !f.is_empty()), |r| r.frame = true);
-    double(disk.next_root.as_ref().is_some_and(|n| n.switched), |r| r.root = true);
+    double(disk.frame.as_ref().is_some_and(|f| !f.is_empty()), |r| {
+        r.frame = true
+    });
+    double(disk.next_root.as_ref().is_some_and(|n| n.switched), |r| {
+        r.root = true
+    });
     double(*disk.index_durable != disk.index, |r| r.index = true);
     all
 }
@@ -115,13 +124,19 @@ fn replay(
     log: &[Record],
     frame: Option<&Vec<Record>>,
 ) -> Result<Arc<Image>, Violation> {
-    let records = || log.iter().chain(frame.into_iter().flatten()).skip(usize::from(root.skip));
+    let records = || {
+        log.iter()
+            .chain(frame.into_iter().flatten())
+            .skip(usize::from(root.skip))
+    };
     if records().next().is_none() {
         return Ok(Arc::clone(&root.image));
     }
     let mut image = (*root.image).clone();
     for record in records() {
-        image.apply(record).map_err(|Contradiction| Violation::Contradiction)?;
+        image
+            .apply(record)
+            .map_err(|Contradiction| Violation::Contradiction)?;
     }
     Ok(Arc::new(image))
 }
@@ -141,7 +156,12 @@ pub(crate) fn recover(state: &mut State, config: &Config) -> Option<()> {
     }
     let mut image = (*disk.root.image).clone();
     let unsynced = disk.frame.iter().flatten();
-    for record in disk.log.iter().chain(unsynced).skip(usize::from(disk.root.skip)) {
+    for record in disk
+        .log
+        .iter()
+        .chain(unsynced)
+        .skip(usize::from(disk.root.skip))
+    {
         let record = replayed(disk, config, record);
         if image.apply(&record).is_err() {
             state.violate(Violation::Contradiction);
@@ -191,7 +211,9 @@ fn resume_jobs(memory: &mut Memory) {
 /// What guests find after a restart is what they may rely on from then on.
 fn observe(state: &mut State, config: &Config) {
     for volume in 0..VOLUMES {
-        let Some(live) = state.memory.image.live[volume] else { continue };
+        let Some(live) = state.memory.image.live[volume] else {
+            continue;
+        };
         for lba in 0..config.lbas {
             let found = state.content(state.memory.image.resolve(live, lba).1);
             let allowed = &mut state.ghost.allowed[volume][usize::from(lba)];

@@ -25,8 +25,16 @@ pub struct Found {
 pub fn search(config: &Config, depth: Option<usize>) -> Found {
     let is_complete = config.guards == crate::guards::Guards::ON;
     let milestones = if is_complete { config.milestones } else { &[] };
-    let protocol = Protocol { config: Config { milestones, ..config.clone() } };
-    let mut builder = protocol.checker().threads(2).finish_when(HasDiscoveries::AnyFailures);
+    let protocol = Protocol {
+        config: Config {
+            milestones,
+            ..config.clone()
+        },
+    };
+    let mut builder = protocol
+        .checker()
+        .threads(2)
+        .finish_when(HasDiscoveries::AnyFailures);
     if let Some(depth) = depth {
         builder = builder.target_max_depth(depth);
     }
@@ -37,7 +45,9 @@ pub fn search(config: &Config, depth: Option<usize>) -> Found {
         Some((*violation, path.into_actions()))
     });
     let missed = milestones.iter().map(|m| m.name());
-    let missed = missed.filter(|name| !discoveries.contains_key(name)).collect();
+    let missed = missed
+        .filter(|name| !discoveries.contains_key(name))
+        .collect();
     Found {
         states: checker.unique_state_count(),
         depth: checker.max_depth(),

@@ -91,7 +91,11 @@ impl Config {
 
     /// The fingerprint of `content`.
     pub fn fingerprint(&self, content: Content) -> Fingerprint {
-        if self.colliding { content.min(1) } else { content }
+        if self.colliding {
+            content.min(1)
+        } else {
+            content
+        }
     }
 }
 
@@ -367,19 +371,30 @@ impl Memory {
     /// Whether a write in flight holds the lock on `lba` of live layer `layer`.
     pub fn is_locked(&self, config: &Config, layer: LayerId, lba: Lba) -> bool {
         config.on(Guard::BlockLock)
-            && self.writers.iter().flatten().any(|w| w.layer == layer && w.lba == lba)
+            && self
+                .writers
+                .iter()
+                .flatten()
+                .any(|w| w.layer == layer && w.lba == lba)
     }
 
     /// The job of `layer` with `number`.
     pub fn job(&self, layer: LayerId, number: StreamNumber) -> Option<&Job> {
-        self.jobs.iter().find(|job| job.layer == layer && job.number == number)
+        self.jobs
+            .iter()
+            .find(|job| job.layer == layer && job.number == number)
     }
 
     /// Sets the phase of a job, or ends it.
     pub fn set_phase(&mut self, layer: LayerId, number: StreamNumber, phase: Option<Phase>) {
-        self.jobs.retain(|job| (job.layer, job.number) != (layer, number));
+        self.jobs
+            .retain(|job| (job.layer, job.number) != (layer, number));
         if let Some(phase) = phase {
-            self.jobs.push(Job { layer, number, phase });
+            self.jobs.push(Job {
+                layer,
+                number,
+                phase,
+            });
             self.jobs.sort_by_key(|job| (job.layer, job.number));
         }
     }
@@ -425,7 +440,10 @@ impl State {
                 lasting: [Bits::of(0); BLOCKS],
                 log: Vec::new(),
                 frame: None,
-                root: Root { image: Arc::new(image.clone()), skip: 0 },
+                root: Root {
+                    image: Arc::new(image.clone()),
+                    skip: 0,
+                },
                 next_root: None,
                 root_damaged: false,
                 index: Index::default(),
@@ -471,7 +489,9 @@ impl State {
 
     /// What a read of `entry` returns now; zeros where no block is named.
     pub fn content(&self, entry: Entry) -> Content {
-        entry.block().map_or(0, |block| self.disk.now[usize::from(block)])
+        entry
+            .block()
+            .map_or(0, |block| self.disk.now[usize::from(block)])
     }
 
     fn given_up_counts(&self) -> [usize; LAYERS] {
@@ -494,7 +514,9 @@ impl State {
             }
         }
         self.memory.given_up_waits.extend(added);
-        self.memory.given_up_waits.sort_by_key(|(layer, block, _)| (*layer, *block));
+        self.memory
+            .given_up_waits
+            .sort_by_key(|(layer, block, _)| (*layer, *block));
         self.memory.given_up_waits.dedup();
     }
 
@@ -507,7 +529,10 @@ impl State {
             _ => return None,
         };
         let live = self.memory.image.live;
-        (0..).zip(live).find(|(_, live)| *live == Some(layer)).map(|(volume, _)| volume)
+        (0..)
+            .zip(live)
+            .find(|(_, live)| *live == Some(layer))
+            .map(|(volume, _)| volume)
     }
 
     /// Readers that a block given up by `volume` waits for.

@@ -57,7 +57,15 @@ pub(crate) fn write_zeros(
     let covers = found.below.is_some() && config.on(Guard::ZeroHidesBelow);
     let new = if covers { Entry::Zero } else { Entry::Absent };
     if old != new {
-        state.append(config, Record::Write { layer, lba, old, new });
+        state.append(
+            config,
+            Record::Write {
+                layer,
+                lba,
+                old,
+                new,
+            },
+        );
     }
     state.ghost.answered[usize::from(volume)][usize::from(lba)] = 0;
     update_cache(state, config, volume, lba);
@@ -91,12 +99,18 @@ fn place(state: &State, config: &Config, layer: LayerId, lba: Lba) -> Option<Pla
         _ => None,
     };
     match in_place {
-        Some(block) => Some(Place { block, in_place: true }),
+        Some(block) => Some(Place {
+            block,
+            in_place: true,
+        }),
         // The lowest free block: used blocks come before fresh ones, so reuse is as early as it
         // can be.
         None => {
             let block = state.memory.free_blocks(config).iter().next()?;
-            Some(Place { block, in_place: false })
+            Some(Place {
+                block,
+                in_place: false,
+            })
         }
     }
 }
@@ -128,7 +142,9 @@ fn may_store(state: &State, writer: &Writer) -> bool {
     }
     let image = &state.memory.image;
     let is_live = image.live[usize::from(writer.volume)] == Some(writer.layer);
-    let entry = image.layer(writer.layer).map(|l| l.map[usize::from(writer.lba)]);
+    let entry = image
+        .layer(writer.layer)
+        .map(|l| l.map[usize::from(writer.lba)]);
     let block = writer.block;
     is_live && matches!(entry, Some(Entry::Private(b) | Entry::Kept(b)) if b == block)
 }
@@ -143,7 +159,15 @@ pub(crate) fn log(state: &mut State, config: &Config, slot: usize) -> Option<()>
     let old = state.memory.image.layer(layer)?.map[usize::from(lba)];
     state.memory.leased.remove(writer.block);
     let new = Entry::Private(writer.block);
-    state.append(config, Record::Write { layer, lba, old, new });
+    state.append(
+        config,
+        Record::Write {
+            layer,
+            lba,
+            old,
+            new,
+        },
+    );
     writer.logged = true;
     update_cache(state, config, writer.volume, lba);
     if writer.stored {
@@ -177,10 +201,14 @@ pub(crate) fn start_read(
 ) -> Option<()> {
     let image = &state.memory.image;
     let (layer, legal) = match target {
-        Target::Live(volume) => {
-            (image.live[usize::from(volume)]?, readable(state, volume, lba))
-        }
-        Target::Frozen(layer) => (layer, state.ghost.frozen[usize::from(layer)][usize::from(lba)]),
+        Target::Live(volume) => (
+            image.live[usize::from(volume)]?,
+            readable(state, volume, lba),
+        ),
+        Target::Frozen(layer) => (
+            layer,
+            state.ghost.frozen[usize::from(layer)][usize::from(lba)],
+        ),
     };
     let mut found = image.resolve(layer, lba).1.block();
     if let (true, Target::Live(volume)) = (config.cached, target) {
@@ -190,7 +218,12 @@ pub(crate) fn start_read(
     }
     let block = found?;
     state.budget.reads = state.budget.reads.checked_sub(1)?;
-    state.memory.readers[slot] = Some(Reader { target, lba, block, legal });
+    state.memory.readers[slot] = Some(Reader {
+        target,
+        lba,
+        block,
+        legal,
+    });
     Some(())
 }
 
@@ -220,7 +253,10 @@ pub(crate) fn finish_read(state: &mut State, slot: usize) -> Option<()> {
     for (_, _, waits) in &mut state.memory.given_up_waits {
         waits.remove(pin);
     }
-    state.memory.given_up_waits.retain(|(_, _, waits)| !waits.is_empty());
+    state
+        .memory
+        .given_up_waits
+        .retain(|(_, _, waits)| !waits.is_empty());
     Some(())
 }
 
@@ -236,6 +272,10 @@ pub(crate) fn flush(state: &mut State, config: &Config, volume: Volume) -> Optio
     for lba in 0..config.lbas {
         allowed[usize::from(lba)] = readable(state, volume, lba);
     }
-    state.memory.flush = Some(Flush { volume, joined, allowed });
+    state.memory.flush = Some(Flush {
+        volume,
+        joined,
+        allowed,
+    });
     Some(())
 }

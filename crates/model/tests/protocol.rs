@@ -1,0 +1,119 @@
+//! The protocol holds in every configuration, and every guard is needed.
+
+use onefold_model::configs;
+use onefold_model::guards::{Guard, Guards};
+use onefold_model::search::search;
+use onefold_model::state::Config;
+
+fn config(name: &str) -> Config {
+    configs::by_name(name).unwrap_or_else(|| panic!("there is no configuration {name}"))
+}
+
+/// Searches configurations to the end of their budgets.
+fn assert_holds(names: &[&str]) {
+    for name in names {
+        let config = config(name);
+        let found = search(&config, None);
+        println!("{name}: {} states, depth {}", found.states, found.depth);
+        if let Some((violation, steps)) = found.counterexample {
+            panic!("{name}: {} after {steps:#?}", violation.name());
+        }
+        assert!(
+            found.missed.is_empty(),
+            "{name}: the search never {:?}",
+            found.missed
+        );
+    }
+}
+
+const WRITES: &[&str] = &["write-path", "reads", "checkpoint"];
+const FINDER: &[&str] = &["finder", "finder-batch", "finder-verify", "replay"];
+const COLLECTOR: &[&str] = &[
+    "collector",
+    "collector-no-tombstones",
+    "reads-shared",
+    "index-damage",
+];
+const RECOVERY: &[&str] = &["recovery", "checkpoint-jobs"];
+const LAYERS: &[&str] = &[
+    "snapshot",
+    "snapshots",
+    "snapshot-shared",
+    "layer-ids",
+    "clone",
+    "clone-shared",
+    "clone-reads",
+];
+
+#[test]
+fn holds_for_writes_reads_and_checkpoints() {
+    assert_holds(WRITES);
+}
+
+#[test]
+fn holds_for_the_finder() {
+    assert_holds(FINDER);
+}
+
+#[test]
+fn holds_for_the_collector() {
+    assert_holds(COLLECTOR);
+}
+
+#[test]
+fn holds_over_crashes_in_recovery() {
+    assert_holds(RECOVERY);
+}
+
+#[test]
+fn holds_for_snapshots_clones_and_merges() {
+    assert_holds(LAYERS);
+}
+
+#[test]
+fn every_configuration_is_searched() {
+    let mut tested = [WRITES, FINDER, COLLECTOR, RECOVERY, LAYERS].concat();
+    let mut all: Vec<_> = configs::all().iter().map(|config| config.name).collect();
+    tested.sort_unstable();
+    all.sort_unstable();
+    assert_eq!(tested, all);
+}
+
+#[test]
+fn every_guard_is_needed() {
+    let mut idle = Vec::new();
+    for guard in Guard::ALL {
+        let name = configs::where_it_matters(*guard);
+        let mut config = config(name);
+        config.guards = Guards::without(*guard);
+        let found = search(&config, None);
+        match found.counterexample {
+            Some((violation, steps)) => println!(
+                "{} off, {name}: {} in {} steps ({} states)",
+                guard.name(),
+                violation.name(),
+                steps.len(),
+                found.states
+            ),
+            None => idle.push(format!(
+                "{} in {name} ({} states)",
+                guard.name(),
+                found.states
+            )),
+        }
+    }
+    assert!(idle.is_empty(), "nothing goes wrong without {idle:#?}");
+}
+
+#[test]
+fn the_document_names_every_guard_and_configuration() {
+    let document = include_str!("../../../docs/model.md");
+    let named = |name: &str| document.contains(&format!("`{name}`"));
+    let guards = Guard::ALL.iter().map(|guard| guard.name());
+    let configs: Vec<_> = configs::all().iter().map(|config| config.name).collect();
+    let missing: Vec<_> = guards.chain(configs).filter(|name| !named(name)).collect();
+    assert!(
+        missing.is_empty(),
+        "docs/model.md does not name {missing:?}"
+    );
+}
