@@ -85,6 +85,15 @@ pub trait Disk: Send + Sync {
     /// system may have dropped them. So a failed sync is never simply retried.
     fn sync(&self) -> io::Result<()>;
 
+    /// Makes later reads come from the medium. After a failed [`Disk::sync`] the host's cache may
+    /// hold what the medium never got, marked as if it had; whoever is to trust what is read syncs
+    /// first and then forgets.
+    ///
+    /// # Errors
+    ///
+    /// None that matter where the host has no such cache.
+    fn forget_cached(&self) -> io::Result<()>;
+
     /// Gives the range back to the host. It reads as zeros or as before until it is written again.
     /// Where the host cannot take space back this succeeds and the space stays allocated.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()>;

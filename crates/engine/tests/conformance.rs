@@ -72,6 +72,7 @@ fn conforms(engine: &dyn Engine) {
         reserves(&*disk);
         refuses_what_is_out_of_range(&*disk);
         disk.sync().unwrap();
+        forgetting_loses_nothing_that_was_synced(&*disk);
         drop(disk);
         survives_reopening(engine, part);
     }
@@ -256,6 +257,12 @@ fn reserves(disk: &dyn Disk) {
     assert!(disk.allocated_bytes().unwrap() >= 12 * MIB);
     assert!(read(disk, 0, 10 * MIB as usize) == before);
     assert!(read(disk, len, 65536).iter().all(|byte| *byte == 0));
+}
+
+fn forgetting_loses_nothing_that_was_synced(disk: &dyn Disk) {
+    let before = read(disk, 0, 8 * unit(disk));
+    disk.forget_cached().unwrap();
+    assert_eq!(read(disk, 0, before.len()), before);
 }
 
 fn refuses_what_is_out_of_range(disk: &dyn Disk) {

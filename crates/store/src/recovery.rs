@@ -204,6 +204,21 @@ pub(crate) fn open(
     let page = read_page(&*identity, 0, &name(Part::Superblock))?;
     let superblock = Superblock::decode(&page)
         .map_err(|error| StoreError::format(name(Part::Superblock), error))?;
+    if Guard::RecoverySyncsFirst.holds() {
+        // What only survived in the host's cache must be durable before anything relies on it.
+        let parts = [(&data, Part::Data), (&log, Part::Log), (&meta, Part::Meta)];
+        for (disk, part) in parts {
+            disk.sync()
+                .map_err(|e| StoreError::io(format_args!("syncing {}", name(part)), e))?;
+        }
+        // And what a failed sync of an earlier opening left there never will be: root, pages and
+        // frames are read from the medium. The data is not: evicting it would make every start a
+        // cold one.
+        for (disk, part) in [(&log, Part::Log), (&meta, Part::Meta)] {
+            disk.forget_cached()
+                .map_err(|e| StoreError::io(format_args!("reading {} afresh", name(part)), e))?;
+        }
+    }
     let mut is_later_minor = page::is_of_later_minor(&page);
     let root = read_root(
         &*meta,
@@ -212,14 +227,6 @@ pub(crate) fn open(
         &mut is_later_minor,
     )?;
     check_data(&*data, &superblock, &root, &name(Part::Data))?;
-    if Guard::RecoverySyncsFirst.holds() && !is_later_minor {
-        // What only survived in the host's cache must be durable before anything relies on it.
-        for (disk, part) in [(&data, Part::Data), (&log, Part::Log), (&meta, Part::Meta)] {
-            disk.sync()
-                .map_err(|e| StoreError::io(format_args!("syncing {}", name(part)), e))?;
-        }
-    }
-
     let limits = Limits::from_memory(options.memory_bytes);
     let pages = Arc::new(Pages::new(
         meta,

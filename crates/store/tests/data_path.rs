@@ -357,3 +357,53 @@ fn a_map_grows_by_a_level_at_a_time() {
         assert_eq!(read(&volume, place, 8192), pattern(8192, n as u8));
     }
 }
+
+#[test]
+fn a_failed_log_sync_and_a_restart_do_not_cost_the_pool() {
+    for seed in 0..40 {
+        let engine = Arc::new(SimulatedEngine::new(seed));
+        let options = CreateOptions {
+            size_bytes: 32 * MIB,
+            log_bytes: MIB,
+            ..CreateOptions::default()
+        };
+        Store::create(&*engine, &options).unwrap();
+        let world = World::open(engine);
+        let volume = world.volume("a", 16 * MIB);
+        volume.write(0, &pattern(8192, 1), Wait::Yes).unwrap();
+        volume.flush().unwrap();
+        volume.write(MIB, &pattern(8192, 2), Wait::Yes).unwrap();
+        world
+            .engine
+            .fail_once(Part::Log, Op::Sync, 1, std::io::ErrorKind::Other);
+        assert!(volume.flush().is_err());
+        let read_only = volume.write(0, &[1], Wait::Yes).unwrap_err();
+        assert_eq!(read_only.kind(), StoreErrorKind::ReadOnly);
+
+        let killed = world
+            .engine
+            .crash(onefold_engine::simulated::CrashKind::ProcessKilled);
+        let world = World::open(Arc::new(killed));
+        let volume = world.store.volume("a").unwrap();
+        for n in 2..4 {
+            volume
+                .write(n * MIB, &pattern(8192, n as u8), Wait::Yes)
+                .unwrap();
+            volume.flush().unwrap();
+        }
+        let dead = world
+            .engine
+            .crash(onefold_engine::simulated::CrashKind::PowerLoss);
+        let world = World::open(Arc::new(dead));
+        let volume = world.store.volume("a").unwrap();
+        assert_eq!(read(&volume, 0, 8192), pattern(8192, 1), "seed {seed}");
+        for n in 2..4 {
+            assert_eq!(
+                read(&volume, n * MIB, 8192),
+                pattern(8192, n as u8),
+                "seed {seed}"
+            );
+        }
+        world.assert_clean();
+    }
+}

@@ -246,10 +246,14 @@ impl Product {
     }
 
     pub(crate) fn create_pool(&self, size: &str) -> Result<()> {
+        self.create_pool_with_log(size, "32M")
+    }
+
+    pub(crate) fn create_pool_with_log(&self, size: &str, log_size: &str) -> Result<()> {
         Cmd::new(&self.binary)
             .args(["pool", "create"])
             .arg(&self.pool)
-            .args(["--size", size])
+            .args(["--size", size, "--log-size", log_size])
             .run()
     }
 

@@ -9,7 +9,7 @@
 use super::aligned::AlignedBuffer;
 use super::failure::explain;
 use crate::Disk;
-use rustix::fs::{FallocateFlags, SeekFrom, StatxFlags};
+use rustix::fs::{Advice, FallocateFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -258,6 +258,11 @@ impl Disk for FileDisk {
         self.file
             .sync_data()
             .map_err(|cause| explain(format!("syncing {}", self.name), cause))
+    }
+
+    fn forget_cached(&self) -> io::Result<()> {
+        rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed)
+            .map_err(|cause| explain(format!("dropping the cache of {}", self.name), cause))
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -300,6 +300,14 @@ impl Disk for SimulatedDisk {
         })
     }
 
+    /// Not an I/O: the medium is not asked for anything.
+    fn forget_cached(&self) -> io::Result<()> {
+        if let Some(part) = self.machine.state().parts.get_mut(&self.part) {
+            part.forget_cached();
+        }
+        Ok(())
+    }
+
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.run(self.request(Op::Discard, offset, len), |part, now| {
             let ignored = now.random.chance(now.discard_ignored_rate);

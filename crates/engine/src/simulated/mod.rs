@@ -25,8 +25,9 @@
 //! - Synced writes that the device drops, writes that land in the wrong place, and reads that
 //!   return old content once: use [`SimulatedEngine::overwrite`] where a test needs their effect.
 //! - Sectors that are torn inside themselves.
-//! - A kernel that, after a failed sync, evicts what it dropped, so that readers of the running
-//!   process see the old content. Here they see it only after a power loss.
+//! - A kernel that, after a failed sync, evicts what it dropped by itself, so that readers of the
+//!   running process see the old content. Here they see it after a power loss, or after
+//!   [`Disk::forget_cached`](crate::Disk::forget_cached).
 //! - Delays: nothing takes time. Order is tested with [`SimulatedEngine::on_next_io`].
 
 mod disk;

@@ -119,6 +119,15 @@ impl PartState {
         self.unsynced.sort_by_key(|change| change.number);
     }
 
+    /// Readers see what is durable and what a sync may still make so, and no longer what a failed
+    /// sync dropped.
+    pub(super) fn forget_cached(&mut self) {
+        self.current = self.durable.clone();
+        for change in &self.unsynced {
+            change.apply(&mut self.current);
+        }
+    }
+
     /// How much of a write fits when the part may take `capacity` bytes of the medium.
     pub(super) fn room_for(&self, offset: u64, len: usize, capacity: Option<u64>) -> usize {
         let Some(capacity) = capacity else { return len };

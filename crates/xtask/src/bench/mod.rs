@@ -96,10 +96,10 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         measure_rows(workspace, &plan, mode, &wanted, &mut results)?;
     }
     if !plan.control && wanted(import::NAME) {
-        results.import = Some(import::measure(workspace, &plan)?);
+        results.import = attempt(import::NAME, import::measure(workspace, &plan));
     }
     if !plan.control && wanted(open::NAME) {
-        results.open = Some(open::measure(workspace, &plan)?);
+        results.open = attempt(open::NAME, open::measure(workspace, &plan));
     }
     let conditions = report::conditions(workspace, start.elapsed())?;
     let page = report::page(&conditions, &plan, &results);
@@ -109,6 +109,13 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         return Ok(());
     }
     report::write(workspace, &page, &report::raw(&conditions, &plan, &results))
+}
+
+/// A row that cannot be measured is missing from the page; the others took too long to be lost.
+fn attempt<T>(name: &str, measured: Result<T>) -> Option<T> {
+    measured
+        .inspect_err(|error| println!("{name} could not be measured: {error:#}"))
+        .ok()
 }
 
 fn measure_rows(
