@@ -82,3 +82,69 @@ impl Drop for BlockGuard<'_> {
         }
     }
 }
+
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttle_tests {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use shuttle::thread;
+
+    use super::BlockLocks;
+    use crate::Wait;
+    use crate::sync::{AtomicU64, lock};
+
+    /// Shuttle itself fails where everybody waits: a lost wake-up, or two that wait for each other.
+    #[test]
+    fn shuttle_overlapping_ranges_exclude_each_other() {
+        shuttle::check_random(
+            || {
+                let locks = Arc::new(BlockLocks::default());
+                let users: Arc<[AtomicU64; 4]> = Arc::default();
+                let ranges = [0..2, 1..3, 0..4, 3..4].map(|range| {
+                    let (locks, users) = (Arc::clone(&locks), Arc::clone(&users));
+                    thread::spawn(move || {
+                        for _ in 0..2 {
+                            let guard = locks.lock(range.clone(), Wait::Yes);
+                            for block in range.clone() {
+                                assert_eq!(users[block as usize].fetch_add(1, SeqCst), 0);
+                            }
+                            thread::yield_now();
+                            for block in range.clone() {
+                                users[block as usize].fetch_sub(1, SeqCst);
+                            }
+                            drop(guard);
+                        }
+                    })
+                });
+                for thread in ranges {
+                    thread.join().unwrap();
+                }
+                assert!(lock(&locks.queue).ranges.is_empty());
+            },
+            5_000,
+        );
+    }
+
+    #[test]
+    fn shuttle_a_large_range_is_not_overtaken() {
+        shuttle::check_random(
+            || {
+                let locks = Arc::new(BlockLocks::default());
+                let first = locks.lock(0..1, Wait::Yes);
+                let large = {
+                    let locks = Arc::clone(&locks);
+                    thread::spawn(move || drop(locks.lock(0..4, Wait::Yes)))
+                };
+                while lock(&locks.queue).waiting == 0 {
+                    thread::yield_now();
+                }
+                assert!(locks.lock(3..4, Wait::No).is_none());
+                drop(first);
+                drop(locks.lock(3..4, Wait::Yes));
+                large.join().unwrap();
+            },
+            2_000,
+        );
+    }
+}

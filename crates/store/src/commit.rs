@@ -136,3 +136,93 @@ impl Pool {
             .map_err(|error| StoreError::io(what(), error))
     }
 }
+
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttle_tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use shuttle::thread;
+
+    use super::Shared;
+    use crate::sync::AtomicBool;
+
+    const CALLERS: usize = 4;
+
+    /// Who was covered by the runs so far.
+    #[derive(Default)]
+    struct Runs {
+        covered: [bool; CALLERS],
+        count: usize,
+    }
+
+    #[test]
+    fn shuttle_a_run_is_joined_only_if_it_started_later() {
+        // Over all schedules: plain counters, so that they do not add any of their own.
+        static FEWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
+        static MOST: AtomicUsize = AtomicUsize::new(0);
+        shuttle::check_random(
+            || {
+                let shared = Arc::new(Shared::new(Runs::default()));
+                let written: Arc<[AtomicBool; CALLERS]> = Arc::default();
+                let callers = [0, 1, 2, 3].map(|caller: usize| {
+                    let (shared, written) = (Arc::clone(&shared), Arc::clone(&written));
+                    thread::spawn(move || {
+                        written[caller].store(true, SeqCst);
+                        let run = shared.run(|runs| {
+                            runs.count += 1;
+                            for (covered, written) in runs.covered.iter_mut().zip(&*written) {
+                                *covered = written.load(SeqCst);
+                            }
+                            thread::yield_now();
+                            Ok(())
+                        });
+                        run.unwrap();
+                        assert!(
+                            shared.lock().covered[caller],
+                            "{caller} joined an earlier run"
+                        );
+                    })
+                });
+                for caller in callers {
+                    caller.join().unwrap();
+                }
+                let count = shared.lock().count;
+                FEWEST.fetch_min(count, SeqCst);
+                MOST.fetch_max(count, SeqCst);
+            },
+            5_000,
+        );
+        let (fewest, most) = (FEWEST.load(SeqCst), MOST.load(SeqCst));
+        assert!(
+            fewest < most && most <= CALLERS,
+            "from {fewest} to {most} runs"
+        );
+    }
+
+    #[test]
+    fn shuttle_a_failed_run_counts_for_nobody_else() {
+        shuttle::check_random(
+            || {
+                let shared = Arc::new(Shared::new(0));
+                let failing = {
+                    let shared = Arc::clone(&shared);
+                    thread::spawn(move || {
+                        let failed = crate::StoreError::damaged("it failed");
+                        let _ = shared.run(|_| Err(failed));
+                    })
+                };
+                shared
+                    .run(|runs| {
+                        *runs += 1;
+                        Ok(())
+                    })
+                    .unwrap();
+                assert_eq!(*shared.lock(), 1);
+                failing.join().unwrap();
+            },
+            2_000,
+        );
+    }
+}

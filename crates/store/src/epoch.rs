@@ -88,3 +88,130 @@ impl Drop for Pin<'_> {
         self.counter.fetch_sub(1, SeqCst);
     }
 }
+
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttle_tests {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use shuttle::sync::mpsc::channel;
+    use shuttle::thread;
+
+    use super::{COUNTERS, Epoch, Epochs};
+    use crate::sync::{AtomicU64, Mutex, lock};
+
+    /// A map of one entry, which names one block after the other, each once.
+    struct OneEntry {
+        epochs: Epochs,
+        entry: AtomicU64,
+        /// Given up and not reused yet.
+        limbo: Mutex<Vec<(Epoch, u64)>>,
+        reused_below: AtomicU64,
+    }
+
+    impl OneEntry {
+        fn new() -> Arc<Self> {
+            Arc::new(Self {
+                epochs: Epochs::new(),
+                entry: AtomicU64::new(0),
+                limbo: Mutex::default(),
+                reused_below: AtomicU64::new(0),
+            })
+        }
+
+        fn replace(&self, block: u64) {
+            self.entry.store(block + 1, SeqCst);
+            let tag = self.epochs.current();
+            lock(&self.limbo).push((tag, block));
+        }
+
+        fn reclaim(&self) {
+            self.epochs.advance();
+            lock(&self.limbo).retain(|(tag, block)| {
+                let drained = self.epochs.is_drained(*tag);
+                if drained {
+                    self.reused_below.fetch_max(block + 1, SeqCst);
+                }
+                !drained
+            });
+        }
+
+        fn assert_not_reused(&self, block: u64) {
+            let is_reused = self.reused_below.load(SeqCst) > block;
+            assert!(
+                !is_reused,
+                "block {block} was reused while it was being read"
+            );
+        }
+    }
+
+    /// Readers, one who gives blocks up, and one who moves the epoch on and reuses blocks.
+    #[test]
+    fn shuttle_no_block_is_reused_while_it_is_read() {
+        let interleave = || {
+            let one = OneEntry::new();
+            let reader = || {
+                let one = Arc::clone(&one);
+                thread::spawn(move || {
+                    let _pin = one.epochs.pin();
+                    let block = one.entry.load(SeqCst);
+                    thread::yield_now();
+                    one.assert_not_reused(block);
+                })
+            };
+            let readers = [reader(), reader()];
+            let giver = {
+                let one = Arc::clone(&one);
+                thread::spawn(move || (0..2).for_each(|block| one.replace(block)))
+            };
+            let reclaimer = {
+                let one = Arc::clone(&one);
+                thread::spawn(move || (0..COUNTERS).for_each(|_| one.reclaim()))
+            };
+            for thread in readers.into_iter().chain([giver, reclaimer]) {
+                thread.join().unwrap();
+            }
+            // Nobody reads any more, so everything drains.
+            one.reclaim();
+            one.reclaim();
+            assert!(lock(&one.limbo).is_empty());
+        };
+        shuttle::check_random(interleave, 20_000);
+    }
+
+    /// A reader that stops inside `pin` while the epoch goes round all counters. This is what the
+    /// second look at the epoch is for: without it this test fails.
+    #[test]
+    fn shuttle_a_reader_may_be_slow_to_pin() {
+        let interleave = || {
+            let one = OneEntry::new();
+            let (resolved, when_resolved) = channel();
+            let (reclaimed, when_reclaimed) = channel();
+            let giver = {
+                let one = Arc::clone(&one);
+                thread::spawn(move || {
+                    when_resolved.recv().unwrap();
+                    one.replace(0);
+                })
+            };
+            let reader = {
+                let one = Arc::clone(&one);
+                thread::spawn(move || {
+                    let _pin = one.epochs.pin();
+                    let block = one.entry.load(SeqCst);
+                    resolved.send(()).unwrap();
+                    when_reclaimed.recv().unwrap();
+                    one.assert_not_reused(block);
+                })
+            };
+            for _ in 0..COUNTERS {
+                one.reclaim();
+            }
+            reclaimed.send(()).unwrap();
+            for thread in [giver, reader] {
+                thread.join().unwrap();
+            }
+        };
+        shuttle::check_pct(interleave, 20_000, 4);
+    }
+}

@@ -39,8 +39,8 @@ pub enum Guard {
     FailedSyncStopsWrites,
     /// A volume whose import was interrupted is removed.
     ImportsFinishedOrRemoved,
-    /// Blocks are given back to the host only after the record that frees them is durable.
-    DiscardAfterCommit,
+    /// Blocks are given back to the host before anybody can be handed them again.
+    DiscardBeforeReuse,
 }
 
 impl Guard {
@@ -62,7 +62,7 @@ impl Guard {
         Self::SessionsKeptApart,
         Self::FailedSyncStopsWrites,
         Self::ImportsFinishedOrRemoved,
-        Self::DiscardAfterCommit,
+        Self::DiscardBeforeReuse,
     ];
 
     /// Whether the rule is kept: always, outside simulations.

@@ -363,9 +363,14 @@ impl Pool {
                 whole.start = whole.start.min(side.start);
                 whole.count += side.count;
             }
-            self.discard(whole);
+            if Guard::DiscardBeforeReuse.holds() {
+                self.discard(whole);
+            }
             rest.push(run);
             self.take_back(&rest)?;
+            if !Guard::DiscardBeforeReuse.holds() {
+                self.discard(whole);
+            }
         }
         Ok(())
     }

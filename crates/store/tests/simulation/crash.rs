@@ -153,13 +153,16 @@ impl World {
     pub(crate) fn verify(&self) -> Step {
         self.engine().set_failure_rates(FailureRates::default());
         self.verify_catalogue()?;
-        let store = self.store();
-        for id in self.volume_ids() {
-            self.verify_volume(&store, id)?;
-        }
-        self.verify_counts(&store)?;
+        self.verify_contents()?;
+        self.verify_counts(&self.store())?;
         self.state().coverage.recoveries += 1;
         Ok(())
+    }
+
+    pub(crate) fn verify_contents(&self) -> Step {
+        let store = self.store();
+        let mut volumes = self.volume_ids().into_iter();
+        volumes.try_for_each(|id| self.verify_volume(&store, id))
     }
 
     fn verify_catalogue(&self) -> Step {

@@ -7,8 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use onefold_engine::Part;
-use onefold_engine::simulated::{CrashKind, Op, When};
-use onefold_format::frame;
+use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
+use onefold_format::{frame, page};
 use onefold_store::{CreateOptions, Guard, Wait};
 
 use crate::crash::Recovery;
@@ -95,6 +95,24 @@ fn reused_while_read(seed: u64) -> Step {
     world.read(a, 0, MIB, Wait::Yes)?;
     world.found()?;
     world.write(b, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    power_loss(&world)
+}
+
+/// Blocks are wanted while they are being given back to the host.
+fn reused_while_discarded(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(8 * MIB)?;
+    world.create_volume(8 * MIB)?;
+    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    world.write(a, 0, 4 * MIB - 2 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.trim(a, 0, MIB, Wait::Yes)?;
+    world.flush(a)?;
+    world.meanwhile(Part::Data, Op::Discard, When::Before, move |world| {
+        world.write(b, 0, 64 * BLOCK, Fill::Data, Wait::Yes)
+    });
+    world.tick()?;
+    world.found()?;
+    world.read(b, 0, MIB, Wait::Yes)?;
     power_loss(&world)
 }
 
@@ -233,58 +251,56 @@ fn torn_twice(seed: u64) -> Step {
     world.create_volume(64 * MIB)?;
     world.create_volume(64 * MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
-    let (first_frame, second_frame) = fill_two_frames(&world, a)?;
-    let is_good = |engine: &onefold_engine::simulated::SimulatedEngine, at| {
-        let bytes = engine.read_raw(Part::Log, at, 300 << 10);
-        let pool = onefold_format::page::claimed_pool(
-            &engine
-                .read_raw(Part::Superblock, 0, 4096)
-                .try_into()
-                .unwrap(),
-        );
-        frame::decode_header(&bytes, pool)
-            .ok()
-            .filter(|header| frame::check(header, &bytes).is_ok())
-            .map(|frame| frame.header.session)
+    let (first, second) = fill_two_frames(&world, a)?;
+    let lost_first = |after: &SimulatedEngine| {
+        whole_frame(after, first).is_none() && whole_frame(after, second).is_some()
     };
-    let outcome = (0..200).map(|_| world.engine().crash(CrashKind::PowerLoss));
-    let torn = outcome.into_iter().find(|after| {
-        is_good(after, first_frame).is_none() && is_good(after, second_frame).is_some()
-    });
-    let Some(torn) = torn else { return Ok(()) };
+    let Some(after) = outcome(&world, lost_first) else {
+        return Ok(());
+    };
     let recovery = Recovery {
         memory_bytes: 64 * MIB,
         ..Recovery::POWER_LOSS
     };
-    world.open_after(recovery, torn)?;
+    world.open_after(recovery, after)?;
     world.verify()?;
     let places = fill_two_frames(&world, b)?;
-    if places != (first_frame, second_frame) {
-        let message = format!("frames at {first_frame} and {second_frame}, then at {places:?}");
+    if places != (first, second) {
+        let message = format!("frames at {first} and {second}, then at {places:?}");
         return Err(violation(message));
     }
-    let new_session = is_good(&world.engine(), first_frame);
-    let outcome = (0..200).map(|_| world.engine().crash(CrashKind::PowerLoss));
-    let torn = outcome.into_iter().find(|after| {
-        let (first, second) = (is_good(after, first_frame), is_good(after, second_frame));
-        first == new_session
-            && second.is_some()
-            && log_differs(&world.engine(), after, second_frame)
-    });
-    let Some(torn) = torn else { return Ok(()) };
-    world.open_after(recovery, torn)?;
+    let engine = world.engine();
+    let (new_first, new_second) = (whole_frame(&engine, first), whole_frame(&engine, second));
+    let kept_old_second = |after: &SimulatedEngine| {
+        let found = whole_frame(after, second);
+        whole_frame(after, first) == new_first && found.is_some() && found != new_second
+    };
+    let Some(after) = outcome(&world, kept_old_second) else {
+        return Ok(());
+    };
+    world.open_after(recovery, after)?;
     world.verify()?;
     world.check()
 }
 
-fn log_differs(
-    before: &onefold_engine::simulated::SimulatedEngine,
-    after: &onefold_engine::simulated::SimulatedEngine,
-    at: u64,
-) -> bool {
-    let frame =
-        |engine: &onefold_engine::simulated::SimulatedEngine| engine.read_raw(Part::Log, at, 4096);
-    frame(before) != frame(after)
+/// An outcome of a power loss now that is as wanted, if one is found soon.
+fn outcome(world: &World, is_wanted: impl Fn(&SimulatedEngine) -> bool) -> Option<SimulatedEngine> {
+    let engine = world.engine();
+    let mut outcomes = (0..200).map(|_| engine.crash(CrashKind::PowerLoss));
+    outcomes.find(is_wanted)
+}
+
+fn pool_of(engine: &SimulatedEngine) -> onefold_format::PoolId {
+    let superblock = engine.read_raw(Part::Superblock, 0, page::PAGE_BYTES);
+    page::claimed_pool(&superblock.try_into().unwrap())
+}
+
+/// The checksum of the frame at this place, if it is whole.
+fn whole_frame(engine: &SimulatedEngine, at: u64) -> Option<u32> {
+    let bytes = engine.read_raw(Part::Log, at, 2 * frame::FRAME_PAYLOAD_MAX);
+    let header = frame::decode_header(&bytes, pool_of(engine)).ok()?;
+    frame::check(&header, &bytes).ok()?;
+    Some(header.checksum)
 }
 
 /// Makes one commit of two frames, stopped before it is synced; returns their places.
@@ -292,28 +308,22 @@ fn fill_two_frames(world: &Arc<World>, id: u64) -> Result<(u64, u64), Stop> {
     world.flush(id)?;
     // 256 records of 48 bytes each time: more than fit one frame, less than fit two.
     for n in 0..frame::FRAME_PAYLOAD_MAX as u64 * 4 / 3 / (256 * 48) {
-        let (offset, len) = (n * 2 * MIB, 2 * MIB);
-        world.write(id, offset, len, Fill::Comb, Wait::Yes)?;
+        world.write(id, n * 2 * MIB, 2 * MIB, Fill::Comb, Wait::Yes)?;
     }
-    let mut places = Vec::new();
     world.meanwhile(Part::Log, Op::Sync, When::Before, |world| {
         world.engine().halt();
         Ok(())
     });
     crash_is_fine(world.flush(id))?;
-    let log = world.engine().read_raw(Part::Log, 0, MIB as usize);
-    let superblock = world.engine().read_raw(Part::Superblock, 0, 4096);
-    let pool = onefold_format::page::claimed_pool(&superblock.try_into().unwrap());
-    for at in (0..log.len()).step_by(512) {
-        if let Ok(unchecked) = frame::decode_header(&log[at..], pool)
-            && unchecked.payload_bytes > 10_000
-        {
-            places.push(at as u64);
-        }
-    }
-    match places[..] {
+    let engine = world.engine();
+    let places = (0..MIB).step_by(512).filter(|at| {
+        let header = engine.read_raw(Part::Log, *at, frame::FRAME_HEADER_BYTES);
+        let decoded = frame::decode_header(&header, pool_of(&engine));
+        decoded.is_ok_and(|frame| frame.payload_bytes > 10_000)
+    });
+    match places.collect::<Vec<u64>>()[..] {
         [.., first, second] => Ok((first, second)),
-        _ => Err(violation(format!("frames at {places:?}"))),
+        ref places => Err(violation(format!("frames at {places:?}"))),
     }
 }
 
@@ -358,7 +368,7 @@ fn script(guard: Guard) -> fn(u64) -> Step {
         Guard::SessionsKeptApart => torn_twice,
         Guard::FailedSyncStopsWrites => sync_fails,
         Guard::ImportsFinishedOrRemoved => import_interrupted,
-        Guard::DiscardAfterCommit => flushed,
+        Guard::DiscardBeforeReuse => reused_while_discarded,
     }
 }
 

@@ -15,14 +15,22 @@
 //! | `script.rs` | one script, stopped at each of its I/Os |
 //! | `guards.rs` | what is lost without each guard |
 //! | `interleaved.rs` | rare sequences of events, one by one |
+//! | `failures.rs` | I/Os that fail while the machine goes on |
+//! | `damage.rs` | bytes that decayed, parts that are gone, newer versions |
+//! | `repair.rs` | `check --repair` |
 //! | `coverage.rs` | what must have happened in them |
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
 mod coverage;
 mod crash;
+mod damage;
+mod failures;
 mod guards;
 mod interleaved;
 mod model;
 mod random;
+mod repair;
 mod script;
 mod session;
 mod world;

@@ -146,7 +146,7 @@ impl VolumeModel {
     ) {
         self.clock += 1;
         for sector in sectors {
-            let Some(history) = self.open.get(&sector).filter(|_| ended == Ended::Answered) else {
+            let Some(history) = self.open.get(&sector) else {
                 continue;
             };
             let own = version(sector);
@@ -155,7 +155,12 @@ impl VolumeModel {
                 .rev()
                 .take_while(|step| step.at >= begun.0)
                 .any(|step| step.version != own);
-            self.push(sector, own, !others);
+            match ended {
+                Ended::Answered => self.push(sector, own, !others),
+                // It may have come after what others did meanwhile.
+                Ended::Failed if others => self.push(sector, own, false),
+                Ended::Failed => {}
+            }
         }
         self.request_ended();
     }
@@ -364,12 +369,10 @@ impl VolumeModel {
 
     /// The bytes of a sector's version.
     pub(crate) fn bytes(&self, sector: u64, version: Version) -> [u8; SECTOR as usize] {
-        if version == 0 {
-            return [0; SECTOR as usize];
-        }
-        match self.mixed.get(&(sector, version)) {
-            Some(bytes) => **bytes,
-            None => stamp(self.id, sector, version),
+        match version {
+            0 => [0; SECTOR as usize],
+            mixed if mixed & MIXED != 0 => *self.mixed[&(sector, mixed)],
+            whole => stamp(self.id, sector, whole),
         }
     }
 

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use onefold_engine::simulated::CrashKind;
-use onefold_store::{CreateOptions, Wait};
+use onefold_engine::Engine;
+use onefold_engine::simulated::{CrashKind, SimulatedEngine};
+use onefold_store::{CreateOptions, OpenOptions, Store, StoreErrorKind, Wait};
 
 use crate::crash::Recovery;
 use crate::model::Violation;
@@ -11,13 +12,14 @@ use crate::world::{Fill, MIB, Step, Stop, World};
 
 const BLOCK: u64 = 4096;
 
+const OPTIONS: CreateOptions = CreateOptions {
+    block_size: 4096,
+    size_bytes: 8 * MIB,
+    log_bytes: 256 << 10,
+};
+
 fn world(seed: u64) -> Arc<World> {
-    let options = CreateOptions {
-        block_size: 4096,
-        size_bytes: 8 * MIB,
-        log_bytes: 256 << 10,
-    };
-    World::new(seed, &options)
+    World::new(seed, &OPTIONS)
 }
 
 /// Every kind of request, in an order that makes blocks, pages and log be reused.
@@ -107,4 +109,40 @@ fn every_io_of_a_script_can_be_the_last() {
         }
     }
     println!("{} recoveries of a script of {ios} I/Os", 2 * 4 * (ios + 1));
+}
+
+#[test]
+fn creation_that_is_cut_short_leaves_a_pool_or_none() {
+    let (mut pools, mut none) = (0, 0);
+    for n in 1.. {
+        let mut is_whole = false;
+        for seed in 0..10 {
+            let engine = SimulatedEngine::new(seed);
+            engine.crash_after(n);
+            is_whole = Store::create(&engine, &OPTIONS).is_ok();
+            let engine: Arc<dyn Engine> = Arc::new(engine.crash(CrashKind::PowerLoss));
+            let options = OpenOptions {
+                memory_bytes: 8 * MIB,
+                ..OpenOptions::default()
+            };
+            match Store::open(engine, &options) {
+                Ok((store, _)) => {
+                    store.create_volume("a", MIB).unwrap();
+                    let report = store.check(false, &mut |finding| panic!("{finding:?}"));
+                    assert_eq!(report.unwrap().findings, 0);
+                    pools += 1;
+                }
+                Err(error) => {
+                    assert!(!is_whole, "a pool that was created is lost: {error}");
+                    let kinds = [StoreErrorKind::MissingPart, StoreErrorKind::Damaged];
+                    assert!(kinds.contains(&error.kind()), "{error}");
+                    none += 1;
+                }
+            }
+        }
+        if is_whole {
+            break;
+        }
+    }
+    assert!(pools > 10 && none > 50, "{pools} pools, {none} times none");
 }

@@ -29,6 +29,13 @@ enum Held {
 /// One run: a few sessions on one pool, with a crash or a close after each.
 pub(crate) fn run(world: &Arc<World>) -> Result<(), Violation> {
     let sessions = world.draw(|random| random.between(3, 6));
+    if world.draw(|random| random.one_in(3)) {
+        // As O_DIRECT demands it: a write that is not aligned panics.
+        let engine = world.engine();
+        engine.set_alignment(Part::Data, 4096);
+        engine.set_alignment(Part::Meta, 4096);
+        engine.set_alignment(Part::Log, 512);
+    }
     let prepare = world.draw(|random| random.below(10));
     let memory_bytes = if prepare == 0 { 64 * MIB } else { 8 * MIB };
     let opened = world.open(memory_bytes);
