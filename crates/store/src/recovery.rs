@@ -205,19 +205,10 @@ pub(crate) fn open(
     let superblock = Superblock::decode(&page)
         .map_err(|error| StoreError::format(name(Part::Superblock), error))?;
     if Guard::RecoverySyncsFirst.holds() {
-        // What only survived in the host's cache must be durable before anything relies on it.
-        let parts = [(&data, Part::Data), (&log, Part::Log), (&meta, Part::Meta)];
-        for (disk, part) in parts {
-            disk.sync()
-                .map_err(|e| StoreError::io(format_args!("syncing {}", name(part)), e))?;
-        }
-        // And what a failed sync of an earlier opening left there never will be: root, pages and
-        // frames are read from the medium. The data is not: evicting it would make every start a
-        // cold one.
-        for (disk, part) in [(&log, Part::Log), (&meta, Part::Meta)] {
-            disk.forget_cached()
-                .map_err(|e| StoreError::io(format_args!("reading {} afresh", name(part)), e))?;
-        }
+        settle(
+            engine,
+            [(&data, Part::Data), (&log, Part::Log), (&meta, Part::Meta)],
+        )?;
     }
     let mut is_later_minor = page::is_of_later_minor(&page);
     let root = read_root(
@@ -266,6 +257,26 @@ pub(crate) fn open(
     }
     report.seconds = started.elapsed().as_secs_f64();
     Ok((pool, report))
+}
+
+/// Brings what will be read and what is on the medium together.
+fn settle(engine: &dyn Engine, parts: [(&Arc<dyn Disk>, Part); 3]) -> Result<()> {
+    let failed = |doing: &str, part, error| {
+        StoreError::io(format_args!("{doing} {}", engine.describe(part)), error)
+    };
+    for (disk, part) in parts {
+        // What only survived in the host's cache must be durable before anything relies on it.
+        disk.sync()
+            .map_err(|error| failed("syncing", part, error))?;
+        // And what a failed sync of an earlier opening left there never will be: roots, pages and
+        // frames are read from the medium. The data is not: evicting it would make every start a
+        // cold one.
+        if part != Part::Data {
+            let forgotten = disk.forget_cached();
+            forgotten.map_err(|error| failed("reading afresh", part, error))?;
+        }
+    }
+    Ok(())
 }
 
 fn read_page(disk: &dyn Disk, at: u64, name: &str) -> Result<Box<PageBytes>> {
