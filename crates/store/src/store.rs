@@ -276,8 +276,8 @@ impl Store {
         Ok(())
     }
 
-    /// Housekeeping, about once a second: commits what waits, writes a checkpoint when one is due,
-    /// reuses and gives back to the host what was freed.
+    /// Housekeeping, about once a second: commits records that wait, writes a checkpoint when one
+    /// is due, reuses and gives back to the host what was freed.
     ///
     /// # Errors
     ///
