@@ -35,6 +35,7 @@ mod limits;
 mod log;
 mod map;
 mod pages;
+mod placement;
 mod pool;
 mod read;
 mod recovery;

@@ -19,6 +19,7 @@ use crate::limits::Limits;
 use crate::log::{Log, Tail};
 use crate::map::Maps;
 use crate::pages::Pages;
+use crate::placement::Wish;
 use crate::space::{PbaRun, PbaRuns};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, lock};
 
@@ -298,8 +299,8 @@ impl Pool {
 
     /// Hands out new blocks ([step 4 place]). Where only blocks are left that nobody has released
     /// yet, a commit may release them.
-    pub(crate) fn allocate(&self, count: u64, wait: Wait) -> Result<PbaRuns> {
-        let allocated = self.ledger()?.books.space.allocate(count);
+    pub(crate) fn allocate(&self, wish: &Wish, wait: Wait) -> Result<PbaRuns> {
+        let allocated = self.ledger()?.books.space.allocate(wish);
         match allocated {
             Err(error) if error.kind() == StoreErrorKind::NoSpace => {
                 if wait == Wait::No {
@@ -307,7 +308,7 @@ impl Pool {
                 }
                 self.commit()?;
                 self.reclaim()?;
-                self.ledger()?.books.space.allocate(count)
+                self.ledger()?.books.space.allocate(wish)
             }
             allocated => allocated,
         }

@@ -16,19 +16,23 @@ use onefold_format::node::Pointer;
 use onefold_format::page::{PageKind, SPACE_OWNER};
 use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE, Bitmap, EMPTY_BITMAP};
 use onefold_format::{Pba, TreeRoot};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::bits;
 use crate::cache::ClockCache;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::limits::Limits;
 use crate::pages::Pages;
+use crate::placement::{PLACE_BLOCKS, RecentPlaces, Shift, Wish};
 use crate::tree;
 
 const PAGE_BLOCKS: usize = BLOCKS_PER_SPACE_PAGE as usize;
 
 /// Pages looked at for one run that fits the whole request, before it is cut into pieces.
 const WHOLE_RUN_TRIES: usize = 32;
+
+/// Pages looked at for a whole place, before blocks go where there is room.
+const PLACE_TRIES: usize = 4;
 
 /// Consecutive blocks of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,7 +54,10 @@ pub(crate) struct Space {
     held_total: u64,
     resident: ClockCache<u32, SpacePage>,
     dirty: Vec<u32>,
-    /// Where the next search starts, so that consecutive requests get consecutive blocks.
+    recent: RecentPlaces,
+    /// Where the search for the next whole place starts.
+    next_place: u64,
+    /// Where blocks go that cannot lie beside those of their segment.
     cursor: u64,
 }
 
@@ -94,6 +101,8 @@ impl Space {
             held_total: 0,
             resident: ClockCache::new(limits.space_pages_max),
             dirty: Vec::new(),
+            recent: RecentPlaces::new(),
+            next_place: 0,
             cursor: 0,
         };
         tree::walk(&pages, SPACE_OWNER, root, &mut |visit| match visit {
@@ -144,13 +153,14 @@ impl Space {
         self.dirty.len()
     }
 
-    /// Hands out `count` blocks, in one run where there is one.
+    /// Hands out the blocks that `wish` asks for, in the order of its runs: beside those of their
+    /// segment; else in a place of their own; else in one run where there is one.
     ///
     /// # Errors
     ///
     /// [`StoreErrorKind::NoSpace`], with nothing handed out, where there are not as many.
-    pub(crate) fn allocate(&mut self, count: u64) -> Result<PbaRuns> {
-        let mut runs = PbaRuns::new();
+    pub(crate) fn allocate(&mut self, wish: &Wish) -> Result<PbaRuns> {
+        let count = wish.blocks();
         if count > self.free_total {
             let message = format!(
                 "{count} blocks wanted, {} free in the pool",
@@ -158,23 +168,97 @@ impl Space {
             );
             return Err(StoreError::new(StoreErrorKind::NoSpace, message));
         }
+        let (first, span) = wish.span();
+        let own = self.recent.own(wish.layer, first).or(wish.beside);
+        let beside: SmallVec<[Shift; 8]> = match own {
+            Some(shift) => smallvec![shift],
+            None => self.recent.around(wish.layer, first).collect(),
+        };
+        for shift in beside {
+            if let Some(runs) = self.take_all_free(wish.at(shift))? {
+                self.recent.remember(wish.layer, first, shift);
+                return Ok(runs);
+            }
+        }
+        if own.is_none() {
+            let slot = first.slot() as u64;
+            if let Some(place) = self.find_places(slot + span)? {
+                let shift = Shift::between(first, Pba(place + slot));
+                self.recent.remember(wish.layer, first, shift);
+                if let Some(runs) = self.take_all_free(wish.at(shift))? {
+                    return Ok(runs);
+                }
+            }
+        }
+        self.allocate_anywhere(count)
+    }
+
+    /// Takes all of these runs if all of them are free blocks of the pool.
+    fn take_all_free(&mut self, runs: PbaRuns) -> Result<Option<PbaRuns>> {
+        for run in &runs {
+            let end = run.start.0.checked_add(run.count);
+            if end.is_none_or(|end| end > self.blocks) || !self.is_free(*run)? {
+                return Ok(None);
+            }
+        }
+        runs.iter().try_for_each(|run| self.take(*run))?;
+        Ok(Some(runs))
+    }
+
+    /// Finds consecutive places, wholly free, for `blocks` blocks: their first block. Looks into a
+    /// few pages only, and goes on from there the next time.
+    fn find_places(&mut self, blocks: u64) -> Result<Option<u64>> {
+        let wanted = blocks.next_multiple_of(PLACE_BLOCKS);
+        let first_page = (self.next_place / BLOCKS_PER_SPACE_PAGE) as usize;
+        let mut tries = 0;
+        for step in 0..=self.free.len() {
+            let index = (first_page + step) % self.free.len();
+            if u64::from(self.free[index]) < PLACE_BLOCKS {
+                continue;
+            }
+            if tries == PLACE_TRIES {
+                self.next_place = index as u64 * BLOCKS_PER_SPACE_PAGE;
+                break;
+            }
+            tries += 1;
+            let page_start = index as u64 * BLOCKS_PER_SPACE_PAGE;
+            let page_end = page_start + BLOCKS_PER_SPACE_PAGE;
+            let from = if step == 0 {
+                self.next_place
+            } else {
+                page_start
+            };
+            for start in (from..page_end).step_by(PLACE_BLOCKS as usize) {
+                let run = PbaRun {
+                    start: Pba(start),
+                    count: wanted,
+                };
+                if start + wanted <= self.blocks && self.is_free(run)? {
+                    self.next_place = (start + wanted) % self.blocks / PLACE_BLOCKS * PLACE_BLOCKS;
+                    return Ok(Some(start));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn allocate_anywhere(&mut self, count: u64) -> Result<PbaRuns> {
         if let Some(run) = self.find_whole_run(count)? {
             self.take(run)?;
-            runs.push(run);
-            return Ok(runs);
+            self.cursor = (run.start.0 + run.count) % self.blocks;
+            return Ok(PbaRuns::from_elem(run, 1));
         }
+        let mut runs = PbaRuns::new();
         let mut missing = count;
         while missing > 0 {
-            match self.find_piece(missing) {
+            let found = self.find_piece(missing);
+            match found.and_then(|run| self.take(run).map(|()| run)) {
                 Ok(run) => {
-                    self.take(run)?;
                     missing -= run.count;
                     runs.push(run);
                 }
                 Err(error) => {
-                    for run in runs {
-                        self.release(run)?;
-                    }
+                    runs.iter().try_for_each(|run| self.release(*run))?;
                     return Err(error);
                 }
             }
@@ -182,7 +266,20 @@ impl Space {
         Ok(runs)
     }
 
+    /// A run behind the one found last; else at the start of whole places; else the first that fits.
     fn find_whole_run(&mut self, count: u64) -> Result<Option<PbaRun>> {
+        let next = PbaRun {
+            start: Pba(self.cursor),
+            count,
+        };
+        let in_place = !self.cursor.is_multiple_of(PLACE_BLOCKS);
+        if in_place && self.cursor + count <= self.blocks && self.is_free(next)? {
+            return Ok(Some(next));
+        }
+        if let Some(place) = self.find_places(count)? {
+            let start = Pba(place);
+            return Ok(Some(PbaRun { start, count }));
+        }
         let first = (self.cursor / BLOCKS_PER_SPACE_PAGE) as usize;
         let mut tries = 0;
         for step in 0..=self.free.len() {
@@ -246,7 +343,6 @@ impl Space {
                 dirty: false,
             })
         })?;
-        self.cursor = (run.start.0 + run.count) % self.blocks;
         Ok(())
     }
 
@@ -345,9 +441,7 @@ impl Space {
                 count: end - start,
             };
             if self.is_free(side)? {
-                let cursor = self.cursor;
                 self.take(side)?;
-                self.cursor = cursor;
                 taken.push(side);
             }
         }

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
+use crate::placement::{Shift, Wish};
 use crate::space::{PbaRun, PbaRuns};
 use crate::volume::{Volume, Wait};
 use std::ops::Range;
@@ -173,21 +174,21 @@ impl Volume {
 
     /// [step 4 place] One allocation for all that is new, so that it comes out consecutive.
     fn place(&self, runs: &[Run], wait: Wait) -> Result<PlacedRuns> {
-        let new: u64 = runs
-            .iter()
-            .filter(|run| run.fate == Fate::New)
-            .map(|run| run.count)
-            .sum();
-        if new == 0 {
-            return Ok(runs
-                .iter()
-                .map(|run| Placed {
-                    run: *run,
-                    new: None,
-                })
-                .collect());
-        }
-        let mut free = self.pool.allocate(new, wait)?.into_iter().peekable();
+        let new = runs.iter().filter(|run| run.fate == Fate::New);
+        let new: SmallVec<_> = new.map(|run| (run.lba, run.count)).collect();
+        let Some((first_new, _)) = new.first() else {
+            let placed = runs.iter().map(|run| Placed {
+                run: *run,
+                new: None,
+            });
+            return Ok(placed.collect());
+        };
+        let wish = Wish {
+            layer: self.layer.id,
+            beside: self.beside(*first_new, wait)?,
+            runs: new,
+        };
+        let mut free = self.pool.allocate(&wish, wait)?.into_iter().peekable();
         let mut placed = PlacedRuns::new();
         for run in runs {
             if run.fate != Fate::New {
@@ -219,6 +220,20 @@ impl Volume {
             }
         }
         Ok(placed)
+    }
+
+    /// Where the nearest stored block of the same segment says that this one would best go.
+    fn beside(&self, lba: Lba, wait: Wait) -> Result<Option<Shift>> {
+        let leaf = self.pool.maps.leaf(&self.layer, lba.segment(), wait)?;
+        let first = lba.0 - lba.slot() as u64;
+        Ok(leaf.with(|segment| {
+            let (before, after) = segment.split_at(lba.slot());
+            let stored = |(slot, entry): (usize, &Entry)| entry.pba().map(|pba| (slot, pba));
+            let before = before.iter().enumerate().rev().find_map(stored);
+            let after = || after.iter().enumerate().find_map(stored);
+            let (slot, pba) = before.or_else(|| after().map(|(n, pba)| (lba.slot() + n, pba)))?;
+            Some(Shift::between(Lba(first + slot as u64), pba))
+        }))
     }
 
     /// [step 5 store] One write to the pool for each run of consecutive blocks.

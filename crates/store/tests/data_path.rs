@@ -140,6 +140,30 @@ fn a_mebibyte_of_unmapped_space_is_one_pool_write() {
 }
 
 #[test]
+fn what_is_consecutive_in_the_volume_is_so_in_the_pool() {
+    let world = World::new(128 * MIB);
+    let volumes = ["a", "b"].map(|name| world.volume(name, 16 * MIB));
+    // As requests at depth 4 arrive: nearly in order. Single blocks first, in the one volume.
+    for (n, volume) in volumes.iter().enumerate() {
+        for piece in [0, 2, 1, 3, 5, 4, 7, 6, 8, 11, 9, 10, 15, 12, 14, 13] {
+            if n == 0 {
+                let block = piece * MIB + 77 * 4096;
+                volume.write(block, &pattern(4096, 1), Wait::Yes).unwrap();
+            }
+            volume
+                .write(piece * MIB, &pattern(MIB, 1), Wait::Yes)
+                .unwrap();
+        }
+    }
+    for volume in &volumes {
+        let before = world.engine.count(Part::Data, Op::Read).count;
+        // Every piece that the read is cut into crosses from one segment to the next.
+        read(volume, MIB, 14 * MIB);
+        assert_eq!(world.engine.count(Part::Data, Op::Read).count - before, 7);
+    }
+}
+
+#[test]
 fn zeros_are_not_stored() {
     let world = World::new(64 * MIB);
     let volume = world.volume("a", 16 * MIB);

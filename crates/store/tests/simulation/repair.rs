@@ -105,8 +105,8 @@ fn disagree(bitmap: &mut Bitmap) {
         assert_eq!(bitmap[block as usize / 64] >> (block % 64) & 1, 0);
         bitmap[block as usize / 64] |= 1 << (block % 64);
     }
-    assert_eq!(bitmap[2], u64::MAX, "blocks 128 to 191 are in use");
-    bitmap[2] &= !0b110;
+    assert_eq!(bitmap[8], u64::MAX, "blocks 512 to 575 are in use");
+    bitmap[8] &= !0b110;
 }
 
 fn damaged(world: &World, damage: impl FnOnce(&SimulatedEngine)) -> SimulatedEngine {
@@ -135,7 +135,7 @@ fn free_space_that_disagrees_is_reported_and_repaired() {
     world.open_after(Recovery::KILLED, engine).unwrap();
     world.verify_contents().unwrap();
     let expected = [
-        "PBA 129 to 130: counted as free, but entries own them",
+        "PBA 513 to 514: counted as free, but entries own them",
         "PBA 3000 to 3002: leaked: counted as in use, but no entry owns them",
     ];
     let (report, findings) = check(&world.store(), false);

@@ -1,0 +1,111 @@
+//! Where new blocks would best go, so that what is consecutive in a volume is so in the pool,
+//! whatever the order in which it was written.
+//!
+//! The pool is handed out in *places*: aligned runs of as many blocks as a segment has. The first
+//! block written to a segment gets a place of its own and, in it, the position that the block has
+//! in the segment; those that follow go beside it. A place is a preference and no reservation: when
+//! no whole place is left, anybody takes what is free.
+
+use onefold_format::units::BLOCKS_PER_SEGMENT;
+use onefold_format::{LayerId, Lba, Pba};
+use smallvec::SmallVec;
+
+use crate::space::{PbaRun, PbaRuns};
+
+/// Blocks of a place.
+pub(crate) const PLACE_BLOCKS: u64 = BLOCKS_PER_SEGMENT;
+
+/// Segments on either side of a new one whose place is looked for, to continue from there.
+const NEIGHBOURS: u64 = 4;
+
+/// Segments whose places are remembered.
+const RECENT_PLACES: usize = 256;
+
+/// New blocks that one request asks for.
+#[derive(Debug)]
+pub(crate) struct Wish {
+    pub(crate) layer: LayerId,
+    /// Where the blocks belong in the volume: first block and count, in ascending order.
+    pub(crate) runs: SmallVec<[(Lba, u64); 4]>,
+    /// What a mapped block of the first run's segment says.
+    pub(crate) beside: Option<Shift>,
+}
+
+/// PBA less LBA, modulo 2^64: the same for all blocks that lie side by side in volume and pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shift(u64);
+
+/// The places given to segments lately. Concurrent requests for one segment find it here before
+/// the map knows of any. Hints all, which never have to be right.
+pub(crate) struct RecentPlaces(Box<[Option<(LayerId, u64, Shift)>; RECENT_PLACES]>);
+
+impl Wish {
+    pub(crate) fn blocks(&self) -> u64 {
+        self.runs.iter().map(|(_, count)| count).sum()
+    }
+
+    /// First block of the wish, and the blocks from there to its end, gaps included.
+    pub(crate) fn span(&self) -> (Lba, u64) {
+        let first = self.runs.first().map_or(Lba(0), |(lba, _)| *lba);
+        let end = self
+            .runs
+            .last()
+            .map_or(first.0, |(lba, count)| lba.0 + count);
+        (first, end - first.0)
+    }
+
+    /// The blocks that `shift` means.
+    pub(crate) fn at(&self, shift: Shift) -> PbaRuns {
+        let runs = self.runs.iter().map(|(lba, count)| PbaRun {
+            start: shift.apply(*lba),
+            count: *count,
+        });
+        runs.collect()
+    }
+}
+
+impl Shift {
+    pub(crate) fn between(lba: Lba, pba: Pba) -> Self {
+        Self(pba.0.wrapping_sub(lba.0))
+    }
+
+    fn apply(self, lba: Lba) -> Pba {
+        Pba(lba.0.wrapping_add(self.0))
+    }
+}
+
+impl RecentPlaces {
+    pub(crate) fn new() -> Self {
+        Self(Box::new([None; RECENT_PLACES]))
+    }
+
+    pub(crate) fn remember(&mut self, layer: LayerId, first: Lba, shift: Shift) {
+        let segment = first.segment().0;
+        self.0[slot(layer, segment)] = Some((layer, segment, shift));
+    }
+
+    /// What the segment's own place says.
+    pub(crate) fn own(&self, layer: LayerId, first: Lba) -> Option<Shift> {
+        self.of(layer, first.segment().0)
+    }
+
+    /// What the places of the segments around say, nearest first.
+    pub(crate) fn around(&self, layer: LayerId, first: Lba) -> impl Iterator<Item = Shift> {
+        let segment = first.segment().0;
+        (1..=NEIGHBOURS)
+            .flat_map(move |distance| {
+                [segment.checked_sub(distance), segment.checked_add(distance)]
+            })
+            .flatten()
+            .filter_map(move |neighbour| self.of(layer, neighbour))
+    }
+
+    fn of(&self, layer: LayerId, segment: u64) -> Option<Shift> {
+        let (owner, of, shift) = self.0[slot(layer, segment)]?;
+        ((owner, of) == (layer, segment)).then_some(shift)
+    }
+}
+
+fn slot(layer: LayerId, segment: u64) -> usize {
+    (layer.0.wrapping_mul(31).wrapping_add(segment) % RECENT_PLACES as u64) as usize
+}
