@@ -105,7 +105,7 @@ pub(super) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> S
     let _ = write!(
         page,
         "\nfio `ioengine=nbd` over a unix socket, one connection; client and server each on a \
-         processor of its own; 512 MiB of data per server, all written before. {} alternating \
+         processor of its own; 512 MiB of data per server, all written before in turns of 16 MiB. {} alternating \
          slices of {} s per server and row. `onefold serve --cache host` and `direct` against \
          the same NBD server on a raw file (*pass-through*) and `qemu-nbd` on a raw file \
          (`--cache=writeback` and `--cache=none`).\n",
