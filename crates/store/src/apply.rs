@@ -6,27 +6,44 @@
 
 use std::sync::Arc;
 
-use onefold_format::{Entry, LayerId, Lba, Record, TreeRoot, UnmapTo};
+use onefold_format::batch_page::BatchItem;
+use onefold_format::entry::State;
+use onefold_format::{
+    BatchKind, Entry, LayerId, Lba, Outcome, Pba, PublishRun, Record, Release, UnmapTo,
+};
 
 use crate::Wait;
+use crate::batch::Batches;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError};
 use crate::map::{Layer, Maps};
+use crate::queue::Queue;
 use crate::space::{PbaRun, PbaRuns, Space};
 
 /// What records change, besides the maps.
 pub(crate) struct Books {
     pub(crate) space: Space,
     pub(crate) catalogue: Catalogue,
+    /// References given up, for the collector.
+    pub(crate) queue: Queue,
+    /// What finder or collector have announced and not settled.
+    pub(crate) batches: Batches,
     /// Trees of layers that are gone: the next checkpoint gives their pages up.
     pub(crate) gone: Vec<Arc<Layer>>,
 }
 
-/// Changes maps, free space and catalogue as `record` says, and adds to `given_up` the blocks that
-/// no entry names any more: they are in between until the caller knows that the record is durable
-/// and all readers have drained.
+impl Books {
+    /// Pages besides those of the maps that the next checkpoint must write.
+    pub(crate) fn dirty_pages(&self) -> usize {
+        self.space.dirty_count() + self.queue.dirty_count()
+    }
+}
+
+/// Changes maps and books as `record` says, and adds to `given_up` the blocks that nobody names any
+/// more: they are in between until the caller knows that the record is durable and all readers
+/// have drained.
 ///
-/// Blocks that the record names must be in between; they are the maps' afterwards.
+/// Blocks that a [`Record::Map`] names anew must be in between; they are the maps' afterwards.
 pub(crate) fn apply(
     record: &Record,
     maps: &Maps,
@@ -51,7 +68,7 @@ pub(crate) fn apply(
             let is_new = books.catalogue.by_id(volume.id).is_none();
             books.catalogue.put(*slot, volume.clone())?;
             if is_new {
-                maps.add_layer(volume.layer, TreeRoot::default(), 0);
+                maps.add_layer(volume);
             }
             Ok(())
         }
@@ -62,12 +79,48 @@ pub(crate) fn apply(
         } => {
             books.catalogue.remove(*slot, *volume)?;
             if let Some(removed) = maps.remove_layer(*layer) {
-                let left = removed.private_blocks();
+                let left = removed.logical_blocks();
                 if left != 0 {
                     let message = format!("layer {layer} went with {left} blocks still mapped");
                     return Err(StoreError::damaged(message));
                 }
                 books.gone.push(removed);
+            }
+            Ok(())
+        }
+        Record::Publish {
+            layer,
+            number,
+            runs,
+        } => apply_publish(maps, books, *layer, *number, runs),
+        Record::Outcome {
+            number,
+            position,
+            count,
+            outcome,
+            ..
+        } => {
+            let (kind, items) = books.batches.settle(*number, *position, *count)?;
+            let BatchKind::Finder(layer) = kind else {
+                return Err(StoreError::damaged("an outcome of a collector's batch"));
+            };
+            apply_outcome(maps, books, given_up, layer, &items, *outcome)
+        }
+        Record::Collect { number, elements } => {
+            let taken = books.queue.take(u64::from(*elements))?;
+            books.batches.collect(*number, &taken)
+        }
+        Record::Release {
+            number,
+            position,
+            count,
+            release,
+        } => {
+            let (_, items) = books.batches.settle(*number, *position, *count)?;
+            if *release == Release::Freed {
+                for item in items {
+                    free(books, given_up, item.pba)?;
+                }
             }
             Ok(())
         }
@@ -91,23 +144,14 @@ fn apply_map(
         run.into_iter().all(|(entry, n)| *entry == old.successor(n))
     });
     if !fits {
-        let message = format!("a record of layer {} does not fit block {lba}", layer.id);
-        return Err(StoreError::damaged(message));
+        return Err(misfit(layer.id, lba));
     }
     if let Some(start) = new.pba() {
         books.space.name(PbaRun { start, count })?;
     }
-    if let Some(start) = old.pba() {
-        give_up(books, given_up, PbaRun { start, count })?;
-    }
-    let added = [(new, count as i64), (old, -(count as i64))];
-    let added = added
-        .iter()
-        .filter(|(entry, _)| entry.pba().is_some())
-        .map(|(_, n)| n)
-        .sum();
-    maps.change(&layer, lba.segment(), &leaf, added, |entries| {
-        for (entry, n) in entries[slots].iter_mut().zip(0..) {
+    give_up(books, given_up, &layer, (lba, count), old)?;
+    maps.change(&layer, lba.segment(), &leaf, slots, |entries| {
+        for (entry, n) in entries.iter_mut().zip(0..) {
             *entry = new.successor(n);
         }
     });
@@ -128,28 +172,187 @@ fn apply_unmap(
         UnmapTo::Absent => Entry::ABSENT,
         UnmapTo::Zero => Entry::ZERO,
     };
-    let runs = leaf.with(|entries| mapped_runs(&entries[slots.clone()]));
-    let mut given_up_count = 0;
-    for run in &runs {
-        give_up(books, given_up, *run)?;
-        given_up_count += run.count as i64;
+    let before = leaf.with(|entries| entries[slots.clone()].to_vec());
+    for (start, count, entry) in entry_runs(lba, &before) {
+        give_up(books, given_up, &layer, (start, count), entry)?;
     }
-    maps.change(&layer, lba.segment(), &leaf, -given_up_count, |entries| {
-        entries[slots].fill(to);
+    maps.change(&layer, lba.segment(), &leaf, slots, |entries| {
+        entries.fill(to);
     });
     Ok(())
 }
 
-fn give_up(books: &mut Books, given_up: &mut PbaRuns, run: PbaRun) -> Result<()> {
-    books.space.unname(run)?;
-    given_up.push(run);
+/// Gives up what a run of entries, of which the first is `entry`, had: its own blocks, or
+/// references to shared ones.
+fn give_up(
+    books: &mut Books,
+    given_up: &mut PbaRuns,
+    layer: &Layer,
+    (lba, count): (Lba, u64),
+    entry: Entry,
+) -> Result<()> {
+    match entry.state() {
+        State::Absent | State::Zero => Ok(()),
+        State::Private(start) | State::Kept(start) => {
+            let run = PbaRun { start, count };
+            books.space.unname(run)?;
+            given_up.push(run);
+            Ok(())
+        }
+        State::Shared(start) => {
+            for n in 0..count {
+                let pba = start + n;
+                let open = books.batches.open.as_mut();
+                let is_unsettled =
+                    open.is_some_and(|batch| batch.note_moved(layer.id, lba + n, pba));
+                if !is_unsettled {
+                    let run = PbaRun {
+                        start: pba,
+                        count: 1,
+                    };
+                    books.queue.push(run, layer.domain);
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The blocks' entries become shared before anybody is told of them: from here on no write goes to
+/// them (P1), so what is fingerprinted later is what the entries name.
+fn apply_publish(
+    maps: &Maps,
+    books: &mut Books,
+    layer: LayerId,
+    number: u64,
+    runs: &[PublishRun],
+) -> Result<()> {
+    let layer = maps.layer(layer)?;
+    books
+        .batches
+        .announce(layer.id, layer.domain, number, runs)?;
+    for run in runs {
+        let (old, new) = (Entry::private(run.pba), Entry::shared(run.pba));
+        change_run(maps, &layer, (run.lba, u64::from(run.count)), old, new)?;
+    }
     Ok(())
 }
 
+fn apply_outcome(
+    maps: &Maps,
+    books: &mut Books,
+    given_up: &mut PbaRuns,
+    layer: LayerId,
+    items: &[BatchItem],
+    outcome: Outcome,
+) -> Result<()> {
+    for (item, n) in items.iter().zip(0..) {
+        let shared = Entry::shared(item.pba);
+        let becomes = |new: Entry| {
+            let layer = maps.layer(layer)?;
+            change_run(maps, &layer, (item.lba, 1), shared, new)
+        };
+        let fits = match outcome {
+            Outcome::Dangling(_) => item.moved,
+            Outcome::Declined => true,
+            Outcome::Inserted | Outcome::Aliased(_) | Outcome::Rejected(_) => !item.moved,
+        };
+        if !fits {
+            return Err(misfit(layer, item.lba));
+        }
+        match outcome {
+            Outcome::Inserted => {}
+            Outcome::Aliased(indexed) => {
+                becomes(Entry::shared(indexed + n))?;
+                free(books, given_up, item.pba)?;
+            }
+            Outcome::Dangling(indexed) => {
+                if indexed + n != item.pba {
+                    free(books, given_up, item.pba)?;
+                }
+                queue_one(books, indexed + n, item);
+            }
+            Outcome::Rejected(indexed) => {
+                becomes(Entry::kept(item.pba))?;
+                queue_one(books, indexed + n, item);
+            }
+            Outcome::Declined if item.moved => free(books, given_up, item.pba)?,
+            Outcome::Declined => becomes(Entry::private(item.pba))?,
+        }
+    }
+    Ok(())
+}
+
+fn queue_one(books: &mut Books, pba: Pba, item: &BatchItem) {
+    let run = PbaRun {
+        start: pba,
+        count: 1,
+    };
+    books.queue.push(run, item.domain);
+}
+
+/// Nobody names this block any more.
+fn free(books: &mut Books, given_up: &mut PbaRuns, pba: Pba) -> Result<()> {
+    let run = PbaRun {
+        start: pba,
+        count: 1,
+    };
+    books.space.unname(run)?;
+    match given_up.last_mut() {
+        Some(last) if last.start.0 + last.count == pba.0 => last.count += 1,
+        _ => given_up.push(run),
+    }
+    Ok(())
+}
+
+/// A run of entries in one segment, which must be `old` and its successors, becomes `new` and its
+/// successors. Blocks stay where they are.
+fn change_run(
+    maps: &Maps,
+    layer: &Arc<Layer>,
+    (lba, count): (Lba, u64),
+    old: Entry,
+    new: Entry,
+) -> Result<()> {
+    let leaf = maps.leaf(layer, lba.segment(), Wait::Yes)?;
+    let slots = lba.slot()..lba.slot() + count as usize;
+    let fits = leaf.with(|entries| {
+        let run = entries[slots.clone()].iter().zip(0..);
+        run.into_iter().all(|(entry, n)| *entry == old.successor(n))
+    });
+    if !fits {
+        return Err(misfit(layer.id, lba));
+    }
+    maps.change(layer, lba.segment(), &leaf, slots, |entries| {
+        for (entry, n) in entries.iter_mut().zip(0..) {
+            *entry = new.successor(n);
+        }
+    });
+    Ok(())
+}
+
+fn misfit(layer: LayerId, lba: Lba) -> StoreError {
+    StoreError::damaged(format!(
+        "a record of layer {layer} does not fit block {lba}"
+    ))
+}
+
+/// Entries as runs: first block, count, first entry.
+fn entry_runs(first: Lba, entries: &[Entry]) -> Vec<(Lba, u64, Entry)> {
+    let mut runs: Vec<(Lba, u64, Entry)> = Vec::new();
+    for (entry, lba) in entries.iter().zip(first.0..) {
+        match runs.last_mut() {
+            Some((_, count, start)) if start.successor(*count) == *entry => *count += 1,
+            _ => runs.push((Lba(lba), 1, *entry)),
+        }
+    }
+    runs
+}
+
 /// The blocks that these entries own, as runs.
-pub(crate) fn mapped_runs(entries: &[Entry]) -> PbaRuns {
+pub(crate) fn owned_runs(entries: &[Entry]) -> PbaRuns {
     let mut runs = PbaRuns::new();
-    for pba in entries.iter().filter_map(|entry| entry.pba()) {
+    for pba in entries.iter().filter_map(|entry| entry.own_pba()) {
         match runs.last_mut() {
             Some(run) if run.start.0 + run.count == pba.0 => run.count += 1,
             _ => runs.push(PbaRun {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use onefold_format::catalogue_page::{self, RECORDS_PER_PAGE};
 use onefold_format::page::{CATALOGUE_OWNER, PageKind};
-use onefold_format::{PageNumber, TreeRoot, VolumeId, VolumeRecord};
+use onefold_format::{DomainId, LayerCounts, PageNumber, TreeRoot, VolumeId, VolumeRecord};
 
 use crate::error::{Result, StoreError};
 use crate::limits::VOLUMES_MAX;
@@ -18,6 +18,7 @@ pub(crate) struct Catalogue {
     dirty_pages: BTreeSet<u64>,
     pub(crate) next_volume_id: u64,
     pub(crate) next_layer_id: u64,
+    pub(crate) next_domain_id: u32,
 }
 
 impl Catalogue {
@@ -50,6 +51,14 @@ impl Catalogue {
             slots,
             ..Self::default()
         })
+    }
+
+    /// The domain of this name, if a volume is in it.
+    pub(crate) fn domain_by_name(&self, name: &str) -> Option<DomainId> {
+        let found = self
+            .volumes()
+            .find(|(_, volume)| volume.domain_name == name);
+        found.map(|(_, volume)| volume.domain)
     }
 
     /// All volumes, each with its slot.
@@ -89,9 +98,12 @@ impl Catalogue {
                 return Err(StoreError::damaged(message));
             }
             volume.map = before.map;
+            volume.counts = before.counts;
         }
         self.next_volume_id = self.next_volume_id.max(volume.id.0 + 1);
         self.next_layer_id = self.next_layer_id.max(volume.layer.0 + 1);
+        let next_domain_id = u32::from(volume.domain.0) + 1;
+        self.next_domain_id = self.next_domain_id.max(next_domain_id);
         self.slots[at] = Some(volume);
         self.mark_dirty(slot);
         Ok(())
@@ -109,10 +121,11 @@ impl Catalogue {
     }
 
     /// A checkpoint wrote this volume's map.
-    pub(crate) fn set_map(&mut self, id: VolumeId, map: TreeRoot) {
+    pub(crate) fn set_map(&mut self, id: VolumeId, map: TreeRoot, counts: LayerCounts) {
         let mut volumes = self.slots.iter_mut().flatten();
         if let Some(volume) = volumes.find(|volume| volume.id == id) {
             volume.map = map;
+            volume.counts = counts;
         }
     }
 
@@ -127,6 +140,7 @@ impl Catalogue {
             dirty_pages: std::mem::take(&mut self.dirty_pages),
             next_volume_id: self.next_volume_id,
             next_layer_id: self.next_layer_id,
+            next_domain_id: self.next_domain_id,
         }
     }
 
@@ -142,6 +156,7 @@ pub(crate) struct SealedCatalogue {
     pub(crate) dirty_pages: BTreeSet<u64>,
     pub(crate) next_volume_id: u64,
     pub(crate) next_layer_id: u64,
+    pub(crate) next_domain_id: u32,
 }
 
 impl SealedCatalogue {

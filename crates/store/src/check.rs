@@ -1,29 +1,34 @@
-//! `check`: proves that every block is exactly one of free, in between, or owned by one entry (P6).
+//! `check`: proves that every block is exactly one of free, in between, owned by one entry, or
+//! shared with as many references as the index counts (P6).
 //!
 //! What is checked is a checkpoint as it stands on disk, written just before and kept until the
-//! end, so requests go on meanwhile. All of its pages are read and verified. Owners are counted in
-//! a bitmap of bounded size; a pool with more blocks than that has bits is checked in several
+//! end, so requests go on meanwhile. All of its pages are read and verified. Owners and references
+//! are counted for a window of the pool of bounded size; a pool with more blocks is checked in several
 //! passes over the maps.
 //!
 //! `--repair` makes free space agree with the maps, which are the truth. It never changes a map
 //! and never frees anything while some page of a map cannot be read: in doubt it leaks (P8).
 
-use std::ops::Range;
+use std::sync::Arc;
 
-use onefold_format::entry::State;
 use onefold_format::map_page::{self, Segment};
 use onefold_format::node::Pointer;
 use onefold_format::page::{PageKind, SPACE_OWNER};
 use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE};
-use onefold_format::{Pba, Root, SegmentIndex, TreeRoot, VolumeRecord};
+use onefold_format::{Pba, SegmentIndex, VolumeRecord};
+use onefold_index::{Fingerprint, FingerprintIndex, Row};
 
 use crate::bits;
-use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::pool::Pool;
+use crate::references::{Snapshot, Window};
 use crate::space::PbaRun;
 use crate::store::Store;
+use crate::sync::lock;
 use crate::tree;
+
+/// Rows of the index looked at together.
+const ROWS_AT_ONCE: usize = 4096;
 
 /// Words of a free-space page's bitmap.
 const PAGE_WORDS: usize = BLOCKS_PER_SPACE_PAGE as usize / 64;
@@ -61,65 +66,84 @@ impl Store {
     ///
     /// Those that keep it from going on. Damage is a finding, not an error.
     pub fn check(&self, repair: bool, report: &mut dyn FnMut(Finding)) -> Result<CheckReport> {
-        // The hold comes first: a checkpoint between the two would only hold back more.
-        let hold = self.pool.pages.hold();
-        if self.pool.check_writable().is_ok() {
-            self.pool.checkpoint()?;
+        let pool = &*self.pool;
+        let _job = lock(&pool.jobs);
+        let is_writable = pool.check_writable().is_ok();
+        let mut index_problem = None;
+        if is_writable {
+            index_problem = self.settle_index(repair).err();
         }
-        let root = *self.pool.checkpoints.lock();
-        let catalogue = Catalogue::read(&self.pool.pages, root.catalogue, &mut |_| Ok(()))?;
-        let volumes = catalogue
-            .volumes()
-            .map(|(_, volume)| volume.clone())
-            .collect();
+        let snapshot = Snapshot::take(pool)?;
         let mut check = Check {
-            pool: &self.pool,
-            root,
-            volumes,
+            pool,
+            snapshot: &snapshot,
+            index: pool.index.ready().ok().filter(|_| index_problem.is_none()),
             repair,
             report,
             counts: CheckReport::default(),
             is_map_unreadable: false,
+            index_findings: 0,
         };
+        if let Some(problem) = index_problem {
+            check.find(true, problem.to_string());
+        }
         check.run()?;
-        let counts = check.counts;
-        drop(hold);
+        let (mut counts, index_findings) = (check.counts, check.index_findings);
+        let is_map_unreadable = check.is_map_unreadable;
+        drop(snapshot);
+        if repair && index_findings > 0 && !is_map_unreadable {
+            pool.rebuild_index(&mut |_, _| {})?;
+            counts.repaired += index_findings;
+        }
         if counts.repaired > 0 {
-            self.pool.checkpoint()?;
+            pool.checkpoint()?;
         }
         Ok(counts)
+    }
+
+    /// Brings index and maps to where they can be compared: what was being counted again is
+    /// counted, and what was announced is settled.
+    fn settle_index(&self, repair: bool) -> Result<()> {
+        let pool = &self.pool;
+        if repair && pool.index.get().is_err() {
+            let bytes = pool.limits.index_bytes;
+            pool.index
+                .replace(&*self.engine, pool.superblock.pool, bytes)?;
+            pool.rebuild_index(&mut |_, _| {})?;
+        }
+        if pool.index.get()?.needs_rebuild() {
+            pool.rebuild_index(&mut |_, _| {})?;
+        }
+        pool.settle_open_batch().map(|_| ())
     }
 }
 
 struct Check<'a> {
     pool: &'a Pool,
-    root: Root,
-    volumes: Vec<VolumeRecord>,
+    snapshot: &'a Snapshot<'a>,
+    /// Nothing where it cannot be compared with the maps.
+    index: Option<Arc<dyn FingerprintIndex>>,
     repair: bool,
     report: &'a mut dyn FnMut(Finding),
     counts: CheckReport,
     /// Some page of a map could not be read: nobody knows which blocks it owns.
     is_map_unreadable: bool,
+    /// Rows that are not what the maps say.
+    index_findings: u64,
 }
 
 impl Check<'_> {
     fn run(&mut self) -> Result<()> {
-        let pass_blocks = (self.pool.limits.check_bytes as u64 * 8)
-            .next_multiple_of(BLOCKS_PER_SPACE_PAGE)
-            .min(
-                self.root
-                    .pool_blocks
-                    .next_multiple_of(BLOCKS_PER_SPACE_PAGE),
-            );
-        let mut start = 0;
-        while start < self.root.pool_blocks {
-            let window = start..start + pass_blocks;
+        let pool_blocks = self.snapshot.root.pool_blocks;
+        let step = Window::blocks_for(self.pool.limits.check_bytes, pool_blocks);
+        for start in (0..pool_blocks).step_by(step as usize) {
+            let mut window = Window::new(start..start + step);
             // Every pass reads all maps, so whether one of them is unreadable is known before
             // anything is put right.
-            let owned = self.count_owners(&window)?;
-            self.compare(&window, &owned)?;
+            self.count_owners(&mut window)?;
+            self.compare_index(&window)?;
+            self.compare_space(&window)?;
             self.counts.passes += 1;
-            start = window.end;
         }
         Ok(())
     }
@@ -132,20 +156,22 @@ impl Check<'_> {
         });
     }
 
-    /// Sets a bit for each block of `window` that an entry owns; finds those that two own.
-    fn count_owners(&mut self, window: &Range<u64>) -> Result<Vec<u64>> {
-        // The window is a whole number of free-space pages.
-        let mut owned = vec![0; (window.end - window.start) as usize / 64];
-        for volume in std::mem::take(&mut self.volumes) {
-            let mut leaves = Leaves::new(&volume);
-            while let Some((segment, pointer)) = leaves.next(self)? {
-                if let Some(entries) = self.read_map_page(&volume, segment, pointer, window)? {
-                    self.count_segment(&volume, segment, &entries, window, &mut owned);
+    /// Counts in `window` who owns which block and who refers to it; finds blocks owned twice.
+    fn count_owners(&mut self, window: &mut Window) -> Result<()> {
+        let snapshot = self.snapshot;
+        snapshot.each_map_page(&mut |volume, segment, pointer| {
+            if let Some(entries) = self.read_map_page(volume, segment, pointer, window)? {
+                self.count_segment(volume, segment, &entries, window);
+            }
+            Ok(())
+        })?;
+        snapshot.each_given_up(&mut |element| {
+            for pba in (0..u64::from(element.count)).map(|n| element.pba + n) {
+                if window.blocks.contains(&pba.0) {
+                    window.refer(pba);
                 }
             }
-            self.volumes.push(volume);
-        }
-        Ok(owned)
+        })
     }
 
     fn read_map_page(
@@ -153,22 +179,16 @@ impl Check<'_> {
         volume: &VolumeRecord,
         segment: SegmentIndex,
         pointer: Pointer,
-        window: &Range<u64>,
+        window: &Window,
     ) -> Result<Option<Box<Segment>>> {
-        let is_first_pass = window.start == 0;
+        let is_first_pass = window.blocks.start == 0;
         self.counts.pages_read += u64::from(is_first_pass);
-        let layer = volume.layer.0;
-        let page = self
-            .pool
-            .pages
-            .read(PageKind::Map, 0, layer, segment.0, pointer);
-        let entries = page.and_then(|page| {
-            map_page::decode(&page).map_err(|e| StoreError::format("map page", e))
-        });
-        let problem = match entries {
-            Ok(entries) if map_page::mapped(&entries) == pointer.info => return Ok(Some(entries)),
+        let problem = match self.snapshot.entries(volume, segment, pointer) {
+            Ok(entries) if map_page::publishable(&entries) == pointer.info => {
+                return Ok(Some(entries));
+            }
             Ok(_) => format!(
-                "{} entries are counted there, not what it has",
+                "{} private entries are counted there, not what it has",
                 pointer.info
             ),
             Err(error) if error.kind() == StoreErrorKind::Damaged => error.to_string(),
@@ -194,54 +214,119 @@ impl Check<'_> {
         volume: &VolumeRecord,
         segment: SegmentIndex,
         entries: &Segment,
-        window: &Range<u64>,
-        owned: &mut [u64],
+        window: &mut Window,
     ) {
-        let is_first_pass = window.start == 0;
+        let is_first_pass = window.blocks.start == 0;
         for (entry, lba) in entries.iter().zip(segment.first().0..) {
-            let State::Private(pba) = entry.state() else {
-                continue;
-            };
+            let Some(pba) = entry.pba() else { continue };
             self.counts.mapped_blocks += u64::from(is_first_pass);
             let place = || format!("volume '{}', LBA {lba}, PBA {pba}", volume.name);
-            if pba.0 >= self.root.pool_blocks {
+            if pba.0 >= self.snapshot.root.pool_blocks {
                 if is_first_pass {
                     self.find(false, format!("{}: beyond the pool's end", place()));
                 }
-            } else if window.contains(&pba.0) {
-                let bit = (pba.0 - window.start) as usize;
-                if bits::all(owned, bit..bit + 1, true) {
-                    self.find(
-                        false,
-                        format!("{}: another entry owns this block too", place()),
-                    );
-                }
-                bits::fill(owned, bit..bit + 1, true);
+            } else if !window.blocks.contains(&pba.0) {
+            } else if entry.own_pba().is_none() {
+                window.refer(pba);
+            } else if !window.own(pba) {
+                let message = format!("{}: another entry owns this block too", place());
+                self.find(false, message);
             }
         }
     }
 
-    /// Compares the owners with the free-space map, and puts right what differs.
-    fn compare(&mut self, window: &Range<u64>, owned: &[u64]) -> Result<()> {
-        let first_page = window.start / BLOCKS_PER_SPACE_PAGE;
-        for (owned, index) in owned.chunks_exact(PAGE_WORDS).zip(first_page..) {
-            let Some(named) = self.read_space_page(index, owned)? else {
+    /// Compares the references with the index's rows, and finds blocks both owned and referred to.
+    fn compare_index(&mut self, window: &Window) -> Result<()> {
+        for pba in window.referenced() {
+            let bit = (pba.0 - window.blocks.start) as usize;
+            if bits::all(window.owned(), bit..bit + 1, true) {
+                self.find(
+                    false,
+                    format!("PBA {pba}: one entry owns this block, others share it"),
+                );
+            }
+        }
+        let Some(index) = self.index.clone() else {
+            return Ok(());
+        };
+        let mut has_row = vec![0; window.owned().len()];
+        let mut from = Some(Fingerprint([0; 16]));
+        while let Some(start) = from {
+            let rows = index.rows(start, ROWS_AT_ONCE)?;
+            from = rows.last().and_then(|(last, _)| after(*last));
+            for (_, row) in &rows {
+                if window.blocks.contains(&row.pba.0) {
+                    self.compare_row(window, &mut has_row, row);
+                }
+            }
+        }
+        let unpublished: Vec<Pba> = self.unpublished();
+        let is_known = |pba: Pba| {
+            let bit = (pba.0 - window.blocks.start) as usize;
+            bits::all(&has_row, bit..bit + 1, true) || unpublished.binary_search(&pba).is_ok()
+        };
+        for pba in window.referenced().filter(|pba| !is_known(*pba)) {
+            let message = format!("PBA {pba}: shared by entries, but not in the index");
+            self.find_in_index(message);
+        }
+        Ok(())
+    }
+
+    fn compare_row(&mut self, window: &Window, has_row: &mut [u64], row: &Row) {
+        let bit = (row.pba.0 - window.blocks.start) as usize;
+        let counted = window.references(row.pba);
+        if bits::all(has_row, bit..bit + 1, true) {
+            self.find_in_index(format!("PBA {}: twice in the index", row.pba));
+        } else if counted != row.references {
+            self.find_in_index(format!(
+                "PBA {}: the index counts {} references, the maps make {counted}",
+                row.pba, row.references
+            ));
+        }
+        bits::fill(has_row, bit..bit + 1, true);
+    }
+
+    /// Blocks that a batch has announced which could not be settled.
+    fn unpublished(&self) -> Vec<Pba> {
+        let volumes = self.snapshot.volumes.iter();
+        let items = volumes.flat_map(|volume| self.snapshot.unpublished(volume));
+        let mut blocks: Vec<Pba> = items.map(|item| item.pba).collect();
+        blocks.sort_unstable();
+        blocks
+    }
+
+    fn find_in_index(&mut self, message: String) {
+        self.index_findings += 1;
+        self.find(!self.is_map_unreadable, message);
+    }
+
+    /// Compares the blocks in use with the free-space map, and puts right what differs.
+    fn compare_space(&mut self, window: &Window) -> Result<()> {
+        let mut in_use = window.owned().to_vec();
+        for pba in window.referenced() {
+            let bit = (pba.0 - window.blocks.start) as usize;
+            bits::fill(&mut in_use, bit..bit + 1, true);
+        }
+        for pba in self.unpublished() {
+            if window.blocks.contains(&pba.0) {
+                let bit = (pba.0 - window.blocks.start) as usize;
+                bits::fill(&mut in_use, bit..bit + 1, true);
+            }
+        }
+        let first_page = window.blocks.start / BLOCKS_PER_SPACE_PAGE;
+        for (in_use, index) in in_use.chunks_exact(PAGE_WORDS).zip(first_page..) {
+            let Some(named) = self.read_space_page(index, in_use)? else {
                 continue;
             };
-            let words = owned.iter().zip(named.iter());
-            let unnamed: Vec<u64> = words.clone().map(|(owned, named)| owned & !named).collect();
-            let leaked: Vec<u64> = words.map(|(owned, named)| named & !owned).collect();
-            for (different, is_owned) in [(unnamed, true), (leaked, false)] {
+            let words = in_use.iter().zip(named.iter());
+            let unnamed: Vec<u64> = words.clone().map(|(used, named)| used & !named).collect();
+            let leaked: Vec<u64> = words.map(|(used, named)| named & !used).collect();
+            for (different, is_used) in [(unnamed, true), (leaked, false)] {
                 let equal: Vec<u64> = different.iter().map(|bits| !bits).collect();
                 for run in bits::clear_runs(&equal, 0) {
                     let start = Pba(index * BLOCKS_PER_SPACE_PAGE + run.start as u64);
-                    self.find_difference(
-                        PbaRun {
-                            start,
-                            count: run.len() as u64,
-                        },
-                        is_owned,
-                    )?;
+                    let count = run.len() as u64;
+                    self.find_difference(PbaRun { start, count }, is_used)?;
                 }
             }
         }
@@ -273,7 +358,8 @@ impl Check<'_> {
         owned: &[u64],
     ) -> Result<Option<Box<space_page::Bitmap>>> {
         let pages = &self.pool.pages;
-        let Some(pointer) = tree::lookup(pages, SPACE_OWNER, self.root.space, index)? else {
+        let Some(pointer) = tree::lookup(pages, SPACE_OWNER, self.snapshot.root.space, index)?
+        else {
             return Ok(Some(Box::new(space_page::EMPTY_BITMAP)));
         };
         self.counts.pages_read += 1;
@@ -303,27 +389,13 @@ impl Check<'_> {
     }
 }
 
-/// The leaves of a volume's map as the checkpoint has it, one after the other.
-struct Leaves {
-    owner: u64,
-    root: TreeRoot,
-    next: u64,
-}
-
-impl Leaves {
-    fn new(volume: &VolumeRecord) -> Self {
-        Self {
-            owner: volume.layer.0,
-            root: volume.map,
-            next: 0,
+/// The fingerprint that follows this one in the order of bytes.
+fn after(mut fingerprint: Fingerprint) -> Option<Fingerprint> {
+    for byte in fingerprint.0.iter_mut().rev() {
+        *byte = byte.wrapping_add(1);
+        if *byte != 0 {
+            return Some(fingerprint);
         }
     }
-
-    fn next(&mut self, check: &Check<'_>) -> Result<Option<(SegmentIndex, Pointer)>> {
-        let found = tree::next_leaf(&check.pool.pages, self.owner, self.root, self.next)?;
-        Ok(found.map(|(index, pointer)| {
-            self.next = index + 1;
-            (SegmentIndex(index), pointer)
-        }))
-    }
+    None
 }

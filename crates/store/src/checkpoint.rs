@@ -13,12 +13,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use onefold_format::map_page;
 use onefold_format::node::Pointer;
-use onefold_format::page::{CATALOGUE_OWNER, PAGE_BYTES, PageKind, SPACE_OWNER};
-use onefold_format::space_page;
-use onefold_format::{LayerId, Root, TreeRoot};
+use onefold_format::page::{
+    BATCH_OWNER, CATALOGUE_OWNER, PAGE_BYTES, PageBytes, PageKind, QUEUE_OWNER, SPACE_OWNER,
+};
+use onefold_format::{LayerCounts, LayerId, Root, TreeRoot};
+use onefold_format::{batch_page, map_page, space_page};
 
+use crate::batch::{self, OpenBatch};
 use crate::catalogue::SealedCatalogue;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
@@ -26,6 +28,7 @@ use crate::log::LogMark;
 use crate::map::{Layer, SealedLeaf};
 use crate::pages::PageWriter;
 use crate::pool::{Ledger, Pool};
+use crate::queue::{self, SealedQueue};
 use crate::space::SealedSpacePage;
 use crate::tree::{self, Change};
 
@@ -36,6 +39,12 @@ struct Sealed {
     space_root: TreeRoot,
     catalogue: SealedCatalogue,
     catalogue_root: TreeRoot,
+    queue: SealedQueue,
+    batch: Option<OpenBatch>,
+    batch_root: TreeRoot,
+    next_batch: u64,
+    /// What the entries of the changed layers are.
+    counts: BTreeMap<LayerId, LayerCounts>,
     gone: Vec<Arc<Layer>>,
 }
 
@@ -78,8 +87,17 @@ impl Pool {
 
     fn seal(&self, ledger: &mut Ledger) -> Result<Sealed> {
         let books = &mut ledger.books;
+        let leaves = self.maps.seal();
+        let counts = leaves
+            .iter()
+            .map(|leaf| (leaf.dirty.layer.id, leaf.dirty.layer.counts()));
         Ok(Sealed {
-            leaves: self.maps.seal(),
+            counts: counts.collect(),
+            leaves,
+            queue: books.queue.seal(),
+            batch: books.batches.open.clone(),
+            batch_root: books.batches.root,
+            next_batch: books.batches.next_number,
             space: books.space.seal()?,
             space_root: books.space.root(),
             catalogue: books.catalogue.seal(),
@@ -93,6 +111,7 @@ impl Pool {
         self.maps.unseal(sealed.leaves);
         ledger.books.space.unseal(sealed.space)?;
         ledger.books.catalogue.unseal(sealed.catalogue);
+        ledger.books.queue.unseal(sealed.queue);
         ledger.books.gone.extend(sealed.gone);
         Ok(())
     }
@@ -110,6 +129,8 @@ impl Pool {
         }
         let space = write_space(writer, sealed)?;
         let catalogue = write_catalogue(writer, sealed, &layers)?;
+        let queue = write_queue(writer, &sealed.queue)?;
+        let batch = write_batch(writer, sealed)?;
         // A page that cannot be written fails this checkpoint, not the pool.
         writer.flush()?;
         let mark = if Guard::CheckpointIsSharp.holds() {
@@ -124,8 +145,15 @@ impl Pool {
             frame_checksum: mark.checksum,
             next_volume_id: sealed.catalogue.next_volume_id,
             next_layer_id: sealed.catalogue.next_layer_id,
+            next_domain_id: sealed.catalogue.next_domain_id,
             catalogue,
             space,
+            queue,
+            queue_head: sealed.queue.head,
+            queue_end: sealed.queue.end,
+            batch,
+            open_batch: sealed.batch.as_ref().map(OpenBatch::head),
+            next_batch: sealed.next_batch,
             ..*current
         };
         Ok(Written { root, layers })
@@ -170,9 +198,14 @@ impl Pool {
         let books = &mut ledger.books;
         for volume in sealed.catalogue.slots.iter().flatten() {
             if let Some(root) = written.layers.get(&volume.layer) {
-                books.catalogue.set_map(volume.id, *root);
+                let counts = sealed.counts.get(&volume.layer).copied();
+                books
+                    .catalogue
+                    .set_map(volume.id, *root, counts.unwrap_or_default());
             }
         }
+        books.queue.publish(written.root.queue, &sealed.queue)?;
+        books.batches.root = written.root.batch;
         books.catalogue.root = written.root.catalogue;
         books.space.set_root(written.root.space);
         self.log_span.set_start(written.root.log_position);
@@ -190,17 +223,14 @@ fn write_maps(
         let mut layer = None;
         for SealedLeaf { dirty, entries } in leaves {
             let owner = dirty.layer.id.0;
-            let mapped = map_page::mapped(entries);
-            let pointer = write_leaf(
-                writer,
-                PageKind::Map,
-                owner,
-                dirty.segment.0,
-                mapped,
-                |page| {
-                    map_page::encode(entries, page);
-                },
-            )?;
+            let pointer = if map_page::mapped(entries) == 0 {
+                None
+            } else {
+                let (kind, index) = (PageKind::Map, dirty.segment.0);
+                let info = map_page::publishable(entries);
+                let fill = |page: &mut PageBytes| map_page::encode(entries, page);
+                Some(writer.write(kind, 0, owner, index, info, fill)?)
+            };
             changes.push((dirty.segment.0, pointer));
             layer = Some(&dirty.layer);
         }
@@ -252,6 +282,11 @@ fn write_catalogue(
         for volume in records.iter_mut().flatten() {
             if let Some(root) = layers.get(&volume.layer) {
                 volume.map = *root;
+                volume.counts = sealed
+                    .counts
+                    .get(&volume.layer)
+                    .copied()
+                    .unwrap_or_default();
             }
         }
         let in_use = records.iter().flatten().count() as u16;
@@ -264,6 +299,28 @@ fn write_catalogue(
     tree::rewrite(writer, CATALOGUE_OWNER, sealed.catalogue_root, &changes)
 }
 
+fn write_queue(writer: &mut PageWriter<'_>, sealed: &SealedQueue) -> Result<TreeRoot> {
+    let mut changes: Vec<Change> = sealed.gone.clone().map(|index| (index, None)).collect();
+    for (index, elements) in &sealed.pages {
+        let fill = |page: &mut PageBytes| queue::encode(elements, page);
+        let pointer = writer.write(PageKind::Queue, 0, QUEUE_OWNER, *index, 0, fill)?;
+        changes.push((*index, Some(pointer)));
+    }
+    tree::rewrite(writer, QUEUE_OWNER, sealed.root, &changes)
+}
+
+/// A batch is small and soon over: all of it is written anew.
+fn write_batch(writer: &mut PageWriter<'_>, sealed: &Sealed) -> Result<TreeRoot> {
+    tree::discard(writer, BATCH_OWNER, sealed.batch_root)?;
+    let mut changes: Vec<Change> = Vec::new();
+    for (index, items) in sealed.batch.iter().flat_map(batch::page_slices) {
+        let fill = |page: &mut PageBytes| batch_page::encode(items, page);
+        let pointer = writer.write(PageKind::Batch, 0, BATCH_OWNER, index, 0, fill)?;
+        changes.push((index, Some(pointer)));
+    }
+    tree::rewrite(writer, BATCH_OWNER, TreeRoot::default(), &changes)
+}
+
 /// Writes a leaf, unless it says nothing: then its absence says the same.
 fn write_leaf(
     writer: &mut PageWriter<'_>,
@@ -271,7 +328,7 @@ fn write_leaf(
     owner: u64,
     index: u64,
     info: u16,
-    fill: impl FnOnce(&mut onefold_format::page::PageBytes),
+    fill: impl FnOnce(&mut PageBytes),
 ) -> Result<Option<Pointer>> {
     if info == 0 {
         return Ok(None);

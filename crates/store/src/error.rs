@@ -29,6 +29,8 @@ pub enum StoreErrorKind {
     Exists,
     /// The volume was deleted while in use, or the pool was closed.
     Gone,
+    /// Cannot be done just now.
+    Busy,
     /// A part of the pool is missing.
     MissingPart,
     /// Written by a newer version that this one cannot read.

@@ -41,11 +41,23 @@ pub enum Guard {
     ImportsFinishedOrRemoved,
     /// Blocks are given back to the host before anybody can be handed them again.
     DiscardBeforeReuse,
+    /// P1: a shared block is never written in place.
+    SharedNotInPlace,
+    /// P2, P4: what a batch announces is durable before the index hears of it.
+    IntentBeforeCall,
+    /// P5: an entry is aliased only if it still names the block that was published.
+    AliasOnlyIfUnmoved,
+    /// P4: a reference that no entry takes is released again.
+    DanglingGivesBack,
+    /// P8: with `verify`, an entry is aliased only if the bytes are equal.
+    VerifyBytes,
+    /// P3: a block is freed only once the index has released its last reference.
+    FreeOnlyAtZero,
 }
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 23] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -63,6 +75,12 @@ impl Guard {
         Self::FailedSyncStopsWrites,
         Self::ImportsFinishedOrRemoved,
         Self::DiscardBeforeReuse,
+        Self::SharedNotInPlace,
+        Self::IntentBeforeCall,
+        Self::AliasOnlyIfUnmoved,
+        Self::DanglingGivesBack,
+        Self::VerifyBytes,
+        Self::FreeOnlyAtZero,
     ];
 
     /// Whether the rule is kept: always, outside simulations.

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
+use onefold_format::Lba;
+
 use crate::Wait;
 use crate::error::Result;
+use crate::finder::{BatchReport, Ready};
 use crate::store::Store;
+use crate::sync::{Mutex, lock};
 use crate::volume::Volume;
 
 /// A volume being loaded. Dropped before [`Import::finish`], it is removed again; if the process
@@ -13,6 +17,8 @@ pub struct Import {
     store: Arc<Store>,
     /// Taken by `finish`.
     volume: Option<Arc<Volume>>,
+    /// Up to where blocks have been published.
+    published: Mutex<Lba>,
 }
 
 impl Import {
@@ -20,6 +26,7 @@ impl Import {
         Self {
             store,
             volume: Some(volume),
+            published: Mutex::default(),
         }
     }
 
@@ -32,6 +39,26 @@ impl Import {
         self.volume
             .iter()
             .try_for_each(|volume| volume.write(offset, data, Wait::Yes))
+    }
+
+    /// Publishes blocks that have been written so far, up to 4,096 of them, so that those that are
+    /// stored already are stored once only ([DEDIS §5.5]). May be called beside
+    /// [`Import::write`], and until `at_end` once all is written.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::dedup_batch`].
+    pub fn dedup_batch(&self) -> Result<BatchReport> {
+        let mut published = lock(&self.published);
+        let Some(volume) = &self.volume else {
+            return Ok(BatchReport::default());
+        };
+        let report = self.store.dedup_batch(volume, &mut published, Ready::All)?;
+        if report.at_end {
+            // What is written behind the cursor while it was moving comes next.
+            *published = Lba(0);
+        }
+        Ok(report)
     }
 
     /// Makes the volume durable and lets it appear.

@@ -12,33 +12,44 @@
 //! | `pool.rs` | what volumes share; room, reuse, failure |
 //! | `apply.rs` | the one function that changes a map |
 //! | `map.rs` `space.rs` `catalogue.rs` | what it changes |
+//! | `finder.rs` `collector.rs` | publishing, sharing and releasing blocks, batch by batch |
+//! | `batch.rs` `queue.rs` `index.rs` | what they have announced; what they have to release; the index |
+//! | `heat.rs` `latency.rs` | hints for when to leave what alone |
 //! | `log.rs` `commit.rs` | how changes become durable |
 //! | `checkpoint.rs` `tree.rs` `pages.rs` | how the log is kept short |
 //! | `recovery.rs` | creating, opening, replay |
-//! | `check.rs` `stat.rs` | proving and counting |
+//! | `references.rs` `check.rs` `stat.rs` | counting, proving, and making anew what the maps say |
 //!
 //! There are no threads here: every call does its work on its caller's thread.
 
 mod apply;
+mod batch;
 mod bits;
 mod block_lock;
 mod cache;
 mod catalogue;
 mod check;
 mod checkpoint;
+mod collector;
 mod commit;
 mod epoch;
 mod error;
+mod finder;
 mod guard;
+mod heat;
 mod import;
+mod index;
+mod latency;
 mod limits;
 mod log;
 mod map;
 mod pages;
 mod placement;
 mod pool;
+mod queue;
 mod read;
 mod recovery;
+mod references;
 mod space;
 mod stat;
 mod store;
@@ -49,11 +60,15 @@ mod volume;
 mod write;
 
 pub use check::{CheckReport, Finding};
+pub use collector::CollectReport;
 pub use error::{Result, StoreError, StoreErrorKind};
+pub use finder::{BatchReport, Ready};
 pub use guard::Guard;
 pub use import::Import;
+pub use latency::LatencyCounts;
 pub use limits::REQUEST_BYTES_MAX;
+pub use onefold_format::{DedupMode, IndexKind, Lba};
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
 pub use stat::{PoolStat, VolumeStat};
-pub use store::Store;
+pub use store::{DEFAULT_DOMAIN, Store, VolumeChange, VolumeOptions};
 pub use volume::{Extent, Volume, Wait};

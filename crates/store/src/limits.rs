@@ -7,11 +7,15 @@ pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 /// finding them.
 pub(crate) const VOLUMES_MAX: u64 = 65_535;
 
+/// Most seconds between two looks of the finder: a day.
+pub(crate) const INTERVAL_SECONDS_MAX: u32 = 86_400;
+
 /// Smallest memory limit that the shares below still make sense for.
 const MEMORY_BYTES_MIN: u64 = 8 << 20;
 
-/// Bytes that a cached segment takes: its entries, the locks, the places in index and clock.
-const LEAF_BYTES: u64 = 4096 + 256;
+/// Bytes that a cached segment takes: its entries, the ages of its blocks, the locks, the places in
+/// index and clock.
+const LEAF_BYTES: u64 = 4096 + 512 + 384;
 
 /// Bytes that a cached inner page takes: 256 pointers of 24 bytes in memory.
 const NODE_BYTES: u64 = 6144 + 192;
@@ -38,22 +42,25 @@ pub(crate) struct Limits {
     /// Bitmap with which `check` counts owners, in bytes: pools with more blocks than it has bits
     /// are checked in several passes.
     pub(crate) check_bytes: usize,
+    /// What the fingerprint index may take, in bytes.
+    pub(crate) index_bytes: usize,
 }
 
 impl Limits {
-    /// Half for segments, an eighth each for their copies during a checkpoint, for inner pages and
-    /// for free space, a sixteenth each for records and for `check`.
+    /// Three eighths for segments, an eighth each for their copies during a checkpoint, for inner
+    /// pages, for free space and for the index, a sixteenth each for records and for `check`.
     pub(crate) fn from_memory(memory_bytes: u64) -> Self {
         let memory = memory_bytes.max(MEMORY_BYTES_MIN);
         let count = |share: u64, each: u64| (share / each) as usize;
         Self {
-            leaves_max: count(memory / 2, LEAF_BYTES),
+            leaves_max: count(memory / 8 * 3, LEAF_BYTES),
             dirty_leaves_max: count(memory / 8, LEAF_BYTES),
             nodes_max: count(memory / 8, NODE_BYTES),
             space_pages_max: count(memory / 8, SPACE_PAGE_BYTES),
             dirty_space_pages_max: count(memory / 32, SPACE_PAGE_BYTES),
             tail_bytes_max: (memory / 32) as usize,
             check_bytes: (memory / 16) as usize,
+            index_bytes: (memory / 8) as usize,
         }
     }
 }

@@ -12,14 +12,18 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+use onefold_format::TreeRoot;
+use onefold_format::entry::State;
 use onefold_format::map_page::{self, EMPTY_SEGMENT, Segment};
 use onefold_format::page::PageKind;
-use onefold_format::{Entry, LayerId, SegmentIndex, TreeRoot};
+use onefold_format::{DomainId, Entry, LayerCounts, LayerId, Pointer, SegmentIndex, VolumeRecord};
 use rustc_hash::FxHashMap;
 
 use crate::Wait;
+use crate::block_lock::BlockLocks;
 use crate::cache::ClockCache;
 use crate::error::{Result, StoreError};
+use crate::heat::Heat;
 use crate::limits::Limits;
 use crate::pages::Pages;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, RwLock, lock, read, write};
@@ -30,19 +34,31 @@ const SHARDS: usize = 16;
 /// One map from LBA to PBA.
 pub(crate) struct Layer {
     pub(crate) id: LayerId,
+    /// Whose blocks its own may be shared with.
+    pub(crate) domain: DomainId,
+    /// Taken by whoever changes entries, from before it looks them up.
+    pub(crate) locks: BlockLocks,
     /// The tree on disk. Held for reading while a segment is loaded from it and put into the
     /// cache, so that publishing a new root waits until nobody uses pages that it gives up, and no
     /// stale segment can enter the cache.
     root: RwLock<TreeRoot>,
     /// Segments that changed since the tree on disk was written; some may not be in it at all.
     fresh: Mutex<BTreeSet<SegmentIndex>>,
-    /// Entries that own a block.
-    private_blocks: AtomicU64,
+    counts: Counts,
+}
+
+/// How many entries are what.
+#[derive(Default)]
+struct Counts {
+    private: AtomicU64,
+    kept: AtomicU64,
+    shared: AtomicU64,
 }
 
 /// One segment of a layer's map.
 pub(crate) struct Leaf {
     state: RwLock<LeafState>,
+    pub(crate) heat: Heat,
 }
 
 struct LeafState {
@@ -79,12 +95,48 @@ pub(crate) struct Maps {
 }
 
 impl Layer {
-    pub(crate) fn private_blocks(&self) -> u64 {
-        self.private_blocks.load(Relaxed)
+    pub(crate) fn counts(&self) -> LayerCounts {
+        LayerCounts {
+            private: self.counts.private.load(Relaxed),
+            kept: self.counts.kept.load(Relaxed),
+            shared: self.counts.shared.load(Relaxed),
+        }
+    }
+
+    /// Entries that hold data.
+    pub(crate) fn logical_blocks(&self) -> u64 {
+        let LayerCounts {
+            private,
+            kept,
+            shared,
+        } = self.counts();
+        private + kept + shared
     }
 
     pub(crate) fn root(&self) -> TreeRoot {
         *read(&self.root)
+    }
+}
+
+impl Counts {
+    /// Adds `each` (or, as its complement, takes it away) for every entry.
+    fn add(&self, entries: &[Entry], each: u64) {
+        let (mut private, mut kept, mut shared) = (0_u64, 0_u64, 0_u64);
+        for entry in entries {
+            match entry.state() {
+                State::Private(_) => private += 1,
+                State::Kept(_) => kept += 1,
+                State::Shared(_) => shared += 1,
+                State::Absent | State::Zero => {}
+            }
+        }
+        for (counter, count) in [
+            (&self.private, private),
+            (&self.kept, kept),
+            (&self.shared, shared),
+        ] {
+            counter.fetch_add(count.wrapping_mul(each), Relaxed);
+        }
     }
 }
 
@@ -113,12 +165,19 @@ impl Maps {
         }
     }
 
-    pub(crate) fn add_layer(&self, id: LayerId, root: TreeRoot, private_blocks: u64) -> Arc<Layer> {
+    pub(crate) fn add_layer(&self, volume: &VolumeRecord) -> Arc<Layer> {
+        let id = volume.layer;
         let layer = Arc::new(Layer {
             id,
-            root: RwLock::new(root),
+            domain: volume.domain,
+            locks: BlockLocks::default(),
+            root: RwLock::new(volume.map),
             fresh: Mutex::default(),
-            private_blocks: AtomicU64::new(private_blocks),
+            counts: Counts {
+                private: AtomicU64::new(volume.counts.private),
+                kept: AtomicU64::new(volume.counts.kept),
+                shared: AtomicU64::new(volume.counts.shared),
+            },
         });
         write(&self.layers).insert(id, Arc::clone(&layer));
         layer
@@ -145,12 +204,16 @@ impl Maps {
         self.dirty_count.load(SeqCst)
     }
 
-    /// Entries that own a block, over all layers.
-    pub(crate) fn private_blocks(&self) -> u64 {
-        read(&self.layers)
-            .values()
-            .map(|layer| layer.private_blocks())
-            .sum()
+    /// What the entries of all layers are.
+    pub(crate) fn counts(&self) -> LayerCounts {
+        let mut all = LayerCounts::default();
+        for layer in read(&self.layers).values() {
+            let counts = layer.counts();
+            all.private += counts.private;
+            all.kept += counts.kept;
+            all.shared += counts.shared;
+        }
+        all
     }
 
     /// The segment, from memory or from disk.
@@ -168,7 +231,9 @@ impl Maps {
             return Err(StoreError::would_wait());
         }
         let root = read(&layer.root);
-        let entries = match tree::lookup(&self.pages, layer.id.0, *root, segment.0)? {
+        let stored = tree::lookup(&self.pages, layer.id.0, *root, segment.0)?;
+        let heat = Heat::new(stored.is_some());
+        let entries = match stored {
             None => Arc::clone(&self.empty),
             Some(pointer) => {
                 let page = self
@@ -187,6 +252,7 @@ impl Maps {
                 entries,
                 dirty: false,
             }),
+            heat,
         });
         shard.insert((layer.id, segment), Arc::clone(&leaf), |leaf| {
             Arc::strong_count(leaf) == 1
@@ -200,28 +266,45 @@ impl Maps {
         layer: &Layer,
         from: SegmentIndex,
     ) -> Result<Option<SegmentIndex>> {
+        self.next_segment_where(layer, from, &|_| true)
+    }
+
+    /// The first segment at or after `from` in which blocks may wait for the finder.
+    pub(crate) fn next_publishable_segment(
+        &self,
+        layer: &Layer,
+        from: SegmentIndex,
+    ) -> Result<Option<SegmentIndex>> {
+        self.next_segment_where(layer, from, &|pointer| pointer.info > 0)
+    }
+
+    fn next_segment_where(
+        &self,
+        layer: &Layer,
+        from: SegmentIndex,
+        is_wanted: &dyn Fn(&Pointer) -> bool,
+    ) -> Result<Option<SegmentIndex>> {
         let root = read(&layer.root);
-        let stored = tree::next_leaf(&self.pages, layer.id.0, *root, from.0)?;
+        let stored = tree::next_leaf(&self.pages, layer.id.0, *root, from.0, is_wanted)?;
         let fresh = lock(&layer.fresh).range(from..).next().copied();
         let stored = stored.map(|(index, _)| SegmentIndex(index));
         Ok([stored, fresh].into_iter().flatten().min())
     }
 
-    /// Changes entries of a segment, of which `private_added` more (or fewer) own a block then.
-    /// Only `apply` calls this, holding the ledger.
+    /// Changes the entries of `slots`. Only `apply` calls this, holding the ledger.
     pub(crate) fn change(
         &self,
         layer: &Arc<Layer>,
         segment: SegmentIndex,
         leaf: &Arc<Leaf>,
-        private_added: i64,
-        change: impl FnOnce(&mut Segment),
+        slots: Range<usize>,
+        change: impl FnOnce(&mut [Entry]),
     ) {
         let mut state = write(&leaf.state);
-        change(Arc::make_mut(&mut state.entries));
-        layer
-            .private_blocks
-            .fetch_add(private_added.cast_unsigned(), Relaxed);
+        let entries = &mut Arc::make_mut(&mut state.entries)[slots];
+        layer.counts.add(entries, u64::wrapping_sub(0, 1));
+        change(entries);
+        layer.counts.add(entries, 1);
         if !state.dirty {
             state.dirty = true;
             self.add_dirty(DirtyLeaf {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use onefold_engine::Disk;
 use onefold_format::units::EXTENT_BYTES;
-use onefold_format::{Record, Root, Superblock};
+use onefold_format::{Record, Root, Secret, Superblock};
 
 use crate::Wait;
 use crate::apply::{self, Books};
@@ -15,6 +15,8 @@ use crate::commit::Shared;
 use crate::epoch::{Epoch, Epochs};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
+use crate::index::IndexSlot;
+use crate::latency::Latencies;
 use crate::limits::Limits;
 use crate::log::{Log, Tail};
 use crate::map::Maps;
@@ -42,6 +44,13 @@ pub(crate) struct Pool {
     pub(crate) writes_wait: bool,
     pub(crate) pages: Arc<Pages>,
     pub(crate) maps: Maps,
+    /// Which blocks have the same content.
+    pub(crate) index: IndexSlot,
+    /// What the keys of the domains' fingerprints are made from.
+    pub(crate) secret: Secret,
+    /// Held from a batch's first record to its last.
+    pub(crate) jobs: Mutex<()>,
+    pub(crate) latencies: Latencies,
     /// Records in memory and what they change. Whoever holds it sees maps and books exactly as the
     /// records left them.
     ledger: Mutex<Ledger>,
@@ -121,6 +130,7 @@ impl Pool {
         (data, data_name): (Arc<dyn Disk>, String),
         pages: Arc<Pages>,
         maps: Maps,
+        (index, secret): (IndexSlot, Secret),
         books: Books,
         log: Log,
         root: Root,
@@ -134,6 +144,10 @@ impl Pool {
             data_name,
             pages,
             maps,
+            index,
+            secret,
+            jobs: Mutex::default(),
+            latencies: Latencies::new(),
             ledger: Mutex::new(Ledger {
                 tail: Tail::default(),
                 books,
@@ -246,7 +260,7 @@ impl Pool {
         let log_bytes = self.log_span.used() + tail.log_bytes();
         if log_bytes + RECORDS_BYTES_MAX + LOG_MARGIN_BYTES > self.log_span.ring_bytes
             || self.maps.dirty_count() >= self.limits.dirty_leaves_max
-            || ledger.books.space.dirty_count() >= self.limits.dirty_space_pages_max
+            || ledger.books.dirty_pages() >= self.limits.dirty_space_pages_max
         {
             Some(Pressure::Changes)
         } else if tail.bytes() >= self.limits.tail_bytes_max {
@@ -261,14 +275,14 @@ impl Pool {
         let log_bytes = self.log_span.used() + ledger.tail.log_bytes();
         log_bytes > self.log_span.ring_bytes / 2
             || self.maps.dirty_count() > self.limits.dirty_leaves_max / 2
-            || ledger.books.space.dirty_count() > self.limits.dirty_space_pages_max / 2
+            || ledger.books.dirty_pages() > self.limits.dirty_space_pages_max / 2
     }
 
     /// Whether what was replayed fills its share of memory.
     pub(crate) fn needs_checkpoint(&self) -> Result<bool> {
-        let dirty_space_pages = self.ledger()?.books.space.dirty_count();
+        let dirty_pages = self.ledger()?.books.dirty_pages();
         Ok(self.maps.dirty_count() >= self.limits.dirty_leaves_max
-            || dirty_space_pages >= self.limits.dirty_space_pages_max)
+            || dirty_pages >= self.limits.dirty_space_pages_max)
     }
 
     /// Sleeps until a checkpoint is due, `timeout` at most.

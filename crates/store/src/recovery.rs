@@ -25,19 +25,23 @@ use onefold_format::page::{self, PAGE_BYTES, PageBytes};
 use onefold_format::superblock::{self, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use onefold_format::units::{BLOCK_SIZES, PBA_END, SECTOR_BYTES};
 use onefold_format::{
-    FormatError, PageNumber, PoolId, Record, Root, SegmentIndex, Superblock, TreeRoot, record,
+    FormatError, IndexKind, PageNumber, PoolId, Record, Root, Secret, SegmentIndex, Superblock,
+    TreeRoot, record,
 };
 
 use crate::Wait;
 use crate::apply::{self, Books};
+use crate::batch::Batches;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
+use crate::index::{self, IndexSlot};
 use crate::limits::Limits;
 use crate::log::{Log, LogMark, ReadFrame};
 use crate::map::Maps;
 use crate::pages::Pages;
 use crate::pool::Pool;
+use crate::queue::{self, Queue};
 use crate::space::{PbaRun, PbaRuns, Space};
 use crate::tree;
 
@@ -50,6 +54,8 @@ pub struct CreateOptions {
     pub size_bytes: u64,
     /// Bytes in the log's ring, 256 KiB to 1 GiB. Bounds what opening replays.
     pub log_bytes: u64,
+    /// Where fingerprints are kept.
+    pub index: IndexKind,
 }
 
 impl Default for CreateOptions {
@@ -58,6 +64,7 @@ impl Default for CreateOptions {
             block_size: 4096,
             size_bytes: 0,
             log_bytes: 32 << 20,
+            index: IndexKind::Btree,
         }
     }
 }
@@ -102,6 +109,7 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
         block_size: options.block_size,
         log_bytes: options.log_bytes,
         created_unix_seconds: engine.unix_seconds(),
+        index: options.index,
     };
     let part = |part, len| {
         engine
@@ -112,6 +120,8 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
     let meta = part(Part::Meta, ROOT_SLOTS * PAGE_BYTES as u64)?;
     let log = part(Part::Log, options.log_bytes)?;
     let data = part(Part::Data, options.size_bytes)?;
+    let secret_part = part(Part::Secret, PAGE_BYTES as u64)?;
+    index::create(engine, options.index, pool)?;
 
     let step = |what, done: std::io::Result<()>| {
         done.map_err(|e| StoreError::io(format_args!("creating the pool: {what}"), e))
@@ -120,6 +130,9 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
     step("syncing the log", log.sync())?;
     let mut label = vec![0; options.block_size as usize];
     label[..PAGE_BYTES].copy_from_slice(&superblock::encode_data_label(pool)[..]);
+    let secret = new_secret(engine)?.encode(pool);
+    step("writing the secret", secret_part.write_at(&secret[..], 0))?;
+    step("syncing the secret", secret_part.sync())?;
     step("labelling the data", data.write_at(&label, 0))?;
     step("syncing the data", data.sync())?;
     step(
@@ -138,6 +151,13 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
         catalogue: TreeRoot::default(),
         space: TreeRoot::default(),
         pool_blocks,
+        next_domain_id: 1,
+        queue: TreeRoot::default(),
+        queue_head: 0,
+        queue_end: 0,
+        batch: TreeRoot::default(),
+        open_batch: None,
+        next_batch: 1,
     };
     let at = root.slot().0 * PAGE_BYTES as u64;
     step(
@@ -147,12 +167,22 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
     step("syncing the root", meta.sync())
 }
 
+fn new_secret(engine: &dyn Engine) -> Result<Secret> {
+    let mut secret = Secret([0; 32]);
+    for half in secret.0.chunks_exact_mut(16) {
+        let random = engine.random_id();
+        half.copy_from_slice(&random.map_err(|e| StoreError::io("making a secret", e))?);
+    }
+    Ok(secret)
+}
+
 fn check_options(options: &CreateOptions) -> Result<u64> {
     let invalid = |message: String| Err(StoreError::new(StoreErrorKind::Invalid, message));
     let CreateOptions {
         block_size,
         size_bytes,
         log_bytes,
+        index: _,
     } = *options;
     if !BLOCK_SIZES.contains(&block_size) {
         return invalid(format!(
@@ -194,11 +224,12 @@ pub(crate) fn open(
 ) -> Result<(Arc<Pool>, RecoveryReport)> {
     let started = Instant::now();
     let part = |part| engine.open(part).map_err(|e| part_error(engine, part, e));
-    let (identity, meta, log, data) = (
+    let (identity, meta, log, data, secret) = (
         part(Part::Superblock)?,
         part(Part::Meta)?,
         part(Part::Log)?,
         part(Part::Data)?,
+        part(Part::Secret)?,
     );
     let name = |part| engine.describe(part);
     let page = read_page(&*identity, 0, &name(Part::Superblock))?;
@@ -218,7 +249,16 @@ pub(crate) fn open(
         &mut is_later_minor,
     )?;
     check_data(&*data, &superblock, &root, &name(Part::Data))?;
+    let secret = read_page(&*secret, 0, &name(Part::Secret))?;
+    let secret = Secret::decode(&secret, superblock.pool)
+        .map_err(|error| StoreError::format(name(Part::Secret), error))?;
     let limits = Limits::from_memory(options.memory_bytes);
+    let index = IndexSlot::open(
+        engine,
+        superblock.index,
+        superblock.pool,
+        limits.index_bytes,
+    );
     let pages = Arc::new(Pages::new(
         meta,
         name(Part::Meta),
@@ -242,7 +282,15 @@ pub(crate) fn open(
     );
     let data = (data, name(Part::Data));
     let pool = Arc::new(Pool::new(
-        superblock, limits, data, pages, maps, books, log, root,
+        superblock,
+        limits,
+        data,
+        pages,
+        maps,
+        (index, secret),
+        books,
+        log,
+        root,
     ));
 
     pool.replay(&mut report, is_later_minor)?;
@@ -350,33 +398,35 @@ fn open_books(
     let mut catalogue = Catalogue::read(pages, root.catalogue, &mut |page| pages.mark_used(page))?;
     catalogue.next_volume_id = root.next_volume_id;
     catalogue.next_layer_id = root.next_layer_id;
+    catalogue.next_domain_id = root.next_domain_id;
     for (_, volume) in catalogue.volumes() {
-        let mut private_blocks = 0;
         tree::walk(
             pages,
             volume.layer.0,
             volume.map,
             &mut |visit| match visit {
                 tree::Visit::Node(page) => pages.mark_used(page),
-                tree::Visit::Leaf(_, pointer) => {
-                    private_blocks += u64::from(pointer.info);
-                    pages.mark_used(pointer.page)
-                }
+                tree::Visit::Leaf(_, pointer) => pages.mark_used(pointer.page),
             },
         )
         .map_err(|error| error.during(format_args!("the map of volume '{}'", volume.name)))?;
-        maps.add_layer(volume.layer, volume.map, private_blocks);
+        maps.add_layer(volume);
     }
+    let queue_span = (root.queue_head, root.queue_end);
+    let queue = Queue::open(Arc::clone(pages), root.queue, queue_span)?;
+    let batches = Batches::open(pages, root.batch, root.next_batch, root.open_batch)?;
     let space = match Space::open(Arc::clone(pages), root.space, root.pool_blocks, limits) {
         Err(error) if options.rebuild_free_space && error.kind() == StoreErrorKind::Damaged => {
             report.free_space_rebuilt = true;
-            count_free_space(pages, maps, &catalogue, root, limits)?
+            count_free_space(pages, maps, &catalogue, &batches, root, limits)?
         }
         space => space?,
     };
     Ok(Books {
         space,
         catalogue,
+        queue,
+        batches,
         gone: Vec::new(),
     })
 }
@@ -386,19 +436,48 @@ fn count_free_space(
     pages: &Arc<Pages>,
     maps: &Maps,
     catalogue: &Catalogue,
+    batches: &Batches,
     root: &Root,
     limits: &Limits,
 ) -> Result<Space> {
     let nothing = TreeRoot::default();
     let mut space = Space::open(Arc::clone(pages), nothing, root.pool_blocks, limits)?;
+    // A shared block may be met many times.
+    let mut claim = |run: PbaRun| -> Result<()> {
+        for n in 0..run.count {
+            let block = PbaRun {
+                start: run.start + n,
+                count: 1,
+            };
+            if space.is_free(block)? {
+                space.take(block)?;
+                space.name(block)?;
+            }
+        }
+        Ok(())
+    };
+    let unsettled = batches.open.iter().flat_map(|batch| batch.unsettled());
+    for item in unsettled {
+        claim(PbaRun {
+            start: item.pba,
+            count: 1,
+        })?;
+    }
+    let numbers = root.queue_head..root.queue_end;
+    queue::read_elements(pages, root.queue, numbers, &mut |element| {
+        claim(PbaRun {
+            start: element.pba,
+            count: u64::from(element.count),
+        })
+    })?;
     for (_, volume) in catalogue.volumes() {
         let layer = maps.layer(volume.layer)?;
         let mut from = SegmentIndex(0);
         while let Some(segment) = maps.next_segment(&layer, from)? {
             let leaf = maps.leaf(&layer, segment, Wait::Yes)?;
-            for run in leaf.with(|entries| apply::mapped_runs(entries)) {
-                space.take(run)?;
-                space.name(run)?;
+            let stored = leaf.with(|entries| entries.map(|entry| entry.pba()));
+            for start in stored.into_iter().flatten() {
+                claim(PbaRun { start, count: 1 })?;
             }
             from = segment + 1;
         }

@@ -448,7 +448,8 @@ impl Space {
         Ok(taken)
     }
 
-    fn is_free(&mut self, run: PbaRun) -> Result<bool> {
+    /// Whether all of these blocks can be handed out.
+    pub(crate) fn is_free(&mut self, run: PbaRun) -> Result<bool> {
         let mut free = true;
         self.each_page(run, |page, _, bits_| {
             free &= bits::all(&page.busy[..], bits_, false);

@@ -6,6 +6,7 @@ use crate::error::{Result, StoreError};
 use crate::store::Store;
 use crate::volume::Volume;
 use onefold_format::page::PAGE_BYTES;
+use onefold_format::{BatchKind, DedupMode, IndexKind};
 
 /// What a volume holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +17,22 @@ pub struct VolumeStat {
     pub size_bytes: u64,
     /// Its blocks that hold data.
     pub logical_blocks: u64,
+    /// Of these, those that it alone owns.
+    pub private_blocks: u64,
+    /// Of these, those that are published in the index.
+    pub shared_blocks: u64,
+    /// Of its private blocks, those that the finder has still to look at.
+    pub dirty_blocks: u64,
+    /// How it is deduplicated.
+    pub dedup: DedupMode,
+    /// With whom it may share blocks.
+    pub domain: String,
+    /// Whether bytes are compared before two blocks become one.
+    pub verify: bool,
+    /// Looks of the finder for which a block must not have been written.
+    pub rounds: u8,
+    /// Seconds between the finder's looks.
+    pub interval_seconds: u32,
 }
 
 /// What a pool holds.
@@ -27,12 +44,28 @@ pub struct PoolStat {
     pub pool_blocks: u64,
     /// Entries that hold data, over all volumes, those being imported or deleted included.
     pub logical_blocks: u64,
-    /// Blocks that one entry owns.
+    /// Blocks that hold data: private, unique and shared ones.
+    pub physical_blocks: u64,
+    /// Blocks that one entry owns and that are not in the index.
     pub private_blocks: u64,
+    /// Blocks in the index with one reference.
+    pub unique_blocks: u64,
+    /// Blocks in the index with two references or more.
+    pub shared_blocks: u64,
+    /// Private blocks that the finder has still to look at.
+    pub dirty_blocks: u64,
     /// Blocks that can be handed out.
     pub free_blocks: u64,
-    /// Blocks that were given up and are not free yet.
+    /// Blocks that were given up and are not free yet, queued ones included.
     pub reclaim_blocks: u64,
+    /// References that were given up and that the collector has still to release.
+    pub queued_blocks: u64,
+    /// Where fingerprints are kept.
+    pub index: IndexKind,
+    /// The index is being counted again, or has to be: nothing is shared meanwhile.
+    pub index_rebuilding: bool,
+    /// Bytes that the host has allocated for the index.
+    pub index_bytes_on_disk: u64,
     /// Bytes that the host has allocated for data.
     pub pool_bytes_on_disk: u64,
     /// Bytes of metadata in use: pages, log and superblock.
@@ -51,19 +84,45 @@ impl Store {
         let volumes: Vec<Arc<Volume>> = self.volumes_in_use();
         let pool = &self.pool;
         let ledger = pool.ledger()?;
-        let space = &ledger.books.space;
-        let private_blocks = pool.maps.private_blocks();
-        let (pool_blocks, free_blocks) = (space.blocks(), space.free_blocks());
-        let reclaim_blocks = space.held_blocks();
+        let books = &ledger.books;
+        let counts = pool.maps.counts();
+        let (pool_blocks, free_blocks) = (books.space.blocks(), books.space.free_blocks());
+        let unsettled = books
+            .batches
+            .open
+            .as_ref()
+            .map_or(0, |batch| match batch.kind {
+                BatchKind::Collector => batch.unsettled().len() as u64,
+                BatchKind::Finder(_) => 0,
+            });
+        let queued_blocks = books.queue.blocks() + unsettled;
+        let reclaim_blocks = books.space.held_blocks() + queued_blocks;
         drop(ledger);
+        let index = pool.index.get().ok();
+        let index_counts = index
+            .as_ref()
+            .map(|index| index.counts())
+            .unwrap_or_default();
+        let index_bytes_on_disk = index
+            .as_ref()
+            .map_or(Ok(0), |index| index.bytes_on_disk())?;
+        let private_blocks = counts.private + counts.kept;
         let on_disk = pool.data.allocated_bytes();
         let pool_bytes_on_disk = on_disk.map_err(|e| StoreError::io(&pool.data_name, e))?;
         let pages = pool.pages.used_count() + 1;
         Ok(PoolStat {
             block_size: self.block_size(),
             pool_blocks,
-            logical_blocks: private_blocks,
+            logical_blocks: private_blocks + counts.shared,
+            physical_blocks: private_blocks + index_counts.unique + index_counts.shared,
             private_blocks,
+            unique_blocks: index_counts.unique,
+            shared_blocks: index_counts.shared,
+            dirty_blocks: counts.private,
+            queued_blocks,
+            index: pool.index.kind,
+            index_rebuilding: index.is_none_or(|index| index.needs_rebuild()),
+            index_bytes_on_disk,
             free_blocks,
             reclaim_blocks,
             pool_bytes_on_disk,
@@ -83,9 +142,18 @@ impl Store {
 }
 
 fn volume_stat(volume: &Volume) -> VolumeStat {
+    let (counts, options) = (volume.layer.counts(), volume.options());
     VolumeStat {
         name: volume.name(),
         size_bytes: volume.size_bytes(),
         logical_blocks: volume.logical_blocks(),
+        private_blocks: counts.private + counts.kept,
+        shared_blocks: counts.shared,
+        dirty_blocks: counts.private,
+        dedup: options.dedup,
+        domain: options.domain,
+        verify: options.verify,
+        rounds: options.rounds,
+        interval_seconds: options.interval_seconds,
     }
 }

@@ -10,22 +10,77 @@ use std::time::Duration;
 use onefold_engine::Engine;
 use onefold_format::catalogue_page::name_is_valid;
 use onefold_format::units::VOLUME_BLOCKS_MAX;
-use onefold_format::{LayerId, Lba, Record, TreeRoot, VolumeId, VolumeRecord, VolumeState};
+use onefold_format::{
+    DedupMode, DomainId, LayerCounts, LayerId, Lba, Record, TreeRoot, VolumeId, VolumeRecord,
+    VolumeState,
+};
 
 use crate::Wait;
+use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
+use crate::heat::ROUNDS_MAX;
 use crate::import::Import;
-use crate::limits::VOLUMES_MAX;
+use crate::latency::LatencyCounts;
+use crate::limits::{INTERVAL_SECONDS_MAX, VOLUMES_MAX};
 use crate::pool::Pool;
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
 use crate::sync::{Mutex, RwLock, lock, read, write};
 use crate::volume::Volume;
 
+/// The domain of volumes that name none.
+pub const DEFAULT_DOMAIN: &str = "default";
+
+/// How a volume is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeOptions {
+    /// Size in bytes, a multiple of the block size.
+    pub size_bytes: u64,
+    /// Whether its blocks are shared with equal ones.
+    pub dedup: DedupMode,
+    /// Blocks are shared inside a domain only (P11); one that no volume is in yet comes into
+    /// being. Named as volumes are.
+    pub domain: String,
+    /// Compare the bytes before two blocks become one.
+    pub verify: bool,
+    /// Looks of the finder for which a block must not have been written, 1 to 16.
+    pub rounds: u8,
+    /// Seconds between the finder's looks, 1 to 86,400.
+    pub interval_seconds: u32,
+}
+
+impl VolumeOptions {
+    /// A volume of this size that shares its blocks with all that name no domain.
+    #[must_use]
+    pub fn new(size_bytes: u64) -> Self {
+        Self {
+            size_bytes,
+            dedup: DedupMode::Offline,
+            domain: DEFAULT_DOMAIN.to_owned(),
+            verify: false,
+            rounds: 2,
+            interval_seconds: 10,
+        }
+    }
+}
+
+/// What changes about a volume in use.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VolumeChange {
+    /// See [`VolumeOptions::dedup`]. What is shared stays so.
+    pub dedup: Option<DedupMode>,
+    /// See [`VolumeOptions::verify`].
+    pub verify: Option<bool>,
+    /// See [`VolumeOptions::rounds`].
+    pub rounds: Option<u8>,
+    /// See [`VolumeOptions::interval_seconds`].
+    pub interval_seconds: Option<u32>,
+}
+
 /// An open pool.
 pub struct Store {
     pub(crate) pool: Arc<Pool>,
-    engine: Arc<dyn Engine>,
+    pub(crate) engine: Arc<dyn Engine>,
     /// Volumes in use, by name. One that is being imported or deleted is not in it.
     volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
     /// Held while the catalogue is changed, from the check of a name to the record.
@@ -99,7 +154,12 @@ impl Store {
             volume.mark_gone();
         }
         self.pool.checkpoint()?;
-        self.pool.reclaim()
+        self.pool.reclaim()?;
+        // Without an index that can be used there is nothing to put away.
+        self.pool
+            .index
+            .get()
+            .map_or(Ok(()), |index| Ok(index.close()?))
     }
 
     /// Bytes in a block: 4096, 8192, 16384 or 65536.
@@ -139,8 +199,8 @@ impl Store {
     ///
     /// `Exists`; `Invalid` for a bad name or a size that is zero, beyond the maximum, or not a
     /// multiple of the block size.
-    pub fn create_volume(&self, name: &str, size_bytes: u64) -> Result<()> {
-        let volume = self.add(name, size_bytes, VolumeState::Ready)?;
+    pub fn create_volume(&self, name: &str, options: &VolumeOptions) -> Result<()> {
+        let volume = self.add(name, options, VolumeState::Ready)?;
         write(&self.volumes).insert(name.to_owned(), volume);
         Ok(())
     }
@@ -151,14 +211,16 @@ impl Store {
     /// # Errors
     ///
     /// As [`Store::create_volume`].
-    pub fn begin_import(self: &Arc<Self>, name: &str, size_bytes: u64) -> Result<Import> {
-        let volume = self.add(name, size_bytes, VolumeState::Importing)?;
+    pub fn begin_import(self: &Arc<Self>, name: &str, options: &VolumeOptions) -> Result<Import> {
+        let volume = self.add(name, options, VolumeState::Importing)?;
         Ok(Import::new(Arc::clone(self), volume))
     }
 
-    fn add(&self, name: &str, size_bytes: u64, state: VolumeState) -> Result<Arc<Volume>> {
-        self.check_name(name)?;
-        self.check_size(size_bytes)?;
+    fn add(&self, name: &str, options: &VolumeOptions, state: VolumeState) -> Result<Arc<Volume>> {
+        check_name(name, "volume")?;
+        check_name(&options.domain, "domain")?;
+        check_finder(options.rounds, options.interval_seconds)?;
+        self.check_size(options.size_bytes)?;
         let _changing = lock(&self.changing);
         self.check_name_is_free(name)?;
         let ledger = self.pool.ledger()?;
@@ -167,10 +229,17 @@ impl Store {
             id: VolumeId(catalogue.next_volume_id),
             layer: LayerId(catalogue.next_layer_id),
             state,
-            size_bytes,
+            size_bytes: options.size_bytes,
             created_unix_seconds: self.engine.unix_seconds(),
             map: TreeRoot::default(),
+            counts: LayerCounts::default(),
             name: name.to_owned(),
+            dedup: options.dedup,
+            domain: self.domain(catalogue, &options.domain)?,
+            domain_name: options.domain.clone(),
+            verify: options.verify,
+            rounds: options.rounds,
+            interval_seconds: options.interval_seconds,
         };
         let slot = catalogue.free_slot();
         if slot >= VOLUMES_MAX {
@@ -183,6 +252,53 @@ impl Store {
             volume: volume.clone(),
         })?;
         Ok(Arc::new(Volume::new(Arc::clone(&self.pool), &volume)?))
+    }
+
+    /// The number of a domain, a new one if no volume is in it.
+    fn domain(&self, catalogue: &Catalogue, name: &str) -> Result<DomainId> {
+        if name == DEFAULT_DOMAIN {
+            return Ok(DomainId(0));
+        }
+        if let Some(domain) = catalogue.domain_by_name(name) {
+            return Ok(domain);
+        }
+        // Numbers are never used again: a domain's key is made from it.
+        let next = u16::try_from(catalogue.next_domain_id);
+        let none_left = |_| {
+            let message = "this pool has had 65,535 domains, which is all it can have";
+            StoreError::new(StoreErrorKind::Invalid, message)
+        };
+        next.map(DomainId).map_err(none_left)
+    }
+
+    /// Changes how a volume in use is deduplicated. Durable when it returns.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Invalid` for rounds or an interval out of range.
+    pub fn set_volume(&self, name: &str, change: &VolumeChange) -> Result<()> {
+        let _changing = lock(&self.changing);
+        let volume = self.volume(name)?;
+        let mut options = volume.options();
+        options.dedup = change.dedup.unwrap_or(options.dedup);
+        options.verify = change.verify.unwrap_or(options.verify);
+        options.rounds = change.rounds.unwrap_or(options.rounds);
+        options.interval_seconds = change.interval_seconds.unwrap_or(options.interval_seconds);
+        check_finder(options.rounds, options.interval_seconds)?;
+        self.change_volume(name, |record| {
+            record.dedup = options.dedup;
+            record.verify = options.verify;
+            record.rounds = options.rounds;
+            record.interval_seconds = options.interval_seconds;
+        })?;
+        volume.set_options(&options);
+        Ok(())
+    }
+
+    /// How long the reads and writes of all volumes took, since the pool was opened.
+    #[must_use]
+    pub fn latencies(&self) -> LatencyCounts {
+        self.pool.latencies.counts()
     }
 
     /// The import of this volume is complete and durable.
@@ -241,7 +357,7 @@ impl Store {
     ///
     /// `NotFound`, `Exists`, `Invalid` for a bad name.
     pub fn rename_volume(&self, name: &str, new_name: &str) -> Result<()> {
-        self.check_name(new_name)?;
+        check_name(new_name, "volume")?;
         let _changing = lock(&self.changing);
         let volume = self.volume(name)?;
         self.check_name_is_free(new_name)?;
@@ -289,20 +405,6 @@ impl Store {
     /// Sleeps until [`Store::tick`] has more to do than usual, `timeout` at most.
     pub fn wait_until_due(&self, timeout: Duration) {
         self.pool.wait_until_due(timeout);
-    }
-
-    fn check_name(&self, name: &str) -> Result<()> {
-        if name_is_valid(name) {
-            return Ok(());
-        }
-        Err(StoreError::new(
-            StoreErrorKind::Invalid,
-            format!(
-                "'{}' cannot name a volume: letters, digits, '.', '_' and '-', beginning with a \
-                 letter or digit, 63 at most",
-                name.escape_debug()
-            ),
-        ))
     }
 
     /// Also of those that are being imported or deleted.
@@ -353,4 +455,29 @@ impl Store {
         self.pool.record(&[record], &[], Wait::Yes)?;
         self.pool.commit()
     }
+}
+
+fn check_name(name: &str, of: &str) -> Result<()> {
+    if name_is_valid(name) {
+        return Ok(());
+    }
+    Err(StoreError::new(
+        StoreErrorKind::Invalid,
+        format!(
+            "'{}' cannot name a {of}: letters, digits, '.', '_' and '-', beginning with a letter \
+             or digit, 63 at most",
+            name.escape_debug()
+        ),
+    ))
+}
+
+fn check_finder(rounds: u8, interval_seconds: u32) -> Result<()> {
+    let message = if !(1..=ROUNDS_MAX).contains(&rounds) {
+        format!("the finder waits 1 to {ROUNDS_MAX} rounds, not {rounds}")
+    } else if !(1..=INTERVAL_SECONDS_MAX).contains(&interval_seconds) {
+        format!("the finder looks every 1 to {INTERVAL_SECONDS_MAX} s, not {interval_seconds}")
+    } else {
+        return Ok(());
+    };
+    Err(StoreError::new(StoreErrorKind::Invalid, message))
 }

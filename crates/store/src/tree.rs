@@ -37,15 +37,17 @@ pub(crate) fn lookup(
     Ok(Some(pointer))
 }
 
-/// The first leaf at or after `from`. Takes time in proportion to the levels, not to the gap.
+/// The first leaf at or after `from` whose pointer is wanted. Takes time in proportion to the
+/// levels, not to a gap, and looks at the pointers of leaves that are passed over.
 pub(crate) fn next_leaf(
     pages: &Pages,
     owner: u64,
     root: TreeRoot,
     from: u64,
+    is_wanted: &dyn Fn(&Pointer) -> bool,
 ) -> Result<Option<(u64, Pointer)>> {
     match root.top {
-        Some(top) => next_below(pages, owner, root.levels, 0, top, from),
+        Some(top) => next_below(pages, owner, (root.levels, 0, top), from, is_wanted),
         None => Ok(None),
     }
 }
@@ -53,10 +55,9 @@ pub(crate) fn next_leaf(
 fn next_below(
     pages: &Pages,
     owner: u64,
-    level: u8,
-    first: u64,
-    pointer: Pointer,
+    (level, first, pointer): (u8, u64, Pointer),
     from: u64,
+    is_wanted: &dyn Fn(&Pointer) -> bool,
 ) -> Result<Option<(u64, Pointer)>> {
     let node = pages.node(level, owner, first, pointer)?;
     let below = span(level - 1);
@@ -67,9 +68,13 @@ fn next_below(
         };
         let child_first = first + slot * below;
         if level == 1 {
-            return Ok(Some((child_first, child)));
+            if is_wanted(&child) {
+                return Ok(Some((child_first, child)));
+            }
+            continue;
         }
-        let found = next_below(pages, owner, level - 1, child_first, child, from)?;
+        let below = (level - 1, child_first, child);
+        let found = next_below(pages, owner, below, from, is_wanted)?;
         if found.is_some() {
             return Ok(found);
         }

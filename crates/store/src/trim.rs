@@ -6,7 +6,7 @@
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, Lba, Record, SegmentIndex, UnmapTo};
 
-use crate::apply::mapped_runs;
+use crate::apply::owned_runs;
 use crate::error::{Result, StoreError};
 use crate::volume::{Volume, Wait};
 
@@ -94,6 +94,6 @@ impl Volume {
             to: UnmapTo::Absent,
         };
         self.pool
-            .record(&[record], &mapped_runs(&entries), Wait::Yes)
+            .record(&[record], &owned_runs(&entries), Wait::Yes)
     }
 }

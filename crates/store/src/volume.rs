@@ -6,14 +6,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Instant;
 
 use onefold_format::{VolumeId, VolumeRecord};
 
-use crate::block_lock::BlockLocks;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::limits::REQUEST_BYTES_MAX;
 use crate::map::Layer;
 use crate::pool::Pool;
+use crate::store::VolumeOptions;
 use crate::sync::{AtomicBool, AtomicU64, RwLock, read, write};
 
 /// Whether a request may wait for the disk, for room, or for another request.
@@ -40,8 +41,8 @@ pub struct Volume {
     pub(crate) pool: Arc<Pool>,
     pub(crate) id: VolumeId,
     pub(crate) layer: Arc<Layer>,
-    pub(crate) locks: BlockLocks,
     name: RwLock<String>,
+    options: RwLock<VolumeOptions>,
     size_bytes: AtomicU64,
     gone: AtomicBool,
 }
@@ -52,8 +53,15 @@ impl Volume {
             id: record.id,
             layer: pool.maps.layer(record.layer)?,
             pool,
-            locks: BlockLocks::default(),
             name: RwLock::new(record.name.clone()),
+            options: RwLock::new(VolumeOptions {
+                size_bytes: record.size_bytes,
+                dedup: record.dedup,
+                domain: record.domain_name.clone(),
+                verify: record.verify,
+                rounds: record.rounds,
+                interval_seconds: record.interval_seconds,
+            }),
             size_bytes: AtomicU64::new(record.size_bytes),
             gone: AtomicBool::new(false),
         })
@@ -79,6 +87,19 @@ impl Volume {
         self.size_bytes.store(size_bytes, SeqCst);
     }
 
+    /// How it is deduplicated now, and its size.
+    #[must_use]
+    pub fn options(&self) -> VolumeOptions {
+        VolumeOptions {
+            size_bytes: self.size_bytes(),
+            ..read(&self.options).clone()
+        }
+    }
+
+    pub(crate) fn set_options(&self, options: &VolumeOptions) {
+        options.clone_into(&mut write(&self.options));
+    }
+
     /// Bytes in a block: 4096, 8192, 16384 or 65536.
     #[must_use]
     pub fn block_size(&self) -> u32 {
@@ -88,7 +109,13 @@ impl Volume {
     /// Blocks that hold data.
     #[must_use]
     pub fn logical_blocks(&self) -> u64 {
-        self.layer.private_blocks()
+        self.layer.logical_blocks()
+    }
+
+    /// Blocks that the finder has still to look at.
+    #[must_use]
+    pub fn dirty_blocks(&self) -> u64 {
+        self.layer.counts().private
     }
 
     /// Fills `buf` from `offset`. What was never written, and what is zero, reads as zeros.
@@ -99,8 +126,10 @@ impl Volume {
     /// `Gone` once the volume is deleted; `WouldWait`.
     pub fn read(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<()> {
         self.admit(offset, buf.len() as u64)?;
-        self.read_admitted(offset, buf, wait)
-            .map_err(|error| self.during("reading", offset, error))
+        let started = Instant::now();
+        let read = self.read_admitted(offset, buf, wait);
+        self.count_latency(started, &read);
+        read.map_err(|error| self.during("reading", offset, error))
     }
 
     /// Writes `data` at `offset`: see `docs/life-of-a-write.md`. Durable after [`Volume::flush`].
@@ -112,8 +141,10 @@ impl Volume {
     pub fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<()> {
         self.admit(offset, data.len() as u64)?;
         self.pool.check_writable()?;
-        self.write_admitted(offset, data, wait)
-            .map_err(|error| self.during("writing", offset, error))
+        let started = Instant::now();
+        let written = self.write_admitted(offset, data, wait);
+        self.count_latency(started, &written);
+        written.map_err(|error| self.during("writing", offset, error))
     }
 
     /// Makes every write answered before this call durable, on whichever connection it came (P5).
@@ -186,6 +217,13 @@ impl Volume {
             at += piece as u64;
         }
         Ok(())
+    }
+
+    /// A request that has to be asked again is counted when it is.
+    fn count_latency(&self, started: Instant, done: &Result<()>) {
+        if !matches!(done, Err(error) if error.kind() == StoreErrorKind::WouldWait) {
+            self.pool.latencies.add(started.elapsed());
+        }
     }
 
     /// [step 1 admit]

@@ -33,9 +33,9 @@ struct Run {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// The layer's own block, rewritten where it is.
+    /// A block that the entry owns alone, rewritten where it is (P1).
     InPlace(Pba),
-    /// Needs a new block.
+    /// Needs a new block: nothing is stored yet, or what is stored is shared.
     New,
     /// All zeros: the entry gives up what it has.
     Zero,
@@ -109,7 +109,8 @@ impl Volume {
         if !Guard::BlocksLocked.holds() {
             return Ok(None);
         }
-        self.locks
+        self.layer
+            .locks
             .lock(blocks, wait)
             .map(Some)
             .ok_or_else(StoreError::would_wait)
@@ -117,7 +118,8 @@ impl Volume {
 
     /// The blocks are locked. [step 3 shape] to [step 8 reply]
     fn write_locked(&self, first: Lba, data: &[u8], wait: Wait) -> Result<()> {
-        let entries = self.entries(first, data.len() as u64 / self.pool.block_size(), wait)?;
+        let count = data.len() as u64 / self.pool.block_size();
+        let entries = self.entries_to_write(first, count, wait)?;
         let runs = self.shape(first, data, &entries);
         let placed = self.place(&runs, wait)?;
         let (records, old_blocks) = changes(self, first, &entries, &placed);
@@ -144,12 +146,28 @@ impl Volume {
         Ok(entries)
     }
 
+    /// As [`Volume::entries`], and notes that these blocks are hot.
+    fn entries_to_write(&self, first: Lba, count: u64, wait: Wait) -> Result<Entries> {
+        let mut entries = Entries::with_capacity(count as usize);
+        for (lba, in_segment) in segments(first, count) {
+            let leaf = self.pool.maps.leaf(&self.layer, lba.segment(), wait)?;
+            let slots = lba.slot()..lba.slot() + in_segment as usize;
+            leaf.heat.touch(slots.clone());
+            leaf.entries(slots, &mut entries);
+        }
+        Ok(entries)
+    }
+
     /// [step 3 shape] Finds the blocks of zeros, and what can be rewritten in place.
     fn shape(&self, first: Lba, data: &[u8], entries: &[Entry]) -> Runs {
         let blocks = data.chunks_exact(self.pool.block_size() as usize);
         let mut runs = Runs::new();
         for ((block, entry), n) in blocks.zip(entries).zip(0..) {
-            let fate = match entry.pba() {
+            let own = match Guard::SharedNotInPlace.holds() {
+                true => entry.own_pba(),
+                false => entry.pba(),
+            };
+            let fate = match own {
                 _ if is_zero(block) => {
                     if *entry == Entry::ABSENT {
                         Fate::Nothing
@@ -222,13 +240,13 @@ impl Volume {
         Ok(placed)
     }
 
-    /// Where the nearest stored block of the same segment says that this one would best go.
+    /// Where the nearest block of its own in the same segment says that this one would best go.
     fn beside(&self, lba: Lba, wait: Wait) -> Result<Option<Shift>> {
         let leaf = self.pool.maps.leaf(&self.layer, lba.segment(), wait)?;
         let first = lba.0 - lba.slot() as u64;
         Ok(leaf.with(|segment| {
             let (before, after) = segment.split_at(lba.slot());
-            let stored = |(slot, entry): (usize, &Entry)| entry.pba().map(|pba| (slot, pba));
+            let stored = |(slot, entry): (usize, &Entry)| entry.own_pba().map(|pba| (slot, pba));
             let before = before.iter().enumerate().rev().find_map(stored);
             let after = || after.iter().enumerate().find_map(stored);
             let (slot, pba) = before.or_else(|| after().map(|(n, pba)| (lba.slot() + n, pba)))?;
@@ -301,7 +319,7 @@ fn changes(
         let before = &entries[at..at + run.count as usize];
         match (run.fate, new) {
             (Fate::Zero, _) => {
-                old_blocks.extend(crate::apply::mapped_runs(before));
+                old_blocks.extend(crate::apply::owned_runs(before));
                 for (lba, count) in segments(run.lba, run.count) {
                     let count = count as u32;
                     records.push(Record::Unmap {
@@ -314,11 +332,12 @@ fn changes(
             }
             (Fate::New, Some(pba)) => {
                 let mut done = 0;
-                for same in before.chunk_by(|a, b| a == b) {
+                for same in before.chunk_by(|a, b| a.successor(1) == *b) {
                     let start = run.lba + done;
                     for (lba, count) in segments(start, same.len() as u64) {
                         let new = Entry::private(*pba + (lba.0 - run.lba.0));
-                        let (old, count) = (same[0], count as u32);
+                        let old = same[0].successor(lba.0 - start.0);
+                        let count = count as u32;
                         records.push(Record::Map {
                             layer,
                             lba,

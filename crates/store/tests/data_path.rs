@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use onefold_engine::simulated::{Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
-use onefold_store::{CreateOptions, OpenOptions, Store, StoreErrorKind, Volume, Wait};
+use onefold_store::{
+    CreateOptions, OpenOptions, Store, StoreErrorKind, Volume, VolumeOptions, Wait,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -41,7 +43,9 @@ impl World {
     }
 
     fn volume(&self, name: &str, size: u64) -> Arc<Volume> {
-        self.store.create_volume(name, size).unwrap();
+        self.store
+            .create_volume(name, &VolumeOptions::new(size))
+            .unwrap();
         self.store.volume(name).unwrap()
     }
 
@@ -254,7 +258,9 @@ fn a_large_volume_works_with_little_memory() {
         ..OpenOptions::default()
     };
     let (store, _) = Store::open(Arc::clone(&as_engine), &options).unwrap();
-    store.create_volume("huge", 4 << 40).unwrap();
+    store
+        .create_volume("huge", &VolumeOptions::new(4 << 40))
+        .unwrap();
     let volume = store.volume("huge").unwrap();
     let place = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (4 << 28) * 4096;
     for n in 0..20_000 {
@@ -280,7 +286,11 @@ fn volumes_come_and_go() {
     let world = World::new(64 * MIB);
     let volume = world.volume("a", 16 * MIB);
     assert_eq!(
-        world.store.create_volume("a", MIB).unwrap_err().kind(),
+        world
+            .store
+            .create_volume("a", &VolumeOptions::new(MIB))
+            .unwrap_err()
+            .kind(),
         StoreErrorKind::Exists
     );
     volume.write(0, &pattern(MIB, 1), Wait::Yes).unwrap();
@@ -311,17 +321,29 @@ fn volumes_come_and_go() {
 #[test]
 fn an_interrupted_import_leaves_nothing() {
     let world = World::new(64 * MIB);
-    let import = world.store.begin_import("a", 16 * MIB).unwrap();
+    let import = world
+        .store
+        .begin_import("a", &VolumeOptions::new(16 * MIB))
+        .unwrap();
     import.write(0, &pattern(MIB, 1)).unwrap();
     assert!(world.store.volume_names().is_empty());
     drop(import);
-    world.store.create_volume("a", MIB).unwrap();
+    world
+        .store
+        .create_volume("a", &VolumeOptions::new(MIB))
+        .unwrap();
     world.assert_clean();
 
-    let import = world.store.begin_import("c", 16 * MIB).unwrap();
+    let import = world
+        .store
+        .begin_import("c", &VolumeOptions::new(16 * MIB))
+        .unwrap();
     import.write(0, &pattern(MIB, 1)).unwrap();
     import.finish().unwrap();
-    let import = world.store.begin_import("d", 16 * MIB).unwrap();
+    let import = world
+        .store
+        .begin_import("d", &VolumeOptions::new(16 * MIB))
+        .unwrap();
     import.write(0, &pattern(MIB, 1)).unwrap();
     let engine = world
         .engine

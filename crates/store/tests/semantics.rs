@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use onefold_engine::simulated::SimulatedEngine;
-use onefold_store::{CreateOptions, Extent, OpenOptions, Store, Volume, Wait};
+use onefold_store::{CreateOptions, Extent, OpenOptions, Store, Volume, VolumeOptions, Wait};
 use proptest::prelude::*;
 
 const KIB: u64 = 1 << 10;
@@ -56,11 +56,14 @@ impl Pair {
             block_size,
             size_bytes: 256 * u64::from(block_size),
             log_bytes: 256 * KIB,
+            ..CreateOptions::default()
         };
         Store::create(&*engine, &options).unwrap();
         let block_size = u64::from(block_size);
         let store = open(&engine);
-        store.create_volume("v", 32 * block_size).unwrap();
+        store
+            .create_volume("v", &VolumeOptions::new(32 * block_size))
+            .unwrap();
         Self {
             engine,
             store,

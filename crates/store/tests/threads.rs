@@ -9,7 +9,9 @@ use std::thread;
 
 use onefold_engine::Engine;
 use onefold_engine::simulated::{CrashKind, SimulatedEngine};
-use onefold_store::{CreateOptions, OpenOptions, Store, StoreErrorKind, Volume, Wait};
+use onefold_store::{
+    CreateOptions, OpenOptions, Store, StoreErrorKind, Volume, VolumeOptions, Wait,
+};
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -116,7 +118,9 @@ fn many_threads_do_not_get_into_each_others_way() {
     Store::create(&*engine, &options).unwrap();
     let store = open(&engine);
     let volumes = ["a", "b"].map(|name| {
-        store.create_volume(name, 8 * MIB).unwrap();
+        store
+            .create_volume(name, &VolumeOptions::new(8 * MIB))
+            .unwrap();
         store.volume(name).unwrap()
     });
     let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));

@@ -44,4 +44,25 @@ coverage! {
     no_space,
     failed_requests,
     read_only,
+    /// Blocks that the finder published as the first of their content.
+    inserted,
+    aliased,
+    dangling,
+    rejected,
+    declined,
+    /// References that the collector released.
+    released,
+    freed,
+    remaining,
+    /// Crashes while a batch that was announced durably was not settled.
+    crashes_in_finder,
+    crashes_in_collector,
+    crashes_in_rebuild,
+    /// Roots, found by an opening, of checkpoints in the middle of a batch.
+    roots_with_open_batch,
+    rebuilds,
+    /// Requests refused because the index had to be counted again.
+    index_busy,
+    /// Times that the counts were compared with the contents, nothing being left to do.
+    settled,
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, SimulatedEngine};
-use onefold_format::page::PAGE_BYTES;
+use onefold_format::page::{PAGE_BYTES, PageBytes};
 use onefold_format::{PageNumber, Root, Superblock};
-use onefold_store::{Store, Wait};
+use onefold_store::{IndexKind, Store, Wait};
 
 use crate::model::Violation;
 use crate::world::{MIB, State, Step, Stop, World, violation};
@@ -75,6 +75,10 @@ impl World {
         }
         state.faulty = false;
         state.must_reopen = false;
+        state.is_settled = false;
+        state.may_need_rebuild = state.index == IndexKind::Memory;
+        let has_open_batch = newest_root(&after).is_some_and(|root| root.open_batch.is_some());
+        state.coverage.roots_with_open_batch += u64::from(has_open_batch);
         drop(state);
         self.trace(|| format!("crash and open: {recovery:?}"));
         match self.open(recovery.memory_bytes) {
@@ -121,6 +125,15 @@ impl World {
 
     /// Opens the pool again without a crash, after `close` has put everything into a checkpoint.
     pub(crate) fn close_and_open(&self, memory_bytes: u64) -> Step {
+        self.close_and_open_with(memory_bytes, |_| {})
+    }
+
+    /// The same, with what somebody does to the machine's disks in between.
+    pub(crate) fn close_and_open_with(
+        &self,
+        memory_bytes: u64,
+        meanwhile: impl FnOnce(&SimulatedEngine),
+    ) -> Step {
         if self.state().import.is_some() {
             self.abort_import()?;
         }
@@ -138,6 +151,8 @@ impl World {
             return Ok(());
         }
         self.close_handles();
+        self.state().is_settled = false;
+        meanwhile(&self.engine());
         let report = match self.open(memory_bytes) {
             Ok(report) => report,
             Err(error) => return Err(self.unless_crashed(format!("opening: {error}"))),
@@ -196,7 +211,7 @@ impl World {
     }
 
     /// A failure that only a stopped machine excuses.
-    fn unless_crashed(&self, message: String) -> Stop {
+    pub(crate) fn unless_crashed(&self, message: String) -> Stop {
         if self.engine().is_crashed() {
             Stop::Crashed
         } else {
@@ -221,9 +236,8 @@ impl World {
                 }
                 while at < end {
                     let len = (end - at).min(MIB) as usize;
-                    volume
-                        .read(at, &mut buf[..len], Wait::Yes)
-                        .map_err(failed)?;
+                    let found = &mut buf[..len];
+                    volume.read(at, found, Wait::Yes).map_err(failed)?;
                     self.with(id, |volume| volume.recovered(at, &buf[..len]))?;
                     at += len as u64;
                 }
@@ -239,39 +253,18 @@ impl World {
         Ok(())
     }
 
-    /// Every block is free, in between, or owned; after an opening none is in between.
     fn verify_counts(&self, store: &Store) -> Step {
-        let stat = store
-            .stat()
-            .map_err(|error| self.unless_crashed(format!("stat: {error}")))?;
-        let counted = stat.free_blocks + stat.reclaim_blocks + stat.private_blocks + 1;
-        let of_volumes: u64 = stat
-            .volumes
-            .iter()
-            .map(|volume| volume.logical_blocks)
-            .sum();
-        let is_importing = self.state().import.is_some();
-        if counted != stat.pool_blocks || (of_volumes != stat.logical_blocks && !is_importing) {
-            return Err(violation(format!("the counts do not add up: {stat:?}")));
-        }
-        Ok(())
+        let stat = store.stat();
+        let stat = stat.map_err(|error| self.unless_crashed(format!("stat: {error}")))?;
+        self.compare_counts(&stat)
     }
 
     /// Notes at the end of a run what its roots tell.
     pub(crate) fn cover_log(&self) {
         let mut state = self.state();
         let engine = Arc::clone(&state.engine);
-        let page = |part, at| {
-            let bytes = engine.read_raw(part, at, PAGE_BYTES);
-            Box::new(<[u8; PAGE_BYTES]>::try_from(bytes).expect("a page"))
-        };
-        let superblock = Superblock::decode(&page(Part::Superblock, 0)).expect("a superblock");
-        let roots = (0..2).filter_map(|slot| {
-            let bytes = page(Part::Meta, slot * PAGE_BYTES as u64);
-            Root::decode(&bytes, superblock.pool, PageNumber(slot)).ok()
-        });
-        let position = roots.map(|root| root.log_position).max().unwrap_or(0);
-        state.coverage.log_wraps += position / superblock.log_bytes;
+        let position = newest_root(&engine).map_or(0, |root| root.log_position);
+        state.coverage.log_wraps += position / superblock(&engine).log_bytes;
         state.coverage.meta_writes += engine.count(Part::Meta, Op::Write).count;
     }
 
@@ -282,6 +275,25 @@ impl World {
             None => Ok(()),
         }
     }
+}
+
+fn page(engine: &SimulatedEngine, part: Part, at: u64) -> Box<PageBytes> {
+    let bytes = engine.read_raw(part, at, PAGE_BYTES);
+    Box::new(bytes.try_into().expect("a page"))
+}
+
+pub(crate) fn superblock(engine: &SimulatedEngine) -> Superblock {
+    Superblock::decode(&page(engine, Part::Superblock, 0)).expect("a superblock")
+}
+
+/// The root that an opening starts from, if it finds one.
+pub(crate) fn newest_root(engine: &SimulatedEngine) -> Option<Root> {
+    let pool = superblock(engine).pool;
+    let roots = (0..2).filter_map(|slot| {
+        let bytes = page(engine, Part::Meta, slot * PAGE_BYTES as u64);
+        Root::decode(&bytes, pool, PageNumber(slot)).ok()
+    });
+    roots.max_by_key(|root| root.sequence)
 }
 
 impl State {

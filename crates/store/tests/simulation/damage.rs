@@ -7,7 +7,9 @@ use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, SimulatedEngine};
 use onefold_format::page::{self, PAGE_BYTES, PageBytes};
 use onefold_format::{PageNumber, Root, Superblock};
-use onefold_store::{CreateOptions, Finding, Store, StoreError, StoreErrorKind, Wait};
+use onefold_store::{
+    CreateOptions, Finding, Store, StoreError, StoreErrorKind, VolumeOptions, Wait,
+};
 
 use crate::crash::Recovery;
 use crate::world::{Fill, MIB, Stop, World};
@@ -21,6 +23,7 @@ fn pool() -> Arc<World> {
         block_size: 4096,
         size_bytes: 16 * MIB,
         log_bytes: 256 << 10,
+        ..CreateOptions::default()
     };
     let world = World::new(5, &options);
     world.open(8 * MIB).unwrap();
@@ -346,7 +349,10 @@ fn newer_versions_are_refused_or_only_read() {
     assert_eq!(error.kind(), StoreErrorKind::ReadOnly, "{error}");
     assert!(error.to_string().contains("later version"), "{error}");
     assert_eq!(
-        store.create_volume("c", MIB).unwrap_err().kind(),
+        store
+            .create_volume("c", &VolumeOptions::new(MIB))
+            .unwrap_err()
+            .kind(),
         StoreErrorKind::ReadOnly
     );
     assert_eq!(findings(&store, false), []);

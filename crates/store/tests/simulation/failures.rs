@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::Op;
-use onefold_store::{CreateOptions, PoolStat, StoreErrorKind, Wait};
+use onefold_store::{CreateOptions, PoolStat, StoreErrorKind, VolumeOptions, Wait};
 
 use crate::crash::Recovery;
 use crate::world::{Fill, MIB, World};
@@ -18,6 +18,7 @@ fn pool() -> (Arc<World>, u64) {
         block_size: 4096,
         size_bytes: 16 * MIB,
         log_bytes: 256 << 10,
+        ..CreateOptions::default()
     };
     let world = World::new(11, &options);
     world.open(8 * MIB).unwrap();
@@ -126,7 +127,10 @@ fn after_a_failed_sync_the_pool_takes_no_writes() {
             handle.trim(0, MIB, Wait::Yes).unwrap_err(),
             handle.write_zeroes(0, MIB, Wait::Yes).unwrap_err(),
             handle.flush().unwrap_err(),
-            world.store().create_volume("late", MIB).unwrap_err(),
+            world
+                .store()
+                .create_volume("late", &VolumeOptions::new(MIB))
+                .unwrap_err(),
         ] {
             assert_eq!(error.kind(), StoreErrorKind::ReadOnly, "{error}");
             assert!(error.to_string().contains("syncing"), "{error}");

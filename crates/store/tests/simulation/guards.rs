@@ -9,9 +9,10 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_format::{frame, page};
-use onefold_store::{CreateOptions, Guard, Wait};
+use onefold_store::{CreateOptions, Guard, Ready, VolumeOptions, Wait};
 
 use crate::crash::Recovery;
+use crate::index_rows;
 use crate::model::Violation;
 use crate::world::{Fill, MIB, Step, Stop, World, violation};
 
@@ -25,6 +26,7 @@ fn pool(seed: u64, size_bytes: u64, log_bytes: u64) -> Result<Arc<World>, Stop> 
         block_size: 4096,
         size_bytes,
         log_bytes,
+        ..CreateOptions::default()
     };
     let world = World::new(seed, &options);
     world.state().trace = std::env::var_os("ONEFOLD_SIM_TRACE").is_some();
@@ -347,7 +349,105 @@ fn sync_fails(seed: u64) -> Step {
 fn import_interrupted(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.begin_import(MIB)?;
-    world.write_import(0, 8 * BLOCK)?;
+    world.write_import(0, 8 * BLOCK, Fill::Data)?;
+    power_loss(&world)
+}
+
+/// Two volumes with blocks of one common content each way, all of them published.
+fn shared_pool(seed: u64) -> Result<(Arc<World>, u64, u64), Stop> {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    world.create_volume(MIB)?;
+    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    for id in [a, b] {
+        world.write(id, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.dedup(id, Ready::All, 9)?;
+    }
+    world.flush(a)?;
+    Ok((world, a, b))
+}
+
+/// A block that two volumes share is written in one of them.
+fn shared_is_rewritten(seed: u64) -> Step {
+    let (world, a, b) = shared_pool(seed)?;
+    world.write(a, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.read(b, 0, 16 * BLOCK, Wait::Yes)?;
+    power_loss(&world)
+}
+
+/// The machine stops right after the index has heard of blocks, and others take their places.
+fn index_hears_first(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.meanwhile(Part::Index, Op::Sync, When::After, |world| {
+        world.engine().halt();
+        Ok(())
+    });
+    crash_is_fine(world.dedup(id, Ready::All, 9).map(|_| ()))?;
+    world.found()?;
+    world.recover_by(Recovery::POWER_LOSS)?;
+    world.write(id, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 16 * BLOCK, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.dedup(id, Ready::All, 9)?;
+    world.read(id, 0, MIB, Wait::Yes)?;
+    power_loss(&world)
+}
+
+/// Blocks are rewritten while the finder fingerprints them.
+fn rewritten_while_published(seed: u64) -> Step {
+    let (world, a, b) = shared_pool(seed)?;
+    world.write(a, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.meanwhile(Part::Data, Op::Read, When::After, move |world| {
+        world.write(a, 4 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)
+    });
+    world.dedup(a, Ready::All, 9)?;
+    world.found()?;
+    world.read(a, 0, 16 * BLOCK, Wait::Yes)?;
+    world.read(b, 0, 16 * BLOCK, Wait::Yes)?;
+    power_loss(&world)?;
+    world.settle()
+}
+
+/// Two contents have one fingerprint, as far as the index knows.
+fn fingerprints_collide(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    let options = VolumeOptions {
+        verify: true,
+        ..VolumeOptions::new(MIB)
+    };
+    world.create_volume_as(&options)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, BLOCK, Fill::Data, Wait::Yes)?;
+    world.dedup(id, Ready::All, 9)?;
+    world.write(id, BLOCK, BLOCK, Fill::Data, Wait::Yes)?;
+    let mut second = vec![0; BLOCK as usize];
+    let volume = world.store().volume("volume-1");
+    let read = volume.and_then(|volume| volume.read(BLOCK, &mut second, Wait::Yes));
+    read.map_err(|error| violation(error.to_string()))?;
+    world.close_and_open_with(64 * MIB, |engine| {
+        let fingerprint = index_rows::fingerprint(engine, &second);
+        index_rows::change(engine, |rows| {
+            assert_eq!(rows.len(), 1, "the first block is published");
+            rows[0].0 = fingerprint;
+        });
+    })?;
+    world.state().is_index_damaged = true;
+    world.dedup(id, Ready::All, 9)?;
+    world.read(id, 0, 2 * BLOCK, Wait::Yes)?;
+    world.recover_by(Recovery::POWER_LOSS)
+}
+
+/// One of two references to a block is given up, and its place is wanted.
+fn one_reference_of_two(seed: u64) -> Step {
+    let (world, a, b) = shared_pool(seed)?;
+    world.trim(a, 0, MIB, Wait::Yes)?;
+    world.collect()?;
+    world.flush(a)?;
+    world.tick()?;
+    world.write(a, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.read(b, 0, MIB, Wait::Yes)?;
     power_loss(&world)
 }
 
@@ -369,6 +469,11 @@ fn script(guard: Guard) -> fn(u64) -> Step {
         Guard::FailedSyncStopsWrites => sync_fails,
         Guard::ImportsFinishedOrRemoved => import_interrupted,
         Guard::DiscardBeforeReuse => reused_while_discarded,
+        Guard::SharedNotInPlace => shared_is_rewritten,
+        Guard::IntentBeforeCall => index_hears_first,
+        Guard::AliasOnlyIfUnmoved | Guard::DanglingGivesBack => rewritten_while_published,
+        Guard::VerifyBytes => fingerprints_collide,
+        Guard::FreeOnlyAtZero => one_reference_of_two,
     }
 }
 

@@ -19,6 +19,7 @@ fn pool(size_bytes: u64, log_bytes: u64, memory_bytes: u64) -> Arc<World> {
         block_size: 4096,
         size_bytes,
         log_bytes,
+        ..CreateOptions::default()
     };
     let world = World::new(7, &options);
     world.open(memory_bytes).unwrap();
@@ -29,7 +30,7 @@ fn pool(size_bytes: u64, log_bytes: u64, memory_bytes: u64) -> Arc<World> {
 /// checkpoints replace them. Once it is over their places are used again.
 #[test]
 fn checkpoints_go_on_during_a_check() {
-    let world = pool(16 * MIB, MIB, 8 * MIB);
+    let world = pool(16 * MIB, 256 << 10, 8 * MIB);
     let run = || -> Step {
         for _ in 0..3 {
             world.create_volume(600 * SEGMENT)?;
@@ -43,10 +44,18 @@ fn checkpoints_go_on_during_a_check() {
         world.recover_by(Recovery::POWER_LOSS)?;
         let ids = world.volume_ids();
         world.meanwhile(Part::Meta, Op::Read, When::Before, move |world| {
-            for id in ids {
-                world.write(id, 50 * SEGMENT, BLOCK, Fill::Data, Wait::Yes)?;
+            for id in &ids {
+                world.write(*id, 50 * SEGMENT, BLOCK, Fill::Data, Wait::Yes)?;
             }
-            world.check()
+            // Until housekeeping writes a checkpoint.
+            for _ in 0..20 {
+                world.write(ids[0], 0, MIB, Fill::Comb, Wait::Yes)?;
+                world.trim(ids[0], 0, MIB, Wait::Yes)?;
+            }
+            let before = world.engine().count(Part::Meta, Op::Write).count;
+            world.tick()?;
+            assert!(world.engine().count(Part::Meta, Op::Write).count > before);
+            Ok(())
         });
         world.check()?;
         world.found()?;

@@ -10,6 +10,7 @@
 //! | --- | --- |
 //! | `model.rs` | what the volumes may hold |
 //! | `world.rs` | requests, made to the store and to the model |
+//! | `sharing.rs` | finder, collector and index, and what they must come to |
 //! | `crash.rs` | crash, recovery, comparison |
 //! | `session.rs` | runs drawn from a seed |
 //! | `script.rs` | one script, stopped at each of its I/Os |
@@ -17,6 +18,7 @@
 //! | `interleaved.rs` | rare sequences of events, one by one |
 //! | `failures.rs` | I/Os that fail while the machine goes on |
 //! | `damage.rs` | bytes that decayed, parts that are gone, newer versions |
+//! | `index_rows.rs` | the index, changed behind the store's back |
 //! | `repair.rs` | `check --repair` |
 //! | `coverage.rs` | what must have happened in them |
 
@@ -27,12 +29,14 @@ mod crash;
 mod damage;
 mod failures;
 mod guards;
+mod index_rows;
 mod interleaved;
 mod model;
 mod random;
 mod repair;
 mod script;
 mod session;
+mod sharing;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -6,7 +6,8 @@
 //! answered, or one of those that failed since.
 //!
 //! Every sector that is written whole carries a stamp of volume, sector and version, so that a
-//! block which turns up in the wrong place says where it came from.
+//! block which turns up in the wrong place says where it came from. The exception are common
+//! contents, which are there to be found in many places.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,6 +26,12 @@ pub(crate) type Version = u64;
 
 /// Versions of this kind are sectors that were written in part: their bytes are kept.
 const MIXED: Version = 1 << 63;
+
+/// Versions of this kind say all of the content themselves: it depends on no volume and no place.
+const COMMON: Version = 1 << 62;
+
+/// How many common contents there are.
+const COMMON_CONTENTS: u64 = 6;
 
 /// What was found is not what may be there.
 #[derive(Debug, Clone)]
@@ -57,6 +64,10 @@ pub(crate) struct VolumeModel {
     pub(crate) id: u64,
     pub(crate) name: String,
     pub(crate) size: u64,
+    /// With whom it may share blocks.
+    pub(crate) domain: String,
+    /// Where the finder goes on: a block.
+    pub(crate) cursor: u64,
     /// Contents of sectors without a history, by group; a group that is missing is zeros.
     settled: BTreeMap<u64, [Version; GROUP as usize]>,
     /// Sectors with more than one possible content, durable one first.
@@ -79,11 +90,13 @@ pub(crate) enum Ended {
 }
 
 impl VolumeModel {
-    pub(crate) fn new(id: u64, name: &str, size: u64) -> Self {
+    pub(crate) fn new(id: u64, name: &str, size: u64, domain: &str) -> Self {
         Self {
             id,
             name: name.to_owned(),
             size,
+            domain: domain.to_owned(),
+            cursor: 0,
             settled: BTreeMap::new(),
             open: FxHashMap::default(),
             mixed: FxHashMap::default(),
@@ -372,6 +385,7 @@ impl VolumeModel {
         match version {
             0 => [0; SECTOR as usize],
             mixed if mixed & MIXED != 0 => *self.mixed[&(sector, mixed)],
+            common if common & COMMON != 0 => common_bytes(common),
             whole => stamp(self.id, sector, whole),
         }
     }
@@ -406,9 +420,10 @@ impl VolumeModel {
         let versions = |versions: &[Version]| {
             let texts: Vec<String> = versions
                 .iter()
-                .map(|version| match version & !MIXED {
+                .map(|version| match *version {
                     0 => "zeros".to_owned(),
-                    own if own != *version => format!("write {own} in part"),
+                    mixed if mixed & MIXED != 0 => format!("write {} in part", mixed & !MIXED),
+                    common if common & COMMON != 0 => format!("content {}", common & !COMMON),
                     own => format!("write {own}"),
                 })
                 .collect();
@@ -442,6 +457,21 @@ pub(crate) fn sectors_of(
     })
 }
 
+/// The common content that a write gives this block.
+pub(crate) fn common(write: Version, block: u64) -> Version {
+    let mixed = (write << 32 | block).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    COMMON | (mixed % COMMON_CONTENTS + 1)
+}
+
+/// The first word says what it is, so that it is found in a block of any sectors.
+fn common_bytes(version: Version) -> [u8; SECTOR as usize] {
+    let mut bytes = [0; SECTOR as usize];
+    for word in bytes.chunks_exact_mut(8) {
+        word.copy_from_slice(&(version | 1 << 59).to_le_bytes());
+    }
+    bytes
+}
+
 /// What a whole sector of a write holds.
 pub(crate) fn stamp(volume: u64, sector: u64, version: Version) -> [u8; SECTOR as usize] {
     let mut bytes = [0; SECTOR as usize];
@@ -467,6 +497,8 @@ fn describe(bytes: &[u8]) -> String {
             word(1) & !(1 << 57),
             word(0) & !(1 << 56)
         )
+    } else if word(0) & COMMON != 0 && word(0) == word(1) {
+        format!("content {}", word(0) & !(COMMON | 1 << 59))
     } else {
         format!(
             "rubbish beginning with {:02x?}",

@@ -24,6 +24,7 @@ fn closed_pool() -> Arc<World> {
         block_size: 4096,
         size_bytes: 16 * MIB,
         log_bytes: 256 << 10,
+        ..CreateOptions::default()
     };
     let world = World::new(3, &options);
     world.open(8 * MIB).unwrap();

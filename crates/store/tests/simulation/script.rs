@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use onefold_engine::Engine;
 use onefold_engine::simulated::{CrashKind, SimulatedEngine};
-use onefold_store::{CreateOptions, OpenOptions, Store, StoreErrorKind, Wait};
+use onefold_store::{
+    CreateOptions, IndexKind, OpenOptions, Store, StoreErrorKind, VolumeOptions, Wait,
+};
 
 use crate::crash::Recovery;
 use crate::model::Violation;
@@ -16,6 +18,7 @@ const OPTIONS: CreateOptions = CreateOptions {
     block_size: 4096,
     size_bytes: 8 * MIB,
     log_bytes: 256 << 10,
+    index: IndexKind::Btree,
 };
 
 fn world(seed: u64) -> Arc<World> {
@@ -43,11 +46,11 @@ fn script(world: &World) -> Step {
     world.rename_volume(b)?;
     world.resize_volume(a, 3 * MIB)?;
     world.begin_import(MIB)?;
-    world.write_import(0, 16 * BLOCK)?;
-    world.write_import(32 * BLOCK, 16 * BLOCK)?;
+    world.write_import(0, 16 * BLOCK, Fill::Data)?;
+    world.write_import(32 * BLOCK, 16 * BLOCK, Fill::Data)?;
     world.finish_import()?;
     world.begin_import(MIB)?;
-    world.write_import(0, 4 * BLOCK)?;
+    world.write_import(0, 4 * BLOCK, Fill::Data)?;
     world.abort_import()?;
     world.read(a, 10 * BLOCK, 200 * BLOCK, Wait::Yes)?;
     world.write(a, 8 * BLOCK, 8 * BLOCK, Fill::Data, Wait::No)?;
@@ -127,7 +130,7 @@ fn creation_that_is_cut_short_leaves_a_pool_or_none() {
             };
             match Store::open(engine, &options) {
                 Ok((store, _)) => {
-                    store.create_volume("a", MIB).unwrap();
+                    store.create_volume("a", &VolumeOptions::new(MIB)).unwrap();
                     let report = store.check(false, &mut |finding| panic!("{finding:?}"));
                     assert_eq!(report.unwrap().findings, 0);
                     pools += 1;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, When};
 use onefold_engine::{Engine, Part};
-use onefold_store::{CreateOptions, Wait};
+use onefold_store::{CreateOptions, IndexKind, Ready, VolumeChange, VolumeOptions, Wait};
 
 use crate::crash::Recovery;
 use crate::model::Violation;
@@ -24,6 +24,10 @@ enum Held {
     Commit,
     /// The checkpoint lock, perhaps blocks besides.
     Checkpoint,
+    /// The job lock.
+    Job,
+    /// The job lock and the index.
+    Index,
 }
 
 /// One run: a few sessions on one pool, with a crash or a close after each.
@@ -58,7 +62,11 @@ pub(crate) fn run(world: &Arc<World>) -> Result<(), Violation> {
         }
     }
     world.cover_log();
-    Ok(())
+    match world.settle() {
+        Err(Stop::Violation(violation)) => Err(violation),
+        Err(Stop::Crashed) => Err(Violation("a crash nobody ordered".into())),
+        Ok(()) => Ok(()),
+    }
 }
 
 /// A small pool, so that blocks are reused and the log goes round.
@@ -68,6 +76,7 @@ pub(crate) fn options(random: &mut Random) -> CreateOptions {
         block_size,
         size_bytes: random.between(4, 32) * MIB,
         log_bytes: *random.pick(&[256 << 10, 256 << 10, 256 << 10, 384 << 10]),
+        index: *random.pick(&[IndexKind::Btree, IndexKind::Memory]),
     }
 }
 
@@ -143,6 +152,7 @@ impl World {
             }
             5 => self.limit(Part::Data),
             6 => self.limit(Part::Meta),
+            7 => self.limit(Part::Index),
             _ => {}
         }
         engine.set_failure_rates(rates);
@@ -195,10 +205,11 @@ impl World {
             }
             again = self.draw(|random| random.one_in(3));
         }
-        if self.draw(|random| random.one_in(2)) {
-            self.check()?;
+        match self.draw(|random| random.below(4)) {
+            0 => Ok(()),
+            1 => self.settle(),
+            _ => self.check(),
         }
-        Ok(())
     }
 
     /// One request at the top.
@@ -206,10 +217,10 @@ impl World {
         self.state().request += 1;
         self.state().coverage.requests += 1;
         let volumes = self.volume_ids();
-        let choice = self.draw(|random| random.below(100));
+        let choice = self.draw(|random| random.below(130));
         if volumes.is_empty() || (choice < 3 && volumes.len() < 4) {
-            let size = self.draw_size();
-            return self.create_volume(size);
+            let options = self.draw_volume();
+            return self.create_volume_as(&options);
         }
         let id = self.draw(|random| *random.pick(&volumes));
         match choice {
@@ -221,7 +232,10 @@ impl World {
                 self.resize_volume(id, size)
             }
             7..11 => self.import_step(),
-            11..13 => self.check(),
+            11..13 => {
+                self.arm_job();
+                self.check()
+            }
             13..17 => {
                 self.arm_housekeeping();
                 self.tick()
@@ -243,10 +257,35 @@ impl World {
             54..58 => self.scatter(id),
             58..64 => self.comb(id),
             64..72 => self.write_some(id, Wait::No),
+            100..115 => {
+                self.arm_job();
+                self.dedup_some(id)
+            }
+            115..122 => {
+                self.arm_job();
+                self.collect()
+            }
+            122..124 => {
+                self.arm_job();
+                self.rebuild_index()
+            }
+            124..126 => self.look(),
+            126..128 => self.change_sharing(id),
+            128..130 => self.copy_blocks(id),
             _ => {
                 self.arm_write(id);
                 self.write_some(id, Wait::Yes)
             }
+        }
+    }
+
+    fn draw_volume(&self) -> VolumeOptions {
+        let (other_domain, verify) = self.draw(|random| (random.one_in(4), random.one_in(3)));
+        VolumeOptions {
+            domain: if other_domain { "other" } else { "default" }.to_owned(),
+            verify,
+            rounds: self.draw(|random| random.between(1, 3)) as u8,
+            ..VolumeOptions::new(self.draw_size())
         }
     }
 
@@ -290,7 +329,8 @@ impl World {
 
     fn write_some(&self, id: u64, wait: Wait) -> Step {
         let (offset, len) = self.draw_range(id, MIB);
-        self.write(id, offset, len, Fill::Data, wait)
+        let fill = self.draw(|random| *random.pick(&[Fill::Data, Fill::Common]));
+        self.write(id, offset, len, fill, wait)
     }
 
     fn read_some(&self, id: u64, wait: Wait) -> Step {
@@ -339,21 +379,70 @@ impl World {
         Ok(())
     }
 
-    fn import_step(&self) -> Step {
+    fn import_step(self: &Arc<Self>) -> Step {
         let importing = self.state().import.as_ref().map(|(_, volume)| volume.size);
         let Some(size) = importing else {
-            let size = self.draw(|random| random.between(1, 16)) * (128 << 10);
-            return self.begin_import(size);
+            let size_bytes = self.draw(|random| random.between(1, 16)) * (128 << 10);
+            let options = self.draw_volume();
+            return self.begin_import_as(&VolumeOptions {
+                size_bytes,
+                ..options
+            });
         };
-        match self.draw(|random| random.below(4)) {
+        match self.draw(|random| random.below(6)) {
             0 => self.finish_import(),
             1 => self.abort_import(),
+            2 | 3 => {
+                self.arm_job();
+                self.dedup_import()
+            }
             _ => {
                 let len = size.min(256 << 10);
                 let offset = self.draw(|random| random.below((size - len) / 65536 + 1)) * 65536;
-                self.write_import(offset, len)
+                self.write_import(offset, len, Fill::Common)
             }
         }
+    }
+
+    // Finder and collector.
+
+    fn dedup_some(&self, id: u64) -> Step {
+        let ready = self.draw(|random| match random.one_in(3) {
+            true => Ready::Cold,
+            false => Ready::All,
+        });
+        self.dedup(id, ready, 2).map(|_| ())
+    }
+
+    fn change_sharing(&self, id: u64) -> Step {
+        let (verify, rounds) = self.draw(|random| (random.one_in(2), random.between(1, 3)));
+        let change = VolumeChange {
+            verify: Some(verify),
+            rounds: Some(rounds as u8),
+            ..VolumeChange::default()
+        };
+        self.set_volume(id, &change)
+    }
+
+    /// Gives two volumes the same blocks, publishes both, and rewrites some of one of them.
+    fn copy_blocks(&self, id: u64) -> Step {
+        let block_size = self.state().block_size;
+        let other = self.draw_other(id);
+        for id in [id, other] {
+            let len = (64 * block_size).min(self.size(id));
+            self.write(id, 0, len, Fill::Common, Wait::Yes)?;
+            self.dedup(id, Ready::All, 2)?;
+        }
+        let (offset, len) = self.draw_range(id, 32 * block_size);
+        self.write(id, offset, len, Fill::Common, Wait::Yes)?;
+        self.collect_batch().map(|_| ())
+    }
+
+    fn draw_other(&self, id: u64) -> u64 {
+        let volumes = self.volume_ids();
+        let others = volumes.into_iter().filter(|other| *other != id);
+        let others: Vec<u64> = others.chain([id]).collect();
+        self.draw(|random| *random.pick(&others))
     }
 
     // Code in the middle of an I/O.
@@ -382,6 +471,24 @@ impl World {
         self.arm(part, op, held);
     }
 
+    /// Of finder, collector, check and rebuild, which read blocks back without any other lock.
+    fn arm_job(self: &Arc<Self>) {
+        let (part, op, held) = self.draw(|random| {
+            *random.pick(&[
+                (Part::Data, Op::Read, Held::Job),
+                (Part::Data, Op::Read, Held::Job),
+                (Part::Data, Op::Read, Held::Job),
+                (Part::Index, Op::Write, Held::Index),
+                (Part::Index, Op::Sync, Held::Index),
+                (Part::Data, Op::Sync, Held::Commit),
+                (Part::Log, Op::Write, Held::Commit),
+                (Part::Log, Op::Sync, Held::Commit),
+                (Part::Meta, Op::Write, Held::Checkpoint),
+            ])
+        });
+        self.arm(part, op, held);
+    }
+
     /// Lets other requests run in the middle of the next such I/O, if it is part of the request
     /// that comes next.
     fn arm(self: &Arc<Self>, part: Part, op: Op, held: Held) {
@@ -405,7 +512,7 @@ impl World {
 
     fn interrupt(&self, held: Held) {
         let mut state = self.state();
-        if state.partial_sectors {
+        if state.partial_sectors || state.depth > 0 {
             return;
         }
         state.depth += 1;
@@ -433,10 +540,25 @@ impl World {
         }
         let id = self.draw(|random| *random.pick(&volumes));
         let wait = match held {
-            Held::Nothing => Wait::Yes,
+            Held::Nothing | Held::Job | Held::Index => Wait::Yes,
             Held::Blocks(own) if own != id => Wait::Yes,
             _ => Wait::No,
         };
+        let is_locked = held == Held::Blocks(id);
+        if let Held::Job | Held::Index = held
+            && self.draw(|random| random.one_in(12))
+        {
+            return self.interrupt_catalogue(id);
+        }
+        if let Held::Nothing | Held::Blocks(_) = held
+            && self.state().is_settled
+            && self.draw(|random| random.one_in(3))
+        {
+            return match self.draw(|random| random.below(2)) {
+                0 if !is_locked => self.dedup_some(id),
+                _ => self.collect(),
+            };
+        }
         let may_commit = held != Held::Commit;
         let may_checkpoint = may_commit && held != Held::Checkpoint;
         match self.draw(|random| random.below(8)) {
@@ -445,7 +567,20 @@ impl World {
             4 if may_commit => self.flush(id),
             5 if may_checkpoint => self.tick(),
             6 => self.read_some(id, wait),
+            7 if held == Held::Job => self.look(),
             _ => self.write_some(id, wait),
+        }
+    }
+
+    fn interrupt_catalogue(&self, id: u64) -> Step {
+        match self.draw(|random| random.below(4)) {
+            0 => self.delete_volume(id),
+            1 => {
+                let size = self.draw_size();
+                self.resize_volume(id, size)
+            }
+            2 => self.rename_volume(id),
+            _ => self.change_sharing(id),
         }
     }
 }

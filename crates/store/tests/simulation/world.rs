@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use onefold_engine::simulated::{Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, Import, OpenOptions, RecoveryReport, Store, StoreError, StoreErrorKind, Volume,
-    Wait,
+    CreateOptions, Import, IndexKind, OpenOptions, RecoveryReport, Store, StoreError,
+    StoreErrorKind, Volume, VolumeOptions, Wait,
 };
 
 use crate::coverage::Coverage;
-use crate::model::{Ended, Moment, SECTOR, Version, Violation, VolumeModel, sectors_of};
+use crate::model::{Ended, Moment, SECTOR, Version, Violation, VolumeModel, common, sectors_of};
 use crate::random::Random;
+use crate::sharing::Job;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -51,6 +52,8 @@ pub(crate) enum Pending {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fill {
     Data,
+    /// Each block has one of a few contents that blocks of all volumes have.
+    Common,
     /// Every other block is zeros.
     Comb,
     Zeros,
@@ -66,6 +69,7 @@ pub(crate) struct State {
     pub(crate) engine: Arc<SimulatedEngine>,
     pub(crate) store: Option<Arc<Store>>,
     pub(crate) block_size: u64,
+    pub(crate) index: IndexKind,
     pub(crate) volumes: Vec<VolumeModel>,
     pub(crate) import: Option<(Import, VolumeModel)>,
     pub(crate) pending: Option<Pending>,
@@ -87,6 +91,14 @@ pub(crate) struct State {
     pub(crate) request: u64,
     /// What code in the middle of an I/O found wrong.
     pub(crate) found: Option<Violation>,
+    /// Who has the store's job lock: a request that wants it too would wait for itself.
+    pub(crate) job: Option<Job>,
+    /// Certainly no batch of finder or collector is open.
+    pub(crate) is_settled: bool,
+    /// The index may have to be counted again, since a crash.
+    pub(crate) may_need_rebuild: bool,
+    /// Somebody damaged the index: what needs it may say so.
+    pub(crate) is_index_damaged: bool,
     next_id: u64,
     next_version: Version,
 }
@@ -102,6 +114,7 @@ impl World {
             engine,
             store: None,
             block_size: u64::from(options.block_size),
+            index: options.index,
             volumes: Vec::new(),
             import: None,
             pending: None,
@@ -115,6 +128,10 @@ impl World {
             partial_sectors: false,
             request: 0,
             found: None,
+            job: None,
+            is_settled: false,
+            may_need_rebuild: false,
+            is_index_damaged: false,
             next_id: 1,
             next_version: 1,
         })))
@@ -171,7 +188,12 @@ impl World {
         self.with(id, |volume| volume.size)
     }
 
-    fn handle(&self, id: u64) -> Result<Arc<Volume>, Stop> {
+    /// Whether code in the middle of an I/O has not deleted it.
+    pub(crate) fn exists(&self, id: u64) -> bool {
+        self.state().volumes.iter().any(|volume| volume.id == id)
+    }
+
+    pub(crate) fn handle(&self, id: u64) -> Result<Arc<Volume>, Stop> {
         let name = self.with(id, |volume| volume.name.clone());
         self.store()
             .volume(&name)
@@ -179,7 +201,7 @@ impl World {
     }
 
     /// Whether a request may have failed like this. What nobody can explain is a violation.
-    fn judge(&self, what: &str, error: &StoreError, wait: Wait) -> Step {
+    pub(crate) fn judge(&self, what: &str, error: &StoreError, wait: Wait) -> Step {
         self.trace(|| format!("{what}: {:?}: {error}", error.kind()));
         let mut state = self.state();
         if state.engine.is_crashed() {
@@ -309,7 +331,7 @@ impl World {
         drop(state);
         let stat = self.store().stat().ok()?;
         Some(Room {
-            blocks: stat.free_blocks + stat.reclaim_blocks,
+            blocks: stat.free_blocks + stat.reclaim_blocks - stat.queued_blocks,
             hooks_run,
         })
     }
@@ -356,12 +378,13 @@ impl World {
         let mut bytes = vec![0; len as usize];
         let versions = self.with(id, |volume| {
             let sectors = sectors_of(offset, len).map(|(sector, range, inside)| {
-                let is_zero = match fill {
-                    Fill::Data => false,
-                    Fill::Comb => (sector * SECTOR / block_size) % 2 == 1,
-                    Fill::Zeros => true,
+                let block = sector * SECTOR / block_size;
+                let source = match fill {
+                    Fill::Comb if block % 2 == 1 => 0,
+                    Fill::Data | Fill::Comb => own,
+                    Fill::Common => common(own, block),
+                    Fill::Zeros => 0,
                 };
-                let source = if is_zero { 0 } else { own };
                 let whole = inside == (0..SECTOR as usize);
                 let version = match volume.certain(sector) {
                     Some(before) if !whole => {
@@ -423,7 +446,7 @@ impl World {
         }
     }
 
-    fn moments(&self) -> Vec<(u64, Moment)> {
+    pub(crate) fn moments(&self) -> Vec<(u64, Moment)> {
         let mut state = self.state();
         let State {
             volumes, import, ..
@@ -436,7 +459,7 @@ impl World {
             .collect()
     }
 
-    fn flushed(&self, asked: &[(u64, Moment)]) {
+    pub(crate) fn flushed(&self, asked: &[(u64, Moment)]) {
         let mut state = self.state();
         for (id, moment) in asked {
             if let Some(volume) = state.volumes.iter_mut().find(|volume| volume.id == *id) {
@@ -445,44 +468,27 @@ impl World {
         }
     }
 
-    /// Checks the pool and fails if there is anything to find.
-    pub(crate) fn check(&self) -> Step {
-        let store = self.store();
-        let mut findings = Vec::new();
-        let mut report = None;
-        let mut check = || {
-            report = Some(store.check(false, &mut |finding| findings.push(finding))?);
-            Ok(())
-        };
-        if self.state().faulty {
-            // A pool that takes no writes is checked as its last checkpoint left it.
-            self.trace(|| "check".to_owned());
-            check().or_else(|error| self.judge("check", &error, Wait::Yes))?;
-        } else {
-            self.durably("check", check)?;
-        }
-        if let Some(report) = report
-            && (report.findings > 0 || report.leaked_blocks > 0)
-        {
-            return Err(violation(format!("check: {report:?}: {findings:?}")));
-        }
-        Ok(())
-    }
-
     // Changes of the catalogue.
 
-    fn fresh_volume(&self, size: u64) -> VolumeModel {
+    fn fresh_volume(&self, options: &VolumeOptions) -> VolumeModel {
         let mut state = self.state();
         let id = state.next_id;
         state.next_id += 1;
-        VolumeModel::new(id, &format!("volume-{id}"), size)
+        let name = format!("volume-{id}");
+        VolumeModel::new(id, &name, options.size_bytes, &options.domain)
     }
 
     pub(crate) fn create_volume(&self, size: u64) -> Step {
-        let volume = self.fresh_volume(size);
+        self.create_volume_as(&VolumeOptions::new(size))
+    }
+
+    pub(crate) fn create_volume_as(&self, options: &VolumeOptions) -> Step {
+        let volume = self.fresh_volume(options);
         let name = volume.name.clone();
         let store = self.store();
-        self.catalogue_change(Pending::Create(volume), || store.create_volume(&name, size))
+        self.catalogue_change(Pending::Create(volume), || {
+            store.create_volume(&name, options)
+        })
     }
 
     pub(crate) fn delete_volume(&self, id: u64) -> Step {
@@ -534,11 +540,15 @@ impl World {
     }
 
     pub(crate) fn begin_import(&self, size: u64) -> Step {
-        let volume = self.fresh_volume(size);
+        self.begin_import_as(&VolumeOptions::new(size))
+    }
+
+    pub(crate) fn begin_import_as(&self, options: &VolumeOptions) -> Step {
+        let volume = self.fresh_volume(options);
         let store = self.store();
         let mut import = None;
         self.durably("begin an import", || {
-            import = Some(store.begin_import(&volume.name, size)?);
+            import = Some(store.begin_import(&volume.name, options)?);
             Ok(())
         })?;
         let mut state = self.state();
@@ -548,13 +558,13 @@ impl World {
     }
 
     /// Writes a run of whole blocks to the volume that is being imported.
-    pub(crate) fn write_import(&self, offset: u64, len: u64) -> Step {
+    pub(crate) fn write_import(&self, offset: u64, len: u64, fill: Fill) -> Step {
         let Some((import, volume)) = self.state().import.take() else {
             return Ok(());
         };
         let id = volume.id;
         self.state().volumes.push(volume);
-        let (versions, bytes) = self.prepare(id, offset, len, Fill::Data);
+        let (versions, bytes) = self.prepare(id, offset, len, fill);
         let mut volume = self.state().volumes.pop().expect("just pushed");
         let first = offset / SECTOR;
         let sectors = first..first + versions.len() as u64;

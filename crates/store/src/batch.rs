@@ -1,0 +1,219 @@
+//! The open batch: what finder or collector have announced in the log and not settled yet.
+//!
+//! A pool has one open batch at most. Its items are settled in order, each by a record, so what
+//! remains after a crash is a tail of them; the index is then asked again under the same number
+//! and gives its original answers (P4).
+
+use onefold_format::batch_page::{self, BatchItem, ITEMS_PER_PAGE};
+use onefold_format::page::{BATCH_OWNER, PageKind};
+use onefold_format::record::BATCH_ITEMS_MAX;
+use onefold_format::{
+    BatchKind, LayerId, Lba, OpenBatchHead, Pba, PublishRun, QueueElement, TreeRoot,
+};
+
+use crate::error::{Result, StoreError};
+use crate::pages::Pages;
+use crate::tree;
+
+/// A batch under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OpenBatch {
+    pub(crate) number: u64,
+    pub(crate) kind: BatchKind,
+    pub(crate) items: Vec<BatchItem>,
+    /// Items that are settled: the first ones.
+    pub(crate) done: usize,
+}
+
+/// The pool's batches.
+#[derive(Default)]
+pub(crate) struct Batches {
+    pub(crate) open: Option<OpenBatch>,
+    /// First number never used; never goes back.
+    pub(crate) next_number: u64,
+    /// The tree on disk.
+    pub(crate) root: TreeRoot,
+}
+
+impl OpenBatch {
+    /// Items that no record has settled.
+    pub(crate) fn unsettled(&self) -> &[BatchItem] {
+        &self.items[self.done..]
+    }
+
+    /// Notes that `lba` of `layer` no longer names `pba`. Returns whether the batch was still to
+    /// settle that: then the block is the batch's business and nobody else's.
+    pub(crate) fn note_moved(&mut self, layer: LayerId, lba: Lba, pba: Pba) -> bool {
+        if self.kind != BatchKind::Finder(layer) {
+            return false;
+        }
+        let unsettled = &mut self.items[self.done..];
+        let found = unsettled.binary_search_by_key(&lba, |item| item.lba);
+        let Some(item) = found.ok().and_then(|n| unsettled.get_mut(n)) else {
+            return false;
+        };
+        if item.pba != pba || item.moved {
+            return false;
+        }
+        item.moved = true;
+        true
+    }
+
+    pub(crate) fn head(&self) -> OpenBatchHead {
+        OpenBatchHead {
+            number: self.number,
+            kind: self.kind,
+            items: self.items.len() as u32,
+            done: self.done as u32,
+        }
+    }
+}
+
+impl Batches {
+    /// As the last checkpoint left them.
+    pub(crate) fn open(
+        pages: &Pages,
+        root: TreeRoot,
+        next_number: u64,
+        head: Option<OpenBatchHead>,
+    ) -> Result<Self> {
+        let mut items = Vec::new();
+        tree::walk(pages, BATCH_OWNER, root, &mut |visit| {
+            let (index, pointer) = match visit {
+                tree::Visit::Node(page) => return pages.mark_used(page),
+                tree::Visit::Leaf(index, pointer) => (index, pointer),
+            };
+            pages.mark_used(pointer.page)?;
+            let page = pages.read(PageKind::Batch, 0, BATCH_OWNER, index, pointer)?;
+            let more = batch_page::decode(&page);
+            items.extend(
+                more.map_err(|e| StoreError::format(format_args!("batch page {index}"), e))?,
+            );
+            Ok(())
+        })?;
+        let open = head.map(|head| OpenBatch {
+            number: head.number,
+            kind: head.kind,
+            done: head.done as usize,
+            items,
+        });
+        if let (Some(batch), Some(head)) = (&open, head)
+            && batch.items.len() != head.items as usize
+        {
+            return Err(StoreError::damaged(format!(
+                "the open batch has {} items where the root counts {}",
+                batch.items.len(),
+                head.items
+            )));
+        }
+        Ok(Self {
+            open,
+            next_number,
+            root,
+        })
+    }
+
+    /// A record announces blocks of `layer` that will be published.
+    pub(crate) fn announce(
+        &mut self,
+        layer: LayerId,
+        domain: onefold_format::DomainId,
+        number: u64,
+        runs: &[PublishRun],
+    ) -> Result<()> {
+        let kind = BatchKind::Finder(layer);
+        let batch = self.begin_or_continue(number, kind)?;
+        for run in runs {
+            let ascends = batch.items.last().is_none_or(|last| last.lba < run.lba);
+            if !ascends || batch.items.len() + run.count as usize > BATCH_ITEMS_MAX as usize {
+                return Err(misfit(number));
+            }
+            batch
+                .items
+                .extend((0..u64::from(run.count)).map(|n| BatchItem {
+                    lba: run.lba + n,
+                    pba: run.pba + n,
+                    domain,
+                    moved: false,
+                }));
+        }
+        Ok(())
+    }
+
+    /// A record takes these elements from the queue, to release their references.
+    pub(crate) fn collect(&mut self, number: u64, elements: &[QueueElement]) -> Result<()> {
+        if self.open.is_some() {
+            return Err(misfit(number));
+        }
+        let batch = self.begin_or_continue(number, BatchKind::Collector)?;
+        for element in elements {
+            let blocks = (0..u64::from(element.count)).map(|n| BatchItem {
+                lba: Lba(0),
+                pba: element.pba + n,
+                domain: element.domain,
+                moved: false,
+            });
+            batch.items.extend(blocks);
+        }
+        if batch.items.len() > BATCH_ITEMS_MAX as usize {
+            return Err(misfit(number));
+        }
+        Ok(())
+    }
+
+    fn begin_or_continue(&mut self, number: u64, kind: BatchKind) -> Result<&mut OpenBatch> {
+        let continues = self
+            .open
+            .as_ref()
+            .map(|batch| (batch.number, batch.kind, batch.done) == (number, kind, 0));
+        let begins = continues.is_none() && number == self.next_number;
+        if !continues.unwrap_or(begins) {
+            return Err(misfit(number));
+        }
+        self.next_number = self.next_number.max(number + 1);
+        Ok(self.open.get_or_insert_with(|| OpenBatch {
+            number,
+            kind,
+            items: Vec::new(),
+            done: 0,
+        }))
+    }
+
+    /// The next `count` items of batch `number`, which a record settles from `position` on.
+    pub(crate) fn settle(
+        &mut self,
+        number: u64,
+        position: u32,
+        count: u32,
+    ) -> Result<(BatchKind, Vec<BatchItem>)> {
+        let Some(batch) = self.open.as_mut() else {
+            return Err(misfit(number));
+        };
+        let end = position as usize + count as usize;
+        let fits = batch.number == number
+            && batch.done == position as usize
+            && count > 0
+            && end <= batch.items.len();
+        if !fits {
+            return Err(misfit(number));
+        }
+        let items = batch.items[batch.done..end].to_vec();
+        let kind = batch.kind;
+        batch.done = end;
+        if end == batch.items.len() {
+            self.open = None;
+        }
+        Ok((kind, items))
+    }
+}
+
+/// The pages of a batch, as slices of its items.
+pub(crate) fn page_slices(batch: &OpenBatch) -> impl Iterator<Item = (u64, &[BatchItem])> {
+    (0..).zip(batch.items.chunks(ITEMS_PER_PAGE))
+}
+
+fn misfit(number: u64) -> StoreError {
+    StoreError::damaged(format!(
+        "a record of batch {number} does not fit the open batch"
+    ))
+}

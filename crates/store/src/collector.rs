@@ -1,0 +1,148 @@
+//! The collector: releases references that were given up, and frees the blocks that lost their
+//! last one ([DEDIS §4.4]).
+//!
+//! 1. a record takes elements off the head of the queue
+//! 2. commit: that record, and the ones that gave the references up, are durable (P3)
+//! 3. fingerprint the blocks, release all references in the index by one call
+//! 4. log what became of each: *remaining*, *freed*, or *quarantined* where index and block
+//!    disagree: such a block is left alone and reported (P8)
+//!
+//! Step 4's freed blocks go the way of every block given up: reusable once that record is durable
+//! and all readers have drained.
+
+use onefold_format::{Record, Release};
+use onefold_index::Released;
+
+use crate::Wait;
+use crate::batch::OpenBatch;
+use crate::error::{Result, StoreError};
+use crate::guard::Guard;
+use crate::index::STREAM;
+use crate::pool::Pool;
+use crate::space::{PbaRun, PbaRuns};
+use crate::store::Store;
+use crate::sync::lock;
+use onefold_format::record::BATCH_ITEMS_MAX;
+
+/// Items settled under one hold of the ledger.
+const ITEMS_PER_STEP: usize = 512;
+
+/// What a collector's batch did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CollectReport {
+    /// References released.
+    pub released: u64,
+    /// Of these, the last ones of their blocks, which are free.
+    pub freed: u64,
+    /// Of these, those that the index did not know: their blocks are left alone.
+    pub quarantined: u64,
+}
+
+impl Store {
+    /// Releases up to 4,096 references. None are left where it released none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::dedup_batch`].
+    pub fn collect_batch(&self) -> Result<CollectReport> {
+        let pool = &self.pool;
+        let _job = lock(&pool.jobs);
+        pool.check_writable()?;
+        pool.index.ready()?;
+        pool.settle_open_batch()?;
+        let mut ledger = pool.ledger()?;
+        let books = &mut ledger.books;
+        let number = books.batches.next_number;
+        let blocks_max = u64::from(BATCH_ITEMS_MAX);
+        let elements = books.queue.peek(blocks_max, blocks_max)?.len() as u32;
+        drop(ledger);
+        if elements == 0 {
+            return Ok(CollectReport::default());
+        }
+        pool.record(&[Record::Collect { number, elements }], &[], Wait::Yes)?;
+        if Guard::IntentBeforeCall.holds() {
+            pool.commit()?;
+        }
+        let open = pool.ledger()?.books.batches.open.clone();
+        open.map_or(Ok(CollectReport::default()), |batch| {
+            pool.settle_collector(&batch)
+        })
+    }
+}
+
+impl Pool {
+    /// Steps 3 and 4.
+    pub(crate) fn settle_collector(&self, batch: &OpenBatch) -> Result<CollectReport> {
+        let index = self.index.ready()?;
+        let items = self.fingerprint_items(&batch.items)?;
+        let answers = index.decrement(STREAM, batch.number, &items)?;
+        if answers.len() != batch.items.len() {
+            return Err(StoreError::damaged(format!(
+                "the index has {} answers for a batch of {}",
+                answers.len(),
+                batch.items.len()
+            )));
+        }
+        let mut report = CollectReport::default();
+        let mut position = batch.done;
+        while position < batch.items.len() {
+            let end = (position + ITEMS_PER_STEP).min(batch.items.len());
+            self.settle_releases(batch, position..end, &answers[position..end], &mut report)?;
+            position = end;
+        }
+        Ok(report)
+    }
+
+    fn settle_releases(
+        &self,
+        batch: &OpenBatch,
+        positions: std::ops::Range<usize>,
+        answers: &[Released],
+        report: &mut CollectReport,
+    ) -> Result<()> {
+        let mut freed = PbaRuns::new();
+        let mut releases: Vec<(u32, Release)> = Vec::new();
+        for (item, answer) in batch.items[positions.clone()].iter().zip(answers) {
+            let release = match answer {
+                Released::Remaining if Guard::FreeOnlyAtZero.holds() => Release::Remaining,
+                Released::Remaining | Released::Zero => Release::Freed,
+                Released::Mismatch | Released::Unknown => {
+                    tracing::error!(
+                        "block {} of the pool was given up but the index does not know it: it is \
+                         left alone; run `pool check --repair`",
+                        item.pba
+                    );
+                    Release::Quarantined
+                }
+            };
+            report.released += 1;
+            report.freed += u64::from(release == Release::Freed);
+            report.quarantined += u64::from(release == Release::Quarantined);
+            if release == Release::Freed {
+                freed.push(PbaRun {
+                    start: item.pba,
+                    count: 1,
+                });
+            }
+            match releases.last_mut() {
+                Some((count, last)) if *last == release => *count += 1,
+                _ => releases.push((1, release)),
+            }
+        }
+        let mut position = positions.start as u32;
+        let records: Vec<Record> = releases
+            .into_iter()
+            .map(|(count, release)| {
+                let record = Record::Release {
+                    number: batch.number,
+                    position,
+                    count,
+                    release,
+                };
+                position += count;
+                record
+            })
+            .collect();
+        self.record(&records, &freed, Wait::Yes)
+    }
+}

@@ -1,0 +1,453 @@
+//! The finder: publishes private blocks in the index, and lets equal ones share one block
+//! ([DEDIS §4.3]).
+//!
+//! 1. mark: under the blocks' locks their entries become shared, announced by a record; from here
+//!    on no write goes to these blocks (P1)
+//! 2. commit: content, owner's record and announcement are durable (P2)
+//! 3. read the blocks back, fingerprint them, count all of them in the index by one call (P3)
+//! 4. under the locks again, log what became of each: *inserted*, *aliased*, *dangling*,
+//!    *rejected* or *declined* (see [`Outcome`])
+//!
+//! A crash after 1 leaves an open batch; it is settled by doing 3 and 4 again under the same
+//! number, for which the index gives its original answers (P4). One batch is open at a time in a
+//! pool, so nothing that a batch has to settle can be touched by another.
+
+use std::sync::Arc;
+
+use onefold_format::batch_page::BatchItem;
+use onefold_format::entry::State;
+use onefold_format::record::BATCH_ITEMS_MAX;
+use onefold_format::units::BLOCKS_PER_SEGMENT;
+use onefold_format::{
+    BatchKind, DomainId, Entry, LayerId, Lba, Outcome, Pba, PublishRun, Record, SegmentIndex,
+};
+use onefold_index::{Counted, Fingerprint, Key};
+
+use crate::Wait;
+use crate::batch::OpenBatch;
+use crate::error::{Result, StoreError};
+use crate::guard::Guard;
+use crate::heat::{self, SlotBits};
+use crate::index::STREAM;
+use crate::map::Layer;
+use crate::pool::Pool;
+use crate::space::{PbaRun, PbaRuns};
+use crate::store::Store;
+use crate::sync::lock;
+use crate::volume::Volume;
+
+/// Bytes read back at a time.
+const READ_BYTES: u64 = 1 << 20;
+
+/// Which private blocks a batch takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ready {
+    /// Every one.
+    All,
+    /// Those that were not written for as many looks as the volume's rounds ([DEDIS §4.5]). Each
+    /// pass over the whole volume is one look.
+    Cold,
+}
+
+/// What a finder's batch did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BatchReport {
+    /// Blocks fingerprinted.
+    pub looked_at: u64,
+    /// Of these, the first of their content.
+    pub unique: u64,
+    /// Of these, those that name another block now, so that theirs is free.
+    pub duplicates: u64,
+    /// Of these, rewritten meanwhile.
+    pub moved: u64,
+    /// Of these, those whose bytes differ from the block with the same fingerprint. They stay
+    /// private for good.
+    pub rejected: u64,
+    /// Of these, those that the index had no room for. They are private again.
+    pub declined: u64,
+    /// Bytes fingerprinted.
+    pub bytes: u64,
+    /// Nothing is left behind the cursor.
+    pub at_end: bool,
+}
+
+impl Store {
+    /// Publishes up to 4,096 private blocks of `volume`, from `cursor` on, and moves the cursor.
+    /// Settles first what a crash or an error left open.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` while the index is being counted again; `Damaged` where it cannot be used; those of
+    /// the disk. What was announced by then is settled by the next call.
+    pub fn dedup_batch(
+        &self,
+        volume: &Volume,
+        cursor: &mut Lba,
+        ready: Ready,
+    ) -> Result<BatchReport> {
+        let pool = &self.pool;
+        let _job = lock(&pool.jobs);
+        pool.check_writable()?;
+        pool.index.ready()?;
+        pool.settle_open_batch()?;
+        let announced = pool.announce(volume, cursor, ready);
+        let at_end = announced.map_err(|e| {
+            e.during(format_args!(
+                "looking for duplicates in '{}'",
+                volume.name()
+            ))
+        })?;
+        let report = pool.settle_open_batch()?;
+        Ok(BatchReport { at_end, ..report })
+    }
+}
+
+impl Pool {
+    /// Settles the batch that is open, if one is. The caller holds the job lock.
+    pub(crate) fn settle_open_batch(&self) -> Result<BatchReport> {
+        let open = self.ledger()?.books.batches.open.clone();
+        let Some(batch) = open else {
+            return Ok(BatchReport::default());
+        };
+        if Guard::IntentBeforeCall.holds() {
+            self.commit()?;
+        }
+        match batch.kind {
+            BatchKind::Finder(layer) => self.settle_finder(layer, &batch),
+            BatchKind::Collector => self
+                .settle_collector(&batch)
+                .map(|_| BatchReport::default()),
+        }
+    }
+
+    /// Step 1. Returns whether the volume's end was reached.
+    fn announce(&self, volume: &Volume, cursor: &mut Lba, ready: Ready) -> Result<bool> {
+        let layer = &volume.layer;
+        let rounds = volume.options().rounds;
+        let number = self.ledger()?.books.batches.next_number;
+        let mut room = u64::from(BATCH_ITEMS_MAX);
+        while room > 0 {
+            let next = self
+                .maps
+                .next_publishable_segment(layer, cursor.segment())?;
+            let Some(segment) = next else { return Ok(true) };
+            let first = segment.first().max(*cursor);
+            let leaf = self.maps.leaf(layer, segment, Wait::Yes)?;
+            let wanted = match ready {
+                Ready::All => [u64::MAX; 8],
+                // A segment's rest, after a batch was full, was looked at with its start.
+                Ready::Cold if first == segment.first() => leaf.heat.look(rounds),
+                Ready::Cold => leaf.heat.still_cold(rounds),
+            };
+            let taken = self.announce_in_segment(layer, (first, number), room, &wanted)?;
+            room -= taken.count;
+            *cursor = taken.next;
+        }
+        Ok(false)
+    }
+
+    fn announce_in_segment(
+        &self,
+        layer: &Arc<Layer>,
+        (first, number): (Lba, u64),
+        room: u64,
+        wanted: &SlotBits,
+    ) -> Result<Taken> {
+        let segment = first.segment();
+        let end = SegmentIndex(segment.0 + 1).first();
+        let leaf = self.maps.leaf(layer, segment, Wait::Yes)?;
+        // Looked at without the lock first: most segments have nothing to publish.
+        let (runs, _) = leaf.with(|entries| choose(entries, first, room, wanted));
+        let (Some(from), Some(to)) = (runs.first(), runs.last()) else {
+            return Ok(Taken {
+                count: 0,
+                next: end,
+            });
+        };
+        let range = from.lba.0..to.lba.0 + u64::from(to.count);
+        let _locked = layer.locks.lock(range, Wait::Yes);
+        let (runs, next) = leaf.with(|entries| choose(entries, first, room, wanted));
+        let count: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
+        if count > 0 {
+            for run in &runs {
+                (run.lba.slot()..run.lba.slot() + run.count as usize)
+                    .for_each(|slot| leaf.heat.published(slot));
+            }
+            let publish = Record::Publish {
+                layer: layer.id,
+                number,
+                runs,
+            };
+            self.record(&[publish], &[], Wait::Yes)?;
+        }
+        Ok(Taken {
+            count,
+            next: next.unwrap_or(end),
+        })
+    }
+
+    /// Steps 3 and 4.
+    fn settle_finder(&self, layer: LayerId, batch: &OpenBatch) -> Result<BatchReport> {
+        let index = self.index.ready()?;
+        let items = self.fingerprint_items(&batch.items)?;
+        let answers = index.increment(STREAM, batch.number, &items)?;
+        if answers.len() != batch.items.len() {
+            return Err(StoreError::damaged(format!(
+                "the index has {} answers for a batch of {}",
+                answers.len(),
+                batch.items.len()
+            )));
+        }
+        let block_size = self.block_size();
+        let mut report = BatchReport {
+            looked_at: batch.items.len() as u64,
+            bytes: batch.items.len() as u64 * block_size,
+            ..BatchReport::default()
+        };
+        let mut position = batch.done;
+        while position < batch.items.len() {
+            let segment = batch.items[position].lba.segment();
+            let rest = &batch.items[position..];
+            let count = rest
+                .iter()
+                .take_while(|item| item.lba.segment() == segment)
+                .count();
+            let end = position + count;
+            let part = Part {
+                layer,
+                number: batch.number,
+                position,
+                items: &batch.items[position..end],
+                answers: &answers[position..end],
+            };
+            self.settle_part(&part, &mut report)?;
+            position = end;
+        }
+        Ok(report)
+    }
+
+    /// Step 4 for items of one segment.
+    fn settle_part(&self, part: &Part<'_>, report: &mut BatchReport) -> Result<()> {
+        let verify = self.verifies(part.layer)?;
+        let equal = if verify && Guard::VerifyBytes.holds() {
+            self.compare(part)?
+        } else {
+            vec![true; part.items.len()]
+        };
+        let (Some(first), Some(last)) = (part.items.first(), part.items.last()) else {
+            return Ok(());
+        };
+        // A layer that is gone has nobody left who could write to it.
+        let layer = self.maps.layer(part.layer).ok();
+        let _locked = layer
+            .as_ref()
+            .and_then(|layer| layer.locks.lock(first.lba.0..last.lba.0 + 1, Wait::Yes));
+        let moved: Vec<bool> = {
+            let ledger = self.ledger()?;
+            let open = ledger.books.batches.open.as_ref();
+            let items = open.map_or(&[][..], |batch| &batch.items);
+            let now = items.iter().skip(part.position).take(part.items.len());
+            now.map(|item| item.moved).collect()
+        };
+        let mut outcomes: Vec<(u32, Outcome)> = Vec::new();
+        let mut old_blocks = PbaRuns::new();
+        for (n, item) in part.items.iter().enumerate() {
+            let moved = moved.get(n).copied().unwrap_or(true);
+            let outcome = outcome(item.pba, part.answers[n], moved, equal[n]);
+            count(report, outcome, moved);
+            if frees(outcome, item.pba, moved) {
+                old_blocks.push(PbaRun {
+                    start: item.pba,
+                    count: 1,
+                });
+            }
+            match outcomes.last_mut() {
+                Some((count, first)) if follows(*first, *count, outcome) => *count += 1,
+                _ => outcomes.push((1, outcome)),
+            }
+        }
+        let mut position = part.position as u32;
+        let records: Vec<Record> = outcomes
+            .into_iter()
+            .map(|(count, outcome)| {
+                let record = Record::Outcome {
+                    layer: part.layer,
+                    number: part.number,
+                    position,
+                    count,
+                    outcome,
+                };
+                position += count;
+                record
+            })
+            .collect();
+        self.record(&records, &old_blocks, Wait::Yes)
+    }
+
+    fn verifies(&self, layer: LayerId) -> Result<bool> {
+        let ledger = self.ledger()?;
+        let mut volumes = ledger.books.catalogue.volumes();
+        let found = volumes.find(|(_, volume)| volume.layer == layer);
+        Ok(found.is_some_and(|(_, volume)| volume.verify))
+    }
+
+    /// Whether each item has the same bytes as the block that the index knows. That block has been
+    /// counted for the item, so nobody frees it meanwhile.
+    fn compare(&self, part: &Part<'_>) -> Result<Vec<bool>> {
+        let block_size = self.block_size() as usize;
+        let (mut ours, mut theirs) = (vec![0; block_size], vec![0; block_size]);
+        let pairs = part.items.iter().zip(part.answers);
+        pairs
+            .map(|(item, answer)| {
+                let Counted::Shared(indexed) = answer else {
+                    return Ok(true);
+                };
+                self.read_back(item.pba, &mut ours)?;
+                self.read_back(*indexed, &mut theirs)?;
+                Ok(ours == theirs)
+            })
+            .collect()
+    }
+
+    /// Step 3: the fingerprints of blocks that nobody writes to any more.
+    pub(crate) fn fingerprint_items(&self, items: &[BatchItem]) -> Result<Vec<(Fingerprint, Pba)>> {
+        let mut found = Vec::with_capacity(items.len());
+        let (mut buf, mut fingerprints) = (Vec::new(), Vec::new());
+        let read_blocks = (READ_BYTES / self.block_size()) as usize;
+        for same_domain in items.chunk_by(|a, b| a.domain == b.domain) {
+            let Some(first) = same_domain.first() else {
+                continue;
+            };
+            let key = self.domain_key(first.domain);
+            for run in same_domain.chunk_by(|a, b| a.pba + 1 == b.pba) {
+                for piece in run.chunks(read_blocks) {
+                    let Some(start) = piece.first() else { continue };
+                    buf.resize(piece.len() * self.block_size() as usize, 0);
+                    self.read_back(start.pba, &mut buf)?;
+                    fingerprints.clear();
+                    key.fingerprints(&buf, self.block_size() as usize, &mut fingerprints);
+                    found.extend(
+                        fingerprints
+                            .iter()
+                            .copied()
+                            .zip(piece.iter().map(|i| i.pba)),
+                    );
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    pub(crate) fn domain_key(&self, domain: DomainId) -> Key {
+        Key::derive(&self.secret.0, domain.0)
+    }
+
+    pub(crate) fn read_back(&self, pba: Pba, buf: &mut [u8]) -> Result<()> {
+        let at = pba.0 * self.block_size();
+        self.data.read_at(buf, at).map_err(|error| {
+            let what = format_args!("reading block {pba} of the pool to fingerprint it");
+            StoreError::io(what, error)
+        })
+    }
+}
+
+struct Taken {
+    count: u64,
+    /// Where the next look starts.
+    next: Lba,
+}
+
+/// Items of one segment, and what the index said of them.
+struct Part<'a> {
+    layer: LayerId,
+    number: u64,
+    position: usize,
+    items: &'a [BatchItem],
+    answers: &'a [Counted],
+}
+
+/// Private entries from `first` on whose slots are wanted, `room` of them at most, as runs; and
+/// where to go on if that was not all.
+fn choose(
+    entries: &[Entry],
+    first: Lba,
+    room: u64,
+    wanted: &SlotBits,
+) -> (Vec<PublishRun>, Option<Lba>) {
+    let mut runs: Vec<PublishRun> = Vec::new();
+    let mut left = room;
+    for (lba, entry) in (first.0..).zip(&entries[first.slot()..]) {
+        let slot = (lba % BLOCKS_PER_SEGMENT) as usize;
+        let State::Private(pba) = entry.state() else {
+            continue;
+        };
+        if !heat::has(wanted, slot) {
+            continue;
+        }
+        if left == 0 {
+            return (runs, Some(Lba(lba)));
+        }
+        left -= 1;
+        match runs.last_mut() {
+            Some(run)
+                if run.lba.0 + u64::from(run.count) == lba
+                    && run.pba.0 + u64::from(run.count) == pba.0 =>
+            {
+                run.count += 1;
+            }
+            _ => runs.push(PublishRun {
+                lba: Lba(lba),
+                pba,
+                count: 1,
+            }),
+        }
+    }
+    (runs, None)
+}
+
+fn outcome(own: Pba, answer: Counted, moved: bool, equal: bool) -> Outcome {
+    let moved = moved && Guard::AliasOnlyIfUnmoved.holds();
+    let indexed = match answer {
+        Counted::Full => return Outcome::Declined,
+        Counted::Inserted => own,
+        Counted::Shared(indexed) => indexed,
+    };
+    match (moved, answer) {
+        (true, _) if !Guard::DanglingGivesBack.holds() => Outcome::Declined,
+        (true, _) => Outcome::Dangling(indexed),
+        (false, Counted::Shared(_)) if equal => Outcome::Aliased(indexed),
+        (false, Counted::Shared(_)) => Outcome::Rejected(indexed),
+        (false, _) => Outcome::Inserted,
+    }
+}
+
+fn frees(outcome: Outcome, own: Pba, moved: bool) -> bool {
+    match outcome {
+        Outcome::Aliased(_) => true,
+        Outcome::Dangling(indexed) => indexed != own,
+        Outcome::Declined => moved,
+        Outcome::Inserted | Outcome::Rejected(_) => false,
+    }
+}
+
+fn count(report: &mut BatchReport, outcome: Outcome, moved: bool) {
+    match outcome {
+        Outcome::Inserted => report.unique += 1,
+        Outcome::Aliased(_) => report.duplicates += 1,
+        Outcome::Rejected(_) => report.rejected += 1,
+        Outcome::Declined if !moved => report.declined += 1,
+        Outcome::Dangling(_) | Outcome::Declined => report.moved += 1,
+    }
+}
+
+/// Whether an outcome continues a run of `count` that began with `first`.
+fn follows(first: Outcome, count: u32, next: Outcome) -> bool {
+    let count = u64::from(count);
+    match (first, next) {
+        (Outcome::Inserted, Outcome::Inserted) | (Outcome::Declined, Outcome::Declined) => true,
+        (Outcome::Aliased(first), Outcome::Aliased(next))
+        | (Outcome::Dangling(first), Outcome::Dangling(next))
+        | (Outcome::Rejected(first), Outcome::Rejected(next)) => first + count == next,
+        _ => false,
+    }
+}

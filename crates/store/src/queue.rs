@@ -1,0 +1,277 @@
+//! References that were given up, waiting for the collector: first in, first out.
+//!
+//! An element is a run of blocks, each of which one entry named as shared and names no more. The
+//! index counts that entry still (P3), so the blocks stay in use until the collector has released
+//! the references in the index.
+//!
+//! Elements are numbered from the pool's creation on and lie in pages by their numbers. In memory
+//! are the pages that changed since the last checkpoint, the last one, and the one being taken from.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use onefold_format::page::{PageBytes, PageKind, QUEUE_OWNER};
+use onefold_format::queue_page::{self, ELEMENT_BLOCKS_MAX, ELEMENTS_PER_PAGE, NO_ELEMENTS};
+use onefold_format::{DomainId, QueueElement, TreeRoot};
+
+use crate::error::{Result, StoreError};
+use crate::pages::Pages;
+use crate::space::PbaRun;
+use crate::tree;
+
+/// Elements from the first of a page on, without gaps.
+type Elements = Vec<QueueElement>;
+
+pub(crate) struct Queue {
+    pages: Arc<Pages>,
+    pub(crate) root: TreeRoot,
+    /// Number of the first element, and of the first that does not exist yet.
+    head: u64,
+    end: u64,
+    /// Blocks of all elements.
+    blocks: u64,
+    /// By page. The element of the first number of a page comes first in it, consumed or not.
+    resident: BTreeMap<u64, Arc<Elements>>,
+    /// Pages of `resident` that the tree on disk does not have like this.
+    dirty: BTreeSet<u64>,
+    /// First page that the tree on disk has.
+    first_stored: u64,
+}
+
+/// The queue as it was when a checkpoint was sealed.
+pub(crate) struct SealedQueue {
+    pub(crate) root: TreeRoot,
+    pub(crate) head: u64,
+    pub(crate) end: u64,
+    pub(crate) pages: Vec<(u64, Arc<Elements>)>,
+    /// Pages whose elements are all consumed.
+    pub(crate) gone: Range<u64>,
+}
+
+impl Queue {
+    /// The queue as the last checkpoint left it. Reads all of it, to count its blocks.
+    pub(crate) fn open(pages: Arc<Pages>, root: TreeRoot, (head, end): (u64, u64)) -> Result<Self> {
+        tree::walk(&pages, QUEUE_OWNER, root, &mut |visit| match visit {
+            tree::Visit::Node(page) => pages.mark_used(page),
+            tree::Visit::Leaf(_, pointer) => pages.mark_used(pointer.page),
+        })?;
+        let mut queue = Self {
+            pages,
+            root,
+            head,
+            end,
+            blocks: 0,
+            resident: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            first_stored: page_of(head),
+        };
+        let mut blocks = 0;
+        read_elements(&queue.pages, root, head..end, &mut |element| {
+            blocks += u64::from(element.count);
+            Ok(())
+        })?;
+        queue.blocks = blocks;
+        queue.load_last()?;
+        Ok(queue)
+    }
+
+    /// Blocks whose references wait to be released.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Elements.
+    pub(crate) fn len(&self) -> u64 {
+        self.end - self.head
+    }
+
+    /// Pages that the next checkpoint must write.
+    pub(crate) fn dirty_count(&self) -> usize {
+        self.dirty.len()
+    }
+
+    /// Appends the references to the blocks of `run`.
+    pub(crate) fn push(&mut self, mut run: PbaRun, domain: DomainId) {
+        self.blocks += run.count;
+        while run.count > 0 {
+            let taken = self.extend_last(run, domain).unwrap_or_else(|| {
+                let count = run.count.min(u64::from(ELEMENT_BLOCKS_MAX));
+                self.append(QueueElement {
+                    pba: run.start,
+                    count: count as u16,
+                    domain,
+                });
+                count
+            });
+            run.start.0 += taken;
+            run.count -= taken;
+        }
+    }
+
+    /// Blocks of `run` that the last element could take, if it is one that they follow.
+    fn extend_last(&mut self, run: PbaRun, domain: DomainId) -> Option<u64> {
+        let number = self.end.checked_sub(1).filter(|last| *last >= self.head)?;
+        let page = page_of(number);
+        let elements = Arc::make_mut(self.resident.get_mut(&page)?);
+        let last = elements.last_mut()?;
+        let follows = last.pba + u64::from(last.count) == run.start && last.domain == domain;
+        let taken = run
+            .count
+            .min(u64::from(ELEMENT_BLOCKS_MAX.saturating_sub(last.count)));
+        if !follows || taken == 0 {
+            return None;
+        }
+        last.count += taken as u16;
+        self.dirty.insert(page);
+        Some(taken)
+    }
+
+    fn append(&mut self, element: QueueElement) {
+        let page = page_of(self.end);
+        Arc::make_mut(self.resident.entry(page).or_default()).push(element);
+        self.dirty.insert(page);
+        self.end += 1;
+    }
+
+    /// Elements at the head, `elements_max` at most and not more than `blocks_max` blocks.
+    pub(crate) fn peek(&mut self, elements_max: u64, blocks_max: u64) -> Result<Elements> {
+        let mut found = Elements::new();
+        let mut blocks = 0;
+        for number in (self.head..self.end).take(elements_max as usize) {
+            let element = self.element(number)?;
+            blocks += u64::from(element.count);
+            if blocks > blocks_max {
+                break;
+            }
+            found.push(element);
+        }
+        Ok(found)
+    }
+
+    /// Takes `count` elements off the head.
+    pub(crate) fn take(&mut self, count: u64) -> Result<Elements> {
+        if count > self.len() {
+            return Err(StoreError::damaged(format!(
+                "{count} elements are taken from a queue of {}",
+                self.len()
+            )));
+        }
+        let numbers = self.head..self.head + count;
+        let taken: Elements = numbers
+            .map(|number| self.element(number))
+            .collect::<Result<_>>()?;
+        self.head += count;
+        self.blocks -= taken.iter().map(|e| u64::from(e.count)).sum::<u64>();
+        let first = page_of(self.head);
+        self.resident.retain(|page, _| *page >= first);
+        self.dirty.retain(|page| *page >= first);
+        Ok(taken)
+    }
+
+    fn element(&mut self, number: u64) -> Result<QueueElement> {
+        let page = page_of(number);
+        if !self.resident.contains_key(&page) {
+            let elements = read_page(&self.pages, self.root, page)?;
+            self.resident.insert(page, Arc::new(elements));
+        }
+        let found = self.resident.get(&page);
+        let element = found.and_then(|elements| elements.get(index_in_page(number)));
+        let missing = || StoreError::damaged(format!("queue element {number} is missing"));
+        element.copied().ok_or_else(missing)
+    }
+
+    pub(crate) fn seal(&mut self) -> SealedQueue {
+        let dirty = std::mem::take(&mut self.dirty);
+        let pages = dirty.into_iter().filter_map(|page| {
+            let elements = self.resident.get(&page)?;
+            Some((page, Arc::clone(elements)))
+        });
+        SealedQueue {
+            root: self.root,
+            head: self.head,
+            end: self.end,
+            pages: pages.collect(),
+            gone: self.first_stored..page_of(self.head),
+        }
+    }
+
+    /// The checkpoint that sealed these pages failed: they are dirty still.
+    pub(crate) fn unseal(&mut self, sealed: SealedQueue) {
+        let first = page_of(self.head);
+        let pages = sealed.pages.into_iter().map(|(page, _)| page);
+        self.dirty.extend(pages.filter(|page| *page >= first));
+    }
+
+    /// The checkpoint is durable: its pages can be read again when they are needed.
+    pub(crate) fn publish(&mut self, root: TreeRoot, sealed: &SealedQueue) -> Result<()> {
+        self.root = root;
+        self.first_stored = sealed.gone.end;
+        let dirty = &self.dirty;
+        self.resident.retain(|page, _| dirty.contains(page));
+        self.load_last()
+    }
+
+    /// Pushing must not need the disk: a last page that is not full is always in memory, also when
+    /// all of its elements are consumed.
+    fn load_last(&mut self) -> Result<()> {
+        if index_in_page(self.end) != 0 {
+            self.element(self.end - 1)?;
+        }
+        Ok(())
+    }
+}
+
+/// A page's body.
+pub(crate) fn encode(elements: &[QueueElement], page: &mut PageBytes) {
+    let mut places = Box::new(NO_ELEMENTS);
+    for (place, element) in places.iter_mut().zip(elements) {
+        *place = Some(*element);
+    }
+    queue_page::encode(&places, page);
+}
+
+fn page_of(number: u64) -> u64 {
+    number / ELEMENTS_PER_PAGE as u64
+}
+
+fn index_in_page(number: u64) -> usize {
+    (number % ELEMENTS_PER_PAGE as u64) as usize
+}
+
+fn read_page(pages: &Pages, root: TreeRoot, index: u64) -> Result<Elements> {
+    let Some(pointer) = tree::lookup(pages, QUEUE_OWNER, root, index)? else {
+        return Err(StoreError::damaged(format!(
+            "page {index} of the queue of given-up blocks is missing"
+        )));
+    };
+    let page = pages.read(PageKind::Queue, 0, QUEUE_OWNER, index, pointer)?;
+    let elements = queue_page::decode(&page)
+        .map_err(|error| StoreError::format(format_args!("queue page {index}"), error))?;
+    Ok(elements.iter().flatten().copied().collect())
+}
+
+/// Visits the elements that a checkpoint's queue has.
+pub(crate) fn read_elements(
+    pages: &Pages,
+    root: TreeRoot,
+    numbers: Range<u64>,
+    visit: &mut dyn FnMut(QueueElement) -> Result<()>,
+) -> Result<()> {
+    let mut number = numbers.start;
+    while number < numbers.end {
+        let elements = read_page(pages, root, page_of(number))?;
+        let page_end = (page_of(number) + 1) * ELEMENTS_PER_PAGE as u64;
+        let count = (page_end.min(numbers.end) - number) as usize;
+        let wanted = elements.iter().skip(index_in_page(number)).take(count);
+        if wanted.clone().count() != count {
+            let message = format!("the queue of given-up blocks ends before element {number}");
+            return Err(StoreError::damaged(message));
+        }
+        for element in wanted {
+            visit(*element)?;
+        }
+        number = page_end;
+    }
+    Ok(())
+}

@@ -1,0 +1,331 @@
+//! Counting references from the maps, which are the truth (P6), and making the index anew from
+//! them.
+//!
+//! What is counted is a checkpoint as it stands on disk, kept until the end, so requests go on
+//! meanwhile. Finder and collector wait: then the index cannot change, and what is given up
+//! meanwhile only joins the queue, where it still counts.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use onefold_format::batch_page::BatchItem;
+use onefold_format::entry::State;
+use onefold_format::map_page::{self, Segment};
+use onefold_format::node::Pointer;
+use onefold_format::page::PageKind;
+use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
+use onefold_format::{BatchKind, DomainId, Pba, QueueElement, Root, SegmentIndex, VolumeRecord};
+use onefold_index::{Fingerprint, FingerprintIndex, Row};
+use rustc_hash::FxHashMap;
+
+use crate::batch::OpenBatch;
+use crate::bits;
+use crate::catalogue::Catalogue;
+use crate::error::{Result, StoreError};
+use crate::index::STREAM;
+use crate::pages::PagesHold;
+use crate::pool::Pool;
+use crate::queue;
+use crate::store::Store;
+use crate::sync::lock;
+use crate::tree;
+
+/// Rows made at a time.
+const ROWS_AT_ONCE: usize = 4096;
+
+/// A checkpoint that stays readable.
+pub(crate) struct Snapshot<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) root: Root,
+    pub(crate) volumes: Vec<VolumeRecord>,
+    /// What finder or collector have still to settle.
+    pub(crate) open: Option<OpenBatch>,
+    _hold: PagesHold<'a>,
+}
+
+/// What maps and queue say of some consecutive blocks of the pool.
+pub(crate) struct Window {
+    pub(crate) blocks: Range<u64>,
+    /// One bit a block that an entry owns alone.
+    owned: Vec<u64>,
+    /// References to each block, 255 and more of them in `many`.
+    references: Vec<u8>,
+    many: FxHashMap<u64, u64>,
+}
+
+impl<'a> Snapshot<'a> {
+    /// Writes a checkpoint and keeps it. The caller holds the job lock.
+    pub(crate) fn take(pool: &'a Pool) -> Result<Self> {
+        // The hold comes first: a checkpoint between the two would only hold back more.
+        let hold = pool.pages.hold();
+        if pool.check_writable().is_ok() {
+            pool.checkpoint()?;
+        }
+        let root = *pool.checkpoints.lock();
+        let catalogue = Catalogue::read(&pool.pages, root.catalogue, &mut |_| Ok(()))?;
+        let volumes = catalogue.volumes().map(|(_, volume)| volume.clone());
+        Ok(Self {
+            pool,
+            root,
+            volumes: volumes.collect(),
+            open: pool.ledger()?.books.batches.open.clone(),
+            _hold: hold,
+        })
+    }
+
+    /// Visits every page of every map.
+    pub(crate) fn each_map_page(
+        &self,
+        visit: &mut dyn FnMut(&VolumeRecord, SegmentIndex, Pointer) -> Result<()>,
+    ) -> Result<()> {
+        for volume in &self.volumes {
+            let (owner, mut from) = (volume.layer.0, 0);
+            let pages = &self.pool.pages;
+            while let Some((index, pointer)) =
+                tree::next_leaf(pages, owner, volume.map, from, &|_| true)?
+            {
+                visit(volume, SegmentIndex(index), pointer)?;
+                from = index + 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The entries of one page.
+    pub(crate) fn entries(
+        &self,
+        volume: &VolumeRecord,
+        segment: SegmentIndex,
+        pointer: Pointer,
+    ) -> Result<Box<Segment>> {
+        let layer = volume.layer.0;
+        let page = self
+            .pool
+            .pages
+            .read(PageKind::Map, 0, layer, segment.0, pointer)?;
+        map_page::decode(&page).map_err(|error| StoreError::format("map page", error))
+    }
+
+    /// Visits the references that were given up and not released yet.
+    pub(crate) fn each_given_up(&self, visit: &mut dyn FnMut(QueueElement)) -> Result<()> {
+        let numbers = self.root.queue_head..self.root.queue_end;
+        queue::read_elements(&self.pool.pages, self.root.queue, numbers, &mut |element| {
+            visit(element);
+            Ok(())
+        })?;
+        let open = self.open.as_ref();
+        let collected = open.filter(|batch| batch.kind == BatchKind::Collector);
+        for item in collected.iter().flat_map(|batch| batch.unsettled()) {
+            visit(QueueElement {
+                pba: item.pba,
+                count: 1,
+                domain: item.domain,
+            });
+        }
+        Ok(())
+    }
+
+    /// Items that an open batch of the finder has announced and the index may not know: they
+    /// count once they are settled.
+    pub(crate) fn unpublished(&self, volume: &VolumeRecord) -> &[BatchItem] {
+        match &self.open {
+            Some(batch) if batch.kind == BatchKind::Finder(volume.layer) => batch.unsettled(),
+            _ => &[],
+        }
+    }
+}
+
+impl Window {
+    /// Blocks that `bytes` of memory are enough for: whole pages of the free-space map.
+    pub(crate) fn blocks_for(bytes: usize, pool_blocks: u64) -> u64 {
+        // A byte and a bit for a block; as much again for what is compared with them.
+        (bytes as u64 / 2)
+            .next_multiple_of(BLOCKS_PER_SPACE_PAGE)
+            .min(pool_blocks.next_multiple_of(BLOCKS_PER_SPACE_PAGE))
+    }
+
+    pub(crate) fn new(blocks: Range<u64>) -> Self {
+        let count = (blocks.end - blocks.start) as usize;
+        Self {
+            blocks,
+            owned: vec![0; count / 64],
+            references: vec![0; count],
+            many: FxHashMap::default(),
+        }
+    }
+
+    /// Notes that an entry owns the block; false if another does already.
+    pub(crate) fn own(&mut self, pba: Pba) -> bool {
+        let bit = (pba.0 - self.blocks.start) as usize;
+        let is_first = bits::all(&self.owned, bit..bit + 1, false);
+        bits::fill(&mut self.owned, bit..bit + 1, true);
+        is_first
+    }
+
+    /// Notes one more reference to the block.
+    pub(crate) fn refer(&mut self, pba: Pba) {
+        let count = &mut self.references[(pba.0 - self.blocks.start) as usize];
+        *count = count.saturating_add(1);
+        if *count == u8::MAX {
+            *self.many.entry(pba.0).or_insert(u64::from(u8::MAX) - 1) += 1;
+        }
+    }
+
+    /// References to the block.
+    pub(crate) fn references(&self, pba: Pba) -> u64 {
+        match self.references[(pba.0 - self.blocks.start) as usize] {
+            u8::MAX => self.many.get(&pba.0).copied().unwrap_or_default(),
+            count => u64::from(count),
+        }
+    }
+
+    /// One bit a block that an entry owns alone.
+    pub(crate) fn owned(&self) -> &[u64] {
+        &self.owned
+    }
+
+    /// Blocks with references, in ascending order.
+    pub(crate) fn referenced(&self) -> impl Iterator<Item = Pba> + '_ {
+        let counts = (self.blocks.start..).zip(&self.references);
+        counts.filter_map(|(block, count)| (*count > 0).then_some(Pba(block)))
+    }
+}
+
+impl Store {
+    /// Makes the index anew from the maps, if it is not what they say: after a stop that it could
+    /// not survive. Volumes are served meanwhile, finder and collector wait. `progress` is told how
+    /// many published blocks were read again, and how many there are at most.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk and the index; `Damaged` where a map cannot be read.
+    pub fn rebuild_index_if_needed(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
+        let _job = lock(&self.pool.jobs);
+        let index = self.pool.index.get()?;
+        if !index.needs_rebuild() {
+            return Ok(false);
+        }
+        self.pool.rebuild_index(progress)?;
+        Ok(true)
+    }
+}
+
+impl Pool {
+    /// Counts the index again. The caller holds the job lock.
+    pub(crate) fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+        let index = self.index.get()?;
+        let snapshot = Snapshot::take(self)?;
+        index.begin_rebuild()?;
+        let all: u64 = snapshot.volumes.iter().map(|v| v.counts.shared).sum();
+        let mut done = 0;
+        let mut domains: BTreeSet<DomainId> = snapshot.volumes.iter().map(|v| v.domain).collect();
+        snapshot.each_given_up(&mut |element| {
+            domains.insert(element.domain);
+        })?;
+        for domain in domains {
+            let pool_blocks = self.data_blocks()?;
+            let step = Window::blocks_for(self.limits.check_bytes, pool_blocks);
+            for start in (0..pool_blocks).step_by(step as usize) {
+                let mut window = Window::new(start..start + step);
+                count_references(&snapshot, domain, &mut window)?;
+                let mut report = |blocks| {
+                    done += blocks;
+                    progress(done, all.max(done));
+                };
+                self.add_rows(&*index, domain, &window, &mut report)?;
+            }
+        }
+        let next = self.ledger()?.books.batches.next_number;
+        let last = snapshot.open.as_ref().map_or(next, |batch| batch.number) - 1;
+        Ok(index.finish_rebuild(STREAM, last)?)
+    }
+
+    fn data_blocks(&self) -> Result<u64> {
+        Ok(self.ledger()?.books.space.blocks())
+    }
+
+    /// Reads the referenced blocks of a window again and adds their rows.
+    fn add_rows(
+        &self,
+        index: &dyn FingerprintIndex,
+        domain: DomainId,
+        window: &Window,
+        report: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let mut blocks = window.referenced().peekable();
+        while blocks.peek().is_some() {
+            let items: Vec<BatchItem> = blocks
+                .by_ref()
+                .take(ROWS_AT_ONCE)
+                .map(|pba| BatchItem {
+                    pba,
+                    domain,
+                    ..BatchItem::default()
+                })
+                .collect();
+            let fingerprints = self.fingerprint_items(&items)?;
+            let row = |(fingerprint, pba): (Fingerprint, Pba)| {
+                let references = window.references(pba);
+                (fingerprint, Row { pba, references })
+            };
+            let rows: Vec<_> = fingerprints.into_iter().map(row).collect();
+            for (_, refused) in index.add_rows(&rows)? {
+                tracing::error!(
+                    "block {} of the pool holds what another published block holds: it stays as \
+                     it is and will not be freed",
+                    refused.pba
+                );
+            }
+            report(items.len() as u64);
+        }
+        Ok(())
+    }
+}
+
+/// Counts the references that a domain's entries, and those given up, make to a window's blocks.
+fn count_references(snapshot: &Snapshot<'_>, domain: DomainId, window: &mut Window) -> Result<()> {
+    snapshot.each_map_page(&mut |volume, segment, pointer| {
+        if volume.domain != domain {
+            return Ok(());
+        }
+        let entries = snapshot.entries(volume, segment, pointer)?;
+        let unpublished = snapshot.unpublished(volume);
+        for (entry, lba) in entries.iter().zip(segment.first().0..) {
+            if let State::Shared(pba) = entry.state()
+                && window.blocks.contains(&pba.0)
+                && unpublished
+                    .binary_search_by_key(&lba, |item| item.lba.0)
+                    .is_err()
+            {
+                window.refer(pba);
+            }
+        }
+        Ok(())
+    })?;
+    snapshot.each_given_up(&mut |element| {
+        for pba in (0..u64::from(element.count)).map(|n| element.pba + n) {
+            if element.domain == domain && window.blocks.contains(&pba.0) {
+                window.refer(pba);
+            }
+        }
+    })
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::Window;
+    use onefold_format::Pba;
+
+    #[test]
+    fn references_beyond_a_byte_are_counted() {
+        let mut window = Window::new(16_384..32_768);
+        for (block, count) in [(16_384, 1), (16_400, 254), (16_401, 255), (32_767, 1000)] {
+            (0..count).for_each(|_| window.refer(Pba(block)));
+            assert_eq!(window.references(Pba(block)), count);
+        }
+        assert_eq!(window.references(Pba(20_000)), 0);
+        let referenced: Vec<u64> = window.referenced().map(|pba| pba.0).collect();
+        assert_eq!(referenced, [16_384, 16_400, 16_401, 32_767]);
+        assert!(window.own(Pba(17_000)) && !window.own(Pba(17_000)));
+    }
+}

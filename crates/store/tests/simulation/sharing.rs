@@ -1,0 +1,350 @@
+//! Requests to finder, collector and index, and what they must have come to.
+//!
+//! Finder, collector, check and rebuild hold one lock of the store from beginning to end, so none
+//! of them is asked for in the middle of another.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hasher};
+
+use onefold_engine::Part;
+use onefold_engine::simulated::Op;
+use onefold_store::{
+    BatchReport, CollectReport, Import, Lba, PoolStat, Ready, Store, StoreError, StoreErrorKind,
+    VolumeChange, Wait,
+};
+
+use crate::model::VolumeModel;
+use crate::world::{MIB, Step, Stop, World, violation};
+
+/// Batches after which a finder or collector that is still not done never will be.
+const BATCHES_MAX: usize = 1000;
+
+/// Who holds the store's job lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Job {
+    Finder,
+    Collector,
+    Check,
+    Rebuild,
+}
+
+/// What all volumes together hold: references to each content, by domain.
+#[derive(Default)]
+struct Truth {
+    stored_blocks: u64,
+    zero_blocks: u64,
+    references: BTreeMap<(String, u64), u64>,
+}
+
+impl World {
+    /// Publishes blocks of a volume, in so many batches at most. Returns whether its end was
+    /// reached.
+    pub(crate) fn dedup(&self, id: u64, ready: Ready, batches: usize) -> Result<bool, Stop> {
+        let volume = self.handle(id)?;
+        for _ in 0..batches {
+            if !self.exists(id) {
+                return Ok(true);
+            }
+            let mut cursor = Lba(self.with(id, |volume| volume.cursor));
+            let what = format!("dedup {id} from block {cursor}, {ready:?}");
+            let store = self.store();
+            let done = self.job(Job::Finder, &what, || {
+                store.dedup_batch(&volume, &mut cursor, ready)
+            });
+            let gone =
+                |error: &StoreError| error.kind() == StoreErrorKind::Gone && !self.exists(id);
+            let Some(report) = self.ended(&what, done, gone)? else {
+                return Ok(false);
+            };
+            self.cover_batch(&report);
+            if self.exists(id) {
+                let next = if report.at_end { 0 } else { cursor.0 };
+                self.with(id, |volume| volume.cursor = next);
+            }
+            if report.at_end {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Publishes blocks of the volume that is being imported.
+    pub(crate) fn dedup_import(&self) -> Step {
+        let Some((import, volume)) = self.state().import.take() else {
+            return Ok(());
+        };
+        let done = self.job(Job::Finder, "dedup the import", || import.dedup_batch());
+        self.put_import_back(import, volume);
+        if let Some(report) = self.ended("dedup the import", done, |_| false)? {
+            self.cover_batch(&report);
+        }
+        Ok(())
+    }
+
+    fn put_import_back(&self, import: Import, volume: VolumeModel) {
+        self.state().import = Some((import, volume));
+    }
+
+    /// Releases everything that was given up.
+    pub(crate) fn collect(&self) -> Step {
+        for _ in 0..BATCHES_MAX {
+            match self.collect_batch()? {
+                Some(report) if report.released > 0 => {}
+                _ => return Ok(()),
+            }
+        }
+        Err(violation("the collector comes to no end"))
+    }
+
+    /// Releases some of what was given up.
+    pub(crate) fn collect_batch(&self) -> Result<Option<CollectReport>, Stop> {
+        let store = self.store();
+        let done = self.job(Job::Collector, "collect", || store.collect_batch());
+        let report = self.ended("collect", done, |_| false)?;
+        let mut state = self.state();
+        if let Some(report) = report {
+            if report.quarantined > 0 && !state.is_index_damaged {
+                return Err(violation(format!("blocks were quarantined: {report:?}")));
+            }
+            state.coverage.released += report.released;
+            state.coverage.freed += report.freed;
+            state.coverage.remaining += report.released - report.freed - report.quarantined;
+        }
+        Ok(report)
+    }
+
+    /// Counts the index again where that is needed.
+    pub(crate) fn rebuild_index(&self) -> Step {
+        let store = self.store();
+        let done = self.job(Job::Rebuild, "rebuild the index if needed", || {
+            store.rebuild_index_if_needed(&mut |_, _| {})
+        });
+        let rebuilt = self.ended("rebuild the index", done, |_| false)?;
+        let mut state = self.state();
+        if rebuilt.is_some() {
+            state.may_need_rebuild = false;
+        }
+        state.coverage.rebuilds += u64::from(rebuilt == Some(true));
+        Ok(())
+    }
+
+    /// Checks the pool and fails if there is anything to find.
+    pub(crate) fn check(&self) -> Step {
+        let store = self.store();
+        let asked = self.moments();
+        let faulty = self.state().faulty;
+        let mut findings = Vec::new();
+        let done = self.job(Job::Check, "check", || {
+            store.check(false, &mut |finding| findings.push(finding))
+        });
+        let Some(report) = self.ended("check", done, |_| false)? else {
+            return Ok(());
+        };
+        if faulty {
+            // What needs the index cannot be checked where its disk fails.
+            findings.retain(|finding| !finding.message.contains("simulated failure"));
+            findings.retain(|finding| !finding.message.contains("index failed before"));
+        } else {
+            // A pool that takes no writes is checked as its last checkpoint left it.
+            self.flushed(&asked);
+            self.state().may_need_rebuild = false;
+        }
+        if !findings.is_empty() || (!faulty && report.findings > 0) || report.leaked_blocks > 0 {
+            return Err(violation(format!("check: {report:?}: {findings:?}")));
+        }
+        Ok(())
+    }
+
+    /// Changes how a volume is deduplicated.
+    pub(crate) fn set_volume(&self, id: u64, change: &VolumeChange) -> Step {
+        let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
+        let what = format!("set {id} to {change:?}");
+        self.durably(&what, || store.set_volume(&name, change))
+    }
+
+    /// Looks at the pool's counts, in the middle of whatever goes on.
+    pub(crate) fn look(&self) -> Step {
+        self.trace(|| "stat".to_owned());
+        let stat = self.store().stat();
+        let stat = stat.map_err(|error| self.unless_crashed(format!("stat: {error}")))?;
+        self.compare_counts(&stat)
+    }
+
+    /// Every block is free, in between, or in use. Blocks of which a batch is open may be in use
+    /// without being counted.
+    pub(crate) fn compare_counts(&self, stat: &PoolStat) -> Step {
+        let held = stat.reclaim_blocks - stat.queued_blocks;
+        let counted = stat.free_blocks + held + stat.physical_blocks + 1;
+        let of_volumes: u64 = stat
+            .volumes
+            .iter()
+            .map(|volume| volume.logical_blocks)
+            .sum();
+        let is_complete = self.state().import.is_none() && self.state().job.is_none();
+        if counted > stat.pool_blocks || (of_volumes != stat.logical_blocks && is_complete) {
+            return Err(violation(format!("the counts do not add up: {stat:?}")));
+        }
+        Ok(())
+    }
+
+    /// Runs what holds the job lock.
+    fn job<T>(
+        &self,
+        job: Job,
+        what: &str,
+        run: impl FnOnce() -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.trace(|| what.to_owned());
+        let engine = self.engine();
+        let blocks_read = || engine.count(Part::Data, Op::Read).count;
+        let before = blocks_read();
+        self.state().job = Some(job);
+        let done = run();
+        let mut state = self.state();
+        state.job = None;
+        state.is_settled = done.is_ok() && job != Job::Rebuild;
+        // Blocks are read back once the batch is announced durably.
+        if engine.is_crashed() && blocks_read() > before {
+            match job {
+                Job::Finder => state.coverage.crashes_in_finder += 1,
+                Job::Collector => state.coverage.crashes_in_collector += 1,
+                Job::Rebuild => state.coverage.crashes_in_rebuild += 1,
+                Job::Check => {}
+            }
+        }
+        done
+    }
+
+    /// How a job ended: nothing if it failed as it may.
+    fn ended<T>(
+        &self,
+        what: &str,
+        done: Result<T, StoreError>,
+        is_fine: impl FnOnce(&StoreError) -> bool,
+    ) -> Result<Option<T>, Stop> {
+        let error = match done {
+            Ok(report) => return Ok(Some(report)),
+            Err(error) => error,
+        };
+        if !self.engine().is_crashed() {
+            let mut state = self.state();
+            match error.kind() {
+                StoreErrorKind::Busy if state.may_need_rebuild => {
+                    state.coverage.index_busy += 1;
+                    return Ok(None);
+                }
+                StoreErrorKind::Damaged if state.is_index_damaged => return Ok(None),
+                StoreErrorKind::NoSpace if !state.faulty => {
+                    return Err(violation(format!("{what}: {error}")));
+                }
+                _ if is_fine(&error) => return Ok(None),
+                _ => {}
+            }
+        }
+        self.judge(what, &error, Wait::Yes).map(|()| None)
+    }
+
+    fn cover_batch(&self, report: &BatchReport) {
+        let coverage = &mut self.state().coverage;
+        coverage.inserted += report.unique;
+        coverage.aliased += report.duplicates;
+        coverage.dangling += report.moved;
+        coverage.rejected += report.rejected;
+        coverage.declined += report.declined;
+    }
+
+    /// Publishes and collects all that there is, and compares what is left with the contents of
+    /// the volumes.
+    pub(crate) fn settle(&self) -> Step {
+        self.rebuild_index()?;
+        for id in self.volume_ids() {
+            self.with(id, |volume| volume.cursor = 0);
+            if !self.dedup(id, Ready::All, BATCHES_MAX)? {
+                return Err(violation("the finder comes to no end"));
+            }
+        }
+        self.collect()?;
+        self.check()?;
+        // What the collector freed waits for a commit, and then for readers that there are not.
+        for _ in 0..2 {
+            self.tick()?;
+        }
+        self.verify_sharing()?;
+        self.state().coverage.settled += 1;
+        Ok(())
+    }
+
+    fn verify_sharing(&self) -> Step {
+        let store = self.store();
+        let stat = store.stat();
+        let stat = stat.map_err(|error| self.unless_crashed(format!("stat: {error}")))?;
+        let mut truth = Truth::default();
+        for id in self.volume_ids() {
+            self.add_contents(&store, id, &mut truth)?;
+        }
+        let unique = truth.references.values().filter(|count| **count == 1);
+        let unique = unique.count() as u64;
+        let contents = truth.references.len() as u64;
+        let expected = [
+            ("logical", stat.logical_blocks, truth.stored_blocks),
+            ("private", stat.private_blocks, 0),
+            ("dirty", stat.dirty_blocks, 0),
+            ("unique", stat.unique_blocks, unique),
+            ("shared", stat.shared_blocks, contents - unique),
+            ("physical", stat.physical_blocks, contents),
+            ("queued", stat.queued_blocks, 0),
+            ("reclaim", stat.reclaim_blocks, 0),
+            ("free", stat.free_blocks, stat.pool_blocks - 1 - contents),
+        ];
+        for (what, found, expected) in expected {
+            if found != expected {
+                return Err(violation(format!(
+                    "{found} {what} blocks, expected {expected}: {stat:?}"
+                )));
+            }
+        }
+        // Two rewrites in place that a power loss tore may leave zeros; nothing else stores them.
+        if truth.zero_blocks > 0 && self.state().coverage.power_losses == 0 {
+            return Err(violation(format!("{} zero blocks", truth.zero_blocks)));
+        }
+        Ok(())
+    }
+
+    fn add_contents(&self, store: &Store, id: u64, truth: &mut Truth) -> Step {
+        let (name, domain) = self.with(id, |volume| (volume.name.clone(), volume.domain.clone()));
+        let size = self.size(id);
+        let block_size = self.state().block_size as usize;
+        let failed = |error| self.unless_crashed(format!("reading '{name}': {error}"));
+        let volume = store.volume(&name).map_err(failed)?;
+        let mut buf = vec![0; MIB as usize];
+        let mut at = 0;
+        while at < size {
+            let extents = volume.extents(at..size, 256, Wait::Yes).map_err(failed)?;
+            for extent in extents {
+                let end = at + extent.len;
+                while extent.data && at < end {
+                    let len = (end - at).min(MIB) as usize;
+                    let found = &mut buf[..len];
+                    volume.read(at, found, Wait::Yes).map_err(failed)?;
+                    for block in found.chunks(block_size) {
+                        truth.add(&domain, block);
+                    }
+                    at += len as u64;
+                }
+                at = end;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Truth {
+    fn add(&mut self, domain: &str, block: &[u8]) {
+        self.stored_blocks += 1;
+        self.zero_blocks += u64::from(block.iter().all(|byte| *byte == 0));
+        let mut hasher = DefaultHasher::new();
+        hasher.write(block);
+        let content = (domain.to_owned(), hasher.finish());
+        *self.references.entry(content).or_default() += 1;
+    }
+}
