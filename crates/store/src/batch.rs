@@ -8,7 +8,8 @@ use onefold_format::batch_page::{self, BatchItem, ITEMS_PER_PAGE};
 use onefold_format::page::{BATCH_OWNER, PageKind};
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{
-    BatchKind, LayerId, Lba, OpenBatchHead, Pba, PublishRun, QueueElement, TreeRoot,
+    BatchKind, LayerId, Lba, OpenBatchHead, PageNumber, Pba, PublishRun, QueueElement, Root,
+    TreeRoot,
 };
 
 use crate::error::{Result, StoreError};
@@ -70,20 +71,19 @@ impl OpenBatch {
 }
 
 impl Batches {
-    /// As the last checkpoint left them.
-    pub(crate) fn open(
+    /// As a checkpoint has them; tells `visit_page` of each page that it met.
+    pub(crate) fn read(
         pages: &Pages,
-        root: TreeRoot,
-        next_number: u64,
-        head: Option<OpenBatchHead>,
+        root: &Root,
+        visit_page: &mut dyn FnMut(PageNumber) -> Result<()>,
     ) -> Result<Self> {
         let mut items = Vec::new();
-        tree::walk(pages, BATCH_OWNER, root, &mut |visit| {
+        tree::walk(pages, BATCH_OWNER, root.batch, &mut |visit| {
             let (index, pointer) = match visit {
-                tree::Visit::Node(page) => return pages.mark_used(page),
+                tree::Visit::Node(page) => return visit_page(page),
                 tree::Visit::Leaf(index, pointer) => (index, pointer),
             };
-            pages.mark_used(pointer.page)?;
+            visit_page(pointer.page)?;
             let page = pages.read(PageKind::Batch, 0, BATCH_OWNER, index, pointer)?;
             let more = batch_page::decode(&page);
             items.extend(
@@ -91,25 +91,22 @@ impl Batches {
             );
             Ok(())
         })?;
-        let open = head.map(|head| OpenBatch {
-            number: head.number,
-            kind: head.kind,
-            done: head.done as usize,
-            items,
-        });
-        if let (Some(batch), Some(head)) = (&open, head)
-            && batch.items.len() != head.items as usize
-        {
+        let counted = root.open_batch.map_or(0, |head| head.items as usize);
+        if items.len() != counted {
             return Err(StoreError::damaged(format!(
-                "the open batch has {} items where the root counts {}",
-                batch.items.len(),
-                head.items
+                "the open batch has {} items where the root counts {counted}",
+                items.len()
             )));
         }
         Ok(Self {
-            open,
-            next_number,
-            root,
+            open: root.open_batch.map(|head| OpenBatch {
+                number: head.number,
+                kind: head.kind,
+                done: head.done as usize,
+                items,
+            }),
+            next_number: root.next_batch,
+            root: root.batch,
         })
     }
 

@@ -74,10 +74,11 @@ impl Store {
             index_problem = self.settle_index(repair).err();
         }
         let snapshot = Snapshot::take(pool)?;
+        let index = pool.index.ready().ok();
         let mut check = Check {
             pool,
             snapshot: &snapshot,
-            index: pool.index.ready().ok().filter(|_| index_problem.is_none()),
+            index: index.filter(|_| snapshot.is_fresh && index_problem.is_none()),
             repair,
             report,
             counts: CheckReport::default(),
@@ -260,10 +261,10 @@ impl Check<'_> {
                 }
             }
         }
-        let unpublished: Vec<Pba> = self.unpublished();
+        let unsettled = self.snapshot.unsettled_blocks();
         let is_known = |pba: Pba| {
             let bit = (pba.0 - window.blocks.start) as usize;
-            bits::all(&has_row, bit..bit + 1, true) || unpublished.binary_search(&pba).is_ok()
+            bits::all(&has_row, bit..bit + 1, true) || unsettled.binary_search(&pba).is_ok()
         };
         for pba in window.referenced().filter(|pba| !is_known(*pba)) {
             let message = format!("PBA {pba}: shared by entries, but not in the index");
@@ -286,15 +287,6 @@ impl Check<'_> {
         bits::fill(has_row, bit..bit + 1, true);
     }
 
-    /// Blocks that a batch has announced which could not be settled.
-    fn unpublished(&self) -> Vec<Pba> {
-        let volumes = self.snapshot.volumes.iter();
-        let items = volumes.flat_map(|volume| self.snapshot.unpublished(volume));
-        let mut blocks: Vec<Pba> = items.map(|item| item.pba).collect();
-        blocks.sort_unstable();
-        blocks
-    }
-
     fn find_in_index(&mut self, message: String) {
         self.index_findings += 1;
         self.find(!self.is_map_unreadable, message);
@@ -307,7 +299,7 @@ impl Check<'_> {
             let bit = (pba.0 - window.blocks.start) as usize;
             bits::fill(&mut in_use, bit..bit + 1, true);
         }
-        for pba in self.unpublished() {
+        for pba in self.snapshot.unsettled_blocks() {
             if window.blocks.contains(&pba.0) {
                 let bit = (pba.0 - window.blocks.start) as usize;
                 bits::fill(&mut in_use, bit..bit + 1, true);

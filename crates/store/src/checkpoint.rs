@@ -204,7 +204,7 @@ impl Pool {
                     .set_map(volume.id, *root, counts.unwrap_or_default());
             }
         }
-        books.queue.publish(written.root.queue, &sealed.queue)?;
+        books.queue.publish(written.root.queue, &sealed.queue);
         books.batches.root = written.root.batch;
         books.catalogue.root = written.root.catalogue;
         books.space.set_root(written.root.space);

@@ -15,7 +15,8 @@ use onefold_index::Released;
 
 use crate::Wait;
 use crate::batch::OpenBatch;
-use crate::error::{Result, StoreError};
+use crate::error::Result;
+use crate::finder::last_answers;
 use crate::guard::Guard;
 use crate::index::STREAM;
 use crate::pool::Pool;
@@ -53,8 +54,7 @@ impl Store {
         let mut ledger = pool.ledger()?;
         let books = &mut ledger.books;
         let number = books.batches.next_number;
-        let blocks_max = u64::from(BATCH_ITEMS_MAX);
-        let elements = books.queue.peek(blocks_max, blocks_max)?.len() as u32;
+        let elements = books.queue.count_head(u64::from(BATCH_ITEMS_MAX))? as u32;
         drop(ledger);
         if elements == 0 {
             return Ok(CollectReport::default());
@@ -74,20 +74,15 @@ impl Pool {
     /// Steps 3 and 4.
     pub(crate) fn settle_collector(&self, batch: &OpenBatch) -> Result<CollectReport> {
         let index = self.index.ready()?;
-        let items = self.fingerprint_items(&batch.items)?;
+        let items = self.fingerprint_items(batch.unsettled())?;
         let answers = index.decrement(STREAM, batch.number, &items)?;
-        if answers.len() != batch.items.len() {
-            return Err(StoreError::damaged(format!(
-                "the index has {} answers for a batch of {}",
-                answers.len(),
-                batch.items.len()
-            )));
-        }
+        let answers = last_answers(&answers, batch)?;
         let mut report = CollectReport::default();
         let mut position = batch.done;
         while position < batch.items.len() {
             let end = (position + ITEMS_PER_STEP).min(batch.items.len());
-            self.settle_releases(batch, position..end, &answers[position..end], &mut report)?;
+            let part = &answers[position - batch.done..end - batch.done];
+            self.settle_releases(batch, position..end, part, &mut report)?;
             position = end;
         }
         Ok(report)

@@ -12,8 +12,6 @@
 //! number, for which the index gives its original answers (P4). One batch is open at a time in a
 //! pool, so nothing that a batch has to settle can be touched by another.
 
-use std::sync::Arc;
-
 use onefold_format::batch_page::BatchItem;
 use onefold_format::entry::State;
 use onefold_format::record::BATCH_ITEMS_MAX;
@@ -29,7 +27,6 @@ use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::heat::{self, SlotBits};
 use crate::index::STREAM;
-use crate::map::Layer;
 use crate::pool::Pool;
 use crate::space::{PbaRun, PbaRuns};
 use crate::store::Store;
@@ -77,8 +74,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Busy` while the index is being counted again; `Damaged` where it cannot be used; those of
-    /// the disk. What was announced by then is settled by the next call.
+    /// `Gone` once the volume is deleted; `Busy` while the index is being counted again; `Damaged`
+    /// where it cannot be used; those of the disk. What was announced by then is settled by the next call.
     pub fn dedup_batch(
         &self,
         volume: &Volume,
@@ -90,6 +87,7 @@ impl Store {
         pool.check_writable()?;
         pool.index.ready()?;
         pool.settle_open_batch()?;
+        volume.check_in_use()?;
         let announced = pool.announce(volume, cursor, ready);
         let at_end = announced.map_err(|e| {
             e.during(format_args!(
@@ -139,7 +137,7 @@ impl Pool {
                 Ready::Cold if first == segment.first() => leaf.heat.look(rounds),
                 Ready::Cold => leaf.heat.still_cold(rounds),
             };
-            let taken = self.announce_in_segment(layer, (first, number), room, &wanted)?;
+            let taken = self.announce_in_segment(volume, (first, number), room, &wanted)?;
             room -= taken.count;
             *cursor = taken.next;
         }
@@ -148,11 +146,12 @@ impl Pool {
 
     fn announce_in_segment(
         &self,
-        layer: &Arc<Layer>,
+        volume: &Volume,
         (first, number): (Lba, u64),
         room: u64,
         wanted: &SlotBits,
     ) -> Result<Taken> {
+        let layer = &volume.layer;
         let segment = first.segment();
         let end = SegmentIndex(segment.0 + 1).first();
         let leaf = self.maps.leaf(layer, segment, Wait::Yes)?;
@@ -166,6 +165,8 @@ impl Pool {
         };
         let range = from.lba.0..to.lba.0 + u64::from(to.count);
         let _locked = layer.locks.lock(range, Wait::Yes);
+        // Whoever removes a volume holds all of its blocks until no entry is left.
+        volume.check_in_use()?;
         let (runs, next) = leaf.with(|entries| choose(entries, first, room, wanted));
         let count: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
         if count > 0 {
@@ -189,19 +190,13 @@ impl Pool {
     /// Steps 3 and 4.
     fn settle_finder(&self, layer: LayerId, batch: &OpenBatch) -> Result<BatchReport> {
         let index = self.index.ready()?;
-        let items = self.fingerprint_items(&batch.items)?;
+        let items = self.fingerprint_items(batch.unsettled())?;
         let answers = index.increment(STREAM, batch.number, &items)?;
-        if answers.len() != batch.items.len() {
-            return Err(StoreError::damaged(format!(
-                "the index has {} answers for a batch of {}",
-                answers.len(),
-                batch.items.len()
-            )));
-        }
-        let block_size = self.block_size();
+        let answers = last_answers(&answers, batch)?;
+        let looked_at = answers.len() as u64;
         let mut report = BatchReport {
-            looked_at: batch.items.len() as u64,
-            bytes: batch.items.len() as u64 * block_size,
+            looked_at,
+            bytes: looked_at * self.block_size(),
             ..BatchReport::default()
         };
         let mut position = batch.done;
@@ -218,7 +213,7 @@ impl Pool {
                 number: batch.number,
                 position,
                 items: &batch.items[position..end],
-                answers: &answers[position..end],
+                answers: &answers[position - batch.done..end - batch.done],
             };
             self.settle_part(&part, &mut report)?;
             position = end;
@@ -239,6 +234,11 @@ impl Pool {
         };
         // A layer that is gone has nobody left who could write to it.
         let layer = self.maps.layer(part.layer).ok();
+        // Kept in memory, so that the records need not read it while everybody waits for them.
+        let _leaf = layer
+            .as_ref()
+            .map(|layer| self.maps.leaf(layer, first.lba.segment(), Wait::Yes))
+            .transpose()?;
         let _locked = layer
             .as_ref()
             .and_then(|layer| layer.locks.lock(first.lba.0..last.lba.0 + 1, Wait::Yes));
@@ -326,6 +326,8 @@ impl Pool {
                     self.read_back(start.pba, &mut buf)?;
                     fingerprints.clear();
                     key.fingerprints(&buf, self.block_size() as usize, &mut fingerprints);
+                    #[cfg(feature = "simulation")]
+                    make_collide(&mut fingerprints, first.domain);
                     found.extend(
                         fingerprints
                             .iter()
@@ -348,6 +350,33 @@ impl Pool {
             let what = format_args!("reading block {pba} of the pool to fingerprint it");
             StoreError::io(what, error)
         })
+    }
+}
+
+/// The answers to a batch's unsettled items. The index was asked for these alone, or, in a call
+/// before a crash, for all of those of then: what is still unsettled is the end of them.
+pub(crate) fn last_answers<'a, T>(answers: &'a [T], batch: &OpenBatch) -> Result<&'a [T]> {
+    let wanted = batch.unsettled().len();
+    let first = answers.len().checked_sub(wanted);
+    first.map(|first| &answers[first..]).ok_or_else(|| {
+        StoreError::damaged(format!(
+            "the index has {} answers for a batch of {wanted}",
+            answers.len()
+        ))
+    })
+}
+
+/// Keeps as many bits as the simulation wants. Domains still never meet.
+#[cfg(feature = "simulation")]
+fn make_collide(fingerprints: &mut [Fingerprint], domain: DomainId) {
+    let Some(bits) = crate::guard::Scarcity::now().fingerprint_bits else {
+        return;
+    };
+    for fingerprint in fingerprints {
+        let kept = u64::from(fingerprint.0[0]) & ((1 << bits) - 1);
+        fingerprint.0 = [0; 16];
+        fingerprint.0[0] = kept as u8;
+        fingerprint.0[8..10].copy_from_slice(&domain.0.to_le_bytes());
     }
 }
 

@@ -103,7 +103,36 @@ impl Guard {
     }
 }
 
+/// What simulations make scarce, so that rare cases happen in small pools. On this thread, from now
+/// on; nothing is, by default.
+#[cfg(feature = "simulation")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Scarcity {
+    /// Bits of a fingerprint that count: contents collide.
+    pub fingerprint_bits: Option<u32>,
+    /// Bytes that the index may take: it declines.
+    pub index_bytes: Option<usize>,
+}
+
+#[cfg(feature = "simulation")]
+impl Scarcity {
+    /// Makes things scarce.
+    pub fn set(self) {
+        SCARCITY.set(self);
+    }
+
+    pub(crate) fn now() -> Self {
+        SCARCITY.get()
+    }
+}
+
 #[cfg(feature = "simulation")]
 thread_local! {
     static OFF: std::cell::Cell<Option<Guard>> = const { std::cell::Cell::new(None) };
+    static SCARCITY: std::cell::Cell<Scarcity> = const {
+        std::cell::Cell::new(Scarcity {
+            fingerprint_bits: None,
+            index_bytes: None,
+        })
+    };
 }

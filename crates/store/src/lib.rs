@@ -64,6 +64,8 @@ pub use collector::CollectReport;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use finder::{BatchReport, Ready};
 pub use guard::Guard;
+#[cfg(feature = "simulation")]
+pub use guard::Scarcity;
 pub use import::Import;
 pub use latency::LatencyCounts;
 pub use limits::REQUEST_BYTES_MAX;

@@ -60,7 +60,18 @@ impl Limits {
             dirty_space_pages_max: count(memory / 32, SPACE_PAGE_BYTES),
             tail_bytes_max: (memory / 32) as usize,
             check_bytes: (memory / 16) as usize,
-            index_bytes: (memory / 8) as usize,
+            index_bytes: index_bytes(memory / 8),
         }
     }
+}
+
+#[cfg(not(feature = "simulation"))]
+fn index_bytes(share: u64) -> usize {
+    share as usize
+}
+
+#[cfg(feature = "simulation")]
+fn index_bytes(share: u64) -> usize {
+    let scarce = crate::guard::Scarcity::now().index_bytes;
+    scarce.unwrap_or(share as usize)
 }

@@ -13,12 +13,18 @@ use std::sync::Arc;
 
 use onefold_format::page::{PageBytes, PageKind, QUEUE_OWNER};
 use onefold_format::queue_page::{self, ELEMENT_BLOCKS_MAX, ELEMENTS_PER_PAGE, NO_ELEMENTS};
+use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{DomainId, QueueElement, TreeRoot};
 
 use crate::error::{Result, StoreError};
 use crate::pages::Pages;
 use crate::space::PbaRun;
 use crate::tree;
+
+/// Pages at the head that stay in memory: what was counted there can be taken without the disk.
+const HEAD_PAGES: u64 = 10;
+
+const _: () = assert!(BATCH_ITEMS_MAX as u64 / ELEMENTS_PER_PAGE as u64 + 2 <= HEAD_PAGES);
 
 /// Elements from the first of a page on, without gaps.
 type Elements = Vec<QueueElement>;
@@ -111,7 +117,11 @@ impl Queue {
 
     /// Blocks of `run` that the last element could take, if it is one that they follow.
     fn extend_last(&mut self, run: PbaRun, domain: DomainId) -> Option<u64> {
-        let number = self.end.checked_sub(1).filter(|last| *last >= self.head)?;
+        // Not where its page is full: whether that is in memory is chance, and replay must do the
+        // same.
+        let is_page_open = index_in_page(self.end) != 0;
+        let number = self.end.checked_sub(1);
+        let number = number.filter(|last| *last >= self.head && is_page_open)?;
         let page = page_of(number);
         let elements = Arc::make_mut(self.resident.get_mut(&page)?);
         let last = elements.last_mut()?;
@@ -134,19 +144,23 @@ impl Queue {
         self.end += 1;
     }
 
-    /// Elements at the head, `elements_max` at most and not more than `blocks_max` blocks.
-    pub(crate) fn peek(&mut self, elements_max: u64, blocks_max: u64) -> Result<Elements> {
-        let mut found = Elements::new();
-        let mut blocks = 0;
-        for number in (self.head..self.end).take(elements_max as usize) {
+    /// How many elements at the head have `blocks_max` blocks at most, whatever is pushed meanwhile;
+    /// their pages are in memory then.
+    pub(crate) fn count_head(&mut self, blocks_max: u64) -> Result<u64> {
+        let (mut count, mut blocks) = (0, 0);
+        for number in self.head..self.end {
             let element = self.element(number)?;
-            blocks += u64::from(element.count);
+            // The last one may grow until it is taken.
+            blocks += match number + 1 == self.end {
+                true => u64::from(ELEMENT_BLOCKS_MAX),
+                false => u64::from(element.count),
+            };
             if blocks > blocks_max {
                 break;
             }
-            found.push(element);
+            count += 1;
         }
-        Ok(found)
+        Ok(count)
     }
 
     /// Takes `count` elements off the head.
@@ -204,12 +218,13 @@ impl Queue {
     }
 
     /// The checkpoint is durable: its pages can be read again when they are needed.
-    pub(crate) fn publish(&mut self, root: TreeRoot, sealed: &SealedQueue) -> Result<()> {
+    pub(crate) fn publish(&mut self, root: TreeRoot, sealed: &SealedQueue) {
         self.root = root;
         self.first_stored = sealed.gone.end;
-        let dirty = &self.dirty;
-        self.resident.retain(|page, _| dirty.contains(page));
-        self.load_last()
+        let (dirty, last) = (&self.dirty, page_of(self.end));
+        let head = page_of(self.head)..page_of(self.head) + HEAD_PAGES;
+        self.resident
+            .retain(|page, _| dirty.contains(page) || *page == last || head.contains(page));
     }
 
     /// Pushing must not need the disk: a last page that is not full is always in memory, also when

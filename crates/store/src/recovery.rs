@@ -414,7 +414,7 @@ fn open_books(
     }
     let queue_span = (root.queue_head, root.queue_end);
     let queue = Queue::open(Arc::clone(pages), root.queue, queue_span)?;
-    let batches = Batches::open(pages, root.batch, root.next_batch, root.open_batch)?;
+    let batches = Batches::read(pages, root, &mut |page| pages.mark_used(page))?;
     let space = match Space::open(Arc::clone(pages), root.space, root.pool_blocks, limits) {
         Err(error) if options.rebuild_free_space && error.kind() == StoreErrorKind::Damaged => {
             report.free_space_rebuilt = true;

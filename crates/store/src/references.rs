@@ -18,7 +18,7 @@ use onefold_format::{BatchKind, DomainId, Pba, QueueElement, Root, SegmentIndex,
 use onefold_index::{Fingerprint, FingerprintIndex, Row};
 use rustc_hash::FxHashMap;
 
-use crate::batch::OpenBatch;
+use crate::batch::{Batches, OpenBatch};
 use crate::bits;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError};
@@ -38,8 +38,10 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) root: Root,
     pub(crate) volumes: Vec<VolumeRecord>,
-    /// What finder or collector have still to settle.
+    /// What finder or collector had still to settle.
     pub(crate) open: Option<OpenBatch>,
+    /// It is of just now: nothing but requests has changed anything since.
+    pub(crate) is_fresh: bool,
     _hold: PagesHold<'a>,
 }
 
@@ -58,7 +60,8 @@ impl<'a> Snapshot<'a> {
     pub(crate) fn take(pool: &'a Pool) -> Result<Self> {
         // The hold comes first: a checkpoint between the two would only hold back more.
         let hold = pool.pages.hold();
-        if pool.check_writable().is_ok() {
+        let is_fresh = pool.check_writable().is_ok();
+        if is_fresh {
             pool.checkpoint()?;
         }
         let root = *pool.checkpoints.lock();
@@ -68,7 +71,8 @@ impl<'a> Snapshot<'a> {
             pool,
             root,
             volumes: volumes.collect(),
-            open: pool.ledger()?.books.batches.open.clone(),
+            open: Batches::read(&pool.pages, &root, &mut |_| Ok(()))?.open,
+            is_fresh,
             _hold: hold,
         })
     }
@@ -123,6 +127,16 @@ impl<'a> Snapshot<'a> {
             });
         }
         Ok(())
+    }
+
+    /// Blocks that an open batch of the finder has still to settle, of whatever volume.
+    pub(crate) fn unsettled_blocks(&self) -> Vec<Pba> {
+        let batch = self.open.iter();
+        let finder = batch.filter(|batch| batch.kind != BatchKind::Collector);
+        let items = finder.flat_map(|batch| batch.unsettled());
+        let mut blocks: Vec<Pba> = items.map(|item| item.pba).collect();
+        blocks.sort_unstable();
+        blocks
     }
 
     /// Items that an open batch of the finder has announced and the index may not know: they

@@ -285,6 +285,11 @@ impl Store {
         options.rounds = change.rounds.unwrap_or(options.rounds);
         options.interval_seconds = change.interval_seconds.unwrap_or(options.interval_seconds);
         check_finder(options.rounds, options.interval_seconds)?;
+        // What was announced under the old setting is settled under it.
+        let _job = lock(&self.pool.jobs);
+        if change.verify == Some(false) {
+            self.pool.settle_open_batch()?;
+        }
         self.change_volume(name, |record| {
             record.dedup = options.dedup;
             record.verify = options.verify;

@@ -236,10 +236,7 @@ impl Volume {
     }
 
     fn admit_range(&self, offset: u64, len: u64) -> Result<()> {
-        if self.gone.load(SeqCst) {
-            let message = format!("volume '{}' is gone", self.name());
-            return Err(StoreError::new(StoreErrorKind::Gone, message));
-        }
+        self.check_in_use()?;
         let size = self.size_bytes();
         if offset.checked_add(len).is_some_and(|end| end <= size) {
             return Ok(());
@@ -251,6 +248,14 @@ impl Volume {
                 self.name()
             ),
         ))
+    }
+
+    pub(crate) fn check_in_use(&self) -> Result<()> {
+        if self.gone.load(SeqCst) {
+            let message = format!("volume '{}' is gone", self.name());
+            return Err(StoreError::new(StoreErrorKind::Gone, message));
+        }
+        Ok(())
     }
 
     /// No request is admitted from now on.

@@ -13,7 +13,7 @@ use crate::crash::{newest_root, superblock};
 /// The store's only stream.
 const STREAM: StreamId = StreamId(1);
 
-const CACHE_BYTES: usize = 1 << 20;
+const CACHE_BYTES: u64 = 1 << 20;
 
 const ROWS_MAX: usize = 100_000;
 
@@ -43,7 +43,5 @@ pub(crate) fn fingerprint(engine: &SimulatedEngine, block: &[u8]) -> Fingerprint
     let page = engine.read_raw(Part::Secret, 0, PAGE_BYTES);
     let page = Box::new(page.try_into().unwrap());
     let secret = Secret::decode(&page, superblock(engine).pool).unwrap();
-    let mut found = Vec::new();
-    Key::derive(&secret.0, 0).fingerprints(block, block.len(), &mut found);
-    found[0]
+    Key::derive(&secret.0, 0).fingerprint(block)
 }
