@@ -27,11 +27,22 @@ pub enum Part {
     Log,
     /// The data blocks.
     Data,
+    /// The fingerprint index.
+    Index,
+    /// What keys are made from.
+    Secret,
 }
 
 impl Part {
-    /// Every part, in the order in which a pool's creation makes them.
-    pub const ALL: [Part; 4] = [Part::Superblock, Part::Meta, Part::Log, Part::Data];
+    /// Every part.
+    pub const ALL: [Part; 6] = [
+        Part::Superblock,
+        Part::Meta,
+        Part::Log,
+        Part::Data,
+        Part::Index,
+        Part::Secret,
+    ];
 
     /// The part's name: lower case, unique, and the same in every version.
     pub const fn name(self) -> &'static str {
@@ -40,6 +51,8 @@ impl Part {
             Part::Meta => "meta",
             Part::Log => "log",
             Part::Data => "data",
+            Part::Index => "index",
+            Part::Secret => "secret",
         }
     }
 }

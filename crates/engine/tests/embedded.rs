@@ -19,7 +19,28 @@ fn files_are_sparse_and_for_their_owner_alone() {
         .unwrap();
     let metadata = fs::metadata(directory.path().join("meta")).unwrap();
     assert_eq!((metadata.len(), metadata.blocks()), (1 << 40, 0));
-    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    for part in Part::ALL {
+        if part != Part::Meta {
+            engine(directory.path()).create(part, 0).unwrap();
+        }
+        let metadata = fs::metadata(directory.path().join(part.name())).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{part:?}");
+    }
+}
+
+#[test]
+fn only_data_is_ever_accessed_directly() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let engine = EmbeddedEngine::new(directory.path(), CacheMode::Direct);
+    for part in Part::ALL {
+        match engine.create(part, 0) {
+            Ok(disk) => assert_eq!(disk.alignment() > 1, part == Part::Data, "{part:?}"),
+            Err(error) => {
+                assert_eq!((part, error.kind()), (Part::Data, ErrorKind::Unsupported));
+                println!("SKIPPED for {part:?}: {error}");
+            }
+        }
+    }
 }
 
 #[test]

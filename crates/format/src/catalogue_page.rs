@@ -4,24 +4,34 @@
 //! page     64 + 256 n   record n, 15 of them, then zeros; a record of zeros is a free slot
 //! record    0 kind      u8      1 volume, with its live layer
 //!           1 state     u8      1 importing, 2 ready, 3 deleting
-//!           2 mode      u8      0 no deduplication
+//!           2 dedup     u8      0 off, 1 offline
 //!           3 name len  u8      bytes
-//!           4 domain    u32     0 the pool's
+//!           4 domain    u32     below 65536
 //!           8 volume    u64
 //!          16 layer     u64     the live one
 //!          24 size      u64     bytes
 //!          32 created   u64     seconds since the Unix epoch
 //!          40 map       tree root of the live layer; empty in a log record
-//!          56 zeros     72 bytes
+//!          56 flags     u8      bit 0: bytes are compared before blocks are shared
+//!          57 domain name len  u8  bytes
+//!          58 rounds    u8      1 to 16
+//!          59 reserved  u8
+//!          60 interval  u32     seconds, 1 to 86400
+//!          64 private   u64     entries of the live layer that are private
+//!          72 kept      u64     that are kept private
+//!          80 shared    u64     that are shared
+//!          88 zeros     40 bytes
 //!         128 name      64 bytes, zero-padded
-//!         192 zeros     64 bytes
+//!         192 domain name  64 bytes, zero-padded
 //! ```
+
+use std::ops::RangeInclusive;
 
 use crate::bytes::{is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
 use crate::node::TreeRoot;
 use crate::page::{BODY, PAGE_BYTES, PageBytes};
-use crate::units::{BLOCK_SIZES, LayerId, VOLUME_BLOCKS_MAX, VolumeId, is_id};
+use crate::units::{BLOCK_SIZES, DomainId, LayerId, VOLUME_BLOCKS_MAX, VolumeId, is_id};
 
 /// Records in a page.
 pub const RECORDS_PER_PAGE: usize = 15;
@@ -32,13 +42,21 @@ pub const VOLUME_RECORD_BYTES: usize = 256;
 /// Longest name, in bytes.
 pub const NAME_BYTES_MAX: usize = 63;
 
+/// Most rounds that a block must not be rewritten before it is published.
+pub const ROUNDS_MAX: u8 = 16;
+
+/// Longest time between two rounds: a day.
+pub const INTERVAL_SECONDS_MAX: u32 = 86_400;
+
 const KIND_VOLUME: u8 = 1;
+const FLAG_VERIFY: u8 = 1;
 
 /// Largest volume of any pool, in bytes.
 const SIZE_BYTES_MAX: u64 = VOLUME_BLOCKS_MAX * BLOCK_SIZES[BLOCK_SIZES.len() - 1] as u64;
 
 const _: () = assert!(BODY + RECORDS_PER_PAGE * VOLUME_RECORD_BYTES <= PAGE_BYTES);
 const _: () = assert!(128 + NAME_BYTES_MAX < 192, "a name is followed by a zero");
+const _: () = assert!(192 + NAME_BYTES_MAX < VOLUME_RECORD_BYTES, "likewise");
 
 /// Where a volume is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +68,27 @@ pub enum VolumeState {
     Ready = 2,
     /// Being removed: recovery finishes that.
     Deleting = 3,
+}
+
+/// Whether and when a volume's blocks are shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum DedupMode {
+    /// Never: all blocks written from now on stay private.
+    Off = 0,
+    /// In the background, some time after they were written.
+    Offline = 1,
+}
+
+/// Entries of a layer that name a block, by their state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LayerCounts {
+    /// Private ones, which the finder has still to look at.
+    pub private: u64,
+    /// Those that stay private for good.
+    pub kept: u64,
+    /// Shared ones.
+    pub shared: u64,
 }
 
 /// What the catalogue says of a volume.
@@ -69,9 +108,25 @@ pub struct VolumeRecord {
     pub map: TreeRoot,
     /// Its name: see [`name_is_valid`].
     pub name: String,
+    /// Whether and when its blocks are shared.
+    pub dedup: DedupMode,
+    /// The domain inside which they are shared.
+    pub domain: DomainId,
+    /// What users call the domain: as a volume's name.
+    pub domain_name: String,
+    /// Whether bytes are compared before two blocks are made one.
+    pub verify: bool,
+    /// Rounds of the finder that a block must not be rewritten in before it is published, 1 to
+    /// [`ROUNDS_MAX`].
+    pub rounds: u8,
+    /// Time between two rounds, in seconds, 1 to [`INTERVAL_SECONDS_MAX`].
+    pub interval_seconds: u32,
+    /// Entries of the live layer, as its map on disk has them; zeros in a log record.
+    pub counts: LayerCounts,
 }
 
-/// Whether `name` can name a volume: a letter or digit, then up to 62 of those and `.`, `_`, `-`.
+/// Whether `name` can name a volume or a domain: a letter or digit, then up to 62 of those and
+/// `.`, `_`, `-`.
 #[must_use]
 pub fn name_is_valid(name: &str) -> bool {
     let starts_well = name
@@ -86,14 +141,30 @@ impl VolumeRecord {
     /// Writes the record into 256 bytes of zeros at `at`.
     pub(crate) fn put(&self, bytes: &mut [u8], at: usize) {
         debug_assert!(name_is_valid(&self.name), "volume name {:?}", self.name);
-        let head = [KIND_VOLUME, self.state as u8, 0, self.name.len() as u8];
+        debug_assert!(
+            name_is_valid(&self.domain_name),
+            "domain name {:?}",
+            self.domain_name
+        );
+        let name_len = self.name.len() as u8;
+        let head = [KIND_VOLUME, self.state as u8, self.dedup as u8, name_len];
         put(bytes, at, &head);
+        put(bytes, at + 4, &u32::from(self.domain.0).to_le_bytes());
         put(bytes, at + 8, &self.id.0.to_le_bytes());
         put(bytes, at + 16, &self.layer.0.to_le_bytes());
         put(bytes, at + 24, &self.size_bytes.to_le_bytes());
         put(bytes, at + 32, &self.created_unix_seconds.to_le_bytes());
         self.map.put(bytes, at + 40);
+        let flags = if self.verify { FLAG_VERIFY } else { 0 };
+        put(
+            bytes,
+            at + 56,
+            &[flags, self.domain_name.len() as u8, self.rounds],
+        );
+        put(bytes, at + 60, &self.interval_seconds.to_le_bytes());
+        self.counts.put(bytes, at + 64);
         put(bytes, at + 128, self.name.as_bytes());
+        put(bytes, at + 192, self.domain_name.as_bytes());
     }
 
     /// Reads the record in `bytes`, which are [`VOLUME_RECORD_BYTES`] long.
@@ -122,29 +193,116 @@ impl VolumeRecord {
         if !whole_blocks || !(1..=SIZE_BYTES_MAX).contains(&size_bytes) {
             return field("volume size", size_bytes);
         }
-        let name_len = usize::from(bytes[3]);
-        if name_len > NAME_BYTES_MAX {
-            return field("name length", u64::from(bytes[3]));
-        }
-        let name = String::from_utf8_lossy(&bytes[128..128 + name_len]).into_owned();
-        if !name_is_valid(&name) {
-            return field("volume name", name_len as u64);
-        }
-        let reserved = [&bytes[56..128], &bytes[128 + name_len..]];
-        if bytes[2] != 0 || u32_at(bytes, 4) != 0 || !reserved.iter().all(|part| is_zero(part)) {
+        let is_reserved_zero = bytes[56] & !FLAG_VERIFY == 0 && bytes[59] == 0;
+        if !is_reserved_zero || !is_zero(&bytes[88..128]) {
             return Err(FormatError::Reserved {
                 structure: "volume record",
             });
         }
+        let map = TreeRoot::at(bytes, 40)?;
         Ok(Some(Self {
             id: VolumeId(id),
             layer: LayerId(layer),
             state,
             size_bytes,
             created_unix_seconds: u64_at(bytes, 32),
-            map: TreeRoot::at(bytes, 40)?,
-            name,
+            name: name_in(&bytes[128..192], bytes[3], "volume name")?,
+            dedup: dedup_at(bytes)?,
+            domain: domain_at(bytes)?,
+            domain_name: name_in(&bytes[192..256], bytes[57], "domain name")?,
+            verify: bytes[56] & FLAG_VERIFY != 0,
+            rounds: within(bytes[58], 1..=ROUNDS_MAX, "rounds")?,
+            interval_seconds: within(u32_at(bytes, 60), 1..=INTERVAL_SECONDS_MAX, "interval")?,
+            counts: LayerCounts::at(bytes, &map, size_bytes)?,
+            map,
         }))
+    }
+}
+
+/// The number, if it is in this range.
+fn within<N>(value: N, range: RangeInclusive<N>, field: &'static str) -> Result<N, FormatError>
+where
+    N: Copy + PartialOrd + Into<u64>,
+{
+    if range.contains(&value) {
+        Ok(value)
+    } else {
+        let value = value.into();
+        Err(FormatError::Field { field, value })
+    }
+}
+
+/// The name of this length at the start of `bytes`, which are zeros behind it.
+fn name_in(bytes: &[u8], len: u8, field: &'static str) -> Result<String, FormatError> {
+    let impossible = FormatError::Field {
+        field,
+        value: u64::from(len),
+    };
+    let Some((name, rest)) = bytes.split_at_checked(usize::from(len)) else {
+        return Err(impossible);
+    };
+    let name = String::from_utf8_lossy(name).into_owned();
+    if !name_is_valid(&name) {
+        return Err(impossible);
+    }
+    if !is_zero(rest) {
+        return Err(FormatError::Reserved {
+            structure: "volume record",
+        });
+    }
+    Ok(name)
+}
+
+fn dedup_at(bytes: &[u8]) -> Result<DedupMode, FormatError> {
+    match bytes[2] {
+        0 => Ok(DedupMode::Off),
+        1 => Ok(DedupMode::Offline),
+        other => Err(FormatError::Field {
+            field: "deduplication mode",
+            value: u64::from(other),
+        }),
+    }
+}
+
+fn domain_at(bytes: &[u8]) -> Result<DomainId, FormatError> {
+    let domain = u32_at(bytes, 4);
+    u16::try_from(domain)
+        .map(DomainId)
+        .map_err(|_| FormatError::Field {
+            field: "domain id",
+            value: u64::from(domain),
+        })
+}
+
+impl LayerCounts {
+    fn put(&self, bytes: &mut [u8], at: usize) {
+        put(bytes, at, &self.private.to_le_bytes());
+        put(bytes, at + 8, &self.kept.to_le_bytes());
+        put(bytes, at + 16, &self.shared.to_le_bytes());
+    }
+
+    /// Reads the counts of a volume record. An empty map has no entries, and no map more than one
+    /// for each block of the volume, whatever the pool's block size.
+    fn at(bytes: &[u8], map: &TreeRoot, size_bytes: u64) -> Result<Self, FormatError> {
+        let counts = Self {
+            private: u64_at(bytes, 64),
+            kept: u64_at(bytes, 72),
+            shared: u64_at(bytes, 80),
+        };
+        let most = map
+            .top
+            .map_or(0, |_| size_bytes / u64::from(BLOCK_SIZES[0]));
+        let sum = counts
+            .private
+            .saturating_add(counts.kept)
+            .saturating_add(counts.shared);
+        if sum > most {
+            return Err(FormatError::Field {
+                field: "number of the layer's entries",
+                value: sum,
+            });
+        }
+        Ok(counts)
     }
 }
 

@@ -3,16 +3,16 @@
 //! ```text
 //! bits  0..40  PBA                     zero unless private or shared
 //!      40..43  state                   0 absent, 1 zero, 2 private, 3 shared
-//!      43..44  kept private            a comparison of bytes found a false match
+//!      43..44  kept private            private for good: never offered to the finder again
 //!      44..48  codec                   0 as it is
 //!      48..56  stored length           0 the whole block
 //! ```
 //!
-//! Codec, stored length, the shared state and the kept-private bit are not written by this
-//! version, which refuses them.
+//! Codec and stored length are not written by this version, which refuses them, as it refuses the
+//! kept-private bit beside any state but private.
 
 use crate::error::FormatError;
-use crate::units::{PBA_END, Pba};
+use crate::units::{PBA_END, Pba, is_run};
 
 /// Bytes that an entry takes in a map page.
 pub const ENTRY_BYTES: usize = 7;
@@ -27,6 +27,9 @@ const _: () = assert!(8 * ENTRY_BYTES == 56, "see the table above");
 
 const STATE_ZERO: u64 = 1;
 const STATE_PRIVATE: u64 = 2;
+const STATE_SHARED: u64 = 3;
+/// The private state together with the bit above the state.
+const STATE_KEPT: u64 = STATE_PRIVATE | 1 << 3;
 
 /// What a layer says of one block.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -39,8 +42,13 @@ pub enum State {
     Absent,
     /// Zeros, whatever the layers below hold.
     Zero,
-    /// This entry alone owns the block; it may be rewritten in place.
+    /// This entry alone owns the block; it may be rewritten in place and it may be published.
     Private(Pba),
+    /// As private, but never published: its bytes differ from those of a block with the same
+    /// fingerprint.
+    Kept(Pba),
+    /// The block is published, or about to be: nobody writes it any more.
+    Shared(Pba),
 }
 
 impl Entry {
@@ -50,25 +58,49 @@ impl Entry {
     /// Zeros that hide what lies below.
     pub const ZERO: Self = Self(STATE_ZERO << STATE_SHIFT);
 
-    /// A block that this entry alone owns.
+    /// A block that this entry alone owns and that the finder may publish.
     ///
     /// # Panics
     ///
-    /// Where `pba` is not below [`PBA_END`]: the allocator never hands out such a block.
+    /// Where `pba` is 0 or not below [`PBA_END`]: the allocator never hands out such a block.
     #[must_use]
     pub fn private(pba: Pba) -> Self {
-        assert!(
-            pba.0 != 0 && pba.0 < PBA_END,
-            "block {pba} cannot be mapped"
-        );
-        Self(pba.0 | STATE_PRIVATE << STATE_SHIFT)
+        Self::of_block(STATE_PRIVATE, pba)
+    }
+
+    /// A block that this entry alone owns and that is never published.
+    ///
+    /// # Panics
+    ///
+    /// As [`Entry::private`].
+    #[must_use]
+    pub fn kept(pba: Pba) -> Self {
+        Self::of_block(STATE_KEPT, pba)
+    }
+
+    /// A block that other entries may name as well.
+    ///
+    /// # Panics
+    ///
+    /// As [`Entry::private`].
+    #[must_use]
+    pub fn shared(pba: Pba) -> Self {
+        Self::of_block(STATE_SHARED, pba)
+    }
+
+    fn of_block(state: u64, pba: Pba) -> Self {
+        assert!(is_run(pba, 1), "block {pba} cannot be mapped");
+        Self(pba.0 | state << STATE_SHIFT)
     }
 
     /// The entry, taken apart.
     #[must_use]
     pub fn state(self) -> State {
+        let pba = Pba(self.0 & (PBA_END - 1));
         match self.0 >> STATE_SHIFT {
-            STATE_PRIVATE => State::Private(Pba(self.0 & (PBA_END - 1))),
+            STATE_PRIVATE => State::Private(pba),
+            STATE_KEPT => State::Kept(pba),
+            STATE_SHARED => State::Shared(pba),
             STATE_ZERO => State::Zero,
             _ => State::Absent,
         }
@@ -78,12 +110,22 @@ impl Entry {
     #[must_use]
     pub fn pba(self) -> Option<Pba> {
         match self.state() {
-            State::Private(pba) => Some(pba),
+            State::Private(pba) | State::Kept(pba) | State::Shared(pba) => Some(pba),
             State::Absent | State::Zero => None,
         }
     }
 
-    /// The entry that follows this one in a run: the next block for a mapped one, else the same.
+    /// The block that this entry alone owns, if it does: the one that may be rewritten in place.
+    #[must_use]
+    pub fn own_pba(self) -> Option<Pba> {
+        match self.state() {
+            State::Private(pba) | State::Kept(pba) => Some(pba),
+            State::Shared(_) | State::Absent | State::Zero => None,
+        }
+    }
+
+    /// The entry that follows this one in a run, `count` places on: the next block where there is
+    /// a block, else the same. The run must end below [`PBA_END`].
     #[must_use]
     pub fn successor(self, count: u64) -> Self {
         if self.pba().is_some() {
@@ -108,7 +150,7 @@ impl Entry {
         let pba = bits & (PBA_END - 1);
         let possible = match bits >> STATE_SHIFT {
             0 | STATE_ZERO => pba == 0,
-            STATE_PRIVATE => pba != 0,
+            STATE_PRIVATE | STATE_KEPT | STATE_SHARED => pba != 0,
             _ => false,
         };
         if possible {

@@ -15,9 +15,13 @@
 //! | [`map_page`] | leaf of a layer's map: one segment |
 //! | [`space_page`] | leaf of the free-space tree: one bit per block |
 //! | [`catalogue_page`] | leaf of the catalogue: volume records |
+//! | [`queue_page`] | leaf of the queue: references that were given up |
+//! | [`batch_page`] | leaf of the open batch: its items |
 //! | [`frame`] | the unit in which the log is written |
-//! | [`record`] | what a frame carries: changes of maps and catalogue |
+//! | [`record`] | what a frame carries: changes of maps, catalogue, queue and open batch |
+//! | [`secret`] | the key from which fingerprints take theirs |
 
+pub mod batch_page;
 mod bytes;
 pub mod catalogue_page;
 pub mod entry;
@@ -26,20 +30,25 @@ pub mod frame;
 pub mod map_page;
 pub mod node;
 pub mod page;
+pub mod queue_page;
 pub mod record;
 pub mod root;
+pub mod secret;
 pub mod space_page;
 pub mod superblock;
 pub mod units;
 
-pub use catalogue_page::{VolumeRecord, VolumeState};
+pub use batch_page::BatchItem;
+pub use catalogue_page::{DedupMode, LayerCounts, VolumeRecord, VolumeState};
 pub use entry::Entry;
 pub use error::FormatError;
 pub use node::{Pointer, TreeRoot};
-pub use record::{Record, UnmapTo};
-pub use root::Root;
-pub use superblock::Superblock;
-pub use units::{LayerId, Lba, PageNumber, Pba, PoolId, SegmentIndex, VolumeId};
+pub use queue_page::QueueElement;
+pub use record::{Outcome, PublishRun, Record, Release, UnmapTo};
+pub use root::{BatchKind, OpenBatchHead, Root};
+pub use secret::Secret;
+pub use superblock::{IndexKind, Superblock};
+pub use units::{DomainId, LayerId, Lba, PageNumber, Pba, PoolId, SegmentIndex, VolumeId};
 
 /// Major version of everything written by this build: a higher one is refused.
 pub const MAJOR_VERSION: u8 = 1;

@@ -5,7 +5,7 @@
 //! ```
 
 use crate::bytes::{array_at, is_zero, put};
-use crate::entry::{ENTRY_BYTES, Entry};
+use crate::entry::{ENTRY_BYTES, Entry, State};
 use crate::error::FormatError;
 use crate::page::{BODY, PAGE_BYTES, PageBytes};
 use crate::units::BLOCKS_PER_SEGMENT;
@@ -44,11 +44,19 @@ pub fn decode(page: &PageBytes) -> Result<Box<Segment>, FormatError> {
     }
 }
 
-/// Entries that say something: what the pointer to the page counts.
+/// Entries that say something. A segment without any has no page.
 #[must_use]
 pub fn mapped(segment: &Segment) -> u16 {
-    segment
-        .iter()
-        .filter(|entry| **entry != Entry::ABSENT)
-        .count() as u16
+    count(segment, |entry| entry != Entry::ABSENT)
+}
+
+/// Entries that the finder may still publish, the private ones: what the pointer to the page
+/// counts, so that the finder passes over a segment that has none without reading its page.
+#[must_use]
+pub fn publishable(segment: &Segment) -> u16 {
+    count(segment, |entry| matches!(entry.state(), State::Private(_)))
+}
+
+fn count(segment: &Segment, is_counted: impl Fn(Entry) -> bool) -> u16 {
+    segment.iter().filter(|entry| is_counted(**entry)).count() as u16
 }

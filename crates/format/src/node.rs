@@ -37,7 +37,7 @@ const _: () = assert!(BODY + NODE_FANOUT as usize * POINTER_BYTES <= PAGE_BYTES)
 pub struct Pointer {
     /// Where the page is.
     pub page: PageNumber,
-    /// Above a leaf: how many of its entries are mapped, or of its blocks allocated. Else 0.
+    /// Above a leaf: what it counts, such as publishable entries or allocated blocks. Else 0.
     pub info: u16,
     /// The checksum that the page must have.
     pub checksum: u32,
@@ -77,7 +77,7 @@ pub(crate) fn pointer_at(bytes: &[u8], at: usize) -> Result<Option<Pointer>, For
 /// The pointers of an inner page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// One for each child; a child that is absent has nothing mapped below it.
+    /// One for each child; a child that is absent has nothing below it.
     pub children: Box<[Option<Pointer>; NODE_FANOUT as usize]>,
 }
 

@@ -33,6 +33,12 @@ pub const BODY: usize = 64;
 /// "1FLD".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"1FLD");
 
+/// Owner of the open batch's pages. No layer has this id.
+pub const BATCH_OWNER: u64 = u64::MAX - 3;
+
+/// Owner of the pages of the queue of given-up references. No layer has this id.
+pub const QUEUE_OWNER: u64 = u64::MAX - 2;
+
 /// Owner of the free-space tree's pages. No layer has this id.
 pub const SPACE_OWNER: u64 = u64::MAX - 1;
 
@@ -42,7 +48,7 @@ pub const CATALOGUE_OWNER: u64 = u64::MAX;
 const CHECKSUM_AT: usize = 60;
 
 const _: () = assert!(CHECKSUM_AT + 4 == BODY, "the checksum ends the header");
-const _: () = assert!(SPACE_OWNER >= ID_END, "no layer has an owner's number");
+const _: () = assert!(BATCH_OWNER >= ID_END, "no layer has an owner's number");
 
 /// A page's bytes.
 pub type PageBytes = [u8; PAGE_BYTES];
@@ -65,6 +71,12 @@ pub enum PageKind {
     Catalogue = 6,
     /// The first block of the data part, which tells a foreign device apart.
     DataLabel = 7,
+    /// [`crate::queue_page`]
+    Queue = 8,
+    /// [`crate::batch_page`]
+    Batch = 9,
+    /// [`crate::secret`]
+    Secret = 10,
 }
 
 /// What a page says of itself.

@@ -1,11 +1,13 @@
-//! What a frame carries: changes of maps and catalogue, in the order in which they were applied.
+//! What a frame carries: changes of maps, catalogue, queue and open batch, in the order in which
+//! they were applied.
 //!
 //! ```text
-//! all      0 kind      u8      1 map, 2 unmap, 3 put, 4 gone
+//! all      0 kind      u8      1 map, 2 unmap, 3 put, 4 gone,
+//!                              16 publish, 17 outcome, 18 collect, 19 release
 //!          1 reserved  u8
 //!          2 bytes     u16     whole record, a multiple of 8
-//!          4 domain    u32     0 the pool's
-//!          8 layer     u64     0 for the catalogue's
+//!          4 reserved  u32
+//!          8 layer     u64     0 for the catalogue's and the collector's
 //! map      1           the blocks of a run change from `old` to `new`
 //!         16 lba       u64     below 2^38
 //!         24 count     u32     1 to 512, all in one segment
@@ -22,41 +24,99 @@
 //! gone     4           the catalogue's slot is free; the layer had nothing mapped
 //!         16 slot      u64
 //!         24 volume    u64
+//! publish 16           private entries become shared and items of the finder's batch: its intent
+//!         16 number    u64     of the batch
+//!         24 segment   u64     below 2^29
+//!         32 + 8 n     run n, 1 to 512 of them: bits  0..40  PBA
+//!                                                    40..49  place of its first block
+//!                                                    49..58  blocks - 1
+//!                                                    58..64  zeros
+//! outcome 17           what has become of consecutive items of the finder's batch
+//!         16 number    u64     of the batch
+//!         24 position  u16     of the first item
+//!         26 count     u16     1 to 4096
+//!         28 outcome   u32     1 inserted, 2 aliased, 3 dangling, 4 rejected, 5 declined
+//!         32 PBA       u64     the index's block for the first item, the others follow it in a
+//!                              run; 0 if inserted or declined
+//! collect 18           the queue's first elements become the collector's batch: its intent
+//!         16 number    u64     of the batch
+//!         24 elements  u32     1 to 4096
+//!         28 reserved  u32
+//! release 19           what has become of consecutive items of the collector's batch
+//!         16 number    u64     of the batch
+//!         24 position  u16     of the first item
+//!         26 count     u16     1 to 4096
+//!         28 release   u32     1 remaining, 2 freed, 3 quarantined
 //! ```
 //!
-//! Kinds 16 and above are kept for sharing and layers. Replay compares `old` with the map, so a
-//! record that does not fit the map it is applied to is found.
+//! Kinds from 20 on are kept for layers. Replay compares `old` with the map, and the intents and
+//! outcomes of a batch with the open one, so a record that does not fit what it is applied to is
+//! found.
 
 use crate::bytes::{is_zero, put, u16_at, u32_at, u64_at};
-use crate::catalogue_page::{VOLUME_RECORD_BYTES, VolumeRecord};
+use crate::catalogue_page::{LayerCounts, VOLUME_RECORD_BYTES, VolumeRecord};
 use crate::entry::Entry;
 use crate::error::FormatError;
 use crate::frame::FRAME_PAYLOAD_MAX;
 use crate::node::TreeRoot;
-use crate::units::{BLOCKS_PER_SEGMENT, LayerId, Lba, VOLUME_BLOCKS_MAX, VolumeId, is_id};
+use crate::units::{
+    BLOCKS_PER_SEGMENT, LayerId, Lba, PBA_END, Pba, SegmentIndex, VOLUME_BLOCKS_MAX, VolumeId,
+    is_id, is_run,
+};
+
+/// Most items of a batch.
+pub const BATCH_ITEMS_MAX: u32 = 4096;
+
+/// Most runs of a publish record: one for each block of a segment.
+pub const PUBLISH_RUNS_MAX: usize = BLOCKS_PER_SEGMENT as usize;
 
 const KIND_MAP: u8 = 1;
 const KIND_UNMAP: u8 = 2;
 const KIND_PUT: u8 = 3;
 const KIND_GONE: u8 = 4;
+const KIND_PUBLISH: u8 = 16;
+const KIND_OUTCOME: u8 = 17;
+const KIND_COLLECT: u8 = 18;
+const KIND_RELEASE: u8 = 19;
 
 const HEADER_BYTES: usize = 16;
 const MAP_BYTES: usize = 48;
 const UNMAP_BYTES: usize = 32;
 const PUT_BYTES: usize = 24 + VOLUME_RECORD_BYTES;
 const GONE_BYTES: usize = 32;
+const PUBLISH_HEADER_BYTES: usize = 32;
+const RUN_BYTES: usize = 8;
+const OUTCOME_BYTES: usize = 40;
+const COLLECT_BYTES: usize = 32;
+const RELEASE_BYTES: usize = 32;
 
-/// The longest record.
-pub const RECORD_BYTES_MAX: usize = PUT_BYTES;
+/// The longest record: a publish record with the most runs.
+pub const RECORD_BYTES_MAX: usize = PUBLISH_HEADER_BYTES + PUBLISH_RUNS_MAX * RUN_BYTES;
+
+const SLOT_SHIFT: u32 = 40;
+const COUNT_SHIFT: u32 = 49;
+const RUN_END: u32 = 58;
 
 const _: () = assert!(
     MAP_BYTES.is_multiple_of(8)
         && UNMAP_BYTES.is_multiple_of(8)
         && PUT_BYTES.is_multiple_of(8)
         && GONE_BYTES.is_multiple_of(8)
+        && PUBLISH_HEADER_BYTES.is_multiple_of(8)
+        && OUTCOME_BYTES.is_multiple_of(8)
+        && COLLECT_BYTES.is_multiple_of(8)
+        && RELEASE_BYTES.is_multiple_of(8)
 );
+const _: () = assert!(PUT_BYTES <= RECORD_BYTES_MAX, "no record is longer");
 const _: () =
     assert!(RECORD_BYTES_MAX <= u16::MAX as usize && RECORD_BYTES_MAX < FRAME_PAYLOAD_MAX);
+const _: () = assert!(
+    PBA_END == 1 << SLOT_SHIFT
+        && BLOCKS_PER_SEGMENT == 1 << (COUNT_SHIFT - SLOT_SHIFT)
+        && BLOCKS_PER_SEGMENT == 1 << (RUN_END - COUNT_SHIFT),
+    "see the table above"
+);
+const _: () = assert!(BATCH_ITEMS_MAX <= u16::MAX as u32, "positions have 16 bits");
 
 /// What unmapped blocks become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +125,47 @@ pub enum UnmapTo {
     Absent,
     /// Zeros, hiding the layers below.
     Zero,
+}
+
+/// Consecutive entries that name consecutive blocks, all of them to be published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PublishRun {
+    /// First LBA of the run.
+    pub lba: Lba,
+    /// The block that its entry names.
+    pub pba: Pba,
+    /// Blocks in the run, 1 to 512, all in one segment.
+    pub count: u32,
+}
+
+/// What has become of an item of the finder's batch. The block is that of the first item; those
+/// that follow have the blocks that follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The index has a new row that names the item's own block.
+    Inserted,
+    /// The entry names this equal block of the index now, and its own block is free.
+    Aliased(Pba),
+    /// The entry had moved on; the reference that was counted to this block is given up.
+    Dangling(Pba),
+    /// This block of the index has the fingerprint but other bytes: the reference that was counted
+    /// to it is given up, and the entry is private for good.
+    Rejected(Pba),
+    /// The index is full: the entry is private again, or its block free if it had moved on.
+    Declined,
+}
+
+/// What has become of an item of the collector's batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Release {
+    /// The block has other references.
+    Remaining = 1,
+    /// That was the last reference: the block is free.
+    Freed = 2,
+    /// The index knows nothing of the block, or something else: nobody uses it again before a
+    /// check.
+    Quarantined = 3,
 }
 
 /// One change.
@@ -110,10 +211,56 @@ pub enum Record {
         /// Its live layer, in which nothing was mapped any more.
         layer: LayerId,
     },
+    /// Private entries of one segment become shared and items of the finder's batch.
+    Publish {
+        /// The layer whose entries they are.
+        layer: LayerId,
+        /// The batch, 1 to 2^63 - 1.
+        number: u64,
+        /// What is published, 1 to [`PUBLISH_RUNS_MAX`] runs: all in one segment, ascending, not
+        /// overlapping.
+        runs: Vec<PublishRun>,
+    },
+    /// Consecutive items of the finder's batch are settled.
+    Outcome {
+        /// The layer whose entries they are.
+        layer: LayerId,
+        /// The batch, 1 to 2^63 - 1.
+        number: u64,
+        /// Position of the first item in the batch.
+        position: u32,
+        /// Items, at least one; the last one's position is below [`BATCH_ITEMS_MAX`].
+        count: u32,
+        /// What has become of them.
+        outcome: Outcome,
+    },
+    /// The queue's first elements become the items of the collector's batch.
+    Collect {
+        /// The batch, 1 to 2^63 - 1.
+        number: u64,
+        /// Elements, 1 to [`BATCH_ITEMS_MAX`].
+        elements: u32,
+    },
+    /// Consecutive items of the collector's batch are settled.
+    Release {
+        /// The batch, 1 to 2^63 - 1.
+        number: u64,
+        /// Position of the first item in the batch.
+        position: u32,
+        /// Items, at least one; the last one's position is below [`BATCH_ITEMS_MAX`].
+        count: u32,
+        /// What has become of them.
+        release: Release,
+    },
 }
 
 impl Record {
     /// Appends the record to `bytes`.
+    ///
+    /// # Panics
+    ///
+    /// Where the runs, or the position and count, are not what [`Record`] says: cut short, they
+    /// would name other blocks or items.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         let start = bytes.len();
         let (kind, size, layer) = match self {
@@ -121,12 +268,24 @@ impl Record {
             Self::Unmap { layer, .. } => (KIND_UNMAP, UNMAP_BYTES, layer.0),
             Self::VolumePut { .. } => (KIND_PUT, PUT_BYTES, 0),
             Self::VolumeGone { layer, .. } => (KIND_GONE, GONE_BYTES, layer.0),
+            Self::Publish { layer, runs, .. } => {
+                let size = PUBLISH_HEADER_BYTES + runs.len() * RUN_BYTES;
+                (KIND_PUBLISH, size, layer.0)
+            }
+            Self::Outcome { layer, .. } => (KIND_OUTCOME, OUTCOME_BYTES, layer.0),
+            Self::Collect { .. } => (KIND_COLLECT, COLLECT_BYTES, 0),
+            Self::Release { .. } => (KIND_RELEASE, RELEASE_BYTES, 0),
         };
         bytes.resize(start + size, 0);
         let record = &mut bytes[start..];
         record[0] = kind;
         put(record, 2, &(size as u16).to_le_bytes());
         put(record, 8, &layer.to_le_bytes());
+        self.put_body(record);
+    }
+
+    /// Writes what follows the header.
+    fn put_body(&self, record: &mut [u8]) {
         match self {
             Self::Map {
                 lba,
@@ -149,6 +308,7 @@ impl Record {
                 put(record, 16, &slot.to_le_bytes());
                 VolumeRecord {
                     map: TreeRoot::default(),
+                    counts: LayerCounts::default(),
                     ..volume.clone()
                 }
                 .put(record, 24);
@@ -156,6 +316,32 @@ impl Record {
             Self::VolumeGone { slot, volume, .. } => {
                 put(record, 16, &slot.to_le_bytes());
                 put(record, 24, &volume.0.to_le_bytes());
+            }
+            Self::Publish { number, runs, .. } => put_publish(record, *number, runs),
+            Self::Outcome {
+                number,
+                position,
+                count,
+                outcome,
+                ..
+            } => {
+                let (code, pba) = outcome.to_parts();
+                put_items(record, *number, *position, *count);
+                put(record, 28, &code.to_le_bytes());
+                put(record, 32, &pba.to_le_bytes());
+            }
+            Self::Collect { number, elements } => {
+                put(record, 16, &number.to_le_bytes());
+                put(record, 24, &elements.to_le_bytes());
+            }
+            Self::Release {
+                number,
+                position,
+                count,
+                release,
+            } => {
+                put_items(record, *number, *position, *count);
+                put(record, 28, &(*release as u32).to_le_bytes());
             }
         }
     }
@@ -172,11 +358,19 @@ impl Record {
                 got: bytes.len(),
             });
         }
-        let needed = match bytes[0] {
-            KIND_MAP => MAP_BYTES,
-            KIND_UNMAP => UNMAP_BYTES,
-            KIND_PUT => PUT_BYTES,
-            KIND_GONE => GONE_BYTES,
+        let needed = usize::from(u16_at(bytes, 2));
+        let has_its_length = match bytes[0] {
+            KIND_MAP => needed == MAP_BYTES,
+            KIND_UNMAP => needed == UNMAP_BYTES,
+            KIND_PUT => needed == PUT_BYTES,
+            KIND_GONE => needed == GONE_BYTES,
+            KIND_PUBLISH => {
+                (PUBLISH_HEADER_BYTES + RUN_BYTES..=RECORD_BYTES_MAX).contains(&needed)
+                    && needed.is_multiple_of(RUN_BYTES)
+            }
+            KIND_OUTCOME => needed == OUTCOME_BYTES,
+            KIND_COLLECT => needed == COLLECT_BYTES,
+            KIND_RELEASE => needed == RELEASE_BYTES,
             other => {
                 return Err(FormatError::Field {
                     field: "record kind",
@@ -184,11 +378,10 @@ impl Record {
                 });
             }
         };
-        let size = usize::from(u16_at(bytes, 2));
-        if size != needed {
+        if !has_its_length {
             return Err(FormatError::Field {
                 field: "record length",
-                value: size as u64,
+                value: needed as u64,
             });
         }
         if bytes.len() < needed {
@@ -206,13 +399,107 @@ impl Record {
     }
 }
 
+/// Writes the number of a batch, its segment and its runs.
+fn put_publish(record: &mut [u8], number: u64, runs: &[PublishRun]) {
+    assert!(runs_fit(runs), "{} runs to publish: {runs:?}", runs.len());
+    let segment = runs
+        .first()
+        .map_or(SegmentIndex(0), |run| run.lba.segment());
+    put(record, 16, &number.to_le_bytes());
+    put(record, 24, &segment.0.to_le_bytes());
+    for (n, run) in runs.iter().enumerate() {
+        let bits = run.pba.0
+            | (run.lba.slot() as u64) << SLOT_SHIFT
+            | u64::from(run.count - 1) << COUNT_SHIFT;
+        let at = PUBLISH_HEADER_BYTES + n * RUN_BYTES;
+        put(record, at, &bits.to_le_bytes());
+    }
+}
+
+/// Whether these are 1 to 512 runs of one segment, ascending and not overlapping.
+fn runs_fit(runs: &[PublishRun]) -> bool {
+    let is_in_a_segment = |run: &PublishRun| {
+        let end = run.lba.slot() as u64 + u64::from(run.count);
+        run.lba.0 < VOLUME_BLOCKS_MAX
+            && end <= BLOCKS_PER_SEGMENT
+            && is_run(run.pba, u64::from(run.count))
+    };
+    let follow = |pair: &[PublishRun]| match pair {
+        [run, next] => {
+            run.lba.segment() == next.lba.segment() && run.lba + u64::from(run.count) <= next.lba
+        }
+        _ => true,
+    };
+    !runs.is_empty() && runs.iter().all(is_in_a_segment) && runs.windows(2).all(follow)
+}
+
+/// Writes the number of a batch and which of its items are settled.
+fn put_items(record: &mut [u8], number: u64, position: u32, count: u32) {
+    assert!(
+        items_fit(position, count),
+        "{count} items from {position} on"
+    );
+    put(record, 16, &number.to_le_bytes());
+    put(record, 24, &(position as u16).to_le_bytes());
+    put(record, 26, &(count as u16).to_le_bytes());
+}
+
+/// Whether a batch can have these items.
+fn items_fit(position: u32, count: u32) -> bool {
+    count != 0 && position <= BATCH_ITEMS_MAX && count <= BATCH_ITEMS_MAX - position
+}
+
+impl Outcome {
+    /// The code, and the block or 0.
+    fn to_parts(self) -> (u32, u64) {
+        match self {
+            Self::Inserted => (1, 0),
+            Self::Aliased(pba) => (2, pba.0),
+            Self::Dangling(pba) => (3, pba.0),
+            Self::Rejected(pba) => (4, pba.0),
+            Self::Declined => (5, 0),
+        }
+    }
+
+    fn from_parts(code: u32, pba: u64, count: u32) -> Result<Self, FormatError> {
+        let outcome = match code {
+            1 => Self::Inserted,
+            2 => Self::Aliased(Pba(pba)),
+            3 => Self::Dangling(Pba(pba)),
+            4 => Self::Rejected(Pba(pba)),
+            5 => Self::Declined,
+            other => {
+                return Err(FormatError::Field {
+                    field: "outcome",
+                    value: u64::from(other),
+                });
+            }
+        };
+        let names_blocks = outcome.to_parts().1 == pba
+            && (matches!(outcome, Self::Inserted | Self::Declined)
+                || is_run(Pba(pba), u64::from(count)));
+        if names_blocks {
+            Ok(outcome)
+        } else {
+            Err(FormatError::Field {
+                field: "block of an outcome",
+                value: pba,
+            })
+        }
+    }
+}
+
 /// Reads what follows the header of a record whose kind and length have been checked.
 fn decode_body(bytes: &[u8]) -> Result<Record, FormatError> {
     match bytes[0] {
         KIND_MAP => decode_map(bytes),
         KIND_UNMAP => decode_unmap(bytes),
         KIND_PUT => decode_put(bytes),
-        _ => decode_gone(bytes),
+        KIND_GONE => decode_gone(bytes),
+        KIND_PUBLISH => decode_publish(bytes),
+        KIND_OUTCOME => decode_outcome(bytes),
+        KIND_COLLECT => decode_collect(bytes),
+        _ => decode_release(bytes),
     }
 }
 
@@ -227,7 +514,13 @@ fn decode_map(bytes: &[u8]) -> Result<Record, FormatError> {
     let old = Entry::from_bits(u64_at(bytes, 32))?;
     let new = Entry::from_bits(u64_at(bytes, 40))?;
     for entry in [old, new] {
-        Entry::from_bits(entry.successor(u64::from(count) - 1).to_bits())?;
+        let fits = entry.pba().is_none_or(|pba| is_run(pba, u64::from(count)));
+        if !fits {
+            return Err(FormatError::Field {
+                field: "map entry",
+                value: entry.to_bits(),
+            });
+        }
     }
     Ok(Record::Map {
         layer,
@@ -285,6 +578,124 @@ fn decode_gone(bytes: &[u8]) -> Result<Record, FormatError> {
         volume: VolumeId(volume),
         layer: layer_at(bytes)?,
     })
+}
+
+fn decode_publish(bytes: &[u8]) -> Result<Record, FormatError> {
+    let segment = u64_at(bytes, 24);
+    if segment >= VOLUME_BLOCKS_MAX / BLOCKS_PER_SEGMENT {
+        return Err(FormatError::Field {
+            field: "segment",
+            value: segment,
+        });
+    }
+    let first = SegmentIndex(segment).first();
+    let mut runs = Vec::with_capacity(bytes.len() / RUN_BYTES);
+    for at in (PUBLISH_HEADER_BYTES..bytes.len()).step_by(RUN_BYTES) {
+        let bits = u64_at(bytes, at);
+        if bits >> RUN_END != 0 {
+            return Err(FormatError::Reserved {
+                structure: "publish record",
+            });
+        }
+        runs.push(PublishRun {
+            lba: first + (bits >> SLOT_SHIFT) % BLOCKS_PER_SEGMENT,
+            pba: Pba(bits & (PBA_END - 1)),
+            count: (bits >> COUNT_SHIFT) as u32 + 1,
+        });
+    }
+    if !runs_fit(&runs) {
+        return Err(FormatError::Field {
+            field: "runs of segment",
+            value: segment,
+        });
+    }
+    Ok(Record::Publish {
+        layer: layer_at(bytes)?,
+        number: batch_number_at(bytes)?,
+        runs,
+    })
+}
+
+fn decode_outcome(bytes: &[u8]) -> Result<Record, FormatError> {
+    let (position, count) = items_at(bytes)?;
+    Ok(Record::Outcome {
+        layer: layer_at(bytes)?,
+        number: batch_number_at(bytes)?,
+        position,
+        count,
+        outcome: Outcome::from_parts(u32_at(bytes, 28), u64_at(bytes, 32), count)?,
+    })
+}
+
+fn decode_collect(bytes: &[u8]) -> Result<Record, FormatError> {
+    let elements = u32_at(bytes, 24);
+    if !(1..=BATCH_ITEMS_MAX).contains(&elements) {
+        return Err(FormatError::Field {
+            field: "queue elements",
+            value: u64::from(elements),
+        });
+    }
+    if u64_at(bytes, 8) != 0 || u32_at(bytes, 28) != 0 {
+        return Err(FormatError::Reserved {
+            structure: "collect record",
+        });
+    }
+    Ok(Record::Collect {
+        number: batch_number_at(bytes)?,
+        elements,
+    })
+}
+
+fn decode_release(bytes: &[u8]) -> Result<Record, FormatError> {
+    let (position, count) = items_at(bytes)?;
+    let release = match u32_at(bytes, 28) {
+        1 => Release::Remaining,
+        2 => Release::Freed,
+        3 => Release::Quarantined,
+        other => {
+            return Err(FormatError::Field {
+                field: "release",
+                value: u64::from(other),
+            });
+        }
+    };
+    if u64_at(bytes, 8) != 0 {
+        return Err(FormatError::Reserved {
+            structure: "release record",
+        });
+    }
+    Ok(Record::Release {
+        number: batch_number_at(bytes)?,
+        position,
+        count,
+        release,
+    })
+}
+
+/// The batch that a record is about.
+fn batch_number_at(bytes: &[u8]) -> Result<u64, FormatError> {
+    let number = u64_at(bytes, 16);
+    if is_id(number) {
+        Ok(number)
+    } else {
+        Err(FormatError::Field {
+            field: "batch number",
+            value: number,
+        })
+    }
+}
+
+/// Position and count of the items that a record settles.
+fn items_at(bytes: &[u8]) -> Result<(u32, u32), FormatError> {
+    let (position, count) = (u16_at(bytes, 24).into(), u16_at(bytes, 26).into());
+    if items_fit(position, count) {
+        Ok((position, count))
+    } else {
+        Err(FormatError::Field {
+            field: "number of batch items",
+            value: u64::from(count),
+        })
+    }
 }
 
 /// The layer that a record is about.

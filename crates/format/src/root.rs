@@ -11,7 +11,18 @@
 //! 112 catalogue        tree root
 //! 128 free space       tree root
 //! 144 pool blocks      u64    blocks of the pool, label included
-//! 152 zeros
+//! 152 next batch       u64    first batch number never used
+//! 160 queue            tree root
+//! 176 queue head       u64    number of the first element that is still queued
+//! 184 queue end        u64    number that the next element will have
+//! 192 batch            tree root   items of the open batch
+//! 208 batch number     u64    0 where none is open, and so are the next four fields
+//! 216 batch layer      u64    a finder batch's; 0 for a collector batch
+//! 224 batch kind       u32    1 finder, 2 collector
+//! 228 batch items      u32    1 to 4096
+//! 232 batch done       u32    items that have their outcome, the first ones
+//! 236 next domain id   u32    first id never used
+//! 240 zeros
 //! ```
 //!
 //! The header's sequence is the checkpoint's number; it goes to slot `sequence % 2`. A torn write
@@ -22,10 +33,41 @@ use crate::bytes::{is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
 use crate::node::{ROOT_SLOTS, TreeRoot};
 use crate::page::{self, PageBytes, PageHeader, PageKind};
-use crate::units::{ID_END, PBA_END, PageNumber, PoolId, SECTOR_BYTES};
+use crate::queue_page::ELEMENTS_END;
+use crate::record::BATCH_ITEMS_MAX;
+use crate::units::{DOMAIN_END, ID_END, LayerId, PBA_END, PageNumber, PoolId, SECTOR_BYTES, is_id};
 
 /// Fewest blocks of a pool: the label's and one for data.
 pub const POOL_BLOCKS_MIN: u64 = 2;
+
+const BATCH_OF_FINDER: u32 = 1;
+const BATCH_OF_COLLECTOR: u32 = 2;
+
+/// Bytes that say which batch is open.
+const OPEN_BATCH_BYTES: usize = 28;
+
+/// Whose batch is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BatchKind {
+    /// The finder's, which has the index count references of this layer.
+    Finder(LayerId),
+    /// The collector's, which has the index release references.
+    Collector,
+}
+
+/// The batch whose intent is recorded and whose last outcome is not. Its items are the leaves of
+/// [`Root::batch`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenBatchHead {
+    /// Its number, 1 to 2^63 - 1.
+    pub number: u64,
+    /// Whose it is.
+    pub kind: BatchKind,
+    /// Items in it, 1 to [`BATCH_ITEMS_MAX`].
+    pub items: u32,
+    /// Items that have their outcome, the first ones; at most [`OpenBatchHead::items`].
+    pub done: u32,
+}
 
 /// A checkpoint: where everything starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +92,20 @@ pub struct Root {
     pub space: TreeRoot,
     /// Blocks of the pool, the label's included.
     pub pool_blocks: u64,
+    /// First batch number never used, 1 to 2^63.
+    pub next_batch: u64,
+    /// References that were given up, for the collector.
+    pub queue: TreeRoot,
+    /// Number of the queue's first element.
+    pub queue_head: u64,
+    /// Number that the next element will have; equal to [`Root::queue_head`] for an empty queue.
+    pub queue_end: u64,
+    /// The open batch's items; empty where none is open.
+    pub batch: TreeRoot,
+    /// The open batch, if there is one.
+    pub open_batch: Option<OpenBatchHead>,
+    /// First domain id never used, up to [`DOMAIN_END`].
+    pub next_domain_id: u32,
 }
 
 impl Root {
@@ -72,6 +128,15 @@ impl Root {
         self.catalogue.put(&mut *page, 112);
         self.space.put(&mut *page, 128);
         put(&mut *page, 144, &self.pool_blocks.to_le_bytes());
+        put(&mut *page, 152, &self.next_batch.to_le_bytes());
+        self.queue.put(&mut *page, 160);
+        put(&mut *page, 176, &self.queue_head.to_le_bytes());
+        put(&mut *page, 184, &self.queue_end.to_le_bytes());
+        self.batch.put(&mut *page, 192);
+        if let Some(open_batch) = &self.open_batch {
+            open_batch.put(&mut *page, 208);
+        }
+        put(&mut *page, 236, &self.next_domain_id.to_le_bytes());
         page::seal(&mut page, &header(pool, self.slot(), self.sequence));
         page
     }
@@ -103,16 +168,28 @@ impl Root {
                 value: pool_blocks,
             });
         }
-        for (field, at) in [("next volume id", 96), ("next layer id", 104)] {
+        let ids = [
+            ("next volume id", 96),
+            ("next layer id", 104),
+            ("next batch", 152),
+        ];
+        for (field, at) in ids {
             let value = u64_at(page, at);
             if !(1..=ID_END).contains(&value) {
                 return Err(FormatError::Field { field, value });
             }
         }
-        if u32_at(page, 92) != 0 || !is_zero(&page[152..]) {
+        let next_domain_id = u32_at(page, 236);
+        if next_domain_id > DOMAIN_END {
+            return Err(FormatError::Field {
+                field: "next domain id",
+                value: u64::from(next_domain_id),
+            });
+        }
+        if u32_at(page, 92) != 0 || !is_zero(&page[240..]) {
             return Err(FormatError::Reserved { structure: "root" });
         }
-        Ok(Self {
+        let root = Self {
             sequence,
             session: u64_at(page, 64),
             log_position,
@@ -123,7 +200,85 @@ impl Root {
             catalogue: TreeRoot::at(page, 112)?,
             space: TreeRoot::at(page, 128)?,
             pool_blocks,
-        })
+            next_batch: u64_at(page, 152),
+            queue: TreeRoot::at(page, 160)?,
+            queue_head: u64_at(page, 176),
+            queue_end: u64_at(page, 184),
+            batch: TreeRoot::at(page, 192)?,
+            open_batch: OpenBatchHead::at(page, 208)?,
+            next_domain_id,
+        };
+        root.check_sharing()?;
+        Ok(root)
+    }
+
+    /// Whether the fields of queue and open batch agree with each other.
+    fn check_sharing(&self) -> Result<(), FormatError> {
+        let field = |field, value| Err(FormatError::Field { field, value });
+        if self.queue_end > ELEMENTS_END {
+            return field("queue end", self.queue_end);
+        }
+        if self.queue_head > self.queue_end {
+            return field("queue head", self.queue_head);
+        }
+        if self.queue_head < self.queue_end && self.queue.top.is_none() {
+            return field(
+                "number of elements in an empty tree",
+                self.queue_end - self.queue_head,
+            );
+        }
+        if self.open_batch.is_some() != self.batch.top.is_some() {
+            return field("levels of the batch's tree", self.batch.levels.into());
+        }
+        match self.open_batch {
+            Some(open) if open.number >= self.next_batch => field("batch number", open.number),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl OpenBatchHead {
+    /// Encoded as number, layer, kind, items and done: 28 bytes.
+    fn put(&self, bytes: &mut [u8], at: usize) {
+        let (kind, layer) = match self.kind {
+            BatchKind::Finder(layer) => (BATCH_OF_FINDER, layer.0),
+            BatchKind::Collector => (BATCH_OF_COLLECTOR, 0),
+        };
+        put(bytes, at, &self.number.to_le_bytes());
+        put(bytes, at + 8, &layer.to_le_bytes());
+        put(bytes, at + 16, &kind.to_le_bytes());
+        put(bytes, at + 20, &self.items.to_le_bytes());
+        put(bytes, at + 24, &self.done.to_le_bytes());
+    }
+
+    fn at(bytes: &[u8], at: usize) -> Result<Option<Self>, FormatError> {
+        if is_zero(&bytes[at..at + OPEN_BATCH_BYTES]) {
+            return Ok(None);
+        }
+        let field = |field, value| Err(FormatError::Field { field, value });
+        let (number, layer) = (u64_at(bytes, at), u64_at(bytes, at + 8));
+        let (items, done) = (u32_at(bytes, at + 20), u32_at(bytes, at + 24));
+        let kind = match u32_at(bytes, at + 16) {
+            BATCH_OF_FINDER if is_id(layer) => BatchKind::Finder(LayerId(layer)),
+            BATCH_OF_COLLECTOR if layer == 0 => BatchKind::Collector,
+            BATCH_OF_FINDER | BATCH_OF_COLLECTOR => return field("batch layer", layer),
+            other => return field("batch kind", other.into()),
+        };
+        if !is_id(number) {
+            return field("batch number", number);
+        }
+        if !(1..=BATCH_ITEMS_MAX).contains(&items) {
+            return field("batch items", items.into());
+        }
+        if done > items {
+            return field("batch done", done.into());
+        }
+        Ok(Some(Self {
+            number,
+            kind,
+            items,
+            done,
+        }))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 64 block size   u32      bytes: 4096, 8192, 16384 or 65536
-//! 68 reserved     u32
+//! 68 index        u32      back end: 1 btree, 2 memory
 //! 72 log bytes    u64      length of the ring, a multiple of 512
 //! 80 created      u64      seconds since the Unix epoch
 //! 88 zeros
@@ -22,6 +22,16 @@ pub const LOG_BYTES_MIN: u64 = 256 << 10;
 /// Largest ring: replaying it must stay a matter of seconds.
 pub const LOG_BYTES_MAX: u64 = 1 << 30;
 
+/// The back end that keeps the index of fingerprints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum IndexKind {
+    /// A B-tree on disk: memory bounds its cache alone.
+    Btree = 1,
+    /// All rows in memory, and on disk only between a clean stop and the next start.
+    Memory = 2,
+}
+
 /// What a pool is, for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
@@ -29,6 +39,8 @@ pub struct Superblock {
     pub pool: PoolId,
     /// Bytes in a block.
     pub block_size: u32,
+    /// What keeps the index.
+    pub index: IndexKind,
     /// Bytes in the log's ring.
     pub log_bytes: u64,
     /// When it was created, in seconds since the Unix epoch.
@@ -41,6 +53,7 @@ impl Superblock {
     pub fn encode(&self) -> Box<PageBytes> {
         let mut page = page::blank();
         put(&mut *page, 64, &self.block_size.to_le_bytes());
+        put(&mut *page, 68, &(self.index as u32).to_le_bytes());
         put(&mut *page, 72, &self.log_bytes.to_le_bytes());
         put(&mut *page, 80, &self.created_unix_seconds.to_le_bytes());
         page::seal(&mut page, &header(self.pool));
@@ -62,6 +75,16 @@ impl Superblock {
                 value: u64::from(block_size),
             });
         }
+        let index = match u32_at(page, 68) {
+            1 => IndexKind::Btree,
+            2 => IndexKind::Memory,
+            other => {
+                return Err(FormatError::Field {
+                    field: "index",
+                    value: u64::from(other),
+                });
+            }
+        };
         let log_bytes = u64_at(page, 72);
         let possible = (LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&log_bytes)
             && log_bytes.is_multiple_of(SECTOR_BYTES);
@@ -71,7 +94,7 @@ impl Superblock {
                 value: log_bytes,
             });
         }
-        if u32_at(page, 68) != 0 || !is_zero(&page[88..]) {
+        if !is_zero(&page[88..]) {
             return Err(FormatError::Reserved {
                 structure: "superblock",
             });
@@ -80,6 +103,7 @@ impl Superblock {
         Ok(Self {
             pool,
             block_size,
+            index,
             log_bytes,
             created_unix_seconds,
         })

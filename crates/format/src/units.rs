@@ -49,6 +49,19 @@ unit! {
     PageNumber
 }
 
+/// Names a domain for ever: blocks are shared inside one domain only. Ids are never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct DomainId(pub u16);
+
+impl fmt::Display for DomainId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// First number that is not a valid [`DomainId`].
+pub const DOMAIN_END: u32 = 1 << 16;
+
 /// Blocks in a segment, the unit in which a map is loaded, checkpointed and tracked as changed.
 pub const BLOCKS_PER_SEGMENT: u64 = 512;
 
@@ -71,9 +84,14 @@ pub const VOLUME_BLOCKS_MAX: u64 = 1 << 38;
 /// of pages that belong to no layer.
 pub const ID_END: u64 = 1 << 63;
 
-/// Whether a volume or a layer can have this id.
+/// Whether a volume or a layer can have this id, or a batch this number.
 pub(crate) fn is_id(id: u64) -> bool {
     (1..ID_END).contains(&id)
+}
+
+/// Whether a run of `count` blocks, at least one, can start at this block.
+pub(crate) fn is_run(pba: Pba, count: u64) -> bool {
+    pba.0 != 0 && pba.0 < PBA_END && count != 0 && count <= PBA_END - pba.0
 }
 
 impl Lba {

@@ -1,135 +1,63 @@
-//! The collector: intent → commit → decrement → outcome → commit → forget the tombstone.
+//! The collector: announce → commit → fingerprint and decrement → one release an item.
 
-use crate::finder::{may_begin, sync_after_call};
+use crate::batch::{
+    answered, call_items, may_begin, may_call, next_answer, sync_after_call, used_answer,
+};
 use crate::guards::Guard;
-use crate::image::{Block, Fingerprint, Intent, LayerId, Record, Release, StreamNumber};
+use crate::image::{BatchKind, BatchNumber, Record, Release};
 use crate::index::Answer;
 use crate::state::{Config, Phase, Stage, State};
 
-/// Takes a block from the layer's queue, once its readers have drained, and logs the intent.
-pub(crate) fn begin(
-    state: &mut State,
-    config: &Config,
-    layer: LayerId,
-    block: Block,
-) -> Option<()> {
-    let found = state.memory.image.layer(layer)?;
-    let deleting = found.deleting && state.memory.jobs.iter().all(|job| job.layer != layer);
-    if !deleting && !may_begin(state, config, layer) {
+/// Takes elements off the queue's head. Their records need not be durable yet, nor their readers
+/// be gone: the commit that follows sees to the first, the release of what is freed to the second.
+pub(crate) fn begin(state: &mut State, config: &Config, elements: u8) -> Option<()> {
+    let queued = state.memory.image.queue.len();
+    if usize::from(elements) > queued || !may_begin(state, config) {
         return None;
     }
-    let waits = &state.memory.given_up_waits;
-    let is_read = waits.iter().any(|(l, b, _)| (*l, *b) == (layer, block));
-    if !found.given_up.contains(&block) || (is_read && config.on(Guard::CollectorAfterDrain)) {
-        return None;
-    }
-    let number = found.next;
-    let fingerprint = config.fingerprint(state.disk.now[usize::from(block)]);
     state.budget.collects = state.budget.collects.checked_sub(1)?;
-    state.append(
-        config,
-        Record::CollectIntent {
-            layer,
-            number,
-            block,
-            fingerprint,
-        },
-    );
-    state
-        .memory
-        .set_phase(layer, number, Some(Phase::Intent(Stage::Tail)));
+    let number = state.memory.image.next_number;
+    state.append(config, Record::Collect { number, elements });
+    let phase = Some(Phase::Intent(Stage::Tail));
+    state.memory.set_phase(number, phase);
     Some(())
 }
 
-/// The block and fingerprint of an open batch.
-fn item(state: &State, layer: LayerId, number: StreamNumber) -> Option<(Block, Fingerprint)> {
-    let intents = &state.memory.image.layer(layer)?.intents;
-    match intents.iter().find(|intent| intent.number() == number)? {
-        Intent::Collect {
-            block, fingerprint, ..
-        } => Some((*block, *fingerprint)),
-        Intent::Find { .. } => None,
-    }
-}
-
-/// Releases the reference in the index.
-pub(crate) fn call(
-    state: &mut State,
-    config: &Config,
-    layer: LayerId,
-    number: StreamNumber,
-) -> Option<()> {
-    let Phase::Intent(stage) = state.memory.job(layer, number)?.phase else {
-        return None;
-    };
-    if stage != Stage::Durable && config.on(Guard::CollectorIntentDurable) {
+/// Reads the blocks, fingerprints them, and releases the references in the index.
+pub(crate) fn call(state: &mut State, config: &Config, number: BatchNumber) -> Option<()> {
+    let batch = may_call(state, config, number, Guard::CollectorIntentDurable)?;
+    if batch.kind != BatchKind::Collector {
         return None;
     }
-    let (block, fingerprint) = item(state, layer, number)?;
-    let answers = state
-        .disk
-        .index
-        .decrement(config, layer, number, fingerprint, block);
+    let items = call_items(state, config, &batch);
+    let answers = state.disk.index.decrement(config, number, &items);
     sync_after_call(state, config);
-    state
-        .memory
-        .set_phase(layer, number, Some(Phase::Answered(answers)));
-    Some(())
+    answered(state, &batch, answers)
 }
 
-/// Logs what became of the reference.
-pub(crate) fn outcome(
-    state: &mut State,
-    config: &Config,
-    layer: LayerId,
-    number: StreamNumber,
-) -> Option<()> {
-    let Phase::Answered(answers) = state.memory.job(layer, number)?.phase.clone() else {
+/// Logs what became of the batch's first item that is not settled.
+pub(crate) fn release(state: &mut State, config: &Config, number: BatchNumber) -> Option<()> {
+    let (batch, _, answer) = next_answer(state, number)?;
+    if batch.kind != BatchKind::Collector {
         return None;
-    };
-    item(state, layer, number)?;
-    let release = match answers.first()? {
-        Answer::Remaining => Release::Remaining,
-        Answer::Zero if config.tombstones => Release::Freed,
-        Answer::Zero => Release::FreedAndDone,
-        Answer::Unknown if !config.on(Guard::UnknownQuarantines) => Release::FreedAndDone,
+    }
+    let release = match answer {
+        Answer::Zero => Release::Freed,
+        Answer::Remaining if config.on(Guard::FreeOnlyAtZero) => Release::Remaining,
+        Answer::Remaining => Release::Freed,
+        _ if config.on(Guard::UnknownQuarantines) => Release::Quarantined,
+        Answer::Unknown => Release::Freed,
         _ => Release::Quarantined,
     };
+    let position = batch.done;
     state.append(
         config,
-        Record::CollectOutcome {
-            layer,
+        Record::Release {
             number,
+            position,
             release,
         },
     );
-    let freed = (release == Release::Freed).then_some(Phase::Freed(Stage::Tail));
-    state.memory.set_phase(layer, number, freed);
-    Some(())
-}
-
-/// Deletes the tombstone, once the free record is durable, and closes the intent.
-pub(crate) fn forget(
-    state: &mut State,
-    config: &Config,
-    layer: LayerId,
-    number: StreamNumber,
-) -> Option<()> {
-    if state.memory.job(layer, number)?.phase != Phase::Freed(Stage::Durable) {
-        return None;
-    }
-    let (block, logged) = item(state, layer, number)?;
-    let fingerprint = if config.on(Guard::FingerprintInIntent) {
-        logged
-    } else {
-        config.fingerprint(state.disk.now[usize::from(block)])
-    };
-    state
-        .disk
-        .index
-        .forget(config.guards, layer, number, fingerprint);
-    sync_after_call(state, config);
-    state.append(config, Record::CollectDone { layer, number });
-    state.memory.set_phase(layer, number, None);
+    used_answer(state, number);
     Some(())
 }

@@ -14,17 +14,15 @@ use crate::state::{Checkpoint, Commit, Config, NextRoot, Phase, Root, Stage, Sta
 /// Whether anybody waits for a commit.
 fn is_awaited(state: &State, config: &Config) -> bool {
     let memory = &state.memory;
-    let job_waits = memory.jobs.iter().any(|job| {
-        matches!(
-            job.phase,
-            Phase::Intent(Stage::Tail) | Phase::Freed(Stage::Tail)
-        )
-    });
+    let mut jobs = memory.jobs.iter();
+    let job_waits = jobs.any(|job| job.phase == Phase::Intent(Stage::Tail));
     let flush_waits = memory.flush.as_ref().is_some_and(|flush| !flush.joined);
     let snapshot_waits = matches!(memory.snapshot, Some((_, Stage::Tail)));
     let delete_waits = matches!(memory.delete, Some((_, Stage::Tail)));
+    let rebuild_waits = matches!(memory.rebuild, Some((Stage::Tail, _)));
     let allocator_waits = !memory.freed_tail.is_empty() && memory.free_blocks(config).is_empty();
-    allocator_waits || flush_waits || job_waits || snapshot_waits || delete_waits
+    let jobs_wait = job_waits || snapshot_waits || delete_waits || rebuild_waits;
+    allocator_waits || flush_waits || jobs_wait
 }
 
 /// Seals the tail; with `checkpoint`, takes content and position of a checkpoint as well.
@@ -74,11 +72,13 @@ fn take_tail(state: &mut State) -> Vec<Record> {
 fn advance(memory: &mut crate::state::Memory, from: Stage, to: Stage) {
     for job in &mut memory.jobs {
         match &mut job.phase {
-            Phase::Intent(stage) | Phase::Freed(stage) if *stage == from => *stage = to,
+            Phase::Intent(stage) if *stage == from => *stage = to,
             _ => {}
         }
     }
-    for (_, stage) in memory.snapshot.iter_mut().chain(&mut memory.delete) {
+    let layers = memory.snapshot.iter_mut().chain(&mut memory.delete);
+    let rebuild = memory.rebuild.iter_mut().map(|(stage, _)| stage);
+    for stage in layers.map(|(_, stage)| stage).chain(rebuild) {
         if *stage == from {
             *stage = to;
         }
@@ -144,7 +144,7 @@ pub(crate) fn finish_commit(state: &mut State, config: &Config) -> Option<()> {
         state.memory.checkpoint = Some(Checkpoint::Ready(root));
     }
     if config.folds_log {
-        fold(state);
+        fold(state, config);
     }
     Some(())
 }
@@ -156,11 +156,11 @@ fn answer_flush(state: &mut State) {
 }
 
 /// Replaces root and log by the root that a checkpoint here would make, in one indivisible step.
-fn fold(state: &mut State) {
+fn fold(state: &mut State, config: &Config) {
     let mut image = (*state.disk.root.image).clone();
     let log = std::mem::take(&mut state.disk.log);
     for record in log.iter().skip(usize::from(state.disk.root.skip)) {
-        if image.apply(record).is_err() {
+        if image.apply(config.guards, record).is_err() {
             return state.violate(Violation::Contradiction);
         }
     }

@@ -20,6 +20,7 @@ const NOTHING: Budget = Budget {
     kills: 0,
     power_losses: 0,
     lost_rows: 0,
+    rebuilds: 0,
 };
 
 const SMALL: Config = Config {
@@ -32,8 +33,8 @@ const SMALL: Config = Config {
     batch: 1,
     colliding: false,
     cached: false,
-    tombstones: true,
-    separate_hosts: false,
+    index_rows: 2,
+    index_in_memory: false,
     folds_log: true,
     budget: NOTHING,
     guards: Guards::ON,
@@ -43,8 +44,13 @@ const SMALL: Config = Config {
 /// Every configuration.
 pub fn all() -> Vec<Config> {
     let mut all = single_volume();
-    all.extend(sharing());
+    all.extend(finding());
+    all.extend(collecting());
+    all.extend(recovering());
+    all.extend(counting_again());
+    all.extend(damaged());
     all.extend(layered());
+    all.extend(cloned());
     all
 }
 
@@ -98,13 +104,17 @@ fn single_volume() -> Vec<Config> {
     ]
 }
 
-/// Finder and collector on two volumes with the same contents.
-fn sharing() -> Vec<Config> {
-    let two = Config {
+/// Two volumes.
+fn two() -> Config {
+    Config {
         volumes: 2,
         blocks: 4,
         ..SMALL
-    };
+    }
+}
+
+/// The finder, on two volumes with the same contents, or on one.
+fn finding() -> Vec<Config> {
     vec![
         Config {
             name: "finder",
@@ -120,7 +130,7 @@ fn sharing() -> Vec<Config> {
                 Milestone::Dangling,
                 Milestone::FinderResumed,
             ],
-            ..two.clone()
+            ..two()
         },
         Config {
             name: "finder-batch",
@@ -131,16 +141,18 @@ fn sharing() -> Vec<Config> {
                 writes: 3,
                 finds: 2,
                 collects: 1,
+                idle_commits: 1,
                 kills: 1,
                 power_losses: 1,
                 ..NOTHING
             },
             milestones: &[
+                Milestone::GrowingBatch,
                 Milestone::Aliased,
                 Milestone::Dangling,
                 Milestone::FinderResumed,
             ],
-            ..two.clone()
+            ..two()
         },
         Config {
             name: "finder-verify",
@@ -153,8 +165,27 @@ fn sharing() -> Vec<Config> {
                 ..NOTHING
             },
             milestones: &[Milestone::Rejected, Milestone::Aliased],
-            ..two.clone()
+            ..two()
         },
+        Config {
+            name: "finder-full",
+            index_rows: 1,
+            budget: Budget {
+                writes: 3,
+                finds: 3,
+                collects: 1,
+                kills: 1,
+                ..NOTHING
+            },
+            milestones: &[Milestone::Declined, Milestone::Aliased],
+            ..two()
+        },
+    ]
+}
+
+/// The collector.
+fn collecting() -> Vec<Config> {
+    vec![
         Config {
             name: "collector",
             contents: 1,
@@ -171,11 +202,31 @@ fn sharing() -> Vec<Config> {
                 Milestone::ReleasedOne,
                 Milestone::CollectorResumed,
             ],
-            ..two.clone()
+            ..two()
+        },
+        Config {
+            name: "collector-batch",
+            contents: 1,
+            batch: 2,
+            budget: Budget {
+                writes: 2,
+                zeros: 2,
+                finds: 2,
+                collects: 2,
+                idle_commits: 1,
+                kills: 1,
+                ..NOTHING
+            },
+            milestones: &[
+                Milestone::Freed,
+                Milestone::SameBlockTwice,
+                Milestone::ReleasedOne,
+                Milestone::CollectorResumed,
+            ],
+            ..two()
         },
         Config {
             name: "reads-shared",
-            separate_hosts: true,
             blocks: 3,
             contents: 1,
             budget: Budget {
@@ -186,9 +237,15 @@ fn sharing() -> Vec<Config> {
                 collects: 2,
                 ..NOTHING
             },
-            milestones: &[Milestone::Freed],
-            ..two.clone()
+            milestones: &[Milestone::Freed, Milestone::ReadOfReplaced],
+            ..two()
         },
+    ]
+}
+
+/// Crashes in the middle of batches, and checkpoints.
+fn recovering() -> Vec<Config> {
+    vec![
         Config {
             name: "recovery",
             blocks: 3,
@@ -201,27 +258,12 @@ fn sharing() -> Vec<Config> {
                 power_losses: 2,
                 ..NOTHING
             },
-            milestones: &[Milestone::BothResumed, Milestone::CrashInRecovery],
-            ..two.clone()
-        },
-        Config {
-            name: "collector-no-tombstones",
-            contents: 1,
-            tombstones: false,
-            budget: Budget {
-                writes: 3,
-                zeros: 1,
-                finds: 2,
-                collects: 2,
-                power_losses: 1,
-                ..NOTHING
-            },
             milestones: &[
-                Milestone::Freed,
-                Milestone::ReleasedOne,
+                Milestone::FinderResumed,
                 Milestone::CollectorResumed,
+                Milestone::CrashInRecovery,
             ],
-            ..two.clone()
+            ..two()
         },
         Config {
             name: "replay",
@@ -234,7 +276,7 @@ fn sharing() -> Vec<Config> {
                 ..NOTHING
             },
             milestones: &[Milestone::Aliased],
-            ..two.clone()
+            ..two()
         },
         Config {
             name: "checkpoint-jobs",
@@ -250,8 +292,62 @@ fn sharing() -> Vec<Config> {
                 ..NOTHING
             },
             milestones: &[Milestone::Aliased, Milestone::Replayed],
-            ..two.clone()
+            ..two()
         },
+    ]
+}
+
+/// An index that every crash takes, and that is counted again.
+fn counting_again() -> Vec<Config> {
+    vec![
+        Config {
+            name: "memory-index",
+            index_in_memory: true,
+            contents: 1,
+            budget: Budget {
+                writes: 3,
+                zeros: 1,
+                finds: 3,
+                collects: 2,
+                kills: 2,
+                ..NOTHING
+            },
+            milestones: &[
+                Milestone::FinderResumed,
+                Milestone::CollectorResumed,
+                Milestone::Freed,
+                Milestone::CrashInRecovery,
+            ],
+            ..two()
+        },
+        Config {
+            name: "memory-batch",
+            index_in_memory: true,
+            volumes: 1,
+            contents: 1,
+            lbas: 2,
+            batch: 2,
+            budget: Budget {
+                writes: 3,
+                zeros: 2,
+                finds: 1,
+                collects: 1,
+                idle_commits: 1,
+                kills: 1,
+                ..NOTHING
+            },
+            milestones: &[
+                Milestone::FinderCountedAgain,
+                Milestone::CollectorCountedAgain,
+            ],
+            ..two()
+        },
+    ]
+}
+
+/// An index that damage made wrong, left so and counted again.
+fn damaged() -> Vec<Config> {
+    vec![
         Config {
             name: "index-damage",
             contents: 1,
@@ -264,12 +360,28 @@ fn sharing() -> Vec<Config> {
                 ..NOTHING
             },
             milestones: &[Milestone::Quarantined],
-            ..two.clone()
+            ..two()
+        },
+        Config {
+            name: "repair",
+            contents: 1,
+            budget: Budget {
+                writes: 3,
+                zeros: 1,
+                finds: 2,
+                collects: 1,
+                rebuilds: 1,
+                kills: 1,
+                lost_rows: 1,
+                ..NOTHING
+            },
+            milestones: &[Milestone::Repaired],
+            ..two()
         },
     ]
 }
 
-/// Snapshots, clones, and the merges that delete them.
+/// Snapshots, and the merges that delete them.
 fn layered() -> Vec<Config> {
     vec![
         Config {
@@ -313,23 +425,37 @@ fn layered() -> Vec<Config> {
                 power_losses: 1,
                 ..NOTHING
             },
-            milestones: &[Milestone::Merged, Milestone::LayerGone, Milestone::Freed],
+            milestones: &[
+                Milestone::Merged,
+                Milestone::MergedUnsettled,
+                Milestone::LayerGone,
+                Milestone::Freed,
+            ],
             ..SMALL
         },
         Config {
-            name: "layer-ids",
+            name: "snapshot-memory",
+            index_in_memory: true,
             contents: 1,
             budget: Budget {
-                writes: 3,
-                finds: 3,
+                writes: 2,
+                zeros: 1,
+                finds: 2,
                 collects: 1,
-                snapshots: 2,
+                snapshots: 1,
                 deletes: 1,
+                kills: 1,
                 ..NOTHING
             },
-            milestones: &[Milestone::LayerGone],
+            milestones: &[Milestone::Merged, Milestone::LayerGone, Milestone::Freed],
             ..SMALL
         },
+    ]
+}
+
+/// Clones, and the merges that delete what they stand on.
+fn cloned() -> Vec<Config> {
+    vec![
         Config {
             name: "clone",
             budget: Budget {
@@ -385,7 +511,10 @@ pub fn where_it_matters(guard: Guard) -> &'static str {
         | Guard::BlockLock
         | Guard::PublishedContentDurable
         | Guard::AliasOnlyIfUnmoved
-        | Guard::DanglingGivesBack => "finder",
+        | Guard::DanglingGivesBack
+        | Guard::DanglingKeepsInserted
+        | Guard::NumbersNeverReused
+        | Guard::MovedNotQueued => "finder",
         Guard::SealBeforeSync
         | Guard::StoreBeforeLog
         | Guard::FlushJoinsLaterSeal
@@ -404,21 +533,23 @@ pub fn where_it_matters(guard: Guard) -> &'static str {
         | Guard::IndexSyncBeforeOutcome
         | Guard::RepeatReturnsAnswers
         | Guard::AnswersWithEntries
-        | Guard::CollectorIntentDurable
-        | Guard::FingerprintInIntent => "recovery",
-        Guard::OutcomeBeforeNextBatch | Guard::OneJobPerLayer => "finder-batch",
+        | Guard::CollectorIntentDurable => "recovery",
+        Guard::OneBatch => "finder-batch",
+        Guard::DeclinedFreesMoved => "finder-full",
         Guard::VerifyBytes => "finder-verify",
-        Guard::CollectorAfterDrain => "reads-shared",
+        Guard::FreeOnlyAtZero => "collector",
         Guard::DecrementNamesAddress | Guard::UnknownQuarantines => "index-damage",
-        Guard::TombstoneIsAbsent | Guard::ForgetIsGuarded | Guard::OnlyNamedLayerFrees => {
-            "collector"
-        }
+        Guard::RebuildBeforeBatch
+        | Guard::RebuildSkipsUnpublished
+        | Guard::RebuildCountsQueue
+        | Guard::RebuildCountsCollected => "memory-index",
+        Guard::RebuildAfterCommit => "repair",
+        Guard::OnlyUnsettledAgain => "memory-batch",
         Guard::ReplayByRecord => "replay",
-        Guard::NotInPlaceFrozen | Guard::DropWhenEmpty => "snapshot-shared",
+        Guard::NotInPlaceFrozen | Guard::MergeMovesSettled => "snapshot-shared",
         Guard::ZeroHidesBelow | Guard::SnapshotDrains | Guard::SnapshotCommits => "snapshot",
         Guard::MergeReleasesOwn => "snapshots",
         Guard::DeleteDurable | Guard::MergeIntoOnlyChild => "clone",
-        Guard::IdsNeverReused => "layer-ids",
         Guard::DrainAcrossVolumes | Guard::CacheInvalidated => "clone-reads",
     }
 }

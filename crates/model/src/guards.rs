@@ -71,36 +71,46 @@ guards! {
         "finder: the index counts the reference before a map names the block";
     IndexSyncBeforeOutcome, "index-sync-before-outcome", "P3",
         "finder, collector: the index has synced a batch before its outcome is logged";
-    OutcomeBeforeNextBatch, "outcome-before-next-batch", "P4",
-        "finder: every outcome of a batch is logged before the layer's next batch";
+    OneBatch, "one-batch", "P4",
+        "finder, collector: one batch at a time in a pool, settled before the next is announced";
+    NumbersNeverReused, "numbers-never-reused", "P4",
+        "finder, collector: the number of a batch is in log and checkpoint and never used again";
     RepeatReturnsAnswers, "repeat-returns-answers", "P4",
         "index: a repeated (stream, number) returns the original answers and changes nothing";
     AnswersWithEntries, "answers-with-entries", "P4",
         "index: number and answers become durable atomically with the entries";
+    OnlyUnsettledAgain, "only-unsettled-again", "P4",
+        "finder, collector: a repeated call has only the items that are not settled yet";
+    MovedNotQueued, "moved-not-queued", "P4",
+        "write, merge: a block of an unsettled item is not queued: its outcome settles it";
     AliasOnlyIfUnmoved, "alias-only-if-unmoved", "P5",
         "finder: an entry is aliased only if it still names the old block, else it is dangling";
     DanglingGivesBack, "dangling-gives-back", "P4",
         "finder: a dangling outcome gives back the reference that was counted";
+    DanglingKeepsInserted, "dangling-keeps-inserted", "P3",
+        "finder: a dangling outcome frees the own block only if the index names another";
+    DeclinedFreesMoved, "declined-frees-moved", "P6",
+        "finder: the own block of a declined item whose LBA moved on is free";
     VerifyBytes, "verify-bytes", "P8",
         "finder: with `verify`, an entry is aliased only if the bytes are equal";
-    OneJobPerLayer, "one-job-per-layer", "P4",
-        "finder, collector, merge: one job at a time in a layer";
     CollectorIntentDurable, "collector-intent-durable", "P3, P4",
         "collector: the intent, and so the giving-up record, is durable before the decrement";
-    CollectorAfterDrain, "collector-after-drain", "P3",
-        "collector: the readers of a reference have drained before it is released";
+    FreeOnlyAtZero, "free-only-at-zero", "P3",
+        "collector: a block is freed only with its last reference";
     DecrementNamesAddress, "decrement-names-address", "P8",
         "collector: the decrement names the expected block; a mismatch quarantines it";
     UnknownQuarantines, "unknown-quarantines", "P8",
         "collector: a fingerprint that the index does not know quarantines the block";
-    TombstoneIsAbsent, "tombstone-is-absent", "P3",
-        "index: an insert treats a tombstone as absent and replaces it";
-    ForgetIsGuarded, "forget-is-guarded", "P4",
-        "index: a tombstone is deleted only if it still names the (layer, number)";
-    OnlyNamedLayerFrees, "only-named-layer-frees", "P3",
-        "index: only the layer that a tombstone names frees the block";
-    FingerprintInIntent, "fingerprint-in-intent", "P4",
-        "collector: the intent carries the fingerprint, since the block may be another's by then";
+    RebuildBeforeBatch, "rebuild-before-batch", "P3",
+        "rebuild: an index that was lost is counted again before any batch goes on";
+    RebuildSkipsUnpublished, "rebuild-skips-unpublished", "P4",
+        "rebuild: entries that the open batch has still to publish are not counted";
+    RebuildCountsQueue, "rebuild-counts-queue", "P3",
+        "rebuild: references in the queue are counted";
+    RebuildCountsCollected, "rebuild-counts-collected", "P3",
+        "rebuild: references that an open batch has still to release are counted";
+    RebuildAfterCommit, "rebuild-after-commit", "P4",
+        "rebuild: ends only once what it counted is durable";
     SnapshotDrains, "snapshot-drains", "P1",
         "snapshot: writes in flight end before the layer is frozen";
     SnapshotCommits, "snapshot-commits", "P5",
@@ -111,10 +121,8 @@ guards! {
         "merge: releases entries of the deleted layer only";
     MergeIntoOnlyChild, "merge-into-only-child", "P5",
         "merge: a layer is deleted only while it has at most one child";
-    DropWhenEmpty, "drop-when-empty", "P4",
-        "merge: a layer goes only once its queue of given-up blocks is empty";
-    IdsNeverReused, "ids-never-reused", "P4",
-        "layers: the id of a layer, which names its stream in the index, is never used again";
+    MergeMovesSettled, "merge-moves-settled", "P4",
+        "merge: an entry that an open batch has still to settle is not moved to the child";
     CacheInvalidated, "cache-invalidated", "P3",
         "layers: cached lookups through a layer are dropped when that layer gives up a block";
     CheckpointSharp, "checkpoint-sharp", "P5",

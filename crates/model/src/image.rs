@@ -5,12 +5,13 @@
 //! (leases, locks, readers, phases of jobs) is not in it.
 
 use crate::bits::Bits;
+use crate::guards::{Guard, Guards};
 
 /// A block of the pool (a PBA).
 pub type Block = u8;
 /// A block of a volume.
 pub type Lba = u8;
-/// A layer; also the name of its stream in the index.
+/// A layer.
 pub type LayerId = u8;
 /// A volume.
 pub type Volume = u8;
@@ -18,8 +19,8 @@ pub type Volume = u8;
 pub type Content = u8;
 /// A fingerprint of a content.
 pub type Fingerprint = u8;
-/// A number in a layer's stream of index changes.
-pub type StreamNumber = u8;
+/// A number in the pool's stream of batches.
+pub type BatchNumber = u8;
 
 /// LBAs that the maps have room for.
 pub const LBAS: usize = 2;
@@ -56,39 +57,7 @@ impl Entry {
     }
 }
 
-/// A job's promise to call the index, durable before the call.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Intent {
-    /// The entries are marked; the index is to count them. Items leave as outcomes are logged.
-    Find {
-        /// The batch's number in the layer's stream.
-        number: StreamNumber,
-        /// LBAs and the blocks that their entries named when they were marked.
-        items: Vec<(Lba, Block)>,
-    },
-    /// One reference to the block is to be released.
-    Collect {
-        /// The batch's number in the layer's stream.
-        number: StreamNumber,
-        /// The block as it was given up.
-        block: Block,
-        /// The fingerprint of its content, needed when the block may already be another's.
-        fingerprint: Fingerprint,
-        /// The count reached zero and the block is free; the tombstone is still to be forgotten.
-        freed: bool,
-    },
-}
-
-impl Intent {
-    /// The intent's number in the layer's stream.
-    pub fn number(&self) -> StreamNumber {
-        match self {
-            Intent::Find { number, .. } | Intent::Collect { number, .. } => *number,
-        }
-    }
-}
-
-/// One map from LBA to block, and the layer's jobs.
+/// One map from LBA to block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layer {
     /// The entries.
@@ -99,12 +68,6 @@ pub struct Layer {
     pub frozen: bool,
     /// Whether the layer is being merged away.
     pub deleting: bool,
-    /// The next number in the layer's stream.
-    pub next: StreamNumber,
-    /// Shared blocks given up, one item a reference, sorted.
-    pub given_up: Vec<Block>,
-    /// Open intents, by number.
-    pub intents: Vec<Intent>,
 }
 
 impl Layer {
@@ -114,25 +77,54 @@ impl Layer {
             below,
             frozen: false,
             deleting: false,
-            next: 1,
-            given_up: Vec::new(),
-            intents: Vec::new(),
         }
     }
+}
 
-    fn give_up(&mut self, block: Block) {
-        self.given_up.push(block);
-        self.given_up.sort_unstable();
+/// Who announced a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BatchKind {
+    /// The finder, for entries of this layer.
+    Finder(LayerId),
+    /// The collector.
+    Collector,
+}
+
+/// One block of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Item {
+    /// The LBA that named the block when it was announced; 0 for the collector.
+    pub lba: Lba,
+    /// The block.
+    pub block: Block,
+    /// The LBA names it no more.
+    pub moved: bool,
+}
+
+/// What was announced before the call of the index and has not been settled altogether.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OpenBatch {
+    /// Its number in the pool's stream.
+    pub number: BatchNumber,
+    /// Whose it is.
+    pub kind: BatchKind,
+    /// All that was announced.
+    pub items: Vec<Item>,
+    /// Items that are settled: the first ones.
+    pub done: u8,
+}
+
+impl OpenBatch {
+    /// Items that no record has settled.
+    pub fn unsettled(&self) -> &[Item] {
+        &self.items[usize::from(self.done)..]
     }
 
-    fn take_given_up(&mut self, block: Block) -> Result<(), Contradiction> {
-        let at = self
-            .given_up
-            .iter()
-            .position(|b| *b == block)
-            .ok_or(Contradiction)?;
-        self.given_up.remove(at);
-        Ok(())
+    /// Whether the item at `lba` of `layer`, which names `block`, is still to be settled.
+    pub fn has_unsettled(&self, layer: LayerId, lba: Lba, block: Block) -> bool {
+        let mut unsettled = self.unsettled().iter();
+        self.kind == BatchKind::Finder(layer)
+            && unsettled.any(|item| (item.lba, item.block, item.moved) == (lba, block, false))
     }
 }
 
@@ -141,12 +133,15 @@ impl Layer {
 pub enum Outcome {
     /// The index now names the entry's block.
     Inserted,
-    /// The entry names the indexed block; its old one is given up.
+    /// The entry names the indexed block; its old one is free.
     Aliased(Block),
-    /// The LBA moved on; the reference to the indexed block is given up, and so is the old block.
+    /// The LBA moved on; the reference to the indexed block is given up, and the entry's old block
+    /// is free if that is another.
     Dangling(Block),
     /// The bytes differ; the reference is given up and the entry is private for good.
     Rejected(Block),
+    /// The index is full; the entry is private again, or its block free if the LBA moved on.
+    Declined,
 }
 
 /// What became of a reference that the collector released.
@@ -154,10 +149,8 @@ pub enum Outcome {
 pub enum Release {
     /// Others still hold the block.
     Remaining,
-    /// It was the last one; the intent stays open until the index has forgotten the tombstone.
+    /// It was the last one; the block is free.
     Freed,
-    /// It was the last one, and the index left no tombstone.
-    FreedAndDone,
     /// The index contradicts the queue; the block is set aside for `check`.
     Quarantined,
 }
@@ -175,34 +168,24 @@ pub enum Record {
         old: Entry,
         new: Entry,
     },
-    FindIntent {
+    Publish {
         layer: LayerId,
-        number: StreamNumber,
+        number: BatchNumber,
         items: Vec<(Lba, Block)>,
     },
-    FindOutcome {
-        layer: LayerId,
-        number: StreamNumber,
-        lba: Lba,
-        old: Block,
+    Outcome {
+        number: BatchNumber,
+        position: u8,
         outcome: Outcome,
-        /// A block of another layer that goes too: only ever set with a guard off.
-        also_freed: Option<Block>,
     },
-    CollectIntent {
-        layer: LayerId,
-        number: StreamNumber,
-        block: Block,
-        fingerprint: Fingerprint,
+    Collect {
+        number: BatchNumber,
+        elements: u8,
     },
-    CollectOutcome {
-        layer: LayerId,
-        number: StreamNumber,
+    Release {
+        number: BatchNumber,
+        position: u8,
         release: Release,
-    },
-    CollectDone {
-        layer: LayerId,
-        number: StreamNumber,
     },
     Snapshot {
         volume: Volume,
@@ -243,6 +226,12 @@ pub struct Image {
     pub allocated: Bits,
     /// Blocks that nothing may free but `check`.
     pub quarantined: Bits,
+    /// References given up by all layers, first in, first out; one element a reference.
+    pub queue: Vec<Block>,
+    /// The number that the next batch gets.
+    pub next_number: BatchNumber,
+    /// The open batch. More than one only with a guard off.
+    pub open: Vec<OpenBatch>,
 }
 
 impl Image {
@@ -254,6 +243,9 @@ impl Image {
             next_layer: volumes,
             allocated: Bits::NONE,
             quarantined: Bits::NONE,
+            queue: Vec::new(),
+            next_number: 1,
+            open: Vec::new(),
         };
         for volume in 0..volumes {
             image.layers[usize::from(volume)] = Some(Layer::new(None));
@@ -281,6 +273,12 @@ impl Image {
             .filter_map(|(id, layer)| layer.as_ref().map(|l| (id, l)))
     }
 
+    /// All entries, with layer and LBA.
+    pub fn entries(&self) -> impl Iterator<Item = (LayerId, Lba, Entry)> {
+        self.each_layer()
+            .flat_map(|(id, layer)| (0..).zip(layer.map).map(move |(lba, e)| (id, lba, e)))
+    }
+
     /// The layers directly on top of `id`.
     pub fn children(&self, id: LayerId) -> impl Iterator<Item = LayerId> {
         self.each_layer()
@@ -302,26 +300,21 @@ impl Image {
         }
     }
 
-    /// The free layer id that a new layer gets, if the catalogue has room.
-    pub fn new_layer_id(&self, never_reused: bool) -> Option<LayerId> {
-        let lowest = self
-            .layers
-            .iter()
-            .position(Option::is_none)
-            .map(|i| i as LayerId);
-        let id = if never_reused {
-            Some(self.next_layer)
-        } else {
-            lowest
-        };
-        id.filter(|id| usize::from(*id) < LAYERS)
+    /// The id that a new layer gets, if the catalogue has room.
+    pub fn new_layer_id(&self) -> Option<LayerId> {
+        Some(self.next_layer).filter(|id| usize::from(*id) < LAYERS)
+    }
+
+    /// The open batch with this number.
+    pub fn batch(&self, number: BatchNumber) -> Option<&OpenBatch> {
+        self.open.iter().find(|batch| batch.number == number)
     }
 
     /// Applies one record and returns the blocks that it frees.
     ///
     /// # Errors
     /// The record contradicts the image.
-    pub fn apply(&mut self, record: &Record) -> Result<Bits, Contradiction> {
+    pub fn apply(&mut self, guards: Guards, record: &Record) -> Result<Bits, Contradiction> {
         let mut freed = Bits::NONE;
         match *record {
             Record::Write {
@@ -330,54 +323,38 @@ impl Image {
                 old,
                 new,
             } => {
-                self.apply_write(layer, lba, old, new, &mut freed)?;
+                self.apply_write(guards, (layer, lba), old, new, &mut freed)?;
             }
-            Record::FindIntent {
+            Record::Publish {
                 layer,
                 number,
                 ref items,
-            } => {
-                self.apply_find_intent(layer, number, items)?;
-            }
-            Record::FindOutcome {
-                layer,
+            } => self.apply_publish(guards, layer, number, items)?,
+            Record::Outcome {
                 number,
-                lba,
-                old,
+                position,
                 outcome,
-                also_freed,
             } => {
-                self.apply_find_outcome(layer, number, lba, old, outcome, &mut freed)?;
-                if let Some(block) = also_freed {
-                    self.free(block, &mut freed)?;
-                }
+                let (kind, item) = self.settle(number, position)?;
+                let BatchKind::Finder(layer) = kind else {
+                    return Err(Contradiction);
+                };
+                self.apply_outcome(guards, layer, item, outcome, &mut freed)?;
             }
-            Record::CollectIntent {
-                layer,
-                number,
-                block,
-                fingerprint,
-            } => {
-                let found = self.layer_mut(layer)?;
-                found.take_given_up(block)?;
-                found.next = number + 1;
-                let freed = false;
-                found.intents.push(Intent::Collect {
-                    number,
-                    block,
-                    fingerprint,
-                    freed,
-                });
+            Record::Collect { number, elements } => {
+                self.apply_collect(guards, number, elements)?;
             }
-            Record::CollectOutcome {
-                layer,
+            Record::Release {
                 number,
+                position,
                 release,
             } => {
-                self.apply_collect_outcome(layer, number, release, &mut freed)?;
-            }
-            Record::CollectDone { layer, number } => {
-                self.take_intent(layer, number)?;
+                let (_, item) = self.settle(number, position)?;
+                match release {
+                    Release::Remaining => {}
+                    Release::Freed => self.free(item.block, &mut freed)?,
+                    Release::Quarantined => self.quarantined.insert(item.block),
+                }
             }
             Record::Snapshot { volume, live } => {
                 let below = self.live[usize::from(volume)].ok_or(Contradiction)?;
@@ -391,7 +368,7 @@ impl Image {
             } => self.start_live_layer(volume, below, live)?,
             Record::DeleteStart { layer } => self.layer_mut(layer)?.deleting = true,
             Record::MergeStep { layer, into, lba } => {
-                self.apply_merge_step(layer, into, lba, &mut freed)?;
+                self.apply_merge_step(guards, layer, into, lba, &mut freed)?;
             }
             Record::LayerDropped { layer } => self.apply_layer_dropped(layer)?,
         }
@@ -400,8 +377,8 @@ impl Image {
 
     fn apply_write(
         &mut self,
-        layer: LayerId,
-        lba: Lba,
+        guards: Guards,
+        (layer, lba): (LayerId, Lba),
         old: Entry,
         new: Entry,
         freed: &mut Bits,
@@ -414,13 +391,15 @@ impl Image {
         if let Some(block) = new.block() {
             self.allocate(block)?;
         }
-        self.give_up_entry(layer, old, freed)
+        self.give_up_entry(guards, (layer, lba), old, freed)
     }
 
-    /// A private block is free at once, a shared one waits for the collector.
+    /// A private block is free at once; a shared one is the open batch's business if that has
+    /// still to settle it, else its reference waits for the collector.
     fn give_up_entry(
         &mut self,
-        layer: LayerId,
+        guards: Guards,
+        (layer, lba): (LayerId, Lba),
         entry: Entry,
         freed: &mut Bits,
     ) -> Result<(), Contradiction> {
@@ -428,16 +407,31 @@ impl Image {
             Entry::Absent | Entry::Zero => Ok(()),
             Entry::Private(block) | Entry::Kept(block) => self.free(block, freed),
             Entry::Shared(block) => {
-                self.layer_mut(layer)?.give_up(block);
+                let is_unsettled = self.note_moved(layer, lba, block);
+                if !is_unsettled || !guards.on(Guard::MovedNotQueued) {
+                    self.queue.push(block);
+                }
                 Ok(())
             }
         }
     }
 
-    fn apply_find_intent(
+    fn note_moved(&mut self, layer: LayerId, lba: Lba, block: Block) -> bool {
+        let mut open = self.open.iter_mut();
+        let Some(batch) = open.find(|batch| batch.has_unsettled(layer, lba, block)) else {
+            return false;
+        };
+        let mut unsettled = batch.items.iter_mut().skip(usize::from(batch.done));
+        let item = unsettled.find(|item| (item.lba, item.block) == (lba, block));
+        item.into_iter().for_each(|item| item.moved = true);
+        true
+    }
+
+    fn apply_publish(
         &mut self,
+        guards: Guards,
         layer: LayerId,
-        number: StreamNumber,
+        number: BatchNumber,
         items: &[(Lba, Block)],
     ) -> Result<(), Contradiction> {
         let found = self.layer_mut(layer)?;
@@ -448,118 +442,140 @@ impl Image {
             }
             *entry = Entry::Shared(*block);
         }
-        found.next = number + 1;
-        found.intents.push(Intent::Find {
-            number,
-            items: items.to_vec(),
-        });
+        let batch = self.begin_or_continue(guards, number, BatchKind::Finder(layer))?;
+        batch.items.extend(items.iter().map(|(lba, block)| Item {
+            lba: *lba,
+            block: *block,
+            moved: false,
+        }));
         Ok(())
     }
 
-    fn apply_find_outcome(
+    fn apply_collect(
         &mut self,
+        guards: Guards,
+        number: BatchNumber,
+        elements: u8,
+    ) -> Result<(), Contradiction> {
+        let elements = usize::from(elements);
+        if elements > self.queue.len() || self.batch(number).is_some() {
+            return Err(Contradiction);
+        }
+        let taken: Vec<Block> = self.queue.drain(..elements).collect();
+        let batch = self.begin_or_continue(guards, number, BatchKind::Collector)?;
+        batch.items = taken
+            .into_iter()
+            .map(|block| Item {
+                lba: 0,
+                block,
+                moved: false,
+            })
+            .collect();
+        Ok(())
+    }
+
+    fn begin_or_continue(
+        &mut self,
+        guards: Guards,
+        number: BatchNumber,
+        kind: BatchKind,
+    ) -> Result<&mut OpenBatch, Contradiction> {
+        let same = |b: &OpenBatch| (b.number, b.kind, b.done) == (number, kind, 0);
+        if let Some(at) = self.open.iter().position(same) {
+            return Ok(&mut self.open[at]);
+        }
+        let alone = self.open.is_empty() || !guards.on(Guard::OneBatch);
+        let is_next = number == self.next_number || !guards.on(Guard::NumbersNeverReused);
+        if !alone || !is_next {
+            return Err(Contradiction);
+        }
+        self.next_number = self.next_number.max(number + 1);
+        self.open.push(OpenBatch {
+            number,
+            kind,
+            items: Vec::new(),
+            done: 0,
+        });
+        self.open.last_mut().ok_or(Contradiction)
+    }
+
+    /// The next item of batch `number`, which a record settles.
+    fn settle(
+        &mut self,
+        number: BatchNumber,
+        position: u8,
+    ) -> Result<(BatchKind, Item), Contradiction> {
+        let mut open = self.open.iter_mut();
+        let batch = open.find(|b| b.number == number).ok_or(Contradiction)?;
+        let next = batch.unsettled().first().ok_or(Contradiction)?;
+        let found = (batch.kind, *next);
+        if batch.done != position {
+            return Err(Contradiction);
+        }
+        batch.done += 1;
+        self.open.retain(|batch| !batch.unsettled().is_empty());
+        Ok(found)
+    }
+
+    fn apply_outcome(
+        &mut self,
+        guards: Guards,
         layer: LayerId,
-        number: StreamNumber,
-        lba: Lba,
-        old: Block,
+        item: Item,
         outcome: Outcome,
         freed: &mut Bits,
     ) -> Result<(), Contradiction> {
-        self.take_find_item(layer, number, (lba, old))?;
-        let found = self.layer_mut(layer)?;
-        let entry = &mut found.map[usize::from(lba)];
+        let fits = match outcome {
+            Outcome::Dangling(_) => item.moved,
+            Outcome::Declined => true,
+            Outcome::Inserted | Outcome::Aliased(_) | Outcome::Rejected(_) => !item.moved,
+        };
+        if !fits && guards.on(Guard::AliasOnlyIfUnmoved) {
+            return Err(Contradiction);
+        }
+        let own = item.block;
         match outcome {
             Outcome::Inserted => {}
-            Outcome::Aliased(block) => {
-                *entry = Entry::Shared(block);
-                self.free(old, freed)?;
+            Outcome::Aliased(indexed) => {
+                self.set_published(guards, layer, item, Entry::Shared(indexed))?;
+                self.free(own, freed)?;
             }
-            Outcome::Dangling(block) => {
-                // The old block was queued for the collector when its LBA moved on, but it was
-                // never published: only the reference to the indexed block is to be released.
-                found.take_given_up(old)?;
-                found.give_up(block);
-                self.free(old, freed)?;
-            }
-            Outcome::Rejected(block) => {
-                if *entry != Entry::Shared(old) {
-                    return Err(Contradiction);
+            Outcome::Dangling(indexed) => {
+                if indexed != own || !guards.on(Guard::DanglingKeepsInserted) {
+                    self.free(own, freed)?;
                 }
-                *entry = Entry::Kept(old);
-                found.give_up(block);
+                self.queue.push(indexed);
+            }
+            Outcome::Rejected(indexed) => {
+                self.set_published(guards, layer, item, Entry::Kept(own))?;
+                self.queue.push(indexed);
+            }
+            Outcome::Declined if item.moved => {
+                if guards.on(Guard::DeclinedFreesMoved) {
+                    self.free(own, freed)?;
+                }
+            }
+            Outcome::Declined => {
+                self.set_published(guards, layer, item, Entry::Private(own))?;
             }
         }
         Ok(())
     }
 
-    fn take_find_item(
+    /// Changes the entry of an item, which must name its block as shared.
+    fn set_published(
         &mut self,
+        guards: Guards,
         layer: LayerId,
-        number: StreamNumber,
-        item: (Lba, Block),
+        item: Item,
+        new: Entry,
     ) -> Result<(), Contradiction> {
-        let intents = &mut self.layer_mut(layer)?.intents;
-        let open = intents
-            .iter_mut()
-            .find(|i| i.number() == number)
-            .ok_or(Contradiction)?;
-        let Intent::Find { items, .. } = open else {
+        let entry = &mut self.layer_mut(layer)?.map[usize::from(item.lba)];
+        if *entry != Entry::Shared(item.block) && guards.on(Guard::AliasOnlyIfUnmoved) {
             return Err(Contradiction);
-        };
-        let at = items.iter().position(|i| *i == item).ok_or(Contradiction)?;
-        items.remove(at);
-        if items.is_empty() {
-            self.take_intent(layer, number)?;
         }
+        *entry = new;
         Ok(())
-    }
-
-    fn take_intent(&mut self, layer: LayerId, number: StreamNumber) -> Result<(), Contradiction> {
-        let intents = &mut self.layer_mut(layer)?.intents;
-        let at = intents
-            .iter()
-            .position(|i| i.number() == number)
-            .ok_or(Contradiction)?;
-        intents.remove(at);
-        Ok(())
-    }
-
-    fn apply_collect_outcome(
-        &mut self,
-        layer: LayerId,
-        number: StreamNumber,
-        release: Release,
-        freed: &mut Bits,
-    ) -> Result<(), Contradiction> {
-        let intents = &mut self.layer_mut(layer)?.intents;
-        let open = intents
-            .iter_mut()
-            .find(|i| i.number() == number)
-            .ok_or(Contradiction)?;
-        let Intent::Collect {
-            block,
-            freed: is_freed,
-            ..
-        } = open
-        else {
-            return Err(Contradiction);
-        };
-        let block = *block;
-        match release {
-            Release::Freed => {
-                *is_freed = true;
-                self.free(block, freed)
-            }
-            Release::FreedAndDone => {
-                self.take_intent(layer, number)?;
-                self.free(block, freed)
-            }
-            Release::Remaining => self.take_intent(layer, number),
-            Release::Quarantined => {
-                self.quarantined.insert(block);
-                self.take_intent(layer, number)
-            }
-        }
     }
 
     fn start_live_layer(
@@ -585,21 +601,22 @@ impl Image {
     /// given up. The reference moves with the entry; the index is not told.
     fn apply_merge_step(
         &mut self,
+        guards: Guards,
         layer: LayerId,
         into: Option<LayerId>,
         lba: Lba,
         freed: &mut Bits,
     ) -> Result<(), Contradiction> {
-        let lba = usize::from(lba);
-        let entry = std::mem::take(&mut self.layer_mut(layer)?.map[lba]);
+        let at = usize::from(lba);
+        let entry = std::mem::take(&mut self.layer_mut(layer)?.map[at]);
         if let Some(child) = into {
-            let above = &mut self.layer_mut(child)?.map[lba];
+            let above = &mut self.layer_mut(child)?.map[at];
             if *above == Entry::Absent {
                 *above = entry;
                 return Ok(());
             }
         }
-        self.give_up_entry(layer, entry, freed)
+        self.give_up_entry(guards, (layer, lba), entry, freed)
     }
 
     fn apply_layer_dropped(&mut self, layer: LayerId) -> Result<(), Contradiction> {

@@ -1,7 +1,7 @@
-//! The fingerprint index: rows with counts, and per stream the last number with its answers.
+//! The fingerprint index: rows with counts, and the last batch's number with its answers.
 
 use crate::guards::{Guard, Guards};
-use crate::image::{Block, Fingerprint, LAYERS, LayerId, StreamNumber};
+use crate::image::{BLOCKS, BatchNumber, Block, Content, Fingerprint};
 use crate::state::Config;
 
 /// Fingerprints that the index has room for; 0 is that of zeros and never used.
@@ -14,22 +14,20 @@ pub struct Row {
     pub block: Block,
     /// References counted.
     pub count: u8,
-    /// At count zero: who frees the block, and with which number.
-    pub tombstone: Option<(LayerId, StreamNumber)>,
 }
 
 /// What the index says of one item of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
-    /// The row is new and names the caller's block.
+    /// The row names the caller's block; in most cases it is new.
     Inserted,
-    /// The row is new; a tombstone's block goes with it. Only with a guard off.
-    InsertedOver(Block),
     /// The row existed and names this block; it is counted.
     Shared(Block),
+    /// There is no room for a row; nothing is counted.
+    Full,
     /// A reference is released, others remain.
     Remaining,
-    /// The last reference is released.
+    /// The last reference is released; the row is gone.
     Zero,
     /// The row names another block.
     Mismatch,
@@ -37,135 +35,136 @@ pub enum Answer {
     Unknown,
 }
 
-/// The last batch of a stream.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Stream {
-    /// Its number; 0 before the first.
-    pub last: StreamNumber,
-    /// Its answers, in the batch's order.
-    pub answers: Vec<Answer>,
-}
-
 /// The index as it is, or as it is on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Index {
     /// Rows by fingerprint.
     pub rows: [Option<Row>; FINGERPRINTS],
-    /// Streams by layer.
-    pub streams: [Stream; LAYERS],
+    /// The number of the last batch; 0 before the first.
+    pub last: BatchNumber,
+    /// Its answers, in the batch's order; none after a rebuild.
+    pub answers: Vec<Answer>,
+    /// It was lost, and has to be counted again from the maps.
+    pub needs_rebuild: bool,
 }
 
 impl Index {
-    /// The row that counts references, so not a tombstone.
-    pub fn live_row(&self, fingerprint: Fingerprint) -> Option<Row> {
-        self.rows[usize::from(fingerprint)].filter(|row| row.tombstone.is_none())
+    /// An index that was lost.
+    pub fn lost() -> Index {
+        Index {
+            needs_rebuild: true,
+            ..Index::default()
+        }
     }
 
-    /// Live rows with their fingerprints.
-    pub fn live_rows(&self) -> impl Iterator<Item = (Fingerprint, Row)> {
-        (0..FINGERPRINTS as Fingerprint).filter_map(|fp| self.live_row(fp).map(|row| (fp, row)))
+    /// Rows with their fingerprints.
+    pub fn each_row(&self) -> impl Iterator<Item = (Fingerprint, Row)> {
+        (0..)
+            .zip(self.rows)
+            .filter_map(|(fp, row)| row.map(|row| (fp, row)))
+    }
+
+    /// References counted for `block`.
+    pub fn count_of(&self, block: Block) -> u8 {
+        let mut rows = self.each_row();
+        let row = rows.find(|(_, row)| row.block == block);
+        row.map_or(0, |(_, row)| row.count)
     }
 
     /// Counts one reference for each item, inserting rows that do not exist.
     pub fn increment(
         &mut self,
-        guards: Guards,
-        layer: LayerId,
-        number: StreamNumber,
+        config: &Config,
+        number: BatchNumber,
         items: &[(Fingerprint, Block)],
     ) -> Vec<Answer> {
-        self.once(guards, layer, number, |index| {
+        self.once(config.guards, number, |index| {
             items
                 .iter()
-                .map(|(fp, block)| index.count(guards, *fp, *block))
+                .map(|(fp, block)| index.count(config.index_rows, *fp, *block))
                 .collect()
         })
     }
 
-    /// Releases one reference to `block`.
+    /// Releases one reference for each item.
     pub fn decrement(
         &mut self,
         config: &Config,
-        layer: LayerId,
-        number: StreamNumber,
-        fingerprint: Fingerprint,
-        block: Block,
+        number: BatchNumber,
+        items: &[(Fingerprint, Block)],
     ) -> Vec<Answer> {
-        self.once(config.guards, layer, number, |index| {
-            let tombstone = config.tombstones.then_some((layer, number));
-            let names = config.on(Guard::DecrementNamesAddress);
-            vec![index.uncount(tombstone, fingerprint, names.then_some(block))]
+        let named = config.on(Guard::DecrementNamesAddress);
+        self.once(config.guards, number, |index| {
+            items
+                .iter()
+                .map(|(fp, block)| index.uncount(*fp, named.then_some(*block)))
+                .collect()
         })
     }
 
-    /// Deletes the tombstone that (layer, number) left.
-    pub fn forget(
+    /// Takes the references that the maps make to each block for its own, as rows under the
+    /// fingerprints of what the blocks hold. A second block with one fingerprint gets no row.
+    pub fn rebuild(
         &mut self,
-        guards: Guards,
-        layer: LayerId,
-        number: StreamNumber,
-        fingerprint: Fingerprint,
+        config: &Config,
+        references: &[u8; BLOCKS],
+        contents: &[Content; BLOCKS],
+        last: BatchNumber,
     ) {
-        let row = &mut self.rows[usize::from(fingerprint)];
-        let is_ours = row.is_some_and(|row| row.tombstone == Some((layer, number)));
-        if is_ours || !guards.on(Guard::ForgetIsGuarded) {
-            *row = None;
+        *self = Index {
+            last,
+            ..Index::default()
+        };
+        for (block, (count, content)) in (0..).zip(references.iter().zip(contents)) {
+            let slot = &mut self.rows[usize::from(config.fingerprint(*content))];
+            if *count > 0 && slot.is_none() {
+                let count = *count;
+                *slot = Some(Row { block, count });
+            }
         }
     }
 
-    /// Runs a batch unless it is a repeat, whose answers are those of the first time.
+    /// Runs a batch unless it is a repeat, whose answers are those of the first time. An older one
+    /// is refused: it has no answers.
     fn once(
         &mut self,
         guards: Guards,
-        layer: LayerId,
-        number: StreamNumber,
+        number: BatchNumber,
         batch: impl FnOnce(&mut Index) -> Vec<Answer>,
     ) -> Vec<Answer> {
-        let stream = &self.streams[usize::from(layer)];
-        if stream.last == number && guards.on(Guard::RepeatReturnsAnswers) {
-            return stream.answers.clone();
+        if number < self.last {
+            return Vec::new();
         }
-        let answers = batch(self);
-        self.streams[usize::from(layer)] = Stream {
-            last: number,
-            answers: answers.clone(),
-        };
-        answers
+        if number == self.last && guards.on(Guard::RepeatReturnsAnswers) {
+            return self.answers.clone();
+        }
+        self.answers = batch(self);
+        self.last = number;
+        self.answers.clone()
     }
 
-    fn count(&mut self, guards: Guards, fingerprint: Fingerprint, block: Block) -> Answer {
-        let slot = &mut self.rows[usize::from(fingerprint)];
-        match slot {
-            Some(row) if row.tombstone.is_none() || !guards.on(Guard::TombstoneIsAbsent) => {
+    fn count(&mut self, rows_max: u8, fingerprint: Fingerprint, block: Block) -> Answer {
+        let has_room = self.each_row().count() < usize::from(rows_max);
+        match &mut self.rows[usize::from(fingerprint)] {
+            Some(row) => {
                 row.count += 1;
-                row.tombstone = None;
-                Answer::Shared(row.block)
-            }
-            replaced => {
-                let tombstone = replaced.map(|row| row.block);
-                *replaced = Some(Row {
-                    block,
-                    count: 1,
-                    tombstone: None,
-                });
-                match tombstone {
-                    Some(other) if !guards.on(Guard::OnlyNamedLayerFrees) => {
-                        Answer::InsertedOver(other)
-                    }
-                    _ => Answer::Inserted,
+                if row.block == block {
+                    Answer::Inserted
+                } else {
+                    Answer::Shared(row.block)
                 }
             }
+            None if !has_room => Answer::Full,
+            new => {
+                *new = Some(Row { block, count: 1 });
+                Answer::Inserted
+            }
         }
     }
 
-    fn uncount(
-        &mut self,
-        tombstone: Option<(LayerId, StreamNumber)>,
-        fingerprint: Fingerprint,
-        expected: Option<Block>,
-    ) -> Answer {
+    fn uncount(&mut self, fingerprint: Fingerprint, expected: Option<Block>) -> Answer {
         let slot = &mut self.rows[usize::from(fingerprint)];
-        let Some(row) = slot.as_mut().filter(|row| row.tombstone.is_none()) else {
+        let Some(row) = slot.as_mut() else {
             return Answer::Unknown;
         };
         if expected.is_some_and(|block| block != row.block) {
@@ -175,10 +174,7 @@ impl Index {
         if row.count > 0 {
             return Answer::Remaining;
         }
-        row.tombstone = tombstone;
-        if tombstone.is_none() {
-            *slot = None;
-        }
+        *slot = None;
         Answer::Zero
     }
 }

@@ -17,10 +17,7 @@ pub(crate) fn snapshot(state: &mut State, config: &Config, volume: Volume) -> Op
     if state.memory.snapshot.is_some() || (in_flight && config.on(Guard::SnapshotDrains)) {
         return None;
     }
-    let live = state
-        .memory
-        .image
-        .new_layer_id(config.on(Guard::IdsNeverReused))?;
+    let live = state.memory.image.new_layer_id()?;
     state.budget.snapshots = state.budget.snapshots.checked_sub(1)?;
     state.append(config, Record::Snapshot { volume, live });
     for lba in 0..config.lbas {
@@ -46,10 +43,7 @@ pub(crate) fn clone(
     if taken || !found.frozen || found.deleting {
         return None;
     }
-    let live = state
-        .memory
-        .image
-        .new_layer_id(config.on(Guard::IdsNeverReused))?;
+    let live = state.memory.image.new_layer_id()?;
     state.budget.clones = state.budget.clones.checked_sub(1)?;
     state.append(
         config,
@@ -94,9 +88,8 @@ pub(crate) fn merge_step(
 ) -> Option<()> {
     let image = &state.memory.image;
     let found = image.layer(layer)?;
-    let busy = state.memory.jobs.iter().any(|job| job.layer == layer);
     let starting = state.memory.delete.is_some_and(|(id, _)| id == layer);
-    if !found.deleting || starting || (busy && config.on(Guard::OneJobPerLayer)) {
+    if !found.deleting || starting {
         return None;
     }
     let into = image.children(layer).next();
@@ -107,7 +100,17 @@ pub(crate) fn merge_step(
     if !config.on(Guard::MergeReleasesOwn) {
         from = image.resolve(layer, lba).0;
     }
-    if image.layer(from)?.map[usize::from(lba)] == Entry::Absent {
+    let entry = image.layer(from)?.map[usize::from(lba)];
+    let moves_up = into.is_some_and(|child| {
+        let above = image.layer(child).map(|layer| layer.map[usize::from(lba)]);
+        above == Some(Entry::Absent)
+    });
+    let is_unsettled = |block| {
+        let mut open = image.open.iter();
+        open.any(|batch| batch.has_unsettled(from, lba, block))
+    };
+    let waits = moves_up && entry.block().is_some_and(is_unsettled);
+    if entry == Entry::Absent || (waits && config.on(Guard::MergeMovesSettled)) {
         return None;
     }
     state.append(
@@ -122,13 +125,13 @@ pub(crate) fn merge_step(
     Some(())
 }
 
-/// Removes a layer that has nothing left.
+/// Removes a layer that has nothing left. An open batch may still have items of it: all of them
+/// have moved on, and what they own is the batch's business.
 pub(crate) fn drop_layer(state: &mut State, config: &Config, layer: LayerId) -> Option<()> {
     let found = state.memory.image.layer(layer)?;
     let empty = found.map.iter().all(|entry| *entry == Entry::Absent);
-    let settled = found.given_up.is_empty() || !config.on(Guard::DropWhenEmpty);
     let starting = state.memory.delete.is_some_and(|(id, _)| id == layer);
-    if !found.deleting || starting || !empty || !settled || !found.intents.is_empty() {
+    if !found.deleting || starting || !empty {
         return None;
     }
     state.append(config, Record::LayerDropped { layer });

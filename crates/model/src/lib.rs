@@ -4,13 +4,14 @@
 //! each rule is for, and what the model leaves out.
 //!
 //! Reading order: [`guards`] (the rules), [`image`] (what the log describes, and `apply`),
-//! [`index`], [`state`] (disk, memory, promises), `volume_steps`, `commit`, `finder`, `collector`,
-//! `layers`, [`recovery`], [`properties`] (what must hold), [`model`] (which step is possible
-//! when), [`configs`] and [`search`].
+//! [`index`], [`state`] (disk, memory, promises), `volume_steps`, `commit`, `batch`, `finder`,
+//! `collector`, `layers`, [`recovery`], `rebuild`, [`properties`] (what must hold), [`model`]
+//! (which step is possible when), [`configs`] and [`search`].
 //!
 //! Invariants of the model itself: a step that is not possible changes nothing; a state with a
 //! violation has no successors.
 
+mod batch;
 pub mod bits;
 mod collector;
 mod commit;
@@ -22,6 +23,7 @@ pub mod index;
 mod layers;
 pub mod model;
 pub mod properties;
+mod rebuild;
 pub mod recovery;
 pub mod search;
 pub mod state;

@@ -3,11 +3,11 @@
 use stateright::{Model, Property};
 
 use crate::bits::Bits;
-use crate::image::{Block, Content, LayerId, Lba, StreamNumber, VOLUMES, Volume};
+use crate::image::{BatchKind, BatchNumber, Content, LayerId, Lba, VOLUMES, Volume};
 use crate::properties::{self, Milestone, Violation};
 use crate::recovery::{self, Remains};
-use crate::state::{Config, Mode, State, Target};
-use crate::{collector, commit, finder, layers, volume_steps};
+use crate::state::{Config, Mode, Phase, State, Target};
+use crate::{collector, commit, finder, layers, rebuild, volume_steps};
 
 /// The protocol in one configuration.
 #[derive(Clone, Debug)]
@@ -64,33 +64,25 @@ pub enum Step {
         lbas: Bits,
     },
     FinderCall {
-        layer: LayerId,
-        number: StreamNumber,
+        number: BatchNumber,
     },
     FinderOutcome {
-        layer: LayerId,
-        number: StreamNumber,
+        number: BatchNumber,
     },
     FinderCountLate {
-        layer: LayerId,
-        number: StreamNumber,
+        number: BatchNumber,
     },
-    CollectorIntent {
-        layer: LayerId,
-        block: Block,
+    Collect {
+        elements: u8,
     },
     CollectorCall {
-        layer: LayerId,
-        number: StreamNumber,
+        number: BatchNumber,
     },
-    CollectorOutcome {
-        layer: LayerId,
-        number: StreamNumber,
+    CollectorRelease {
+        number: BatchNumber,
     },
-    CollectorForget {
-        layer: LayerId,
-        number: StreamNumber,
-    },
+    BeginRebuild,
+    FinishRebuild,
     IndexSync,
     IndexLosesRow {
         fingerprint: u8,
@@ -174,12 +166,6 @@ impl Protocol {
                 let batches = batches.filter(fits);
                 steps.extend(batches.map(|lbas| Step::FinderMark { layer, lbas }));
             }
-            let mut queue = found.given_up.clone();
-            queue.dedup();
-            steps.extend(queue.iter().map(|block| Step::CollectorIntent {
-                layer,
-                block: *block,
-            }));
             if found.frozen && state.budget.deletes > 0 {
                 steps.push(Step::DeleteLayer { layer });
             }
@@ -195,20 +181,39 @@ impl Protocol {
             }
         }
         if state.budget.lost_rows > 0 {
-            let rows = state.disk.index.live_rows();
+            let rows = state.disk.index.each_row();
             steps.extend(rows.map(|(fingerprint, _)| Step::IndexLosesRow { fingerprint }));
         }
     }
 
     fn job_steps(&self, state: &State, steps: &mut Vec<Step>) {
         for job in &state.memory.jobs {
-            let (layer, number) = (job.layer, job.number);
-            steps.push(Step::FinderCall { layer, number });
-            steps.push(Step::FinderOutcome { layer, number });
-            steps.push(Step::FinderCountLate { layer, number });
-            steps.push(Step::CollectorCall { layer, number });
-            steps.push(Step::CollectorOutcome { layer, number });
-            steps.push(Step::CollectorForget { layer, number });
+            let number = job.number;
+            let batch = state.memory.image.batch(number);
+            match (batch.map(|batch| batch.kind), &job.phase) {
+                (None, _) => steps.push(Step::FinderCountLate { number }),
+                (Some(BatchKind::Finder(_)), Phase::Intent(_)) => {
+                    steps.push(Step::FinderCall { number });
+                }
+                (Some(BatchKind::Finder(_)), _) => steps.push(Step::FinderOutcome { number }),
+                (Some(BatchKind::Collector), Phase::Intent(_)) => {
+                    steps.push(Step::CollectorCall { number });
+                }
+                (Some(BatchKind::Collector), _) => {
+                    steps.push(Step::CollectorRelease { number });
+                }
+            }
+        }
+        if state.budget.collects > 0 {
+            let queued = state.memory.image.queue.len() as u8;
+            let counts = 1..=queued.min(self.config.batch);
+            steps.extend(counts.map(|elements| Step::Collect { elements }));
+        }
+        if state.disk.index.needs_rebuild || state.budget.rebuilds > 0 {
+            steps.push(Step::BeginRebuild);
+        }
+        if state.memory.rebuild.is_some() {
+            steps.push(Step::FinishRebuild);
         }
     }
 
@@ -260,19 +265,14 @@ impl Protocol {
             Step::SyncRoot => commit::sync_root(state),
             Step::PruneLog => commit::prune(state, config),
             Step::FinderMark { layer, lbas } => finder::mark(state, config, layer, lbas),
-            Step::FinderCall { layer, number } => finder::call(state, config, layer, number),
-            Step::FinderOutcome { layer, number } => finder::outcome(state, config, layer, number),
-            Step::FinderCountLate { layer, number } => {
-                finder::count_late(state, config, layer, number)
-            }
-            Step::CollectorIntent { layer, block } => collector::begin(state, config, layer, block),
-            Step::CollectorCall { layer, number } => collector::call(state, config, layer, number),
-            Step::CollectorOutcome { layer, number } => {
-                collector::outcome(state, config, layer, number)
-            }
-            Step::CollectorForget { layer, number } => {
-                collector::forget(state, config, layer, number)
-            }
+            Step::FinderCall { number } => finder::call(state, config, number),
+            Step::FinderOutcome { number } => finder::outcome(state, config, number),
+            Step::FinderCountLate { number } => finder::count_late(state, config, number),
+            Step::Collect { elements } => collector::begin(state, config, elements),
+            Step::CollectorCall { number } => collector::call(state, config, number),
+            Step::CollectorRelease { number } => collector::release(state, config, number),
+            Step::BeginRebuild => rebuild::begin(state, config),
+            Step::FinishRebuild => rebuild::finish(state, config),
             Step::IndexSync => {
                 state.disk.sync_index();
                 Some(())
@@ -283,8 +283,8 @@ impl Protocol {
             Step::DeleteLayer { layer } => layers::start_delete(state, config, layer),
             Step::MergeStep { layer, lba } => layers::merge_step(state, config, layer, lba),
             Step::DropLayer { layer } => layers::drop_layer(state, config, layer),
-            Step::Kill => recovery::kill(state),
-            Step::LosePower(remains) => recovery::lose_power(state, &remains),
+            Step::Kill => recovery::kill(state, config),
+            Step::LosePower(remains) => recovery::lose_power(state, config, &remains),
             Step::Recover => recovery::recover(state, config),
         }
     }
@@ -395,6 +395,7 @@ fn violation_property(violation: Violation) -> Property<Protocol> {
             FreeInUse,
             CountTooLow,
             CountWrong,
+            Refused,
             FlushedLost,
             SnapshotLost,
             Partition,
@@ -417,15 +418,21 @@ fn milestone_property(milestone: Milestone) -> Property<Protocol> {
             Aliased,
             Dangling,
             Rejected,
+            Declined,
+            GrowingBatch,
+            SameBlockTwice,
             ReleasedOne,
             Freed,
             Quarantined,
             Merged,
+            MergedUnsettled,
             LayerGone,
             ReadOfReplaced,
             FinderResumed,
             CollectorResumed,
-            BothResumed,
+            FinderCountedAgain,
+            CollectorCountedAgain,
+            Repaired,
             CrashInRecovery,
             Replayed,
             FlushedAll,

@@ -1,9 +1,10 @@
 //! What must hold in every state, and what a search must come across to mean anything.
 
 use crate::bits::Bits;
-use crate::image::{Block, Entry, Image, Intent, LayerId, Outcome, Record, Release, StreamNumber};
-use crate::index::{Answer, Index};
-use crate::state::{Config, Mode, State};
+use crate::guards::Guards;
+use crate::image::{BLOCKS, BatchKind, Entry, Image, OpenBatch, Outcome, Record, Release};
+use crate::rebuild;
+use crate::state::{Config, Mode, Phase, State};
 use crate::volume_steps::readable;
 
 /// Something that went wrong.
@@ -19,8 +20,10 @@ pub enum Violation {
     FreeInUse,
     /// P3: the index counts fewer references than entries that a crash can bring back.
     CountTooLow,
-    /// P4: with no batch open, references and entries differ.
+    /// P4: while no call is to be settled, references differ from what the maps make.
     CountWrong,
+    /// P4: the index refuses a batch that is still to be settled.
+    Refused,
     /// P5: a crash loses flushed data, or brings up what was never written.
     FlushedLost,
     /// P5: a crash loses a snapshot that was answered, or changes it.
@@ -35,13 +38,14 @@ pub enum Violation {
 
 impl Violation {
     /// Every violation.
-    pub const ALL: [Violation; 11] = [
+    pub const ALL: [Violation; 12] = [
         Violation::ImmutableWritten,
         Violation::IndexUntrue,
         Violation::RootDamaged,
         Violation::FreeInUse,
         Violation::CountTooLow,
         Violation::CountWrong,
+        Violation::Refused,
         Violation::FlushedLost,
         Violation::SnapshotLost,
         Violation::Partition,
@@ -58,6 +62,7 @@ impl Violation {
             Violation::FreeInUse => "P3 free block in use",
             Violation::CountTooLow => "P3 counted too low",
             Violation::CountWrong => "P4 references differ from entries",
+            Violation::Refused => "P4 open batch refused",
             Violation::FlushedLost => "P5 flushed data lost",
             Violation::SnapshotLost => "P5 snapshot lost",
             Violation::Partition => "P6 partition of blocks",
@@ -82,7 +87,7 @@ pub(crate) fn check(state: &State, config: &Config) -> Result<(), Violation> {
 /// Whatever a crash here brings back keeps its promises: flushed data is there, snapshots are,
 /// counts are high enough.
 fn check_crash(state: &State, config: &Config) -> Result<(), Violation> {
-    for image in crate::recovery::recoverable(&state.disk)? {
+    for image in crate::recovery::recoverable(&state.disk, config.guards)? {
         for (volume, live) in image.live.iter().enumerate() {
             let Some(live) = *live else { continue };
             for lba in 0..config.lbas {
@@ -94,7 +99,7 @@ fn check_crash(state: &State, config: &Config) -> Result<(), Violation> {
             }
         }
         check_snapshots(state, config, &image)?;
-        if !state.ghost.damaged {
+        if !state.ghost.damaged && !state.disk.index.needs_rebuild {
             check_counts(state, &image)?;
         }
     }
@@ -123,45 +128,27 @@ fn may_hold(state: &State, entry: Entry) -> Bits {
         .map_or(Bits::of(0), |block| state.disk.lasting[usize::from(block)])
 }
 
-/// For each live row, references counted are at least the entries that a crash can bring back,
-/// those aside that a repeated finder call has yet to count.
+/// For each block, references counted are at least the entries that a crash can bring back, those
+/// aside that a repeated finder call has yet to count.
 fn check_counts(state: &State, image: &Image) -> Result<(), Violation> {
-    for block in named_shared(image).iter() {
-        let entries = settled_entries(image, block);
+    let mut settled = [0_u8; BLOCKS];
+    for (layer, lba, entry) in image.entries() {
+        let Entry::Shared(block) = entry else {
+            continue;
+        };
+        let mut open = image.open.iter();
+        if !open.any(|batch| batch.has_unsettled(layer, lba, block)) {
+            settled[usize::from(block)] += 1;
+        }
+    }
+    for (block, entries) in (0..).zip(settled) {
         for index in [&state.disk.index, &*state.disk.index_durable] {
-            let row = index.live_rows().find(|(_, row)| row.block == block);
-            if row.map_or(0, |(_, row)| row.count) < entries {
+            if index.count_of(block) < entries {
                 return Err(Violation::CountTooLow);
             }
         }
     }
     Ok(())
-}
-
-fn named_shared(image: &Image) -> Bits {
-    let mut named = Bits::NONE;
-    for (_, layer) in image.each_layer() {
-        for entry in layer.map {
-            if let Entry::Shared(block) = entry {
-                named.insert(block);
-            }
-        }
-    }
-    named
-}
-
-fn settled_entries(image: &Image, block: Block) -> u8 {
-    let mut entries = 0;
-    for (_, layer) in image.each_layer() {
-        for (lba, entry) in (0..).zip(layer.map) {
-            let is_open = layer.intents.iter().any(|intent| match intent {
-                Intent::Find { items, .. } => items.contains(&(lba, block)),
-                Intent::Collect { .. } => false,
-            });
-            entries += u8::from(entry == Entry::Shared(block) && !is_open);
-        }
-    }
-    entries
 }
 
 /// A read that takes no time returns what it may, from volumes and from snapshots.
@@ -190,46 +177,33 @@ fn check_reads(state: &State, config: &Config) -> Result<(), Violation> {
     Ok(())
 }
 
-/// P6: every block is free, leased, private to one entry, or shared and explained by entries,
-/// queues and intents; and the bitmap is the union of all but the first two.
+/// P6: every block is free, leased, private to one entry, or shared and explained by entries, the
+/// queue or the open batch; and the bitmap is the union of all but the first two. So it can be
+/// counted again at any time.
 fn check_partition(state: &State, config: &Config) -> Result<(), Violation> {
     let memory = &state.memory;
     let (mut private, mut shared) = (Bits::NONE, memory.image.quarantined);
-    for (id, layer) in memory.image.each_layer() {
-        for entry in layer.map {
-            match entry {
-                Entry::Private(block) | Entry::Kept(block) => {
-                    if private.has(block) {
-                        return Err(Violation::Partition);
-                    }
-                    private.insert(block);
+    for (_, _, entry) in memory.image.entries() {
+        match entry {
+            Entry::Private(block) | Entry::Kept(block) => {
+                if private.has(block) {
+                    return Err(Violation::Partition);
                 }
-                Entry::Shared(block) => shared.insert(block),
-                Entry::Absent | Entry::Zero => {}
+                private.insert(block);
             }
-        }
-        layer
-            .given_up
-            .iter()
-            .for_each(|block| shared.insert(*block));
-        for intent in &layer.intents {
-            match intent {
-                // A marked block is explained by its entry, or by the queue if the LBA moved on;
-                // a block that the index has counted for the batch, by the index's answer alone.
-                Intent::Find { number, .. } => {
-                    shared = shared.or(answered_blocks(&state.disk.index, id, *number));
-                }
-                // A reference that the index has released, others remaining, explains nothing:
-                // the layer that releases the last one may have freed the block already.
-                Intent::Collect { freed: true, .. } => {}
-                Intent::Collect { number, block, .. } => {
-                    if !is_released(&state.disk.index, id, *number) {
-                        shared.insert(*block);
-                    }
-                }
-            }
+            Entry::Shared(block) => shared.insert(block),
+            Entry::Absent | Entry::Zero => {}
         }
     }
+    let open = memory.image.open.iter().flat_map(OpenBatch::unsettled);
+    let open = open.map(|item| item.block);
+    memory
+        .image
+        .queue
+        .iter()
+        .copied()
+        .chain(open)
+        .for_each(|block| shared.insert(block));
     let named = private.or(shared);
     let free = memory.free_blocks(config);
     let apart = private.and(shared).is_empty()
@@ -243,27 +217,12 @@ fn check_partition(state: &State, config: &Config) -> Result<(), Violation> {
     }
 }
 
-/// Blocks that the index has counted for an open finder batch and that no map names for it yet.
-fn answered_blocks(index: &Index, layer: LayerId, number: StreamNumber) -> Bits {
-    let stream = &index.streams[usize::from(layer)];
-    let answers = stream.answers.iter().filter(|_| stream.last == number);
-    answers.fold(Bits::NONE, |set, answer| match answer {
-        Answer::Shared(block) => set.or(Bits::of(*block)),
-        _ => set,
-    })
-}
-
-fn is_released(index: &Index, layer: LayerId, number: StreamNumber) -> bool {
-    let stream = &index.streams[usize::from(layer)];
-    stream.last == number && stream.answers == [Answer::Remaining]
-}
-
 /// A free block is in nobody's hands.
 fn check_free(state: &State, config: &Config) -> Result<(), Violation> {
     let open = state.memory.free_blocks(config).or(state.memory.leased);
     let read = state.memory.readers.iter().flatten();
     let mut held = read.fold(Bits::NONE, |set, reader| set.or(Bits::of(reader.block)));
-    for image in crate::recovery::recoverable(&state.disk)? {
+    for image in crate::recovery::recoverable(&state.disk, config.guards)? {
         held = held.or(image.allocated);
     }
     if held.and(open).is_empty() {
@@ -273,12 +232,14 @@ fn check_free(state: &State, config: &Config) -> Result<(), Violation> {
     }
 }
 
-/// Live rows tell the truth about content, and with no batch open about references.
+/// Rows tell the truth about content, and about references unless a call is to be settled: they
+/// are what a rebuild would count.
 fn check_index(state: &State, config: &Config) -> Result<(), Violation> {
-    if state.ghost.damaged {
+    let index = &state.disk.index;
+    if state.ghost.damaged || index.needs_rebuild {
         return Ok(());
     }
-    for (fingerprint, row) in state.disk.index.live_rows() {
+    for (fingerprint, row) in index.each_row() {
         let may_hold = state.disk.lasting[usize::from(row.block)];
         if !may_hold
             .iter()
@@ -287,36 +248,15 @@ fn check_index(state: &State, config: &Config) -> Result<(), Violation> {
             return Err(Violation::IndexUntrue);
         }
     }
-    if !state.memory.jobs.is_empty() {
+    let image = &state.memory.image;
+    let is_called = image.open.iter().any(|open| open.number <= index.last);
+    let mut jobs = state.memory.jobs.iter();
+    if is_called || jobs.any(|job| matches!(job.phase, Phase::Answered(_) | Phase::Uncounted(_))) {
         return Ok(());
     }
-    if state
-        .disk
-        .index
-        .rows
-        .iter()
-        .flatten()
-        .any(|row| row.tombstone.is_some())
-    {
-        return Err(Violation::CountWrong);
-    }
-    let image = &state.memory.image;
-    let mut references = [0_u8; crate::image::BLOCKS];
-    for (_, layer) in image.each_layer() {
-        let shared = layer
-            .map
-            .iter()
-            .filter(|entry| matches!(entry, Entry::Shared(_)));
-        let entries = shared.filter_map(|entry| entry.block());
-        for block in entries.chain(layer.given_up.iter().copied()) {
-            references[usize::from(block)] += 1;
-        }
-    }
-    for (_, row) in state.disk.index.live_rows() {
-        references[usize::from(row.block)] =
-            references[usize::from(row.block)].wrapping_sub(row.count);
-    }
-    if references.iter().all(|left| *left == 0) {
+    let references = rebuild::references(image, Guards::ON);
+    let mut counted = (0..).zip(references);
+    if counted.all(|(block, count)| index.count_of(block) == count) {
         Ok(())
     } else {
         Err(Violation::CountWrong)
@@ -334,15 +274,21 @@ pub enum Milestone {
     Aliased,
     Dangling,
     Rejected,
+    Declined,
+    GrowingBatch,
+    SameBlockTwice,
     ReleasedOne,
     Freed,
     Quarantined,
     Merged,
+    MergedUnsettled,
     LayerGone,
     ReadOfReplaced,
     FinderResumed,
     CollectorResumed,
-    BothResumed,
+    FinderCountedAgain,
+    CollectorCountedAgain,
+    Repaired,
     CrashInRecovery,
     Replayed,
     FlushedAll,
@@ -355,15 +301,23 @@ impl Milestone {
             Milestone::Aliased => "reaches an alias",
             Milestone::Dangling => "reaches a dangling outcome",
             Milestone::Rejected => "reaches a rejected outcome",
+            Milestone::Declined => "reaches a declined outcome of a moved item",
+            Milestone::GrowingBatch => "reaches a batch announced by two records",
+            Milestone::SameBlockTwice => "reaches a collector batch with a block twice",
             Milestone::ReleasedOne => "reaches the release of one reference of several",
             Milestone::Freed => "reaches the release of the last reference",
             Milestone::Quarantined => "reaches a quarantined block",
             Milestone::Merged => "reaches a merge step",
+            Milestone::MergedUnsettled => "reaches a merge step that gives up an unsettled item",
             Milestone::LayerGone => "reaches the end of a layer",
             Milestone::ReadOfReplaced => "reaches a read of a block already given up",
             Milestone::FinderResumed => "reaches a finder batch in recovery",
             Milestone::CollectorResumed => "reaches a collector batch in recovery",
-            Milestone::BothResumed => "reaches both in one recovery",
+            Milestone::FinderCountedAgain => "reaches a rebuild in the middle of a finder batch",
+            Milestone::CollectorCountedAgain => {
+                "reaches a rebuild in the middle of a collector batch"
+            }
+            Milestone::Repaired => "reaches the rebuild of a damaged index",
             Milestone::CrashInRecovery => "reaches a crash in recovery",
             Milestone::Replayed => "reaches a replay on top of a new root",
             Milestone::FlushedAll => "reaches the end of its flushes",
@@ -374,30 +328,46 @@ impl Milestone {
     pub fn reached(self, config: &Config, state: &State) -> bool {
         let memory = &state.memory;
         let outcome = |wanted: fn(&Outcome) -> bool| match memory.tail.last() {
-            Some(Record::FindOutcome { outcome, .. }) => wanted(outcome),
+            Some(Record::Outcome { outcome, .. }) => wanted(outcome),
             _ => false,
         };
         let released = |wanted| match memory.tail.last() {
-            Some(Record::CollectOutcome { release, .. }) => *release == wanted,
+            Some(Record::Release { release, .. }) => *release == wanted,
             _ => false,
         };
-        let resumed = |wanted: fn(&Intent) -> bool| {
-            let mut intents = memory
-                .image
-                .each_layer()
-                .flat_map(|(_, layer)| &layer.intents);
-            memory.mode == Mode::Recovered && intents.any(wanted)
+        let resumed = |wanted: fn(&OpenBatch) -> bool| {
+            memory.mode == Mode::Recovered && memory.image.open.iter().any(wanted)
         };
-        let is_find = |intent: &Intent| matches!(intent, Intent::Find { .. });
-        let is_collect = |intent: &Intent| matches!(intent, Intent::Collect { .. });
+        let counted_again = |wanted: fn(&OpenBatch) -> bool| {
+            let partly = |batch: &OpenBatch| batch.done > 0 && wanted(batch);
+            memory.rebuild.is_some() && memory.image.open.iter().any(partly)
+        };
+        let is_find = |open: &OpenBatch| open.kind != BatchKind::Collector;
+        let is_collect = |open: &OpenBatch| open.kind == BatchKind::Collector;
         match self {
             Milestone::Aliased => outcome(|o| matches!(o, Outcome::Aliased(_))),
             Milestone::Dangling => outcome(|o| matches!(o, Outcome::Dangling(_))),
             Milestone::Rejected => outcome(|o| matches!(o, Outcome::Rejected(_))),
+            Milestone::Declined => {
+                outcome(|o| *o == Outcome::Declined) && !memory.freed_tail.is_empty()
+            }
+            Milestone::GrowingBatch => {
+                let publish = |record: &&Record| matches!(record, Record::Publish { .. });
+                memory.tail.iter().filter(publish).count() > 1
+            }
+            Milestone::SameBlockTwice => {
+                let mut collected = memory.image.open.iter().filter(|open| is_collect(open));
+                collected.any(|open| matches!(&open.items[..], [a, b] if a.block == b.block))
+            }
             Milestone::ReleasedOne => released(Release::Remaining),
-            Milestone::Freed => released(Release::Freed) || released(Release::FreedAndDone),
+            Milestone::Freed => released(Release::Freed),
             Milestone::Quarantined => released(Release::Quarantined),
             Milestone::Merged => matches!(memory.tail.last(), Some(Record::MergeStep { .. })),
+            Milestone::MergedUnsettled => {
+                let items = memory.image.open.iter().flat_map(OpenBatch::unsettled);
+                let moved = items.filter(|item| item.moved).count() > 0;
+                moved && matches!(memory.tail.last(), Some(Record::MergeStep { .. }))
+            }
             Milestone::LayerGone => {
                 matches!(memory.tail.last(), Some(Record::LayerDropped { .. }))
             }
@@ -408,7 +378,9 @@ impl Milestone {
                 .any(|r| !memory.image.allocated.has(r.block)),
             Milestone::FinderResumed => resumed(is_find),
             Milestone::CollectorResumed => resumed(is_collect),
-            Milestone::BothResumed => resumed(is_find) && resumed(is_collect),
+            Milestone::FinderCountedAgain => counted_again(is_find),
+            Milestone::CollectorCountedAgain => counted_again(is_collect),
+            Milestone::Repaired => state.ghost.damaged && memory.rebuild.is_some(),
             Milestone::CrashInRecovery => {
                 resumed(|_| true) && crashes_left(state) + 2 <= crashes(config)
             }

@@ -7,10 +7,9 @@
 use std::sync::Arc;
 
 use crate::bits::Bits;
-use crate::guards::Guard;
-use crate::image::{
-    BLOCKS, Content, Contradiction, Image, Intent, LayerId, Outcome, Record, VOLUMES,
-};
+use crate::guards::{Guard, Guards};
+use crate::image::{BLOCKS, Content, Contradiction, Image, Outcome, Record, VOLUMES};
+use crate::index::Index;
 use crate::properties::Violation;
 use crate::state::{Config, Disk, Memory, Mode, Phase, Root, Stage, State};
 
@@ -67,14 +66,14 @@ pub(crate) fn remains(disk: &Disk) -> Vec<Remains> {
 }
 
 /// The process dies; what it wrote stays in the page cache.
-pub(crate) fn kill(state: &mut State) -> Option<()> {
+pub(crate) fn kill(state: &mut State, config: &Config) -> Option<()> {
     state.budget.kills = state.budget.kills.checked_sub(1)?;
-    state.memory = down();
+    stop(state, config);
     Some(())
 }
 
 /// The machine loses power.
-pub(crate) fn lose_power(state: &mut State, remains: &Remains) -> Option<()> {
+pub(crate) fn lose_power(state: &mut State, config: &Config, remains: &Remains) -> Option<()> {
     state.budget.power_losses = state.budget.power_losses.checked_sub(1)?;
     let disk = &mut state.disk;
     disk.now = remains.blocks;
@@ -92,34 +91,39 @@ pub(crate) fn lose_power(state: &mut State, remains: &Remains) -> Option<()> {
         disk.index = (*disk.index_durable).clone();
     }
     disk.sync_index();
-    state.memory = down();
+    stop(state, config);
     if damaged {
         state.violate(Violation::RootDamaged);
     }
     Some(())
 }
 
-fn down() -> Memory {
-    Memory::new(Mode::Down, Image::new(0))
+fn stop(state: &mut State, config: &Config) {
+    state.memory = Memory::new(Mode::Down, Image::new(0));
+    if config.index_in_memory {
+        state.disk.index = Index::lost();
+        state.disk.sync_index();
+    }
 }
 
 /// Every image that a crash now and a recovery may bring back.
-pub(crate) fn recoverable(disk: &Disk) -> Result<Vec<Arc<Image>>, Violation> {
+pub(crate) fn recoverable(disk: &Disk, guards: Guards) -> Result<Vec<Arc<Image>>, Violation> {
     let next = disk.next_root.as_ref().filter(|next| next.switched);
     if disk.root_damaged || next.is_some_and(|next| !next.pages_synced) {
         return Err(Violation::RootDamaged);
     }
     let mut images = Vec::new();
     for root in std::iter::once(&disk.root).chain(next.map(|next| &next.root)) {
-        images.push(replay(root, &disk.log, None)?);
+        images.push(replay(guards, root, &disk.log, None)?);
         if let Some(frame) = disk.frame.as_ref().filter(|frame| !frame.is_empty()) {
-            images.push(replay(root, &disk.log, Some(frame))?);
+            images.push(replay(guards, root, &disk.log, Some(frame))?);
         }
     }
     Ok(images)
 }
 
 fn replay(
+    guards: Guards,
     root: &Root,
     log: &[Record],
     frame: Option<&Vec<Record>>,
@@ -135,13 +139,13 @@ fn replay(
     let mut image = (*root.image).clone();
     for record in records() {
         image
-            .apply(record)
+            .apply(guards, record)
             .map_err(|Contradiction| Violation::Contradiction)?;
     }
     Ok(Arc::new(image))
 }
 
-/// Syncs what is there, loads the newest root, replays the log, and takes up open intents.
+/// Syncs what is there, loads the newest root, replays the log, and takes up the open batch.
 pub(crate) fn recover(state: &mut State, config: &Config) -> Option<()> {
     let disk = &mut state.disk;
     if let Some(next) = disk.next_root.take_if(|next| next.switched) {
@@ -162,26 +166,37 @@ pub(crate) fn recover(state: &mut State, config: &Config) -> Option<()> {
         .chain(unsynced)
         .skip(usize::from(disk.root.skip))
     {
-        let record = replayed(disk, config, record);
-        if image.apply(&record).is_err() {
+        let record = replayed(disk, config, &image, record);
+        if image.apply(config.guards, &record).is_err() {
             state.violate(Violation::Contradiction);
             return Some(());
         }
     }
+    if image.open.is_empty() && !config.on(Guard::NumbersNeverReused) {
+        image.next_number = 1;
+    }
     state.memory = Memory::new(Mode::Recovered, image);
-    resume_jobs(&mut state.memory);
+    resume_job(&mut state.memory);
     observe(state, config);
     Some(())
 }
 
 /// The record as it is applied. With its guard off, the index is asked again what it meant.
-fn replayed(disk: &Disk, config: &Config, record: &Record) -> Record {
+fn replayed(disk: &Disk, config: &Config, image: &Image, record: &Record) -> Record {
     let mut record = record.clone();
-    if let (Record::FindOutcome { old, outcome, .. }, false) =
-        (&mut record, config.on(Guard::ReplayByRecord))
+    if let (
+        Record::Outcome {
+            number, outcome, ..
+        },
+        false,
+    ) = (&mut record, config.on(Guard::ReplayByRecord))
     {
-        let fingerprint = config.fingerprint(disk.now[usize::from(*old)]);
-        let row = disk.index.live_row(fingerprint);
+        let item = image
+            .batch(*number)
+            .and_then(|batch| batch.unsettled().first());
+        let content = item.map(|item| disk.now[usize::from(item.block)]);
+        let fingerprint = content.map(|content| config.fingerprint(content));
+        let row = fingerprint.and_then(|fp| disk.index.rows[usize::from(fp)]);
         *outcome = match (*outcome, row) {
             (Outcome::Aliased(_), Some(row)) => Outcome::Aliased(row.block),
             (Outcome::Dangling(_), Some(row)) => Outcome::Dangling(row.block),
@@ -191,20 +206,11 @@ fn replayed(disk: &Disk, config: &Config, record: &Record) -> Record {
     record
 }
 
-/// Open intents become jobs again; their records are durable, their calls may be repeated.
-fn resume_jobs(memory: &mut Memory) {
-    let mut open: Vec<(LayerId, u8, Phase)> = Vec::new();
-    for (id, layer) in memory.image.each_layer() {
-        for intent in &layer.intents {
-            let phase = match intent {
-                Intent::Collect { freed: true, .. } => Phase::Freed(Stage::Durable),
-                _ => Phase::Intent(Stage::Durable),
-            };
-            open.push((id, intent.number(), phase));
-        }
-    }
-    for (layer, number, phase) in open {
-        memory.set_phase(layer, number, Some(phase));
+/// The open batch becomes a job again; its records are durable, its call may be a repeat.
+fn resume_job(memory: &mut Memory) {
+    let numbers: Vec<_> = memory.image.open.iter().map(|open| open.number).collect();
+    for number in numbers {
+        memory.set_phase(number, Some(Phase::Intent(Stage::Durable)));
     }
 }
 

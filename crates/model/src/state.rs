@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::bits::Bits;
 use crate::guards::{Guard, Guards};
 use crate::image::{
-    BLOCKS, Block, Content, Entry, Fingerprint, Image, LAYERS, LBAS, LayerId, Lba, Record,
-    StreamNumber, VOLUMES, Volume,
+    BLOCKS, BatchKind, BatchNumber, Block, Content, Entry, Fingerprint, Image, LAYERS, LBAS,
+    LayerId, Lba, Record, VOLUMES, Volume,
 };
 use crate::index::{Answer, Index};
 use crate::properties::Violation;
@@ -45,6 +45,8 @@ pub struct Budget {
     pub power_losses: u8,
     /// Rows that the index loses by damage.
     pub lost_rows: u8,
+    /// Rebuilds of an index that was not lost.
+    pub rebuilds: u8,
 }
 
 /// One configuration of the model: sizes, budget, and which guards are on.
@@ -62,17 +64,16 @@ pub struct Config {
     pub contents: u8,
     /// Writes and reads that may be in flight at once.
     pub slots: u8,
-    /// Entries in a finder batch.
+    /// Items in a batch of the finder or the collector.
     pub batch: u8,
+    /// Rows that the index has room for.
+    pub index_rows: u8,
+    /// The index is in memory only: every crash takes it.
+    pub index_in_memory: bool,
     /// All contents have one fingerprint, and the finder verifies.
     pub colliding: bool,
     /// Lookups are cached per volume.
     pub cached: bool,
-    /// A row whose count reaches zero stays as a tombstone until its block is free; else it goes
-    /// at once.
-    pub tombstones: bool,
-    /// Each volume is on its own host: a free waits only for the reads of its own volume.
-    pub separate_hosts: bool,
     /// Every finished commit is folded into the root, so that states do not differ by history.
     pub folds_log: bool,
     /// How often what may happen.
@@ -235,15 +236,13 @@ pub struct Flush {
     pub allowed: [Bits; LBAS],
 }
 
-/// How far a job is; its intent is in the image.
+/// How far a job is; what it announced is in the image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// The intent is on its way to disk; the index call follows.
+    /// The announcement is on its way to disk; the index call follows.
     Intent(Stage),
-    /// The index has answered; outcomes are to be logged.
+    /// The index has answered; these answers are to be logged.
     Answered(Vec<Answer>),
-    /// The block is free; the record is on its way to disk, then the tombstone goes.
-    Freed(Stage),
     /// Outcomes are logged, the count is not yet made. Only with a guard off.
     Uncounted(Vec<(Fingerprint, Block)>),
 }
@@ -251,10 +250,8 @@ pub enum Phase {
 /// A finder or collector batch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Job {
-    /// Whose.
-    pub layer: LayerId,
-    /// Its number in the layer's stream.
-    pub number: StreamNumber,
+    /// Its number.
+    pub number: BatchNumber,
     /// How far it is.
     pub phase: Phase,
 }
@@ -286,7 +283,7 @@ pub enum Checkpoint {
 pub enum Mode {
     /// Crashed, not yet recovered.
     Down,
-    /// Replayed just now; open intents have become jobs again.
+    /// Replayed just now; the open batch has become a job again.
     Recovered,
     /// Open for guests and jobs.
     Running,
@@ -297,7 +294,7 @@ pub enum Mode {
 pub struct Memory {
     /// Whether the pool is open.
     pub mode: Mode,
-    /// Maps, queues, intents: all records applied.
+    /// Maps, queue, open batch: all records applied.
     pub image: Image,
     /// Records that no commit has sealed.
     pub tail: Vec<Record>,
@@ -311,14 +308,15 @@ pub struct Memory {
     pub freed_sealed: Bits,
     /// For each block freed: readers that pinned before.
     pub waits: [Bits; BLOCKS],
-    /// For each reference given up: readers that pinned before.
-    pub given_up_waits: Vec<(LayerId, Block, Bits)>,
     /// Writes in flight, by slot.
     pub writers: [Option<Writer>; 2],
     /// Reads in flight, by slot.
     pub readers: [Option<Reader>; 2],
-    /// Open jobs, by layer and number.
+    /// The open job. More than one only with a guard off.
     pub jobs: Vec<Job>,
+    /// References counted for the index: how far what they are counted from is on its way to
+    /// disk, and the count for each block. The blocks are read once it is there.
+    pub rebuild: Option<(Stage, [u8; BLOCKS])>,
     /// The flush that waits.
     pub flush: Option<Flush>,
     /// The snapshot whose answer waits for a commit.
@@ -343,10 +341,10 @@ impl Memory {
             freed_tail: Bits::NONE,
             freed_sealed: Bits::NONE,
             waits: [Bits::NONE; BLOCKS],
-            given_up_waits: Vec::new(),
             writers: [None, None],
             readers: [None, None],
             jobs: Vec::new(),
+            rebuild: None,
             flush: None,
             snapshot: None,
             delete: None,
@@ -378,24 +376,17 @@ impl Memory {
                 .any(|w| w.layer == layer && w.lba == lba)
     }
 
-    /// The job of `layer` with `number`.
-    pub fn job(&self, layer: LayerId, number: StreamNumber) -> Option<&Job> {
-        self.jobs
-            .iter()
-            .find(|job| job.layer == layer && job.number == number)
+    /// The job of batch `number`.
+    pub fn job(&self, number: BatchNumber) -> Option<&Job> {
+        self.jobs.iter().find(|job| job.number == number)
     }
 
     /// Sets the phase of a job, or ends it.
-    pub fn set_phase(&mut self, layer: LayerId, number: StreamNumber, phase: Option<Phase>) {
-        self.jobs
-            .retain(|job| (job.layer, job.number) != (layer, number));
+    pub fn set_phase(&mut self, number: BatchNumber, phase: Option<Phase>) {
+        self.jobs.retain(|job| job.number != number);
         if let Some(phase) = phase {
-            self.jobs.push(Job {
-                layer,
-                number,
-                phase,
-            });
-            self.jobs.sort_by_key(|job| (job.layer, job.number));
+            self.jobs.push(Job { number, phase });
+            self.jobs.sort_by_key(|job| job.number);
         }
     }
 }
@@ -469,12 +460,11 @@ impl State {
 
     /// Steps 6 and 7 of every change: appends a record to the tail and applies it.
     pub fn append(&mut self, config: &Config, record: Record) {
-        let before = self.given_up_counts();
-        let freed = match self.memory.image.apply(&record) {
+        let volume = self.volume_of_record(&record);
+        let freed = match self.memory.image.apply(config.guards, &record) {
             Ok(freed) => freed,
             Err(_) => return self.violate(Violation::Contradiction),
         };
-        let volume = self.volume_of_record(&record);
         let pinned = self.pinned_before(config, volume);
         for block in freed.iter() {
             let drains = config.on(Guard::ReuseAfterDrain);
@@ -483,7 +473,6 @@ impl State {
         if config.on(Guard::ReuseAfterDurable) {
             self.memory.freed_tail = self.memory.freed_tail.or(freed);
         }
-        self.note_given_up_waits(before, pinned);
         self.memory.tail.push(record);
     }
 
@@ -494,38 +483,13 @@ impl State {
             .map_or(0, |block| self.disk.now[usize::from(block)])
     }
 
-    fn given_up_counts(&self) -> [usize; LAYERS] {
-        let mut counts = [0; LAYERS];
-        for (id, layer) in self.memory.image.each_layer() {
-            counts[usize::from(id)] = layer.given_up.len();
-        }
-        counts
-    }
-
-    /// A reference given up by this record waits for the readers pinned now.
-    fn note_given_up_waits(&mut self, before: [usize; LAYERS], pinned: Bits) {
-        if pinned.is_empty() {
-            return;
-        }
-        let mut added = Vec::new();
-        for (id, layer) in self.memory.image.each_layer() {
-            if layer.given_up.len() > before[usize::from(id)] {
-                added.extend(layer.given_up.iter().map(|block| (id, *block, pinned)));
-            }
-        }
-        self.memory.given_up_waits.extend(added);
-        self.memory
-            .given_up_waits
-            .sort_by_key(|(layer, block, _)| (*layer, *block));
-        self.memory.given_up_waits.dedup();
-    }
-
     fn volume_of_record(&self, record: &Record) -> Option<Volume> {
         let layer = match record {
-            Record::Write { layer, .. }
-            | Record::FindOutcome { layer, .. }
-            | Record::CollectOutcome { layer, .. }
-            | Record::MergeStep { layer, .. } => *layer,
+            Record::Write { layer, .. } | Record::MergeStep { layer, .. } => *layer,
+            Record::Outcome { number, .. } => match self.memory.image.batch(*number)?.kind {
+                BatchKind::Finder(layer) => layer,
+                BatchKind::Collector => return None,
+            },
             _ => return None,
         };
         let live = self.memory.image.live;
@@ -537,7 +501,7 @@ impl State {
 
     /// Readers that a block given up by `volume` waits for.
     fn pinned_before(&self, config: &Config, volume: Option<Volume>) -> Bits {
-        let all = !config.separate_hosts && config.on(Guard::DrainAcrossVolumes);
+        let all = config.on(Guard::DrainAcrossVolumes);
         let mut pinned = Bits::NONE;
         for (slot, reader) in (0..).zip(&self.memory.readers) {
             let Some(reader) = reader else { continue };

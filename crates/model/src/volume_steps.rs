@@ -250,13 +250,6 @@ pub(crate) fn finish_read(state: &mut State, slot: usize) -> Option<()> {
     for waits in &mut state.memory.waits {
         waits.remove(pin);
     }
-    for (_, _, waits) in &mut state.memory.given_up_waits {
-        waits.remove(pin);
-    }
-    state
-        .memory
-        .given_up_waits
-        .retain(|(_, _, waits)| !waits.is_empty());
     Some(())
 }
 

@@ -27,19 +27,21 @@ fn assert_holds(names: &[&str]) {
 }
 
 const WRITES: &[&str] = &["write-path", "reads", "checkpoint"];
-const FINDER: &[&str] = &["finder", "finder-batch", "finder-verify", "replay"];
-const COLLECTOR: &[&str] = &[
-    "collector",
-    "collector-no-tombstones",
-    "reads-shared",
-    "index-damage",
+const FINDER: &[&str] = &[
+    "finder",
+    "finder-batch",
+    "finder-verify",
+    "finder-full",
+    "replay",
 ];
+const COLLECTOR: &[&str] = &["collector", "collector-batch", "reads-shared"];
 const RECOVERY: &[&str] = &["recovery", "checkpoint-jobs"];
+const REBUILD: &[&str] = &["memory-index", "memory-batch", "index-damage", "repair"];
 const LAYERS: &[&str] = &[
     "snapshot",
     "snapshots",
     "snapshot-shared",
-    "layer-ids",
+    "snapshot-memory",
     "clone",
     "clone-shared",
     "clone-reads",
@@ -66,13 +68,18 @@ fn holds_over_crashes_in_recovery() {
 }
 
 #[test]
+fn holds_when_the_index_is_lost_or_damaged() {
+    assert_holds(REBUILD);
+}
+
+#[test]
 fn holds_for_snapshots_clones_and_merges() {
     assert_holds(LAYERS);
 }
 
 #[test]
 fn every_configuration_is_searched() {
-    let mut tested = [WRITES, FINDER, COLLECTOR, RECOVERY, LAYERS].concat();
+    let mut tested = [WRITES, FINDER, COLLECTOR, RECOVERY, REBUILD, LAYERS].concat();
     let mut all: Vec<_> = configs::all().iter().map(|config| config.name).collect();
     tested.sort_unstable();
     all.sort_unstable();

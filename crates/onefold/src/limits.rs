@@ -30,6 +30,15 @@ pub(crate) const TRANSFER_CHUNK_BYTES: usize = 1 << 20;
 /// on, so that neither waits for the other as long as both are equally fast.
 pub(crate) const TRANSFER_CHUNKS_MAX: usize = 4;
 
+/// Blocks that an import writes for each batch that it publishes: as many as the store takes at a
+/// time, so that batches are full.
+pub(crate) const IMPORT_BATCH_BLOCKS: u64 = 4096;
+
+/// Batches by which writing an image may be ahead of publishing it. A few, so that neither waits
+/// for the other; no more, so that an image of duplicates needs little room in the pool, and what
+/// is published is still in the host's cache.
+pub(crate) const IMPORT_BATCHES_AHEAD_MAX: u64 = 4;
+
 /// Imports and exports that a daemon runs at once; with the two limits above they stay within
 /// 32 MiB, half of the smallest reserve being the rest's.
 pub(crate) const TRANSFERS_MAX: usize = 4;

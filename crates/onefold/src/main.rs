@@ -8,6 +8,7 @@
 mod commands;
 mod control;
 mod daemon;
+mod duration;
 mod error;
 mod image;
 mod limits;
@@ -15,6 +16,7 @@ mod output;
 mod pool;
 mod progress;
 mod session;
+mod sharing;
 mod size;
 mod verbs;
 

@@ -9,8 +9,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The files that a pool consists of. Any of them makes a directory a pool, if only a damaged one.
-const PARTS: [&str; 4] = ["superblock", "meta", "log", "data"];
+/// The files that a pool consists of.
+const PARTS: [&str; 6] = ["superblock", "meta", "log", "data", "index", "secret"];
+
+/// Any of these makes a directory a pool, if only a damaged one. Not so the others, which are
+/// found in many a directory.
+const MARKS: [&str; 4] = ["superblock", "meta", "log", "data"];
 
 /// What else may be in a pool's directory while it is being created.
 const LOCK: &str = "lock";
@@ -29,7 +33,7 @@ pub(crate) enum Claim {
 /// Tries to take the pool's lock.
 pub(crate) fn claim(pool: &Path) -> Result<Claim> {
     // Taking the lock makes a file, which a directory that is no pool must not get.
-    if !PARTS
+    if !MARKS
         .iter()
         .any(|part| pool.join(part).symlink_metadata().is_ok())
     {

@@ -18,6 +18,15 @@ impl Progress {
         )
     }
 
+    /// A bar that counts blocks, with rate and remaining time.
+    pub(crate) fn blocks(output: &Output, what: &str) -> Self {
+        Self::new(
+            output,
+            what,
+            "{msg} [{bar:30}] {human_pos}/{human_len} blocks {per_sec} {eta} left",
+        )
+    }
+
     /// A bar that counts steps of equal size.
     pub(crate) fn steps(output: &Output, what: &str) -> Self {
         Self::new(output, what, "{msg} [{bar:30}] {percent} % {eta} left")

@@ -45,6 +45,31 @@ impl Session {
         worked.and_then(|result| closed.map(|()| result))
     }
 
+    /// Access through the daemon, which must be running.
+    pub(crate) fn of_daemon(pool: &Path) -> Result<Self> {
+        match pool::claim(pool)? {
+            Claim::Ours(_) => Err(Error::failed(format!(
+                "no daemon has the pool {} open, and there are jobs only while 'onefold serve' \
+                 runs",
+                pool.display()
+            ))),
+            Claim::Held { holder } => Self::connect(pool, &holder),
+        }
+    }
+
+    fn connect(pool: &Path, holder: &str) -> Result<Self> {
+        ControlClient::connect(pool)
+            .map(Self::Remote)
+            .map_err(|error| {
+                Error::failed(format!(
+                    "the pool {} is in use by {holder}, which does not answer on {}: {error}; \
+                     try again when it has started, or ended",
+                    pool.display(),
+                    socket_path(pool).display()
+                ))
+            })
+    }
+
     fn open(pool: &Path, output: &Output, repair: bool) -> Result<Self> {
         match pool::claim(pool)? {
             Claim::Ours(lock) => {
@@ -65,15 +90,7 @@ impl Session {
                     _lock: lock,
                 })
             }
-            Claim::Held { holder } => match ControlClient::connect(pool) {
-                Ok(client) => Ok(Self::Remote(client)),
-                Err(error) => Err(Error::failed(format!(
-                    "the pool {} is in use by {holder}, which does not answer on {}: {error}; \
-                     try again when it has started, or ended",
-                    pool.display(),
-                    socket_path(pool).display()
-                ))),
-            },
+            Claim::Held { holder } => Self::connect(pool, &holder),
         }
     }
 

@@ -190,6 +190,15 @@ impl Running {
             .with_context(|| format!("cannot send {signal:?} to: {}", self.text))
     }
 
+    /// Processor time used so far, in seconds, in user and kernel mode, by all threads.
+    pub(crate) fn cpu_seconds(&self) -> Result<f64> {
+        let path = format!("/proc/{}/stat", self.pid()?);
+        let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        cpu_ticks(&stat)
+            .map(|ticks| ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+            .with_context(|| format!("cannot understand {path}"))
+    }
+
     /// The exit status if it has ended.
     pub(crate) fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         if let Some(child) = &mut self.child
@@ -251,6 +260,15 @@ impl Drop for Running {
         }
         cleanup::forget_process(&self.pidfd);
     }
+}
+
+/// utime + stime of a `/proc/PID/stat` line. The name in parentheses may hold anything.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
 }
 
 fn said(output: &Output) -> String {
@@ -340,6 +358,13 @@ mod tests {
         assert!(Path::new(&proc_entry).exists());
         drop(running);
         assert!(!Path::new(&proc_entry).exists());
+    }
+
+    #[test]
+    fn processor_time_is_read_past_any_name() {
+        let stat = "12 (a ) b) S 1 2 3 4 5 6 7 8 9 10 400 56 0 0 20 0 1 0 100 0 0";
+        assert_eq!(cpu_ticks(stat), Some(456));
+        assert_eq!(cpu_ticks("12 (a) S 1"), None);
     }
 
     #[test]

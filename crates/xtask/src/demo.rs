@@ -4,24 +4,33 @@
 //! its flush has returned; the kill comes while fio writes region B. After the restart region A
 //! and both imported volumes must be exactly what they were. Region B was never flushed and may
 //! hold old or new blocks.
+//!
+//! What it shows about sharing is counted twice: what the pool says that it holds must be exactly
+//! what [`distinct`] counts in the volumes' content, as any client reads it.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use crate::cleanup::Scratch;
 use crate::clients::compare;
 use crate::command::Cmd;
+use crate::distinct::{self, Counted};
 use crate::fio::{Fio, JobResult, Section};
 use crate::images::{self, Image};
 use crate::packages;
 use crate::server::{Daemon, Product, records_replayed};
+use crate::sharing;
 use crate::workspace::Workspace;
 
 /// Region A is `0..REGION_BYTES` of the scratch volume, region B the same length after it.
 const REGION_BYTES: u64 = 256 << 20;
 const SCRATCH_VOLUME: &str = "scratch";
 const SCRATCH_SIZE: &str = "1G";
+
+/// The volume that is deleted, and later written by a guest's means.
+const SECOND_VOLUME: &str = "dev";
 
 /// The daemon is killed this long after fio began to write region B.
 const KILL_AFTER: Duration = Duration::from_millis(1500);
@@ -100,11 +109,15 @@ pub(crate) fn run(workspace: &Workspace, _: &Arguments) -> Result<()> {
             .collect();
         Ok((images, format!("{}.", described.join("; "))))
     })?;
+    step("Count what the images have in common", || {
+        have_in_common(&images)
+    })?;
     import(&product, &images, &mut summary)?;
     let daemon = serve(&product, &images)?;
     write_and_kill(&product, daemon, &scratch, &mut summary)?;
     let daemon = recover(&product, &scratch, &images, &mut summary)?;
     give_back(&product, &mut summary)?;
+    share(&product, &scratch, &images, &mut summary)?;
     stop(&product, daemon, &mut summary)?;
     summary.add(
         "all of it",
@@ -112,6 +125,27 @@ pub(crate) fn run(workspace: &Workspace, _: &Arguments) -> Result<()> {
     );
     summary.print();
     Ok(())
+}
+
+/// Images that share nothing would show nothing.
+fn have_in_common(images: &[Image]) -> Result<((), String)> {
+    let mut one_by_one = 0;
+    for image in images {
+        one_by_one += distinct::count(&[&image.path])?.distinct;
+    }
+    let paths: Vec<_> = images.iter().map(|image| &image.path).collect();
+    let together = distinct::count(&paths)?;
+    ensure!(
+        together.distinct < one_by_one,
+        "the images have no block in common"
+    );
+    let found = format!(
+        "{} different blocks one by one, {} together: {} in both.",
+        one_by_one,
+        together.distinct,
+        one_by_one - together.distinct
+    );
+    Ok(((), found))
 }
 
 fn import(product: &Product, images: &[Image], summary: &mut Summary) -> Result<()> {
@@ -130,7 +164,7 @@ fn import(product: &Product, images: &[Image], summary: &mut Summary) -> Result<
             Ok((
                 (),
                 format!(
-                    "Volume {} holds the image; zeros are not stored.",
+                    "Volume {} holds the image: no zeros stored, no block twice.",
                     image.name
                 ),
             ))
@@ -141,10 +175,10 @@ fn import(product: &Product, images: &[Image], summary: &mut Summary) -> Result<
     let block_size = stat("block_size")?;
     let (logical, physical) = (stat("logical_blocks")?, stat("physical_blocks")?);
     summary.add(
-        "logical / physical",
+        "after the imports",
         format!(
-            "{logical} / {physical} blocks of {block_size} bytes, {} MiB of data",
-            (logical * block_size) >> 20
+            "{logical} blocks of {block_size} bytes with data, {physical} stored; {} MiB saved",
+            stat("saved_bytes")? >> 20
         ),
     );
     summary.add(
@@ -319,7 +353,7 @@ fn give_back(product: &Product, summary: &mut Summary) -> Result<()> {
             let block_size = product.stat_number("block_size")?;
             let (du_before, blocks_before) = (
                 product.disk_usage()?,
-                product.stat_number("logical_blocks")?,
+                product.stat_number("physical_blocks")?,
             );
             Cmd::new("qemu-io")
                 .args(["-f", "raw", "-c", "discard 0 1G", "-c", "flush"])
@@ -327,10 +361,14 @@ fn give_back(product: &Product, summary: &mut Summary) -> Result<()> {
                 .run()?;
             product
                 .command()
-                .args(["--quiet", "volume", "delete", "dev", "--yes"])
+                .args(["--quiet", "volume", "delete", SECOND_VOLUME, "--yes"])
                 .run()?;
-            let freed =
-                (blocks_before - product.stat_number("logical_blocks")?) as f64 * block_size as f64;
+            // What other volumes share stays; the rest is free once the collector has been there.
+            product.wait_for_backlog(GIVE_BACK_LIMIT, |backlog| backlog.queued == 0)?;
+            let blocks_freed =
+                blocks_before.saturating_sub(product.stat_number("physical_blocks")?);
+            ensure!(blocks_freed > 0, "nothing was freed");
+            let freed = (blocks_freed * block_size) as f64;
             let start = Instant::now();
             let given_back = loop {
                 let given_back = du_before.saturating_sub(product.disk_usage()?) as f64;
@@ -353,6 +391,94 @@ fn give_back(product: &Product, summary: &mut Summary) -> Result<()> {
     )?;
     summary.add("space given back", found);
     Ok(())
+}
+
+fn share(
+    product: &Product,
+    scratch: &Scratch,
+    images: &[Image],
+    summary: &mut Summary,
+) -> Result<()> {
+    write_as_guest(product, images)?;
+    let rate = step("Find and share all duplicates (pool dedup)", || {
+        let dedup = product.dedup(None)?;
+        let rate = dedup.mb_per_second(product.stat_number("block_size")?);
+        let found = format!(
+            "{} blocks looked at, {} of them duplicates: {rate:.0} MB/s.",
+            dedup.looked_at, dedup.duplicates
+        );
+        Ok((rate, found))
+    })?;
+    summary.add("the finder's rate", format!("{rate:.0} MB/s"));
+    compare_all(product, images)?;
+    let counted = step("Read all volumes and count their different blocks", || {
+        let counted = count_volumes(product, scratch)?;
+        sharing::expect(product, counted)?;
+        let found = format!(
+            "{} different ones, and the pool says that it holds as many.",
+            counted.distinct
+        );
+        Ok((counted, found))
+    })?;
+    let stat = product.stat()?;
+    let ratio = stat.get("dedup_ratio").and_then(Value::as_f64);
+    let saved_mib = product.stat_number("saved_bytes")? >> 20;
+    summary.add("logical blocks", format!("{}", counted.nonzero));
+    summary.add(
+        "physical blocks",
+        format!("{}, counted independently as well", counted.distinct),
+    );
+    summary.add(
+        "saved",
+        format!(
+            "{saved_mib} MiB, ratio {:.2}",
+            ratio.context("pool stat lacks dedup_ratio")?
+        ),
+    );
+    Ok(())
+}
+
+fn write_as_guest(product: &Product, images: &[Image]) -> Result<()> {
+    let image = images.iter().find(|image| image.name == SECOND_VOLUME);
+    let image = image.context("there is no such image")?;
+    step(
+        "Write image dev over NBD into an empty volume (nbdcopy)",
+        || {
+            let size = image.size_bytes.to_string();
+            product
+                .command()
+                .args(["volume", "create", image.name, "--size", &size])
+                .run()?;
+            Cmd::new("nbdcopy")
+                .arg("--flush")
+                .arg(&image.path)
+                .arg(product.default_address().uri(image.name))
+                .run()?;
+            Ok(((), "As a guest writes: nothing is looked up.".to_owned()))
+        },
+    )
+}
+
+/// What all volumes of the pool hold, read as any client reads it.
+fn count_volumes(product: &Product, scratch: &Scratch) -> Result<Counted> {
+    let stat = product.stat()?;
+    let volumes = stat.get("volumes").and_then(Value::as_array);
+    let mut files = Vec::new();
+    for volume in volumes.context("pool stat lacks volumes")? {
+        let name = volume.get("name").and_then(Value::as_str);
+        let name = name.context("a volume has no name")?;
+        let file = scratch.path().join(format!("{name}.raw"));
+        Cmd::new("nbdcopy")
+            .arg(product.default_address().uri(name))
+            .arg(&file)
+            .run()?;
+        files.push(file);
+    }
+    let counted = distinct::count(&files)?;
+    for file in files {
+        std::fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+    }
+    Ok(counted)
 }
 
 fn stop(product: &Product, daemon: Daemon, summary: &mut Summary) -> Result<()> {

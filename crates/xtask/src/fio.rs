@@ -130,6 +130,20 @@ impl Background {
         last_lines(&std::fs::read_to_string(&self.log).unwrap_or_default())
     }
 
+    /// Processor time that fio has used so far, in seconds.
+    pub(crate) fn cpu_seconds(&self) -> Result<f64> {
+        self.running.cpu_seconds()
+    }
+
+    /// Waits for a good end.
+    pub(crate) fn wait_for_success(&mut self) -> Result<Vec<JobResult>> {
+        let status = self.running.wait()?;
+        if !status.success() {
+            bail!("fio failed ({status})\n{}", self.said());
+        }
+        read_report(&self.report)
+    }
+
     /// Waits for the end that the loss of its server must bring: a failure.
     pub(crate) fn wait_for_failure(&mut self, limit: std::time::Duration) -> Result<JobResult> {
         if self.running.wait_at_most(limit)?.success() {

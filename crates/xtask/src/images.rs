@@ -1,7 +1,7 @@
-//! Two different real disk images: ext4 file systems that hold unpacked Debian packages.
+//! Different real disk images: ext4 file systems that hold unpacked Debian packages.
 //!
 //! Made without root (`apt-get download`, `dpkg-deb -x`, `mkfs.ext4 -d`) and only from the
-//! package sources that this machine's apt is set up with. The two share a base system, as the
+//! package sources that this machine's apt is set up with. They share a base system, as the
 //! disks of virtual machines do, and differ in the rest. They are kept below the target
 //! directory, so that only the first run takes its time.
 
@@ -15,7 +15,7 @@ use crate::command::Cmd;
 use crate::packages;
 use crate::workspace::Workspace;
 
-/// In both images. Names without version numbers, so that other Debian releases have them too.
+/// In every image. Names without version numbers, so that other Debian releases have them too.
 const BASE: &[&str] = &[
     "apt",
     "bash",
@@ -56,8 +56,11 @@ const DEV: &[&str] = &[
     "vim-runtime",
 ];
 
-/// What `mkfs.ext4` makes of each set.
-const RECIPES: [Recipe; 2] = [
+/// A mail server's disk.
+const MAIL: &[&str] = &["dovecot-core", "exim4-daemon-light", "spamassassin"];
+
+/// The first two are the demo's.
+const RECIPES: [Recipe; 3] = [
     Recipe {
         name: "web",
         size: "640M",
@@ -68,8 +71,14 @@ const RECIPES: [Recipe; 2] = [
         size: "768M",
         packages: DEV,
     },
+    Recipe {
+        name: "mail",
+        size: "384M",
+        packages: MAIL,
+    },
 ];
 
+/// What `mkfs.ext4` makes of a set of packages.
 struct Recipe {
     name: &'static str,
     size: &'static str,
@@ -95,10 +104,20 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Makes the images, or finds those of an earlier run.
+/// Makes two images, or finds those of an earlier run.
 pub(crate) fn make(workspace: &Workspace) -> Result<Vec<Image>> {
+    let [web, dev, _] = &RECIPES;
+    make_by(workspace, &[web, dev])
+}
+
+/// Those two and a third, smaller one.
+pub(crate) fn make_three(workspace: &Workspace) -> Result<Vec<Image>> {
+    make_by(workspace, &RECIPES.each_ref())
+}
+
+fn make_by(workspace: &Workspace, recipes: &[&Recipe]) -> Result<Vec<Image>> {
     let cache = workspace.cache("images")?;
-    RECIPES
+    recipes
         .iter()
         .map(|recipe| recipe.make(workspace, &cache))
         .collect()
@@ -224,13 +243,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_two_sets_overlap_and_differ() {
-        let [web, dev] = &RECIPES;
-        assert!(
-            BASE.iter()
-                .all(|name| web.text().contains(name) && dev.text().contains(name))
-        );
-        assert!(web.packages.iter().all(|name| !dev.packages.contains(name)));
+    fn the_sets_overlap_and_differ() {
+        let [web, dev, mail] = &RECIPES;
+        for (one, other) in [(web, dev), (dev, mail), (mail, web)] {
+            assert!(BASE.iter().all(|name| one.text().contains(name)));
+            assert!(
+                one.packages
+                    .iter()
+                    .all(|name| !other.packages.contains(name))
+            );
+        }
     }
 
     #[test]

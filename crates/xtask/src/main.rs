@@ -2,16 +2,20 @@
 //!
 //! Reading order: `command` (running programs), `cleanup` (leaving nothing behind), `workspace`
 //! (where things lie), `packages` and `images` (real input), `server` and `fio` (the two ends of
-//! a test), then the subcommands: `demo`, `clients`, `kill_loop`, `tidy`, `fuzz`, `test`, `bench`.
+//! a test), `background` (its finder and collector), `distinct` (what they must find), then the
+//! subcommands: `demo`, `clients`, `sharing`, `kill_loop`, `ageing`, `tidy`, `fuzz`, `test`, `bench`.
 //!
 //! Nothing in the product may depend on this crate. Every subcommand does its own set-up, so that
 //! a fresh Debian machine with Rust needs no step before it.
 
+mod ageing;
+mod background;
 mod bench;
 mod cleanup;
 mod clients;
 mod command;
 mod demo;
+mod distinct;
 mod fio;
 mod fuzz;
 mod images;
@@ -19,6 +23,7 @@ mod kill_loop;
 mod memory;
 mod packages;
 mod server;
+mod sharing;
 mod test;
 mod tidy;
 mod workspace;
@@ -53,8 +58,12 @@ enum Task {
     Images,
     /// Run the checks with foreign clients alone
     Clients(clients::Arguments),
+    /// Share the duplicates of three disk images in every way, and count them alone
+    Sharing,
     /// Run the kill -9 loop alone
     KillLoop(kill_loop::Arguments),
+    /// Rewrite a deduplicated volume again and again, and print what becomes of it
+    Ageing(ageing::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -79,6 +88,8 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Fuzz(arguments) => fuzz::run(&workspace, &arguments),
         Task::Images => images::run(&workspace),
         Task::Clients(arguments) => clients::run(&workspace, &arguments),
+        Task::Sharing => sharing::check(&workspace),
         Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
+        Task::Ageing(arguments) => ageing::run(&workspace, &arguments),
     }
 }

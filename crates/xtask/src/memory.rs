@@ -1,7 +1,8 @@
 //! The daemon's memory limit, under the most that clients can ask of it.
 //!
-//! 64 connections with 128 requests of 1 MiB each want 8 GiB of buffers at once. The daemon's peak
-//! resident memory, as the kernel counted it, must stay under its limit plus 64 MiB.
+//! 64 connections with 128 requests of 1 MiB each want 8 GiB of buffers at once, while finder and
+//! collector go over what they write. The daemon's peak resident memory, as the kernel counted it,
+//! must stay under its limit plus 64 MiB.
 
 use anyhow::{Context, Result, bail};
 
@@ -31,8 +32,11 @@ fn peak(workspace: &Workspace, cache: &str) -> Result<u64> {
     let scratch = Scratch::new(&workspace.scratch_parent(), "memory")?;
     let product = Product::build(workspace, scratch.path())?;
     product.create_pool("8G")?;
-    let volume = ["volume", "create", "load", "--size", "2G"];
-    product.command().args(volume).run()?;
+    product
+        .command()
+        .args(["volume", "create", "load", "--size", "2G"])
+        .args(["--interval", "1", "--rounds", "1"])
+        .run()?;
     let limit = format!("{LIMIT_MIB}M");
     let options = ["--cache", cache, "--memory", &limit];
     let daemon = product.serve(&options, &[])?;

@@ -163,13 +163,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Processor time used so far, in seconds, in user and kernel mode, by all threads.
+    /// Processor time used so far, in seconds.
     pub(crate) fn cpu_seconds(&self) -> Result<f64> {
-        let path = format!("/proc/{}/stat", self.running.pid()?);
-        let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        cpu_ticks(&stat)
-            .map(|ticks| ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
-            .with_context(|| format!("cannot understand {path}"))
+        self.running.cpu_seconds()
     }
 
     /// The most memory that was resident at any time, in bytes, as the kernel counted it.
@@ -196,15 +192,6 @@ impl Daemon {
             )
         })
     }
-}
-
-/// utime + stime of a `/proc/PID/stat` line. The name in parentheses may hold anything.
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    let (_, after_name) = stat.rsplit_once(')')?;
-    let mut fields = after_name.split_whitespace().skip(11);
-    let user: u64 = fields.next()?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    Some(user + system)
 }
 
 /// The number in a recovery line, which says "... N log records (M bytes) replayed".
@@ -239,27 +226,42 @@ impl Product {
         })
     }
 
-    /// Keeps the daemon on one processor.
+    /// Keeps the daemon, and `pool dedup` without one, on one processor.
     pub(crate) fn pin(mut self, processor: Option<usize>) -> Product {
         self.pinned_to = processor;
         self
     }
 
     pub(crate) fn create_pool(&self, size: &str) -> Result<()> {
-        self.create_pool_with_log(size, "32M")
+        self.create_pool_with(size, &[])
     }
 
-    pub(crate) fn create_pool_with_log(&self, size: &str, log_size: &str) -> Result<()> {
+    /// With further options of `pool create`.
+    pub(crate) fn create_pool_with(&self, size: &str, options: &[&str]) -> Result<()> {
         Cmd::new(&self.binary)
             .args(["pool", "create"])
             .arg(&self.pool)
-            .args(["--size", size, "--log-size", log_size])
+            .args(["--size", size])
+            .args(options)
             .run()
     }
 
     /// The command line on this pool.
     pub(crate) fn command(&self) -> Cmd {
         Cmd::new(&self.binary).arg("--pool").arg(&self.pool)
+    }
+
+    /// The command line on this pool, on the processor that was chosen.
+    pub(crate) fn pinned_command(&self) -> Cmd {
+        match self.pinned_to {
+            Some(processor) => Cmd::new("taskset")
+                .arg("-c")
+                .arg(processor.to_string())
+                .arg(&self.binary)
+                .arg("--pool")
+                .arg(&self.pool),
+            None => self.command(),
+        }
     }
 
     /// Where the daemon listens by default.
@@ -269,16 +271,7 @@ impl Product {
 
     /// Starts the daemon with further options; without addresses it listens at its default one.
     pub(crate) fn serve(&self, options: &[&str], addresses: &[Address]) -> Result<Daemon> {
-        let mut command = match self.pinned_to {
-            Some(processor) => Cmd::new("taskset")
-                .arg("-c")
-                .arg(processor.to_string())
-                .arg(&self.binary)
-                .arg("--pool")
-                .arg(&self.pool),
-            None => self.command(),
-        };
-        command = command.arg("serve").args(options);
+        let mut command = self.pinned_command().arg("serve").args(options);
         for address in addresses {
             command = command.arg("--nbd").arg(address.option());
         }
@@ -331,6 +324,9 @@ pub(crate) enum Against {
     /// A server that forgets everything when it is killed, to see that the test can fail
     Forgetful,
 }
+
+/// The finder looks at every block as soon as it ever does, so that short tests see it at work.
+const EAGER_DEDUP: [&str; 4] = ["--interval", "1", "--rounds", "1"];
 
 /// A volume by name and size.
 pub(crate) type VolumeSpec = (&'static str, u64);
@@ -391,6 +387,7 @@ impl Disks {
                     product
                         .command()
                         .args(["volume", "create", name, "--size", &size])
+                        .args(EAGER_DEDUP)
                         .run()?;
                 }
             }
@@ -477,6 +474,30 @@ impl Disks {
         }
     }
 
+    /// Begins to share all duplicates that there are, where the server can; the command ends when
+    /// the server does, at the latest.
+    pub(crate) fn start_dedup(&self) -> Result<Option<Running>> {
+        match &self.backing {
+            Backing::Product(product) => {
+                let log = self.directory.join("dedup.log");
+                let command = product.command().args(["--quiet", "pool", "dedup"]);
+                command.spawn_logged(&log).map(Some)
+            }
+            Backing::RawFiles { .. } => Ok(None),
+        }
+    }
+
+    /// How many blocks the finder has shared, or made ready to be; none where there is no finder.
+    pub(crate) fn published_blocks(&self) -> Result<Option<u64>> {
+        match &self.backing {
+            Backing::Product(product) => {
+                let number = |key| product.stat_number(key);
+                Ok(Some(number("unique_blocks")? + number("shared_blocks")?))
+            }
+            Backing::RawFiles { .. } => Ok(None),
+        }
+    }
+
     /// How many records the last start replayed; servers without a log replay none.
     pub(crate) fn records_replayed(&self) -> Result<u64> {
         match (&self.backing, self.daemons.first()) {
@@ -486,11 +507,6 @@ impl Disks {
             }
             _ => Ok(0),
         }
-    }
-
-    /// Processor time that the servers have used since they started.
-    pub(crate) fn cpu_seconds(&self) -> Result<f64> {
-        self.daemons.iter().map(Daemon::cpu_seconds).sum()
     }
 
     fn raw_file(&self, volume: &str) -> PathBuf {
@@ -535,13 +551,6 @@ pub(crate) fn qemu_nbd(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn processor_time_is_read_past_any_name() {
-        let stat = "12 (a ) b) S 1 2 3 4 5 6 7 8 9 10 400 56 0 0 20 0 1 0 100 0 0";
-        assert_eq!(cpu_ticks(stat), Some(456));
-        assert_eq!(cpu_ticks("12 (a) S 1"), None);
-    }
 
     #[test]
     fn the_number_of_records_is_found() {

@@ -14,6 +14,7 @@ use crate::kill_loop;
 use crate::memory;
 use crate::packages;
 use crate::server::Against;
+use crate::sharing;
 use crate::tidy;
 use crate::workspace::Workspace;
 
@@ -55,6 +56,7 @@ const STEPS: &[(&str, Work)] = &[
         )
     }),
     ("clients", |w| clients::check(w, Against::Onefold)),
+    ("sharing", sharing::check),
     ("memory limit", memory::check),
     ("kill loop finds a server that forgets", kill_loop::control),
     ("kill loop", |w| {

@@ -1,11 +1,12 @@
-//! A pool on one machine: a directory with the files `superblock`, `meta`, `log` and `data`.
+//! A pool on one machine: a directory with a file for each [`Part`], of the part's name.
 //!
 //! `data` may be a symbolic link to a file elsewhere or to a block device. Only it is opened with
 //! O_DIRECT when the user asks for direct access: metadata is small, read often, and not aligned.
 //!
 //! Invariants: a pool directory has one owner, who holds its [`PoolLock`]; because a link makes it
 //! possible that two directories name one `data`, that file or device is also claimed by itself
-//! while it is open. Files are made readable by their owner alone, for they hold guests' data.
+//! while it is open. Files are made readable by their owner alone, for they hold guests' data and
+//! the pool's secret.
 //!
 //! Crash behaviour: a part that was created exists after a power loss, and its length is right; a
 //! crash inside [`EmbeddedEngine::create`](Engine::create) leaves the part missing or empty.

@@ -11,8 +11,8 @@ use onefold_format::frame;
 use onefold_format::node::Node;
 use onefold_format::page::{self, PageBytes};
 use onefold_format::superblock::check_data_label;
-use onefold_format::{Entry, PageNumber, PoolId, Record, Root, Superblock, record};
-use onefold_format::{catalogue_page, map_page, space_page};
+use onefold_format::{Entry, PageNumber, PoolId, Record, Root, Secret, Superblock, record};
+use onefold_format::{batch_page, catalogue_page, map_page, queue_page, space_page};
 
 use crate::samples::{self, POOL, page};
 
@@ -134,7 +134,8 @@ fn golden_map_page() {
         text
     });
     assert_eq!(map_page::decode(&kept), Ok(samples::segment()));
-    assert_eq!(map_page::mapped(&samples::segment()), 4);
+    assert_eq!(map_page::mapped(&samples::segment()), 6);
+    assert_eq!(map_page::publishable(&samples::segment()), 3);
 }
 
 #[test]
@@ -169,6 +170,44 @@ fn golden_catalogue_page() {
 }
 
 #[test]
+fn golden_queue_page() {
+    let kept = golden_page("queue_page", |page| {
+        let elements = queue_page::decode(page).expect("it opens");
+        let mut text = String::from("queue page\n");
+        for (place, element) in elements.iter().enumerate() {
+            if let Some(element) = element {
+                writeln!(text, "    place {place}: {element:?}").expect("text grows");
+            }
+        }
+        text
+    });
+    assert_eq!(queue_page::decode(&kept), Ok(samples::elements()));
+}
+
+#[test]
+fn golden_batch_page() {
+    let kept = golden_page("batch_page", |page| {
+        let items = batch_page::decode(page).expect("it opens");
+        let mut text = String::from("batch page\n");
+        for (place, item) in items.iter().enumerate() {
+            writeln!(text, "    item {place}: {item:?}").expect("text grows");
+        }
+        text
+    });
+    assert_eq!(batch_page::decode(&kept), Ok(samples::items()));
+}
+
+/// The text beside the bytes shows what a message or a log would show of a secret.
+#[test]
+fn golden_secret() {
+    let kept = golden_page("secret", |page| {
+        format!("{:#?}\n", Secret::decode(page, POOL).expect("it opens"))
+    });
+    assert_eq!(Secret::decode(&kept, POOL), Ok(samples::secret()));
+    assert_eq!(format!("{:?}", samples::secret()), "Secret(..)");
+}
+
+#[test]
 fn golden_frame() {
     let kept = golden("frame", &samples::frame(), |bytes| {
         let frame = frame::decode_header(bytes, POOL).expect("it opens");
@@ -192,7 +231,7 @@ fn golden_record() {
 #[test]
 fn golden_entry() {
     let segment = samples::segment();
-    let entries = [segment[2], segment[1], segment[0], segment[3], segment[511]];
+    let entries = [2, 1, 0, 3, 511, 4, 5].map(|slot| segment[slot]);
     let bytes: Vec<u8> = entries
         .iter()
         .flat_map(|entry| entry.to_bits().to_le_bytes())
@@ -226,14 +265,17 @@ fn every_golden_file_is_read_by_a_test() {
         .collect();
     names.sort();
     let structures = [
+        "batch_page",
         "catalogue_page",
         "data_label",
         "entry",
         "frame",
         "map_page",
         "node",
+        "queue_page",
         "record",
         "root",
+        "secret",
         "space_page",
         "superblock",
     ];

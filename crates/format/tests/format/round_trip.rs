@@ -1,19 +1,26 @@
 //! What is encoded is decoded again, for whatever a writer may put into a structure.
 
-use onefold_format::catalogue_page::{self, RECORDS_PER_PAGE};
+use onefold_format::batch_page::{self, ITEMS_PER_PAGE};
+use onefold_format::catalogue_page::{self, INTERVAL_SECONDS_MAX, RECORDS_PER_PAGE, ROUNDS_MAX};
+use onefold_format::entry::State;
 use onefold_format::frame::{self, FrameHeader};
 use onefold_format::map_page::{self, EMPTY_SEGMENT};
 use onefold_format::node::{LEVELS_MAX, NODE_FANOUT, Node, Pointer};
 use onefold_format::page::{self, PageHeader, PageKind};
+use onefold_format::queue_page::{
+    self, ELEMENT_BLOCKS_MAX, ELEMENTS_END, ELEMENTS_PER_PAGE, NO_ELEMENTS,
+};
+use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::root::POOL_BLOCKS_MIN;
 use onefold_format::space_page::{self, EMPTY_BITMAP};
 use onefold_format::superblock::{LOG_BYTES_MAX, LOG_BYTES_MIN};
 use onefold_format::units::{
-    BLOCK_SIZES, BLOCKS_PER_SEGMENT, ID_END, PBA_END, SECTOR_BYTES, VOLUME_BLOCKS_MAX,
+    BLOCK_SIZES, BLOCKS_PER_SEGMENT, DOMAIN_END, ID_END, PBA_END, SECTOR_BYTES, VOLUME_BLOCKS_MAX,
 };
 use onefold_format::{
-    Entry, LayerId, Lba, PageNumber, Pba, PoolId, Record, Root, Superblock, TreeRoot, UnmapTo,
-    VolumeId, VolumeRecord, VolumeState, record,
+    BatchItem, BatchKind, DedupMode, DomainId, Entry, IndexKind, LayerCounts, LayerId, Lba,
+    OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record, Release,
+    Root, Secret, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, record,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -42,14 +49,19 @@ fn tree_roots() -> impl Strategy<Value = TreeRoot> {
     })
 }
 
+/// Blocks that a run of this length can start with, the last ones often.
+fn blocks(count: u64) -> impl Strategy<Value = Pba> {
+    let last = PBA_END - count;
+    prop_oneof![1..=last, last - 3..=last].prop_map(Pba)
+}
+
 /// Entries that a run of a whole segment can start with.
 fn entries() -> impl Strategy<Value = Entry> {
+    let states = select(vec![Entry::private, Entry::kept, Entry::shared]);
     prop_oneof![
         Just(Entry::ABSENT),
         Just(Entry::ZERO),
-        (1..=PBA_END - BLOCKS_PER_SEGMENT).prop_map(|pba| Entry::private(Pba(pba))),
-        (PBA_END - BLOCKS_PER_SEGMENT - 3..=PBA_END - BLOCKS_PER_SEGMENT)
-            .prop_map(|pba| Entry::private(Pba(pba))),
+        (states, blocks(BLOCKS_PER_SEGMENT)).prop_map(|(state, pba)| state(pba)),
     ]
 }
 
@@ -61,27 +73,54 @@ fn volumes(maps: impl Strategy<Value = TreeRoot>) -> impl Strategy<Value = Volum
     ]);
     let largest = VOLUME_BLOCKS_MAX * u64::from(BLOCK_SIZES[3]);
     let sizes = (1..=largest / 4096).prop_map(|blocks| blocks * 4096);
-    let names = "[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}";
-    (
-        1..ID_END,
-        1..ID_END,
-        states,
-        sizes,
-        any::<u64>(),
-        maps,
-        names,
-    )
-        .prop_map(
-            |(id, layer, state, size_bytes, created_unix_seconds, map, name)| VolumeRecord {
-                id: VolumeId(id),
-                layer: LayerId(layer),
-                state,
-                size_bytes,
-                created_unix_seconds,
-                map,
-                name,
-            },
-        )
+    let life = (1..ID_END, 1..ID_END, states, sizes, any::<u64>());
+    let counts = (maps, any::<[u64; 3]>());
+    (life, names(), sharing(), counts).prop_map(|(life, name, sharing, (map, numbers))| {
+        let (id, layer, state, size_bytes, created_unix_seconds) = life;
+        let (domain, domain_name, dedup, verify, rounds, interval_seconds) = sharing;
+        VolumeRecord {
+            id: VolumeId(id),
+            layer: LayerId(layer),
+            state,
+            size_bytes,
+            created_unix_seconds,
+            map,
+            name,
+            dedup,
+            domain: DomainId(domain),
+            domain_name,
+            verify,
+            rounds,
+            interval_seconds,
+            counts: counts_of(&map, size_bytes / 4096, numbers),
+        }
+    })
+}
+
+fn names() -> impl Strategy<Value = String> {
+    "[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}"
+}
+
+fn sharing() -> impl Strategy<Value = (u16, String, DedupMode, bool, u8, u32)> {
+    let modes = select(vec![DedupMode::Off, DedupMode::Offline]);
+    let (rounds, intervals) = (1..=ROUNDS_MAX, 1..=INTERVAL_SECONDS_MAX);
+    let verify = any::<bool>();
+    (any::<u16>(), names(), modes, verify, rounds, intervals)
+}
+
+/// Numbers of entries that a layer with this map and this many blocks can have.
+fn counts_of(map: &TreeRoot, blocks: u64, [private, kept, shared]: [u64; 3]) -> LayerCounts {
+    if map.top.is_none() {
+        return LayerCounts::default();
+    }
+    let private = private % (blocks + 1);
+    let kept = kept % (blocks - private + 1);
+    let shared = shared % (blocks - private - kept + 1);
+    LayerCounts {
+        private,
+        kept,
+        shared,
+    }
 }
 
 fn ranges() -> impl Strategy<Value = (LayerId, Lba, u32)> {
@@ -119,7 +158,112 @@ fn records() -> impl Strategy<Value = Record> {
             volume: VolumeId(volume),
             layer: LayerId(layer),
         });
-    prop_oneof![map, unmap, put, gone]
+    prop_oneof![map, unmap, put, gone, batch_records()]
+}
+
+/// Runs that begin at some of these slots of the segment.
+fn publish_runs() -> impl Strategy<Value = Vec<PublishRun>> {
+    let segments = 0..VOLUME_BLOCKS_MAX / BLOCKS_PER_SEGMENT;
+    let starts = proptest::collection::btree_set(0..BLOCKS_PER_SEGMENT, 1..=512);
+    let run = (blocks(BLOCKS_PER_SEGMENT), any::<u64>());
+    (segments, starts, vec(run, 512)).prop_map(|(segment, starts, runs)| {
+        let ends = starts.iter().copied().skip(1).chain([BLOCKS_PER_SEGMENT]);
+        let places = starts.iter().zip(ends).zip(runs);
+        places
+            .map(|((start, end), (pba, count))| PublishRun {
+                lba: Lba(segment * BLOCKS_PER_SEGMENT + start),
+                pba,
+                count: 1 + (count % (end - start)) as u32,
+            })
+            .collect()
+    })
+}
+
+fn outcomes() -> impl Strategy<Value = Outcome> {
+    let pba = blocks(BATCH_ITEMS_MAX.into());
+    prop_oneof![
+        Just(Outcome::Inserted),
+        Just(Outcome::Declined),
+        (
+            select(vec![Outcome::Aliased, Outcome::Dangling, Outcome::Rejected]),
+            pba
+        )
+            .prop_map(|(outcome, pba)| outcome(pba)),
+    ]
+}
+
+/// Position and count of items of a batch.
+fn item_ranges() -> impl Strategy<Value = (u32, u32)> {
+    (0..BATCH_ITEMS_MAX, any::<u32>())
+        .prop_map(|(position, count)| (position, 1 + count % (BATCH_ITEMS_MAX - position)))
+}
+
+fn batch_records() -> impl Strategy<Value = Record> {
+    let publish = (1..ID_END, 1..ID_END, publish_runs()).prop_map(|(layer, number, runs)| {
+        let layer = LayerId(layer);
+        Record::Publish {
+            layer,
+            number,
+            runs,
+        }
+    });
+    let outcome = (1..ID_END, 1..ID_END, item_ranges(), outcomes()).prop_map(
+        |(layer, number, (position, count), outcome)| Record::Outcome {
+            layer: LayerId(layer),
+            number,
+            position,
+            count,
+            outcome,
+        },
+    );
+    let collect = (1..ID_END, 1..=BATCH_ITEMS_MAX)
+        .prop_map(|(number, elements)| Record::Collect { number, elements });
+    let releases = select(vec![
+        Release::Remaining,
+        Release::Freed,
+        Release::Quarantined,
+    ]);
+    let release =
+        (1..ID_END, item_ranges(), releases).prop_map(|(number, (position, count), release)| {
+            Record::Release {
+                number,
+                position,
+                count,
+                release,
+            }
+        });
+    prop_oneof![publish, outcome, collect, release]
+}
+
+/// A batch that may be open while this is the first number never used.
+fn open_batches() -> impl Strategy<Value = (u64, OpenBatchHead)> {
+    let kinds = prop_oneof![
+        Just(BatchKind::Collector),
+        (1..ID_END).prop_map(|layer| BatchKind::Finder(LayerId(layer))),
+    ];
+    (1..ID_END, any::<u64>(), kinds, item_ranges()).prop_map(
+        |(number, later, kind, (done, rest))| {
+            let next = number + 1 + later % (ID_END - number);
+            let items = done + rest;
+            let head = OpenBatchHead {
+                number,
+                kind,
+                items,
+                done,
+            };
+            (next, head)
+        },
+    )
+}
+
+/// Head and end of a queue, and the tree of one that is not empty.
+fn queues() -> impl Strategy<Value = (u64, u64, TreeRoot)> {
+    let top = (pointers(Just(0)), 1..=LEVELS_MAX);
+    (0..=ELEMENTS_END, 0..=ELEMENTS_END, top).prop_map(|(a, b, (top, levels))| {
+        let top = (a != b).then_some(top);
+        let levels = if a == b { 0 } else { levels };
+        (a.min(b), a.max(b), TreeRoot { top, levels })
+    })
 }
 
 proptest! {
@@ -127,11 +271,12 @@ proptest! {
     fn superblock(
         pool in pools(),
         block_size in select(BLOCK_SIZES.to_vec()),
+        index in select(vec![IndexKind::Btree, IndexKind::Memory]),
         log_sectors in LOG_BYTES_MIN / SECTOR_BYTES..=LOG_BYTES_MAX / SECTOR_BYTES,
         created_unix_seconds: u64,
     ) {
         let log_bytes = log_sectors * SECTOR_BYTES;
-        let written = Superblock { pool, block_size, log_bytes, created_unix_seconds };
+        let written = Superblock { pool, block_size, index, log_bytes, created_unix_seconds };
         prop_assert_eq!(Superblock::decode(&written.encode()), Ok(written));
     }
 
@@ -143,6 +288,10 @@ proptest! {
         ids in (1..=ID_END, 1..=ID_END),
         (catalogue, space) in (tree_roots(), tree_roots()),
         pool_blocks in POOL_BLOCKS_MIN..=PBA_END,
+        next_domain_id in 0..=DOMAIN_END,
+        (queue_head, queue_end, queue) in queues(),
+        (next_batch, open) in open_batches(),
+        batch in option::of((pointers(Just(0)), 1..=LEVELS_MAX)),
     ) {
         let [sequence, session, log_position, commit] = numbers;
         let written = Root {
@@ -156,6 +305,16 @@ proptest! {
             catalogue,
             space,
             pool_blocks,
+            next_batch,
+            queue,
+            queue_head,
+            queue_end,
+            batch: TreeRoot {
+                top: batch.map(|(top, _)| top),
+                levels: batch.map_or(0, |(_, levels)| levels),
+            },
+            open_batch: batch.map(|_| open),
+            next_domain_id,
         };
         let page = written.encode(pool);
         prop_assert_eq!(Root::decode(&page, pool, written.slot()), Ok(written));
@@ -205,6 +364,54 @@ proptest! {
         prop_assert_eq!(Entry::from_bits(later.to_bits()), Ok(later));
         let moved = entry.pba().map(|pba| pba + count);
         prop_assert_eq!(later.pba(), moved);
+        let has_own_block = matches!(later.state(), State::Private(_) | State::Kept(_));
+        prop_assert_eq!(later.own_pba(), moved.filter(|_| has_own_block));
+        prop_assert_eq!(
+            std::mem::discriminant(&later.state()),
+            std::mem::discriminant(&entry.state())
+        );
+    }
+
+    #[test]
+    fn queue_page(
+        first in 0..ELEMENTS_PER_PAGE,
+        elements in vec(
+            (blocks(ELEMENT_BLOCKS_MAX.into()), 1..=ELEMENT_BLOCKS_MAX, any::<u16>()),
+            0..=ELEMENTS_PER_PAGE,
+        ),
+    ) {
+        let mut written = Box::new(NO_ELEMENTS);
+        for (place, (pba, count, domain)) in written[first..].iter_mut().zip(elements) {
+            *place = Some(QueueElement { pba, count, domain: DomainId(domain) });
+        }
+        let mut page = page::blank();
+        queue_page::encode(&written, &mut page);
+        prop_assert_eq!(queue_page::decode(&page), Ok(written));
+    }
+
+    #[test]
+    fn batch_page(
+        items in vec(
+            (0..VOLUME_BLOCKS_MAX, blocks(1), any::<u16>(), any::<bool>()),
+            1..=ITEMS_PER_PAGE,
+        ),
+    ) {
+        let items: Vec<BatchItem> = items
+            .into_iter()
+            .map(|(lba, pba, domain, moved)| {
+                BatchItem { lba: Lba(lba), pba, domain: DomainId(domain), moved }
+            })
+            .collect();
+        let mut page = page::blank();
+        batch_page::encode(&items, &mut page);
+        prop_assert_eq!(batch_page::decode(&page), Ok(items));
+    }
+
+    #[test]
+    fn secret(pool in pools(), secret in vec(any::<u8>(), 32)) {
+        prop_assume!(secret.iter().any(|byte| *byte != 0));
+        let written = Secret(secret.try_into().expect("32 bytes"));
+        prop_assert_eq!(Secret::decode(&written.encode(pool), pool), Ok(written));
     }
 
     #[test]

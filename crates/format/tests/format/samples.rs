@@ -2,17 +2,23 @@
 //!
 //! The golden files hold exactly these, so they change only together with the major version.
 
+use onefold_format::batch_page::ITEMS_PER_PAGE;
 use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::node::{Node, Pointer};
 use onefold_format::page::{
-    self, CATALOGUE_OWNER, PAGE_BYTES, PageBytes, PageHeader, PageKind, SPACE_OWNER,
+    self, BATCH_OWNER, CATALOGUE_OWNER, PAGE_BYTES, PageBytes, PageHeader, PageKind, QUEUE_OWNER,
+    SPACE_OWNER,
 };
+use onefold_format::queue_page::{ELEMENTS_PER_PAGE, Elements, NO_ELEMENTS};
 use onefold_format::space_page::{Bitmap, EMPTY_BITMAP};
 use onefold_format::{
-    Entry, FormatError, LayerId, Lba, PageNumber, Pba, PoolId, Record, Root, Superblock, TreeRoot,
-    UnmapTo, VolumeId, VolumeRecord, VolumeState,
+    BatchItem, BatchKind, DedupMode, DomainId, Entry, FormatError, IndexKind, LayerCounts, LayerId,
+    Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record,
+    Release, Root, Secret, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState,
 };
-use onefold_format::{catalogue_page, frame, map_page, space_page, superblock};
+use onefold_format::{
+    batch_page, catalogue_page, frame, map_page, queue_page, space_page, superblock,
+};
 
 pub(crate) const POOL: PoolId = PoolId(*b"a pool's own id.");
 
@@ -20,6 +26,7 @@ pub(crate) fn superblock() -> Superblock {
     Superblock {
         pool: POOL,
         block_size: 4096,
+        index: IndexKind::Memory,
         log_bytes: 32 << 20,
         created_unix_seconds: 1_700_000_000,
     }
@@ -37,6 +44,18 @@ pub(crate) fn root() -> Root {
         catalogue: tree_root(5, 1),
         space: tree_root(6, 2),
         pool_blocks: 26_214_400,
+        next_batch: 0x56,
+        queue: tree_root(7, 3),
+        queue_head: 0x7_0003,
+        queue_end: 0x7_1234,
+        batch: tree_root(8, 1),
+        open_batch: Some(OpenBatchHead {
+            number: 0x55,
+            kind: BatchKind::Finder(LayerId(23)),
+            items: 4096,
+            done: 17,
+        }),
+        next_domain_id: 4,
     }
 }
 
@@ -68,6 +87,8 @@ pub(crate) fn segment() -> Box<Segment> {
     segment[0] = Entry::private(Pba(1));
     segment[1] = Entry::ZERO;
     segment[3] = Entry::private(Pba(0xff_ffff_ffff));
+    segment[4] = Entry::kept(Pba(0x12_3456_7899));
+    segment[5] = Entry::shared(Pba(0xff_ffff_fffe));
     segment[511] = Entry::private(Pba(0x12_3456_789a));
     segment
 }
@@ -80,6 +101,46 @@ pub(crate) fn bitmap() -> Box<Bitmap> {
     bitmap
 }
 
+pub(crate) fn elements() -> Box<Elements> {
+    let mut elements = Box::new(NO_ELEMENTS);
+    for (place, element) in elements.iter_mut().enumerate().skip(100) {
+        *element = Some(QueueElement {
+            pba: Pba(0x9_8765 + 300 * place as u64),
+            count: 1 + place as u16 % 256,
+            domain: DomainId(place as u16 % 3),
+        });
+    }
+    elements[ELEMENTS_PER_PAGE - 1] = Some(QueueElement {
+        pba: Pba((1 << 40) - 256),
+        count: 256,
+        domain: DomainId(u16::MAX),
+    });
+    elements
+}
+
+/// A page of the open batch that is not full: the other samples have no place for zeros.
+pub(crate) fn items() -> Vec<BatchItem> {
+    let item = |place: u64| BatchItem {
+        lba: Lba(0x1_0000_0203 + place),
+        pba: Pba(0x9_8765 + 3 * place),
+        domain: DomainId(2),
+        moved: place % 5 == 4,
+    };
+    let mut items: Vec<BatchItem> = (0..200).map(item).collect();
+    items.push(BatchItem {
+        lba: Lba((1 << 38) - 1),
+        pba: Pba((1 << 40) - 1),
+        domain: DomainId(u16::MAX),
+        moved: true,
+    });
+    assert!(items.len() < ITEMS_PER_PAGE, "zeros follow");
+    items
+}
+
+pub(crate) fn secret() -> Secret {
+    Secret(std::array::from_fn(|at| 0xa0 ^ at as u8))
+}
+
 fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecord {
     VolumeRecord {
         id: VolumeId(id),
@@ -89,6 +150,28 @@ fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecor
         created_unix_seconds: 1_700_000_000 + id,
         map,
         name: name.to_owned(),
+        dedup: if id == 4 {
+            DedupMode::Off
+        } else {
+            DedupMode::Offline
+        },
+        domain: DomainId(id as u16 + 50),
+        domain_name: if id == 5 {
+            "d".repeat(63)
+        } else {
+            format!("tenant-{id}")
+        },
+        verify: id == 3,
+        rounds: id as u8 - 2,
+        interval_seconds: 10 * id as u32,
+        counts: match map.top {
+            Some(_) => LayerCounts {
+                private: 0x1_0000 + id,
+                kept: 0x200 + id,
+                shared: 0x3_0000 + id,
+            },
+            None => LayerCounts::default(),
+        },
     }
 }
 
@@ -129,7 +212,41 @@ pub(crate) fn records() -> Vec<Record> {
             volume: VolumeId(5),
             layer: LayerId(25),
         },
+        Record::Publish {
+            layer: LayerId(23),
+            number: 0x55,
+            runs: vec![
+                publish_run(0x1_0000_0200, 0x9_8765, 3),
+                publish_run(0x1_0000_0203, 7, 1),
+                publish_run(0x1_0000_03f0, (1 << 40) - 16, 16),
+            ],
+        },
+        Record::Outcome {
+            layer: LayerId(23),
+            number: 0x55,
+            position: 4000,
+            count: 96,
+            outcome: Outcome::Aliased(Pba(0x12_3456_789a)),
+        },
+        Record::Collect {
+            number: 0x56,
+            elements: 0x123,
+        },
+        Record::Release {
+            number: 0x56,
+            position: 0x304,
+            count: 0x102,
+            release: Release::Freed,
+        },
     ]
+}
+
+fn publish_run(lba: u64, pba: u64, count: u32) -> PublishRun {
+    PublishRun {
+        lba: Lba(lba),
+        pba: Pba(pba),
+        count,
+    }
 }
 
 pub(crate) fn payload() -> Vec<u8> {
@@ -193,6 +310,14 @@ fn catalogue_header() -> PageHeader {
     header(PageKind::Catalogue, 0, 80, CATALOGUE_OWNER, 4)
 }
 
+fn queue_header() -> PageHeader {
+    header(PageKind::Queue, 0, 81, QUEUE_OWNER, 910)
+}
+
+fn batch_header() -> PageHeader {
+    header(PageKind::Batch, 0, 82, BATCH_OWNER, 16)
+}
+
 fn sealed(header: &PageHeader, fill: impl FnOnce(&mut PageBytes)) -> Box<PageBytes> {
     let mut page = page::blank();
     fill(&mut page);
@@ -201,6 +326,12 @@ fn sealed(header: &PageHeader, fill: impl FnOnce(&mut PageBytes)) -> Box<PageByt
 }
 
 pub(crate) fn pages() -> Vec<PageSample> {
+    let mut pages = pages_outside_trees();
+    pages.extend(pages_of_trees());
+    pages
+}
+
+fn pages_outside_trees() -> Vec<PageSample> {
     let identity = PageHeader {
         sequence: 0,
         ..header(PageKind::Superblock, 0, 0, 0, 0)
@@ -227,6 +358,20 @@ pub(crate) fn pages() -> Vec<PageSample> {
             header: header(PageKind::Root, 0, 1, 0, 0),
             decode: |page| Root::decode(page, POOL, PageNumber(1)).map(drop),
         },
+        PageSample {
+            name: "secret",
+            page: secret().encode(POOL),
+            header: PageHeader {
+                kind: PageKind::Secret,
+                ..identity
+            },
+            decode: |page| Secret::decode(page, POOL).map(drop),
+        },
+    ]
+}
+
+fn pages_of_trees() -> Vec<PageSample> {
+    vec![
         PageSample {
             name: "node",
             page: sealed(&node_header(), |page| node().encode(page)),
@@ -263,6 +408,26 @@ pub(crate) fn pages() -> Vec<PageSample> {
             decode: |page| {
                 page::open(page, &catalogue_header())?;
                 catalogue_page::decode(page).map(drop)
+            },
+        },
+        PageSample {
+            name: "queue_page",
+            page: sealed(&queue_header(), |page| {
+                queue_page::encode(&elements(), page)
+            }),
+            header: queue_header(),
+            decode: |page| {
+                page::open(page, &queue_header())?;
+                queue_page::decode(page).map(drop)
+            },
+        },
+        PageSample {
+            name: "batch_page",
+            page: sealed(&batch_header(), |page| batch_page::encode(&items(), page)),
+            header: batch_header(),
+            decode: |page| {
+                page::open(page, &batch_header())?;
+                batch_page::decode(page).map(drop)
             },
         },
     ]

@@ -1,7 +1,11 @@
 //! The command line: one file a command.
 
+mod job_list;
+mod job_pause;
+mod job_resume;
 mod pool_check;
 mod pool_create;
+mod pool_dedup;
 mod pool_stat;
 mod serve;
 mod volume_create;
@@ -11,8 +15,10 @@ mod volume_import;
 mod volume_list;
 mod volume_rename;
 mod volume_resize;
+mod volume_set;
 mod volume_stat;
 
+use crate::duration;
 use crate::error::{Error, Result};
 use crate::output::{Document, Format, Output};
 use crate::session::Session;
@@ -22,6 +28,7 @@ use crate::verbs::volume::PlanReply;
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Volumes for virtual machines, every block stored once.
 #[derive(Debug, Parser)]
@@ -51,6 +58,9 @@ enum Noun {
     /// Make volumes, fill, copy and delete them.
     #[command(subcommand)]
     Volume(VolumeVerb),
+    /// See and steer the daemon's background work.
+    #[command(subcommand)]
+    Job(JobVerb),
     /// Serve the pool's volumes over NBD until stopped by SIGTERM or SIGINT.
     Serve(serve::Args),
 }
@@ -63,6 +73,24 @@ enum PoolVerb {
     Stat,
     /// Prove that every block is accounted for; exit code 3 if one is not.
     Check(pool_check::Args),
+    /// Find and share all duplicates that are there now.
+    ///
+    /// Looks at every block that has changed since it was last looked at, whatever rounds and
+    /// interval its volume has and whether or not the finder is paused, and then gives back what
+    /// nothing names any more.
+    Dedup(pool_dedup::Args),
+}
+
+#[derive(Debug, Subcommand)]
+enum JobVerb {
+    /// Print what each job does and has done since the daemon was started.
+    List,
+    /// Let jobs rest until they are resumed or the daemon is started anew.
+    ///
+    /// Returns when none of them does anything any more.
+    Pause(job_pause::Args),
+    /// Let paused jobs go on.
+    Resume(job_resume::Args),
 }
 
 #[derive(Debug, Subcommand)]
@@ -77,6 +105,8 @@ enum VolumeVerb {
     List,
     /// Describe a volume.
     Stat(volume_stat::Args),
+    /// Change how a volume takes part in sharing, also while it is in use.
+    Set(volume_set::Args),
     /// Change a volume's size.
     Resize(volume_resize::Args),
     /// Give a volume another name.
@@ -109,6 +139,12 @@ impl Context {
         self.print(&reply)
     }
 
+    /// Does a verb that only a daemon can do, and prints its reply.
+    fn call_daemon<V: Verb>(&self, verb: &V) -> Result<ExitCode> {
+        let session = Session::of_daemon(self.pool()?)?;
+        self.print(&session.call(verb, &mut |_, _| {})?)
+    }
+
     /// Prints what was done, or what would be done if the user said so.
     fn print_plan(&self, reply: &PlanReply) -> Result<ExitCode> {
         self.output.document(reply)?;
@@ -137,11 +173,16 @@ impl Cli {
             Noun::Pool(PoolVerb::Create(args)) => pool_create::run(&context, args),
             Noun::Pool(PoolVerb::Stat) => pool_stat::run(&context),
             Noun::Pool(PoolVerb::Check(args)) => pool_check::run(&context, &args),
+            Noun::Pool(PoolVerb::Dedup(args)) => pool_dedup::run(&context, args),
+            Noun::Job(JobVerb::List) => job_list::run(&context),
+            Noun::Job(JobVerb::Pause(args)) => job_pause::run(&context, args),
+            Noun::Job(JobVerb::Resume(args)) => job_resume::run(&context, args),
             Noun::Volume(VolumeVerb::Create(args)) => volume_create::run(&context, args),
             Noun::Volume(VolumeVerb::Import(args)) => volume_import::run(&context, args),
             Noun::Volume(VolumeVerb::Export(args)) => volume_export::run(&context, args),
             Noun::Volume(VolumeVerb::List) => volume_list::run(&context),
             Noun::Volume(VolumeVerb::Stat(args)) => volume_stat::run(&context, args),
+            Noun::Volume(VolumeVerb::Set(args)) => volume_set::run(&context, args),
             Noun::Volume(VolumeVerb::Resize(args)) => volume_resize::run(&context, args),
             Noun::Volume(VolumeVerb::Rename(args)) => volume_rename::run(&context, args),
             Noun::Volume(VolumeVerb::Delete(args)) => volume_delete::run(&context, args),
@@ -153,4 +194,9 @@ impl Cli {
 /// For clap: a size such as `20G`.
 fn parse_size(text: &str) -> std::result::Result<u64, String> {
     size::parse(text)
+}
+
+/// For clap: a time such as `2ms`.
+fn parse_duration(text: &str) -> std::result::Result<Duration, String> {
+    duration::parse(text)
 }

@@ -4,6 +4,7 @@ use super::{Context, parse_size};
 use crate::error::{Error, Result};
 use crate::output::Document;
 use crate::pool::NewPool;
+use crate::sharing::Index;
 use crate::size;
 use onefold_store::CreateOptions;
 use serde::Serialize;
@@ -33,6 +34,10 @@ pub(super) struct Args {
     #[arg(long, value_parser = parse_block_size, default_value = "4K")]
     block_size: u32,
 
+    /// Where the fingerprints of shared blocks are kept.
+    #[arg(long, value_enum, default_value = "btree")]
+    index: Index,
+
     /// The size of the log; more makes checkpoints rarer and recovery longer.
     #[arg(long, value_parser = parse_size, default_value = "32M")]
     log_size: u64,
@@ -56,6 +61,7 @@ struct PoolCreateReply {
     size_bytes: u64,
     block_size: u32,
     log_bytes: u64,
+    index: Index,
     data: Option<String>,
     done: bool,
 }
@@ -69,8 +75,9 @@ impl Document for PoolCreateReply {
         );
         writeln!(
             out,
-            "{mark}: create a pool of {size} in {}, block size {block}",
-            self.pool
+            "{mark}: create a pool of {size} in {}, block size {block}, {} index",
+            self.pool,
+            self.index.name()
         )?;
         match &self.data {
             Some(data) => writeln!(out, "{mark}: keep its blocks in {data}"),
@@ -92,6 +99,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         size_bytes,
         block_size: args.block_size,
         log_bytes: args.log_size,
+        index: args.index,
         data: args.data.as_ref().map(|data| data.display().to_string()),
         done: false,
     };
@@ -106,6 +114,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         block_size: args.block_size,
         size_bytes,
         log_bytes: args.log_size,
+        index: args.index.into(),
     };
     NewPool {
         directory: args.directory,

@@ -1,6 +1,6 @@
 //! `onefold serve`
 
-use super::{Context, parse_size};
+use super::{Context, parse_duration, parse_size};
 use crate::daemon::{self, ServeOptions};
 use crate::error::{Error, Result};
 use crate::limits::{MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
@@ -8,6 +8,7 @@ use crate::size;
 use onefold_engine::embedded::CacheMode;
 use onefold_frontend::ListenAddress;
 use std::process::ExitCode;
+use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -23,6 +24,11 @@ pub(super) struct Args {
     /// The most memory that all caches and requests may take together [default: 512M].
     #[arg(long, value_parser = parse_size)]
     memory: Option<u64>,
+
+    /// How long guests' requests may take while duplicates are looked for: with more than one in a
+    /// hundred above it, background work gives way. For example 500us or 2ms.
+    #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "2ms")]
+    latency_budget: Duration,
 
     /// Permissions of the unix sockets for clients, in octal.
     #[arg(long, value_parser = parse_mode, default_value = "0660")]
@@ -68,6 +74,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
             Cache::Direct => CacheMode::Direct,
         },
         memory_bytes,
+        latency_budget: args.latency_budget,
         socket_mode: args.socket_mode,
         socket_group: args.socket_group,
         insecure_listen: args.insecure_listen,

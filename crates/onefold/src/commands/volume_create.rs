@@ -2,6 +2,7 @@
 
 use super::{Context, parse_size};
 use crate::error::Result;
+use crate::sharing::Sharing;
 use crate::verbs::check_name;
 use crate::verbs::volume::VolumeCreate;
 use std::process::ExitCode;
@@ -14,12 +15,17 @@ pub(super) struct Args {
     /// Its size, a multiple of the pool's block size; for example 20G.
     #[arg(long, value_parser = parse_size)]
     size: u64,
+
+    #[command(flatten)]
+    sharing: Sharing,
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     check_name(&args.name)?;
+    args.sharing.check()?;
     context.call(&VolumeCreate {
         name: args.name,
         size_bytes: args.size,
+        sharing: args.sharing,
     })
 }

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::image::ImageFormat;
 use crate::image::reader::{ImageOptions, ImageReader};
 use crate::progress::Progress;
+use crate::sharing::Sharing;
 use crate::verbs::check_name;
 use crate::verbs::transfer::VolumeImport;
 use std::path::PathBuf;
@@ -29,10 +30,14 @@ pub(super) struct Args {
     /// The exact size of an image that comes through a pipe.
     #[arg(long, value_parser = parse_size)]
     size: Option<u64>,
+
+    #[command(flatten)]
+    sharing: Sharing,
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     check_name(&args.name)?;
+    args.sharing.check()?;
     let options = ImageOptions {
         format: args.image_format,
         allow_backing: args.allow_backing,
@@ -42,6 +47,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     let import = VolumeImport {
         name: args.name,
         image_bytes: image.image_bytes(),
+        sharing: args.sharing,
     };
     let reply = context.with_session(|session| {
         let progress = Progress::bytes(&context.output, "importing");
@@ -52,6 +58,12 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         context.output.note(format_args!(
             "the image's {} bytes were rounded up to {}, a whole number of blocks",
             reply.image_bytes, reply.size_bytes
+        ));
+    }
+    if let Some(failure) = &reply.sharing_failure {
+        context.output.warn(format_args!(
+            "not all duplicates were looked for while importing, so the finder will do that: \
+             {failure}"
         ));
     }
     context.print(&reply)

@@ -12,7 +12,7 @@ use crate::limits::{
     TRANSFERS_MAX,
 };
 use crate::verbs::transfer::{EXPORT_PATH, IMPORT_PATH, OpenExport, VolumeExport, VolumeImport};
-use crate::verbs::{Service, Verb, pool, volume};
+use crate::verbs::{Service, Verb, job, pool, volume};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Frame, Incoming};
@@ -133,9 +133,14 @@ impl Server {
         match request.uri().path() {
             pool::PoolStat::PATH => self.run::<pool::PoolStat>(request).await,
             pool::PoolCheck::PATH => self.run::<pool::PoolCheck>(request).await,
+            pool::PoolDedup::PATH => self.run::<pool::PoolDedup>(request).await,
+            job::JobList::PATH => self.run::<job::JobList>(request).await,
+            job::JobPause::PATH => self.run::<job::JobPause>(request).await,
+            job::JobResume::PATH => self.run::<job::JobResume>(request).await,
             volume::VolumeCreate::PATH => self.run::<volume::VolumeCreate>(request).await,
             volume::VolumeList::PATH => self.run::<volume::VolumeList>(request).await,
             volume::VolumeStat::PATH => self.run::<volume::VolumeStat>(request).await,
+            volume::VolumeSet::PATH => self.run::<volume::VolumeSet>(request).await,
             volume::VolumeRename::PATH => self.run::<volume::VolumeRename>(request).await,
             volume::VolumeResize::PATH => self.run::<volume::VolumeResize>(request).await,
             volume::VolumeDelete::PATH => self.run::<volume::VolumeDelete>(request).await,

@@ -20,9 +20,11 @@ use exports::{NbdService, listen};
 use housekeeping::Housekeeping;
 use onefold_engine::embedded::CacheMode;
 use onefold_frontend::{ListenAddress, Listener};
+use onefold_maintain::{Maintenance, MaintenanceOptions};
 use onefold_store::Store;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -35,6 +37,8 @@ pub(crate) struct ServeOptions {
     pub(crate) addresses: Vec<ListenAddress>,
     pub(crate) cache: CacheMode,
     pub(crate) memory_bytes: u64,
+    /// What guests' requests may take while background work goes on.
+    pub(crate) latency_budget: Duration,
     pub(crate) socket_mode: u32,
     pub(crate) socket_group: Option<String>,
     pub(crate) insecure_listen: bool,
@@ -97,9 +101,16 @@ fn serve_store(
         ControlSocket::bind(&options.pool)?
     };
     let _housekeeping = Housekeeping::start(Arc::clone(store));
+    let maintenance_options = MaintenanceOptions {
+        latency_budget: options.latency_budget,
+    };
+    let maintenance = Maintenance::start(Arc::clone(store), maintenance_options)
+        .map_err(|e| Error::io("cannot start the background jobs", &e))?;
+    let maintenance = Arc::new(maintenance);
     let service = Service {
         store: Arc::clone(store),
         attachments: Some(nbd.clone()),
+        maintenance: Some(Arc::clone(&maintenance)),
     };
     say(format_args!(
         "serving {} on {}",
@@ -113,6 +124,8 @@ fn serve_store(
         }
     });
     say(format_args!("{signal}: finishing the requests under way"));
+    // First, so that guests have the disk to themselves for their last requests.
+    maintenance.stop();
     nbd.shut_down(DRAIN_TIME_MAX);
     Ok(())
 }

@@ -5,12 +5,15 @@
 //! both give the same answer and refuse the same things. Importing and exporting move data beside
 //! the request and are in [`transfer`].
 
+pub(crate) mod job;
+mod loading;
 pub(crate) mod pool;
 pub(crate) mod transfer;
 pub(crate) mod volume;
 
 use crate::error::{Error, Result};
 use crate::output::Document;
+use onefold_maintain::Maintenance;
 use onefold_store::{Store, VolumeStat};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -55,6 +58,8 @@ pub(crate) trait Attachments: Send + Sync {
 pub(crate) struct Service {
     pub(crate) store: Arc<Store>,
     pub(crate) attachments: Option<Arc<dyn Attachments>>,
+    /// The background jobs. Only a daemon has any.
+    pub(crate) maintenance: Option<Arc<Maintenance>>,
 }
 
 impl Service {
@@ -63,6 +68,7 @@ impl Service {
         Self {
             store,
             attachments: None,
+            maintenance: None,
         }
     }
 
@@ -71,6 +77,17 @@ impl Service {
             .as_ref()
             .map(|a| a.clients(volume))
             .unwrap_or_default()
+    }
+
+    fn maintenance(&self) -> Result<&Maintenance> {
+        let maintenance = self.maintenance.as_deref();
+        maintenance.ok_or_else(|| Error::failed("there are jobs only while 'onefold serve' runs"))
+    }
+
+    /// Whether long work should come to its end, because the daemon does.
+    fn is_stopping(&self) -> bool {
+        let maintenance = self.maintenance.as_ref();
+        maintenance.is_some_and(|maintenance| maintenance.is_stopping())
     }
 
     fn nbd_uri(&self, volume: &str) -> Option<String> {
@@ -107,13 +124,22 @@ const NAME_BYTES_MAX: usize = 63;
 /// Names go into file names, URIs and export lists, so only plain characters are allowed, and none
 /// that an option or a snapshot (`VOL@SNAP`) could be taken for.
 pub(crate) fn check_name(name: &str) -> Result<()> {
+    check_plain(name, "a volume's name")
+}
+
+/// Domains are named as volumes are.
+pub(crate) fn check_domain(domain: &str) -> Result<()> {
+    check_plain(domain, "the name of a domain")
+}
+
+fn check_plain(name: &str, what: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
     if starts_well && name.len() <= NAME_BYTES_MAX && name.chars().all(plain) {
         return Ok(());
     }
     Err(Error::usage(format!(
-        "{name:?} cannot be a volume's name: use 1 to {NAME_BYTES_MAX} letters, digits, '.', '_' \
+        "{name:?} cannot be {what}: use 1 to {NAME_BYTES_MAX} letters, digits, '.', '_' \
          and '-', with a letter or digit first"
     )))
 }

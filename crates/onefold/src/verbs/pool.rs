@@ -1,12 +1,16 @@
 //! What can be asked of a whole pool.
 
+use super::job::Counts;
 use super::{Report, Service, Verb};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::limits::FINDINGS_LISTED_MAX;
 use crate::output::Document;
+use crate::sharing::{Dedup, Index};
 use crate::size;
+use onefold_maintain::dedup_now;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 
 /// Numbers of blocks and bytes, over everything.
 #[derive(Debug, Serialize, Deserialize)]
@@ -17,7 +21,8 @@ pub(crate) struct PoolStat {}
 pub(crate) struct PoolVolume {
     name: String,
     size_bytes: u64,
-    dedup: String,
+    dedup: Dedup,
+    domain: String,
     logical_blocks: u64,
     dirty_blocks: u64,
     nbd_uri: Option<String>,
@@ -35,7 +40,12 @@ pub(crate) struct PoolStatReply {
     shared_blocks: u64,
     free_blocks: u64,
     reclaim_blocks: u64,
+    /// References that were given up and that the collector has still to release.
+    queued_blocks: u64,
     dirty_blocks: u64,
+    index: Index,
+    index_rebuilding: bool,
+    index_bytes_on_disk: u64,
     pool_bytes_on_disk: u64,
     metadata_bytes_on_disk: u64,
     dedup_ratio: f64,
@@ -49,36 +59,36 @@ impl Verb for PoolStat {
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolStatReply> {
         let stat = service.store.stat()?;
-        // Nothing is shared without a finder: no block is in the index, every entry is private,
-        // and dirty is what is private.
-        let (unique_blocks, shared_blocks) = (0, 0);
-        let dirty_blocks = stat.private_blocks;
-        let physical_blocks = stat.private_blocks + unique_blocks + shared_blocks;
-        let saved_blocks = stat.logical_blocks.saturating_sub(physical_blocks);
+        let saved_blocks = stat.logical_blocks.saturating_sub(stat.physical_blocks);
         // An empty pool saves nothing and wastes nothing: the ratio of a pool without dedup.
-        let dedup_ratio = match physical_blocks {
+        let dedup_ratio = match stat.physical_blocks {
             0 => 1.0,
-            _ => stat.logical_blocks as f64 / physical_blocks as f64,
+            physical_blocks => stat.logical_blocks as f64 / physical_blocks as f64,
         };
         let volumes = stat.volumes.into_iter().map(|volume| PoolVolume {
             nbd_uri: service.nbd_uri(&volume.name),
             name: volume.name,
             size_bytes: volume.size_bytes,
-            dedup: super::volume::DEDUP_OFF.to_owned(),
+            dedup: volume.dedup.into(),
+            domain: volume.domain,
             logical_blocks: volume.logical_blocks,
-            dirty_blocks: volume.logical_blocks,
+            dirty_blocks: volume.dirty_blocks,
         });
         Ok(PoolStatReply {
             block_size: stat.block_size,
             pool_blocks: stat.pool_blocks,
             logical_blocks: stat.logical_blocks,
-            physical_blocks,
+            physical_blocks: stat.physical_blocks,
             private_blocks: stat.private_blocks,
-            unique_blocks,
-            shared_blocks,
+            unique_blocks: stat.unique_blocks,
+            shared_blocks: stat.shared_blocks,
             free_blocks: stat.free_blocks,
             reclaim_blocks: stat.reclaim_blocks,
-            dirty_blocks,
+            queued_blocks: stat.queued_blocks,
+            dirty_blocks: stat.dirty_blocks,
+            index: stat.index.into(),
+            index_rebuilding: stat.index_rebuilding,
+            index_bytes_on_disk: stat.index_bytes_on_disk,
             pool_bytes_on_disk: stat.pool_bytes_on_disk,
             metadata_bytes_on_disk: stat.metadata_bytes_on_disk,
             dedup_ratio,
@@ -91,37 +101,42 @@ impl Verb for PoolStat {
 impl Document for PoolStatReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let bytes = |blocks: u64| size::display(blocks * u64::from(self.block_size));
-        writeln!(out, "size            {}", bytes(self.pool_blocks))?;
-        writeln!(
-            out,
-            "block size      {}",
-            size::display(self.block_size.into())
-        )?;
-        writeln!(out, "free            {}", bytes(self.free_blocks))?;
-        writeln!(out, "given up        {}", bytes(self.reclaim_blocks))?;
-        writeln!(
-            out,
-            "data            {} in volumes",
-            bytes(self.logical_blocks)
-        )?;
-        writeln!(
-            out,
-            "                {} in the pool",
-            bytes(self.physical_blocks)
-        )?;
-        writeln!(out, "saved           {}", size::display(self.saved_bytes))?;
-        writeln!(out, "dedup ratio     {:.2}", self.dedup_ratio)?;
-        writeln!(
-            out,
-            "on disk         {} data",
-            size::display(self.pool_bytes_on_disk)
-        )?;
-        writeln!(
-            out,
-            "                {} metadata",
-            size::display(self.metadata_bytes_on_disk)
-        )?;
-        writeln!(out, "volumes         {}", self.volumes.len())?;
+        let index_state = if self.index_rebuilding {
+            ", to be counted again before anything more is shared"
+        } else {
+            ""
+        };
+        let lines = [
+            ("size", bytes(self.pool_blocks)),
+            ("block size", size::display(self.block_size.into())),
+            ("free", bytes(self.free_blocks)),
+            ("given up", bytes(self.reclaim_blocks)),
+            ("data", format!("{} in volumes", bytes(self.logical_blocks))),
+            ("", format!("{} in the pool", bytes(self.physical_blocks))),
+            ("  private", bytes(self.private_blocks)),
+            ("  unique", bytes(self.unique_blocks)),
+            ("  shared", bytes(self.shared_blocks)),
+            ("to look at", bytes(self.dirty_blocks)),
+            ("saved", size::display(self.saved_bytes)),
+            ("dedup ratio", format!("{:.2}", self.dedup_ratio)),
+            ("index", format!("{}{index_state}", self.index.name())),
+            (
+                "on disk",
+                format!("{} data", size::display(self.pool_bytes_on_disk)),
+            ),
+            (
+                "",
+                format!("{} metadata", size::display(self.metadata_bytes_on_disk)),
+            ),
+            (
+                "",
+                format!("{} index", size::display(self.index_bytes_on_disk)),
+            ),
+            ("volumes", self.volumes.len().to_string()),
+        ];
+        for (name, value) in lines {
+            writeln!(out, "{name:14}  {value}")?;
+        }
         for volume in &self.volumes {
             writeln!(
                 out,
@@ -137,6 +152,99 @@ impl Document for PoolStatReply {
             )?;
         }
         Ok(())
+    }
+}
+
+/// Finds and shares all duplicates that are there now.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PoolDedup {
+    /// Only in this volume, whatever its dedup.
+    pub(crate) volume: Option<String>,
+}
+
+/// The document of `pool dedup`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PoolDedupReply {
+    #[serde(flatten)]
+    counts: Counts,
+    seconds: f64,
+    bytes_per_second: u64,
+}
+
+impl PoolDedupReply {
+    /// What of it was not as it should be.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.counts.declined > 0 {
+            warnings.push(format!(
+                "the index had no room for {} blocks, which stay as they are; give the daemon \
+                 more memory, or delete what is not needed",
+                self.counts.declined
+            ));
+        }
+        if self.counts.quarantined > 0 {
+            warnings.push(format!(
+                "the index did not know {} blocks that were given up; they stay as they are \
+                 until 'onefold pool check --repair'",
+                self.counts.quarantined
+            ));
+        }
+        warnings
+    }
+}
+
+impl Verb for PoolDedup {
+    const PATH: &'static str = "/v1/pool/dedup";
+    type Reply = PoolDedupReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolDedupReply> {
+        let totals = dedup_now(&service.store, self.volume.as_deref(), &mut |done, all| {
+            report(done, all);
+            match service.is_stopping() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        })?;
+        if totals.was_broken_off {
+            return Err(Error::failed(format!(
+                "the daemon was stopped after {} blocks; the rest is found later",
+                totals.counts.looked_at
+            )));
+        }
+        Ok(PoolDedupReply {
+            counts: totals.counts.into(),
+            seconds: totals.seconds,
+            bytes_per_second: (totals.counts.bytes as f64 / totals.seconds.max(1e-9)) as u64,
+        })
+    }
+}
+
+impl Document for PoolDedupReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let counts = &self.counts;
+        writeln!(
+            out,
+            "{} blocks looked at: {} new, {} duplicates",
+            counts.looked_at, counts.unique, counts.duplicates
+        )?;
+        if counts.rejected > 0 {
+            writeln!(
+                out,
+                "{} blocks have the fingerprint of another block, but not its bytes",
+                counts.rejected
+            )?;
+        }
+        writeln!(
+            out,
+            "{} references released, {} blocks freed",
+            counts.released, counts.freed
+        )?;
+        writeln!(
+            out,
+            "{:.1} s, {}/s",
+            self.seconds,
+            size::display(self.bytes_per_second)
+        )
     }
 }
 

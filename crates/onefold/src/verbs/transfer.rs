@@ -3,13 +3,15 @@
 //! The data comes and goes as [`Piece`]s, so it makes no difference here whether a file or the
 //! control socket is at the other end.
 
+use super::loading::{Loading, Published, load_and_publish};
 use super::{Report, Service, check_name};
 use crate::error::{Error, Result};
 use crate::image::chunk::{Chunk, ChunkPool, Piece, PieceReceiver, PieceSender};
 use crate::limits::TRANSFER_CHUNK_BYTES;
 use crate::output::Document;
+use crate::sharing::{Dedup, Sharing};
 use crate::size;
-use onefold_store::{Volume, Wait};
+use onefold_store::{Import, Volume, Wait};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -25,6 +27,7 @@ pub(crate) const EXPORT_PATH: &str = "/v1/volume/export";
 pub(crate) struct VolumeImport {
     pub(crate) name: String,
     pub(crate) image_bytes: u64,
+    pub(crate) sharing: Sharing,
 }
 
 /// The document of `volume import`.
@@ -36,16 +39,23 @@ pub(crate) struct VolumeImportReply {
     /// Bytes of the image that were read; the rest were holes.
     read_bytes: u64,
     logical_blocks: u64,
+    /// Of these, those whose content the pool did not have.
+    unique_blocks: u64,
+    /// Of these, those whose content the pool, or an earlier part of the image, had already.
+    duplicate_blocks: u64,
+    /// Why not all of them were looked at, where the volume's dedup is on.
+    pub(crate) sharing_failure: Option<String>,
 }
 
 impl Document for VolumeImportReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
             out,
-            "volume '{}' imported: {}, {} blocks hold data",
+            "volume '{}' imported: {}, {} blocks hold data, {} of them were there already",
             self.name,
             size::display(self.size_bytes),
-            self.logical_blocks
+            self.logical_blocks,
+            self.duplicate_blocks
         )
     }
 }
@@ -58,6 +68,7 @@ impl VolumeImport {
         mut pieces: PieceReceiver,
     ) -> Result<VolumeImportReply> {
         check_name(&self.name)?;
+        self.sharing.check()?;
         if self.image_bytes == 0 {
             return Err(Error::failed(
                 "the image is empty; a volume's size must not be 0",
@@ -69,7 +80,39 @@ impl VolumeImport {
             .checked_next_multiple_of(u64::from(block_size))
             .ok_or_else(|| Error::usage("the image is larger than any volume can be"))?;
         // Dropped on any of the ways out below, this deletes the volume again.
-        let import = service.store.begin_import(&self.name, size_bytes)?;
+        let options = self.sharing.volume_options(size_bytes);
+        let import = service.store.begin_import(&self.name, &options)?;
+        let store = &service.store;
+        let (read_bytes, published) = match self.sharing.dedup {
+            Dedup::Off => {
+                let read_bytes = self.write_all(&mut pieces, &import, block_size, None)?;
+                (read_bytes, Published::default())
+            }
+            Dedup::Offline => load_and_publish(store, &import, |loading| {
+                self.write_all(&mut pieces, &import, block_size, Some(loading))
+            })?,
+        };
+        import.finish()?;
+        Ok(VolumeImportReply {
+            name: self.name.clone(),
+            image_bytes: self.image_bytes,
+            size_bytes,
+            read_bytes,
+            logical_blocks: service.find(&self.name)?.logical_blocks,
+            unique_blocks: published.unique_blocks,
+            duplicate_blocks: published.duplicate_blocks,
+            sharing_failure: published.failure(),
+        })
+    }
+
+    /// Returns how many bytes came.
+    fn write_all(
+        &self,
+        pieces: &mut PieceReceiver,
+        import: &Import,
+        block_size: u32,
+        loading: Option<&Loading>,
+    ) -> Result<u64> {
         let mut read_bytes = 0;
         loop {
             match pieces.blocking_recv() {
@@ -79,7 +122,9 @@ impl VolumeImport {
                     ));
                 }
                 Some(Err(error)) => return Err(error),
-                Some(Ok(Piece::End { image_bytes })) if image_bytes == self.image_bytes => break,
+                Some(Ok(Piece::End { image_bytes })) if image_bytes == self.image_bytes => {
+                    return Ok(read_bytes);
+                }
                 Some(Ok(Piece::End { image_bytes })) => {
                     return Err(Error::failed(format!(
                         "the image ended after {image_bytes} of {} bytes; nothing was kept",
@@ -87,20 +132,16 @@ impl VolumeImport {
                     )));
                 }
                 Some(Ok(Piece::Data(mut chunk))) => {
-                    read_bytes += chunk.as_ref().len() as u64;
+                    let len = chunk.as_ref().len() as u64;
+                    read_bytes += len;
                     chunk.pad_to(block_size as usize);
                     import.write(chunk.offset, chunk.as_ref())?;
+                    if let Some(loading) = loading {
+                        loading.add_written(len);
+                    }
                 }
             }
         }
-        import.finish()?;
-        Ok(VolumeImportReply {
-            name: self.name.clone(),
-            image_bytes: self.image_bytes,
-            size_bytes,
-            read_bytes,
-            logical_blocks: service.find(&self.name)?.logical_blocks,
-        })
     }
 }
 

@@ -3,18 +3,18 @@
 use super::{Report, Service, Verb, check_name, check_size};
 use crate::error::{Error, Result};
 use crate::output::Document;
+use crate::sharing::{Dedup, Sharing};
 use crate::size;
+use onefold_store::VolumeChange;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
-
-/// The only dedup mode that exists so far, as documents name it.
-pub(super) const DEDUP_OFF: &str = "off";
 
 /// Makes an empty volume.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VolumeCreate {
     pub(crate) name: String,
     pub(crate) size_bytes: u64,
+    pub(crate) sharing: Sharing,
 }
 
 /// A volume as it is now.
@@ -22,9 +22,16 @@ pub(crate) struct VolumeCreate {
 pub(crate) struct VolumeReply {
     name: String,
     size_bytes: u64,
-    dedup: String,
+    dedup: Dedup,
+    domain: String,
+    verify: bool,
+    rounds: u8,
+    interval_seconds: u32,
     logical_blocks: u64,
     logical_bytes: u64,
+    private_blocks: u64,
+    shared_blocks: u64,
+    dirty_blocks: u64,
     nbd_uri: Option<String>,
     pub(crate) clients: Vec<String>,
 }
@@ -35,8 +42,15 @@ impl VolumeReply {
             nbd_uri: service.nbd_uri(&stat.name),
             clients: service.clients(&stat.name),
             size_bytes: stat.size_bytes,
-            dedup: DEDUP_OFF.to_owned(),
+            dedup: stat.dedup.into(),
+            domain: stat.domain,
+            verify: stat.verify,
+            rounds: stat.rounds,
+            interval_seconds: stat.interval_seconds,
             logical_blocks: stat.logical_blocks,
+            private_blocks: stat.private_blocks,
+            shared_blocks: stat.shared_blocks,
+            dirty_blocks: stat.dirty_blocks,
             logical_bytes: stat.logical_blocks * u64::from(service.store.block_size()),
             name: stat.name,
         }
@@ -48,7 +62,20 @@ impl Document for VolumeReply {
         writeln!(out, "volume   {}", self.name)?;
         writeln!(out, "size     {}", size::display(self.size_bytes))?;
         writeln!(out, "data     {}", size::display(self.logical_bytes))?;
-        writeln!(out, "dedup    {}", self.dedup)?;
+        writeln!(
+            out,
+            "dedup    {}, domain {}, verify {}, {} rounds, every {} s",
+            self.dedup.name(),
+            self.domain,
+            if self.verify { "on" } else { "off" },
+            self.rounds,
+            self.interval_seconds
+        )?;
+        writeln!(
+            out,
+            "blocks   {} published, {} private, {} of these not looked at",
+            self.shared_blocks, self.private_blocks, self.dirty_blocks
+        )?;
         if let Some(uri) = &self.nbd_uri {
             writeln!(out, "nbd      {uri}")?;
         }
@@ -66,7 +93,9 @@ impl Verb for VolumeCreate {
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
         check_name(&self.name)?;
         check_size(self.size_bytes, service.store.block_size())?;
-        service.store.create_volume(&self.name, self.size_bytes)?;
+        self.sharing.check()?;
+        let options = self.sharing.volume_options(self.size_bytes);
+        service.store.create_volume(&self.name, &options)?;
         Ok(VolumeReply::of(service, service.find(&self.name)?))
     }
 }
@@ -105,17 +134,19 @@ impl Document for VolumeListReply {
         if !self.volumes.is_empty() {
             writeln!(
                 out,
-                "{:width$}  {:>10}  {:>10}  CLIENTS",
-                "NAME", "SIZE", "DATA"
+                "{:width$}  {:>10}  {:>10}  {:7}  {:>10}  CLIENTS",
+                "NAME", "SIZE", "DATA", "DEDUP", "DIRTY"
             )?;
         }
         for volume in &self.volumes {
             writeln!(
                 out,
-                "{:width$}  {:>10}  {:>10}  {}",
+                "{:width$}  {:>10}  {:>10}  {:7}  {:>10}  {}",
                 volume.name,
                 size::display(volume.size_bytes),
                 size::display(volume.logical_bytes),
+                volume.dedup.name(),
+                volume.dirty_blocks,
                 volume.clients.len()
             )?;
         }
@@ -134,6 +165,32 @@ impl Verb for VolumeStat {
     type Reply = VolumeReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
+        Ok(VolumeReply::of(service, service.find(&self.name)?))
+    }
+}
+
+/// Changes how a volume takes part in sharing, also while it is in use.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeSet {
+    pub(crate) name: String,
+    pub(crate) dedup: Option<Dedup>,
+    pub(crate) verify: Option<bool>,
+    pub(crate) rounds: Option<u8>,
+    pub(crate) interval_seconds: Option<u32>,
+}
+
+impl Verb for VolumeSet {
+    const PATH: &'static str = "/v1/volume/set";
+    type Reply = VolumeReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
+        let change = VolumeChange {
+            dedup: self.dedup.map(Dedup::into),
+            verify: self.verify,
+            rounds: self.rounds,
+            interval_seconds: self.interval_seconds,
+        };
+        service.store.set_volume(&self.name, &change)?;
         Ok(VolumeReply::of(service, service.find(&self.name)?))
     }
 }

@@ -6,6 +6,8 @@
 mod daemon;
 mod harness;
 mod images;
+mod jobs;
 mod pools;
+mod sharing;
 mod transfers;
 mod volumes;

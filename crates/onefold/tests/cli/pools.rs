@@ -16,6 +16,7 @@ fn a_new_pool_is_empty_and_sound() {
         "unique_blocks",
         "shared_blocks",
         "reclaim_blocks",
+        "queued_blocks",
         "dirty_blocks",
         "saved_bytes",
     ] {
@@ -42,7 +43,7 @@ fn stat_counts_every_block() {
         scene.ok(&["volume", "import", "second", &image]);
         let stat = scene.json(&["pool", "stat"]);
         assert_eq!(stat["block_size"], block_size);
-        for field in ["logical_blocks", "physical_blocks", "private_blocks"] {
+        for field in ["logical_blocks", "physical_blocks", "unique_blocks"] {
             assert_eq!(stat[field], 50, "{field} in {stat}");
         }
         assert_eq!(stat["dedup_ratio"], 1.0);
@@ -56,7 +57,7 @@ fn stat_counts_every_block() {
         let second = &stat["volumes"][1];
         assert_eq!(second["size_bytes"], 40 * block_size);
         assert_eq!(second["logical_blocks"], 10);
-        assert_eq!(second["dedup"], "off");
+        assert_eq!(second["dedup"], "offline");
         assert!(second["nbd_uri"].is_null());
         assert_eq!(scene.json(&["pool", "check"])["mapped_blocks"], 50);
     }
@@ -132,7 +133,7 @@ fn a_directory_that_is_no_pool_stays_as_it_is() {
 
 #[test]
 fn a_lost_file_is_named() {
-    for part in ["superblock", "meta", "log", "data"] {
+    for part in ["superblock", "meta", "log", "data", "secret"] {
         let scene = Scene::new();
         fs::remove_file(scene.pool().join(part)).unwrap();
         let before = contents(&scene.pool());
@@ -146,6 +147,40 @@ fn a_lost_file_is_named() {
         };
         assert_eq!(without_lock(contents(&scene.pool())), without_lock(before));
     }
+}
+
+#[test]
+fn without_its_index_a_pool_only_cannot_share() {
+    let scene = Scene::new();
+    let image = scene.file(
+        "image",
+        &[noise(1, 40 * 4096), noise(1, 40 * 4096)].concat(),
+    );
+    scene.ok(&["volume", "import", "vm", &image]);
+    fs::remove_file(scene.pool().join("index")).unwrap();
+    assert_eq!(scene.volumes(), ["vm"]);
+    assert!(scene.content("vm") == fs::read(&image).unwrap());
+    scene
+        .run(&["pool", "dedup"])
+        .is_refusal(1, &["index", "--repair"]);
+    let outcome = scene.run(&["volume", "import", "other", &image]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(
+        outcome.stderr.contains("warning: not all duplicates"),
+        "{outcome:?}"
+    );
+
+    let check = scene.run(&["pool", "check"]);
+    assert_eq!(check.code, Some(3), "{check:?}");
+    let repaired = scene.json(&["pool", "check", "--repair"]);
+    assert_eq!(repaired["findings"], repaired["repaired"]);
+    assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+    scene.ok(&["pool", "dedup"]);
+    let stat = scene.json(&["pool", "stat"]);
+    assert_eq!(
+        (&stat["logical_blocks"], &stat["physical_blocks"]),
+        (&160.into(), &40.into())
+    );
 }
 
 #[test]

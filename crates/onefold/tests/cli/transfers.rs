@@ -81,7 +81,8 @@ fn a_killed_import_leaves_nothing() {
     drop(pipe);
     assert_eq!(scene.volumes(), [""; 0]);
     assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
-    assert_eq!(scene.json(&["pool", "stat"])["private_blocks"], 0);
+    scene.ok(&["pool", "dedup"]);
+    assert_eq!(scene.json(&["pool", "stat"])["physical_blocks"], 0);
 }
 
 #[test]

@@ -16,8 +16,10 @@
 //! | `script.rs` | one script, stopped at each of its I/Os |
 //! | `guards.rs` | what is lost without each guard |
 //! | `interleaved.rs` | rare sequences of events, one by one |
+//! | `open_batches.rs` | batches of finder and collector that stay half done |
 //! | `failures.rs` | I/Os that fail while the machine goes on |
 //! | `damage.rs` | bytes that decayed, parts that are gone, newer versions |
+//! | `index_damage.rs` | an index that decayed, is gone, or disagrees with the maps |
 //! | `index_rows.rs` | the index, changed behind the store's back |
 //! | `repair.rs` | `check --repair` |
 //! | `coverage.rs` | what must have happened in them |
@@ -29,9 +31,11 @@ mod crash;
 mod damage;
 mod failures;
 mod guards;
+mod index_damage;
 mod index_rows;
 mod interleaved;
 mod model;
+mod open_batches;
 mod random;
 mod repair;
 mod script;
@@ -43,6 +47,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+
+use onefold_store::Scarcity;
 
 use coverage::Coverage;
 use model::Violation;
@@ -63,13 +69,19 @@ fn number(variable: &str) -> Option<u64> {
 fn run_seed(seed: u64, trace: bool) -> Result<Coverage, Violation> {
     let run = || {
         let mut random = Random::new(seed);
-        let world = World::new(seed, &session::options(&mut random));
+        let options = session::options(&mut random);
+        let scarcity = session::scarcity(&mut random, options.index);
+        scarcity.set();
+        let world = World::new(seed, &options);
         world.state().trace = trace;
+        world.state().scarcity = scarcity;
         session::run(&world)?;
         let coverage = world.state().coverage.clone();
         Ok(coverage)
     };
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+    let ended = catch_unwind(AssertUnwindSafe(run));
+    Scarcity::default().set();
+    ended.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         Err(Violation(format!("panic: {}", text.unwrap_or_default())))

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use onefold_engine::Engine;
-use onefold_engine::simulated::{CrashKind, SimulatedEngine};
+use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
+use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, IndexKind, OpenOptions, Store, StoreErrorKind, VolumeOptions, Wait,
+    CreateOptions, IndexKind, OpenOptions, Ready, Store, StoreErrorKind, VolumeOptions, Wait,
 };
 
+use crate::coverage::Coverage;
 use crate::crash::Recovery;
 use crate::model::Violation;
 use crate::world::{Fill, MIB, Step, Stop, World};
@@ -21,12 +22,15 @@ const OPTIONS: CreateOptions = CreateOptions {
     index: IndexKind::Btree,
 };
 
-fn world(seed: u64) -> Arc<World> {
-    World::new(seed, &OPTIONS)
+fn world(seed: u64, index: IndexKind) -> Arc<World> {
+    let options = CreateOptions { index, ..OPTIONS };
+    World::new(seed, &options)
 }
 
+type Script = fn(&Arc<World>) -> Step;
+
 /// Every kind of request, in an order that makes blocks, pages and log be reused.
-fn script(world: &World) -> Step {
+fn requests(world: &Arc<World>) -> Step {
     world.create_volume(4 * MIB)?;
     world.create_volume(MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
@@ -65,14 +69,62 @@ fn script(world: &World) -> Step {
     world.write(a, 0, 8 * BLOCK, Fill::Data, Wait::Yes)
 }
 
-/// The script stopped at I/O `n`, recovered, and used again.
-fn stopped_at(n: u64, seed: u64, kind: CrashKind) -> Step {
-    let world = world(seed);
+/// Finder, collector, check and rebuild, with writes in the middle of the first two.
+fn sharing(world: &Arc<World>) -> Step {
+    for domain in ["default", "default", "other"] {
+        world.create_volume_as(&VolumeOptions {
+            domain: domain.to_owned(),
+            verify: domain == "other",
+            ..VolumeOptions::new(MIB)
+        })?;
+    }
+    let ids = world.volume_ids();
+    let (a, b, c) = (ids[0], ids[1], ids[2]);
+    for id in [a, b, c] {
+        world.write(id, 0, 24 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.write(id, 32 * BLOCK, 4 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.dedup(id, Ready::All, 2)?;
+    }
+    world.write(a, 4 * BLOCK, 6 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(b, 2 * BLOCK + 512, BLOCK, Fill::Data, Wait::Yes)?;
+    world.trim(b, 10 * BLOCK, 8 * BLOCK, Wait::Yes)?;
+    world.collect()?;
+    world.write(b, 40 * BLOCK, 8 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.meanwhile(Part::Data, Op::Read, When::Before, move |world| {
+        world.write(b, 42 * BLOCK, 2 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.trim(b, 46 * BLOCK, BLOCK, Wait::Yes)?;
+        world.flush(b)
+    });
+    world.dedup(b, Ready::All, 2)?;
+    world.found()?;
+    world.check()?;
+    world.trim(c, 0, 12 * BLOCK, Wait::Yes)?;
+    world.trim(a, 34 * BLOCK, 2 * BLOCK, Wait::Yes)?;
+    world.meanwhile(Part::Data, Op::Read, When::After, move |world| {
+        world.write(a, 0, 4 * BLOCK, Fill::Data, Wait::Yes)
+    });
+    world.collect()?;
+    world.found()?;
+    world.begin_import(MIB)?;
+    world.write_import(0, 16 * BLOCK, Fill::Common)?;
+    world.dedup_import()?;
+    world.finish_import()?;
+    world.tick()?;
+    world.delete_volume(a)?;
+    world.collect()?;
+    world.close_and_open(8 * MIB)?;
+    world.write(b, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.dedup(b, Ready::Cold, 2)?;
+    world.collect()
+}
+
+/// A script stopped at I/O `n`, recovered, and used again.
+fn stopped_at(n: u64, world: &Arc<World>, script: Script, kind: CrashKind) -> Step {
     world
         .open(8 * MIB)
         .map_err(|error| Violation(error.to_string()))?;
     world.engine().crash_after(n);
-    match script(&world) {
+    match script(world) {
         Ok(()) | Err(Stop::Crashed) => {}
         stop => return stop,
     }
@@ -85,33 +137,62 @@ fn stopped_at(n: u64, seed: u64, kind: CrashKind) -> Step {
     world.create_volume(MIB)?;
     let id = *world.volume_ids().last().expect("just created");
     world.write(id, BLOCK / 2, 9 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 16 * BLOCK, 8 * BLOCK, Fill::Common, Wait::Yes)?;
     world.flush(id)?;
     world.recover_by(Recovery::POWER_LOSS)?;
-    world.check()
+    world.settle()
 }
 
-#[test]
-fn every_io_of_a_script_can_be_the_last() {
-    let whole = world(1);
+/// Stops a script at each of its I/Os, and compares what came back. Returns what happened.
+fn stop_everywhere(index: IndexKind, script: Script, ios_min: u64) -> Coverage {
+    let whole = world(1, index);
     whole.open(8 * MIB).unwrap();
     let before = whole.engine().io_count();
     script(&whole).unwrap();
     let ios = whole.engine().io_count() - before;
-    assert!(ios > 140, "the script became shorter: {ios} I/Os");
+    assert!(ios > ios_min, "the script became shorter: {ios} I/Os");
     let outcomes = [
         (1, CrashKind::PowerLoss),
         (2, CrashKind::PowerLoss),
         (3, CrashKind::PowerLoss),
         (1, CrashKind::ProcessKilled),
     ];
+    let mut coverage = whole.state().coverage.clone();
     for n in 1..=ios + 1 {
         for (seed, kind) in outcomes {
-            if let Err(stop) = stopped_at(n, seed, kind) {
+            let world = world(seed, index);
+            if let Err(stop) = stopped_at(n, &world, script, kind) {
                 panic!("stopped at I/O {n} of {ios}, {kind:?}, seed {seed}: {stop:?}");
             }
+            coverage.add(&world.state().coverage);
         }
     }
-    println!("{} recoveries of a script of {ios} I/Os", 2 * 4 * (ios + 1));
+    println!(
+        "{} recoveries of a script of {ios} I/Os, {index:?}",
+        coverage.recoveries
+    );
+    coverage
+}
+
+#[test]
+fn every_io_of_a_script_can_be_the_last() {
+    stop_everywhere(IndexKind::Btree, requests, 140);
+}
+
+#[test]
+fn every_io_of_sharing_can_be_the_last_btree() {
+    let coverage = stop_everywhere(IndexKind::Btree, sharing, 200);
+    assert!(coverage.crashes_in_finder > 20, "{coverage:?}");
+    assert!(coverage.crashes_in_collector > 20, "{coverage:?}");
+    assert!(coverage.dangling > 0 && coverage.remaining > 0 && coverage.freed > 0);
+}
+
+#[test]
+fn every_io_of_sharing_can_be_the_last_memory() {
+    let coverage = stop_everywhere(IndexKind::Memory, sharing, 100);
+    assert!(coverage.crashes_in_finder > 20, "{coverage:?}");
+    assert!(coverage.crashes_in_collector > 20, "{coverage:?}");
+    assert!(coverage.rebuilds > 0, "{coverage:?}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use onefold_engine::simulated::{Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, Import, IndexKind, OpenOptions, RecoveryReport, Store, StoreError,
+    CreateOptions, Import, IndexKind, OpenOptions, RecoveryReport, Scarcity, Store, StoreError,
     StoreErrorKind, Volume, VolumeOptions, Wait,
 };
 
@@ -99,6 +99,8 @@ pub(crate) struct State {
     pub(crate) may_need_rebuild: bool,
     /// Somebody damaged the index: what needs it may say so.
     pub(crate) is_index_damaged: bool,
+    /// What the store has too little of: fingerprints then collide, or the index declines.
+    pub(crate) scarcity: Scarcity,
     next_id: u64,
     next_version: Version,
 }
@@ -132,6 +134,7 @@ impl World {
             is_settled: false,
             may_need_rebuild: false,
             is_index_damaged: false,
+            scarcity: Scarcity::default(),
             next_id: 1,
             next_version: 1,
         })))

@@ -1,5 +1,6 @@
-//! Import of a raw image into an empty pool, the final sync included; beside it, a plain copy of
-//! the same file with a sync, which is what the disk can do.
+//! Import of a raw image into an empty pool, the final sync included: as it is, and with the search
+//! for duplicates. Beside it, a plain copy of the same file with a sync, which is what the disk can
+//! do.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -18,21 +19,55 @@ use crate::workspace::Workspace;
 
 pub(super) const NAME: &str = "import";
 
-/// MB/s of non-zero data that it must and should reach.
-pub(super) const MUST_MB_PER_SECOND: f64 = 400.0;
-pub(super) const AIM_MB_PER_SECOND: f64 = 1000.0;
+pub(super) const IMAGE_BYTES: u64 = 1 << 30;
 
-const IMAGE_BYTES: u64 = 1 << 30;
+/// One way to import, and MB/s of non-zero data that it must and should reach, where there are such
+/// numbers.
+pub(super) struct Way {
+    pub(super) title: &'static str,
+    dedup: &'static str,
+    index: &'static str,
+    pub(super) must: f64,
+    pub(super) aim: Option<f64>,
+}
+
+pub(super) const WAYS: [Way; 3] = [
+    Way {
+        title: "no dedup",
+        dedup: "off",
+        index: "btree",
+        must: 400.0,
+        aim: Some(1000.0),
+    },
+    Way {
+        title: "dedup, `memory` index",
+        dedup: "offline",
+        index: "memory",
+        must: 300.0,
+        aim: Some(1000.0),
+    },
+    Way {
+        title: "dedup, `btree` index",
+        dedup: "offline",
+        index: "btree",
+        must: 100.0,
+        aim: None,
+    },
+];
 
 /// MB/s, of each run.
 pub(super) struct Import {
-    import: Vec<f64>,
+    /// As [`WAYS`].
+    imports: [Vec<f64>; 3],
     copy: Vec<f64>,
 }
 
 impl Import {
-    pub(super) fn estimate(&self) -> Option<Estimate> {
-        Estimate::of(&self.import)
+    /// What each way reached.
+    pub(super) fn estimates(&self) -> impl Iterator<Item = (&'static Way, Estimate)> {
+        WAYS.iter()
+            .zip(&self.imports)
+            .filter_map(|(way, rates)| Some((way, Estimate::of(rates)?)))
     }
 
     pub(super) fn copy_estimate(&self) -> Option<Estimate> {
@@ -40,7 +75,10 @@ impl Import {
     }
 
     pub(super) fn raw(&self) -> Value {
-        json!({"image_bytes": IMAGE_BYTES, "import_mb_per_second": self.import,
+        let imports = WAYS.iter().zip(&self.imports).map(
+            |(way, rates)| json!({"dedup": way.dedup, "index": way.index, "mb_per_second": rates}),
+        );
+        json!({"image_bytes": IMAGE_BYTES, "imports": imports.collect::<Vec<_>>(),
                "copy_and_sync_mb_per_second": self.copy})
     }
 }
@@ -48,15 +86,12 @@ impl Import {
 pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Import> {
     let scratch = Scratch::new(&workspace.scratch_parent(), "import")?;
     let image = scratch.path().join("image.raw");
-    // Written just now and smaller than memory, so it is in the page cache.
-    let mut file = BufWriter::new(create(&image)?);
-    write_blocks(&mut file, IMAGE_BYTES).with_context(|| format!("cannot write {image:?}"))?;
-    drop(file);
+    make_image(&image)?;
     let mut measured = Import {
-        import: Vec::new(),
+        imports: [const { Vec::new() }; 3],
         copy: Vec::new(),
     };
-    for round in 0..plan.imports {
+    for _ in 0..plan.imports {
         let copy = scratch.path().join("copy.raw");
         measured.copy.push(timed(|| {
             Cmd::new("dd")
@@ -66,24 +101,36 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Import> {
                 .run()
         })?);
         std::fs::remove_file(&copy).context("cannot remove the copy")?;
-        let directory = scratch.path().join(format!("round{round}"));
-        std::fs::create_dir(&directory).context("cannot make a directory")?;
-        let product = Product::build(workspace, &directory)?;
-        product.create_pool("8G")?;
-        measured.import.push(timed(|| {
-            product
-                .command()
-                .args(["--quiet", "volume", "import", "image"])
-                .arg(&image)
-                .args(["--image-format", "raw"])
-                .run()
-        })?);
-        std::fs::remove_dir_all(&directory).context("cannot remove the pool")?;
+        for (way, rates) in WAYS.iter().zip(&mut measured.imports) {
+            let directory = scratch.path().join("imported");
+            std::fs::create_dir(&directory).context("cannot make a directory")?;
+            let product = Product::build(workspace, &directory)?;
+            product.create_pool_with("8G", &["--index", way.index])?;
+            rates.push(timed(|| import(&product, &image, way.dedup))?);
+            std::fs::remove_dir_all(&directory).context("cannot remove the pool")?;
+        }
     }
-    if let Some(estimate) = measured.estimate() {
-        println!("{NAME}: {:.0} MB/s", estimate.median);
+    for (way, estimate) in measured.estimates() {
+        println!("{NAME}, {}: {:.0} MB/s", way.title, estimate.median);
     }
     Ok(measured)
+}
+
+/// A raw image without zeros and without duplicates. Written just now and smaller than memory, so
+/// it is in the page cache.
+pub(super) fn make_image(path: &Path) -> Result<()> {
+    let mut file = BufWriter::new(create(path)?);
+    write_blocks(&mut file, IMAGE_BYTES).with_context(|| format!("cannot write {path:?}"))
+}
+
+/// Imports it as a volume of the name `image`.
+pub(super) fn import(product: &Product, image: &Path, dedup: &str) -> Result<()> {
+    product
+        .command()
+        .args(["--quiet", "volume", "import", "image"])
+        .arg(image)
+        .args(["--image-format", "raw", "--dedup", dedup])
+        .run()
 }
 
 /// Runs it after everything older is on the disk; MB/s of the image.

@@ -1,11 +1,13 @@
 //! `cargo xtask bench`: the numbers in `docs/benchmarks.md`, measured side by side in one run.
 //!
-//! Reading order: `slices` (throughput rows), `import`, `open`, `statistics` (what decides),
-//! `report` (what is written). Only a whole run writes into `docs/`; a part of one is printed.
+//! Reading order: `slices` (throughput rows), `sharing` (rows with the finder at work), `finder`,
+//! `import`, `open`, `statistics` (what decides), `report` (what is written). Only a whole run writes into `docs/`; a part of one is printed.
 
+mod finder;
 mod import;
 mod open;
 mod report;
+mod sharing;
 mod slices;
 mod statistics;
 
@@ -14,8 +16,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use self::finder::Finder;
 use self::import::Import;
 use self::open::Open;
+use self::sharing::Sharing;
 use self::slices::{Comparison, Contenders, Mode, ROWS};
 use crate::command::Cmd;
 use crate::packages;
@@ -32,7 +36,8 @@ pub(crate) struct Arguments {
     /// Fewer slices: an impression, not a result
     #[arg(long)]
     quick: bool,
-    /// Only rows whose name contains this text: 'host randread', 'depth 32', 'import', 'open'
+    /// Only rows whose name contains this text: 'host randread', 'depth 32', 'sharing', 'finder',
+    /// 'import', 'open'
     #[arg(long)]
     rows: Option<String>,
     /// qemu-nbd in every place: shows what the method itself makes of equals
@@ -44,6 +49,8 @@ pub(crate) struct Arguments {
 struct Plan {
     slices: usize,
     slice_seconds: u32,
+    sharing_slices: usize,
+    sharing_slice_seconds: u32,
     imports: usize,
     opens: usize,
     control: bool,
@@ -52,6 +59,8 @@ struct Plan {
 const WHOLE: Plan = Plan {
     slices: 20,
     slice_seconds: 2,
+    sharing_slices: 12,
+    sharing_slice_seconds: 6,
     imports: 5,
     opens: 5,
     control: false,
@@ -59,6 +68,8 @@ const WHOLE: Plan = Plan {
 const QUICK: Plan = Plan {
     slices: 4,
     slice_seconds: 1,
+    sharing_slices: 2,
+    sharing_slice_seconds: 4,
     imports: 2,
     opens: 2,
     control: false,
@@ -69,6 +80,8 @@ const QUICK: Plan = Plan {
 struct Results {
     comparisons: Vec<Comparison>,
     raw_slices: Vec<Value>,
+    sharing: Option<Sharing>,
+    finder: Option<Finder>,
     import: Option<Import>,
     open: Option<Open>,
 }
@@ -94,6 +107,12 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let mut results = Results::default();
     for mode in [Mode::Host, Mode::Direct] {
         measure_rows(workspace, &plan, mode, &wanted, &mut results)?;
+    }
+    if !plan.control && wanted(sharing::NAME) {
+        results.sharing = attempt(sharing::NAME, sharing::measure(workspace, &plan));
+    }
+    if !plan.control && wanted(finder::NAME) {
+        results.finder = attempt(finder::NAME, finder::measure(workspace, &plan));
     }
     if !plan.control && wanted(import::NAME) {
         results.import = attempt(import::NAME, import::measure(workspace, &plan));

@@ -98,7 +98,7 @@ impl Open {
 pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Open> {
     let scratch = Scratch::new(&workspace.scratch_parent(), "open")?;
     let product = Product::build(workspace, scratch.path())?;
-    product.create_pool_with_log("48G", LOG_SIZE)?;
+    product.create_pool_with("48G", &["--log-size", LOG_SIZE])?;
     let volume_bytes = MAPPED_BLOCKS * BLOCK_BYTES;
     import_stream(&product, &scratch, volume_bytes)?;
     let size = (volume_bytes + SPARE_BYTES).to_string();
@@ -151,15 +151,9 @@ fn import_stream(product: &Product, scratch: &Scratch, bytes: u64) -> Result<()>
     let log = scratch.path().join("import.log");
     let mut import = product
         .command()
-        .args([
-            "--quiet",
-            "volume",
-            "import",
-            "large",
-            "-",
-            "--image-format",
-            "raw",
-        ])
+        // Nothing is shared here: what is measured is the log.
+        .args(["--quiet", "volume", "import", "large", "-"])
+        .args(["--image-format", "raw", "--dedup", "off"])
         .spawn_piped(&log)?;
     let mut input = import.take_stdin()?;
     let written = write_blocks(&mut input, bytes);

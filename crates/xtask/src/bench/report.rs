@@ -7,9 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::finder::Finder;
+use super::import::Import;
+use super::open::{self, Open};
+use super::sharing::{self, Sharing};
 use super::slices::Comparison;
 use super::statistics::Verdict;
-use super::{Plan, Results, import, open};
+use super::{Plan, Results};
 use crate::command::Cmd;
 use crate::workspace::Workspace;
 
@@ -105,11 +109,12 @@ pub(super) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> S
     let _ = write!(
         page,
         "\nfio `ioengine=nbd` over a unix socket, one connection; client and server each on a \
-         processor of its own; 512 MiB of data per server, all written before in turns of 16 MiB. {} alternating \
-         slices of {} s per server and row. `onefold serve --cache host` and `direct` against \
-         the same NBD server on a raw file (*pass-through*) and `qemu-nbd` on a raw file \
-         (`--cache=writeback` and `--cache=none`).\n",
-        plan.slices, plan.slice_seconds
+         processor of its own; 512 MiB of data per server, all written before in turns of 16 MiB. \
+         {} alternating slices of {} s per server and row; {} of {} s for skewed loads. `onefold \
+         serve --cache host` and `direct` against the same NBD server on a raw file \
+         (*pass-through*) and `qemu-nbd` on a raw file (`--cache=writeback` and \
+         `--cache=none`).\n",
+        plan.slices, plan.slice_seconds, plan.sharing_slices, plan.sharing_slice_seconds
     );
     if !results.comparisons.is_empty() {
         page.push_str(THROUGHPUT);
@@ -117,13 +122,15 @@ pub(super) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> S
             table_row(&mut page, comparison);
         }
     }
+    sharing_section(&mut page, results);
+    finder_section(&mut page, results);
     import_section(&mut page, results);
     open_section(&mut page, results);
     page
 }
 
 const THROUGHPUT: &str = "\n## Throughput\n\n\
-    *Ratio* is the median over the slices of onefold's requests per second divided by the \
+    Private blocks, rewritten in place: finder and collector rest. *Ratio* is the median over the slices of onefold's requests per second divided by the \
     baseline's in the same group, with its 95 % interval. *CPU* is the server's processor time \
     per request in µs, user and kernel. Where the interval is wider than ±5 %, the processor time \
     decides: at most 1.15 of the pass-through's. An interval wholly below the number is a miss.\n\n\
@@ -151,38 +158,117 @@ fn table_row(page: &mut String, comparison: &Comparison) {
     );
 }
 
+fn sharing_section(page: &mut String, results: &Results) {
+    let Some(Ok(rows)) = results.sharing.as_ref().map(Sharing::rows) else {
+        return;
+    };
+    let _ = write!(
+        page,
+        "\n## Sharing\n\nFinder and collector at work, `btree` index, `--latency-budget {}`, \
+         against the pass-through, while which they rest. *Skewed* is 4 KiB random read and write \
+         in equal parts at depth 32, `{}`, {} % duplicates; the second rate is half of what the \
+         pass-through reached at full speed. A second volume always holds fresh data for the \
+         finder. *All shared* is 4 KiB random write at depth 32 after `pool dedup`. *Ratio* is as \
+         above; of p99, less is better. *Backlog* and *queue*: by how many blocks to be looked at, \
+         and references to be released, they grow per second. *Copied*: writes to published \
+         blocks.\n\n\
+         | load | ratio | 95 % | onefold | pass-through | unit | finder, MB/s | backlog | queue \
+         | copied | must | | aim | |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        sharing::LATENCY_BUDGET,
+        sharing::SKEW,
+        sharing::DUPLICATES_PERCENT,
+    );
+    for row in rows {
+        let _ = writeln!(
+            page,
+            "| {} | {:.2} | {:.2} to {:.2} | {:.0} | {:.0} | {} | {:.0} | {:+.0} | {:+.0} \
+             | {:.0} % | {} | {} | {} | {} |",
+            row.title,
+            row.ratio.median,
+            row.ratio.low,
+            row.ratio.high,
+            row.ours,
+            row.passthrough,
+            row.unit,
+            row.finder_mb_per_second,
+            row.dirty_growth,
+            row.queued_growth,
+            100.0 * row.copied,
+            row.must,
+            row.verdict(row.must),
+            row.aim,
+            row.verdict(row.aim),
+        );
+    }
+}
+
+/// A rate against what it must and should reach; `-` where there is no such number.
+fn rate_cells(rate: f64, numbers: [Option<f64>; 2]) -> String {
+    numbers
+        .map(|number| match number {
+            Some(number) => {
+                let met = rate >= number;
+                let verdict = Verdict { met, by_cpu: false };
+                format!("{number} | {}", verdict.text())
+            }
+            None => "- |".to_owned(),
+        })
+        .join(" | ")
+}
+
+fn finder_section(page: &mut String, results: &Results) {
+    let Some(measured) = &results.finder else {
+        return;
+    };
+    page.push_str(
+        "\n## Finder\n\n`pool dedup` over 1 GiB without duplicates that nothing has looked at \
+         yet, in the page cache, on one processor; the whole command, its start and end \
+         included.\n\n\
+         | index | MB/s | range | must | | aim | |\n| --- | --- | --- | --- | --- | --- | --- |\n",
+    );
+    for (index, rate) in measured.estimates() {
+        let (must, aim) = index.numbers.unzip();
+        let _ = writeln!(
+            page,
+            "| {} | {:.0} | {:.0} to {:.0} | {} |",
+            index.name,
+            rate.median,
+            rate.low,
+            rate.high,
+            rate_cells(rate.median, [must, aim])
+        );
+    }
+}
+
 fn import_section(page: &mut String, results: &Results) {
     let Some(measured) = &results.import else {
         return;
     };
-    let (Some(import), Some(copy)) = (measured.estimate(), measured.copy_estimate()) else {
-        return;
-    };
-    let verdict = |number: f64| {
-        Verdict {
-            met: import.median >= number,
-            by_cpu: false,
-        }
-        .text()
-    };
-    let (must, aim) = (import::MUST_MB_PER_SECOND, import::AIM_MB_PER_SECOND);
-    let _ = write!(
-        page,
-        "\n## Import\n\nA raw image of 1 GiB without zeros, in the page cache, into an empty \
-         pool; the final sync included. *Copy* is `dd conv=fsync` of the same file, in turn with \
-         the imports: what the disk can do.\n\n\
-         | MB/s | range | copy, MB/s | range | must | | aim | |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- |\n\
-         | {:.0} | {:.0} to {:.0} | {:.0} | {:.0} to {:.0} | {must} | {} | {aim} | {} |\n",
-        import.median,
-        import.low,
-        import.high,
-        copy.median,
-        copy.low,
-        copy.high,
-        verdict(must),
-        verdict(aim),
+    page.push_str(
+        "\n## Import\n\nA raw image of 1 GiB without zeros and duplicates, in the page cache, into \
+         an empty pool; the final sync included. *Copy* is `dd conv=fsync` of the same file, in \
+         turn with the imports: what the disk can do.\n\n\
+         | | MB/s | range | must | | aim | |\n| --- | --- | --- | --- | --- | --- | --- |\n",
     );
+    for (way, rate) in measured.estimates() {
+        let _ = writeln!(
+            page,
+            "| {} | {:.0} | {:.0} to {:.0} | {} |",
+            way.title,
+            rate.median,
+            rate.low,
+            rate.high,
+            rate_cells(rate.median, [Some(way.must), way.aim])
+        );
+    }
+    if let Some(copy) = measured.copy_estimate() {
+        let _ = writeln!(
+            page,
+            "| copy | {:.0} | {:.0} to {:.0} | - | | - | |",
+            copy.median, copy.low, copy.high
+        );
+    }
 }
 
 fn open_section(page: &mut String, results: &Results) {
@@ -218,8 +304,10 @@ pub(super) fn raw(conditions: &Conditions, plan: &Plan, results: &Results) -> Va
         "conditions": conditions,
         "slice_seconds": plan.slice_seconds,
         "slices": results.raw_slices,
-        "import": results.import.as_ref().map(import::Import::raw),
-        "open": results.open.as_ref().map(open::Open::raw),
+        "sharing": results.sharing.as_ref().map(Sharing::raw),
+        "finder": results.finder.as_ref().map(Finder::raw),
+        "import": results.import.as_ref().map(Import::raw),
+        "open": results.open.as_ref().map(Open::raw),
     })
 }
 
@@ -280,5 +368,13 @@ mod tests {
                    | 3.0 | 2.9 | 0.9 | met | 0.97 | missed |";
         assert!(page.contains(row), "{page}");
         assert!(!page.contains("## Import") && !page.contains("## Open"));
+        assert!(!page.contains("## Sharing") && !page.contains("## Finder"));
+    }
+
+    #[test]
+    fn a_rate_without_a_number_has_no_verdict() {
+        let cells = rate_cells(500.0, [Some(400.0), Some(1500.0)]);
+        assert_eq!(cells, "400 | met | 1500 | missed");
+        assert_eq!(rate_cells(500.0, [Some(600.0), None]), "600 | missed | - |");
     }
 }

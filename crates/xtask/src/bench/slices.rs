@@ -20,11 +20,11 @@ use crate::workspace::Workspace;
 
 /// Each server's data: small enough to stay in the page cache, large enough for random requests
 /// to find another place each time.
-const DATA_BYTES: u64 = 512 << 20;
+pub(super) const DATA_BYTES: u64 = 512 << 20;
 
 /// Pieces in which it is written at first.
 const FILL_PIECES: usize = 32;
-const EXPORT: &str = "bench";
+pub(super) const EXPORT: &str = "bench";
 
 /// How the servers reach their data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,10 +122,11 @@ pub(super) struct Contenders {
     servers: [Contender; 3],
 }
 
-struct Contender {
+/// A server that is being measured.
+pub(super) struct Contender {
     name: &'static str,
-    daemon: Daemon,
-    uri: String,
+    pub(super) daemon: Daemon,
+    pub(super) uri: String,
 }
 
 impl Contenders {
@@ -148,7 +149,7 @@ impl Contenders {
                 start_qemu(directory, "qemu-nbd", "qemu", mode)?,
             ]
         };
-        fill(directory, &servers)?;
+        fill(directory, &servers.each_ref(), 0)?;
         Ok(Contenders { scratch, servers })
     }
 
@@ -206,7 +207,8 @@ impl Contenders {
 
 /// Writes the data of all servers, in turn and a piece at a time: whoever writes first gets the
 /// larger pieces of the host's memory for its page cache, which decides what rewriting them costs.
-fn fill(directory: &Path, servers: &[Contender; 3]) -> Result<()> {
+/// So many percent of it are duplicates.
+pub(super) fn fill(directory: &Path, servers: &[&Contender], duplicates: u32) -> Result<()> {
     for piece in 0..FILL_PIECES {
         for turn in 0..servers.len() {
             let Some(server) = servers.get((piece + turn) % servers.len()) else {
@@ -220,6 +222,13 @@ fn fill(directory: &Path, servers: &[Contender; 3]) -> Result<()> {
                 .set("offset", piece as u64 * bytes)
                 .set("size", bytes)
                 .set("end_fsync", 1);
+            let job = match duplicates {
+                0 => job,
+                _ => job
+                    .set("refill_buffers", 1)
+                    .set("dedupe_percentage", duplicates)
+                    .set("randrepeat", 0),
+            };
             Fio::new(directory, "fill")
                 .job(job)
                 .run()
@@ -238,14 +247,27 @@ fn start_product(workspace: &Workspace, directory: &Path, mode: Mode) -> Result<
         .args(["volume", "create", EXPORT, "--size", &size])
         .run()?;
     let daemon = product.serve(&["--cache", mode.name()], &[])?;
-    Ok(Contender {
-        name: "onefold",
-        daemon,
-        uri: product.default_address().uri(EXPORT),
-    })
+    // The volume takes part in sharing, but these rows are about its private blocks.
+    product.pause_jobs()?;
+    Ok(Contender::product(&product, daemon))
 }
 
-fn start_passthrough(workspace: &Workspace, directory: &Path, mode: Mode) -> Result<Contender> {
+impl Contender {
+    /// The product, with its volume [`EXPORT`].
+    pub(super) fn product(product: &Product, daemon: Daemon) -> Contender {
+        Contender {
+            name: "onefold",
+            daemon,
+            uri: product.default_address().uri(EXPORT),
+        }
+    }
+}
+
+pub(super) fn start_passthrough(
+    workspace: &Workspace,
+    directory: &Path,
+    mode: Mode,
+) -> Result<Contender> {
     let binary = workspace.build_release("onefold-frontend", "onefold-passthrough")?;
     let (file, socket) = raw_file(directory, "pass")?;
     let mut command = pinned(Cmd::new("taskset"))

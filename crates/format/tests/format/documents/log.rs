@@ -1,11 +1,11 @@
 //! The tables of frame, record and entry.
 
 use onefold_format::{
-    Entry, FormatError, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Pba, PoolId, Record, UnmapTo,
-    VolumeId, VolumeRecord, frame,
+    Entry, FormatError, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Outcome, Pba, PoolId,
+    PublishRun, Record, Release, UnmapTo, VolumeId, VolumeRecord, frame,
 };
 
-use super::{ALL, Trial, check, crc_without, table};
+use super::{ALL, Trial, bit_table, bits_of, check, crc_without, table};
 use crate::samples::{self, read_frame, reseal_frame};
 
 #[test]
@@ -128,17 +128,7 @@ fn record_header_document() {
         .iter()
         .map(|record| encoded(record)[0])
         .collect();
-    assert_eq!(kinds, [1, 2, 3, 4]);
-    for (kind, heading) in [
-        (1, "Map (kind 1)"),
-        (2, "Unmap (kind 2)"),
-        (3, "Put (kind 3)"),
-    ] {
-        let rows = table(RECORD_DOCUMENT, heading);
-        let record = &samples::records()[kind - 1];
-        let end = rows.last().map(|row| row.bytes.end);
-        assert_eq!(end, Some(encoded(record).len()), "{heading}");
-    }
+    assert_eq!(kinds, [1, 2, 3, 4, 16, 17, 18, 19]);
 }
 
 #[test]
@@ -226,34 +216,169 @@ fn put_and_gone_record_document() {
     );
 }
 
-/// In the document of the entry, offsets and lengths are bits.
+#[test]
+fn publish_record_document() {
+    let publish = |number, lba, pba, count| Record::Publish {
+        layer: LayerId(1),
+        number,
+        runs: vec![PublishRun {
+            lba: Lba(lba),
+            pba: Pba(pba),
+            count,
+        }],
+    };
+    let plain = encoded(&publish(0, 0, 1, 1));
+    let part = |record| Trial::Part(plain.clone(), encoded(&record));
+    let trials = vec![
+        ("header", Trial::Elsewhere),
+        (
+            "number",
+            Trial::Whole(plain.clone(), encoded(&publish(ALL, 0, 1, 1))),
+        ),
+        ("segment", part(publish(0, (1 << 38) - 512, 1, 1))),
+        ("run", part(publish(0, 0, (1 << 40) - 1, 1))),
+    ];
+    let rows = table(RECORD_DOCUMENT, "Publish (kind 16)");
+    check(&rows, &plain, trials, |_| false);
+
+    let run = |slot, pba, count| {
+        let bytes = encoded(&publish(1, slot, pba, count));
+        let word = bytes[32..].try_into().expect("one run");
+        bits_of(u64::from_le_bytes(word), 64)
+    };
+    let first = run(0, 1, 1);
+    let whole = |other| Trial::Whole(first.clone(), other);
+    let trials = vec![
+        ("PBA", whole(run(0, (1 << 40) - 2, 1))),
+        ("place", whole(run(511, 1, 1))),
+        ("count", whole(run(0, 1, 512))),
+    ];
+    check(&bit_table(RECORD_DOCUMENT, "Run"), &first, trials, |bit| {
+        record_refuses_bit(&publish(1, 0, 1, 1), 32, bit)
+    });
+}
+
+/// Whether the record with this bit set of the word at `at` is refused as reserved.
+fn record_refuses_bit(record: &Record, at: usize, bit: usize) -> bool {
+    let mut bytes = encoded(record);
+    bytes[at + bit / 8] |= 1 << (bit % 8);
+    matches!(Record::decode(&bytes), Err(FormatError::Reserved { .. }))
+}
+
+#[test]
+fn outcome_record_document() {
+    let settled = |number, position, count, outcome| {
+        encoded(&Record::Outcome {
+            layer: LayerId(1),
+            number,
+            position,
+            count,
+            outcome,
+        })
+    };
+    let plain = settled(0, 0, 1, Outcome::Inserted);
+    let aliased = |pba| settled(0, 0, 1, Outcome::Aliased(Pba(pba)));
+    let trials = vec![
+        ("header", Trial::Elsewhere),
+        (
+            "number",
+            Trial::Whole(plain.clone(), settled(ALL, 0, 1, Outcome::Inserted)),
+        ),
+        (
+            "position",
+            Trial::Whole(plain.clone(), settled(0, 4095, 1, Outcome::Inserted)),
+        ),
+        (
+            "count",
+            Trial::Whole(plain.clone(), settled(0, 0, 4096, Outcome::Inserted)),
+        ),
+        (
+            "outcome",
+            Trial::Part(plain.clone(), settled(0, 0, 1, Outcome::Declined)),
+        ),
+        ("PBA", Trial::Whole(aliased(0), aliased(ALL))),
+    ];
+    let rows = table(RECORD_DOCUMENT, "Outcome (kind 17)");
+    check(&rows, &plain, trials, |_| false);
+    let codes = [
+        Outcome::Inserted,
+        Outcome::Aliased(Pba(1)),
+        Outcome::Dangling(Pba(1)),
+        Outcome::Rejected(Pba(1)),
+        Outcome::Declined,
+    ]
+    .map(|outcome| settled(0, 0, 1, outcome)[28]);
+    assert_eq!(codes, [1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn collect_and_release_record_document() {
+    let collect = |number, elements| Record::Collect { number, elements };
+    let plain = encoded(&collect(0, 0));
+    let trials = vec![
+        ("header", Trial::Elsewhere),
+        (
+            "number",
+            Trial::Whole(plain.clone(), encoded(&collect(ALL, 0))),
+        ),
+        (
+            "elements",
+            Trial::Whole(plain.clone(), encoded(&collect(0, u32::MAX))),
+        ),
+    ];
+    let rows = table(RECORD_DOCUMENT, "Collect (kind 18)");
+    check(&rows, &plain, trials, |at| {
+        record_refuses(&collect(1, 1), at)
+    });
+
+    let settled = |number, position, count, release| {
+        encoded(&Record::Release {
+            number,
+            position,
+            count,
+            release,
+        })
+    };
+    let plain = settled(0, 0, 1, Release::Remaining);
+    let whole = |other| Trial::Whole(plain.clone(), other);
+    let trials = vec![
+        ("header", Trial::Elsewhere),
+        ("number", whole(settled(ALL, 0, 1, Release::Remaining))),
+        ("position", whole(settled(0, 4095, 1, Release::Remaining))),
+        ("count", whole(settled(0, 0, 4096, Release::Remaining))),
+        (
+            "release",
+            Trial::Part(plain.clone(), settled(0, 0, 1, Release::Freed)),
+        ),
+    ];
+    let rows = table(RECORD_DOCUMENT, "Release (kind 19)");
+    check(&rows, &plain, trials, |_| false);
+    let codes = [Release::Remaining, Release::Freed, Release::Quarantined]
+        .map(|release| settled(0, 0, 1, release)[28]);
+    assert_eq!(codes, [1, 2, 3]);
+}
+
 #[test]
 fn entry_document() {
-    let document = include_str!("../../../../../docs/format/entry.md")
-        .replace("| bit | bits |", "| offset | bytes |");
-    let rows = table(&document, "Entry");
-    let bits_of = |entry: Entry| -> Vec<u8> {
-        (0..56)
-            .map(|bit| (entry.to_bits() >> bit & 1) as u8)
-            .collect()
-    };
-    let first = bits_of(Entry::private(Pba(1)));
-    let mut other = bits_of(Entry::private(Pba((1 << 40) - 2)));
+    let rows = bit_table(include_str!("../../../../../docs/format/entry.md"), "Entry");
+    let entry_bits = |entry: Entry| bits_of(entry.to_bits(), 56);
+    let first = entry_bits(Entry::private(Pba(1)));
+    let other = entry_bits(Entry::private(Pba((1 << 40) - 2)));
     let trials = vec![
-        (
-            "PBA",
-            Trial::Whole(first.clone(), std::mem::take(&mut other)),
-        ),
+        ("PBA", Trial::Whole(first.clone(), other)),
         (
             "state",
-            Trial::Part(bits_of(Entry::ABSENT), bits_of(Entry::ZERO)),
+            Trial::Part(entry_bits(Entry::ABSENT), entry_bits(Entry::ZERO)),
         ),
-        ("kept private", Trial::Is(vec![0])),
+        (
+            "kept private",
+            Trial::Whole(first.clone(), entry_bits(Entry::kept(Pba(1)))),
+        ),
         ("codec", Trial::Is(vec![0; 4])),
         ("stored length", Trial::Is(vec![0; 8])),
     ];
     check(&rows, &first, trials, |_| false);
-    for row in &rows[2..] {
+    for row in &rows[3..] {
         for bit in row.bytes.clone() {
             let bits = Entry::private(Pba(1)).to_bits() | 1 << bit;
             assert!(

@@ -1,16 +1,19 @@
 //! The tables of pages and of what stands in them.
 
+use onefold_format::batch_page::{self, ITEM_BYTES, ITEMS_PER_PAGE};
 use onefold_format::catalogue_page::{self, RECORDS_PER_PAGE, VOLUME_RECORD_BYTES};
 use onefold_format::map_page::{self, EMPTY_SEGMENT};
 use onefold_format::node::{Node, Pointer};
 use onefold_format::page::{self, PageBytes, PageHeader, PageKind};
+use onefold_format::queue_page::{self, ELEMENTS_PER_PAGE};
 use onefold_format::space_page::{self, EMPTY_BITMAP};
 use onefold_format::{
-    Entry, FormatError, LayerId, MAJOR_VERSION, MINOR_VERSION, PageNumber, Pba, PoolId, Root,
-    Superblock, TreeRoot, VolumeId, VolumeRecord, VolumeState,
+    BatchItem, BatchKind, DedupMode, DomainId, Entry, FormatError, IndexKind, LayerCounts, LayerId,
+    Lba, MAJOR_VERSION, MINOR_VERSION, OpenBatchHead, PageNumber, Pba, PoolId, QueueElement, Root,
+    Secret, Superblock, TreeRoot, VolumeId, VolumeRecord, VolumeState,
 };
 
-use super::{ALL, Trial, check, crc_without, table};
+use super::{ALL, Trial, bit_table, bits_of, check, crc_without, table};
 use crate::samples::{self, POOL, page, reseal};
 
 fn without_checksum(page: &PageBytes) -> Vec<u8> {
@@ -76,6 +79,7 @@ fn superblock_document() {
     let document = include_str!("../../../../../docs/format/superblock.md");
     let none = Superblock {
         block_size: 0,
+        index: IndexKind::Btree,
         log_bytes: 0,
         created_unix_seconds: 0,
         ..samples::superblock()
@@ -86,12 +90,18 @@ fn superblock_document() {
         let page = |superblock: Superblock| without_checksum(&superblock.encode());
         Trial::Whole(page(none), page(superblock))
     };
+    let encoded = |superblock: Superblock| without_checksum(&superblock.encode());
+    let with_memory = Superblock {
+        index: IndexKind::Memory,
+        ..none
+    };
     let trials = vec![
         ("page header", Trial::Elsewhere),
         (
             "block size",
             whole(&|superblock| superblock.block_size = u32::MAX),
         ),
+        ("index", Trial::Part(encoded(none), encoded(with_memory))),
         ("log bytes", whole(&|superblock| superblock.log_bytes = ALL)),
         (
             "created",
@@ -125,10 +135,9 @@ fn full_tree() -> TreeRoot {
     }
 }
 
-#[test]
-fn root_document() {
-    let rows = table(include_str!("../../../../../docs/format/root.md"), "Root");
-    let none = Root {
+/// A root of zeros, but for what no encoding is without.
+fn empty_root() -> Root {
+    Root {
         sequence: 1,
         session: 0,
         log_position: 0,
@@ -139,22 +148,42 @@ fn root_document() {
         catalogue: TreeRoot::default(),
         space: TreeRoot::default(),
         pool_blocks: 0,
-    };
-    let pair = |change: &dyn Fn(&mut Root)| {
-        let mut root = none;
-        change(&mut root);
-        let page = |root: Root| without_checksum(&root.encode(POOL));
-        (page(none), page(root))
-    };
+        next_batch: 0,
+        queue: TreeRoot::default(),
+        queue_head: 0,
+        queue_end: 0,
+        batch: TreeRoot::default(),
+        open_batch: Some(EMPTY_BATCH),
+        next_domain_id: 0,
+    }
+}
+
+const EMPTY_BATCH: OpenBatchHead = OpenBatchHead {
+    number: 0,
+    kind: BatchKind::Finder(LayerId(0)),
+    items: 0,
+    done: 0,
+};
+
+fn root_pair(change: &dyn Fn(&mut Root)) -> (Vec<u8>, Vec<u8>) {
+    let mut root = empty_root();
+    change(&mut root);
+    let page = |root: Root| without_checksum(&root.encode(POOL));
+    (page(empty_root()), page(root))
+}
+
+#[test]
+fn root_document() {
+    let rows = table(include_str!("../../../../../docs/format/root.md"), "Root");
     let whole = |change: &dyn Fn(&mut Root)| {
-        let (a, b) = pair(change);
+        let (a, b) = root_pair(change);
         Trial::Whole(a, b)
     };
     let part = |change: &dyn Fn(&mut Root)| {
-        let (a, b) = pair(change);
+        let (a, b) = root_pair(change);
         Trial::Part(a, b)
     };
-    let trials = vec![
+    let mut trials = vec![
         ("page header", part(&|root| root.sequence = 3)),
         ("session", whole(&|root| root.session = ALL)),
         ("log position", whole(&|root| root.log_position = ALL)),
@@ -168,9 +197,40 @@ fn root_document() {
         ("catalogue", part(&|root| root.catalogue = full_tree())),
         ("free space", part(&|root| root.space = full_tree())),
         ("pool blocks", whole(&|root| root.pool_blocks = ALL)),
+        ("next batch", whole(&|root| root.next_batch = ALL)),
+        ("queue", part(&|root| root.queue = full_tree())),
+        ("queue head", whole(&|root| root.queue_head = ALL)),
+        ("queue end", whole(&|root| root.queue_end = ALL)),
+        ("batch", part(&|root| root.batch = full_tree())),
     ];
+    trials.extend(open_batch_trials());
+    trials.push((
+        "next domain id",
+        whole(&|root| root.next_domain_id = u32::MAX),
+    ));
     let sample = page("root").page;
     check(&rows, &sample[..], trials, |at| page_refuses("root", at));
+}
+
+fn open_batch_trials() -> Vec<(&'static str, Trial)> {
+    let pair = |change: &dyn Fn(&mut OpenBatchHead)| {
+        let mut head = EMPTY_BATCH;
+        change(&mut head);
+        root_pair(&|root| root.open_batch = Some(head))
+    };
+    let whole = |change: &dyn Fn(&mut OpenBatchHead)| {
+        let (a, b) = pair(change);
+        Trial::Whole(a, b)
+    };
+    let of_layer = BatchKind::Finder(LayerId(ALL));
+    let (before, of_collector) = pair(&|head| head.kind = BatchKind::Collector);
+    vec![
+        ("batch number", whole(&|head| head.number = ALL)),
+        ("batch layer", whole(&|head| head.kind = of_layer)),
+        ("batch kind", Trial::Part(before, of_collector)),
+        ("batch items", whole(&|head| head.items = u32::MAX)),
+        ("batch done", whole(&|head| head.done = u32::MAX)),
+    ]
 }
 
 #[test]
@@ -313,15 +373,17 @@ fn space_page_document() {
     });
 }
 
-#[test]
-fn catalogue_page_document() {
-    let document = include_str!("../../../../../docs/format/catalogue_page.md");
-    let encoded = |slots: &[Option<VolumeRecord>]| {
-        let mut page = page::blank();
-        catalogue_page::encode(slots, &mut page);
-        page.to_vec()
-    };
-    let none = VolumeRecord {
+const CATALOGUE_DOCUMENT: &str = include_str!("../../../../../docs/format/catalogue_page.md");
+
+fn encoded_volumes(slots: &[Option<VolumeRecord>]) -> Vec<u8> {
+    let mut page = page::blank();
+    catalogue_page::encode(slots, &mut page);
+    page.to_vec()
+}
+
+/// A volume of zeros, but for what no encoding is without.
+fn empty_volume() -> VolumeRecord {
+    VolumeRecord {
         id: VolumeId(0),
         layer: LayerId(0),
         state: VolumeState::Importing,
@@ -329,27 +391,40 @@ fn catalogue_page_document() {
         created_unix_seconds: 0,
         map: TreeRoot::default(),
         name: "a".to_owned(),
-    };
-    let full = vec![Some(none.clone()); RECORDS_PER_PAGE];
+        dedup: DedupMode::Off,
+        domain: DomainId(0),
+        domain_name: "a".to_owned(),
+        verify: false,
+        rounds: 0,
+        interval_seconds: 0,
+        counts: LayerCounts::default(),
+    }
+}
+
+#[test]
+fn catalogue_page_document() {
+    let none = encoded_volumes(&[]);
+    let full = encoded_volumes(&vec![Some(empty_volume()); RECORDS_PER_PAGE]);
     let trials = vec![
         ("page header", Trial::Elsewhere),
-        ("records", Trial::Part(encoded(&[]), encoded(&full))),
+        ("records", Trial::Part(none, full)),
     ];
+    let rows = table(CATALOGUE_DOCUMENT, "Catalogue page");
     let sample = page("catalogue_page").page;
-    check(
-        &table(document, "Catalogue page"),
-        &sample[..],
-        trials,
-        |at| page_refuses("catalogue_page", at),
-    );
+    check(&rows, &sample[..], trials, |at| {
+        page_refuses("catalogue_page", at)
+    });
+}
 
+#[test]
+fn volume_record_document() {
     let first = |record: &VolumeRecord| {
-        encoded(&[Some(record.clone())])[64..64 + VOLUME_RECORD_BYTES].to_vec()
+        encoded_volumes(&[Some(record.clone())])[64..64 + VOLUME_RECORD_BYTES].to_vec()
     };
     let pair = |change: &dyn Fn(&mut VolumeRecord)| {
-        let mut record = none.clone();
+        let mut record = empty_volume();
         change(&mut record);
-        (first(&none), first(&record))
+        (first(&empty_volume()), first(&record))
     };
     let whole = |change: &dyn Fn(&mut VolumeRecord)| {
         let (a, b) = pair(change);
@@ -361,12 +436,15 @@ fn catalogue_page_document() {
     };
     let sample = first(&VolumeRecord {
         name: "n".repeat(63),
-        ..none.clone()
+        domain_name: "d".repeat(62),
+        ..empty_volume()
     });
     let trials = vec![
         ("kind", Trial::Is(vec![1])),
         ("state", whole(&|record| record.state = VolumeState::Ready)),
+        ("dedup", whole(&|record| record.dedup = DedupMode::Offline)),
         ("name len", Trial::Is(vec![63])),
+        ("domain", part(&|record| record.domain = DomainId(u16::MAX))),
         ("volume", whole(&|record| record.id = VolumeId(u64::MAX))),
         ("layer", whole(&|record| record.layer = LayerId(u64::MAX))),
         ("size", whole(&|record| record.size_bytes = u64::MAX)),
@@ -375,9 +453,134 @@ fn catalogue_page_document() {
             whole(&|record| record.created_unix_seconds = u64::MAX),
         ),
         ("map", part(&|record| record.map = full_tree())),
+        ("flags", whole(&|record| record.verify = true)),
+        ("domain name len", Trial::Is(vec![62])),
+        ("rounds", whole(&|record| record.rounds = u8::MAX)),
+        (
+            "interval",
+            whole(&|record| record.interval_seconds = u32::MAX),
+        ),
+        ("private", whole(&|record| record.counts.private = ALL)),
+        ("kept", whole(&|record| record.counts.kept = ALL)),
+        ("shared", whole(&|record| record.counts.shared = ALL)),
         ("name", part(&|record| record.name = "b".to_owned())),
+        (
+            "domain name",
+            part(&|record| record.domain_name = "b".to_owned()),
+        ),
     ];
-    check(&table(document, "Volume record"), &sample, trials, |at| {
+    let rows = table(CATALOGUE_DOCUMENT, "Volume record");
+    check(&rows, &sample, trials, |at| {
         page_refuses("catalogue_page", 64 + at)
+    });
+}
+
+#[test]
+fn queue_page_document() {
+    let document = include_str!("../../../../../docs/format/queue_page.md");
+    let encoded = |element: Option<QueueElement>| {
+        let mut page = page::blank();
+        queue_page::encode(&[element; ELEMENTS_PER_PAGE], &mut page);
+        page.to_vec()
+    };
+    let element = |pba, count, domain| {
+        Some(QueueElement {
+            pba: Pba(pba),
+            count,
+            domain: DomainId(domain),
+        })
+    };
+    let full = encoded(element((1 << 40) - 1, 1, u16::MAX));
+    let trials = vec![
+        ("page header", Trial::Elsewhere),
+        ("elements", Trial::Whole(encoded(None), full)),
+    ];
+    let sample = page("queue_page").page;
+    check(&table(document, "Queue page"), &sample[..], trials, |at| {
+        page_refuses("queue_page", at)
+    });
+
+    let bits = |element| {
+        let word = encoded(element)[64..72].try_into().expect("one element");
+        bits_of(u64::from_le_bytes(word), 64)
+    };
+    let first = bits(element(1, 1, 0));
+    let whole = |other| Trial::Whole(first.clone(), bits(other));
+    let trials = vec![
+        ("PBA", whole(element((1 << 40) - 2, 1, 0))),
+        ("count", whole(element(1, 256, 0))),
+        ("domain", whole(element(1, 1, u16::MAX))),
+    ];
+    check(&bit_table(document, "Element"), &first, trials, |_| false);
+}
+
+#[test]
+fn batch_page_document() {
+    let document = include_str!("../../../../../docs/format/batch_page.md");
+    let encoded = |lba, pba, domain, moved| {
+        let item = BatchItem {
+            lba: Lba(lba),
+            pba: Pba(pba),
+            domain: DomainId(domain),
+            moved,
+        };
+        let mut page = page::blank();
+        batch_page::encode(&[item; ITEMS_PER_PAGE], &mut page);
+        page.to_vec()
+    };
+    let none = page::blank().to_vec();
+    let full = encoded(1, 1, 0, true);
+    let trials = vec![
+        ("page header", Trial::Elsewhere),
+        ("items", Trial::Whole(none, full)),
+    ];
+    let sample = page("batch_page").page;
+    check(&table(document, "Batch page"), &sample[..], trials, |at| {
+        page_refuses("batch_page", at)
+    });
+
+    let item =
+        |lba, pba, domain, moved| encoded(lba, pba, domain, moved)[64..64 + ITEM_BYTES].to_vec();
+    let first = item(0, 1, 0, false);
+    let trials = vec![
+        (
+            "lba",
+            Trial::Part(first.clone(), item((1 << 38) - 1, 1, 0, false)),
+        ),
+        ("block", Trial::Whole(first.clone(), item(0, 2, 0, true))),
+    ];
+    check(&table(document, "Item"), &first, trials, |_| false);
+
+    let block = |pba, domain, moved| {
+        let word = item(0, pba, domain, moved)[8..].try_into().expect("a word");
+        bits_of(u64::from_le_bytes(word), 64)
+    };
+    let first = block(1, 0, false);
+    let whole = |other| Trial::Whole(first.clone(), other);
+    let trials = vec![
+        ("PBA", whole(block((1 << 40) - 2, 0, false))),
+        ("domain", whole(block(1, u16::MAX, false))),
+        ("moved", whole(block(1, 0, true))),
+    ];
+    check(&bit_table(document, "Block"), &first, trials, |bit| {
+        let mut sample = page("batch_page");
+        sample.page[64 + 8 + bit / 8] |= 1 << (bit % 8);
+        reseal(&mut sample.page);
+        let read = (sample.decode)(&sample.page);
+        matches!(read, Err(FormatError::Reserved { .. }))
+    });
+}
+
+#[test]
+fn secret_document() {
+    let document = include_str!("../../../../../docs/format/secret.md");
+    let encoded = |byte| without_checksum(&Secret([byte; 32]).encode(POOL));
+    let trials = vec![
+        ("page header", Trial::Elsewhere),
+        ("secret", Trial::Whole(encoded(0), encoded(255))),
+    ];
+    let sample = page("secret").page;
+    check(&table(document, "Secret"), &sample[..], trials, |at| {
+        page_refuses("secret", at)
     });
 }

@@ -1,0 +1,149 @@
+//! What a batch does to rows: the same for every back end.
+//!
+//! Items are looked at in the order of their fingerprints, equal ones in their own order. So a
+//! back end that keeps rows sorted is asked in its own order, and a row that several items want is
+//! read and written once.
+
+use onefold_format::Pba;
+
+use crate::row::is_block;
+use crate::{Counted, Fingerprint, IndexCounts, IndexError, REFERENCES_MAX, Released, Result, Row};
+
+/// An item of a batch.
+pub(crate) type Item = (Fingerprint, Pba);
+
+/// The rows of a back end, in the middle of a batch.
+pub(crate) trait Rows {
+    /// The row of this fingerprint.
+    fn get(&mut self, fingerprint: Fingerprint) -> Result<Option<Row>>;
+
+    /// Replaces the row of this fingerprint, or removes it.
+    fn set(&mut self, fingerprint: Fingerprint, row: Option<Row>) -> Result<()>;
+
+    /// Whether a row for this fingerprint, which has none, may be added now.
+    fn has_room(&mut self, fingerprint: Fingerprint) -> bool;
+}
+
+/// Refuses addresses that no pool has, before anything is changed.
+pub(crate) fn check_blocks(mut blocks: impl Iterator<Item = Pba>) -> Result<()> {
+    match blocks.find(|pba| !is_block(*pba)) {
+        Some(pba) => Err(IndexError::BadBlock(pba)),
+        None => Ok(()),
+    }
+}
+
+/// Counts one reference for each item.
+pub(crate) fn increment<R: Rows>(
+    rows: &mut R,
+    counts: &mut IndexCounts,
+    items: &[Item],
+) -> Result<Vec<Counted>> {
+    apply(
+        rows,
+        counts,
+        items,
+        Counted::Full,
+        |rows, row, item| match row {
+            None if !rows.has_room(item.0) => Counted::Full,
+            None => {
+                *row = Some(Row {
+                    pba: item.1,
+                    references: 1,
+                });
+                Counted::Inserted
+            }
+            Some(row) if row.references >= REFERENCES_MAX => Counted::Full,
+            Some(row) => {
+                row.references += 1;
+                if row.pba == item.1 {
+                    Counted::Inserted
+                } else {
+                    Counted::Shared(row.pba)
+                }
+            }
+        },
+    )
+}
+
+/// Releases one reference for each item.
+pub(crate) fn decrement<R: Rows>(
+    rows: &mut R,
+    counts: &mut IndexCounts,
+    items: &[Item],
+) -> Result<Vec<Released>> {
+    apply(
+        rows,
+        counts,
+        items,
+        Released::Unknown,
+        |_, row, item| match row {
+            None => Released::Unknown,
+            Some(found) if found.pba != item.1 => Released::Mismatch,
+            Some(found) if found.references > 1 => {
+                found.references -= 1;
+                Released::Remaining
+            }
+            Some(_) => {
+                *row = None;
+                Released::Zero
+            }
+        },
+    )
+}
+
+/// Lets `decide` change the row of each item, and collects its answers in the items' order.
+fn apply<R: Rows, A: Copy>(
+    rows: &mut R,
+    counts: &mut IndexCounts,
+    items: &[Item],
+    unanswered: A,
+    mut decide: impl FnMut(&mut R, &mut Option<Row>, &Item) -> A,
+) -> Result<Vec<A>> {
+    let mut order: Vec<usize> = (0..items.len()).collect();
+    // Equal fingerprints stay in the items' order because the sort is stable.
+    order.sort_by_key(|at| items[*at].0);
+    let mut answers = vec![unanswered; items.len()];
+    for equal in order.chunk_by(|one, other| items[*one].0 == items[*other].0) {
+        let fingerprint = items[equal[0]].0;
+        let before = rows.get(fingerprint)?;
+        let mut row = before;
+        for at in equal {
+            answers[*at] = decide(rows, &mut row, &items[*at]);
+        }
+        if row != before {
+            rows.set(fingerprint, row)?;
+            counts.replace(before, row);
+        }
+    }
+    Ok(answers)
+}
+
+/// Adds rows counted from the maps, and returns those that were not taken.
+pub(crate) fn add<R: Rows>(
+    rows: &mut R,
+    counts: &mut IndexCounts,
+    added: &[(Fingerprint, Row)],
+) -> Result<Vec<(Fingerprint, Row)>> {
+    let mut order: Vec<&(Fingerprint, Row)> = added.iter().collect();
+    order.sort_by_key(|it| it.0);
+    let mut refused = Vec::new();
+    for (fingerprint, row) in order {
+        if row.references == 0 {
+            continue;
+        }
+        let before = rows.get(*fingerprint)?;
+        let already = before.map_or(0, |it| it.references);
+        let together = already.saturating_add(row.references);
+        if before.is_some_and(|it| it.pba != row.pba) || together > REFERENCES_MAX {
+            refused.push((*fingerprint, *row));
+            continue;
+        }
+        let after = Some(Row {
+            pba: row.pba,
+            references: together,
+        });
+        rows.set(*fingerprint, after)?;
+        counts.replace(before, after);
+    }
+    Ok(refused)
+}

@@ -1,0 +1,226 @@
+//! The first sector of the part: whose index it is, of which kind, and whether it can be trusted.
+//!
+//! It is synced before anything relies on it, and a sector is written whole or not at all. So it is
+//! the switch: what stands behind it counts only while it says [`Content::Whole`].
+
+use onefold_engine::Disk;
+use onefold_format::PoolId;
+
+use crate::{IndexError, Result};
+
+/// Bytes of the header: one sector.
+const HEADER_BYTES: usize = 512;
+
+/// Where the rest of the part begins: a multiple of every page size there is.
+pub(crate) const BODY_OFFSET: u64 = 4096;
+
+const MAGIC: [u8; 4] = *b"1FLI";
+const VERSION: u16 = 1;
+const CHECKSUM_OFFSET: usize = 508;
+
+/// What made the index. The numbers are those of the superblock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Btree = 1,
+    Memory = 2,
+}
+
+/// Whether the body holds the pool's rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// It does.
+    Whole(Extent),
+    /// It does not, whatever stands there: the rows have to be counted from the maps.
+    Void,
+}
+
+/// What a memory index wrote out; zeros for other kinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Extent {
+    /// Bytes of the streams, which come first.
+    pub(crate) stream_bytes: u64,
+    /// Rows behind them.
+    pub(crate) rows: u64,
+    /// BLAKE3 of both.
+    pub(crate) hash: [u8; 32],
+}
+
+const WHOLE: u8 = 1;
+const VOID: u8 = 2;
+
+/// Writes the header and makes it durable. What it says of the body must be so already, but for a
+/// body whose hash it has: that may become durable with it.
+pub(crate) fn write(disk: &dyn Disk, kind: Kind, pool: PoolId, content: Content) -> Result<()> {
+    disk.write_at(&encode(kind, pool, content), 0)?;
+    Ok(disk.sync()?)
+}
+
+fn encode(kind: Kind, pool: PoolId, content: Content) -> [u8; HEADER_BYTES] {
+    let (state, extent) = match content {
+        Content::Whole(extent) => (WHOLE, extent),
+        Content::Void => (VOID, Extent::default()),
+    };
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[..4].copy_from_slice(&MAGIC);
+    bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[6] = kind as u8;
+    bytes[7] = state;
+    bytes[8..24].copy_from_slice(&pool.0);
+    bytes[24..32].copy_from_slice(&extent.stream_bytes.to_le_bytes());
+    bytes[32..40].copy_from_slice(&extent.rows.to_le_bytes());
+    bytes[40..72].copy_from_slice(&extent.hash);
+    let checksum = crc32c::crc32c(&bytes);
+    bytes[CHECKSUM_OFFSET..].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+/// Reads the header from the medium.
+///
+/// # Errors
+/// [`IndexError::Damaged`] where there is none, or one of another kind; [`IndexError::OtherPool`];
+/// [`IndexError::Newer`].
+pub(crate) fn read(disk: &dyn Disk, kind: Kind, pool: PoolId) -> Result<Content> {
+    // What only survived in the host's cache must be durable before anything relies on it, and
+    // what a failed sync left there must not be taken for what is on the medium.
+    disk.sync()?;
+    disk.forget_cached()?;
+    let mut bytes = [0; HEADER_BYTES];
+    disk.read_at(&mut bytes, 0)?;
+    decode(&bytes, kind, pool)
+}
+
+fn decode(bytes: &[u8; HEADER_BYTES], kind: Kind, pool: PoolId) -> Result<Content> {
+    let damaged = |what: String| Err(IndexError::Damaged(what));
+    if bytes[..4] != MAGIC {
+        return damaged(format!(
+            "it begins with {:02x?}, not with {MAGIC:02x?}",
+            &bytes[..4]
+        ));
+    }
+    let mut blank = *bytes;
+    blank[CHECKSUM_OFFSET..].fill(0);
+    if crc32c::crc32c(&blank).to_le_bytes() != bytes[CHECKSUM_OFFSET..] {
+        return damaged("its header fails the checksum".into());
+    }
+    let version = u16::from_le_bytes(field(bytes, 4));
+    if version > VERSION {
+        return Err(IndexError::Newer(version));
+    }
+    let found = PoolId(field(bytes, 8));
+    if found != pool {
+        return Err(IndexError::OtherPool {
+            expected: pool,
+            found,
+        });
+    }
+    if bytes[6] != kind as u8 {
+        return damaged(format!("it is of kind {}, not {kind:?}", bytes[6]));
+    }
+    let extent = Extent {
+        stream_bytes: u64::from_le_bytes(field(bytes, 24)),
+        rows: u64::from_le_bytes(field(bytes, 32)),
+        hash: field(bytes, 40),
+    };
+    match bytes[7] {
+        _ if version == 0 || bytes[72..CHECKSUM_OFFSET].iter().any(|byte| *byte != 0) => {
+            damaged("its header has impossible values".into())
+        }
+        WHOLE if kind == Kind::Memory || extent == Extent::default() => Ok(Content::Whole(extent)),
+        VOID if extent == Extent::default() => Ok(Content::Void),
+        _ => damaged("its header has impossible values".into()),
+    }
+}
+
+fn field<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&bytes[at..at + N]);
+    field
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POOL: PoolId = PoolId([5; 16]);
+
+    fn contents(kind: Kind) -> Vec<Content> {
+        let extent = match kind {
+            Kind::Btree => Extent::default(),
+            Kind::Memory => Extent {
+                stream_bytes: 1 << 33,
+                rows: 77,
+                hash: [9; 32],
+            },
+        };
+        vec![Content::Whole(extent), Content::Void]
+    }
+
+    fn resealed(mut bytes: [u8; HEADER_BYTES]) -> [u8; HEADER_BYTES] {
+        bytes[CHECKSUM_OFFSET..].fill(0);
+        let checksum = crc32c::crc32c(&bytes);
+        bytes[CHECKSUM_OFFSET..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn headers_survive_encoding() {
+        for kind in [Kind::Btree, Kind::Memory] {
+            for content in contents(kind) {
+                let bytes = encode(kind, POOL, content);
+                assert_eq!(decode(&bytes, kind, POOL).unwrap(), content);
+            }
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_is_damage() {
+        let bytes = encode(Kind::Memory, POOL, contents(Kind::Memory)[0]);
+        for bit in 0..HEADER_BYTES * 8 {
+            let mut bytes = bytes;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let error = decode(&bytes, Kind::Memory, POOL).unwrap_err();
+            assert!(matches!(error, IndexError::Damaged(_)), "{bit}: {error}");
+        }
+        let blank = decode(&[0; HEADER_BYTES], Kind::Memory, POOL);
+        assert!(matches!(blank, Err(IndexError::Damaged(_))));
+    }
+
+    #[test]
+    fn what_is_whole_but_not_ours_is_refused() {
+        let bytes = encode(Kind::Btree, POOL, Content::Void);
+        let error = decode(&bytes, Kind::Btree, PoolId([6; 16])).unwrap_err();
+        assert!(
+            matches!(error, IndexError::OtherPool { found: POOL, .. }),
+            "{error}"
+        );
+        let error = decode(&bytes, Kind::Memory, POOL).unwrap_err();
+        assert!(matches!(error, IndexError::Damaged(_)), "{error}");
+        let mut newer = bytes;
+        newer[4] = 2;
+        let error = decode(&resealed(newer), Kind::Btree, POOL).unwrap_err();
+        assert!(matches!(error, IndexError::Newer(2)), "{error}");
+    }
+
+    #[test]
+    fn impossible_values_under_a_right_checksum_are_damage() {
+        let bytes = encode(Kind::Btree, POOL, Content::Void);
+        for (at, value) in [
+            (4, 0),
+            (6, 3),
+            (7, 0),
+            (7, 3),
+            (24, 1),
+            (32, 1),
+            (40, 1),
+            (507, 1),
+        ] {
+            let mut bytes = bytes;
+            bytes[at] = value;
+            let error = decode(&resealed(bytes), Kind::Btree, POOL).unwrap_err();
+            assert!(
+                matches!(error, IndexError::Damaged(_)),
+                "{at} {value}: {error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The fingerprint index: which block of the pool holds a content, and how many entries name it.
+//!
+//! A [`FingerprintIndex`] maps fingerprints to rows of a block's address and a number of
+//! references. It is asked in batches only. A batch has a number in a stream, and the index keeps
+//! the last number of each stream together with the answers, atomically with the rows: whoever
+//! crashed between a batch and what it learnt from it repeats the batch and gets the original
+//! answers. So every batch takes effect exactly once (P4).
+//!
+//! | file | what it is |
+//! | --- | --- |
+//! | [`fingerprint`] | keyed hashes of blocks, several at once |
+//! | `row` | a row in ten bytes, and the counts over all rows |
+//! | `batch` | what a batch does to rows: the same for every back end |
+//! | `stream` | the last number of a stream and its answers |
+//! | `header` | the first sector of the part: whose index it is, and whether it counts |
+//! | [`memory`] | all rows in memory; written out when the pool is closed |
+//! | [`btree`] | rows in a copy-on-write B-tree on the disk |
+//! | `conformance` | the suite that every back end must pass (cargo feature of that name) |
+//!
+//! A back end lives in the pool's part `index`, a [`Disk`](onefold_engine::Disk), which it owns.
+//! `docs/format/index.md` says what stands there, and what a torn or lost write leaves.
+//!
+//! Invariants, of every back end:
+//! - An increment or decrement takes effect as a whole or not at all, and after an error of one it
+//!   is unknown which: the index then refuses everything until it is opened again, and the batch
+//!   is repeated.
+//! - The rows are derived: they can be counted again from the pool's maps. Where a back end cannot
+//!   vouch for its rows, [`FingerprintIndex::needs_rebuild`] says so, durably.
+
+use std::io;
+
+use onefold_format::{Pba, PoolId};
+
+mod batch;
+pub mod btree;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+pub mod fingerprint;
+mod header;
+pub mod memory;
+mod row;
+mod stream;
+
+pub use fingerprint::{Fingerprint, Key};
+pub use row::{IndexCounts, REFERENCES_MAX, Row};
+
+/// The result of a request to an index.
+pub type Result<T> = std::result::Result<T, IndexError>;
+
+/// Names a stream of batches. What it stands for is the caller's business.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub u64);
+
+/// What became of a reference that was to be counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Counted {
+    /// The row names the item's own block; in most cases it is new.
+    Inserted,
+    /// The row names this other block, which holds the same content.
+    Shared(Pba),
+    /// Nothing was counted: the index has no room for a further row, or the row has
+    /// [`REFERENCES_MAX`] references.
+    Full,
+}
+
+/// What became of a reference that was to be released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Released {
+    /// It is released, and others are left.
+    Remaining,
+    /// It was the last one: the row is gone, and the block is nobody's.
+    Zero,
+    /// The row names another block. Nothing was changed.
+    Mismatch,
+    /// There is no row. Nothing was changed.
+    Unknown,
+}
+
+/// Fingerprints, the blocks that hold their contents, and the numbers of references to them.
+///
+/// Calls may come from many threads; batches take effect one after the other.
+pub trait FingerprintIndex: Send + Sync {
+    /// Counts one reference for each item, in order; equal fingerprints of a batch meet each
+    /// other. A row that names the item's own block answers [`Counted::Inserted`], and counts.
+    ///
+    /// The answers, one for each item, are durable with the rows when this returns. A repeat of
+    /// the stream's last number returns the original answers and changes nothing: its items are
+    /// not compared. Numbers need not be consecutive.
+    ///
+    /// # Errors
+    /// [`IndexError::Stale`] for an older number, or for the last one if that was a decrement or
+    /// its answers are not kept; [`IndexError::Unready`] before a rebuild has ended;
+    /// [`IndexError::BadBlock`] for an address that no pool has. None of these changes anything.
+    fn increment(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Counted>>;
+
+    /// Releases one reference for each item, in order. The row must name the item's block. The
+    /// last reference takes the row with it. Numbers, repeats and errors are as those of
+    /// [`FingerprintIndex::increment`], whose stream it shares.
+    fn decrement(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Released>>;
+
+    /// How many rows and references there are.
+    fn counts(&self) -> IndexCounts;
+
+    /// Rows in the order of their fingerprints, from `from` on, at most `max`.
+    fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>>;
+
+    /// Whether the rows are not those of the pool's maps: after a stop that the index could not
+    /// survive, or a rebuild that did not end.
+    fn needs_rebuild(&self) -> bool;
+
+    /// Forgets everything: rows, streams and answers. From here on
+    /// [`FingerprintIndex::needs_rebuild`] is true, also after a crash, until
+    /// [`FingerprintIndex::finish_rebuild`].
+    fn begin_rebuild(&self) -> Result<()>;
+
+    /// Adds rows counted from the maps. Rows that are not taken are returned: those whose
+    /// fingerprint has a row with another block, and those beyond [`REFERENCES_MAX`]. Where the
+    /// row is there with the same block, the references are added. A limit in bytes does not
+    /// apply: these references exist. Need not be durable before
+    /// [`FingerprintIndex::finish_rebuild`].
+    ///
+    /// # Errors
+    /// [`IndexError::Unready`] unless [`FingerprintIndex::begin_rebuild`] was called since the
+    /// index was opened; [`IndexError::BadBlock`] as above.
+    fn add_rows(&self, rows: &[(Fingerprint, Row)]) -> Result<Vec<(Fingerprint, Row)>>;
+
+    /// Ends a rebuild. The last number of `stream` becomes `last_number`, without answers, so that
+    /// a repeat of it is [`IndexError::Stale`]; other streams have none. Durable when it returns,
+    /// as far as the back end ever is.
+    ///
+    /// # Errors
+    /// As those of [`FingerprintIndex::add_rows`].
+    fn finish_rebuild(&self, stream: StreamId, last_number: u64) -> Result<()>;
+
+    /// Makes the next opening quick. Every later call is refused with [`IndexError::Closed`],
+    /// but for [`FingerprintIndex::counts`], [`FingerprintIndex::needs_rebuild`],
+    /// [`FingerprintIndex::bytes_on_disk`] and a further close.
+    fn close(&self) -> Result<()>;
+
+    /// Bytes that the host has allocated for the index.
+    fn bytes_on_disk(&self) -> Result<u64>;
+}
+
+/// Why an index could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// The disk failed, or is full. The message names the part and the place.
+    #[error(transparent)]
+    Io(io::Error),
+    /// What stands on the disk is not what was written. The index can be replaced, and counted
+    /// again from the maps.
+    #[error("the index is damaged: {0}")]
+    Damaged(String),
+    /// A later release wrote it.
+    #[error("the index has format version {0}, which a later version of onefold can read")]
+    Newer(u16),
+    /// It is whole, but another pool's.
+    #[error("the index belongs to the pool {found}, not to {expected}")]
+    OtherPool {
+        /// The pool that was expected.
+        expected: PoolId,
+        /// The pool that the index names.
+        found: PoolId,
+    },
+    /// A batch number that was used up, and whose answers are not there any more.
+    #[error("batch {number} of stream {} is not the last one, {last}, or was of another kind",
+        stream.0)]
+    Stale {
+        /// The stream.
+        stream: StreamId,
+        /// The number of the batch that was refused.
+        number: u64,
+        /// The stream's last number.
+        last: u64,
+    },
+    /// Batches are refused because a rebuild has not ended, or rows because none has begun.
+    #[error("the index is not ready: {0}")]
+    Unready(&'static str),
+    /// An address that no pool has: 0, or beyond the largest.
+    #[error("there can be no block {0}")]
+    BadBlock(Pba),
+    /// An earlier call failed, and left open what stands on the disk.
+    #[error("the index failed before: the pool must be opened again")]
+    Failed,
+    /// It was closed.
+    #[error("the index is closed")]
+    Closed,
+}
+
+impl IndexError {
+    /// Whether there was no room left on the disk.
+    #[must_use]
+    pub fn is_storage_full(&self) -> bool {
+        match self {
+            IndexError::Io(error) => matches!(
+                error.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            ),
+            _ => false,
+        }
+    }
+}
+
+impl From<io::Error> for IndexError {
+    fn from(error: io::Error) -> Self {
+        IndexError::Io(error)
+    }
+}
+
+/// Why batches are refused.
+const NEEDS_REBUILD: &str = "its rows have to be counted from the maps first";
+
+/// Why rows are refused.
+const NO_REBUILD: &str = "no rebuild has begun";

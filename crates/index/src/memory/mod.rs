@@ -1,0 +1,259 @@
+//! All rows in memory; written out when the pool is closed.
+//!
+//! The quickest back end, and the one without a promise: rows and answers are gone with the
+//! process, unless it called [`close`](FingerprintIndex::close). It takes no more memory than it
+//! is allowed, and when that is used up it counts no further rows ([`Counted::Full`]); references
+//! to rows that it has are always counted.
+//!
+//! Invariants:
+//! - While an index is open, the header on the disk says that the body is void. So whatever ends
+//!   the process, an older state is never taken for the present one.
+//! - The header that says that the body is whole has its hash.
+//!
+//! Crash behaviour: after anything but a close the index comes back empty and
+//! [needs a rebuild](FingerprintIndex::needs_rebuild). So it does where what it wrote out cannot be
+//! read, or is not what was written.
+
+mod image;
+mod table;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use onefold_engine::Disk;
+use onefold_format::{Pba, PoolId};
+
+use crate::batch::{self, Item};
+use crate::header::{self, Content, Extent, Kind};
+use crate::stream::{self, Answer, Answers, LastBatch};
+use crate::{
+    Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, Released, Result, Row,
+    StreamId,
+};
+use image::{Image, Streams};
+use table::Table;
+
+/// Makes the index of a new pool: one without rows.
+pub fn create(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
+    let extent = image::write(&**disk, &Table::new(0), &Streams::new())?;
+    header::write(&**disk, Kind::Memory, pool, Content::Whole(extent))
+}
+
+/// Gives up whatever is on the disk. What is opened next has no rows, and needs a rebuild.
+pub fn replace(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
+    header::write(&**disk, Kind::Memory, pool, Content::Void)
+}
+
+/// Opens the pool's index, whose rows may take `limit_bytes` of memory.
+///
+/// # Errors
+/// [`IndexError::OtherPool`], [`IndexError::Newer`], and [`IndexError::Io`] where the disk cannot
+/// be written. Everything else that is wrong with it makes an index that needs a rebuild.
+pub fn open(disk: Arc<dyn Disk>, pool: PoolId, limit_bytes: u64) -> Result<MemoryIndex> {
+    let image = match read(&*disk, pool, limit_bytes) {
+        Ok(image) => image,
+        Err(error @ (IndexError::OtherPool { .. } | IndexError::Newer(_))) => return Err(error),
+        Err(_) => None,
+    };
+    header::write(&*disk, Kind::Memory, pool, Content::Void)?;
+    let phase = match &image {
+        Some(_) => Phase::Ready,
+        None => Phase::Void,
+    };
+    let image = image.unwrap_or_else(|| Image {
+        table: Table::new(limit_bytes),
+        streams: Streams::new(),
+        counts: IndexCounts::default(),
+    });
+    Ok(MemoryIndex {
+        disk,
+        pool,
+        limit_bytes,
+        state: Mutex::new(State { image, phase }),
+    })
+}
+
+/// What the last owner wrote out; `None` if it did not get there.
+fn read(disk: &dyn Disk, pool: PoolId, limit_bytes: u64) -> Result<Option<Image>> {
+    match header::read(disk, Kind::Memory, pool)? {
+        Content::Whole(extent) => image::read(disk, &extent, limit_bytes).map(Some),
+        Content::Void => Ok(None),
+    }
+}
+
+/// An index in memory.
+pub struct MemoryIndex {
+    disk: Arc<dyn Disk>,
+    pool: PoolId,
+    limit_bytes: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    image: Image,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The rows are those of the maps.
+    Ready,
+    /// There are none, and there should be.
+    Void,
+    /// They are being counted from the maps.
+    Rebuilding,
+    /// Closed; `Void` or not is what it was before.
+    Closed { needs_rebuild: bool },
+    /// A close failed.
+    Failed { needs_rebuild: bool },
+}
+
+impl MemoryIndex {
+    /// The state, also after a panic of another thread: what is done under the lock cannot fail
+    /// half way.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn batch<A: Answer>(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[Item],
+        apply: fn(&mut Table, &mut IndexCounts, &[Item]) -> Result<Vec<A>>,
+    ) -> Result<Vec<A>> {
+        batch::check_blocks(items.iter().map(|it| it.1))?;
+        let mut state = self.state();
+        state.check_open()?;
+        if state.phase != Phase::Ready {
+            return Err(IndexError::Unready(crate::NEEDS_REBUILD));
+        }
+        let image = &mut state.image;
+        if let Some(answers) = stream::repeated(stream, image.streams.get(&stream), number)? {
+            return Ok(answers);
+        }
+        let answers = apply(&mut image.table, &mut image.counts, items)?;
+        let last = LastBatch {
+            number,
+            answers: A::wrap(answers.clone()),
+        };
+        image.streams.insert(stream, last);
+        Ok(answers)
+    }
+}
+
+impl State {
+    fn check_open(&self) -> Result<()> {
+        match self.phase {
+            Phase::Ready | Phase::Void | Phase::Rebuilding => Ok(()),
+            Phase::Closed { .. } => Err(IndexError::Closed),
+            Phase::Failed { .. } => Err(IndexError::Failed),
+        }
+    }
+
+    fn check_rebuilding(&self) -> Result<()> {
+        self.check_open()?;
+        match self.phase {
+            Phase::Rebuilding => Ok(()),
+            _ => Err(IndexError::Unready(crate::NO_REBUILD)),
+        }
+    }
+
+    fn needs_rebuild(&self) -> bool {
+        match self.phase {
+            Phase::Ready => false,
+            Phase::Void | Phase::Rebuilding => true,
+            Phase::Closed { needs_rebuild } | Phase::Failed { needs_rebuild } => needs_rebuild,
+        }
+    }
+}
+
+impl FingerprintIndex for MemoryIndex {
+    fn increment(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Counted>> {
+        self.batch(stream, number, items, batch::increment)
+    }
+
+    fn decrement(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Released>> {
+        self.batch(stream, number, items, batch::decrement)
+    }
+
+    fn counts(&self) -> IndexCounts {
+        self.state().image.counts
+    }
+
+    fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>> {
+        let state = self.state();
+        state.check_open()?;
+        Ok(state.image.table.sorted(from, max))
+    }
+
+    fn needs_rebuild(&self) -> bool {
+        self.state().needs_rebuild()
+    }
+
+    fn begin_rebuild(&self) -> Result<()> {
+        let mut state = self.state();
+        state.check_open()?;
+        // On the disk it has been void since it was opened.
+        *state = State {
+            image: Image {
+                table: Table::new(self.limit_bytes),
+                streams: Streams::new(),
+                counts: IndexCounts::default(),
+            },
+            phase: Phase::Rebuilding,
+        };
+        Ok(())
+    }
+
+    fn add_rows(&self, rows: &[(Fingerprint, Row)]) -> Result<Vec<(Fingerprint, Row)>> {
+        batch::check_blocks(rows.iter().map(|it| it.1.pba))?;
+        let mut state = self.state();
+        state.check_rebuilding()?;
+        let image = &mut state.image;
+        batch::add(&mut image.table, &mut image.counts, rows)
+    }
+
+    fn finish_rebuild(&self, stream: StreamId, last_number: u64) -> Result<()> {
+        let mut state = self.state();
+        state.check_rebuilding()?;
+        let last = LastBatch {
+            number: last_number,
+            answers: Answers::Forgotten,
+        };
+        state.image.streams.insert(stream, last);
+        state.phase = Phase::Ready;
+        Ok(())
+    }
+
+    fn close(&self) -> Result<()> {
+        let mut state = self.state();
+        if matches!(state.phase, Phase::Closed { .. }) {
+            return Ok(());
+        }
+        state.check_open()?;
+        let needs_rebuild = state.needs_rebuild();
+        // Whatever happens below, what is on the disk is no longer known to be void.
+        state.phase = Phase::Failed { needs_rebuild };
+        if !needs_rebuild {
+            let Image { table, streams, .. } = &state.image;
+            let extent: Extent = image::write(&*self.disk, table, streams)?;
+            header::write(&*self.disk, Kind::Memory, self.pool, Content::Whole(extent))?;
+        }
+        state.phase = Phase::Closed { needs_rebuild };
+        Ok(())
+    }
+
+    fn bytes_on_disk(&self) -> Result<u64> {
+        Ok(self.disk.allocated_bytes()?)
+    }
+}

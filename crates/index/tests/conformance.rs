@@ -1,0 +1,146 @@
+//! Every back end against the suite.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
+
+use onefold_engine::Disk;
+use onefold_format::PoolId;
+use onefold_index::conformance::{self, BackEnd};
+use onefold_index::{FingerprintIndex, Result, btree, memory};
+use std::sync::Arc;
+
+struct Memory;
+
+impl BackEnd for Memory {
+    fn create(&self, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
+        memory::create(disk, pool)
+    }
+
+    fn replace(&self, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
+        memory::replace(disk, pool)
+    }
+
+    fn open(&self, disk: Arc<dyn Disk>, pool: PoolId) -> Result<Box<dyn FingerprintIndex>> {
+        Ok(Box::new(memory::open(disk, pool, 64 << 20)?))
+    }
+
+    fn open_small(
+        &self,
+        disk: Arc<dyn Disk>,
+        pool: PoolId,
+    ) -> Option<Result<Box<dyn FingerprintIndex>>> {
+        let opened = memory::open(disk, pool, 100_000);
+        Some(opened.map(|index| Box::new(index) as Box<dyn FingerprintIndex>))
+    }
+
+    fn survives_crashes(&self) -> bool {
+        false
+    }
+}
+
+/// With a cache of so many bytes.
+struct Btree(u64);
+
+/// Enough for everything that the suite does.
+const BTREE: Btree = Btree(8 << 20);
+
+/// So little that redb has to read again what it wrote, and to write before it commits.
+const BTREE_WITHOUT_CACHE: Btree = Btree(16 << 10);
+
+impl BackEnd for Btree {
+    fn create(&self, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
+        btree::create(disk, pool)
+    }
+
+    fn replace(&self, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
+        btree::replace(disk, pool)
+    }
+
+    fn open(&self, disk: Arc<dyn Disk>, pool: PoolId) -> Result<Box<dyn FingerprintIndex>> {
+        Ok(Box::new(btree::open(disk, pool, self.0)?))
+    }
+
+    fn open_small(
+        &self,
+        _disk: Arc<dyn Disk>,
+        _pool: PoolId,
+    ) -> Option<Result<Box<dyn FingerprintIndex>>> {
+        None
+    }
+
+    fn survives_crashes(&self) -> bool {
+        true
+    }
+}
+
+/// One module for each back end, one test for each part of the suite.
+macro_rules! conforms {
+    ($name:ident, $back_end:expr, $seeds:expr) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn answers_as_it_should() {
+                conformance::answers_as_it_should(&$back_end);
+            }
+
+            #[test]
+            fn agrees_with_the_model() {
+                conformance::agrees_with_the_model(&$back_end, 0..$seeds);
+            }
+
+            #[test]
+            fn a_full_index_declines() {
+                conformance::a_full_index_declines(&$back_end);
+            }
+
+            #[test]
+            fn pools_do_not_mix() {
+                conformance::pools_do_not_mix(&$back_end);
+            }
+
+            #[test]
+            fn threads_take_turns() {
+                conformance::threads_take_turns(&$back_end);
+            }
+
+            #[test]
+            fn survives_every_crash() {
+                conformance::survives_every_crash(&$back_end);
+            }
+
+            #[test]
+            fn survives_many_crashes() {
+                conformance::survives_many_crashes(&$back_end, 0..$seeds);
+            }
+
+            #[test]
+            fn a_rebuild_replaces_everything() {
+                conformance::a_rebuild_replaces_everything(&$back_end);
+            }
+
+            #[test]
+            fn a_rebuild_survives_every_crash() {
+                conformance::a_rebuild_survives_every_crash(&$back_end);
+            }
+
+            #[test]
+            fn what_is_replaced_is_rebuilt() {
+                conformance::what_is_replaced_is_rebuilt(&$back_end);
+            }
+
+            #[test]
+            fn a_failed_disk_makes_errors() {
+                conformance::a_failed_disk_makes_errors(&$back_end);
+            }
+
+            #[test]
+            fn a_full_disk_is_told_apart() {
+                conformance::a_full_disk_is_told_apart(&$back_end);
+            }
+        }
+    };
+}
+
+conforms!(memory_index, Memory, 50);
+conforms!(btree_index, BTREE, 50);
+conforms!(btree_index_without_cache, BTREE_WITHOUT_CACHE, 20);

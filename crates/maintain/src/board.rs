@@ -1,0 +1,600 @@
+//! What the threads and their callers tell each other: wishes one way, results the other.
+//!
+//! Invariant: a job works on a batch only between `begin_…` and the call that ends it, and a job
+//! that is paused does not begin. So whoever pauses can wait for the end of the batch under way, and
+//! then knows that the job is at rest.
+
+use crate::job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
+use crate::rate::Rate;
+use onefold_store::{BatchReport, CollectReport, DedupMode, PoolStat, Store, StoreError, Volume};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Shared by everything that has to do with jobs.
+pub(crate) struct Board {
+    state: Mutex<State>,
+    /// Anything in it has changed.
+    changed: Condvar,
+}
+
+struct State {
+    is_stopping: bool,
+    /// The index names what the volumes' maps name; before, nothing can be shared.
+    is_index_ready: bool,
+    finder: Worker,
+    collector: Worker,
+    collecting: Job,
+    rebuild: Option<Rebuild>,
+    volumes: BTreeMap<VolumeKey, VolumeJob>,
+}
+
+/// One of the two threads.
+#[derive(Default, Clone, Copy)]
+struct Worker {
+    is_paused: bool,
+    /// It lets guests go first.
+    is_resting: bool,
+    is_in_batch: bool,
+    /// It panicked.
+    is_gone: bool,
+}
+
+/// What is said of the jobs of a thread that panicked.
+const GONE: &str =
+    "it ended by a fault of onefold, which the daemon's log has; start the daemon anew";
+
+/// The finder's work on one volume.
+struct VolumeJob {
+    volume: Arc<Volume>,
+    interval: Duration,
+    is_paused: bool,
+    job: Job,
+    /// Blocks that the index had no room for, in the round under way.
+    declined: u64,
+    /// The same in the last whole round; then this job counts as failed.
+    left_out: u64,
+}
+
+/// What has become of a job so far.
+struct Job {
+    /// There is more to be done at once.
+    is_under_way: bool,
+    is_in_batch: bool,
+    counts: JobCounts,
+    rate: Rate,
+    failure: Option<String>,
+}
+
+struct Rebuild {
+    job: Job,
+    done_blocks: u64,
+    all_blocks: u64,
+}
+
+/// Tells volumes apart whatever their names: where one is in memory, for as long as it is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct VolumeKey(usize);
+
+impl VolumeKey {
+    fn of(volume: &Arc<Volume>) -> Self {
+        Self(Arc::as_ptr(volume).addr())
+    }
+}
+
+impl Job {
+    fn new() -> Self {
+        Self {
+            is_under_way: false,
+            is_in_batch: false,
+            counts: JobCounts::default(),
+            rate: Rate::new(Instant::now()),
+            failure: None,
+        }
+    }
+
+    fn state(&self, worker: &Worker, is_paused: bool) -> JobState {
+        if worker.is_gone {
+            return JobState::Failed(GONE.to_owned());
+        }
+        if (is_paused || worker.is_paused) && !self.is_in_batch {
+            return JobState::Paused;
+        }
+        match &self.failure {
+            Some(message) => JobState::Failed(message.clone()),
+            None if self.is_under_way && worker.is_resting => JobState::WaitingForBudget,
+            None if self.is_under_way => JobState::Running,
+            None => JobState::Idle,
+        }
+    }
+
+    /// It failed. The log hears of the first failure in a row only.
+    fn fail(&mut self, what: &str, message: String) {
+        if self.failure.is_none() {
+            tracing::warn!("{what} failed and will be tried again: {message}");
+        }
+        self.failure = Some(message);
+    }
+
+    fn recover(&mut self, what: &str) {
+        if self.failure.take().is_some() {
+            tracing::info!("{what} works again");
+        }
+    }
+
+    fn status(
+        &mut self,
+        kind: JobKind,
+        volume: Option<String>,
+        state: JobState,
+        backlog_blocks: u64,
+    ) -> JobStatus {
+        JobStatus {
+            kind,
+            volume,
+            state,
+            counts: self.counts,
+            backlog_blocks,
+            bytes_per_second: self.rate.bytes_per_second(Instant::now()),
+        }
+    }
+}
+
+/// The two threads, for what is the same in both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WorkerKind {
+    Finder,
+    Collector,
+}
+
+impl Board {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                is_stopping: false,
+                is_index_ready: false,
+                finder: Worker::default(),
+                collector: Worker::default(),
+                collecting: Job::new(),
+                rebuild: None,
+                volumes: BTreeMap::new(),
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// A panic elsewhere leaves nothing here half done, as each change is complete in itself.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let result = change(&mut self.state());
+        self.changed.notify_all();
+        result
+    }
+
+    pub(crate) fn stop(&self) {
+        self.change(|state| state.is_stopping = true);
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.state().is_stopping
+    }
+
+    /// Waits for news, for so long at the most.
+    pub(crate) fn wait(&self, time: Duration) {
+        let state = self.state();
+        if !state.is_stopping {
+            drop(self.changed.wait_timeout(state, time));
+        }
+    }
+
+    /// Waits for so long; only the end of everything cuts it short.
+    pub(crate) fn sleep(&self, time: Duration) {
+        let state = self.state();
+        let stays = |state: &mut State| !state.is_stopping;
+        drop(self.changed.wait_timeout_while(state, time, stays));
+    }
+
+    pub(crate) fn set_resting(&self, worker: WorkerKind, is_resting: bool) {
+        self.change(|state| state.worker(worker).is_resting = is_resting);
+    }
+
+    /// The thread has ended. Before it was told to, that is a failure of its jobs.
+    pub(crate) fn ended(&self, worker: WorkerKind) {
+        self.change(|state| {
+            let is_gone = !state.is_stopping;
+            let worker = state.worker(worker);
+            worker.is_gone = is_gone;
+            worker.is_in_batch = false;
+        });
+    }
+
+    /// Looks again which volumes there are. Those that are new get a job, those that are gone or
+    /// whose dedup was switched off lose theirs.
+    pub(crate) fn refresh(&self, store: &Store) {
+        self.change(|state| state.refresh(store));
+    }
+
+    /// The volumes that have a job, with the intervals between their rounds.
+    pub(crate) fn volumes(&self) -> Vec<(VolumeKey, Duration)> {
+        let state = self.state();
+        let volumes = state.volumes.iter();
+        volumes.map(|(key, job)| (*key, job.interval)).collect()
+    }
+
+    pub(crate) fn may_find(&self, key: VolumeKey) -> bool {
+        self.state().may_find(key)
+    }
+
+    /// The finder begins a batch of this volume, unless it may not.
+    pub(crate) fn begin_find(&self, key: VolumeKey) -> Option<Arc<Volume>> {
+        let mut state = self.state();
+        if !state.may_find(key) {
+            return None;
+        }
+        let found = state.volumes.get_mut(&key)?;
+        found.job.is_in_batch = true;
+        found.job.is_under_way = true;
+        let volume = Arc::clone(&found.volume);
+        state.finder.is_in_batch = true;
+        Some(volume)
+    }
+
+    /// The finder passes over a volume in which nothing is dirty.
+    pub(crate) fn pass_over(&self, key: VolumeKey) {
+        self.end_find(key, |job| job.job.is_under_way = false);
+    }
+
+    /// The finder has done a batch. Returns whether that ended a round in which the index had no
+    /// room for everything.
+    pub(crate) fn found(&self, key: VolumeKey, report: &BatchReport) -> bool {
+        self.end_find(key, |job| job.found(report)).unwrap_or(false)
+    }
+
+    /// The finder failed at a batch.
+    pub(crate) fn find_failed(&self, key: VolumeKey, error: &StoreError) {
+        self.end_find(key, |job| {
+            let what = job.what();
+            job.job.fail(&what, error.to_string());
+        });
+    }
+
+    fn end_find<T>(&self, key: VolumeKey, end: impl FnOnce(&mut VolumeJob) -> T) -> Option<T> {
+        self.change(|state| {
+            state.finder.is_in_batch = false;
+            let found = state.volumes.get_mut(&key)?;
+            found.job.is_in_batch = false;
+            Some(end(found))
+        })
+    }
+
+    /// The collector begins a batch, unless it may not.
+    pub(crate) fn begin_collect(&self) -> bool {
+        let mut state = self.state();
+        let may = !state.is_stopping && !state.collector.is_paused;
+        state.set_collecting(may);
+        may
+    }
+
+    /// The collector has done a batch of blocks of this size.
+    pub(crate) fn collected(&self, report: &CollectReport, block_size: u32) {
+        self.change(|state| {
+            state.set_collecting(false);
+            let job = &mut state.collecting;
+            job.is_under_way = report.released > 0;
+            job.counts.add_collected(report);
+            let bytes = report.released * u64::from(block_size);
+            job.rate.add(Instant::now(), bytes);
+            job.recover("the collector");
+        });
+    }
+
+    /// The collector failed at a batch.
+    pub(crate) fn collect_failed(&self, error: &StoreError) {
+        self.change(|state| {
+            state.set_collecting(false);
+            state.collecting.fail("the collector", error.to_string());
+        });
+    }
+
+    /// The index is being read anew, and so far it has come.
+    pub(crate) fn rebuilding(&self, done_blocks: u64, all_blocks: u64, block_size: u32) {
+        self.change(|state| {
+            let rebuild = state.rebuild();
+            let more = done_blocks.saturating_sub(rebuild.done_blocks);
+            rebuild.job.is_under_way = true;
+            rebuild.done_blocks = done_blocks;
+            rebuild.all_blocks = all_blocks;
+            rebuild.job.counts.looked_at = done_blocks;
+            let bytes = more * u64::from(block_size);
+            rebuild.job.rate.add(Instant::now(), bytes);
+        });
+    }
+
+    pub(crate) fn rebuild_failed(&self, error: &StoreError) {
+        self.change(|state| {
+            let job = &mut state.rebuild().job;
+            job.is_under_way = false;
+            job.fail("the rebuild of the index", error.to_string());
+        });
+    }
+
+    /// The index is as it should be, after a rebuild or from the start.
+    pub(crate) fn set_index_ready(&self) {
+        self.change(|state| {
+            state.is_index_ready = true;
+            if let Some(rebuild) = &mut state.rebuild {
+                rebuild.job.is_under_way = false;
+                rebuild.job.counts.rounds += 1;
+                rebuild.done_blocks = rebuild.all_blocks;
+                rebuild.job.recover("the rebuild of the index");
+            }
+        });
+    }
+
+    /// Pauses jobs, and waits for the end of what they are at.
+    pub(crate) fn pause(&self, selection: &JobSelection) -> Result<(), SteerError> {
+        self.change(|state| state.set_paused(selection, true))?;
+        let mut state = self.state();
+        while state.is_at_work(selection) {
+            let woken = self.changed.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn resume(&self, selection: &JobSelection) -> Result<(), SteerError> {
+        self.change(|state| match selection {
+            JobSelection::FinderOf(_) if state.finder.is_paused => Err(SteerError::FinderPaused),
+            _ => state.set_paused(selection, false),
+        })
+    }
+
+    /// All jobs as they are now, in a pool that holds this much.
+    pub(crate) fn jobs(&self, stat: &PoolStat) -> Vec<JobStatus> {
+        let mut state = self.state();
+        let state = &mut *state;
+        let mut jobs = Vec::new();
+        for volume in state.volumes.values_mut() {
+            jobs.push(volume.status(&state.finder));
+        }
+        jobs.sort_by(|a, b| a.volume.cmp(&b.volume));
+        let job_state = state.collecting.state(&state.collector, false);
+        let queued = stat.queued_blocks;
+        let collector = &mut state.collecting;
+        jobs.push(collector.status(JobKind::Collector, None, job_state, queued));
+        if let Some(rebuild) = &mut state.rebuild {
+            let worker = Worker {
+                is_paused: false,
+                ..state.collector
+            };
+            let job_state = rebuild.job.state(&worker, false);
+            let left = rebuild.all_blocks.saturating_sub(rebuild.done_blocks);
+            jobs.push(rebuild.job.status(JobKind::Rebuild, None, job_state, left));
+        }
+        jobs
+    }
+}
+
+impl State {
+    fn worker(&mut self, worker: WorkerKind) -> &mut Worker {
+        match worker {
+            WorkerKind::Finder => &mut self.finder,
+            WorkerKind::Collector => &mut self.collector,
+        }
+    }
+
+    fn set_collecting(&mut self, is_in_batch: bool) {
+        self.collector.is_in_batch = is_in_batch;
+        self.collecting.is_in_batch = is_in_batch;
+    }
+
+    fn refresh(&mut self, store: &Store) {
+        let mut before = std::mem::take(&mut self.volumes);
+        for name in store.volume_names() {
+            // One that was deleted since then has no job either.
+            let Ok(volume) = store.volume(&name) else {
+                continue;
+            };
+            let options = volume.options();
+            if options.dedup != DedupMode::Offline {
+                continue;
+            }
+            let key = VolumeKey::of(&volume);
+            let mut job = before
+                .remove(&key)
+                .unwrap_or_else(|| VolumeJob::new(volume));
+            job.interval = Duration::from_secs(options.interval_seconds.into());
+            self.volumes.insert(key, job);
+        }
+    }
+
+    fn may_find(&self, key: VolumeKey) -> bool {
+        let volume = self.volumes.get(&key);
+        !self.is_stopping
+            && self.is_index_ready
+            && !self.finder.is_paused
+            && volume.is_some_and(|volume| !volume.is_paused)
+    }
+
+    fn volume_mut(&mut self, name: &str) -> Result<&mut VolumeJob, SteerError> {
+        let mut volumes = self.volumes.values_mut();
+        let found = volumes.find(|job| job.volume.name() == name);
+        found.ok_or_else(|| SteerError::NoFinder(name.to_owned()))
+    }
+
+    fn set_paused(&mut self, selection: &JobSelection, is_paused: bool) -> Result<(), SteerError> {
+        if let JobSelection::FinderOf(name) = selection {
+            self.volume_mut(name)?.is_paused = is_paused;
+            return Ok(());
+        }
+        if matches!(selection, JobSelection::All | JobSelection::Finder) {
+            self.finder.is_paused = is_paused;
+            // As a whole it goes on everywhere.
+            let volumes = self.volumes.values_mut();
+            volumes.for_each(|volume| volume.is_paused &= is_paused);
+        }
+        if matches!(selection, JobSelection::All | JobSelection::Collector) {
+            self.collector.is_paused = is_paused;
+        }
+        Ok(())
+    }
+
+    fn is_at_work(&self, selection: &JobSelection) -> bool {
+        match selection {
+            JobSelection::All => self.finder.is_in_batch || self.collector.is_in_batch,
+            JobSelection::Finder => self.finder.is_in_batch,
+            JobSelection::Collector => self.collector.is_in_batch,
+            JobSelection::FinderOf(name) => {
+                let mut volumes = self.volumes.values();
+                let is_at = |job: &VolumeJob| job.job.is_in_batch && job.volume.name() == *name;
+                self.finder.is_in_batch && volumes.any(is_at)
+            }
+        }
+    }
+
+    fn rebuild(&mut self) -> &mut Rebuild {
+        self.rebuild.get_or_insert_with(|| Rebuild {
+            job: Job::new(),
+            done_blocks: 0,
+            all_blocks: 0,
+        })
+    }
+}
+
+impl VolumeJob {
+    fn new(volume: Arc<Volume>) -> Self {
+        Self {
+            volume,
+            interval: Duration::ZERO,
+            is_paused: false,
+            job: Job::new(),
+            declined: 0,
+            left_out: 0,
+        }
+    }
+
+    fn what(&self) -> String {
+        format!("the finder of volume '{}'", self.volume.name())
+    }
+
+    fn found(&mut self, report: &BatchReport) -> bool {
+        let what = self.what();
+        let job = &mut self.job;
+        job.recover(&what);
+        job.counts.add_batch(report);
+        job.counts.rounds += u64::from(report.at_end);
+        job.is_under_way = !report.at_end;
+        job.rate.add(Instant::now(), report.bytes);
+        self.declined += report.declined;
+        if report.at_end {
+            let declined = std::mem::take(&mut self.declined);
+            if declined > 0 && self.left_out == 0 {
+                tracing::warn!("{what} leaves {declined} blocks out: the index has no room");
+            }
+            self.left_out = declined;
+        }
+        report.at_end && self.left_out > 0
+    }
+
+    fn status(&mut self, finder: &Worker) -> JobStatus {
+        let mut state = self.job.state(finder, self.is_paused);
+        if self.left_out > 0 && state == JobState::Idle {
+            state = JobState::Failed(format!(
+                "the index has no room for {} blocks, which stay as they are; give the daemon \
+                 more memory, or delete what is not needed",
+                self.left_out
+            ));
+        }
+        let dirty = self.volume.dirty_blocks();
+        self.job
+            .status(JobKind::Finder, Some(self.volume.name()), state, dirty)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onefold_store::{IndexKind, PoolStat};
+    use std::thread;
+
+    /// What an empty pool holds.
+    fn nothing() -> PoolStat {
+        PoolStat {
+            block_size: 4096,
+            pool_blocks: 0,
+            logical_blocks: 0,
+            physical_blocks: 0,
+            private_blocks: 0,
+            unique_blocks: 0,
+            shared_blocks: 0,
+            dirty_blocks: 0,
+            free_blocks: 0,
+            reclaim_blocks: 0,
+            queued_blocks: 0,
+            index: IndexKind::Btree,
+            index_rebuilding: false,
+            index_bytes_on_disk: 0,
+            pool_bytes_on_disk: 0,
+            metadata_bytes_on_disk: 0,
+            volumes: Vec::new(),
+        }
+    }
+
+    fn collector_state(board: &Board) -> JobState {
+        board.jobs(&nothing())[0].state.clone()
+    }
+
+    #[test]
+    fn pausing_waits_for_the_end_of_the_batch_under_way() {
+        let board = Board::new();
+        assert!(board.begin_collect());
+        thread::scope(|scope| {
+            let pausing = scope.spawn(|| board.pause(&JobSelection::Collector));
+            while !board.state().collector.is_paused {
+                thread::yield_now();
+            }
+            assert_ne!(collector_state(&board), JobState::Paused);
+            assert!(!pausing.is_finished());
+            board.collected(&CollectReport::default(), 4096);
+            assert_eq!(pausing.join().unwrap(), Ok(()));
+        });
+        assert_eq!(collector_state(&board), JobState::Paused);
+        assert!(!board.begin_collect());
+        board.resume(&JobSelection::Collector).unwrap();
+        assert!(board.begin_collect());
+    }
+
+    #[test]
+    fn a_thread_that_panics_is_a_failure_and_nobody_waits_for_it() {
+        let board = Board::new();
+        assert!(board.begin_collect());
+        board.ended(WorkerKind::Collector);
+        board.pause(&JobSelection::All).unwrap();
+        assert_eq!(collector_state(&board), JobState::Failed(GONE.to_owned()));
+    }
+
+    #[test]
+    fn a_thread_that_was_told_to_end_is_no_failure() {
+        let board = Board::new();
+        board.stop();
+        board.ended(WorkerKind::Collector);
+        assert_eq!(collector_state(&board), JobState::Idle);
+        assert!(!board.begin_collect());
+    }
+
+    #[test]
+    fn a_rebuild_is_listed_once_there_was_one() {
+        let board = Board::new();
+        assert_eq!(board.jobs(&nothing()).len(), 1);
+        board.rebuilding(10, 30, 4096);
+        let rebuild = board.jobs(&nothing()).remove(1);
+        assert_eq!(rebuild.kind, JobKind::Rebuild);
+        assert_eq!((rebuild.state, rebuild.backlog_blocks), (JobState::Running, 20));
+        board.set_index_ready();
+        let rebuild = board.jobs(&nothing()).remove(1);
+        assert_eq!((rebuild.state, rebuild.backlog_blocks), (JobState::Idle, 0));
+    }
+}

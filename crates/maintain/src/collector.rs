@@ -1,0 +1,69 @@
+//! The thread that releases what was given up, after it has made sure that the index can be
+//! trusted.
+
+use crate::board::{Board, WorkerKind};
+use crate::foreground::Foreground;
+use crate::limits::{COLLECTOR_SHARE_FLOOR, POLL_INTERVAL};
+use crate::pacing::Pacer;
+use crate::rounds::retry_pause;
+use onefold_store::{Store, StoreErrorKind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Runs until the board says stop.
+pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Duration) {
+    let pacer = Pacer::new(latency_budget, COLLECTOR_SHARE_FLOOR);
+    let mut foreground = Foreground::new(store, board, WorkerKind::Collector, pacer);
+    rebuild_index(store, board, &mut foreground);
+    let mut failures = 0;
+    while !board.is_stopping() {
+        if !board.begin_collect() {
+            board.wait(POLL_INTERVAL);
+            continue;
+        }
+        let began = Instant::now();
+        match store.collect_batch() {
+            Ok(report) => {
+                failures = 0;
+                board.collected(&report, store.block_size());
+                if report.released > 0 {
+                    foreground.rest_after(began.elapsed());
+                } else {
+                    board.sleep(POLL_INTERVAL);
+                    foreground.was_idle();
+                }
+            }
+            Err(error) => {
+                failures += 1;
+                board.collect_failed(&error);
+                board.sleep(retry_pause(failures));
+                // A repair that did not get to its end leaves an index to be counted again.
+                if error.kind() == StoreErrorKind::Busy {
+                    rebuild_index(store, board, &mut foreground);
+                }
+            }
+        }
+    }
+}
+
+/// Until it has worked, neither thread does anything else.
+fn rebuild_index(store: &Store, board: &Board, foreground: &mut Foreground) {
+    let block_size = store.block_size();
+    let mut failures = 0;
+    while !board.is_stopping() {
+        let mut began = Instant::now();
+        let rebuilt = store.rebuild_index_if_needed(&mut |done_blocks, all_blocks| {
+            board.rebuilding(done_blocks, all_blocks, block_size);
+            foreground.rest_after(began.elapsed());
+            began = Instant::now();
+        });
+        match rebuilt {
+            Ok(_) => return board.set_index_ready(),
+            Err(error) => {
+                failures += 1;
+                board.rebuild_failed(&error);
+                board.sleep(retry_pause(failures));
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! All duplicates that are there now, found and shared at once, for `pool dedup`.
+
+use crate::job::JobCounts;
+use crate::limits::BATCH_GAP;
+use onefold_store::{DedupMode, Lba, Ready, Result, Store, StoreErrorKind, Volume};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct DedupTotals {
+    /// What was found and released. A round is a volume gone through.
+    pub counts: JobCounts,
+    /// How long it took, in seconds.
+    pub seconds: f64,
+    /// It was broken off before its end.
+    pub was_broken_off: bool,
+}
+
+/// Looks at every block that is dirty at the start, whatever interval, rounds and paused jobs say:
+/// in all volumes whose dedup is offline, or in the one that is named whatever its dedup. Then
+/// releases what is given up until nothing is, or as much as was at the end of looking where guests
+/// give up more meanwhile. Takes turns with the background jobs, and rests for nobody.
+///
+/// `progress(done, all)` counts blocks, anew in each of the up to three steps: rebuilding the index
+/// if that is needed, looking, releasing. It can break the work off between batches.
+///
+/// # Errors
+///
+/// `NotFound` for a volume that does not exist; those of the disk and of the index.
+pub fn dedup_now(
+    store: &Store,
+    volume: Option<&str>,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<DedupTotals> {
+    let began = Instant::now();
+    let volumes = match volume {
+        Some(name) => vec![store.volume(name)?],
+        None => volumes_with_dedup(store),
+    };
+    store.rebuild_index_if_needed(&mut |done, all| {
+        // Nothing can be shared before its end, so this step cannot be broken off.
+        let _ = progress(done, all);
+    })?;
+    let mut counts = JobCounts::default();
+    let flow = match find_all(store, &volumes, &mut counts, progress)? {
+        ControlFlow::Continue(()) => collect_all(store, &mut counts, progress)?,
+        broken => broken,
+    };
+    Ok(DedupTotals {
+        counts,
+        seconds: began.elapsed().as_secs_f64(),
+        was_broken_off: flow.is_break(),
+    })
+}
+
+fn volumes_with_dedup(store: &Store) -> Vec<Arc<Volume>> {
+    let names = store.volume_names();
+    // What was deleted since then needs no dedup.
+    let volumes = names.iter().filter_map(|name| store.volume(name).ok());
+    volumes
+        .filter(|volume| volume.options().dedup == DedupMode::Offline)
+        .collect()
+}
+
+fn find_all(
+    store: &Store,
+    volumes: &[Arc<Volume>],
+    counts: &mut JobCounts,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>> {
+    let all = volumes.iter().map(|volume| volume.dirty_blocks()).sum();
+    for volume in volumes {
+        let mut cursor = Lba(0);
+        loop {
+            let report = match store.dedup_batch(volume, &mut cursor, Ready::All) {
+                Ok(report) => report,
+                Err(error) if error.kind() == StoreErrorKind::Gone => break,
+                Err(error) => return Err(error),
+            };
+            counts.add_batch(&report);
+            // What guests wrote meanwhile is looked at too, but was not promised.
+            if progress(counts.looked_at.min(all), all).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            if report.at_end {
+                counts.rounds += 1;
+                break;
+            }
+            thread::sleep(BATCH_GAP);
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+fn collect_all(
+    store: &Store,
+    counts: &mut JobCounts,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>> {
+    let all = store.stat()?.queued_blocks;
+    // The queue is first in, first out: these are the ones that were in it.
+    while counts.released < all {
+        let report = store.collect_batch()?;
+        counts.add_collected(&report);
+        if report.released == 0 {
+            break;
+        }
+        if progress(counts.released.min(all), all).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        thread::sleep(BATCH_GAP);
+    }
+    Ok(ControlFlow::Continue(()))
+}

@@ -1,0 +1,101 @@
+//! The clock of [`crate::pacing`]: measures guests' requests, and rests.
+
+use crate::board::{Board, WorkerKind};
+use crate::limits::{BATCH_GAP, WINDOW};
+use crate::pacing::{Pacer, Window};
+use onefold_store::{LatencyCounts, Store};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a thread knows of the guests, whom it lets go first.
+pub(crate) struct Foreground {
+    store: Arc<Store>,
+    board: Arc<Board>,
+    worker: WorkerKind,
+    pacer: Pacer,
+    /// Where the window under way began: before a batch.
+    window_start: Mark,
+}
+
+/// A moment, and the requests that had been answered by then.
+struct Mark {
+    time: Instant,
+    counts: LatencyCounts,
+}
+
+impl Mark {
+    fn now(store: &Store) -> Self {
+        Self {
+            time: Instant::now(),
+            counts: store.latencies(),
+        }
+    }
+
+    fn window_until(&self, end: &Self) -> Window {
+        let length = end.time.saturating_duration_since(self.time);
+        Window::new(length, &end.counts.since(&self.counts))
+    }
+}
+
+impl Foreground {
+    pub(crate) fn new(
+        store: &Arc<Store>,
+        board: &Arc<Board>,
+        worker: WorkerKind,
+        pacer: Pacer,
+    ) -> Self {
+        Self {
+            window_start: Mark::now(store),
+            store: Arc::clone(store),
+            board: Arc::clone(board),
+            worker,
+            pacer,
+        }
+    }
+
+    /// Rests after a batch that took so long, as guests need it.
+    pub(crate) fn rest_after(&mut self, worked: Duration) {
+        let rest = self.pacer.rest_after(worked);
+        if rest.is_zero() {
+            self.board.sleep(BATCH_GAP);
+        } else {
+            self.board.set_resting(self.worker, true);
+            self.rest(rest);
+            self.board.set_resting(self.worker, false);
+        }
+        if self.window_start.time.elapsed() >= WINDOW {
+            let now = Mark::now(&self.store);
+            self.pacer.observe(&self.window_start.window_until(&now));
+            self.window_start = now;
+        }
+    }
+
+    /// Guests that fall silent end it early.
+    fn rest(&self, time: Duration) {
+        let start = Instant::now();
+        let mut mark = Mark::now(&self.store);
+        loop {
+            let left = time.saturating_sub(start.elapsed());
+            if left.is_zero() || self.board.is_stopping() {
+                return;
+            }
+            self.board.sleep(left.min(WINDOW));
+            let now = Mark::now(&self.store);
+            let window = mark.window_until(&now);
+            if window.length >= WINDOW && window.is_idle() {
+                return;
+            }
+            mark = now;
+        }
+    }
+
+    /// The thread has had nothing to do for a while, so what guests saw was not its doing.
+    pub(crate) fn was_idle(&mut self) {
+        let now = Mark::now(&self.store);
+        let window = self.window_start.window_until(&now);
+        if window.length >= WINDOW {
+            self.pacer.glance(&window);
+            self.window_start = now;
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The background work of a pool: when it is done, how much of it, and who may stop it.
+//!
+//! The store knows how a batch of duplicates is shared and how a batch of given-up references is
+//! released; here is decided which batch is next and how long to rest after it. Two threads:
+//!
+//! - The **finder** goes over every volume whose dedup is offline, in rounds.
+//! - The **collector** rebuilds the index if that is needed, and then releases what is given up.
+//!
+//! Guests come first (P10): both threads watch how long requests take, and give way when that
+//! exceeds the budget. Nothing here ends the process: a batch that fails makes its job fail, with a
+//! message for whoever lists the jobs, and is tried again later.
+//!
+//! | module | what it is for, in reading order |
+//! | --- | --- |
+//! | `job` | what can be said of a job, and which jobs can be paused |
+//! | `maintenance` | starting, stopping, listing, pausing |
+//! | `board` | what the threads and their callers tell each other |
+//! | `finder`, `collector` | the two threads |
+//! | `rounds` | which volume is next |
+//! | `pacing` | which share of time work may take: control logic without a clock |
+//! | `foreground` | the clock for it: measuring guests' requests, and resting |
+//! | `rate` | bytes per second |
+//! | `dedup` | all that is there now, at once |
+//! | `limits` | every bound, with its reason |
+
+mod board;
+mod collector;
+mod dedup;
+mod finder;
+mod foreground;
+mod job;
+mod limits;
+mod maintenance;
+mod pacing;
+mod rate;
+mod rounds;
+
+pub use dedup::{DedupTotals, dedup_now};
+pub use job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
+pub use maintenance::{Maintenance, MaintenanceOptions};

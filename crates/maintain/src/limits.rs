@@ -1,0 +1,54 @@
+//! Every bound of background work, with the reason for its value.
+
+use std::time::Duration;
+
+/// How long guests' requests are counted before their latency is judged. Shorter, and few requests
+/// make chance rule; longer, and a guest suffers for longer before anything gives way.
+pub(crate) const WINDOW: Duration = Duration::from_millis(100);
+
+/// Guests that send fewer requests a second than this have nothing that could be slowed down: what
+/// an idle system writes now and then. One request in a window is below it.
+pub(crate) const IDLE_REQUESTS_PER_SECOND: f64 = 20.0;
+
+/// The part of requests that must be within the budget.
+pub(crate) const BUDGET_PERCENTILE: f64 = 0.99;
+
+/// The share of time that work takes when guests are first seen busy. Low, because guests come
+/// first; if they do not mind, a few seconds raise it to all.
+pub(crate) const SHARE_START: f64 = 0.1;
+
+/// What a window within the budget adds to the share.
+pub(crate) const SHARE_INCREASE: f64 = 0.02;
+
+/// What a window beyond the budget leaves of the share: from all to the floor in nine windows.
+pub(crate) const SHARE_DECREASE: f64 = 0.7;
+
+/// The finder's share is never less, so that its backlog does not grow for ever however slow the
+/// disk is.
+pub(crate) const FINDER_SHARE_FLOOR: f64 = 0.05;
+
+/// The collector gets more: a pool that runs full fails writes, which is worse than slow ones.
+pub(crate) const COLLECTOR_SHARE_FLOOR: f64 = 0.1;
+
+/// The longest rest after one batch, however long that took.
+pub(crate) const REST_MAX: Duration = Duration::from_secs(5);
+
+/// Pause after a batch that needs no rest: lets another job, which waits for its end, begin.
+/// Batches take tens of milliseconds, so it costs about a hundredth.
+pub(crate) const BATCH_GAP: Duration = Duration::from_micros(200);
+
+/// How often idle threads look for work. The shortest interval between rounds is as long.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Pause after the first failure of a job; each further one doubles it.
+pub(crate) const RETRY_PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// The longest pause after a failure: an operator who has put something right waits no longer.
+pub(crate) const RETRY_PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Pause of a volume's rounds after one in which the index had no room: the same blocks would be
+/// read and refused again, and room comes only with deletions or a larger limit.
+pub(crate) const INDEX_FULL_PAUSE: Duration = Duration::from_secs(600);
+
+/// Bytes per second are counted over at least this time.
+pub(crate) const RATE_WINDOW: Duration = Duration::from_secs(2);

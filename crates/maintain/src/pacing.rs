@@ -1,0 +1,249 @@
+//! Which share of time background work may take, decided by the latency that guests see (P10).
+//!
+//! While guests are idle work takes all the time it wants. While they are busy its share grows by a
+//! constant with each window of requests within the budget and shrinks by a factor with each window
+//! beyond it: additive increase, multiplicative decrease, as in networks, because several such
+//! loops that know nothing of each other still settle on fair shares. A floor keeps work going
+//! where the budget cannot be met at all.
+//!
+//! A window must span whole cycles of work and rest. Then the percentile is that of what guests
+//! see, and not of the moments in which they are disturbed most.
+//!
+//! There is no clock in here: windows come in, shares and rests go out.
+
+use crate::limits::{
+    BUDGET_PERCENTILE, IDLE_REQUESTS_PER_SECOND, REST_MAX, SHARE_DECREASE, SHARE_INCREASE,
+    SHARE_START,
+};
+use onefold_store::LatencyCounts;
+use std::time::Duration;
+
+/// What guests asked for in some time, and how long they waited for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) length: Duration,
+    pub(crate) requests: u64,
+    /// What all but one in a hundred requests did not exceed.
+    pub(crate) latency: Duration,
+}
+
+impl Window {
+    pub(crate) fn new(length: Duration, counts: &LatencyCounts) -> Self {
+        Self {
+            length,
+            requests: counts.requests(),
+            latency: Duration::from_nanos(counts.percentile_ns(BUDGET_PERCENTILE)),
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        (self.requests as f64) < IDLE_REQUESTS_PER_SECOND * self.length.as_secs_f64()
+    }
+}
+
+/// Holds work to its share.
+#[derive(Debug)]
+pub(crate) struct Pacer {
+    budget: Duration,
+    floor: f64,
+    /// The share while guests are busy. Kept while they are not: no better guess is to be had for
+    /// when they come back.
+    busy_share: f64,
+    guests_are_idle: bool,
+}
+
+impl Pacer {
+    /// `floor` is the least share, above 0.
+    pub(crate) fn new(budget: Duration, floor: f64) -> Self {
+        assert!(floor > 0.0 && floor <= 1.0, "a floor of {floor}");
+        Self {
+            budget,
+            floor,
+            busy_share: SHARE_START.max(floor),
+            guests_are_idle: false,
+        }
+    }
+
+    /// Learns from one more window.
+    pub(crate) fn observe(&mut self, window: &Window) {
+        self.guests_are_idle = window.is_idle();
+        if self.guests_are_idle {
+            return;
+        }
+        let share = if window.latency > self.budget {
+            self.busy_share * SHARE_DECREASE
+        } else {
+            self.busy_share + SHARE_INCREASE
+        };
+        self.busy_share = share.clamp(self.floor, 1.0);
+    }
+
+    /// Learns only whether guests are busy, from a window in which no work was done: that they do
+    /// not wait for it then says nothing about a share.
+    pub(crate) fn glance(&mut self, window: &Window) {
+        self.guests_are_idle = window.is_idle();
+    }
+
+    /// The share of time that work may take now: above 0, 1 for all.
+    pub(crate) fn share(&self) -> f64 {
+        if self.guests_are_idle {
+            1.0
+        } else {
+            self.busy_share
+        }
+    }
+
+    /// How long to rest after working for so long.
+    pub(crate) fn rest_after(&self, worked: Duration) -> Duration {
+        let share = self.share();
+        worked.mul_f64((1.0 - share) / share).min(REST_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::FINDER_SHARE_FLOOR;
+
+    const BUDGET: Duration = Duration::from_millis(2);
+
+    fn busy(latency: Duration) -> Window {
+        Window {
+            length: Duration::from_millis(100),
+            requests: 1000,
+            latency,
+        }
+    }
+
+    fn idle() -> Window {
+        Window {
+            requests: 1,
+            ..busy(Duration::from_secs(1))
+        }
+    }
+
+    fn observe_all(pacer: &mut Pacer, windows: impl IntoIterator<Item = Window>) {
+        windows
+            .into_iter()
+            .for_each(|window| pacer.observe(&window));
+    }
+
+    #[test]
+    fn idle_guests_leave_all_the_time_whatever_the_few_requests_took() {
+        let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
+        pacer.observe(&idle());
+        assert_eq!(pacer.share(), 1.0);
+        assert_eq!(pacer.rest_after(Duration::from_secs(1)), Duration::ZERO);
+    }
+
+    #[test]
+    fn one_request_in_a_window_is_idle_and_two_are_not() {
+        let of = |requests, millis| Window {
+            length: Duration::from_millis(millis),
+            requests,
+            latency: Duration::ZERO,
+        };
+        assert!(of(0, 100).is_idle() && of(1, 100).is_idle());
+        assert!(!of(2, 100).is_idle());
+        assert!(of(39, 2000).is_idle() && !of(40, 2000).is_idle());
+    }
+
+    #[test]
+    fn before_anything_is_known_work_is_held_back() {
+        let pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
+        assert_eq!(pacer.share(), SHARE_START);
+        let rest = pacer.rest_after(Duration::from_millis(20));
+        assert_eq!(rest.as_millis(), 180);
+    }
+
+    #[test]
+    fn a_budget_that_is_kept_leads_to_all_the_time_in_equal_steps() {
+        let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
+        let mut shares = vec![pacer.share()];
+        for _ in 0..50 {
+            pacer.observe(&busy(BUDGET));
+            shares.push(pacer.share());
+        }
+        for pair in shares.windows(2) {
+            let step = pair[1] - pair[0];
+            assert!((step - SHARE_INCREASE).abs() < 1e-9 || pair[1] == 1.0);
+        }
+        assert_eq!(pacer.share(), 1.0);
+    }
+
+    #[test]
+    fn a_budget_that_is_exceeded_ends_at_the_floor_and_not_below() {
+        let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
+        observe_all(&mut pacer, [busy(BUDGET); 50]);
+        let beyond = busy(BUDGET + Duration::from_nanos(1));
+        pacer.observe(&beyond);
+        assert_eq!(pacer.share(), SHARE_DECREASE);
+        observe_all(&mut pacer, [beyond; 8]);
+        assert_eq!(pacer.share(), FINDER_SHARE_FLOOR, "in nine windows");
+        observe_all(&mut pacer, [beyond; 100]);
+        assert_eq!(pacer.share(), FINDER_SHARE_FLOOR);
+        let rest = pacer.rest_after(Duration::from_millis(10));
+        assert_eq!(rest.as_millis(), 190);
+    }
+
+    #[test]
+    fn the_share_settles_where_the_budget_is_just_kept() {
+        // Guests who wait longer the more time work takes, and exceed the budget beyond 0.4.
+        let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
+        let mut shares = Vec::new();
+        for _ in 0..1000 {
+            let latency = BUDGET.mul_f64(pacer.share() / 0.4);
+            pacer.observe(&busy(latency));
+            shares.push(pacer.share());
+        }
+        let settled = &shares[100..];
+        let mean = settled.iter().sum::<f64>() / settled.len() as f64;
+        assert!((0.3..=0.4).contains(&mean), "{mean}");
+        assert!(settled.iter().all(|share| (0.27..=0.43).contains(share)));
+    }
+
+    #[test]
+    fn two_that_share_one_budget_end_up_equal() {
+        let mut pacers = [
+            Pacer::new(BUDGET, FINDER_SHARE_FLOOR),
+            Pacer::new(BUDGET, FINDER_SHARE_FLOOR),
+        ];
+        observe_all(&mut pacers[0], [busy(BUDGET); 40]);
+        assert!(pacers[0].share() > 4.0 * pacers[1].share());
+        for _ in 0..1000 {
+            let together = pacers[0].share() + pacers[1].share();
+            let latency = BUDGET.mul_f64(together / 0.8);
+            pacers.iter_mut().for_each(|p| p.observe(&busy(latency)));
+        }
+        assert!((pacers[0].share() - pacers[1].share()).abs() < 0.05);
+    }
+
+    #[test]
+    fn what_was_learned_of_busy_guests_outlasts_their_pauses() {
+        let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
+        observe_all(&mut pacer, [busy(BUDGET * 2); 50]);
+        observe_all(&mut pacer, [idle(); 50]);
+        assert_eq!(pacer.share(), 1.0);
+        pacer.observe(&busy(BUDGET));
+        let share = FINDER_SHARE_FLOOR + SHARE_INCREASE;
+        assert!((pacer.share() - share).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_window_without_work_tells_who_is_busy_and_nothing_else() {
+        let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
+        pacer.glance(&idle());
+        assert_eq!(pacer.share(), 1.0);
+        pacer.glance(&busy(BUDGET));
+        assert_eq!(pacer.share(), SHARE_START);
+        pacer.glance(&busy(BUDGET * 2));
+        assert_eq!(pacer.share(), SHARE_START);
+    }
+
+    #[test]
+    fn no_rest_is_endless() {
+        let mut pacer = Pacer::new(BUDGET, 0.001);
+        observe_all(&mut pacer, [busy(BUDGET * 2); 50]);
+        assert_eq!(pacer.rest_after(Duration::from_secs(1)), REST_MAX);
+    }
+}

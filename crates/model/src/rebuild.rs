@@ -1,0 +1,81 @@
+//! Counting the index again from the maps: after a crash that took it, and for `check --repair`.
+//!
+//! What is counted is the image at one moment; the blocks are read later, beside the guests. No
+//! batch goes on meanwhile, so what is given up in between only joins the queue, where it counts
+//! as it did before. The index is told that it is whole only once that image is durable: else a
+//! crash could bring back an open batch whose number the index takes for used up.
+
+use crate::guards::{Guard, Guards};
+use crate::image::{BLOCKS, BatchKind, Entry, Image};
+use crate::index::Index;
+use crate::state::{Config, Phase, Stage, State};
+
+/// References to each block that the index has counted as long as it has not been called for the
+/// open batch: shared entries, those aside that the batch is still to publish; the queue; what an
+/// open batch of the collector is still to release.
+pub(crate) fn references(image: &Image, guards: Guards) -> [u8; BLOCKS] {
+    let mut references = [0; BLOCKS];
+    for (layer, lba, entry) in image.entries() {
+        let Entry::Shared(block) = entry else {
+            continue;
+        };
+        let mut open = image.open.iter();
+        let is_unpublished = open.any(|batch| batch.has_unsettled(layer, lba, block));
+        if !is_unpublished || !guards.on(Guard::RebuildSkipsUnpublished) {
+            references[usize::from(block)] += 1;
+        }
+    }
+    if guards.on(Guard::RebuildCountsQueue) {
+        for block in &image.queue {
+            references[usize::from(*block)] += 1;
+        }
+    }
+    let collected = image.open.iter();
+    let collected = collected.filter(|batch| batch.kind == BatchKind::Collector);
+    for item in collected.flat_map(|batch| batch.unsettled()) {
+        references[usize::from(item.block)] += u8::from(guards.on(Guard::RebuildCountsCollected));
+    }
+    references
+}
+
+/// Forgets everything and counts the maps. No call of the index is under way.
+pub(crate) fn begin(state: &mut State, config: &Config) -> Option<()> {
+    let mut jobs = state.memory.jobs.iter();
+    let idle = jobs.all(|job| matches!(job.phase, Phase::Intent(_)));
+    if state.memory.rebuild.is_some() || !idle {
+        return None;
+    }
+    if !state.disk.index.needs_rebuild {
+        state.budget.rebuilds = state.budget.rebuilds.checked_sub(1)?;
+    }
+    state.disk.index = Index::lost();
+    state.disk.sync_index();
+    let is_durable = state.memory.tail.is_empty() && state.memory.commit.is_none();
+    let stage = if is_durable {
+        Stage::Durable
+    } else {
+        Stage::Tail
+    };
+    let counted = references(&state.memory.image, config.guards);
+    state.memory.rebuild = Some((stage, counted));
+    Some(())
+}
+
+/// Reads the blocks and makes their rows. The open batch, if there is one, will be executed anew.
+pub(crate) fn finish(state: &mut State, config: &Config) -> Option<()> {
+    let (stage, references) = state.memory.rebuild?;
+    if stage != Stage::Durable && config.on(Guard::RebuildAfterCommit) {
+        return None;
+    }
+    state.memory.rebuild = None;
+    let image = &state.memory.image;
+    let next = image
+        .open
+        .first()
+        .map_or(image.next_number, |open| open.number);
+    let contents = state.disk.now;
+    let index = &mut state.disk.index;
+    index.rebuild(config, &references, &contents, next - 1);
+    state.disk.sync_index();
+    Some(())
+}

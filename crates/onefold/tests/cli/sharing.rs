@@ -1,0 +1,347 @@
+//! Duplicates: found while importing, by `pool dedup`, and by a daemon; counted, and kept apart.
+
+use crate::harness::{Daemon, Scene, noise, run, wait_until};
+use serde_json::Value;
+use std::collections::HashSet;
+
+const BLOCK: usize = 4096;
+
+/// An image of blocks chosen by number: equal numbers, equal blocks; 0 is a block of zeros.
+fn image(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    let block = |number| match number {
+        0 => vec![0; BLOCK],
+        _ => noise(number, BLOCK),
+    };
+    numbers.into_iter().flat_map(block).collect()
+}
+
+/// Asserts that the pool stores as much as the volumes' contents need, each content once.
+#[track_caller]
+fn assert_stored_once(scene: &Scene, contents: &[&[u8]]) -> Value {
+    let blocks = || contents.iter().flat_map(|content| content.chunks(BLOCK));
+    let data = blocks().filter(|block| block.iter().any(|byte| *byte != 0));
+    let logical = data.clone().count();
+    let distinct = data.collect::<HashSet<_>>().len();
+    let stat = scene.json(&["pool", "stat"]);
+    assert_eq!(stat["logical_blocks"], logical, "{stat}");
+    assert_eq!(stat["physical_blocks"], distinct, "{stat}");
+    assert_eq!(stat["saved_bytes"], (logical - distinct) * BLOCK, "{stat}");
+    let ratio = stat["dedup_ratio"].as_f64().unwrap();
+    assert!(
+        (ratio - logical as f64 / distinct as f64).abs() < 1e-9,
+        "{stat}"
+    );
+    assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+    stat
+}
+
+fn with_and_without_daemon(test: impl Fn(&Scene)) {
+    for (index, through_daemon) in [("btree", false), ("btree", true), ("memory", true)] {
+        let scene = Scene::with_pool_options(&["--index", index]);
+        let _daemon: Option<Daemon> = through_daemon.then(|| scene.daemon());
+        test(&scene);
+    }
+}
+
+#[test]
+fn an_import_stores_only_what_is_not_there() {
+    with_and_without_daemon(|scene| {
+        let first = image((1..=1000).chain([0, 0, 1, 2, 3]));
+        let second = image((500..=1500).chain([0, 7, 7]));
+        let file = scene.file("first", &first);
+        let imported = scene.json(&["volume", "import", "first", &file]);
+        assert_eq!(imported["unique_blocks"], 1000, "{imported}");
+        assert_eq!(imported["duplicate_blocks"], 3, "{imported}");
+        assert_eq!(imported["sharing_failure"], Value::Null);
+        let file = scene.file("second", &second);
+        let imported = scene.json(&["volume", "import", "second", &file]);
+        assert_eq!(imported["unique_blocks"], 500, "{imported}");
+        assert_eq!(imported["duplicate_blocks"], 503, "{imported}");
+        let stat = assert_stored_once(scene, &[&first, &second]);
+        assert_eq!(stat["private_blocks"], 0, "{stat}");
+        assert_eq!(stat["dirty_blocks"], 0, "{stat}");
+        assert!(scene.content("first") == first);
+        assert!(scene.content("second") == second);
+    });
+}
+
+#[test]
+fn an_import_of_many_batches_is_shared_to_its_end() {
+    let scene = Scene::new();
+    // More than the writer may be ahead by, and no whole number of batches.
+    let numbers = || (1..=15_000).chain(1..=15_000).chain([3]);
+    let content = image(numbers());
+    let file = scene.file("image", &content);
+    let imported = scene.json(&["volume", "import", "vm", &file]);
+    assert_eq!(imported["unique_blocks"], 15_000, "{imported}");
+    assert_eq!(imported["duplicate_blocks"], 15_001, "{imported}");
+    assert_stored_once(&scene, &[&content]);
+    assert!(scene.content("vm") == content);
+}
+
+#[test]
+fn pool_dedup_finds_what_was_imported_without() {
+    with_and_without_daemon(|scene| {
+        let contents = [image(1..=300), image(200..=400)];
+        for (name, content) in ["a", "b"].iter().zip(&contents) {
+            let file = scene.file("image", content);
+            let imported = scene.json(&["volume", "import", name, &file, "--dedup", "off"]);
+            assert_eq!(imported["duplicate_blocks"], 0);
+        }
+        let stat = scene.json(&["pool", "stat"]);
+        assert_eq!(stat["private_blocks"], 501, "{stat}");
+        assert_eq!(stat["dedup_ratio"], 1.0);
+        assert_eq!(stat["volumes"][0]["dedup"], "off");
+
+        // Not asked for by name, volumes without dedup are left alone.
+        let dedup = scene.json(&["pool", "dedup"]);
+        assert_eq!(dedup["looked_at"], 0, "{dedup}");
+        let dedup = scene.json(&["pool", "dedup", "--volume", "a"]);
+        assert_eq!(
+            (&dedup["unique"], &dedup["duplicates"]),
+            (&300.into(), &0.into())
+        );
+        let dedup = scene.json(&["pool", "dedup", "--volume", "b"]);
+        assert_eq!(
+            (&dedup["unique"], &dedup["duplicates"]),
+            (&100.into(), &101.into())
+        );
+        assert!(dedup["seconds"].as_f64().unwrap() > 0.0);
+        assert_stored_once(scene, &[&contents[0], &contents[1]]);
+        assert_eq!(
+            scene.json(&["pool", "dedup", "--volume", "b"])["looked_at"],
+            0
+        );
+
+        let refused = scene.run(&["pool", "dedup", "--volume", "gone"]);
+        refused.is_refusal(1, &["gone"]);
+    });
+}
+
+#[test]
+fn what_is_deleted_is_given_back_when_nobody_else_has_it() {
+    let scene = Scene::new();
+    let keep = image(1..=100);
+    let file = scene.file("image", &keep);
+    scene.ok(&["volume", "import", "keep", &file]);
+    let file = scene.file("image", &image(50..=200));
+    scene.ok(&["volume", "import", "drop", &file]);
+    scene.ok(&["volume", "delete", "drop", "--yes"]);
+    let stat = scene.json(&["pool", "stat"]);
+    assert_eq!(stat["queued_blocks"], 151, "{stat}");
+    let dedup = scene.json(&["pool", "dedup"]);
+    assert_eq!(dedup["released"], 151, "{dedup}");
+    assert_eq!(dedup["freed"], 100, "{dedup}");
+    assert_eq!(dedup["quarantined"], 0, "{dedup}");
+    let stat = assert_stored_once(&scene, &[&keep]);
+    assert_eq!(stat["queued_blocks"], 0, "{stat}");
+    assert!(scene.content("keep") == keep);
+}
+
+#[test]
+fn domains_share_nothing() {
+    with_and_without_daemon(|scene| {
+        let content = image(1..=100);
+        let file = scene.file("image", &content);
+        for (name, domain) in [("a", "left"), ("b", "right"), ("c", "left")] {
+            let options = ["volume", "import", name, &file, "--domain", domain];
+            scene.ok(&options);
+            assert_eq!(scene.json(&["volume", "stat", name])["domain"], domain);
+        }
+        scene.ok(&["pool", "dedup"]);
+        let stat = scene.json(&["pool", "stat"]);
+        assert_eq!(stat["logical_blocks"], 300, "{stat}");
+        assert_eq!(stat["physical_blocks"], 200, "{stat}");
+        assert_eq!(stat["shared_blocks"], 100, "of the two on the left: {stat}");
+        assert_eq!(
+            stat["unique_blocks"], 100,
+            "of the one on the right: {stat}"
+        );
+        assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+    });
+}
+
+#[test]
+fn options_are_kept_and_can_be_changed() {
+    with_and_without_daemon(|scene| {
+        let made = scene.json(&["volume", "create", "plain", "--size", "1M"]);
+        let defaults = [
+            ("dedup", Value::from("offline")),
+            ("domain", "default".into()),
+            ("verify", false.into()),
+            ("rounds", 2.into()),
+            ("interval_seconds", 10.into()),
+        ];
+        for (name, value) in defaults {
+            assert_eq!(made[name], value, "{name} in {made}");
+        }
+        let options = [
+            "--dedup", "off", "--domain", "d1", "--verify", "--rounds", "16",
+        ];
+        let create = [
+            "volume",
+            "create",
+            "odd",
+            "--size",
+            "1M",
+            "--interval",
+            "86400",
+        ];
+        let made = scene.json(&[&create[..], &options].concat());
+        let wanted = [
+            ("dedup", Value::from("off")),
+            ("domain", "d1".into()),
+            ("verify", true.into()),
+            ("rounds", 16.into()),
+            ("interval_seconds", 86_400.into()),
+        ];
+        for (name, value) in wanted {
+            assert_eq!(made[name], value, "{name} in {made}");
+        }
+        let change = ["--dedup", "offline", "--verify", "off", "--rounds", "1"];
+        let changed = scene.json(&[&["volume", "set", "odd"][..], &change].concat());
+        assert_eq!(changed["dedup"], "offline");
+        assert_eq!(changed["verify"], false);
+        assert_eq!(changed["rounds"], 1);
+        assert_eq!(changed["interval_seconds"], 86_400, "was not named");
+        scene.ok(&["volume", "set", "odd", "--interval", "7"]);
+        let stat = scene.json(&["volume", "stat", "odd"]);
+        assert_eq!(stat["interval_seconds"], 7);
+        assert_eq!(stat["rounds"], 1);
+        scene
+            .run(&["volume", "set", "gone", "--rounds", "1"])
+            .is_refusal(1, &["gone"]);
+    });
+}
+
+#[test]
+fn changes_outlast_the_daemon() {
+    let scene = Scene::new();
+    let daemon = scene.daemon();
+    scene.ok(&["volume", "create", "vm", "--size", "1M"]);
+    scene.ok(&["volume", "set", "vm", "--dedup", "off", "--rounds", "5"]);
+    daemon.kill();
+    let stat = scene.json(&["volume", "stat", "vm"]);
+    assert_eq!(
+        (&stat["dedup"], &stat["rounds"]),
+        (&"off".into(), &5.into())
+    );
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let scene = Scene::new();
+    scene.ok(&["volume", "create", "vm", "--size", "1M"]);
+    let file = scene.file("image", &noise(1, BLOCK));
+    let long = "x".repeat(64);
+    let bad_options: [(&str, &str); 13] = [
+        ("--dedup", "inline"),
+        ("--dedup", ""),
+        ("--domain", ""),
+        ("--domain", "a b"),
+        ("--domain", "a/b"),
+        ("--domain", "-x"),
+        ("--domain", &long),
+        ("--rounds", "0"),
+        ("--rounds", "17"),
+        ("--rounds", "-1"),
+        ("--interval", "0"),
+        ("--interval", "86401"),
+        ("--interval", "1s"),
+    ];
+    for (name, value) in bad_options {
+        let option = format!("{name}={value}");
+        for verb in [
+            &["volume", "create", "new", "--size", "1M"][..],
+            &["volume", "import", "new", &file],
+        ] {
+            scene.run(&[verb, &[&option]].concat()).is_refusal(2, &[]);
+        }
+        if name != "--domain" {
+            let set = ["volume", "set", "vm", &option];
+            scene.run(&set).is_refusal(2, &[name]);
+        }
+    }
+    scene
+        .run(&["volume", "set", "vm"])
+        .is_refusal(2, &["--dedup", "--interval"]);
+    scene
+        .run(&["volume", "set", "vm", "--verify"])
+        .is_refusal(2, &["--verify"]);
+    scene
+        .run(&["volume", "set", "vm", "--domain", "d"])
+        .is_refusal(2, &["--domain"]);
+    scene.run(&["volume", "set"]).is_refusal(2, &["NAME"]);
+    let other = scene.path("other");
+    run(&["pool", "create", &other, "--index", "hash"]).is_refusal(2, &["--index"]);
+    assert!(!std::fs::exists(&other).unwrap());
+    assert_eq!(scene.volumes(), ["vm"]);
+}
+
+#[test]
+fn a_pool_says_which_index_it_has() {
+    for index in ["btree", "memory"] {
+        let scene = Scene::with_pool_options(&["--index", index]);
+        let stat = scene.json(&["pool", "stat"]);
+        assert_eq!(stat["index"], index);
+        assert_eq!(stat["index_rebuilding"], false);
+        assert!(stat["index_bytes_on_disk"].is_u64());
+        let text = String::from_utf8(scene.ok(&["pool", "stat"]).stdout).unwrap();
+        assert!(text.contains(index), "{text}");
+    }
+}
+
+#[test]
+fn an_index_that_was_lost_with_its_process_is_counted_again() {
+    let scene = Scene::with_pool_options(&["--index", "memory"]);
+    let contents = [image(1..=200), image(100..=300)];
+    let daemon = scene.daemon();
+    for (name, content) in ["a", "b"].iter().zip(&contents) {
+        let file = scene.file("image", content);
+        scene.ok(&["volume", "import", name, &file]);
+    }
+    daemon.kill();
+    let daemon = scene.daemon();
+    wait_until("the index is counted", || {
+        scene.json(&["pool", "stat"])["index_rebuilding"] == false
+    });
+    daemon.kill();
+    // Without a daemon, what needs the index counts it.
+    let file = scene.file("image", &contents[0]);
+    let imported = scene.json(&["volume", "import", "c", &file]);
+    assert_eq!(imported["duplicate_blocks"], 200, "{imported}");
+    assert_stored_once(&scene, &[&contents[0], &contents[1], &contents[0]]);
+}
+
+#[test]
+fn dedup_goes_on_after_a_kill() {
+    let scene = Scene::new();
+    let contents = [image(1..=20_000), image(10_000..=30_000)];
+    for (name, content) in ["a", "b"].iter().zip(&contents) {
+        let file = scene.file("image", content);
+        scene.ok(&["volume", "import", name, &file, "--dedup", "off"]);
+        scene.ok(&[
+            "volume",
+            "set",
+            name,
+            "--dedup",
+            "offline",
+            "--interval",
+            "86400",
+        ]);
+    }
+    let daemon = scene.daemon();
+    let mut command = scene.command(&["pool", "dedup"]);
+    let command = command.spawn().unwrap();
+    wait_until("some are shared", || {
+        let stat = scene.json(&["pool", "stat"]);
+        stat["unique_blocks"].as_u64().unwrap() + stat["shared_blocks"].as_u64().unwrap() > 0
+    });
+    daemon.kill();
+    let _ = crate::harness::Outcome::of(command);
+    assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+    scene.ok(&["pool", "dedup"]);
+    assert_stored_once(&scene, &[&contents[0], &contents[1]]);
+    assert!(scene.content("a") == contents[0]);
+    assert!(scene.content("b") == contents[1]);
+}

@@ -1,0 +1,298 @@
+//! An index that is missing, decayed, cut or another pool's: volumes are served all the same,
+//! nothing is lost, and `check --repair` makes it anew.
+
+use std::sync::Arc;
+
+use onefold_engine::simulated::{CrashKind, SimulatedEngine};
+use onefold_engine::{Engine, Part};
+use onefold_store::{CreateOptions, Finding, IndexKind, Ready, Store, StoreErrorKind, Wait};
+
+use crate::crash::Recovery;
+use crate::index_rows;
+use crate::world::{Fill, MIB, Step, World};
+
+const BLOCK: u64 = 4096;
+
+const KINDS: [IndexKind; 2] = [IndexKind::Btree, IndexKind::Memory];
+
+/// A closed pool with published blocks, references to release and blocks to publish.
+fn pool(index: IndexKind, seed: u64) -> Arc<World> {
+    let options = CreateOptions {
+        block_size: 4096,
+        size_bytes: 8 * MIB,
+        log_bytes: 256 << 10,
+        index,
+    };
+    let world = World::new(seed, &options);
+    let run = || -> Step {
+        world.open(8 * MIB).unwrap();
+        world.create_volume(MIB)?;
+        world.create_volume(MIB)?;
+        for id in world.volume_ids() {
+            world.write(id, 0, 32 * BLOCK, Fill::Common, Wait::Yes)?;
+            world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+            world.dedup(id, Ready::All, 9)?;
+            world.trim(id, 16 * BLOCK, 24 * BLOCK, Wait::Yes)?;
+            world.write(id, 16 * BLOCK, 8 * BLOCK, Fill::Common, Wait::Yes)?;
+        }
+        world.close_and_open(8 * MIB)?;
+        world.durably("close", || world.store().close())?;
+        world.engine().halt();
+        Ok(())
+    };
+    run().unwrap();
+    world
+}
+
+fn damaged(world: &World, damage: impl FnOnce(&SimulatedEngine)) -> SimulatedEngine {
+    let engine = world.engine().crash(CrashKind::ProcessKilled);
+    damage(&engine);
+    engine
+}
+
+fn index_bytes(engine: &SimulatedEngine) -> Vec<u8> {
+    engine.durable_image(Part::Index)
+}
+
+/// Puts other bytes into the place of the index.
+fn replace(engine: &SimulatedEngine, bytes: &[u8]) {
+    engine.lose_part(Part::Index);
+    engine.create(Part::Index, 0).unwrap();
+    engine.overwrite(Part::Index, 0, bytes);
+}
+
+fn check(store: &Store, repair: bool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let report = store.check(repair, &mut |finding| findings.push(finding));
+    let report = report.unwrap_or_else(|error| panic!("check: {:?}: {error}", error.kind()));
+    assert_eq!(report.findings, findings.len() as u64);
+    findings
+}
+
+/// Volumes read and write; what needs the index works or says that it cannot.
+fn volumes_are_served(world: &World) -> Step {
+    world.verify_contents()?;
+    for id in world.volume_ids() {
+        world.write(id, 8 * BLOCK, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.write(id, 100 * BLOCK, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.trim(id, 40 * BLOCK, 8 * BLOCK, Wait::Yes)?;
+        world.flush(id)?;
+        world.dedup(id, Ready::All, 2)?;
+        world.read(id, 0, MIB, Wait::Yes)?;
+    }
+    world.collect()?;
+    world.verify_contents()
+}
+
+/// Opens the pool with such an index, uses it, repairs it, and uses it again. Returns what a check
+/// had found before.
+fn repaired(world: &Arc<World>, engine: SimulatedEngine) -> Vec<Finding> {
+    world.state().is_index_damaged = true;
+    world.open_after(Recovery::KILLED, engine).unwrap();
+    volumes_are_served(world).unwrap();
+    let found = check(&world.store(), false);
+    let again = check(&world.store(), true);
+    let is_repairable = |finding: &Finding| finding.repairable;
+    assert!(again.iter().all(is_repairable), "{again:?}");
+    assert_eq!(check(&world.store(), false), [], "after the repair of {again:?}");
+    world.state().is_index_damaged = false;
+    world.settle().unwrap();
+    world.recover_by(Recovery::POWER_LOSS).unwrap();
+    world.settle().unwrap();
+    world.engine().halt();
+    found
+}
+
+#[test]
+fn a_missing_index_is_said_and_made_anew() {
+    for index in KINDS {
+        let world = pool(index, 1);
+        let lose = |engine: &SimulatedEngine| engine.lose_part(Part::Index);
+        world.state().is_index_damaged = true;
+        world
+            .open_after(Recovery::KILLED, damaged(&world, lose))
+            .unwrap();
+        let store = world.store();
+        let volume = store.volume("volume-1").unwrap();
+        let error = store
+            .dedup_batch(&volume, &mut onefold_store::Lba(0), Ready::All)
+            .unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
+        assert!(error.to_string().contains("check --repair"), "{error}");
+        let error = store.collect_batch().unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
+        assert!(store.stat().unwrap().index_rebuilding);
+        let found = check(&store, false);
+        assert!(
+            found.len() == 1 && found[0].repairable && found[0].message.contains("index"),
+            "{found:?}"
+        );
+        drop((volume, store));
+        world.engine().halt();
+        assert_eq!(repaired(&world, damaged(&world, |_| {})).len(), 1);
+    }
+}
+
+#[test]
+fn an_index_of_another_pool_is_not_used() {
+    for index in KINDS {
+        let other = index_bytes(&pool(index, 2).engine());
+        let world = pool(index, 1);
+        let engine = damaged(&world, |engine| replace(engine, &other));
+        let found = repaired(&world, engine);
+        assert!(
+            found.len() == 1 && found[0].message.contains("belongs to the pool"),
+            "{found:?}"
+        );
+    }
+}
+
+#[test]
+fn a_cut_index_is_made_anew() {
+    for index in KINDS {
+        let world = pool(index, 1);
+        let whole = index_bytes(&world.engine());
+        let mut said = 0;
+        for len in [0, 100, 512, 4096, whole.len() / 2, whole.len() - 512] {
+            let world = pool(index, 1);
+            let engine = damaged(&world, |engine| replace(engine, &whole[..len]));
+            said += repaired(&world, engine).len();
+        }
+        // A memory index that cannot be read is counted again without being asked.
+        assert!(said >= 4 || index == IndexKind::Memory, "{said}");
+    }
+}
+
+#[test]
+fn flipped_bits_in_the_index_lose_nothing() {
+    for index in KINDS {
+        let world = pool(index, 1);
+        let whole = index_bytes(&world.engine());
+        let in_use = |at: &usize| whole[*at..(*at + 16).min(whole.len())].iter().any(|b| *b != 0);
+        let step = (whole.len() / 400).max(7) | 1;
+        let mut said = 0;
+        for at in (0..whole.len()).step_by(step).filter(in_use) {
+            let world = pool(index, 1);
+            let engine = damaged(&world, |engine| {
+                engine.flip_bit(Part::Index, at as u64, at as u32 % 8);
+            });
+            said += repaired(&world, engine).len();
+        }
+        println!("{index:?}: {said} findings");
+    }
+}
+
+#[test]
+fn rows_that_disagree_with_the_maps_are_found_and_put_right() {
+    for index in KINDS {
+        let world = pool(index, 1);
+        let engine = damaged(&world, |engine| {
+            index_rows::change(engine, |rows| {
+                let shared = rows.iter().position(|(_, row)| row.references > 2).unwrap();
+                rows[shared].1.references -= 1;
+                let unique = rows.iter().position(|(_, row)| row.references == 1).unwrap();
+                rows[unique].1.references += 1;
+                let lost = rows.iter().position(|(_, row)| row.references == 1).unwrap();
+                rows.remove(lost);
+            });
+        });
+        world.open_after(Recovery::KILLED, engine).unwrap();
+        world.verify_contents().unwrap();
+        let store = world.store();
+        let found = check(&store, false);
+        assert_eq!(found.len(), 3, "{found:?}");
+        let said = |what: &str| found.iter().filter(|f| f.message.contains(what)).count();
+        assert_eq!(said("the index counts"), 2, "{found:?}");
+        assert_eq!(said("but not in the index"), 1, "{found:?}");
+        assert!(found.iter().all(|finding| finding.repairable));
+        assert_eq!(check(&store, true), found);
+        assert_eq!(check(&store, false), []);
+        drop(store);
+        world.settle().unwrap();
+        world.recover_by(Recovery::POWER_LOSS).unwrap();
+        world.settle().unwrap();
+    }
+}
+
+#[test]
+fn rows_that_nobody_refers_to_are_removed() {
+    for index in KINDS {
+        let world = pool(index, 1);
+        let engine = damaged(&world, |engine| {
+            index_rows::change(engine, |rows| {
+                let (_, row) = rows[0];
+                // A free block, and one that a volume's entry shares under another content.
+                let free = onefold_index::Row {
+                    pba: onefold_format::Pba(2000),
+                    references: 1,
+                };
+                let content = |byte| index_rows::fingerprint(engine, &[byte; BLOCK as usize]);
+                rows.extend([(content(1), free), (content(2), row)]);
+            });
+        });
+        world.open_after(Recovery::KILLED, engine).unwrap();
+        let store = world.store();
+        let found = check(&store, true);
+        let said = |what: &str| found.iter().filter(|f| f.message.contains(what)).count();
+        assert_eq!((found.len(), said("twice in the index")), (2, 1), "{found:?}");
+        assert_eq!(check(&store, false), []);
+        drop(store);
+        world.settle().unwrap();
+    }
+}
+
+/// The index forgets a row, and its content is published a second time before anybody notices.
+#[test]
+fn a_content_that_was_published_twice_is_put_right() {
+    for index in KINDS {
+        let world = pool(index, 1);
+        let engine = damaged(&world, |engine| {
+            index_rows::change(engine, |rows| rows.retain(|(_, row)| row.references == 1));
+        });
+        world.state().is_index_damaged = true;
+        world.open_after(Recovery::KILLED, engine).unwrap();
+        let run = || -> Step {
+            let id = world.volume_ids()[0];
+            world.write(id, 100 * BLOCK, 32 * BLOCK, Fill::Common, Wait::Yes)?;
+            world.dedup(id, Ready::All, 9)?;
+            world.verify_contents()
+        };
+        run().unwrap();
+        assert!(!check(&world.store(), true).is_empty());
+        assert_eq!(check(&world.store(), false), []);
+        world.state().is_index_damaged = false;
+        world.settle().unwrap();
+    }
+}
+
+/// The machine stops in the middle of making the index anew.
+#[test]
+fn every_io_of_a_repair_can_be_the_last() {
+    for index in KINDS {
+        let closed = pool(index, 1);
+        let mut ios = 0;
+        for n in 1.. {
+            let world = pool(index, 1);
+            let engine = damaged(&closed, |engine| engine.lose_part(Part::Index));
+            world.open_after(Recovery::KILLED, engine).unwrap();
+            world.engine().crash_after(n);
+            let repaired = world.store().check(true, &mut |_| {});
+            if repaired.is_ok() {
+                break;
+            }
+            assert!(world.engine().is_crashed(), "{repaired:?}");
+            ios = n;
+            world.state().is_index_damaged = true;
+            world.recover_by(Recovery::POWER_LOSS).unwrap();
+            // It is never taken for whole before it is.
+            let found = check(&world.store(), false);
+            let is_said = found.is_empty()
+                || (found.len() == 1 && found[0].message.contains("cannot be used"));
+            assert!(is_said, "{index:?}, stopped at I/O {n}: {found:?}");
+            check(&world.store(), true);
+            world.state().is_index_damaged = false;
+            world.settle().unwrap();
+        }
+        assert!(ios > 10, "a repair of {ios} I/Os");
+    }
+}

@@ -1,0 +1,90 @@
+//! The finder's rate on fresh data: `pool dedup` over a volume that nothing has looked at yet and
+//! that has no duplicates, so that every block is a new row of the index. The data is in the page
+//! cache, the program on one processor; its start and end are included.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::import::{self, IMAGE_BYTES};
+use super::statistics::Estimate;
+use super::{Plan, SERVER_PROCESSOR};
+use crate::cleanup::Scratch;
+use crate::command::Cmd;
+use crate::distinct::BLOCK_BYTES;
+use crate::server::Product;
+use crate::workspace::Workspace;
+
+pub(super) const NAME: &str = "finder";
+
+/// An index, and the MB/s that the finder must and should reach with it, where there are such
+/// numbers.
+pub(super) struct Index {
+    pub(super) name: &'static str,
+    pub(super) numbers: Option<(f64, f64)>,
+}
+
+const INDEXES: [Index; 2] = [
+    Index {
+        name: "memory",
+        numbers: Some((400.0, 1500.0)),
+    },
+    Index {
+        name: "btree",
+        numbers: None,
+    },
+];
+
+/// MB/s, of each run, as [`INDEXES`].
+pub(super) struct Finder {
+    rates: [Vec<f64>; 2],
+}
+
+impl Finder {
+    pub(super) fn estimates(&self) -> impl Iterator<Item = (&'static Index, Estimate)> {
+        INDEXES
+            .iter()
+            .zip(&self.rates)
+            .filter_map(|(index, rates)| Some((index, Estimate::of(rates)?)))
+    }
+
+    pub(super) fn raw(&self) -> Value {
+        let rates = INDEXES
+            .iter()
+            .zip(&self.rates)
+            .map(|(index, rates)| json!({"index": index.name, "mb_per_second": rates}));
+        json!({"volume_bytes": IMAGE_BYTES, "rates": rates.collect::<Vec<_>>()})
+    }
+}
+
+pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Finder> {
+    let scratch = Scratch::new(&workspace.scratch_parent(), "finder")?;
+    let image = scratch.path().join("image.raw");
+    import::make_image(&image)?;
+    let mut measured = Finder {
+        rates: [const { Vec::new() }; 2],
+    };
+    for _ in 0..plan.imports {
+        for (index, rates) in INDEXES.iter().zip(&mut measured.rates) {
+            let directory = scratch.path().join("pool-directory");
+            std::fs::create_dir(&directory).context("cannot make a directory")?;
+            let product = Product::build(workspace, &directory)?.pin(Some(SERVER_PROCESSOR));
+            product.create_pool_with("8G", &["--index", index.name])?;
+            import::import(&product, &image, "off")?;
+            // What the import left to be written to the disk must not slow this.
+            Cmd::new("sync").run()?;
+            let dedup = product.dedup(Some("image"))?;
+            ensure!(
+                dedup.looked_at * BLOCK_BYTES as u64 == IMAGE_BYTES && dedup.duplicates == 0,
+                "{} blocks were looked at, {} of them duplicates",
+                dedup.looked_at,
+                dedup.duplicates
+            );
+            rates.push(dedup.mb_per_second(BLOCK_BYTES as u64));
+            std::fs::remove_dir_all(&directory).context("cannot remove the pool")?;
+        }
+    }
+    for (index, estimate) in measured.estimates() {
+        println!("{NAME}, {} index: {:.0} MB/s", index.name, estimate.median);
+    }
+    Ok(measured)
+}

@@ -1,0 +1,191 @@
+//! Every duplicate in real disk images is found, whichever way the images come in.
+//!
+//! Three images are loaded by `volume import`, which looks for duplicates while it loads; or by
+//! nbdcopy into empty volumes, followed by `pool dedup`; or so, with the daemon killed in the
+//! middle of that. In the end the pool must hold exactly as many blocks as [`distinct`] counts in
+//! the images, the volumes must be the images, and the pool's own check must find nothing.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cleanup::Scratch;
+use crate::clients::compare;
+use crate::command::{Cmd, Running};
+use crate::distinct::{self, Counted};
+use crate::images::{self, Image};
+use crate::packages;
+use crate::server::{Daemon, Product};
+use crate::workspace::Workspace;
+
+/// How the images come in.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Import,
+    CopyThenDedup,
+    KillWhileDedup,
+}
+
+/// With every index, but those ways only once in which it does nothing that another does not.
+const RUNS: [(Way, &str); 5] = [
+    (Way::Import, "btree"),
+    (Way::CopyThenDedup, "btree"),
+    (Way::KillWhileDedup, "btree"),
+    (Way::Import, "memory"),
+    (Way::KillWhileDedup, "memory"),
+];
+
+/// The daemon is killed each time when so many percent of the blocks are still to be looked at.
+const KILLS_AT_PERCENT: [u64; 3] = [75, 50, 25];
+
+/// How long `pool dedup` may take to notice that its daemon is gone.
+const NOTICE_LIMIT: Duration = Duration::from_secs(60);
+
+impl Way {
+    fn title(self) -> &'static str {
+        match self {
+            Way::Import => "volume import",
+            Way::CopyThenDedup => "nbdcopy, then pool dedup",
+            Way::KillWhileDedup => "nbdcopy, then pool dedup with kill -9 in the middle",
+        }
+    }
+}
+
+/// Loads the images in every way. The first that leaves a duplicate, or loses a block, is an error.
+pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    let images = images::make_three(workspace)?;
+    let paths: Vec<_> = images.iter().map(|image| &image.path).collect();
+    let counted = distinct::count(&paths)?;
+    println!(
+        "  {} blocks with data, {} different ones",
+        counted.nonzero, counted.distinct
+    );
+    // Without duplicates every way below would pass with no finder at all.
+    ensure!(
+        counted.distinct < counted.nonzero,
+        "the images have no block in common"
+    );
+    for (way, index) in RUNS {
+        let start = Instant::now();
+        let title = format!("{}, {index} index", way.title());
+        load_and_compare(workspace, way, index, &images, counted)
+            .with_context(|| format!("sharing: {title}"))?;
+        println!("  {:6.1} s  {title}", start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+fn load_and_compare(
+    workspace: &Workspace,
+    way: Way,
+    index: &str,
+    images: &[Image],
+    counted: Counted,
+) -> Result<()> {
+    let scratch = Scratch::new(&workspace.scratch_parent(), "sharing")?;
+    let product = Product::build(workspace, scratch.path())?;
+    product.create_pool_with("8G", &["--index", index])?;
+    let daemon = match way {
+        Way::Import => {
+            import(&product, images)?;
+            // Before any daemon could have finished what the import left.
+            expect(&product, counted)?;
+            product.serve(&[], &[])?
+        }
+        Way::CopyThenDedup => {
+            let daemon = copy(&product, images)?;
+            product.dedup(None)?;
+            daemon
+        }
+        Way::KillWhileDedup => {
+            let daemon = copy(&product, images)?;
+            let daemon = kill_while_dedup(&product, daemon, &scratch)?;
+            product.dedup(None)?;
+            daemon
+        }
+    };
+    expect(&product, counted)?;
+    for image in images {
+        compare(&image.path, &product.default_address().uri(image.name))?;
+    }
+    daemon.stop()?;
+    product.check().map(drop)
+}
+
+fn import(product: &Product, images: &[Image]) -> Result<()> {
+    images.iter().try_for_each(|image| {
+        product
+            .command()
+            .args(["--quiet", "volume", "import", image.name])
+            .arg(&image.path)
+            .run()
+    })
+}
+
+fn copy(product: &Product, images: &[Image]) -> Result<Daemon> {
+    for image in images {
+        let size = image.size_bytes.to_string();
+        // A day between rounds: until the daemon is started again, only `pool dedup` shares.
+        product
+            .command()
+            .args(["volume", "create", image.name, "--size", &size])
+            .args(["--interval", "86400"])
+            .run()?;
+    }
+    let daemon = product.serve(&[], &[])?;
+    for image in images {
+        Cmd::new("nbdcopy")
+            .arg("--flush")
+            .arg(&image.path)
+            .arg(product.default_address().uri(image.name))
+            .run()?;
+    }
+    Ok(daemon)
+}
+
+/// Begins to share what is there and kills the daemon while it does, several times.
+fn kill_while_dedup(product: &Product, mut daemon: Daemon, scratch: &Scratch) -> Result<Daemon> {
+    let log = scratch.path().join("dedup.log");
+    let all = product.backlog()?.dirty;
+    for percent in KILLS_AT_PERCENT {
+        let mut dedup = product
+            .command()
+            .args(["--quiet", "pool", "dedup"])
+            .spawn_logged(&log)?;
+        wait_until_dirty_is(product, &mut dedup, all * percent / 100)?;
+        daemon.kill()?;
+        dedup.wait_at_most(NOTICE_LIMIT)?;
+        daemon = product.serve(&[], &[])?;
+    }
+    ensure!(
+        product.backlog()?.dirty > 0,
+        "the last kill came after the last block was looked at"
+    );
+    Ok(daemon)
+}
+
+fn wait_until_dirty_is(product: &Product, dedup: &mut Running, blocks: u64) -> Result<()> {
+    while product.backlog()?.dirty > blocks {
+        let ended = dedup.try_wait()?;
+        ensure!(ended.is_none(), "pool dedup ended before the kill");
+    }
+    Ok(())
+}
+
+/// The pool must hold each different block once.
+pub(crate) fn expect(product: &Product, counted: Counted) -> Result<()> {
+    let physical = product.stat_number("physical_blocks")?;
+    ensure!(
+        physical == counted.distinct,
+        "the pool says that it holds {physical} blocks, but there are {} different ones",
+        counted.distinct
+    );
+    let logical = product.stat_number("logical_blocks")?;
+    ensure!(
+        logical == counted.nonzero,
+        "the pool says that its volumes map {logical} blocks, but {} hold data",
+        counted.nonzero
+    );
+    Ok(())
+}
