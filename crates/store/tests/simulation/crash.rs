@@ -125,15 +125,6 @@ impl World {
 
     /// Opens the pool again without a crash, after `close` has put everything into a checkpoint.
     pub(crate) fn close_and_open(&self, memory_bytes: u64) -> Step {
-        self.close_and_open_with(memory_bytes, |_| {})
-    }
-
-    /// The same, with what somebody does to the machine's disks in between.
-    pub(crate) fn close_and_open_with(
-        &self,
-        memory_bytes: u64,
-        meanwhile: impl FnOnce(&SimulatedEngine),
-    ) -> Step {
         if self.state().import.is_some() {
             self.abort_import()?;
         }
@@ -152,7 +143,6 @@ impl World {
         }
         self.close_handles();
         self.state().is_settled = false;
-        meanwhile(&self.engine());
         let report = match self.open(memory_bytes) {
             Ok(report) => report,
             Err(error) => return Err(self.unless_crashed(format!("opening: {error}"))),
