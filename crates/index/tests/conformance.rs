@@ -124,6 +124,11 @@ macro_rules! conforms {
             }
 
             #[test]
+            fn a_rebuild_survives_failed_syncs() {
+                conformance::a_rebuild_survives_failed_syncs(&$back_end);
+            }
+
+            #[test]
             fn what_is_replaced_is_rebuilt() {
                 conformance::what_is_replaced_is_rebuilt(&$back_end);
             }

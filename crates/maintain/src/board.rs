@@ -592,7 +592,10 @@ mod tests {
         board.rebuilding(10, 30, 4096);
         let rebuild = board.jobs(&nothing()).remove(1);
         assert_eq!(rebuild.kind, JobKind::Rebuild);
-        assert_eq!((rebuild.state, rebuild.backlog_blocks), (JobState::Running, 20));
+        assert_eq!(
+            (rebuild.state, rebuild.backlog_blocks),
+            (JobState::Running, 20)
+        );
         board.set_index_ready();
         let rebuild = board.jobs(&nothing()).remove(1);
         assert_eq!((rebuild.state, rebuild.backlog_blocks), (JobState::Idle, 0));

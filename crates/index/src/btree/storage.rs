@@ -162,7 +162,10 @@ mod tests {
         assert!(storage.is_empty());
         storage.set_len(100 * PAGE).unwrap();
         let again = Storage::existing(disk.clone()).unwrap();
-        assert_eq!((storage.len().unwrap(), again.len().unwrap()), (100 * PAGE, 100 * PAGE));
+        assert_eq!(
+            (storage.len().unwrap(), again.len().unwrap()),
+            (100 * PAGE, 100 * PAGE)
+        );
         let mut page = [7; PAGE as usize];
         storage.read(99 * PAGE, &mut page).unwrap();
         assert_eq!(page, [0; PAGE as usize]);
@@ -180,7 +183,10 @@ mod tests {
         assert_eq!(storage.len().unwrap(), 20 * PAGE);
         assert_eq!(disk.allocated_bytes().unwrap(), 20 * PAGE);
         let again = Storage::existing(disk).unwrap();
-        assert!(again.len().unwrap() >= 20 * PAGE, "longer, perhaps, but never shorter");
+        assert!(
+            again.len().unwrap() >= 20 * PAGE,
+            "longer, perhaps, but never shorter"
+        );
         let mut page = [0; PAGE as usize];
         storage.read(19 * PAGE, &mut page).unwrap();
         assert_eq!(page, [1; PAGE as usize]);
@@ -207,7 +213,10 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::StorageFull);
         assert_eq!(storage.sync_data().unwrap_err().kind(), ErrorKind::TimedOut);
         let first = storage.take_failure().unwrap();
-        assert_eq!((first.kind(), first.to_string()), (error.kind(), error.to_string()));
+        assert_eq!(
+            (first.kind(), first.to_string()),
+            (error.kind(), error.to_string())
+        );
         assert!(storage.take_failure().is_none());
         storage.set_len(0).unwrap();
         assert_eq!(engine.read_raw(Part::Index, 0, 512), [9; 512]);

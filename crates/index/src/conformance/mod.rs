@@ -17,7 +17,8 @@ mod story;
 
 pub use failures::{a_failed_disk_makes_errors, a_full_disk_is_told_apart};
 pub use rebuild::{
-    a_rebuild_replaces_everything, a_rebuild_survives_every_crash, what_is_replaced_is_rebuilt,
+    a_rebuild_replaces_everything, a_rebuild_survives_every_crash, a_rebuild_survives_failed_syncs,
+    what_is_replaced_is_rebuilt,
 };
 pub use semantics::{
     a_full_index_declines, agrees_with_the_model, answers_as_it_should, pools_do_not_mix,

@@ -43,7 +43,10 @@ fn a_daemon_finds_and_releases_by_itself() {
         wait_until("the finder is done", || {
             let jobs = scene.json(&["job", "list"]);
             let finders = jobs_named(&jobs, "finder").into_iter();
-            finders.map(|job| job["looked_at"].as_u64().unwrap()).sum::<u64>() == 900
+            finders
+                .map(|job| job["looked_at"].as_u64().unwrap())
+                .sum::<u64>()
+                == 900
         });
         let jobs = scene.json(&["job", "list"]);
         for (volume, blocks) in [("a", 500), ("b", 400)] {
