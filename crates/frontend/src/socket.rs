@@ -10,6 +10,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// What the kernel may keep of replies that the client has not taken yet: then a thread with a large
+/// one can go on instead of being woken for each piece. The kernel's own limit (`wmem_max`) counts.
+/// TCP finds its own measure.
+const SEND_BUFFER_BYTES: usize = 1 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
@@ -21,6 +26,7 @@ impl Socket {
     pub(crate) fn from_unix(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         let fd = OwnedFd::from(stream);
+        sockopt::set_socket_send_buffer_size(&fd, SEND_BUFFER_BYTES)?;
         let peer = unix_peer(fd.as_fd()).unwrap_or(Peer::Unknown);
         Ok(Self {
             fd,
@@ -242,7 +248,7 @@ mod tests {
         let mut soon = socket.with_deadline(Duration::from_millis(1));
         assert!(soon.read(&mut [0]).is_err());
         let mut filled = socket.with_deadline(Duration::from_millis(1));
-        assert!(filled.write_all(&[0; 1 << 20]).is_err());
+        assert!(filled.write_all(&vec![0; 16 << 20]).is_err());
         socket.without_deadline().unwrap();
         assert!(
             sockopt::socket_timeout(&socket.fd, sockopt::Timeout::Recv)

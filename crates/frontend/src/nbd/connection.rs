@@ -585,7 +585,8 @@ impl Connection<'_> {
     }
 
     /// Hands over a request that has been announced.
-    fn submit(&self, cookie: u64, work: Work) {
+    fn submit(&mut self, cookie: u64, work: Work) {
+        self.input.leave_processor();
         let link = Arc::clone(&self.link);
         let export = Arc::clone(&self.export);
         let request = HandedOver {

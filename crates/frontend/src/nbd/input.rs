@@ -59,6 +59,11 @@ impl Input {
         self.expects_large_payload = yes;
     }
 
+    /// Others have work now: the next wait is without a look, which would only get into their way.
+    pub(crate) fn leave_processor(&mut self) {
+        self.patience.skipped = self.patience.skipped.max(1);
+    }
+
     /// Waits until at least `len` bytes are at hand, which must fit. `false`: the stream ended.
     pub(crate) fn wait_for(&mut self, socket: &Socket, len: usize) -> io::Result<bool> {
         if self.len() >= len {
