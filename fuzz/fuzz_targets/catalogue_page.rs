@@ -61,6 +61,7 @@ fn volume() -> VolumeRecord {
         verify: true,
         rounds: 2,
         interval_seconds: 10,
+        hash_cache_bytes: 1 << 20,
         counts: LayerCounts {
             private: 3,
             kept: 2,

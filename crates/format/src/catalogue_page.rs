@@ -20,7 +20,8 @@
 //!          64 private   u64     entries of the live layer that are private
 //!          72 kept      u64     that are kept private
 //!          80 shared    u64     that are shared
-//!          88 zeros     40 bytes
+//!          88 cache     u64     bytes of the hash cache, 0 to 2^40
+//!          96 zeros     32 bytes
 //!         128 name      64 bytes, zero-padded
 //!         192 domain name  64 bytes, zero-padded
 //! ```
@@ -47,6 +48,9 @@ pub const ROUNDS_MAX: u8 = 16;
 
 /// Longest time between two rounds: a day.
 pub const INTERVAL_SECONDS_MAX: u32 = 86_400;
+
+/// Largest hash cache, in bytes: more than a machine has memory.
+pub const HASH_CACHE_BYTES_MAX: u64 = 1 << 40;
 
 const KIND_VOLUME: u8 = 1;
 const FLAG_VERIFY: u8 = 1;
@@ -121,6 +125,8 @@ pub struct VolumeRecord {
     pub rounds: u8,
     /// Time between two rounds, in seconds, 1 to [`INTERVAL_SECONDS_MAX`].
     pub interval_seconds: u32,
+    /// Bytes of memory for fingerprints of written blocks, up to [`HASH_CACHE_BYTES_MAX`].
+    pub hash_cache_bytes: u64,
     /// Entries of the live layer, as its map on disk has them; zeros in a log record.
     pub counts: LayerCounts,
 }
@@ -163,6 +169,7 @@ impl VolumeRecord {
         );
         put(bytes, at + 60, &self.interval_seconds.to_le_bytes());
         self.counts.put(bytes, at + 64);
+        put(bytes, at + 88, &self.hash_cache_bytes.to_le_bytes());
         put(bytes, at + 128, self.name.as_bytes());
         put(bytes, at + 192, self.domain_name.as_bytes());
     }
@@ -194,7 +201,7 @@ impl VolumeRecord {
             return field("volume size", size_bytes);
         }
         let is_reserved_zero = bytes[56] & !FLAG_VERIFY == 0 && bytes[59] == 0;
-        if !is_reserved_zero || !is_zero(&bytes[88..128]) {
+        if !is_reserved_zero || !is_zero(&bytes[96..128]) {
             return Err(FormatError::Reserved {
                 structure: "volume record",
             });
@@ -214,6 +221,7 @@ impl VolumeRecord {
             rounds: within(bytes[58], 1..=ROUNDS_MAX, "rounds")?,
             interval_seconds: within(u32_at(bytes, 60), 1..=INTERVAL_SECONDS_MAX, "interval")?,
             counts: LayerCounts::at(bytes, &map, size_bytes)?,
+            hash_cache_bytes: within(u64_at(bytes, 88), 0..=HASH_CACHE_BYTES_MAX, "hash cache")?,
             map,
         }))
     }

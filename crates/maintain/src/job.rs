@@ -39,6 +39,8 @@ pub struct JobCounts {
     pub duplicates: u64,
     /// Rewritten by a guest while they were looked at.
     pub moved: u64,
+    /// With a fingerprint from the volume's hash cache, so that they were not read.
+    pub cached: u64,
     /// With the fingerprint, but not the bytes, of another block.
     pub rejected: u64,
     /// That the index had no room for.
@@ -61,6 +63,7 @@ impl JobCounts {
         self.unique += report.unique;
         self.duplicates += report.duplicates;
         self.moved += report.moved;
+        self.cached += report.cached;
         self.rejected += report.rejected;
         self.declined += report.declined;
         self.bytes += report.bytes;

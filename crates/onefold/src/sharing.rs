@@ -1,6 +1,7 @@
 //! How blocks are shared, in the words of arguments, requests and documents.
 
 use crate::error::Result;
+use crate::size;
 use crate::verbs::check_domain;
 use clap::builder::RangedI64ValueParser;
 use clap::{ValueEnum, value_parser};
@@ -122,6 +123,16 @@ pub(crate) struct Sharing {
         default_value = "10"
     )]
     pub(crate) interval_seconds: u32,
+
+    /// Memory for fingerprints made while blocks are written, so that the finder need not read them
+    /// back: 24 bytes a block. All volumes together get a sixteenth of the pool's memory.
+    #[arg(
+        long = "hash-cache",
+        value_parser = size::parse,
+        value_name = "SIZE",
+        default_value = "0"
+    )]
+    pub(crate) hash_cache_bytes: u64,
 }
 
 impl Sharing {
@@ -139,6 +150,7 @@ impl Sharing {
             verify: self.verify,
             rounds: self.rounds,
             interval_seconds: self.interval_seconds,
+            hash_cache_bytes: self.hash_cache_bytes,
         }
     }
 }

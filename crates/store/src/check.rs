@@ -6,8 +6,8 @@
 //! are counted for a window of the pool of bounded size; a pool with more blocks is checked in several
 //! passes over the maps.
 //!
-//! `--repair` makes free space agree with the maps, which are the truth. It never changes a map
-//! and never frees anything while some page of a map cannot be read: in doubt it leaks (P8).
+//! `--repair` makes free space and index agree with the maps, which are the truth. It never changes
+//! a map and never frees anything while some page of a map cannot be read: in doubt it leaks (P8).
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use onefold_format::node::Pointer;
 use onefold_format::page::{PageKind, SPACE_OWNER};
 use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE};
 use onefold_format::{Pba, SegmentIndex, VolumeRecord};
-use onefold_index::{Fingerprint, FingerprintIndex, Row};
+use onefold_index::{Fingerprint, FingerprintIndex, IndexError, Row};
 
 use crate::bits;
 use crate::error::{Result, StoreError, StoreErrorKind};
@@ -29,6 +29,9 @@ use crate::tree;
 
 /// Rows of the index looked at together.
 const ROWS_AT_ONCE: usize = 4096;
+
+/// Where the order of fingerprints begins.
+const LOWEST: Fingerprint = Fingerprint([0; 16]);
 
 /// Words of a free-space page's bitmap.
 const PAGE_WORDS: usize = BLOCKS_PER_SPACE_PAGE as usize / 64;
@@ -69,10 +72,7 @@ impl Store {
         let pool = &*self.pool;
         let _job = lock(&pool.jobs);
         let is_writable = pool.check_writable().is_ok();
-        let mut index_problem = None;
-        if is_writable {
-            index_problem = self.settle_index(repair).err();
-        }
+        let index_problem = is_writable.then(|| self.settle_index().err()).flatten();
         let snapshot = Snapshot::take(pool)?;
         let index = pool.index.ready().ok();
         let mut check = Check {
@@ -83,17 +83,23 @@ impl Store {
             report,
             counts: CheckReport::default(),
             is_map_unreadable: false,
+            is_index_unreadable: false,
             index_findings: 0,
         };
         if let Some(problem) = index_problem {
-            check.find(true, problem.to_string());
+            check.find_in_index(problem.to_string());
         }
         check.run()?;
-        let (mut counts, index_findings) = (check.counts, check.index_findings);
-        let is_map_unreadable = check.is_map_unreadable;
+        let Check {
+            mut counts,
+            index_findings,
+            is_map_unreadable,
+            is_index_unreadable,
+            ..
+        } = check;
         drop(snapshot);
         if repair && index_findings > 0 && !is_map_unreadable {
-            pool.rebuild_index(&mut |_, _| {})?;
+            self.repair_index(is_index_unreadable)?;
             counts.repaired += index_findings;
         }
         if counts.repaired > 0 {
@@ -104,17 +110,24 @@ impl Store {
 
     /// Brings index and maps to where they can be compared: what was being counted again is
     /// counted, and what was announced is settled.
-    fn settle_index(&self, repair: bool) -> Result<()> {
+    fn settle_index(&self) -> Result<()> {
         let pool = &self.pool;
-        if repair && pool.index.get().is_err() {
-            let bytes = pool.limits.index_bytes;
-            pool.index
-                .replace(&*self.engine, pool.superblock.pool, bytes)?;
-            pool.rebuild_index(&mut |_, _| {})?;
-        }
         if pool.index.get()?.needs_rebuild() {
             pool.rebuild_index(&mut |_, _| {})?;
         }
+        pool.settle_open_batch().map(|_| ())
+    }
+
+    /// Counts the index again from the maps, in a new one if the one that is there is of no use.
+    fn repair_index(&self, is_unreadable: bool) -> Result<()> {
+        let pool = &self.pool;
+        let is_usable = |index: Arc<dyn FingerprintIndex>| index.rows(LOWEST, 1).is_ok();
+        if is_unreadable || !pool.index.get().is_ok_and(is_usable) {
+            let bytes = pool.limits.index_bytes;
+            pool.index
+                .replace(&*self.engine, pool.superblock.pool, bytes)?;
+        }
+        pool.rebuild_index(&mut |_, _| {})?;
         pool.settle_open_batch().map(|_| ())
     }
 }
@@ -129,6 +142,8 @@ struct Check<'a> {
     counts: CheckReport,
     /// Some page of a map could not be read: nobody knows which blocks it owns.
     is_map_unreadable: bool,
+    /// The index opened, but some of its rows could not be read.
+    is_index_unreadable: bool,
     /// Rows that are not what the maps say.
     index_findings: u64,
 }
@@ -251,9 +266,18 @@ impl Check<'_> {
             return Ok(());
         };
         let mut has_row = vec![0; window.owned().len()];
-        let mut from = Some(Fingerprint([0; 16]));
+        let mut from = Some(LOWEST);
         while let Some(start) = from {
-            let rows = index.rows(start, ROWS_AT_ONCE)?;
+            let rows = match index.rows(start, ROWS_AT_ONCE) {
+                Ok(rows) => rows,
+                Err(IndexError::Io(error)) => return Err(IndexError::Io(error).into()),
+                Err(error) => {
+                    self.find_in_index(format!("the fingerprint index cannot be read: {error}"));
+                    self.is_index_unreadable = true;
+                    self.index = None;
+                    return Ok(());
+                }
+            };
             from = rows.last().and_then(|(last, _)| after(*last));
             for (_, row) in &rows {
                 if window.blocks.contains(&row.pba.0) {

@@ -49,7 +49,7 @@ pub enum Ready {
 /// What a finder's batch did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BatchReport {
-    /// Blocks fingerprinted.
+    /// Blocks looked up by their fingerprints.
     pub looked_at: u64,
     /// Of these, the first of their content.
     pub unique: u64,
@@ -62,7 +62,9 @@ pub struct BatchReport {
     pub rejected: u64,
     /// Of these, those that the index had no room for. They are private again.
     pub declined: u64,
-    /// Bytes fingerprinted.
+    /// Of these, those whose fingerprint the volume's hash cache knew: they were not read.
+    pub cached: u64,
+    /// Bytes of the blocks looked up.
     pub bytes: u64,
     /// Nothing is left behind the cursor.
     pub at_end: bool,
@@ -190,12 +192,13 @@ impl Pool {
     /// Steps 3 and 4.
     fn settle_finder(&self, layer: LayerId, batch: &OpenBatch) -> Result<BatchReport> {
         let index = self.index.ready()?;
-        let items = self.fingerprint_items(batch.unsettled())?;
+        let (items, cached) = self.fingerprints_or_cached(layer, batch.unsettled())?;
         let answers = index.increment(STREAM, batch.number, &items)?;
         let answers = last_answers(&answers, batch)?;
         let looked_at = answers.len() as u64;
         let mut report = BatchReport {
             looked_at,
+            cached,
             bytes: looked_at * self.block_size(),
             ..BatchReport::default()
         };
@@ -309,10 +312,36 @@ impl Pool {
             .collect()
     }
 
+    /// Step 3, but for what the volume's hash cache knows.
+    fn fingerprints_or_cached(
+        &self,
+        layer: LayerId,
+        items: &[BatchItem],
+    ) -> Result<(Vec<(Fingerprint, Pba)>, u64)> {
+        let layer = self.maps.layer(layer).ok();
+        let Some(cache) = layer.and_then(|layer| layer.hash_cache()) else {
+            return Ok((self.fingerprint_items(items)?, 0));
+        };
+        let known: Vec<_> = items
+            .iter()
+            .map(|item| cache.find(item.lba, item.pba))
+            .collect();
+        let unknown = items.iter().zip(&known).filter(|(_, known)| known.is_none());
+        let unknown: Vec<BatchItem> = unknown.map(|(item, _)| *item).collect();
+        let cached = (items.len() - unknown.len()) as u64;
+        let mut read = self.fingerprint_items(&unknown)?.into_iter();
+        let both = known.into_iter().zip(items);
+        let all = both.filter_map(|(known, item)| match known {
+            Some(fingerprint) => Some((fingerprint, item.pba)),
+            None => read.next(),
+        });
+        Ok((all.collect(), cached))
+    }
+
     /// Step 3: the fingerprints of blocks that nobody writes to any more.
     pub(crate) fn fingerprint_items(&self, items: &[BatchItem]) -> Result<Vec<(Fingerprint, Pba)>> {
         let mut found = Vec::with_capacity(items.len());
-        let (mut buf, mut fingerprints) = (Vec::new(), Vec::new());
+        let mut buf = Vec::new();
         let read_blocks = (READ_BYTES / self.block_size()) as usize;
         for same_domain in items.chunk_by(|a, b| a.domain == b.domain) {
             let Some(first) = same_domain.first() else {
@@ -324,20 +353,26 @@ impl Pool {
                     let Some(start) = piece.first() else { continue };
                     buf.resize(piece.len() * self.block_size() as usize, 0);
                     self.read_back(start.pba, &mut buf)?;
-                    fingerprints.clear();
-                    key.fingerprints(&buf, self.block_size() as usize, &mut fingerprints);
-                    #[cfg(feature = "simulation")]
-                    make_collide(&mut fingerprints, first.domain);
-                    found.extend(
-                        fingerprints
-                            .iter()
-                            .copied()
-                            .zip(piece.iter().map(|i| i.pba)),
-                    );
+                    let fingerprints = self.fingerprints(&key, first.domain, &buf);
+                    found.extend(fingerprints.into_iter().zip(piece.iter().map(|i| i.pba)));
                 }
             }
         }
         Ok(found)
+    }
+
+    /// Of whole blocks of a domain, whose key this is.
+    pub(crate) fn fingerprints(
+        &self,
+        key: &Key,
+        #[cfg_attr(not(feature = "simulation"), expect(unused_variables))] domain: DomainId,
+        blocks: &[u8],
+    ) -> Vec<Fingerprint> {
+        let mut fingerprints = Vec::with_capacity(blocks.len() / self.block_size() as usize);
+        key.fingerprints(blocks, self.block_size() as usize, &mut fingerprints);
+        #[cfg(feature = "simulation")]
+        make_collide(&mut fingerprints, domain);
+        fingerprints
     }
 
     pub(crate) fn domain_key(&self, domain: DomainId) -> Key {

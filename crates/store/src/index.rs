@@ -75,7 +75,7 @@ impl IndexSlot {
         // A crash before it has been counted must not leave one that seems to be whole.
         match self.kind {
             IndexKind::Btree => btree::replace(&disk, pool)?,
-            IndexKind::Memory => memory::create(&disk, pool)?,
+            IndexKind::Memory => memory::replace(&disk, pool)?,
         }
         let index = open_kind(disk, self.kind, pool, bytes)?;
         *state = State::Open(index);
@@ -88,13 +88,9 @@ pub(crate) fn create(engine: &dyn Engine, kind: IndexKind, pool: PoolId) -> Resu
     let disk = engine
         .create(Part::Index, 0)
         .map_err(|error| StoreError::io(engine.describe(Part::Index), error))?;
-    make(&disk, kind, pool)
-}
-
-fn make(disk: &Arc<dyn Disk>, kind: IndexKind, pool: PoolId) -> Result<()> {
     match kind {
-        IndexKind::Btree => btree::create(disk, pool)?,
-        IndexKind::Memory => memory::create(disk, pool)?,
+        IndexKind::Btree => btree::create(&disk, pool)?,
+        IndexKind::Memory => memory::create(&disk, pool)?,
     }
     Ok(())
 }

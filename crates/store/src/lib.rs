@@ -15,6 +15,7 @@
 //! | `finder.rs` `collector.rs` | publishing, sharing and releasing blocks, batch by batch |
 //! | `batch.rs` `queue.rs` `index.rs` | what they have announced; what they have to release; the index |
 //! | `heat.rs` `latency.rs` | hints for when to leave what alone |
+//! | `hash_cache.rs` | fingerprints made while blocks are written |
 //! | `log.rs` `commit.rs` | how changes become durable |
 //! | `checkpoint.rs` `tree.rs` `pages.rs` | how the log is kept short |
 //! | `recovery.rs` | creating, opening, replay |
@@ -36,6 +37,7 @@ mod epoch;
 mod error;
 mod finder;
 mod guard;
+mod hash_cache;
 mod heat;
 mod import;
 mod index;

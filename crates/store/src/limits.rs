@@ -44,16 +44,19 @@ pub(crate) struct Limits {
     pub(crate) check_bytes: usize,
     /// What the fingerprint index may take, in bytes.
     pub(crate) index_bytes: usize,
+    /// What the hash caches of all volumes may take, in bytes.
+    pub(crate) hash_cache_bytes: u64,
 }
 
 impl Limits {
-    /// Three eighths for segments, an eighth each for their copies during a checkpoint, for inner
-    /// pages, for free space and for the index, a sixteenth each for records and for `check`.
+    /// Five sixteenths for segments, an eighth each for their copies during a checkpoint, for inner
+    /// pages, for free space and for the index, a sixteenth each for records, for `check` and for
+    /// hash caches.
     pub(crate) fn from_memory(memory_bytes: u64) -> Self {
         let memory = memory_bytes.max(MEMORY_BYTES_MIN);
         let count = |share: u64, each: u64| (share / each) as usize;
         Self {
-            leaves_max: count(memory / 8 * 3, LEAF_BYTES),
+            leaves_max: count(memory / 16 * 5, LEAF_BYTES),
             dirty_leaves_max: count(memory / 8, LEAF_BYTES),
             nodes_max: count(memory / 8, NODE_BYTES),
             space_pages_max: count(memory / 8, SPACE_PAGE_BYTES),
@@ -61,6 +64,7 @@ impl Limits {
             tail_bytes_max: (memory / 32) as usize,
             check_bytes: (memory / 16) as usize,
             index_bytes: index_bytes(memory / 8),
+            hash_cache_bytes: memory / 16,
         }
     }
 }

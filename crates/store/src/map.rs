@@ -23,6 +23,7 @@ use crate::Wait;
 use crate::block_lock::BlockLocks;
 use crate::cache::ClockCache;
 use crate::error::{Result, StoreError};
+use crate::hash_cache::HashCache;
 use crate::heat::Heat;
 use crate::limits::Limits;
 use crate::pages::Pages;
@@ -45,6 +46,7 @@ pub(crate) struct Layer {
     /// Segments that changed since the tree on disk was written; some may not be in it at all.
     fresh: Mutex<BTreeSet<SegmentIndex>>,
     counts: Counts,
+    hash_cache: RwLock<Option<Arc<HashCache>>>,
 }
 
 /// How many entries are what.
@@ -113,6 +115,16 @@ impl Layer {
         private + kept + shared
     }
 
+    /// Fingerprints of blocks that were written of late. Whoever writes looks it up under the
+    /// blocks' lock.
+    pub(crate) fn hash_cache(&self) -> Option<Arc<HashCache>> {
+        read(&self.hash_cache).clone()
+    }
+
+    pub(crate) fn set_hash_cache(&self, cache: Option<Arc<HashCache>>) {
+        *write(&self.hash_cache) = cache;
+    }
+
     pub(crate) fn root(&self) -> TreeRoot {
         *read(&self.root)
     }
@@ -178,6 +190,7 @@ impl Maps {
                 kept: AtomicU64::new(volume.counts.kept),
                 shared: AtomicU64::new(volume.counts.shared),
             },
+            hash_cache: RwLock::default(),
         });
         write(&self.layers).insert(id, Arc::clone(&layer));
         layer

@@ -15,6 +15,7 @@ use crate::commit::Shared;
 use crate::epoch::{Epoch, Epochs};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
+use crate::hash_cache::Room;
 use crate::index::IndexSlot;
 use crate::latency::Latencies;
 use crate::limits::Limits;
@@ -51,6 +52,7 @@ pub(crate) struct Pool {
     /// Held from a batch's first record to its last.
     pub(crate) jobs: Mutex<()>,
     pub(crate) latencies: Latencies,
+    pub(crate) hash_cache_room: Arc<Room>,
     /// Records in memory and what they change. Whoever holds it sees maps and books exactly as the
     /// records left them.
     ledger: Mutex<Ledger>,
@@ -148,6 +150,7 @@ impl Pool {
             secret,
             jobs: Mutex::default(),
             latencies: Latencies::new(),
+            hash_cache_room: Room::new(limits.hash_cache_bytes),
             ledger: Mutex::new(Ledger {
                 tail: Tail::default(),
                 books,

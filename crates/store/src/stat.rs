@@ -33,6 +33,8 @@ pub struct VolumeStat {
     pub rounds: u8,
     /// Seconds between the finder's looks.
     pub interval_seconds: u32,
+    /// Bytes that its hash cache may take.
+    pub hash_cache_bytes: u64,
 }
 
 /// What a pool holds.
@@ -155,5 +157,6 @@ fn volume_stat(volume: &Volume) -> VolumeStat {
         verify: options.verify,
         rounds: options.rounds,
         interval_seconds: options.interval_seconds,
+        hash_cache_bytes: options.hash_cache_bytes,
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onefold_engine::Engine;
-use onefold_format::catalogue_page::name_is_valid;
+use onefold_format::catalogue_page::{HASH_CACHE_BYTES_MAX, name_is_valid};
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
     DedupMode, DomainId, LayerCounts, LayerId, Lba, Record, TreeRoot, VolumeId, VolumeRecord,
@@ -47,6 +47,9 @@ pub struct VolumeOptions {
     pub rounds: u8,
     /// Seconds between the finder's looks, 1 to 86,400.
     pub interval_seconds: u32,
+    /// Bytes of memory for fingerprints made while blocks are written, so that the finder need not
+    /// read them back; 0 for none. All volumes' together get a sixteenth of the pool's memory.
+    pub hash_cache_bytes: u64,
 }
 
 impl VolumeOptions {
@@ -60,6 +63,7 @@ impl VolumeOptions {
             verify: false,
             rounds: 2,
             interval_seconds: 10,
+            hash_cache_bytes: 0,
         }
     }
 }
@@ -75,6 +79,8 @@ pub struct VolumeChange {
     pub rounds: Option<u8>,
     /// See [`VolumeOptions::interval_seconds`].
     pub interval_seconds: Option<u32>,
+    /// See [`VolumeOptions::hash_cache_bytes`]. A change empties it.
+    pub hash_cache_bytes: Option<u64>,
 }
 
 /// An open pool.
@@ -219,7 +225,7 @@ impl Store {
     fn add(&self, name: &str, options: &VolumeOptions, state: VolumeState) -> Result<Arc<Volume>> {
         check_name(name, "volume")?;
         check_name(&options.domain, "domain")?;
-        check_finder(options.rounds, options.interval_seconds)?;
+        check_finder(options)?;
         self.check_size(options.size_bytes)?;
         let _changing = lock(&self.changing);
         self.check_name_is_free(name)?;
@@ -240,6 +246,7 @@ impl Store {
             verify: options.verify,
             rounds: options.rounds,
             interval_seconds: options.interval_seconds,
+            hash_cache_bytes: options.hash_cache_bytes,
         };
         let slot = catalogue.free_slot();
         if slot >= VOLUMES_MAX {
@@ -275,7 +282,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Invalid` for rounds or an interval out of range.
+    /// `NotFound`; `Invalid` for rounds, an interval or a hash cache out of range; `Busy` for the end
+    /// of `verify` while the index is being counted again.
     pub fn set_volume(&self, name: &str, change: &VolumeChange) -> Result<()> {
         let _changing = lock(&self.changing);
         let volume = self.volume(name)?;
@@ -284,7 +292,8 @@ impl Store {
         options.verify = change.verify.unwrap_or(options.verify);
         options.rounds = change.rounds.unwrap_or(options.rounds);
         options.interval_seconds = change.interval_seconds.unwrap_or(options.interval_seconds);
-        check_finder(options.rounds, options.interval_seconds)?;
+        options.hash_cache_bytes = change.hash_cache_bytes.unwrap_or(options.hash_cache_bytes);
+        check_finder(&options)?;
         // What was announced under the old setting is settled under it.
         let _job = lock(&self.pool.jobs);
         if change.verify == Some(false) {
@@ -295,6 +304,7 @@ impl Store {
             record.verify = options.verify;
             record.rounds = options.rounds;
             record.interval_seconds = options.interval_seconds;
+            record.hash_cache_bytes = options.hash_cache_bytes;
         })?;
         volume.set_options(&options);
         Ok(())
@@ -476,11 +486,19 @@ fn check_name(name: &str, of: &str) -> Result<()> {
     ))
 }
 
-fn check_finder(rounds: u8, interval_seconds: u32) -> Result<()> {
+fn check_finder(options: &VolumeOptions) -> Result<()> {
+    let VolumeOptions {
+        rounds,
+        interval_seconds,
+        hash_cache_bytes,
+        ..
+    } = *options;
     let message = if !(1..=ROUNDS_MAX).contains(&rounds) {
         format!("the finder waits 1 to {ROUNDS_MAX} rounds, not {rounds}")
     } else if !(1..=INTERVAL_SECONDS_MAX).contains(&interval_seconds) {
         format!("the finder looks every 1 to {INTERVAL_SECONDS_MAX} s, not {interval_seconds}")
+    } else if hash_cache_bytes > HASH_CACHE_BYTES_MAX {
+        format!("a hash cache of {hash_cache_bytes} bytes exceeds {HASH_CACHE_BYTES_MAX}")
     } else {
         return Ok(());
     };

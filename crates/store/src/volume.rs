@@ -11,6 +11,7 @@ use std::time::Instant;
 use onefold_format::{VolumeId, VolumeRecord};
 
 use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::hash_cache::HashCache;
 use crate::limits::REQUEST_BYTES_MAX;
 use crate::map::Layer;
 use crate::pool::Pool;
@@ -49,7 +50,7 @@ pub struct Volume {
 
 impl Volume {
     pub(crate) fn new(pool: Arc<Pool>, record: &VolumeRecord) -> Result<Self> {
-        Ok(Self {
+        let volume = Self {
             id: record.id,
             layer: pool.maps.layer(record.layer)?,
             pool,
@@ -61,10 +62,13 @@ impl Volume {
                 verify: record.verify,
                 rounds: record.rounds,
                 interval_seconds: record.interval_seconds,
+                hash_cache_bytes: record.hash_cache_bytes,
             }),
             size_bytes: AtomicU64::new(record.size_bytes),
             gone: AtomicBool::new(false),
-        })
+        };
+        volume.renew_hash_cache(record.hash_cache_bytes);
+        Ok(volume)
     }
 
     /// Its name now.
@@ -97,7 +101,20 @@ impl Volume {
     }
 
     pub(crate) fn set_options(&self, options: &VolumeOptions) {
+        if options.hash_cache_bytes != self.options().hash_cache_bytes {
+            self.renew_hash_cache(options.hash_cache_bytes);
+        }
         options.clone_into(&mut write(&self.options));
+    }
+
+    /// Gives up the hash cache, and makes an empty one of so many bytes, if any.
+    fn renew_hash_cache(&self, bytes: u64) {
+        self.layer.set_hash_cache(None);
+        if bytes > 0 {
+            let key = self.pool.domain_key(self.layer.domain);
+            let cache = HashCache::new(&self.pool.hash_cache_room, bytes, key);
+            self.layer.set_hash_cache(cache);
+        }
     }
 
     /// Bytes in a block: 4096, 8192, 16384 or 65536.

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
+use crate::hash_cache::HashCache;
 use crate::placement::{Shift, Wish};
 use crate::space::{PbaRun, PbaRuns};
 use crate::volume::{Volume, Wait};
@@ -123,6 +124,10 @@ impl Volume {
         let runs = self.shape(first, data, &entries);
         let placed = self.place(&runs, wait)?;
         let (records, old_blocks) = changes(self, first, &entries, &placed);
+        let hash_cache = self.layer.hash_cache();
+        if let Some(cache) = &hash_cache {
+            segments(first, count).for_each(|(lba, count)| cache.forget(lba, count));
+        }
         if Guard::DataBeforeRecord.holds() {
             self.store(first, data, &placed)?;
         }
@@ -132,6 +137,9 @@ impl Volume {
         }
         if !Guard::DataBeforeRecord.holds() {
             self.store(first, data, &placed)?;
+        }
+        if let Some(cache) = &hash_cache {
+            self.note_fingerprints(cache, first, data, &placed);
         }
         Ok(())
     }
@@ -257,12 +265,9 @@ impl Volume {
     /// [step 5 store] One write to the pool for each run of consecutive blocks.
     fn store(&self, first: Lba, data: &[u8], placed: &[Placed]) -> Result<()> {
         let block_size = self.pool.block_size();
-        for Placed { run, new } in placed {
-            let pba = match (run.fate, new) {
-                (Fate::InPlace(pba), _) => pba,
-                (Fate::New, Some(pba)) => *pba,
-                _ => continue,
-            };
+        for part in placed {
+            let Some(pba) = part.pba() else { continue };
+            let run = part.run;
             let start = ((run.lba.0 - first.0) * block_size) as usize;
             let bytes = &data[start..start + (run.count * block_size) as usize];
             let written = self.pool.data.write_at(bytes, pba.0 * block_size);
@@ -275,6 +280,20 @@ impl Volume {
             }
         }
         Ok(())
+    }
+
+    /// Spares the finder the reading of what is in the pool now.
+    fn note_fingerprints(&self, cache: &HashCache, first: Lba, data: &[u8], placed: &[Placed]) {
+        let block_size = self.pool.block_size();
+        for placed in placed {
+            let Some(pba) = placed.pba() else { continue };
+            for (lba, count) in segments(placed.run.lba, placed.run.count) {
+                let start = ((lba.0 - first.0) * block_size) as usize;
+                let bytes = &data[start..start + (count * block_size) as usize];
+                let fingerprints = self.pool.fingerprints(&cache.key, self.layer.domain, bytes);
+                cache.note(lba, pba + (lba.0 - placed.run.lba.0), &fingerprints);
+            }
+        }
     }
 
     /// Returns new blocks that no record names, and the error that led to it.
@@ -291,6 +310,17 @@ impl Volume {
             self.pool.take_back(&new.collect::<PbaRuns>())?;
         }
         Err(error)
+    }
+}
+
+impl Placed {
+    /// Where its bytes go; none for zeros.
+    fn pba(&self) -> Option<Pba> {
+        match self.run.fate {
+            Fate::InPlace(pba) => Some(pba),
+            Fate::New => self.new,
+            Fate::Zero | Fate::Nothing => None,
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
@@ -22,7 +23,11 @@ struct World {
 
 impl World {
     fn new(index: IndexKind) -> Self {
-        let engine = Arc::new(SimulatedEngine::new(1));
+        Self::seeded(index, 1)
+    }
+
+    fn seeded(index: IndexKind, seed: u64) -> Self {
+        let engine = Arc::new(SimulatedEngine::new(seed));
         let options = CreateOptions {
             size_bytes: 64 * MIB,
             log_bytes: 4 * MIB,
@@ -76,6 +81,7 @@ impl World {
             sum.looked_at += batch.looked_at;
             sum.unique += batch.unique;
             sum.duplicates += batch.duplicates;
+            sum.cached += batch.cached;
             sum.at_end = batch.at_end;
         }
         sum
@@ -141,6 +147,69 @@ fn equal_blocks_are_stored_once_across_volumes() {
         assert_eq!(read(&a, 0, 1000), blocks(0, 1000));
         assert_eq!(read(&b, 77, 1000), blocks(500, 1000));
         world.assert_clean();
+    }
+}
+
+/// What the hash cache knows is not read, and what it does not know is.
+#[test]
+fn the_hash_cache_spares_reading_what_was_written() {
+    for kind in KINDS {
+        let world = World::new(kind);
+        let a = world.volume_with("a", |options| options.hash_cache_bytes = MIB);
+        let b = world.volume("b");
+        write(&b, 0, &blocks(0, 300));
+        world.dedup(&b);
+        write(&a, 0, &blocks(0, 1000));
+        // Each of these takes the slot of the one before.
+        write(&a, 7, &blocks(2000, 1));
+        a.write(8 * BLOCK + 5, &[9; 10], Wait::Yes).unwrap();
+        write(&a, 9, &vec![0; BLOCK as usize]);
+        let expected = read(&a, 0, 1000);
+        world.engine.reset_counts();
+        let report = world.dedup(&a);
+        assert_eq!((report.looked_at, report.cached), (999, 999), "{kind:?}");
+        assert_eq!(report.duplicates, 297);
+        assert_eq!(world.engine.count(Part::Data, Op::Read).count, 0);
+        assert_eq!(read(&a, 0, 1000), expected);
+        // Off, then on again: what it knew is forgotten.
+        write(&a, 0, &blocks(3000, 10));
+        let set = |bytes| {
+            let change = VolumeChange {
+                hash_cache_bytes: Some(bytes),
+                ..VolumeChange::default()
+            };
+            world.store.set_volume("a", &change).unwrap();
+        };
+        set(0);
+        write(&a, 5, &blocks(0, 1));
+        set(MIB);
+        write(&a, 9, &blocks(0, 1));
+        let report = world.dedup(&a);
+        assert_eq!((report.looked_at, report.cached), (10, 1));
+        assert_eq!(report.duplicates, 2);
+        world.collect();
+        world.assert_clean();
+    }
+}
+
+/// A rewrite fails when part of it, or all, has reached the pool: the old fingerprint is not its.
+#[test]
+fn the_hash_cache_forgets_a_block_whose_rewrite_failed() {
+    for seed in 0..20 {
+        let world = World::seeded(IndexKind::Btree, seed);
+        let a = world.volume_with("a", |options| options.hash_cache_bytes = MIB);
+        let b = world.volume("b");
+        write(&a, 0, &blocks(0, 2));
+        write(&b, 0, &blocks(0, 2));
+        world
+            .engine
+            .fail_once(Part::Data, Op::Write, 1, ErrorKind::Other);
+        a.write(0, &blocks(5, 2), Wait::Yes).unwrap_err();
+        let left = read(&a, 0, 2);
+        world.dedup(&a);
+        world.dedup(&b);
+        assert_eq!(read(&a, 0, 2), left);
+        assert_eq!(read(&b, 0, 2), blocks(0, 2));
     }
 }
 

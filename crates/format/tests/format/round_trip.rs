@@ -1,7 +1,7 @@
 //! What is encoded is decoded again, for whatever a writer may put into a structure.
 
 use onefold_format::batch_page::{self, ITEMS_PER_PAGE};
-use onefold_format::catalogue_page::{self, INTERVAL_SECONDS_MAX, RECORDS_PER_PAGE, ROUNDS_MAX};
+use onefold_format::catalogue_page::{self, HASH_CACHE_BYTES_MAX, INTERVAL_SECONDS_MAX, RECORDS_PER_PAGE, ROUNDS_MAX};
 use onefold_format::entry::State;
 use onefold_format::frame::{self, FrameHeader};
 use onefold_format::map_page::{self, EMPTY_SEGMENT};
@@ -92,6 +92,7 @@ fn volumes(maps: impl Strategy<Value = TreeRoot>) -> impl Strategy<Value = Volum
             verify,
             rounds,
             interval_seconds,
+            hash_cache_bytes: numbers[0] % (HASH_CACHE_BYTES_MAX + 1),
             counts: counts_of(&map, size_bytes / 4096, numbers),
         }
     })

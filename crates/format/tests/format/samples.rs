@@ -164,6 +164,7 @@ fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecor
         verify: id == 3,
         rounds: id as u8 - 2,
         interval_seconds: 10 * id as u32,
+        hash_cache_bytes: id << 20,
         counts: match map.top {
             Some(_) => LayerCounts {
                 private: 0x1_0000 + id,

@@ -2,6 +2,7 @@
 
 use super::Context;
 use crate::error::Result;
+use crate::size;
 use crate::sharing::{Dedup, interval_parser, rounds_parser};
 use crate::verbs::volume::VolumeSet;
 use std::process::ExitCode;
@@ -27,6 +28,10 @@ pub(super) struct Args {
     /// Seconds between rounds, 1 to 86400.
     #[arg(long, value_parser = interval_parser(), value_name = "SECONDS", group = "change")]
     interval: Option<u32>,
+
+    /// Memory for fingerprints made while blocks are written; 0 for none.
+    #[arg(long, value_parser = size::parse, value_name = "SIZE", group = "change")]
+    hash_cache: Option<u64>,
 }
 
 /// A yes or no that can also be left as it is.
@@ -43,5 +48,6 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         verify: args.verify.map(|verify| verify == Switch::On),
         rounds: args.rounds,
         interval_seconds: args.interval,
+        hash_cache_bytes: args.hash_cache,
     })
 }

@@ -27,6 +27,7 @@ pub(crate) struct VolumeReply {
     verify: bool,
     rounds: u8,
     interval_seconds: u32,
+    hash_cache_bytes: u64,
     logical_blocks: u64,
     logical_bytes: u64,
     private_blocks: u64,
@@ -47,6 +48,7 @@ impl VolumeReply {
             verify: stat.verify,
             rounds: stat.rounds,
             interval_seconds: stat.interval_seconds,
+            hash_cache_bytes: stat.hash_cache_bytes,
             logical_blocks: stat.logical_blocks,
             private_blocks: stat.private_blocks,
             shared_blocks: stat.shared_blocks,
@@ -64,12 +66,13 @@ impl Document for VolumeReply {
         writeln!(out, "data     {}", size::display(self.logical_bytes))?;
         writeln!(
             out,
-            "dedup    {}, domain {}, verify {}, {} rounds, every {} s",
+            "dedup    {}, domain {}, verify {}, {} rounds, every {} s, hash cache {}",
             self.dedup.name(),
             self.domain,
             if self.verify { "on" } else { "off" },
             self.rounds,
-            self.interval_seconds
+            self.interval_seconds,
+            size::display(self.hash_cache_bytes)
         )?;
         writeln!(
             out,
@@ -177,6 +180,7 @@ pub(crate) struct VolumeSet {
     pub(crate) verify: Option<bool>,
     pub(crate) rounds: Option<u8>,
     pub(crate) interval_seconds: Option<u32>,
+    pub(crate) hash_cache_bytes: Option<u64>,
 }
 
 impl Verb for VolumeSet {
@@ -189,6 +193,7 @@ impl Verb for VolumeSet {
             verify: self.verify,
             rounds: self.rounds,
             interval_seconds: self.interval_seconds,
+            hash_cache_bytes: self.hash_cache_bytes,
         };
         service.store.set_volume(&self.name, &change)?;
         Ok(VolumeReply::of(service, service.find(&self.name)?))

@@ -171,12 +171,13 @@ fn options_are_kept_and_can_be_changed() {
             ("verify", false.into()),
             ("rounds", 2.into()),
             ("interval_seconds", 10.into()),
+            ("hash_cache_bytes", 0.into()),
         ];
         for (name, value) in defaults {
             assert_eq!(made[name], value, "{name} in {made}");
         }
         let options = [
-            "--dedup", "off", "--domain", "d1", "--verify", "--rounds", "16",
+            "--dedup", "off", "--domain", "d1", "--verify", "--rounds", "16", "--hash-cache", "4M",
         ];
         let create = [
             "volume",
@@ -194,6 +195,7 @@ fn options_are_kept_and_can_be_changed() {
             ("verify", true.into()),
             ("rounds", 16.into()),
             ("interval_seconds", 86_400.into()),
+            ("hash_cache_bytes", (4_u64 << 20).into()),
         ];
         for (name, value) in wanted {
             assert_eq!(made[name], value, "{name} in {made}");
@@ -204,9 +206,11 @@ fn options_are_kept_and_can_be_changed() {
         assert_eq!(changed["verify"], false);
         assert_eq!(changed["rounds"], 1);
         assert_eq!(changed["interval_seconds"], 86_400, "was not named");
+        scene.ok(&["volume", "set", "odd", "--hash-cache", "0"]);
         scene.ok(&["volume", "set", "odd", "--interval", "7"]);
         let stat = scene.json(&["volume", "stat", "odd"]);
         assert_eq!(stat["interval_seconds"], 7);
+        assert_eq!(stat["hash_cache_bytes"], 0);
         assert_eq!(stat["rounds"], 1);
         scene
             .run(&["volume", "set", "gone", "--rounds", "1"])

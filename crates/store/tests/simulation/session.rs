@@ -16,6 +16,9 @@ use crate::world::{Fill, MIB, Step, Stop, World};
 /// A volume with many segments, hardly any of which are used.
 const WIDE_BYTES: u64 = 1536 * MIB;
 
+/// Of a small hash cache: the slots of two segments.
+const HASH_CACHE_BYTES: u64 = 24 << 10;
+
 /// What is held while an I/O is under way, and so must not be asked for in the middle of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
@@ -298,11 +301,13 @@ impl World {
 
     fn draw_volume(&self) -> VolumeOptions {
         let (other_domain, verify) = self.draw(|random| (random.one_in(4), random.one_in(3)));
+        let has_hash_cache = self.draw(|random| random.one_in(2));
         let verify = verify || self.must_verify();
         VolumeOptions {
             domain: if other_domain { "other" } else { "default" }.to_owned(),
             verify,
             rounds: self.draw(|random| random.between(1, 3)) as u8,
+            hash_cache_bytes: if has_hash_cache { HASH_CACHE_BYTES } else { 0 },
             ..VolumeOptions::new(self.draw_size())
         }
     }
@@ -439,9 +444,11 @@ impl World {
 
     fn change_sharing(&self, id: u64) -> Step {
         let (verify, rounds) = self.draw(|random| (random.one_in(2), random.between(1, 3)));
+        let hash_cache = self.draw(|random| random.between(0, 3)) * HASH_CACHE_BYTES;
         let change = VolumeChange {
             verify: Some(verify || self.must_verify()),
             rounds: Some(rounds as u8),
+            hash_cache_bytes: Some(hash_cache),
             ..VolumeChange::default()
         };
         self.set_volume(id, &change)

@@ -397,6 +397,7 @@ fn empty_volume() -> VolumeRecord {
         verify: false,
         rounds: 0,
         interval_seconds: 0,
+        hash_cache_bytes: 0,
         counts: LayerCounts::default(),
     }
 }
@@ -463,6 +464,10 @@ fn volume_record_document() {
         ("private", whole(&|record| record.counts.private = ALL)),
         ("kept", whole(&|record| record.counts.kept = ALL)),
         ("shared", whole(&|record| record.counts.shared = ALL)),
+        (
+            "cache",
+            whole(&|record| record.hash_cache_bytes = u64::MAX),
+        ),
         ("name", part(&|record| record.name = "b".to_owned())),
         (
             "domain name",

@@ -1,0 +1,200 @@
+//! Fingerprints made while blocks are written, so that the finder need not read them back
+//! ([DEDIS §4.5]). On per volume, of bounded size, and only a help: what is not in it, after a
+//! start nothing, is read and fingerprinted as ever.
+//!
+//! A segment of the map has a set of slots, one for each of its blocks; segments that come upon
+//! the same set replace each other.
+//!
+//! Invariant: a fingerprint is that of its block's bytes until somebody writes there. Whoever
+//! writes holds the entry's lock, empties the slot before the pool is written and fills it
+//! afterwards. The volume's cache is looked up under that lock, and one that is switched on again
+//! starts empty: so nobody who writes can miss the cache that the finder looks into.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use onefold_format::units::BLOCKS_PER_SEGMENT;
+use onefold_format::{Lba, Pba, SegmentIndex};
+use onefold_index::{Fingerprint, Key};
+
+use crate::sync::{AtomicU64, Mutex, lock};
+
+/// Bytes that a block's slot takes.
+const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
+
+/// Bytes that the slots of a segment take.
+const SET_BYTES: u64 = BLOCKS_PER_SEGMENT * SLOT_BYTES;
+
+/// The blocks of one segment.
+type Set = Option<(SegmentIndex, Box<[Slot]>)>;
+
+/// A block's fingerprint, and where it was written; the pool's block 0 is nobody's.
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    pba: Pba,
+    fingerprint: Fingerprint,
+}
+
+const EMPTY: Slot = Slot {
+    pba: Pba(0),
+    fingerprint: Fingerprint([0; 16]),
+};
+
+/// The cache of one volume.
+pub(crate) struct HashCache {
+    /// Of the volume's domain.
+    pub(crate) key: Key,
+    sets: Vec<Mutex<Set>>,
+    room: Arc<Room>,
+}
+
+/// What all caches of a pool may take together (P9).
+pub(crate) struct Room {
+    limit_bytes: u64,
+    used_bytes: AtomicU64,
+}
+
+impl Room {
+    pub(crate) fn new(limit_bytes: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit_bytes,
+            used_bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// Takes `bytes` or what is left, in whole sets.
+    fn take(&self, bytes: u64) -> u64 {
+        let mut taken = 0;
+        let _ = self.used_bytes.fetch_update(Relaxed, Relaxed, |used| {
+            taken = bytes.min(self.limit_bytes - used) / SET_BYTES * SET_BYTES;
+            Some(used + taken)
+        });
+        taken
+    }
+}
+
+impl HashCache {
+    /// A cache of so many bytes, or of as many as there is room for; none where that is less than
+    /// a segment needs.
+    pub(crate) fn new(room: &Arc<Room>, bytes: u64, key: Key) -> Option<Arc<Self>> {
+        let taken = room.take(bytes);
+        if taken < bytes / SET_BYTES * SET_BYTES {
+            tracing::warn!(
+                "a hash cache gets {taken} bytes instead of {bytes}: the hash caches of all volumes \
+                 together have a sixteenth of the pool's memory"
+            );
+        }
+        let sets = (0..taken / SET_BYTES).map(|_| Mutex::default()).collect();
+        let cache = Self {
+            key,
+            sets,
+            room: Arc::clone(room),
+        };
+        (taken > 0).then(|| Arc::new(cache))
+    }
+
+    fn set(&self, segment: SegmentIndex) -> &Mutex<Set> {
+        &self.sets[(segment.0 % self.sets.len() as u64) as usize]
+    }
+
+    /// These blocks of one segment are going to be written. The caller holds their locks.
+    pub(crate) fn forget(&self, lba: Lba, count: u64) {
+        let mut set = lock(self.set(lba.segment()));
+        if let Some((segment, slots)) = &mut *set
+            && *segment == lba.segment()
+        {
+            slots[slots_of(lba, count)].fill(EMPTY);
+        }
+    }
+
+    /// These blocks of one segment were written, to consecutive blocks from `pba` on. The caller
+    /// holds their locks still.
+    pub(crate) fn note(&self, lba: Lba, pba: Pba, fingerprints: &[Fingerprint]) {
+        let mut set = lock(self.set(lba.segment()));
+        let (_, slots) = match &mut *set {
+            Some(found) if found.0 == lba.segment() => found,
+            other => {
+                // What is replaced may still be of use, but so is what is new.
+                let slots = vec![EMPTY; BLOCKS_PER_SEGMENT as usize].into_boxed_slice();
+                other.insert((lba.segment(), slots))
+            }
+        };
+        let range = slots_of(lba, fingerprints.len() as u64);
+        for ((slot, fingerprint), n) in slots[range].iter_mut().zip(fingerprints).zip(0..) {
+            *slot = Slot {
+                pba: pba + n,
+                fingerprint: *fingerprint,
+            };
+        }
+    }
+
+    /// The fingerprint of the block, if it is known.
+    pub(crate) fn find(&self, lba: Lba, pba: Pba) -> Option<Fingerprint> {
+        let set = lock(self.set(lba.segment()));
+        let (segment, slots) = set.as_ref()?;
+        let slot = slots.get(lba.slot())?;
+        (*segment == lba.segment() && slot.pba == pba).then_some(slot.fingerprint)
+    }
+}
+
+impl Drop for HashCache {
+    fn drop(&mut self) {
+        let bytes = self.sets.len() as u64 * SET_BYTES;
+        self.room.used_bytes.fetch_sub(bytes, Relaxed);
+    }
+}
+
+fn slots_of(lba: Lba, count: u64) -> Range<usize> {
+    lba.slot()..lba.slot() + count as usize
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    fn cache(room: &Arc<Room>, bytes: u64) -> Option<Arc<HashCache>> {
+        HashCache::new(room, bytes, Key::derive(&[7; 32], 0))
+    }
+
+    fn fingerprints(bytes: Range<u8>) -> Vec<Fingerprint> {
+        bytes.map(|byte| Fingerprint([byte; 16])).collect()
+    }
+
+    #[test]
+    fn a_block_is_found_where_it_was_written_until_it_is_forgotten() {
+        let cache = cache(&Room::new(1 << 20), 1 << 20).unwrap();
+        assert_eq!(cache.find(Lba(5), Pba(9)), None);
+        cache.note(Lba(5), Pba(9), &fingerprints(1..4));
+        assert_eq!(cache.find(Lba(6), Pba(10)), Some(Fingerprint([2; 16])));
+        assert_eq!(cache.find(Lba(6), Pba(9)), None, "it was written elsewhere");
+        assert_eq!(cache.find(Lba(8), Pba(0)), None, "it was not written");
+        cache.forget(Lba(6), 1);
+        assert_eq!(cache.find(Lba(6), Pba(10)), None);
+        assert_eq!(cache.find(Lba(7), Pba(11)), Some(Fingerprint([3; 16])));
+    }
+
+    #[test]
+    fn segments_replace_each_other_and_are_not_mistaken_for_each_other() {
+        let cache = cache(&Room::new(2 * SET_BYTES), 2 * SET_BYTES).unwrap();
+        let (first, third) = (Lba(3), Lba(3 + 2 * BLOCKS_PER_SEGMENT));
+        cache.note(first, Pba(9), &fingerprints(1..2));
+        assert_eq!(cache.find(third, Pba(9)), None);
+        cache.forget(third, 1);
+        assert!(cache.find(first, Pba(9)).is_some());
+        cache.note(third, Pba(12), &fingerprints(4..5));
+        assert_eq!(cache.find(first, Pba(9)), None);
+        assert_eq!(cache.find(third, Pba(12)), Some(Fingerprint([4; 16])));
+    }
+
+    #[test]
+    fn caches_take_no_more_than_there_is_and_give_it_back() {
+        let room = Room::new(3 * SET_BYTES + 1);
+        let first = cache(&room, 2 * SET_BYTES).unwrap();
+        let second = cache(&room, 5 * SET_BYTES).unwrap();
+        assert_eq!((first.sets.len(), second.sets.len()), (2, 1));
+        assert!(cache(&room, SET_BYTES).is_none());
+        drop(first);
+        assert_eq!(cache(&room, 5 * SET_BYTES).unwrap().sets.len(), 2);
+    }
+}
