@@ -326,7 +326,10 @@ impl Pool {
             .iter()
             .map(|item| cache.find(item.lba, item.pba))
             .collect();
-        let unknown = items.iter().zip(&known).filter(|(_, known)| known.is_none());
+        let unknown = items
+            .iter()
+            .zip(&known)
+            .filter(|(_, known)| known.is_none());
         let unknown: Vec<BatchItem> = unknown.map(|(item, _)| *item).collect();
         let cached = (items.len() - unknown.len()) as u64;
         let mut read = self.fingerprint_items(&unknown)?.into_iter();

@@ -1,7 +1,9 @@
 //! What is encoded is decoded again, for whatever a writer may put into a structure.
 
 use onefold_format::batch_page::{self, ITEMS_PER_PAGE};
-use onefold_format::catalogue_page::{self, HASH_CACHE_BYTES_MAX, INTERVAL_SECONDS_MAX, RECORDS_PER_PAGE, ROUNDS_MAX};
+use onefold_format::catalogue_page::{
+    self, HASH_CACHE_BYTES_MAX, INTERVAL_SECONDS_MAX, RECORDS_PER_PAGE, ROUNDS_MAX,
+};
 use onefold_format::entry::State;
 use onefold_format::frame::{self, FrameHeader};
 use onefold_format::map_page::{self, EMPTY_SEGMENT};

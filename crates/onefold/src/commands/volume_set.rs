@@ -2,8 +2,8 @@
 
 use super::Context;
 use crate::error::Result;
-use crate::size;
 use crate::sharing::{Dedup, interval_parser, rounds_parser};
+use crate::size;
 use crate::verbs::volume::VolumeSet;
 use std::process::ExitCode;
 

@@ -177,7 +177,15 @@ fn options_are_kept_and_can_be_changed() {
             assert_eq!(made[name], value, "{name} in {made}");
         }
         let options = [
-            "--dedup", "off", "--domain", "d1", "--verify", "--rounds", "16", "--hash-cache", "4M",
+            "--dedup",
+            "off",
+            "--domain",
+            "d1",
+            "--verify",
+            "--rounds",
+            "16",
+            "--hash-cache",
+            "4M",
         ];
         let create = [
             "volume",

@@ -94,7 +94,11 @@ fn repaired(world: &Arc<World>, engine: SimulatedEngine) -> Vec<Finding> {
     let again = check(&world.store(), true);
     let is_repairable = |finding: &Finding| finding.repairable;
     assert!(again.iter().all(is_repairable), "{again:?}");
-    assert_eq!(check(&world.store(), false), [], "after the repair of {again:?}");
+    assert_eq!(
+        check(&world.store(), false),
+        [],
+        "after the repair of {again:?}"
+    );
     world.state().is_index_damaged = false;
     world.settle().unwrap();
     world.recover_by(Recovery::POWER_LOSS).unwrap();
@@ -168,7 +172,11 @@ fn flipped_bits_in_the_index_lose_nothing() {
     for index in KINDS {
         let world = pool(index, 1);
         let whole = index_bytes(&world.engine());
-        let in_use = |at: &usize| whole[*at..(*at + 16).min(whole.len())].iter().any(|b| *b != 0);
+        let in_use = |at: &usize| {
+            whole[*at..(*at + 16).min(whole.len())]
+                .iter()
+                .any(|b| *b != 0)
+        };
         let step = (whole.len() / 400).max(7) | 1;
         let mut said = 0;
         for at in (0..whole.len()).step_by(step).filter(in_use) {
@@ -190,9 +198,15 @@ fn rows_that_disagree_with_the_maps_are_found_and_put_right() {
             index_rows::change(engine, |rows| {
                 let shared = rows.iter().position(|(_, row)| row.references > 2).unwrap();
                 rows[shared].1.references -= 1;
-                let unique = rows.iter().position(|(_, row)| row.references == 1).unwrap();
+                let unique = rows
+                    .iter()
+                    .position(|(_, row)| row.references == 1)
+                    .unwrap();
                 rows[unique].1.references += 1;
-                let lost = rows.iter().position(|(_, row)| row.references == 1).unwrap();
+                let lost = rows
+                    .iter()
+                    .position(|(_, row)| row.references == 1)
+                    .unwrap();
                 rows.remove(lost);
             });
         });
@@ -234,7 +248,11 @@ fn rows_that_nobody_refers_to_are_removed() {
         let store = world.store();
         let found = check(&store, true);
         let said = |what: &str| found.iter().filter(|f| f.message.contains(what)).count();
-        assert_eq!((found.len(), said("twice in the index")), (2, 1), "{found:?}");
+        assert_eq!(
+            (found.len(), said("twice in the index")),
+            (2, 1),
+            "{found:?}"
+        );
         assert_eq!(check(&store, false), []);
         drop(store);
         world.settle().unwrap();

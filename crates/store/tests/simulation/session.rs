@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, When};
 use onefold_engine::{Engine, Part};
-use onefold_store::{
-    CreateOptions, IndexKind, Ready, Scarcity, VolumeChange, VolumeOptions, Wait,
-};
+use onefold_store::{CreateOptions, IndexKind, Ready, Scarcity, VolumeChange, VolumeOptions, Wait};
 
 use crate::crash::Recovery;
 use crate::model::Violation;

@@ -464,10 +464,7 @@ fn volume_record_document() {
         ("private", whole(&|record| record.counts.private = ALL)),
         ("kept", whole(&|record| record.counts.kept = ALL)),
         ("shared", whole(&|record| record.counts.shared = ALL)),
-        (
-            "cache",
-            whole(&|record| record.hash_cache_bytes = u64::MAX),
-        ),
+        ("cache", whole(&|record| record.hash_cache_bytes = u64::MAX)),
         ("name", part(&|record| record.name = "b".to_owned())),
         (
             "domain name",
