@@ -106,10 +106,10 @@ pub(super) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> S
         page,
         "\nfio `ioengine=nbd` over a unix socket, one connection; client and server each on a \
          processor of its own; 512 MiB of data per server, all written before in turns of 16 MiB. {} alternating \
-         slices of {} s per server and row. `onefold serve --cache host` and `direct` against \
+         slices of {} s per server and row, over {} layouts: servers and files made anew. `onefold serve --cache host` and `direct` against \
          the same NBD server on a raw file (*pass-through*) and `qemu-nbd` on a raw file \
          (`--cache=writeback` and `--cache=none`).\n",
-        plan.slices, plan.slice_seconds
+        plan.slices, plan.slice_seconds, plan.layouts
     );
     if !results.comparisons.is_empty() {
         page.push_str(THROUGHPUT);
