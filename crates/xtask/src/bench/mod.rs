@@ -20,7 +20,7 @@ use self::finder::Finder;
 use self::import::Import;
 use self::open::Open;
 use self::sharing::Sharing;
-use self::slices::{Comparison, Contenders, Mode, ROWS};
+use self::slices::{Comparison, Contenders, Measured, Mode, ROWS};
 use crate::command::Cmd;
 use crate::packages;
 use crate::workspace::Workspace;
@@ -48,6 +48,9 @@ pub(crate) struct Arguments {
 /// How much to measure.
 struct Plan {
     slices: usize,
+    /// How often servers and their files are made anew, with as many slices each time: where a
+    /// file lies on the disk decides what its I/O costs.
+    layouts: usize,
     slice_seconds: u32,
     sharing_slices: usize,
     sharing_slice_seconds: u32,
@@ -58,6 +61,7 @@ struct Plan {
 
 const WHOLE: Plan = Plan {
     slices: 20,
+    layouts: 4,
     slice_seconds: 2,
     sharing_slices: 12,
     sharing_slice_seconds: 6,
@@ -67,6 +71,7 @@ const WHOLE: Plan = Plan {
 };
 const QUICK: Plan = Plan {
     slices: 4,
+    layouts: 2,
     slice_seconds: 1,
     sharing_slices: 2,
     sharing_slice_seconds: 4,
@@ -151,16 +156,22 @@ fn measure_rows(
     if rows.is_empty() {
         return Ok(());
     }
-    let contenders = Contenders::start(workspace, plan, mode)?;
-    for row in rows {
-        // What the row before left to be written to the disk must not slow this one.
-        Cmd::new("sync").run()?;
-        let measured = contenders.measure(row, plan)?;
+    let mut measured: Vec<Measured> = rows.iter().map(|_| Measured::default()).collect();
+    for _ in 0..plan.layouts {
+        let contenders = Contenders::start(workspace, plan, mode)?;
+        for (row, measured) in rows.iter().zip(&mut measured) {
+            // What the row before left to be written to the disk must not slow this one.
+            Cmd::new("sync").run()?;
+            contenders.measure(row, plan, measured)?;
+        }
+        contenders.end()?;
+    }
+    for (row, measured) in rows.iter().zip(&measured) {
         for comparison in measured.compare(row)? {
             println!("{}", report::line(&comparison));
             results.comparisons.push(comparison);
         }
         results.raw_slices.push(measured.raw(row));
     }
-    contenders.end()
+    Ok(())
 }

@@ -160,10 +160,10 @@ impl Contenders {
             .try_for_each(|server| server.daemon.kill())
     }
 
-    /// Measures one row.
-    pub(super) fn measure(&self, row: &Row, plan: &Plan) -> Result<Measured> {
-        let mut groups = Vec::new();
-        for group in 0..plan.slices {
+    /// Measures one row: so many of its groups, each with the next order of servers.
+    pub(super) fn measure(&self, row: &Row, plan: &Plan, measured: &mut Measured) -> Result<()> {
+        let first = measured.groups.len();
+        for group in first..first + plan.slices.div_ceil(plan.layouts) {
             let mut slices = [None, None, None];
             for turn in 0..self.servers.len() {
                 // Every server follows every other equally often: a disk that was spared for a while
@@ -183,9 +183,9 @@ impl Contenders {
                 };
                 *slot = Some(self.slice(row, server, plan)?);
             }
-            groups.push(slices);
+            measured.groups.push(slices);
         }
-        Ok(Measured { groups })
+        Ok(())
     }
 
     fn slice(&self, row: &Row, server: &Contender, plan: &Plan) -> Result<Slice> {
@@ -352,6 +352,7 @@ struct Slice {
 }
 
 /// All slices of a row, in groups of one slice per server.
+#[derive(Default)]
 pub(super) struct Measured {
     groups: Vec<[Option<Slice>; 3]>,
 }
