@@ -115,7 +115,7 @@ const RESERVED: &[(&str, &[std::ops::Range<usize>])] = &[
             56..60,
             64 + 53..64 + 56,
             64 + 59..64 + 60,
-            64 + 88..64 + 128,
+            64 + 96..64 + 128,
             64 + 128 + 5..64 + 192,
             64 + 192 + 8..64 + 256,
             3904..4096,
@@ -416,6 +416,7 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("catalogue_page", 136, &786_432_u64.to_le_bytes()),
     ("catalogue_page", 144, &786_432_u64.to_le_bytes()),
     ("catalogue_page", 144, &u64::MAX.to_le_bytes()),
+    ("catalogue_page", 152, &((1_u64 << 40) + 1).to_le_bytes()),
     // The volume in slot 2 has no map.
     ("catalogue_page", 640, &1_u64.to_le_bytes()),
     ("catalogue_page", 256, b"-"),
