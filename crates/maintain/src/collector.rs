@@ -26,9 +26,9 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
             Ok(report) => {
                 failures = 0;
                 board.collected(&report, store.block_size());
-                if report.released > 0 {
-                    foreground.rest_after(began.elapsed());
-                } else {
+                foreground.rest_after(began.elapsed());
+                if !report.is_behind {
+                    // A batch costs the disk as much however little is in it: let some gather.
                     board.sleep(POLL_INTERVAL);
                     foreground.was_idle();
                 }

@@ -2,8 +2,10 @@
 
 use crate::board::{Board, WorkerKind};
 use crate::job::{JobSelection, JobStatus, SteerError};
+use crate::limits::NICE;
 use crate::{collector, finder};
 use onefold_store::{Result, Store};
+use rustix::process::setpriority_process;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -57,6 +59,9 @@ impl Maintenance {
             .name(name.to_owned())
             .spawn(move || {
                 let _end = End(&board, worker);
+                if let Err(error) = setpriority_process(None, NICE) {
+                    tracing::warn!("the {worker:?} cannot give way to other threads: {error}");
+                }
                 run(&store, &board);
             })?;
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! Which share of time background work may take, decided by the latency that guests see (P10).
 //!
-//! While guests are idle work takes all the time it wants. While they are busy its share grows by a
-//! constant with each window of requests within the budget and shrinks by a factor with each window
+//! While guests are idle work takes all the time it wants. While they are busy its share, never more
+//! than half, grows by a constant with each window of requests within the budget and shrinks by a factor with each window
 //! beyond it: additive increase, multiplicative decrease, as in networks, because several such
 //! loops that know nothing of each other still settle on fair shares. A floor keeps work going
 //! where the budget cannot be met at all.
@@ -12,8 +12,8 @@
 //! There is no clock in here: windows come in, shares and rests go out.
 
 use crate::limits::{
-    BUDGET_PERCENTILE, IDLE_REQUESTS_PER_SECOND, REST_MAX, SHARE_DECREASE, SHARE_INCREASE,
-    SHARE_START,
+    BUDGET_PERCENTILE, IDLE_REQUESTS_PER_SECOND, REST_MAX, SHARE_BUSY_MAX, SHARE_DECREASE,
+    SHARE_INCREASE, SHARE_START,
 };
 use onefold_store::LatencyCounts;
 use std::time::Duration;
@@ -75,7 +75,7 @@ impl Pacer {
         } else {
             self.busy_share + SHARE_INCREASE
         };
-        self.busy_share = share.clamp(self.floor, 1.0);
+        self.busy_share = share.clamp(self.floor, SHARE_BUSY_MAX);
     }
 
     /// Learns only whether guests are busy, from a window in which no work was done: that they do
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_that_is_kept_leads_to_all_the_time_in_equal_steps() {
+    fn a_budget_that_is_kept_leads_to_the_largest_share_in_equal_steps() {
         let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
         let mut shares = vec![pacer.share()];
         for _ in 0..50 {
@@ -166,9 +166,9 @@ mod tests {
         }
         for pair in shares.windows(2) {
             let step = pair[1] - pair[0];
-            assert!((step - SHARE_INCREASE).abs() < 1e-9 || pair[1] == 1.0);
+            assert!((step - SHARE_INCREASE).abs() < 1e-9 || pair[1] == SHARE_BUSY_MAX);
         }
-        assert_eq!(pacer.share(), 1.0);
+        assert_eq!(pacer.share(), SHARE_BUSY_MAX);
     }
 
     #[test]
@@ -177,9 +177,9 @@ mod tests {
         observe_all(&mut pacer, [busy(BUDGET); 50]);
         let beyond = busy(BUDGET + Duration::from_nanos(1));
         pacer.observe(&beyond);
-        assert_eq!(pacer.share(), SHARE_DECREASE);
-        observe_all(&mut pacer, [beyond; 8]);
-        assert_eq!(pacer.share(), FINDER_SHARE_FLOOR, "in nine windows");
+        assert_eq!(pacer.share(), SHARE_BUSY_MAX * SHARE_DECREASE);
+        observe_all(&mut pacer, [beyond; 6]);
+        assert_eq!(pacer.share(), FINDER_SHARE_FLOOR, "in seven windows");
         observe_all(&mut pacer, [beyond; 100]);
         assert_eq!(pacer.share(), FINDER_SHARE_FLOOR);
         let rest = pacer.rest_after(Duration::from_millis(10));

@@ -37,6 +37,8 @@ pub struct CollectReport {
     pub freed: u64,
     /// Of these, those that the index did not know: their blocks are left alone.
     pub quarantined: u64,
+    /// Enough for another whole batch has gathered already.
+    pub is_behind: bool,
 }
 
 impl Store {
@@ -64,8 +66,14 @@ impl Store {
             pool.commit()?;
         }
         let open = pool.ledger()?.books.batches.open.clone();
-        open.map_or(Ok(CollectReport::default()), |batch| {
-            pool.settle_collector(&batch)
+        let Some(batch) = open else {
+            return Ok(CollectReport::default());
+        };
+        let report = pool.settle_collector(&batch)?;
+        let is_behind = pool.ledger()?.books.queue.blocks() >= u64::from(BATCH_ITEMS_MAX);
+        Ok(CollectReport {
+            is_behind,
+            ..report
         })
     }
 }

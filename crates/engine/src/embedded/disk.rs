@@ -26,6 +26,11 @@ const DIRECT_ALIGNMENT_DEFAULT: usize = 4096;
 /// The least alignment for O_DIRECT: a disk's sector.
 const DIRECT_ALIGNMENT_MIN: usize = 512;
 
+/// What goes to the host's cache at a time. The cache keeps what one call wrote in pieces as large
+/// as the call, and a later write of a few blocks costs as much as the piece that it falls into is
+/// large.
+const FOLIO_BYTES: usize = 64 << 10;
+
 /// An open part.
 pub(super) struct FileDisk {
     file: File,
@@ -155,7 +160,13 @@ impl FileDisk {
         let mut done = 0;
         while done < buf.len() {
             let at = offset.saturating_add(done as u64);
-            match rustix::io::pwrite(&self.file, &buf[done..], at) {
+            let rest = &buf[done..];
+            let piece = if self.alignment > 1 {
+                rest
+            } else {
+                &rest[..rest.len().min(FOLIO_BYTES)]
+            };
+            match rustix::io::pwrite(&self.file, piece, at) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
