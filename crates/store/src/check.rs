@@ -72,7 +72,11 @@ impl Store {
         let pool = &*self.pool;
         let _job = lock(&pool.jobs);
         let is_writable = pool.check_writable().is_ok();
-        let index_problem = is_writable.then(|| self.settle_index().err()).flatten();
+        let index_problem = match is_writable.then(|| self.settle_index()) {
+            // The disk fails, and not the index.
+            Some(Err(error)) if pool.check_writable().is_err() => return Err(error),
+            settled => settled.and_then(Result::err),
+        };
         let snapshot = Snapshot::take(pool)?;
         let index = pool.index.ready().ok();
         let mut check = Check {

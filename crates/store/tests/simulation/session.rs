@@ -129,7 +129,10 @@ impl World {
     fn fill_log(&self) -> Step {
         let block_size = self.state().block_size;
         let len = (256 * block_size).min(MIB);
-        self.create_volume(len)?;
+        self.create_volume_as(&VolumeOptions {
+            verify: self.must_verify(),
+            ..VolumeOptions::new(len)
+        })?;
         let id = self.volume_ids()[0];
         let rounds = 256 * 1024 / (len / block_size / 2 * 48 + 600);
         for _ in 0..rounds + 2 {
@@ -143,7 +146,10 @@ impl World {
     /// Changes more segments than an opening with less memory may keep.
     fn spread(&self) -> Step {
         let block_size = self.state().block_size;
-        self.create_volume(512 * 512 * block_size)?;
+        self.create_volume_as(&VolumeOptions {
+            verify: self.must_verify(),
+            ..VolumeOptions::new(512 * 512 * block_size)
+        })?;
         let id = self.volume_ids()[0];
         for n in 0..self.draw(|random| random.between(250, 500)) {
             self.write(id, n * 512 * block_size, block_size, Fill::Data, Wait::Yes)?;

@@ -198,9 +198,14 @@ impl World {
 
     pub(crate) fn handle(&self, id: u64) -> Result<Arc<Volume>, Stop> {
         let name = self.with(id, |volume| volume.name.clone());
-        self.store()
-            .volume(&name)
-            .map_err(|error| violation(format!("volume '{name}' is gone: {error}")))
+        self.store().volume(&name).map_err(|error| {
+            // After a change of the catalogue that failed, only recovery knows.
+            if self.state().must_reopen {
+                self.engine().halt();
+                return Stop::Crashed;
+            }
+            violation(format!("volume '{name}' is gone: {error}"))
+        })
     }
 
     /// Whether a request may have failed like this. What nobody can explain is a violation.
