@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cleanup::Scratch;
 use crate::clients::compare;
-use crate::command::{Cmd, Running};
+use crate::command::Cmd;
 use crate::distinct::{self, Counted};
 use crate::images::{self, Image};
 use crate::packages;
@@ -36,7 +36,11 @@ const RUNS: [(Way, &str); 5] = [
 ];
 
 /// The daemon is killed each time when so many percent of the blocks are still to be looked at.
-const KILLS_AT_PERCENT: [u64; 3] = [75, 50, 25];
+const KILLS_AT_PERCENT: [u64; 3] = [80, 60, 40];
+
+/// How often all is done anew because a kill came too late. With its index in memory the finder
+/// needs a third of a second for everything, and this process may not run for that long.
+const ATTEMPTS_MAX: u32 = 6;
 
 /// How long `pool dedup` may take to notice that its daemon is gone.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
@@ -69,20 +73,26 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     for (way, index) in RUNS {
         let start = Instant::now();
         let title = format!("{}, {index} index", way.title());
-        load_and_compare(workspace, way, index, &images, counted)
-            .with_context(|| format!("sharing: {title}"))?;
+        let mut attempts = 1;
+        while !load_and_compare(workspace, way, index, &images, counted)
+            .with_context(|| format!("sharing: {title}"))?
+        {
+            ensure!(attempts < ATTEMPTS_MAX, "{title}: each kill came too late");
+            attempts += 1;
+        }
         println!("  {:6.1} s  {title}", start.elapsed().as_secs_f64());
     }
     Ok(())
 }
 
+/// Says no if a kill came too late to show anything.
 fn load_and_compare(
     workspace: &Workspace,
     way: Way,
     index: &str,
     images: &[Image],
     counted: Counted,
-) -> Result<()> {
+) -> Result<bool> {
     let scratch = Scratch::new(&workspace.scratch_parent(), "sharing")?;
     let product = Product::build(workspace, scratch.path())?;
     product.create_pool_with("8G", &["--index", index])?;
@@ -100,7 +110,9 @@ fn load_and_compare(
         }
         Way::KillWhileDedup => {
             let daemon = copy(&product, images)?;
-            let daemon = kill_while_dedup(&product, daemon, &scratch)?;
+            let Some(daemon) = kill_while_dedup(&product, daemon, &scratch)? else {
+                return Ok(false);
+            };
             product.dedup(None)?;
             daemon
         }
@@ -110,7 +122,8 @@ fn load_and_compare(
         compare(&image.path, &product.default_address().uri(image.name))?;
     }
     daemon.stop()?;
-    product.check().map(drop)
+    product.check()?;
+    Ok(true)
 }
 
 fn import(product: &Product, images: &[Image]) -> Result<()> {
@@ -144,8 +157,13 @@ fn copy(product: &Product, images: &[Image]) -> Result<Daemon> {
     Ok(daemon)
 }
 
-/// Begins to share what is there and kills the daemon while it does, several times.
-fn kill_while_dedup(product: &Product, mut daemon: Daemon, scratch: &Scratch) -> Result<Daemon> {
+/// Begins to share what is there and kills the daemon while it does, several times. `None` if
+/// there was nothing left to do when it was killed.
+fn kill_while_dedup(
+    product: &Product,
+    mut daemon: Daemon,
+    scratch: &Scratch,
+) -> Result<Option<Daemon>> {
     let log = scratch.path().join("dedup.log");
     let all = product.backlog()?.dirty;
     for percent in KILLS_AT_PERCENT {
@@ -153,24 +171,24 @@ fn kill_while_dedup(product: &Product, mut daemon: Daemon, scratch: &Scratch) ->
             .command()
             .args(["--quiet", "pool", "dedup"])
             .spawn_logged(&log)?;
-        wait_until_dirty_is(product, &mut dedup, all * percent / 100)?;
+        loop {
+            let ended = dedup.try_wait()?;
+            let dirty = product.backlog()?.dirty;
+            if dirty <= all * percent / 100 {
+                break;
+            }
+            ensure!(
+                ended.is_none(),
+                "pool dedup ended with {dirty} blocks not looked at: {}",
+                std::fs::read_to_string(&log)?
+            );
+        }
         daemon.kill()?;
         dedup.wait_at_most(NOTICE_LIMIT)?;
         daemon = product.serve(&[], &[])?;
     }
-    ensure!(
-        product.backlog()?.dirty > 0,
-        "the last kill came after the last block was looked at"
-    );
-    Ok(daemon)
-}
-
-fn wait_until_dirty_is(product: &Product, dedup: &mut Running, blocks: u64) -> Result<()> {
-    while product.backlog()?.dirty > blocks {
-        let ended = dedup.try_wait()?;
-        ensure!(ended.is_none(), "pool dedup ended before the kill");
-    }
-    Ok(())
+    let in_the_middle = product.backlog()?.dirty > 0;
+    Ok(in_the_middle.then_some(daemon))
 }
 
 /// The pool must hold each different block once.

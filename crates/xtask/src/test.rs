@@ -100,6 +100,10 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     println!("\nAll steps, {:.0} s", start.elapsed().as_secs_f64());
     for outcome in &outcomes {
         println!("  {}", outcome.line());
+        // Once more, because often only the end of the output is kept.
+        if let Some(error) = &outcome.error {
+            println!("{error:#}");
+        }
     }
     let failed = outcomes
         .iter()
