@@ -65,7 +65,7 @@ use crate::units::{
 };
 
 /// Most items of a batch.
-pub const BATCH_ITEMS_MAX: u32 = 4096;
+pub const BATCH_ITEMS_MAX: u32 = 16_384;
 
 /// Most runs of a publish record: one for each block of a segment.
 pub const PUBLISH_RUNS_MAX: usize = BLOCKS_PER_SEGMENT as usize;

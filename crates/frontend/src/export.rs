@@ -33,6 +33,12 @@ pub trait Export: Send + Sync {
         false
     }
 
+    /// Whether the export has work of its own under way that runs only where no thread wants the
+    /// processor. The server then does not keep one just to look for requests.
+    fn uses_idle_processors(&self) -> bool {
+        false
+    }
+
     /// Fills all of `buf`, which begins on a 4096-byte boundary of memory. Buffers are reused
     /// between clients, so success must mean that every byte was overwritten.
     fn read(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<(), ExportError>;

@@ -61,7 +61,9 @@ impl Socket {
         Ok(len)
     }
 
-    /// Looks for input for `time` without sleeping, but lets other threads run; `None` if none came.
+    /// Looks for input for `time`, which must be short, without sleeping; `None` if none came. It
+    /// does not let other threads run: one that computes would keep the processor for a whole time
+    /// slice, hundreds of times as long.
     pub(crate) fn recv_within(&self, buf: &mut [u8], time: Duration) -> io::Result<Option<usize>> {
         let started = Instant::now();
         loop {
@@ -73,7 +75,7 @@ impl Socket {
             if started.elapsed() >= time {
                 return Ok(None);
             }
-            std::thread::yield_now();
+            std::hint::spin_loop();
         }
     }
 

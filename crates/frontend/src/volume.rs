@@ -13,6 +13,10 @@ impl Export for Volume {
         self.block_size()
     }
 
+    fn uses_idle_processors(&self) -> bool {
+        Volume::works_aside(self)
+    }
+
     fn read(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<(), ExportError> {
         Ok(Volume::read(self, offset, buf, wait)?)
     }

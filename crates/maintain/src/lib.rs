@@ -19,10 +19,12 @@
 //! | `rounds` | which volume is next |
 //! | `pacing` | which share of time work may take: control logic without a clock |
 //! | `foreground` | the clock for it: measuring guests' requests, and resting |
+//! | `aside` | the processor for it, when nobody else wants it |
 //! | `rate` | bytes per second |
 //! | `dedup` | all that is there now, at once |
 //! | `limits` | every bound, with its reason |
 
+mod aside;
 mod board;
 mod collector;
 mod dedup;

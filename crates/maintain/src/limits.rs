@@ -19,10 +19,15 @@ pub(crate) const SHARE_START: f64 = 0.1;
 
 /// The largest share of time that work takes while guests are busy: its batches make the disk write
 /// what the guests' own flushes would have spread over time.
-pub(crate) const SHARE_BUSY_MAX: f64 = 0.5;
+pub(crate) const SHARE_BUSY_MAX: f64 = 0.3;
 
-/// What a window within the budget adds to the share.
+/// What each [`WINDOW`] of time within the budget adds to the share: from the floor to the largest
+/// in two seconds.
 pub(crate) const SHARE_INCREASE: f64 = 0.02;
+
+/// The most that one look adds, however long it was since the last: a batch and the rest after it
+/// may take seconds, and what guests bear is found out in steps.
+pub(crate) const SHARE_INCREASE_MAX: f64 = 0.1;
 
 /// What a window beyond the budget leaves of the share: from the largest to the floor in seven
 /// windows.
@@ -44,10 +49,6 @@ pub(crate) const BATCH_GAP: Duration = Duration::from_micros(200);
 
 /// How often idle threads look for work. The shortest interval between rounds is as long.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The scheduling priority of both threads, as of `nice`: the lowest. Whatever else wants the processor
-/// has it at once; a processor that nobody wants is theirs all the same.
-pub(crate) const NICE: i32 = 19;
 
 /// Pause after the first failure of a job; each further one doubles it.
 pub(crate) const RETRY_PAUSE_MIN: Duration = Duration::from_secs(1);

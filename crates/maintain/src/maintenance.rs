@@ -2,10 +2,8 @@
 
 use crate::board::{Board, WorkerKind};
 use crate::job::{JobSelection, JobStatus, SteerError};
-use crate::limits::NICE;
-use crate::{collector, finder};
+use crate::{aside, collector, finder};
 use onefold_store::{Result, Store};
-use rustix::process::setpriority_process;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -37,6 +35,7 @@ impl Maintenance {
             board: Arc::new(Board::new()),
             threads: Mutex::new(Vec::new()),
         };
+        maintenance.store.set_aside(aside::run_aside);
         // Dropped on the way out of a failure, it ends the first thread when the second fails.
         let budget = options.latency_budget;
         maintenance.spawn("finder", WorkerKind::Finder, move |store, board| {
@@ -59,9 +58,6 @@ impl Maintenance {
             .name(name.to_owned())
             .spawn(move || {
                 let _end = End(&board, worker);
-                if let Err(error) = setpriority_process(None, NICE) {
-                    tracing::warn!("the {worker:?} cannot give way to other threads: {error}");
-                }
                 run(&store, &board);
             })?;
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);

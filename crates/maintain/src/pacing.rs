@@ -1,8 +1,8 @@
 //! Which share of time background work may take, decided by the latency that guests see (P10).
 //!
-//! While guests are idle work takes all the time it wants. While they are busy its share, never more
-//! than half, grows by a constant with each window of requests within the budget and shrinks by a factor with each window
-//! beyond it: additive increase, multiplicative decrease, as in networks, because several such
+//! While guests are idle work takes all the time it wants. While they are busy its share, which has
+//! an upper bound, grows evenly with the time in which requests keep within the budget, and shrinks
+//! by a factor with each window in which they do not: additive increase, multiplicative decrease, as in networks, because several such
 //! loops that know nothing of each other still settle on fair shares. A floor keeps work going
 //! where the budget cannot be met at all.
 //!
@@ -13,7 +13,7 @@
 
 use crate::limits::{
     BUDGET_PERCENTILE, IDLE_REQUESTS_PER_SECOND, REST_MAX, SHARE_BUSY_MAX, SHARE_DECREASE,
-    SHARE_INCREASE, SHARE_START,
+    SHARE_INCREASE, SHARE_INCREASE_MAX, SHARE_START, WINDOW,
 };
 use onefold_store::LatencyCounts;
 use std::time::Duration;
@@ -73,7 +73,8 @@ impl Pacer {
         let share = if window.latency > self.budget {
             self.busy_share * SHARE_DECREASE
         } else {
-            self.busy_share + SHARE_INCREASE
+            let windows = window.length.as_secs_f64() / WINDOW.as_secs_f64();
+            self.busy_share + (SHARE_INCREASE * windows).min(SHARE_INCREASE_MAX)
         };
         self.busy_share = share.clamp(self.floor, SHARE_BUSY_MAX);
     }
@@ -188,18 +189,18 @@ mod tests {
 
     #[test]
     fn the_share_settles_where_the_budget_is_just_kept() {
-        // Guests who wait longer the more time work takes, and exceed the budget beyond 0.4.
+        // Guests who wait longer the more time work takes, and exceed the budget beyond 0.2.
         let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
         let mut shares = Vec::new();
         for _ in 0..1000 {
-            let latency = BUDGET.mul_f64(pacer.share() / 0.4);
+            let latency = BUDGET.mul_f64(pacer.share() / 0.2);
             pacer.observe(&busy(latency));
             shares.push(pacer.share());
         }
         let settled = &shares[100..];
         let mean = settled.iter().sum::<f64>() / settled.len() as f64;
-        assert!((0.3..=0.4).contains(&mean), "{mean}");
-        assert!(settled.iter().all(|share| (0.27..=0.43).contains(share)));
+        assert!((0.15..=0.2).contains(&mean), "{mean}");
+        assert!(settled.iter().all(|share| (0.13..=0.23).contains(share)));
     }
 
     #[test]
@@ -209,10 +210,10 @@ mod tests {
             Pacer::new(BUDGET, FINDER_SHARE_FLOOR),
         ];
         observe_all(&mut pacers[0], [busy(BUDGET); 40]);
-        assert!(pacers[0].share() > 4.0 * pacers[1].share());
+        assert!(pacers[0].share() > 2.0 * pacers[1].share());
         for _ in 0..1000 {
             let together = pacers[0].share() + pacers[1].share();
-            let latency = BUDGET.mul_f64(together / 0.8);
+            let latency = BUDGET.mul_f64(together / 0.4);
             pacers.iter_mut().for_each(|p| p.observe(&busy(latency)));
         }
         assert!((pacers[0].share() - pacers[1].share()).abs() < 0.05);

@@ -437,13 +437,13 @@ fn everything_can_be_done_at_once() {
 #[test]
 fn work_that_is_broken_off_can_be_taken_up_again() {
     let (_engine, store) = new_store(IndexKind::Memory);
-    add_volume(&store, "a", (1..=3000).chain(1..=3000));
+    add_volume(&store, "a", (1..=10_000).chain(1..=10_000));
     let totals = dedup_now(&store, None, &mut |_, _| ControlFlow::Break(())).unwrap();
     assert!(totals.was_broken_off);
-    assert_eq!(totals.counts.looked_at, 4096, "one batch");
+    assert_eq!(totals.counts.looked_at, 16_384, "one batch");
     let totals = dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    assert_eq!(totals.counts.looked_at, 6000 - 4096);
-    assert_eq!(store.stat().unwrap().physical_blocks, 3000);
+    assert_eq!(totals.counts.looked_at, 20_000 - 16_384);
+    assert_eq!(store.stat().unwrap().physical_blocks, 10_000);
 }
 
 #[test]

@@ -59,6 +59,11 @@ pub(crate) const FINDINGS_LISTED_MAX: usize = 10_000;
 /// How often the store does its housekeeping.
 pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often what no guest has flushed is committed all the same, so that blocks given up by it are
+/// reused. Each commit makes the host write out all data since the last one, and guests wait for
+/// some of that, so it is seldom: as often as file systems commit their journals by themselves.
+pub(crate) const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Pause after the system refused a new connection for lack of descriptors or memory.
 pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 

@@ -42,7 +42,7 @@ pub struct CollectReport {
 }
 
 impl Store {
-    /// Releases up to 4,096 references. None are left where it released none.
+    /// Releases up to 16,384 references. None are left where it released none.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl Store {
         }
         pool.record(&[Record::Collect { number, elements }], &[], Wait::Yes)?;
         if Guard::IntentBeforeCall.holds() {
-            pool.commit()?;
+            pool.commit_in_background()?;
         }
         let open = pool.ledger()?.books.batches.open.clone();
         let Some(batch) = open else {
@@ -82,8 +82,10 @@ impl Pool {
     /// Steps 3 and 4.
     pub(crate) fn settle_collector(&self, batch: &OpenBatch) -> Result<CollectReport> {
         let index = self.index.ready()?;
-        let items = self.fingerprint_items(batch.unsettled())?;
-        let answers = index.decrement(STREAM, batch.number, &items)?;
+        let answers = self.aside.run(|| -> Result<_> {
+            let items = self.fingerprint_items(batch.unsettled())?;
+            Ok(index.decrement(STREAM, batch.number, &items)?)
+        })?;
         let answers = last_answers(&answers, batch)?;
         let mut report = CollectReport::default();
         let mut position = batch.done;

@@ -88,6 +88,25 @@ impl Pool {
             .run(|log| self.seal_and_commit(log, |_| Ok(())))
     }
 
+    /// A commit that no guest waits for. Most of it is the host's work on writing the data out, so
+    /// that is done aside first, and little is left for the time in which guests' flushes queue
+    /// behind the commit.
+    pub(crate) fn commit_in_background(&self) -> Result<()> {
+        self.write_data_out()?;
+        self.commit()
+    }
+
+    /// Syncs the data aside, if anyone does work aside. It stands for no commit's own sync, but a
+    /// failure is told only once, so it counts as much.
+    pub(crate) fn write_data_out(&self) -> Result<()> {
+        if self.aside.is_set() && self.unsynced.load(SeqCst) {
+            self.aside
+                .run(|| self.sync_data().and_then(|()| self.sync_data()))
+                .inspect_err(|error| self.fail(error))?;
+        }
+        Ok(())
+    }
+
     /// One commit; `at_seal` sees the ledger exactly as the sealed records left it.
     pub(crate) fn seal_and_commit<T>(
         &self,

@@ -33,8 +33,10 @@ use crate::store::Store;
 use crate::sync::lock;
 use crate::volume::Volume;
 
-/// Bytes read back at a time.
-const READ_BYTES: u64 = 1 << 20;
+/// Bytes read back and hashed at a time: enough to hash many blocks at once, and so little that the
+/// processor's nearest cache still holds them, and that a kernel which is not preempted in the
+/// middle of a system call holds up nobody for long.
+const READ_BYTES: usize = 256 << 10;
 
 /// Which private blocks a batch takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +73,7 @@ pub struct BatchReport {
 }
 
 impl Store {
-    /// Publishes up to 4,096 private blocks of `volume`, from `cursor` on, and moves the cursor.
+    /// Publishes up to 16,384 private blocks of `volume`, from `cursor` on, and moves the cursor.
     /// Settles first what a crash or an error left open.
     ///
     /// # Errors
@@ -110,7 +112,7 @@ impl Pool {
             return Ok(BatchReport::default());
         };
         if Guard::IntentBeforeCall.holds() {
-            self.commit()?;
+            self.commit_in_background()?;
         }
         match batch.kind {
             BatchKind::Finder(layer) => self.settle_finder(layer, &batch),
@@ -192,8 +194,10 @@ impl Pool {
     /// Steps 3 and 4.
     fn settle_finder(&self, layer: LayerId, batch: &OpenBatch) -> Result<BatchReport> {
         let index = self.index.ready()?;
-        let (items, cached) = self.fingerprints_or_cached(layer, batch.unsettled())?;
-        let answers = index.increment(STREAM, batch.number, &items)?;
+        let (answers, cached) = self.aside.run(|| -> Result<_> {
+            let (items, cached) = self.fingerprints_or_cached(layer, batch.unsettled())?;
+            Ok((index.increment(STREAM, batch.number, &items)?, cached))
+        })?;
         let answers = last_answers(&answers, batch)?;
         let looked_at = answers.len() as u64;
         let mut report = BatchReport {
@@ -341,24 +345,27 @@ impl Pool {
         Ok((all.collect(), cached))
     }
 
-    /// Step 3: the fingerprints of blocks that nobody writes to any more.
+    /// Step 3: the fingerprints of blocks that nobody writes to any more. However scattered the
+    /// blocks are, many are hashed at once.
     pub(crate) fn fingerprint_items(&self, items: &[BatchItem]) -> Result<Vec<(Fingerprint, Pba)>> {
         let mut found = Vec::with_capacity(items.len());
-        let mut buf = Vec::new();
-        let read_blocks = (READ_BYTES / self.block_size()) as usize;
+        let block_size = self.block_size() as usize;
+        let mut buf = vec![0; READ_BYTES.min(items.len() * block_size)];
         for same_domain in items.chunk_by(|a, b| a.domain == b.domain) {
-            let Some(first) = same_domain.first() else {
+            let Some(BatchItem { domain, .. }) = same_domain.first() else {
                 continue;
             };
-            let key = self.domain_key(first.domain);
-            for run in same_domain.chunk_by(|a, b| a.pba + 1 == b.pba) {
-                for piece in run.chunks(read_blocks) {
-                    let Some(start) = piece.first() else { continue };
-                    buf.resize(piece.len() * self.block_size() as usize, 0);
-                    self.read_back(start.pba, &mut buf)?;
-                    let fingerprints = self.fingerprints(&key, first.domain, &buf);
-                    found.extend(fingerprints.into_iter().zip(piece.iter().map(|i| i.pba)));
+            let key = self.domain_key(*domain);
+            for piece in same_domain.chunks(READ_BYTES / block_size) {
+                let blocks = &mut buf[..piece.len() * block_size];
+                let mut rest = &mut *blocks;
+                for run in piece.chunk_by(|a, b| a.pba + 1 == b.pba) {
+                    let (bytes, after) = rest.split_at_mut(run.len() * block_size);
+                    self.read_back(run[0].pba, bytes)?;
+                    rest = after;
                 }
+                let fingerprints = self.fingerprints(&key, *domain, blocks);
+                found.extend(fingerprints.into_iter().zip(piece.iter().map(|i| i.pba)));
             }
         }
         Ok(found)

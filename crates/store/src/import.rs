@@ -41,7 +41,7 @@ impl Import {
             .try_for_each(|volume| volume.write(offset, data, Wait::Yes))
     }
 
-    /// Publishes blocks that have been written so far, up to 4,096 of them, so that those that are
+    /// Publishes blocks that have been written so far, up to 16,384 of them, so that those that are
     /// stored already are stored once only ([DEDIS §5.5]). May be called beside
     /// [`Import::write`], and until `at_end` once all is written.
     ///

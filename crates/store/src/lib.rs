@@ -24,6 +24,7 @@
 //! There are no threads here: every call does its work on its caller's thread.
 
 mod apply;
+mod aside;
 mod batch;
 mod bits;
 mod block_lock;
@@ -61,6 +62,7 @@ mod trim;
 mod volume;
 mod write;
 
+pub use aside::Aside;
 pub use check::{CheckReport, Finding};
 pub use collector::CollectReport;
 pub use error::{Result, StoreError, StoreErrorKind};

@@ -11,6 +11,7 @@ use onefold_format::{Record, Root, Secret, Superblock};
 
 use crate::Wait;
 use crate::apply::{self, Books};
+use crate::aside::AsideWork;
 use crate::commit::Shared;
 use crate::epoch::{Epoch, Epochs};
 use crate::error::{Result, StoreError, StoreErrorKind};
@@ -29,6 +30,10 @@ use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, lock};
 /// Freed runs at least this long are given back to the host even where their extent is not empty:
 /// punching smaller holes costs the file system more than the space is worth.
 const DISCARD_BYTES_MIN: u64 = 64 << 10;
+
+/// Most bytes given back at once: while the host punches a hole into a file it lets nobody write to
+/// that file.
+const DISCARD_PIECE_BYTES: u64 = 1 << 20;
 
 /// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
 const LOG_MARGIN_BYTES: u64 = 8 << 10;
@@ -51,6 +56,7 @@ pub(crate) struct Pool {
     pub(crate) secret: Secret,
     /// Held from a batch's first record to its last.
     pub(crate) jobs: Mutex<()>,
+    pub(crate) aside: AsideWork,
     pub(crate) latencies: Latencies,
     pub(crate) hash_cache_room: Arc<Room>,
     /// Records in memory and what they change. Whoever holds it sees maps and books exactly as the
@@ -149,6 +155,7 @@ impl Pool {
             index,
             secret,
             jobs: Mutex::default(),
+            aside: AsideWork::default(),
             latencies: Latencies::new(),
             hash_cache_room: Room::new(limits.hash_cache_bytes),
             ledger: Mutex::new(Ledger {
@@ -249,7 +256,7 @@ impl Pool {
             let applied = apply::apply(record, &self.maps, &mut ledger.books, given_up);
             applied.inspect_err(|error| self.fail(error))?;
         }
-        if self.is_due(ledger) {
+        if self.is_due(ledger) || self.is_commit_due(ledger) {
             let (due, wake) = &self.due;
             if !std::mem::replace(&mut *lock(due), true) {
                 wake.notify_all();
@@ -281,6 +288,11 @@ impl Pool {
             || ledger.books.dirty_pages() > self.limits.dirty_space_pages_max / 2
     }
 
+    /// Whether housekeeping should commit, well before writers would have to.
+    fn is_commit_due(&self, ledger: &Ledger) -> bool {
+        ledger.tail.bytes() > self.limits.tail_bytes_max / 2
+    }
+
     /// Whether what was replayed fills its share of memory.
     pub(crate) fn needs_checkpoint(&self) -> Result<bool> {
         let dirty_pages = self.ledger()?.books.dirty_pages();
@@ -299,17 +311,20 @@ impl Pool {
         *due = false;
     }
 
-    /// Housekeeping: writes a checkpoint if one is due, else commits the records in memory, and
-    /// frees what durable records gave up. Data that was rewritten in place is not synced: nobody
-    /// asked for that, and the host writes it out in its own time.
-    pub(crate) fn tick(&self) -> Result<()> {
+    /// Housekeeping: writes a checkpoint if one is due, else commits the records in memory if they
+    /// are many or `commit` says so, and frees what durable records gave up. Data that was
+    /// rewritten in place is not synced for its own sake: nobody asked for that, and the host
+    /// writes it out in its own time.
+    pub(crate) fn tidy(&self, commit: bool) -> Result<()> {
         let ledger = self.ledger()?;
-        let (is_due, has_records) = (self.is_due(&ledger), !ledger.tail.is_empty());
+        let is_due = self.is_due(&ledger);
+        let commits = self.is_commit_due(&ledger) || (commit && !ledger.tail.is_empty());
         drop(ledger);
         if is_due {
+            self.write_data_out()?;
             self.checkpoint()?;
-        } else if has_records {
-            self.commit()?;
+        } else if commits {
+            self.commit_in_background()?;
         }
         self.reclaim()
     }
@@ -400,11 +415,15 @@ impl Pool {
             return;
         }
         let at = run.start.0 * self.block_size();
-        if let Err(error) = self.data.discard(at, bytes) {
-            tracing::warn!(
-                "giving back {bytes} bytes at {at} of {}: {error}",
-                self.data_name
-            );
+        let run_end = at + bytes;
+        for at in (at..run_end).step_by(DISCARD_PIECE_BYTES as usize) {
+            let piece = DISCARD_PIECE_BYTES.min(run_end - at);
+            if let Err(error) = self.data.discard(at, piece) {
+                tracing::warn!(
+                    "giving back {piece} bytes at {at} of {}: {error}",
+                    self.data_name
+                );
+            }
         }
     }
 }

@@ -277,13 +277,16 @@ impl Pool {
                     ..BatchItem::default()
                 })
                 .collect();
-            let fingerprints = self.fingerprint_items(&items)?;
             let row = |(fingerprint, pba): (Fingerprint, Pba)| {
                 let references = window.references(pba);
                 (fingerprint, Row { pba, references })
             };
-            let rows: Vec<_> = fingerprints.into_iter().map(row).collect();
-            for (_, refused) in index.add_rows(&rows)? {
+            let refused = self.aside.run(|| -> Result<_> {
+                let fingerprints = self.fingerprint_items(&items)?;
+                let rows: Vec<_> = fingerprints.into_iter().map(row).collect();
+                Ok(index.add_rows(&rows)?)
+            })?;
+            for (_, refused) in refused {
                 tracing::error!(
                     "block {} of the pool holds what another published block holds: it stays as \
                      it is and will not be freed",

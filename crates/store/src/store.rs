@@ -16,6 +16,7 @@ use onefold_format::{
 };
 
 use crate::Wait;
+use crate::aside::Aside;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
@@ -310,6 +311,12 @@ impl Store {
         Ok(())
     }
 
+    /// Lets `run` do, from now on, what no guest waits for: reading blocks back, fingerprinting
+    /// them, and calls of the index. It can use processors that nobody else wants.
+    pub fn set_aside(&self, run: Aside) {
+        self.pool.aside.set(run);
+    }
+
     /// How long the reads and writes of all volumes took, since the pool was opened.
     #[must_use]
     pub fn latencies(&self) -> LatencyCounts {
@@ -407,17 +414,27 @@ impl Store {
         Ok(())
     }
 
-    /// Housekeeping, about once a second: commits records that wait, writes a checkpoint when one
-    /// is due, reuses and gives back to the host what was freed.
+    /// Housekeeping, about once a second: writes a checkpoint when one is due, reuses and gives
+    /// back to the host what was freed.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk.
+    pub fn tidy(&self) -> Result<()> {
+        self.pool.tidy(false)
+    }
+
+    /// The same, every few seconds, and commits records that nobody has asked to be durable, so
+    /// that what they give up can be reused.
     ///
     /// # Errors
     ///
     /// Those of the disk.
     pub fn tick(&self) -> Result<()> {
-        self.pool.tick()
+        self.pool.tidy(true)
     }
 
-    /// Sleeps until [`Store::tick`] has more to do than usual, `timeout` at most.
+    /// Sleeps until [`Store::tidy`] has more to do than usual, `timeout` at most.
     pub fn wait_until_due(&self, timeout: Duration) {
         self.pool.wait_until_due(timeout);
     }

@@ -135,6 +135,13 @@ impl Volume {
         self.layer.counts().private
     }
 
+    /// Whether the pool is at work that waits for processors which nobody else wants: see
+    /// [`crate::Store::set_aside`].
+    #[must_use]
+    pub fn works_aside(&self) -> bool {
+        self.pool.aside.is_working()
+    }
+
     /// Fills `buf` from `offset`. What was never written, and what is zero, reads as zeros.
     ///
     /// # Errors

@@ -369,8 +369,8 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("root", 224, &3_u32.to_le_bytes()),
     ("root", 228, &[0; 8]),
     ("root", 228, &16_u32.to_le_bytes()),
-    ("root", 228, &4097_u32.to_le_bytes()),
-    ("root", 232, &4097_u32.to_le_bytes()),
+    ("root", 228, &16_385_u32.to_le_bytes()),
+    ("root", 232, &16_385_u32.to_le_bytes()),
     ("root", 236, &65_537_u32.to_le_bytes()),
     ("node", 64, &[0, 0, 0, 0, 0, 0]),
     ("node", 64, &[1, 0, 0, 0, 0, 0]),
@@ -518,10 +518,10 @@ const IMPOSSIBLE_IN_RECORDS: &[(usize, usize, &[u8])] = &[
     (4, 48, &[0xf1]),
     (5, 8, &0_u64.to_le_bytes()),
     (5, 16, &0_u64.to_le_bytes()),
-    (5, 24, &4001_u16.to_le_bytes()),
+    (5, 24, &16_289_u16.to_le_bytes()),
     (5, 24, &u16::MAX.to_le_bytes()),
     (5, 26, &0_u16.to_le_bytes()),
-    (5, 26, &97_u16.to_le_bytes()),
+    (5, 26, &12_385_u16.to_le_bytes()),
     (5, 28, &0_u32.to_le_bytes()),
     (5, 28, &6_u32.to_le_bytes()),
     // Inserted and declined have no block of the index.
@@ -531,9 +531,9 @@ const IMPOSSIBLE_IN_RECORDS: &[(usize, usize, &[u8])] = &[
     (5, 32, &((1_u64 << 40) - 95).to_le_bytes()),
     (6, 16, &0_u64.to_le_bytes()),
     (6, 24, &0_u32.to_le_bytes()),
-    (6, 24, &4097_u32.to_le_bytes()),
+    (6, 24, &16_385_u32.to_le_bytes()),
     (7, 16, &0_u64.to_le_bytes()),
-    (7, 24, &4095_u16.to_le_bytes()),
+    (7, 24, &16_383_u16.to_le_bytes()),
     (7, 26, &0_u16.to_le_bytes()),
     (7, 28, &0_u32.to_le_bytes()),
     (7, 28, &4_u32.to_le_bytes()),
@@ -644,8 +644,8 @@ fn items_that_no_batch_has_are_not_written() {
         assert_eq!(finder, collector);
         finder
     };
-    assert!(settle(0, 4096) && settle(4095, 1));
-    assert!(!settle(0, 0) && !settle(1, 4096) && !settle(4096, 0) && !settle(u32::MAX, 1));
+    assert!(settle(0, 16_384) && settle(16_383, 1));
+    assert!(!settle(0, 0) && !settle(1, 16_384) && !settle(16_384, 0) && !settle(u32::MAX, 1));
 
     let batch = |items: usize, lba, pba| {
         let item = BatchItem {

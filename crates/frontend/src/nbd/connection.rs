@@ -151,6 +151,9 @@ impl Connection<'_> {
             if self.link.socket.is_draining() {
                 return Ok(None);
             }
+            if self.export.uses_idle_processors() {
+                self.input.leave_processor();
+            }
             if !self.input.wait_for(&self.link.socket, REQUEST_BYTES)? {
                 return Ok(None);
             }

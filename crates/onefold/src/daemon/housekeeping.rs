@@ -1,10 +1,11 @@
 //! A thread that lets the store tidy up, about once a second and whenever much is due.
 
-use crate::limits::HOUSEKEEPING_INTERVAL;
+use crate::limits::{COMMIT_INTERVAL, HOUSEKEEPING_INTERVAL};
 use onefold_store::Store;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 /// Runs until dropped.
 pub(super) struct Housekeeping {
@@ -17,10 +18,17 @@ impl Housekeeping {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
+            let mut committed = Instant::now();
             while !stopped.load(Ordering::Acquire) {
                 store.wait_until_due(HOUSEKEEPING_INTERVAL);
+                let done = if committed.elapsed() < COMMIT_INTERVAL {
+                    store.tidy()
+                } else {
+                    committed = Instant::now();
+                    store.tick()
+                };
                 // Clients of an affected volume get their own errors; this is for the log.
-                if let Err(error) = store.tick() {
+                if let Err(error) = done {
                     tracing::error!(%error, "housekeeping failed");
                 }
             }

@@ -58,20 +58,22 @@ enum Load {
     Peak,
     /// The same, so many per second.
     Paced { per_second: f64 },
-    /// Random writes, each to a block that is shared.
+    /// One random write to each block, all of which are shared, however long that takes: what is
+    /// written twice is no copy the second time.
     Copying,
 }
 
 impl Load {
-    fn job(self, uri: &str) -> Section {
+    fn job(self, uri: &str, seconds: u32) -> Section {
         let job = Section::new("slice", uri)
             .set("bs", "4k")
             .set("iodepth", 32)
             .set("size", DATA_BYTES)
-            .set("randrepeat", 0)
-            .set("time_based", 1);
+            .set("randrepeat", 0);
         let skewed = |job: Section| {
             job.set("rw", "randrw")
+                .set("time_based", 1)
+                .set("runtime", seconds)
                 .set("norandommap", 1)
                 .set("random_distribution", SKEW)
                 .set("refill_buffers", 1)
@@ -84,7 +86,6 @@ impl Load {
                 let each = (per_second / 2.0) as u64;
                 skewed(job).set("rate_iops", format!("{each},{each}"))
             }
-            // With a random map no block comes twice within a slice.
             Load::Copying => job.set("rw", "randwrite"),
         }
     }
@@ -249,7 +250,7 @@ impl Bench {
     fn fio(&self, load: Load, server: &Contender, seconds: u32) -> Fio {
         Fio::new(self.scratch.path(), "slice")
             .pin(Some(CLIENT_PROCESSOR))
-            .job(load.job(&server.uri).set("runtime", seconds))
+            .job(load.job(&server.uri, seconds))
     }
 
     fn look_at_jobs(&self) -> Result<Look> {
