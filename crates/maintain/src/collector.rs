@@ -3,10 +3,10 @@
 
 use crate::board::{Board, WorkerKind};
 use crate::foreground::Foreground;
-use crate::limits::{COLLECTOR_SHARE_FLOOR, POLL_INTERVAL};
+use crate::limits::{COLLECT_INTERVAL, COLLECTOR_SHARE_FLOOR, POLL_INTERVAL};
 use crate::pacing::Pacer;
 use crate::rounds::retry_pause;
-use onefold_store::{Store, StoreErrorKind};
+use onefold_store::{COLLECT_BATCH_BLOCKS, Store, StoreErrorKind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,11 +27,7 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
                 failures = 0;
                 board.collected(&report, store.block_size());
                 foreground.rest_after(began.elapsed());
-                if !report.is_behind {
-                    // A batch costs the disk as much however little is in it: let some gather.
-                    board.sleep(POLL_INTERVAL);
-                    foreground.was_idle();
-                }
+                let_gather(store, board, &mut foreground);
             }
             Err(error) => {
                 failures += 1;
@@ -43,6 +39,21 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
                 }
             }
         }
+    }
+}
+
+/// A batch costs the disk as much however little is in it, so it waits until it is whole or has
+/// waited for long enough.
+fn let_gather(store: &Store, board: &Board, foreground: &mut Foreground) {
+    let began = Instant::now();
+    while !board.is_stopping()
+        && began.elapsed() < COLLECT_INTERVAL
+        && store
+            .queued_blocks()
+            .is_ok_and(|queued| queued < COLLECT_BATCH_BLOCKS)
+    {
+        board.sleep(POLL_INTERVAL);
+        foreground.was_idle();
     }
 }
 

@@ -50,6 +50,9 @@ pub(crate) const BATCH_GAP: Duration = Duration::from_micros(200);
 /// How often idle threads look for work. The shortest interval between rounds is as long.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How long the collector lets references gather that are less than a batch.
+pub(crate) const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Pause after the first failure of a job; each further one doubles it.
 pub(crate) const RETRY_PAUSE_MIN: Duration = Duration::from_secs(1);
 

@@ -25,6 +25,9 @@ use crate::store::Store;
 use crate::sync::lock;
 use onefold_format::record::BATCH_ITEMS_MAX;
 
+/// References that one batch releases at most.
+pub const COLLECT_BATCH_BLOCKS: u64 = BATCH_ITEMS_MAX as u64;
+
 /// Items settled under one hold of the ledger.
 const ITEMS_PER_STEP: usize = 512;
 
@@ -37,12 +40,10 @@ pub struct CollectReport {
     pub freed: u64,
     /// Of these, those that the index did not know: their blocks are left alone.
     pub quarantined: u64,
-    /// Enough for another whole batch has gathered already.
-    pub is_behind: bool,
 }
 
 impl Store {
-    /// Releases up to 16,384 references. None are left where it released none.
+    /// Releases up to [`COLLECT_BATCH_BLOCKS`] references. None are left where it released none.
     ///
     /// # Errors
     ///
@@ -69,12 +70,16 @@ impl Store {
         let Some(batch) = open else {
             return Ok(CollectReport::default());
         };
-        let report = pool.settle_collector(&batch)?;
-        let is_behind = pool.ledger()?.books.queue.blocks() >= u64::from(BATCH_ITEMS_MAX);
-        Ok(CollectReport {
-            is_behind,
-            ..report
-        })
+        pool.settle_collector(&batch)
+    }
+
+    /// References given up and not released yet.
+    ///
+    /// # Errors
+    ///
+    /// Where a request panicked while it changed the maps.
+    pub fn queued_blocks(&self) -> Result<u64> {
+        Ok(self.pool.ledger()?.books.queue.blocks())
     }
 }
 

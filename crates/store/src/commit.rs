@@ -96,8 +96,9 @@ impl Pool {
         self.commit()
     }
 
-    /// Syncs the data aside, if anyone does work aside. It stands for no commit's own sync, but a
-    /// failure is told only once, so it counts as much.
+    /// Syncs the data aside, if anyone does work aside, and once more what was written during the
+    /// first sync. It stands for no commit's own sync, but a failure is told only once, so it
+    /// counts as much.
     pub(crate) fn write_data_out(&self) -> Result<()> {
         if self.aside.is_set() && self.unsynced.load(SeqCst) {
             self.aside

@@ -64,7 +64,7 @@ mod write;
 
 pub use aside::Aside;
 pub use check::{CheckReport, Finding};
-pub use collector::CollectReport;
+pub use collector::{COLLECT_BATCH_BLOCKS, CollectReport};
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use finder::{BatchReport, Ready};
 pub use guard::Guard;

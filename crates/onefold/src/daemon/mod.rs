@@ -66,8 +66,14 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     let runtime = control_runtime()?;
     // From here on a signal waits until there is something to stop.
     let mut signals = runtime.block_on(async { Signals::new() })?;
-    // Before the pool is opened: a wrong address is refused before anything happens, and clients
-    // that come back after a crash wait for the recovery instead of failing.
+    // Before the pool is opened: a wrong address is refused before anything happens, and commands
+    // and clients that come back after a crash wait for the recovery instead of failing. Commands
+    // first: whoever sees that clients can connect may rely on it.
+    let control = {
+        // Sockets are registered with the runtime that is going to wait for them.
+        let _entered = runtime.enter();
+        ControlSocket::bind(&options.pool)?
+    };
     let listeners = listen(options, inherited)?;
     let opening = Opening {
         cache: options.cache,
@@ -76,7 +82,13 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     };
     let (store, recovery) = pool::open(&options.pool, &opening)?;
     say(recovery_line(&recovery));
-    let served = serve_store(options, listeners, &store, &runtime, &mut signals);
+    let served = serve_store(
+        options,
+        (control, listeners),
+        &store,
+        &runtime,
+        &mut signals,
+    );
     // Ends imports under way, which then take back what they stored.
     runtime.shutdown_timeout(VERBS_END_TIME_MAX);
     let closed = store.close();
@@ -89,17 +101,12 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
 /// From the first connection to the last.
 fn serve_store(
     options: &ServeOptions,
-    listeners: Vec<Listener>,
+    (control, listeners): (ControlSocket, Vec<Listener>),
     store: &Arc<Store>,
     runtime: &Runtime,
     signals: &mut Signals,
 ) -> Result<()> {
     let nbd = Arc::new(NbdService::start(options.memory_bytes, listeners, store)?);
-    let control = {
-        // Sockets are registered with the runtime that is going to wait for them.
-        let _entered = runtime.enter();
-        ControlSocket::bind(&options.pool)?
-    };
     let _housekeeping = Housekeeping::start(Arc::clone(store));
     let maintenance_options = MaintenanceOptions {
         latency_budget: options.latency_budget,

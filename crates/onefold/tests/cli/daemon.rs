@@ -7,6 +7,8 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread;
+use std::time::Duration;
 
 /// Every verb in turn, good and bad, with what each printed.
 fn a_days_work(scene: &Scene) -> Vec<(Option<i32>, Value, String)> {
@@ -159,6 +161,21 @@ fn a_killed_daemon_leaves_a_pool_that_commands_can_use() {
     let daemon = scene.daemon();
     assert!(scene.json(&["pool", "stat"])["volumes"][0]["nbd_uri"].is_string());
     daemon.terminate();
+}
+
+#[test]
+fn commands_wait_for_a_daemon_that_is_starting() {
+    let scene = Scene::new();
+    // The socket of a daemon that was killed must not be taken for that of the next one.
+    scene.daemon().kill();
+    let daemon = scene.starting_daemon(&[]);
+    while UnixStream::connect(scene.pool().join("nbd.sock")).is_err() {}
+    daemon.signal(Signal::STOP);
+    let mut command = scene.command(&["pool", "stat"]).spawn().unwrap();
+    thread::sleep(Duration::from_millis(300));
+    assert!(command.try_wait().unwrap().is_none(), "it waits");
+    daemon.signal(Signal::CONT);
+    assert_eq!(Outcome::of(command).code, Some(0));
 }
 
 #[test]

@@ -180,6 +180,13 @@ impl Scene {
     }
 
     pub(crate) fn daemon_with(&self, options: &[&str]) -> Daemon {
+        let mut daemon = self.starting_daemon(options);
+        daemon.wait_for_line("serving");
+        daemon
+    }
+
+    /// Starts a daemon.
+    pub(crate) fn starting_daemon(&self, options: &[&str]) -> Daemon {
         let mut arguments = vec!["serve"];
         arguments.extend(options);
         let mut child = self.command(&arguments).spawn().unwrap();
@@ -190,13 +197,11 @@ impl Scene {
                 .lines()
                 .try_for_each(|line| sender.send(line.unwrap()))
         });
-        let mut daemon = Daemon {
+        Daemon {
             child,
             lines,
             seen: Vec::new(),
-        };
-        daemon.wait_for_line("serving");
-        daemon
+        }
     }
 }
 

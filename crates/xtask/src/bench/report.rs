@@ -113,8 +113,7 @@ pub(super) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> S
          {} alternating slices of {} s per server and row, over {} layouts, that is with servers \
          and files made anew; {} of {} s for skewed loads. `onefold serve --cache host` and \
          `direct` against the same NBD server on a raw file (*pass-through*) and `qemu-nbd` on a \
-         raw file (`--cache=writeback` and `--cache=none`).
-",
+         raw file (`--cache=writeback` and `--cache=none`).\n",
         plan.slices,
         plan.slice_seconds,
         plan.layouts,
@@ -173,8 +172,8 @@ fn sharing_section(page: &mut String, results: &Results) {
          against the pass-through, while which they rest. *Skewed* is 4 KiB random read and write \
          in equal parts at depth 32, `{}`, {} % duplicates; the second rate is half of what the \
          pass-through reached at full speed. A second volume always holds fresh data for the \
-         finder. *All shared* is 4 KiB random write at depth 32 after `pool dedup`. *Ratio* is as \
-         above; of p99, less is better. *Backlog* and *queue*: by how many blocks to be looked at, \
+         finder. *All shared* is one 4 KiB random write to each block at depth 32 after \
+         `pool dedup`. *Ratio* is as above; of p99, less is better. *Backlog* and *queue*: by how many blocks to be looked at, \
          and references to be released, they grow per second. *Copied*: writes to published \
          blocks.\n\n\
          | load | ratio | 95 % | onefold | pass-through | unit | finder, MB/s | backlog | queue \
