@@ -1,4 +1,4 @@
-//! Work that nobody waits for, done where nobody else wants the processor.
+//! Work that no guest waits for, done where nobody else wants the processor.
 //!
 //! Most of a batch is reading blocks back, fingerprinting them and asking the index. It holds
 //! nothing that guests need, so it runs at the scheduler's idle policy: whoever else wakes up has

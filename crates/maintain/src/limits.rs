@@ -22,14 +22,14 @@ pub(crate) const SHARE_START: f64 = 0.1;
 pub(crate) const SHARE_BUSY_MAX: f64 = 0.3;
 
 /// What each [`WINDOW`] of time within the budget adds to the share: from the floor to the largest
-/// in two seconds.
+/// in little more than a second.
 pub(crate) const SHARE_INCREASE: f64 = 0.02;
 
 /// The most that one look adds, however long it was since the last: a batch and the rest after it
 /// may take seconds, and what guests bear is found out in steps.
 pub(crate) const SHARE_INCREASE_MAX: f64 = 0.1;
 
-/// What a window beyond the budget leaves of the share: from the largest to the floor in seven
+/// What a window beyond the budget leaves of the share: from the largest to the floor in six
 /// windows.
 pub(crate) const SHARE_DECREASE: f64 = 0.7;
 

@@ -173,14 +173,33 @@ mod tests {
     }
 
     #[test]
+    fn a_longer_window_adds_as_much_more_but_not_without_bound() {
+        let shares = [1, 3, 50].map(|windows| {
+            let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
+            pacer.observe(&Window {
+                length: WINDOW * windows,
+                requests: 1000 * u64::from(windows),
+                latency: BUDGET,
+            });
+            pacer.share() - SHARE_START
+        });
+        let steps = [SHARE_INCREASE, 3.0 * SHARE_INCREASE, SHARE_INCREASE_MAX];
+        for (share, step) in shares.into_iter().zip(steps) {
+            assert!((share - step).abs() < 1e-9, "{share} instead of {step}");
+        }
+    }
+
+    #[test]
     fn a_budget_that_is_exceeded_ends_at_the_floor_and_not_below() {
         let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
         observe_all(&mut pacer, [busy(BUDGET); 50]);
         let beyond = busy(BUDGET + Duration::from_nanos(1));
         pacer.observe(&beyond);
         assert_eq!(pacer.share(), SHARE_BUSY_MAX * SHARE_DECREASE);
-        observe_all(&mut pacer, [beyond; 6]);
-        assert_eq!(pacer.share(), FINDER_SHARE_FLOOR, "in seven windows");
+        observe_all(&mut pacer, [beyond; 4]);
+        assert!(pacer.share() > FINDER_SHARE_FLOOR);
+        pacer.observe(&beyond);
+        assert_eq!(pacer.share(), FINDER_SHARE_FLOOR, "in six windows");
         observe_all(&mut pacer, [beyond; 100]);
         assert_eq!(pacer.share(), FINDER_SHARE_FLOOR);
         let rest = pacer.rest_after(Duration::from_millis(10));

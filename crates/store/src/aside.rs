@@ -59,3 +59,21 @@ impl Drop for Ended<'_> {
         self.0.fetch_sub(1, Relaxed);
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::AsideWork;
+
+    #[test]
+    fn work_counts_for_as_long_as_it_is_under_way_even_if_it_panics() {
+        let aside = AsideWork::default();
+        assert!(!aside.run(|| aside.is_working()), "nobody is set");
+        aside.set(|work| work());
+        assert!(aside.run(|| aside.is_working()));
+        assert!(!aside.is_working());
+        let panicked = catch_unwind(AssertUnwindSafe(|| aside.run(|| panic!("broken work"))));
+        assert!(panicked.is_err() && !aside.is_working());
+    }
+}

@@ -15,13 +15,15 @@
 //! | `finder.rs` `collector.rs` | publishing, sharing and releasing blocks, batch by batch |
 //! | `batch.rs` `queue.rs` `index.rs` | what they have announced; what they have to release; the index |
 //! | `heat.rs` `latency.rs` | hints for when to leave what alone |
+//! | `aside.rs` | letting others do what no guest waits for |
 //! | `hash_cache.rs` | fingerprints made while blocks are written |
 //! | `log.rs` `commit.rs` | how changes become durable |
 //! | `checkpoint.rs` `tree.rs` `pages.rs` | how the log is kept short |
 //! | `recovery.rs` | creating, opening, replay |
 //! | `references.rs` `check.rs` `stat.rs` | counting, proving, and making anew what the maps say |
 //!
-//! There are no threads here: every call does its work on its caller's thread.
+//! There are no threads here: every call does its work on its caller's thread, but for what
+//! [`Store::set_aside`] lets others do.
 
 mod apply;
 mod aside;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use onefold_engine::simulated::{Op, SimulatedEngine};
+use onefold_engine::simulated::{FailureRates, Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
     CreateOptions, OpenOptions, Store, StoreErrorKind, Volume, VolumeOptions, Wait,
@@ -69,6 +69,24 @@ fn read(volume: &Volume, offset: u64, len: u64) -> Vec<u8> {
     let mut buf = vec![0xaa; len as usize];
     volume.read(offset, &mut buf, Wait::Yes).unwrap();
     buf
+}
+
+#[test]
+fn a_failed_sync_ahead_of_a_commit_stops_all_writes() {
+    let world = World::new(64 * MIB);
+    let volume = world.volume("a", MIB);
+    world.store.set_aside(|work| work());
+    volume.write(0, &pattern(4096, 1), Wait::Yes).unwrap();
+    // What it lost is told once only: the commit's own sync would succeed.
+    world.engine.set_failure_rates(FailureRates {
+        sync: 1.0,
+        ..FailureRates::default()
+    });
+    assert_eq!(world.store.tick().unwrap_err().kind(), StoreErrorKind::Io);
+    world.engine.set_failure_rates(FailureRates::default());
+    let refused = volume.write(0, &pattern(4096, 2), Wait::Yes).unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::ReadOnly);
+    assert!(volume.flush().is_err());
 }
 
 #[test]

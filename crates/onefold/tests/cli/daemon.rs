@@ -1,6 +1,6 @@
 //! The daemon: its sockets, its signals, and commands that go through it.
 
-use crate::harness::{Daemon, Outcome, Scene, noise, run};
+use crate::harness::{Daemon, Outcome, PATIENCE, Scene, noise, run};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Every verb in turn, good and bad, with what each printed.
 fn a_days_work(scene: &Scene) -> Vec<(Option<i32>, Value, String)> {
@@ -169,7 +169,11 @@ fn commands_wait_for_a_daemon_that_is_starting() {
     // The socket of a daemon that was killed must not be taken for that of the next one.
     scene.daemon().kill();
     let daemon = scene.starting_daemon(&[]);
-    while UnixStream::connect(scene.pool().join("nbd.sock")).is_err() {}
+    // Without a pause: it is stopped as soon as it listens, before it has opened the pool.
+    let started = Instant::now();
+    while UnixStream::connect(scene.pool().join("nbd.sock")).is_err() {
+        assert!(started.elapsed() < PATIENCE, "the daemon does not listen");
+    }
     daemon.signal(Signal::STOP);
     let mut command = scene.command(&["pool", "stat"]).spawn().unwrap();
     thread::sleep(Duration::from_millis(300));

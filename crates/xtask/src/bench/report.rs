@@ -173,9 +173,9 @@ fn sharing_section(page: &mut String, results: &Results) {
          in equal parts at depth 32, `{}`, {} % duplicates; the second rate is half of what the \
          pass-through reached at full speed. A second volume always holds fresh data for the \
          finder. *All shared* is one 4 KiB random write to each block at depth 32 after \
-         `pool dedup`. *Ratio* is as above; of p99, less is better. *Backlog* and *queue*: by how many blocks to be looked at, \
-         and references to be released, they grow per second. *Copied*: writes to published \
-         blocks.\n\n\
+         `pool dedup`. *Ratio* is as above; of p99, less is better. *Backlog* and *queue*: by \
+         how many blocks to be looked at, and references to be released, they grow per second. \
+         *Copied*: writes to published blocks.\n\n\
          | load | ratio | 95 % | onefold | pass-through | unit | finder, MB/s | backlog | queue \
          | copied | must | | aim | |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",

@@ -173,6 +173,7 @@ impl Bench {
         product
             .command()
             .args(["volume", "create", EXPORT, "--size", &size])
+            .args(["--interval", "1", "--rounds", "2"])
             .run()?;
         let daemon = product.serve(&["--latency-budget", LATENCY_BUDGET], &[])?;
         product.pause_jobs()?;
