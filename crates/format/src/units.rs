@@ -68,9 +68,6 @@ pub const BLOCKS_PER_SEGMENT: u64 = 512;
 /// First number that is not a valid [`Pba`].
 pub const PBA_END: u64 = 1 << 40;
 
-/// Bytes in an extent of the pool, whatever the block size.
-pub const EXTENT_BYTES: u64 = 16 << 20;
-
 /// Bytes in a sector: the largest write that a disk is trusted to do whole.
 pub const SECTOR_BYTES: u64 = 512;
 

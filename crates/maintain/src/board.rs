@@ -278,6 +278,11 @@ impl Board {
         may
     }
 
+    /// The collector has given space back to the host.
+    pub(crate) fn gave_back(&self) {
+        self.change(|state| state.set_collecting(false));
+    }
+
     /// The collector has done a batch of blocks of this size.
     pub(crate) fn collected(&self, report: &CollectReport, block_size: u32) {
         self.change(|state| {

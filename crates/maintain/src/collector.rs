@@ -3,7 +3,9 @@
 
 use crate::board::{Board, WorkerKind};
 use crate::foreground::Foreground;
-use crate::limits::{COLLECT_INTERVAL, COLLECTOR_SHARE_FLOOR, POLL_INTERVAL};
+use crate::limits::{
+    COLLECT_INTERVAL, COLLECTOR_SHARE_FLOOR, GIVE_BACK_BYTES, GIVE_BACK_PAUSE, POLL_INTERVAL,
+};
 use crate::pacing::Pacer;
 use crate::rounds::retry_pause;
 use onefold_store::{COLLECT_BATCH_BLOCKS, Store, StoreErrorKind};
@@ -52,9 +54,30 @@ fn let_gather(store: &Store, board: &Board, foreground: &mut Foreground) {
             .queued_blocks()
             .is_ok_and(|queued| queued < COLLECT_BATCH_BLOCKS)
     {
-        board.sleep(POLL_INTERVAL);
+        give_back(store, board, foreground, Instant::now() + POLL_INTERVAL);
         foreground.was_idle();
     }
+}
+
+/// Until then gives free space back to the host, a little at a time while guests are busy: a hole
+/// in the pool's file keeps all writes waiting while it is made.
+fn give_back(store: &Store, board: &Board, foreground: &mut Foreground, until: Instant) {
+    let left = || until.saturating_duration_since(Instant::now());
+    while !left().is_zero() && !board.is_stopping() && board.begin_collect() {
+        let more = store.give_back(GIVE_BACK_BYTES);
+        board.gave_back();
+        match more {
+            Ok(true) if foreground.guests_are_idle() => {}
+            Ok(true) => board.sleep(GIVE_BACK_PAUSE.min(left())),
+            Ok(false) => break,
+            Err(error) => {
+                tracing::error!(%error, "giving space back to the host failed");
+                break;
+            }
+        }
+        foreground.was_idle();
+    }
+    board.sleep(left());
 }
 
 /// Until it has worked, neither thread does anything else.

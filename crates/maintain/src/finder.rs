@@ -2,7 +2,7 @@
 
 use crate::board::{Board, VolumeKey, WorkerKind};
 use crate::foreground::Foreground;
-use crate::limits::{FINDER_SHARE_FLOOR, INDEX_FULL_PAUSE, POLL_INTERVAL};
+use crate::limits::{FINDER_SHARE_FLOOR, INDEX_FULL_PAUSE, POLL_INTERVAL, ROUND_INTERVAL_BUSY};
 use crate::pacing::Pacer;
 use crate::rounds::Rounds;
 use onefold_store::{Lba, Ready, Store, StoreErrorKind, Volume};
@@ -40,7 +40,14 @@ impl Finder<'_> {
             .is_none_or(|last| last.elapsed() >= POLL_INTERVAL)
         {
             self.board.refresh(self.store);
-            self.rounds.set_volumes(self.board.volumes());
+            let least = if self.foreground.guests_are_idle() {
+                Duration::ZERO
+            } else {
+                ROUND_INTERVAL_BUSY
+            };
+            let volumes = self.board.volumes().into_iter();
+            self.rounds
+                .set_volumes(volumes.map(|(key, interval)| (key, interval.max(least))));
             self.refreshed = Some(Instant::now());
         }
         let allowed = |key: &VolumeKey| self.board.may_find(*key);

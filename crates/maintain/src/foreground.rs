@@ -70,6 +70,11 @@ impl Foreground {
         }
     }
 
+    /// As far as the last window tells.
+    pub(crate) fn guests_are_idle(&self) -> bool {
+        self.pacer.guests_are_idle()
+    }
+
     /// Guests that fall silent end it early.
     fn rest(&self, time: Duration) {
         let start = Instant::now();

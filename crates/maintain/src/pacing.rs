@@ -85,6 +85,10 @@ impl Pacer {
         self.guests_are_idle = window.is_idle();
     }
 
+    pub(crate) fn guests_are_idle(&self) -> bool {
+        self.guests_are_idle
+    }
+
     /// The share of time that work may take now: above 0, 1 for all.
     pub(crate) fn share(&self) -> f64 {
         if self.guests_are_idle {
@@ -196,10 +200,10 @@ mod tests {
         let beyond = busy(BUDGET + Duration::from_nanos(1));
         pacer.observe(&beyond);
         assert_eq!(pacer.share(), SHARE_BUSY_MAX * SHARE_DECREASE);
-        observe_all(&mut pacer, [beyond; 4]);
+        observe_all(&mut pacer, [beyond; 5]);
         assert!(pacer.share() > FINDER_SHARE_FLOOR);
         pacer.observe(&beyond);
-        assert_eq!(pacer.share(), FINDER_SHARE_FLOOR, "in six windows");
+        assert_eq!(pacer.share(), FINDER_SHARE_FLOOR, "in seven windows");
         observe_all(&mut pacer, [beyond; 100]);
         assert_eq!(pacer.share(), FINDER_SHARE_FLOOR);
         let rest = pacer.rest_after(Duration::from_millis(10));

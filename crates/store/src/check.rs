@@ -282,7 +282,7 @@ impl Check<'_> {
                     return Ok(());
                 }
             };
-            from = rows.last().and_then(|(last, _)| after(*last));
+            from = rows.last().and_then(|(last, _)| last.successor());
             for (_, row) in &rows {
                 if window.blocks.contains(&row.pba.0) {
                     self.compare_row(window, &mut has_row, row);
@@ -407,15 +407,4 @@ impl Check<'_> {
         }
         Ok(None)
     }
-}
-
-/// The fingerprint that follows this one in the order of bytes.
-fn after(mut fingerprint: Fingerprint) -> Option<Fingerprint> {
-    for byte in fingerprint.0.iter_mut().rev() {
-        *byte = byte.wrapping_add(1);
-        if *byte != 0 {
-            return Some(fingerprint);
-        }
-    }
-    None
 }

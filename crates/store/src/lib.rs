@@ -10,6 +10,7 @@
 //! | `write.rs` `read.rs` `trim.rs` | the three paths of data |
 //! | `block_lock.rs` `epoch.rs` | who may change a block; who may still be reading one |
 //! | `pool.rs` | what volumes share; room, reuse, failure |
+//! | `give_back.rs` | letting the host have free space |
 //! | `apply.rs` | the one function that changes a map |
 //! | `map.rs` `space.rs` `catalogue.rs` | what it changes |
 //! | `finder.rs` `collector.rs` | publishing, sharing and releasing blocks, batch by batch |
@@ -39,6 +40,7 @@ mod commit;
 mod epoch;
 mod error;
 mod finder;
+mod give_back;
 mod guard;
 mod hash_cache;
 mod heat;

@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use onefold_engine::Disk;
-use onefold_format::units::EXTENT_BYTES;
 use onefold_format::{Record, Root, Secret, Superblock};
 
 use crate::Wait;
@@ -15,6 +14,7 @@ use crate::aside::AsideWork;
 use crate::commit::Shared;
 use crate::epoch::{Epoch, Epochs};
 use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::give_back::Freed;
 use crate::guard::Guard;
 use crate::hash_cache::Room;
 use crate::index::IndexSlot;
@@ -26,14 +26,6 @@ use crate::pages::Pages;
 use crate::placement::Wish;
 use crate::space::{PbaRun, PbaRuns};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, lock};
-
-/// Freed runs at least this long are given back to the host even where their extent is not empty:
-/// punching smaller holes costs the file system more than the space is worth.
-const DISCARD_BYTES_MIN: u64 = 64 << 10;
-
-/// Most bytes given back at once: while the host punches a hole into a file it lets nobody write to
-/// that file.
-const DISCARD_PIECE_BYTES: u64 = 1 << 20;
 
 /// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
 const LOG_MARGIN_BYTES: u64 = 8 << 10;
@@ -68,6 +60,7 @@ pub(crate) struct Pool {
     pub(crate) epochs: Epochs,
     /// Blocks that durable records gave up, until their readers have drained.
     limbo: Mutex<VecDeque<(Epoch, PbaRuns)>>,
+    pub(crate) freed: Mutex<Freed>,
     /// Data was written since the last sync of the pool started.
     pub(crate) unsynced: AtomicBool,
     failure: OnceLock<String>,
@@ -167,6 +160,7 @@ impl Pool {
             checkpoints: Shared::new(root),
             epochs: Epochs::new(),
             limbo: Mutex::default(),
+            freed: Mutex::default(),
             unsynced: AtomicBool::new(false),
             failure: OnceLock::new(),
             due: (Mutex::new(false), Condvar::new()),
@@ -371,59 +365,6 @@ impl Pool {
             drained.extend(limbo.pop_front().into_iter().flat_map(|(_, runs)| runs));
         }
         drop(limbo);
-        self.free(drained)
-    }
-
-    /// Gives blocks back to the host where that is worth it, then to whoever needs some. In this
-    /// order, for a block that is handed out must not lose what is written to it.
-    pub(crate) fn free(&self, mut runs: Vec<PbaRun>) -> Result<()> {
-        runs.sort_unstable();
-        runs.dedup_by(|next, run| {
-            let follows = run.start.0 + run.count == next.start.0;
-            if follows {
-                run.count += next.count;
-            }
-            follows
-        });
-        let block_size = self.block_size();
-        for run in runs {
-            let mut rest = {
-                let space = &mut self.ledger()?.books.space;
-                space.take_rest_of_extents(run, EXTENT_BYTES / block_size)?
-            };
-            let mut whole = run;
-            for side in &rest {
-                whole.start = whole.start.min(side.start);
-                whole.count += side.count;
-            }
-            if Guard::DiscardBeforeReuse.holds() {
-                self.discard(whole);
-            }
-            rest.push(run);
-            self.take_back(&rest)?;
-            if !Guard::DiscardBeforeReuse.holds() {
-                self.discard(whole);
-            }
-        }
-        Ok(())
-    }
-
-    /// A hint to the host, whose failure costs nothing but its space.
-    fn discard(&self, run: PbaRun) {
-        let bytes = run.count * self.block_size();
-        if bytes < DISCARD_BYTES_MIN {
-            return;
-        }
-        let at = run.start.0 * self.block_size();
-        let run_end = at + bytes;
-        for at in (at..run_end).step_by(DISCARD_PIECE_BYTES as usize) {
-            let piece = DISCARD_PIECE_BYTES.min(run_end - at);
-            if let Err(error) = self.data.discard(at, piece) {
-                tracing::warn!(
-                    "giving back {piece} bytes at {at} of {}: {error}",
-                    self.data_name
-                );
-            }
-        }
+        self.free(&drained)
     }
 }

@@ -422,32 +422,6 @@ impl Space {
         (first..=last).all(|index| self.resident.get(index as u32).is_some())
     }
 
-    /// All the blocks around `run`, in its extents, that nothing but `run` keeps busy: taken, so
-    /// that they can be given back to the host together.
-    pub(crate) fn take_rest_of_extents(
-        &mut self,
-        run: PbaRun,
-        extent_blocks: u64,
-    ) -> Result<PbaRuns> {
-        let mut taken = PbaRuns::new();
-        let first = run.start.0 - run.start.0 % extent_blocks;
-        let end = (run.start.0 + run.count)
-            .next_multiple_of(extent_blocks)
-            .min(self.blocks);
-        let sides = [(first, run.start.0), (run.start.0 + run.count, end)];
-        for (start, end) in sides.into_iter().filter(|(start, end)| start < end) {
-            let side = PbaRun {
-                start: Pba(start),
-                count: end - start,
-            };
-            if self.is_free(side)? {
-                self.take(side)?;
-                taken.push(side);
-            }
-        }
-        Ok(taken)
-    }
-
     /// Whether all of these blocks can be handed out.
     pub(crate) fn is_free(&mut self, run: PbaRun) -> Result<bool> {
         let mut free = true;

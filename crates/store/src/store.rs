@@ -29,6 +29,9 @@ use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
 use crate::sync::{Mutex, RwLock, lock, read, write};
 use crate::volume::Volume;
 
+/// How much is given back to the host at a time when nobody uses the pool any more.
+const GIVE_BACK_AT_CLOSE_BYTES: u64 = 64 << 20;
+
 /// The domain of volumes that name none.
 pub const DEFAULT_DOMAIN: &str = "default";
 
@@ -162,6 +165,7 @@ impl Store {
         }
         self.pool.checkpoint()?;
         self.pool.reclaim()?;
+        while self.pool.give_back(GIVE_BACK_AT_CLOSE_BYTES)? {}
         // Without an index that can be used there is nothing to put away.
         self.pool
             .index

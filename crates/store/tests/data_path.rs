@@ -215,12 +215,55 @@ fn trimming_gives_blocks_and_disk_back() {
     for _ in 0..3 {
         world.store.tick().unwrap();
     }
+    assert_eq!(world.engine.count(Part::Data, Op::Discard).count, 0);
+    while world.store.give_back(MIB).unwrap() {}
     let after = world.store.stat().unwrap();
     assert_eq!((after.private_blocks, after.reclaim_blocks), (1, 0));
     assert_eq!(after.free_blocks, after.pool_blocks - 2);
     let freed = before.pool_bytes_on_disk - after.pool_bytes_on_disk;
     assert!(freed * 10 >= 63 * MIB * 9, "{freed} bytes came back");
     world.assert_clean();
+}
+
+#[test]
+fn what_is_in_use_again_is_not_given_back() {
+    // So small that what is freed has to be used again.
+    let world = World::new(4 * MIB);
+    let volume = world.volume("a", 4 * MIB);
+    let bytes = 4 * MIB - 4096;
+    for byte in [1, 2] {
+        volume.write(0, &pattern(bytes, byte), Wait::Yes).unwrap();
+        if byte == 1 {
+            volume.trim(0, bytes, Wait::Yes).unwrap();
+            volume.flush().unwrap();
+            world.store.tick().unwrap();
+            world.store.tick().unwrap();
+        }
+    }
+    volume.trim(MIB, MIB, Wait::Yes).unwrap();
+    volume.flush().unwrap();
+    world.store.tick().unwrap();
+    world.store.tick().unwrap();
+    while world.store.give_back(256 << 10).unwrap() {}
+    let before = world.engine.count(Part::Data, Op::Discard);
+    assert!(before.bytes > 0 && before.bytes <= MIB, "{before:?}");
+    assert_eq!(read(&volume, 0, MIB), pattern(MIB, 2));
+    assert_eq!(
+        read(&volume, 2 * MIB, MIB),
+        pattern(bytes, 2)[2 * MIB as usize..3 * MIB as usize]
+    );
+    world.assert_clean();
+}
+
+#[test]
+fn closing_gives_back_what_nobody_has_yet() {
+    let world = World::new(64 * MIB);
+    let volume = world.volume("a", 32 * MIB);
+    volume.write(0, &pattern(16 * MIB, 1), Wait::Yes).unwrap();
+    volume.trim(0, 16 * MIB, Wait::Yes).unwrap();
+    world.store.close().unwrap();
+    let discarded = world.engine.count(Part::Data, Op::Discard).bytes;
+    assert!(discarded * 10 >= 16 * MIB * 9, "{discarded} bytes");
 }
 
 #[test]

@@ -8,6 +8,7 @@
 
 use super::aligned::AlignedBuffer;
 use super::failure::explain;
+use super::writeback::Writeback;
 use crate::Disk;
 use rustix::fs::{Advice, FallocateFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -46,6 +47,8 @@ pub(super) struct FileDisk {
     discard_unsupported: AtomicBool,
     /// The file system said once that it cannot tell whether a read would wait.
     nowait_unsupported: AtomicBool,
+    /// What the host's cache may hold; `None` where writes go past it.
+    writeback: Option<Writeback>,
 }
 
 impl FileDisk {
@@ -61,6 +64,7 @@ impl FileDisk {
         } else {
             None
         };
+        let len = device_bytes.unwrap_or(metadata.len());
         let (alignment, memory_alignment) = if direct {
             direct_alignment(&file, &name)?
         } else {
@@ -74,6 +78,7 @@ impl FileDisk {
             memory_alignment,
             discard_unsupported: AtomicBool::new(false),
             nowait_unsupported: AtomicBool::new(false),
+            writeback: (!direct).then(|| Writeback::new(len)),
         })
     }
 
@@ -262,10 +267,17 @@ impl Disk for FileDisk {
                     self.write_bounced(buf, offset)
                 }
             })
-            .map_err(|cause| self.failed("writing", buf.len() as u64, offset, cause))
+            .map_err(|cause| self.failed("writing", buf.len() as u64, offset, cause))?;
+        if let Some(writeback) = &self.writeback {
+            writeback.written(offset, buf.len());
+        }
+        Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {
+        if let Some(writeback) = &self.writeback {
+            writeback.begin(&self.file);
+        }
         self.file
             .sync_data()
             .map_err(|cause| explain(format!("syncing {}", self.name), cause))

@@ -12,9 +12,12 @@
 //! crash inside [`EmbeddedEngine::create`](Engine::create) leaves the part missing or empty.
 
 mod aligned;
+mod dirty;
 mod disk;
 mod failure;
 mod lock;
+mod sync;
+mod writeback;
 
 pub use lock::{LockError, PoolLock};
 

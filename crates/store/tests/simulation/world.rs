@@ -433,7 +433,10 @@ impl World {
     pub(crate) fn tick(&self) -> Step {
         // Housekeeping makes records durable, not data that was rewritten in place.
         self.trace(|| "tick".to_owned());
-        let done = self.store().tick();
+        let done = self.store().tick().and_then(|()| {
+            while self.store().give_back(MIB)? {}
+            Ok(())
+        });
         done.or_else(|error| self.judge("tick", &error, Wait::Yes))
     }
 

@@ -74,7 +74,7 @@ const QUICK: Plan = Plan {
     layouts: 2,
     slice_seconds: 1,
     sharing_slices: 2,
-    sharing_slice_seconds: 4,
+    sharing_slice_seconds: 8,
     imports: 2,
     opens: 2,
     control: false,

@@ -34,7 +34,7 @@ pub(super) const DUPLICATES_PERCENT: u32 = 25;
 pub(super) const SKEW: &str = "zoned:90/10:10/90";
 
 /// What the finder has to do at the start of each slice, besides the load.
-const SUPPLY_BYTES: u64 = 768 << 20;
+const SUPPLY_BYTES: u64 = 2 << 30;
 
 /// What the finder must complete for its row to count.
 const FINDER_MB_PER_SECOND_MIN: f64 = 60.0;

@@ -1,0 +1,185 @@
+//! Giving free space back to the host.
+//!
+//! Freed blocks can be handed out again at once. That the host may have their space is only
+//! remembered, and done later by whoever calls [`Store::give_back`]: while the host punches a hole
+//! into a file it lets nobody write to that file, and by then many of the blocks may be in use
+//! again, which spares both the hole and the allocation after it.
+//!
+//! What is remembered is a hint in memory. A crash forgets it; the space then stays with the pool
+//! until its blocks have been used and freed once more.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use onefold_format::Pba;
+
+use crate::error::Result;
+use crate::guard::Guard;
+use crate::pool::Pool;
+use crate::space::{PbaRun, PbaRuns};
+use crate::store::Store;
+use crate::sync::lock;
+
+/// The granularity: smaller holes cost the file system more than the space is worth.
+const UNIT_BYTES: u64 = 64 << 10;
+
+/// Ranges remembered at most: about 1 MiB of memory. Beyond, some are dealt with at once.
+const RANGES_MAX: usize = 16_384;
+
+/// Space that was freed and that nobody has looked at since, as ranges of units.
+#[derive(Default)]
+pub(crate) struct Freed {
+    /// From the first unit to the one behind the last; they do not touch.
+    ranges: BTreeMap<u64, u64>,
+}
+
+impl Freed {
+    /// Remembers a range, which may overlap others. Returns whether there are too many now.
+    fn add(&mut self, mut added: Range<u64>) -> bool {
+        while let Some((&start, &end)) = self.ranges.range(..=added.end).next_back()
+            && end >= added.start
+        {
+            self.ranges.remove(&start);
+            added = added.start.min(start)..added.end.max(end);
+        }
+        self.ranges.insert(added.start, added.end);
+        self.ranges.len() > RANGES_MAX
+    }
+
+    /// Takes up to so many units off the front.
+    fn take(&mut self, units: u64) -> Option<Range<u64>> {
+        let (start, end) = self.ranges.pop_first()?;
+        let cut = end.min(start.saturating_add(units));
+        if cut < end {
+            self.ranges.insert(cut, end);
+        }
+        Some(start..cut)
+    }
+}
+
+impl Store {
+    /// Gives up to `bytes` of what was freed back to the host, rounded up to 64 KiB. Returns
+    /// whether there may be more. That the host refuses is no error: it costs nothing but space.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the free-space map.
+    pub fn give_back(&self, bytes: u64) -> Result<bool> {
+        self.pool.give_back(bytes)
+    }
+}
+
+impl Pool {
+    /// Lets blocks that no reader uses any more be handed out again.
+    pub(crate) fn free(&self, runs: &[PbaRun]) -> Result<()> {
+        let unit = self.unit_blocks();
+        for run in runs {
+            self.take_back(&[*run])?;
+            let end = (run.start.0 + run.count).div_ceil(unit);
+            if lock(&self.freed).add(run.start.0 / unit..end) {
+                self.give_back(UNIT_BYTES)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn give_back(&self, bytes: u64) -> Result<bool> {
+        let Some(units) = lock(&self.freed).take(bytes.div_ceil(UNIT_BYTES).max(1)) else {
+            return Ok(false);
+        };
+        // Nobody gets a block whose space is going, for it would lose what is written to it.
+        let free = self.take_free_units(units)?;
+        if !Guard::DiscardBeforeReuse.holds() {
+            self.take_back(&free)?;
+        }
+        for run in &free {
+            let (at, len) = (
+                run.start.0 * self.block_size(),
+                run.count * self.block_size(),
+            );
+            if let Err(error) = self.data.discard(at, len) {
+                let name = &self.data_name;
+                tracing::warn!("giving back {len} bytes at {at} of {name}: {error}");
+            }
+        }
+        if Guard::DiscardBeforeReuse.holds() {
+            self.take_back(&free)?;
+        }
+        Ok(true)
+    }
+
+    /// Hands out those of the units of which every block is free.
+    fn take_free_units(&self, units: Range<u64>) -> Result<PbaRuns> {
+        let unit = self.unit_blocks();
+        let space = &mut self.ledger()?.books.space;
+        let mut taken = PbaRuns::new();
+        for start in units.map(|number| number * unit) {
+            let run = PbaRun {
+                start: Pba(start),
+                count: unit.min(space.blocks().saturating_sub(start)),
+            };
+            if run.count == 0 || !space.is_free(run)? {
+                continue;
+            }
+            space.take(run)?;
+            match taken.last_mut() {
+                Some(last) if last.start.0 + last.count == start => last.count += run.count,
+                _ => taken.push(run),
+            }
+        }
+        Ok(taken)
+    }
+
+    fn unit_blocks(&self) -> u64 {
+        (UNIT_BYTES / self.block_size()).max(1)
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::{Freed, RANGES_MAX};
+
+    fn freed(ranges: &[(u64, u64)]) -> Freed {
+        let mut freed = Freed::default();
+        for (start, end) in ranges {
+            freed.add(*start..*end);
+        }
+        freed
+    }
+
+    #[test]
+    fn ranges_that_touch_or_overlap_become_one() {
+        for ranges in [
+            &[(0, 4), (4, 8)][..],
+            &[(4, 8), (0, 4)],
+            &[(0, 2), (6, 8), (1, 7)],
+            &[(0, 8), (2, 3)],
+            &[(2, 3), (5, 6), (0, 8)],
+        ] {
+            let mut freed = freed(ranges);
+            assert_eq!(freed.ranges.len(), 1, "{ranges:?}");
+            assert_eq!(freed.take(u64::MAX), Some(0..8), "{ranges:?}");
+        }
+        assert_eq!(freed(&[(0, 4), (5, 8)]).ranges.len(), 2);
+    }
+
+    #[test]
+    fn everything_comes_back_once_in_pieces() {
+        let mut freed = freed(&[(10, 15), (0, 3)]);
+        let mut pieces = Vec::new();
+        while let Some(piece) = freed.take(2) {
+            pieces.push((piece.start, piece.end));
+        }
+        assert_eq!(pieces, [(0, 2), (2, 3), (10, 12), (12, 14), (14, 15)]);
+    }
+
+    #[test]
+    fn too_many_ranges_are_told() {
+        let mut freed = Freed::default();
+        for n in 0..RANGES_MAX as u64 {
+            assert!(!freed.add(2 * n..2 * n + 1));
+        }
+        let beyond = 2 * RANGES_MAX as u64;
+        assert!(freed.add(beyond..beyond + 1));
+    }
+}
