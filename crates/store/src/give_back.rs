@@ -26,6 +26,9 @@ const UNIT_BYTES: u64 = 64 << 10;
 /// Ranges remembered at most: about 1 MiB of memory. Beyond, some are dealt with at once.
 const RANGES_MAX: usize = 16_384;
 
+/// Ranges looked at for one that can be given back: looking is cheap, but not for nothing.
+const LOOKS_MAX: usize = 64;
+
 /// Space that was freed and that nobody has looked at since, as ranges of units.
 #[derive(Default)]
 pub(crate) struct Freed {
@@ -84,15 +87,25 @@ impl Pool {
     }
 
     pub(crate) fn give_back(&self, bytes: u64) -> Result<bool> {
-        let Some(units) = lock(&self.freed).take(bytes.div_ceil(UNIT_BYTES).max(1)) else {
-            return Ok(false);
-        };
-        // Nobody gets a block whose space is going, for it would lose what is written to it.
-        let free = self.take_free_units(units)?;
-        if !Guard::DiscardBeforeReuse.holds() {
-            self.take_back(&free)?;
+        for _ in 0..LOOKS_MAX {
+            let Some(units) = lock(&self.freed).take(bytes.div_ceil(UNIT_BYTES).max(1)) else {
+                return Ok(false);
+            };
+            let free = self.take_free_units(units)?;
+            if !free.is_empty() {
+                self.discard(&free)?;
+                break;
+            }
         }
-        for run in &free {
+        Ok(true)
+    }
+
+    /// Nobody gets these blocks meanwhile, for they would lose what is written to them.
+    fn discard(&self, free: &[PbaRun]) -> Result<()> {
+        if !Guard::DiscardBeforeReuse.holds() {
+            self.take_back(free)?;
+        }
+        for run in free {
             let (at, len) = (
                 run.start.0 * self.block_size(),
                 run.count * self.block_size(),
@@ -103,9 +116,9 @@ impl Pool {
             }
         }
         if Guard::DiscardBeforeReuse.holds() {
-            self.take_back(&free)?;
+            self.take_back(free)?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Hands out those of the units of which every block is free.
@@ -113,21 +126,25 @@ impl Pool {
         let unit = self.unit_blocks();
         let space = &mut self.ledger()?.books.space;
         let mut taken = PbaRuns::new();
-        for start in units.map(|number| number * unit) {
+        let looked = units.map(|number| number * unit).try_for_each(|start| {
             let run = PbaRun {
                 start: Pba(start),
                 count: unit.min(space.blocks().saturating_sub(start)),
             };
             if run.count == 0 || !space.is_free(run)? {
-                continue;
+                return Ok(());
             }
             space.take(run)?;
             match taken.last_mut() {
                 Some(last) if last.start.0 + last.count == start => last.count += run.count,
                 _ => taken.push(run),
             }
+            Ok(())
+        });
+        if looked.is_err() {
+            taken.iter().try_for_each(|run| space.release(*run))?;
         }
-        Ok(taken)
+        looked.map(|()| taken)
     }
 
     fn unit_blocks(&self) -> u64 {

@@ -157,7 +157,7 @@ fn import(product: &Product, images: &[Image], summary: &mut Summary) -> Result<
         step(&format!("Import {}", image.name), || {
             product
                 .command()
-                .args(["--quiet", "volume", "import", image.name])
+                .args(["--quiet", "volume", "import", &image.name])
                 .arg(&image.path)
                 .args(["--image-format", "raw"])
                 .run()?;
@@ -206,7 +206,7 @@ fn serve(product: &Product, images: &[Image]) -> Result<Daemon> {
                 image.name
             );
         }
-        let names: Vec<_> = images.iter().map(|image| image.name).collect();
+        let names: Vec<_> = images.iter().map(|image| image.name.as_str()).collect();
         Ok((
             (),
             format!("Each volume is an export: {}.", names.join(", ")),
@@ -224,7 +224,7 @@ fn compare_all(product: &Product, images: &[Image]) -> Result<()> {
                 image.name
             ),
             || {
-                compare(&image.path, &product.default_address().uri(image.name))?;
+                compare(&image.path, &product.default_address().uri(&image.name))?;
                 Ok(((), "Identical.".to_owned()))
             },
         )?;
@@ -447,12 +447,12 @@ fn write_as_guest(product: &Product, images: &[Image]) -> Result<()> {
             let size = image.size_bytes.to_string();
             product
                 .command()
-                .args(["volume", "create", image.name, "--size", &size])
+                .args(["volume", "create", &image.name, "--size", &size])
                 .run()?;
             Cmd::new("nbdcopy")
                 .arg("--flush")
                 .arg(&image.path)
-                .arg(product.default_address().uri(image.name))
+                .arg(product.default_address().uri(&image.name))
                 .run()?;
             Ok(((), "As a guest writes: nothing is looked up.".to_owned()))
         },

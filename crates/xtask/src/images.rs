@@ -88,7 +88,7 @@ struct Recipe {
 /// A raw image file.
 pub(crate) struct Image {
     /// Also the name of the volume that it becomes.
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) path: PathBuf,
     pub(crate) size_bytes: u64,
     /// What the sparse file takes on disk.
@@ -132,13 +132,20 @@ impl Image {
         )
     }
 
-    fn at(name: &'static str, path: PathBuf) -> Result<Image> {
+    /// One that was not made here.
+    pub(crate) fn of_user(path: &Path) -> Result<Image> {
+        let name = path.file_stem().and_then(|stem| stem.to_str());
+        let name = name.with_context(|| format!("{} has no name", path.display()))?;
+        Image::at(name, path.to_owned())
+    }
+
+    fn at(name: &str, path: PathBuf) -> Result<Image> {
         let metadata = std::fs::metadata(&path)
             .with_context(|| format!("cannot look at the image {}", path.display()))?;
         // st_blocks counts units of 512 bytes, whatever the file system's block is.
         let data_bytes = metadata.blocks() * 512;
         Ok(Image {
-            name,
+            name: name.to_owned(),
             path,
             size_bytes: metadata.len(),
             data_bytes,

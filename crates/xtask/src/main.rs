@@ -58,8 +58,9 @@ enum Task {
     Images,
     /// Run the checks with foreign clients alone
     Clients(clients::Arguments),
-    /// Share the duplicates of three disk images in every way, and count them alone
-    Sharing,
+    /// Share the duplicates of three disk images in every way, and count them alone; or say what
+    /// can be saved on images of your own
+    Sharing(sharing::Arguments),
     /// Run the kill -9 loop alone
     KillLoop(kill_loop::Arguments),
     /// Rewrite a deduplicated volume again and again, and print what becomes of it
@@ -88,7 +89,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Fuzz(arguments) => fuzz::run(&workspace, &arguments),
         Task::Images => images::run(&workspace),
         Task::Clients(arguments) => clients::run(&workspace, &arguments),
-        Task::Sharing => sharing::check(&workspace),
+        Task::Sharing(arguments) => sharing::run(&workspace, &arguments),
         Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
         Task::Ageing(arguments) => ageing::run(&workspace, &arguments),
     }

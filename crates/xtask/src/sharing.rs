@@ -5,6 +5,7 @@
 //! middle of that. In the end the pool must hold exactly as many blocks as [`distinct`] counts in
 //! the images, the volumes must be the images, and the pool's own check must find nothing.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -12,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::cleanup::Scratch;
 use crate::clients::compare;
 use crate::command::Cmd;
-use crate::distinct::{self, Counted};
+use crate::distinct::{self, BLOCK_BYTES, Counted};
 use crate::images::{self, Image};
 use crate::packages;
 use crate::server::{Daemon, Product};
@@ -53,6 +54,55 @@ impl Way {
             Way::KillWhileDedup => "nbdcopy, then pool dedup with kill -9 in the middle",
         }
     }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Raw disk images: copy them into empty volumes, share what is equal, and say how long that
+    /// took and what it saved
+    images: Vec<PathBuf>,
+}
+
+/// `cargo xtask sharing`
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    if arguments.images.is_empty() {
+        check(workspace)
+    } else {
+        measure(workspace, &arguments.images)
+    }
+}
+
+/// Saves what can be saved on these images, with each index.
+fn measure(workspace: &Workspace, paths: &[PathBuf]) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    let images = paths.iter().map(|path| Image::of_user(path));
+    let images: Vec<Image> = images.collect::<Result<_>>()?;
+    let counted = distinct::count(paths)?;
+    let megabytes = |blocks: u64| (blocks * BLOCK_BYTES as u64) as f64 / 1e6;
+    println!(
+        "{:.0} MB of data, {:.0} MB could be saved",
+        megabytes(counted.nonzero),
+        megabytes(counted.nonzero - counted.distinct),
+    );
+    for index in ["memory", "btree"] {
+        let scratch = Scratch::new(&workspace.scratch_parent(), "sharing")?;
+        let product = Product::build(workspace, scratch.path())?;
+        product.create_pool_with("64G", &["--index", index])?;
+        let daemon = copy(&product, &images)?;
+        let (start, cpu) = (Instant::now(), daemon.cpu_seconds()?);
+        product.dedup(None)?;
+        let (seconds, cpu) = (start.elapsed().as_secs_f64(), daemon.cpu_seconds()? - cpu);
+        expect(&product, counted)?;
+        let left = product.stat_number("physical_blocks")?;
+        println!(
+            "{index}: {:.0} MB saved in {seconds:.1} s, {cpu:.1} s of processor time, {:.0} MB/s",
+            megabytes(counted.nonzero - left),
+            megabytes(counted.nonzero) / seconds,
+        );
+        daemon.stop()?;
+        product.check()?;
+    }
+    Ok(())
 }
 
 /// Loads the images in every way. The first that leaves a duplicate, or loses a block, is an error.
@@ -119,7 +169,7 @@ fn load_and_compare(
     };
     expect(&product, counted)?;
     for image in images {
-        compare(&image.path, &product.default_address().uri(image.name))?;
+        compare(&image.path, &product.default_address().uri(&image.name))?;
     }
     daemon.stop()?;
     product.check()?;
@@ -130,7 +180,7 @@ fn import(product: &Product, images: &[Image]) -> Result<()> {
     images.iter().try_for_each(|image| {
         product
             .command()
-            .args(["--quiet", "volume", "import", image.name])
+            .args(["--quiet", "volume", "import", &image.name])
             .arg(&image.path)
             .run()
     })
@@ -142,7 +192,7 @@ fn copy(product: &Product, images: &[Image]) -> Result<Daemon> {
         // A day between rounds: until the daemon is started again, only `pool dedup` shares.
         product
             .command()
-            .args(["volume", "create", image.name, "--size", &size])
+            .args(["volume", "create", &image.name, "--size", &size])
             .args(["--interval", "86400"])
             .run()?;
     }
@@ -151,7 +201,7 @@ fn copy(product: &Product, images: &[Image]) -> Result<Daemon> {
         Cmd::new("nbdcopy")
             .arg("--flush")
             .arg(&image.path)
-            .arg(product.default_address().uri(image.name))
+            .arg(product.default_address().uri(&image.name))
             .run()?;
     }
     Ok(daemon)

@@ -33,7 +33,8 @@ pub(super) const DUPLICATES_PERCENT: u32 = 25;
 /// Most requests go to few blocks: 90 % of them to the first tenth.
 pub(super) const SKEW: &str = "zoned:90/10:10/90";
 
-/// What the finder has to do at the start of each slice, besides the load.
+/// What the finder has to do at the start of each slice, besides the load: more than it gets done in
+/// a slice, and in the moment before fio's first request in which it has all the time it wants.
 const SUPPLY_BYTES: u64 = 2 << 30;
 
 /// What the finder must complete for its row to count.
