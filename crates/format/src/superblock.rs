@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 64 block size   u32      bytes: 4096, 8192, 16384 or 65536
-//! 68 index        u32      back end: 1 btree, 2 memory
+//! 68 index        u32      back end: 1 btree, 2 memory, 3 hash
 //! 72 log bytes    u64      length of the ring, a multiple of 512
 //! 80 created      u64      seconds since the Unix epoch
 //! 88 zeros
@@ -30,6 +30,8 @@ pub enum IndexKind {
     Btree = 1,
     /// All rows in memory, and on disk only between a clean stop and the next start.
     Memory = 2,
+    /// Sorted runs on disk, with signatures and recent changes in memory.
+    Hash = 3,
 }
 
 /// What a pool is, for ever.
@@ -39,7 +41,7 @@ pub struct Superblock {
     pub pool: PoolId,
     /// Bytes in a block.
     pub block_size: u32,
-    /// What keeps the index.
+    /// What kept the index at first; the index itself knows what it is now.
     pub index: IndexKind,
     /// Bytes in the log's ring.
     pub log_bytes: u64,
@@ -78,6 +80,7 @@ impl Superblock {
         let index = match u32_at(page, 68) {
             1 => IndexKind::Btree,
             2 => IndexKind::Memory,
+            3 => IndexKind::Hash,
             other => {
                 return Err(FormatError::Field {
                     field: "index",

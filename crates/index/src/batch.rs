@@ -14,6 +14,12 @@ pub(crate) type Item = (Fingerprint, Pba);
 
 /// The rows of a back end, in the middle of a batch.
 pub(crate) trait Rows {
+    /// Says which rows will be asked for, in this order. A back end that reads them from a disk
+    /// can do so now, many at a time.
+    fn expect(&mut self, _fingerprints: &[Fingerprint]) -> Result<()> {
+        Ok(())
+    }
+
     /// The row of this fingerprint.
     fn get(&mut self, fingerprint: Fingerprint) -> Result<Option<Row>>;
 
@@ -99,15 +105,18 @@ fn apply<R: Rows, A: Copy>(
     unanswered: A,
     mut decide: impl FnMut(&mut R, &mut Option<Row>, &Item) -> A,
 ) -> Result<Vec<A>> {
-    let mut order: Vec<usize> = (0..items.len()).collect();
-    // Equal fingerprints stay in the items' order because the sort is stable.
-    order.sort_by_key(|at| items[*at].0);
+    // Equal fingerprints stay in the items' order.
+    let mut order: Vec<(Fingerprint, usize)> = items.iter().map(|it| it.0).zip(0..).collect();
+    order.sort_unstable();
+    let mut fingerprints: Vec<Fingerprint> = order.iter().map(|it| it.0).collect();
+    fingerprints.dedup();
+    rows.expect(&fingerprints)?;
     let mut answers = vec![unanswered; items.len()];
-    for equal in order.chunk_by(|one, other| items[*one].0 == items[*other].0) {
-        let fingerprint = items[equal[0]].0;
+    for equal in order.chunk_by(|one, other| one.0 == other.0) {
+        let fingerprint = equal[0].0;
         let before = rows.get(fingerprint)?;
         let mut row = before;
-        for at in equal {
+        for (_, at) in equal {
             answers[*at] = decide(rows, &mut row, &items[*at]);
         }
         if row != before {
@@ -126,6 +135,9 @@ pub(crate) fn add<R: Rows>(
 ) -> Result<Vec<(Fingerprint, Row)>> {
     let mut order: Vec<&(Fingerprint, Row)> = added.iter().collect();
     order.sort_by_key(|it| it.0);
+    let mut fingerprints: Vec<Fingerprint> = order.iter().map(|it| it.0).collect();
+    fingerprints.dedup();
+    rows.expect(&fingerprints)?;
     let mut refused = Vec::new();
     for (fingerprint, row) in order {
         if row.references == 0 {

@@ -4,7 +4,7 @@
 //! the switch: what stands behind it counts only while it says [`Content::Whole`].
 
 use onefold_engine::Disk;
-use onefold_format::PoolId;
+use onefold_format::{IndexKind, PoolId};
 
 use crate::{IndexError, Result};
 
@@ -17,13 +17,6 @@ pub(crate) const BODY_OFFSET: u64 = 4096;
 const MAGIC: [u8; 4] = *b"1FLI";
 const VERSION: u16 = 1;
 const CHECKSUM_OFFSET: usize = 508;
-
-/// What made the index. The numbers are those of the superblock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Btree = 1,
-    Memory = 2,
-}
 
 /// Whether the body holds the pool's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,12 +43,17 @@ const VOID: u8 = 2;
 
 /// Writes the header and makes it durable. What it says of the body must be so already, but for a
 /// body whose hash it has: that may become durable with it.
-pub(crate) fn write(disk: &dyn Disk, kind: Kind, pool: PoolId, content: Content) -> Result<()> {
+pub(crate) fn write(
+    disk: &dyn Disk,
+    kind: IndexKind,
+    pool: PoolId,
+    content: Content,
+) -> Result<()> {
     disk.write_at(&encode(kind, pool, content), 0)?;
     Ok(disk.sync()?)
 }
 
-fn encode(kind: Kind, pool: PoolId, content: Content) -> [u8; HEADER_BYTES] {
+fn encode(kind: IndexKind, pool: PoolId, content: Content) -> [u8; HEADER_BYTES] {
     let (state, extent) = match content {
         Content::Whole(extent) => (WHOLE, extent),
         Content::Void => (VOID, Extent::default()),
@@ -74,12 +72,21 @@ fn encode(kind: Kind, pool: PoolId, content: Content) -> [u8; HEADER_BYTES] {
     bytes
 }
 
+/// The kind that a header names, where one of this pool can be read at all.
+pub(crate) fn kind(disk: &dyn Disk, pool: PoolId) -> Option<IndexKind> {
+    let mut bytes = [0; HEADER_BYTES];
+    disk.read_at(&mut bytes, 0).ok()?;
+    let kinds = [IndexKind::Btree, IndexKind::Memory, IndexKind::Hash];
+    let mut kinds = kinds.into_iter();
+    kinds.find(|kind| decode(&bytes, *kind, pool).is_ok())
+}
+
 /// Reads the header from the medium.
 ///
 /// # Errors
 /// [`IndexError::Damaged`] where there is none, or one of another kind; [`IndexError::OtherPool`];
 /// [`IndexError::Newer`].
-pub(crate) fn read(disk: &dyn Disk, kind: Kind, pool: PoolId) -> Result<Content> {
+pub(crate) fn read(disk: &dyn Disk, kind: IndexKind, pool: PoolId) -> Result<Content> {
     // What only survived in the host's cache must be durable before anything relies on it, and
     // what a failed sync left there must not be taken for what is on the medium.
     disk.sync()?;
@@ -89,7 +96,7 @@ pub(crate) fn read(disk: &dyn Disk, kind: Kind, pool: PoolId) -> Result<Content>
     decode(&bytes, kind, pool)
 }
 
-fn decode(bytes: &[u8; HEADER_BYTES], kind: Kind, pool: PoolId) -> Result<Content> {
+fn decode(bytes: &[u8; HEADER_BYTES], kind: IndexKind, pool: PoolId) -> Result<Content> {
     let damaged = |what: String| Err(IndexError::Damaged(what));
     if bytes[..4] != MAGIC {
         return damaged(format!(
@@ -125,7 +132,9 @@ fn decode(bytes: &[u8; HEADER_BYTES], kind: Kind, pool: PoolId) -> Result<Conten
         _ if version == 0 || bytes[72..CHECKSUM_OFFSET].iter().any(|byte| *byte != 0) => {
             damaged("its header has impossible values".into())
         }
-        WHOLE if kind == Kind::Memory || extent == Extent::default() => Ok(Content::Whole(extent)),
+        WHOLE if kind == IndexKind::Memory || extent == Extent::default() => {
+            Ok(Content::Whole(extent))
+        }
         VOID if extent == Extent::default() => Ok(Content::Void),
         _ => damaged("its header has impossible values".into()),
     }
@@ -143,10 +152,10 @@ mod tests {
 
     const POOL: PoolId = PoolId([5; 16]);
 
-    fn contents(kind: Kind) -> Vec<Content> {
+    fn contents(kind: IndexKind) -> Vec<Content> {
         let extent = match kind {
-            Kind::Btree => Extent::default(),
-            Kind::Memory => Extent {
+            IndexKind::Btree | IndexKind::Hash => Extent::default(),
+            IndexKind::Memory => Extent {
                 stream_bytes: 1 << 33,
                 rows: 77,
                 hash: [9; 32],
@@ -164,7 +173,7 @@ mod tests {
 
     #[test]
     fn headers_survive_encoding() {
-        for kind in [Kind::Btree, Kind::Memory] {
+        for kind in [IndexKind::Btree, IndexKind::Memory, IndexKind::Hash] {
             for content in contents(kind) {
                 let bytes = encode(kind, POOL, content);
                 assert_eq!(decode(&bytes, kind, POOL).unwrap(), content);
@@ -174,36 +183,36 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_is_damage() {
-        let bytes = encode(Kind::Memory, POOL, contents(Kind::Memory)[0]);
+        let bytes = encode(IndexKind::Memory, POOL, contents(IndexKind::Memory)[0]);
         for bit in 0..HEADER_BYTES * 8 {
             let mut bytes = bytes;
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let error = decode(&bytes, Kind::Memory, POOL).unwrap_err();
+            let error = decode(&bytes, IndexKind::Memory, POOL).unwrap_err();
             assert!(matches!(error, IndexError::Damaged(_)), "{bit}: {error}");
         }
-        let blank = decode(&[0; HEADER_BYTES], Kind::Memory, POOL);
+        let blank = decode(&[0; HEADER_BYTES], IndexKind::Memory, POOL);
         assert!(matches!(blank, Err(IndexError::Damaged(_))));
     }
 
     #[test]
     fn what_is_whole_but_not_ours_is_refused() {
-        let bytes = encode(Kind::Btree, POOL, Content::Void);
-        let error = decode(&bytes, Kind::Btree, PoolId([6; 16])).unwrap_err();
+        let bytes = encode(IndexKind::Btree, POOL, Content::Void);
+        let error = decode(&bytes, IndexKind::Btree, PoolId([6; 16])).unwrap_err();
         assert!(
             matches!(error, IndexError::OtherPool { found: POOL, .. }),
             "{error}"
         );
-        let error = decode(&bytes, Kind::Memory, POOL).unwrap_err();
+        let error = decode(&bytes, IndexKind::Memory, POOL).unwrap_err();
         assert!(matches!(error, IndexError::Damaged(_)), "{error}");
         let mut newer = bytes;
         newer[4] = 2;
-        let error = decode(&resealed(newer), Kind::Btree, POOL).unwrap_err();
+        let error = decode(&resealed(newer), IndexKind::Btree, POOL).unwrap_err();
         assert!(matches!(error, IndexError::Newer(2)), "{error}");
     }
 
     #[test]
     fn impossible_values_under_a_right_checksum_are_damage() {
-        let bytes = encode(Kind::Btree, POOL, Content::Void);
+        let bytes = encode(IndexKind::Btree, POOL, Content::Void);
         for (at, value) in [
             (4, 0),
             (6, 3),
@@ -216,7 +225,7 @@ mod tests {
         ] {
             let mut bytes = bytes;
             bytes[at] = value;
-            let error = decode(&resealed(bytes), Kind::Btree, POOL).unwrap_err();
+            let error = decode(&resealed(bytes), IndexKind::Btree, POOL).unwrap_err();
             assert!(
                 matches!(error, IndexError::Damaged(_)),
                 "{at} {value}: {error}"

@@ -12,9 +12,12 @@
 //! | `row` | a row in ten bytes, and the counts over all rows |
 //! | `batch` | what a batch does to rows: the same for every back end |
 //! | `stream` | the last number of a stream and its answers |
+//! | `guarded` | a back end's rows behind their lock, and whether they can be used |
 //! | `header` | the first sector of the part: whose index it is, and whether it counts |
 //! | [`memory`] | all rows in memory; written out when the pool is closed |
+//! | `entry` | a row with its fingerprint |
 //! | [`btree`] | rows in a copy-on-write B-tree on the disk |
+//! | [`hash`] | rows in sorted runs on the disk, with signatures and recent changes in memory |
 //! | `conformance` | the suite that every back end must pass (cargo feature of that name) |
 //!
 //! A back end lives in the pool's part `index`, a [`Disk`](onefold_engine::Disk), which it owns.
@@ -28,14 +31,19 @@
 //!   vouch for its rows, [`FingerprintIndex::needs_rebuild`] says so, durably.
 
 use std::io;
+use std::sync::Arc;
 
-use onefold_format::{Pba, PoolId};
+use onefold_engine::Disk;
+use onefold_format::{IndexKind, Pba, PoolId};
 
 mod batch;
 pub mod btree;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod entry;
 pub mod fingerprint;
+mod guarded;
+pub mod hash;
 mod header;
 pub mod memory;
 mod row;
@@ -149,6 +157,49 @@ pub trait FingerprintIndex: Send + Sync {
 
     /// Bytes that the host has allocated for the index.
     fn bytes_on_disk(&self) -> Result<u64>;
+}
+
+/// Makes the index of a new pool: one without rows.
+pub fn create(kind: IndexKind, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
+    match kind {
+        IndexKind::Btree => btree::create(disk, pool),
+        IndexKind::Memory => memory::create(disk, pool),
+        IndexKind::Hash => hash::create(disk, pool),
+    }
+}
+
+/// Gives up whatever is on the disk, of whatever kind. What is opened next has no rows, and needs
+/// a rebuild.
+pub fn replace(kind: IndexKind, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
+    header::write(&**disk, kind, pool, header::Content::Void)?;
+    let len = disk.len()?;
+    if len > header::BODY_OFFSET {
+        disk.discard(header::BODY_OFFSET, len - header::BODY_OFFSET)?;
+    }
+    Ok(())
+}
+
+/// Opens the pool's index, which may take so many bytes of memory.
+///
+/// # Errors
+/// [`IndexError::Damaged`] where there is none of this kind or where it cannot be read;
+/// [`IndexError::OtherPool`], [`IndexError::Newer`], [`IndexError::Io`].
+pub fn open(
+    kind: IndexKind,
+    disk: Arc<dyn Disk>,
+    pool: PoolId,
+    bytes: u64,
+) -> Result<Arc<dyn FingerprintIndex>> {
+    Ok(match kind {
+        IndexKind::Btree => Arc::new(btree::open(disk, pool, bytes)?),
+        IndexKind::Memory => Arc::new(memory::open(disk, pool, bytes)?),
+        IndexKind::Hash => Arc::new(hash::open(disk, pool, bytes)?),
+    })
+}
+
+/// The kind of the index that is on the disk; `None` where there is none of this pool.
+pub fn kind_of(disk: &dyn Disk, pool: PoolId) -> Option<IndexKind> {
+    header::kind(disk, pool)
 }
 
 /// Why an index could not do what it was asked.

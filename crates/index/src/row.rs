@@ -24,6 +24,9 @@ pub(crate) const PACKED_ROW_BYTES: usize = 10;
 pub(crate) struct PackedRow(pub(crate) [u8; PACKED_ROW_BYTES]);
 
 impl PackedRow {
+    /// The bytes of no row.
+    pub(crate) const NONE: PackedRow = PackedRow([0; PACKED_ROW_BYTES]);
+
     /// Packs a row that [`is_block`] and [`REFERENCES_MAX`] allow.
     pub(crate) fn new(row: Row) -> PackedRow {
         debug_assert!(is_block(row.pba) && (1..=REFERENCES_MAX).contains(&row.references));

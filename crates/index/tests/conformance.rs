@@ -5,6 +5,7 @@
 use onefold_engine::Disk;
 use onefold_format::PoolId;
 use onefold_index::conformance::{self, BackEnd};
+use onefold_index::hash::{self, Shape};
 use onefold_index::{FingerprintIndex, Result, btree, memory};
 use std::sync::Arc;
 
@@ -57,6 +58,48 @@ impl BackEnd for Btree {
 
     fn open(&self, disk: Arc<dyn Disk>, pool: PoolId) -> Result<Box<dyn FingerprintIndex>> {
         Ok(Box::new(btree::open(disk, pool, self.0)?))
+    }
+
+    fn open_small(
+        &self,
+        _disk: Arc<dyn Disk>,
+        _pool: PoolId,
+    ) -> Option<Result<Box<dyn FingerprintIndex>>> {
+        None
+    }
+
+    fn survives_crashes(&self) -> bool {
+        true
+    }
+}
+
+/// With so much memory, and of such sizes.
+struct Hash(u64, Shape);
+
+/// As in a pool: all that the suite does stays in memory and in the log.
+const HASH: fn() -> Hash = || Hash(8 << 20, Shape::default());
+
+/// So small that a few rows make several segments, every batch merges some, and the log moves on.
+const SMALL: Shape = Shape {
+    segment_rows: 4,
+    rows_per_change: 4,
+    changes_min: 3,
+    log_pages: 2,
+    log_bytes_min: 16 << 10,
+};
+
+impl BackEnd for Hash {
+    fn create(&self, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
+        hash::create_shaped(disk, pool, self.1)
+    }
+
+    fn replace(&self, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
+        hash::replace(disk, pool)
+    }
+
+    fn open(&self, disk: Arc<dyn Disk>, pool: PoolId) -> Result<Box<dyn FingerprintIndex>> {
+        let index = hash::open_shaped(disk, pool, self.0, self.1)?;
+        Ok(Box::new(index))
     }
 
     fn open_small(
@@ -149,3 +192,6 @@ macro_rules! conforms {
 conforms!(memory_index, Memory, 50);
 conforms!(btree_index, BTREE, 50);
 conforms!(btree_index_without_cache, BTREE_WITHOUT_CACHE, 20);
+conforms!(hash_index, HASH(), 50);
+conforms!(small_hash_index, Hash(1 << 20, SMALL), 200);
+conforms!(hash_index_without_memory, Hash(0, SMALL), 50);

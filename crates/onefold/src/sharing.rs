@@ -50,6 +50,8 @@ impl From<Dedup> for DedupMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Index {
+    /// On disk, made for this purpose: a few bytes of memory for each block.
+    Hash,
     /// On disk, in a copy-on-write B-tree.
     Btree,
     /// In memory: fast, but only as many blocks as --memory has room for, and read anew from the
@@ -61,6 +63,7 @@ impl Index {
     /// Its word.
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Self::Hash => "hash",
             Self::Btree => "btree",
             Self::Memory => "memory",
         }
@@ -72,6 +75,7 @@ impl From<IndexKind> for Index {
         match kind {
             IndexKind::Btree => Self::Btree,
             IndexKind::Memory => Self::Memory,
+            IndexKind::Hash => Self::Hash,
         }
     }
 }
@@ -81,6 +85,7 @@ impl From<Index> for IndexKind {
         match index {
             Index::Btree => Self::Btree,
             Index::Memory => Self::Memory,
+            Index::Hash => Self::Hash,
         }
     }
 }

@@ -128,8 +128,12 @@ impl Store {
         let is_usable = |index: Arc<dyn FingerprintIndex>| index.rows(LOWEST, 1).is_ok();
         if is_unreadable || !pool.index.get().is_ok_and(is_usable) {
             let bytes = pool.limits.index_bytes;
-            pool.index
-                .replace(&*self.engine, pool.superblock.pool, bytes)?;
+            pool.index.replace(
+                &*self.engine,
+                pool.index.kind(),
+                pool.superblock.pool,
+                bytes,
+            )?;
         }
         pool.rebuild_index(&mut |_, _| {})?;
         pool.settle_open_batch().map(|_| ())

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use onefold_engine::{Disk, Engine, Part};
+use onefold_engine::{Engine, Part};
 use onefold_format::{IndexKind, PoolId};
-use onefold_index::{FingerprintIndex, IndexError, StreamId, btree, memory};
+use onefold_index::{FingerprintIndex, IndexError, StreamId};
 
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::sync::{RwLock, read, write};
@@ -17,32 +17,45 @@ pub(crate) const STREAM: StreamId = StreamId(1);
 
 /// The index, or why there is none.
 pub(crate) struct IndexSlot {
-    pub(crate) kind: IndexKind,
     state: RwLock<State>,
 }
 
-enum State {
-    Open(Arc<dyn FingerprintIndex>),
-    Unusable(String),
+struct State {
+    kind: IndexKind,
+    /// Or why there is none.
+    index: std::result::Result<Arc<dyn FingerprintIndex>, String>,
 }
 
 impl IndexSlot {
-    pub(crate) fn open(engine: &dyn Engine, kind: IndexKind, pool: PoolId, bytes: usize) -> Self {
-        let state = open(engine, kind, pool, bytes).unwrap_or_else(|error| {
+    /// Opens the index that is there. `created_with` is the kind with which the pool was created,
+    /// should that be all that is known.
+    pub(crate) fn open(
+        engine: &dyn Engine,
+        created_with: IndexKind,
+        pool: PoolId,
+        bytes: usize,
+    ) -> Self {
+        let state = open(engine, created_with, pool, bytes).unwrap_or_else(|error| {
             tracing::error!("nothing is shared for the time being: {error}");
-            State::Unusable(error.to_string())
+            State {
+                kind: created_with,
+                index: Err(error.to_string()),
+            }
         });
         Self {
-            kind,
             state: RwLock::new(state),
         }
     }
 
+    pub(crate) fn kind(&self) -> IndexKind {
+        read(&self.state).kind
+    }
+
     /// The index, whether or not it has to be counted again first.
     pub(crate) fn get(&self) -> Result<Arc<dyn FingerprintIndex>> {
-        match &*read(&self.state) {
-            State::Open(index) => Ok(Arc::clone(index)),
-            State::Unusable(reason) => Err(StoreError::damaged(format!(
+        match &read(&self.state).index {
+            Ok(index) => Ok(Arc::clone(index)),
+            Err(reason) => Err(StoreError::damaged(format!(
                 "the fingerprint index cannot be used: {reason}; `pool check --repair` makes it \
                  anew"
             ))),
@@ -61,11 +74,17 @@ impl IndexSlot {
         Ok(index)
     }
 
-    /// Puts an empty index into the place of one that cannot be used.
-    pub(crate) fn replace(&self, engine: &dyn Engine, pool: PoolId, bytes: usize) -> Result<()> {
+    /// Puts an empty index of some kind into the place of the one that is there.
+    pub(crate) fn replace(
+        &self,
+        engine: &dyn Engine,
+        kind: IndexKind,
+        pool: PoolId,
+        bytes: usize,
+    ) -> Result<()> {
         let mut state = write(&self.state);
         // Whoever holds the part must let go of it before it can be opened again.
-        *state = State::Unusable("it is being made anew".to_owned());
+        state.index = Err("it is being made anew".to_owned());
         let disk = match engine.open(Part::Index) {
             Ok(disk) => disk,
             Err(_) => engine
@@ -73,12 +92,11 @@ impl IndexSlot {
                 .map_err(|error| StoreError::io(engine.describe(Part::Index), error))?,
         };
         // A crash before it has been counted must not leave one that seems to be whole.
-        match self.kind {
-            IndexKind::Btree => btree::replace(&disk, pool)?,
-            IndexKind::Memory => memory::replace(&disk, pool)?,
-        }
-        let index = open_kind(disk, self.kind, pool, bytes)?;
-        *state = State::Open(index);
+        onefold_index::replace(kind, &disk, pool)?;
+        *state = State {
+            kind,
+            index: Ok(onefold_index::open(kind, disk, pool, bytes as u64)?),
+        };
         Ok(())
     }
 }
@@ -88,29 +106,17 @@ pub(crate) fn create(engine: &dyn Engine, kind: IndexKind, pool: PoolId) -> Resu
     let disk = engine
         .create(Part::Index, 0)
         .map_err(|error| StoreError::io(engine.describe(Part::Index), error))?;
-    match kind {
-        IndexKind::Btree => btree::create(&disk, pool)?,
-        IndexKind::Memory => memory::create(&disk, pool)?,
-    }
-    Ok(())
+    Ok(onefold_index::create(kind, &disk, pool)?)
 }
 
-fn open(engine: &dyn Engine, kind: IndexKind, pool: PoolId, bytes: usize) -> Result<State> {
+fn open(engine: &dyn Engine, created_with: IndexKind, pool: PoolId, bytes: usize) -> Result<State> {
     let disk = engine
         .open(Part::Index)
         .map_err(|error| StoreError::io(engine.describe(Part::Index), error))?;
-    open_kind(disk, kind, pool, bytes).map(State::Open)
-}
-
-fn open_kind(
-    disk: Arc<dyn Disk>,
-    kind: IndexKind,
-    pool: PoolId,
-    bytes: usize,
-) -> Result<Arc<dyn FingerprintIndex>> {
-    Ok(match kind {
-        IndexKind::Btree => Arc::new(btree::open(disk, pool, bytes as u64)?),
-        IndexKind::Memory => Arc::new(memory::open(disk, pool, bytes as u64)?),
+    let kind = onefold_index::kind_of(&*disk, pool).unwrap_or(created_with);
+    Ok(State {
+        kind,
+        index: Ok(onefold_index::open(kind, disk, pool, bytes as u64)?),
     })
 }
 

@@ -79,6 +79,6 @@ pub use latency::LatencyCounts;
 pub use limits::REQUEST_BYTES_MAX;
 pub use onefold_format::{DedupMode, IndexKind, Lba};
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
-pub use stat::{PoolStat, VolumeStat};
+pub use stat::{IndexStat, PoolStat, VolumeStat};
 pub use store::{DEFAULT_DOMAIN, Store, VolumeChange, VolumeOptions};
 pub use volume::{Extent, Volume, Wait};

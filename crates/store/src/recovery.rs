@@ -64,7 +64,7 @@ impl Default for CreateOptions {
             block_size: 4096,
             size_bytes: 0,
             log_bytes: 32 << 20,
-            index: IndexKind::Btree,
+            index: IndexKind::Hash,
         }
     }
 }

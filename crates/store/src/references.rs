@@ -14,7 +14,9 @@ use onefold_format::map_page::{self, Segment};
 use onefold_format::node::Pointer;
 use onefold_format::page::PageKind;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
-use onefold_format::{BatchKind, DomainId, Pba, QueueElement, Root, SegmentIndex, VolumeRecord};
+use onefold_format::{
+    BatchKind, DomainId, IndexKind, Pba, QueueElement, Root, SegmentIndex, VolumeRecord,
+};
 use onefold_index::{Fingerprint, FingerprintIndex, Row};
 use rustc_hash::FxHashMap;
 
@@ -221,6 +223,32 @@ impl Store {
         }
         self.pool.rebuild_index(progress)?;
         Ok(true)
+    }
+}
+
+impl Store {
+    /// Puts an index of this kind into the place of the one that is there, and counts it from the
+    /// maps. Volumes are served meanwhile, finder and collector wait. Whatever ends it early, the
+    /// next opening counts again. `progress` is told how many published blocks were read, and how
+    /// many there are at most.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk and the index; `Damaged` where a map cannot be read; `ReadOnly`.
+    pub fn remake_index(
+        &self,
+        kind: Option<IndexKind>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<()> {
+        let pool = &self.pool;
+        let _job = lock(&pool.jobs);
+        pool.check_writable()?;
+        let kind = kind.unwrap_or_else(|| pool.index.kind());
+        let bytes = pool.limits.index_bytes;
+        pool.index
+            .replace(&*self.engine, kind, pool.superblock.pool, bytes)?;
+        pool.rebuild_index(progress)?;
+        pool.settle_open_batch().map(|_| ())
     }
 }
 

@@ -76,7 +76,45 @@ pub struct PoolStat {
     pub volumes: Vec<VolumeStat>,
 }
 
+/// How the index is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IndexStat {
+    /// What keeps it.
+    pub kind: IndexKind,
+    /// Blocks in it with one reference.
+    pub unique_blocks: u64,
+    /// Blocks in it with two references or more.
+    pub shared_blocks: u64,
+    /// References of all blocks together.
+    pub references: u64,
+    /// It is being counted again, or has to be: nothing is shared meanwhile.
+    pub needs_rebuild: bool,
+    /// Bytes that the host has allocated for it.
+    pub bytes_on_disk: u64,
+    /// What it may take of the memory limit, in bytes.
+    pub memory_bytes_max: u64,
+}
+
 impl Store {
+    /// How the index is.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` where it cannot be used; `Io` where the host cannot say how much it has allocated.
+    pub fn index_stat(&self) -> Result<IndexStat> {
+        let index = self.pool.index.get()?;
+        let counts = index.counts();
+        Ok(IndexStat {
+            kind: self.pool.index.kind(),
+            unique_blocks: counts.unique,
+            shared_blocks: counts.shared,
+            references: counts.references,
+            needs_rebuild: index.needs_rebuild(),
+            bytes_on_disk: index.bytes_on_disk()?,
+            memory_bytes_max: self.pool.limits.index_bytes as u64,
+        })
+    }
+
     /// Counts what the pool holds.
     ///
     /// # Errors
@@ -122,7 +160,7 @@ impl Store {
             shared_blocks: index_counts.shared,
             dirty_blocks: counts.private,
             queued_blocks,
-            index: pool.index.kind,
+            index: pool.index.kind(),
             index_rebuilding: index.is_none_or(|index| index.needs_rebuild()),
             index_bytes_on_disk,
             free_blocks,

@@ -14,7 +14,7 @@ use onefold_store::{
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
-const KINDS: [IndexKind; 2] = [IndexKind::Btree, IndexKind::Memory];
+const KINDS: [IndexKind; 3] = [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory];
 
 struct World {
     engine: Arc<SimulatedEngine>,

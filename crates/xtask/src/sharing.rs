@@ -28,9 +28,11 @@ enum Way {
 }
 
 /// With every index, but those ways only once in which it does nothing that another does not.
-const RUNS: [(Way, &str); 5] = [
+const RUNS: [(Way, &str); 7] = [
+    (Way::Import, "hash"),
+    (Way::CopyThenDedup, "hash"),
+    (Way::KillWhileDedup, "hash"),
     (Way::Import, "btree"),
-    (Way::CopyThenDedup, "btree"),
     (Way::KillWhileDedup, "btree"),
     (Way::Import, "memory"),
     (Way::KillWhileDedup, "memory"),
@@ -88,7 +90,7 @@ fn measure(workspace: &Workspace, paths: &[PathBuf]) -> Result<()> {
         megabytes(counted.nonzero),
         megabytes(counted.nonzero - counted.distinct),
     );
-    for index in ["memory", "btree"] {
+    for index in ["memory", "hash", "btree"] {
         let scratch = Scratch::new(&workspace.scratch_parent(), "sharing")?;
         let product = Product::build(workspace, scratch.path())?;
         product.create_pool_with("64G", &["--index", index])?;

@@ -333,7 +333,7 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("superblock", 64, &512_u32.to_le_bytes()),
     ("superblock", 64, &32_768_u32.to_le_bytes()),
     ("superblock", 68, &0_u32.to_le_bytes()),
-    ("superblock", 68, &3_u32.to_le_bytes()),
+    ("superblock", 68, &4_u32.to_le_bytes()),
     ("superblock", 72, &0_u64.to_le_bytes()),
     ("superblock", 72, &((256_u64 << 10) - 512).to_le_bytes()),
     ("superblock", 72, &((1_u64 << 30) + 512).to_le_bytes()),

@@ -274,7 +274,7 @@ proptest! {
     fn superblock(
         pool in pools(),
         block_size in select(BLOCK_SIZES.to_vec()),
-        index in select(vec![IndexKind::Btree, IndexKind::Memory]),
+        index in select(vec![IndexKind::Btree, IndexKind::Memory, IndexKind::Hash]),
         log_sectors in LOG_BYTES_MIN / SECTOR_BYTES..=LOG_BYTES_MAX / SECTOR_BYTES,
         created_unix_seconds: u64,
     ) {

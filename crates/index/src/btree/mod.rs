@@ -1,8 +1,8 @@
 //! Rows in a copy-on-write B-tree on the disk: redb, on a [`Disk`].
 //!
 //! The back end with the least machinery of our own, and not a quick one: fingerprints are random,
-//! so every item of a batch rewrites a page of its own. It is the default until there is an index
-//! made for the purpose.
+//! so every item of a batch rewrites a page of its own. It is what [`hash`](crate::hash) is measured
+//! against.
 //!
 //! Each batch is one transaction: rows, answers and counts together.
 //!
@@ -18,13 +18,14 @@
 mod database;
 mod storage;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use onefold_engine::Disk;
-use onefold_format::{Pba, PoolId};
+use onefold_format::{IndexKind, Pba, PoolId};
 
 use crate::batch::{self, Item};
-use crate::header::{self, Content, Extent, Kind};
+use crate::guarded::{Guarded, Phase, State, Summary};
+use crate::header::{self, Content, Extent};
 use crate::stream::{self, Answer, Answers, LastBatch};
 use crate::{
     Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, Released, Result, Row,
@@ -46,13 +47,13 @@ const WHOLE: Content = Content::Whole(Extent {
 pub fn create(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
     replace(disk, pool)?;
     Database::create(disk.clone(), CREATE_CACHE_BYTES)?.close()?;
-    header::write(&**disk, Kind::Btree, pool, WHOLE)
+    header::write(&**disk, IndexKind::Btree, pool, WHOLE)
 }
 
 /// Gives up whatever is on the disk, damaged or not. What is opened next has no rows, and needs a
 /// rebuild.
 pub fn replace(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
-    header::write(&**disk, Kind::Btree, pool, Content::Void)
+    header::write(&**disk, IndexKind::Btree, pool, Content::Void)
 }
 
 /// Opens the pool's index. It keeps pages in at most about `cache_bytes` of memory.
@@ -61,7 +62,7 @@ pub fn replace(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
 /// [`IndexError::Damaged`] where there is none or where it cannot be read: [`replace`] makes it one
 /// that can be rebuilt. [`IndexError::OtherPool`], [`IndexError::Newer`], [`IndexError::Io`].
 pub fn open(disk: Arc<dyn Disk>, pool: PoolId, cache_bytes: u64) -> Result<BtreeIndex> {
-    let (database, counts, phase) = match header::read(&*disk, Kind::Btree, pool)? {
+    let (database, counts, phase) = match header::read(&*disk, IndexKind::Btree, pool)? {
         Content::Whole(_) => {
             let (database, counts) = Database::open(disk.clone(), cache_bytes)?;
             (database, counts, Phase::Ready)
@@ -75,11 +76,7 @@ pub fn open(disk: Arc<dyn Disk>, pool: PoolId, cache_bytes: u64) -> Result<Btree
         disk,
         pool,
         cache_bytes,
-        state: Mutex::new(State::Open { database, phase }),
-        summary: Mutex::new(Summary {
-            counts,
-            needs_rebuild: phase != Phase::Ready,
-        }),
+        guarded: Guarded::new(database, phase, counts),
     })
 }
 
@@ -88,80 +85,10 @@ pub struct BtreeIndex {
     disk: Arc<dyn Disk>,
     pool: PoolId,
     cache_bytes: u64,
-    /// Held during a batch.
-    state: Mutex<State>,
-    /// Held for a moment, so that whoever wants to know the counts does not wait for a batch.
-    summary: Mutex<Summary>,
-}
-
-enum State {
-    Open { database: Database, phase: Phase },
-    Failed,
-    Closed,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// The rows are those of the maps.
-    Ready,
-    /// There are none, and there should be.
-    Void,
-    /// They are being counted from the maps.
-    Rebuilding,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Summary {
-    counts: IndexCounts,
-    needs_rebuild: bool,
-}
-
-impl State {
-    fn open(&self) -> Result<(&Database, Phase)> {
-        match self {
-            State::Open { database, phase } => Ok((database, *phase)),
-            State::Failed => Err(IndexError::Failed),
-            State::Closed => Err(IndexError::Closed),
-        }
-    }
-
-    fn ready(&self) -> Result<&Database> {
-        match self.open()? {
-            (database, Phase::Ready) => Ok(database),
-            _ => Err(IndexError::Unready(crate::NEEDS_REBUILD)),
-        }
-    }
-
-    fn rebuilding(&self) -> Result<&Database> {
-        match self.open()? {
-            (database, Phase::Rebuilding) => Ok(database),
-            _ => Err(IndexError::Unready(crate::NO_REBUILD)),
-        }
-    }
-
-    /// Passes a result on. Errors of disk or database end all use of the index.
-    fn settled<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(IndexError::Io(_) | IndexError::Damaged(_) | IndexError::Failed) = &result {
-            *self = State::Failed;
-        }
-        result
-    }
+    guarded: Guarded<Database>,
 }
 
 impl BtreeIndex {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| {
-            // A panic under the lock is a mistake of ours; what it left is not relied on.
-            let mut state = poisoned.into_inner();
-            *state = State::Failed;
-            state
-        })
-    }
-
-    fn summary(&self) -> MutexGuard<'_, Summary> {
-        self.summary.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Answers a batch: from the stream if it is the last one again, else by changing rows.
     fn batch<A: Answer>(
         &self,
@@ -170,14 +97,14 @@ impl BtreeIndex {
         apply: impl FnOnce(&mut Tables<'_>, &mut IndexCounts, &[Item]) -> Result<Vec<A>>,
     ) -> Result<Vec<A>> {
         batch::check_blocks(items.iter().map(|it| it.1))?;
-        let mut state = self.state();
+        let mut state = self.guarded.state();
         let database = state.ready()?;
         let last = database.look(|view| view.last(stream));
         let last = state.settled(last)?;
         if let Some(answers) = stream::repeated(stream, last.as_ref(), number)? {
             return Ok(answers);
         }
-        let mut counts = self.summary().counts;
+        let mut counts = self.guarded.summary().counts;
         let answers = state.ready()?.change(Commit::Recoverable, |tables| {
             let answers = apply(tables, &mut counts, items)?;
             let last = LastBatch {
@@ -189,7 +116,7 @@ impl BtreeIndex {
             Ok(answers)
         });
         let answers = state.settled(answers)?;
-        self.summary().counts = counts;
+        self.guarded.summary().counts = counts;
         Ok(answers)
     }
 }
@@ -218,32 +145,32 @@ impl FingerprintIndex for BtreeIndex {
     }
 
     fn counts(&self) -> IndexCounts {
-        self.summary().counts
+        self.guarded.summary().counts
     }
 
     fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>> {
-        let mut state = self.state();
+        let mut state = self.guarded.state();
         let (database, _) = state.open()?;
         let rows = database.look(|view| view.rows(from, max));
         state.settled(rows)
     }
 
     fn needs_rebuild(&self) -> bool {
-        self.summary().needs_rebuild
+        self.guarded.summary().needs_rebuild
     }
 
     fn begin_rebuild(&self) -> Result<()> {
-        let mut state = self.state();
+        let mut state = self.guarded.state();
         state.open()?;
         // redb must be done with its file before another is made in its place.
         *state = State::Failed;
-        header::write(&*self.disk, Kind::Btree, self.pool, Content::Void)?;
-        *self.summary() = Summary {
+        header::write(&*self.disk, IndexKind::Btree, self.pool, Content::Void)?;
+        *self.guarded.summary() = Summary {
             counts: IndexCounts::default(),
             needs_rebuild: true,
         };
         *state = State::Open {
-            database: Database::create(self.disk.clone(), self.cache_bytes)?,
+            rows: Database::create(self.disk.clone(), self.cache_bytes)?,
             phase: Phase::Rebuilding,
         };
         Ok(())
@@ -251,20 +178,20 @@ impl FingerprintIndex for BtreeIndex {
 
     fn add_rows(&self, rows: &[(Fingerprint, Row)]) -> Result<Vec<(Fingerprint, Row)>> {
         batch::check_blocks(rows.iter().map(|it| it.1.pba))?;
-        let mut state = self.state();
-        let mut counts = self.summary().counts;
+        let mut state = self.guarded.state();
+        let mut counts = self.guarded.summary().counts;
         let refused = state.rebuilding()?.change(Commit::Passing, |tables| {
             let refused = batch::add(tables, &mut counts, rows)?;
             tables.set_counts(counts)?;
             Ok(refused)
         });
         let refused = state.settled(refused)?;
-        self.summary().counts = counts;
+        self.guarded.summary().counts = counts;
         Ok(refused)
     }
 
     fn finish_rebuild(&self, stream: StreamId, last_number: u64) -> Result<()> {
-        let mut state = self.state();
+        let mut state = self.guarded.state();
         let last = LastBatch {
             number: last_number,
             answers: Answers::Forgotten,
@@ -272,19 +199,17 @@ impl FingerprintIndex for BtreeIndex {
         let database = state.rebuilding()?;
         let finished = database
             .change(Commit::Recoverable, |tables| tables.set_last(stream, &last))
-            .and_then(|()| header::write(&*self.disk, Kind::Btree, self.pool, WHOLE));
+            .and_then(|()| header::write(&*self.disk, IndexKind::Btree, self.pool, WHOLE));
         state.settled(finished)?;
-        if let State::Open { phase, .. } = &mut *state {
-            *phase = Phase::Ready;
-        }
-        self.summary().needs_rebuild = false;
+        state.set_ready();
+        self.guarded.summary().needs_rebuild = false;
         Ok(())
     }
 
     fn close(&self) -> Result<()> {
-        let mut state = self.state();
+        let mut state = self.guarded.state();
         match std::mem::replace(&mut *state, State::Closed) {
-            State::Open { database, .. } => database.close(),
+            State::Open { rows, .. } => rows.close(),
             State::Closed => Ok(()),
             State::Failed => {
                 *state = State::Failed;

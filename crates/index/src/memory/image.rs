@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use onefold_engine::Disk;
 
-use super::table::{ENTRY_BYTES, Table};
+use super::table::Table;
+use crate::entry::ENTRY_BYTES;
 use crate::header::{BODY_OFFSET, Extent};
 use crate::stream::LastBatch;
 use crate::{IndexCounts, IndexError, Result, StreamId};

@@ -20,10 +20,10 @@ mod table;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use onefold_engine::Disk;
-use onefold_format::{Pba, PoolId};
+use onefold_format::{IndexKind, Pba, PoolId};
 
 use crate::batch::{self, Item};
-use crate::header::{self, Content, Extent, Kind};
+use crate::header::{self, Content, Extent};
 use crate::stream::{self, Answer, Answers, LastBatch};
 use crate::{
     Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, Released, Result, Row,
@@ -35,12 +35,12 @@ use table::Table;
 /// Makes the index of a new pool: one without rows.
 pub fn create(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
     let extent = image::write(&**disk, &Table::new(0), &Streams::new())?;
-    header::write(&**disk, Kind::Memory, pool, Content::Whole(extent))
+    header::write(&**disk, IndexKind::Memory, pool, Content::Whole(extent))
 }
 
 /// Gives up whatever is on the disk. What is opened next has no rows, and needs a rebuild.
 pub fn replace(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
-    header::write(&**disk, Kind::Memory, pool, Content::Void)
+    header::write(&**disk, IndexKind::Memory, pool, Content::Void)
 }
 
 /// Opens the pool's index, whose rows may take `limit_bytes` of memory.
@@ -54,7 +54,7 @@ pub fn open(disk: Arc<dyn Disk>, pool: PoolId, limit_bytes: u64) -> Result<Memor
         Err(error @ (IndexError::OtherPool { .. } | IndexError::Newer(_))) => return Err(error),
         Err(_) => None,
     };
-    header::write(&*disk, Kind::Memory, pool, Content::Void)?;
+    header::write(&*disk, IndexKind::Memory, pool, Content::Void)?;
     let phase = match &image {
         Some(_) => Phase::Ready,
         None => Phase::Void,
@@ -74,7 +74,7 @@ pub fn open(disk: Arc<dyn Disk>, pool: PoolId, limit_bytes: u64) -> Result<Memor
 
 /// What the last owner wrote out; `None` if it did not get there.
 fn read(disk: &dyn Disk, pool: PoolId, limit_bytes: u64) -> Result<Option<Image>> {
-    match header::read(disk, Kind::Memory, pool)? {
+    match header::read(disk, IndexKind::Memory, pool)? {
         Content::Whole(extent) => image::read(disk, &extent, limit_bytes).map(Some),
         Content::Void => Ok(None),
     }
@@ -247,7 +247,12 @@ impl FingerprintIndex for MemoryIndex {
         if !needs_rebuild {
             let Image { table, streams, .. } = &state.image;
             let extent: Extent = image::write(&*self.disk, table, streams)?;
-            header::write(&*self.disk, Kind::Memory, self.pool, Content::Whole(extent))?;
+            header::write(
+                &*self.disk,
+                IndexKind::Memory,
+                self.pool,
+                Content::Whole(extent),
+            )?;
         }
         state.phase = Phase::Closed { needs_rebuild };
         Ok(())

@@ -7,8 +7,7 @@
 use hashbrown::HashTable;
 
 use crate::batch::Rows;
-use crate::fingerprint::FINGERPRINT_BYTES;
-use crate::row::{PACKED_ROW_BYTES, PackedRow};
+use crate::entry::{ENTRY_BYTES, Entry, hash};
 use crate::{Fingerprint, Result, Row};
 
 const SHARDS: usize = 1 << 12;
@@ -18,16 +17,6 @@ const BUCKET_BYTES: usize = ENTRY_BYTES + 1;
 
 /// More than what it takes beside the buckets.
 const TABLE_BYTES: usize = 64;
-
-/// Bytes of a row with its fingerprint.
-pub(super) const ENTRY_BYTES: usize = FINGERPRINT_BYTES + PACKED_ROW_BYTES;
-
-/// A row with its fingerprint. Of bytes alone, so that nothing is lost to alignment.
-#[derive(Clone, Copy)]
-struct Entry {
-    fingerprint: [u8; FINGERPRINT_BYTES],
-    row: PackedRow,
-}
 
 /// The rows of an index.
 pub(super) struct Table {
@@ -55,19 +44,16 @@ impl Table {
 
     pub(super) fn row(&self, fingerprint: Fingerprint) -> Option<Row> {
         let shard = &self.shards[shard_of(fingerprint)];
-        let found = shard.find(hash(&fingerprint.0), |it| it.fingerprint == fingerprint.0)?;
+        let found = shard.find(hash(&fingerprint), |it| it.fingerprint == fingerprint)?;
         found.row.row()
     }
 
     /// Adds a row, or replaces the one that its fingerprint has. The limit is not looked at.
     pub(super) fn put(&mut self, fingerprint: Fingerprint, row: Row) {
         let shard = &mut self.shards[shard_of(fingerprint)];
-        let entry = Entry {
-            fingerprint: fingerprint.0,
-            row: PackedRow::new(row),
-        };
-        let hash_of = hash(&fingerprint.0);
-        match shard.find_mut(hash_of, |it| it.fingerprint == fingerprint.0) {
+        let entry = Entry::new(fingerprint, Some(row));
+        let hash_of = hash(&fingerprint);
+        match shard.find_mut(hash_of, |it| it.fingerprint == fingerprint) {
             Some(found) => *found = entry,
             None => {
                 let before = shard.allocation_size();
@@ -81,8 +67,8 @@ impl Table {
 
     fn remove(&mut self, fingerprint: Fingerprint) {
         let shard = &mut self.shards[shard_of(fingerprint)];
-        let same = |it: &Entry| it.fingerprint == fingerprint.0;
-        if let Ok(found) = shard.find_entry(hash(&fingerprint.0), same) {
+        let same = |it: &Entry| it.fingerprint == fingerprint;
+        if let Ok(found) = shard.find_entry(hash(&fingerprint), same) {
             found.remove();
             self.rows -= 1;
         }
@@ -96,7 +82,7 @@ impl Table {
             if wanted == 0 {
                 break;
             }
-            let entries = shard.iter().filter(|it| it.fingerprint >= from.0);
+            let entries = shard.iter().filter(|it| it.fingerprint >= from);
             let mut entries: Vec<&Entry> = entries.collect();
             if entries.len() > wanted {
                 entries.select_nth_unstable_by_key(wanted, |it| it.fingerprint);
@@ -106,33 +92,21 @@ impl Table {
             let rows = entries
                 .into_iter()
                 .filter_map(|it| Some((it, it.row.row()?)));
-            sorted.extend(rows.map(|(it, row)| (Fingerprint(it.fingerprint), row)));
+            sorted.extend(rows.map(|(it, row)| (it.fingerprint, row)));
         }
         sorted
     }
 
     /// Every row as it is written out, in no order.
     pub(super) fn entries(&self) -> impl Iterator<Item = [u8; ENTRY_BYTES]> {
-        self.shards.iter().flatten().map(|entry| {
-            let mut bytes = [0; ENTRY_BYTES];
-            let (fingerprint, row) = bytes.split_at_mut(FINGERPRINT_BYTES);
-            fingerprint.copy_from_slice(&entry.fingerprint);
-            row.copy_from_slice(&entry.row.0);
-            bytes
-        })
+        self.shards.iter().flatten().map(|entry| entry.to_bytes())
     }
 
     /// Adds a row that was written out, and returns it. `None` if the bytes are no row, or if its
     /// fingerprint has one already.
     pub(super) fn take_entry(&mut self, bytes: &[u8; ENTRY_BYTES]) -> Option<Row> {
-        let mut entry = Entry {
-            fingerprint: [0; FINGERPRINT_BYTES],
-            row: PackedRow([0; PACKED_ROW_BYTES]),
-        };
-        let (fingerprint, row) = bytes.split_at(FINGERPRINT_BYTES);
-        entry.fingerprint.copy_from_slice(fingerprint);
-        entry.row.0.copy_from_slice(row);
-        let fingerprint = Fingerprint(entry.fingerprint);
+        let entry = Entry::from_bytes(bytes);
+        let fingerprint = entry.fingerprint;
         let row = entry.row.row()?;
         if self.row(fingerprint).is_some() {
             return None;
@@ -173,12 +147,6 @@ fn shard_of(fingerprint: Fingerprint) -> usize {
     (top * SHARDS) >> 16
 }
 
-/// Fingerprints are hashes already; these are bits that the choice of the table leaves alone.
-fn hash(fingerprint: &[u8; FINGERPRINT_BYTES]) -> u64 {
-    let [.., a, b, c, d, e, f, g, h] = *fingerprint;
-    u64::from_le_bytes([a, b, c, d, e, f, g, h])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,11 +161,6 @@ mod tests {
             pba: Pba(pba),
             references: 1,
         }
-    }
-
-    #[test]
-    fn an_entry_takes_no_more_than_its_bytes() {
-        assert_eq!((size_of::<Entry>(), align_of::<Entry>()), (ENTRY_BYTES, 1));
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! The command line: one file a command.
 
+mod index_convert;
+mod index_rebuild;
+mod index_stat;
 mod job_list;
 mod job_pause;
 mod job_resume;
@@ -58,6 +61,9 @@ enum Noun {
     /// Make volumes, fill, copy and delete them.
     #[command(subcommand)]
     Volume(VolumeVerb),
+    /// See and remake the index of fingerprints.
+    #[command(subcommand)]
+    Index(IndexVerb),
     /// See and steer the daemon's background work.
     #[command(subcommand)]
     Job(JobVerb),
@@ -79,6 +85,19 @@ enum PoolVerb {
     /// interval its volume has and whether or not the finder is paused, and then gives back what
     /// nothing names any more.
     Dedup(pool_dedup::Args),
+}
+
+#[derive(Debug, Subcommand)]
+enum IndexVerb {
+    /// Print what the index holds and takes.
+    Stat,
+    /// Count the index again, by reading every shared block of the pool.
+    ///
+    /// Volumes are served meanwhile, and nothing is shared. If this is interrupted, the daemon goes on
+    /// with it.
+    Rebuild,
+    /// Make it an index of another kind, counted from the pool as by `rebuild`.
+    Convert(index_convert::Args),
 }
 
 #[derive(Debug, Subcommand)]
@@ -174,6 +193,9 @@ impl Cli {
             Noun::Pool(PoolVerb::Stat) => pool_stat::run(&context),
             Noun::Pool(PoolVerb::Check(args)) => pool_check::run(&context, &args),
             Noun::Pool(PoolVerb::Dedup(args)) => pool_dedup::run(&context, args),
+            Noun::Index(IndexVerb::Stat) => index_stat::run(&context),
+            Noun::Index(IndexVerb::Rebuild) => index_rebuild::run(&context, None),
+            Noun::Index(IndexVerb::Convert(args)) => index_convert::run(&context, &args),
             Noun::Job(JobVerb::List) => job_list::run(&context),
             Noun::Job(JobVerb::Pause(args)) => job_pause::run(&context, args),
             Noun::Job(JobVerb::Resume(args)) => job_resume::run(&context, args),

@@ -35,7 +35,7 @@ pub(super) struct Args {
     block_size: u32,
 
     /// Where the fingerprints of shared blocks are kept.
-    #[arg(long, value_enum, default_value = "btree")]
+    #[arg(long, value_enum, default_value = "hash")]
     index: Index,
 
     /// The size of the log; more makes checkpoints rarer and recovery longer.

@@ -12,7 +12,7 @@ use crate::limits::{
     TRANSFERS_MAX,
 };
 use crate::verbs::transfer::{EXPORT_PATH, IMPORT_PATH, OpenExport, VolumeExport, VolumeImport};
-use crate::verbs::{Service, Verb, job, pool, volume};
+use crate::verbs::{Service, Verb, index, job, pool, volume};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Frame, Incoming};
@@ -132,6 +132,8 @@ impl Server {
         }
         match request.uri().path() {
             pool::PoolStat::PATH => self.run::<pool::PoolStat>(request).await,
+            index::IndexStat::PATH => self.run::<index::IndexStat>(request).await,
+            index::IndexRebuild::PATH => self.run::<index::IndexRebuild>(request).await,
             pool::PoolCheck::PATH => self.run::<pool::PoolCheck>(request).await,
             pool::PoolDedup::PATH => self.run::<pool::PoolDedup>(request).await,
             job::JobList::PATH => self.run::<job::JobList>(request).await,

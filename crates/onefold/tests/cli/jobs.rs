@@ -32,7 +32,7 @@ fn dirty_blocks(scene: &Scene, volume: &str) -> u64 {
 
 #[test]
 fn a_daemon_finds_and_releases_by_itself() {
-    for index in ["btree", "memory"] {
+    for index in ["hash", "btree", "memory"] {
         let scene = Scene::with_pool_options(&["--index", index]);
         let _daemon = scene.daemon_with(&["--latency-budget", "100ms"]);
         import_for_the_finder(&scene, "a", 500);

@@ -36,7 +36,12 @@ fn assert_stored_once(scene: &Scene, contents: &[&[u8]]) -> Value {
 }
 
 fn with_and_without_daemon(test: impl Fn(&Scene)) {
-    for (index, through_daemon) in [("btree", false), ("btree", true), ("memory", true)] {
+    for (index, through_daemon) in [
+        ("hash", false),
+        ("hash", true),
+        ("btree", true),
+        ("memory", true),
+    ] {
         let scene = Scene::with_pool_options(&["--index", index]);
         let _daemon: Option<Daemon> = through_daemon.then(|| scene.daemon());
         test(&scene);
@@ -285,14 +290,14 @@ fn nonsense_is_refused() {
         .is_refusal(2, &["--domain"]);
     scene.run(&["volume", "set"]).is_refusal(2, &["NAME"]);
     let other = scene.path("other");
-    run(&["pool", "create", &other, "--index", "hash"]).is_refusal(2, &["--index"]);
+    run(&["pool", "create", &other, "--index", "tree"]).is_refusal(2, &["--index"]);
     assert!(!std::fs::exists(&other).unwrap());
     assert_eq!(scene.volumes(), ["vm"]);
 }
 
 #[test]
 fn a_pool_says_which_index_it_has() {
-    for index in ["btree", "memory"] {
+    for index in ["hash", "btree", "memory"] {
         let scene = Scene::with_pool_options(&["--index", index]);
         let stat = scene.json(&["pool", "stat"]);
         assert_eq!(stat["index"], index);
@@ -323,6 +328,38 @@ fn an_index_that_was_lost_with_its_process_is_counted_again() {
     let imported = scene.json(&["volume", "import", "c", &file]);
     assert_eq!(imported["duplicate_blocks"], 200, "{imported}");
     assert_stored_once(&scene, &[&contents[0], &contents[1], &contents[0]]);
+}
+
+#[test]
+fn an_index_is_converted_and_rebuilt_with_and_without_daemon() {
+    let scene = Scene::with_pool_options(&["--index", "btree"]);
+    let contents = [image(1..=200), image(100..=300)];
+    for (name, content) in ["a", "b"].iter().zip(&contents) {
+        let file = scene.file("image", content);
+        scene.ok(&["volume", "import", name, &file]);
+    }
+    let mut expected = scene.json(&["index", "stat"]);
+    assert_eq!(expected["kind"], "btree");
+    assert_eq!(expected["unique_blocks"].as_u64().unwrap(), 199);
+    assert_eq!(expected["shared_blocks"].as_u64().unwrap(), 101);
+    assert_eq!(expected["references"], 401);
+    assert_eq!(expected["needs_rebuild"], false);
+    for through_daemon in [false, true] {
+        let _daemon = through_daemon.then(|| scene.daemon());
+        for kind in ["hash", "memory", "btree", "hash"] {
+            scene.ok(&["index", "convert", "--to", kind]);
+            scene.ok(&["index", "rebuild"]);
+            let stat = scene.json(&["index", "stat"]);
+            expected["kind"] = kind.into();
+            expected["bytes_on_disk"] = stat["bytes_on_disk"].clone();
+            expected["memory_bytes_max"] = stat["memory_bytes_max"].clone();
+            assert_eq!(stat, expected);
+            assert_eq!(scene.json(&["pool", "stat"])["index"], kind);
+            scene.ok(&["pool", "check"]);
+        }
+    }
+    assert_stored_once(&scene, &[&contents[0], &contents[1]]);
+    scene.run(&["index", "convert"]).is_refusal(2, &["--to"]);
 }
 
 #[test]

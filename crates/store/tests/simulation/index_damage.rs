@@ -13,7 +13,7 @@ use crate::world::{Fill, MIB, Step, World};
 
 const BLOCK: u64 = 4096;
 
-const KINDS: [IndexKind; 2] = [IndexKind::Btree, IndexKind::Memory];
+const KINDS: [IndexKind; 3] = [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory];
 
 /// A closed pool with published blocks, references to release and blocks to publish.
 fn pool(index: IndexKind, seed: u64) -> Arc<World> {

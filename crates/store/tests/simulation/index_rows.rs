@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use onefold_engine::simulated::SimulatedEngine;
 use onefold_engine::{Engine, Part};
+use onefold_format::Secret;
 use onefold_format::page::PAGE_BYTES;
-use onefold_format::{IndexKind, Secret};
-use onefold_index::{Fingerprint, FingerprintIndex, Key, Row, StreamId, btree, memory};
+use onefold_index::{Fingerprint, FingerprintIndex, Key, Row, StreamId};
 
 use crate::crash::{newest_root, superblock};
 
@@ -20,10 +20,7 @@ const ROWS_MAX: usize = 100_000;
 fn open(engine: &SimulatedEngine) -> Arc<dyn FingerprintIndex> {
     let superblock = superblock(engine);
     let disk = engine.open(Part::Index).unwrap();
-    match superblock.index {
-        IndexKind::Btree => Arc::new(btree::open(disk, superblock.pool, CACHE_BYTES).unwrap()),
-        IndexKind::Memory => Arc::new(memory::open(disk, superblock.pool, CACHE_BYTES).unwrap()),
-    }
+    onefold_index::open(superblock.index, disk, superblock.pool, CACHE_BYTES).unwrap()
 }
 
 /// Makes the index have other rows, as if those had been counted.

@@ -19,7 +19,7 @@ const SEGMENT: u64 = 512 * BLOCK;
 /// Segments whose change makes a checkpoint due.
 const MANY_SEGMENTS: u64 = 110;
 
-const KINDS: [IndexKind; 2] = [IndexKind::Btree, IndexKind::Memory];
+const KINDS: [IndexKind; 3] = [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory];
 
 /// A pool with one volume of many segments.
 fn pool(index: IndexKind) -> Result<(Arc<World>, u64), Stop> {

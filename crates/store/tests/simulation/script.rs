@@ -188,6 +188,14 @@ fn every_io_of_sharing_can_be_the_last_btree() {
 }
 
 #[test]
+fn every_io_of_sharing_can_be_the_last_hash() {
+    let coverage = stop_everywhere(IndexKind::Hash, sharing, 150);
+    assert!(coverage.crashes_in_finder > 20, "{coverage:?}");
+    assert!(coverage.crashes_in_collector > 20, "{coverage:?}");
+    assert!(coverage.dangling > 0 && coverage.remaining > 0 && coverage.freed > 0);
+}
+
+#[test]
 fn every_io_of_sharing_can_be_the_last_memory() {
     let coverage = stop_everywhere(IndexKind::Memory, sharing, 100);
     assert!(coverage.crashes_in_finder > 20, "{coverage:?}");

@@ -79,15 +79,19 @@ pub(crate) fn options(random: &mut Random) -> CreateOptions {
         block_size,
         size_bytes: random.between(4, 32) * MIB,
         log_bytes: *random.pick(&[256 << 10, 256 << 10, 256 << 10, 384 << 10]),
-        index: *random.pick(&[IndexKind::Btree, IndexKind::Memory]),
+        index: *random.pick(&[IndexKind::Hash, IndexKind::Btree, IndexKind::Memory]),
     }
 }
 
-/// In some runs fingerprints collide; in some the index has no room for all.
+/// In some runs fingerprints collide; in some the index has no room for all, or has to merge often.
 pub(crate) fn scarcity(random: &mut Random, index: IndexKind) -> Scarcity {
     match random.below(8) {
         0 => Scarcity {
             fingerprint_bits: Some(random.between(1, 4) as u32),
+            ..Scarcity::default()
+        },
+        1..=3 if index == IndexKind::Hash => Scarcity {
+            index_bytes: Some(random.between(0, 4) as usize * 1024),
             ..Scarcity::default()
         },
         1 if index == IndexKind::Memory => Scarcity {

@@ -23,10 +23,14 @@ pub(super) struct Index {
     pub(super) numbers: Option<(f64, f64)>,
 }
 
-const INDEXES: [Index; 2] = [
+const INDEXES: [Index; 3] = [
     Index {
         name: "memory",
         numbers: Some((400.0, 1500.0)),
+    },
+    Index {
+        name: "hash",
+        numbers: None,
     },
     Index {
         name: "btree",
@@ -36,7 +40,7 @@ const INDEXES: [Index; 2] = [
 
 /// MB/s, of each run, as [`INDEXES`].
 pub(super) struct Finder {
-    rates: [Vec<f64>; 2],
+    rates: [Vec<f64>; 3],
 }
 
 impl Finder {
@@ -61,7 +65,7 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Finder> {
     let image = scratch.path().join("image.raw");
     import::make_image(&image)?;
     let mut measured = Finder {
-        rates: [const { Vec::new() }; 2],
+        rates: [const { Vec::new() }; 3],
     };
     for _ in 0..plan.imports {
         for (index, rates) in INDEXES.iter().zip(&mut measured.rates) {

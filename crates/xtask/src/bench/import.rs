@@ -31,11 +31,11 @@ pub(super) struct Way {
     pub(super) aim: Option<f64>,
 }
 
-pub(super) const WAYS: [Way; 3] = [
+pub(super) const WAYS: [Way; 4] = [
     Way {
         title: "no dedup",
         dedup: "off",
-        index: "btree",
+        index: "hash",
         must: 400.0,
         aim: Some(1000.0),
     },
@@ -43,6 +43,13 @@ pub(super) const WAYS: [Way; 3] = [
         title: "dedup, `memory` index",
         dedup: "offline",
         index: "memory",
+        must: 300.0,
+        aim: Some(1000.0),
+    },
+    Way {
+        title: "dedup, `hash` index",
+        dedup: "offline",
+        index: "hash",
         must: 300.0,
         aim: Some(1000.0),
     },
@@ -58,7 +65,7 @@ pub(super) const WAYS: [Way; 3] = [
 /// MB/s, of each run.
 pub(super) struct Import {
     /// As [`WAYS`].
-    imports: [Vec<f64>; 3],
+    imports: [Vec<f64>; 4],
     copy: Vec<f64>,
 }
 
@@ -88,7 +95,7 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Import> {
     let image = scratch.path().join("image.raw");
     make_image(&image)?;
     let mut measured = Import {
-        imports: [const { Vec::new() }; 3],
+        imports: [const { Vec::new() }; 4],
         copy: Vec::new(),
     };
     for _ in 0..plan.imports {

@@ -168,7 +168,7 @@ fn sharing_section(page: &mut String, results: &Results) {
     };
     let _ = write!(
         page,
-        "\n## Sharing\n\nFinder and collector at work, `btree` index, `--latency-budget {}`, \
+        "\n## Sharing\n\nFinder and collector at work, `hash` index, `--latency-budget {}`, \
          against the pass-through, while which they rest. *Skewed* is 4 KiB random read and write \
          in equal parts at depth 32, `{}`, {} % duplicates; the second rate is half of what the \
          pass-through reached at full speed. A second volume always holds fresh data for the \

@@ -1,0 +1,108 @@
+//! What the frame of a batch holds.
+//!
+//! | bytes | field |
+//! | --- | --- |
+//! | 4 | merges |
+//! | | each: generation, 8 bytes; first fingerprint, 16; segments replaced, 4; segments, 4; those, 48 each |
+//! | 24 | rows with one reference, rows with more, references: after the batch |
+//! | | stream: id, 8 bytes; length, 4 bytes; last batch |
+//! | 26 each | the rows that the batch changed, in order; one that is gone is zeros behind its fingerprint |
+
+use super::root::{
+    Fields, SegmentRecord, decode_counts, decode_stream, encode_counts, encode_stream,
+};
+use crate::entry::{ENTRY_BYTES, Entry, EntryBytes};
+use crate::stream::LastBatch;
+use crate::{Fingerprint, IndexCounts, StreamId};
+
+/// Segments that were replaced by others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Change {
+    /// Of the runs that it wrote; later ones have higher numbers.
+    pub(super) generation: u64,
+    /// The first fingerprint of the first segment that is replaced.
+    pub(super) first: Fingerprint,
+    /// How many are replaced.
+    pub(super) replaced: u32,
+    /// Those that come into their place.
+    pub(super) segments: Vec<SegmentRecord>,
+}
+
+/// A frame that is read.
+pub(super) struct Frame<'a> {
+    pub(super) changes: Vec<Change>,
+    pub(super) counts: IndexCounts,
+    pub(super) stream: StreamId,
+    pub(super) last: LastBatch,
+    pub(super) rows: &'a [EntryBytes],
+}
+
+impl<'a> Frame<'a> {
+    /// Appends the body of a frame.
+    pub(super) fn encode<'b>(
+        changes: impl ExactSizeIterator<Item = &'b Change>,
+        counts: IndexCounts,
+        (stream, last): (StreamId, &LastBatch),
+        rows: &[Entry],
+        into: &mut Vec<u8>,
+    ) {
+        into.extend((changes.len() as u32).to_le_bytes());
+        for change in changes {
+            into.extend(change.generation.to_le_bytes());
+            into.extend(change.first.0);
+            into.extend(change.replaced.to_le_bytes());
+            into.extend((change.segments.len() as u32).to_le_bytes());
+            for segment in &change.segments {
+                segment.encode(into);
+            }
+        }
+        encode_counts(counts, into);
+        encode_stream(stream, last, into);
+        into.reserve(rows.len() * ENTRY_BYTES);
+        for row in rows {
+            into.extend(row.to_bytes());
+        }
+    }
+
+    /// `None` for bytes that no frame has.
+    pub(super) fn decode(body: &'a [u8]) -> Option<Frame<'a>> {
+        let mut fields = Fields(body);
+        let count = fields.small_number()?;
+        let changes = (0..count).map(|_| decode_change(&mut fields));
+        let changes = changes.collect::<Option<Vec<_>>>()?;
+        let counts = decode_counts(&mut fields)?;
+        let (stream, last) = decode_stream(&mut fields)?;
+        let (rows, rest) = fields.0.as_chunks();
+        rest.is_empty().then_some(Frame {
+            changes,
+            counts,
+            stream,
+            last,
+            rows,
+        })
+    }
+}
+
+#[cfg(feature = "conformance")]
+impl Frame<'_> {
+    pub(super) fn encoded(&self) -> Vec<u8> {
+        let rows: Vec<Entry> = self.rows.iter().map(Entry::from_bytes).collect();
+        let mut bytes = Vec::new();
+        let last = (self.stream, &self.last);
+        Frame::encode(self.changes.iter(), self.counts, last, &rows, &mut bytes);
+        bytes
+    }
+}
+
+fn decode_change(fields: &mut Fields<'_>) -> Option<Change> {
+    let generation = fields.number()?;
+    let first = Fingerprint(fields.bytes()?);
+    let (replaced, count) = (fields.small_number()?, fields.small_number()?);
+    let segments = (0..count).map(|_| SegmentRecord::decode(fields));
+    Some(Change {
+        generation,
+        first,
+        replaced,
+        segments: segments.collect::<Option<_>>()?,
+    })
+}

@@ -1,0 +1,527 @@
+//! The log: what every batch changed, one frame each, in extents that name their successors.
+//!
+//! A frame:
+//!
+//! | offset | bytes | field |
+//! | --- | --- | --- |
+//! | 0 | 4 | magic, `1FLG` |
+//! | 4 | 4 | kind: 1 batch, 2 link |
+//! | 8 | 8 | life: which of the indexes that ever were in this part |
+//! | 16 | 8 | sequence number |
+//! | 24 | 8 | bytes, from the magic to the end of the body |
+//! | 32 | 16 | hash of the frame before |
+//! | 48 | 16 | hash: BLAKE3 of the pool's id and the frame with this field zero, cut to 128 bits |
+//! | 64 | | body |
+//!
+//! Frames begin at sectors. The last sector of an extent is kept for a link: a frame whose body is
+//! where the next extent is, and a number that no other link has. It is the frame after the last one
+//! that found room.
+//!
+//! Each frame names the hash of the one before. So a frame that a crash left behind the end, or in
+//! an extent whose link was lost, is never taken for the successor of what was written later.
+//!
+//! A frame is durable before the next one is begun, so the log ends where a frame is missing, unless
+//! there is a later one: then it was there, and the index is damaged.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+
+use onefold_engine::Disk;
+use onefold_format::PoolId;
+
+use super::space::{Extent, Space, pages_for};
+use crate::{IndexError, Result};
+
+const MAGIC: [u8; 4] = *b"1FLG";
+
+const KIND_BATCH: u32 = 1;
+const KIND_LINK: u32 = 2;
+
+/// Bytes of a frame before its body.
+pub(super) const FRAME_HEADER_BYTES: usize = 64;
+
+const HASH_OFFSET: usize = 48;
+const HASH_BYTES: usize = 16;
+
+const SECTOR_BYTES: u64 = 512;
+
+/// Pages of the first extent.
+const FIRST_EXTENT_PAGES: u64 = 16;
+
+/// Bytes that are looked through at a time for frames behind the end.
+const PIECE_BYTES: u64 = 1 << 20;
+
+const LINK_BYTES: usize = FRAME_HEADER_BYTES + 24;
+
+/// The hash of a frame.
+pub(super) type FrameHash = [u8; HASH_BYTES];
+
+/// A place between two frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) extent: Extent,
+    /// Where the next frame begins, in bytes from the extent's beginning.
+    pub(super) at: u64,
+    /// The sequence number of the next frame.
+    pub(super) sequence: u64,
+    /// The hash of the frame before.
+    pub(super) previous: FrameHash,
+}
+
+impl Position {
+    /// Where a new log begins.
+    pub(super) fn first(extent: Extent) -> Position {
+        Position {
+            extent,
+            at: 0,
+            sequence: 1,
+            previous: FrameHash::default(),
+        }
+    }
+
+    fn offset(&self) -> u64 {
+        self.extent.offset() + self.at
+    }
+
+    /// Bytes for frames from here to the end of the extent.
+    fn room(&self) -> u64 {
+        (self.extent.bytes() - SECTOR_BYTES).saturating_sub(self.at)
+    }
+
+    /// Behind a frame of so many bytes.
+    fn advance(&mut self, bytes: usize, hash: FrameHash) {
+        self.at += (bytes as u64).next_multiple_of(SECTOR_BYTES);
+        self.sequence += 1;
+        self.previous = hash;
+    }
+}
+
+/// The log of an open index.
+pub(super) struct Log {
+    pool: PoolId,
+    life: u64,
+    /// Most pages of an extent, but for one that holds a larger frame.
+    extent_pages: u64,
+    /// The first frame in each extent, from the one that has the oldest frame in use.
+    marks: VecDeque<Position>,
+    tail: Position,
+}
+
+impl Log {
+    /// An empty log in an extent of its own.
+    pub(super) fn new(pool: PoolId, life: u64, extent_pages: u64, space: &mut Space) -> Log {
+        let tail = Position::first(space.take(extent_pages.min(FIRST_EXTENT_PAGES)));
+        Log {
+            pool,
+            life,
+            extent_pages,
+            marks: VecDeque::from([tail]),
+            tail,
+        }
+    }
+
+    pub(super) fn life(&self) -> u64 {
+        self.life
+    }
+
+    /// The sequence number of the last frame.
+    pub(super) fn last(&self) -> u64 {
+        self.tail.sequence - 1
+    }
+
+    pub(super) fn extents(&self) -> impl Iterator<Item = Extent> {
+        self.marks.iter().map(|it| it.extent)
+    }
+
+    /// Writes a frame. `frame` has [`FRAME_HEADER_BYTES`] bytes before its body. It is not durable
+    /// when this returns.
+    pub(super) fn append(
+        &mut self,
+        disk: &dyn Disk,
+        space: &mut Space,
+        frame: &mut Vec<u8>,
+    ) -> Result<()> {
+        if frame.len() as u64 > self.tail.room() {
+            self.link(disk, space, frame.len())?;
+        }
+        let hash = self.write(disk, self.tail.offset(), KIND_BATCH, frame)?;
+        self.tail.advance(frame.len(), hash);
+        Ok(())
+    }
+
+    /// Goes on in a new extent, with room for so many bytes.
+    fn link(&mut self, disk: &dyn Disk, space: &mut Space, bytes: usize) -> Result<()> {
+        // Small logs take little space, and large ones have few extents.
+        let live: u64 = self.marks.iter().map(|it| it.extent.pages).sum();
+        let needed = pages_for(bytes + SECTOR_BYTES as usize);
+        let extent = space.take(live.min(self.extent_pages).max(needed));
+        let mut frame = vec![0; FRAME_HEADER_BYTES];
+        frame.extend(extent.start.to_le_bytes());
+        frame.extend(extent.pages.to_le_bytes());
+        frame.extend(unique_number().to_le_bytes());
+        let hash = self.write(disk, link_offset(self.tail.extent), KIND_LINK, &mut frame)?;
+        self.tail = Position {
+            extent,
+            at: 0,
+            sequence: self.tail.sequence + 1,
+            previous: hash,
+        };
+        self.marks.push_back(self.tail);
+        Ok(())
+    }
+
+    fn write(
+        &self,
+        disk: &dyn Disk,
+        offset: u64,
+        kind: u32,
+        frame: &mut Vec<u8>,
+    ) -> Result<FrameHash> {
+        let bytes = frame.len() as u64;
+        frame[..4].copy_from_slice(&MAGIC);
+        frame[4..8].copy_from_slice(&kind.to_le_bytes());
+        frame[8..16].copy_from_slice(&self.life.to_le_bytes());
+        frame[16..24].copy_from_slice(&self.tail.sequence.to_le_bytes());
+        frame[24..32].copy_from_slice(&bytes.to_le_bytes());
+        frame[32..HASH_OFFSET].copy_from_slice(&self.tail.previous);
+        let hash = hash_of(self.pool, frame);
+        frame[HASH_OFFSET..FRAME_HEADER_BYTES].copy_from_slice(&hash);
+        frame.resize(bytes.next_multiple_of(SECTOR_BYTES) as usize, 0);
+        disk.write_at(frame, offset)?;
+        frame.truncate(bytes as usize);
+        Ok(hash)
+    }
+
+    /// Bytes of the extents from the one that has this frame on.
+    pub(super) fn bytes_from(&self, sequence: u64) -> u64 {
+        let from = self.mark_of(sequence);
+        self.marks.range(from..).map(|it| it.extent.bytes()).sum()
+    }
+
+    /// How many extents there are, and how many of them hold only frames before this one.
+    pub(super) fn extents_before(&self, sequence: u64) -> (usize, usize) {
+        (self.marks.len(), self.mark_of(sequence))
+    }
+
+    /// The first frame of the extent that has this one.
+    pub(super) fn start_for(&self, sequence: u64) -> Position {
+        self.marks[self.mark_of(sequence)]
+    }
+
+    fn mark_of(&self, sequence: u64) -> usize {
+        let behind = self.marks.partition_point(|it| it.sequence <= sequence);
+        behind.saturating_sub(1)
+    }
+
+    /// Forgets the extents before the one that begins with this frame, and returns them.
+    pub(super) fn forget_before(&mut self, sequence: u64) -> Vec<Extent> {
+        let count = self.mark_of(sequence);
+        self.marks.drain(..count).map(|it| it.extent).collect()
+    }
+}
+
+/// A number that nobody has drawn before, from the randomness that the standard library keeps for
+/// its hash tables.
+pub(super) fn unique_number() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+/// The last sector of an extent.
+fn link_offset(extent: Extent) -> u64 {
+    extent.offset() + extent.bytes() - SECTOR_BYTES
+}
+
+/// The hash that a frame should have.
+fn hash_of(pool: PoolId, frame: &[u8]) -> FrameHash {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&pool.0);
+    hasher.update(&frame[..HASH_OFFSET]);
+    hasher.update(&[0; HASH_BYTES]);
+    hasher.update(&frame[FRAME_HEADER_BYTES..]);
+    let mut hash = FrameHash::default();
+    hash.copy_from_slice(&hasher.finalize().as_bytes()[..HASH_BYTES]);
+    hash
+}
+
+/// A log as it stands on the disk.
+pub(super) struct Reader<'a> {
+    pub(super) disk: &'a dyn Disk,
+    pub(super) pool: PoolId,
+    pub(super) life: u64,
+    pub(super) start: Position,
+}
+
+/// The header of a frame that seems to be one.
+struct Claimed {
+    kind: u32,
+    sequence: u64,
+    bytes: u64,
+    previous: FrameHash,
+}
+
+impl Reader<'_> {
+    /// Visits the body of every batch with its sequence number, in order, and returns the log.
+    ///
+    /// # Errors
+    /// [`IndexError::Damaged`] where a frame is missing that must have been there.
+    pub(super) fn replay(
+        &self,
+        extent_pages: u64,
+        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<Log> {
+        let mut tail = self.start;
+        let mut marks = VecDeque::from([tail]);
+        let mut frame = Vec::new();
+        loop {
+            if self
+                .read(tail.offset(), tail.room(), &mut frame)?
+                .is_some_and(|it| it.continues(&tail, KIND_BATCH))
+            {
+                visit(tail.sequence, &frame[FRAME_HEADER_BYTES..])?;
+                tail.advance(frame.len(), frame_hash(&frame));
+                continue;
+            }
+            let link = self.read(link_offset(tail.extent), SECTOR_BYTES, &mut frame)?;
+            if !link.is_some_and(|it| it.continues(&tail, KIND_LINK)) {
+                break;
+            }
+            let body = &frame[FRAME_HEADER_BYTES..];
+            let extent = decode_link(body).ok_or_else(|| self.damaged(&tail))?;
+            tail = Position {
+                extent,
+                at: 0,
+                sequence: tail.sequence + 1,
+                previous: frame_hash(&frame),
+            };
+            marks.push_back(tail);
+        }
+        self.check_end(&tail)?;
+        Ok(Log {
+            pool: self.pool,
+            life: self.life,
+            extent_pages,
+            marks,
+            tail,
+        })
+    }
+
+    /// Reads the frame that begins at an offset of the part; `None` if none of this life does.
+    fn read(&self, offset: u64, room: u64, frame: &mut Vec<u8>) -> Result<Option<Claimed>> {
+        if room < SECTOR_BYTES {
+            return Ok(None);
+        }
+        frame.resize(SECTOR_BYTES as usize, 0);
+        self.disk.read_at(frame, offset)?;
+        let Some(claimed) = self.claimed(frame).filter(|it| it.bytes <= room) else {
+            return Ok(None);
+        };
+        frame.resize(claimed.bytes as usize, 0);
+        self.disk.read_at(frame, offset)?;
+        let is_whole = hash_of(self.pool, frame) == frame_hash(frame);
+        Ok(is_whole.then_some(claimed))
+    }
+
+    fn claimed(&self, sector: &[u8]) -> Option<Claimed> {
+        let number = |at: usize| Some(u64::from_le_bytes(*sector.get(at..)?.first_chunk()?));
+        let bytes = number(24)?;
+        let is_ours = sector.starts_with(&MAGIC) && number(8)? == self.life;
+        let mut previous = FrameHash::default();
+        previous.copy_from_slice(sector.get(32..HASH_OFFSET)?);
+        (is_ours && bytes >= FRAME_HEADER_BYTES as u64).then_some(Claimed {
+            kind: u32::from_le_bytes(*sector.get(4..)?.first_chunk()?),
+            sequence: number(16)?,
+            bytes,
+            previous,
+        })
+    }
+
+    /// Where the log ends nothing follows.
+    fn check_end(&self, tail: &Position) -> Result<()> {
+        let mut frame = Vec::new();
+        let link = self.read(link_offset(tail.extent), SECTOR_BYTES, &mut frame)?;
+        let mut is_followed = link.is_some_and(|it| it.sequence >= tail.sequence);
+        let mut piece = Vec::new();
+        let mut behind = *tail;
+        while behind.room() > 0 && !is_followed {
+            piece.resize(behind.room().min(PIECE_BYTES) as usize, 0);
+            self.disk.read_at(&mut piece, behind.offset())?;
+            for sector in piece.chunks_exact(SECTOR_BYTES as usize) {
+                if self
+                    .claimed(sector)
+                    .is_some_and(|it| it.sequence > tail.sequence)
+                {
+                    let later = self.read(behind.offset(), behind.room(), &mut frame)?;
+                    is_followed |= later.is_some_and(|it| it.sequence > tail.sequence);
+                }
+                behind.at += SECTOR_BYTES;
+            }
+        }
+        if is_followed {
+            return Err(self.damaged(tail));
+        }
+        Ok(())
+    }
+
+    fn damaged(&self, tail: &Position) -> IndexError {
+        IndexError::Damaged(format!(
+            "frame {} of its log, at byte {}, is missing",
+            tail.sequence,
+            tail.offset()
+        ))
+    }
+}
+
+impl Claimed {
+    fn continues(&self, tail: &Position, kind: u32) -> bool {
+        (self.kind, self.sequence) == (kind, tail.sequence) && self.previous == tail.previous
+    }
+}
+
+fn frame_hash(frame: &[u8]) -> FrameHash {
+    let mut hash = FrameHash::default();
+    hash.copy_from_slice(&frame[HASH_OFFSET..FRAME_HEADER_BYTES]);
+    hash
+}
+
+fn decode_link(body: &[u8]) -> Option<Extent> {
+    let (start, pages) = body.split_first_chunk()?;
+    let pages = u64::from_le_bytes(*pages.first_chunk()?);
+    Extent::checked(u64::from_le_bytes(*start), pages)
+        .filter(|_| body.len() + FRAME_HEADER_BYTES == LINK_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onefold_engine::simulated::SimulatedEngine;
+    use onefold_engine::{Engine, Part};
+    use std::sync::Arc;
+
+    const POOL: PoolId = PoolId([8; 16]);
+    const LIFE: u64 = 5;
+
+    struct Written {
+        disk: Arc<dyn Disk>,
+        space: Space,
+        log: Log,
+        start: Position,
+    }
+
+    fn empty() -> Written {
+        let disk = SimulatedEngine::new(1).create(Part::Index, 0).unwrap();
+        let mut space = Space::behind(2);
+        let log = Log::new(POOL, LIFE, 64, &mut space);
+        let start = log.start_for(1);
+        Written {
+            disk,
+            space,
+            log,
+            start,
+        }
+    }
+
+    impl Written {
+        fn append(&mut self, body: &[u8]) {
+            let mut frame = vec![0; FRAME_HEADER_BYTES];
+            frame.extend(body);
+            self.log
+                .append(&*self.disk, &mut self.space, &mut frame)
+                .unwrap();
+        }
+
+        fn read(&self) -> Result<(Vec<Vec<u8>>, Log)> {
+            let reader = Reader {
+                disk: &*self.disk,
+                pool: POOL,
+                life: LIFE,
+                start: self.start,
+            };
+            let mut bodies = Vec::new();
+            let log = reader.replay(64, &mut |_, body| {
+                bodies.push(body.to_vec());
+                Ok(())
+            })?;
+            Ok((bodies, log))
+        }
+
+        fn flip(&self, offset: u64) {
+            let mut byte = [0];
+            self.disk.read_at(&mut byte, offset).unwrap();
+            byte[0] ^= 4;
+            self.disk.write_at(&byte, offset).unwrap();
+        }
+    }
+
+    #[test]
+    fn frames_are_read_as_they_were_written_through_many_extents() {
+        let mut written = empty();
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut bodies = Vec::new();
+        for _ in 0..60 {
+            let len = *random.choice(&[0, 1, 448, 449, 30_000, 400_000]).unwrap();
+            let body: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(len).collect();
+            written.append(&body);
+            bodies.push(body);
+        }
+        let (read, log) = written.read().unwrap();
+        assert!(read == bodies);
+        assert!(log.marks.len() > 5);
+        assert_eq!(
+            (&log.marks, log.tail),
+            (&written.log.marks, written.log.tail)
+        );
+    }
+
+    #[test]
+    fn a_frame_that_a_crash_left_does_not_continue_another() {
+        let mut written = empty();
+        written.append(b"first");
+        let before = written.log.tail;
+        written.append(b"lost!");
+        let behind = written.log.tail;
+        written.append(b"left behind by a crash");
+        let mut left = vec![0; SECTOR_BYTES as usize];
+        written.disk.read_at(&mut left, behind.offset()).unwrap();
+        // Recovered without the second, which another takes the place of.
+        written.log.tail = before;
+        written.append(b"other");
+        assert_eq!(written.log.tail.offset(), behind.offset());
+        let (read, log) = written.read().unwrap();
+        assert_eq!(read, [&b"first"[..], b"other"]);
+        assert_eq!(log.tail, written.log.tail);
+    }
+
+    #[test]
+    fn a_frame_that_is_missing_is_damage_unless_it_is_the_last() {
+        for which in 0..4 {
+            let mut written = empty();
+            let mut offsets = Vec::new();
+            for n in 0..4 {
+                offsets.push(written.log.tail.offset());
+                written.append(&[n; 700]);
+            }
+            written.flip(offsets[which] + 100);
+            match written.read() {
+                Ok((read, _)) => assert_eq!((which, read.len()), (3, 3)),
+                Err(error) => {
+                    assert!(
+                        which < 3 && matches!(error, IndexError::Damaged(_)),
+                        "{error}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_that_is_missing_before_a_link_is_damage() {
+        let mut written = empty();
+        let first = written.log.tail.extent;
+        let offset = written.log.tail.offset();
+        written.append(&[1; 60_000]);
+        written.append(&[2; 60_000]);
+        assert_ne!(written.log.tail.extent, first);
+        written.flip(offset + 5000);
+        assert!(matches!(written.read(), Err(IndexError::Damaged(_))));
+    }
+}

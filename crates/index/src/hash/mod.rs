@@ -1,0 +1,250 @@
+//! Rows in sorted runs on the disk, with signatures and recent changes in memory.
+//!
+//! Made for what a fingerprint index is asked: many random rows at a time, half of them new. A
+//! tree rewrites a page for each of them; here a batch is one frame of a log, and its changes stay
+//! in memory until many of the same range are merged with the rows on the disk in one go. Two
+//! bytes of each row's fingerprint stay in memory, so that what is not there is answered without
+//! reading, and what is costs one page. `docs/decisions/0015-the-hash-index.md` has the arithmetic.
+//!
+//! | file | what it is |
+//! | --- | --- |
+//! | `table` | the rows: what a batch reads and changes, and what is written when; looking up, merging |
+//! | `directory` | the segments, each a range of fingerprints: a run, and changes to it |
+//! | `segment` | a run of sorted rows on the disk, and what of it is kept in memory |
+//! | `reads` | reading many pages with many of them in flight |
+//! | `log`, `frame` | what every batch changed |
+//! | `root` | checkpoints, and the two slots that name them |
+//! | `space` | which pages are in use |
+//!
+//! Invariants:
+//! - The header on the disk says whether what is behind it counts. It says "void" before the first
+//!   row of a rebuild, and "whole" only when all of them are durable.
+//! - Nothing that a durable root, or a frame behind it, names is written over.
+//! - Memory changes only when the frame is durable; after any error the index refuses everything.
+//!
+//! Crash behaviour: what was answered is there; of a batch under way, all or nothing is. Opening
+//! reads the log since the beginning of the last turn of merges; signatures are read when a batch
+//! first needs them.
+
+mod directory;
+mod frame;
+mod log;
+mod reads;
+mod root;
+mod segment;
+mod space;
+mod table;
+
+use std::sync::Arc;
+
+use onefold_engine::Disk;
+use onefold_format::{IndexKind, Pba, PoolId};
+
+use crate::batch;
+use crate::guarded::{Guarded, Phase, State, Summary};
+use crate::header::{self, Content, Extent};
+use crate::{
+    Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, Released, Result, Row,
+    StreamId,
+};
+pub use table::Shape;
+use table::Table;
+
+/// The header of an index whose rows count.
+const WHOLE: Content = Content::Whole(Extent {
+    stream_bytes: 0,
+    rows: 0,
+    hash: [0; 32],
+});
+
+/// Makes the index of a new pool: one without rows.
+pub fn create(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
+    create_shaped(disk, pool, Shape::default())
+}
+
+/// As [`create`], with sizes for a test.
+pub fn create_shaped(disk: &Arc<dyn Disk>, pool: PoolId, shape: Shape) -> Result<()> {
+    replace(disk, pool)?;
+    Table::empty(disk.clone(), pool, 0, shape)?.make_durable(None)?;
+    header::write(&**disk, IndexKind::Hash, pool, WHOLE)
+}
+
+/// Gives up whatever is on the disk, damaged or not. What is opened next has no rows, and needs a
+/// rebuild.
+pub fn replace(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
+    header::write(&**disk, IndexKind::Hash, pool, Content::Void)
+}
+
+/// Opens the pool's index. It takes about `limit_bytes` of memory: where signatures and changes do
+/// not fit, it reads and writes more. A tenth of a byte for each row it takes in any case.
+///
+/// # Errors
+/// [`IndexError::Damaged`] where there is none or where it cannot be read: [`replace`] makes it one
+/// that can be rebuilt. [`IndexError::OtherPool`], [`IndexError::Newer`], [`IndexError::Io`].
+pub fn open(disk: Arc<dyn Disk>, pool: PoolId, limit_bytes: u64) -> Result<HashIndex> {
+    open_shaped(disk, pool, limit_bytes, Shape::default())
+}
+
+/// As [`open`], with sizes for a test.
+pub fn open_shaped(
+    disk: Arc<dyn Disk>,
+    pool: PoolId,
+    limit_bytes: u64,
+    shape: Shape,
+) -> Result<HashIndex> {
+    let (table, phase) = match header::read(&*disk, IndexKind::Hash, pool)? {
+        Content::Whole(_) => {
+            let table = Table::open(disk.clone(), pool, limit_bytes, shape)?;
+            (table, Phase::Ready)
+        }
+        Content::Void => {
+            let table = Table::empty(disk.clone(), pool, limit_bytes, shape)?;
+            (table, Phase::Void)
+        }
+    };
+    Ok(HashIndex {
+        disk,
+        pool,
+        limit_bytes,
+        shape,
+        guarded: {
+            let counts = table.counts();
+            Guarded::new(table, phase, counts)
+        },
+    })
+}
+
+/// Decodes bytes as each of the things that stand on a disk, for fuzzing: what is accepted is
+/// exactly what would be written.
+#[cfg(feature = "conformance")]
+pub fn decode_anything(bytes: &[u8]) {
+    if let Some(checkpoint) = root::Checkpoint::decode(bytes) {
+        assert_eq!(checkpoint.encode(), bytes);
+    }
+    if let Some(frame) = frame::Frame::decode(bytes) {
+        assert_eq!(frame.encoded(), bytes);
+    }
+}
+
+/// An index of sorted runs.
+pub struct HashIndex {
+    disk: Arc<dyn Disk>,
+    pool: PoolId,
+    limit_bytes: u64,
+    shape: Shape,
+    guarded: Guarded<Table>,
+}
+
+impl HashIndex {
+    /// Changes the table, and keeps its counts.
+    fn change<T>(
+        &self,
+        table: impl FnOnce(&mut State<Table>) -> Result<&mut Table>,
+        work: impl FnOnce(&mut Table) -> Result<T>,
+    ) -> Result<T> {
+        let mut state = self.guarded.state();
+        let table = table(&mut state)?;
+        let result = work(table);
+        let counts = table.counts();
+        let result = state.settled(result)?;
+        self.guarded.summary().counts = counts;
+        Ok(result)
+    }
+}
+
+impl FingerprintIndex for HashIndex {
+    fn increment(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Counted>> {
+        batch::check_blocks(items.iter().map(|it| it.1))?;
+        self.change(State::ready, |table| {
+            table.batch((stream, number), |rows, counts| {
+                batch::increment(rows, counts, items)
+            })
+        })
+    }
+
+    fn decrement(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Released>> {
+        batch::check_blocks(items.iter().map(|it| it.1))?;
+        self.change(State::ready, |table| {
+            table.batch((stream, number), |rows, counts| {
+                batch::decrement(rows, counts, items)
+            })
+        })
+    }
+
+    fn counts(&self) -> IndexCounts {
+        self.guarded.summary().counts
+    }
+
+    fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>> {
+        let mut state = self.guarded.state();
+        let rows = state.open()?.0.rows(from, max);
+        state.settled(rows)
+    }
+
+    fn needs_rebuild(&self) -> bool {
+        self.guarded.summary().needs_rebuild
+    }
+
+    fn begin_rebuild(&self) -> Result<()> {
+        let mut state = self.guarded.state();
+        state.open()?;
+        *state = State::Failed;
+        header::write(&*self.disk, IndexKind::Hash, self.pool, Content::Void)?;
+        *self.guarded.summary() = Summary {
+            counts: IndexCounts::default(),
+            needs_rebuild: true,
+        };
+        let table = Table::empty(self.disk.clone(), self.pool, self.limit_bytes, self.shape)?;
+        *state = State::Open {
+            rows: table,
+            phase: Phase::Rebuilding,
+        };
+        Ok(())
+    }
+
+    fn add_rows(&self, rows: &[(Fingerprint, Row)]) -> Result<Vec<(Fingerprint, Row)>> {
+        batch::check_blocks(rows.iter().map(|it| it.1.pba))?;
+        self.change(State::rebuilding, |table| table.add(rows))
+    }
+
+    fn finish_rebuild(&self, stream: StreamId, last_number: u64) -> Result<()> {
+        let mut state = self.guarded.state();
+        let table = state.rebuilding()?;
+        let finished = table
+            .make_durable(Some((stream, last_number)))
+            .and_then(|()| header::write(&*self.disk, IndexKind::Hash, self.pool, WHOLE));
+        state.settled(finished)?;
+        state.set_ready();
+        self.guarded.summary().needs_rebuild = false;
+        Ok(())
+    }
+
+    fn close(&self) -> Result<()> {
+        let mut state = self.guarded.state();
+        let closed = match &mut *state {
+            State::Open {
+                rows,
+                phase: Phase::Ready,
+            } => rows.close(),
+            State::Open { .. } | State::Closed => Ok(()),
+            State::Failed => Err(IndexError::Failed),
+        };
+        state.settled(closed)?;
+        *state = State::Closed;
+        Ok(())
+    }
+
+    fn bytes_on_disk(&self) -> Result<u64> {
+        Ok(self.disk.allocated_bytes()?)
+    }
+}

@@ -1,0 +1,390 @@
+//! A run of rows on the disk, in the order of their fingerprints, never changed once written.
+//!
+//! | what | bytes |
+//! | --- | --- |
+//! | leaves | 1 KiB with [`ROWS_PER_LEAF`] entries each, but for the last |
+//! | fences | the first fingerprint of each leaf; CRC-32C |
+//! | signatures | the last two bytes of each fingerprint, in the order of the rows; CRC-32C |
+//!
+//! Fences and signatures follow each other right behind the leaves; zeros fill the last page.
+//!
+//! A leaf is its checksum (4 bytes), the number of its entries (2 bytes), and the entries of 26
+//! bytes. Every checksum begins with the pool's id, the run's generation and the leaf's number,
+//! counted in KiB from the beginning of the body: what was written for another place, or earlier,
+//! fails it.
+//!
+//! A leaf is smaller than a page because of the host's cache: there the time of a lookup is that of
+//! copying what is read and of its checksum.
+
+use std::ops::Range;
+
+use onefold_engine::Disk;
+use onefold_format::PoolId;
+
+use super::space::{Extent, PAGE_BYTES, pages_for};
+use crate::entry::{ENTRY_BYTES, Entry, EntryBytes, fingerprint_of};
+use crate::fingerprint::FINGERPRINT_BYTES;
+use crate::header::BODY_OFFSET;
+use crate::row::PackedRow;
+use crate::{Fingerprint, IndexError, Result};
+
+const LEAF_HEADER_BYTES: usize = 6;
+
+const CHECKSUM_BYTES: usize = 4;
+
+/// Bytes of a leaf. It never lies across two pages.
+pub(super) const LEAF_BYTES: usize = 1024;
+
+const LEAVES_PER_PAGE: u64 = (PAGE_BYTES / LEAF_BYTES) as u64;
+
+/// Entries in a leaf.
+pub(super) const ROWS_PER_LEAF: usize = (LEAF_BYTES - LEAF_HEADER_BYTES) / ENTRY_BYTES;
+
+/// Bytes of a signature.
+const SIGNATURE_BYTES: usize = 2;
+
+/// What is left of a fingerprint in memory. An absent fingerprint has the signature of one of the
+/// rows in its leaf with a probability of 39 / 65,536.
+pub(super) type Signature = u16;
+
+pub(super) fn signature(fingerprint: Fingerprint) -> Signature {
+    let [.., low, high] = fingerprint.0;
+    Signature::from_le_bytes([low, high])
+}
+
+/// Where a run is, and what it must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Its first page.
+    pub(super) start: u64,
+    /// Its rows, at least one.
+    pub(super) rows: u32,
+    /// No two runs of one place have the same.
+    pub(super) generation: u64,
+}
+
+impl Run {
+    pub(super) fn leaves(self) -> u64 {
+        (self.rows as usize).div_ceil(ROWS_PER_LEAF) as u64
+    }
+
+    /// The number of its first leaf.
+    pub(super) fn first_leaf(self) -> u64 {
+        self.start * LEAVES_PER_PAGE
+    }
+
+    pub(super) fn extent(self) -> Extent {
+        Extent {
+            start: self.start,
+            pages: pages_of(self.rows as usize),
+        }
+    }
+
+    fn fences_bytes(self) -> usize {
+        self.leaves() as usize * FINGERPRINT_BYTES
+    }
+
+    fn signatures_bytes(self) -> usize {
+        self.rows as usize * SIGNATURE_BYTES
+    }
+
+    /// Where the fences begin in the part, in bytes.
+    fn fences_offset(self) -> u64 {
+        leaf_offset(self.first_leaf() + self.leaves())
+    }
+}
+
+/// Where a leaf begins in the part, in bytes.
+pub(super) fn leaf_offset(leaf: u64) -> u64 {
+    BODY_OFFSET + leaf * LEAF_BYTES as u64
+}
+
+/// Pages of a run of so many rows.
+pub(super) fn pages_of(rows: usize) -> u64 {
+    let leaves = rows.div_ceil(ROWS_PER_LEAF);
+    let fences_bytes = leaves * FINGERPRINT_BYTES + CHECKSUM_BYTES;
+    let signatures_bytes = rows * SIGNATURE_BYTES + CHECKSUM_BYTES;
+    pages_for(leaves * LEAF_BYTES + fences_bytes + signatures_bytes)
+}
+
+/// The signatures of a run's rows, in their order, in memory.
+pub(super) struct Signatures(Box<[Signature]>);
+
+impl Signatures {
+    /// Bytes that those of so many rows take.
+    pub(super) fn bytes_for(rows: usize) -> usize {
+        rows * SIGNATURE_BYTES
+    }
+
+    /// Whether a row of a leaf, counted from the run's first, may have this signature.
+    pub(super) fn may_have(&self, leaf: usize, wanted: Signature) -> bool {
+        let rows = leaf * ROWS_PER_LEAF..((leaf + 1) * ROWS_PER_LEAF).min(self.0.len());
+        // Without an early end the compiler compares many at once.
+        let is_among = |found, it: &Signature| found | (*it == wanted);
+        self.0
+            .get(rows)
+            .is_none_or(|rows| rows.iter().fold(false, is_among))
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        Signatures::bytes_for(self.0.len())
+    }
+}
+
+/// The fences of these entries, and their signatures if they are to be kept.
+pub(super) fn resident(
+    entries: &[EntryBytes],
+    keeps_signatures: bool,
+) -> (Vec<Fingerprint>, Option<Signatures>) {
+    let fences = entries.iter().step_by(ROWS_PER_LEAF).map(fingerprint_of);
+    let signatures = || Signatures(signatures(entries).collect());
+    (fences.collect(), keeps_signatures.then(signatures))
+}
+
+fn signatures(entries: &[EntryBytes]) -> impl Iterator<Item = Signature> {
+    entries.iter().map(|it| signature(fingerprint_of(it)))
+}
+
+/// The bytes of a run of these entries, which are sorted.
+pub(super) fn encode(pool: PoolId, run: Run, entries: &[EntryBytes], into: &mut Vec<u8>) {
+    debug_assert_eq!(entries.len(), run.rows as usize);
+    into.clear();
+    into.reserve(run.extent().bytes() as usize);
+    for (leaf, rows) in (run.first_leaf()..).zip(entries.chunks(ROWS_PER_LEAF)) {
+        let at = into.len();
+        into.extend([0; CHECKSUM_BYTES]);
+        into.extend((rows.len() as u16).to_le_bytes());
+        into.extend_from_slice(rows.as_flattened());
+        into.resize(at + LEAF_BYTES, 0);
+        let checksum = checksum(pool, run, leaf, &into[at + CHECKSUM_BYTES..]);
+        into[at..at + CHECKSUM_BYTES].copy_from_slice(&checksum.to_le_bytes());
+    }
+    let behind = run.first_leaf() + run.leaves();
+    let at = into.len();
+    let fences = entries.iter().step_by(ROWS_PER_LEAF);
+    into.extend(fences.flat_map(|it| fingerprint_of(it).0));
+    into.extend(checksum(pool, run, behind, &into[at..]).to_le_bytes());
+    let at = into.len();
+    into.extend(signatures(entries).flat_map(Signature::to_le_bytes));
+    into.extend(checksum(pool, run, behind + 1, &into[at..]).to_le_bytes());
+    into.resize(run.extent().bytes() as usize, 0);
+}
+
+fn checksum(pool: PoolId, run: Run, leaf: u64, bytes: &[u8]) -> u32 {
+    let mut place = [0; 32];
+    place[..16].copy_from_slice(&pool.0);
+    place[16..24].copy_from_slice(&run.generation.to_le_bytes());
+    place[24..].copy_from_slice(&leaf.to_le_bytes());
+    crc32c::crc32c_append(crc32c::crc32c(&place), bytes)
+}
+
+/// The entries of a leaf.
+pub(super) fn open_leaf(pool: PoolId, run: Run, leaf: u64, bytes: &[u8]) -> Result<&[EntryBytes]> {
+    let damaged = || IndexError::Damaged(format!("rows at byte {}", leaf_offset(leaf)));
+    let (found, body) = bytes
+        .split_first_chunk::<CHECKSUM_BYTES>()
+        .ok_or_else(damaged)?;
+    if checksum(pool, run, leaf, body) != u32::from_le_bytes(*found) {
+        return Err(damaged());
+    }
+    let (count, entries) = body.split_first_chunk::<2>().ok_or_else(damaged)?;
+    let entries = entries.as_chunks().0;
+    entries
+        .get(..usize::from(u16::from_le_bytes(*count)))
+        .ok_or_else(damaged)
+}
+
+/// The row of this fingerprint among a leaf's entries.
+pub(super) fn find(entries: &[EntryBytes], fingerprint: Fingerprint) -> PackedRow {
+    let found = entries.binary_search_by(|it| it[..FINGERPRINT_BYTES].cmp(&fingerprint.0));
+    found.map_or(PackedRow::NONE, |at| Entry::from_bytes(&entries[at]).row)
+}
+
+/// Appends all entries of a run.
+pub(super) fn read_entries(
+    disk: &dyn Disk,
+    pool: PoolId,
+    run: Run,
+    buffer: &mut Vec<u8>,
+    into: &mut Vec<EntryBytes>,
+) -> Result<()> {
+    let before = into.len();
+    read_leaves(disk, pool, run, 0..run.leaves(), buffer, into)?;
+    if into.len() - before != run.rows as usize {
+        return Err(IndexError::Damaged(format!(
+            "{} rows from page {} on, where {} were written",
+            into.len() - before,
+            run.start,
+            run.rows
+        )));
+    }
+    Ok(())
+}
+
+/// Appends the entries of some leaves of a run, counted from its first.
+pub(super) fn read_leaves(
+    disk: &dyn Disk,
+    pool: PoolId,
+    run: Run,
+    leaves: Range<u64>,
+    buffer: &mut Vec<u8>,
+    into: &mut Vec<EntryBytes>,
+) -> Result<()> {
+    let first = run.first_leaf() + leaves.start;
+    buffer.resize((leaves.end - leaves.start) as usize * LEAF_BYTES, 0);
+    disk.read_at(buffer, leaf_offset(first))?;
+    for (leaf, bytes) in (first..).zip(buffer.chunks_exact(LEAF_BYTES)) {
+        into.extend_from_slice(open_leaf(pool, run, leaf, bytes)?);
+    }
+    Ok(())
+}
+
+/// Reads the fences of a run.
+pub(super) fn read_fences(disk: &dyn Disk, pool: PoolId, run: Run) -> Result<Vec<Fingerprint>> {
+    let bytes = read_sealed(disk, pool, run, run.fences_offset(), run.fences_bytes(), 0)?;
+    let fences = bytes.as_chunks().0;
+    Ok(fences.iter().map(|it| Fingerprint(*it)).collect())
+}
+
+/// Reads the signatures of a run.
+pub(super) fn read_signatures(disk: &dyn Disk, pool: PoolId, run: Run) -> Result<Signatures> {
+    let offset = run.fences_offset() + (run.fences_bytes() + CHECKSUM_BYTES) as u64;
+    let bytes = read_sealed(disk, pool, run, offset, run.signatures_bytes(), 1)?;
+    let signatures = bytes.as_chunks().0.iter();
+    let signatures = signatures.map(|it| Signature::from_le_bytes(*it));
+    Ok(Signatures(signatures.collect()))
+}
+
+fn read_sealed(
+    disk: &dyn Disk,
+    pool: PoolId,
+    run: Run,
+    offset: u64,
+    bytes: usize,
+    which: u64,
+) -> Result<Vec<u8>> {
+    let mut read = vec![0; bytes + CHECKSUM_BYTES];
+    disk.read_at(&mut read, offset)?;
+    let behind = run.first_leaf() + run.leaves();
+    let found = read.split_off(bytes);
+    if checksum(pool, run, behind + which, &read).to_le_bytes() != *found {
+        let what = ["fences", "signatures"][which as usize];
+        return Err(IndexError::Damaged(format!("{what} at byte {offset}")));
+    }
+    Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Row;
+    use onefold_engine::simulated::SimulatedEngine;
+    use onefold_engine::{Engine, Part};
+    use onefold_format::Pba;
+    use std::sync::Arc;
+
+    const POOL: PoolId = PoolId([3; 16]);
+
+    fn entries(count: usize) -> Vec<EntryBytes> {
+        let mut random = fastrand::Rng::with_seed(count as u64);
+        let mut entries: Vec<EntryBytes> = (1..=count as u64)
+            .map(|n| {
+                let row = Row {
+                    pba: Pba(n),
+                    references: n,
+                };
+                Entry::new(Fingerprint(random.u128(..).to_le_bytes()), Some(row)).to_bytes()
+            })
+            .collect();
+        entries.sort_unstable();
+        entries
+    }
+
+    fn written(count: usize) -> (Arc<dyn Disk>, Run, Vec<EntryBytes>) {
+        let disk = SimulatedEngine::new(1).create(Part::Index, 0).unwrap();
+        let run = Run {
+            start: 5,
+            rows: count as u32,
+            generation: 9,
+        };
+        let entries = entries(count);
+        let mut bytes = Vec::new();
+        encode(POOL, run, &entries, &mut bytes);
+        assert_eq!(bytes.len() as u64, run.extent().bytes());
+        disk.write_at(&bytes, run.extent().offset()).unwrap();
+        (disk, run, entries)
+    }
+
+    #[test]
+    fn a_run_is_read_as_it_was_written() {
+        for count in [1, ROWS_PER_LEAF, ROWS_PER_LEAF + 1, 5000] {
+            let (disk, run, entries) = written(count);
+            let mut read = Vec::new();
+            read_entries(&*disk, POOL, run, &mut Vec::new(), &mut read).unwrap();
+            assert!(read == entries);
+            let fences = read_fences(&*disk, POOL, run).unwrap();
+            let expected = entries.iter().step_by(ROWS_PER_LEAF).map(fingerprint_of);
+            assert_eq!(fences, expected.collect::<Vec<_>>());
+            let signatures = read_signatures(&*disk, POOL, run).unwrap();
+            for (at, entry) in entries.iter().enumerate() {
+                let leaf = at / ROWS_PER_LEAF;
+                assert!(signatures.may_have(leaf, signature(fingerprint_of(entry))));
+            }
+            let mut random = fastrand::Rng::with_seed(1);
+            let strange = (0..1000).filter(|_| signatures.may_have(0, random.u16(1..)));
+            assert!(strange.count() < 20);
+        }
+    }
+
+    #[test]
+    fn every_flipped_byte_is_damage() {
+        let (disk, run, _) = written(400);
+        let mut bytes = vec![0; run.extent().bytes() as usize];
+        let offset = run.extent().offset();
+        disk.read_at(&mut bytes, offset).unwrap();
+        let used = run.leaves() as usize * LEAF_BYTES
+            + run.fences_bytes()
+            + run.signatures_bytes()
+            + 2 * CHECKSUM_BYTES;
+        for at in (0..used).step_by(7).chain(used - 12..used) {
+            bytes[at] ^= 1 << (at % 8);
+            disk.write_at(&bytes, offset).unwrap();
+            let all = read_entries(&*disk, POOL, run, &mut Vec::new(), &mut Vec::new())
+                .and_then(|()| read_fences(&*disk, POOL, run))
+                .and_then(|_| read_signatures(&*disk, POOL, run));
+            assert!(matches!(all, Err(IndexError::Damaged(_))), "{at}");
+            bytes[at] ^= 1 << (at % 8);
+        }
+    }
+
+    #[test]
+    fn what_was_written_for_another_run_is_damage() {
+        let (disk, run, _) = written(10);
+        let others = [
+            (PoolId([4; 16]), run),
+            (
+                POOL,
+                Run {
+                    generation: 8,
+                    ..run
+                },
+            ),
+            (POOL, Run { rows: 11, ..run }),
+        ];
+        for (pool, run) in others {
+            let read = read_entries(&*disk, pool, run, &mut Vec::new(), &mut Vec::new());
+            assert!(matches!(read, Err(IndexError::Damaged(_))));
+        }
+    }
+
+    #[test]
+    fn rows_are_found_in_their_leaf() {
+        let entries = entries(ROWS_PER_LEAF);
+        for bytes in &entries {
+            let entry = Entry::from_bytes(bytes);
+            assert_eq!(find(&entries, entry.fingerprint), entry.row);
+            let near = entry.fingerprint.successor().unwrap();
+            assert_eq!(find(&entries, near), PackedRow::NONE);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Looking up what a batch asks for: first in memory, then many leaves at a time.
+
+use super::{Buffers, Table};
+use crate::batch::Rows;
+use crate::entry::Entry;
+use crate::hash::directory::CHANGE_BYTES;
+use crate::hash::reads::read_leaves;
+use crate::hash::segment::{self, LEAF_BYTES, Run};
+use crate::row::PackedRow;
+use crate::{Fingerprint, Result, Row};
+
+/// Most leaves that are read at a time.
+const READ_LEAVES_MAX: usize = 2048;
+
+/// Fewest, however little memory there is.
+const READ_LEAVES_MIN: usize = 16;
+
+impl Table {
+    /// Finds the rows of these fingerprints, which are sorted.
+    pub(super) fn find(&mut self, fingerprints: &[Fingerprint]) -> Result<()> {
+        self.buffers.found.clear();
+        self.buffers.wanted.clear();
+        let mut at = fingerprints.first().map_or(0, |it| self.directory.at(*it));
+        let signatures_max = self.signatures_max();
+        for fingerprint in fingerprints {
+            while self.is_behind(at, *fingerprint) {
+                at += 1;
+            }
+            let change = self.directory.segments()[at].change(*fingerprint);
+            if change.is_none() {
+                self.directory
+                    .load(at, &*self.disk, self.pool, signatures_max)?;
+                let segment = &self.directory.segments()[at];
+                if let Some(run) = segment.run
+                    && let Some(leaf) = segment.leaf_of(*fingerprint)
+                {
+                    self.buffers.wanted.push(Wanted {
+                        by: self.buffers.found.len(),
+                        run,
+                        leaf: run.first_leaf() + leaf,
+                    });
+                }
+            }
+            self.buffers.found.push(Found {
+                fingerprint: *fingerprint,
+                row: change.unwrap_or(PackedRow::NONE),
+                is_changed: false,
+            });
+        }
+        let at_once = (self.limit_bytes / 16 / LEAF_BYTES).clamp(READ_LEAVES_MIN, READ_LEAVES_MAX);
+        let Buffers {
+            leaves: buffer,
+            wanted,
+            found,
+            ..
+        } = &mut self.buffers;
+        let mut groups = wanted
+            .chunk_by(|one, other| one.leaf == other.leaf)
+            .peekable();
+        while groups.peek().is_some() {
+            let some: Vec<_> = groups.by_ref().take(at_once).collect();
+            let leaves: Vec<u64> = some.iter().map(|it| it[0].leaf).collect();
+            buffer.resize(leaves.len() * LEAF_BYTES, 0);
+            read_leaves(&*self.disk, &leaves, buffer)?;
+            for (group, bytes) in some.iter().zip(buffer.chunks_exact(LEAF_BYTES)) {
+                let Wanted { run, leaf, .. } = group[0];
+                let entries = segment::open_leaf(self.pool, run, leaf, bytes)?;
+                for wanted in *group {
+                    let found = &mut found[wanted.by];
+                    found.row = segment::find(entries, found.fingerprint);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What signatures may take: what fences, and as many changes as there may be, leave.
+    pub(super) fn signatures_max(&self) -> usize {
+        let changes = self.changes_max().max(self.directory.changes()) as usize * CHANGE_BYTES;
+        let taken = self.directory.footprint().fences + changes;
+        self.limit_bytes.saturating_sub(taken)
+    }
+}
+
+/// A leaf that has to be read, and for which of the fingerprints.
+pub(super) struct Wanted {
+    by: usize,
+    run: Run,
+    leaf: u64,
+}
+
+/// The row of a fingerprint that a batch asks for.
+pub(super) struct Found {
+    fingerprint: Fingerprint,
+    row: PackedRow,
+    is_changed: bool,
+}
+
+/// The rows that a batch asks for, and what it makes of them.
+pub(crate) struct Lookup<'a> {
+    table: &'a mut Table,
+    /// The one that was asked for last.
+    at: usize,
+}
+
+impl Lookup<'_> {
+    pub(super) fn new(table: &mut Table) -> Lookup<'_> {
+        Lookup { table, at: 0 }
+    }
+
+    /// What was changed, in the order of fingerprints.
+    pub(super) fn into_changed(self) -> Vec<Entry> {
+        let buffers = &mut self.table.buffers;
+        let mut into = std::mem::take(&mut buffers.changed);
+        into.clear();
+        let changed = buffers.found.iter().filter(|it| it.is_changed);
+        into.extend(changed.map(|it| Entry {
+            fingerprint: it.fingerprint,
+            row: it.row,
+        }));
+        into
+    }
+
+    /// The row of a fingerprint that was expected. They are asked for in their order.
+    fn found(&mut self, fingerprint: Fingerprint) -> &mut Found {
+        let found = &mut self.table.buffers.found;
+        while found[self.at].fingerprint < fingerprint {
+            self.at += 1;
+        }
+        debug_assert_eq!(found[self.at].fingerprint, fingerprint);
+        &mut found[self.at]
+    }
+}
+
+impl Rows for Lookup<'_> {
+    fn expect(&mut self, fingerprints: &[Fingerprint]) -> Result<()> {
+        self.at = 0;
+        self.table.find(fingerprints)
+    }
+
+    fn get(&mut self, fingerprint: Fingerprint) -> Result<Option<Row>> {
+        Ok(self.found(fingerprint).row.row())
+    }
+
+    fn set(&mut self, fingerprint: Fingerprint, row: Option<Row>) -> Result<()> {
+        let found = self.found(fingerprint);
+        found.row = Entry::new(fingerprint, row).row;
+        found.is_changed = true;
+        Ok(())
+    }
+
+    fn has_room(&mut self, _fingerprint: Fingerprint) -> bool {
+        true
+    }
+}

@@ -1,0 +1,174 @@
+//! Merging the changes of a segment with its run, one segment after the other.
+
+use super::{Buffers, Merge, Table};
+use crate::Fingerprint;
+use crate::Result;
+use crate::entry::{Entry, EntryBytes, fingerprint_of};
+use crate::hash::directory::{CHANGE_BYTES, Segment};
+use crate::hash::frame::Change;
+use crate::hash::segment::{self, Run, Signatures};
+use crate::hash::space::Extent;
+use crate::row::PackedRow;
+
+/// Bytes of the log for a row: twice what changes in memory take of it.
+const LOG_BYTES_PER_ROW: u64 = 8;
+
+impl Table {
+    /// Changes that may be in memory: a share of the rows, as far as a third of the memory holds
+    /// them.
+    pub(super) fn changes_max(&self) -> u64 {
+        let wanted = (self.counts.rows() / self.shape.rows_per_change).max(self.shape.changes_min);
+        let room = self
+            .limit_bytes
+            .saturating_sub(self.directory.footprint().fences)
+            / 3;
+        wanted.min((room / CHANGE_BYTES) as u64)
+    }
+
+    /// Does what has become due.
+    pub(super) fn maintain(&mut self) -> Result<()> {
+        let mut turns = self.directory.segments().len();
+        while turns > 0 && (self.directory.changes() > self.changes_max() || self.is_log_long()) {
+            self.merge_next()?;
+            turns -= 1;
+        }
+        let (extents, unneeded) = self.log.extents_before(self.needed());
+        if self.is_durable && self.checkpoint.is_none() && unneeded > extents / 4 {
+            self.begin_checkpoint()?;
+        }
+        Ok(())
+    }
+
+    fn is_log_long(&self) -> bool {
+        let max = (self.counts.rows() * LOG_BYTES_PER_ROW).max(self.shape.log_bytes_min);
+        self.log.bytes_from(self.needed()) > max
+    }
+
+    /// The first frame whose changes are not all in runs.
+    pub(super) fn needed(&self) -> u64 {
+        let changed = self
+            .directory
+            .segments()
+            .iter()
+            .filter(|it| it.changes() > 0);
+        let merged = changed.map(|it| it.merged).min();
+        merged.unwrap_or(self.log.last()) + 1
+    }
+
+    /// Merges the segment whose turn it is; with the next one, if both are small.
+    pub(super) fn merge_next(&mut self) -> Result<()> {
+        let at = self.directory.at(self.cursor);
+        let end = at + self.joined_at(at);
+        let segments = &self.directory.segments()[at..end];
+        if let [segment] = segments
+            && segment.changes() == 0
+        {
+            self.cursor = self.directory.next_first(at);
+            return Ok(());
+        }
+        let Buffers {
+            bytes, old, new, ..
+        } = &mut self.buffers;
+        new.clear();
+        for segment in segments {
+            old.clear();
+            if let Some(run) = segment.run {
+                segment::read_entries(&*self.disk, self.pool, run, bytes, old)?;
+            }
+            let changes = segment.changes_from(Fingerprint::default());
+            merge(old, changes.into_iter(), new);
+        }
+        let first = segments[0].first;
+        let merged = self.log.last();
+        let old: Vec<Extent> = segments
+            .iter()
+            .filter_map(|it| Some(it.run?.extent()))
+            .collect();
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        let pieces = self
+            .buffers
+            .new
+            .len()
+            .div_ceil(self.shape.segment_rows)
+            .max(1);
+        let rows_each = self.buffers.new.len().div_ceil(pieces).max(1);
+        let mut replacement = Vec::new();
+        let gone: usize = segments.iter().map(Segment::signature_bytes).sum();
+        let mut room =
+            (self.signatures_max() + gone).saturating_sub(self.directory.footprint().signatures);
+        for entries in self.buffers.new.chunks(rows_each) {
+            let rows = entries.len() as u32;
+            let start = self.space.take(segment::pages_of(entries.len())).start;
+            let run = Run {
+                start,
+                rows,
+                generation,
+            };
+            segment::encode(self.pool, run, entries, &mut self.buffers.bytes);
+            self.disk
+                .write_at(&self.buffers.bytes, run.extent().offset())?;
+            let first = if replacement.is_empty() {
+                first
+            } else {
+                fingerprint_of(&entries[0])
+            };
+            let bytes = Signatures::bytes_for(entries.len());
+            let has_room = bytes <= room;
+            room = room.saturating_sub(bytes);
+            replacement.push(Segment::written(first, run, merged, entries, has_room));
+        }
+        if replacement.is_empty() {
+            replacement.push(Segment::new(first, None, merged));
+        }
+        let change = Change {
+            generation,
+            first,
+            replaced: (end - at) as u32,
+            segments: replacement.iter().map(Segment::record).collect(),
+        };
+        self.directory.replace(at..end, replacement);
+        let behind = self.directory.at(first) + change.segments.len() - 1;
+        self.cursor = self.directory.next_first(behind);
+        if self.is_durable {
+            self.written.push(Merge { change, old });
+            Ok(())
+        } else {
+            self.free(old)
+        }
+    }
+
+    /// How many segments from this one on are merged into one: two, where there is little in both.
+    fn joined_at(&self, at: usize) -> usize {
+        let rows = |at: usize| self.directory.segments().get(at).map(Segment::rows_max);
+        match (rows(at), rows(at + 1)) {
+            (Some(one), Some(other)) if one + other <= self.shape.segment_rows / 2 => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// Rows with the changes made to them, both in order. Rows that are gone are left out.
+pub(super) fn merge(
+    rows: &[EntryBytes],
+    changes: impl Iterator<Item = Entry>,
+    into: &mut Vec<EntryBytes>,
+) {
+    let mut rest = rows;
+    for change in changes {
+        // A few rows lie between two changes, so the next one is not far.
+        let behind = rest
+            .iter()
+            .position(|it| fingerprint_of(it) >= change.fingerprint);
+        let (before, behind) = rest.split_at(behind.unwrap_or(rest.len()));
+        into.extend_from_slice(before);
+        rest = match behind.split_first() {
+            Some((same, behind)) if fingerprint_of(same) == change.fingerprint => behind,
+            _ => behind,
+        };
+        if change.row != PackedRow::NONE {
+            into.push(change.to_bytes());
+        }
+    }
+    into.extend_from_slice(rest);
+}

@@ -1,0 +1,509 @@
+//! The rows: what a batch reads and changes, and what is written when.
+//!
+//! # A batch
+//!
+//! 1. Rows that were changed lately are in memory. For the others, signatures say which cannot be
+//!    there, and the pages of the rest are read, many at a time.
+//! 2. What the batch changes becomes one frame of the log, with the answers and the counts. A sync
+//!    makes it durable. Only then is anything changed in memory.
+//! 3. If there are too many changes in memory, segments are merged, one after the other in the
+//!    order of fingerprints: the rows of the run and the changes become a new run, in free space.
+//!
+//! # What becomes of a merge
+//!
+//! A new run is *written*; the next sync, whoever needs it, makes it durable; the frame after that
+//! names it; when that frame is durable, the pages of the old run are free. So a merge costs no sync
+//! of its own. If a crash comes first, the old run is there, and the log still has its changes.
+//!
+//! The log is needed from the first frame on whose changes are not in the run of their segment. As
+//! segments take turns, that moves on, and a checkpoint moves the beginning of the log. Its steps
+//! (checkpoint, one slot, the other slot, free what the older one needed) are each followed by a
+//! sync that happens anyway.
+
+mod lookup;
+mod merging;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use onefold_engine::Disk;
+use onefold_format::PoolId;
+
+use crate::entry::{Entry, EntryBytes, fingerprint_of};
+use crate::hash::directory::{Directory, Segment};
+use crate::hash::frame::{Change, Frame};
+use crate::hash::log::{FRAME_HEADER_BYTES, Log, Reader, unique_number};
+use crate::hash::root::{self, Checkpoint, SLOT_PAGES, SegmentRecord, Slot};
+use crate::hash::segment::{self, Run};
+use crate::hash::space::{Extent, Space, pages_for};
+use crate::stream::{self, Answer, Answers, LastBatch};
+use crate::{Fingerprint, IndexCounts, IndexError, Result, Row, StreamId};
+use lookup::{Found, Lookup, Wanted};
+use merging::merge;
+
+/// Sizes that decide when something is done, not what is right. Tests make them small.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    /// Rows in a segment: half as many to as many. A merge reads and writes that much.
+    pub segment_rows: usize,
+    /// One change in memory for so many rows.
+    pub rows_per_change: u64,
+    /// Changes in memory, however few rows there are.
+    pub changes_min: u64,
+    /// Pages in an extent of the log.
+    pub log_pages: u64,
+    /// Bytes of the log, however few rows there are.
+    pub log_bytes_min: u64,
+}
+
+impl Default for Shape {
+    fn default() -> Shape {
+        Shape {
+            segment_rows: 32_768,
+            rows_per_change: 20,
+            changes_min: 32_768,
+            log_pages: 1024,
+            log_bytes_min: 64 << 20,
+        }
+    }
+}
+
+/// The rows of an index on its disk.
+pub(super) struct Table {
+    disk: Arc<dyn Disk>,
+    pool: PoolId,
+    shape: Shape,
+    limit_bytes: usize,
+    directory: Directory,
+    space: Space,
+    log: Log,
+    streams: BTreeMap<StreamId, LastBatch>,
+    counts: IndexCounts,
+    /// The segment of this fingerprint is merged next.
+    cursor: Fingerprint,
+    next_generation: u64,
+    /// Merges that a crash would undo, in their order.
+    written: Vec<Merge>,
+    /// Those whose runs are durable, and which the next frame names.
+    durable: Vec<Merge>,
+    /// The root in the slots.
+    root: Option<Slot>,
+    checkpoint: Option<Pending>,
+    /// The last frame that the newest checkpoint has.
+    checkpointed: u64,
+    /// Whether what is on the disk counts. If not, nothing there has to survive.
+    is_durable: bool,
+    buffers: Buffers,
+}
+
+/// One or two segments that became others.
+struct Merge {
+    change: Change,
+    old: Vec<Extent>,
+}
+
+/// A checkpoint on its way into the slots.
+struct Pending {
+    slot: Slot,
+    /// The frame with which the log begins from then on.
+    log_start: u64,
+    slots_written: u64,
+}
+
+/// Large allocations that are needed all the time: each kept, so that they leave no gaps between
+/// what stays.
+#[derive(Default)]
+struct Buffers {
+    /// A run that is read or written.
+    bytes: Vec<u8>,
+    old: Vec<EntryBytes>,
+    new: Vec<EntryBytes>,
+    frame: Vec<u8>,
+    /// Leaves that a batch reads, and for which of its fingerprints.
+    leaves: Vec<u8>,
+    wanted: Vec<Wanted>,
+    found: Vec<Found>,
+    changed: Vec<Entry>,
+}
+
+impl Table {
+    /// A table without rows, over whatever was on the disk. Nothing of it counts before
+    /// [`Table::make_durable`].
+    pub(super) fn empty(
+        disk: Arc<dyn Disk>,
+        pool: PoolId,
+        limit_bytes: u64,
+        shape: Shape,
+    ) -> Result<Table> {
+        let len = disk.len()?;
+        if len > crate::header::BODY_OFFSET {
+            disk.discard(crate::header::BODY_OFFSET, len - crate::header::BODY_OFFSET)?;
+        }
+        let mut space = Space::behind(SLOT_PAGES);
+        let log = Log::new(pool, unique_number(), shape.log_pages, &mut space);
+        Ok(Table {
+            disk,
+            pool,
+            shape,
+            limit_bytes: usize::try_from(limit_bytes).unwrap_or(usize::MAX),
+            directory: Directory::empty(),
+            space,
+            log,
+            streams: BTreeMap::new(),
+            counts: IndexCounts::default(),
+            cursor: Fingerprint::default(),
+            next_generation: 1,
+            written: Vec::new(),
+            durable: Vec::new(),
+            root: None,
+            checkpoint: None,
+            checkpointed: 0,
+            is_durable: false,
+            buffers: Buffers::default(),
+        })
+    }
+
+    /// The table that is on the disk.
+    pub(super) fn open(
+        disk: Arc<dyn Disk>,
+        pool: PoolId,
+        limit_bytes: u64,
+        shape: Shape,
+    ) -> Result<Table> {
+        let damaged = |what: &str| IndexError::Damaged(what.to_owned());
+        let (slot, checkpoint) = root::read(&*disk, pool)?;
+        let reader = Reader {
+            disk: &*disk,
+            pool,
+            life: checkpoint.life,
+            start: checkpoint.log,
+        };
+        // Which segments there are must be known before it can be told which changes they lack.
+        let mut records = checkpoint.segments.clone();
+        let mut next_generation = checkpoint.next_generation;
+        let first_pass = reader.replay(shape.log_pages, &mut |_, body| {
+            let frame = Frame::decode(body).ok_or_else(|| damaged("a frame of its log"))?;
+            for change in frame
+                .changes
+                .iter()
+                .filter(|it| it.generation >= checkpoint.next_generation)
+            {
+                change
+                    .apply(&mut records)
+                    .ok_or_else(|| damaged("a merge in its log"))?;
+                next_generation = next_generation.max(change.generation + 1);
+            }
+            Ok(())
+        })?;
+        let mut directory =
+            Directory::from_records(&records).ok_or_else(|| damaged("its segments"))?;
+        let (mut counts, mut streams) = (checkpoint.counts, checkpoint.streams);
+        let log = reader.replay(shape.log_pages, &mut |sequence, body| {
+            let frame = Frame::decode(body).ok_or_else(|| damaged("a frame of its log"))?;
+            if sequence > checkpoint.last {
+                counts = frame.counts;
+                streams.insert(frame.stream, frame.last);
+            }
+            for entry in frame.rows.iter().map(Entry::from_bytes) {
+                let at = directory.at(entry.fingerprint);
+                if sequence > directory.segments()[at].merged {
+                    directory.set(at, entry);
+                }
+            }
+            Ok(())
+        })?;
+        if log.last() < checkpoint.last || log.last() != first_pass.last() {
+            return Err(damaged("its log ends before its checkpoint"));
+        }
+        let mut space = Space::behind(SLOT_PAGES);
+        let runs = directory.segments().iter().filter_map(|it| it.run);
+        let used = runs
+            .map(Run::extent)
+            .chain(log.extents())
+            .chain(slot.extent());
+        if !used.into_iter().all(|it| space.take_at(it)) {
+            return Err(damaged("two things in one place"));
+        }
+        Ok(Table {
+            disk,
+            pool,
+            shape,
+            limit_bytes: usize::try_from(limit_bytes).unwrap_or(usize::MAX),
+            directory,
+            space,
+            log,
+            streams,
+            counts,
+            cursor: checkpoint.cursor,
+            next_generation,
+            written: Vec::new(),
+            durable: Vec::new(),
+            root: Some(slot),
+            checkpoint: None,
+            checkpointed: checkpoint.last,
+            is_durable: true,
+            buffers: Buffers::default(),
+        })
+    }
+
+    pub(super) fn counts(&self) -> IndexCounts {
+        self.counts
+    }
+
+    /// Answers a batch: from the stream if it is the last one again, else by changing rows.
+    pub(super) fn batch<A: Answer>(
+        &mut self,
+        (stream, number): (StreamId, u64),
+        apply: impl FnOnce(&mut Lookup<'_>, &mut IndexCounts) -> Result<Vec<A>>,
+    ) -> Result<Vec<A>> {
+        if let Some(answers) = stream::repeated(stream, self.streams.get(&stream), number)? {
+            return Ok(answers);
+        }
+        let mut counts = self.counts;
+        let mut lookup = Lookup::new(self);
+        let answers = apply(&mut lookup, &mut counts)?;
+        let changed = lookup.into_changed();
+        let last = LastBatch {
+            number,
+            answers: A::wrap(answers.clone()),
+        };
+        self.commit(stream, &last, counts, &changed)?;
+        self.note(&changed);
+        self.buffers.changed = changed;
+        self.counts = counts;
+        self.streams.insert(stream, last);
+        self.maintain()?;
+        Ok(answers)
+    }
+
+    /// Makes a batch durable, and with it the merges that are ready.
+    fn commit(
+        &mut self,
+        stream: StreamId,
+        last: &LastBatch,
+        counts: IndexCounts,
+        changed: &[Entry],
+    ) -> Result<()> {
+        let frame = &mut self.buffers.frame;
+        frame.clear();
+        frame.resize(FRAME_HEADER_BYTES, 0);
+        let changes = self.durable.iter().map(|it| &it.change);
+        Frame::encode(changes, counts, (stream, last), changed, frame);
+        self.log.append(&*self.disk, &mut self.space, frame)?;
+        self.disk.sync()?;
+        for merge in std::mem::take(&mut self.durable) {
+            self.free(merge.old)?;
+        }
+        self.durable = std::mem::take(&mut self.written);
+        self.go_on_with_checkpoint()
+    }
+
+    fn free(&mut self, extents: impl IntoIterator<Item = Extent>) -> Result<()> {
+        for extent in extents {
+            self.space.give(extent);
+            if self.space.is_roomy() {
+                self.disk.discard(extent.offset(), extent.bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps rows, which are sorted, as changes of their segments.
+    fn note(&mut self, rows: &[Entry]) {
+        let Some(first) = rows.first() else {
+            return;
+        };
+        let mut at = self.directory.at(first.fingerprint);
+        for row in rows {
+            while self.is_behind(at, row.fingerprint) {
+                at += 1;
+            }
+            self.directory.set(at, *row);
+        }
+    }
+
+    /// Whether a fingerprint, which is not before a segment, is behind it.
+    fn is_behind(&self, at: usize, fingerprint: Fingerprint) -> bool {
+        let next = self.directory.segments().get(at + 1);
+        next.is_some_and(|it| it.first <= fingerprint)
+    }
+
+    /// Adds rows counted from the maps. Not durable before [`Table::make_durable`].
+    pub(super) fn add(&mut self, rows: &[(Fingerprint, Row)]) -> Result<Vec<(Fingerprint, Row)>> {
+        let mut counts = self.counts;
+        let mut lookup = Lookup::new(self);
+        let refused = crate::batch::add(&mut lookup, &mut counts, rows)?;
+        let changed = lookup.into_changed();
+        self.note(&changed);
+        self.buffers.changed = changed;
+        self.counts = counts;
+        self.maintain()?;
+        Ok(refused)
+    }
+
+    /// Makes the next opening quick, and leaves nothing of the log to chance: a frame that cannot be
+    /// read later is known to be missing.
+    pub(super) fn close(&mut self) -> Result<()> {
+        self.finish_checkpoint()?;
+        if self.checkpointed < self.log.last() {
+            self.begin_checkpoint()?;
+            self.finish_checkpoint()?;
+        }
+        Ok(())
+    }
+
+    fn finish_checkpoint(&mut self) -> Result<()> {
+        while self.checkpoint.is_some() {
+            self.disk.sync()?;
+            self.go_on_with_checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// Ends a rebuild: from here on the disk holds the table, and every batch is durable.
+    pub(super) fn make_durable(&mut self, last: Option<(StreamId, u64)>) -> Result<()> {
+        self.cursor = Fingerprint::default();
+        while self.directory.changes() > 0 {
+            self.merge_next()?;
+        }
+        self.streams = last
+            .into_iter()
+            .map(|(stream, number)| {
+                let answers = Answers::Forgotten;
+                (stream, LastBatch { number, answers })
+            })
+            .collect();
+        self.begin_checkpoint()?;
+        self.finish_checkpoint()?;
+        self.is_durable = true;
+        Ok(())
+    }
+
+    /// Rows from a fingerprint on, at most `max`.
+    pub(super) fn rows(
+        &mut self,
+        from: Fingerprint,
+        max: usize,
+    ) -> Result<Vec<(Fingerprint, Row)>> {
+        let mut rows = Vec::new();
+        let mut from = Some(from);
+        while let Some(first) = from.filter(|_| rows.len() < max) {
+            let at = self.directory.at(first);
+            let mut merged = Vec::new();
+            let last = self.merged_from(at, first, max - rows.len(), &mut merged)?;
+            let wanted = merged.iter().take(max - rows.len());
+            let wanted = wanted.map(Entry::from_bytes);
+            rows.extend(wanted.filter_map(|it| Some((it.fingerprint, it.row.row()?))));
+            from = match last {
+                Some(last) => last.successor(),
+                None => self.directory.segments().get(at + 1).map(|it| it.first),
+            };
+        }
+        Ok(rows)
+    }
+
+    /// Appends rows of a segment from a fingerprint on, for about `max` rows from as many leaves of
+    /// its run as that takes. Returns the last fingerprint that was looked at, if there are more.
+    fn merged_from(
+        &mut self,
+        at: usize,
+        from: Fingerprint,
+        max: usize,
+        into: &mut Vec<EntryBytes>,
+    ) -> Result<Option<Fingerprint>> {
+        self.directory
+            .load(at, &*self.disk, self.pool, self.signatures_max())?;
+        let segment = &self.directory.segments()[at];
+        let (mut entries, mut last) = (Vec::new(), None);
+        if let Some(run) = segment.run {
+            let first = segment.fence_before(from);
+            let behind =
+                (first + max.div_ceil(segment::ROWS_PER_LEAF) as u64 + 1).min(run.leaves());
+            segment::read_leaves(
+                &*self.disk,
+                self.pool,
+                run,
+                first..behind,
+                &mut Vec::new(),
+                &mut entries,
+            )?;
+            if behind < run.leaves() {
+                last = entries.last().map(fingerprint_of);
+            }
+        }
+        let is_read = |it: &Entry| last.is_none_or(|last| it.fingerprint <= last);
+        let changes = segment.changes_from(from).into_iter().take_while(is_read);
+        let before = entries.partition_point(|it| fingerprint_of(it) < from);
+        merge(&entries[before..], changes, into);
+        Ok(last)
+    }
+
+    /// Writes where everything is now. It may name runs that are not durable yet: they are before
+    /// a slot names it.
+    fn begin_checkpoint(&mut self) -> Result<()> {
+        let log = self.log.start_for(self.needed());
+        let checkpoint = Checkpoint {
+            life: self.log.life(),
+            next_generation: self.next_generation,
+            last: self.log.last(),
+            counts: self.counts,
+            cursor: self.cursor,
+            log,
+            segments: self
+                .directory
+                .segments()
+                .iter()
+                .map(Segment::record)
+                .collect(),
+            streams: self.streams.clone(),
+        };
+        let mut bytes = checkpoint.encode();
+        let extent = self.space.take(pages_for(bytes.len()));
+        let number = self.root.map_or(1, |it| it.number + 1);
+        let slot = Slot::of(number, extent.start, &bytes);
+        bytes.resize(extent.bytes() as usize, 0);
+        self.disk.write_at(&bytes, extent.offset())?;
+        self.checkpointed = self.log.last();
+        self.checkpoint = Some(Pending {
+            slot,
+            log_start: log.sequence,
+            slots_written: 0,
+        });
+        Ok(())
+    }
+
+    /// Does the next step of a checkpoint, after a sync.
+    fn go_on_with_checkpoint(&mut self) -> Result<()> {
+        let Some(pending) = &mut self.checkpoint else {
+            return Ok(());
+        };
+        if pending.slots_written < SLOT_PAGES {
+            pending
+                .slot
+                .write(&*self.disk, self.pool, pending.slots_written)?;
+            pending.slots_written += 1;
+            return Ok(());
+        }
+        let mut unneeded = self.log.forget_before(pending.log_start);
+        let older = self.root.replace(pending.slot);
+        unneeded.extend(older.and_then(|it| it.extent()));
+        self.checkpoint = None;
+        self.free(unneeded)
+    }
+}
+
+/// The segments of two records that a change must agree with.
+impl Change {
+    /// Makes the change to the records of all segments; `None` if they are not those it was made to.
+    fn apply(&self, records: &mut Vec<SegmentRecord>) -> Option<()> {
+        let at = records
+            .binary_search_by_key(&self.first, |it| it.first)
+            .ok()?;
+        let end = at.checked_add(self.replaced as usize)?;
+        if self.replaced == 0 || end > records.len() || self.segments.is_empty() {
+            return None;
+        }
+        records.splice(at..end, self.segments.iter().copied());
+        Some(())
+    }
+}
