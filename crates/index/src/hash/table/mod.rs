@@ -63,7 +63,7 @@ impl Default for Shape {
             rows_per_change: 20,
             changes_min: 32_768,
             log_pages: 1024,
-            log_bytes_min: 64 << 20,
+            log_bytes_min: 16 << 20,
         }
     }
 }
