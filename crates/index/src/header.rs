@@ -27,6 +27,15 @@ pub(crate) enum Content {
     Void,
 }
 
+impl Content {
+    /// The body of an index that needs no extent.
+    pub(crate) const WHOLE: Content = Content::Whole(Extent {
+        stream_bytes: 0,
+        rows: 0,
+        hash: [0; 32],
+    });
+}
+
 /// What a memory index wrote out; zeros for other kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Extent {

@@ -57,27 +57,6 @@ fn opening_after_a_crash_reads_little() {
 }
 
 #[test]
-fn what_is_no_index_is_damage_until_it_is_replaced() {
-    let engine = SimulatedEngine::new(1);
-    let disk = engine.create(Part::Index, 0).unwrap();
-    assert!(matches!(open(&engine), Err(IndexError::Damaged(_))));
-    disk.write_at(&[0xff; 100_000], 0).unwrap();
-    assert!(matches!(open(&engine), Err(IndexError::Damaged(_))));
-    btree::replace(&disk, POOL).unwrap();
-    let index = open(&engine).unwrap();
-    assert!(index.needs_rebuild());
-    index.begin_rebuild().unwrap();
-    index.finish_rebuild(STREAM, 3).unwrap();
-    drop(index);
-    let index = open(&engine).unwrap();
-    assert!(!index.needs_rebuild());
-    assert_eq!(
-        index.increment(STREAM, 4, &items(1, 1)).unwrap(),
-        [Counted::Inserted]
-    );
-}
-
-#[test]
 fn a_missing_database_behind_a_whole_header_is_damage() {
     let engine = SimulatedEngine::new(1);
     btree::create(&engine.create(Part::Index, 0).unwrap(), POOL).unwrap();

@@ -60,14 +60,6 @@ impl BackEnd for Btree {
         Ok(Box::new(btree::open(disk, pool, self.0)?))
     }
 
-    fn open_small(
-        &self,
-        _disk: Arc<dyn Disk>,
-        _pool: PoolId,
-    ) -> Option<Result<Box<dyn FingerprintIndex>>> {
-        None
-    }
-
     fn survives_crashes(&self) -> bool {
         true
     }
@@ -86,6 +78,7 @@ const SMALL: Shape = Shape {
     changes_min: 3,
     log_pages: 2,
     log_bytes_min: 16 << 10,
+    spare_pages: 8,
 };
 
 impl BackEnd for Hash {
@@ -100,14 +93,6 @@ impl BackEnd for Hash {
     fn open(&self, disk: Arc<dyn Disk>, pool: PoolId) -> Result<Box<dyn FingerprintIndex>> {
         let index = hash::open_shaped(disk, pool, self.0, self.1)?;
         Ok(Box::new(index))
-    }
-
-    fn open_small(
-        &self,
-        _disk: Arc<dyn Disk>,
-        _pool: PoolId,
-    ) -> Option<Result<Box<dyn FingerprintIndex>>> {
-        None
     }
 
     fn survives_crashes(&self) -> bool {
@@ -169,6 +154,11 @@ macro_rules! conforms {
             #[test]
             fn a_rebuild_survives_failed_syncs() {
                 conformance::a_rebuild_survives_failed_syncs(&$back_end);
+            }
+
+            #[test]
+            fn what_is_no_index_is_rebuilt() {
+                conformance::what_is_no_index_is_rebuilt(&$back_end);
             }
 
             #[test]

@@ -21,6 +21,7 @@ const SHAPE: Shape = Shape {
     changes_min: 200,
     log_pages: 16,
     log_bytes_min: 256 << 10,
+    spare_pages: 16,
 };
 
 type Items = Vec<(Fingerprint, Pba)>;
@@ -106,7 +107,6 @@ fn with_a_sixteenth_of_the_memory_it_answers_as_the_memory_index() {
 #[test]
 fn crashes_among_merges_and_checkpoints_lose_nothing() {
     const AMONG: u64 = 3000;
-    let mut crashes = 0;
     for seed in 0..60 {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut engine = machine(seed);
@@ -133,7 +133,6 @@ fn crashes_among_merges_and_checkpoints_lose_nothing() {
                     check(&index, &model);
                 }
             })();
-            crashes += 1;
             let kind = if random.bool() {
                 CrashKind::PowerLoss
             } else {
@@ -155,7 +154,6 @@ fn crashes_among_merges_and_checkpoints_lose_nothing() {
             .collect();
         assert!(rows == model.into_iter().collect::<Vec<_>>(), "seed {seed}");
     }
-    assert!(crashes > 0);
 }
 
 fn change(model: &mut BTreeMap<Fingerprint, (Pba, u64)>, (items, is_release): &(Items, bool)) {
@@ -248,6 +246,9 @@ fn space_stays_in_proportion_and_comes_back() {
     }
     let rows_left = index.rows(Fingerprint([0; 16]), 10).unwrap();
     assert_eq!(rows_left, []);
+    let empty = index.bytes_on_disk().unwrap();
+    // What is left is the log, whose length has a lower bound.
+    assert!(empty < full / 3 * 2, "{empty} after {full}");
 }
 
 #[test]
@@ -307,25 +308,4 @@ fn damage_is_told_and_never_becomes_a_wrong_answer() {
         }
     }
     assert!(told > FLIPS / 4, "{told}: the flips missed what matters");
-}
-
-#[test]
-fn what_is_no_index_is_damage_until_it_is_replaced() {
-    let engine = SimulatedEngine::new(1);
-    let disk = engine.create(Part::Index, 0).unwrap();
-    assert!(matches!(open(&engine), Err(IndexError::Damaged(_))));
-    disk.write_at(&[0xff; 100_000], 0).unwrap();
-    assert!(matches!(open(&engine), Err(IndexError::Damaged(_))));
-    hash::replace(&disk, POOL).unwrap();
-    let index = open(&engine).unwrap();
-    assert!(index.needs_rebuild());
-    index.begin_rebuild().unwrap();
-    index.finish_rebuild(STREAM, 3).unwrap();
-    drop(index);
-    let index = open(&engine).unwrap();
-    assert!(!index.needs_rebuild());
-    assert_eq!(
-        index.increment(STREAM, 4, &items(1, 1)).unwrap(),
-        [Counted::Inserted]
-    );
 }

@@ -25,7 +25,7 @@ use onefold_format::{IndexKind, Pba, PoolId};
 
 use crate::batch::{self, Item};
 use crate::guarded::{Guarded, Phase, State, Summary};
-use crate::header::{self, Content, Extent};
+use crate::header::{self, Content};
 use crate::stream::{self, Answer, Answers, LastBatch};
 use crate::{
     Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, Released, Result, Row,
@@ -36,18 +36,11 @@ use database::{Commit, Database, Tables};
 /// Memory for making a database that holds nothing.
 const CREATE_CACHE_BYTES: u64 = 1 << 20;
 
-/// The header of an index whose database counts.
-const WHOLE: Content = Content::Whole(Extent {
-    stream_bytes: 0,
-    rows: 0,
-    hash: [0; 32],
-});
-
 /// Makes the index of a new pool: one without rows.
 pub fn create(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
     replace(disk, pool)?;
     Database::create(disk.clone(), CREATE_CACHE_BYTES)?.close()?;
-    header::write(&**disk, IndexKind::Btree, pool, WHOLE)
+    header::write(&**disk, IndexKind::Btree, pool, Content::WHOLE)
 }
 
 /// Gives up whatever is on the disk, damaged or not. What is opened next has no rows, and needs a
@@ -199,7 +192,7 @@ impl FingerprintIndex for BtreeIndex {
         let database = state.rebuilding()?;
         let finished = database
             .change(Commit::Recoverable, |tables| tables.set_last(stream, &last))
-            .and_then(|()| header::write(&*self.disk, IndexKind::Btree, self.pool, WHOLE));
+            .and_then(|()| header::write(&*self.disk, IndexKind::Btree, self.pool, Content::WHOLE));
         state.settled(finished)?;
         state.set_ready();
         self.guarded.summary().needs_rebuild = false;

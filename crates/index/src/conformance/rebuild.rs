@@ -268,3 +268,28 @@ fn check_after_crash(
         .unwrap();
     index.close().unwrap();
 }
+
+/// A part that holds no index, or something else: told, or counted again without being asked; and
+/// of use when it has been replaced.
+pub fn what_is_no_index_is_rebuilt(back_end: &dyn BackEnd) {
+    for content in [0, 100_000] {
+        let engine = SimulatedEngine::new(1);
+        let disk = engine.create(Part::Index, 0).unwrap();
+        disk.write_at(&vec![0xff; content], 0).unwrap();
+        match open(back_end, &engine) {
+            Ok(index) => assert!(!back_end.survives_crashes() && index.needs_rebuild()),
+            Err(error) => assert!(matches!(error, IndexError::Damaged(_)), "{error}"),
+        }
+        back_end.replace(&disk, POOL).unwrap();
+        let index = open(back_end, &engine).unwrap();
+        assert!(index.needs_rebuild());
+        index.begin_rebuild().unwrap();
+        index.finish_rebuild(STREAM, 3).unwrap();
+        index.close().unwrap();
+        drop(index);
+        let index = open(back_end, &engine).unwrap();
+        assert!(!index.needs_rebuild());
+        let answers = index.increment(STREAM, 4, &[item(1, 1)]).unwrap();
+        assert_eq!(answers, [Counted::Inserted]);
+    }
+}

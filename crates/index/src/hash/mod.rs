@@ -4,14 +4,14 @@
 //! tree rewrites a page for each of them; here a batch is one frame of a log, and its changes stay
 //! in memory until many of the same range are merged with the rows on the disk in one go. Two
 //! bytes of each row's fingerprint stay in memory, so that what is not there is answered without
-//! reading, and what is costs one page. `docs/decisions/0015-the-hash-index.md` has the arithmetic.
+//! reading, and what is costs one read. `docs/decisions/0015-the-hash-index.md` has the arithmetic.
 //!
 //! | file | what it is |
 //! | --- | --- |
 //! | `table` | the rows: what a batch reads and changes, and what is written when; looking up, merging |
 //! | `directory` | the segments, each a range of fingerprints: a run, and changes to it |
 //! | `segment` | a run of sorted rows on the disk, and what of it is kept in memory |
-//! | `reads` | reading many pages with many of them in flight |
+//! | `reads` | reading many leaves with many of them in flight |
 //! | `log`, `frame` | what every batch changed |
 //! | `root` | checkpoints, and the two slots that name them |
 //! | `space` | which pages are in use |
@@ -42,20 +42,13 @@ use onefold_format::{IndexKind, Pba, PoolId};
 
 use crate::batch;
 use crate::guarded::{Guarded, Phase, State, Summary};
-use crate::header::{self, Content, Extent};
+use crate::header::{self, Content};
 use crate::{
     Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, Released, Result, Row,
     StreamId,
 };
 pub use table::Shape;
 use table::Table;
-
-/// The header of an index whose rows count.
-const WHOLE: Content = Content::Whole(Extent {
-    stream_bytes: 0,
-    rows: 0,
-    hash: [0; 32],
-});
 
 /// Makes the index of a new pool: one without rows.
 pub fn create(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
@@ -66,7 +59,7 @@ pub fn create(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
 pub fn create_shaped(disk: &Arc<dyn Disk>, pool: PoolId, shape: Shape) -> Result<()> {
     replace(disk, pool)?;
     Table::empty(disk.clone(), pool, 0, shape)?.make_durable(None)?;
-    header::write(&**disk, IndexKind::Hash, pool, WHOLE)
+    header::write(&**disk, IndexKind::Hash, pool, Content::WHOLE)
 }
 
 /// Gives up whatever is on the disk, damaged or not. What is opened next has no rows, and needs a
@@ -76,7 +69,8 @@ pub fn replace(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
 }
 
 /// Opens the pool's index. It takes about `limit_bytes` of memory: where signatures and changes do
-/// not fit, it reads and writes more. A tenth of a byte for each row it takes in any case.
+/// not fit, it reads and writes more. It takes half a byte for each row, and some mebibytes for what is
+/// under way, in any case.
 ///
 /// # Errors
 /// [`IndexError::Damaged`] where there is none or where it cannot be read: [`replace`] makes it one
@@ -222,7 +216,7 @@ impl FingerprintIndex for HashIndex {
         let table = state.rebuilding()?;
         let finished = table
             .make_durable(Some((stream, last_number)))
-            .and_then(|()| header::write(&*self.disk, IndexKind::Hash, self.pool, WHOLE));
+            .and_then(|()| header::write(&*self.disk, IndexKind::Hash, self.pool, Content::WHOLE));
         state.settled(finished)?;
         state.set_ready();
         self.guarded.summary().needs_rebuild = false;

@@ -9,8 +9,8 @@ use onefold_engine::Disk;
 
 use super::segment::{LEAF_BYTES, leaf_offset};
 
-/// Leaves in flight. Disks do several times as many reads a second at this depth as one at a time
-/// ([DEDIS §5] and our own measurements), and hardly more beyond it.
+/// Leaves in flight. Disks do several times as many reads a second at this depth as one at a
+/// time, and hardly more beyond it.
 const DEPTH: usize = 32;
 
 /// So few leaves are not worth a thread.

@@ -136,11 +136,10 @@ impl Space {
         }
     }
 
-    /// Whether so much is free that it should go back to the host: more than a quarter of what is
-    /// in use, and of what is worth the trouble.
-    pub(super) fn is_roomy(&self) -> bool {
-        const WORTH_PAGES: u64 = 4096;
-        self.free_pages > (self.end - self.free_pages) / 4 + WORTH_PAGES
+    /// Whether more is free than will soon be of use again, `spare_pages` and a quarter of what is
+    /// in use: what is given back then should go back to the host.
+    pub(super) fn is_roomy(&self, spare_pages: u64) -> bool {
+        self.free_pages > (self.end - self.free_pages) / 4 + spare_pages
     }
 }
 

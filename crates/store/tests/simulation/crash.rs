@@ -76,7 +76,7 @@ impl World {
         state.faulty = false;
         state.must_reopen = false;
         state.is_settled = false;
-        state.may_need_rebuild = state.index == IndexKind::Memory;
+        state.may_need_rebuild = state.index == IndexKind::Memory || state.is_remade;
         let has_open_batch = newest_root(&after).is_some_and(|root| root.open_batch.is_some());
         state.coverage.roots_with_open_batch += u64::from(has_open_batch);
         drop(state);

@@ -118,6 +118,23 @@ fn sharing(world: &Arc<World>) -> Step {
     world.collect()
 }
 
+/// The index is made anew, as one of another kind, with references to release and an import beside.
+fn remaking(world: &Arc<World>) -> Step {
+    world.create_volume(MIB)?;
+    world.create_volume(MIB)?;
+    for id in world.volume_ids() {
+        world.write(id, 0, 24 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.dedup(id, Ready::All, 1)?;
+        world.trim(id, 4 * BLOCK, 4 * BLOCK, Wait::Yes)?;
+    }
+    for kind in [IndexKind::Hash, IndexKind::Memory, IndexKind::Btree] {
+        world.remake_index(kind)?;
+        world.check()?;
+        world.collect()?;
+    }
+    world.close_and_open(8 * MIB)
+}
+
 /// A script stopped at I/O `n`, recovered, and used again.
 fn stopped_at(n: u64, world: &Arc<World>, script: Script, kind: CrashKind) -> Step {
     world
@@ -200,6 +217,12 @@ fn every_io_of_sharing_can_be_the_last_memory() {
     let coverage = stop_everywhere(IndexKind::Memory, sharing, 100);
     assert!(coverage.crashes_in_finder > 20, "{coverage:?}");
     assert!(coverage.crashes_in_collector > 20, "{coverage:?}");
+    assert!(coverage.rebuilds > 0, "{coverage:?}");
+}
+
+#[test]
+fn every_io_of_remaking_the_index_can_be_the_last() {
+    let coverage = stop_everywhere(IndexKind::Btree, remaking, 60);
     assert!(coverage.rebuilds > 0, "{coverage:?}");
 }
 

@@ -8,6 +8,7 @@ use std::hash::{DefaultHasher, Hasher};
 
 use onefold_engine::Part;
 use onefold_engine::simulated::Op;
+use onefold_store::IndexKind;
 use onefold_store::{
     BatchReport, CollectReport, Import, Lba, PoolStat, Ready, Scarcity, Store, StoreError,
     StoreErrorKind, VolumeChange, Wait,
@@ -125,6 +126,18 @@ impl World {
             state.may_need_rebuild = false;
         }
         state.coverage.rebuilds += u64::from(rebuilt == Some(true));
+        Ok(())
+    }
+
+    /// Makes the index anew, as one of this kind.
+    pub(crate) fn remake_index(&self, kind: IndexKind) -> Step {
+        let store = self.store();
+        // From here on a crash may leave an index that has to be counted again.
+        self.state().is_remade = true;
+        let done = self.job(Job::Rebuild, "remake the index", || {
+            store.remake_index(Some(kind), &mut |_, _| {})
+        });
+        self.ended("remake the index", done, |_| false)?;
         Ok(())
     }
 

@@ -97,6 +97,8 @@ pub(crate) struct State {
     pub(crate) is_settled: bool,
     /// The index may have to be counted again, since a crash.
     pub(crate) may_need_rebuild: bool,
+    /// The index was made anew, so its kind is not that of the pool's creation.
+    pub(crate) is_remade: bool,
     /// Somebody damaged the index: what needs it may say so.
     pub(crate) is_index_damaged: bool,
     /// What the store has too little of: fingerprints then collide, or the index declines.
@@ -133,6 +135,7 @@ impl World {
             job: None,
             is_settled: false,
             may_need_rebuild: false,
+            is_remade: false,
             is_index_damaged: false,
             scarcity: Scarcity::default(),
             next_id: 1,

@@ -3,7 +3,7 @@
 //! # A batch
 //!
 //! 1. Rows that were changed lately are in memory. For the others, signatures say which cannot be
-//!    there, and the pages of the rest are read, many at a time.
+//!    there, and the leaves of the rest are read, many at a time.
 //! 2. What the batch changes becomes one frame of the log, with the answers and the counts. A sync
 //!    makes it durable. Only then is anything changed in memory.
 //! 3. If there are too many changes in memory, segments are merged, one after the other in the
@@ -36,6 +36,7 @@ use crate::hash::log::{FRAME_HEADER_BYTES, Log, Reader, unique_number};
 use crate::hash::root::{self, Checkpoint, SLOT_PAGES, SegmentRecord, Slot};
 use crate::hash::segment::{self, Run};
 use crate::hash::space::{Extent, Space, pages_for};
+use crate::header::BODY_OFFSET;
 use crate::stream::{self, Answer, Answers, LastBatch};
 use crate::{Fingerprint, IndexCounts, IndexError, Result, Row, StreamId};
 use lookup::{Found, Lookup, Wanted};
@@ -54,6 +55,8 @@ pub struct Shape {
     pub log_pages: u64,
     /// Bytes of the log, however few rows there are.
     pub log_bytes_min: u64,
+    /// Free pages that stay allocated, however little is in use.
+    pub spare_pages: u64,
 }
 
 impl Default for Shape {
@@ -64,6 +67,7 @@ impl Default for Shape {
             changes_min: 32_768,
             log_pages: 1024,
             log_bytes_min: 16 << 20,
+            spare_pages: 4096,
         }
     }
 }
@@ -136,17 +140,38 @@ impl Table {
         shape: Shape,
     ) -> Result<Table> {
         let len = disk.len()?;
-        if len > crate::header::BODY_OFFSET {
-            disk.discard(crate::header::BODY_OFFSET, len - crate::header::BODY_OFFSET)?;
+        if len > BODY_OFFSET {
+            disk.discard(BODY_OFFSET, len - BODY_OFFSET)?;
         }
         let mut space = Space::behind(SLOT_PAGES);
         let log = Log::new(pool, unique_number(), shape.log_pages, &mut space);
-        Ok(Table {
+        let directory = Directory::empty();
+        Ok(Table::new(
+            disk,
+            pool,
+            limit_bytes,
+            shape,
+            directory,
+            space,
+            log,
+        ))
+    }
+
+    fn new(
+        disk: Arc<dyn Disk>,
+        pool: PoolId,
+        limit_bytes: u64,
+        shape: Shape,
+        directory: Directory,
+        space: Space,
+        log: Log,
+    ) -> Table {
+        Table {
             disk,
             pool,
             shape,
             limit_bytes: usize::try_from(limit_bytes).unwrap_or(usize::MAX),
-            directory: Directory::empty(),
+            directory,
             space,
             log,
             streams: BTreeMap::new(),
@@ -160,7 +185,7 @@ impl Table {
             checkpointed: 0,
             is_durable: false,
             buffers: Buffers::default(),
-        })
+        }
     }
 
     /// The table that is on the disk.
@@ -206,6 +231,7 @@ impl Table {
             }
             for entry in frame.rows.iter().map(Entry::from_bytes) {
                 let at = directory.at(entry.fingerprint);
+                // What a run has already would do no harm, only take memory.
                 if sequence > directory.segments()[at].merged {
                     directory.set(at, entry);
                 }
@@ -225,24 +251,14 @@ impl Table {
             return Err(damaged("two things in one place"));
         }
         Ok(Table {
-            disk,
-            pool,
-            shape,
-            limit_bytes: usize::try_from(limit_bytes).unwrap_or(usize::MAX),
-            directory,
-            space,
-            log,
             streams,
             counts,
             cursor: checkpoint.cursor,
             next_generation,
-            written: Vec::new(),
-            durable: Vec::new(),
             root: Some(slot),
-            checkpoint: None,
             checkpointed: checkpoint.last,
             is_durable: true,
-            buffers: Buffers::default(),
+            ..Table::new(disk, pool, limit_bytes, shape, directory, space, log)
         })
     }
 
@@ -301,7 +317,7 @@ impl Table {
     fn free(&mut self, extents: impl IntoIterator<Item = Extent>) -> Result<()> {
         for extent in extents {
             self.space.give(extent);
-            if self.space.is_roomy() {
+            if self.space.is_roomy(self.shape.spare_pages) {
                 self.disk.discard(extent.offset(), extent.bytes())?;
             }
         }
