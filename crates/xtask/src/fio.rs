@@ -37,6 +37,14 @@ impl Section {
         self.options.push((key.to_owned(), value.to_string()));
         self
     }
+
+    /// Has each request's latency logged, for [`read_latencies`].
+    pub(crate) fn log_latencies(self, name: &str) -> Section {
+        self.set("write_lat_log", name)
+            .set("log_unix_epoch", 1)
+            .set("disable_slat", 1)
+            .set("disable_lat", 1)
+    }
 }
 
 impl Fio {
@@ -195,6 +203,38 @@ impl JobResult {
     }
 }
 
+/// One request in a log of latencies.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Request {
+    /// When it was answered, in milliseconds of the Unix epoch.
+    pub(crate) at_ms: f64,
+    pub(crate) latency_us: f64,
+    pub(crate) is_write: bool,
+}
+
+/// The log that a job writes which has the options of [`Section::log_latencies`] with this name.
+pub(crate) fn read_latencies(directory: &Path, name: &str) -> Result<Vec<Request>> {
+    let path = directory.join(format!("{name}_clat.1.log"));
+    let text = std::fs::read_to_string(&path)
+        .with_context(|| format!("cannot read fio's log {}", path.display()))?;
+    text.lines().map(parse_request).collect()
+}
+
+/// Time in ms, latency in ns, direction, and more that is not needed here.
+fn parse_request(line: &str) -> Result<Request> {
+    let mut fields = line.split(',').map(str::trim);
+    let mut number = || -> Option<f64> { fields.next()?.parse().ok() };
+    let (at_ms, ns, direction) = (number(), number(), number());
+    let (Some(at_ms), Some(ns), Some(direction)) = (at_ms, ns, direction) else {
+        bail!("fio's log has a line without time, latency and direction: {line}");
+    };
+    Ok(Request {
+        at_ms,
+        latency_us: ns / 1000.0,
+        is_write: direction == 1.0,
+    })
+}
+
 fn read_report(path: &Path) -> Result<Vec<JobResult>> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read fio's report {}", path.display()))?;
@@ -272,6 +312,20 @@ mod tests {
         let error = parse_report(&REPORT.replace("total_ios", "other")).unwrap_err();
         assert!(format!("{error:#}").contains("read/total_ios"));
         assert!(parse_report("").is_err());
+    }
+
+    #[test]
+    fn a_log_line_is_a_request() {
+        let request = parse_request("1795308952123, 45600, 1, 4096, 0, 0").unwrap();
+        let expected = Request {
+            at_ms: 1_795_308_952_123.0,
+            latency_us: 45.6,
+            is_write: true,
+        };
+        assert_eq!(request, expected);
+        for line in ["", "1, 2", "1, 2, x"] {
+            assert!(parse_request(line).is_err(), "{line}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod report;
 mod sharing;
 mod slices;
 mod statistics;
+mod steadiness;
 
 use std::time::Instant;
 
@@ -54,6 +55,8 @@ struct Plan {
     slice_seconds: u32,
     sharing_slices: usize,
     sharing_slice_seconds: u32,
+    /// Of the load whose latency counts.
+    latency_slices: usize,
     imports: usize,
     opens: usize,
     control: bool,
@@ -65,6 +68,7 @@ const WHOLE: Plan = Plan {
     slice_seconds: 2,
     sharing_slices: 8,
     sharing_slice_seconds: 8,
+    latency_slices: 12,
     imports: 5,
     opens: 5,
     control: false,
@@ -75,6 +79,7 @@ const QUICK: Plan = Plan {
     slice_seconds: 1,
     sharing_slices: 2,
     sharing_slice_seconds: 8,
+    latency_slices: 4,
     imports: 2,
     opens: 2,
     control: false,

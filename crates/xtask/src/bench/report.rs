@@ -205,6 +205,9 @@ fn sharing_section(page: &mut String, results: &Results) {
             row.verdict(row.aim),
         );
     }
+    if let Some(Ok(moments)) = results.sharing.as_ref().map(Sharing::with_slow_moments) {
+        let _ = writeln!(page, "\n{}", moments.sentence());
+    }
 }
 
 /// A rate against what it must and should reach; `-` where there is no such number.

@@ -4,6 +4,8 @@
 //! collector rest while the pass-through is measured, and go on, paced by their latency budget,
 //! while onefold is.
 //!
+//! Latencies are those of the moments in which the machine itself was not slow, see `steadiness`.
+//!
 //! The load alone does not dirty 60 MB/s at half of the peak rate, and most of what it rewrites is
 //! too hot to be published. So that the finder never runs out of work, a second volume holds data
 //! that was written just before, and that one look has found to be unchanged.
@@ -15,10 +17,11 @@ use serde_json::{Value, json};
 
 use super::slices::{Contender, DATA_BYTES, EXPORT, Mode, fill, start_passthrough};
 use super::statistics::Estimate;
+use super::steadiness::{SlowSpans, Watch};
 use super::{CLIENT_PROCESSOR, Plan, SERVER_PROCESSOR};
 use crate::cleanup::Scratch;
 use crate::command::Cmd;
-use crate::fio::{Direction, Fio, JobResult, Section};
+use crate::fio::{Direction, Fio, JobResult, Request, Section, read_latencies};
 use crate::server::Product;
 use crate::workspace::Workspace;
 
@@ -46,6 +49,9 @@ const COPIED_MIN: f64 = 0.95;
 /// Finder and pacing are watched this long after fio was started, and this long before it ends:
 /// fio takes a moment to begin, and until then the guests seem idle.
 const WATCH_MARGIN: Duration = Duration::from_millis(1000);
+
+/// The log of the load whose latency counts.
+const LATENCIES: &str = "latencies";
 
 /// How long the jobs may take for what a slice has left.
 const DRAIN_LIMIT: Duration = Duration::from_secs(300);
@@ -85,7 +91,9 @@ impl Load {
             // The limit is for each direction.
             Load::Paced { per_second } => {
                 let each = (per_second / 2.0) as u64;
-                skewed(job).set("rate_iops", format!("{each},{each}"))
+                skewed(job)
+                    .set("rate_iops", format!("{each},{each}"))
+                    .log_latencies(LATENCIES)
             }
             Load::Copying => job.set("rw", "randwrite"),
         }
@@ -97,8 +105,39 @@ impl Load {
 struct Slice {
     result: JobResult,
     cpu_us: f64,
+    /// Of the paced load.
+    latency: Option<Latency>,
     /// Of onefold.
     jobs: Option<Jobs>,
+}
+
+/// The 99th percentiles of a slice while the machine was not slow.
+#[derive(Debug, Clone, Copy)]
+struct Latency {
+    read_p99_us: f64,
+    write_p99_us: f64,
+    /// The part of all requests that was answered while it was.
+    left_out: f64,
+}
+
+impl Latency {
+    fn of(requests: &[Request], slow: &SlowSpans) -> Result<Latency> {
+        let counted = |request: &&Request| !slow.contain(request.at_ms);
+        let p99 = |is_write: bool| {
+            let requests = requests.iter().filter(counted);
+            let requests = requests.filter(|request| request.is_write == is_write);
+            let mut latencies: Vec<f64> = requests.map(|request| request.latency_us).collect();
+            latencies.sort_by(f64::total_cmp);
+            let found = latencies.get(latencies.len() * 99 / 100).copied();
+            found.context("the machine was slow all the time")
+        };
+        let left_out = requests.len() - requests.iter().filter(counted).count();
+        Ok(Latency {
+            read_p99_us: p99(false)?,
+            write_p99_us: p99(true)?,
+            left_out: left_out as f64 / requests.len() as f64,
+        })
+    }
 }
 
 impl Slice {
@@ -139,7 +178,7 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Sharing> {
     let load = Load::Paced {
         per_second: paced_per_second,
     };
-    let paced = bench.pairs(load, slices, seconds)?;
+    let paced = bench.pairs(load, plan.latency_slices, seconds)?;
     bench.share_everything()?;
     let copying = bench.pairs(Load::Copying, plan.slices, plan.slice_seconds)?;
     bench.end()?;
@@ -152,6 +191,7 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Sharing> {
     for row in measured.rows()? {
         println!("{}", row.line());
     }
+    println!("{}", measured.with_slow_moments()?.sentence());
     Ok(measured)
 }
 
@@ -212,9 +252,12 @@ impl Bench {
     fn passthrough_slice(&self, load: Load, seconds: u32) -> Result<Slice> {
         Cmd::new("sync").run()?;
         let before = self.passthrough.daemon.cpu_seconds()?;
+        let watch = Watch::start(CLIENT_PROCESSOR)?;
         let results = self.fio(load, &self.passthrough, seconds).run();
+        let slow = watch.end()?;
         let results = results.context("the pass-through failed under load")?;
-        slice(results, self.passthrough.daemon.cpu_seconds()? - before)
+        let cpu = self.passthrough.daemon.cpu_seconds()? - before;
+        self.slice(load, results, cpu, &slow)
     }
 
     /// The jobs rest before and after it.
@@ -229,6 +272,7 @@ impl Bench {
         let given_up_before = self.given_up()?;
         self.product.resume_jobs()?;
         let cpu_before = self.ours.daemon.cpu_seconds()?;
+        let watch = Watch::start(CLIENT_PROCESSOR)?;
         let mut fio = self.fio(load, &self.ours, seconds).spawn()?;
         let length = Duration::from_secs(seconds.into());
         std::thread::sleep(WATCH_MARGIN.min(length / 4));
@@ -236,11 +280,12 @@ impl Bench {
         std::thread::sleep(length.saturating_sub(2 * WATCH_MARGIN.min(length / 4)));
         let last = self.look_at_jobs()?;
         let results = fio.wait_for_success();
+        let slow = watch.end()?;
         let results = results.context("onefold failed under load")?;
         let cpu = self.ours.daemon.cpu_seconds()? - cpu_before;
         self.product.pause_jobs()?;
         let given_up = self.given_up()? - given_up_before;
-        let mut slice = slice(results, cpu)?;
+        let mut slice = self.slice(load, results, cpu, &slow)?;
         slice.jobs = Some(Jobs {
             copied: given_up as f64 / slice.result.write.requests.max(1) as f64,
             ..last.since(&first)
@@ -252,6 +297,30 @@ impl Bench {
         Fio::new(self.scratch.path(), "slice")
             .pin(Some(CLIENT_PROCESSOR))
             .job(load.job(&server.uri, seconds))
+    }
+
+    /// What was measured before anything else runs that writes logs.
+    fn slice(
+        &self,
+        load: Load,
+        results: Vec<JobResult>,
+        cpu_seconds: f64,
+        slow: &SlowSpans,
+    ) -> Result<Slice> {
+        let result = results.into_iter().next().context("fio reported no job")?;
+        let latency = match load {
+            Load::Paced { .. } => {
+                let requests = read_latencies(self.scratch.path(), LATENCIES)?;
+                Some(Latency::of(&requests, slow)?)
+            }
+            Load::Peak | Load::Copying => None,
+        };
+        Ok(Slice {
+            cpu_us: cpu_seconds * 1e6 / result.requests().max(1) as f64,
+            result,
+            latency,
+            jobs: None,
+        })
     }
 
     fn look_at_jobs(&self) -> Result<Look> {
@@ -332,15 +401,6 @@ impl Bench {
     }
 }
 
-fn slice(results: Vec<JobResult>, cpu_seconds: f64) -> Result<Slice> {
-    let result = results.into_iter().next().context("fio reported no job")?;
-    Ok(Slice {
-        cpu_us: cpu_seconds * 1e6 / result.requests().max(1) as f64,
-        result,
-        jobs: None,
-    })
-}
-
 /// The jobs at one moment.
 struct Look {
     at: Instant,
@@ -359,6 +419,28 @@ impl Look {
             queued_growth: per_second(self.queued, first.queued),
             copied: 0.0,
         }
+    }
+}
+
+/// What is seen of the p99 when moments count in which the machine was slow.
+pub(super) struct SlowMoments {
+    /// The part of requests in them: of onefold's, of the pass-through's.
+    pub(super) left_out: [f64; 2],
+    pub(super) reads: Estimate,
+    pub(super) writes: Estimate,
+}
+
+impl SlowMoments {
+    pub(super) fn sentence(&self) -> String {
+        let [ours, passthrough] = self.left_out.map(|part| 100.0 * part);
+        let estimate = |e: &Estimate| format!("{:.2} ({:.2} to {:.2})", e.median, e.low, e.high);
+        format!(
+            "Left out of the p99 are the moments in which the machine itself was slow: {ours:.1} % \
+             of onefold's requests and {passthrough:.1} % of the pass-through's. With them the \
+             ratio is {} for reads and {} for writes.",
+            estimate(&self.reads),
+            estimate(&self.writes)
+        )
     }
 }
 
@@ -441,14 +523,16 @@ impl Sharing {
                 must: 1.3,
                 aim: 1.1,
                 goal: Goal::LatencyWithFinder,
-                ..row(&self.paced, &half("reads"), "µs", |s| s.result.read.p99_us)?
+                ..row(&self.paced, &half("reads"), "µs", |s| {
+                    s.latency.map_or(f64::NAN, |l| l.read_p99_us)
+                })?
             },
             Row {
                 must: 1.3,
                 aim: 1.1,
                 goal: Goal::LatencyWithFinder,
                 ..row(&self.paced, &half("writes"), "µs", |s| {
-                    s.result.write.p99_us
+                    s.latency.map_or(f64::NAN, |l| l.write_p99_us)
                 })?
             },
             Row {
@@ -463,6 +547,25 @@ impl Sharing {
                 )?
             },
         ])
+    }
+
+    /// The paced load with what the rows leave out.
+    pub(super) fn with_slow_moments(&self) -> Result<SlowMoments> {
+        let ratio = |p99_us: fn(&JobResult) -> f64| {
+            let ratios = self.paced.iter();
+            let ratios = ratios.map(|[ours, base]| p99_us(&ours.result) / p99_us(&base.result));
+            Estimate::of(&ratios.collect::<Vec<_>>()).context("no slices")
+        };
+        let left_out = [0, 1].map(|server| {
+            let slices = self.paced.iter().map(|pair| &pair[server]);
+            let parts = slices.filter_map(|slice| Some(slice.latency?.left_out));
+            parts.sum::<f64>() / self.paced.len() as f64
+        });
+        Ok(SlowMoments {
+            left_out,
+            reads: ratio(|result| result.read.p99_us)?,
+            writes: ratio(|result| result.write.p99_us)?,
+        })
     }
 
     pub(super) fn raw(&self) -> Value {
@@ -490,6 +593,12 @@ impl Slice {
         let mut raw = json!({"read": direction(&self.result.read),
                              "write": direction(&self.result.write),
                              "server_cpu_us_per_request": self.cpu_us});
+        if let (Some(latency), Some(object)) = (self.latency, raw.as_object_mut()) {
+            let latency = json!({"read_p99_us": latency.read_p99_us,
+                                 "write_p99_us": latency.write_p99_us,
+                                 "left_out": latency.left_out});
+            object.insert("steady".to_owned(), latency);
+        }
         if let (Some(jobs), Some(object)) = (self.jobs, raw.as_object_mut()) {
             let jobs = json!({"finder_mb_per_second": jobs.finder_mb_per_second,
                               "dirty_blocks_growth_per_second": jobs.dirty_growth,
@@ -551,6 +660,11 @@ mod tests {
                 write: direction,
             },
             cpu_us: 1.0,
+            latency: Some(Latency {
+                read_p99_us: p99_us,
+                write_p99_us: p99_us,
+                left_out: 0.0,
+            }),
             jobs,
         }
     }
@@ -585,6 +699,24 @@ mod tests {
         let aims: Vec<_> = rows.iter().map(|row| row.verdict(row.aim)).collect();
         assert_eq!(verdicts(GOOD), ["met"; 4]);
         assert_eq!(aims, ["missed", "missed", "missed", "met"]);
+    }
+
+    #[test]
+    fn what_is_answered_while_the_machine_is_slow_does_not_count() {
+        let request = |n: u32, latency_us| Request {
+            at_ms: f64::from(n),
+            latency_us,
+            is_write: n % 2 == 1,
+        };
+        let mut requests: Vec<Request> =
+            (0..1000).map(|n| request(n, f64::from(n % 100))).collect();
+        requests.extend((2000..2050).map(|n| request(n, 9999.0)));
+        let steady = Latency::of(&requests, &SlowSpans::from([(1990.0, 2060.0)])).unwrap();
+        assert_eq!([steady.read_p99_us, steady.write_p99_us], [98.0, 99.0]);
+        assert_eq!(steady.left_out, 50.0 / 1050.0);
+        let all = Latency::of(&requests, &SlowSpans::from([])).unwrap();
+        assert_eq!([all.read_p99_us, all.write_p99_us], [9999.0; 2]);
+        assert!(Latency::of(&requests, &SlowSpans::from([(0.0, 3000.0)])).is_err());
     }
 
     #[test]
