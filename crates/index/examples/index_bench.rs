@@ -4,8 +4,13 @@
 //! BATCHES batches of 16,384 operations of each kind, each durable: *mixed* (half new, half
 //! present) and *release* (all present). MEMORY, in bytes, is what the back end may take.
 //!
-//! `index_bench KIND ROWS BATCHES DIRECTORY MEMORY open`: opens the index that such a run left in
-//! the directory, as after `kill -9`, and measures how long until it answers at its usual rate.
+//! With one more word it opens the index that such a run left in the directory, as after `kill -9`:
+//!
+//! - `open` measures how long that takes, and how long until it answers at its usual rate
+//! - `again` asks as above; in a control group that limits its memory, page cache included, what is
+//!   not in MEMORY is on the device
+//!
+//! `cargo xtask bench index` runs it for all back ends.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,6 +25,12 @@ const BATCH_ITEMS: u64 = 16_384;
 const STREAM: StreamId = StreamId(1);
 const POOL: PoolId = PoolId([1; 16]);
 
+/// The first batch asked of an index that was made earlier: behind all that made it.
+const FIRST_LATER: u64 = 1 << 30;
+
+/// Bytes of what the host reads from the device at least.
+const PAGE_BYTES: f64 = 4096.0;
+
 /// Rows added at a time before anything is measured.
 const LOAD_ROWS: u64 = 1 << 16;
 
@@ -31,7 +42,13 @@ struct Arguments {
     batches: u64,
     directory: String,
     memory: u64,
-    is_open: bool,
+    mode: Mode,
+}
+
+enum Mode {
+    Make,
+    Open,
+    Again,
 }
 
 fn main() -> Result<()> {
@@ -39,7 +56,7 @@ fn main() -> Result<()> {
     let mut word = || {
         words
             .next()
-            .ok_or("KIND ROWS BATCHES DIRECTORY MEMORY [open]")
+            .ok_or("KIND ROWS BATCHES DIRECTORY MEMORY [open|again]")
     };
     let arguments = Arguments {
         kind: word()?,
@@ -47,19 +64,27 @@ fn main() -> Result<()> {
         batches: word()?.parse()?,
         directory: word()?,
         memory: word()?.parse()?,
-        is_open: word().is_ok(),
+        mode: match word().ok().as_deref() {
+            None => Mode::Make,
+            Some("open") => Mode::Open,
+            Some("again") => Mode::Again,
+            Some(other) => return Err(format!("there is no mode {other}").into()),
+        },
     };
     let engine = EmbeddedEngine::new(&arguments.directory, CacheMode::Host);
-    let measured = if arguments.is_open {
-        measure_open(&engine, &arguments)?
-    } else {
-        measure(&engine, &arguments)?
+    let measured = match arguments.mode {
+        Mode::Make => measure_made(&engine, &arguments)?,
+        Mode::Open => measure_open(&engine, &arguments)?,
+        Mode::Again => {
+            let index = open(&arguments, engine.open(Part::Index)?)?;
+            measure(&*index, &arguments, FIRST_LATER, 0)?
+        }
     };
     println!("{measured}");
     Ok(())
 }
 
-fn measure(engine: &EmbeddedEngine, arguments: &Arguments) -> Result<Value> {
+fn measure_made(engine: &EmbeddedEngine, arguments: &Arguments) -> Result<Value> {
     let disk = engine.create(Part::Index, 0)?;
     onefold_index::create(kind(arguments)?, &disk, POOL)?;
     let before = resident_bytes()?;
@@ -67,38 +92,46 @@ fn measure(engine: &EmbeddedEngine, arguments: &Arguments) -> Result<Value> {
     load(&*index, arguments.rows)?;
     // What the load left to be written to the disk must not slow what is measured.
     sync_disks();
-    let mut asked = Asked::default();
     // A turn of merges first, so that what is measured is the steady state.
-    let turn = arguments.rows / 6 / BATCH_ITEMS;
-    if arguments.kind == "hash" {
-        for n in 0..turn {
-            mixed(&*index, arguments, n, &mut asked)?;
-        }
-        asked = Asked::default();
+    let turn = if arguments.kind == "hash" {
+        arguments.rows / 6 / BATCH_ITEMS
+    } else {
+        0
+    };
+    for n in 0..turn {
+        mixed(&*index, arguments, n, &mut Asked::default())?;
     }
-    let (written, cpu_before) = (written_bytes()?, cpu_seconds()?);
-    let start = turn;
-    for n in start..start + arguments.batches {
-        mixed(&*index, arguments, n, &mut asked)?;
+    measure(&*index, arguments, turn, before)
+}
+
+/// Asks from batch number `first` on.
+fn measure(
+    index: &dyn FingerprintIndex,
+    arguments: &Arguments,
+    first: u64,
+    resident_before: u64,
+) -> Result<Value> {
+    let end = first + arguments.batches;
+    let (mut mixed_asked, mut release_asked) = (Asked::default(), Asked::default());
+    let (before, cpu_before) = (Transferred::now()?, cpu_seconds()?);
+    for n in first..end {
+        mixed(index, arguments, n, &mut mixed_asked)?;
     }
-    let (mixed_written, cpu) = (written_bytes()? - written, cpu_seconds()? - cpu_before);
-    let mut released = Asked::default();
+    let (between, cpu) = (Transferred::now()?, cpu_seconds()? - cpu_before);
+    // Before the release: what was allocated for rows that are gone says nothing about a row.
+    let resident_bytes = (resident_bytes()? - resident_before) as f64;
+    let resident_bytes_per_row = resident_bytes / index.counts().rows() as f64;
     for n in 0..arguments.batches {
-        release(
-            &*index,
-            arguments,
-            start + arguments.batches,
-            n,
-            &mut released,
-        )?;
+        release(index, arguments, end, n, &mut release_asked)?;
     }
+    let after = Transferred::now()?;
     let rows = index.counts().rows();
     Ok(json!({
         "kind": arguments.kind,
         "rows": rows,
-        "mixed": asked.report(Some(mixed_written)),
-        "release": released.report(None),
-        "resident_bytes_per_row": (resident_bytes()? - before) as f64 / rows as f64,
+        "mixed": mixed_asked.report(&before, &between),
+        "release": release_asked.report(&between, &after),
+        "resident_bytes_per_row": resident_bytes_per_row,
         "disk_bytes_per_row": index.bytes_on_disk()? as f64 / rows as f64,
         "mixed_cpu_us_per_operation": cpu * 1e6 / (arguments.batches * BATCH_ITEMS) as f64,
     }))
@@ -163,18 +196,37 @@ struct Asked {
 }
 
 impl Asked {
-    fn report(&mut self, written: Option<u64>) -> Value {
+    fn report(&mut self, before: &Transferred, after: &Transferred) -> Value {
         self.seconds.sort_by(f64::total_cmp);
-        let at = |share: f64| self.seconds[((self.seconds.len() - 1) as f64 * share) as usize];
+        let last = self.seconds.len().saturating_sub(1) as f64;
+        let at = |share: f64| self.seconds.get((last * share) as usize).map(|it| it * 1e3);
         let operations = self.seconds.len() as f64 * BATCH_ITEMS as f64;
         let total: f64 = self.seconds.iter().sum();
+        let pages = (after.read_bytes - before.read_bytes) as f64 / PAGE_BYTES;
+        let written = (after.written_bytes - before.written_bytes) as f64;
         json!({
             "batches": self.seconds.len(),
             "operations_per_second": operations / total,
-            "batch_ms_median": at(0.5) * 1e3,
-            "batch_ms_p99": at(0.99) * 1e3,
-            "batch_ms_max": at(1.0) * 1e3,
-            "written_bytes_per_operation": written.map(|it| it as f64 / operations),
+            "batch_ms_median": at(0.5),
+            "batch_ms_p99": at(0.99),
+            "batch_ms_max": at(1.0),
+            "pages_read_per_second": pages / total,
+            "written_bytes_per_operation": written / operations,
+        })
+    }
+}
+
+/// What this process has read from the device and written to files so far.
+struct Transferred {
+    read_bytes: u64,
+    written_bytes: u64,
+}
+
+impl Transferred {
+    fn now() -> Result<Transferred> {
+        Ok(Transferred {
+            read_bytes: told("io", "read_bytes:")?,
+            written_bytes: told("io", "wchar:")?,
         })
     }
 }
@@ -251,10 +303,6 @@ fn told(file: &str, name: &str) -> Result<u64> {
 
 fn resident_bytes() -> Result<u64> {
     Ok(told("status", "RssAnon:")? << 10)
-}
-
-fn written_bytes() -> Result<u64> {
-    told("io", "wchar:")
 }
 
 fn cpu_seconds() -> Result<f64> {

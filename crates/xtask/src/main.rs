@@ -21,6 +21,7 @@ mod fuzz;
 mod images;
 mod kill_loop;
 mod memory;
+mod memory_limit;
 mod packages;
 mod server;
 mod sharing;

@@ -41,6 +41,8 @@ use onefold_engine::Disk;
 use onefold_format::{IndexKind, Pba, PoolId};
 
 use crate::batch;
+#[cfg(feature = "conformance")]
+use crate::entry;
 use crate::guarded::{Guarded, Phase, State, Summary};
 use crate::header::{self, Content};
 use crate::{
@@ -117,6 +119,23 @@ pub fn decode_anything(bytes: &[u8]) {
     }
     if let Some(frame) = frame::Frame::decode(bytes) {
         assert_eq!(frame.encoded(), bytes);
+    }
+    // A leaf is opened only behind its checksum, which random bytes would never have.
+    let pool = PoolId([0; 16]);
+    let run = segment::Run {
+        start: 0,
+        rows: 1,
+        generation: 0,
+    };
+    let mut leaf = vec![0; segment::LEAF_BYTES];
+    let shorter = bytes.len().min(leaf.len());
+    leaf[..shorter].copy_from_slice(&bytes[..shorter]);
+    segment::seal_leaf(pool, run, 0, &mut leaf);
+    if let Ok(entries) = segment::open_leaf(pool, run, 0, &leaf) {
+        assert!(entries.len() <= segment::ROWS_PER_LEAF);
+        for entry in entries {
+            segment::find(entries, entry::fingerprint_of(entry));
+        }
     }
 }
 

@@ -156,8 +156,7 @@ pub(super) fn encode(pool: PoolId, run: Run, entries: &[EntryBytes], into: &mut 
         into.extend((rows.len() as u16).to_le_bytes());
         into.extend_from_slice(rows.as_flattened());
         into.resize(at + LEAF_BYTES, 0);
-        let checksum = checksum(pool, run, leaf, &into[at + CHECKSUM_BYTES..]);
-        into[at..at + CHECKSUM_BYTES].copy_from_slice(&checksum.to_le_bytes());
+        seal_leaf(pool, run, leaf, &mut into[at..]);
     }
     let behind = run.first_leaf() + run.leaves();
     let at = into.len();
@@ -168,6 +167,12 @@ pub(super) fn encode(pool: PoolId, run: Run, entries: &[EntryBytes], into: &mut 
     into.extend(signatures(entries).flat_map(Signature::to_le_bytes));
     into.extend(checksum(pool, run, behind + 1, &into[at..]).to_le_bytes());
     into.resize(run.extent().bytes() as usize, 0);
+}
+
+/// Gives a leaf, which begins with room for it, its checksum.
+pub(super) fn seal_leaf(pool: PoolId, run: Run, leaf: u64, bytes: &mut [u8]) {
+    let (place, body) = bytes.split_at_mut(CHECKSUM_BYTES);
+    place.copy_from_slice(&checksum(pool, run, leaf, body).to_le_bytes());
 }
 
 fn checksum(pool: PoolId, run: Run, leaf: u64, bytes: &[u8]) -> u32 {

@@ -1,10 +1,14 @@
 //! `cargo xtask bench`: the numbers in `docs/benchmarks.md`, measured side by side in one run.
 //!
 //! Reading order: `slices` (throughput rows), `sharing` (rows with the finder at work), `finder`,
-//! `import`, `open`, `statistics` (what decides), `report` (what is written). Only a whole run writes into `docs/`; a part of one is printed.
+//! `import`, `open`, `statistics` (what decides), `report` (what is written). `index` and
+//! `index_report` are a command of their own. Only a whole run writes into `docs/`; a part of one
+//! is printed.
 
 mod finder;
 mod import;
+mod index;
+mod index_report;
 mod open;
 mod report;
 mod sharing;
@@ -29,7 +33,7 @@ use crate::workspace::Workspace;
 /// fio runs here, and every server on the other: neither steals the other's time, and no server
 /// gains by luck of placement.
 const CLIENT_PROCESSOR: usize = 0;
-const SERVER_PROCESSOR: usize = 1;
+pub(crate) const SERVER_PROCESSOR: usize = 1;
 
 /// Options of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
@@ -44,6 +48,14 @@ pub(crate) struct Arguments {
     /// qemu-nbd in every place: shows what the method itself makes of equals
     #[arg(long)]
     control: bool,
+    #[command(subcommand)]
+    of: Option<Of>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Of {
+    /// The index back ends by themselves; writes docs/benchmarks-index.md
+    Index(index::Arguments),
 }
 
 /// How much to measure.
@@ -98,6 +110,9 @@ struct Results {
 
 /// `cargo xtask bench`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    if let Some(Of::Index(arguments)) = &arguments.of {
+        return index::run(workspace, arguments);
+    }
     packages::require(packages::CLIENTS)?;
     let processors = std::thread::available_parallelism().context("cannot count processors")?;
     if processors.get() <= SERVER_PROCESSOR {
@@ -130,7 +145,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     if !plan.control && wanted(open::NAME) {
         results.open = attempt(open::NAME, open::measure(workspace, &plan));
     }
-    let conditions = report::conditions(workspace, start.elapsed())?;
+    let conditions = report::conditions(workspace, "cargo xtask bench", start.elapsed())?;
     let page = report::page(&conditions, &plan, &results);
     let whole = !arguments.quick && !arguments.control && arguments.rows.is_none();
     if !whole {

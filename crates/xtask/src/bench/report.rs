@@ -21,9 +21,13 @@ const PAGE: &str = "docs/benchmarks.md";
 const RAW: &str = "docs/benchmarks.json";
 
 /// Where and when it was measured, as name and value.
-type Conditions = Vec<(&'static str, String)>;
+pub(super) type Conditions = Vec<(&'static str, String)>;
 
-pub(super) fn conditions(workspace: &Workspace, took: Duration) -> Result<Conditions> {
+pub(super) fn conditions(
+    workspace: &Workspace,
+    command: &str,
+    took: Duration,
+) -> Result<Conditions> {
     let line = |program: &str, arguments: &[&str]| -> Result<String> {
         let text = Cmd::new(program)
             .args(arguments)
@@ -44,7 +48,7 @@ pub(super) fn conditions(workspace: &Workspace, took: Duration) -> Result<Condit
     Ok(vec![
         ("date", line("date", &["-u", "+%Y-%m-%d"])?),
         ("commit", commit),
-        ("command", "cargo xtask bench".to_owned()),
+        ("command", command.to_owned()),
         ("took", format!("{:.0} min", took.as_secs_f64() / 60.0)),
         (
             "processor",
@@ -97,15 +101,22 @@ pub(super) fn line(comparison: &Comparison) -> String {
     )
 }
 
-pub(super) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> String {
-    let mut page = String::from(
-        "# Benchmarks\n\nWritten by `cargo xtask bench`; do not edit. The raw results are in \
-         [benchmarks.json](benchmarks.json).\n\n## Conditions\n\n| | |\n| --- | --- |\n",
-    );
+/// What every page begins with.
+pub(super) fn heading(title: &str, raw: Option<&str>, conditions: &Conditions) -> String {
+    let mut page = format!("# {title}\n\nWritten by the command below; do not edit.");
     // Writing to a String can not fail.
+    if let Some(raw) = raw {
+        let _ = write!(page, " The raw results are in [{raw}]({raw}).");
+    }
+    page.push_str("\n\n## Conditions\n\n| | |\n| --- | --- |\n");
     for (name, value) in conditions {
         let _ = writeln!(page, "| {name} | {value} |");
     }
+    page
+}
+
+pub(super) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> String {
+    let mut page = heading("Benchmarks", Some("benchmarks.json"), conditions);
     let _ = write!(
         page,
         "\nfio `ioengine=nbd` over a unix socket, one connection; client and server each on a \
@@ -320,7 +331,12 @@ pub(super) fn raw(conditions: &Conditions, plan: &Plan, results: &Results) -> Va
 
 pub(super) fn write(workspace: &Workspace, page: &str, raw: &Value) -> Result<()> {
     let text = serde_json::to_string_pretty(raw).context("cannot write the raw results")?;
-    for (name, content) in [(PAGE, page), (RAW, &text)] {
+    write_files(workspace, &[(PAGE, page), (RAW, &text)])
+}
+
+/// Writes files of the repository.
+pub(super) fn write_files(workspace: &Workspace, files: &[(&str, &str)]) -> Result<()> {
+    for (name, content) in files {
         let path = workspace.root.join(Path::new(name));
         std::fs::write(&path, format!("{}\n", content.trim_end()))
             .with_context(|| format!("cannot write {}", path.display()))?;
