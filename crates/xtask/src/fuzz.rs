@@ -12,7 +12,7 @@ use crate::workspace::Workspace;
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Arguments {
     /// Seconds for each target
-    #[arg(long, default_value_t = 15)]
+    #[arg(long, default_value_t = 12)]
     pub(crate) seconds: u32,
     /// Run only this target
     pub(crate) target: Option<String>,
