@@ -8,10 +8,9 @@ use std::hash::{DefaultHasher, Hasher};
 
 use onefold_engine::Part;
 use onefold_engine::simulated::Op;
-use onefold_store::IndexKind;
 use onefold_store::{
-    BatchReport, CollectReport, Import, Lba, PoolStat, Ready, Scarcity, Store, StoreError,
-    StoreErrorKind, VolumeChange, Wait,
+    BatchReport, CollectReport, Import, IndexKind, Lba, PoolStat, Ready, Scarcity, Store,
+    StoreError, StoreErrorKind, VolumeChange, Wait,
 };
 
 use crate::model::VolumeModel;

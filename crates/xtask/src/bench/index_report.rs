@@ -168,7 +168,7 @@ pub(super) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
     );
     let _ = write!(
         page,
-        "\nIn a control group with memory for a quarter of the file, half of it the back end's own \
+        "\nIn a control group with memory for a quarter of the file (64 MiB at least), half of it the back end's own \
          and half for the page cache; {} batches of each kind, one run. Pages are those that came \
          from the device, for lookups and for merges. fio, 32 random reads of 4 KiB of the same \
          file in flight past the page cache, on the same processor: {:.0} reads/s.\n\n\

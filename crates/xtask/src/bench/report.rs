@@ -122,14 +122,15 @@ pub(super) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> S
         "\nfio `ioengine=nbd` over a unix socket, one connection; client and server each on a \
          processor of its own; 512 MiB of data per server, all written before in turns of 16 MiB. \
          {} alternating slices of {} s per server and row, over {} layouts, that is with servers \
-         and files made anew; {} of {} s for skewed loads. `onefold serve --cache host` and \
+         and files made anew; {} of {} s for skewed loads, {} where latency counts. `onefold serve --cache host` and \
          `direct` against the same NBD server on a raw file (*pass-through*) and `qemu-nbd` on a \
          raw file (`--cache=writeback` and `--cache=none`).\n",
         plan.slices,
         plan.slice_seconds,
         plan.layouts,
         plan.sharing_slices,
-        plan.sharing_slice_seconds
+        plan.sharing_slice_seconds,
+        plan.latency_slices
     );
     if !results.comparisons.is_empty() {
         page.push_str(THROUGHPUT);

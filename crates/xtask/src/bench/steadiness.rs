@@ -71,11 +71,13 @@ impl Watch {
     }
 
     pub(super) fn end(self) -> Result<SlowSpans> {
+        Ok(SlowSpans::of(&self.samples()?))
+    }
+
+    fn samples(self) -> Result<Vec<Sample>> {
         self.stop.store(true, Ordering::Relaxed);
         let samples = self.thread.join();
-        Ok(SlowSpans::of(
-            &samples.map_err(|_| anyhow!("the watch panicked"))??,
-        ))
+        samples.map_err(|_| anyhow!("the watch panicked"))?
     }
 }
 
@@ -168,8 +170,11 @@ mod tests {
 
     #[test]
     fn a_watch_sees_something() {
-        let watch = Watch::start(0).unwrap();
+        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+        let processor = (0..CpuSet::MAX_CPU).find(|it| allowed.is_set(*it)).unwrap();
+        let watch = Watch::start(processor).unwrap();
         thread::sleep(PERIOD * 4);
-        watch.end().unwrap();
+        let samples = watch.samples().unwrap();
+        assert!(!samples.is_empty() && samples.iter().all(|it| it.cost_ns > 0));
     }
 }
