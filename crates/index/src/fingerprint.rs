@@ -41,6 +41,12 @@ impl Fingerprint {
         }
         None
     }
+
+    /// The bits that decide most about its place in the order.
+    pub(crate) fn high_bits(self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        u64::from_le_bytes([h, g, f, e, d, c, b, a])
+    }
 }
 
 impl fmt::Display for Fingerprint {

@@ -94,22 +94,20 @@ impl Segment {
     /// fingerprint or a larger one. The segment must be loaded, as for [`Segment::leaf_of`].
     pub(super) fn fence_before(&self, fingerprint: Fingerprint) -> u64 {
         let fences = self.fences.as_deref().unwrap_or_default();
-        let behind = fences.partition_point(|it| *it <= fingerprint);
-        behind.saturating_sub(1) as u64
+        segment::fences_up_to(fences, fingerprint).saturating_sub(1) as u64
     }
 
     /// The leaf of the run, counted from its first, that has the fingerprint if any has.
-    /// `None` if surely none has.
-    pub(super) fn leaf_of(&self, fingerprint: Fingerprint) -> Option<u64> {
+    /// `None` if it would be before all of them.
+    pub(super) fn leaf_of(&self, fingerprint: Fingerprint) -> Option<usize> {
         let fences = self.fences.as_deref().unwrap_or_default();
-        let leaf = fences
-            .partition_point(|it| *it <= fingerprint)
-            .checked_sub(1)?;
+        segment::fences_up_to(fences, fingerprint).checked_sub(1)
+    }
+
+    /// Whether a leaf may have the fingerprint, as far as can be told without reading it.
+    pub(super) fn may_have(&self, leaf: usize, fingerprint: Fingerprint) -> bool {
         let signatures = self.signatures.as_ref();
-        if signatures.is_some_and(|it| !it.may_have(leaf, signature(fingerprint))) {
-            return None;
-        }
-        Some(leaf as u64)
+        signatures.is_none_or(|it| it.may_have(leaf, signature(fingerprint)))
     }
 
     fn fence_bytes(&self) -> usize {

@@ -18,6 +18,13 @@ const READ_LEAVES_MIN: usize = 16;
 impl Table {
     /// Finds the rows of these fingerprints, which are sorted.
     pub(super) fn find(&mut self, fingerprints: &[Fingerprint]) -> Result<()> {
+        self.find_changes(fingerprints)?;
+        self.leave_out_absent();
+        self.read_wanted()
+    }
+
+    /// Finds what is in memory, and the leaves in which the rest would be.
+    fn find_changes(&mut self, fingerprints: &[Fingerprint]) -> Result<()> {
         self.buffers.found.clear();
         self.buffers.wanted.clear();
         let mut at = fingerprints.first().map_or(0, |it| self.directory.at(*it));
@@ -31,14 +38,9 @@ impl Table {
                 self.directory
                     .load(at, &*self.disk, self.pool, signatures_max)?;
                 let segment = &self.directory.segments()[at];
-                if let Some(run) = segment.run
-                    && let Some(leaf) = segment.leaf_of(*fingerprint)
-                {
-                    self.buffers.wanted.push(Wanted {
-                        by: self.buffers.found.len(),
-                        run,
-                        leaf: run.first_leaf() + leaf,
-                    });
+                if let Some(leaf) = segment.leaf_of(*fingerprint) {
+                    let by = self.buffers.found.len();
+                    self.buffers.wanted.push(Wanted { by, at, leaf });
                 }
             }
             self.buffers.found.push(Found {
@@ -47,7 +49,34 @@ impl Table {
                 is_changed: false,
             });
         }
+        Ok(())
+    }
+
+    /// Keeps of the leaves that are wanted those that may have what they are wanted for.
+    fn leave_out_absent(&mut self) {
+        let Buffers {
+            wanted,
+            found,
+            may_have,
+            ..
+        } = &mut self.buffers;
+        // Half of them have, so a branch on each would wait for its signatures. This way the
+        // processor fetches those of many at once.
+        let segments = self.directory.segments();
+        may_have.clear();
+        may_have.extend(
+            wanted
+                .iter()
+                .map(|it| segments[it.at].may_have(it.leaf, found[it.by].fingerprint)),
+        );
+        let mut may_have = may_have.iter();
+        wanted.retain(|_| may_have.next().is_some_and(|it| *it));
+    }
+
+    /// Reads the leaves that are wanted, many at a time.
+    fn read_wanted(&mut self) -> Result<()> {
         let at_once = (self.limit_bytes / 16 / LEAF_BYTES).clamp(READ_LEAVES_MIN, READ_LEAVES_MAX);
+        let segments = self.directory.segments();
         let Buffers {
             leaves: buffer,
             wanted,
@@ -55,16 +84,18 @@ impl Table {
             ..
         } = &mut self.buffers;
         let mut groups = wanted
-            .chunk_by(|one, other| one.leaf == other.leaf)
+            .chunk_by(|one, other| (one.at, one.leaf) == (other.at, other.leaf))
+            .filter_map(|group| Some((segments[group[0].at].run?, group)))
             .peekable();
         while groups.peek().is_some() {
             let some: Vec<_> = groups.by_ref().take(at_once).collect();
-            let leaves: Vec<u64> = some.iter().map(|it| it[0].leaf).collect();
+            let number = |(run, group): &(Run, &[Wanted])| run.first_leaf() + group[0].leaf as u64;
+            let leaves: Vec<u64> = some.iter().map(number).collect();
             buffer.resize(leaves.len() * LEAF_BYTES, 0);
             read_leaves(&*self.disk, &leaves, buffer)?;
-            for (group, bytes) in some.iter().zip(buffer.chunks_exact(LEAF_BYTES)) {
-                let Wanted { run, leaf, .. } = group[0];
-                let entries = segment::open_leaf(self.pool, run, leaf, bytes)?;
+            let read = leaves.iter().zip(buffer.chunks_exact(LEAF_BYTES));
+            for ((run, group), (leaf, bytes)) in some.iter().zip(read) {
+                let entries = segment::open_leaf(self.pool, *run, *leaf, bytes)?;
                 for wanted in *group {
                     let found = &mut found[wanted.by];
                     found.row = segment::find(entries, found.fingerprint);
@@ -85,8 +116,10 @@ impl Table {
 /// A leaf that has to be read, and for which of the fingerprints.
 pub(super) struct Wanted {
     by: usize,
-    run: Run,
-    leaf: u64,
+    /// The segment.
+    at: usize,
+    /// Counted from the first of its run.
+    leaf: usize,
 }
 
 /// The row of a fingerprint that a batch asks for.

@@ -126,6 +126,7 @@ struct Buffers {
     /// Leaves that a batch reads, and for which of its fingerprints.
     leaves: Vec<u8>,
     wanted: Vec<Wanted>,
+    may_have: Vec<bool>,
     found: Vec<Found>,
     changed: Vec<Entry>,
 }
