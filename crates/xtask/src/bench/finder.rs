@@ -63,7 +63,7 @@ impl Finder {
 pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Finder> {
     let scratch = Scratch::new(&workspace.scratch_parent(), "finder")?;
     let image = scratch.path().join("image.raw");
-    import::make_image(&image)?;
+    import::make_image(&image, 0)?;
     let mut measured = Finder {
         rates: [const { Vec::new() }; 3],
     };
@@ -73,7 +73,7 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Finder> {
             std::fs::create_dir(&directory).context("cannot make a directory")?;
             let product = Product::build(workspace, &directory)?.pin(Some(SERVER_PROCESSOR));
             product.create_pool_with("8G", &["--index", index.name])?;
-            import::import(&product, &image, "off")?;
+            import::import(&product, "image", &image, "off")?;
             // What the import left to be written to the disk must not slow this.
             Cmd::new("sync").run()?;
             let dedup = product.dedup(Some("image"))?;

@@ -93,7 +93,7 @@ impl Import {
 pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Import> {
     let scratch = Scratch::new(&workspace.scratch_parent(), "import")?;
     let image = scratch.path().join("image.raw");
-    make_image(&image)?;
+    make_image(&image, 0)?;
     let mut measured = Import {
         imports: [const { Vec::new() }; 4],
         copy: Vec::new(),
@@ -113,7 +113,7 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Import> {
             std::fs::create_dir(&directory).context("cannot make a directory")?;
             let product = Product::build(workspace, &directory)?;
             product.create_pool_with("8G", &["--index", way.index])?;
-            rates.push(timed(|| import(&product, &image, way.dedup))?);
+            rates.push(timed(|| import(&product, "image", &image, way.dedup))?);
             std::fs::remove_dir_all(&directory).context("cannot remove the pool")?;
         }
     }
@@ -124,24 +124,24 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Import> {
 }
 
 /// A raw image without zeros and without duplicates. Written just now and smaller than memory, so
-/// it is in the page cache.
-pub(super) fn make_image(path: &Path) -> Result<()> {
+/// it is in the page cache. Other seeds, other blocks.
+pub(super) fn make_image(path: &Path, seed: u64) -> Result<()> {
     let mut file = BufWriter::new(create(path)?);
-    write_blocks(&mut file, IMAGE_BYTES).with_context(|| format!("cannot write {path:?}"))
+    write_blocks(&mut file, IMAGE_BYTES, seed).with_context(|| format!("cannot write {path:?}"))
 }
 
-/// Imports it as a volume of the name `image`.
-pub(super) fn import(product: &Product, image: &Path, dedup: &str) -> Result<()> {
+/// Imports it as a volume of this name.
+pub(super) fn import(product: &Product, name: &str, image: &Path, dedup: &str) -> Result<()> {
     product
         .command()
-        .args(["--quiet", "volume", "import", "image"])
+        .args(["--quiet", "volume", "import", name])
         .arg(image)
         .args(["--image-format", "raw", "--dedup", dedup])
         .run()
 }
 
 /// Runs it after everything older is on the disk; MB/s of the image.
-fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
+pub(super) fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
     Cmd::new("sync").run()?;
     let start = Instant::now();
     work()?;
@@ -152,10 +152,11 @@ fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("cannot make {}", path.display()))
 }
 
-/// Blocks of 4 KiB that are all different and hold no zero byte run that anyone could skip.
-pub(super) fn write_blocks(out: &mut impl Write, bytes: u64) -> std::io::Result<()> {
+/// Blocks of 4 KiB that are all different and hold no zero byte run that anyone could skip. Those of
+/// another seed are different from them as well.
+pub(super) fn write_blocks(out: &mut impl Write, bytes: u64, seed: u64) -> std::io::Result<()> {
     let mut block = [0_u8; 4096];
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(2 * seed + 1);
     for _ in 0..bytes / 4096 {
         // A xorshift generator: fast enough not to be what is measured.
         for word in block.chunks_exact_mut(8) {
@@ -176,7 +177,8 @@ mod tests {
     #[test]
     fn blocks_differ_and_are_not_zero() {
         let mut bytes = Vec::new();
-        write_blocks(&mut bytes, 3 * 4096).unwrap();
+        write_blocks(&mut bytes, 2 * 4096, 0).unwrap();
+        write_blocks(&mut bytes, 4096, 1).unwrap();
         let blocks: Vec<_> = bytes.chunks(4096).collect();
         assert_eq!(blocks.len(), 3);
         assert!(blocks[0] != blocks[1] && blocks[1] != blocks[2] && blocks[0] != blocks[2]);

@@ -3,7 +3,8 @@
 //! Each run makes an index with each back end and asks it batches, all on one processor
 //! (`crates/index/examples/index_bench.rs`). Then it is opened again with nothing in the page
 //! cache, as after `kill -9`. One more index of each kind is asked in a control group with memory
-//! for a quarter of it, page cache included, and fio reads the same file at random for comparison.
+//! for a quarter of the file of `hash`, page cache included, and fio reads that file at random for
+//! comparison.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -122,6 +123,8 @@ fn number(value: &Value, pointer: &str) -> Option<f64> {
 /// All that was measured, as [`KINDS`].
 pub(super) struct Measured {
     pub(super) back_ends: [BackEnd; 3],
+    /// The memory of those that were asked with little.
+    pub(super) tight_bytes: u64,
     /// Random reads a second of fio, from the file of `hash`.
     pub(super) fio_reads_per_second: f64,
 }
@@ -185,16 +188,17 @@ impl Bench {
                 }
             }
         }
-        let mut fio_reads_per_second = 0.0;
+        let (mut memory, mut fio_reads_per_second) = (TIGHT_BYTES_MIN, 0.0);
         for (kind, back_end) in KINDS.iter().zip(&mut back_ends) {
             if *kind == "memory" {
                 continue;
             }
             let index = self.index(kind)?;
             let made = index.make(plan.rows, 0, MEMORY_BYTES)?;
-            let row_bytes = number(&made, "/disk_bytes_per_row").context("no size")?;
-            let quarter = (row_bytes * plan.rows as f64 / 4.0) as u64;
-            let memory = quarter.max(TIGHT_BYTES_MIN);
+            if *kind == "hash" {
+                let row_bytes = number(&made, "/disk_bytes_per_row").context("no size")?;
+                memory = memory.max((row_bytes * plan.rows as f64 / 4.0) as u64);
+            }
             index.leave_cache()?;
             // Half of it for the back end, whose own memory counts, and half for the page cache.
             let limit = MemoryLimit::new(memory)?;
@@ -202,7 +206,8 @@ impl Bench {
                 limit: Some(&limit),
                 ..index
             };
-            let tight = limited.ask(plan.rows, plan.tight_batches, memory / 2, "again")?;
+            let batches = plan.tight_batches.min(plan.batches_of(kind));
+            let tight = limited.ask(plan.rows, batches, memory / 2, "again")?;
             back_end.tight = Some(tight);
             if *kind == "hash" {
                 fio_reads_per_second = limited.random_reads()?;
@@ -210,6 +215,7 @@ impl Bench {
         }
         Ok(Measured {
             back_ends,
+            tight_bytes: memory,
             fio_reads_per_second,
         })
     }
@@ -330,6 +336,7 @@ impl Measured {
                    "tight": back_end.tight})
         });
         json!({"back_ends": back_ends.collect::<Vec<_>>(),
+               "tight_bytes": self.tight_bytes,
                "fio_reads_per_second": self.fio_reads_per_second})
     }
 }

@@ -168,12 +168,15 @@ pub(super) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
     );
     let _ = write!(
         page,
-        "\nIn a control group with memory for a quarter of the file (64 MiB at least), half of it the back end's own \
-         and half for the page cache; {} batches of each kind, one run. Pages are those that came \
-         from the device, for lookups and for merges. fio, 32 random reads of 4 KiB of the same \
-         file in flight past the page cache, on the same processor: {:.0} reads/s.\n\n\
-         | | `hash` | `btree` |\n| --- | --- | --- |\n",
-        plan.tight_batches, measured.fio_reads_per_second,
+        "\nBoth in a control group of {} MiB, a quarter of the file of `hash` (64 MiB at least), half of \
+         it the back end's own and half for the page cache; {} batches of each kind ({} of `btree`), \
+         one run. Pages are those that came from the device, for lookups and for merges. fio, 32 \
+         random reads of 4 KiB of that file in flight past the page cache, on the same processor: \
+         {:.0} reads/s.\n\n| | `hash` | `btree` |\n| --- | --- | --- |\n",
+        measured.tight_bytes >> 20,
+        plan.tight_batches,
+        plan.tight_batches.min(plan.btree_batches),
+        measured.fio_reads_per_second,
     );
     for (what, pointer) in TIGHT_NUMBERS {
         let cells = measured.back_ends[..2].iter().map(|it| it.tight(pointer));
@@ -344,6 +347,7 @@ mod tests {
                 back_end(50e3, 8e3),
                 BackEnd::default(),
             ],
+            tight_bytes: 64 << 20,
             fio_reads_per_second: 100e3,
         };
         let verdicts: Vec<_> = goals(&measured)
@@ -369,6 +373,7 @@ mod tests {
     fn what_was_not_measured_is_not_met() {
         let measured = Measured {
             back_ends: Default::default(),
+            tight_bytes: 64 << 20,
             fio_reads_per_second: 0.0,
         };
         let goals = goals(&measured);

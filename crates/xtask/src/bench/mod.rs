@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: the numbers in `docs/benchmarks.md`, measured side by side in one run.
 //!
 //! Reading order: `slices` (throughput rows), `sharing` (rows with the finder at work), `finder`,
-//! `import`, `open`, `statistics` (what decides), `report` (what is written). `index` and
+//! `import`, `large`, `open`, `statistics` (what decides), `report` (what is written). `index` and
 //! `index_report` are a command of their own. Only a whole run writes into `docs/`; a part of one
 //! is printed.
 
@@ -9,6 +9,7 @@ mod finder;
 mod import;
 mod index;
 mod index_report;
+mod large;
 mod open;
 mod report;
 mod sharing;
@@ -23,6 +24,7 @@ use serde_json::Value;
 
 use self::finder::Finder;
 use self::import::Import;
+use self::large::Large;
 use self::open::Open;
 use self::sharing::Sharing;
 use self::slices::{Comparison, Contenders, Measured, Mode, ROWS};
@@ -42,7 +44,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     quick: bool,
     /// Only rows whose name contains this text: 'host randread', 'depth 32', 'sharing', 'finder',
-    /// 'import', 'open'
+    /// 'import', 'large pool', 'open'
     #[arg(long)]
     rows: Option<String>,
     /// qemu-nbd in every place: shows what the method itself makes of equals
@@ -105,6 +107,7 @@ struct Results {
     sharing: Option<Sharing>,
     finder: Option<Finder>,
     import: Option<Import>,
+    large: Option<Large>,
     open: Option<Open>,
 }
 
@@ -141,6 +144,9 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     }
     if !plan.control && wanted(import::NAME) {
         results.import = attempt(import::NAME, import::measure(workspace, &plan));
+    }
+    if !plan.control && wanted(large::NAME) {
+        results.large = attempt(large::NAME, large::measure(workspace, &plan));
     }
     if !plan.control && wanted(open::NAME) {
         results.open = attempt(open::NAME, open::measure(workspace, &plan));

@@ -156,7 +156,7 @@ fn import_stream(product: &Product, scratch: &Scratch, bytes: u64) -> Result<()>
         .args(["--image-format", "raw", "--dedup", "off"])
         .spawn_piped(&log)?;
     let mut input = import.take_stdin()?;
-    let written = write_blocks(&mut input, bytes);
+    let written = write_blocks(&mut input, bytes, 0);
     drop(input);
     let status = import.wait()?;
     let said = std::fs::read_to_string(&log).unwrap_or_default();

@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::finder::Finder;
-use super::import::Import;
+use super::import::{IMAGE_BYTES, Import};
+use super::large::{self, Large};
 use super::open::{self, Open};
 use super::sharing::{self, Sharing};
 use super::slices::Comparison;
@@ -141,6 +142,7 @@ pub(super) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> S
     sharing_section(&mut page, results);
     finder_section(&mut page, results);
     import_section(&mut page, results);
+    large_section(&mut page, results);
     open_section(&mut page, results);
     page
 }
@@ -290,6 +292,39 @@ fn import_section(page: &mut String, results: &Results) {
     }
 }
 
+fn large_section(page: &mut String, results: &Results) {
+    let Some(measured) = &results.large else {
+        return;
+    };
+    let _ = write!(
+        page,
+        "\n## Import and finder in a large pool\n\nAs above, {} GiB of other distinct data at a time, \
+         into a pool that holds {} GiB: what an index costs shows when there is much in it.\n\n\
+         | | `hash`, MB/s | range | `btree`, MB/s | range | times | must | |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        IMAGE_BYTES >> 30,
+        large::HELD_BYTES >> 30
+    );
+    let must = large::MUST_RATIO;
+    for row in measured.rows() {
+        let [hash, btree] = &row.rates;
+        let met = row.ratio >= must;
+        let _ = writeln!(
+            page,
+            "| {} | {:.0} | {:.0} to {:.0} | {:.0} | {:.0} to {:.0} | {:.1} | {must} | {} |",
+            row.title,
+            hash.median,
+            hash.low,
+            hash.high,
+            btree.median,
+            btree.low,
+            btree.high,
+            row.ratio,
+            Verdict { met, by_cpu: false }.text()
+        );
+    }
+}
+
 fn open_section(page: &mut String, results: &Results) {
     let Some(measured) = &results.open else {
         return;
@@ -326,6 +361,7 @@ pub(super) fn raw(conditions: &Conditions, plan: &Plan, results: &Results) -> Va
         "sharing": results.sharing.as_ref().map(Sharing::raw),
         "finder": results.finder.as_ref().map(Finder::raw),
         "import": results.import.as_ref().map(Import::raw),
+        "large_pool": results.large.as_ref().map(Large::raw),
         "open": results.open.as_ref().map(Open::raw),
     })
 }
