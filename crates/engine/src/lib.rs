@@ -29,18 +29,21 @@ pub enum Part {
     Data,
     /// The fingerprint index.
     Index,
+    /// The index that is being made to take the other's place.
+    NextIndex,
     /// What keys are made from.
     Secret,
 }
 
 impl Part {
     /// Every part.
-    pub const ALL: [Part; 6] = [
+    pub const ALL: [Part; 7] = [
         Part::Superblock,
         Part::Meta,
         Part::Log,
         Part::Data,
         Part::Index,
+        Part::NextIndex,
         Part::Secret,
     ];
 
@@ -52,6 +55,7 @@ impl Part {
             Part::Log => "log",
             Part::Data => "data",
             Part::Index => "index",
+            Part::NextIndex => "index-next",
             Part::Secret => "secret",
         }
     }
@@ -137,6 +141,15 @@ pub trait Engine: Send + Sync {
 
     /// Opens an existing part. A missing one is `NotFound`.
     fn open(&self, part: Part) -> io::Result<Arc<dyn Disk>>;
+
+    /// Puts a part into the place of another, which is gone then. Afterwards, and after a crash, one
+    /// of the two has happened: all of it or nothing; it is durable when this returns. Neither may be
+    /// open. A missing `part` is `NotFound`. After any other error it is open which of the two it
+    /// is, also for whoever looks, until the engine is made anew.
+    fn replace(&self, place: Part, part: Part) -> io::Result<()>;
+
+    /// Removes a part that is not open, durably. That it is missing already is no error.
+    fn remove(&self, part: Part) -> io::Result<()>;
 
     /// What the user calls this part: a path, for messages.
     fn describe(&self, part: Part) -> String;

@@ -76,6 +76,7 @@ fn conforms(engine: &dyn Engine) {
         drop(disk);
         survives_reopening(engine, part);
     }
+    parts_take_the_place_of_others_and_go(engine);
     assert_ne!(engine.random_id().unwrap(), engine.random_id().unwrap());
     assert!(engine.unix_seconds() > 1_600_000_000);
 }
@@ -103,6 +104,38 @@ fn parts_are_created_once_and_opened(engine: &dyn Engine) {
         assert_eq!(read(&*disk, 0, unit(&*disk)), pattern(1, unit(&*disk)));
         assert_eq!(disk.len().unwrap(), 64 * 1024);
     }
+}
+
+fn parts_take_the_place_of_others_and_go(engine: &dyn Engine) {
+    for (part, seed) in [(Part::Index, 40), (Part::NextIndex, 41)] {
+        let disk = engine.open(part).unwrap();
+        disk.write_at(&pattern(seed, 5000), 0).unwrap();
+        disk.sync().unwrap();
+    }
+    engine.replace(Part::Index, Part::NextIndex).unwrap();
+    assert_eq!(
+        engine.open(Part::NextIndex).err().unwrap().kind(),
+        ErrorKind::NotFound
+    );
+    let disk = engine.open(Part::Index).unwrap();
+    assert_eq!(read(&*disk, 0, 5000), pattern(41, 5000));
+    drop(disk);
+    let error = engine.replace(Part::Index, Part::NextIndex).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.to_string().contains("index-next"), "{error}");
+    let disk = engine.open(Part::Index).unwrap();
+    assert_eq!(
+        read(&*disk, 0, 5000),
+        pattern(41, 5000),
+        "it is still there"
+    );
+    drop(disk);
+    for _ in 0..2 {
+        engine.remove(Part::Index).unwrap();
+        let error = engine.open(Part::Index).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+    }
+    assert_eq!(engine.create(Part::Index, 0).unwrap().len().unwrap(), 0);
 }
 
 fn reads_what_was_written(disk: &dyn Disk) {

@@ -1,8 +1,8 @@
-//! Leaf of the catalogue: fifteen records of 256 bytes, one for each volume.
+//! Leaf of the catalogue: fifteen records of 256 bytes, one for each volume and each snapshot.
 //!
 //! ```text
 //! page     64 + 256 n   record n, 15 of them, then zeros; a record of zeros is a free slot
-//! record    0 kind      u8      1 volume, with its live layer
+//! record    0 kind      u8      1 volume, with its live layer; 2 snapshot, with its frozen layer
 //!           1 state     u8      1 importing, 2 ready, 3 deleting
 //!           2 dedup     u8      0 off, 1 offline
 //!           3 name len  u8      bytes
@@ -21,7 +21,9 @@
 //!          72 kept      u64     that are kept private
 //!          80 shared    u64     that are shared
 //!          88 cache     u64     bytes of the hash cache, 0 to 2^40
-//!          96 zeros     32 bytes
+//!          96 below     u64     the layer below, or 0
+//!         104 snapshot of  u64  the volume, 0 for a volume
+//!         112 zeros     16 bytes
 //!         128 name      64 bytes, zero-padded
 //!         192 domain name  64 bytes, zero-padded
 //! ```
@@ -53,6 +55,7 @@ pub const INTERVAL_SECONDS_MAX: u32 = 86_400;
 pub const HASH_CACHE_BYTES_MAX: u64 = 1 << 40;
 
 const KIND_VOLUME: u8 = 1;
+const KIND_SNAPSHOT: u8 = 2;
 const FLAG_VERIFY: u8 = 1;
 
 /// Largest volume of any pool, in bytes.
@@ -95,13 +98,17 @@ pub struct LayerCounts {
     pub shared: u64,
 }
 
-/// What the catalogue says of a volume.
+/// What the catalogue says of a volume, or of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeRecord {
     /// Names it for ever.
     pub id: VolumeId,
-    /// Its live layer.
+    /// Its live layer, or a snapshot's frozen one.
     pub layer: LayerId,
+    /// The layer that says what this one does not; a frozen one.
+    pub below: Option<LayerId>,
+    /// The volume that this is a snapshot of; none for a volume.
+    pub snapshot_of: Option<VolumeId>,
     /// Where it is in its life.
     pub state: VolumeState,
     /// Size in bytes, a multiple of the block size.
@@ -153,7 +160,11 @@ impl VolumeRecord {
             self.domain_name
         );
         let name_len = self.name.len() as u8;
-        let head = [KIND_VOLUME, self.state as u8, self.dedup as u8, name_len];
+        let kind = match self.snapshot_of {
+            None => KIND_VOLUME,
+            Some(_) => KIND_SNAPSHOT,
+        };
+        let head = [kind, self.state as u8, self.dedup as u8, name_len];
         put(bytes, at, &head);
         put(bytes, at + 4, &u32::from(self.domain.0).to_le_bytes());
         put(bytes, at + 8, &self.id.0.to_le_bytes());
@@ -170,6 +181,10 @@ impl VolumeRecord {
         put(bytes, at + 60, &self.interval_seconds.to_le_bytes());
         self.counts.put(bytes, at + 64);
         put(bytes, at + 88, &self.hash_cache_bytes.to_le_bytes());
+        let below = self.below.map_or(0, |layer| layer.0);
+        put(bytes, at + 96, &below.to_le_bytes());
+        let snapshot_of = self.snapshot_of.map_or(0, |volume| volume.0);
+        put(bytes, at + 104, &snapshot_of.to_le_bytes());
         put(bytes, at + 128, self.name.as_bytes());
         put(bytes, at + 192, self.domain_name.as_bytes());
     }
@@ -180,7 +195,7 @@ impl VolumeRecord {
             return Ok(None);
         }
         let field = |field, value| Err(FormatError::Field { field, value });
-        if bytes[0] != KIND_VOLUME {
+        if ![KIND_VOLUME, KIND_SNAPSHOT].contains(&bytes[0]) {
             return field("catalogue record kind", u64::from(bytes[0]));
         }
         let state = match bytes[1] {
@@ -201,7 +216,7 @@ impl VolumeRecord {
             return field("volume size", size_bytes);
         }
         let is_reserved_zero = bytes[56] & !FLAG_VERIFY == 0 && bytes[59] == 0;
-        if !is_reserved_zero || !is_zero(&bytes[96..128]) {
+        if !is_reserved_zero || !is_zero(&bytes[112..128]) {
             return Err(FormatError::Reserved {
                 structure: "volume record",
             });
@@ -210,6 +225,8 @@ impl VolumeRecord {
         Ok(Some(Self {
             id: VolumeId(id),
             layer: LayerId(layer),
+            below: id_or_none(bytes, 96, "layer below")?.map(LayerId),
+            snapshot_of: snapshot_of_at(bytes)?,
             state,
             size_bytes,
             created_unix_seconds: u64_at(bytes, 32),
@@ -224,6 +241,27 @@ impl VolumeRecord {
             hash_cache_bytes: within(u64_at(bytes, 88), 0..=HASH_CACHE_BYTES_MAX, "hash cache")?,
             map,
         }))
+    }
+}
+
+/// The id at `at`; none where there is a zero.
+fn id_or_none(bytes: &[u8], at: usize, field: &'static str) -> Result<Option<u64>, FormatError> {
+    match u64_at(bytes, at) {
+        0 => Ok(None),
+        id if is_id(id) => Ok(Some(id)),
+        value => Err(FormatError::Field { field, value }),
+    }
+}
+
+/// A snapshot is of a volume, and a volume of none.
+fn snapshot_of_at(bytes: &[u8]) -> Result<Option<VolumeId>, FormatError> {
+    let field = "volume of a snapshot";
+    let volume = id_or_none(bytes, 104, field)?;
+    if volume.is_some() == (bytes[0] == KIND_SNAPSHOT) {
+        Ok(volume.map(VolumeId))
+    } else {
+        let value = u64_at(bytes, 104);
+        Err(FormatError::Field { field, value })
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! all      0 kind      u8      1 map, 2 unmap, 3 put, 4 gone,
-//!                              16 publish, 17 outcome, 18 collect, 19 release
+//!                              16 publish, 17 outcome, 18 collect, 19 release,
+//!                              20 freeze, 21 merge
 //!          1 reserved  u8
 //!          2 bytes     u16     whole record, a multiple of 8
 //!          4 reserved  u32
@@ -47,9 +48,17 @@
 //!         24 position  u16     of the first item
 //!         26 count     u16     1 to 4096
 //!         28 release   u32     1 remaining, 2 freed, 3 quarantined
+//! freeze  20           a volume's live layer becomes a snapshot's, and an empty one is above it
+//!         16 slot      u64     the snapshot's
+//!         24 live      u64     the volume's new layer
+//!         32 record    256 bytes, the snapshot's, its map empty
+//! merge   21           what a segment of a frozen layer has moves to the layer above where that
+//!                      has nothing, and is given up elsewhere
+//!         16 above     u64     the layer above
+//!         24 segment   u64     below 2^29
 //! ```
 //!
-//! Kinds from 20 on are kept for layers. Replay compares `old` with the map, and the intents and
+//! Replay compares `old` with the map, and the intents and
 //! outcomes of a batch with the open one, so a record that does not fit what it is applied to is
 //! found.
 
@@ -78,6 +87,8 @@ const KIND_PUBLISH: u8 = 16;
 const KIND_OUTCOME: u8 = 17;
 const KIND_COLLECT: u8 = 18;
 const KIND_RELEASE: u8 = 19;
+const KIND_FREEZE: u8 = 20;
+const KIND_MERGE: u8 = 21;
 
 const HEADER_BYTES: usize = 16;
 const MAP_BYTES: usize = 48;
@@ -89,6 +100,8 @@ const RUN_BYTES: usize = 8;
 const OUTCOME_BYTES: usize = 40;
 const COLLECT_BYTES: usize = 32;
 const RELEASE_BYTES: usize = 32;
+const FREEZE_BYTES: usize = 32 + VOLUME_RECORD_BYTES;
+const MERGE_BYTES: usize = 32;
 
 /// The longest record: a publish record with the most runs.
 pub const RECORD_BYTES_MAX: usize = PUBLISH_HEADER_BYTES + PUBLISH_RUNS_MAX * RUN_BYTES;
@@ -106,8 +119,10 @@ const _: () = assert!(
         && OUTCOME_BYTES.is_multiple_of(8)
         && COLLECT_BYTES.is_multiple_of(8)
         && RELEASE_BYTES.is_multiple_of(8)
+        && FREEZE_BYTES.is_multiple_of(8)
+        && MERGE_BYTES.is_multiple_of(8)
 );
-const _: () = assert!(PUT_BYTES <= RECORD_BYTES_MAX, "no record is longer");
+const _: () = assert!(FREEZE_BYTES <= RECORD_BYTES_MAX, "no record is longer");
 const _: () =
     assert!(RECORD_BYTES_MAX <= u16::MAX as usize && RECORD_BYTES_MAX < FRAME_PAYLOAD_MAX);
 const _: () = assert!(
@@ -252,6 +267,25 @@ pub enum Record {
         /// What has become of them.
         release: Release,
     },
+    /// A volume's live layer becomes that of a snapshot, and an empty one is put above it.
+    Freeze {
+        /// The snapshot's slot of the catalogue.
+        slot: u64,
+        /// The snapshot; its layer is the one that is frozen, and its map is empty here.
+        snapshot: VolumeRecord,
+        /// The volume's new layer.
+        live: LayerId,
+    },
+    /// What a segment of a frozen layer has moves to the layer above where that has nothing, and is
+    /// given up elsewhere.
+    Merge {
+        /// The frozen layer.
+        layer: LayerId,
+        /// The only one that is above it.
+        above: LayerId,
+        /// The segment of both.
+        segment: SegmentIndex,
+    },
 }
 
 impl Record {
@@ -275,6 +309,8 @@ impl Record {
             Self::Outcome { layer, .. } => (KIND_OUTCOME, OUTCOME_BYTES, layer.0),
             Self::Collect { .. } => (KIND_COLLECT, COLLECT_BYTES, 0),
             Self::Release { .. } => (KIND_RELEASE, RELEASE_BYTES, 0),
+            Self::Freeze { snapshot, .. } => (KIND_FREEZE, FREEZE_BYTES, snapshot.layer.0),
+            Self::Merge { layer, .. } => (KIND_MERGE, MERGE_BYTES, layer.0),
         };
         bytes.resize(start + size, 0);
         let record = &mut bytes[start..];
@@ -306,12 +342,7 @@ impl Record {
             }
             Self::VolumePut { slot, volume } => {
                 put(record, 16, &slot.to_le_bytes());
-                VolumeRecord {
-                    map: TreeRoot::default(),
-                    counts: LayerCounts::default(),
-                    ..volume.clone()
-                }
-                .put(record, 24);
+                put_volume(record, 24, volume);
             }
             Self::VolumeGone { slot, volume, .. } => {
                 put(record, 16, &slot.to_le_bytes());
@@ -343,6 +374,19 @@ impl Record {
                 put_items(record, *number, *position, *count);
                 put(record, 28, &(*release as u32).to_le_bytes());
             }
+            Self::Freeze {
+                slot,
+                snapshot,
+                live,
+            } => {
+                put(record, 16, &slot.to_le_bytes());
+                put(record, 24, &live.0.to_le_bytes());
+                put_volume(record, 32, snapshot);
+            }
+            Self::Merge { above, segment, .. } => {
+                put(record, 16, &above.0.to_le_bytes());
+                put(record, 24, &segment.0.to_le_bytes());
+            }
         }
     }
 
@@ -371,6 +415,8 @@ impl Record {
             KIND_OUTCOME => needed == OUTCOME_BYTES,
             KIND_COLLECT => needed == COLLECT_BYTES,
             KIND_RELEASE => needed == RELEASE_BYTES,
+            KIND_FREEZE => needed == FREEZE_BYTES,
+            KIND_MERGE => needed == MERGE_BYTES,
             other => {
                 return Err(FormatError::Field {
                     field: "record kind",
@@ -397,6 +443,16 @@ impl Record {
         }
         Ok((decode_body(&bytes[..needed])?, needed))
     }
+}
+
+/// Writes a record of the catalogue without its map, which is the layers' business.
+fn put_volume(record: &mut [u8], at: usize, volume: &VolumeRecord) {
+    VolumeRecord {
+        map: TreeRoot::default(),
+        counts: LayerCounts::default(),
+        ..volume.clone()
+    }
+    .put(record, at);
 }
 
 /// Writes the number of a batch, its segment and its runs.
@@ -499,7 +555,9 @@ fn decode_body(bytes: &[u8]) -> Result<Record, FormatError> {
         KIND_PUBLISH => decode_publish(bytes),
         KIND_OUTCOME => decode_outcome(bytes),
         KIND_COLLECT => decode_collect(bytes),
-        _ => decode_release(bytes),
+        KIND_RELEASE => decode_release(bytes),
+        KIND_FREEZE => decode_freeze(bytes),
+        _ => decode_merge(bytes),
     }
 }
 
@@ -581,14 +639,8 @@ fn decode_gone(bytes: &[u8]) -> Result<Record, FormatError> {
 }
 
 fn decode_publish(bytes: &[u8]) -> Result<Record, FormatError> {
-    let segment = u64_at(bytes, 24);
-    if segment >= VOLUME_BLOCKS_MAX / BLOCKS_PER_SEGMENT {
-        return Err(FormatError::Field {
-            field: "segment",
-            value: segment,
-        });
-    }
-    let first = SegmentIndex(segment).first();
+    let segment = segment_at(bytes)?;
+    let first = segment.first();
     let mut runs = Vec::with_capacity(bytes.len() / RUN_BYTES);
     for at in (PUBLISH_HEADER_BYTES..bytes.len()).step_by(RUN_BYTES) {
         let bits = u64_at(bytes, at);
@@ -606,7 +658,7 @@ fn decode_publish(bytes: &[u8]) -> Result<Record, FormatError> {
     if !runs_fit(&runs) {
         return Err(FormatError::Field {
             field: "runs of segment",
-            value: segment,
+            value: segment.0,
         });
     }
     Ok(Record::Publish {
@@ -670,6 +722,62 @@ fn decode_release(bytes: &[u8]) -> Result<Record, FormatError> {
         count,
         release,
     })
+}
+
+fn decode_freeze(bytes: &[u8]) -> Result<Record, FormatError> {
+    let layer = layer_at(bytes)?;
+    let live = u64_at(bytes, 24);
+    if !is_id(live) || live == layer.0 {
+        return Err(FormatError::Field {
+            field: "live layer",
+            value: live,
+        });
+    }
+    match VolumeRecord::decode(&bytes[32..])? {
+        Some(snapshot)
+            if snapshot.snapshot_of.is_some()
+                && snapshot.layer == layer
+                && snapshot.map == TreeRoot::default() =>
+        {
+            Ok(Record::Freeze {
+                slot: u64_at(bytes, 16),
+                snapshot,
+                live: LayerId(live),
+            })
+        }
+        _ => Err(FormatError::Reserved {
+            structure: "snapshot record",
+        }),
+    }
+}
+
+fn decode_merge(bytes: &[u8]) -> Result<Record, FormatError> {
+    let layer = layer_at(bytes)?;
+    let above = u64_at(bytes, 16);
+    if !is_id(above) || above == layer.0 {
+        return Err(FormatError::Field {
+            field: "layer above",
+            value: above,
+        });
+    }
+    Ok(Record::Merge {
+        layer,
+        above: LayerId(above),
+        segment: segment_at(bytes)?,
+    })
+}
+
+/// The segment that a record is about.
+fn segment_at(bytes: &[u8]) -> Result<SegmentIndex, FormatError> {
+    let segment = u64_at(bytes, 24);
+    if segment < VOLUME_BLOCKS_MAX / BLOCKS_PER_SEGMENT {
+        Ok(SegmentIndex(segment))
+    } else {
+        Err(FormatError::Field {
+            field: "segment",
+            value: segment,
+        })
+    }
 }
 
 /// The batch that a record is about.

@@ -13,6 +13,10 @@ impl Export for Volume {
         self.block_size()
     }
 
+    fn read_only(&self) -> bool {
+        self.is_snapshot()
+    }
+
     fn uses_idle_processors(&self) -> bool {
         Volume::works_aside(self)
     }

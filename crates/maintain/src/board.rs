@@ -544,6 +544,7 @@ mod tests {
             index_bytes_on_disk: 0,
             pool_bytes_on_disk: 0,
             metadata_bytes_on_disk: 0,
+            snapshots: Vec::new(),
             volumes: Vec::new(),
         }
     }

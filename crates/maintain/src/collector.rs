@@ -23,6 +23,7 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
             board.wait(POLL_INTERVAL);
             continue;
         }
+        finish_deletions(store, board);
         let began = Instant::now();
         match store.collect_batch() {
             Ok(report) => {
@@ -41,6 +42,17 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
                 }
             }
         }
+    }
+}
+
+/// Goes on with deletions of snapshots that a stop cut short.
+fn finish_deletions(store: &Store, board: &Board) {
+    if store.snapshots_being_deleted().is_empty() {
+        return;
+    }
+    if let Err(error) = store.finish_deletions() {
+        tracing::error!(%error, "deleting a snapshot failed");
+        board.sleep(retry_pause(1));
     }
 }
 

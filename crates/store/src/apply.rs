@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use onefold_format::batch_page::BatchItem;
 use onefold_format::entry::State;
+use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::{
-    BatchKind, Entry, LayerId, Lba, Outcome, Pba, PublishRun, Record, Release, UnmapTo,
+    BatchKind, Entry, LayerId, Lba, Outcome, Pba, PublishRun, Record, Release, SegmentIndex,
+    UnmapTo,
 };
 
 use crate::Wait;
@@ -68,17 +70,30 @@ pub(crate) fn apply(
             let is_new = books.catalogue.by_id(volume.id).is_none();
             books.catalogue.put(*slot, volume.clone())?;
             if is_new {
-                maps.add_layer(volume);
+                maps.put_above(&maps.add_layer(volume), volume.below)?;
             }
             Ok(())
         }
+        Record::Freeze {
+            slot,
+            snapshot,
+            live,
+        } => {
+            let volume = books.catalogue.freeze(*slot, snapshot, *live)?;
+            maps.put_above(&maps.add_layer(&volume), volume.below)
+        }
+        Record::Merge {
+            layer,
+            above,
+            segment,
+        } => apply_merge(maps, books, given_up, (*layer, *above), *segment),
         Record::VolumeGone {
             slot,
             volume,
             layer,
         } => {
             books.catalogue.remove(*slot, *volume)?;
-            if let Some(removed) = maps.remove_layer(*layer) {
+            if let Some(removed) = maps.remove_layer(*layer)? {
                 let left = removed.logical_blocks();
                 if left != 0 {
                     let message = format!("layer {layer} went with {left} blocks still mapped");
@@ -179,6 +194,41 @@ fn apply_unmap(
     maps.change(&layer, lba.segment(), &leaf, slots, |entries| {
         entries.fill(to);
     });
+    Ok(())
+}
+
+/// What a frozen layer has goes to the layer above where that has nothing, and is given up
+/// elsewhere.
+fn apply_merge(
+    maps: &Maps,
+    books: &mut Books,
+    given_up: &mut PbaRuns,
+    (layer, above): (LayerId, LayerId),
+    segment: SegmentIndex,
+) -> Result<()> {
+    let (layer, above) = (maps.layer(layer)?, maps.layer(above)?);
+    let is_below = above.below().is_some_and(|below| below.id == layer.id);
+    if !is_below || layer.above().len() != 1 {
+        return Err(misfit(layer.id, segment.first()));
+    }
+    let lower = maps.leaf(&layer, segment, Wait::Yes)?;
+    let upper = maps.leaf(&above, segment, Wait::Yes)?;
+    let mut moved = lower.with(Segment::clone);
+    let mut lost = EMPTY_SEGMENT;
+    let hides = layer.below().is_some();
+    upper.with(|own| {
+        for ((moved, lost), own) in moved.iter_mut().zip(&mut lost).zip(own) {
+            if *own != Entry::ABSENT {
+                *lost = std::mem::take(moved);
+            } else if *moved == Entry::ZERO && !hides {
+                *moved = Entry::ABSENT;
+            }
+        }
+    });
+    for (start, count, entry) in entry_runs(segment.first(), &lost) {
+        give_up(books, given_up, &layer, (start, count), entry)?;
+    }
+    maps.merge(segment, (&layer, &lower), (&above, &upper), &moved);
     Ok(())
 }
 

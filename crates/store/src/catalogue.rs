@@ -1,10 +1,12 @@
-//! The catalogue in memory: a slot for each volume, written in pages of fifteen.
+//! The catalogue in memory: a slot for each volume and each snapshot, written in pages of fifteen.
 
 use std::collections::BTreeSet;
 
 use onefold_format::catalogue_page::{self, RECORDS_PER_PAGE};
 use onefold_format::page::{CATALOGUE_OWNER, PageKind};
-use onefold_format::{DomainId, LayerCounts, PageNumber, TreeRoot, VolumeId, VolumeRecord};
+use onefold_format::{
+    DomainId, LayerCounts, LayerId, PageNumber, TreeRoot, VolumeId, VolumeRecord,
+};
 
 use crate::error::{Result, StoreError};
 use crate::limits::VOLUMES_MAX;
@@ -61,24 +63,32 @@ impl Catalogue {
         found.map(|(_, volume)| volume.domain)
     }
 
-    /// All volumes, each with its slot.
+    /// All volumes and snapshots, each with its slot.
     pub(crate) fn volumes(&self) -> impl Iterator<Item = (u64, &VolumeRecord)> {
         let slots = self.slots.iter().enumerate();
         slots.filter_map(|(slot, record)| record.as_ref().map(|record| (slot as u64, record)))
     }
 
     pub(crate) fn by_name(&self, name: &str) -> Option<(u64, &VolumeRecord)> {
-        self.volumes().find(|(_, volume)| volume.name == name)
+        let is_it = |volume: &VolumeRecord| volume.name == name && volume.snapshot_of.is_none();
+        self.volumes().find(|(_, volume)| is_it(volume))
+    }
+
+    /// The snapshots of a volume.
+    pub(crate) fn snapshots_of(&self, id: VolumeId) -> impl Iterator<Item = &VolumeRecord> {
+        let records = self.volumes().map(|(_, record)| record);
+        records.filter(move |record| record.snapshot_of == Some(id))
     }
 
     pub(crate) fn by_id(&self, id: VolumeId) -> Option<(u64, &VolumeRecord)> {
         self.volumes().find(|(_, volume)| volume.id == id)
     }
 
-    /// The slot that a new volume goes to.
-    pub(crate) fn free_slot(&self) -> u64 {
-        let free = self.slots.iter().position(Option::is_none);
-        free.unwrap_or(self.slots.len()) as u64
+    /// The slots that new volumes go to.
+    pub(crate) fn free_slots(&self) -> impl Iterator<Item = u64> {
+        let slots = (0..).zip(&self.slots);
+        let free = slots.filter_map(|(slot, record)| record.is_none().then_some(slot));
+        free.chain(self.slots.len() as u64..)
     }
 
     /// Puts a volume into a slot, as a record says. The map of one that was there is kept.
@@ -97,8 +107,13 @@ impl Catalogue {
                 let message = format!("catalogue slot {slot} holds volume {}", before.id);
                 return Err(StoreError::damaged(message));
             }
+            if before.layer != volume.layer {
+                let message = format!("catalogue slot {slot} has layer {}", before.layer);
+                return Err(StoreError::damaged(message));
+            }
             volume.map = before.map;
             volume.counts = before.counts;
+            volume.below = before.below;
         }
         self.next_volume_id = self.next_volume_id.max(volume.id.0 + 1);
         self.next_layer_id = self.next_layer_id.max(volume.layer.0 + 1);
@@ -109,7 +124,42 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Empties a slot, as a record says.
+    /// The live layer of a volume becomes a snapshot's, as a record says. Returns what the volume is
+    /// now.
+    pub(crate) fn freeze(
+        &mut self,
+        slot: u64,
+        snapshot: &VolumeRecord,
+        live: LayerId,
+    ) -> Result<VolumeRecord> {
+        let is_it = |volume: &&mut VolumeRecord| {
+            Some(volume.id) == snapshot.snapshot_of && volume.layer == snapshot.layer
+        };
+        let Some(volume) = self.slots.iter_mut().flatten().find(is_it) else {
+            let message = format!("layer {} is not a live one", snapshot.layer);
+            return Err(StoreError::damaged(message));
+        };
+        let frozen = VolumeRecord {
+            map: std::mem::take(&mut volume.map),
+            counts: std::mem::take(&mut volume.counts),
+            below: volume.below.replace(snapshot.layer),
+            ..snapshot.clone()
+        };
+        volume.layer = live;
+        let volume = volume.clone();
+        if let Some((slot, _)) = self.by_id(volume.id) {
+            self.mark_dirty(slot);
+        }
+        self.next_layer_id = self.next_layer_id.max(live.0 + 1);
+        if self.slots.get(slot as usize).is_some_and(Option::is_some) {
+            let message = format!("catalogue slot {slot} is not free");
+            return Err(StoreError::damaged(message));
+        }
+        self.put(slot, frozen)?;
+        Ok(volume)
+    }
+
+    /// Empties a slot, as a record says. What was above the layer is above the one below it.
     pub(crate) fn remove(&mut self, slot: u64, id: VolumeId) -> Result<VolumeRecord> {
         let found = self.slots.get_mut(slot as usize);
         let Some(record) = found.and_then(|record| record.take_if(|volume| volume.id == id)) else {
@@ -117,13 +167,21 @@ impl Catalogue {
             return Err(StoreError::damaged(message));
         };
         self.mark_dirty(slot);
+        for above in 0..self.slots.len() {
+            if let Some(volume) = &mut self.slots[above]
+                && volume.below == Some(record.layer)
+            {
+                volume.below = record.below;
+                self.mark_dirty(above as u64);
+            }
+        }
         Ok(record)
     }
 
-    /// A checkpoint wrote this volume's map.
-    pub(crate) fn set_map(&mut self, id: VolumeId, map: TreeRoot, counts: LayerCounts) {
+    /// A checkpoint wrote this layer's map.
+    pub(crate) fn set_map(&mut self, layer: LayerId, map: TreeRoot, counts: LayerCounts) {
         let mut volumes = self.slots.iter_mut().flatten();
-        if let Some(volume) = volumes.find(|volume| volume.id == id) {
+        if let Some(volume) = volumes.find(|volume| volume.layer == layer) {
             volume.map = map;
             volume.counts = counts;
         }

@@ -201,7 +201,7 @@ impl Pool {
                 let counts = sealed.counts.get(&volume.layer).copied();
                 books
                     .catalogue
-                    .set_map(volume.id, *root, counts.unwrap_or_default());
+                    .set_map(volume.layer, *root, counts.unwrap_or_default());
             }
         }
         books.queue.publish(written.root.queue, &sealed.queue);

@@ -12,6 +12,8 @@
 //! number, for which the index gives its original answers (P4). One batch is open at a time in a
 //! pool, so nothing that a batch has to settle can be touched by another.
 
+use std::sync::Arc;
+
 use onefold_format::batch_page::BatchItem;
 use onefold_format::entry::State;
 use onefold_format::record::BATCH_ITEMS_MAX;
@@ -27,6 +29,7 @@ use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::heat::{self, SlotBits};
 use crate::index::STREAM;
+use crate::map::Layer;
 use crate::pool::Pool;
 use crate::space::{PbaRun, PbaRuns};
 use crate::store::Store;
@@ -124,7 +127,7 @@ impl Pool {
 
     /// Step 1. Returns whether the volume's end was reached.
     fn announce(&self, volume: &Volume, cursor: &mut Lba, ready: Ready) -> Result<bool> {
-        let layer = &volume.layer;
+        let layer = &volume.layer();
         let rounds = volume.options().rounds;
         let number = self.ledger()?.books.batches.next_number;
         let mut room = u64::from(BATCH_ITEMS_MAX);
@@ -141,7 +144,8 @@ impl Pool {
                 Ready::Cold if first == segment.first() => leaf.heat.look(rounds),
                 Ready::Cold => leaf.heat.still_cold(rounds),
             };
-            let taken = self.announce_in_segment(volume, (first, number), room, &wanted)?;
+            let taken =
+                self.announce_in_segment((volume, layer), (first, number), room, &wanted)?;
             room -= taken.count;
             *cursor = taken.next;
         }
@@ -150,12 +154,11 @@ impl Pool {
 
     fn announce_in_segment(
         &self,
-        volume: &Volume,
+        (volume, layer): (&Volume, &Arc<Layer>),
         (first, number): (Lba, u64),
         room: u64,
         wanted: &SlotBits,
     ) -> Result<Taken> {
-        let layer = &volume.layer;
         let segment = first.segment();
         let end = SegmentIndex(segment.0 + 1).first();
         let leaf = self.maps.leaf(layer, segment, Wait::Yes)?;

@@ -53,11 +53,14 @@ pub enum Guard {
     VerifyBytes,
     /// P3: a block is freed only once the index has released its last reference.
     FreeOnlyAtZero,
+    /// P4: what the last batch brought about is durable before an index that cannot repeat its
+    /// answers takes the place of the one that gave them.
+    SettledBeforeConversion,
 }
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -81,6 +84,7 @@ impl Guard {
         Self::DanglingGivesBack,
         Self::VerifyBytes,
         Self::FreeOnlyAtZero,
+        Self::SettledBeforeConversion,
     ];
 
     /// Whether the rule is kept: always, outside simulations.

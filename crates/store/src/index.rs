@@ -3,6 +3,7 @@
 //! Reading and writing volumes needs no index. So a pool whose index is missing or damaged opens
 //! all the same; what needs the index then says so, until `check --repair` has made it anew.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use onefold_engine::{Engine, Part};
@@ -22,6 +23,9 @@ pub(crate) struct IndexSlot {
 
 struct State {
     kind: IndexKind,
+    /// The kind of the one that is to take its place, while that is being made or left over from a
+    /// stop.
+    next: Option<IndexKind>,
     /// Or why there is none.
     index: std::result::Result<Arc<dyn FingerprintIndex>, String>,
 }
@@ -39,6 +43,7 @@ impl IndexSlot {
             tracing::error!("nothing is shared for the time being: {error}");
             State {
                 kind: created_with,
+                next: None,
                 index: Err(error.to_string()),
             }
         });
@@ -49,6 +54,11 @@ impl IndexSlot {
 
     pub(crate) fn kind(&self) -> IndexKind {
         read(&self.state).kind
+    }
+
+    /// The kind that it is being converted to, if it is.
+    pub(crate) fn next_kind(&self) -> Option<IndexKind> {
+        read(&self.state).next
     }
 
     /// The index, whether or not it has to be counted again first.
@@ -95,8 +105,58 @@ impl IndexSlot {
         onefold_index::replace(kind, &disk, pool)?;
         *state = State {
             kind,
+            next: state.next,
             index: Ok(onefold_index::open(kind, disk, pool, bytes as u64)?),
         };
+        Ok(())
+    }
+
+    /// Makes an index without rows that is to take the place of the one that is there, which is
+    /// used meanwhile.
+    pub(crate) fn begin_next(
+        &self,
+        engine: &dyn Engine,
+        kind: IndexKind,
+        pool: PoolId,
+        bytes: usize,
+    ) -> Result<Arc<dyn FingerprintIndex>> {
+        let part = Part::NextIndex;
+        let disk = match engine.open(part) {
+            Err(error) if error.kind() == ErrorKind::NotFound => engine.create(part, 0),
+            opened => opened,
+        };
+        let disk = disk.map_err(|error| StoreError::io(engine.describe(part), error))?;
+        write(&self.state).next = Some(kind);
+        onefold_index::replace(kind, &disk, pool)?;
+        let next = onefold_index::open(kind, disk, pool, bytes as u64)?;
+        next.begin_rebuild()?;
+        Ok(next)
+    }
+
+    /// Gives up what [`IndexSlot::begin_next`] made, or what a stop left of it.
+    pub(crate) fn give_up_next(&self, engine: &dyn Engine) -> Result<()> {
+        let part = Part::NextIndex;
+        let removed = engine.remove(part);
+        removed.map_err(|error| StoreError::io(engine.describe(part), error))?;
+        write(&self.state).next = None;
+        Ok(())
+    }
+
+    /// Puts the next index, which is closed, into the place of the one that is there. After an error
+    /// there is none until the pool is opened again: nobody knows which of the two that will find.
+    pub(crate) fn install_next(
+        &self,
+        engine: &dyn Engine,
+        created_with: IndexKind,
+        pool: PoolId,
+        bytes: usize,
+    ) -> Result<()> {
+        let mut state = write(&self.state);
+        state.index =
+            Err("another was to take its place; the pool must be opened again".to_owned());
+        let installed = engine.replace(Part::Index, Part::NextIndex);
+        installed.map_err(|error| StoreError::io("putting the new index into place", error))?;
+        *state = open(engine, created_with, pool, bytes)?;
         Ok(())
     }
 }
@@ -114,8 +174,11 @@ fn open(engine: &dyn Engine, created_with: IndexKind, pool: PoolId, bytes: usize
         .open(Part::Index)
         .map_err(|error| StoreError::io(engine.describe(Part::Index), error))?;
     let kind = onefold_index::kind_of(&*disk, pool).unwrap_or(created_with);
+    let next = engine.open(Part::NextIndex).ok();
+    let next = next.and_then(|disk| onefold_index::kind_of(&*disk, pool));
     Ok(State {
         kind,
+        next: next.filter(|next| *next != kind),
         index: Ok(onefold_index::open(kind, disk, pool, bytes as u64)?),
     })
 }

@@ -21,7 +21,9 @@
 //! | `log.rs` `commit.rs` | how changes become durable |
 //! | `checkpoint.rs` `tree.rs` `pages.rs` | how the log is kept short |
 //! | `recovery.rs` | creating, opening, replay |
-//! | `references.rs` `check.rs` `stat.rs` | counting, proving, and making anew what the maps say |
+//! | `references.rs` `check.rs` `stat.rs` | counting and proving what the maps say |
+//! | `snapshot.rs` | making and deleting snapshots |
+//! | `remake.rs` | making the index anew, or one of another kind |
 //!
 //! There are no threads here: every call does its work on its caller's thread, but for what
 //! [`Store::set_aside`] lets others do.
@@ -57,6 +59,8 @@ mod queue;
 mod read;
 mod recovery;
 mod references;
+mod remake;
+mod snapshot;
 mod space;
 mod stat;
 mod store;
@@ -79,6 +83,7 @@ pub use latency::LatencyCounts;
 pub use limits::REQUEST_BYTES_MAX;
 pub use onefold_format::{DedupMode, IndexKind, Lba};
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
-pub use stat::{IndexStat, PoolStat, VolumeStat};
+pub use snapshot::SNAPSHOTS_AT_ONCE_MAX;
+pub use stat::{IndexStat, PoolStat, SnapshotStat, VolumeStat};
 pub use store::{DEFAULT_DOMAIN, Store, VolumeChange, VolumeOptions};
 pub use volume::{Extent, Volume, Wait};

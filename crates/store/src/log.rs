@@ -24,12 +24,18 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// Appends a record ([step 6 log]).
-    pub(crate) fn append(&mut self, record: &Record) {
-        let fits = |chunk: &&mut Vec<u8>| chunk.len() + RECORD_BYTES_MAX <= FRAME_PAYLOAD_MAX;
+    /// Makes all of the next records, of so many bytes together, part of one frame: a crash leaves all
+    /// of them or none.
+    pub(crate) fn keep_together(&mut self, bytes: usize) {
+        let fits = |chunk: &&mut Vec<u8>| chunk.len() + bytes <= FRAME_PAYLOAD_MAX;
         if self.chunks.last_mut().filter(fits).is_none() {
             self.chunks.push(Vec::new());
         }
+    }
+
+    /// Appends a record ([step 6 log]).
+    pub(crate) fn append(&mut self, record: &Record) {
+        self.keep_together(RECORD_BYTES_MAX);
         if let Some(chunk) = self.chunks.last_mut() {
             let before = chunk.len();
             record.encode(chunk);

@@ -5,6 +5,12 @@
 //! its root is durable. The dirty list holds a reference, and the cache drops only what nobody
 //! else refers to, so no change can be lost and no segment can exist twice.
 //!
+//! What a layer does not say of a block is said by the layer below it. Layers below others are frozen:
+//! no request changes them. What such a layer and those below it say together of a segment is a
+//! *view*, cached beside the segments, so that a read looks in two places however many layers there
+//! are. The finder and merges change frozen layers all the same; how views keep up is at
+//! [`Maps::view`].
+//!
 //! Lock order: ledger, then a segment, then dirty list, then a layer's set of fresh segments.
 
 use std::collections::BTreeSet;
@@ -18,6 +24,7 @@ use onefold_format::map_page::{self, EMPTY_SEGMENT, Segment};
 use onefold_format::page::PageKind;
 use onefold_format::{DomainId, Entry, LayerCounts, LayerId, Pointer, SegmentIndex, VolumeRecord};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::Wait;
 use crate::block_lock::BlockLocks;
@@ -39,6 +46,10 @@ pub(crate) struct Layer {
     pub(crate) domain: DomainId,
     /// Taken by whoever changes entries, from before it looks them up.
     pub(crate) locks: BlockLocks,
+    /// The layer that says what this one does not.
+    below: RwLock<Option<Arc<Layer>>>,
+    /// The layers of which this is the one below. If there are any, this one is frozen.
+    above: Mutex<Vec<LayerId>>,
     /// The tree on disk. Held for reading while a segment is loaded from it and put into the
     /// cache, so that publishing a new root waits until nobody uses pages that it gives up, and no
     /// stale segment can enter the cache.
@@ -85,6 +96,23 @@ pub(crate) struct SealedLeaf {
 
 type CacheKey = (LayerId, SegmentIndex);
 
+/// Entries looked up for one request.
+pub(crate) type Entries = SmallVec<[Entry; 8]>;
+
+/// Under what a layer's view is in the cache: no layer has such an id.
+fn view_key(layer: LayerId) -> LayerId {
+    LayerId(layer.0 | 1 << 63)
+}
+
+/// Where nothing is said, what is said below.
+fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
+    for (entry, lower) in entries.iter_mut().zip(lower) {
+        if *entry == Entry::ABSENT {
+            *entry = *lower;
+        }
+    }
+}
+
 /// The maps of all layers.
 pub(crate) struct Maps {
     pages: Arc<Pages>,
@@ -94,6 +122,22 @@ pub(crate) struct Maps {
     dirty_count: AtomicUsize,
     /// What a segment that is not mapped shares until it is.
     empty: Arc<Segment>,
+    /// Raised before and after each change of frozen layers, so odd while there is one: see
+    /// [`Maps::view`].
+    frozen_changes: AtomicU64,
+    /// Changes of frozen layers that have begun and not ended, one inside the other.
+    frozen_changing: AtomicUsize,
+}
+
+/// A change of frozen layers, until it is dropped.
+pub(crate) struct FrozenChange<'a>(&'a Maps);
+
+impl Drop for FrozenChange<'_> {
+    fn drop(&mut self) {
+        if self.0.frozen_changing.fetch_sub(1, SeqCst) == 1 {
+            self.0.frozen_changes.fetch_add(1, SeqCst);
+        }
+    }
 }
 
 impl Layer {
@@ -127,6 +171,16 @@ impl Layer {
 
     pub(crate) fn root(&self) -> TreeRoot {
         *read(&self.root)
+    }
+
+    /// The layer that says what this one does not.
+    pub(crate) fn below(&self) -> Option<Arc<Layer>> {
+        read(&self.below).clone()
+    }
+
+    /// The layers of which this is the one below.
+    pub(crate) fn above(&self) -> Vec<LayerId> {
+        lock(&self.above).clone()
     }
 }
 
@@ -174,6 +228,8 @@ impl Maps {
             dirty: Mutex::default(),
             dirty_count: AtomicUsize::new(0),
             empty: Arc::new(EMPTY_SEGMENT),
+            frozen_changes: AtomicU64::new(0),
+            frozen_changing: AtomicUsize::new(0),
         }
     }
 
@@ -183,6 +239,8 @@ impl Maps {
             id,
             domain: volume.domain,
             locks: BlockLocks::default(),
+            below: RwLock::default(),
+            above: Mutex::default(),
             root: RwLock::new(volume.map),
             fresh: Mutex::default(),
             counts: Counts {
@@ -201,15 +259,40 @@ impl Maps {
         found.ok_or_else(|| StoreError::damaged(format!("layer {id} is named but does not exist")))
     }
 
-    /// Forgets a layer in which nothing is mapped. Its pages go with the next checkpoint.
-    pub(crate) fn remove_layer(&self, id: LayerId) -> Option<Arc<Layer>> {
+    /// Puts a layer above another, which is frozen from now on, or above none.
+    pub(crate) fn put_above(&self, layer: &Arc<Layer>, below: Option<LayerId>) -> Result<()> {
+        let below = below.map(|id| self.layer(id)).transpose()?;
+        if let Some(below) = &below {
+            lock(&below.above).push(layer.id);
+        }
+        let before = std::mem::replace(&mut *write(&layer.below), below);
+        if let Some(before) = before {
+            lock(&before.above).retain(|id| *id != layer.id);
+        }
+        Ok(())
+    }
+
+    /// Forgets a layer in which nothing is mapped; those above it are above the one below it then.
+    /// Its pages go with the next checkpoint.
+    pub(crate) fn remove_layer(&self, id: LayerId) -> Result<Option<Arc<Layer>>> {
+        if let Ok(layer) = self.layer(id) {
+            let below = layer.below();
+            for above in layer.above() {
+                let below = below.as_ref().map(|below| below.id);
+                self.put_above(&self.layer(above)?, below)?;
+            }
+            // It keeps the one below it: somebody may still be on the way there through this one.
+            if let Some(below) = below {
+                lock(&below.above).retain(|above| *above != id);
+            }
+        }
         let removed = write(&self.layers).remove(&id);
         lock(&self.dirty).retain(|dirty| dirty.layer.id != id);
         self.dirty_count.store(lock(&self.dirty).len(), SeqCst);
         for shard in &self.shards {
-            lock(shard).retain(|(layer, _)| *layer != id);
+            lock(shard).retain(|(layer, _)| *layer != id && *layer != view_key(id));
         }
-        removed
+        Ok(removed)
     }
 
     /// Segments that the next checkpoint must write.
@@ -304,8 +387,184 @@ impl Maps {
         Ok([stored, fresh].into_iter().flatten().min())
     }
 
+    /// What this layer and those below it say of `slots`.
+    pub(crate) fn resolve(
+        &self,
+        layer: &Layer,
+        segment: SegmentIndex,
+        slots: Range<usize>,
+        wait: Wait,
+        into: &mut Entries,
+    ) -> Result<()> {
+        let leaf = self.leaf(layer, segment, wait)?;
+        let first = into.len();
+        leaf.entries(slots.clone(), into);
+        let resolved = &mut into[first..];
+        if !resolved.contains(&Entry::ABSENT) {
+            return Ok(());
+        }
+        let Some(below) = layer.below() else {
+            return Ok(());
+        };
+        let view = self.view(&below, segment, wait)?;
+        view.with(|lower| fill_absent(resolved, &lower[slots.clone()]));
+        // What a merge moved here meanwhile left the layer below only after it had come.
+        leaf.with(|own| {
+            for (entry, own) in resolved.iter_mut().zip(&own[slots]) {
+                if *own != Entry::ABSENT {
+                    *entry = *own;
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// What a frozen layer and those below it say of a segment. Its entries are nobody's to change.
+    ///
+    /// A view in the cache is what the layers say. Whoever changes frozen layers raises a counter
+    /// before and after, and drops the views concerned in between; a view is made again if the
+    /// counter was odd or has changed since its making began, and goes into the cache only while it
+    /// has not. Readers who still hold an old view are in an epoch that keeps its blocks (P3).
+    pub(crate) fn view(
+        &self,
+        layer: &Arc<Layer>,
+        segment: SegmentIndex,
+        wait: Wait,
+    ) -> Result<Arc<Leaf>> {
+        if layer.below().is_none() {
+            return self.leaf(layer, segment, wait);
+        }
+        let key = (view_key(layer.id), segment);
+        loop {
+            if let Some(view) = lock(self.shard(key.0, segment)).get(key) {
+                return Ok(Arc::clone(view));
+            }
+            let changes = self.frozen_changes.load(SeqCst);
+            let is_still = |maps: &Self| {
+                changes.is_multiple_of(2) && maps.frozen_changes.load(SeqCst) == changes
+            };
+            let entries = self.compose(layer, segment, wait)?;
+            let view = Arc::new(Leaf {
+                state: RwLock::new(LeafState {
+                    entries,
+                    dirty: false,
+                }),
+                heat: Heat::new(false),
+            });
+            let mut shard = lock(self.shard(key.0, segment));
+            if !is_still(self) {
+                drop(shard);
+                crate::sync::yield_now();
+                continue;
+            }
+            if shard.get(key).is_none() {
+                shard.insert(key, Arc::clone(&view), |leaf| Arc::strong_count(leaf) == 1);
+            }
+            return Ok(view);
+        }
+    }
+
+    /// The entries of a layer's segment, and for what is absent there those of the layers below it.
+    fn compose(
+        &self,
+        layer: &Arc<Layer>,
+        segment: SegmentIndex,
+        wait: Wait,
+    ) -> Result<Arc<Segment>> {
+        let mut entries = EMPTY_SEGMENT;
+        let mut next = Some(Arc::clone(layer));
+        while let Some(layer) = next {
+            let key = (view_key(layer.id), segment);
+            let view = lock(self.shard(key.0, segment)).get(key).cloned();
+            let is_view = view.is_some();
+            let leaf = view.map_or_else(|| self.leaf(&layer, segment, wait), Ok)?;
+            leaf.with(|lower| fill_absent(&mut entries, lower));
+            let is_whole = is_view || !entries.contains(&Entry::ABSENT);
+            next = layer.below().filter(|_| !is_whole);
+        }
+        Ok(Arc::new(entries))
+    }
+
+    /// The first segment at or after `from` in which this layer or one below it may have something.
+    pub(crate) fn next_resolved_segment(
+        &self,
+        layer: &Arc<Layer>,
+        from: SegmentIndex,
+    ) -> Result<Option<SegmentIndex>> {
+        let (mut first, mut next) = (None, Some(Arc::clone(layer)));
+        while let Some(layer) = next {
+            let found = self.next_segment(&layer, from)?;
+            first = [first, found].into_iter().flatten().min();
+            next = layer.below();
+        }
+        Ok(first)
+    }
+
+    /// Empties a segment of a frozen layer, after these entries of it have gone to the layer above.
+    /// Only `apply` calls this, holding the ledger.
+    pub(crate) fn merge(
+        &self,
+        segment: SegmentIndex,
+        (layer, lower): (&Arc<Layer>, &Arc<Leaf>),
+        (above, upper): (&Arc<Layer>, &Arc<Leaf>),
+        moved: &Segment,
+    ) {
+        // Whoever reads looks above once more after it looked below: see `Maps::resolve`.
+        let _changing = self.change_frozen();
+        let whole = 0..moved.len();
+        if *moved != EMPTY_SEGMENT {
+            self.change(above, segment, upper, whole.clone(), |entries| {
+                for (entry, moved) in entries.iter_mut().zip(moved) {
+                    if *moved != Entry::ABSENT {
+                        *entry = *moved;
+                    }
+                }
+            });
+        }
+        self.change(layer, segment, lower, whole, |entries| {
+            entries.fill(Entry::ABSENT);
+        });
+    }
+
+    /// Announces that frozen layers are about to change. The caller holds the ledger, and has loaded
+    /// the segments: those who make views wait.
+    pub(crate) fn change_frozen(&self) -> FrozenChange<'_> {
+        if self.frozen_changing.fetch_add(1, SeqCst) == 0 {
+            self.frozen_changes.fetch_add(1, SeqCst);
+        }
+        FrozenChange(self)
+    }
+
+    /// Drops the views of a segment that a frozen layer is part of.
+    fn forget_views(&self, layer: &Layer, segment: SegmentIndex) {
+        let mut concerned = vec![layer.id];
+        while let Some(id) = concerned.pop() {
+            let key = (view_key(id), segment);
+            lock(self.shard(key.0, segment)).remove(key);
+            if let Ok(layer) = self.layer(id) {
+                concerned.extend(layer.above());
+            }
+        }
+    }
+
     /// Changes the entries of `slots`. Only `apply` calls this, holding the ledger.
     pub(crate) fn change(
+        &self,
+        layer: &Arc<Layer>,
+        segment: SegmentIndex,
+        leaf: &Arc<Leaf>,
+        slots: Range<usize>,
+        change: impl FnOnce(&mut [Entry]),
+    ) {
+        let is_frozen = !lock(&layer.above).is_empty();
+        let _changing = is_frozen.then(|| self.change_frozen());
+        self.change_leaf(layer, segment, leaf, slots, change);
+        if is_frozen {
+            self.forget_views(layer, segment);
+        }
+    }
+
+    fn change_leaf(
         &self,
         layer: &Arc<Layer>,
         segment: SegmentIndex,
@@ -386,5 +645,139 @@ impl Maps {
     ) -> &Mutex<ClockCache<CacheKey, Arc<Leaf>>> {
         // Neighbouring segments go to different shards; the layer shifts the pattern.
         &self.shards[(layer.0.wrapping_mul(7).wrapping_add(segment.0) % SHARDS as u64) as usize]
+    }
+}
+
+#[cfg(all(test, feature = "shuttle"))]
+#[allow(clippy::unwrap_used, reason = "how tests fail")]
+mod shuttle_tests {
+    use onefold_engine::simulated::SimulatedEngine;
+    use onefold_engine::{Engine, Part};
+    use onefold_format::{DedupMode, Pba, PoolId, VolumeId, VolumeState};
+    use shuttle::rand::Rng;
+    use shuttle::thread;
+
+    use super::*;
+    use crate::sync::AtomicBool;
+
+    const SEGMENT: SegmentIndex = SegmentIndex(0);
+
+    /// A layer in which these slots name these blocks.
+    fn layer(maps: &Maps, id: u64, below: Option<u64>, blocks: &[(usize, u64)]) -> Arc<Layer> {
+        let layer = maps.add_layer(&VolumeRecord {
+            id: VolumeId(id),
+            layer: LayerId(id),
+            below: None,
+            snapshot_of: None,
+            state: VolumeState::Ready,
+            size_bytes: 4096,
+            created_unix_seconds: 0,
+            map: TreeRoot::default(),
+            name: String::new(),
+            dedup: DedupMode::Off,
+            domain: DomainId(0),
+            domain_name: String::new(),
+            verify: false,
+            rounds: 1,
+            interval_seconds: 1,
+            hash_cache_bytes: 0,
+            counts: LayerCounts::default(),
+        });
+        for (slot, block) in blocks {
+            set(maps, &layer, *slot, *block);
+        }
+        maps.put_above(&layer, below.map(LayerId)).unwrap();
+        layer
+    }
+
+    fn set(maps: &Maps, layer: &Arc<Layer>, slot: usize, block: u64) {
+        let leaf = maps.leaf(layer, SEGMENT, Wait::Yes).unwrap();
+        maps.change(layer, SEGMENT, &leaf, slot..slot + 1, |entries| {
+            entries[0] = Entry::shared(Pba(block));
+        });
+    }
+
+    /// Three layers: two frozen ones, and a live one above them.
+    fn maps() -> (Arc<Maps>, [Arc<Layer>; 3]) {
+        let disk = SimulatedEngine::new(1).create(Part::Meta, 0).unwrap();
+        let pages = Arc::new(Pages::new(disk, String::new(), PoolId([0; 16]), 8));
+        let maps = Arc::new(Maps::new(pages, &Limits::from_memory(8 << 20)));
+        let bottom = layer(&maps, 1, None, &[(0, 10), (1, 11)]);
+        let middle = layer(&maps, 2, Some(1), &[(2, 12)]);
+        let live = layer(&maps, 3, Some(2), &[]);
+        // In half of the cases the view is in the cache already.
+        if shuttle::rand::thread_rng().gen_bool(0.5) {
+            assert_eq!(blocks(&maps, &live), [10, 11, 12]);
+        }
+        (maps, [bottom, middle, live])
+    }
+
+    fn blocks(maps: &Maps, layer: &Layer) -> Vec<u64> {
+        let mut entries = Entries::new();
+        maps.resolve(layer, SEGMENT, 0..3, Wait::Yes, &mut entries)
+            .unwrap();
+        let blocks = entries.iter().map(|entry| entry.pba().map_or(0, |it| it.0));
+        blocks.collect()
+    }
+
+    #[test]
+    fn shuttle_who_looks_after_a_change_below_sees_it() {
+        shuttle::check_random(
+            || {
+                let (maps, [bottom, _, live]) = maps();
+                let is_changed = Arc::new(AtomicBool::new(false));
+                let readers = [0, 1].map(|_| {
+                    let (maps, live) = (Arc::clone(&maps), Arc::clone(&live));
+                    let is_changed = Arc::clone(&is_changed);
+                    thread::spawn(move || {
+                        for _ in 0..2 {
+                            let must_be_new = is_changed.load(SeqCst);
+                            let found = blocks(&maps, &live);
+                            assert!(
+                                found[0] == 20 || found[0] == 10 && !must_be_new,
+                                "{found:?}"
+                            );
+                            assert_eq!(found[1..], [11, 12]);
+                        }
+                    })
+                });
+                set(&maps, &bottom, 0, 20);
+                is_changed.store(true, SeqCst);
+                for reader in readers {
+                    reader.join().unwrap();
+                }
+                assert_eq!(blocks(&maps, &live), [20, 11, 12]);
+            },
+            2000,
+        );
+    }
+
+    #[test]
+    fn shuttle_merging_changes_nothing_for_those_above() {
+        shuttle::check_random(
+            || {
+                let (maps, layers) = maps();
+                let live = Arc::clone(&layers[2]);
+                let reader = {
+                    let (maps, live) = (Arc::clone(&maps), Arc::clone(&live));
+                    thread::spawn(move || {
+                        for _ in 0..3 {
+                            assert_eq!(blocks(&maps, &live), [10, 11, 12]);
+                        }
+                    })
+                };
+                // The one in the middle or the one at the bottom goes first.
+                let goes_first = shuttle::rand::thread_rng().gen_range(0..2);
+                let (gone, above) = (&layers[goes_first], &layers[goes_first + 1]);
+                let [lower, upper] =
+                    [gone, above].map(|it| maps.leaf(it, SEGMENT, Wait::Yes).unwrap());
+                let moved = lower.with(Segment::clone);
+                maps.merge(SEGMENT, (gone, &lower), (above, &upper), &moved);
+                maps.remove_layer(gone.id).unwrap();
+                reader.join().unwrap();
+                assert_eq!(blocks(&maps, &live), [10, 11, 12]);
+            },
+            2000,
+        );
     }
 }

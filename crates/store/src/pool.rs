@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use onefold_engine::Disk;
+use onefold_format::record::RECORD_BYTES_MAX;
 use onefold_format::{Record, Root, Secret, Superblock};
 
 use crate::Wait;
@@ -244,6 +245,10 @@ impl Pool {
     }
 
     fn append_and_apply(&self, ledger: &mut Ledger, records: &[Record]) -> Result<()> {
+        if let [Record::Freeze { .. }, ..] = records {
+            // Several volumes are frozen at one moment, or none of them.
+            ledger.tail.keep_together(records.len() * RECORD_BYTES_MAX);
+        }
         for record in records {
             ledger.tail.append(record);
             let given_up = &mut ledger.tail.given_up;

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use onefold_format::units::BLOCKS_PER_SEGMENT;
-use onefold_format::{Entry, Lba, Pba, SegmentIndex};
+use onefold_format::{Entry, Lba, Pba};
 
 use crate::error::{Result, StoreError};
 use crate::volume::{Extent, Volume, Wait};
@@ -18,6 +18,7 @@ impl Volume {
     pub(crate) fn read_admitted(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<()> {
         let block_size = self.pool.block_size();
         let _pin = self.pool.epochs.pin();
+        let layer = self.layer();
         let mut at = offset;
         let mut rest = buf;
         while !rest.is_empty() {
@@ -26,7 +27,7 @@ impl Volume {
             let len = (piece_end - at).min(rest.len() as u64);
             let (piece, after) = std::mem::take(&mut rest).split_at_mut(len as usize);
             let count = (at + len).div_ceil(block_size) - first.0;
-            let entries = self.entries(first, count, wait)?;
+            let entries = self.entries(&layer, first, count, wait)?;
             self.read_piece(
                 first,
                 &entries,
@@ -101,10 +102,14 @@ impl Volume {
             extents_max,
             at: range.start,
         };
+        let layer = self.layer();
         let end = Lba(range.end.div_ceil(block_size));
         let mut lba = Lba(range.start / block_size);
         while lba < end && !extents.is_full() {
-            let next = self.pool.maps.next_segment(&self.layer, lba.segment())?;
+            let next = self
+                .pool
+                .maps
+                .next_resolved_segment(&layer, lba.segment())?;
             let Some(segment) = next.filter(|segment| segment.first() < end) else {
                 extents.add(range.end, false);
                 break;
@@ -112,30 +117,17 @@ impl Volume {
             let start = segment.first().max(lba);
             extents.add((start.0 * block_size).max(range.start), false);
             lba = Lba((segment.0 + 1) * BLOCKS_PER_SEGMENT).min(end);
-            self.add_segment(&mut extents, segment, start..lba, range.end, wait)?;
+            let entries = self.entries(&layer, start, lba.0 - start.0, wait)?;
+            self.add_entries(&mut extents, start, &entries, range.end);
         }
         Ok(extents.finish())
     }
 
-    fn add_segment(
-        &self,
-        extents: &mut Extents,
-        segment: SegmentIndex,
-        blocks: Range<Lba>,
-        end: u64,
-        wait: Wait,
-    ) -> Result<()> {
-        let leaf = self.pool.maps.leaf(&self.layer, segment, wait)?;
-        let mut entries = Vec::with_capacity((blocks.end.0 - blocks.start.0) as usize);
-        leaf.entries(
-            blocks.start.slot()..blocks.start.slot() + entries.capacity(),
-            &mut entries,
-        );
-        for (entry, lba) in entries.into_iter().zip(blocks.start.0..) {
+    fn add_entries(&self, extents: &mut Extents, first: Lba, entries: &[Entry], end: u64) {
+        for (entry, lba) in entries.iter().zip(first.0..) {
             let block_end = (lba + 1) * self.pool.block_size();
             extents.add(block_end.min(end), entry.pba().is_some());
         }
-        Ok(())
     }
 }
 

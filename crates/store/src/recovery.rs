@@ -412,6 +412,9 @@ fn open_books(
         .map_err(|error| error.during(format_args!("the map of volume '{}'", volume.name)))?;
         maps.add_layer(volume);
     }
+    for (_, volume) in catalogue.volumes() {
+        maps.put_above(&maps.layer(volume.layer)?, volume.below)?;
+    }
     let queue_span = (root.queue_head, root.queue_end);
     let queue = Queue::open(Arc::clone(pages), root.queue, queue_span)?;
     let batches = Batches::read(pages, root, &mut |page| pages.mark_used(page))?;

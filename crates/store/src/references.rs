@@ -1,5 +1,4 @@
-//! Counting references from the maps, which are the truth (P6), and making the index anew from
-//! them.
+//! Counting references from the maps, which are the truth (P6), and the rows of an index from them.
 //!
 //! What is counted is a checkpoint as it stands on disk, kept until the end, so requests go on
 //! meanwhile. Finder and collector wait: then the index cannot change, and what is given up
@@ -14,9 +13,7 @@ use onefold_format::map_page::{self, Segment};
 use onefold_format::node::Pointer;
 use onefold_format::page::PageKind;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
-use onefold_format::{
-    BatchKind, DomainId, IndexKind, Pba, QueueElement, Root, SegmentIndex, VolumeRecord,
-};
+use onefold_format::{BatchKind, DomainId, Pba, QueueElement, Root, SegmentIndex, VolumeRecord};
 use onefold_index::{Fingerprint, FingerprintIndex, Row};
 use rustc_hash::FxHashMap;
 
@@ -28,12 +25,10 @@ use crate::index::STREAM;
 use crate::pages::PagesHold;
 use crate::pool::Pool;
 use crate::queue;
-use crate::store::Store;
-use crate::sync::lock;
 use crate::tree;
 
 /// Rows made at a time.
-const ROWS_AT_ONCE: usize = 4096;
+pub(crate) const ROWS_AT_ONCE: usize = 4096;
 
 /// A checkpoint that stays readable.
 pub(crate) struct Snapshot<'a> {
@@ -204,51 +199,6 @@ impl Window {
     pub(crate) fn referenced(&self) -> impl Iterator<Item = Pba> + '_ {
         let counts = (self.blocks.start..).zip(&self.references);
         counts.filter_map(|(block, count)| (*count > 0).then_some(Pba(block)))
-    }
-}
-
-impl Store {
-    /// Makes the index anew from the maps, if it is not what they say: after a stop that it could
-    /// not survive. Volumes are served meanwhile, finder and collector wait. `progress` is told how
-    /// many published blocks were read again, and how many there are at most.
-    ///
-    /// # Errors
-    ///
-    /// Those of the disk and the index; `Damaged` where a map cannot be read.
-    pub fn rebuild_index_if_needed(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
-        let _job = lock(&self.pool.jobs);
-        let index = self.pool.index.get()?;
-        if !index.needs_rebuild() {
-            return Ok(false);
-        }
-        self.pool.rebuild_index(progress)?;
-        Ok(true)
-    }
-}
-
-impl Store {
-    /// Puts an index of this kind into the place of the one that is there, and counts it from the
-    /// maps. Volumes are served meanwhile, finder and collector wait. Whatever ends it early, the
-    /// next opening counts again. `progress` is told how many published blocks were read, and how
-    /// many there are at most.
-    ///
-    /// # Errors
-    ///
-    /// Those of the disk and the index; `Damaged` where a map cannot be read; `ReadOnly`.
-    pub fn remake_index(
-        &self,
-        kind: Option<IndexKind>,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<()> {
-        let pool = &self.pool;
-        let _job = lock(&pool.jobs);
-        pool.check_writable()?;
-        let kind = kind.unwrap_or_else(|| pool.index.kind());
-        let bytes = pool.limits.index_bytes;
-        pool.index
-            .replace(&*self.engine, kind, pool.superblock.pool, bytes)?;
-        pool.rebuild_index(progress)?;
-        pool.settle_open_batch().map(|_| ())
     }
 }
 

@@ -37,6 +37,19 @@ pub struct VolumeStat {
     pub hash_cache_bytes: u64,
 }
 
+/// What a snapshot holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotStat {
+    /// `VOLUME@SNAPSHOT`.
+    pub name: String,
+    /// The volume's size when it was made, in bytes.
+    pub size_bytes: u64,
+    /// When it was made, in seconds since the Unix epoch.
+    pub created_unix_seconds: u64,
+    /// Blocks that were written between the snapshot before it and this one, and that are in it.
+    pub own_blocks: u64,
+}
+
 /// What a pool holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolStat {
@@ -74,6 +87,8 @@ pub struct PoolStat {
     pub metadata_bytes_on_disk: u64,
     /// Volumes in use, by name.
     pub volumes: Vec<VolumeStat>,
+    /// Their snapshots, by name.
+    pub snapshots: Vec<SnapshotStat>,
 }
 
 /// How the index is.
@@ -89,6 +104,8 @@ pub struct IndexStat {
     pub references: u64,
     /// It is being counted again, or has to be: nothing is shared meanwhile.
     pub needs_rebuild: bool,
+    /// The kind that its rows are being copied into, or will be when the pool is served.
+    pub converting_to: Option<IndexKind>,
     /// Bytes that the host has allocated for it.
     pub bytes_on_disk: u64,
     /// What it may take of the memory limit, in bytes.
@@ -110,6 +127,7 @@ impl Store {
             shared_blocks: counts.shared,
             references: counts.references,
             needs_rebuild: index.needs_rebuild(),
+            converting_to: self.pool.index.next_kind(),
             bytes_on_disk: index.bytes_on_disk()?,
             memory_bytes_max: self.pool.limits.index_bytes as u64,
         })
@@ -122,9 +140,20 @@ impl Store {
     /// `Io` where the host cannot say how much it has allocated.
     pub fn stat(&self) -> Result<PoolStat> {
         let volumes: Vec<Arc<Volume>> = self.volumes_in_use();
+        let snapshots = self.snapshots_in_use();
         let pool = &self.pool;
         let ledger = pool.ledger()?;
         let books = &ledger.books;
+        let snapshots = snapshots.iter().map(|snapshot| {
+            let record = books.catalogue.by_id(snapshot.id);
+            SnapshotStat {
+                name: snapshot.name(),
+                size_bytes: snapshot.size_bytes(),
+                created_unix_seconds: record.map_or(0, |(_, it)| it.created_unix_seconds),
+                own_blocks: snapshot.logical_blocks(),
+            }
+        });
+        let snapshots = snapshots.collect();
         let counts = pool.maps.counts();
         let (pool_blocks, free_blocks) = (books.space.blocks(), books.space.free_blocks());
         let unsettled = books
@@ -168,6 +197,7 @@ impl Store {
             pool_bytes_on_disk,
             metadata_bytes_on_disk: pages * PAGE_BYTES as u64 + pool.superblock.log_bytes,
             volumes: volumes.iter().map(|volume| volume_stat(volume)).collect(),
+            snapshots,
         })
     }
 
@@ -182,7 +212,7 @@ impl Store {
 }
 
 fn volume_stat(volume: &Volume) -> VolumeStat {
-    let (counts, options) = (volume.layer.counts(), volume.options());
+    let (counts, options) = (volume.layer().counts(), volume.options());
     VolumeStat {
         name: volume.name(),
         size_bytes: volume.size_bytes(),

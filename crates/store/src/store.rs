@@ -26,6 +26,7 @@ use crate::latency::LatencyCounts;
 use crate::limits::{INTERVAL_SECONDS_MAX, VOLUMES_MAX};
 use crate::pool::Pool;
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
+use crate::snapshot;
 use crate::sync::{Mutex, RwLock, lock, read, write};
 use crate::volume::Volume;
 
@@ -91,10 +92,13 @@ pub struct VolumeChange {
 pub struct Store {
     pub(crate) pool: Arc<Pool>,
     pub(crate) engine: Arc<dyn Engine>,
-    /// Volumes in use, by name. One that is being imported or deleted is not in it.
-    volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
+    /// Volumes in use, by name, and snapshots, as `VOLUME@SNAPSHOT`. One that is being imported or
+    /// deleted is not in it.
+    pub(crate) volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
+    /// Snapshots that are being deleted.
+    pub(crate) deleting: Mutex<Vec<Arc<Volume>>>,
     /// Held while the catalogue is changed, from the check of a name to the record.
-    changing: Mutex<()>,
+    pub(crate) changing: Mutex<()>,
 }
 
 impl Store {
@@ -129,11 +133,20 @@ impl Store {
                 .collect()
         };
         let mut volumes = BTreeMap::new();
-        let mut unfinished = Vec::new();
-        for record in records {
-            let volume = Arc::new(Volume::new(Arc::clone(&pool), &record)?);
-            if record.state == VolumeState::Ready || !Guard::ImportsFinishedOrRemoved.holds() {
-                volumes.insert(record.name, volume);
+        let (mut unfinished, mut deleting) = (Vec::new(), Vec::new());
+        for record in &records {
+            let volume = Arc::new(Volume::new(Arc::clone(&pool), record)?);
+            if let Some(of) = record.snapshot_of {
+                let of = records.iter().find(|volume| volume.id == of);
+                let name = snapshot::full_name(of.map_or("", |of| &of.name), &record.name);
+                volume.set_name(&name);
+                match record.state {
+                    VolumeState::Deleting => deleting.push(volume),
+                    _ => drop(volumes.insert(name, volume)),
+                }
+            } else if record.state == VolumeState::Ready || !Guard::ImportsFinishedOrRemoved.holds()
+            {
+                volumes.insert(record.name.clone(), volume);
             } else {
                 unfinished.push(volume);
             }
@@ -142,6 +155,7 @@ impl Store {
             pool,
             engine,
             volumes: RwLock::new(volumes),
+            deleting: Mutex::new(deleting),
             changing: Mutex::new(()),
         });
         if store.pool.check_writable().is_ok() {
@@ -179,13 +193,13 @@ impl Store {
         self.pool.superblock.block_size
     }
 
-    /// Names of the volumes in use, in order.
+    /// Names of the volumes in use and of their snapshots, in order.
     #[must_use]
     pub fn volume_names(&self) -> Vec<String> {
         read(&self.volumes).keys().cloned().collect()
     }
 
-    /// A volume in use.
+    /// A volume in use, or a snapshot by its full name.
     ///
     /// # Errors
     ///
@@ -201,7 +215,9 @@ impl Store {
     }
 
     pub(crate) fn volumes_in_use(&self) -> Vec<Arc<Volume>> {
-        read(&self.volumes).values().cloned().collect()
+        let volumes = read(&self.volumes);
+        let proper = volumes.values().filter(|volume| !volume.is_snapshot());
+        proper.cloned().collect()
     }
 
     /// Makes an empty volume.
@@ -239,6 +255,8 @@ impl Store {
         let volume = VolumeRecord {
             id: VolumeId(catalogue.next_volume_id),
             layer: LayerId(catalogue.next_layer_id),
+            below: None,
+            snapshot_of: None,
             state,
             size_bytes: options.size_bytes,
             created_unix_seconds: self.engine.unix_seconds(),
@@ -253,11 +271,7 @@ impl Store {
             interval_seconds: options.interval_seconds,
             hash_cache_bytes: options.hash_cache_bytes,
         };
-        let slot = catalogue.free_slot();
-        if slot >= VOLUMES_MAX {
-            let message = format!("a pool has {VOLUMES_MAX} volumes at most");
-            return Err(StoreError::new(StoreErrorKind::Invalid, message));
-        }
+        let slot = free_slot(&mut catalogue.free_slots())?;
         drop(ledger);
         self.change_catalogue(Record::VolumePut {
             slot,
@@ -291,7 +305,7 @@ impl Store {
     /// of `verify` while the index is being counted again.
     pub fn set_volume(&self, name: &str, change: &VolumeChange) -> Result<()> {
         let _changing = lock(&self.changing);
-        let volume = self.volume(name)?;
+        let volume = self.volume_proper(name)?;
         let mut options = volume.options();
         options.dedup = change.dedup.unwrap_or(options.dedup);
         options.verify = change.verify.unwrap_or(options.verify);
@@ -304,7 +318,7 @@ impl Store {
         if change.verify == Some(false) {
             self.pool.settle_open_batch()?;
         }
-        self.change_volume(name, |record| {
+        self.change_volume(volume.id, |record| {
             record.dedup = options.dedup;
             record.verify = options.verify;
             record.rounds = options.rounds;
@@ -331,7 +345,7 @@ impl Store {
     pub(crate) fn finish_import(&self, volume: Arc<Volume>) -> Result<()> {
         let _changing = lock(&self.changing);
         let name = volume.name();
-        self.change_volume(&name, |record| record.state = VolumeState::Ready)?;
+        self.change_volume(volume.id, |record| record.state = VolumeState::Ready)?;
         write(&self.volumes).insert(name, volume);
         Ok(())
     }
@@ -341,11 +355,14 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`; those of the disk, after which opening the pool again finishes the removal.
+    /// `NotFound`; `Exists` while it has snapshots; those of the disk, after which opening the pool
+    /// again finishes the removal.
     pub fn delete_volume(&self, name: &str, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+        self.finish_deletions_of(&*self.volume_proper(name)?)?;
         let changing = lock(&self.changing);
-        let volume = self.volume(name)?;
-        self.change_volume(name, |record| record.state = VolumeState::Deleting)?;
+        let volume = self.volume_proper(name)?;
+        self.check_has_no_snapshots(&volume)?;
+        self.change_volume(volume.id, |record| record.state = VolumeState::Deleting)?;
         write(&self.volumes).remove(name);
         drop(changing);
         self.remove(&volume, progress)
@@ -355,24 +372,23 @@ impl Store {
     pub(crate) fn remove(&self, volume: &Volume, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         volume.mark_gone();
         // A request that was admitted before may still change the map; it holds its blocks.
-        let end = Lba(VOLUME_BLOCKS_MAX);
-        let _locked = volume.lock_blocks(0..end.0, Wait::Yes)?;
-        let all = volume.logical_blocks();
-        volume.unmap(Lba(0), end, &mut |_| {
-            progress(all - volume.logical_blocks(), all)
-        })?;
+        volume.with_blocks(0..VOLUME_BLOCKS_MAX, Wait::Yes, |layer| {
+            let all = layer.logical_blocks();
+            volume.clear(layer, &mut || progress(all - layer.logical_blocks(), all))?;
+            self.remove_record(volume.id, layer.id)
+        })
+    }
+
+    /// Nothing is mapped in the layer any more.
+    pub(crate) fn remove_record(&self, id: VolumeId, layer: LayerId) -> Result<()> {
         let ledger = self.pool.ledger()?;
-        let slot = ledger
-            .books
-            .catalogue
-            .by_id(volume.id)
-            .map(|(slot, _)| slot);
+        let slot = ledger.books.catalogue.by_id(id).map(|(slot, _)| slot);
         drop(ledger);
         let Some(slot) = slot else { return Ok(()) };
         let gone = Record::VolumeGone {
             slot,
-            volume: volume.id,
-            layer: volume.layer.id,
+            volume: id,
+            layer,
         };
         self.change_catalogue(gone)
     }
@@ -385,13 +401,14 @@ impl Store {
     pub fn rename_volume(&self, name: &str, new_name: &str) -> Result<()> {
         check_name(new_name, "volume")?;
         let _changing = lock(&self.changing);
-        let volume = self.volume(name)?;
+        let volume = self.volume_proper(name)?;
         self.check_name_is_free(new_name)?;
-        self.change_volume(name, |record| new_name.clone_into(&mut record.name))?;
+        self.change_volume(volume.id, |record| new_name.clone_into(&mut record.name))?;
         volume.set_name(new_name);
         let mut volumes = write(&self.volumes);
         volumes.remove(name);
         volumes.insert(new_name.to_owned(), volume);
+        snapshot::rename_all(&mut volumes, name, new_name);
         Ok(())
     }
 
@@ -404,16 +421,17 @@ impl Store {
     pub fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<()> {
         self.check_size(size_bytes)?;
         let _changing = lock(&self.changing);
-        let volume = self.volume(name)?;
+        let volume = self.volume_proper(name)?;
         let old_size = volume.size_bytes();
         if size_bytes < old_size {
             volume.set_size_bytes(size_bytes);
             let block_size = self.pool.block_size();
             let beyond = Lba(size_bytes / block_size)..Lba(old_size / block_size);
-            let _locked = volume.lock_blocks(beyond.start.0..beyond.end.0, Wait::Yes)?;
-            volume.unmap(beyond.start, beyond.end, &mut |_| {})?;
+            volume.with_blocks(beyond.start.0..beyond.end.0, Wait::Yes, |layer| {
+                volume.unmap(layer, beyond)
+            })?;
         }
-        self.change_volume(name, |record| record.size_bytes = size_bytes)?;
+        self.change_volume(volume.id, |record| record.size_bytes = size_bytes)?;
         volume.set_size_bytes(size_bytes);
         Ok(())
     }
@@ -475,12 +493,28 @@ impl Store {
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 
-    fn change_volume(&self, name: &str, change: impl FnOnce(&mut VolumeRecord)) -> Result<()> {
+    /// A volume in use that is no snapshot.
+    pub(crate) fn volume_proper(&self, name: &str) -> Result<Arc<Volume>> {
+        let volume = self.volume(name)?;
+        if volume.is_snapshot() {
+            let message = format!("'{name}' is a snapshot, not a volume");
+            return Err(StoreError::new(StoreErrorKind::Invalid, message));
+        }
+        Ok(volume)
+    }
+
+    pub(crate) fn change_volume(
+        &self,
+        id: VolumeId,
+        change: impl FnOnce(&mut VolumeRecord),
+    ) -> Result<()> {
         let ledger = self.pool.ledger()?;
-        let found = ledger.books.catalogue.by_name(name);
+        let found = ledger.books.catalogue.by_id(id);
         let Some((slot, mut volume)) = found.map(|(slot, volume)| (slot, volume.clone())) else {
-            let message = format!("no volume is named '{name}'");
-            return Err(StoreError::new(StoreErrorKind::NotFound, message));
+            return Err(StoreError::new(
+                StoreErrorKind::NotFound,
+                format!("there is no volume {id}"),
+            ));
         };
         drop(ledger);
         change(&mut volume);
@@ -493,7 +527,16 @@ impl Store {
     }
 }
 
-fn check_name(name: &str, of: &str) -> Result<()> {
+/// The next slot for a volume or snapshot.
+pub(crate) fn free_slot(slots: &mut dyn Iterator<Item = u64>) -> Result<u64> {
+    let found = slots.next().filter(|slot| *slot < VOLUMES_MAX);
+    found.ok_or_else(|| {
+        let message = format!("a pool has {VOLUMES_MAX} volumes and snapshots at most");
+        StoreError::new(StoreErrorKind::Invalid, message)
+    })
+}
+
+pub(crate) fn check_name(name: &str, of: &str) -> Result<()> {
     if name_is_valid(name) {
         return Ok(());
     }

@@ -15,6 +15,12 @@ pub(crate) use shuttle::sync::{
 
 use std::sync::PoisonError;
 
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use std::thread::yield_now;
+
+#[cfg(feature = "shuttle")]
+pub(crate) use shuttle::thread::yield_now;
+
 /// Takes a lock whose data is valid between any two statements, so that a panic of another thread
 /// which held it is no reason to stop. The ledger is not such a lock: see `Pool::ledger`.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

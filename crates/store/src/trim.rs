@@ -3,12 +3,17 @@
 //! One record for each segment in which something is mapped; what is not mapped costs nothing, so
 //! trimming an empty terabyte is a look at a few inner pages.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, Lba, Record, SegmentIndex, UnmapTo};
 
 use crate::apply::owned_runs;
 use crate::error::{Result, StoreError};
+use crate::map::Layer;
 use crate::volume::{Volume, Wait};
+use smallvec::SmallVec;
 
 /// Zeros for the parts of blocks at the ends of a range.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -25,8 +30,7 @@ impl Volume {
             // Segments may have to be loaded, and how many is not known beforehand.
             return Err(StoreError::would_wait());
         }
-        let _locked = self.lock_blocks(first.0..end.0, wait)?;
-        self.unmap(first, end, &mut |_| {})
+        self.with_blocks(first.0..end.0, wait, |layer| self.unmap(layer, first..end))
     }
 
     pub(crate) fn zero_admitted(&self, offset: u64, len: u64, wait: Wait) -> Result<()> {
@@ -55,45 +59,81 @@ impl Volume {
         Ok(())
     }
 
-    /// Gives up what the blocks from `first` to `end` map. `progress` is told each segment that
-    /// was looked at. The blocks are locked, or nobody else uses the volume any more.
-    pub(crate) fn unmap(
-        &self,
-        first: Lba,
-        end: Lba,
-        progress: &mut dyn FnMut(SegmentIndex),
-    ) -> Result<()> {
+    /// Gives up what these blocks map, which are locked, and hides what the layers below have there.
+    pub(crate) fn unmap(&self, layer: &Arc<Layer>, blocks: Range<Lba>) -> Result<()> {
         let maps = &self.pool.maps;
-        let mut lba = first;
-        while let Some(segment) = maps.next_segment(&self.layer, lba.segment())? {
+        let mut lba = blocks.start;
+        while lba < blocks.end {
+            let Some(segment) = maps.next_resolved_segment(layer, lba.segment())? else {
+                break;
+            };
             let start = segment.first().max(lba);
-            if start >= end {
-                break;
+            let end = Lba((segment.0 + 1) * BLOCKS_PER_SEGMENT);
+            if start < blocks.end {
+                self.unmap_in_segment(layer, start..end.min(blocks.end))?;
             }
-            let segment_end = Lba((segment.0 + 1) * BLOCKS_PER_SEGMENT);
-            let stop = segment_end.min(end);
-            self.unmap_in_segment(start, stop.0 - start.0)?;
-            progress(segment);
-            lba = segment_end;
-            if lba >= end {
-                break;
-            }
+            lba = end;
         }
         Ok(())
     }
 
-    fn unmap_in_segment(&self, lba: Lba, count: u64) -> Result<()> {
-        let entries = self.entries(lba, count, Wait::Yes)?;
-        if entries.iter().all(|entry| *entry == Entry::ABSENT) {
+    fn unmap_in_segment(&self, layer: &Arc<Layer>, blocks: Range<Lba>) -> Result<()> {
+        let maps = &self.pool.maps;
+        let (first, slots) = (blocks.start, blocks.start.slot());
+        let slots = slots..slots + (blocks.end.0 - first.0) as usize;
+        let mut entries = Vec::with_capacity(slots.len());
+        maps.leaf(layer, first.segment(), Wait::Yes)?
+            .entries(slots.clone(), &mut entries);
+        let hidden: Vec<bool> = match layer.below() {
+            None => vec![false; slots.len()],
+            Some(below) => maps
+                .view(&below, first.segment(), Wait::Yes)?
+                .with(|lower| lower[slots].iter().map(|it| it.pba().is_some()).collect()),
+        };
+        let mut records: SmallVec<[Record; 1]> = SmallVec::new();
+        let mut at = 0;
+        for same in hidden.chunk_by(|one, other| one == other) {
+            let (to, entry) = match same[0] {
+                true => (UnmapTo::Zero, Entry::ZERO),
+                false => (UnmapTo::Absent, Entry::ABSENT),
+            };
+            if entries[at..at + same.len()].iter().any(|it| *it != entry) {
+                records.push(Record::Unmap {
+                    layer: layer.id,
+                    lba: first + at as u64,
+                    count: same.len() as u32,
+                    to,
+                });
+            }
+            at += same.len();
+        }
+        if records.is_empty() {
             return Ok(());
         }
-        let record = Record::Unmap {
-            layer: self.layer.id,
-            lba,
-            count: count as u32,
-            to: UnmapTo::Absent,
-        };
-        self.pool
-            .record(&[record], &owned_runs(&entries), Wait::Yes)
+        self.pool.record(&records, &owned_runs(&entries), Wait::Yes)
+    }
+
+    /// Gives up all that a layer maps, which nobody uses any more. `progress` is told after each
+    /// segment.
+    pub(crate) fn clear(&self, layer: &Arc<Layer>, progress: &mut dyn FnMut()) -> Result<()> {
+        let maps = &self.pool.maps;
+        let mut from = SegmentIndex(0);
+        while let Some(segment) = maps.next_segment(layer, from)? {
+            let leaf = maps.leaf(layer, segment, Wait::Yes)?;
+            let entries = leaf.with(|entries| entries.to_vec());
+            if entries.iter().any(|it| *it != Entry::ABSENT) {
+                let record = Record::Unmap {
+                    layer: layer.id,
+                    lba: segment.first(),
+                    count: BLOCKS_PER_SEGMENT as u32,
+                    to: UnmapTo::Absent,
+                };
+                self.pool
+                    .record(&[record], &owned_runs(&entries), Wait::Yes)?;
+            }
+            progress();
+            from = segment + 1;
+        }
+        Ok(())
     }
 }

@@ -41,7 +41,10 @@ pub struct Extent {
 pub struct Volume {
     pub(crate) pool: Arc<Pool>,
     pub(crate) id: VolumeId,
-    pub(crate) layer: Arc<Layer>,
+    /// The live one; a snapshot's frozen one.
+    layer: RwLock<Arc<Layer>>,
+    /// A snapshot: nothing can be written.
+    pub(crate) is_snapshot: bool,
     name: RwLock<String>,
     options: RwLock<VolumeOptions>,
     size_bytes: AtomicU64,
@@ -52,7 +55,8 @@ impl Volume {
     pub(crate) fn new(pool: Arc<Pool>, record: &VolumeRecord) -> Result<Self> {
         let volume = Self {
             id: record.id,
-            layer: pool.maps.layer(record.layer)?,
+            layer: RwLock::new(pool.maps.layer(record.layer)?),
+            is_snapshot: record.snapshot_of.is_some(),
             pool,
             name: RwLock::new(record.name.clone()),
             options: RwLock::new(VolumeOptions {
@@ -109,12 +113,25 @@ impl Volume {
 
     /// Gives up the hash cache, and makes an empty one of so many bytes, if any.
     fn renew_hash_cache(&self, bytes: u64) {
-        self.layer.set_hash_cache(None);
-        if bytes > 0 {
-            let key = self.pool.domain_key(self.layer.domain);
+        let layer = self.layer();
+        layer.set_hash_cache(None);
+        if bytes > 0 && !self.is_snapshot {
+            let key = self.pool.domain_key(layer.domain);
             let cache = HashCache::new(&self.pool.hash_cache_room, bytes, key);
-            self.layer.set_hash_cache(cache);
+            layer.set_hash_cache(cache);
         }
+    }
+
+    /// The layer in which it is written; of a snapshot, the one that it froze.
+    pub(crate) fn layer(&self) -> Arc<Layer> {
+        Arc::clone(&read(&self.layer))
+    }
+
+    /// From now on this layer is written. The caller holds all blocks of the one before.
+    pub(crate) fn set_layer(&self, layer: Arc<Layer>) {
+        let before = std::mem::replace(&mut *write(&self.layer), layer);
+        before.set_hash_cache(None);
+        self.renew_hash_cache(self.options().hash_cache_bytes);
     }
 
     /// Bytes in a block: 4096, 8192, 16384 or 65536.
@@ -123,16 +140,22 @@ impl Volume {
         self.pool.superblock.block_size
     }
 
-    /// Blocks that hold data.
+    /// Blocks that hold data, without those that only its snapshots have.
     #[must_use]
     pub fn logical_blocks(&self) -> u64 {
-        self.layer.logical_blocks()
+        self.layer().logical_blocks()
+    }
+
+    /// Whether it is a snapshot, which cannot be written.
+    #[must_use]
+    pub fn is_snapshot(&self) -> bool {
+        self.is_snapshot
     }
 
     /// Blocks that the finder has still to look at.
     #[must_use]
     pub fn dirty_blocks(&self) -> u64 {
-        self.layer.counts().private
+        self.layer().counts().private
     }
 
     /// Whether the pool is at work that waits for processors which nobody else wants: see
@@ -164,7 +187,7 @@ impl Volume {
     /// its range, as on any disk.
     pub fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<()> {
         self.admit(offset, data.len() as u64)?;
-        self.pool.check_writable()?;
+        self.check_writable()?;
         let started = Instant::now();
         let written = self.write_admitted(offset, data, wait);
         self.count_latency(started, &written);
@@ -191,7 +214,7 @@ impl Volume {
     /// As [`Volume::write`]; no limit on the length.
     pub fn trim(&self, offset: u64, len: u64, wait: Wait) -> Result<()> {
         self.admit_range(offset, len)?;
-        self.pool.check_writable()?;
+        self.check_writable()?;
         self.trim_admitted(offset, len, wait)
             .map_err(|error| self.during("trimming", offset, error))
     }
@@ -203,7 +226,7 @@ impl Volume {
     /// As [`Volume::trim`].
     pub fn write_zeroes(&self, offset: u64, len: u64, wait: Wait) -> Result<()> {
         self.admit_range(offset, len)?;
-        self.pool.check_writable()?;
+        self.check_writable()?;
         self.zero_admitted(offset, len, wait)
             .map_err(|error| self.during("zeroing", offset, error))
     }
@@ -272,6 +295,14 @@ impl Volume {
                 self.name()
             ),
         ))
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.is_snapshot {
+            let message = format!("'{}' is a snapshot, which cannot be written", self.name());
+            return Err(StoreError::new(StoreErrorKind::ReadOnly, message));
+        }
+        self.pool.check_writable()
     }
 
     pub(crate) fn check_in_use(&self) -> Result<()> {

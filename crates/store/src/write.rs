@@ -8,16 +8,18 @@
 //! crash. A block rewritten in place may be torn at sectors, as on any disk.
 
 use onefold_format::units::BLOCKS_PER_SEGMENT;
-use onefold_format::{Entry, Lba, Pba, Record, UnmapTo};
+use onefold_format::{Entry, LayerId, Lba, Pba, Record, UnmapTo};
 use smallvec::SmallVec;
 
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::hash_cache::HashCache;
+use crate::map::{Entries, Layer};
 use crate::placement::{Shift, Wish};
 use crate::space::{PbaRun, PbaRuns};
 use crate::volume::{Volume, Wait};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// A request is worked off in pieces of this many blocks: bounds its records, and how long its
@@ -38,8 +40,8 @@ enum Fate {
     InPlace(Pba),
     /// Needs a new block: nothing is stored yet, or what is stored is shared.
     New,
-    /// All zeros: the entry gives up what it has.
-    Zero,
+    /// All zeros: the entry gives up what it has and becomes this.
+    Zero(UnmapTo),
     /// All zeros, and so it was.
     Nothing,
 }
@@ -53,7 +55,6 @@ struct Placed {
 
 type Runs = SmallVec<[Run; 4]>;
 type PlacedRuns = SmallVec<[Placed; 4]>;
-type Entries = SmallVec<[Entry; 8]>;
 
 impl Volume {
     /// Cuts the request into pieces: a part of a block at either end, whole blocks in between.
@@ -87,44 +88,52 @@ impl Volume {
     fn write_blocks(&self, first: Lba, data: &[u8], wait: Wait) -> Result<()> {
         let count = data.len() as u64 / self.pool.block_size();
         let blocks = first.0..first.0 + count;
-        let _locked = self.lock_blocks(blocks, wait)?;
-        self.write_locked(first, data, wait)
+        self.with_blocks(blocks, wait, |layer| {
+            self.write_locked(layer, first, data, wait)
+        })
     }
 
     /// Steps 2 to 8 for part of one block: what is around it is read under the lock.
     fn write_part(&self, lba: Lba, at: usize, data: &[u8], wait: Wait) -> Result<()> {
         let block_size = self.pool.block_size();
-        let _locked = self.lock_blocks(lba.0..lba.0 + 1, wait)?;
-        let mut block = vec![0; block_size as usize];
-        self.read_admitted(lba.0 * block_size, &mut block, wait)?;
-        block[at..at + data.len()].copy_from_slice(data);
-        self.write_locked(lba, &block, wait)
+        self.with_blocks(lba.0..lba.0 + 1, wait, |layer| {
+            let mut block = vec![0; block_size as usize];
+            self.read_admitted(lba.0 * block_size, &mut block, wait)?;
+            block[at..at + data.len()].copy_from_slice(data);
+            self.write_locked(layer, lba, &block, wait)
+        })
     }
 
-    /// [step 2 lock] Nothing where the simulation breaks this rule.
-    pub(crate) fn lock_blocks(
+    /// [step 2 lock] Works on the live layer with these blocks locked; unlocked where the simulation
+    /// breaks this rule.
+    pub(crate) fn with_blocks<T>(
         &self,
         blocks: Range<u64>,
         wait: Wait,
-    ) -> Result<Option<crate::block_lock::BlockGuard<'_>>> {
-        if !Guard::BlocksLocked.holds() {
-            return Ok(None);
+        work: impl FnOnce(&Arc<Layer>) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            let layer = self.layer();
+            if !Guard::BlocksLocked.holds() {
+                return work(&layer);
+            }
+            let locked = layer.locks.lock(blocks.clone(), wait);
+            let _locked = locked.ok_or_else(StoreError::would_wait)?;
+            // A snapshot may have frozen it while this waited.
+            if Arc::ptr_eq(&layer, &self.layer()) {
+                return work(&layer);
+            }
         }
-        self.layer
-            .locks
-            .lock(blocks, wait)
-            .map(Some)
-            .ok_or_else(StoreError::would_wait)
     }
 
     /// The blocks are locked. [step 3 shape] to [step 8 reply]
-    fn write_locked(&self, first: Lba, data: &[u8], wait: Wait) -> Result<()> {
+    fn write_locked(&self, layer: &Arc<Layer>, first: Lba, data: &[u8], wait: Wait) -> Result<()> {
         let count = data.len() as u64 / self.pool.block_size();
-        let entries = self.entries_to_write(first, count, wait)?;
-        let runs = self.shape(first, data, &entries);
-        let placed = self.place(&runs, wait)?;
-        let (records, old_blocks) = changes(self, first, &entries, &placed);
-        let hash_cache = self.layer.hash_cache();
+        let entries = self.entries_to_write(layer, first, count, wait)?;
+        let runs = self.shape(layer, first, data, &entries, wait)?;
+        let placed = self.place(layer, &runs, wait)?;
+        let (records, old_blocks) = changes(layer.id, first, &entries, &placed);
+        let hash_cache = layer.hash_cache();
         if let Some(cache) = &hash_cache {
             segments(first, count).for_each(|(lba, count)| cache.forget(lba, count));
         }
@@ -139,26 +148,40 @@ impl Volume {
             self.store(first, data, &placed)?;
         }
         if let Some(cache) = &hash_cache {
-            self.note_fingerprints(cache, first, data, &placed);
+            self.note_fingerprints(layer, cache, (first, data), &placed);
         }
         Ok(())
     }
 
-    /// What the map says of these blocks, which are locked or whose epoch is pinned.
-    pub(crate) fn entries(&self, first: Lba, count: u64, wait: Wait) -> Result<Entries> {
+    /// What a layer and those below it say of these blocks, which are locked or whose epoch is
+    /// pinned.
+    pub(crate) fn entries(
+        &self,
+        layer: &Layer,
+        first: Lba,
+        count: u64,
+        wait: Wait,
+    ) -> Result<Entries> {
         let mut entries = Entries::with_capacity(count as usize);
         for (lba, in_segment) in segments(first, count) {
-            let leaf = self.pool.maps.leaf(&self.layer, lba.segment(), wait)?;
-            leaf.entries(lba.slot()..lba.slot() + in_segment as usize, &mut entries);
+            let slots = lba.slot()..lba.slot() + in_segment as usize;
+            let maps = &self.pool.maps;
+            maps.resolve(layer, lba.segment(), slots, wait, &mut entries)?;
         }
         Ok(entries)
     }
 
-    /// As [`Volume::entries`], and notes that these blocks are hot.
-    fn entries_to_write(&self, first: Lba, count: u64, wait: Wait) -> Result<Entries> {
+    /// What the live layer alone says of these blocks. Notes that they are hot.
+    fn entries_to_write(
+        &self,
+        layer: &Layer,
+        first: Lba,
+        count: u64,
+        wait: Wait,
+    ) -> Result<Entries> {
         let mut entries = Entries::with_capacity(count as usize);
         for (lba, in_segment) in segments(first, count) {
-            let leaf = self.pool.maps.leaf(&self.layer, lba.segment(), wait)?;
+            let leaf = self.pool.maps.leaf(layer, lba.segment(), wait)?;
             let slots = lba.slot()..lba.slot() + in_segment as usize;
             leaf.heat.touch(slots.clone());
             leaf.entries(slots, &mut entries);
@@ -167,7 +190,14 @@ impl Volume {
     }
 
     /// [step 3 shape] Finds the blocks of zeros, and what can be rewritten in place.
-    fn shape(&self, first: Lba, data: &[u8], entries: &[Entry]) -> Runs {
+    fn shape(
+        &self,
+        layer: &Layer,
+        first: Lba,
+        data: &[u8],
+        entries: &[Entry],
+        wait: Wait,
+    ) -> Result<Runs> {
         let blocks = data.chunks_exact(self.pool.block_size() as usize);
         let mut runs = Runs::new();
         for ((block, entry), n) in blocks.zip(entries).zip(0..) {
@@ -176,13 +206,12 @@ impl Volume {
                 false => entry.pba(),
             };
             let fate = match own {
-                _ if is_zero(block) => {
-                    if *entry == Entry::ABSENT {
-                        Fate::Nothing
-                    } else {
-                        Fate::Zero
-                    }
-                }
+                _ if is_zero(block) => match self.hides(layer, first + n, wait)? {
+                    true if *entry == Entry::ZERO => Fate::Nothing,
+                    true => Fate::Zero(UnmapTo::Zero),
+                    false if *entry == Entry::ABSENT => Fate::Nothing,
+                    false => Fate::Zero(UnmapTo::Absent),
+                },
                 Some(pba) => Fate::InPlace(pba),
                 None => Fate::New,
             };
@@ -195,11 +224,20 @@ impl Volume {
                 }),
             }
         }
-        runs
+        Ok(runs)
+    }
+
+    /// Whether a layer below this one has data for the block, which zeros have to hide.
+    fn hides(&self, layer: &Layer, lba: Lba, wait: Wait) -> Result<bool> {
+        let Some(below) = layer.below() else {
+            return Ok(false);
+        };
+        let view = self.pool.maps.view(&below, lba.segment(), wait)?;
+        Ok(view.with(|entries| entries[lba.slot()].pba().is_some()))
     }
 
     /// [step 4 place] One allocation for all that is new, so that it comes out consecutive.
-    fn place(&self, runs: &[Run], wait: Wait) -> Result<PlacedRuns> {
+    fn place(&self, layer: &Layer, runs: &[Run], wait: Wait) -> Result<PlacedRuns> {
         let new = runs.iter().filter(|run| run.fate == Fate::New);
         let new: SmallVec<_> = new.map(|run| (run.lba, run.count)).collect();
         let Some((first_new, _)) = new.first() else {
@@ -210,8 +248,8 @@ impl Volume {
             return Ok(placed.collect());
         };
         let wish = Wish {
-            layer: self.layer.id,
-            beside: self.beside(*first_new, wait)?,
+            layer: layer.id,
+            beside: self.beside(layer, *first_new, wait)?,
             runs: new,
         };
         let mut free = self.pool.allocate(&wish, wait)?.into_iter().peekable();
@@ -249,8 +287,8 @@ impl Volume {
     }
 
     /// Where the nearest block of its own in the same segment says that this one would best go.
-    fn beside(&self, lba: Lba, wait: Wait) -> Result<Option<Shift>> {
-        let leaf = self.pool.maps.leaf(&self.layer, lba.segment(), wait)?;
+    fn beside(&self, layer: &Layer, lba: Lba, wait: Wait) -> Result<Option<Shift>> {
+        let leaf = self.pool.maps.leaf(layer, lba.segment(), wait)?;
         let first = lba.0 - lba.slot() as u64;
         Ok(leaf.with(|segment| {
             let (before, after) = segment.split_at(lba.slot());
@@ -283,14 +321,20 @@ impl Volume {
     }
 
     /// Spares the finder the reading of what is in the pool now.
-    fn note_fingerprints(&self, cache: &HashCache, first: Lba, data: &[u8], placed: &[Placed]) {
+    fn note_fingerprints(
+        &self,
+        layer: &Layer,
+        cache: &HashCache,
+        (first, data): (Lba, &[u8]),
+        placed: &[Placed],
+    ) {
         let block_size = self.pool.block_size();
         for placed in placed {
             let Some(pba) = placed.pba() else { continue };
             for (lba, count) in segments(placed.run.lba, placed.run.count) {
                 let start = ((lba.0 - first.0) * block_size) as usize;
                 let bytes = &data[start..start + (count * block_size) as usize];
-                let fingerprints = self.pool.fingerprints(&cache.key, self.layer.domain, bytes);
+                let fingerprints = self.pool.fingerprints(&cache.key, layer.domain, bytes);
                 cache.note(lba, pba + (lba.0 - placed.run.lba.0), &fingerprints);
             }
         }
@@ -319,7 +363,7 @@ impl Placed {
         match self.run.fate {
             Fate::InPlace(pba) => Some(pba),
             Fate::New => self.new,
-            Fate::Zero | Fate::Nothing => None,
+            Fate::Zero(_) | Fate::Nothing => None,
         }
     }
 }
@@ -336,19 +380,18 @@ impl Run {
 /// The records of a piece ([step 6 log]), and the blocks that they give up: none for what is
 /// rewritten in place.
 fn changes(
-    volume: &Volume,
+    layer: LayerId,
     first: Lba,
     entries: &[Entry],
     placed: &[Placed],
 ) -> (SmallVec<[Record; 2]>, PbaRuns) {
     let mut records = SmallVec::new();
     let mut old_blocks = PbaRuns::new();
-    let layer = volume.layer.id;
     for Placed { run, new } in placed {
         let at = (run.lba.0 - first.0) as usize;
         let before = &entries[at..at + run.count as usize];
         match (run.fate, new) {
-            (Fate::Zero, _) => {
+            (Fate::Zero(to), _) => {
                 old_blocks.extend(crate::apply::owned_runs(before));
                 for (lba, count) in segments(run.lba, run.count) {
                     let count = count as u32;
@@ -356,7 +399,7 @@ fn changes(
                         layer,
                         lba,
                         count,
-                        to: UnmapTo::Absent,
+                        to,
                     });
                 }
             }

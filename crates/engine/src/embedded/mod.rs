@@ -9,7 +9,8 @@
 //! the pool's secret.
 //!
 //! Crash behaviour: a part that was created exists after a power loss, and its length is right; a
-//! crash inside [`EmbeddedEngine::create`](Engine::create) leaves the part missing or empty.
+//! crash inside [`EmbeddedEngine::create`](Engine::create) leaves the part missing or empty. One part
+//! takes the place of another by rename(2).
 
 mod aligned;
 mod dirty;
@@ -197,11 +198,33 @@ impl Engine for EmbeddedEngine {
             }
         }
         if part == Part::Index {
+            // What has its name may have got it by a rename that a crash kept from being synced.
+            sync_parent(&path)?;
+        }
+        if matches!(part, Part::Index | Part::NextIndex) {
             // Rows are at random places: what the host would read ahead of a row is five times as
             // much as the row's page, and pushes useful pages out. Only speed depends on it.
             let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
         }
         Ok(Arc::new(FileDisk::new(file, name, self.is_direct(part))?))
+    }
+
+    fn replace(&self, place: Part, part: Part) -> io::Result<()> {
+        let (from, to) = (self.path(part), self.path(place));
+        fs::rename(&from, &to).map_err(|cause| {
+            let (from, to) = (from.display(), to.display());
+            explain(format!("renaming {from} to {to}"), cause)
+        })?;
+        sync_parent(&to)
+    }
+
+    fn remove(&self, part: Part) -> io::Result<()> {
+        let path = self.path(part);
+        match fs::remove_file(&path) {
+            Ok(()) => sync_parent(&path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(cause) => Err(explain(format!("removing {}", path.display()), cause)),
+        }
     }
 
     fn describe(&self, part: Part) -> String {

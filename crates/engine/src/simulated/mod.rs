@@ -15,7 +15,8 @@
 //!   see it and a later sync succeeds.
 //! - A failed read, whose buffer holds rubbish.
 //! - Discards that did nothing, that were lost, and that were done in part.
-//! - A length or reservation that did not survive; a part that its creation left missing or empty.
+//! - A length or reservation that did not survive; a part that its creation left missing or empty;
+//!   one that took another's place, or was removed, although that failed.
 //! - No room: a write that fails after a part of it was written.
 //! - Reads that would have to wait; alignment as O_DIRECT demands it.
 //! - Decay: flipped bits, overwritten ranges, lost parts.
@@ -68,6 +69,10 @@ pub enum Op {
     Reserve,
     /// [`Engine::create`].
     Create,
+    /// [`Engine::replace`], of the part that takes the other's place.
+    Replace,
+    /// [`Engine::remove`].
+    Remove,
 }
 
 impl Op {
@@ -79,6 +84,8 @@ impl Op {
             Op::Discard => "discarding",
             Op::Reserve => "reserving",
             Op::Create => "creating",
+            Op::Replace => "putting into place",
+            Op::Remove => "removing",
         }
     }
 }
@@ -419,6 +426,29 @@ impl SimulatedEngine {
         );
     }
 
+    /// Changes which parts there are. What fails, or is cut short by a crash, may have happened.
+    fn change_parts(
+        &self,
+        part: Part,
+        op: Op,
+        change: impl FnOnce(&mut BTreeMap<Part, PartState>, &Request) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let request = Request {
+            part,
+            op,
+            offset: 0,
+            bytes: 0,
+        };
+        let started = self.machine.start(request)?;
+        let outcome = started.outcome();
+        self.machine.finish(started, |state| {
+            if outcome != Outcome::Success && state.random.coin() {
+                return Ok(());
+            }
+            change(&mut state.parts, &request)
+        })
+    }
+
     /// A test that damages or looks at nothing would prove nothing, hence the panic.
     fn with_part<T>(&self, part: Part, look: impl FnOnce(&mut PartState) -> T) -> T {
         match self.machine.state().parts.get_mut(&part) {
@@ -474,6 +504,23 @@ impl Engine for SimulatedEngine {
             machine: self.machine.clone(),
             part,
         }))
+    }
+
+    fn replace(&self, place: Part, part: Part) -> io::Result<()> {
+        self.change_parts(part, Op::Replace, |parts, request| {
+            let Some(state) = parts.remove(&part) else {
+                return Err(request.failed(ErrorKind::NotFound, "no such part"));
+            };
+            parts.insert(place, state);
+            Ok(())
+        })
+    }
+
+    fn remove(&self, part: Part) -> io::Result<()> {
+        self.change_parts(part, Op::Remove, |parts, _| {
+            parts.remove(&part);
+            Ok(())
+        })
     }
 
     fn describe(&self, part: Part) -> String {

@@ -115,7 +115,7 @@ const RESERVED: &[(&str, &[std::ops::Range<usize>])] = &[
             56..60,
             64 + 53..64 + 56,
             64 + 59..64 + 60,
-            64 + 96..64 + 128,
+            64 + 112..64 + 128,
             64 + 128 + 5..64 + 192,
             64 + 192 + 8..64 + 256,
             3904..4096,
@@ -175,7 +175,9 @@ fn reserved_bits_of_frames_and_records_are_refused() {
             Record::Unmap { .. }
             | Record::VolumeGone { .. }
             | Record::Publish { .. }
-            | Record::Outcome { .. } => {}
+            | Record::Outcome { .. }
+            | Record::Freeze { .. }
+            | Record::Merge { .. } => {}
         }
         for at in reserved {
             let mut bytes = written.clone();
@@ -537,6 +539,18 @@ const IMPOSSIBLE_IN_RECORDS: &[(usize, usize, &[u8])] = &[
     (7, 26, &0_u16.to_le_bytes()),
     (7, 28, &0_u32.to_le_bytes()),
     (7, 28, &4_u32.to_le_bytes()),
+    // The live layer is none, or the frozen one; a snapshot without a layer below, of no volume.
+    (8, 8, &0_u64.to_le_bytes()),
+    (8, 24, &0_u64.to_le_bytes()),
+    (8, 24, &26_u64.to_le_bytes()),
+    (8, 32 + 96, &(1_u64 << 63).to_le_bytes()),
+    (8, 32 + 104, &0_u64.to_le_bytes()),
+    (8, 32 + 104, &(1_u64 << 63).to_le_bytes()),
+    (8, 32, &[1]),
+    (9, 8, &0_u64.to_le_bytes()),
+    (9, 16, &0_u64.to_le_bytes()),
+    (9, 16, &0x5678_u64.to_le_bytes()),
+    (9, 24, &(1_u64 << 29).to_le_bytes()),
 ];
 
 #[test]

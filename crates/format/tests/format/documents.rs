@@ -166,9 +166,9 @@ fn sources_and_documents_have_the_same_fields() {
         pair!("superblock", 4),
         pair!("root", 21),
         pair!("node", 6),
-        pair!("catalogue_page", 22),
+        pair!("catalogue_page", 24),
         pair!("frame", 12),
-        pair!("record", 31),
+        pair!("record", 36),
         pair!("batch_page", 2),
         pair!("secret", 1),
     ];

@@ -22,7 +22,8 @@ use onefold_format::units::{
 use onefold_format::{
     BatchItem, BatchKind, DedupMode, DomainId, Entry, IndexKind, LayerCounts, LayerId, Lba,
     OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record, Release,
-    Root, Secret, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, record,
+    Root, Secret, SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState,
+    record,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -77,12 +78,17 @@ fn volumes(maps: impl Strategy<Value = TreeRoot>) -> impl Strategy<Value = Volum
     let sizes = (1..=largest / 4096).prop_map(|blocks| blocks * 4096);
     let life = (1..ID_END, 1..ID_END, states, sizes, any::<u64>());
     let counts = (maps, any::<[u64; 3]>());
-    (life, names(), sharing(), counts).prop_map(|(life, name, sharing, (map, numbers))| {
+    let layers = (option::of(1..ID_END), option::of(1..ID_END));
+    let parts = (life, names(), sharing(), counts, layers);
+    parts.prop_map(|(life, name, sharing, (map, numbers), layers)| {
         let (id, layer, state, size_bytes, created_unix_seconds) = life;
         let (domain, domain_name, dedup, verify, rounds, interval_seconds) = sharing;
+        let (below, snapshot_of) = layers;
         VolumeRecord {
             id: VolumeId(id),
             layer: LayerId(layer),
+            below: below.map(LayerId),
+            snapshot_of: snapshot_of.map(VolumeId),
             state,
             size_bytes,
             created_unix_seconds,
@@ -161,7 +167,7 @@ fn records() -> impl Strategy<Value = Record> {
             volume: VolumeId(volume),
             layer: LayerId(layer),
         });
-    prop_oneof![map, unmap, put, gone, batch_records()]
+    prop_oneof![map, unmap, put, gone, batch_records(), records_of_layers()]
 }
 
 /// Runs that begin at some of these slots of the segment.
@@ -236,6 +242,30 @@ fn batch_records() -> impl Strategy<Value = Record> {
             }
         });
     prop_oneof![publish, outcome, collect, release]
+}
+
+fn records_of_layers() -> impl Strategy<Value = Record> {
+    let layers = || (1..ID_END, 1..ID_END).prop_filter("two layers", |(one, other)| one != other);
+    let snapshots = (volumes(Just(TreeRoot::default())), 1..ID_END);
+    let freeze =
+        (any::<u64>(), layers(), snapshots).prop_map(|(slot, (layer, live), (record, of))| {
+            Record::Freeze {
+                slot,
+                snapshot: VolumeRecord {
+                    layer: LayerId(layer),
+                    snapshot_of: Some(VolumeId(of)),
+                    ..record
+                },
+                live: LayerId(live),
+            }
+        });
+    let segments = 0..VOLUME_BLOCKS_MAX / BLOCKS_PER_SEGMENT;
+    let merge = (layers(), segments).prop_map(|((layer, above), segment)| Record::Merge {
+        layer: LayerId(layer),
+        above: LayerId(above),
+        segment: SegmentIndex(segment),
+    });
+    prop_oneof![freeze, merge]
 }
 
 /// A batch that may be open while this is the first number never used.

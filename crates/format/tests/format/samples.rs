@@ -14,7 +14,8 @@ use onefold_format::space_page::{Bitmap, EMPTY_BITMAP};
 use onefold_format::{
     BatchItem, BatchKind, DedupMode, DomainId, Entry, FormatError, IndexKind, LayerCounts, LayerId,
     Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record,
-    Release, Root, Secret, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState,
+    Release, Root, Secret, SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord,
+    VolumeState,
 };
 use onefold_format::{
     batch_page, catalogue_page, frame, map_page, queue_page, space_page, superblock,
@@ -145,6 +146,8 @@ fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecor
     VolumeRecord {
         id: VolumeId(id),
         layer: LayerId(id + 20),
+        below: (id == 3).then_some(LayerId(0x1234)),
+        snapshot_of: None,
         state,
         size_bytes: id << 30,
         created_unix_seconds: 1_700_000_000 + id,
@@ -185,8 +188,17 @@ pub(crate) fn volumes() -> Vec<Option<VolumeRecord>> {
         TreeRoot::default(),
         &"n".repeat(63),
     ));
+    slots[13] = Some(snapshot(6, tree_root(11, 2)));
     slots[14] = Some(volume(5, VolumeState::Deleting, tree_root(10, 4), "0"));
     slots
+}
+
+fn snapshot(id: u64, map: TreeRoot) -> VolumeRecord {
+    VolumeRecord {
+        below: Some(LayerId(0x5678)),
+        snapshot_of: Some(VolumeId(3)),
+        ..volume(id, VolumeState::Ready, map, "before-upgrade")
+    }
 }
 
 pub(crate) fn records() -> Vec<Record> {
@@ -238,6 +250,16 @@ pub(crate) fn records() -> Vec<Record> {
             position: 0x304,
             count: 0x102,
             release: Release::Freed,
+        },
+        Record::Freeze {
+            slot: 13,
+            snapshot: snapshot(6, TreeRoot::default()),
+            live: LayerId(0x9abc),
+        },
+        Record::Merge {
+            layer: LayerId(0x5678),
+            above: LayerId(26),
+            segment: SegmentIndex(0x80_0001),
         },
     ]
 }

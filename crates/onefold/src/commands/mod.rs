@@ -11,6 +11,9 @@ mod pool_create;
 mod pool_dedup;
 mod pool_stat;
 mod serve;
+mod snapshot_create;
+mod snapshot_delete;
+mod snapshot_list;
 mod volume_create;
 mod volume_delete;
 mod volume_export;
@@ -61,6 +64,9 @@ enum Noun {
     /// Make volumes, fill, copy and delete them.
     #[command(subcommand)]
     Volume(VolumeVerb),
+    /// Make snapshots of volumes, see and delete them.
+    #[command(subcommand)]
+    Snapshot(SnapshotVerb),
     /// See and remake the index of fingerprints.
     #[command(subcommand)]
     Index(IndexVerb),
@@ -88,6 +94,18 @@ enum PoolVerb {
 }
 
 #[derive(Debug, Subcommand)]
+enum SnapshotVerb {
+    /// Make snapshots of one or several volumes, all of one moment.
+    ///
+    /// A client can read a snapshot as the export VOLUME@SNAPSHOT.
+    Create(snapshot_create::Args),
+    /// Name the snapshots.
+    List(snapshot_list::Args),
+    /// Delete a snapshot; its volume and its other snapshots stay as they are.
+    Delete(snapshot_delete::Args),
+}
+
+#[derive(Debug, Subcommand)]
 enum IndexVerb {
     /// Print what the index holds and takes.
     Stat,
@@ -96,7 +114,10 @@ enum IndexVerb {
     /// Volumes are served meanwhile, and nothing is shared. If this is interrupted, the daemon goes on
     /// with it.
     Rebuild,
-    /// Make it an index of another kind, counted from the pool as by `rebuild`.
+    /// Make it an index of another kind, by copying its rows.
+    ///
+    /// The old one is used until the new one takes its place. If this is interrupted, the daemon does
+    /// it again.
     Convert(index_convert::Args),
 }
 
@@ -199,6 +220,9 @@ impl Cli {
             Noun::Job(JobVerb::List) => job_list::run(&context),
             Noun::Job(JobVerb::Pause(args)) => job_pause::run(&context, args),
             Noun::Job(JobVerb::Resume(args)) => job_resume::run(&context, args),
+            Noun::Snapshot(SnapshotVerb::Create(args)) => snapshot_create::run(&context, args),
+            Noun::Snapshot(SnapshotVerb::List(args)) => snapshot_list::run(&context, args),
+            Noun::Snapshot(SnapshotVerb::Delete(args)) => snapshot_delete::run(&context, args),
             Noun::Volume(VolumeVerb::Create(args)) => volume_create::run(&context, args),
             Noun::Volume(VolumeVerb::Import(args)) => volume_import::run(&context, args),
             Noun::Volume(VolumeVerb::Export(args)) => volume_export::run(&context, args),

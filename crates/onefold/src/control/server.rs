@@ -12,7 +12,7 @@ use crate::limits::{
     TRANSFERS_MAX,
 };
 use crate::verbs::transfer::{EXPORT_PATH, IMPORT_PATH, OpenExport, VolumeExport, VolumeImport};
-use crate::verbs::{Service, Verb, index, job, pool, volume};
+use crate::verbs::{Service, Verb, index, job, pool, snapshot, volume};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Frame, Incoming};
@@ -146,6 +146,9 @@ impl Server {
             volume::VolumeRename::PATH => self.run::<volume::VolumeRename>(request).await,
             volume::VolumeResize::PATH => self.run::<volume::VolumeResize>(request).await,
             volume::VolumeDelete::PATH => self.run::<volume::VolumeDelete>(request).await,
+            snapshot::SnapshotCreate::PATH => self.run::<snapshot::SnapshotCreate>(request).await,
+            snapshot::SnapshotList::PATH => self.run::<snapshot::SnapshotList>(request).await,
+            snapshot::SnapshotDelete::PATH => self.run::<snapshot::SnapshotDelete>(request).await,
             IMPORT_PATH => self.import(request).await,
             EXPORT_PATH => self.export(request).await,
             path => {

@@ -20,6 +20,7 @@ pub(crate) struct IndexStatReply {
     shared_blocks: u64,
     references: u64,
     needs_rebuild: bool,
+    converting_to: Option<Index>,
     bytes_on_disk: u64,
     memory_bytes_max: u64,
 }
@@ -33,6 +34,7 @@ impl IndexStatReply {
             shared_blocks: stat.shared_blocks,
             references: stat.references,
             needs_rebuild: stat.needs_rebuild,
+            converting_to: stat.converting_to.map(Into::into),
             bytes_on_disk: stat.bytes_on_disk,
             memory_bytes_max: stat.memory_bytes_max,
         })
@@ -55,6 +57,9 @@ impl Document for IndexStatReply {
         if self.needs_rebuild {
             writeln!(out, "state        to be counted again from the pool")?;
         }
+        if let Some(kind) = self.converting_to {
+            writeln!(out, "state        being converted to {}", kind.name())?;
+        }
         writeln!(
             out,
             "blocks       {blocks}, {} of them with two references or more",
@@ -74,7 +79,7 @@ impl Document for IndexStatReply {
     }
 }
 
-/// Counts the index again from the pool, into one of another kind if so asked.
+/// Counts the index again from the pool; or converts it, if a kind is named.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct IndexRebuild {
     pub(crate) kind: Option<Index>,
@@ -85,8 +90,10 @@ impl Verb for IndexRebuild {
     type Reply = IndexStatReply;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<IndexStatReply> {
-        let kind = self.kind.map(Into::into);
-        service.store.remake_index(kind, report)?;
+        match self.kind {
+            Some(kind) => service.store.convert_index(kind.into(), report)?,
+            None => service.store.rebuild_index(report)?,
+        }
         IndexStatReply::of(service)
     }
 }

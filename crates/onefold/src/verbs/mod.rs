@@ -9,6 +9,7 @@ pub(crate) mod index;
 pub(crate) mod job;
 mod loading;
 pub(crate) mod pool;
+pub(crate) mod snapshot;
 pub(crate) mod transfer;
 pub(crate) mod volume;
 

@@ -249,7 +249,7 @@ pub(crate) struct PlanReply {
 }
 
 impl PlanReply {
-    fn of(service: &Service, volume: &str, mut plan: Vec<String>, done: bool) -> Self {
+    pub(super) fn of(service: &Service, volume: &str, mut plan: Vec<String>, done: bool) -> Self {
         let clients = service.clients(volume);
         if !clients.is_empty() && !done {
             plan.push(format!("disconnect {} (needs --force)", clients.join(", ")));

@@ -9,5 +9,6 @@ mod images;
 mod jobs;
 mod pools;
 mod sharing;
+mod snapshots;
 mod transfers;
 mod volumes;

@@ -363,6 +363,38 @@ fn an_index_is_converted_and_rebuilt_with_and_without_daemon() {
 }
 
 #[test]
+fn a_conversion_goes_on_after_a_kill() {
+    let scene = Scene::with_pool_options(&["--index", "hash"]);
+    let content = image(1..=30_000);
+    let file = scene.file("image", &content);
+    scene.ok(&["volume", "import", "a", &file]);
+    let next = scene.pool().join("index-next");
+    let mut convert = scene.command(&["index", "convert", "--to", "btree"]);
+    let mut convert = convert.spawn().unwrap();
+    wait_until("it has begun", || next.exists());
+    convert.kill().unwrap();
+    convert.wait().unwrap();
+    // Until it is done, the old one is there and is used.
+    let stat = scene.json(&["index", "stat"]);
+    assert_eq!(stat["kind"], "hash", "{stat}");
+    assert_eq!(stat["converting_to"], "btree", "{stat}");
+    assert_eq!(stat["unique_blocks"], 30_000, "{stat}");
+    assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+    let daemon = scene.daemon();
+    wait_until("it is done", || {
+        scene.json(&["index", "stat"])["kind"] == "btree"
+    });
+    assert!(!next.exists());
+    daemon.kill();
+    let stat = scene.json(&["index", "stat"]);
+    assert_eq!(stat["converting_to"], Value::Null, "{stat}");
+    assert_eq!(stat["references"], 30_000, "{stat}");
+    let imported = scene.json(&["volume", "import", "b", &file]);
+    assert_eq!(imported["duplicate_blocks"], 30_000, "{imported}");
+    assert_stored_once(&scene, &[&content, &content]);
+}
+
+#[test]
 fn dedup_goes_on_after_a_kill() {
     let scene = Scene::new();
     let contents = [image(1..=20_000), image(10_000..=30_000)];

@@ -60,7 +60,13 @@ coverage! {
     crashes_in_rebuild,
     /// Roots, found by an opening, of checkpoints in the middle of a batch.
     roots_with_open_batch,
+    snapshots,
+    snapshots_deleted,
+    /// Deletions of snapshots that a crash had cut short.
+    deletions_resumed,
     rebuilds,
+    /// Conversions of the index that a crash had cut short.
+    conversions_resumed,
     /// Requests refused because the index had to be counted again.
     index_busy,
     /// Times that the counts were compared with the contents, nothing being left to do.

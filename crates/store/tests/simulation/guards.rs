@@ -9,7 +9,7 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_format::{frame, page};
-use onefold_store::{CreateOptions, Guard, Ready, Scarcity, VolumeOptions, Wait};
+use onefold_store::{CreateOptions, Guard, IndexKind, Ready, Scarcity, VolumeOptions, Wait};
 
 use crate::crash::Recovery;
 use crate::model::Violation;
@@ -447,6 +447,16 @@ fn one_reference_of_two(seed: u64) -> Step {
     power_loss(&world)
 }
 
+/// The index becomes one of another kind right after a batch.
+fn converted_after_batch(seed: u64) -> Step {
+    let (world, a, _) = shared_pool(seed)?;
+    world.write(a, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.dedup(a, Ready::All, 1)?;
+    world.remake_index(Some(IndexKind::Btree))?;
+    power_loss(&world)?;
+    world.settle()
+}
+
 fn script(guard: Guard) -> fn(u64) -> Step {
     match guard {
         Guard::PoolSyncedBeforeLog | Guard::LogSyncedBeforeReply | Guard::FlushJoinsLaterCommit => {
@@ -470,6 +480,7 @@ fn script(guard: Guard) -> fn(u64) -> Step {
         Guard::AliasOnlyIfUnmoved | Guard::DanglingGivesBack => rewritten_while_published,
         Guard::VerifyBytes => fingerprints_collide,
         Guard::FreeOnlyAtZero => one_reference_of_two,
+        Guard::SettledBeforeConversion => converted_after_batch,
     }
 }
 

@@ -60,8 +60,12 @@ pub(crate) struct Moment(u64);
 /// A volume as it should be.
 #[derive(Debug, Clone)]
 pub(crate) struct VolumeModel {
-    /// Part of the stamps; never used again for another volume.
+    /// Never used again for another volume or snapshot.
     pub(crate) id: u64,
+    /// Part of the stamps: the volume that was written, of a snapshot the one that it is of.
+    writer: u64,
+    /// Which volume this is a snapshot of.
+    pub(crate) snapshot_of: Option<u64>,
     pub(crate) name: String,
     pub(crate) size: u64,
     /// With whom it may share blocks.
@@ -93,6 +97,8 @@ impl VolumeModel {
     pub(crate) fn new(id: u64, name: &str, size: u64, domain: &str) -> Self {
         Self {
             id,
+            writer: id,
+            snapshot_of: None,
             name: name.to_owned(),
             size,
             domain: domain.to_owned(),
@@ -104,6 +110,22 @@ impl VolumeModel {
             under_way: 0,
             flushed_late: None,
         }
+    }
+
+    /// Its snapshot of this moment, in which whatever was answered is durable.
+    pub(crate) fn frozen(&mut self, id: u64, name: &str) -> Self {
+        let asked = self.now();
+        let mut frozen = Self {
+            id,
+            snapshot_of: Some(self.id),
+            name: format!("{}@{name}", self.name),
+            under_way: 0,
+            flushed_late: None,
+            cursor: 0,
+            ..self.clone()
+        };
+        frozen.flushed(asked);
+        frozen
     }
 
     pub(crate) fn now(&mut self) -> Moment {
@@ -386,7 +408,7 @@ impl VolumeModel {
             0 => [0; SECTOR as usize],
             mixed if mixed & MIXED != 0 => *self.mixed[&(sector, mixed)],
             common if common & COMMON != 0 => common_bytes(common),
-            whole => stamp(self.id, sector, whole),
+            whole => stamp(self.writer, sector, whole),
         }
     }
 

@@ -127,12 +127,58 @@ fn remaking(world: &Arc<World>) -> Step {
         world.dedup(id, Ready::All, 1)?;
         world.trim(id, 4 * BLOCK, 4 * BLOCK, Wait::Yes)?;
     }
-    for kind in [IndexKind::Hash, IndexKind::Memory, IndexKind::Btree] {
+    let kinds = [IndexKind::Hash, IndexKind::Memory, IndexKind::Btree].map(Some);
+    for kind in kinds.into_iter().chain([None]) {
         world.remake_index(kind)?;
         world.check()?;
         world.collect()?;
     }
     world.close_and_open(8 * MIB)
+}
+
+/// Snapshots of one volume and of two, with writes between them that replace, trim and change in
+/// part what is below; one in the middle is deleted, and the rest at the end.
+fn snapshots(world: &Arc<World>) -> Step {
+    world.create_volume(MIB)?;
+    world.create_volume(MIB)?;
+    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    world.write(a, 0, 24 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(a, 32 * BLOCK, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(b, 0, 8 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.create_snapshots(&[a])?;
+    let first = world.snapshot_ids()[0];
+    world.write(a, 4 * BLOCK, 6 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 34 * BLOCK + 512, 3 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.trim(a, 16 * BLOCK, 4 * BLOCK, Wait::Yes)?;
+    world.trim(a, 60 * BLOCK, 4 * BLOCK, Wait::Yes)?;
+    world.write(a, 38 * BLOCK, 4 * BLOCK, Fill::Comb, Wait::Yes)?;
+    world.write_zeroes(a, 44 * BLOCK + 100, 2 * BLOCK, Wait::Yes)?;
+    world.dedup(first, Ready::All, 2)?;
+    world.read(a, 0, MIB, Wait::Yes)?;
+    world.create_snapshots(&[a, b])?;
+    let second = world.snapshot_ids()[1];
+    world.write(a, 6 * BLOCK, 6 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(a, 17 * BLOCK, BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(b, 2 * BLOCK, 2 * BLOCK, Fill::Zeros, Wait::Yes)?;
+    world.dedup(second, Ready::All, 2)?;
+    world.dedup(a, Ready::All, 2)?;
+    world.rename_volume(a)?;
+    world.verify_contents()?;
+    world.check()?;
+    world.delete_snapshot(first)?;
+    world.verify_contents()?;
+    world.collect()?;
+    world.close_and_open(8 * MIB)?;
+    world.resize_volume(a, 24 * BLOCK)?;
+    world.resize_volume(a, MIB)?;
+    world.write(a, 0, 2 * BLOCK, Fill::Zeros, Wait::Yes)?;
+    world.flush(a)?;
+    for id in world.snapshot_ids() {
+        world.delete_snapshot(id)?;
+        world.check()?;
+    }
+    world.collect()?;
+    world.verify_contents()
 }
 
 /// A script stopped at I/O `n`, recovered, and used again.
@@ -157,6 +203,10 @@ fn stopped_at(n: u64, world: &Arc<World>, script: Script, kind: CrashKind) -> St
     world.write(id, 16 * BLOCK, 8 * BLOCK, Fill::Common, Wait::Yes)?;
     world.flush(id)?;
     world.recover_by(Recovery::POWER_LOSS)?;
+    world
+        .snapshot_ids()
+        .into_iter()
+        .try_for_each(|id| world.delete_snapshot(id))?;
     world.settle()
 }
 
@@ -224,6 +274,16 @@ fn every_io_of_sharing_can_be_the_last_memory() {
 fn every_io_of_remaking_the_index_can_be_the_last() {
     let coverage = stop_everywhere(IndexKind::Btree, remaking, 60);
     assert!(coverage.rebuilds > 0, "{coverage:?}");
+    assert!(coverage.conversions_resumed > 0, "{coverage:?}");
+}
+
+#[test]
+fn every_io_of_snapshots_can_be_the_last() {
+    for index in [IndexKind::Hash, IndexKind::Memory] {
+        let coverage = stop_everywhere(index, snapshots, 60);
+        assert!(coverage.snapshots > 0 && coverage.snapshots_deleted > 0);
+        assert!(coverage.deletions_resumed > 0, "{coverage:?}");
+    }
 }
 
 #[test]

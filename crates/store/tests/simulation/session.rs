@@ -245,7 +245,7 @@ impl World {
         self.state().request += 1;
         self.state().coverage.requests += 1;
         let volumes = self.volume_ids();
-        let choice = self.draw(|random| random.below(130));
+        let choice = self.draw(|random| random.below(134));
         if volumes.is_empty() || (choice < 3 && volumes.len() < 4) {
             let options = self.draw_volume();
             return self.create_volume_as(&options);
@@ -253,6 +253,7 @@ impl World {
         let id = self.draw(|random| *random.pick(&volumes));
         match choice {
             0..3 => Ok(()),
+            3 if self.has_snapshots(id) || !self.can_merge() => Ok(()),
             3 => self.delete_volume(id),
             4 => self.rename_volume(id),
             5..7 => {
@@ -300,11 +301,45 @@ impl World {
             124..126 => self.look(),
             126..128 => self.change_sharing(id),
             128..130 => self.copy_blocks(id),
+            130..132 => self.snapshot_some(&volumes, id),
+            132..134 => self.delete_some_snapshot(),
             _ => {
                 self.arm_write(id);
                 self.write_some(id, Wait::Yes)
             }
         }
+    }
+
+    /// Of one volume or of all.
+    fn snapshot_some(&self, volumes: &[u64], id: u64) -> Step {
+        if self.snapshot_ids().len() > 3 {
+            return Ok(());
+        }
+        match self.draw(|random| random.one_in(3)) {
+            true => self.create_snapshots(volumes),
+            false => self.create_snapshots(&[id]),
+        }
+    }
+
+    fn delete_some_snapshot(&self) -> Step {
+        let snapshots = self.snapshot_ids();
+        if snapshots.is_empty() || !self.can_merge() {
+            return Ok(());
+        }
+        let id = self.draw(|random| *random.pick(&snapshots));
+        self.delete_snapshot(id)
+    }
+
+    /// A batch that is open has to be settled first, which needs the index.
+    fn can_merge(&self) -> bool {
+        let state = self.state();
+        !state.may_need_rebuild && !state.is_index_damaged
+    }
+
+    fn has_snapshots(&self, id: u64) -> bool {
+        let state = self.state();
+        let mut volumes = state.volumes.iter();
+        volumes.any(|volume| volume.snapshot_of == Some(id))
     }
 
     fn draw_volume(&self) -> VolumeOptions {
@@ -612,6 +647,8 @@ impl World {
 
     fn interrupt_catalogue(&self, id: u64) -> Step {
         match self.draw(|random| random.below(3)) {
+            // Merging would wait for the job whose I/O this is in the middle of.
+            0 if self.has_snapshots(id) || self.state().job.is_some() => Ok(()),
             0 => self.delete_volume(id),
             1 => {
                 let size = self.draw_size();

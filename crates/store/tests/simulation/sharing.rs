@@ -116,6 +116,7 @@ impl World {
     /// Counts the index again where that is needed.
     pub(crate) fn rebuild_index(&self) -> Step {
         let store = self.store();
+        let next = store.index_stat().ok().and_then(|stat| stat.converting_to);
         let done = self.job(Job::Rebuild, "rebuild the index if needed", || {
             store.rebuild_index_if_needed(&mut |_, _| {})
         });
@@ -124,17 +125,24 @@ impl World {
         if rebuilt.is_some() {
             state.may_need_rebuild = false;
         }
-        state.coverage.rebuilds += u64::from(rebuilt == Some(true));
+        let is_resumed = next.is_some() && rebuilt == Some(true);
+        state.coverage.rebuilds += u64::from(rebuilt == Some(true) && !is_resumed);
+        state.coverage.conversions_resumed += u64::from(is_resumed);
+        drop(state);
+        if is_resumed && store.index_stat().ok().map(|stat| stat.kind) != next {
+            return Err(violation("a conversion was not ended".to_owned()));
+        }
         Ok(())
     }
 
-    /// Makes the index anew, as one of this kind.
-    pub(crate) fn remake_index(&self, kind: IndexKind) -> Step {
+    /// Makes the index one of this kind, or counts it again if none is named.
+    pub(crate) fn remake_index(&self, kind: Option<IndexKind>) -> Step {
         let store = self.store();
         // From here on a crash may leave an index that has to be counted again.
         self.state().is_remade = true;
-        let done = self.job(Job::Rebuild, "remake the index", || {
-            store.remake_index(Some(kind), &mut |_, _| {})
+        let done = self.job(Job::Rebuild, "remake the index", || match kind {
+            Some(kind) => store.convert_index(kind, &mut |_, _| {}),
+            None => store.rebuild_index(&mut |_, _| {}),
         });
         self.ended("remake the index", done, |_| false)?;
         Ok(())
@@ -197,10 +205,13 @@ impl World {
             .volumes
             .iter()
             .map(|volume| volume.logical_blocks)
+            .chain(stat.snapshots.iter().map(|snapshot| snapshot.own_blocks))
             .sum();
+        let deleting = self.store().snapshots_being_deleted();
         // A removal that failed is finished by the next opening.
         let state = self.state();
-        let is_complete = state.import.is_none() && state.job.is_none() && !state.faulty;
+        let is_complete =
+            state.import.is_none() && state.job.is_none() && !state.faulty && deleting.is_empty();
         drop(state);
         if counted > stat.pool_blocks || (of_volumes != stat.logical_blocks && is_complete) {
             return Err(violation(format!("the counts do not add up: {stat:?}")));
@@ -284,7 +295,8 @@ impl World {
     /// the volumes.
     pub(crate) fn settle(&self) -> Step {
         self.rebuild_index()?;
-        for id in self.volume_ids() {
+        self.finish_deletions()?;
+        for id in [self.volume_ids(), self.snapshot_ids()].concat() {
             self.with(id, |volume| volume.cursor = 0);
             if !self.dedup(id, Ready::All, BATCHES_MAX)? {
                 return Err(violation("the finder comes to no end"));
@@ -301,7 +313,21 @@ impl World {
         Ok(())
     }
 
+    fn finish_deletions(&self) -> Step {
+        let store = self.store();
+        let done = self.job(Job::Collector, "finish deletions", || {
+            store.finish_deletions()
+        });
+        let resumed = self.ended("finish deletions", done, |_| false)?;
+        self.state().coverage.deletions_resumed += u64::from(resumed == Some(true));
+        Ok(())
+    }
+
     fn verify_sharing(&self) -> Step {
+        if !self.snapshot_ids().is_empty() {
+            // One entry is then in several volumes' contents.
+            return Ok(());
+        }
         let store = self.store();
         let stat = store.stat();
         let stat = stat.map_err(|error| self.unless_crashed(format!("stat: {error}")))?;

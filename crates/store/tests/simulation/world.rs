@@ -46,6 +46,8 @@ pub(crate) enum Pending {
     Delete(u64),
     Rename(u64, String),
     Resize(u64, u64),
+    /// Snapshots of one moment.
+    Freeze(Vec<VolumeModel>),
 }
 
 /// What a write consists of, block by block.
@@ -175,12 +177,20 @@ impl World {
         Ok(report)
     }
 
+    /// Of volumes, without their snapshots.
     pub(crate) fn volume_ids(&self) -> Vec<u64> {
-        self.state()
-            .volumes
-            .iter()
-            .map(|volume| volume.id)
-            .collect()
+        let state = self.state();
+        let volumes = state.volumes.iter();
+        let proper = volumes.filter(|volume| volume.snapshot_of.is_none());
+        proper.map(|volume| volume.id).collect()
+    }
+
+    /// Of snapshots.
+    pub(crate) fn snapshot_ids(&self) -> Vec<u64> {
+        let state = self.state();
+        let volumes = state.volumes.iter();
+        let snapshots = volumes.filter(|volume| volume.snapshot_of.is_some());
+        snapshots.map(|volume| volume.id).collect()
     }
 
     /// Runs `look` on the model of a volume.
@@ -231,6 +241,8 @@ impl World {
                 state.coverage.failed_requests += 1;
                 Ok(())
             }
+            // A change of the catalogue failed, and only recovery knows whether it happened.
+            StoreErrorKind::Exists if state.must_reopen => Ok(()),
             StoreErrorKind::ReadOnly if state.faulty => {
                 state.coverage.read_only += 1;
                 state.must_reopen = true;
@@ -512,6 +524,35 @@ impl World {
         })
     }
 
+    /// Makes snapshots of these volumes, of one moment.
+    pub(crate) fn create_snapshots(&self, ids: &[u64]) -> Step {
+        let mut wanted = Vec::new();
+        let mut frozen = Vec::new();
+        for id in ids {
+            let mut state = self.state();
+            let number = state.next_id;
+            state.next_id += 1;
+            drop(state);
+            let name = format!("s{number}");
+            wanted.push((self.with(*id, |volume| volume.name.clone()), name.clone()));
+            frozen.push(self.with(*id, |volume| volume.frozen(number, &name)));
+        }
+        let store = self.store();
+        self.catalogue_change(Pending::Freeze(frozen), || store.create_snapshots(&wanted))
+    }
+
+    pub(crate) fn delete_snapshot(&self, id: u64) -> Step {
+        let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
+        let (volume, snapshot) = name.split_once('@').expect("a snapshot's name");
+        let job = self.state().job.replace(Job::Collector);
+        let done = self.catalogue_change(Pending::Delete(id), || {
+            store.delete_snapshot(volume, snapshot, &mut |_, _| {})
+        });
+        self.state().job = job;
+        self.state().coverage.snapshots_deleted += u64::from(done.is_ok());
+        done
+    }
+
     pub(crate) fn rename_volume(&self, id: u64) -> Step {
         let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
         let new_name = format!("{name}x");
@@ -633,7 +674,18 @@ impl State {
             }
             Some(Pending::Rename(id, name)) => {
                 let at = find(&mut self.volumes, id);
+                for volume in &mut self.volumes {
+                    if let (true, Some((_, snapshot))) =
+                        (volume.snapshot_of == Some(id), volume.name.split_once('@'))
+                    {
+                        volume.name = format!("{name}@{snapshot}");
+                    }
+                }
                 self.volumes[at].name = name;
+            }
+            Some(Pending::Freeze(snapshots)) => {
+                self.coverage.snapshots += snapshots.len() as u64;
+                self.volumes.extend(snapshots);
             }
             Some(Pending::Resize(id, size)) => {
                 let at = find(&mut self.volumes, id);

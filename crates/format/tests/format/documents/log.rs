@@ -2,7 +2,7 @@
 
 use onefold_format::{
     Entry, FormatError, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Outcome, Pba, PoolId,
-    PublishRun, Record, Release, UnmapTo, VolumeId, VolumeRecord, frame,
+    PublishRun, Record, Release, SegmentIndex, UnmapTo, VolumeId, VolumeRecord, frame,
 };
 
 use super::{ALL, Trial, bit_table, bits_of, check, crc_without, table};
@@ -128,7 +128,7 @@ fn record_header_document() {
         .iter()
         .map(|record| encoded(record)[0])
         .collect();
-    assert_eq!(kinds, [1, 2, 3, 4, 16, 17, 18, 19]);
+    assert_eq!(kinds, [1, 2, 3, 4, 16, 17, 18, 19, 20, 21]);
 }
 
 #[test]
@@ -214,6 +214,49 @@ fn put_and_gone_record_document() {
         trials,
         |_| false,
     );
+}
+
+#[test]
+fn freeze_and_merge_record_document() {
+    let freeze = |slot, live, created_unix_seconds| {
+        let Some(snapshot) = samples::volumes().swap_remove(13) else {
+            panic!("the sample has a snapshot there");
+        };
+        let snapshot = VolumeRecord {
+            created_unix_seconds,
+            ..snapshot
+        };
+        encoded(&Record::Freeze {
+            slot,
+            snapshot,
+            live: LayerId(live),
+        })
+    };
+    let plain = freeze(0, 0, 0);
+    let trials = vec![
+        ("header", Trial::Elsewhere),
+        ("slot", Trial::Whole(plain.clone(), freeze(ALL, 0, 0))),
+        ("live", Trial::Whole(plain.clone(), freeze(0, ALL, 0))),
+        ("record", Trial::Part(plain.clone(), freeze(0, 0, ALL))),
+    ];
+    let rows = table(RECORD_DOCUMENT, "Freeze (kind 20)");
+    check(&rows, &plain, trials, |_| false);
+
+    let merge = |above, segment| {
+        encoded(&Record::Merge {
+            layer: LayerId(1),
+            above: LayerId(above),
+            segment: SegmentIndex(segment),
+        })
+    };
+    let plain = merge(0, 0);
+    let trials = vec![
+        ("header", Trial::Elsewhere),
+        ("above", Trial::Whole(plain.clone(), merge(ALL, 0))),
+        ("segment", Trial::Whole(plain.clone(), merge(0, ALL))),
+    ];
+    let rows = table(RECORD_DOCUMENT, "Merge (kind 21)");
+    check(&rows, &plain, trials, |_| false);
 }
 
 #[test]

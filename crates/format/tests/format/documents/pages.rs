@@ -386,6 +386,8 @@ fn empty_volume() -> VolumeRecord {
     VolumeRecord {
         id: VolumeId(0),
         layer: LayerId(0),
+        below: None,
+        snapshot_of: None,
         state: VolumeState::Importing,
         size_bytes: 0,
         created_unix_seconds: 0,
@@ -435,6 +437,12 @@ fn volume_record_document() {
         let (a, b) = pair(change);
         Trial::Part(a, b)
     };
+    // What is a snapshot is of another kind, too; here only the volume differs.
+    let of = |volume| VolumeRecord {
+        snapshot_of: Some(VolumeId(volume)),
+        ..empty_volume()
+    };
+    let snapshot_of = Trial::Whole(first(&of(0)), first(&of(ALL)));
     let sample = first(&VolumeRecord {
         name: "n".repeat(63),
         domain_name: "d".repeat(62),
@@ -465,6 +473,8 @@ fn volume_record_document() {
         ("kept", whole(&|record| record.counts.kept = ALL)),
         ("shared", whole(&|record| record.counts.shared = ALL)),
         ("cache", whole(&|record| record.hash_cache_bytes = u64::MAX)),
+        ("below", whole(&|record| record.below = Some(LayerId(ALL)))),
+        ("snapshot of", snapshot_of),
         ("name", part(&|record| record.name = "b".to_owned())),
         (
             "domain name",

@@ -1,0 +1,222 @@
+//! What can be done to snapshots.
+
+use super::{Report, Service, Verb, check_plain};
+use crate::error::{Error, Result};
+use crate::output::Document;
+use crate::size;
+use crate::verbs::volume::PlanReply;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Write};
+use std::str::FromStr;
+
+/// `VOLUME@SNAPSHOT`, as the user writes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SnapshotName {
+    volume: String,
+    snapshot: String,
+}
+
+impl SnapshotName {
+    fn full(&self) -> String {
+        format!("{}@{}", self.volume, self.snapshot)
+    }
+
+    /// # Errors
+    /// Where the snapshot cannot have this name.
+    pub(crate) fn check(&self) -> Result<()> {
+        check_plain(&self.snapshot, "a snapshot's name")
+    }
+}
+
+impl FromStr for SnapshotName {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let Some((volume, snapshot)) = text.split_once('@') else {
+            return Err("a snapshot is named VOLUME@SNAPSHOT".to_owned());
+        };
+        Ok(Self {
+            volume: volume.to_owned(),
+            snapshot: snapshot.to_owned(),
+        })
+    }
+}
+
+/// Makes snapshots of one moment.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SnapshotCreate {
+    pub(crate) names: Vec<SnapshotName>,
+}
+
+/// Names the snapshots, of one volume or of all.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SnapshotList {
+    pub(crate) volume: Option<String>,
+}
+
+/// The document of `snapshot list`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SnapshotListReply {
+    snapshots: Vec<SnapshotReply>,
+    /// Gone, but what they alone hold is still to be given up.
+    being_deleted: Vec<String>,
+}
+
+/// A snapshot as it is now.
+#[derive(Debug, Serialize, Deserialize)]
+struct SnapshotReply {
+    name: String,
+    size_bytes: u64,
+    created_unix_seconds: u64,
+    own_blocks: u64,
+    own_bytes: u64,
+    nbd_uri: Option<String>,
+    clients: Vec<String>,
+}
+
+impl SnapshotListReply {
+    fn of(service: &Service, is_wanted: impl Fn(&str) -> bool) -> Result<Self> {
+        let stat = service.store.stat()?;
+        let block_size = u64::from(stat.block_size);
+        let wanted = stat.snapshots.into_iter().filter(|it| is_wanted(&it.name));
+        let snapshots = wanted.map(|stat| SnapshotReply {
+            nbd_uri: service.nbd_uri(&stat.name),
+            clients: service.clients(&stat.name),
+            size_bytes: stat.size_bytes,
+            created_unix_seconds: stat.created_unix_seconds,
+            own_blocks: stat.own_blocks,
+            own_bytes: stat.own_blocks * block_size,
+            name: stat.name,
+        });
+        let mut being_deleted = service.store.snapshots_being_deleted();
+        being_deleted.retain(|name| is_wanted(name));
+        Ok(Self {
+            snapshots: snapshots.collect(),
+            being_deleted,
+        })
+    }
+}
+
+impl Verb for SnapshotCreate {
+    const PATH: &'static str = "/v1/snapshot/create";
+    type Reply = SnapshotListReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<SnapshotListReply> {
+        self.names.iter().try_for_each(SnapshotName::check)?;
+        let wanted = self.names.iter();
+        let wanted: Vec<_> = wanted
+            .map(|name| (name.volume.clone(), name.snapshot.clone()))
+            .collect();
+        service.store.create_snapshots(&wanted)?;
+        SnapshotListReply::of(service, |made| {
+            self.names.iter().any(|name| name.full() == made)
+        })
+    }
+}
+
+impl Verb for SnapshotList {
+    const PATH: &'static str = "/v1/snapshot/list";
+    type Reply = SnapshotListReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<SnapshotListReply> {
+        if let Some(volume) = &self.volume {
+            service.find(volume)?;
+        }
+        SnapshotListReply::of(service, |name| {
+            let of = name.split_once('@').map(|(volume, _)| volume);
+            self.volume.is_none() || self.volume.as_deref() == of
+        })
+    }
+}
+
+impl Document for SnapshotListReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let names = self.snapshots.iter().map(|snapshot| snapshot.name.len());
+        let width = names.max().unwrap_or(0).max(4);
+        if !self.snapshots.is_empty() {
+            writeln!(
+                out,
+                "{:width$}  {:>10}  {:>10}  {:20}  CLIENTS",
+                "NAME", "SIZE", "OWN", "CREATED"
+            )?;
+        }
+        for snapshot in &self.snapshots {
+            writeln!(
+                out,
+                "{:width$}  {:>10}  {:>10}  {:20}  {}",
+                snapshot.name,
+                size::display(snapshot.size_bytes),
+                size::display(snapshot.own_bytes),
+                utc(snapshot.created_unix_seconds),
+                snapshot.clients.len()
+            )?;
+        }
+        for name in &self.being_deleted {
+            writeln!(out, "{name} is still being deleted")?;
+        }
+        Ok(())
+    }
+}
+
+/// A time for people.
+fn utc(unix_seconds: u64) -> String {
+    let time = std::time::UNIX_EPOCH.checked_add(std::time::Duration::from_secs(unix_seconds));
+    time.map_or_else(
+        || unix_seconds.to_string(),
+        |time| humantime::format_rfc3339_seconds(time).to_string(),
+    )
+}
+
+/// Deletes a snapshot and gives back what it alone holds.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SnapshotDelete {
+    pub(crate) name: SnapshotName,
+    /// Do it; otherwise only the plan comes back.
+    pub(crate) yes: bool,
+    pub(crate) force: bool,
+}
+
+impl Verb for SnapshotDelete {
+    const PATH: &'static str = "/v1/snapshot/delete";
+    type Reply = PlanReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
+        let (SnapshotName { volume, snapshot }, full) = (&self.name, self.name.full());
+        let stat = service.store.stat()?.snapshots;
+        let Some(stat) = stat.into_iter().find(|stat| stat.name == full) else {
+            return Err(Error::failed(format!("no snapshot is named '{full}'")));
+        };
+        let plan = vec![format!(
+            "delete snapshot '{full}', which alone may hold up to {}",
+            size::display(stat.own_blocks * u64::from(service.store.block_size()))
+        )];
+        if !self.yes {
+            return Ok(PlanReply::of(service, &full, plan, false));
+        }
+        let _hold = service.detach(&full, self.force, "delete")?;
+        service
+            .store
+            .delete_snapshot(volume, snapshot, &mut |done, all| report(done, all))?;
+        Ok(PlanReply::of(service, &full, plan, true))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_named_with_its_volume() {
+        let name: SnapshotName = "vm@before.upgrade".parse().unwrap();
+        assert_eq!(
+            (name.volume.as_str(), name.full().as_str()),
+            ("vm", "vm@before.upgrade")
+        );
+        assert!(name.check().is_ok());
+        assert!("vm".parse::<SnapshotName>().is_err());
+        for text in ["vm@", "vm@a@b", "vm@-x"] {
+            let name: SnapshotName = text.parse().unwrap();
+            assert!(name.check().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Snapshots: made, listed, read, deleted, with and without a daemon.
+
+use crate::harness::{Daemon, Scene, noise};
+
+const MIB: usize = 1 << 20;
+
+fn names(scene: &Scene) -> Vec<String> {
+    let list = scene.json(&["snapshot", "list"]);
+    let names = list["snapshots"].as_array().unwrap().iter();
+    names
+        .map(|snapshot| snapshot["name"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// Writes into a volume from outside.
+fn overwrite(daemon: &Daemon, scene: &Scene, volume: &str, offset: usize, pattern: u8, len: usize) {
+    let _ = daemon;
+    let stat = scene.json(&["volume", "stat", volume]);
+    let uri = stat["nbd_uri"].as_str().unwrap();
+    let write = format!("write -P {pattern} {offset} {len}");
+    let out = std::process::Command::new("qemu-io")
+        .args(["-f", "raw", "-c", &write, "-c", "flush", uri])
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{out:?}");
+}
+
+#[test]
+fn a_snapshot_keeps_what_was_there() {
+    for index in ["hash", "memory"] {
+        let scene = Scene::with_pool_options(&["--index", index]);
+        let before = noise(1, 4 * MIB);
+        let file = scene.file("image", &before);
+        for name in ["a", "b"] {
+            scene.ok(&["volume", "import", name, &file]);
+        }
+        let daemon = scene.daemon();
+        let made = scene.json(&["snapshot", "create", "a@one", "b@one"]);
+        assert_eq!(made["snapshots"].as_array().unwrap().len(), 2, "{made}");
+        assert_eq!(names(&scene), ["a@one", "b@one"]);
+        overwrite(&daemon, &scene, "a", MIB + 5000, 7, 10_000);
+        overwrite(&daemon, &scene, "a", 3 * MIB, 0, MIB / 2);
+        let mut after = before.clone();
+        after[MIB + 5000..MIB + 15_000].fill(7);
+        after[3 * MIB..3 * MIB + MIB / 2].fill(0);
+        scene.ok(&["snapshot", "create", "a@two"]);
+        overwrite(&daemon, &scene, "a", 0, 9, 4096);
+        let mut last = after.clone();
+        last[..4096].fill(9);
+        scene.ok(&["pool", "dedup"]);
+        let is_right = |scene: &Scene| {
+            for (name, content) in [
+                ("a@one", &before),
+                ("b@one", &before),
+                ("b", &before),
+                ("a@two", &after),
+                ("a", &last),
+            ] {
+                assert!(scene.content(name) == **content, "{name}");
+            }
+            assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+        };
+        is_right(&scene);
+        daemon.kill();
+        is_right(&scene);
+        scene.ok(&["volume", "rename", "a", "c"]);
+        assert_eq!(names(&scene), ["b@one", "c@one", "c@two"]);
+        scene.ok(&["snapshot", "delete", "c@one", "--yes"]);
+        assert!(scene.content("c@two") == after);
+        assert!(scene.content("c") == last);
+        scene.ok(&["snapshot", "delete", "c@two", "--yes"]);
+        scene.ok(&["snapshot", "delete", "b@one", "--yes"]);
+        assert!(scene.content("c") == last);
+        assert!(names(&scene).is_empty());
+        scene.ok(&["pool", "dedup"]);
+        assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+        let stat = scene.json(&["pool", "stat"]);
+        // Both volumes as they are: what only snapshots had is gone.
+        let blocks = |content: &[u8]| {
+            let blocks = content.chunks(4096);
+            blocks
+                .filter(|block| block.iter().any(|byte| *byte != 0))
+                .count()
+        };
+        assert_eq!(
+            stat["logical_blocks"],
+            blocks(&last) + blocks(&before),
+            "{stat}"
+        );
+    }
+}
+
+#[test]
+fn a_snapshot_is_read_only_and_refusals_change_nothing() {
+    let scene = Scene::new();
+    let content = noise(2, MIB);
+    let file = scene.file("image", &content);
+    scene.ok(&["volume", "import", "a", &file]);
+    let _daemon = scene.daemon();
+    scene.ok(&["snapshot", "create", "a@one"]);
+    let list = scene.json(&["snapshot", "list", "a"]);
+    let uri = list["snapshots"][0]["nbd_uri"].as_str().unwrap().to_owned();
+    let out = std::process::Command::new("qemu-io")
+        .args(["-f", "raw", "-c", "write 0 4096", &uri])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
+    assert!(said.contains("Permission denied"), "{said}");
+    for (arguments, code, words) in [
+        (&["snapshot", "create", "a@one"][..], 1, "exists already"),
+        (&["snapshot", "create", "a@two", "a@three"], 2, "twice"),
+        (&["snapshot", "create", "a@two", "x@two"], 1, "x"),
+        (&["snapshot", "create", "a"], 2, "VOLUME@SNAPSHOT"),
+        (&["snapshot", "create", "a@b@c"], 2, "b@c"),
+        (&["snapshot", "create", "a@one@two"], 2, "one@two"),
+        (&["snapshot", "create"], 2, "VOLUME@SNAPSHOT"),
+        (&["snapshot", "list", "x"], 1, "x"),
+        (&["snapshot", "delete", "a@x", "--yes"], 1, "a@x"),
+        (&["volume", "delete", "a", "--yes"], 1, "one"),
+        (&["volume", "delete", "a@one", "--yes"], 2, "snapshot"),
+        (
+            &["volume", "resize", "a@one", "--size", "2M"],
+            2,
+            "snapshot",
+        ),
+        (&["volume", "rename", "a@one", "b"], 2, "snapshot"),
+        (&["volume", "set", "a@one", "--dedup", "off"], 2, "snapshot"),
+    ] {
+        scene.run(arguments).is_refusal(code, &[words]);
+    }
+    let planned = scene.run(&["snapshot", "delete", "a@one"]);
+    assert_eq!(planned.code, Some(2), "{planned:?}");
+    assert!(planned.stderr.contains("--yes"), "{planned:?}");
+    assert_eq!(names(&scene), ["a@one"]);
+    assert_eq!(scene.volumes(), ["a"]);
+    assert!(scene.content("a@one") == content);
+    assert!(scene.content("a") == content);
+}

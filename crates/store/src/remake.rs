@@ -1,0 +1,184 @@
+//! Making the index anew: counted from the maps, or copied into one of another kind.
+//!
+//! A copy is made beside the index, in a part of its own, and then takes its place in one step:
+//!
+//! | a stop | leaves |
+//! | --- | --- |
+//! | while rows are copied | the old index, in use, and a part that says of which kind the new one is |
+//! | while it takes the place | either of the two |
+//! | afterwards | the new index |
+//!
+//! What was not finished is begun again by whoever first needs the index, or by the daemon.
+//!
+//! Finder and collector wait meanwhile, so the rows do not change. The new index has no answers
+//! to repeat: no batch may be open when it begins, and none that a crash could open again.
+
+use onefold_format::IndexKind;
+use onefold_index::{Fingerprint, FingerprintIndex};
+
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+use crate::index::STREAM;
+use crate::pool::Pool;
+use crate::references::ROWS_AT_ONCE;
+use crate::store::Store;
+use crate::sync::lock;
+
+impl Store {
+    /// Makes the index anew from the maps, if it is not what they say: after a stop that it could
+    /// not survive. Goes on with a conversion that a stop cut short. Volumes are served meanwhile,
+    /// finder and collector wait. `progress` is told how many blocks are done, and how many there
+    /// are at most. Returns whether there was anything to do.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk and the index; `Damaged` where a map cannot be read.
+    pub fn rebuild_index_if_needed(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
+        let pool = &self.pool;
+        let _job = lock(&pool.jobs);
+        let needs_rebuild = pool.index.get()?.needs_rebuild();
+        if needs_rebuild {
+            pool.rebuild_index(progress)?;
+        }
+        match pool.index.next_kind() {
+            Some(kind) if pool.check_writable().is_ok() => {
+                self.copy_index(kind, progress)?;
+                Ok(true)
+            }
+            _ => Ok(needs_rebuild),
+        }
+    }
+
+    /// Puts an empty index into the place of the one that is there, and counts it from the maps.
+    /// Volumes are served meanwhile, finder and collector wait. Whatever ends it early, the next
+    /// opening counts again. `progress` is told how many published blocks were read, and how many
+    /// there are at most.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk and the index; `Damaged` where a map cannot be read; `ReadOnly`.
+    pub fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+        let _job = lock(&self.pool.jobs);
+        self.pool.check_writable()?;
+        self.recount_index(self.pool.index.kind(), progress)
+    }
+
+    /// Makes the index one of this kind, by copying its rows; where they cannot be used, by counting
+    /// them from the maps. Volumes are served meanwhile, finder and collector wait. After a stop the
+    /// next opening begins again, and the old index is used until it is done. `progress` is told how
+    /// many blocks are done, and how many there are at most.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk and the index, which leave the old one as it was; `ReadOnly`.
+    pub fn convert_index(&self, kind: IndexKind, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+        let pool = &self.pool;
+        let _job = lock(&pool.jobs);
+        pool.check_writable()?;
+        match pool.index.ready() {
+            Ok(_) if kind == pool.index.kind() => pool.index.give_up_next(&*self.engine),
+            Ok(_) => self.copy_index(kind, progress),
+            Err(_) => self.recount_index(kind, progress),
+        }
+    }
+
+    /// The caller holds the job lock.
+    fn recount_index(&self, kind: IndexKind, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+        let pool = &self.pool;
+        pool.index.give_up_next(&*self.engine)?;
+        let bytes = pool.limits.index_bytes;
+        pool.index
+            .replace(&*self.engine, kind, pool.superblock.pool, bytes)?;
+        pool.rebuild_index(progress)?;
+        pool.settle_open_batch().map(|_| ())
+    }
+
+    /// The caller holds the job lock.
+    fn copy_index(&self, kind: IndexKind, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+        let pool = &self.pool;
+        let last_number = pool.settle_durably()?;
+        let copied = self.fill_next_index(kind, last_number, progress);
+        if let Err(error) = copied {
+            // Its space is worth more than the work, which would only fail again.
+            if let Err(further) = pool.index.give_up_next(&*self.engine) {
+                tracing::warn!("what was copied of the index stays: {further}");
+            }
+            return Err(error.during("converting the index"));
+        }
+        let (superblock, bytes) = (&pool.superblock, pool.limits.index_bytes);
+        pool.index
+            .install_next(&*self.engine, superblock.index, superblock.pool, bytes)
+    }
+
+    fn fill_next_index(
+        &self,
+        kind: IndexKind,
+        last_number: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<()> {
+        let pool = &self.pool;
+        let old = pool.index.ready()?;
+        // Nobody else uses the memory of jobs meanwhile.
+        let bytes = pool.limits.check_bytes;
+        let next = pool
+            .index
+            .begin_next(&*self.engine, kind, pool.superblock.pool, bytes)?;
+        pool.copy_rows(&*old, &*next, progress)?;
+        next.finish_rebuild(STREAM, last_number)?;
+        Ok(next.close()?)
+    }
+}
+
+impl Pool {
+    /// Settles the open batch, so that no crash can open it again. Returns the last number that a
+    /// batch had.
+    fn settle_durably(&self) -> Result<u64> {
+        self.settle_open_batch()?;
+        if Guard::SettledBeforeConversion.holds() {
+            self.commit_in_background()?;
+        }
+        let ledger = self.ledger()?;
+        let batches = &ledger.books.batches;
+        match &batches.open {
+            None => Ok(batches.next_number - 1),
+            Some(batch) => Err(StoreError::new(
+                StoreErrorKind::Busy,
+                format!("batch {} cannot be ended", batch.number),
+            )),
+        }
+    }
+
+    fn copy_rows(
+        &self,
+        from: &dyn FingerprintIndex,
+        into: &dyn FingerprintIndex,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<()> {
+        let all = from.counts().rows();
+        let (mut next, mut done) = (Some(Fingerprint::default()), 0);
+        while let Some(first) = next {
+            let (rows, refused) = self.aside.run(|| -> Result<_> {
+                let rows = from.rows(first, ROWS_AT_ONCE)?;
+                let refused = into.add_rows(&rows)?;
+                Ok((rows, refused))
+            })?;
+            if !refused.is_empty() {
+                return Err(miscopied("rows were refused"));
+            }
+            next = rows.last().and_then(|(last, _)| last.successor());
+            done += rows.len() as u64;
+            progress(done, all.max(done));
+        }
+        if into.counts() == from.counts() {
+            Ok(())
+        } else {
+            Err(miscopied("its rows are not as many as it counts"))
+        }
+    }
+}
+
+fn miscopied(what: &str) -> StoreError {
+    StoreError::damaged(format!(
+        "the fingerprint index: {what}; `index rebuild` counts it from the maps"
+    ))
+}
