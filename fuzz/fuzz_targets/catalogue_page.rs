@@ -47,6 +47,8 @@ fn volume() -> VolumeRecord {
     VolumeRecord {
         id: VolumeId(3),
         layer: LayerId(23),
+        below: Some(LayerId(22)),
+        snapshot_of: None,
         state: VolumeState::Ready,
         size_bytes: 1 << 30,
         created_unix_seconds: 1_700_000_000,

@@ -75,10 +75,14 @@ impl Store {
         let pool = &self.pool;
         let _job = lock(&pool.jobs);
         pool.check_writable()?;
-        match pool.index.ready() {
-            Ok(_) if kind == pool.index.kind() => pool.index.give_up_next(&*self.engine),
-            Ok(_) => self.copy_index(kind, progress),
-            Err(_) => self.recount_index(kind, progress),
+        // Nothing may hold the old index when the new one takes its place.
+        let is_ready = pool.index.ready().is_ok();
+        if !is_ready {
+            self.recount_index(kind, progress)
+        } else if kind == pool.index.kind() {
+            pool.index.give_up_next(&*self.engine)
+        } else {
+            self.copy_index(kind, progress)
         }
     }
 

@@ -245,7 +245,7 @@ impl World {
         self.state().request += 1;
         self.state().coverage.requests += 1;
         let volumes = self.volume_ids();
-        let choice = self.draw(|random| random.below(134));
+        let choice = self.draw(|random| random.below(136));
         if volumes.is_empty() || (choice < 3 && volumes.len() < 4) {
             let options = self.draw_volume();
             return self.create_volume_as(&options);
@@ -303,6 +303,7 @@ impl World {
             128..130 => self.copy_blocks(id),
             130..132 => self.snapshot_some(&volumes, id),
             132..134 => self.delete_some_snapshot(),
+            134..136 => self.convert_index(),
             _ => {
                 self.arm_write(id);
                 self.write_some(id, Wait::Yes)
@@ -328,6 +329,16 @@ impl World {
         }
         let id = self.draw(|random| *random.pick(&snapshots));
         self.delete_snapshot(id)
+    }
+
+    fn convert_index(&self) -> Step {
+        let is_possible = self.can_merge() && !self.state().faulty;
+        let kinds = [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory];
+        let kind = self.draw(|random| *random.pick(&kinds));
+        match is_possible {
+            true => self.remake_index(Some(kind)),
+            false => Ok(()),
+        }
     }
 
     /// A batch that is open has to be settled first, which needs the index.

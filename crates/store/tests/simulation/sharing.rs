@@ -122,6 +122,8 @@ impl World {
         });
         let rebuilt = self.ended("rebuild the index", done, |_| false)?;
         let mut state = self.state();
+        // A new index that could not be opened in its place is found by the next opening only.
+        state.must_reopen |= rebuilt.is_none() && state.faulty;
         if rebuilt.is_some() {
             state.may_need_rebuild = false;
         }
@@ -140,7 +142,8 @@ impl World {
         let store = self.store();
         // From here on a crash may leave an index that has to be counted again.
         self.state().is_remade = true;
-        let done = self.job(Job::Rebuild, "remake the index", || match kind {
+        let what = format!("remake the index: {kind:?}");
+        let done = self.job(Job::Rebuild, &what, || match kind {
             Some(kind) => store.convert_index(kind, &mut |_, _| {}),
             None => store.rebuild_index(&mut |_, _| {}),
         });
