@@ -130,7 +130,7 @@ pub(crate) struct Maps {
 }
 
 /// A change of frozen layers, until it is dropped.
-pub(crate) struct FrozenChange<'a>(&'a Maps);
+struct FrozenChange<'a>(&'a Maps);
 
 impl Drop for FrozenChange<'_> {
     fn drop(&mut self) {
@@ -528,7 +528,7 @@ impl Maps {
 
     /// Announces that frozen layers are about to change. The caller holds the ledger, and has loaded
     /// the segments: those who make views wait.
-    pub(crate) fn change_frozen(&self) -> FrozenChange<'_> {
+    fn change_frozen(&self) -> FrozenChange<'_> {
         if self.frozen_changing.fetch_add(1, SeqCst) == 0 {
             self.frozen_changes.fetch_add(1, SeqCst);
         }
