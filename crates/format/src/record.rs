@@ -48,10 +48,12 @@
 //!         24 position  u16     of the first item
 //!         26 count     u16     1 to 4096
 //!         28 release   u32     1 remaining, 2 freed, 3 quarantined
-//! freeze  20           a volume's live layer becomes a snapshot's, and an empty one is above it
+//! freeze  20           a volume's live layer becomes a snapshot's, and the volume goes on in an
+//!                      empty one
 //!         16 slot      u64     the snapshot's
 //!         24 live      u64     the volume's new layer
-//!         32 record    256 bytes, the snapshot's, its map empty
+//!         32 below     u64     the layer below that one
+//!         40 record    256 bytes, the snapshot's, its map empty
 //! merge   21           what a segment of a frozen layer has moves to the layer above where that
 //!                      has nothing, and is given up elsewhere
 //!         16 above     u64     the layer above
@@ -100,7 +102,7 @@ const RUN_BYTES: usize = 8;
 const OUTCOME_BYTES: usize = 40;
 const COLLECT_BYTES: usize = 32;
 const RELEASE_BYTES: usize = 32;
-const FREEZE_BYTES: usize = 32 + VOLUME_RECORD_BYTES;
+const FREEZE_BYTES: usize = 40 + VOLUME_RECORD_BYTES;
 const MERGE_BYTES: usize = 32;
 
 /// The longest record: a publish record with the most runs.
@@ -267,7 +269,8 @@ pub enum Record {
         /// What has become of them.
         release: Release,
     },
-    /// A volume's live layer becomes that of a snapshot, and an empty one is put above it.
+    /// A volume's live layer becomes that of a snapshot, and the volume goes on in an empty one:
+    /// above the one that was frozen, or, where it is taken back to an older snapshot, above that one's.
     Freeze {
         /// The snapshot's slot of the catalogue.
         slot: u64,
@@ -275,6 +278,8 @@ pub enum Record {
         snapshot: VolumeRecord,
         /// The volume's new layer.
         live: LayerId,
+        /// The layer below it, which exists; it may be the one that is frozen here.
+        below: LayerId,
     },
     /// What a segment of a frozen layer has moves to the layer above where that has nothing, and is
     /// given up elsewhere.
@@ -378,10 +383,12 @@ impl Record {
                 slot,
                 snapshot,
                 live,
+                below,
             } => {
                 put(record, 16, &slot.to_le_bytes());
                 put(record, 24, &live.0.to_le_bytes());
-                put_volume(record, 32, snapshot);
+                put(record, 32, &below.0.to_le_bytes());
+                put_volume(record, 40, snapshot);
             }
             Self::Merge { above, segment, .. } => {
                 put(record, 16, &above.0.to_le_bytes());
@@ -726,14 +733,20 @@ fn decode_release(bytes: &[u8]) -> Result<Record, FormatError> {
 
 fn decode_freeze(bytes: &[u8]) -> Result<Record, FormatError> {
     let layer = layer_at(bytes)?;
-    let live = u64_at(bytes, 24);
+    let (live, below) = (u64_at(bytes, 24), u64_at(bytes, 32));
     if !is_id(live) || live == layer.0 {
         return Err(FormatError::Field {
             field: "live layer",
             value: live,
         });
     }
-    match VolumeRecord::decode(&bytes[32..])? {
+    if !is_id(below) || below == live {
+        return Err(FormatError::Field {
+            field: "layer below",
+            value: below,
+        });
+    }
+    match VolumeRecord::decode(&bytes[40..])? {
         Some(snapshot)
             if snapshot.snapshot_of.is_some()
                 && snapshot.layer == layer
@@ -743,6 +756,7 @@ fn decode_freeze(bytes: &[u8]) -> Result<Record, FormatError> {
                 slot: u64_at(bytes, 16),
                 snapshot,
                 live: LayerId(live),
+                below: LayerId(below),
             })
         }
         _ => Err(FormatError::Reserved {

@@ -6,7 +6,9 @@
 
 use crate::job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
 use crate::rate::Rate;
-use onefold_store::{BatchReport, CollectReport, DedupMode, PoolStat, Store, StoreError, Volume};
+use onefold_store::{
+    BatchReport, CollectReport, DedupMode, DeletionStat, PoolStat, Store, StoreError, Volume,
+};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,6 +27,8 @@ struct State {
     finder: Worker,
     collector: Worker,
     collecting: Job,
+    deleting: Job,
+    is_deletion_paused: bool,
     rebuild: Option<Rebuild>,
     volumes: BTreeMap<VolumeKey, VolumeJob>,
 }
@@ -156,6 +160,8 @@ impl Board {
                 finder: Worker::default(),
                 collector: Worker::default(),
                 collecting: Job::new(),
+                deleting: Job::new(),
+                is_deletion_paused: false,
                 rebuild: None,
                 volumes: BTreeMap::new(),
             }),
@@ -205,6 +211,7 @@ impl Board {
     pub(crate) fn ended(&self, worker: WorkerKind) {
         self.change(|state| {
             let is_gone = !state.is_stopping;
+            state.deleting.is_in_batch &= worker != WorkerKind::Collector;
             let worker = state.worker(worker);
             worker.is_gone = is_gone;
             worker.is_in_batch = false;
@@ -304,6 +311,38 @@ impl Board {
         });
     }
 
+    /// The collector's thread begins a step of a deletion, unless it may not.
+    pub(crate) fn begin_delete(&self) -> bool {
+        let mut state = self.state();
+        let may = state.may_delete();
+        state.deleting.is_in_batch = may;
+        may
+    }
+
+    /// Whether it would find something to do.
+    pub(crate) fn may_delete_now(&self, store: &Store) -> bool {
+        let state = self.state();
+        state.may_delete() && state.deleting.failure.is_none() && store.has_deletion_to_do()
+    }
+
+    /// It has done a step, on blocks of this size.
+    pub(crate) fn deleted(&self, done: &Result<Option<u64>, StoreError>, block_size: u32) {
+        self.change(|state| {
+            let job = &mut state.deleting;
+            job.is_in_batch = false;
+            job.is_under_way = matches!(done, Ok(Some(_)));
+            match done {
+                Ok(blocks) => {
+                    let blocks = blocks.unwrap_or(0);
+                    job.counts.deleted += blocks;
+                    job.rate.add(Instant::now(), blocks * u64::from(block_size));
+                    job.recover("the deletion");
+                }
+                Err(error) => job.fail("the deletion", error.to_string()),
+            }
+        });
+    }
+
     /// The index is being read anew, and so far it has come.
     pub(crate) fn rebuilding(&self, done_blocks: u64, all_blocks: u64, block_size: u32) {
         self.change(|state| {
@@ -370,6 +409,18 @@ impl Board {
         let queued = stat.queued_blocks;
         let collector = &mut state.collecting;
         jobs.push(collector.status(JobKind::Collector, None, job_state, queued));
+        let left = |it: &&DeletionStat| it.needed_by.is_empty();
+        let left = stat.deletions.iter().filter(left);
+        let left = left.map(|it| it.own_blocks).sum();
+        if left > 0 || state.deleting.counts.deleted > 0 || state.deleting.failure.is_some() {
+            let worker = Worker {
+                is_paused: state.is_deletion_paused,
+                ..state.collector
+            };
+            let job_state = state.deleting.state(&worker, false);
+            let job = &mut state.deleting;
+            jobs.push(job.status(JobKind::Deletion, None, job_state, left));
+        }
         if let Some(rebuild) = &mut state.rebuild {
             let worker = Worker {
                 is_paused: false,
@@ -398,11 +449,7 @@ impl State {
 
     fn refresh(&mut self, store: &Store) {
         let mut before = std::mem::take(&mut self.volumes);
-        for name in store.volume_names() {
-            // One that was deleted since then has no job either.
-            let Ok(volume) = store.volume(&name) else {
-                continue;
-            };
+        for volume in store.volumes_to_share() {
             let options = volume.options();
             if options.dedup != DedupMode::Offline {
                 continue;
@@ -422,6 +469,10 @@ impl State {
             && self.is_index_ready
             && !self.finder.is_paused
             && volume.is_some_and(|volume| !volume.is_paused)
+    }
+
+    fn may_delete(&self) -> bool {
+        !self.is_stopping && !self.is_deletion_paused
     }
 
     fn volume_mut(&mut self, name: &str) -> Result<&mut VolumeJob, SteerError> {
@@ -444,14 +495,20 @@ impl State {
         if matches!(selection, JobSelection::All | JobSelection::Collector) {
             self.collector.is_paused = is_paused;
         }
+        if matches!(selection, JobSelection::All | JobSelection::Deletion) {
+            self.is_deletion_paused = is_paused;
+        }
         Ok(())
     }
 
     fn is_at_work(&self, selection: &JobSelection) -> bool {
         match selection {
-            JobSelection::All => self.finder.is_in_batch || self.collector.is_in_batch,
+            JobSelection::All => {
+                self.finder.is_in_batch || self.collector.is_in_batch || self.deleting.is_in_batch
+            }
             JobSelection::Finder => self.finder.is_in_batch,
             JobSelection::Collector => self.collector.is_in_batch,
+            JobSelection::Deletion => self.deleting.is_in_batch,
             JobSelection::FinderOf(name) => {
                 let mut volumes = self.volumes.values();
                 let is_at = |job: &VolumeJob| job.job.is_in_batch && job.volume.name() == *name;
@@ -545,6 +602,7 @@ mod tests {
             pool_bytes_on_disk: 0,
             metadata_bytes_on_disk: 0,
             snapshots: Vec::new(),
+            deletions: Vec::new(),
             volumes: Vec::new(),
         }
     }

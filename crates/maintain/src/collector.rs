@@ -1,5 +1,5 @@
-//! The thread that releases what was given up, after it has made sure that the index can be
-//! trusted.
+//! The thread that gives up what deleted volumes and snapshots hold and releases what was given up,
+//! after it has made sure that the index can be trusted.
 
 use crate::board::{Board, WorkerKind};
 use crate::foreground::Foreground;
@@ -19,11 +19,14 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
     rebuild_index(store, board, &mut foreground);
     let mut failures = 0;
     while !board.is_stopping() {
-        if !board.begin_collect() {
-            board.wait(POLL_INTERVAL);
+        let deletes = delete(store, board, &mut foreground);
+        let has_batch = is_batch_whole(store);
+        if (deletes && !has_batch) || !board.begin_collect() {
+            if !deletes {
+                board.wait(POLL_INTERVAL);
+            }
             continue;
         }
-        finish_deletions(store, board);
         let began = Instant::now();
         match store.collect_batch() {
             Ok(report) => {
@@ -45,15 +48,27 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
     }
 }
 
-/// Goes on with deletions of snapshots that a stop cut short.
-fn finish_deletions(store: &Store, board: &Board) {
-    if store.snapshots_being_deleted().is_empty() {
-        return;
+/// Does a little of what deletions have left to do. Returns whether there is more.
+fn delete(store: &Store, board: &Board, foreground: &mut Foreground) -> bool {
+    if !store.has_deletion_to_do() || !board.begin_delete() {
+        return false;
     }
-    if let Err(error) = store.finish_deletions() {
-        tracing::error!(%error, "deleting a snapshot failed");
-        board.sleep(retry_pause(1));
+    let began = Instant::now();
+    let done = store.deletion_step();
+    board.deleted(&done, store.block_size());
+    match done {
+        Ok(blocks) => {
+            foreground.rest_after(began.elapsed());
+            blocks.is_some()
+        }
+        // What is in its way may be what the collector does next.
+        Err(_) => false,
     }
+}
+
+fn is_batch_whole(store: &Store) -> bool {
+    let queued = store.queued_blocks();
+    queued.is_ok_and(|queued| queued >= COLLECT_BATCH_BLOCKS)
 }
 
 /// A batch costs the disk as much however little is in it, so it waits until it is whole or has
@@ -62,9 +77,8 @@ fn let_gather(store: &Store, board: &Board, foreground: &mut Foreground) {
     let began = Instant::now();
     while !board.is_stopping()
         && began.elapsed() < COLLECT_INTERVAL
-        && store
-            .queued_blocks()
-            .is_ok_and(|queued| queued < COLLECT_BATCH_BLOCKS)
+        && !is_batch_whole(store)
+        && !board.may_delete_now(store)
     {
         give_back(store, board, foreground, Instant::now() + POLL_INTERVAL);
         foreground.was_idle();

@@ -19,13 +19,13 @@ pub struct DedupTotals {
     pub was_broken_off: bool,
 }
 
-/// Looks at every block that is dirty at the start, whatever interval, rounds and paused jobs say:
-/// in all volumes whose dedup is offline, or in the one that is named whatever its dedup. Then
-/// releases what is given up until nothing is, or as much as was at the end of looking where guests
+/// Does what deletions have left to do. Looks at every block that is dirty then, whatever interval,
+/// rounds and paused jobs say: in all volumes whose dedup is offline, or in the one that is named
+/// whatever its dedup. Then releases what is given up until nothing is, or as much as was at the end of looking where guests
 /// give up more meanwhile. Takes turns with the background jobs, and rests for nobody.
 ///
-/// `progress(done, all)` counts blocks, anew in each of the up to three steps: rebuilding the index
-/// if that is needed, looking, releasing. It can break the work off between batches.
+/// `progress(done, all)` counts blocks, anew in each of the up to four steps: rebuilding the index
+/// if that is needed, deleting, looking, releasing. It can break the work off between batches.
 ///
 /// # Errors
 ///
@@ -36,14 +36,15 @@ pub fn dedup_now(
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<DedupTotals> {
     let began = Instant::now();
-    let volumes = match volume {
-        Some(name) => vec![store.volume(name)?],
-        None => volumes_with_dedup(store),
-    };
+    let named = volume.map(|name| store.volume(name)).transpose()?;
+    // Nothing can be shared before the end of these, so they cannot be broken off.
     store.rebuild_index_if_needed(&mut |done, all| {
-        // Nothing can be shared before its end, so this step cannot be broken off.
         let _ = progress(done, all);
     })?;
+    store.finish_deletions(&mut |done, all| {
+        let _ = progress(done, all);
+    })?;
+    let volumes = named.map_or_else(|| volumes_with_dedup(store), |volume| vec![volume]);
     let mut counts = JobCounts::default();
     let flow = match find_all(store, &volumes, &mut counts, progress)? {
         ControlFlow::Continue(()) => collect_all(store, &mut counts, progress)?,
@@ -57,9 +58,7 @@ pub fn dedup_now(
 }
 
 fn volumes_with_dedup(store: &Store) -> Vec<Arc<Volume>> {
-    let names = store.volume_names();
-    // What was deleted since then needs no dedup.
-    let volumes = names.iter().filter_map(|name| store.volume(name).ok());
+    let volumes = store.volumes_to_share().into_iter();
     volumes
         .filter(|volume| volume.options().dedup == DedupMode::Offline)
         .collect()

@@ -9,6 +9,8 @@ pub enum JobKind {
     Finder,
     /// Releases references that volumes gave up, and frees blocks that have none left.
     Collector,
+    /// Gives up what deleted volumes and snapshots hold, and moves what others need of it.
+    Deletion,
     /// Reads the index anew from the pool; the others wait for it.
     Rebuild,
 }
@@ -53,6 +55,8 @@ pub struct JobCounts {
     pub released: u64,
     /// Freed, because nothing names them any more.
     pub freed: u64,
+    /// Given up or moved, because what held them was deleted.
+    pub deleted: u64,
     /// Taken out of use, because the index does not know them as it should.
     pub quarantined: u64,
 }
@@ -96,7 +100,7 @@ pub struct JobStatus {
 /// Jobs to be paused or resumed. A rebuild cannot be: nothing is shared before its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobSelection {
-    /// The finder and the collector.
+    /// The finder, the collector and deletions.
     All,
     /// The finder, for every volume that there is and will be.
     Finder,
@@ -104,6 +108,8 @@ pub enum JobSelection {
     FinderOf(String),
     /// The collector.
     Collector,
+    /// What deletions have left to do.
+    Deletion,
 }
 
 /// Why a job cannot be paused or resumed.

@@ -4,7 +4,8 @@
 //! released; here is decided which batch is next and how long to rest after it. Two threads:
 //!
 //! - The **finder** goes over every volume whose dedup is offline, in rounds.
-//! - The **collector** rebuilds the index if that is needed, and then releases what is given up.
+//! - The **collector** rebuilds the index if that is needed, and then releases what is given up; its
+//!   thread also does, a little at a time, what deletions of volumes and snapshots leave to do.
 //!
 //! Guests come first (P10): both threads watch how long requests take, and give way when that
 //! exceeds the budget. Nothing here ends the process: a batch that fails makes its job fail, with a

@@ -78,8 +78,9 @@ pub(crate) fn apply(
             slot,
             snapshot,
             live,
+            below,
         } => {
-            let volume = books.catalogue.freeze(*slot, snapshot, *live)?;
+            let volume = books.catalogue.freeze(*slot, snapshot, (*live, *below))?;
             maps.put_above(&maps.add_layer(&volume), volume.below)
         }
         Record::Merge {

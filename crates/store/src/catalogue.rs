@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use onefold_format::catalogue_page::{self, RECORDS_PER_PAGE};
 use onefold_format::page::{CATALOGUE_OWNER, PageKind};
 use onefold_format::{
-    DomainId, LayerCounts, LayerId, PageNumber, TreeRoot, VolumeId, VolumeRecord,
+    DomainId, LayerCounts, LayerId, PageNumber, TreeRoot, VolumeId, VolumeRecord, VolumeState,
 };
 
 use crate::error::{Result, StoreError};
 use crate::limits::VOLUMES_MAX;
 use crate::pages::Pages;
+use crate::snapshot::full_name;
 use crate::tree;
 
 #[derive(Default)]
@@ -69,15 +70,23 @@ impl Catalogue {
         slots.filter_map(|(slot, record)| record.as_ref().map(|record| (slot as u64, record)))
     }
 
+    /// A volume that is not being deleted.
     pub(crate) fn by_name(&self, name: &str) -> Option<(u64, &VolumeRecord)> {
-        let is_it = |volume: &VolumeRecord| volume.name == name && volume.snapshot_of.is_none();
+        let is_it = |volume: &VolumeRecord| {
+            volume.name == name
+                && volume.snapshot_of.is_none()
+                && volume.state != VolumeState::Deleting
+        };
         self.volumes().find(|(_, volume)| is_it(volume))
     }
 
-    /// The snapshots of a volume.
-    pub(crate) fn snapshots_of(&self, id: VolumeId) -> impl Iterator<Item = &VolumeRecord> {
-        let records = self.volumes().map(|(_, record)| record);
-        records.filter(move |record| record.snapshot_of == Some(id))
+    /// What a volume is called, or a snapshot with the volume that it is of.
+    pub(crate) fn name_of(&self, record: &VolumeRecord) -> String {
+        let Some(of) = record.snapshot_of else {
+            return record.name.clone();
+        };
+        let of = self.by_id(of).map(|(_, volume)| volume.name.as_str());
+        full_name(of.unwrap_or("(deleted)"), &record.name)
     }
 
     pub(crate) fn by_id(&self, id: VolumeId) -> Option<(u64, &VolumeRecord)> {
@@ -124,13 +133,13 @@ impl Catalogue {
         Ok(())
     }
 
-    /// The live layer of a volume becomes a snapshot's, as a record says. Returns what the volume is
-    /// now.
+    /// The live layer of a volume becomes a snapshot's, as a record says, and the volume goes on in
+    /// another one. Returns what the volume is now.
     pub(crate) fn freeze(
         &mut self,
         slot: u64,
         snapshot: &VolumeRecord,
-        live: LayerId,
+        (live, below): (LayerId, LayerId),
     ) -> Result<VolumeRecord> {
         let is_it = |volume: &&mut VolumeRecord| {
             Some(volume.id) == snapshot.snapshot_of && volume.layer == snapshot.layer
@@ -142,7 +151,7 @@ impl Catalogue {
         let frozen = VolumeRecord {
             map: std::mem::take(&mut volume.map),
             counts: std::mem::take(&mut volume.counts),
-            below: volume.below.replace(snapshot.layer),
+            below: volume.below.replace(below),
             ..snapshot.clone()
         };
         volume.layer = live;

@@ -94,7 +94,7 @@ impl Store {
         pool.check_writable()?;
         pool.index.ready()?;
         pool.settle_open_batch()?;
-        volume.check_in_use()?;
+        volume.check_has_blocks()?;
         let announced = pool.announce(volume, cursor, ready);
         let at_end = announced.map_err(|e| {
             e.during(format_args!(
@@ -173,7 +173,7 @@ impl Pool {
         let range = from.lba.0..to.lba.0 + u64::from(to.count);
         let _locked = layer.locks.lock(range, Wait::Yes);
         // Whoever removes a volume holds all of its blocks until no entry is left.
-        volume.check_in_use()?;
+        volume.check_has_blocks()?;
         let (runs, next) = leaf.with(|entries| choose(entries, first, room, wanted));
         let count: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
         if count > 0 {

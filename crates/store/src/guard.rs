@@ -56,11 +56,17 @@ pub enum Guard {
     /// P4: what the last batch brought about is durable before an index that cannot repeat its
     /// answers takes the place of the one that gave them.
     SettledBeforeConversion,
+    /// P1: a block that a frozen layer owns is never written in place.
+    FrozenNotInPlace,
+    /// Volumes are frozen at one moment, or none of them is: their records are in one frame.
+    FrozenTogether,
+    /// P4: no batch is open about entries that move to another layer.
+    SettledBeforeMerge,
 }
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 27] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -85,6 +91,9 @@ impl Guard {
         Self::VerifyBytes,
         Self::FreeOnlyAtZero,
         Self::SettledBeforeConversion,
+        Self::FrozenNotInPlace,
+        Self::FrozenTogether,
+        Self::SettledBeforeMerge,
     ];
 
     /// Whether the rule is kept: always, outside simulations.

@@ -85,7 +85,7 @@ impl Drop for Import {
         let Some(volume) = self.volume.take() else {
             return;
         };
-        if let Err(error) = self.store.remove(&volume, &mut |_, _| {}) {
+        if let Err(error) = self.store.remove(&volume) {
             tracing::warn!(
                 "'{}' is removed when the pool is opened again: {error}",
                 volume.name()

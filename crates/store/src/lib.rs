@@ -22,7 +22,7 @@
 //! | `checkpoint.rs` `tree.rs` `pages.rs` | how the log is kept short |
 //! | `recovery.rs` | creating, opening, replay |
 //! | `references.rs` `check.rs` `stat.rs` | counting and proving what the maps say |
-//! | `snapshot.rs` | making and deleting snapshots |
+//! | `snapshot.rs` `deletion.rs` | making snapshots and clones, going back; deleting |
 //! | `remake.rs` | making the index anew, or one of another kind |
 //!
 //! There are no threads here: every call does its work on its caller's thread, but for what
@@ -39,6 +39,7 @@ mod check;
 mod checkpoint;
 mod collector;
 mod commit;
+mod deletion;
 mod epoch;
 mod error;
 mod finder;
@@ -73,6 +74,7 @@ mod write;
 pub use aside::Aside;
 pub use check::{CheckReport, Finding};
 pub use collector::{COLLECT_BATCH_BLOCKS, CollectReport};
+pub use deletion::DeletionStat;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use finder::{BatchReport, Ready};
 pub use guard::Guard;

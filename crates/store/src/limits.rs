@@ -7,6 +7,10 @@ pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 /// finding them.
 pub(crate) const VOLUMES_MAX: u64 = 65_535;
 
+/// Most layers below one another. A view is made by going through all of them, and giving them up goes
+/// down the stack of a thread.
+pub(crate) const LAYERS_DEEP_MAX: usize = 1024;
+
 /// Most seconds between two looks of the finder: a day.
 pub(crate) const INTERVAL_SECONDS_MAX: u32 = 86_400;
 

@@ -245,8 +245,11 @@ impl Pool {
     }
 
     fn append_and_apply(&self, ledger: &mut Ledger, records: &[Record]) -> Result<()> {
-        if let [Record::Freeze { .. }, ..] = records {
-            // Several volumes are frozen at one moment, or none of them.
+        if let [Record::Freeze { .. }, ..] = records
+            && Guard::FrozenTogether.holds()
+        {
+            // Several volumes are frozen at one moment, or none of them; a volume is cloned or rolled
+            // back whole, or not.
             ledger.tail.keep_together(records.len() * RECORD_BYTES_MAX);
         }
         for record in records {

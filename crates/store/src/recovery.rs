@@ -90,7 +90,7 @@ pub struct RecoveryReport {
     pub log_bytes_replayed: u64,
     /// The free-space map could not be opened and was counted again.
     pub free_space_rebuilt: bool,
-    /// Volumes whose import or deletion a crash had interrupted, and that were removed.
+    /// Volumes whose import a crash had interrupted, and that were removed.
     pub volumes_removed: Vec<String>,
     /// How long it took.
     pub seconds: f64,

@@ -1,24 +1,24 @@
-//! Snapshots: made in a moment, deleted by merging them away.
+//! Snapshots, clones, and going back to a snapshot: made in a moment, without copying anything.
 //!
 //! A snapshot is a frozen layer with a record of its own in the catalogue; the volume goes on in an
-//! empty layer above it. See `docs/decisions/0016-snapshots-are-layers.md`.
+//! empty layer above it. A clone is another volume whose layer is above the same frozen one. A volume
+//! that is rolled back goes on in an empty layer above the snapshot's, and the one that it had is
+//! deleted. See `docs/decisions/0016-snapshots-are-layers.md`; `deletion.rs` has the end of them.
 //!
-//! A crash leaves a snapshot or none, of all volumes that were to be frozen together. One that is
-//! being deleted is gone for everybody from the start; [`Store::finish_deletions`] goes on with
-//! what a crash, or an error, cut short.
+//! What a call makes is in one frame of the log: a crash leaves all of it or nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use onefold_format::map_page::EMPTY_SEGMENT;
-use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
+use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
     LayerCounts, LayerId, Record, SegmentIndex, TreeRoot, VolumeId, VolumeRecord, VolumeState,
 };
 
 use crate::Wait;
-use crate::apply::owned_runs;
+use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::limits::LAYERS_DEEP_MAX;
 use crate::map::Layer;
 use crate::store::{Store, check_name, free_slot};
 use crate::sync::{lock, read, write};
@@ -26,6 +26,12 @@ use crate::volume::Volume;
 
 /// Most volumes of which snapshots are made at one moment.
 pub const SNAPSHOTS_AT_ONCE_MAX: usize = 16;
+
+/// What the layer is called that a volume and its clone have in common.
+const CLONED: &str = "cloned";
+
+/// What the layer is called that a volume had before it was rolled back.
+const DISCARDED: &str = "discarded";
 
 /// What a snapshot is called where a volume can be named, too.
 pub(crate) fn full_name(volume: &str, snapshot: &str) -> String {
@@ -55,8 +61,9 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`, `Exists`; `Invalid` for a bad name, the same volume twice, or more than
-    /// [`SNAPSHOTS_AT_ONCE_MAX`] volumes; those of the disk.
+    /// `NotFound`, `Exists`; `Invalid` for a bad name, the same volume twice, more than
+    /// [`SNAPSHOTS_AT_ONCE_MAX`] volumes, or more than 1,024 snapshots below one another; those of the
+    /// disk.
     pub fn create_snapshots(&self, wanted: &[(String, String)]) -> Result<()> {
         if wanted.len() > SNAPSHOTS_AT_ONCE_MAX {
             return Err(invalid(format!(
@@ -73,25 +80,23 @@ impl Store {
                 return Err(invalid(format!("volume '{volume}' is named twice")));
             }
             self.check_snapshot_is_free(&source, name)?;
+            check_depth(&source.layer(), &source.name())?;
             sources.push(source);
         }
-        let records = {
-            let layers: Vec<Arc<Layer>> = sources.iter().map(|source| source.layer()).collect();
-            let all = 0..VOLUME_BLOCKS_MAX;
-            let _drained: Vec<_> = layers
-                .iter()
-                .map(|layer| layer.locks.lock(all.clone(), Wait::Yes))
-                .collect();
-            let records = self.freeze_records(&sources, wanted)?;
-            self.pool.record(&records, &[], Wait::Yes)?;
-            for (source, record) in sources.iter().zip(&records) {
-                if let Record::Freeze { live, .. } = record {
-                    source.set_layer(self.pool.maps.layer(*live)?);
-                }
-            }
-            records
-        };
-        self.pool.commit()?;
+        let records = self.freeze(&sources, |catalogue| {
+            let mut slots = catalogue.free_slots();
+            let frozen = (0..).zip(sources.iter().zip(wanted));
+            let frozen = frozen.map(|(n, (source, (_, name)))| {
+                let volume = record_of(catalogue, source)?;
+                Ok(Record::Freeze {
+                    slot: free_slot(&mut slots)?,
+                    snapshot: self.snapshot_record(catalogue, n, volume, name),
+                    live: LayerId(catalogue.next_layer_id + n),
+                    below: volume.layer,
+                })
+            });
+            frozen.collect()
+        })?;
         for (record, (volume, name)) in records.iter().zip(wanted) {
             if let Record::Freeze { snapshot, .. } = record {
                 let made = Arc::new(Volume::new(Arc::clone(&self.pool), snapshot)?);
@@ -103,138 +108,221 @@ impl Store {
         Ok(())
     }
 
-    /// The layers are locked, so that they are still the live ones when they are frozen.
-    fn freeze_records(
-        &self,
-        sources: &[Arc<Volume>],
-        wanted: &[(String, String)],
-    ) -> Result<Vec<Record>> {
-        let ledger = self.pool.ledger()?;
-        let catalogue = &ledger.books.catalogue;
-        let mut slots = catalogue.free_slots();
-        let mut records = Vec::new();
-        for (n, (source, (_, name))) in (0..).zip(sources.iter().zip(wanted)) {
-            let Some((_, volume)) = catalogue.by_id(source.id) else {
-                return Err(StoreError::damaged(
-                    "a volume in use is not in the catalogue",
-                ));
-            };
-            records.push(Record::Freeze {
-                slot: free_slot(&mut slots)?,
-                snapshot: VolumeRecord {
-                    id: VolumeId(catalogue.next_volume_id + n),
-                    snapshot_of: Some(source.id),
-                    state: VolumeState::Ready,
-                    created_unix_seconds: self.engine.unix_seconds(),
-                    name: name.clone(),
-                    map: TreeRoot::default(),
-                    counts: LayerCounts::default(),
-                    hash_cache_bytes: 0,
-                    ..volume.clone()
-                },
-                live: LayerId(catalogue.next_layer_id + n),
-            });
-        }
-        Ok(records)
-    }
-
-    /// Also of those that are being deleted.
-    fn check_snapshot_is_free(&self, source: &Volume, name: &str) -> Result<()> {
-        let ledger = self.pool.ledger()?;
-        let mut snapshots = ledger.books.catalogue.snapshots_of(source.id);
-        let Some(taken) = snapshots.find(|snapshot| snapshot.name == name) else {
-            return Ok(());
-        };
-        let state = match taken.state {
-            VolumeState::Deleting => "is still being deleted",
-            _ => "exists already",
-        };
-        let name = full_name(&source.name(), name);
-        let message = format!("snapshot '{name}' {state}");
-        Err(StoreError::new(StoreErrorKind::Exists, message))
-    }
-
-    /// A volume can be deleted only without them.
-    pub(crate) fn check_has_no_snapshots(&self, volume: &Volume) -> Result<()> {
-        let ledger = self.pool.ledger()?;
-        let names: Vec<&str> = ledger
-            .books
-            .catalogue
-            .snapshots_of(volume.id)
-            .map(|snapshot| snapshot.name.as_str())
-            .collect();
-        if names.is_empty() {
-            return Ok(());
-        }
-        Err(StoreError::new(
-            StoreErrorKind::Exists,
-            format!(
-                "volume '{}' has snapshots, which have to be deleted first: {}",
-                volume.name(),
-                names.join(", ")
-            ),
-        ))
-    }
-
-    /// Deletes a snapshot. It is gone at once; what it alone holds is given up before this returns,
-    /// or by [`Store::finish_deletions`]. `progress` is told how many of its blocks are done and
-    /// how many there were.
+    /// Makes a volume that holds what `source` does, a snapshot or a volume at this moment, and is
+    /// written independently of it from then on. It is deduplicated as `source` is.
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Busy` where an open batch cannot be settled; those of the disk.
-    pub fn delete_snapshot(
+    /// `NotFound`, `Exists`; `Invalid` for a bad name, or clones of clones more than 1,024 deep; those
+    /// of the disk.
+    pub fn clone_volume(&self, source: &str, name: &str) -> Result<()> {
+        check_name(name, "volume")?;
+        let _changing = lock(&self.changing);
+        let source = self.volume(source)?;
+        self.check_name_is_free(name)?;
+        check_depth(&source.layer(), &source.name())?;
+        let shared = self.layer_to_share(&source)?;
+        let clone = match shared {
+            Some(below) => {
+                let ledger = self.pool.ledger()?;
+                let catalogue = &ledger.books.catalogue;
+                let slot = free_slot(&mut catalogue.free_slots())?;
+                let clone = self.clone_record(catalogue, 0, (record_of(catalogue, &source)?, name));
+                let clone = VolumeRecord {
+                    below: Some(below.id),
+                    ..clone
+                };
+                drop(ledger);
+                let volume = clone.clone();
+                self.change_catalogue(&[Record::VolumePut { slot, volume }])?;
+                clone
+            }
+            None => self.freeze_and_clone(&source, name)?,
+        };
+        let volume = Arc::new(Volume::new(Arc::clone(&self.pool), &clone)?);
+        write(&self.volumes).insert(name.to_owned(), volume);
+        Ok(())
+    }
+
+    /// The frozen layer that a clone of `source` can be put above, if there is one already: of a volume
+    /// that was not written since, the one below.
+    fn layer_to_share(&self, source: &Volume) -> Result<Option<Arc<Layer>>> {
+        let layer = source.layer();
+        if source.is_snapshot() {
+            return Ok(Some(layer));
+        }
+        let _drained = layer.locks.lock(0..VOLUME_BLOCKS_MAX, Wait::Yes);
+        let first = self.pool.maps.next_segment(&layer, SegmentIndex(0))?;
+        Ok(layer.below().filter(|_| first.is_none()))
+    }
+
+    /// The layer in common has no name, and goes when the volume or the clone does.
+    fn freeze_and_clone(&self, source: &Arc<Volume>, name: &str) -> Result<VolumeRecord> {
+        let records = self.freeze(std::slice::from_ref(source), |catalogue| {
+            let mut slots = catalogue.free_slots();
+            let volume = record_of(catalogue, source)?;
+            let frozen = self.snapshot_record(catalogue, 0, volume, CLONED);
+            let freeze = Record::Freeze {
+                slot: free_slot(&mut slots)?,
+                snapshot: VolumeRecord {
+                    state: VolumeState::Deleting,
+                    ..frozen
+                },
+                live: LayerId(catalogue.next_layer_id),
+                below: volume.layer,
+            };
+            let put = Record::VolumePut {
+                slot: free_slot(&mut slots)?,
+                volume: VolumeRecord {
+                    below: Some(volume.layer),
+                    ..self.clone_record(catalogue, 1, (volume, name))
+                },
+            };
+            Ok(vec![freeze, put])
+        })?;
+        match &records[..] {
+            [
+                Record::Freeze { snapshot, .. },
+                Record::VolumePut { volume, .. },
+            ] => {
+                self.leave_unnamed(source, snapshot)?;
+                Ok(volume.clone())
+            }
+            _ => Err(StoreError::damaged("a clone's records are others")),
+        }
+    }
+
+    /// Takes a volume back to one of its snapshots: it holds what the snapshot does, and has its size.
+    /// What was written since is gone. Newer snapshots stay.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; those of the disk.
+    pub fn roll_back(&self, volume: &str, snapshot: &str) -> Result<()> {
+        let _changing = lock(&self.changing);
+        let snapshot = self.snapshot(volume, snapshot)?;
+        let source = self.volume_proper(volume)?;
+        let size_bytes = snapshot.size_bytes();
+        let records = self.freeze(std::slice::from_ref(&source), |catalogue| {
+            let (volume, live) = (
+                record_of(catalogue, &source)?,
+                LayerId(catalogue.next_layer_id),
+            );
+            let discarded = self.snapshot_record(catalogue, 0, volume, DISCARDED);
+            let freeze = Record::Freeze {
+                slot: free_slot(&mut catalogue.free_slots())?,
+                snapshot: VolumeRecord {
+                    state: VolumeState::Deleting,
+                    ..discarded
+                },
+                live,
+                below: snapshot.layer().id,
+            };
+            let slot = catalogue.by_id(source.id).map(|(slot, _)| slot);
+            let put = Record::VolumePut {
+                slot: slot.unwrap_or_default(),
+                volume: VolumeRecord {
+                    layer: live,
+                    size_bytes,
+                    map: TreeRoot::default(),
+                    counts: LayerCounts::default(),
+                    ..volume.clone()
+                },
+            };
+            Ok(vec![freeze, put])
+        })?;
+        source.set_size_bytes(size_bytes);
+        match records.first() {
+            Some(Record::Freeze { snapshot, .. }) => self.leave_unnamed(&source, snapshot),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the writes under way of these volumes, makes records about their layers durable, and lets
+    /// them go on in the layers that the records say.
+    fn freeze(
         &self,
-        volume: &str,
-        snapshot: &str,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<()> {
-        let changing = lock(&self.changing);
+        sources: &[Arc<Volume>],
+        records: impl FnOnce(&Catalogue) -> Result<Vec<Record>>,
+    ) -> Result<Vec<Record>> {
+        let layers: Vec<Arc<Layer>> = sources.iter().map(|source| source.layer()).collect();
+        let all = 0..VOLUME_BLOCKS_MAX;
+        let drained: Vec<_> = layers
+            .iter()
+            .map(|layer| layer.locks.lock(all.clone(), Wait::Yes))
+            .collect();
+        let records = records(&self.pool.ledger()?.books.catalogue)?;
+        self.pool.record(&records, &[], Wait::Yes)?;
+        for (source, record) in sources.iter().zip(&records) {
+            if let Record::Freeze { live, .. } = record {
+                source.set_layer(self.pool.maps.layer(*live)?);
+            }
+        }
+        drop(drained);
+        self.pool.commit()?;
+        Ok(records)
+    }
+
+    /// The `n`-th snapshot of those that are made together.
+    fn snapshot_record(
+        &self,
+        catalogue: &Catalogue,
+        n: u64,
+        volume: &VolumeRecord,
+        name: &str,
+    ) -> VolumeRecord {
+        VolumeRecord {
+            id: VolumeId(catalogue.next_volume_id + n),
+            snapshot_of: Some(volume.id),
+            state: VolumeState::Ready,
+            created_unix_seconds: self.engine.unix_seconds(),
+            name: name.to_owned(),
+            map: TreeRoot::default(),
+            counts: LayerCounts::default(),
+            hash_cache_bytes: 0,
+            ..volume.clone()
+        }
+    }
+
+    /// A clone, after `n` other new volumes and layers.
+    fn clone_record(
+        &self,
+        catalogue: &Catalogue,
+        n: u64,
+        (of, name): (&VolumeRecord, &str),
+    ) -> VolumeRecord {
+        VolumeRecord {
+            layer: LayerId(catalogue.next_layer_id + n),
+            snapshot_of: None,
+            ..self.snapshot_record(catalogue, n, of, name)
+        }
+    }
+
+    /// A frozen layer that nobody can name.
+    fn leave_unnamed(&self, of: &Volume, record: &VolumeRecord) -> Result<()> {
+        let volume = Arc::new(Volume::new(Arc::clone(&self.pool), record)?);
+        volume.set_name(&full_name(&of.name(), &record.name));
+        self.leave(volume);
+        Ok(())
+    }
+
+    fn check_snapshot_is_free(&self, source: &Volume, name: &str) -> Result<()> {
+        let name = full_name(&source.name(), name);
+        if !read(&self.volumes).contains_key(&name) {
+            return Ok(());
+        }
+        let message = format!("snapshot '{name}' exists already");
+        Err(StoreError::new(StoreErrorKind::Exists, message))
+    }
+
+    /// A snapshot in use.
+    pub(crate) fn snapshot(&self, volume: &str, snapshot: &str) -> Result<Arc<Volume>> {
         let name = full_name(volume, snapshot);
         let not_found = |_| {
             let message = format!("no snapshot is named '{name}'");
             StoreError::new(StoreErrorKind::NotFound, message)
         };
-        let snapshot = self.volume(&name).map_err(not_found)?;
-        self.change_volume(snapshot.id, |record| record.state = VolumeState::Deleting)?;
-        write(&self.volumes).remove(&name);
-        lock(&self.deleting).push(Arc::clone(&snapshot));
-        snapshot.mark_gone();
-        drop(changing);
-        self.merge_away(&snapshot, progress)
-    }
-
-    /// Goes on with the deletions of snapshots that were cut short. Returns whether there were any.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::delete_snapshot`].
-    pub fn finish_deletions(&self) -> Result<bool> {
-        let deleting = lock(&self.deleting).clone();
-        for snapshot in &deleting {
-            self.merge_away(snapshot, &mut |_, _| {})?;
-        }
-        Ok(!deleting.is_empty())
-    }
-
-    /// The same for those of one volume, which is to be deleted as well.
-    pub(crate) fn finish_deletions_of(&self, volume: &Volume) -> Result<()> {
-        let ledger = self.pool.ledger()?;
-        let of_volume = ledger.books.catalogue.snapshots_of(volume.id);
-        let ids: Vec<VolumeId> = of_volume.map(|snapshot| snapshot.id).collect();
-        drop(ledger);
-        let mut deleting = lock(&self.deleting).clone();
-        deleting.retain(|snapshot| ids.contains(&snapshot.id));
-        deleting
-            .iter()
-            .try_for_each(|snapshot| self.merge_away(snapshot, &mut |_, _| {}))
-    }
-
-    /// Snapshots that are being deleted.
-    #[must_use]
-    pub fn snapshots_being_deleted(&self) -> Vec<String> {
-        let deleting = lock(&self.deleting);
-        deleting.iter().map(|snapshot| snapshot.name()).collect()
+        self.volume(&name).map_err(not_found)
     }
 
     /// The snapshots of all volumes in use.
@@ -243,58 +331,24 @@ impl Store {
         let snapshots = volumes.values().filter(|volume| volume.is_snapshot());
         snapshots.cloned().collect()
     }
+}
 
-    fn merge_away(&self, snapshot: &Volume, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-        let layer = snapshot.layer();
-        let all = layer.logical_blocks();
-        let mut from = SegmentIndex(0);
-        while let Some(segment) = self.pool.maps.next_segment(&layer, from)? {
-            self.merge_segment(&layer, segment)?;
-            progress(all - layer.logical_blocks(), all);
-            from = segment + 1;
-        }
-        let _changing = lock(&self.changing);
-        let mut deleting = lock(&self.deleting);
-        if deleting.iter().any(|other| other.id == snapshot.id) {
-            self.remove_record(snapshot.id, layer.id)?;
-            deleting.retain(|other| other.id != snapshot.id);
-        }
-        Ok(())
-    }
+fn record_of<'a>(catalogue: &'a Catalogue, volume: &Volume) -> Result<&'a VolumeRecord> {
+    let found = catalogue.by_id(volume.id).map(|(_, record)| record);
+    found.ok_or_else(|| StoreError::damaged("a volume in use is not in the catalogue"))
+}
 
-    fn merge_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
-        let pool = &self.pool;
-        // No batch is open about what moves.
-        let _job = lock(&pool.jobs);
-        pool.settle_open_batch()?;
-        let maps = &pool.maps;
-        let above = match layer.above()[..] {
-            [above] => above,
-            // Somebody else has deleted it meanwhile.
-            [] if maps.layer(layer.id).is_err() => return Ok(()),
-            _ => {
-                return Err(StoreError::damaged(format!(
-                    "frozen layer {} has not one layer above it",
-                    layer.id
-                )));
-            }
-        };
-        let above = maps.layer(above)?;
-        let first = segment.first().0;
-        let blocks = first..first + BLOCKS_PER_SEGMENT;
-        let _locked = above.locks.lock(blocks, Wait::Yes);
-        let lower = maps.leaf(layer, segment, Wait::Yes)?;
-        if lower.with(|entries| *entries == EMPTY_SEGMENT) {
-            return Ok(());
-        }
-        let owned = lower.with(|entries| owned_runs(entries));
-        let merge = Record::Merge {
-            layer: layer.id,
-            above: above.id,
-            segment,
-        };
-        pool.record(&[merge], &owned, Wait::Yes)
+/// Another layer can be put above this one.
+fn check_depth(layer: &Arc<Layer>, name: &str) -> Result<()> {
+    let mut below = Some(Arc::clone(layer));
+    for _ in 0..LAYERS_DEEP_MAX {
+        let Some(layer) = below else { return Ok(()) };
+        below = layer.below();
     }
+    Err(invalid(format!(
+        "'{name}' has {LAYERS_DEEP_MAX} snapshots or clones below one another, which is the most: \
+         delete some of them"
+    )))
 }
 
 fn invalid(message: String) -> StoreError {

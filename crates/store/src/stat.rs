@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::deletion::DeletionStat;
 use crate::error::{Result, StoreError};
 use crate::store::Store;
 use crate::volume::Volume;
@@ -89,6 +90,8 @@ pub struct PoolStat {
     pub volumes: Vec<VolumeStat>,
     /// Their snapshots, by name.
     pub snapshots: Vec<SnapshotStat>,
+    /// What was deleted and still holds something.
+    pub deletions: Vec<DeletionStat>,
 }
 
 /// How the index is.
@@ -141,6 +144,7 @@ impl Store {
     pub fn stat(&self) -> Result<PoolStat> {
         let volumes: Vec<Arc<Volume>> = self.volumes_in_use();
         let snapshots = self.snapshots_in_use();
+        let deletions = self.deletions()?;
         let pool = &self.pool;
         let ledger = pool.ledger()?;
         let books = &ledger.books;
@@ -198,6 +202,7 @@ impl Store {
             metadata_bytes_on_disk: pages * PAGE_BYTES as u64 + pool.superblock.log_bytes,
             volumes: volumes.iter().map(|volume| volume_stat(volume)).collect(),
             snapshots,
+            deletions,
         })
     }
 

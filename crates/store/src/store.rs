@@ -18,16 +18,17 @@ use onefold_format::{
 use crate::Wait;
 use crate::aside::Aside;
 use crate::catalogue::Catalogue;
+use crate::deletion::Deletion;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::heat::ROUNDS_MAX;
 use crate::import::Import;
 use crate::latency::LatencyCounts;
 use crate::limits::{INTERVAL_SECONDS_MAX, VOLUMES_MAX};
-use crate::pool::Pool;
+use crate::pool::{Ledger, Pool};
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
 use crate::snapshot;
-use crate::sync::{Mutex, RwLock, lock, read, write};
+use crate::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
 use crate::volume::Volume;
 
 /// How much is given back to the host at a time when nobody uses the pool any more.
@@ -95,8 +96,10 @@ pub struct Store {
     /// Volumes in use, by name, and snapshots, as `VOLUME@SNAPSHOT`. One that is being imported or
     /// deleted is not in it.
     pub(crate) volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
-    /// Snapshots that are being deleted.
-    pub(crate) deleting: Mutex<Vec<Arc<Volume>>>,
+    /// Volumes and snapshots that were deleted and still hold something.
+    pub(crate) deleting: Mutex<Vec<Deletion>>,
+    /// Held by whoever goes on with a deletion.
+    pub(crate) deletion_turn: Mutex<()>,
     /// Held while the catalogue is changed, from the check of a name to the record.
     pub(crate) changing: Mutex<()>,
 }
@@ -136,19 +139,14 @@ impl Store {
         let (mut unfinished, mut deleting) = (Vec::new(), Vec::new());
         for record in &records {
             let volume = Arc::new(Volume::new(Arc::clone(&pool), record)?);
-            if let Some(of) = record.snapshot_of {
-                let of = records.iter().find(|volume| volume.id == of);
-                let name = snapshot::full_name(of.map_or("", |of| &of.name), &record.name);
-                volume.set_name(&name);
-                match record.state {
-                    VolumeState::Deleting => deleting.push(volume),
-                    _ => drop(volumes.insert(name, volume)),
+            let name = pool.ledger()?.books.catalogue.name_of(record);
+            volume.set_name(&name);
+            match record.state {
+                VolumeState::Deleting => deleting.push(Deletion::new(volume)),
+                VolumeState::Importing if Guard::ImportsFinishedOrRemoved.holds() => {
+                    unfinished.push(volume);
                 }
-            } else if record.state == VolumeState::Ready || !Guard::ImportsFinishedOrRemoved.holds()
-            {
-                volumes.insert(record.name.clone(), volume);
-            } else {
-                unfinished.push(volume);
+                VolumeState::Ready | VolumeState::Importing => drop(volumes.insert(name, volume)),
             }
         }
         let store = Arc::new(Self {
@@ -156,11 +154,12 @@ impl Store {
             engine,
             volumes: RwLock::new(volumes),
             deleting: Mutex::new(deleting),
+            deletion_turn: Mutex::default(),
             changing: Mutex::new(()),
         });
         if store.pool.check_writable().is_ok() {
             for volume in unfinished {
-                store.remove(&volume, &mut |_, _| {})?;
+                store.remove(&volume)?;
                 report.volumes_removed.push(volume.name());
             }
         }
@@ -205,19 +204,33 @@ impl Store {
     ///
     /// `NotFound`.
     pub fn volume(&self, name: &str) -> Result<Arc<Volume>> {
-        let not_found = || {
-            StoreError::new(
-                StoreErrorKind::NotFound,
-                format!("no volume is named '{name}'"),
-            )
-        };
-        read(&self.volumes).get(name).cloned().ok_or_else(not_found)
+        let found = read(&self.volumes).get(name).cloned();
+        found.ok_or_else(|| {
+            let is_importing = |ledger: MutexGuard<'_, Ledger>| {
+                let found = ledger.books.catalogue.by_name(name);
+                found.is_some_and(|(_, record)| record.state == VolumeState::Importing)
+            };
+            let message = match self.pool.ledger().is_ok_and(is_importing) {
+                true => format!("volume '{name}' is still being imported"),
+                false => format!("no volume is named '{name}'"),
+            };
+            StoreError::new(StoreErrorKind::NotFound, message)
+        })
     }
 
     pub(crate) fn volumes_in_use(&self) -> Vec<Arc<Volume>> {
         let volumes = read(&self.volumes);
         let proper = volumes.values().filter(|volume| !volume.is_snapshot());
         proper.cloned().collect()
+    }
+
+    /// Whatever has blocks that may be shared: volumes, their snapshots, and frozen layers without a
+    /// name that several others need.
+    #[must_use]
+    pub fn volumes_to_share(&self) -> Vec<Arc<Volume>> {
+        let mut volumes: Vec<Arc<Volume>> = read(&self.volumes).values().cloned().collect();
+        volumes.extend(self.deletions_that_stay());
+        volumes
     }
 
     /// Makes an empty volume.
@@ -273,10 +286,10 @@ impl Store {
         };
         let slot = free_slot(&mut catalogue.free_slots())?;
         drop(ledger);
-        self.change_catalogue(Record::VolumePut {
+        self.change_catalogue(&[Record::VolumePut {
             slot,
             volume: volume.clone(),
-        })?;
+        }])?;
         Ok(Arc::new(Volume::new(Arc::clone(&self.pool), &volume)?))
     }
 
@@ -350,47 +363,14 @@ impl Store {
         Ok(())
     }
 
-    /// Removes a volume and frees what it alone stores. `progress` is told how many of its blocks
-    /// are done and how many there were. Requests under way fail.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound`; `Exists` while it has snapshots; those of the disk, after which opening the pool
-    /// again finishes the removal.
-    pub fn delete_volume(&self, name: &str, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-        self.finish_deletions_of(&*self.volume_proper(name)?)?;
-        let changing = lock(&self.changing);
-        let volume = self.volume_proper(name)?;
-        self.check_has_no_snapshots(&volume)?;
-        self.change_volume(volume.id, |record| record.state = VolumeState::Deleting)?;
-        write(&self.volumes).remove(name);
-        drop(changing);
-        self.remove(&volume, progress)
-    }
-
-    /// Gives up all that a volume maps, then its slot; until then its name stays taken.
-    pub(crate) fn remove(&self, volume: &Volume, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
+    /// Removes a volume whose import was not finished. It is nobody's yet, so it goes at once.
+    pub(crate) fn remove(&self, volume: &Volume) -> Result<()> {
         volume.mark_gone();
+        let layer = volume.layer();
         // A request that was admitted before may still change the map; it holds its blocks.
-        volume.with_blocks(0..VOLUME_BLOCKS_MAX, Wait::Yes, |layer| {
-            let all = layer.logical_blocks();
-            volume.clear(layer, &mut || progress(all - layer.logical_blocks(), all))?;
-            self.remove_record(volume.id, layer.id)
-        })
-    }
-
-    /// Nothing is mapped in the layer any more.
-    pub(crate) fn remove_record(&self, id: VolumeId, layer: LayerId) -> Result<()> {
-        let ledger = self.pool.ledger()?;
-        let slot = ledger.books.catalogue.by_id(id).map(|(slot, _)| slot);
-        drop(ledger);
-        let Some(slot) = slot else { return Ok(()) };
-        let gone = Record::VolumeGone {
-            slot,
-            volume: id,
-            layer,
-        };
-        self.change_catalogue(gone)
+        let _drained = layer.locks.lock(0..VOLUME_BLOCKS_MAX, Wait::Yes);
+        volume.clear(&layer)?;
+        self.remove_record(volume.id, layer.id)
     }
 
     /// Gives a volume another name.
@@ -461,16 +441,15 @@ impl Store {
         self.pool.wait_until_due(timeout);
     }
 
-    /// Also of those that are being imported or deleted.
-    fn check_name_is_free(&self, name: &str) -> Result<()> {
+    /// Also of those that are being imported.
+    pub(crate) fn check_name_is_free(&self, name: &str) -> Result<()> {
         let ledger = self.pool.ledger()?;
         let Some((_, taken)) = ledger.books.catalogue.by_name(name) else {
             return Ok(());
         };
         let state = match taken.state {
-            VolumeState::Ready => "exists already",
             VolumeState::Importing => "is being imported",
-            VolumeState::Deleting => "is still being deleted",
+            VolumeState::Ready | VolumeState::Deleting => "exists already",
         };
         Err(StoreError::new(
             StoreErrorKind::Exists,
@@ -518,11 +497,11 @@ impl Store {
         };
         drop(ledger);
         change(&mut volume);
-        self.change_catalogue(Record::VolumePut { slot, volume })
+        self.change_catalogue(&[Record::VolumePut { slot, volume }])
     }
 
-    fn change_catalogue(&self, record: Record) -> Result<()> {
-        self.pool.record(&[record], &[], Wait::Yes)?;
+    pub(crate) fn change_catalogue(&self, records: &[Record]) -> Result<()> {
+        self.pool.record(records, &[], Wait::Yes)?;
         self.pool.commit()
     }
 }

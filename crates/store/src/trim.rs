@@ -113,9 +113,8 @@ impl Volume {
         self.pool.record(&records, &owned_runs(&entries), Wait::Yes)
     }
 
-    /// Gives up all that a layer maps, which nobody uses any more. `progress` is told after each
-    /// segment.
-    pub(crate) fn clear(&self, layer: &Arc<Layer>, progress: &mut dyn FnMut()) -> Result<()> {
+    /// Gives up all that a layer maps, which nobody uses any more; its blocks are locked.
+    pub(crate) fn clear(&self, layer: &Arc<Layer>) -> Result<()> {
         let maps = &self.pool.maps;
         let mut from = SegmentIndex(0);
         while let Some(segment) = maps.next_segment(layer, from)? {
@@ -131,7 +130,6 @@ impl Volume {
                 self.pool
                     .record(&[record], &owned_runs(&entries), Wait::Yes)?;
             }
-            progress();
             from = segment + 1;
         }
         Ok(())

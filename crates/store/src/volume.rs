@@ -313,6 +313,15 @@ impl Volume {
         Ok(())
     }
 
+    /// Its blocks may still be published in the index: a deleted layer's only while others need it.
+    pub(crate) fn check_has_blocks(&self) -> Result<()> {
+        let layer = self.layer();
+        if !layer.above().is_empty() && self.pool.maps.layer(layer.id).is_ok() {
+            return Ok(());
+        }
+        self.check_in_use()
+    }
+
     /// No request is admitted from now on.
     pub(crate) fn mark_gone(&self) {
         self.gone.store(true, SeqCst);

@@ -119,8 +119,9 @@ impl Volume {
             }
             let locked = layer.locks.lock(blocks.clone(), wait);
             let _locked = locked.ok_or_else(StoreError::would_wait)?;
-            // A snapshot may have frozen it while this waited.
+            // A snapshot may have frozen it while this waited; or the volume is deleted.
             if Arc::ptr_eq(&layer, &self.layer()) {
+                self.check_in_use()?;
                 return work(&layer);
             }
         }
@@ -179,6 +180,9 @@ impl Volume {
         count: u64,
         wait: Wait,
     ) -> Result<Entries> {
+        if !Guard::FrozenNotInPlace.holds() {
+            return self.entries(layer, first, count, wait);
+        }
         let mut entries = Entries::with_capacity(count as usize);
         for (lba, in_segment) in segments(first, count) {
             let leaf = self.pool.maps.leaf(layer, lba.segment(), wait)?;

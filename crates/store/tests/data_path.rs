@@ -18,6 +18,12 @@ struct World {
 }
 
 impl World {
+    /// And gives up all that it holds.
+    fn delete_volume(&self, name: &str) {
+        self.store.delete_volume(name).unwrap();
+        self.store.finish_deletions(&mut |_, _| {}).unwrap();
+    }
+
     fn new(pool_bytes: u64) -> Self {
         let engine = Arc::new(SimulatedEngine::new(1));
         let options = CreateOptions {
@@ -362,7 +368,7 @@ fn volumes_come_and_go() {
         volume.write(MIB / 2, &[1], Wait::Yes).unwrap_err().kind(),
         StoreErrorKind::Invalid
     );
-    world.store.delete_volume("b", &mut |_, _| {}).unwrap();
+    world.delete_volume("b");
     assert_eq!(
         volume.write(0, &[1], Wait::Yes).unwrap_err().kind(),
         StoreErrorKind::Gone

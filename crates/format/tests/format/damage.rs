@@ -539,14 +539,17 @@ const IMPOSSIBLE_IN_RECORDS: &[(usize, usize, &[u8])] = &[
     (7, 26, &0_u16.to_le_bytes()),
     (7, 28, &0_u32.to_le_bytes()),
     (7, 28, &4_u32.to_le_bytes()),
-    // The live layer is none, or the frozen one; a snapshot without a layer below, of no volume.
+    // The live layer is none, or the frozen one; the one below it none, or itself; a snapshot without a
+    // layer below, of no volume.
     (8, 8, &0_u64.to_le_bytes()),
     (8, 24, &0_u64.to_le_bytes()),
     (8, 24, &26_u64.to_le_bytes()),
-    (8, 32 + 96, &(1_u64 << 63).to_le_bytes()),
-    (8, 32 + 104, &0_u64.to_le_bytes()),
-    (8, 32 + 104, &(1_u64 << 63).to_le_bytes()),
-    (8, 32, &[1]),
+    (8, 32, &0_u64.to_le_bytes()),
+    (8, 32, &0x9abc_u64.to_le_bytes()),
+    (8, 40 + 96, &(1_u64 << 63).to_le_bytes()),
+    (8, 40 + 104, &0_u64.to_le_bytes()),
+    (8, 40 + 104, &(1_u64 << 63).to_le_bytes()),
+    (8, 40, &[1]),
     (9, 8, &0_u64.to_le_bytes()),
     (9, 16, &0_u64.to_le_bytes()),
     (9, 16, &0x5678_u64.to_le_bytes()),

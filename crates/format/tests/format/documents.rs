@@ -168,7 +168,7 @@ fn sources_and_documents_have_the_same_fields() {
         pair!("node", 6),
         pair!("catalogue_page", 24),
         pair!("frame", 12),
-        pair!("record", 36),
+        pair!("record", 37),
         pair!("batch_page", 2),
         pair!("secret", 1),
     ];

@@ -247,8 +247,10 @@ fn batch_records() -> impl Strategy<Value = Record> {
 fn records_of_layers() -> impl Strategy<Value = Record> {
     let layers = || (1..ID_END, 1..ID_END).prop_filter("two layers", |(one, other)| one != other);
     let snapshots = (volumes(Just(TreeRoot::default())), 1..ID_END);
+    let ids =
+        (layers(), 1..ID_END).prop_filter("another one below", |((_, live), below)| live != below);
     let freeze =
-        (any::<u64>(), layers(), snapshots).prop_map(|(slot, (layer, live), (record, of))| {
+        (any::<u64>(), ids, snapshots).prop_map(|(slot, ((layer, live), below), (record, of))| {
             Record::Freeze {
                 slot,
                 snapshot: VolumeRecord {
@@ -257,6 +259,7 @@ fn records_of_layers() -> impl Strategy<Value = Record> {
                     ..record
                 },
                 live: LayerId(live),
+                below: LayerId(below),
             }
         });
     let segments = 0..VOLUME_BLOCKS_MAX / BLOCKS_PER_SEGMENT;

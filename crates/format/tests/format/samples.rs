@@ -255,6 +255,7 @@ pub(crate) fn records() -> Vec<Record> {
             slot: 13,
             snapshot: snapshot(6, TreeRoot::default()),
             live: LayerId(0x9abc),
+            below: LayerId(0x6789),
         },
         Record::Merge {
             layer: LayerId(0x5678),

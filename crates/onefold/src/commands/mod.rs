@@ -14,6 +14,8 @@ mod serve;
 mod snapshot_create;
 mod snapshot_delete;
 mod snapshot_list;
+mod snapshot_rollback;
+mod volume_clone;
 mod volume_create;
 mod volume_delete;
 mod volume_export;
@@ -101,8 +103,10 @@ enum SnapshotVerb {
     Create(snapshot_create::Args),
     /// Name the snapshots.
     List(snapshot_list::Args),
-    /// Delete a snapshot; its volume and its other snapshots stay as they are.
+    /// Delete a snapshot; its volume, its clones and other snapshots stay as they are.
     Delete(snapshot_delete::Args),
+    /// Take a volume back to a snapshot; what was written since is gone.
+    Rollback(snapshot_rollback::Args),
 }
 
 #[derive(Debug, Subcommand)]
@@ -137,6 +141,8 @@ enum JobVerb {
 enum VolumeVerb {
     /// Make an empty volume.
     Create(volume_create::Args),
+    /// Make a volume that holds what another one, or a snapshot, does, without copying it.
+    Clone(volume_clone::Args),
     /// Make a volume from a disk image.
     Import(volume_import::Args),
     /// Copy a volume to a new disk image.
@@ -223,6 +229,8 @@ impl Cli {
             Noun::Snapshot(SnapshotVerb::Create(args)) => snapshot_create::run(&context, args),
             Noun::Snapshot(SnapshotVerb::List(args)) => snapshot_list::run(&context, args),
             Noun::Snapshot(SnapshotVerb::Delete(args)) => snapshot_delete::run(&context, args),
+            Noun::Snapshot(SnapshotVerb::Rollback(args)) => snapshot_rollback::run(&context, args),
+            Noun::Volume(VolumeVerb::Clone(args)) => volume_clone::run(&context, args),
             Noun::Volume(VolumeVerb::Create(args)) => volume_create::run(&context, args),
             Noun::Volume(VolumeVerb::Import(args)) => volume_import::run(&context, args),
             Noun::Volume(VolumeVerb::Export(args)) => volume_export::run(&context, args),

@@ -18,11 +18,25 @@ pub(super) struct Args {
     /// Disconnect the clients that have it attached.
     #[arg(long)]
     force: bool,
+
+    /// Delete its snapshots as well, which is refused otherwise.
+    #[arg(long)]
+    snapshots: bool,
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
-    let Args { name, yes, force } = args;
-    let delete = VolumeDelete { name, yes, force };
+    let Args {
+        name,
+        yes,
+        force,
+        snapshots,
+    } = args;
+    let delete = VolumeDelete {
+        name,
+        yes,
+        force,
+        snapshots,
+    };
     let progress = Progress::steps(&context.output, "deleting");
     let reply = context
         .with_session(|session| session.call(&delete, &mut |done, all| progress.set(done, all)))?;

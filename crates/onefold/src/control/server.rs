@@ -140,6 +140,7 @@ impl Server {
             job::JobPause::PATH => self.run::<job::JobPause>(request).await,
             job::JobResume::PATH => self.run::<job::JobResume>(request).await,
             volume::VolumeCreate::PATH => self.run::<volume::VolumeCreate>(request).await,
+            volume::VolumeClone::PATH => self.run::<volume::VolumeClone>(request).await,
             volume::VolumeList::PATH => self.run::<volume::VolumeList>(request).await,
             volume::VolumeStat::PATH => self.run::<volume::VolumeStat>(request).await,
             volume::VolumeSet::PATH => self.run::<volume::VolumeSet>(request).await,
@@ -149,6 +150,9 @@ impl Server {
             snapshot::SnapshotCreate::PATH => self.run::<snapshot::SnapshotCreate>(request).await,
             snapshot::SnapshotList::PATH => self.run::<snapshot::SnapshotList>(request).await,
             snapshot::SnapshotDelete::PATH => self.run::<snapshot::SnapshotDelete>(request).await,
+            snapshot::SnapshotRollback::PATH => {
+                self.run::<snapshot::SnapshotRollback>(request).await
+            }
             IMPORT_PATH => self.import(request).await,
             EXPORT_PATH => self.export(request).await,
             path => {

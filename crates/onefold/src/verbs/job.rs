@@ -17,6 +17,8 @@ pub(crate) enum JobName {
     Finder,
     /// Gives back what nothing names any more.
     Collector,
+    /// Gives up what deleted volumes and snapshots hold.
+    Deletion,
 }
 
 /// Which jobs to pause or resume.
@@ -42,11 +44,12 @@ impl Jobs {
             (None, None) => Ok(JobSelection::All),
             (Some(JobName::Finder), None) => Ok(JobSelection::Finder),
             (Some(JobName::Collector), None) => Ok(JobSelection::Collector),
+            (Some(JobName::Deletion), None) => Ok(JobSelection::Deletion),
             (None | Some(JobName::Finder), Some(volume)) => {
                 Ok(JobSelection::FinderOf(volume.clone()))
             }
-            (Some(JobName::Collector), Some(_)) => Err(Error::usage(
-                "the collector works for all volumes together: omit --volume",
+            (Some(JobName::Collector | JobName::Deletion), Some(_)) => Err(Error::usage(
+                "only the finder works for each volume by itself: omit --volume",
             )),
         }
     }
@@ -67,6 +70,7 @@ pub(crate) struct Counts {
     rounds: u64,
     pub(super) released: u64,
     pub(super) freed: u64,
+    deleted: u64,
     pub(super) quarantined: u64,
 }
 
@@ -84,6 +88,7 @@ impl From<JobCounts> for Counts {
             rounds: counts.rounds,
             released: counts.released,
             freed: counts.freed,
+            deleted: counts.deleted,
             quarantined: counts.quarantined,
         }
     }
@@ -108,6 +113,7 @@ impl From<JobStatus> for Job {
         let job = match status.kind {
             JobKind::Finder => "finder",
             JobKind::Collector => "collector",
+            JobKind::Deletion => "deletion",
             JobKind::Rebuild => "rebuild",
         };
         let (state, message) = match status.state {
@@ -154,7 +160,7 @@ impl Document for JobsReply {
             "JOB", "VOLUME", "STATE", "BACKLOG", "DONE", "DUPLICATES", "RATE"
         )?;
         for job in &self.jobs {
-            let done = job.counts.looked_at + job.counts.released;
+            let done = job.counts.looked_at + job.counts.released + job.counts.deleted;
             writeln!(
                 out,
                 "{:9}  {:width$}  {:7}  {:>12}  {:>12}  {:>12}  {:>10}/s",

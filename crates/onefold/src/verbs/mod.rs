@@ -92,6 +92,15 @@ impl Service {
         maintenance.is_some_and(|maintenance| maintenance.is_stopping())
     }
 
+    /// Gives up what was deleted; where there is a daemon, its background job does that.
+    fn finish_deletions(&self, report: Report<'_>) -> Result<()> {
+        if self.maintenance.is_none() {
+            let store = &self.store;
+            store.finish_deletions(&mut |done, all| report(done, all))?;
+        }
+        Ok(())
+    }
+
     fn nbd_uri(&self, volume: &str) -> Option<String> {
         self.attachments.as_ref().and_then(|a| a.nbd_uri(volume))
     }

@@ -1,6 +1,7 @@
 //! What can be asked of a whole pool.
 
 use super::job::Counts;
+use super::snapshot::DeletionReply;
 use super::{Report, Service, Verb};
 use crate::error::{Error, Result};
 use crate::limits::FINDINGS_LISTED_MAX;
@@ -51,6 +52,8 @@ pub(crate) struct PoolStatReply {
     dedup_ratio: f64,
     saved_bytes: u64,
     volumes: Vec<PoolVolume>,
+    /// Volumes and snapshots that were deleted and still hold something.
+    being_deleted: Vec<DeletionReply>,
 }
 
 impl Verb for PoolStat {
@@ -74,6 +77,8 @@ impl Verb for PoolStat {
             logical_blocks: volume.logical_blocks,
             dirty_blocks: volume.dirty_blocks,
         });
+        let deletions = stat.deletions.into_iter();
+        let deletions = deletions.map(|it| DeletionReply::of(it, stat.block_size.into()));
         Ok(PoolStatReply {
             block_size: stat.block_size,
             pool_blocks: stat.pool_blocks,
@@ -94,6 +99,7 @@ impl Verb for PoolStat {
             dedup_ratio,
             saved_bytes: saved_blocks * u64::from(stat.block_size),
             volumes: volumes.collect(),
+            being_deleted: deletions.collect(),
         })
     }
 }
@@ -151,7 +157,7 @@ impl Document for PoolStatReply {
                     .unwrap_or_default(),
             )?;
         }
-        Ok(())
+        self.being_deleted.iter().try_for_each(|it| it.text(out))
     }
 }
 

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::output::Document;
 use crate::size;
 use crate::verbs::volume::PlanReply;
+use onefold_store::DeletionStat;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::str::FromStr;
@@ -58,8 +59,40 @@ pub(crate) struct SnapshotList {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SnapshotListReply {
     snapshots: Vec<SnapshotReply>,
-    /// Gone, but what they alone hold is still to be given up.
-    being_deleted: Vec<String>,
+    /// Gone, but they still hold something.
+    being_deleted: Vec<DeletionReply>,
+}
+
+/// A volume or snapshot that was deleted and still holds something.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct DeletionReply {
+    name: String,
+    own_blocks: u64,
+    own_bytes: u64,
+    /// Those that need what it holds. It is kept as long as there are several.
+    needed_by: Vec<String>,
+}
+
+impl DeletionReply {
+    pub(super) fn of(stat: DeletionStat, block_size: u64) -> Self {
+        Self {
+            own_bytes: stat.own_blocks * block_size,
+            name: stat.name,
+            own_blocks: stat.own_blocks,
+            needed_by: stat.needed_by,
+        }
+    }
+
+    pub(super) fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (name, own) = (&self.name, size::display(self.own_bytes));
+        match self.needed_by.is_empty() {
+            true => writeln!(out, "{name} was deleted; {own} of it still to be given up"),
+            false => {
+                let needed_by = self.needed_by.join(", ");
+                writeln!(out, "{name} was deleted; {own} of it needed by {needed_by}")
+            }
+        }
+    }
 }
 
 /// A snapshot as it is now.
@@ -88,11 +121,13 @@ impl SnapshotListReply {
             own_bytes: stat.own_blocks * block_size,
             name: stat.name,
         });
-        let mut being_deleted = service.store.snapshots_being_deleted();
-        being_deleted.retain(|name| is_wanted(name));
+        let deletions = stat.deletions.into_iter();
+        let deletions = deletions.filter(|it| it.name.contains('@') && is_wanted(&it.name));
         Ok(Self {
             snapshots: snapshots.collect(),
-            being_deleted,
+            being_deleted: deletions
+                .map(|it| DeletionReply::of(it, block_size))
+                .collect(),
         })
     }
 }
@@ -151,10 +186,7 @@ impl Document for SnapshotListReply {
                 snapshot.clients.len()
             )?;
         }
-        for name in &self.being_deleted {
-            writeln!(out, "{name} is still being deleted")?;
-        }
-        Ok(())
+        self.being_deleted.iter().try_for_each(|it| it.text(out))
     }
 }
 
@@ -194,10 +226,44 @@ impl Verb for SnapshotDelete {
             return Ok(PlanReply::of(service, &full, plan, false));
         }
         let _hold = service.detach(&full, self.force, "delete")?;
-        service
-            .store
-            .delete_snapshot(volume, snapshot, &mut |done, all| report(done, all))?;
+        service.store.delete_snapshot(volume, snapshot)?;
+        service.finish_deletions(report)?;
         Ok(PlanReply::of(service, &full, plan, true))
+    }
+}
+
+/// Takes a volume back to one of its snapshots.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SnapshotRollback {
+    pub(crate) name: SnapshotName,
+    /// Do it; otherwise only the plan comes back.
+    pub(crate) yes: bool,
+    pub(crate) force: bool,
+}
+
+impl Verb for SnapshotRollback {
+    const PATH: &'static str = "/v1/snapshot/rollback";
+    type Reply = PlanReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
+        let (SnapshotName { volume, snapshot }, full) = (&self.name, self.name.full());
+        let (before, to) = (service.find(volume)?, service.find(&full)?);
+        let block_size = u64::from(service.store.block_size());
+        let mut plan = vec![format!(
+            "take volume '{volume}' back to '{full}', discarding what was written since: {} or more",
+            size::display(before.logical_blocks * block_size)
+        )];
+        if before.size_bytes != to.size_bytes {
+            let (before, after) = (before.size_bytes, to.size_bytes);
+            plan.push(format!("resize it from {before} to {after} bytes"));
+        }
+        if !self.yes {
+            return Ok(PlanReply::of(service, volume, plan, false));
+        }
+        let _hold = service.detach(volume, self.force, "roll back")?;
+        service.store.roll_back(volume, snapshot)?;
+        service.finish_deletions(report)?;
+        Ok(PlanReply::of(service, volume, plan, true))
     }
 }
 

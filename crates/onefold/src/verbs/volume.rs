@@ -103,6 +103,24 @@ impl Verb for VolumeCreate {
     }
 }
 
+/// Makes a volume that holds what another volume or a snapshot does.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeClone {
+    pub(crate) source: String,
+    pub(crate) name: String,
+}
+
+impl Verb for VolumeClone {
+    const PATH: &'static str = "/v1/volume/clone";
+    type Reply = VolumeReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
+        check_name(&self.name)?;
+        service.store.clone_volume(&self.source, &self.name)?;
+        Ok(VolumeReply::of(service, service.find(&self.name)?))
+    }
+}
+
 /// Names every volume.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VolumeList {}
@@ -305,6 +323,8 @@ pub(crate) struct VolumeDelete {
     /// Do it; otherwise only the plan comes back.
     pub(crate) yes: bool,
     pub(crate) force: bool,
+    /// Its snapshots as well.
+    pub(crate) snapshots: bool,
 }
 
 impl Verb for VolumeDelete {
@@ -314,19 +334,30 @@ impl Verb for VolumeDelete {
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
         let volume = service.find(&self.name)?;
         let data_bytes = volume.logical_blocks * u64::from(service.store.block_size());
-        let plan = vec![format!(
+        let mut plan = vec![format!(
             "delete volume '{}' of {} with {} of data",
             self.name,
             size::display(volume.size_bytes),
             size::display(data_bytes)
         )];
+        let prefix = format!("{}@", self.name);
+        let snapshots = service.store.stat()?.snapshots.into_iter();
+        let snapshots = snapshots.filter(|it| self.snapshots && it.name.starts_with(&prefix));
+        let snapshots: Vec<String> = snapshots.map(|snapshot| snapshot.name).collect();
+        plan.extend(snapshots.iter().map(|it| format!("delete snapshot '{it}'")));
         if !self.yes {
             return Ok(PlanReply::of(service, &self.name, plan, false));
         }
-        let _hold = service.detach(&self.name, self.force, "delete")?;
-        service
-            .store
-            .delete_volume(&self.name, &mut |done, all| report(done, all))?;
+        let names = [&self.name].into_iter().chain(&snapshots);
+        let holds: Result<Vec<_>> = names
+            .map(|name| service.detach(name, self.force, "delete"))
+            .collect();
+        let _holds = holds?;
+        match self.snapshots {
+            true => service.store.delete_volume_and_snapshots(&self.name)?,
+            false => service.store.delete_volume(&self.name)?,
+        }
+        service.finish_deletions(report)?;
         Ok(PlanReply::of(service, &self.name, plan, true))
     }
 }

@@ -64,6 +64,10 @@ coverage! {
     snapshots_deleted,
     /// Deletions of snapshots that a crash had cut short.
     deletions_resumed,
+    clones,
+    rolled_back,
+    /// Times that a deleted layer stayed because several others need it.
+    deletions_deferred,
     rebuilds,
     /// Conversions of the index that a crash had cut short.
     conversions_resumed,

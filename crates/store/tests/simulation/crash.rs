@@ -9,7 +9,7 @@ use onefold_format::{PageNumber, Root, Superblock};
 use onefold_store::{IndexKind, Store, Wait};
 
 use crate::model::Violation;
-use crate::world::{MIB, State, Step, Stop, World, violation};
+use crate::world::{MIB, State, Step, Stop, World, discarded_layers, violation};
 
 /// How to get from a stopped machine to an open pool.
 #[derive(Debug, Clone, Copy)]
@@ -173,16 +173,17 @@ impl World {
     }
 
     fn verify_catalogue(&self) -> Step {
-        let names = self.store().volume_names();
-        let sizes: Vec<(String, u64)> = names
+        let store = self.store();
+        let sizes: Vec<(String, u64)> = store
+            .volume_names()
             .iter()
             .map(|name| {
-                let volume = self.store().volume(name).expect("it was listed");
+                let volume = store.volume(name).expect("it was listed");
                 (name.clone(), volume.size_bytes())
             })
             .collect();
         let mut state = self.state();
-        if state.pending_happened(&sizes) {
+        if state.pending_happened(&sizes, discarded_layers(&store)) {
             state.settle_pending();
         } else {
             state.pending = None;
@@ -235,7 +236,7 @@ impl World {
                 }
             }
         }
-        if !self.snapshot_ids().is_empty() || !store.snapshots_being_deleted().is_empty() {
+        if !self.snapshot_ids().is_empty() || store.deletions().is_ok_and(|it| !it.is_empty()) {
             // What it has is in layers below as well.
             return Ok(());
         }
@@ -293,7 +294,7 @@ pub(crate) fn newest_root(engine: &SimulatedEngine) -> Option<Root> {
 }
 
 impl State {
-    fn pending_happened(&self, sizes: &[(String, u64)]) -> bool {
+    fn pending_happened(&self, sizes: &[(String, u64)], discarded: usize) -> bool {
         use crate::world::Pending;
         let size_of = |name: &str| {
             let found = sizes.iter().find(|(found, _)| found == name);
@@ -308,6 +309,7 @@ impl State {
             Some(Pending::Create(volume)) => size_of(&volume.name).is_some(),
             Some(Pending::Delete(id)) => size_of(&name_of(*id)).is_none(),
             Some(Pending::Rename(_, name)) => size_of(name).is_some(),
+            Some(Pending::RollBack(_, _, before)) => discarded > *before,
             Some(Pending::Resize(id, size)) => size_of(&name_of(*id)) == Some(*size),
             // Were some of them there and others not, the names would not be those expected.
             Some(Pending::Freeze(snapshots)) => snapshots

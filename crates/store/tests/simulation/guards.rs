@@ -457,6 +457,69 @@ fn converted_after_batch(seed: u64) -> Step {
     world.settle()
 }
 
+/// Blocks that a snapshot holds are written by its volume.
+fn written_after_snapshot(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.create_snapshots(&[id])?;
+    world.write(id, 4 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(id)?;
+    world.verify_contents()?;
+    power_loss(&world)
+}
+
+/// A snapshot of two volumes whose records come where a frame of the log ends, of which only the
+/// first is written.
+fn frozen_across_frames(seed: u64) -> Step {
+    let world = pool(seed, 32 * MIB, 1 << 20)?;
+    world.create_volume(MIB)?;
+    world.create_volume(32 * MIB)?;
+    let volumes = world.volume_ids();
+    world.flush(volumes[1])?;
+    // Every other block is a record of 48 bytes.
+    let records = frame::FRAME_PAYLOAD_MAX as u64 / 48 - 96 + seed;
+    for block in (0..2 * records).step_by(128) {
+        let blocks = (2 * records - block).min(128);
+        world.write(
+            volumes[1],
+            block * BLOCK,
+            blocks * BLOCK,
+            Fill::Comb,
+            Wait::Yes,
+        )?;
+    }
+    world.meanwhile(Part::Log, Op::Write, When::After, |world| {
+        world.engine().halt();
+        Ok(())
+    });
+    crash_is_fine(world.create_snapshots(&volumes))?;
+    world.found()?;
+    world.recover_by(Recovery::KILLED)?;
+    world.check()
+}
+
+/// A snapshot is deleted whose blocks were being published when the machine stopped.
+fn merged_while_published(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.create_snapshots(&[id])?;
+    let snapshot = world.snapshot_ids()[0];
+    world.meanwhile(Part::Index, Op::Sync, When::After, |world| {
+        world.engine().halt();
+        Ok(())
+    });
+    crash_is_fine(world.dedup(snapshot, Ready::All, 9).map(|_| ()))?;
+    world.found()?;
+    world.recover_by(Recovery::POWER_LOSS)?;
+    world.delete_snapshot(snapshot)?;
+    world.finish_deletions()?;
+    world.settle()
+}
+
 fn script(guard: Guard) -> fn(u64) -> Step {
     match guard {
         Guard::PoolSyncedBeforeLog | Guard::LogSyncedBeforeReply | Guard::FlushJoinsLaterCommit => {
@@ -481,6 +544,9 @@ fn script(guard: Guard) -> fn(u64) -> Step {
         Guard::VerifyBytes => fingerprints_collide,
         Guard::FreeOnlyAtZero => one_reference_of_two,
         Guard::SettledBeforeConversion => converted_after_batch,
+        Guard::FrozenNotInPlace => written_after_snapshot,
+        Guard::FrozenTogether => frozen_across_frames,
+        Guard::SettledBeforeMerge => merged_while_published,
     }
 }
 

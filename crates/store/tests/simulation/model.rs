@@ -128,6 +128,27 @@ impl VolumeModel {
         frozen
     }
 
+    /// Another volume that holds the same at this moment.
+    pub(crate) fn cloned(&mut self, id: u64, name: &str) -> Self {
+        Self {
+            snapshot_of: None,
+            name: name.to_owned(),
+            ..self.frozen(id, "")
+        }
+    }
+
+    /// What this is once it was taken back to a snapshot.
+    pub(crate) fn rolled_back(&mut self, snapshot: &Self) -> Self {
+        Self {
+            id: self.id,
+            snapshot_of: None,
+            name: self.name.clone(),
+            domain: self.domain.clone(),
+            clock: self.clock.max(snapshot.clock) + 1,
+            ..snapshot.clone()
+        }
+    }
+
     pub(crate) fn now(&mut self) -> Moment {
         self.clock += 1;
         Moment(self.clock)

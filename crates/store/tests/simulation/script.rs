@@ -166,6 +166,8 @@ fn snapshots(world: &Arc<World>) -> Step {
     world.verify_contents()?;
     world.check()?;
     world.delete_snapshot(first)?;
+    world.deletion_step()?;
+    world.finish_deletions()?;
     world.verify_contents()?;
     world.collect()?;
     world.close_and_open(8 * MIB)?;
@@ -175,8 +177,67 @@ fn snapshots(world: &Arc<World>) -> Step {
     world.flush(a)?;
     for id in world.snapshot_ids() {
         world.delete_snapshot(id)?;
+        world.finish_deletions()?;
         world.check()?;
     }
+    world.collect()?;
+    world.verify_contents()
+}
+
+/// Clones of a snapshot, of a volume, and of a clone, each written; a volume that goes back to its
+/// snapshot; and all of what they have in common deleted before them.
+fn clones(world: &Arc<World>) -> Step {
+    world.create_volume(MIB)?;
+    let a = world.volume_ids()[0];
+    world.write(a, 0, 24 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(a, 32 * BLOCK, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.create_snapshots(&[a])?;
+    let first = world.snapshot_ids()[0];
+    world.write(a, 4 * BLOCK, 6 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.trim(a, 34 * BLOCK, 4 * BLOCK, Wait::Yes)?;
+    world.clone_volume(first)?;
+    let b = world.volume_ids()[1];
+    world.write(b, 2 * BLOCK, 4 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.trim(b, 40 * BLOCK, 2 * BLOCK, Wait::Yes)?;
+    world.clone_volume(a)?;
+    // Nothing was written since: this one shares the same layer.
+    world.clone_volume(a)?;
+    let (c, d) = (world.volume_ids()[2], world.volume_ids()[3]);
+    world.write(a, 8 * BLOCK + 512, 2 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(c, 0, 6 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.clone_volume(c)?;
+    let e = world.volume_ids()[4];
+    world.write(e, 5 * BLOCK, 2 * BLOCK, Fill::Zeros, Wait::Yes)?;
+    for id in [first, a, b, c, e] {
+        world.dedup(id, Ready::All, 2)?;
+    }
+    world.verify_contents()?;
+    world.create_snapshots(&[a])?;
+    let newer = *world.snapshot_ids().last().expect("just made");
+    world.resize_volume(a, 2 * MIB)?;
+    world.write(a, MIB, 4 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.roll_back(first)?;
+    world.verify_contents()?;
+    world.write(a, 6 * BLOCK, 2 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.deletion_step()?;
+    world.check()?;
+    world.delete_snapshot(first)?;
+    world.finish_deletions()?;
+    world.collect()?;
+    world.verify_contents()?;
+    world.check()?;
+    world.roll_back(newer)?;
+    world.delete_snapshot(newer)?;
+    for id in [d, b, e] {
+        world.delete_volume(id)?;
+        world.deletion_step()?;
+        world.flush(a)?;
+    }
+    world.close_and_open(8 * MIB)?;
+    world.finish_deletions()?;
+    world.check()?;
+    world.delete_volume(c)?;
+    world.finish_deletions()?;
     world.collect()?;
     world.verify_contents()
 }
@@ -207,6 +268,12 @@ fn stopped_at(n: u64, world: &Arc<World>, script: Script, kind: CrashKind) -> St
         .snapshot_ids()
         .into_iter()
         .try_for_each(|id| world.delete_snapshot(id))?;
+    world.settle()?;
+    // One volume alone has what it holds to itself, whatever it was cloned from.
+    let others = world.volume_ids().into_iter().skip(1);
+    others
+        .into_iter()
+        .try_for_each(|id| world.delete_volume(id))?;
     world.settle()
 }
 
@@ -283,6 +350,15 @@ fn every_io_of_snapshots_can_be_the_last() {
         let coverage = stop_everywhere(index, snapshots, 60);
         assert!(coverage.snapshots > 0 && coverage.snapshots_deleted > 0);
         assert!(coverage.deletions_resumed > 0, "{coverage:?}");
+    }
+}
+
+#[test]
+fn every_io_of_clones_can_be_the_last() {
+    for index in [IndexKind::Hash, IndexKind::Memory] {
+        let coverage = stop_everywhere(index, clones, 100);
+        assert!(coverage.clones > 0 && coverage.rolled_back > 0);
+        assert!(coverage.deletions_resumed > 0 && coverage.deletions_deferred > 0);
     }
 }
 

@@ -245,7 +245,7 @@ impl World {
         self.state().request += 1;
         self.state().coverage.requests += 1;
         let volumes = self.volume_ids();
-        let choice = self.draw(|random| random.below(136));
+        let choice = self.draw(|random| random.below(142));
         if volumes.is_empty() || (choice < 3 && volumes.len() < 4) {
             let options = self.draw_volume();
             return self.create_volume_as(&options);
@@ -253,7 +253,7 @@ impl World {
         let id = self.draw(|random| *random.pick(&volumes));
         match choice {
             0..3 => Ok(()),
-            3 if self.has_snapshots(id) || !self.can_merge() => Ok(()),
+            3 if self.has_snapshots(id) => Ok(()),
             3 => self.delete_volume(id),
             4 => self.rename_volume(id),
             5..7 => {
@@ -304,6 +304,12 @@ impl World {
             130..132 => self.snapshot_some(&volumes, id),
             132..134 => self.delete_some_snapshot(),
             134..136 => self.convert_index(),
+            136..138 => self.clone_some(&volumes, id),
+            138 => self.roll_back_some(),
+            139..142 => {
+                self.arm_job();
+                self.deletion_step()
+            }
             _ => {
                 self.arm_write(id);
                 self.write_some(id, Wait::Yes)
@@ -324,11 +330,30 @@ impl World {
 
     fn delete_some_snapshot(&self) -> Step {
         let snapshots = self.snapshot_ids();
-        if snapshots.is_empty() || !self.can_merge() {
+        if snapshots.is_empty() {
             return Ok(());
         }
         let id = self.draw(|random| *random.pick(&snapshots));
         self.delete_snapshot(id)
+    }
+
+    /// Of a volume or of a snapshot.
+    fn clone_some(&self, volumes: &[u64], id: u64) -> Step {
+        if volumes.len() > 4 {
+            return Ok(());
+        }
+        let sources = [self.snapshot_ids(), vec![id]].concat();
+        let source = self.draw(|random| *random.pick(&sources));
+        self.clone_volume(source)
+    }
+
+    fn roll_back_some(&self) -> Step {
+        let snapshots = self.snapshot_ids();
+        if snapshots.is_empty() {
+            return Ok(());
+        }
+        let id = self.draw(|random| *random.pick(&snapshots));
+        self.roll_back(id)
     }
 
     fn convert_index(&self) -> Step {
@@ -658,8 +683,7 @@ impl World {
 
     fn interrupt_catalogue(&self, id: u64) -> Step {
         match self.draw(|random| random.below(3)) {
-            // Merging would wait for the job whose I/O this is in the middle of.
-            0 if self.has_snapshots(id) || self.state().job.is_some() => Ok(()),
+            0 if self.has_snapshots(id) => Ok(()),
             0 => self.delete_volume(id),
             1 => {
                 let size = self.draw_size();

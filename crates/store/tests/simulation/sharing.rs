@@ -210,7 +210,7 @@ impl World {
             .map(|volume| volume.logical_blocks)
             .chain(stat.snapshots.iter().map(|snapshot| snapshot.own_blocks))
             .sum();
-        let deleting = self.store().snapshots_being_deleted();
+        let deleting = self.store().deletions().unwrap_or_default();
         // A removal that failed is finished by the next opening.
         let state = self.state();
         let is_complete =
@@ -316,18 +316,32 @@ impl World {
         Ok(())
     }
 
-    fn finish_deletions(&self) -> Step {
+    /// Goes on with what was deleted.
+    pub(crate) fn finish_deletions(&self) -> Step {
         let store = self.store();
+        let begun = store.deletions().unwrap_or_default();
         let done = self.job(Job::Collector, "finish deletions", || {
-            store.finish_deletions()
+            store.finish_deletions(&mut |_, _| {})
         });
-        let resumed = self.ended("finish deletions", done, |_| false)?;
-        self.state().coverage.deletions_resumed += u64::from(resumed == Some(true));
+        let finished = self.ended("finish deletions", done, |_| false)?;
+        let left = store.deletions().unwrap_or_default();
+        let coverage = &mut self.state().coverage;
+        coverage.deletions_deferred += u64::from(!left.is_empty());
+        let is_resumed = finished == Some(true) && !begun.is_empty();
+        coverage.deletions_resumed += u64::from(is_resumed);
         Ok(())
     }
 
+    /// A little of it.
+    pub(crate) fn deletion_step(&self) -> Step {
+        let store = self.store();
+        let done = self.job(Job::Collector, "deletion step", || store.deletion_step());
+        self.ended("deletion step", done, |_| false).map(|_| ())
+    }
+
     fn verify_sharing(&self) -> Step {
-        if !self.snapshot_ids().is_empty() {
+        let is_layered = self.store().deletions().is_ok_and(|it| !it.is_empty());
+        if !self.snapshot_ids().is_empty() || is_layered {
             // One entry is then in several volumes' contents.
             return Ok(());
         }

@@ -48,6 +48,8 @@ pub(crate) enum Pending {
     Resize(u64, u64),
     /// Snapshots of one moment.
     Freeze(Vec<VolumeModel>),
+    /// This volume holds what this snapshot does. So many layers had been discarded before.
+    RollBack(u64, Box<VolumeModel>, usize),
 }
 
 /// What a write consists of, block by block.
@@ -519,9 +521,38 @@ impl World {
 
     pub(crate) fn delete_volume(&self, id: u64) -> Step {
         let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
-        self.catalogue_change(Pending::Delete(id), || {
-            store.delete_volume(&name, &mut |_, _| {})
-        })
+        self.catalogue_change(Pending::Delete(id), || store.delete_volume(&name))
+    }
+
+    /// Makes another volume that holds what this volume or snapshot does.
+    pub(crate) fn clone_volume(&self, source: u64) -> Step {
+        let mut state = self.state();
+        let id = state.next_id;
+        state.next_id += 1;
+        drop(state);
+        let name = format!("volume-{id}");
+        let (of, clone) = self.with(source, |source| {
+            (source.name.clone(), source.cloned(id, &name))
+        });
+        let store = self.store();
+        let done = self.catalogue_change(Pending::Create(clone), || store.clone_volume(&of, &name));
+        self.state().coverage.clones += u64::from(done.is_ok());
+        done
+    }
+
+    /// Takes a snapshot's volume back to it.
+    pub(crate) fn roll_back(&self, snapshot: u64) -> Step {
+        let model = self.with(snapshot, |snapshot| snapshot.clone());
+        let Some(of) = model.snapshot_of else {
+            return Ok(());
+        };
+        let (name, store) = (model.name.clone(), self.store());
+        let (volume, snapshot) = name.split_once('@').expect("a snapshot's name");
+        let model = self.with(of, |of| of.rolled_back(&model));
+        let pending = Pending::RollBack(of, Box::new(model), discarded_layers(&store));
+        let done = self.catalogue_change(pending, || store.roll_back(volume, snapshot));
+        self.state().coverage.rolled_back += u64::from(done.is_ok());
+        done
     }
 
     /// Makes snapshots of these volumes, of one moment.
@@ -544,11 +575,9 @@ impl World {
     pub(crate) fn delete_snapshot(&self, id: u64) -> Step {
         let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
         let (volume, snapshot) = name.split_once('@').expect("a snapshot's name");
-        let job = self.state().job.replace(Job::Collector);
         let done = self.catalogue_change(Pending::Delete(id), || {
-            store.delete_snapshot(volume, snapshot, &mut |_, _| {})
+            store.delete_snapshot(volume, snapshot)
         });
-        self.state().job = job;
         self.state().coverage.snapshots_deleted += u64::from(done.is_ok());
         done
     }
@@ -658,6 +687,15 @@ impl World {
     }
 }
 
+/// Layers that volumes had before they were rolled back.
+pub(crate) fn discarded_layers(store: &Store) -> usize {
+    let deletions = store.deletions().unwrap_or_default();
+    let discarded = deletions
+        .iter()
+        .filter(|it| it.name.ends_with("@discarded"));
+    discarded.count()
+}
+
 impl State {
     /// What was pending has happened.
     pub(crate) fn settle_pending(&mut self) {
@@ -686,6 +724,10 @@ impl State {
             Some(Pending::Freeze(snapshots)) => {
                 self.coverage.snapshots += snapshots.len() as u64;
                 self.volumes.extend(snapshots);
+            }
+            Some(Pending::RollBack(id, model, _)) => {
+                let at = find(&mut self.volumes, id);
+                self.volumes[at] = *model;
             }
             Some(Pending::Resize(id, size)) => {
                 let at = find(&mut self.volumes, id);

@@ -218,7 +218,7 @@ fn put_and_gone_record_document() {
 
 #[test]
 fn freeze_and_merge_record_document() {
-    let freeze = |slot, live, created_unix_seconds| {
+    let freeze = |slot, live, below, created_unix_seconds| {
         let Some(snapshot) = samples::volumes().swap_remove(13) else {
             panic!("the sample has a snapshot there");
         };
@@ -230,14 +230,16 @@ fn freeze_and_merge_record_document() {
             slot,
             snapshot,
             live: LayerId(live),
+            below: LayerId(below),
         })
     };
-    let plain = freeze(0, 0, 0);
+    let plain = freeze(0, 0, 0, 0);
     let trials = vec![
         ("header", Trial::Elsewhere),
-        ("slot", Trial::Whole(plain.clone(), freeze(ALL, 0, 0))),
-        ("live", Trial::Whole(plain.clone(), freeze(0, ALL, 0))),
-        ("record", Trial::Part(plain.clone(), freeze(0, 0, ALL))),
+        ("slot", Trial::Whole(plain.clone(), freeze(ALL, 0, 0, 0))),
+        ("live", Trial::Whole(plain.clone(), freeze(0, ALL, 0, 0))),
+        ("below", Trial::Whole(plain.clone(), freeze(0, 0, ALL, 0))),
+        ("record", Trial::Part(plain.clone(), freeze(0, 0, 0, ALL))),
     ];
     let rows = table(RECORD_DOCUMENT, "Freeze (kind 20)");
     check(&rows, &plain, trials, |_| false);

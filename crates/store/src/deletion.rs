@@ -1,0 +1,328 @@
+//! Deleting volumes and snapshots: gone for everybody at once, and given up a little at a time.
+//!
+//! What is deleted is a layer, and what becomes of its entries depends on the layers above it:
+//!
+//! | above it | then |
+//! | --- | --- |
+//! | none | its entries are given up |
+//! | one | they move there, a record for each segment; those that are hidden there are given up |
+//! | several | it stays, without a name, until it has one or none: a clone, or a volume that was rolled back, needs what it holds |
+//!
+//! The record in the catalogue says *deleting* until nothing is left, so a crash only interrupts.
+//!
+//! A layer whose only one above is on its way out as well waits for that one. So no entry moves twice,
+//! and none arrives in a layer that is being emptied.
+
+use std::sync::Arc;
+
+use onefold_format::map_page::EMPTY_SEGMENT;
+use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
+use onefold_format::{Entry, LayerId, Record, SegmentIndex, UnmapTo, VolumeId, VolumeState};
+
+use crate::Wait;
+use crate::apply::owned_runs;
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+use crate::map::Layer;
+use crate::snapshot::full_name;
+use crate::store::Store;
+use crate::sync::{lock, write};
+use crate::volume::Volume;
+
+/// Segments that one step deals with: some milliseconds.
+const SEGMENTS_PER_STEP: usize = 16;
+
+/// A volume or snapshot that was deleted and still holds something.
+#[derive(Clone)]
+pub(crate) struct Deletion {
+    pub(crate) volume: Arc<Volume>,
+    /// Nothing is left before it.
+    cursor: SegmentIndex,
+}
+
+impl Deletion {
+    pub(crate) fn new(volume: Arc<Volume>) -> Self {
+        volume.mark_gone();
+        Self {
+            volume,
+            cursor: SegmentIndex(0),
+        }
+    }
+}
+
+/// What was deleted and still holds something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeletionStat {
+    /// What it was called: a volume's name, or `VOLUME@SNAPSHOT`.
+    pub name: String,
+    /// Blocks that it still holds.
+    pub own_blocks: u64,
+    /// Volumes and snapshots that need what it holds; it stays as long as there are several.
+    pub needed_by: Vec<String>,
+}
+
+impl Store {
+    /// Deletes a volume. It is gone at once and its name can be used again;
+    /// [`Store::deletion_step`] gives up what it alone holds.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Exists` while it has snapshots; those of the disk.
+    pub fn delete_volume(&self, name: &str) -> Result<()> {
+        let _changing = lock(&self.changing);
+        let volume = self.volume_proper(name)?;
+        self.check_has_no_snapshots(&volume)?;
+        self.begin_deletion(&volume)
+    }
+
+    /// Deletes a volume after all of its snapshots, one by one.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; those of the disk.
+    pub fn delete_volume_and_snapshots(&self, name: &str) -> Result<()> {
+        let _changing = lock(&self.changing);
+        let volume = self.volume_proper(name)?;
+        for snapshot in self.snapshots_of(&volume) {
+            self.begin_deletion(&snapshot)?;
+        }
+        self.begin_deletion(&volume)
+    }
+
+    /// Deletes a snapshot, as [`Store::delete_volume`] does a volume.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; those of the disk.
+    pub fn delete_snapshot(&self, volume: &str, snapshot: &str) -> Result<()> {
+        let _changing = lock(&self.changing);
+        let snapshot = self.snapshot(volume, snapshot)?;
+        self.begin_deletion(&snapshot)
+    }
+
+    fn begin_deletion(&self, volume: &Arc<Volume>) -> Result<()> {
+        self.change_volume(volume.id, |record| record.state = VolumeState::Deleting)?;
+        write(&self.volumes).remove(&volume.name());
+        self.leave(Arc::clone(volume));
+        Ok(())
+    }
+
+    /// Nobody uses it from now on, and its record says so.
+    pub(crate) fn leave(&self, volume: Arc<Volume>) {
+        let deletion = Deletion::new(volume);
+        // A request that was admitted before may still change the map, until this has its blocks.
+        let layer = deletion.volume.layer();
+        drop(layer.locks.lock(0..VOLUME_BLOCKS_MAX, Wait::Yes));
+        lock(&self.deleting).push(deletion);
+    }
+
+    /// Does a little of what deletions have left to do. Returns how many blocks were dealt with, or
+    /// nothing where there is nothing to do for now.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` where a batch is open that cannot be settled; those of the disk. The next step goes on.
+    pub fn deletion_step(&self) -> Result<Option<u64>> {
+        let _turn = lock(&self.deletion_turn);
+        let Some(Deletion { volume, mut cursor }) = self.next_deletion() else {
+            return Ok(None);
+        };
+        let layer = volume.layer();
+        let before = layer.logical_blocks();
+        for _ in 0..SEGMENTS_PER_STEP {
+            let Some(segment) = self.pool.maps.next_segment(&layer, cursor)? else {
+                self.end_deletion(&volume)?;
+                break;
+            };
+            match layer.above()[..] {
+                [] => self.clear_segment(&layer, segment)?,
+                _ => self.merge_segment(&layer, segment)?,
+            }
+            cursor = segment + 1;
+            let mut deleting = lock(&self.deleting);
+            let own = deleting.iter_mut().find(|it| it.volume.id == volume.id);
+            own.into_iter().for_each(|own| own.cursor = cursor);
+        }
+        Ok(Some(before - layer.logical_blocks()))
+    }
+
+    /// The first that neither needs to stay nor waits for another one.
+    fn next_deletion(&self) -> Option<Deletion> {
+        let deleting = lock(&self.deleting);
+        let goes = |layer: LayerId| {
+            let found = deleting.iter().find(|it| it.volume.layer().id == layer);
+            found.is_some_and(|it| it.volume.layer().above().len() <= 1)
+        };
+        let is_next = |deletion: &&Deletion| match deletion.volume.layer().above()[..] {
+            [] => true,
+            [above] => !goes(above),
+            _ => false,
+        };
+        deleting.iter().find(is_next).cloned()
+    }
+
+    /// Whether [`Store::deletion_step`] would find something to do.
+    #[must_use]
+    pub fn has_deletion_to_do(&self) -> bool {
+        self.next_deletion().is_some()
+    }
+
+    /// Does all that deletions have left to do. `progress` is told how many blocks are done and how
+    /// many there were. Returns whether there was anything to do.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::deletion_step`].
+    pub fn finish_deletions(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
+        let waiting = self.deletions()?;
+        let waiting = waiting.iter().filter(|it| it.needed_by.is_empty());
+        let all: u64 = waiting.map(|it| it.own_blocks).sum();
+        let (mut done, mut is_any) = (0, false);
+        while let Some(blocks) = self.deletion_step()? {
+            is_any = true;
+            done += blocks;
+            progress(done.min(all), all);
+        }
+        Ok(is_any)
+    }
+
+    /// What was deleted and still holds something.
+    ///
+    /// # Errors
+    ///
+    /// Where a request panicked while it changed the maps.
+    pub fn deletions(&self) -> Result<Vec<DeletionStat>> {
+        let deleting = lock(&self.deleting).clone();
+        let ledger = self.pool.ledger()?;
+        let catalogue = &ledger.books.catalogue;
+        let stat = |deletion: &Deletion| {
+            let layer = deletion.volume.layer();
+            let above = catalogue
+                .volumes()
+                .filter(|(_, record)| record.below == Some(layer.id));
+            let mut needed_by: Vec<String> =
+                above.map(|(_, record)| catalogue.name_of(record)).collect();
+            if needed_by.len() < 2 {
+                needed_by.clear();
+            }
+            needed_by.sort();
+            let record = catalogue.by_id(deletion.volume.id);
+            DeletionStat {
+                name: record.map_or_else(
+                    || deletion.volume.name(),
+                    |(_, record)| catalogue.name_of(record),
+                ),
+                own_blocks: layer.logical_blocks(),
+                needed_by,
+            }
+        };
+        Ok(deleting.iter().map(stat).collect())
+    }
+
+    /// Deleted layers that stay because several others need them: nobody can use them, but what they
+    /// hold may be shared like everything else.
+    pub(crate) fn deletions_that_stay(&self) -> Vec<Arc<Volume>> {
+        let deleting = lock(&self.deleting);
+        let stay = deleting
+            .iter()
+            .filter(|it| it.volume.layer().above().len() > 1);
+        stay.map(|it| Arc::clone(&it.volume)).collect()
+    }
+
+    fn clear_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
+        let first = segment.first().0;
+        let _locked = layer
+            .locks
+            .lock(first..first + BLOCKS_PER_SEGMENT, Wait::Yes);
+        let leaf = self.pool.maps.leaf(layer, segment, Wait::Yes)?;
+        let entries = leaf.with(|entries| entries.to_vec());
+        if entries.iter().all(|it| *it == Entry::ABSENT) {
+            return Ok(());
+        }
+        let record = Record::Unmap {
+            layer: layer.id,
+            lba: segment.first(),
+            count: BLOCKS_PER_SEGMENT as u32,
+            to: UnmapTo::Absent,
+        };
+        self.pool
+            .record(&[record], &owned_runs(&entries), Wait::Yes)
+    }
+
+    fn merge_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
+        let pool = &self.pool;
+        // No batch is open about what moves.
+        let _job = lock(&pool.jobs);
+        if Guard::SettledBeforeMerge.holds() {
+            pool.settle_open_batch()?;
+        }
+        let maps = &pool.maps;
+        let [above] = layer.above()[..] else {
+            return Err(StoreError::damaged(format!(
+                "frozen layer {} has not one layer above it",
+                layer.id
+            )));
+        };
+        let above = maps.layer(above)?;
+        let first = segment.first().0;
+        let blocks = first..first + BLOCKS_PER_SEGMENT;
+        let _locked = above.locks.lock(blocks, Wait::Yes);
+        let lower = maps.leaf(layer, segment, Wait::Yes)?;
+        if lower.with(|entries| *entries == EMPTY_SEGMENT) {
+            return Ok(());
+        }
+        let owned = lower.with(|entries| owned_runs(entries));
+        let merge = Record::Merge {
+            layer: layer.id,
+            above: above.id,
+            segment,
+        };
+        pool.record(&[merge], &owned, Wait::Yes)
+    }
+
+    /// Nothing is left in it.
+    fn end_deletion(&self, volume: &Volume) -> Result<()> {
+        let _changing = lock(&self.changing);
+        // The finder publishes what is in a layer only while nobody holds this.
+        let _job = lock(&self.pool.jobs);
+        self.remove_record(volume.id, volume.layer().id)?;
+        lock(&self.deleting).retain(|other| other.volume.id != volume.id);
+        Ok(())
+    }
+
+    /// Nothing is mapped in the layer any more.
+    pub(crate) fn remove_record(&self, id: VolumeId, layer: LayerId) -> Result<()> {
+        let ledger = self.pool.ledger()?;
+        let slot = ledger.books.catalogue.by_id(id).map(|(slot, _)| slot);
+        drop(ledger);
+        let Some(slot) = slot else { return Ok(()) };
+        let gone = Record::VolumeGone {
+            slot,
+            volume: id,
+            layer,
+        };
+        self.change_catalogue(&[gone])
+    }
+
+    /// A volume can be deleted alone only without them.
+    fn check_has_no_snapshots(&self, volume: &Volume) -> Result<()> {
+        let snapshots = self.snapshots_of(volume);
+        let names: Vec<String> = snapshots.iter().map(|it| it.name()).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        let message = format!(
+            "volume '{}' has snapshots, which have to be deleted first, or with it: {}",
+            volume.name(),
+            names.join(", ")
+        );
+        Err(StoreError::new(StoreErrorKind::Exists, message))
+    }
+
+    fn snapshots_of(&self, volume: &Volume) -> Vec<Arc<Volume>> {
+        let prefix = full_name(&volume.name(), "");
+        let mut snapshots = self.snapshots_in_use();
+        snapshots.retain(|snapshot| snapshot.name().starts_with(&prefix));
+        snapshots
+    }
+}
