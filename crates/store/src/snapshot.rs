@@ -117,6 +117,8 @@ impl Store {
     /// of the disk.
     pub fn clone_volume(&self, source: &str, name: &str) -> Result<()> {
         check_name(name, "volume")?;
+        // The layer below may be on its way into the one above it, but no further while this looks.
+        let _turn = lock(&self.deletion_turn);
         let _changing = lock(&self.changing);
         let source = self.volume(source)?;
         self.check_name_is_free(name)?;

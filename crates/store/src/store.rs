@@ -98,7 +98,7 @@ pub struct Store {
     pub(crate) volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
     /// Volumes and snapshots that were deleted and still hold something.
     pub(crate) deleting: Mutex<Vec<Deletion>>,
-    /// Held by whoever goes on with a deletion.
+    /// Held by whoever goes on with a deletion, or needs that nobody does. Taken before `changing`.
     pub(crate) deletion_turn: Mutex<()>,
     /// Held while the catalogue is changed, from the check of a name to the record.
     pub(crate) changing: Mutex<()>,

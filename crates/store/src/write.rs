@@ -204,18 +204,20 @@ impl Volume {
     ) -> Result<Runs> {
         let blocks = data.chunks_exact(self.pool.block_size() as usize);
         let mut runs = Runs::new();
+        let mut below = None;
         for ((block, entry), n) in blocks.zip(entries).zip(0..) {
             let own = match Guard::SharedNotInPlace.holds() {
                 true => entry.own_pba(),
                 false => entry.pba(),
             };
             let fate = match own {
-                _ if is_zero(block) => match self.hides(layer, first + n, wait)? {
-                    true if *entry == Entry::ZERO => Fate::Nothing,
-                    true => Fate::Zero(UnmapTo::Zero),
-                    false if *entry == Entry::ABSENT => Fate::Nothing,
-                    false => Fate::Zero(UnmapTo::Absent),
-                },
+                _ if is_zero(block) => {
+                    let below = match &mut below {
+                        Some(below) => below,
+                        none => none.insert(self.entries_below(layer, first, entries, wait)?),
+                    };
+                    zero_fate(*entry, below.get(n as usize))
+                }
                 Some(pba) => Fate::InPlace(pba),
                 None => Fate::New,
             };
@@ -231,13 +233,24 @@ impl Volume {
         Ok(runs)
     }
 
-    /// Whether a layer below this one has data for the block, which zeros have to hide.
-    fn hides(&self, layer: &Layer, lba: Lba, wait: Wait) -> Result<bool> {
+    /// What the layers below this one say of these blocks; nothing if there are none.
+    fn entries_below(
+        &self,
+        layer: &Layer,
+        first: Lba,
+        own: &[Entry],
+        wait: Wait,
+    ) -> Result<Entries> {
+        let mut entries = Entries::new();
         let Some(below) = layer.below() else {
-            return Ok(false);
+            return Ok(entries);
         };
-        let view = self.pool.maps.view(&below, lba.segment(), wait)?;
-        Ok(view.with(|entries| entries[lba.slot()].pba().is_some()))
+        for (lba, count) in segments(first, own.len() as u64) {
+            let slots = lba.slot()..lba.slot() + count as usize;
+            let view = self.pool.maps.view(&below, lba.segment(), wait)?;
+            view.entries(slots, &mut entries);
+        }
+        Ok(entries)
     }
 
     /// [step 4 place] One allocation for all that is new, so that it comes out consecutive.
@@ -444,6 +457,17 @@ pub(crate) fn segments(first: Lba, count: u64) -> impl Iterator<Item = (Lba, u64
             (start, at.0 - start.0)
         })
     })
+}
+
+/// What becomes of an entry whose block is all zeros: data that a layer below has there is hidden.
+fn zero_fate(entry: Entry, below: Option<&Entry>) -> Fate {
+    let hides = below.is_some_and(|below| below.pba().is_some());
+    match hides {
+        true if entry == Entry::ZERO => Fate::Nothing,
+        true => Fate::Zero(UnmapTo::Zero),
+        false if entry == Entry::ABSENT => Fate::Nothing,
+        false => Fate::Zero(UnmapTo::Absent),
+    }
 }
 
 /// Whether a block is all zeros. Most that are not show it in the first bytes.

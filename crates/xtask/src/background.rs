@@ -41,7 +41,8 @@ pub(crate) struct Work {
 pub(crate) struct Backlog {
     /// Blocks that the finder has not looked at since they were written.
     pub(crate) dirty: u64,
-    /// References that were given up and not yet released.
+    /// References that were given up and not yet released, and blocks of what was deleted and has still
+    /// to be given up.
     pub(crate) queued: u64,
 }
 
@@ -97,7 +98,7 @@ impl Product {
         let stat = self.stat()?;
         Ok(Backlog {
             dirty: number(&stat, "dirty_blocks").context("pool stat")?,
-            queued: number(&stat, "queued_blocks").context("pool stat")?,
+            queued: number(&stat, "queued_blocks").context("pool stat")? + deleted_blocks(&stat),
         })
     }
 
@@ -140,4 +141,13 @@ impl Product {
 fn number(document: &Value, key: &str) -> Result<u64> {
     let number = document.get(key).and_then(Value::as_u64);
     number.with_context(|| format!("there is no number {key}"))
+}
+
+/// What nobody needs any more of what was deleted.
+fn deleted_blocks(stat: &Value) -> u64 {
+    let deletions = stat["being_deleted"].as_array().into_iter().flatten();
+    let gone = deletions.filter(|it| it["needed_by"].as_array().is_none_or(Vec::is_empty));
+    // One block more than it counts: with none left, its record is still there.
+    gone.map(|it| it["own_blocks"].as_u64().unwrap_or(0) + 1)
+        .sum()
 }
