@@ -237,10 +237,20 @@ impl Pool {
             if wait == Wait::No {
                 return Err(StoreError::would_wait());
             }
-            match pressure {
-                Pressure::Tail => self.commit()?,
-                Pressure::Changes => self.checkpoint()?,
-            }
+            self.relieve(&pressure)?;
+        }
+    }
+
+    /// Makes room for records, so that whoever appends some soon need not wait for it.
+    pub(crate) fn make_room(&self) -> Result<()> {
+        let pressure = self.pressure(&*self.ledger()?);
+        pressure.map_or(Ok(()), |pressure| self.relieve(&pressure))
+    }
+
+    fn relieve(&self, pressure: &Pressure) -> Result<()> {
+        match pressure {
+            Pressure::Tail => self.commit(),
+            Pressure::Changes => self.checkpoint(),
         }
     }
 

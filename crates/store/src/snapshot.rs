@@ -247,6 +247,8 @@ impl Store {
         sources: &[Arc<Volume>],
         records: impl FnOnce(&Catalogue) -> Result<Vec<Record>>,
     ) -> Result<Vec<Record>> {
+        // Before the writes are held up, which a checkpoint would do for long.
+        self.pool.make_room()?;
         let layers: Vec<Arc<Layer>> = sources.iter().map(|source| source.layer()).collect();
         let all = 0..VOLUME_BLOCKS_MAX;
         let drained: Vec<_> = layers
