@@ -15,7 +15,8 @@ use crate::state::{Config, Phase, Stage, State};
 /// announced by several records, in ascending order, until it is committed.
 pub(crate) fn mark(state: &mut State, config: &Config, layer: LayerId, lbas: Bits) -> Option<()> {
     let image = &state.memory.image;
-    let found = image.layer(layer).filter(|found| !found.deleting)?;
+    let stays = image.children(layer).count() > 1;
+    let found = image.layer(layer).filter(|it| !it.deleting || stays)?;
     let mut items = Vec::new();
     for lba in lbas.iter() {
         let Entry::Private(block) = found.map[usize::from(lba)] else {

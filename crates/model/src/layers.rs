@@ -1,7 +1,7 @@
 //! Snapshot, clone, and the merge that deletes a layer.
 
 use crate::guards::Guard;
-use crate::image::{Entry, LBAS, LayerId, Lba, Record, VOLUMES, Volume};
+use crate::image::{Entry, Image, LBAS, LayerId, Lba, Record, VOLUMES, Volume};
 use crate::state::{Config, Stage, State};
 use crate::volume_steps::readable;
 
@@ -60,14 +60,13 @@ pub(crate) fn clone(
     Some(())
 }
 
-/// Begins to delete a frozen layer.
+/// Begins to delete a frozen layer. With several above it, it stays until that changes.
 pub(crate) fn start_delete(state: &mut State, config: &Config, layer: LayerId) -> Option<()> {
     let image = &state.memory.image;
     let found = image.layer(layer)?;
-    let sole = image.children(layer).count() <= 1 || !config.on(Guard::MergeIntoOnlyChild);
     let unanswered = state.memory.snapshot.is_some_and(|(id, _)| id == layer);
     let other = state.memory.delete.is_some();
-    if !found.frozen || found.deleting || unanswered || other || !sole {
+    if !found.frozen || found.deleting || unanswered || other {
         return None;
     }
     state.budget.deletes = state.budget.deletes.checked_sub(1)?;
@@ -89,7 +88,7 @@ pub(crate) fn merge_step(
     let image = &state.memory.image;
     let found = image.layer(layer)?;
     let starting = state.memory.delete.is_some_and(|(id, _)| id == layer);
-    if !found.deleting || starting {
+    if !found.deleting || starting || !may_go(image, config, layer) {
         return None;
     }
     let into = image.children(layer).next();
@@ -131,11 +130,16 @@ pub(crate) fn drop_layer(state: &mut State, config: &Config, layer: LayerId) -> 
     let found = state.memory.image.layer(layer)?;
     let empty = found.map.iter().all(|entry| *entry == Entry::Absent);
     let starting = state.memory.delete.is_some_and(|(id, _)| id == layer);
-    if !found.deleting || starting || !empty {
+    if !found.deleting || starting || !empty || !may_go(&state.memory.image, config, layer) {
         return None;
     }
     state.append(config, Record::LayerDropped { layer });
     Some(())
+}
+
+/// What a layer has can move to one layer above it, not to several.
+fn may_go(image: &Image, config: &Config, layer: LayerId) -> bool {
+    image.children(layer).count() <= 1 || !config.on(Guard::MergeIntoOnlyChild)
 }
 
 /// Drops cached lookups that may have gone through a layer that gave something up.
