@@ -300,6 +300,35 @@ fn an_attached_volume_is_protected() {
 }
 
 #[test]
+fn attached_volumes_and_snapshots_are_neither_rolled_back_nor_deleted() {
+    let scene = Scene::new();
+    let _daemon = scene.daemon();
+    scene.ok(&["volume", "create", "vm", "--size", "1M"]);
+    scene.ok(&["snapshot", "create", "vm@s"]);
+    let me = format!("process {}", std::process::id());
+    for (attached, arguments) in [
+        ("vm", &["snapshot", "rollback", "vm@s", "--yes"][..]),
+        ("vm@s", &["snapshot", "delete", "vm@s", "--yes"]),
+    ] {
+        let client = attach(&scene, attached);
+        scene
+            .run(arguments)
+            .is_refusal(1, &["attached", &me, "--force"]);
+        // A clone is another volume.
+        let clone = format!("clone-{}", scene.volumes().len());
+        scene.ok(&["volume", "clone", attached, &clone]);
+        scene.ok(&[arguments, &["--force"]].concat());
+        assert!(is_disconnected(client), "{arguments:?}");
+    }
+    scene.ok(&["snapshot", "create", "vm@t"]);
+    let client = attach(&scene, "vm@t");
+    let delete = ["volume", "delete", "vm", "--snapshots", "--yes"];
+    scene.run(&delete).is_refusal(1, &["vm@t", "attached", &me]);
+    assert_eq!(scene.volumes(), ["clone-1", "clone-2", "vm"]);
+    drop(client);
+}
+
+#[test]
 fn the_control_socket_survives_nonsense() {
     let scene = Scene::new();
     let _daemon: Daemon = scene.daemon();
