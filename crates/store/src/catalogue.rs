@@ -7,12 +7,16 @@ use onefold_format::page::{CATALOGUE_OWNER, PageKind};
 use onefold_format::{
     DomainId, LayerCounts, LayerId, PageNumber, TreeRoot, VolumeId, VolumeRecord, VolumeState,
 };
+use rustc_hash::FxHashMap;
 
 use crate::error::{Result, StoreError};
 use crate::limits::VOLUMES_MAX;
 use crate::pages::Pages;
 use crate::snapshot::full_name;
 use crate::tree;
+
+/// The volume of a snapshot that is the only one left of both.
+const DELETED: &str = "(deleted)";
 
 #[derive(Default)]
 pub(crate) struct Catalogue {
@@ -86,11 +90,27 @@ impl Catalogue {
             return record.name.clone();
         };
         let of = self.by_id(of).map(|(_, volume)| volume.name.as_str());
-        full_name(of.unwrap_or("(deleted)"), &record.name)
+        full_name(of.unwrap_or(DELETED), &record.name)
     }
 
     pub(crate) fn by_id(&self, id: VolumeId) -> Option<(u64, &VolumeRecord)> {
         self.volumes().find(|(_, volume)| volume.id == id)
+    }
+
+    /// All volumes and snapshots, each under its full name.
+    pub(crate) fn into_fully_named(self) -> Vec<VolumeRecord> {
+        let mut records: Vec<VolumeRecord> = self.slots.into_iter().flatten().collect();
+        let volumes = records.iter().filter(|record| record.snapshot_of.is_none());
+        let names: FxHashMap<VolumeId, String> = volumes
+            .map(|volume| (volume.id, volume.name.clone()))
+            .collect();
+        for record in &mut records {
+            if let Some(of) = record.snapshot_of {
+                let of = names.get(&of).map_or(DELETED, String::as_str);
+                record.name = full_name(of, &record.name);
+            }
+        }
+        records
     }
 
     /// The slots that new volumes go to.

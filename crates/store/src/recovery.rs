@@ -409,7 +409,10 @@ fn open_books(
                 tree::Visit::Leaf(_, pointer) => pages.mark_used(pointer.page),
             },
         )
-        .map_err(|error| error.during(format_args!("the map of volume '{}'", volume.name)))?;
+        .map_err(|error| {
+            let name = catalogue.name_of(volume);
+            error.during(format_args!("the map of volume '{name}'"))
+        })?;
         maps.add_layer(volume);
     }
     for (_, volume) in catalogue.volumes() {

@@ -34,6 +34,7 @@ pub(crate) const ROWS_AT_ONCE: usize = 4096;
 pub(crate) struct Snapshot<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) root: Root,
+    /// Each layer's record, its name being the one that messages use.
     pub(crate) volumes: Vec<VolumeRecord>,
     /// What finder or collector had still to settle.
     pub(crate) open: Option<OpenBatch>,
@@ -63,11 +64,10 @@ impl<'a> Snapshot<'a> {
         }
         let root = *pool.checkpoints.lock();
         let catalogue = Catalogue::read(&pool.pages, root.catalogue, &mut |_| Ok(()))?;
-        let volumes = catalogue.volumes().map(|(_, volume)| volume.clone());
         Ok(Self {
             pool,
             root,
-            volumes: volumes.collect(),
+            volumes: catalogue.into_fully_named(),
             open: Batches::read(&pool.pages, &root, &mut |_| Ok(()))?.open,
             is_fresh,
             _hold: hold,

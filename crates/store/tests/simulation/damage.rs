@@ -252,6 +252,33 @@ fn a_flipped_bit_in_a_map_page_hurts_its_segment_only() {
 }
 
 #[test]
+fn a_finding_in_a_snapshot_names_its_volume() {
+    let world = World::new(
+        6,
+        &CreateOptions {
+            size_bytes: 16 * MIB,
+            log_bytes: 256 << 10,
+            ..CreateOptions::default()
+        },
+    );
+    world.open(8 * MIB).unwrap();
+    world.create_volume(8 * MIB).unwrap();
+    let ids = world.volume_ids();
+    world.write(ids[0], 0, MIB, Fill::Data, Wait::Yes).unwrap();
+    world.create_snapshots(&ids).unwrap();
+    world.check().unwrap();
+    let snapshot = world.store().stat().unwrap().snapshots;
+    world.engine().halt();
+    let pages = pages_of(&world.engine(), page::PageKind::Map);
+    let (at, _) = pages.last().unwrap();
+    let engine = damaged(&world, |engine| engine.flip_bit(Part::Meta, at + 200, 2));
+    let found = findings(&open(engine).unwrap(), false);
+    let place = format!("volume '{}', LBA 0 to 511", snapshot[0].name);
+    assert!(snapshot[0].name.starts_with("volume-1@"), "{snapshot:?}");
+    assert!(found[0].message.starts_with(&place), "{found:?}");
+}
+
+#[test]
 fn a_flipped_bit_in_free_space_is_found_and_repaired() {
     let world = pool();
     let newest = pages_of(&world.engine(), page::PageKind::Space);
