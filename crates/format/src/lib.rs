@@ -20,12 +20,14 @@
 //! | [`frame`] | the unit in which the log is written |
 //! | [`record`] | what a frame carries: changes of maps, catalogue, queue and open batch |
 //! | [`secret`] | the key from which fingerprints take theirs |
+//! | [`export`] | both ends of an export of metadata |
 
 pub mod batch_page;
 mod bytes;
 pub mod catalogue_page;
 pub mod entry;
 mod error;
+pub mod export;
 pub mod frame;
 pub mod map_page;
 pub mod node;
@@ -42,6 +44,7 @@ pub use batch_page::BatchItem;
 pub use catalogue_page::{DedupMode, LayerCounts, VolumeRecord, VolumeState};
 pub use entry::Entry;
 pub use error::FormatError;
+pub use export::ExportMark;
 pub use node::{Pointer, TreeRoot};
 pub use queue_page::QueueElement;
 pub use record::{Outcome, PublishRun, Record, Release, UnmapTo};

@@ -21,6 +21,7 @@
 
 use crate::bytes::{array_at, put, u32_at, u64_at};
 use crate::error::FormatError;
+use crate::node::ROOT_SLOTS;
 use crate::units::{ID_END, PageNumber, PoolId};
 use crate::{MAJOR_VERSION, MINOR_VERSION};
 
@@ -77,7 +78,22 @@ pub enum PageKind {
     Batch = 9,
     /// [`crate::secret`]
     Secret = 10,
+    /// [`crate::export`]
+    ExportMark = 11,
 }
+
+/// What the pages of trees are.
+const OF_TREES: [PageKind; 6] = [
+    PageKind::Node,
+    PageKind::Map,
+    PageKind::Space,
+    PageKind::Catalogue,
+    PageKind::Queue,
+    PageKind::Batch,
+];
+
+/// First number that no pointer to a page can hold.
+const PAGE_END: u64 = 1 << 48;
 
 /// What a page says of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,6 +207,33 @@ pub fn open(page: &PageBytes, expected: &PageHeader) -> Result<(u64, u32), Forma
         });
     }
     Ok((u64_at(page, 48), stored))
+}
+
+/// Checks a page of some tree by itself: that it is whole, of `pool`, and of a version that this
+/// build reads. What it says of its place is returned, not compared.
+///
+/// # Errors
+///
+/// As [`open`]; [`FormatError::Field`] for what is no page of a tree.
+pub fn open_of_tree(page: &PageBytes, pool: PoolId) -> Result<PageHeader, FormatError> {
+    let kind = OF_TREES.into_iter().find(|kind| *kind as u8 == page[4]);
+    let header = PageHeader {
+        kind: kind.unwrap_or(PageKind::Node),
+        level: page[7],
+        pool,
+        page: PageNumber(u64_at(page, 24)),
+        owner: u64_at(page, 32),
+        index: u64_at(page, 40),
+        sequence: u64_at(page, 48),
+    };
+    open(page, &header)?;
+    if !(ROOT_SLOTS..PAGE_END).contains(&header.page.0) {
+        return Err(FormatError::Field {
+            field: "page number",
+            value: header.page.0,
+        });
+    }
+    Ok(header)
 }
 
 /// The pool that a page claims to belong to, before anything else about it is believed.

@@ -7,9 +7,9 @@ use onefold_format::node::Node;
 use onefold_format::page::{self, BODY, PAGE_BYTES, PageBytes, PageHeader, PageKind};
 use onefold_format::superblock::check_data_label;
 use onefold_format::{
-    BatchItem, DomainId, Entry, FormatError, LayerCounts, LayerId, Lba, MAJOR_VERSION, Outcome,
-    PageNumber, Pba, PoolId, PublishRun, QueueElement, Record, Release, Root, Secret, Superblock,
-    TreeRoot, VolumeRecord,
+    BatchItem, DomainId, Entry, ExportMark, FormatError, LayerCounts, LayerId, Lba, MAJOR_VERSION,
+    Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record, Release, Root, Secret,
+    Superblock, TreeRoot, VolumeRecord,
 };
 use onefold_format::{map_page, queue_page, record, space_page};
 use proptest::collection::vec;
@@ -125,6 +125,7 @@ const RESERVED: &[(&str, &[std::ops::Range<usize>])] = &[
     // Behind the last item, but for the PBA that would make another one.
     ("batch_page", &[56..60, 3280..3288, 3293..4096]),
     ("secret", &[56..60, 96..4096]),
+    ("export", &[56..60, 76..4096]),
 ];
 
 #[test]
@@ -451,6 +452,43 @@ fn impossible_values_are_refused_even_with_the_right_checksum() {
 }
 
 #[test]
+fn the_first_mark_of_an_export_is_of_no_pages() {
+    let mark = ExportMark {
+        place: 0,
+        ..samples::export_mark()
+    };
+    assert!(matches!(
+        ExportMark::decode(&mark.encode(), 0),
+        Err(FormatError::Field { .. })
+    ));
+}
+
+/// Whoever reads pages in a row knows nothing of them but what they say.
+#[test]
+fn pages_of_trees_are_told_from_others() {
+    for sample in pages() {
+        let opened = page::open_of_tree(&sample.page, POOL);
+        let is_of_tree = sample.name == "node" || sample.name.ends_with("_page");
+        assert_eq!(opened.is_ok(), is_of_tree, "{}: {opened:?}", sample.name);
+        if let Ok(header) = opened {
+            assert_eq!(header, sample.header);
+        }
+        let foreign = page::open_of_tree(&sample.page, PoolId([1; 16]));
+        assert!(foreign.is_err(), "{}", sample.name);
+    }
+    for place in [0, 1, 1 << 48] {
+        let mut page = page("node").page;
+        page[24..32].copy_from_slice(&u64::to_le_bytes(place));
+        reseal(&mut page);
+        let opened = page::open_of_tree(&page, POOL);
+        assert!(
+            matches!(opened, Err(FormatError::Field { .. })),
+            "{opened:?}"
+        );
+    }
+}
+
+#[test]
 fn counts_stand_only_above_leaves() {
     let sample = page("node");
     let mut high = sample.page.clone();
@@ -749,11 +787,15 @@ fn read_as_everything(page: &PageBytes) {
     let _ = queue_page::decode(page);
     let _ = batch_page::decode(page);
     let _ = Secret::decode(page, page::claimed_pool(page));
+    for place in [0, samples::export_mark().place] {
+        let _ = ExportMark::decode(page, place);
+    }
+    let _ = page::open_of_tree(page, page::claimed_pool(page));
 }
 
 proptest! {
     #[test]
-    fn garbage_never_panics(bytes in vec(any::<u8>(), 0..PAGE_BYTES), kind in 1..11_u8) {
+    fn garbage_never_panics(bytes in vec(any::<u8>(), 0..PAGE_BYTES), kind in 1..12_u8) {
         let mut page = page::blank();
         page[..bytes.len()].copy_from_slice(&bytes);
         read_as_everything(&page);
@@ -768,7 +810,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_samples_never_panic(at in BODY..PAGE_BYTES, value: u64, which in 0..10_usize) {
+    fn damaged_samples_never_panic(at in BODY..PAGE_BYTES, value: u64, which in 0..11_usize) {
         let sample = &pages()[which];
         let mut page = sample.page.clone();
         let end = (at + 8).min(PAGE_BYTES);

@@ -171,6 +171,7 @@ fn sources_and_documents_have_the_same_fields() {
         pair!("record", 37),
         pair!("batch_page", 2),
         pair!("secret", 1),
+        pair!("export", 2),
     ];
     for (source, document, count) in pairs {
         let fields = fields_in(source);

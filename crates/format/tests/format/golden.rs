@@ -11,7 +11,9 @@ use onefold_format::frame;
 use onefold_format::node::Node;
 use onefold_format::page::{self, PageBytes};
 use onefold_format::superblock::check_data_label;
-use onefold_format::{Entry, PageNumber, PoolId, Record, Root, Secret, Superblock, record};
+use onefold_format::{
+    Entry, ExportMark, PageNumber, PoolId, Record, Root, Secret, Superblock, record,
+};
 use onefold_format::{batch_page, catalogue_page, map_page, queue_page, space_page};
 
 use crate::samples::{self, POOL, page};
@@ -208,6 +210,18 @@ fn golden_secret() {
 }
 
 #[test]
+fn golden_export() {
+    let place = samples::export_mark().place;
+    let kept = golden_page("export", |page| {
+        format!(
+            "{:#?}\n",
+            ExportMark::decode(page, place).expect("it opens")
+        )
+    });
+    assert_eq!(ExportMark::decode(&kept, place), Ok(samples::export_mark()));
+}
+
+#[test]
 fn golden_frame() {
     let kept = golden("frame", &samples::frame(), |bytes| {
         let frame = frame::decode_header(bytes, POOL).expect("it opens");
@@ -269,6 +283,7 @@ fn every_golden_file_is_read_by_a_test() {
         "catalogue_page",
         "data_label",
         "entry",
+        "export",
         "frame",
         "map_page",
         "node",

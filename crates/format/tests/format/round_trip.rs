@@ -20,10 +20,10 @@ use onefold_format::units::{
     BLOCK_SIZES, BLOCKS_PER_SEGMENT, DOMAIN_END, ID_END, PBA_END, SECTOR_BYTES, VOLUME_BLOCKS_MAX,
 };
 use onefold_format::{
-    BatchItem, BatchKind, DedupMode, DomainId, Entry, IndexKind, LayerCounts, LayerId, Lba,
-    OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record, Release,
-    Root, Secret, SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState,
-    record,
+    BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, IndexKind, LayerCounts, LayerId,
+    Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record,
+    Release, Root, Secret, SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord,
+    VolumeState, record,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -448,6 +448,13 @@ proptest! {
         prop_assume!(secret.iter().any(|byte| *byte != 0));
         let written = Secret(secret.try_into().expect("32 bytes"));
         prop_assert_eq!(Secret::decode(&written.encode(pool), pool), Ok(written));
+    }
+
+    #[test]
+    fn export(pool in pools(), place: u64, created_unix_seconds: u64, checksum: u32) {
+        let checksum = if place == 0 { 0 } else { checksum };
+        let written = ExportMark { pool, place, created_unix_seconds, checksum };
+        prop_assert_eq!(ExportMark::decode(&written.encode(), place), Ok(written));
     }
 
     #[test]

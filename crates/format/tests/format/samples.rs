@@ -12,10 +12,10 @@ use onefold_format::page::{
 use onefold_format::queue_page::{ELEMENTS_PER_PAGE, Elements, NO_ELEMENTS};
 use onefold_format::space_page::{Bitmap, EMPTY_BITMAP};
 use onefold_format::{
-    BatchItem, BatchKind, DedupMode, DomainId, Entry, FormatError, IndexKind, LayerCounts, LayerId,
-    Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record,
-    Release, Root, Secret, SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord,
-    VolumeState,
+    BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, FormatError, IndexKind,
+    LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun,
+    QueueElement, Record, Release, Root, Secret, SegmentIndex, Superblock, TreeRoot, UnmapTo,
+    VolumeId, VolumeRecord, VolumeState,
 };
 use onefold_format::{
     batch_page, catalogue_page, frame, map_page, queue_page, space_page, superblock,
@@ -140,6 +140,15 @@ pub(crate) fn items() -> Vec<BatchItem> {
 
 pub(crate) fn secret() -> Secret {
     Secret(std::array::from_fn(|at| 0xa0 ^ at as u8))
+}
+
+pub(crate) fn export_mark() -> ExportMark {
+    ExportMark {
+        pool: POOL,
+        place: 0x0102_0304,
+        created_unix_seconds: 1_700_000_001,
+        checksum: 0x5ca1_ab1e,
+    }
 }
 
 fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecord {
@@ -390,6 +399,20 @@ fn pages_outside_trees() -> Vec<PageSample> {
                 ..identity
             },
             decode: |page| Secret::decode(page, POOL).map(drop),
+        },
+        PageSample {
+            name: "export",
+            page: export_mark().encode(),
+            header: PageHeader {
+                kind: PageKind::ExportMark,
+                page: PageNumber(export_mark().place),
+                ..identity
+            },
+            decode: |page| {
+                let mark = ExportMark::decode(page, export_mark().place)?;
+                let is_ours = mark.pool == POOL;
+                is_ours.then_some(()).ok_or(FormatError::Pool)
+            },
         },
     ]
 }

@@ -8,9 +8,9 @@ use onefold_format::page::{self, PageBytes, PageHeader, PageKind};
 use onefold_format::queue_page::{self, ELEMENTS_PER_PAGE};
 use onefold_format::space_page::{self, EMPTY_BITMAP};
 use onefold_format::{
-    BatchItem, BatchKind, DedupMode, DomainId, Entry, FormatError, IndexKind, LayerCounts, LayerId,
-    Lba, MAJOR_VERSION, MINOR_VERSION, OpenBatchHead, PageNumber, Pba, PoolId, QueueElement, Root,
-    Secret, Superblock, TreeRoot, VolumeId, VolumeRecord, VolumeState,
+    BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, FormatError, IndexKind,
+    LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, OpenBatchHead, PageNumber, Pba,
+    PoolId, QueueElement, Root, Secret, Superblock, TreeRoot, VolumeId, VolumeRecord, VolumeState,
 };
 
 use super::{ALL, Trial, bit_table, bits_of, check, crc_without, table};
@@ -580,6 +580,29 @@ fn batch_page_document() {
         reseal(&mut sample.page);
         let read = (sample.decode)(&sample.page);
         matches!(read, Err(FormatError::Reserved { .. }))
+    });
+}
+
+#[test]
+fn export_document() {
+    let document = include_str!("../../../../../docs/format/export.md");
+    let mark = samples::export_mark();
+    let encoded = |mark: ExportMark| without_checksum(&mark.encode());
+    let created = |created_unix_seconds| {
+        encoded(ExportMark {
+            created_unix_seconds,
+            ..mark
+        })
+    };
+    let checksum = |checksum| encoded(ExportMark { checksum, ..mark });
+    let trials = vec![
+        ("page header", Trial::Elsewhere),
+        ("created", Trial::Whole(created(0), created(ALL))),
+        ("checksum", Trial::Whole(checksum(0), checksum(u32::MAX))),
+    ];
+    let sample = page("export").page;
+    check(&table(document, "Mark"), &sample[..], trials, |at| {
+        page_refuses("export", at)
     });
 }
 
