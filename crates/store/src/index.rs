@@ -169,6 +169,14 @@ pub(crate) fn create(engine: &dyn Engine, kind: IndexKind, pool: PoolId) -> Resu
     Ok(onefold_index::create(kind, &disk, pool)?)
 }
 
+/// Makes an index that has to be counted before it can be used.
+pub(crate) fn create_uncounted(engine: &dyn Engine, kind: IndexKind, pool: PoolId) -> Result<()> {
+    let disk = engine
+        .create(Part::Index, 0)
+        .map_err(|error| StoreError::io(engine.describe(Part::Index), error))?;
+    Ok(onefold_index::replace(kind, &disk, pool)?)
+}
+
 fn open(engine: &dyn Engine, created_with: IndexKind, pool: PoolId, bytes: usize) -> Result<State> {
     let disk = engine
         .open(Part::Index)

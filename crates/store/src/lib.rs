@@ -23,6 +23,8 @@
 //! | `recovery.rs` | creating, opening, replay |
 //! | `references.rs` `check.rs` `stat.rs` | counting and proving what the maps say |
 //! | `snapshot.rs` `deletion.rs` | making snapshots and clones, going back; deleting |
+//! | `snapshot.rs` | making and deleting snapshots |
+//! | `export.rs` | all metadata in one file, and a pool's parts from it |
 //! | `remake.rs` | making the index anew, or one of another kind |
 //!
 //! There are no threads here: every call does its work on its caller's thread, but for what
@@ -42,6 +44,7 @@ mod commit;
 mod deletion;
 mod epoch;
 mod error;
+mod export;
 mod finder;
 mod give_back;
 mod guard;
@@ -76,6 +79,7 @@ pub use check::{CheckReport, Finding};
 pub use collector::{COLLECT_BATCH_BLOCKS, CollectReport};
 pub use deletion::DeletionStat;
 pub use error::{Result, StoreError, StoreErrorKind};
+pub use export::{LogAfter, MetadataExport};
 pub use finder::{BatchReport, Ready};
 pub use guard::Guard;
 #[cfg(feature = "simulation")]

@@ -173,6 +173,17 @@ pub(crate) struct ReadFrame {
     pub(crate) bytes: u64,
 }
 
+impl ReadFrame {
+    /// The place behind it.
+    pub(crate) fn end(&self) -> LogMark {
+        LogMark {
+            position: self.header.position + self.bytes,
+            commit: self.header.commit,
+            checksum: self.checksum,
+        }
+    }
+}
+
 impl LogReader<'_> {
     /// The frame at `position`, whole and of this pool, and its payload; or why there is none.
     pub(crate) fn frame(

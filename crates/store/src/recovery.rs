@@ -37,7 +37,7 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::index::{self, IndexSlot};
 use crate::limits::Limits;
-use crate::log::{Log, LogMark, ReadFrame};
+use crate::log::{Log, LogMark, LogReader, ReadFrame};
 use crate::map::Maps;
 use crate::pages::Pages;
 use crate::pool::Pool;
@@ -202,7 +202,7 @@ fn check_options(options: &CreateOptions) -> Result<u64> {
     Ok(pool_blocks)
 }
 
-fn part_error(engine: &dyn Engine, part: Part, error: std::io::Error) -> StoreError {
+pub(crate) fn part_error(engine: &dyn Engine, part: Part, error: std::io::Error) -> StoreError {
     let name = engine.describe(part);
     let kind = match error.kind() {
         std::io::ErrorKind::NotFound => StoreErrorKind::MissingPart,
@@ -359,7 +359,12 @@ fn read_root(meta: &dyn Disk, pool: PoolId, name: &str, is_later_minor: &mut boo
     newest.ok_or_else(none)
 }
 
-fn check_data(data: &dyn Disk, superblock: &Superblock, root: &Root, name: &str) -> Result<()> {
+pub(crate) fn check_data(
+    data: &dyn Disk,
+    superblock: &Superblock,
+    root: &Root,
+    name: &str,
+) -> Result<()> {
     let needed = root.pool_blocks * u64::from(superblock.block_size);
     let len = data.len().map_err(|e| StoreError::io(name, e))?;
     if len < needed {
@@ -500,15 +505,9 @@ impl Pool {
             let mut session = log.session;
             let mut is_commit_whole = true;
             let is_full = loop {
-                let (frame, payload) = match reader.frame(end.position)? {
-                    Ok((frame, payload)) if follows(&frame, end, session, is_commit_whole) => {
-                        (frame, payload)
-                    }
-                    Ok(_) => break false,
-                    Err(newer @ FormatError::Newer { .. }) => {
-                        return Err(StoreError::format("the log", newer));
-                    }
-                    Err(_) => break false,
+                let next = next_frame(&mut reader, end, session, is_commit_whole)?;
+                let Some((frame, payload)) = next else {
+                    break false;
                 };
                 let at = end.position;
                 let replayed = self
@@ -518,29 +517,15 @@ impl Pool {
                 report.log_bytes_replayed += frame.bytes;
                 session = frame.header.session;
                 is_commit_whole = frame.header.last;
-                end = LogMark {
-                    position: at + frame.bytes,
-                    commit: frame.header.commit,
-                    checksum: frame.checksum,
-                };
+                end = frame.end();
                 // Only between commits: a root cannot say that replay starts inside one. What one
                 // commit makes dirty was bounded when it was written.
                 if is_commit_whole && !is_later_minor && self.needs_checkpoint()? {
                     break true;
                 }
             };
-            let torn = end.commit + u64::from(is_commit_whole);
-            let later = if is_full {
-                None
-            } else {
-                reader.find_later(end.position, torn + 1)?
-            };
-            if let Some(later) = later.filter(|_| Guard::GapIsDamage.holds()) {
-                return Err(StoreError::damaged(format!(
-                    "the log has a bad frame at {}, but commits behind it (at {later}): what is in \
-                     between is lost; restore the pool from a copy",
-                    end.position
-                )));
+            if !is_full {
+                check_no_later(&mut reader, end, is_commit_whole)?;
             }
             drop(log);
             let mut log = self.commits.lock();
@@ -600,6 +585,47 @@ impl Pool {
         log.session = session;
         Ok(())
     }
+}
+
+/// The frame that was written after those read so far, if there is one.
+fn next_frame<'a>(
+    reader: &'a mut LogReader<'_>,
+    end: LogMark,
+    session: u64,
+    is_commit_whole: bool,
+) -> Result<Option<(ReadFrame, &'a [u8])>> {
+    match reader.frame(end.position)? {
+        Ok((frame, payload)) if follows(&frame, end, session, is_commit_whole) => {
+            Ok(Some((frame, payload)))
+        }
+        Err(newer @ FormatError::Newer { .. }) => Err(StoreError::format("the log", newer)),
+        _ => Ok(None),
+    }
+}
+
+/// No frame follows at `end`: nothing behind it may be of a later commit.
+fn check_no_later(reader: &mut LogReader<'_>, end: LogMark, is_commit_whole: bool) -> Result<()> {
+    let torn = end.commit + u64::from(is_commit_whole);
+    let later = reader.find_later(end.position, torn + 1)?;
+    if let Some(later) = later.filter(|_| Guard::GapIsDamage.holds()) {
+        return Err(StoreError::damaged(format!(
+            "the log has a bad frame at {}, but commits behind it (at {later}): what is in \
+             between is lost; restore the pool from a copy",
+            end.position
+        )));
+    }
+    Ok(())
+}
+
+/// Where a log ends, by its frames alone. Damage where it does not go on without a gap.
+pub(crate) fn follow_log(log: &Log) -> Result<LogMark> {
+    let mut reader = log.reader();
+    let (mut end, mut session, mut is_commit_whole) = (log.end, log.session, true);
+    while let Some((frame, _)) = next_frame(&mut reader, end, session, is_commit_whole)? {
+        (end, session, is_commit_whole) = (frame.end(), frame.header.session, frame.header.last);
+    }
+    check_no_later(&mut reader, end, is_commit_whole)?;
+    Ok(end)
 }
 
 /// Whether a whole frame is the one that was written after those read so far.

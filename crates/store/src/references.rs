@@ -54,7 +54,7 @@ pub(crate) struct Window {
 }
 
 impl<'a> Snapshot<'a> {
-    /// Writes a checkpoint and keeps it. The caller holds the job lock.
+    /// Writes a checkpoint and keeps it. Who compares it with the index holds the job lock.
     pub(crate) fn take(pool: &'a Pool) -> Result<Self> {
         // The hold comes first: a checkpoint between the two would only hold back more.
         let hold = pool.pages.hold();

@@ -4,7 +4,7 @@
 //! disk never changes; [`rewrite`] makes the next version beside it, sharing what stayed.
 
 use onefold_format::node::{LEVELS_MAX, NODE_FANOUT, Node};
-use onefold_format::page::PageKind;
+use onefold_format::page::{PageBytes, PageKind};
 use onefold_format::{PageNumber, Pointer, TreeRoot};
 
 use crate::error::{Result, StoreError};
@@ -120,6 +120,40 @@ fn walk_below(
             visit(Visit::Leaf(child_first, child))?;
         } else {
             walk_below(pages, owner, level - 1, child_first, child, visit)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads every page, a node before what lies below it, and visits it as it is on disk.
+pub(crate) fn each_page(
+    pages: &Pages,
+    owner: u64,
+    root: TreeRoot,
+    leaf: PageKind,
+    visit: &mut dyn FnMut(&PageBytes) -> Result<()>,
+) -> Result<()> {
+    match root.top {
+        Some(top) => each_page_below(pages, (owner, leaf), (root.levels, 0, top), visit),
+        None => Ok(()),
+    }
+}
+
+fn each_page_below(
+    pages: &Pages,
+    (owner, leaf): (u64, PageKind),
+    (level, first, pointer): (u8, u64, Pointer),
+    visit: &mut dyn FnMut(&PageBytes) -> Result<()>,
+) -> Result<()> {
+    if level == 0 {
+        return visit(&*pages.read(leaf, 0, owner, first, pointer)?);
+    }
+    visit(&*pages.read(PageKind::Node, level, owner, first, pointer)?)?;
+    let node = pages.node(level, owner, first, pointer)?;
+    for (slot, child) in (0..).zip(node.children.iter()) {
+        if let Some(child) = *child {
+            let below = (level - 1, first + slot * span(level - 1), child);
+            each_page_below(pages, (owner, leaf), below, visit)?;
         }
     }
     Ok(())

@@ -98,7 +98,7 @@ fn seal_again(bytes: &mut PageBytes, change: impl FnOnce(&mut PageBytes)) {
 }
 
 /// CRC-32C, bit by bit.
-fn crc32c(bytes: &[u8]) -> u32 {
+pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     let step = |crc: u32, byte: &u8| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
             (crc >> 1) ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 }

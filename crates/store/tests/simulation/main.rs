@@ -22,6 +22,7 @@
 //! | `index_damage.rs` | an index that decayed, is gone, or disagrees with the maps |
 //! | `index_rows.rs` | the index, changed behind the store's back |
 //! | `repair.rs` | `check --repair` |
+//! | `export.rs` | all metadata in one file, and pools made from it |
 //! | `coverage.rs` | what must have happened in them |
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
@@ -29,6 +30,7 @@
 mod coverage;
 mod crash;
 mod damage;
+mod export;
 mod failures;
 mod guards;
 mod index_damage;

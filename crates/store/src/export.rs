@@ -1,0 +1,360 @@
+//! An export of a pool's metadata, and the parts that are made from one.
+//!
+//! An export is a row of pages, each as it stands in the pool: see `docs/format/export.md`. What it
+//! has no pages for is made again: the index from the maps and the data, the log from nothing, unless
+//! the log that is there goes on where the export ends.
+//!
+//! Making parts from an export writes the root last: without it there is no pool, so a crash leaves
+//! none, or all of it.
+
+use std::io::{ErrorKind, Read, Write};
+
+use onefold_engine::{Engine, Part};
+use onefold_format::node::ROOT_SLOTS;
+use onefold_format::page::{
+    self, BATCH_OWNER, CATALOGUE_OWNER, PAGE_BYTES, PageBytes, PageHeader, PageKind, QUEUE_OWNER,
+    SPACE_OWNER,
+};
+use onefold_format::{
+    ExportMark, PageNumber, Root, Secret, Superblock, VolumeRecord, catalogue_page, export,
+};
+
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::index;
+use crate::log::{Log, LogMark};
+use crate::recovery::{check_data, follow_log, part_error};
+use crate::references::Snapshot;
+use crate::store::Store;
+use crate::tree;
+
+/// Pages of an export that no tree has: marks, superblock, secret and root.
+const OTHER_PAGES: u64 = 5;
+
+/// What an export says of itself once all of it was read and checked.
+#[derive(Debug)]
+pub struct MetadataExport {
+    superblock: Superblock,
+    secret: Secret,
+    root: Root,
+    last: ExportMark,
+    volumes: Vec<String>,
+    snapshots: u64,
+}
+
+/// What a log adds to an export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LogAfter {
+    /// Everything that was committed after it: so many bytes of frames.
+    All(u64),
+    /// Nothing, for this reason.
+    Nothing(String),
+}
+
+impl Store {
+    /// Writes all metadata of one moment, as [`MetadataExport::read`] reads it. Requests go on
+    /// meanwhile. It holds the pool's secret.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` where a page cannot be read; `ReadOnly`; those of the disk and of `into`.
+    pub fn export_metadata(&self, into: &mut dyn Write) -> Result<()> {
+        let pool = &self.pool;
+        pool.check_writable()?;
+        let snapshot = Snapshot::take(pool)?;
+        let mark = |place, checksum| ExportMark {
+            pool: pool.superblock.pool,
+            place,
+            created_unix_seconds: self.engine.unix_seconds(),
+            checksum,
+        };
+        let (mut place, mut checksum) = (0, 0);
+        let mut write = |page: &PageBytes| {
+            place += 1;
+            checksum = export::add_to_checksum(checksum, page);
+            let written = into.write_all(page);
+            written.map_err(|error| StoreError::io("writing the export", error))
+        };
+        write(&mark(0, 0).encode())?;
+        // A conversion may have changed the index's kind since the pool was created.
+        let index = pool.index.kind();
+        write(
+            &Superblock {
+                index,
+                ..pool.superblock
+            }
+            .encode(),
+        )?;
+        write(&pool.secret.encode(pool.superblock.pool))?;
+        each_page(&snapshot, &mut write)?;
+        write(&snapshot.root.encode(pool.superblock.pool))?;
+        let last = mark(place, checksum).encode();
+        let written = into.write_all(&last[..]).and_then(|()| into.flush());
+        written.map_err(|error| StoreError::io("writing the export", error))
+    }
+
+    /// Bytes that an export has if it is made now.
+    #[must_use]
+    pub fn export_bytes(&self) -> u64 {
+        (self.pool.pages.used_count() - ROOT_SLOTS + OTHER_PAGES) * PAGE_BYTES as u64
+    }
+}
+
+/// Visits every page that the root reaches.
+fn each_page(
+    snapshot: &Snapshot<'_>,
+    visit: &mut dyn FnMut(&PageBytes) -> Result<()>,
+) -> Result<()> {
+    let (root, pages) = (&snapshot.root, &snapshot.pool.pages);
+    let of_pool = [
+        (CATALOGUE_OWNER, root.catalogue, PageKind::Catalogue),
+        (SPACE_OWNER, root.space, PageKind::Space),
+        (QUEUE_OWNER, root.queue, PageKind::Queue),
+        (BATCH_OWNER, root.batch, PageKind::Batch),
+    ];
+    for (owner, tree, leaf) in of_pool {
+        tree::each_page(pages, owner, tree, leaf, visit)?;
+    }
+    snapshot.volumes.iter().try_for_each(|volume| {
+        let walked = tree::each_page(pages, volume.layer.0, volume.map, PageKind::Map, visit);
+        walked.map_err(|e| e.during(format_args!("the map of volume '{}'", volume.name)))
+    })
+}
+
+impl MetadataExport {
+    /// Reads and checks an export to its end.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` where it is not what was written, or not all of it; `NewerFormat`; `Io`.
+    pub fn read(from: &mut dyn Read) -> Result<Self> {
+        let (mut records, mut problem) = (Vec::new(), None);
+        let read = read_pages(from, &mut |header, page| {
+            if header.kind == PageKind::Catalogue {
+                match catalogue_page::decode(page) {
+                    Ok(slots) => records.extend(slots.into_iter().flatten()),
+                    Err(error) => problem = Some(error),
+                }
+            }
+            Ok(())
+        })?;
+        if let Some(error) = problem {
+            return Err(StoreError::format("the export's catalogue", error));
+        }
+        let is_snapshot = |record: &&VolumeRecord| record.snapshot_of.is_some();
+        let snapshots = records.iter().filter(is_snapshot).count() as u64;
+        records.retain(|record| record.snapshot_of.is_none());
+        let mut volumes: Vec<String> = records.into_iter().map(|record| record.name).collect();
+        volumes.sort();
+        Ok(Self {
+            volumes,
+            snapshots,
+            ..read
+        })
+    }
+
+    /// Names of the volumes, in order.
+    #[must_use]
+    pub fn volumes(&self) -> &[String] {
+        &self.volumes
+    }
+
+    /// Snapshots of all volumes.
+    #[must_use]
+    pub fn snapshots(&self) -> u64 {
+        self.snapshots
+    }
+
+    /// When it was made, in seconds since the Unix epoch.
+    #[must_use]
+    pub fn created_unix_seconds(&self) -> u64 {
+        self.last.created_unix_seconds
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.last.place + 1) * PAGE_BYTES as u64
+    }
+
+    /// Makes sure that the engine's data is the pool's, and all of it.
+    ///
+    /// # Errors
+    ///
+    /// `MissingPart`, `Damaged`, `Io`.
+    pub fn check_data(&self, engine: &dyn Engine) -> Result<()> {
+        let data = engine.open(Part::Data);
+        let data = data.map_err(|error| part_error(engine, Part::Data, error))?;
+        let name = engine.describe(Part::Data);
+        check_data(&*data, &self.superblock, &self.root, &name)
+    }
+
+    /// What the engine's log adds to the export. Changes nothing.
+    #[must_use]
+    pub fn log_after(&self, engine: &dyn Engine) -> LogAfter {
+        let Superblock {
+            pool, log_bytes, ..
+        } = self.superblock;
+        let name = engine.describe(Part::Log);
+        let disk = match engine.open(Part::Log) {
+            Ok(disk) => disk,
+            Err(error) => {
+                let error = part_error(engine, Part::Log, error);
+                return LogAfter::Nothing(error.to_string());
+            }
+        };
+        if disk.len().is_ok_and(|len| len < log_bytes) {
+            return LogAfter::Nothing(format!("{name} was cut"));
+        }
+        let start = LogMark {
+            position: self.root.log_position,
+            commit: self.root.commit,
+            checksum: self.root.frame_checksum,
+        };
+        let log = Log::new(disk, name, pool, log_bytes, start);
+        match follow_log(&log) {
+            Ok(end) => LogAfter::All(end.position - start.position),
+            Err(error) => LogAfter::Nothing(error.to_string()),
+        }
+    }
+
+    /// Makes the metadata parts of the pool from the same export, with an index that is to be counted
+    /// again. The log is made, empty, unless `has_log`: then one that goes on where the export ends
+    /// takes its place.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` where one of the parts is there already; `Damaged` where the export is not the one
+    /// that was read before; those of the disk. What was made by then is left; without a root it is
+    /// no pool.
+    pub fn make_parts(
+        &self,
+        engine: &dyn Engine,
+        from: &mut dyn Read,
+        has_log: bool,
+    ) -> Result<()> {
+        let part = |part, len| {
+            let made = engine.create(part, len);
+            made.map_err(|error| part_error(engine, part, error))
+        };
+        let step = |what: Part, done: std::io::Result<()>| {
+            done.map_err(|e| StoreError::io(format_args!("making {}", engine.describe(what)), e))
+        };
+        let pool = self.superblock.pool;
+        let meta = part(Part::Meta, ROOT_SLOTS * PAGE_BYTES as u64)?;
+        let read = read_pages(from, &mut |header, page| {
+            let at = header.page.0 * PAGE_BYTES as u64;
+            step(Part::Meta, meta.write_at(page, at))
+        })?;
+        if read.last != self.last {
+            return Err(StoreError::damaged("the export was changed meanwhile"));
+        }
+        step(Part::Meta, meta.sync())?;
+        if !has_log {
+            let log = part(Part::Log, self.superblock.log_bytes)?;
+            step(Part::Log, log.reserve(self.superblock.log_bytes))?;
+            step(Part::Log, log.sync())?;
+        }
+        index::create_uncounted(engine, self.superblock.index, pool)?;
+        let pages = [
+            (Part::Secret, self.secret.encode(pool)),
+            (Part::Superblock, self.superblock.encode()),
+        ];
+        for (what, page) in pages {
+            let disk = part(what, PAGE_BYTES as u64)?;
+            step(what, disk.write_at(&page[..], 0))?;
+            step(what, disk.sync())?;
+        }
+        let at = self.root.slot().0 * PAGE_BYTES as u64;
+        step(Part::Meta, meta.write_at(&self.root.encode(pool)[..], at))?;
+        step(Part::Meta, meta.sync())
+    }
+}
+
+/// Reads an export, of which it visits the pages of trees. What it returns names no volumes.
+fn read_pages(
+    from: &mut dyn Read,
+    visit: &mut dyn FnMut(&PageHeader, &PageBytes) -> Result<()>,
+) -> Result<MetadataExport> {
+    let mut pages = Pages {
+        from,
+        place: 0,
+        checksum: 0,
+    };
+    let place = |place| format!("page {place} of the export");
+    let bad = |n, error| StoreError::format(place(n), error);
+    let first = pages.next()?;
+    let mark = ExportMark::decode(&first, 0).map_err(|e| bad(0, e))?;
+    if page::is_of_later_minor(&first) {
+        let message = "a later version of onefold wrote this export; use that version";
+        return Err(StoreError::new(StoreErrorKind::NewerFormat, message));
+    }
+    let superblock = Superblock::decode(&*pages.next()?).map_err(|e| bad(1, e))?;
+    if superblock.pool != mark.pool {
+        return Err(bad(1, onefold_format::FormatError::Pool));
+    }
+    let secret = Secret::decode(&*pages.next()?, mark.pool).map_err(|e| bad(2, e))?;
+    let root = loop {
+        let (at, page) = (pages.place, pages.next()?);
+        // The slots in which a root may stand are no places for other pages.
+        let root = (0..ROOT_SLOTS).map(|slot| Root::decode(&page, mark.pool, PageNumber(slot)));
+        if let Some(root) = root.flatten().next() {
+            break root;
+        }
+        let header = page::open_of_tree(&page, mark.pool).map_err(|e| bad(at, e))?;
+        visit(&header, &page)?;
+    };
+    let (at, checksum) = (pages.place, pages.checksum);
+    let last = ExportMark::decode(&*pages.next()?, at).map_err(|e| bad(at, e))?;
+    let whole = ExportMark {
+        place: at,
+        checksum,
+        ..mark
+    };
+    if last != whole {
+        let message = "the export's pages are not those that were written together";
+        return Err(StoreError::damaged(message));
+    }
+    pages.end()?;
+    Ok(MetadataExport {
+        superblock,
+        secret,
+        root,
+        last,
+        volumes: Vec::new(),
+        snapshots: 0,
+    })
+}
+
+/// The pages of an export, one after the other.
+struct Pages<'a> {
+    from: &'a mut dyn Read,
+    place: u64,
+    /// Of all pages so far.
+    checksum: u32,
+}
+
+impl Pages<'_> {
+    fn next(&mut self) -> Result<Box<PageBytes>> {
+        let mut page = page::blank();
+        let place = self.place;
+        let read = self.from.read_exact(&mut page[..]);
+        read.map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => {
+                StoreError::damaged(format!("the export ends early, in its page {place}"))
+            }
+            _ => StoreError::io("reading the export", error),
+        })?;
+        self.checksum = export::add_to_checksum(self.checksum, &page);
+        self.place += 1;
+        Ok(page)
+    }
+
+    /// Makes sure that nothing follows.
+    fn end(&mut self) -> Result<()> {
+        let read = self.from.read(&mut [0]);
+        match read.map_err(|error| StoreError::io("reading the export", error))? {
+            0 => Ok(()),
+            _ => Err(StoreError::damaged("the export goes on behind its end")),
+        }
+    }
+}
