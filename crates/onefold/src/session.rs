@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::image::chunk::{PieceReceiver, transfer};
 use crate::output::Output;
 use crate::pool::{self, Claim, Opening};
-use crate::verbs::transfer::{OpenExport, VolumeExport, VolumeImport, VolumeImportReply};
+use crate::verbs::transfer::{Export, VolumeImport, VolumeImportReply};
 use crate::verbs::{Report, Service, Verb};
 use onefold_engine::embedded::PoolLock;
 use onefold_store::{RecoveryReport, StoreErrorKind};
@@ -126,11 +126,11 @@ impl Session {
         }
     }
 
-    /// Starts to copy a volume out: its size, and its pieces as they come.
-    pub(crate) fn export(&self, export: &VolumeExport) -> Result<(u64, PieceReceiver)> {
+    /// Starts to copy something out: its size, and its pieces as they come.
+    pub(crate) fn export<E: Export>(&self, export: &E) -> Result<(u64, PieceReceiver)> {
         match self {
             Self::Direct { service, .. } => {
-                let export = OpenExport::new(service, export)?;
+                let export = export.open(service)?;
                 let size_bytes = export.size_bytes();
                 let (sender, receiver) = transfer();
                 thread::spawn(move || export.run(&sender));

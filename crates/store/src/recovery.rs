@@ -307,6 +307,15 @@ pub(crate) fn open(
     Ok((pool, report))
 }
 
+/// Superblock and root of what is there, both whole.
+pub(crate) fn identify(engine: &dyn Engine) -> Result<(Superblock, Root)> {
+    let part = |part| engine.open(part).map_err(|e| part_error(engine, part, e));
+    let page = read_page(&*part(Part::Superblock)?, 0, "superblock")?;
+    let superblock = Superblock::decode(&page).map_err(|e| StoreError::format("superblock", e))?;
+    let root = read_root(&*part(Part::Meta)?, superblock.pool, "meta", &mut false)?;
+    Ok((superblock, root))
+}
+
 /// Brings what will be read and what is on the medium together.
 fn settle(engine: &dyn Engine, parts: [(&Arc<dyn Disk>, Part); 3]) -> Result<()> {
     let failed = |doing: &str, part, error| {

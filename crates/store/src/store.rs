@@ -11,8 +11,8 @@ use onefold_engine::Engine;
 use onefold_format::catalogue_page::{HASH_CACHE_BYTES_MAX, name_is_valid};
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
-    DedupMode, DomainId, LayerCounts, LayerId, Lba, Record, TreeRoot, VolumeId, VolumeRecord,
-    VolumeState,
+    DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record, TreeRoot,
+    VolumeId, VolumeRecord, VolumeState,
 };
 
 use crate::Wait;
@@ -166,6 +166,12 @@ impl Store {
         Ok((store, report))
     }
 
+    /// Whether the engine has a superblock and a root, of whatever state the rest is. Changes nothing.
+    #[must_use]
+    pub fn seems_usable(engine: &dyn Engine) -> bool {
+        recovery::identify(engine).is_ok()
+    }
+
     /// Makes everything durable in a checkpoint, so that the next open replays nothing, and takes
     /// no requests any more.
     ///
@@ -184,6 +190,16 @@ impl Store {
             .index
             .get()
             .map_or(Ok(()), |index| Ok(index.close()?))
+    }
+
+    /// The version of the pool's format, major and minor: the newest, for there is only one.
+    ///
+    /// # Errors
+    ///
+    /// `ReadOnly` where a later version wrote it, and after a failure.
+    pub fn format_version(&self) -> Result<(u8, u8)> {
+        self.pool.check_writable()?;
+        Ok((MAJOR_VERSION, MINOR_VERSION))
     }
 
     /// Bytes in a block: 4096, 8192, 16384 or 65536.

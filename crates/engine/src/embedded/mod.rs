@@ -17,10 +17,12 @@ mod dirty;
 mod disk;
 mod failure;
 mod lock;
+mod replacement;
 mod sync;
 mod writeback;
 
 pub use lock::{LockError, PoolLock};
+pub use replacement::Replacement;
 
 use crate::{Disk, Engine, Part};
 use disk::{FileDisk, direct_unsupported};
@@ -49,6 +51,8 @@ pub enum CacheMode {
 pub struct EmbeddedEngine {
     directory: PathBuf,
     cache: CacheMode,
+    /// Where the data part is, if not in the directory.
+    data: Option<PathBuf>,
 }
 
 impl EmbeddedEngine {
@@ -57,6 +61,7 @@ impl EmbeddedEngine {
         EmbeddedEngine {
             directory: directory.into(),
             cache,
+            data: None,
         }
     }
 
@@ -113,7 +118,10 @@ impl EmbeddedEngine {
 
     /// The name of a part in the pool directory.
     fn path(&self, part: Part) -> PathBuf {
-        self.directory.join(part.name())
+        match &self.data {
+            Some(data) if part == Part::Data => data.clone(),
+            _ => self.directory.join(part.name()),
+        }
     }
 
     /// Where a part is, or will be: the data part's link is followed even if it leads nowhere yet.

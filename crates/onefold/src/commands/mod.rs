@@ -9,7 +9,10 @@ mod job_resume;
 mod pool_check;
 mod pool_create;
 mod pool_dedup;
+mod pool_export_metadata;
+mod pool_import_metadata;
 mod pool_stat;
+mod pool_upgrade;
 mod serve;
 mod snapshot_create;
 mod snapshot_delete;
@@ -93,6 +96,19 @@ enum PoolVerb {
     /// interval its volume has and whether or not the finder is paused, and then gives back what
     /// nothing names any more.
     Dedup(pool_dedup::Args),
+    /// Copy everything but the blocks, of one moment, to a file.
+    ///
+    /// With it, and with the blocks, a pool can be made again whose metadata is lost. Volumes are
+    /// served meanwhile. Keep it as secret as the pool's own files.
+    ExportMetadata(pool_export_metadata::Args),
+    /// Make a pool's metadata again from such a file.
+    ///
+    /// Needs the blocks to be where they were. What is there of the metadata is renamed, not deleted.
+    ImportMetadata(pool_import_metadata::Args),
+    /// Bring the pool to the newest format.
+    ///
+    /// There is only one so far: this says so, and changes nothing.
+    Upgrade,
 }
 
 #[derive(Debug, Subcommand)]
@@ -220,6 +236,9 @@ impl Cli {
             Noun::Pool(PoolVerb::Stat) => pool_stat::run(&context),
             Noun::Pool(PoolVerb::Check(args)) => pool_check::run(&context, &args),
             Noun::Pool(PoolVerb::Dedup(args)) => pool_dedup::run(&context, args),
+            Noun::Pool(PoolVerb::ExportMetadata(args)) => pool_export_metadata::run(&context, args),
+            Noun::Pool(PoolVerb::ImportMetadata(args)) => pool_import_metadata::run(&context, args),
+            Noun::Pool(PoolVerb::Upgrade) => pool_upgrade::run(&context),
             Noun::Index(IndexVerb::Stat) => index_stat::run(&context),
             Noun::Index(IndexVerb::Rebuild) => index_rebuild::run(&context, None),
             Noun::Index(IndexVerb::Convert(args)) => index_convert::run(&context, &args),

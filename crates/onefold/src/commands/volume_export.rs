@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::image::ImageFormat;
 use crate::image::writer::ImageWriter;
 use crate::progress::Progress;
-use crate::verbs::transfer::{VolumeExport, receive_export};
+use crate::verbs::transfer::{VolumeExport, VolumeExportReply, receive};
 use crate::verbs::volume::VolumeStat;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -51,15 +51,18 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         let (size_bytes, mut pieces) = session.export(&export)?;
         let mut image = ImageWriter::create(&args.file, args.image_format, size_bytes)?;
         let progress = Progress::bytes(&context.output, "exporting");
-        let reply = receive_export(
-            &args.name,
+        let written_bytes = receive(
             size_bytes,
             &mut pieces,
             &mut |done, all| progress.set(done, all),
             &mut |chunk| image.write(chunk),
         )?;
         image.finish(size_bytes)?;
-        Ok(reply)
+        Ok(VolumeExportReply {
+            name: args.name,
+            size_bytes,
+            written_bytes,
+        })
     })?;
     // Standard output has the image, so the document has to do without.
     if to_stdout {

@@ -4,9 +4,7 @@ use super::frame::{PieceBody, PieceDecoder};
 use super::{Event, REQUEST_HEADER, SIZE_HEADER, socket_path};
 use crate::error::{Error, Result};
 use crate::image::chunk::{Piece, PieceReceiver, PieceSender, transfer};
-use crate::verbs::transfer::{
-    EXPORT_PATH, IMPORT_PATH, VolumeExport, VolumeImport, VolumeImportReply,
-};
+use crate::verbs::transfer::{Export, IMPORT_PATH, VolumeImport, VolumeImportReply};
 use crate::verbs::{Report, Verb};
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
@@ -63,11 +61,11 @@ impl ControlClient {
         })
     }
 
-    /// Fetches a volume's image: its size, and its pieces as they arrive.
-    pub(crate) fn export(&self, export: &VolumeExport) -> Result<(u64, PieceReceiver)> {
+    /// Fetches what is copied out: its size, and its pieces as they arrive.
+    pub(crate) fn export<E: Export>(&self, export: &E) -> Result<(u64, PieceReceiver)> {
         let body = Full::new(json(export)?);
         let runtime = runtime()?;
-        let answer = runtime.block_on(async { self.send(request(EXPORT_PATH, body)?).await })?;
+        let answer = runtime.block_on(async { self.send(request(E::PATH, body)?).await })?;
         if answer.status() != StatusCode::OK {
             let refused = runtime.block_on(async {
                 read_events::<IgnoredAny>(answer.into_body(), &mut |_, _| {}).await

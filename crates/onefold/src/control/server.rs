@@ -11,7 +11,8 @@ use crate::limits::{
     ACCEPT_RETRY_PAUSE, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_EVENTS_MAX,
     TRANSFERS_MAX,
 };
-use crate::verbs::transfer::{EXPORT_PATH, IMPORT_PATH, OpenExport, VolumeExport, VolumeImport};
+use crate::verbs::metadata::MetadataExport;
+use crate::verbs::transfer::{Export, IMPORT_PATH, VolumeExport, VolumeImport};
 use crate::verbs::{Service, Verb, index, job, pool, snapshot, volume};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
@@ -134,6 +135,7 @@ impl Server {
             pool::PoolStat::PATH => self.run::<pool::PoolStat>(request).await,
             index::IndexStat::PATH => self.run::<index::IndexStat>(request).await,
             index::IndexRebuild::PATH => self.run::<index::IndexRebuild>(request).await,
+            pool::PoolUpgrade::PATH => self.run::<pool::PoolUpgrade>(request).await,
             pool::PoolCheck::PATH => self.run::<pool::PoolCheck>(request).await,
             pool::PoolDedup::PATH => self.run::<pool::PoolDedup>(request).await,
             job::JobList::PATH => self.run::<job::JobList>(request).await,
@@ -154,7 +156,8 @@ impl Server {
                 self.run::<snapshot::SnapshotRollback>(request).await
             }
             IMPORT_PATH => self.import(request).await,
-            EXPORT_PATH => self.export(request).await,
+            VolumeExport::PATH => self.export::<VolumeExport>(request).await,
+            MetadataExport::PATH => self.export::<MetadataExport>(request).await,
             path => {
                 let message = format!("this daemon has nothing at {path}; is it an older version?");
                 refusal(StatusCode::NOT_FOUND, Error::failed(message))
@@ -201,8 +204,8 @@ impl Server {
         .await
     }
 
-    async fn export(&self, request: Request<Incoming>) -> Answer {
-        let export: VolumeExport = match body_json(request.into_body()).await {
+    async fn export<E: Export>(&self, request: Request<Incoming>) -> Answer {
+        let export: E = match body_json(request.into_body()).await {
             Ok(export) => export,
             Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
         };
@@ -213,7 +216,7 @@ impl Server {
             );
         };
         let service = self.service.clone();
-        let opened = spawn_blocking(move || OpenExport::new(&service, &export)).await;
+        let opened = spawn_blocking(move || export.open(&service)).await;
         let opened = match opened.unwrap_or_else(|e| Err(Error::failed(e.to_string()))) {
             Ok(opened) => opened,
             Err(error) => return refusal(status_of(&error), error),

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use rustix::fs::{CWD, RenameFlags};
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// An image that is being written.
@@ -47,7 +47,7 @@ impl ImageWriter {
         }
         let shown = format!("{path:?}");
         let failed = |e: &io::Error| Error::io(format_args!("cannot create {shown}"), e);
-        let (guard, file) = PartialFile::create(path)?;
+        let (guard, file) = PartialFile::create(path, 0o666)?;
         let target = match format {
             ImageFormat::Raw => {
                 file.set_len(size_bytes).map_err(|e| failed(&e))?;
@@ -60,6 +60,18 @@ impl ImageWriter {
             }
         };
         Ok(Self { shown, target })
+    }
+
+    /// Starts a file that only its owner may read, and that becomes as long as it is written.
+    pub(crate) fn create_secret(path: &Path) -> Result<Self> {
+        if path == Path::new("-") {
+            return Self::create(path, ImageFormat::Raw, 0);
+        }
+        let (guard, file) = PartialFile::create(path, 0o600)?;
+        Ok(Self {
+            shown: format!("{path:?}"),
+            target: Target::Raw { file, guard },
+        })
     }
 
     /// Writes one chunk. Chunks come in ascending order.
@@ -109,7 +121,8 @@ struct PartialFile {
 }
 
 impl PartialFile {
-    fn create(wanted: &Path) -> Result<(Self, File)> {
+    /// With these permissions, as far as the umask grants them.
+    fn create(wanted: &Path, mode: u32) -> Result<(Self, File)> {
         // Asked first only for the better message; `keep` makes sure of it.
         if wanted.symlink_metadata().is_ok() {
             return Err(Error::failed(format!(
@@ -123,6 +136,7 @@ impl PartialFile {
             .read(true)
             .write(true)
             .create_new(true)
+            .mode(mode)
             .open(&partial);
         let file = file.map_err(|e| Error::io(format_args!("cannot create {partial:?}"), &e))?;
         Ok((

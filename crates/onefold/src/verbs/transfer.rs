@@ -12,15 +12,13 @@ use crate::output::Document;
 use crate::sharing::{Dedup, Sharing};
 use crate::size;
 use onefold_store::{Import, Volume, Wait};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::sync::Arc;
 
 /// Where the control socket takes images.
 pub(crate) const IMPORT_PATH: &str = "/v1/volume/import";
-
-/// Where the control socket gives images.
-pub(crate) const EXPORT_PATH: &str = "/v1/volume/export";
 
 /// A volume to be made from an image.
 #[derive(Debug, Serialize, Deserialize)]
@@ -175,38 +173,74 @@ impl Document for VolumeExportReply {
 /// How many extents to ask the volume for at a time; any number gives the same image.
 const EXTENTS_PER_CALL: usize = 1024;
 
-/// A volume that is being copied out.
+/// Something that can be copied out of a pool.
+pub(crate) trait Export: Serialize + DeserializeOwned + Send + 'static {
+    /// Where the control socket gives it.
+    const PATH: &'static str;
+
+    /// Makes sure that it is there.
+    fn open(&self, service: &Service) -> Result<OpenExport>;
+}
+
+/// Sends the data in ascending order, then its size.
+type SendAll = Box<dyn FnOnce(&PieceSender) -> Result<()> + Send>;
+
+/// What is being copied out.
 pub(crate) struct OpenExport {
+    size_bytes: u64,
+    send_all: SendAll,
+}
+
+impl OpenExport {
+    pub(crate) fn new(
+        size_bytes: u64,
+        send_all: impl FnOnce(&PieceSender) -> Result<()> + Send + 'static,
+    ) -> Self {
+        Self {
+            size_bytes,
+            send_all: Box::new(send_all),
+        }
+    }
+
+    /// The size of what is going to be made, as far as it is known.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Sends it. An error goes the same way; a receiver that went away only ends the work.
+    pub(crate) fn run(self, pieces: &PieceSender) {
+        if let Err(error) = (self.send_all)(pieces) {
+            let _ = pieces.blocking_send(Err(error));
+        }
+    }
+}
+
+impl Export for VolumeExport {
+    const PATH: &'static str = "/v1/volume/export";
+
+    fn open(&self, service: &Service) -> Result<OpenExport> {
+        service.find(&self.name)?;
+        let volume = service.store.volume(&self.name)?;
+        let size_bytes = volume.size_bytes();
+        let source = VolumeSource {
+            volume,
+            name: self.name.clone(),
+            size_bytes,
+        };
+        Ok(OpenExport::new(size_bytes, move |pieces| {
+            source.send_all(pieces)
+        }))
+    }
+}
+
+/// A volume that is being copied out.
+struct VolumeSource {
     volume: Arc<Volume>,
     name: String,
     size_bytes: u64,
 }
 
-impl OpenExport {
-    pub(crate) fn new(service: &Service, export: &VolumeExport) -> Result<Self> {
-        service.find(&export.name)?;
-        let volume = service.store.volume(&export.name)?;
-        let size_bytes = volume.size_bytes();
-        Ok(Self {
-            volume,
-            name: export.name.clone(),
-            size_bytes,
-        })
-    }
-
-    /// The size of the image that is going to be made.
-    pub(crate) fn size_bytes(&self) -> u64 {
-        self.size_bytes
-    }
-
-    /// Sends the volume's data in ascending order, then its size. An error goes the same way; a
-    /// receiver that went away only ends the work.
-    pub(crate) fn run(&self, pieces: &PieceSender) {
-        if let Err(error) = self.send_all(pieces) {
-            let _ = pieces.blocking_send(Err(error));
-        }
-    }
-
+impl VolumeSource {
     fn send_all(&self, pieces: &PieceSender) -> Result<()> {
         let (volume, size_bytes) = (&self.volume, self.size_bytes);
         let pool = ChunkPool::default();
@@ -245,20 +279,20 @@ fn read_chunk(volume: &Volume, pool: &ChunkPool, start: u64, end: u64) -> Result
     Ok(chunk)
 }
 
-/// Takes an export's pieces, telling how far it has come, and gives them to `write`.
-pub(crate) fn receive_export(
-    name: &str,
+/// Takes an export's pieces, telling how far it has come, and gives them to `write`. Returns how many
+/// bytes they had.
+pub(crate) fn receive(
     size_bytes: u64,
     pieces: &mut PieceReceiver,
     report: Report<'_>,
     write: &mut dyn FnMut(&Chunk) -> Result<()>,
-) -> Result<VolumeExportReply> {
+) -> Result<u64> {
     let mut written_bytes = 0;
     loop {
         match pieces.blocking_recv() {
             None => return Err(Error::failed("the export was interrupted")),
             Some(Err(error)) => return Err(error),
-            Some(Ok(Piece::End { .. })) => break,
+            Some(Ok(Piece::End { .. })) => return Ok(written_bytes),
             Some(Ok(Piece::Data(chunk))) => {
                 write(&chunk)?;
                 written_bytes += chunk.as_ref().len() as u64;
@@ -266,9 +300,4 @@ pub(crate) fn receive_export(
             }
         }
     }
-    Ok(VolumeExportReply {
-        name: name.to_owned(),
-        size_bytes,
-        written_bytes,
-    })
 }

@@ -9,6 +9,7 @@ mod harness;
 mod images;
 mod jobs;
 mod pools;
+mod recovery;
 mod sharing;
 mod snapshots;
 mod transfers;

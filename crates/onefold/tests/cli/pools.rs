@@ -236,3 +236,37 @@ fn wrong_arguments_get_one_line() {
     assert!(help.stderr.is_empty() && !help.stdout.is_empty());
     assert_eq!(run(&["pool"]).code, Some(2));
 }
+
+/// CRC-32C, bit by bit, of a page whose checksum is zero.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, byte: &u8| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            (crc >> 1) ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 }
+        })
+    };
+    !bytes.iter().fold(!0, step)
+}
+
+#[test]
+fn the_only_format_is_the_newest() {
+    let scene = Scene::new();
+    let upgraded = serde_json::json!({"format": "1.0", "upgraded": false});
+    assert_eq!(scene.json(&["pool", "upgrade"]), upgraded);
+    let daemon = scene.daemon();
+    assert_eq!(scene.json(&["pool", "upgrade"]), upgraded);
+    daemon.terminate();
+    let superblock = scene.pool().join("superblock");
+    let page = fs::read(&superblock).unwrap();
+    for (at, version, words) in [
+        (5, 2, "format version 2.0: onefold 2.x or later can read it"),
+        (6, 1, "a later version of onefold wrote it"),
+    ] {
+        let mut later = page.clone();
+        later[at] = version;
+        later[60..64].fill(0);
+        let checksum = crc32c(&later);
+        later[60..64].copy_from_slice(&checksum.to_le_bytes());
+        fs::write(&superblock, &later).unwrap();
+        scene.run(&["pool", "upgrade"]).is_refusal(1, &[words]);
+    }
+}

@@ -228,7 +228,8 @@ fn a_stop_at_any_moment_of_an_import_leaves_a_whole_pool_or_none() {
         let engine = lost.crash(CrashKind::ProcessKilled);
         engine.crash_after(stop);
         let made = make_parts(&engine, &bytes);
-        for kind in [CrashKind::ProcessKilled, CrashKind::PowerLoss] {
+        let power_losses = [CrashKind::PowerLoss; 12];
+        for kind in power_losses.into_iter().chain([CrashKind::ProcessKilled]) {
             let after = engine.crash(kind);
             match open(&after) {
                 Ok(store) => {

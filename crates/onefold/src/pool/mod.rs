@@ -1,5 +1,7 @@
 //! A pool as this process opens it: the directory's lock, and the store in it.
 
+pub(crate) mod restoration;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::{MEMORY_BYTES_DEFAULT, store_memory_bytes};
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine, LockError, PoolLock};
@@ -42,6 +44,11 @@ pub(crate) fn claim(pool: &Path) -> Result<Claim> {
             pool.display()
         )));
     }
+    lock_directory(pool)
+}
+
+/// The same for a directory that need not have a pool yet.
+fn lock_directory(pool: &Path) -> Result<Claim> {
     match PoolLock::acquire(pool) {
         Ok(lock) => Ok(Claim::Ours(lock)),
         Err(LockError::Held { pid: Some(pid), .. }) => Ok(Claim::Held {

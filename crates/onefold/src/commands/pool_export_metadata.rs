@@ -1,0 +1,39 @@
+//! `onefold pool export-metadata`
+
+use super::Context;
+use crate::error::Result;
+use crate::image::writer::ImageWriter;
+use crate::progress::Progress;
+use crate::verbs::metadata::{MetadataExport, MetadataExportReply};
+use crate::verbs::transfer::receive;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The file to be made, readable by its owner alone; or - for standard output.
+    file: PathBuf,
+}
+
+pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
+    let bytes = context.with_session(|session| {
+        let (bytes, mut pieces) = session.export(&MetadataExport {})?;
+        let mut file = ImageWriter::create_secret(&args.file)?;
+        let progress = Progress::bytes(&context.output, "exporting");
+        let written = receive(
+            bytes,
+            &mut pieces,
+            &mut |done, all| progress.set(done, all),
+            &mut |chunk| file.write(chunk),
+        )?;
+        file.finish(written)?;
+        Ok(written)
+    })?;
+    if args.file == Path::new("-") {
+        return Ok(ExitCode::SUCCESS);
+    }
+    context.print(&MetadataExportReply {
+        file: args.file.display().to_string(),
+        bytes,
+    })
+}

@@ -1,0 +1,82 @@
+//! `onefold pool import-metadata`
+
+use super::Context;
+use crate::error::{Error, Result};
+use crate::output::Document;
+use crate::pool::restoration::Restoration;
+use crate::pool::{self, Opening};
+use crate::progress::Progress;
+use crate::session::recovery_line;
+use serde::Serialize;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// What 'pool export-metadata' wrote.
+    file: PathBuf,
+
+    /// Where the pool's blocks are, if not in its directory.
+    #[arg(long, value_name = "FILE|DEVICE")]
+    data: Option<PathBuf>,
+
+    /// Carry out the plan; without it, the plan is only printed.
+    #[arg(long)]
+    yes: bool,
+}
+
+/// The document of `pool import-metadata`.
+#[derive(Debug, Serialize)]
+struct ImportReply {
+    /// One sentence for each consequence.
+    plan: Vec<String>,
+    done: bool,
+    volumes: Vec<String>,
+    /// Everything that was committed since the export is still in the log.
+    is_complete: bool,
+}
+
+impl Document for ImportReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mark = if self.done { "done" } else { "plan" };
+        self.plan
+            .iter()
+            .try_for_each(|sentence| writeln!(out, "{mark}: {sentence}"))
+    }
+}
+
+pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
+    let pool = context.pool()?;
+    let progress = Progress::bytes(&context.output, "reading the export");
+    let restoration = Restoration::prepare(pool, args.file, args.data, &mut |done, all| {
+        progress.set(done, all);
+    })?;
+    drop(progress);
+    let mut reply = ImportReply {
+        plan: restoration.plan(),
+        done: false,
+        volumes: restoration.export().volumes().to_vec(),
+        is_complete: restoration.keeps_log(),
+    };
+    if !args.yes {
+        context.output.document(&reply)?;
+        return Err(Error::usage(
+            "nothing was changed; --yes carries out this plan",
+        ));
+    }
+    let progress = Progress::bytes(&context.output, "making the metadata");
+    let _lock = restoration.carry_out(&mut |done, all| progress.set(done, all))?;
+    drop(progress);
+    let (store, recovery) = pool::open(pool, &Opening::default())?;
+    if !recovery.clean {
+        context.output.note(recovery_line(&recovery));
+    }
+    let progress = Progress::blocks(&context.output, "counting the index");
+    let counted = store.rebuild_index_if_needed(&mut |done, all| progress.set(done, all));
+    drop(progress);
+    // Should it not come to its end, whoever opens the pool next goes on with it.
+    counted.and(store.close())?;
+    reply.done = true;
+    context.print(&reply)
+}

@@ -1,0 +1,212 @@
+//! A pool's metadata made again from an export, for the data that is there.
+
+use super::{Claim, lock_directory};
+use crate::error::{Error, Result};
+use crate::verbs::snapshot::utc;
+use onefold_engine::Part;
+use onefold_engine::embedded::{CacheMode, EmbeddedEngine, PoolLock, Replacement};
+use onefold_store::{LogAfter, MetadataExport, Store};
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Bytes of an export read at a time.
+const READ_BYTES: usize = 1 << 20;
+
+/// An export that was read and found to fit the data.
+pub(crate) struct Restoration {
+    directory: PathBuf,
+    file: PathBuf,
+    data: Option<PathBuf>,
+    export: MetadataExport,
+    log: LogAfter,
+    /// The parts that are there and go aside, and what is then behind their names.
+    old: Vec<Part>,
+    suffix: String,
+    /// Superblock and root of a pool are there.
+    is_pool_there: bool,
+    /// None while the directory is not there.
+    lock: Option<PoolLock>,
+}
+
+impl Restoration {
+    /// Reads the export and looks at what is there. Changes nothing.
+    pub(crate) fn prepare(
+        directory: &Path,
+        file: PathBuf,
+        data: Option<PathBuf>,
+        report: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self> {
+        let lock = match directory.is_dir() {
+            true => Some(lock(directory)?),
+            false => None,
+        };
+        let export = MetadataExport::read(&mut reader(&file, report)?)
+            .map_err(|error| Error::failed(format!("{}: {error}", file.display())))?;
+        let mut engine = EmbeddedEngine::new(directory, CacheMode::Host);
+        let mut old = engine.parts();
+        let has_data = directory.join(Part::Data.name()).is_file();
+        if let Some(data) = &data {
+            if has_data && !directory.join(Part::Data.name()).is_symlink() {
+                return Err(Error::usage(format!(
+                    "{} has its blocks in it; --data is for a pool that has them elsewhere",
+                    directory.display()
+                )));
+            }
+            engine = engine.with_data(data);
+        } else {
+            old.retain(|part| *part != Part::Data);
+        }
+        export.check_data(&engine).map_err(|error| {
+            let hint = match (&data, has_data) {
+                (None, false) => "; --data says where the pool's blocks are",
+                _ => "",
+            };
+            Error::failed(format!("this export does not fit: {error}{hint}"))
+        })?;
+        let log = export.log_after(&engine);
+        if matches!(log, LogAfter::All(_)) {
+            old.retain(|part| *part != Part::Log);
+        }
+        let now = SystemTime::UNIX_EPOCH.elapsed();
+        Ok(Self {
+            directory: directory.to_path_buf(),
+            file,
+            data,
+            log,
+            old,
+            suffix: format!(".before-{}", now.map_or(0, |since| since.as_secs())),
+            is_pool_there: Store::seems_usable(&engine),
+            export,
+            lock,
+        })
+    }
+
+    pub(crate) fn export(&self) -> &MetadataExport {
+        &self.export
+    }
+
+    /// Whether the log has everything that was committed since the export.
+    pub(crate) fn keeps_log(&self) -> bool {
+        matches!(self.log, LogAfter::All(_))
+    }
+
+    /// A sentence for each consequence.
+    pub(crate) fn plan(&self) -> Vec<String> {
+        let (directory, export) = (self.directory.display(), &self.export);
+        let made = utc(export.created_unix_seconds());
+        let mut plan = vec![format!(
+            "make the metadata of the pool in {directory} as it was at {made}: {} volumes, {} \
+             snapshots",
+            export.volumes().len(),
+            export.snapshots()
+        )];
+        if self.is_pool_there {
+            plan.push(
+                "replace the metadata of a pool that may well be usable: see what 'onefold pool \
+                 check' says of it first"
+                    .to_owned(),
+            );
+        }
+        match &self.log {
+            LogAfter::All(bytes) => plan.push(format!(
+                "go on with the log that is there: it has all that was committed since, {bytes} \
+                 bytes of records"
+            )),
+            LogAfter::Nothing(why) => {
+                plan.push(format!(
+                    "begin a new log, for there is none to go on with: {why}"
+                ));
+                plan.push(
+                    "lose what was written to new blocks since then; blocks that were given up \
+                     since then and used again hold what was written there last, of whatever volume"
+                        .to_owned(),
+                );
+            }
+        }
+        if let Some(data) = &self.data {
+            plan.push(format!("keep the blocks in {}", data.display()));
+        }
+        let names: Vec<&str> = self.old.iter().map(|part| part.name()).collect();
+        if !names.is_empty() {
+            let suffix = &self.suffix;
+            plan.push(format!(
+                "rename what is there to NAME{suffix}: {}",
+                names.join(", ")
+            ));
+        }
+        plan.push("count the index again, by reading every shared block".to_owned());
+        plan
+    }
+
+    /// Makes the parts and puts them into their places. The pool is locked until the result is
+    /// dropped. After an error the directory has no pool, or all of it.
+    pub(crate) fn carry_out(self, report: &mut dyn FnMut(u64, u64)) -> Result<PoolLock> {
+        let failed = |error: io::Error| Error::failed(error.to_string());
+        let lock = match self.lock {
+            Some(lock) => lock,
+            None => {
+                let engine = EmbeddedEngine::new(&self.directory, CacheMode::Host);
+                engine.create_directory().map_err(failed)?;
+                lock(&self.directory)?
+            }
+        };
+        let has_log = matches!(self.log, LogAfter::All(_));
+        let replacement = Replacement::begin(&self.directory).map_err(failed)?;
+        let engine = replacement.engine();
+        let mut file = reader(&self.file, report)?;
+        self.export.make_parts(&engine, &mut file, has_log)?;
+        if let Some(data) = &self.data {
+            engine.link_data(data).map_err(failed)?;
+        }
+        // The parts are open no longer: the engine keeps none.
+        replacement
+            .finish(&self.old, &self.suffix)
+            .map_err(failed)?;
+        Ok(lock)
+    }
+}
+
+fn lock(directory: &Path) -> Result<PoolLock> {
+    match lock_directory(directory)? {
+        Claim::Ours(lock) => Ok(lock),
+        Claim::Held { holder } => Err(Error::failed(format!(
+            "the pool {} is in use by {holder}: it has its metadata",
+            directory.display()
+        ))),
+    }
+}
+
+/// The export from its beginning.
+fn reader<'a>(file: &Path, report: &'a mut dyn FnMut(u64, u64)) -> Result<impl Read + 'a> {
+    let failed = |e: io::Error| Error::io(format_args!("cannot read {}", file.display()), &e);
+    let opened = File::open(file).map_err(failed)?;
+    let all = opened.metadata().map_err(failed)?.len();
+    Ok(BufReader::with_capacity(
+        READ_BYTES,
+        Reported {
+            file: opened,
+            done: 0,
+            all,
+            report,
+        },
+    ))
+}
+
+/// Tells how much of a file was read.
+struct Reported<'a> {
+    file: File,
+    done: u64,
+    all: u64,
+    report: &'a mut dyn FnMut(u64, u64),
+}
+
+impl Read for Reported<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(bytes)?;
+        self.done += read as u64;
+        (self.report)(self.done, self.all);
+        Ok(read)
+    }
+}

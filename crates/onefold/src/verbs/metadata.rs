@@ -1,0 +1,97 @@
+//! All metadata of a pool, copied out.
+
+use super::Service;
+use super::transfer::{Export, OpenExport};
+use crate::error::Result;
+use crate::image::chunk::{Chunk, ChunkPool, Piece, PieceSender};
+use crate::limits::TRANSFER_CHUNK_BYTES;
+use crate::output::Document;
+use crate::size;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Write};
+
+/// All metadata of one moment.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct MetadataExport {}
+
+/// The document of `pool export-metadata`.
+#[derive(Debug, Serialize)]
+pub(crate) struct MetadataExportReply {
+    pub(crate) file: String,
+    pub(crate) bytes: u64,
+}
+
+impl Document for MetadataExportReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let size = size::display(self.bytes);
+        writeln!(out, "metadata exported: {size} in {}", self.file)?;
+        writeln!(out, "keep it secret: it holds the key of all fingerprints")
+    }
+}
+
+impl Export for MetadataExport {
+    const PATH: &'static str = "/v1/pool/export-metadata";
+
+    fn open(&self, service: &Service) -> Result<OpenExport> {
+        let store = std::sync::Arc::clone(&service.store);
+        // What checkpoints change until it begins makes no difference to anybody but the bar.
+        let bytes = store.export_bytes();
+        Ok(OpenExport::new(bytes, move |pieces| {
+            let mut file = PieceWriter::new(pieces);
+            store.export_metadata(&mut file)?;
+            let _ = pieces.blocking_send(Ok(Piece::End {
+                image_bytes: file.position,
+            }));
+            Ok(())
+        }))
+    }
+}
+
+/// Cuts a file into pieces. Each write fails once nobody takes them any more.
+struct PieceWriter<'a> {
+    pieces: &'a PieceSender,
+    pool: ChunkPool,
+    chunk: Option<Chunk>,
+    position: u64,
+}
+
+impl<'a> PieceWriter<'a> {
+    fn new(pieces: &'a PieceSender) -> Self {
+        Self {
+            pieces,
+            pool: ChunkPool::default(),
+            chunk: None,
+            position: 0,
+        }
+    }
+}
+
+impl Write for PieceWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let (pool, position) = (&self.pool, self.position);
+        let chunk = self.chunk.get_or_insert_with(|| {
+            let mut chunk = pool.take(position);
+            chunk.set_len(0);
+            chunk
+        });
+        let filled = chunk.as_ref().len();
+        let taken = bytes.len().min(TRANSFER_CHUNK_BYTES - filled);
+        chunk.set_len(filled + taken);
+        if let (Some(to), Some(from)) = (chunk.as_mut().get_mut(filled..), bytes.get(..taken)) {
+            to.copy_from_slice(from);
+        }
+        self.position += taken as u64;
+        if filled + taken == TRANSFER_CHUNK_BYTES {
+            self.flush()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let Some(chunk) = self.chunk.take() else {
+            return Ok(());
+        };
+        let sent = self.pieces.blocking_send(Ok(Piece::Data(chunk)));
+        sent.map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "nobody takes it any more"))
+    }
+}
