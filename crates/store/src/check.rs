@@ -161,6 +161,7 @@ impl Check<'_> {
         let pool_blocks = self.snapshot.root.pool_blocks;
         let step = Window::blocks_for(self.pool.limits.check_bytes, pool_blocks);
         for start in (0..pool_blocks).step_by(step as usize) {
+            let _memory = lock(&self.pool.scan_memory);
             let mut window = Window::new(start..start + step);
             // Every pass reads all maps, so whether one of them is unreadable is known before
             // anything is put right.

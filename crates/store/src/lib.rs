@@ -23,13 +23,14 @@
 //! | `recovery.rs` | creating, opening, replay |
 //! | `references.rs` `check.rs` `stat.rs` | counting and proving what the maps say |
 //! | `snapshot.rs` `deletion.rs` | making snapshots and clones, going back; deleting |
-//! | `snapshot.rs` | making and deleting snapshots |
+//! | `accounting.rs` | what each volume and snapshot holds alone |
 //! | `export.rs` | all metadata in one file, and a pool's parts from it |
 //! | `remake.rs` | making the index anew, or one of another kind |
 //!
 //! There are no threads here: every call does its work on its caller's thread, but for what
 //! [`Store::set_aside`] lets others do.
 
+mod accounting;
 mod apply;
 mod aside;
 mod batch;
@@ -74,6 +75,7 @@ mod trim;
 mod volume;
 mod write;
 
+pub use accounting::Usage;
 pub use aside::Aside;
 pub use check::{CheckReport, Finding};
 pub use collector::{COLLECT_BATCH_BLOCKS, CollectReport};

@@ -43,8 +43,8 @@ pub(crate) struct Limits {
     pub(crate) dirty_space_pages_max: usize,
     /// Records that no commit has sealed yet, in bytes.
     pub(crate) tail_bytes_max: usize,
-    /// Bitmap with which `check` counts owners, in bytes: pools with more blocks than it has bits
-    /// are checked in several passes.
+    /// What is counted for the pool's blocks while all maps are gone through, by one scan at a time,
+    /// in bytes: pools with more blocks are gone through in several passes.
     pub(crate) check_bytes: usize,
     /// What the fingerprint index may take, in bytes.
     pub(crate) index_bytes: usize,
@@ -54,8 +54,8 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Five sixteenths for segments, an eighth each for their copies during a checkpoint, for inner
-    /// pages, for free space and for the index, a sixteenth each for records, for `check` and for
-    /// hash caches.
+    /// pages, for free space and for the index, a sixteenth each for records, for scans such as
+    /// `check` and for hash caches.
     pub(crate) fn from_memory(memory_bytes: u64) -> Self {
         let memory = memory_bytes.max(MEMORY_BYTES_MIN);
         let count = |share: u64, each: u64| (share / each) as usize;

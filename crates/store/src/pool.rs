@@ -49,6 +49,8 @@ pub(crate) struct Pool {
     pub(crate) secret: Secret,
     /// Held from a batch's first record to its last.
     pub(crate) jobs: Mutex<()>,
+    /// Held by whoever uses the memory of [`Limits::check_bytes`].
+    pub(crate) scan_memory: Mutex<()>,
     pub(crate) aside: AsideWork,
     pub(crate) latencies: Latencies,
     pub(crate) hash_cache_room: Arc<Room>,
@@ -149,6 +151,7 @@ impl Pool {
             index,
             secret,
             jobs: Mutex::default(),
+            scan_memory: Mutex::new(()),
             aside: AsideWork::default(),
             latencies: Latencies::new(),
             hash_cache_room: Room::new(limits.hash_cache_bytes),

@@ -25,6 +25,7 @@ use crate::index::STREAM;
 use crate::pages::PagesHold;
 use crate::pool::Pool;
 use crate::queue;
+use crate::sync::lock;
 use crate::tree;
 
 /// Rows made at a time.
@@ -80,16 +81,24 @@ impl<'a> Snapshot<'a> {
         visit: &mut dyn FnMut(&VolumeRecord, SegmentIndex, Pointer) -> Result<()>,
     ) -> Result<()> {
         for volume in &self.volumes {
-            let (owner, mut from) = (volume.layer.0, 0);
-            let pages = &self.pool.pages;
-            while let Some((index, pointer)) =
-                tree::next_leaf(pages, owner, volume.map, from, &|_| true)?
-            {
-                visit(volume, SegmentIndex(index), pointer)?;
-                from = index + 1;
+            let mut from = SegmentIndex(0);
+            while let Some((segment, pointer)) = self.next_map_page(volume, from)? {
+                visit(volume, segment, pointer)?;
+                from = segment + 1;
             }
         }
         Ok(())
+    }
+
+    /// The first page of a map at or after `from`.
+    pub(crate) fn next_map_page(
+        &self,
+        volume: &VolumeRecord,
+        from: SegmentIndex,
+    ) -> Result<Option<(SegmentIndex, Pointer)>> {
+        let (pages, owner) = (&self.pool.pages, volume.layer.0);
+        let found = tree::next_leaf(pages, owner, volume.map, from.0, &|_| true)?;
+        Ok(found.map(|(index, pointer)| (SegmentIndex(index), pointer)))
     }
 
     /// The entries of one page.
@@ -218,6 +227,7 @@ impl Pool {
             let pool_blocks = self.data_blocks()?;
             let step = Window::blocks_for(self.limits.check_bytes, pool_blocks);
             for start in (0..pool_blocks).step_by(step as usize) {
+                let _memory = lock(&self.scan_memory);
                 let mut window = Window::new(start..start + step);
                 count_references(&snapshot, domain, &mut window)?;
                 let mut report = |blocks| {

@@ -122,7 +122,7 @@ impl Store {
     ) -> Result<()> {
         let pool = &self.pool;
         let old = pool.index.ready()?;
-        // Nobody else uses the memory of jobs meanwhile.
+        let _memory = lock(&pool.scan_memory);
         let bytes = pool.limits.check_bytes;
         let next = pool
             .index

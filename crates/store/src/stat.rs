@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::deletion::DeletionStat;
+use crate::accounting::Usage;
 use crate::error::{Result, StoreError};
 use crate::store::Store;
 use crate::volume::Volume;
@@ -36,6 +37,8 @@ pub struct VolumeStat {
     pub interval_seconds: u32,
     /// Bytes that its hash cache may take.
     pub hash_cache_bytes: u64,
+    /// What it holds alone, if [`Store::account`] has gone through it.
+    pub usage: Option<Usage>,
 }
 
 /// What a snapshot holds.
@@ -49,6 +52,8 @@ pub struct SnapshotStat {
     pub created_unix_seconds: u64,
     /// Blocks that were written between the snapshot before it and this one, and that are in it.
     pub own_blocks: u64,
+    /// What it holds alone, if [`Store::account`] has gone through it.
+    pub usage: Option<Usage>,
 }
 
 /// What a pool holds.
@@ -155,6 +160,7 @@ impl Store {
                 size_bytes: snapshot.size_bytes(),
                 created_unix_seconds: record.map_or(0, |(_, it)| it.created_unix_seconds),
                 own_blocks: snapshot.logical_blocks(),
+                usage: self.usage(snapshot.id),
             }
         });
         let snapshots = snapshots.collect();
@@ -200,7 +206,7 @@ impl Store {
             reclaim_blocks,
             pool_bytes_on_disk,
             metadata_bytes_on_disk: pages * PAGE_BYTES as u64 + pool.superblock.log_bytes,
-            volumes: volumes.iter().map(|volume| volume_stat(volume)).collect(),
+            volumes: volumes.iter().map(|volume| self.stat_of(volume)).collect(),
             snapshots,
             deletions,
         })
@@ -212,24 +218,25 @@ impl Store {
     ///
     /// `NotFound`.
     pub fn volume_stat(&self, name: &str) -> Result<VolumeStat> {
-        Ok(volume_stat(&*self.volume(name)?))
+        Ok(self.stat_of(&*self.volume(name)?))
     }
-}
 
-fn volume_stat(volume: &Volume) -> VolumeStat {
-    let (counts, options) = (volume.layer().counts(), volume.options());
-    VolumeStat {
-        name: volume.name(),
-        size_bytes: volume.size_bytes(),
-        logical_blocks: volume.logical_blocks(),
-        private_blocks: counts.private + counts.kept,
-        shared_blocks: counts.shared,
-        dirty_blocks: counts.private,
-        dedup: options.dedup,
-        domain: options.domain,
-        verify: options.verify,
-        rounds: options.rounds,
-        interval_seconds: options.interval_seconds,
-        hash_cache_bytes: options.hash_cache_bytes,
+    fn stat_of(&self, volume: &Volume) -> VolumeStat {
+        let (counts, options) = (volume.layer().counts(), volume.options());
+        VolumeStat {
+            name: volume.name(),
+            size_bytes: volume.size_bytes(),
+            logical_blocks: volume.logical_blocks(),
+            private_blocks: counts.private + counts.kept,
+            shared_blocks: counts.shared,
+            dirty_blocks: counts.private,
+            dedup: options.dedup,
+            domain: options.domain,
+            verify: options.verify,
+            rounds: options.rounds,
+            interval_seconds: options.interval_seconds,
+            hash_cache_bytes: options.hash_cache_bytes,
+            usage: self.usage(volume.id),
+        }
     }
 }

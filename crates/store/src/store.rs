@@ -16,6 +16,7 @@ use onefold_format::{
 };
 
 use crate::Wait;
+use crate::accounting::Usages;
 use crate::aside::Aside;
 use crate::catalogue::Catalogue;
 use crate::deletion::Deletion;
@@ -100,6 +101,8 @@ pub struct Store {
     pub(crate) deleting: Mutex<Vec<Deletion>>,
     /// Held by whoever goes on with a deletion, or needs that nobody does. Taken before `changing`.
     pub(crate) deletion_turn: Mutex<()>,
+    /// What is known of volumes and snapshots since the maps were last gone through.
+    pub(crate) usages: Mutex<Usages>,
     /// Held while the catalogue is changed, from the check of a name to the record.
     pub(crate) changing: Mutex<()>,
 }
@@ -155,6 +158,7 @@ impl Store {
             volumes: RwLock::new(volumes),
             deleting: Mutex::new(deleting),
             deletion_turn: Mutex::default(),
+            usages: Mutex::new(Usages::default()),
             changing: Mutex::new(()),
         });
         if store.pool.check_writable().is_ok() {

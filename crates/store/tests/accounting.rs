@@ -1,0 +1,226 @@
+//! What deleting a volume or a snapshot would free, compared with what it freed, to the block.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use onefold_engine::simulated::SimulatedEngine;
+use onefold_store::{CreateOptions, Lba, OpenOptions, Ready, Store, Usage, VolumeOptions, Wait};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+/// Two segments, of which the blocks around their border are used.
+const BLOCKS: u64 = 1024;
+
+/// A pool that is gone through in two windows where memory is least.
+const POOL_BYTES: u64 = 1 << 30;
+
+fn pool() -> Arc<Store> {
+    let engine = SimulatedEngine::new(1);
+    let options = CreateOptions {
+        size_bytes: POOL_BYTES,
+        log_bytes: 4 * MIB,
+        ..CreateOptions::default()
+    };
+    Store::create(&engine, &options).unwrap();
+    let options = OpenOptions {
+        memory_bytes: 8 * MIB,
+        ..OpenOptions::default()
+    };
+    Store::open(Arc::new(engine), &options).unwrap().0
+}
+
+fn account(store: &Store) {
+    let is_done = store
+        .account(&mut |_, _| ControlFlow::Continue(()))
+        .unwrap();
+    assert!(is_done);
+}
+
+fn usage(store: &Store, name: &str) -> Usage {
+    store.volume_stat(name).unwrap().usage.unwrap()
+}
+
+fn dedup(store: &Store, name: &str) {
+    let volume = store.volume(name).unwrap();
+    let mut cursor = Lba(0);
+    while !store
+        .dedup_batch(&volume, &mut cursor, Ready::All)
+        .unwrap()
+        .at_end
+    {}
+}
+
+/// Blocks that are free once everything that was given up is.
+fn free_blocks(store: &Store) -> u64 {
+    while store.collect_batch().unwrap().released > 0 {}
+    store.tick().unwrap();
+    let stat = store.stat().unwrap();
+    assert_eq!((stat.reclaim_blocks, stat.queued_blocks), (0, 0));
+    stat.free_blocks
+}
+
+/// Deletes a snapshot, or a volume without snapshots.
+fn delete(store: &Store, name: &str) {
+    match name.split_once('@') {
+        Some((volume, snapshot)) => store.delete_snapshot(volume, snapshot, &mut |_, _| {}),
+        None => store.delete_volume(name, &mut |_, _| {}),
+    }
+    .unwrap();
+}
+
+fn can_be_deleted(name: &str, names: &[String]) -> bool {
+    let prefix = format!("{name}@");
+    !names.iter().any(|other| other.starts_with(&prefix))
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Volume, first block, blocks, content of the first of them; 0 for zeros.
+    Write(usize, u64, u64, u64),
+    Trim(usize, u64, u64),
+    Snapshot(usize),
+    Dedup(usize),
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let (volume, lba, count) = (0..3_usize, 500..530_u64, 1..12_u64);
+    prop_oneof![
+        6 => (volume.clone(), lba.clone(), count.clone(), 0..20_u64)
+            .prop_map(|(volume, lba, count, content)| Step::Write(volume, lba, count, content)),
+        2 => (volume.clone(), lba, count)
+            .prop_map(|(volume, lba, count)| Step::Trim(volume, lba, count)),
+        1 => volume.clone().prop_map(Step::Snapshot),
+        1 => volume.prop_map(Step::Dedup),
+    ]
+}
+
+/// Blocks of the contents `first`, `first + 1` and so on.
+fn contents(first: u64, count: u64) -> Vec<u8> {
+    let words = (first..first + count).flat_map(|content| [content; BLOCK as usize / 8]);
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
+fn carry_out(store: &Store, step: &Step, snapshots: &mut u64) {
+    let volume = |number: &usize| store.volume(&format!("v{number}")).unwrap();
+    match step {
+        Step::Write(number, lba, count, content) => {
+            let bytes = match content {
+                0 => vec![0; (count * BLOCK) as usize],
+                content => contents(*content, *count),
+            };
+            volume(number)
+                .write(lba * BLOCK, &bytes, Wait::Yes)
+                .unwrap();
+        }
+        Step::Trim(number, lba, count) => {
+            let (offset, len) = (lba * BLOCK, count * BLOCK);
+            volume(number).trim(offset, len, Wait::Yes).unwrap();
+        }
+        Step::Snapshot(number) => {
+            *snapshots += 1;
+            let name = (format!("v{number}"), format!("s{snapshots}"));
+            store.create_snapshots(&[name]).unwrap();
+        }
+        Step::Dedup(number) => dedup(store, &format!("v{number}")),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn deleting_frees_what_was_said(
+        steps in vec(steps(), 1..60),
+        order in vec(any::<prop::sample::Index>(), 80),
+    ) {
+        let store = pool();
+        for number in 0..3 {
+            let options = VolumeOptions::new(BLOCKS * BLOCK);
+            store.create_volume(&format!("v{number}"), &options).unwrap();
+        }
+        let mut snapshots = 0;
+        for step in &steps {
+            carry_out(&store, step, &mut snapshots);
+        }
+        let mut free = free_blocks(&store);
+        for choice in order {
+            let names = store.volume_names();
+            let (mut exclusive, mut named) = (0, 0);
+            account(&store);
+            for name in &names {
+                let usage = usage(&store, name);
+                exclusive += usage.exclusive_blocks;
+                named += usage.exclusive_blocks + usage.shared_blocks;
+                prop_assert!(usage.freed_if_deleted_blocks <= usage.exclusive_blocks, "{:?}", usage);
+                if !name.contains('@') {
+                    prop_assert_eq!(usage.freed_if_deleted_blocks, usage.exclusive_blocks);
+                }
+            }
+            let physical = store.stat().unwrap().physical_blocks;
+            prop_assert!(exclusive <= physical && physical <= named);
+            let able: Vec<&String> =
+                names.iter().filter(|name| can_be_deleted(name, &names)).collect();
+            if able.is_empty() {
+                break;
+            }
+            let name = choice.get(&able);
+            let said = usage(&store, name);
+            delete(&store, name);
+            let now = free_blocks(&store);
+            prop_assert_eq!(now - free, said.freed_if_deleted_blocks, "{}: {:?}", name, said);
+            free = now;
+        }
+        prop_assert!(store.volume_names().len() < 3);
+        prop_assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+    }
+}
+
+#[test]
+fn figures_are_of_the_last_scan_that_came_to_its_end() {
+    let store = pool();
+    for name in ["a", "b"] {
+        let options = VolumeOptions::new(BLOCKS * BLOCK);
+        store.create_volume(name, &options).unwrap();
+        let volume = store.volume(name).unwrap();
+        volume.write(0, &contents(1, 100), Wait::Yes).unwrap();
+    }
+    assert_eq!(store.volume_stat("a").unwrap().usage, None);
+    let mut end_at = |done: u64, all| match done == all {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    };
+    assert!(!store.account(&mut end_at).unwrap());
+    assert_eq!(store.volume_stat("a").unwrap().usage, None);
+    account(&store);
+    assert_eq!(usage(&store, "a").exclusive_blocks, 100);
+    for name in ["a", "b"] {
+        dedup(&store, name);
+    }
+    free_blocks(&store);
+    assert_eq!(usage(&store, "a").exclusive_blocks, 100);
+    account(&store);
+    let shared = Usage {
+        shared_blocks: 100,
+        exclusive_blocks: 0,
+        freed_if_deleted_blocks: 0,
+        ..usage(&store, "a")
+    };
+    assert_eq!(usage(&store, "b"), shared);
+    store.rename_volume("b", "c").unwrap();
+    assert_eq!(usage(&store, "c"), shared);
+    store
+        .create_snapshots(&[("c".to_owned(), "now".to_owned())])
+        .unwrap();
+    assert_eq!(store.stat().unwrap().snapshots[0].usage, None);
+    account(&store);
+    assert_eq!(
+        store.stat().unwrap().snapshots[0].usage,
+        Some(usage(&store, "a"))
+    );
+    assert_eq!(usage(&store, "c").shared_blocks, 0);
+}
