@@ -30,10 +30,13 @@ struct State {
     deleting: Job,
     is_deletion_paused: bool,
     rebuild: Option<Rebuild>,
+    accountant: Worker,
+    /// None before the first.
+    accounting: Option<Job>,
     volumes: BTreeMap<VolumeKey, VolumeJob>,
 }
 
-/// One of the two threads.
+/// One of the threads.
 #[derive(Default, Clone, Copy)]
 struct Worker {
     is_paused: bool,
@@ -144,11 +147,12 @@ impl Job {
     }
 }
 
-/// The two threads, for what is the same in both.
+/// The threads, for what is the same in all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WorkerKind {
     Finder,
     Collector,
+    Accountant,
 }
 
 impl Board {
@@ -163,6 +167,8 @@ impl Board {
                 deleting: Job::new(),
                 is_deletion_paused: false,
                 rebuild: None,
+                accountant: Worker::default(),
+                accounting: None,
                 volumes: BTreeMap::new(),
             }),
             changed: Condvar::new(),
@@ -378,6 +384,41 @@ impl Board {
         });
     }
 
+    /// The accounting begins, unless it may not.
+    pub(crate) fn begin_accounting(&self) -> bool {
+        self.change(|state| {
+            let may = state.may_account();
+            if may {
+                state.accountant.is_in_batch = true;
+                let job = state.accounting.get_or_insert_with(Job::new);
+                job.is_under_way = true;
+                job.is_in_batch = true;
+            }
+            may
+        })
+    }
+
+    /// Whether the accounting may go on.
+    pub(crate) fn may_account(&self) -> bool {
+        self.state().may_account()
+    }
+
+    /// The accounting has ended, of all maps or because it was to.
+    pub(crate) fn accounted(&self, is_complete: bool) {
+        self.change(|state| {
+            state.end_accounting(|job| {
+                job.counts.rounds += u64::from(is_complete);
+                job.recover("the accounting");
+            });
+        });
+    }
+
+    pub(crate) fn accounting_failed(&self, error: &StoreError) {
+        self.change(|state| {
+            state.end_accounting(|job| job.fail("the accounting", error.to_string()));
+        });
+    }
+
     /// Pauses jobs, and waits for the end of what they are at.
     pub(crate) fn pause(&self, selection: &JobSelection) -> Result<(), SteerError> {
         self.change(|state| state.set_paused(selection, true))?;
@@ -430,6 +471,10 @@ impl Board {
             let left = rebuild.all_blocks.saturating_sub(rebuild.done_blocks);
             jobs.push(rebuild.job.status(JobKind::Rebuild, None, job_state, left));
         }
+        if let Some(accounting) = &mut state.accounting {
+            let job_state = accounting.state(&state.accountant, false);
+            jobs.push(accounting.status(JobKind::Accounting, None, job_state, 0));
+        }
         jobs
     }
 }
@@ -439,12 +484,26 @@ impl State {
         match worker {
             WorkerKind::Finder => &mut self.finder,
             WorkerKind::Collector => &mut self.collector,
+            WorkerKind::Accountant => &mut self.accountant,
         }
     }
 
     fn set_collecting(&mut self, is_in_batch: bool) {
         self.collector.is_in_batch = is_in_batch;
         self.collecting.is_in_batch = is_in_batch;
+    }
+
+    fn may_account(&self) -> bool {
+        !self.is_stopping && !self.accountant.is_paused
+    }
+
+    fn end_accounting(&mut self, end: impl FnOnce(&mut Job)) {
+        self.accountant.is_in_batch = false;
+        if let Some(job) = &mut self.accounting {
+            job.is_in_batch = false;
+            job.is_under_way = false;
+            end(job);
+        }
     }
 
     fn refresh(&mut self, store: &Store) {
@@ -498,17 +557,22 @@ impl State {
         if matches!(selection, JobSelection::All | JobSelection::Deletion) {
             self.is_deletion_paused = is_paused;
         }
+        if matches!(selection, JobSelection::All | JobSelection::Accounting) {
+            self.accountant.is_paused = is_paused;
+        }
         Ok(())
     }
 
     fn is_at_work(&self, selection: &JobSelection) -> bool {
         match selection {
             JobSelection::All => {
-                self.finder.is_in_batch || self.collector.is_in_batch || self.deleting.is_in_batch
+                let workers = [&self.finder, &self.collector, &self.accountant];
+                workers.iter().any(|worker| worker.is_in_batch) || self.deleting.is_in_batch
             }
             JobSelection::Finder => self.finder.is_in_batch,
             JobSelection::Collector => self.collector.is_in_batch,
             JobSelection::Deletion => self.deleting.is_in_batch,
+            JobSelection::Accounting => self.accountant.is_in_batch,
             JobSelection::FinderOf(name) => {
                 let mut volumes = self.volumes.values();
                 let is_at = |job: &VolumeJob| job.job.is_in_batch && job.volume.name() == *name;

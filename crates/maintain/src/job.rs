@@ -13,6 +13,8 @@ pub enum JobKind {
     Deletion,
     /// Reads the index anew from the pool; the others wait for it.
     Rebuild,
+    /// Goes through all maps, to say what each volume and each snapshot holds alone.
+    Accounting,
 }
 
 /// What a job is doing.
@@ -49,7 +51,7 @@ pub struct JobCounts {
     pub declined: u64,
     /// Bytes that were looked at for duplicates.
     pub bytes: u64,
-    /// Times that the whole of a volume was gone through.
+    /// Times that the whole of a volume, or of all maps, was gone through.
     pub rounds: u64,
     /// References released.
     pub released: u64,
@@ -100,7 +102,7 @@ pub struct JobStatus {
 /// Jobs to be paused or resumed. A rebuild cannot be: nothing is shared before its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobSelection {
-    /// The finder, the collector and deletions.
+    /// The finder, the collector, deletions and the accounting.
     All,
     /// The finder, for every volume that there is and will be.
     Finder,
@@ -110,6 +112,8 @@ pub enum JobSelection {
     Collector,
     /// What deletions have left to do.
     Deletion,
+    /// The accounting. It begins anew when it is resumed.
+    Accounting,
 }
 
 /// Why a job cannot be paused or resumed.

@@ -1,13 +1,14 @@
 //! The background work of a pool: when it is done, how much of it, and who may stop it.
 //!
 //! The store knows how a batch of duplicates is shared and how a batch of given-up references is
-//! released; here is decided which batch is next and how long to rest after it. Two threads:
+//! released; here is decided which batch is next and how long to rest after it. Three threads:
 //!
 //! - The **finder** goes over every volume whose dedup is offline, in rounds.
 //! - The **collector** rebuilds the index if that is needed, and then releases what is given up; its
 //!   thread also does, a little at a time, what deletions of volumes and snapshots leave to do.
+//! - The **accountant** goes through all maps now and then, to say what each volume holds alone.
 //!
-//! Guests come first (P10): both threads watch how long requests take, and give way when that
+//! Guests come first (P10): all threads watch how long requests take, and give way when that
 //! exceeds the budget. Nothing here ends the process: a batch that fails makes its job fail, with a
 //! message for whoever lists the jobs, and is tried again later.
 //!
@@ -16,7 +17,7 @@
 //! | `job` | what can be said of a job, and which jobs can be paused |
 //! | `maintenance` | starting, stopping, listing, pausing |
 //! | `board` | what the threads and their callers tell each other |
-//! | `finder`, `collector` | the two threads |
+//! | `finder`, `collector`, `accounting` | the threads |
 //! | `rounds` | which volume is next |
 //! | `pacing` | which share of time work may take: control logic without a clock |
 //! | `foreground` | the clock for it: measuring guests' requests, and resting |
@@ -25,6 +26,7 @@
 //! | `dedup` | all that is there now, at once |
 //! | `limits` | every bound, with its reason |
 
+mod accounting;
 mod aside;
 mod board;
 mod collector;

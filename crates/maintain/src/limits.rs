@@ -40,6 +40,16 @@ pub(crate) const FINDER_SHARE_FLOOR: f64 = 0.05;
 /// The collector gets more: a pool that runs full fails writes, which is worse than slow ones.
 pub(crate) const COLLECTOR_SHARE_FLOOR: f64 = 0.1;
 
+/// Nobody waits for figures that are an hour old as it is.
+pub(crate) const ACCOUNTING_SHARE_FLOOR: f64 = 0.05;
+
+/// How long maps are gone through before guests are thought of: a page takes some microseconds, or a
+/// read of the disk.
+pub(crate) const ACCOUNTING_SLICE: Duration = Duration::from_millis(2);
+
+/// When a daemon first goes through the maps: once its caches have what guests need.
+pub(crate) const FIRST_ACCOUNTING: Duration = Duration::from_secs(60);
+
 /// The longest rest after one batch, however long that took.
 pub(crate) const REST_MAX: Duration = Duration::from_secs(5);
 

@@ -2,7 +2,7 @@
 
 use crate::board::{Board, WorkerKind};
 use crate::job::{JobSelection, JobStatus, SteerError};
-use crate::{aside, collector, finder};
+use crate::{accounting, aside, collector, finder};
 use onefold_store::{Result, Store};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +14,8 @@ use std::time::Duration;
 pub struct MaintenanceOptions {
     /// What all but one in a hundred of guests' requests may take. Beyond, work gives way.
     pub latency_budget: Duration,
+    /// How often it is found out what each volume holds alone, by going through all maps.
+    pub accounting_interval: Duration,
 }
 
 /// The background work of an open pool; ends when dropped.
@@ -36,13 +38,17 @@ impl Maintenance {
             threads: Mutex::new(Vec::new()),
         };
         maintenance.store.set_aside(aside::run_aside);
-        // Dropped on the way out of a failure, it ends the first thread when the second fails.
+        // Dropped on the way out of a failure, it ends the first threads when another fails.
         let budget = options.latency_budget;
         maintenance.spawn("finder", WorkerKind::Finder, move |store, board| {
             finder::run(store, board, budget);
         })?;
         maintenance.spawn("collector", WorkerKind::Collector, move |store, board| {
             collector::run(store, board, budget);
+        })?;
+        let interval = options.accounting_interval;
+        maintenance.spawn("accountant", WorkerKind::Accountant, move |store, board| {
+            accounting::run(store, board, budget, interval);
         })?;
         Ok(maintenance)
     }
@@ -66,7 +72,7 @@ impl Maintenance {
     }
 
     /// All jobs: a finder for each volume whose dedup is offline, in the order of names, the
-    /// collector, and the rebuild of the index if there was one.
+    /// collector, and the rebuild of the index and the accounting if there was one.
     ///
     /// # Errors
     ///

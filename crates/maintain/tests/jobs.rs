@@ -27,6 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const OPTIONS: MaintenanceOptions = MaintenanceOptions {
     latency_budget: Duration::from_millis(100),
+    accounting_interval: Duration::from_secs(3600),
 };
 
 #[track_caller]
@@ -290,6 +291,7 @@ fn guests_beyond_their_budget_are_let_go_first() {
     let pause = JobSelection::FinderOf("guest".to_owned());
     let no_request_is_as_fast = MaintenanceOptions {
         latency_budget: Duration::from_nanos(1),
+        ..OPTIONS
     };
     let maintenance = Maintenance::start(Arc::clone(&store), no_request_is_as_fast).unwrap();
     maintenance.pause(&pause).unwrap();
@@ -471,4 +473,31 @@ fn a_volume_asked_for_by_name_needs_no_dedup_and_must_exist() {
     assert_eq!(totals.counts.unique, 1);
     let error = dedup_now(&store, Some("gone"), &mut go_on).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::NotFound);
+}
+
+#[test]
+fn what_volumes_hold_alone_is_found_out_now_and_then() {
+    let (_engine, store) = new_store(IndexKind::Memory);
+    add_volume(&store, "alone", 1..=100);
+    let often = MaintenanceOptions {
+        accounting_interval: Duration::from_millis(20),
+        ..OPTIONS
+    };
+    let maintenance = Maintenance::start(Arc::clone(&store), often).unwrap();
+    let accounting = || {
+        let jobs = maintenance.jobs().unwrap();
+        let found = jobs.into_iter();
+        found.filter(|job| job.kind == JobKind::Accounting).last()
+    };
+    let rounds = || accounting().map_or(0, |job| job.counts.rounds);
+    wait_until("all maps were gone through twice", || rounds() >= 2);
+    let usage = store.volume_stat("alone").unwrap().usage.unwrap();
+    assert_eq!((usage.exclusive_blocks, usage.shared_blocks), (100, 0));
+    maintenance.pause(&JobSelection::Accounting).unwrap();
+    let paused_after = rounds();
+    assert_eq!(accounting().unwrap().state, JobState::Paused);
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(rounds(), paused_after);
+    maintenance.resume(&JobSelection::Accounting).unwrap();
+    wait_until("it goes on", || rounds() > paused_after);
 }

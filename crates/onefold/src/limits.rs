@@ -64,6 +64,10 @@ pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 /// some of that, so it is seldom: as often as file systems commit their journals by themselves.
 pub(crate) const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 
+/// How often a daemon goes through all maps, to say what each volume holds alone: what is read for it
+/// costs little at this rate, and who wants to know it now can ask for it.
+pub(crate) const ACCOUNTING_INTERVAL: Duration = Duration::from_secs(3600);
+
 /// Pause after the system refused a new connection for lack of descriptors or memory.
 pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 

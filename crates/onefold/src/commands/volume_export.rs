@@ -34,6 +34,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         let stat = session.call(
             &VolumeStat {
                 name: args.name.clone(),
+                exact: false,
             },
             &mut |_, _| {},
         )?;

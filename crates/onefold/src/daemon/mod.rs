@@ -11,7 +11,9 @@ mod housekeeping;
 
 use crate::control::server::ControlSocket;
 use crate::error::{Error, Result};
-use crate::limits::{CONTROL_CONNECTIONS_MAX, DRAIN_TIME_MAX, TRANSFERS_MAX, VERBS_END_TIME_MAX};
+use crate::limits::{
+    ACCOUNTING_INTERVAL, CONTROL_CONNECTIONS_MAX, DRAIN_TIME_MAX, TRANSFERS_MAX, VERBS_END_TIME_MAX,
+};
 use crate::output::say;
 use crate::pool::{self, Claim, Opening};
 use crate::session::recovery_line;
@@ -110,6 +112,7 @@ fn serve_store(
     let _housekeeping = Housekeeping::start(Arc::clone(store));
     let maintenance_options = MaintenanceOptions {
         latency_budget: options.latency_budget,
+        accounting_interval: ACCOUNTING_INTERVAL,
     };
     let maintenance = Maintenance::start(Arc::clone(store), maintenance_options)
         .map_err(|e| Error::io("cannot start the background jobs", &e))?;

@@ -19,6 +19,8 @@ pub(crate) enum JobName {
     Collector,
     /// Gives up what deleted volumes and snapshots hold.
     Deletion,
+    /// Finds out what each volume holds alone.
+    Accounting,
 }
 
 /// Which jobs to pause or resume.
@@ -48,7 +50,8 @@ impl Jobs {
             (None | Some(JobName::Finder), Some(volume)) => {
                 Ok(JobSelection::FinderOf(volume.clone()))
             }
-            (Some(JobName::Collector | JobName::Deletion), Some(_)) => Err(Error::usage(
+            (Some(JobName::Accounting), None) => Ok(JobSelection::Accounting),
+            (Some(JobName::Collector | JobName::Deletion | JobName::Accounting), Some(_)) => Err(Error::usage(
                 "only the finder works for each volume by itself: omit --volume",
             )),
         }
@@ -115,6 +118,7 @@ impl From<JobStatus> for Job {
             JobKind::Collector => "collector",
             JobKind::Deletion => "deletion",
             JobKind::Rebuild => "rebuild",
+            JobKind::Accounting => "accounting",
         };
         let (state, message) = match status.state {
             JobState::Idle => ("idle", None),
@@ -156,14 +160,14 @@ impl Document for JobsReply {
         let width = volumes.map(String::len).max().unwrap_or(0).max(6);
         writeln!(
             out,
-            "{:9}  {:width$}  {:7}  {:>12}  {:>12}  {:>12}  {:>12}",
+            "{:10}  {:width$}  {:7}  {:>12}  {:>12}  {:>12}  {:>12}",
             "JOB", "VOLUME", "STATE", "BACKLOG", "DONE", "DUPLICATES", "RATE"
         )?;
         for job in &self.jobs {
             let done = job.counts.looked_at + job.counts.released + job.counts.deleted;
             writeln!(
                 out,
-                "{:9}  {:width$}  {:7}  {:>12}  {:>12}  {:>12}  {:>10}/s",
+                "{:10}  {:width$}  {:7}  {:>12}  {:>12}  {:>12}  {:>10}/s",
                 job.job,
                 job.volume.as_deref().unwrap_or("-"),
                 job.state,

@@ -4,7 +4,7 @@ use super::{Report, Service, Verb, check_plain};
 use crate::error::{Error, Result};
 use crate::output::Document;
 use crate::size;
-use crate::verbs::volume::PlanReply;
+use crate::verbs::volume::{PlanReply, UsageReply};
 use onefold_store::DeletionStat;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
@@ -103,6 +103,8 @@ struct SnapshotReply {
     created_unix_seconds: u64,
     own_blocks: u64,
     own_bytes: u64,
+    #[serde(flatten)]
+    usage: UsageReply,
     nbd_uri: Option<String>,
     clients: Vec<String>,
 }
@@ -119,6 +121,7 @@ impl SnapshotListReply {
             created_unix_seconds: stat.created_unix_seconds,
             own_blocks: stat.own_blocks,
             own_bytes: stat.own_blocks * block_size,
+            usage: UsageReply::of(stat.usage, block_size),
             name: stat.name,
         });
         let deletions = stat.deletions.into_iter();
@@ -171,17 +174,18 @@ impl Document for SnapshotListReply {
         if !self.snapshots.is_empty() {
             writeln!(
                 out,
-                "{:width$}  {:>10}  {:>10}  {:20}  CLIENTS",
-                "NAME", "SIZE", "OWN", "CREATED"
+                "{:width$}  {:>10}  {:>10}  {:>10}  {:20}  CLIENTS",
+                "NAME", "SIZE", "OWN", "FREES", "CREATED"
             )?;
         }
         for snapshot in &self.snapshots {
             writeln!(
                 out,
-                "{:width$}  {:>10}  {:>10}  {:20}  {}",
+                "{:width$}  {:>10}  {:>10}  {:>10}  {:20}  {}",
                 snapshot.name,
                 size::display(snapshot.size_bytes),
                 size::display(snapshot.own_bytes),
+                snapshot.usage.freed(),
                 utc(snapshot.created_unix_seconds),
                 snapshot.clients.len()
             )?;

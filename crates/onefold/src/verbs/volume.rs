@@ -5,9 +5,11 @@ use crate::error::{Error, Result};
 use crate::output::Document;
 use crate::sharing::{Dedup, Sharing};
 use crate::size;
-use onefold_store::VolumeChange;
+use crate::verbs::snapshot::utc;
+use onefold_store::{Usage, VolumeChange};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 
 /// Makes an empty volume.
 #[derive(Debug, Serialize, Deserialize)]
@@ -33,13 +35,59 @@ pub(crate) struct VolumeReply {
     private_blocks: u64,
     shared_blocks: u64,
     dirty_blocks: u64,
+    #[serde(flatten)]
+    usage: UsageReply,
     nbd_uri: Option<String>,
     pub(crate) clients: Vec<String>,
+}
+
+/// What a volume or a snapshot held when all maps were last gone through; nothing before that.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(super) struct UsageReply {
+    exclusive_bytes: Option<u64>,
+    shared_bytes: Option<u64>,
+    freed_if_deleted_bytes: Option<u64>,
+    /// When that was, in seconds since the Unix epoch.
+    as_of: Option<u64>,
+}
+
+impl UsageReply {
+    pub(super) fn of(usage: Option<Usage>, block_size: u64) -> Self {
+        usage.map_or_else(Self::default, |usage| Self {
+            exclusive_bytes: Some(usage.exclusive_blocks * block_size),
+            shared_bytes: Some(usage.shared_blocks * block_size),
+            freed_if_deleted_bytes: Some(usage.freed_if_deleted_blocks * block_size),
+            as_of: Some(usage.as_of_unix_seconds),
+        })
+    }
+
+    /// What would be freed, for a table.
+    pub(super) fn freed(&self) -> String {
+        let freed = self.freed_if_deleted_bytes;
+        freed.map_or_else(|| "-".to_owned(), size::display)
+    }
+
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (Some(exclusive), Some(shared), Some(as_of)) =
+            (self.exclusive_bytes, self.shared_bytes, self.as_of)
+        else {
+            return Ok(());
+        };
+        writeln!(
+            out,
+            "alone    {}, {} with others, {} freed if deleted, as of {}",
+            size::display(exclusive),
+            size::display(shared),
+            self.freed(),
+            utc(as_of)
+        )
+    }
 }
 
 impl VolumeReply {
     fn of(service: &Service, stat: onefold_store::VolumeStat) -> Self {
         Self {
+            usage: UsageReply::of(stat.usage, service.store.block_size().into()),
             nbd_uri: service.nbd_uri(&stat.name),
             clients: service.clients(&stat.name),
             size_bytes: stat.size_bytes,
@@ -79,6 +127,7 @@ impl Document for VolumeReply {
             "blocks   {} published, {} private, {} of these not looked at",
             self.shared_blocks, self.private_blocks, self.dirty_blocks
         )?;
+        self.usage.text(out)?;
         if let Some(uri) = &self.nbd_uri {
             writeln!(out, "nbd      {uri}")?;
         }
@@ -179,13 +228,29 @@ impl Document for VolumeListReply {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VolumeStat {
     pub(crate) name: String,
+    /// Go through all maps first.
+    pub(crate) exact: bool,
 }
 
 impl Verb for VolumeStat {
     const PATH: &'static str = "/v1/volume/stat";
     type Reply = VolumeReply;
 
-    fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<VolumeReply> {
+        let stat = service.find(&self.name)?;
+        if !self.exact {
+            return Ok(VolumeReply::of(service, stat));
+        }
+        let is_complete = service.store.account(&mut |done, all| {
+            report(done, all);
+            match service.is_stopping() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        })?;
+        if !is_complete {
+            return Err(Error::failed("the daemon was stopped meanwhile"));
+        }
         Ok(VolumeReply::of(service, service.find(&self.name)?))
     }
 }

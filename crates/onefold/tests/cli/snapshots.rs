@@ -1,6 +1,6 @@
 //! Snapshots: made, listed, read, deleted, with and without a daemon.
 
-use crate::harness::{Daemon, Scene, noise};
+use crate::harness::{Daemon, Scene, noise, wait_until};
 
 const MIB: usize = 1 << 20;
 
@@ -135,4 +135,69 @@ fn a_snapshot_is_read_only_and_refusals_change_nothing() {
     assert_eq!(scene.volumes(), ["a"]);
     assert!(scene.content("a@one") == content);
     assert!(scene.content("a") == content);
+}
+
+#[test]
+fn what_a_deletion_frees_is_said_before() {
+    let scene = Scene::new();
+    let file = scene.file("image", &noise(1, 4 * MIB));
+    for name in ["a", "b"] {
+        scene.ok(&["volume", "import", name, &file]);
+    }
+    let file = scene.file("other", &noise(2, 2 * MIB));
+    scene.ok(&["volume", "import", "c", &file]);
+    let daemon = scene.daemon();
+    let stat = |name: &str| scene.json(&["volume", "stat", name]);
+    for field in [
+        "exclusive_bytes",
+        "shared_bytes",
+        "freed_if_deleted_bytes",
+        "as_of",
+    ] {
+        assert!(stat("a")[field].is_null(), "{field}");
+    }
+    // Equal blocks are to stay as many as were written.
+    scene.ok(&["job", "pause", "finder"]);
+    scene.ok(&["snapshot", "create", "a@one", "c@one"]);
+    overwrite(&daemon, &scene, "a", MIB, 7, MIB);
+    overwrite(&daemon, &scene, "c", 0, 9, MIB);
+    scene.json(&["volume", "stat", "a", "--exact"]);
+    let figures = |name: &str| {
+        let stat = stat(name);
+        assert!(stat["as_of"].as_u64().unwrap() > 1_700_000_000, "{stat}");
+        ["exclusive_bytes", "shared_bytes", "freed_if_deleted_bytes"]
+            .map(|field| stat[field].as_u64().unwrap() as usize / MIB)
+    };
+    assert_eq!(figures("a"), [1, 0, 1]);
+    assert_eq!(figures("a@one"), [0, 4, 0]);
+    assert_eq!(figures("b"), [0, 4, 0]);
+    assert_eq!(figures("c"), [1, 0, 1]);
+    assert_eq!(figures("c@one"), [2, 0, 1]);
+    let list = scene.json(&["snapshot", "list", "c"]);
+    assert_eq!(list["snapshots"][0]["freed_if_deleted_bytes"], MIB);
+    let text = String::from_utf8(scene.ok(&["volume", "stat", "c@one"]).stdout).unwrap();
+    assert!(
+        text.contains("2 MiB, 0 B with others, 1 MiB freed if deleted"),
+        "{text}"
+    );
+
+    let free = || {
+        scene.json(&["pool", "stat"])["free_blocks"]
+            .as_u64()
+            .unwrap()
+    };
+    let deletions: [(&[&str], usize); 3] = [
+        (&["snapshot", "delete", "c@one", "--yes"], MIB),
+        (&["volume", "delete", "c", "--yes"], 2 * MIB),
+        (&["volume", "delete", "b", "--yes"], 0),
+    ];
+    for (command, freed) in deletions {
+        let name = command[2];
+        scene.ok(&["volume", "stat", name, "--exact"]);
+        assert_eq!(stat(name)["freed_if_deleted_bytes"], freed, "{name}");
+        let before = free();
+        scene.ok(command);
+        let wanted = before + freed as u64 / 4096;
+        wait_until("it is free", || free() == wanted);
+    }
 }
