@@ -486,8 +486,7 @@ fn what_volumes_hold_alone_is_found_out_now_and_then() {
     let maintenance = Maintenance::start(Arc::clone(&store), often).unwrap();
     let accounting = || {
         let jobs = maintenance.jobs().unwrap();
-        let found = jobs.into_iter();
-        found.filter(|job| job.kind == JobKind::Accounting).last()
+        jobs.into_iter().find(|job| job.kind == JobKind::Accounting)
     };
     let rounds = || accounting().map_or(0, |job| job.counts.rounds);
     wait_until("all maps were gone through twice", || rounds() >= 2);

@@ -69,6 +69,20 @@ impl Store {
     ///
     /// Those that keep it from going on. Damage is a finding, not an error.
     pub fn check(&self, repair: bool, report: &mut dyn FnMut(Finding)) -> Result<CheckReport> {
+        self.check_with_progress(repair, report, &mut |_, _| {})
+    }
+
+    /// The same; `progress` is told how many entries and rows were looked at, and how many there are.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::check`].
+    pub fn check_with_progress(
+        &self,
+        repair: bool,
+        report: &mut dyn FnMut(Finding),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<CheckReport> {
         let pool = &*self.pool;
         let _job = lock(&pool.jobs);
         let is_writable = pool.check_writable().is_ok();
@@ -89,6 +103,9 @@ impl Store {
             is_map_unreadable: false,
             is_index_unreadable: false,
             index_findings: 0,
+            progress,
+            done: 0,
+            all: 0,
         };
         if let Some(problem) = index_problem {
             check.find_in_index(problem.to_string());
@@ -154,12 +171,20 @@ struct Check<'a> {
     is_index_unreadable: bool,
     /// Rows that are not what the maps say.
     index_findings: u64,
+    progress: &'a mut dyn FnMut(u64, u64),
+    /// Entries and rows looked at, and those of all passes.
+    done: u64,
+    all: u64,
 }
 
 impl Check<'_> {
     fn run(&mut self) -> Result<()> {
         let pool_blocks = self.snapshot.root.pool_blocks;
         let step = Window::blocks_for(self.pool.limits.check_bytes, pool_blocks);
+        let rows = self.index.as_ref().map_or(0, |index| index.counts().rows());
+        let volumes = self.snapshot.volumes.iter();
+        let entries = volumes.map(|it| it.counts.private + it.counts.kept + it.counts.shared);
+        self.all = (entries.sum::<u64>() + rows) * pool_blocks.div_ceil(step);
         for start in (0..pool_blocks).step_by(step as usize) {
             let _memory = lock(&self.pool.scan_memory);
             let mut window = Window::new(start..start + step);
@@ -171,6 +196,12 @@ impl Check<'_> {
             self.counts.passes += 1;
         }
         Ok(())
+    }
+
+    /// So many more entries or rows were looked at.
+    fn advance(&mut self, more: usize) {
+        self.done += more as u64;
+        (self.progress)(self.done, self.all.max(self.done));
     }
 
     fn find(&mut self, repairable: bool, message: String) {
@@ -187,6 +218,7 @@ impl Check<'_> {
         snapshot.each_map_page(&mut |volume, segment, pointer| {
             if let Some(entries) = self.read_map_page(volume, segment, pointer, window)? {
                 self.count_segment(volume, segment, &entries, window);
+                self.advance(entries.iter().filter(|it| it.pba().is_some()).count());
             }
             Ok(())
         })?;
@@ -287,6 +319,7 @@ impl Check<'_> {
                     return Ok(());
                 }
             };
+            self.advance(rows.len());
             from = rows.last().and_then(|(last, _)| last.successor());
             for (_, row) in &rows {
                 if window.blocks.contains(&row.pba.0) {

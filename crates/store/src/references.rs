@@ -49,8 +49,9 @@ pub(crate) struct Window {
     pub(crate) blocks: Range<u64>,
     /// One bit a block that an entry owns alone.
     owned: Vec<u64>,
-    /// References to each block, 255 and more of them in `many`.
-    references: Vec<u8>,
+    /// References to each block, 65,535 and more of them in `many`. Each block there is named by so
+    /// many entries that the maps are some ten thousand times as large as what it takes.
+    references: Vec<u16>,
     many: FxHashMap<u64, u64>,
 }
 
@@ -158,8 +159,8 @@ impl<'a> Snapshot<'a> {
 impl Window {
     /// Blocks that `bytes` of memory are enough for: whole pages of the free-space map.
     pub(crate) fn blocks_for(bytes: usize, pool_blocks: u64) -> u64 {
-        // A byte and a bit for a block; as much again for what is compared with them.
-        (bytes as u64 / 2)
+        // Two bytes and a bit for a block; less than a byte for what is compared with them.
+        (bytes as u64 / 3)
             .next_multiple_of(BLOCKS_PER_SPACE_PAGE)
             .min(pool_blocks.next_multiple_of(BLOCKS_PER_SPACE_PAGE))
     }
@@ -186,15 +187,15 @@ impl Window {
     pub(crate) fn refer(&mut self, pba: Pba) {
         let count = &mut self.references[(pba.0 - self.blocks.start) as usize];
         *count = count.saturating_add(1);
-        if *count == u8::MAX {
-            *self.many.entry(pba.0).or_insert(u64::from(u8::MAX) - 1) += 1;
+        if *count == u16::MAX {
+            *self.many.entry(pba.0).or_insert(u64::from(u16::MAX) - 1) += 1;
         }
     }
 
     /// References to the block.
     pub(crate) fn references(&self, pba: Pba) -> u64 {
         match self.references[(pba.0 - self.blocks.start) as usize] {
-            u8::MAX => self.many.get(&pba.0).copied().unwrap_or_default(),
+            u16::MAX => self.many.get(&pba.0).copied().unwrap_or_default(),
             count => u64::from(count),
         }
     }
@@ -322,9 +323,14 @@ mod tests {
     use onefold_format::Pba;
 
     #[test]
-    fn references_beyond_a_byte_are_counted() {
+    fn references_beyond_two_bytes_are_counted() {
         let mut window = Window::new(16_384..32_768);
-        for (block, count) in [(16_384, 1), (16_400, 254), (16_401, 255), (32_767, 1000)] {
+        for (block, count) in [
+            (16_384, 1),
+            (16_400, 65_534),
+            (16_401, 65_535),
+            (32_767, 100_000),
+        ] {
             (0..count).for_each(|_| window.refer(Pba(block)));
             assert_eq!(window.references(Pba(block)), count);
         }

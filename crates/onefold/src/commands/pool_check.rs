@@ -2,6 +2,7 @@
 
 use super::Context;
 use crate::error::{ErrorKind, Result};
+use crate::progress::Progress;
 use crate::session::Session;
 use crate::verbs::pool::{PoolCheck, PoolCheckReply};
 use std::process::ExitCode;
@@ -21,9 +22,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let check = PoolCheck {
         repair: args.repair,
     };
+    let progress = Progress::steps(&context.output, "checking");
     let checked = Session::with(context.pool()?, &context.output, args.repair, |session| {
-        session.call(&check, &mut |_, _| {})
+        session.call(&check, &mut |done, all| progress.set(done, all))
     });
+    drop(progress);
     let reply = match checked {
         Ok(reply) => reply,
         // Damage that keeps the pool from being opened is a finding too.

@@ -9,6 +9,7 @@ use crate::output::Document;
 use crate::sharing::{Dedup, Index};
 use crate::size;
 use onefold_maintain::dedup_now;
+use onefold_store::Finding;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -339,9 +340,9 @@ impl Verb for PoolCheck {
     const PATH: &'static str = "/v1/pool/check";
     type Reply = PoolCheckReply;
 
-    fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolCheckReply> {
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolCheckReply> {
         let mut listed = Vec::new();
-        let report = service.store.check(self.repair, &mut |finding| {
+        let mut list = |finding: Finding| {
             if listed.len() < FINDINGS_LISTED_MAX {
                 let (message, repairable) = (finding.message, finding.repairable);
                 listed.push(ListedFinding {
@@ -349,7 +350,9 @@ impl Verb for PoolCheck {
                     repairable,
                 });
             }
-        })?;
+        };
+        let store = &service.store;
+        let report = store.check_with_progress(self.repair, &mut list, report)?;
         Ok(PoolCheckReply {
             findings: report.findings,
             repaired: report.repaired,
