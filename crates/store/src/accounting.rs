@@ -1,10 +1,11 @@
 //! What each volume and each snapshot holds alone, and what would be free without it.
 //!
 //! A volume, or a snapshot, is a layer, and an entry belongs to one layer. A block is *exclusive* to a
-//! layer if no other layer's entries name it, however many of its own do. Deleting a volume gives
-//! up its layer's entries. Deleting a snapshot gives up those that the layer above hides; the others
-//! move there. So a block is freed by it if no other layer names it, and none of the entries that
-//! move.
+//! layer if no other layer's entries name it, however many of its own do. What becomes of a deleted
+//! layer's entries depends on those above it: without one they are given up; one hides some, and the
+//! others move there; because of several all stay. So a block is freed by it if no other layer names it,
+//! and none of the entries that move or stay. A layer without a name that stays for this one and another
+//! may then go, too; what that frees is not counted.
 //!
 //! The maps are read as a checkpoint has them, a layer after the other, once for each window of the
 //! pool's blocks for which there is memory. References that wait for the collector do not count: they
@@ -99,8 +100,7 @@ impl Store {
     }
 }
 
-/// For each layer the only one above it, by number; nothing where none is, or several are: then its
-/// deletion frees nothing of what it names.
+/// For each layer that has any above it the only one, by number, or nothing where there are several.
 fn layers_above(snapshot: &Snapshot<'_>) -> FxHashMap<LayerId, Option<usize>> {
     let mut above = FxHashMap::default();
     for (number, volume) in snapshot.volumes.iter().enumerate() {
@@ -192,13 +192,11 @@ impl Scan<'_> {
     /// What is above a segment once its layer is deleted: every entry that is not absent takes the
     /// place of what the layer has.
     fn hides(&self, volume: &VolumeRecord, segment: SegmentIndex) -> Result<Box<Segment>> {
-        if volume.snapshot_of.is_none() {
-            // Nothing takes over what a volume has.
-            return Ok(Box::new([Entry::ZERO; EMPTY_SEGMENT.len()]));
-        }
-        let above = self.above.get(&volume.layer).copied().flatten();
-        let Some(above) = above.and_then(|above| self.snapshot.volumes.get(above)) else {
-            return Ok(Box::new(EMPTY_SEGMENT));
+        let above = match self.above.get(&volume.layer) {
+            // Nothing takes over what it has.
+            None => return Ok(Box::new([Entry::ZERO; EMPTY_SEGMENT.len()])),
+            Some(None) => return Ok(Box::new(EMPTY_SEGMENT)),
+            Some(Some(above)) => &self.snapshot.volumes[*above],
         };
         let pages = &self.snapshot.pool.pages;
         match tree::lookup(pages, above.layer.0, above.map, segment.0)? {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::deletion::DeletionStat;
 use crate::accounting::Usage;
+use crate::deletion::DeletionStat;
 use crate::error::{Result, StoreError};
 use crate::store::Store;
 use crate::volume::Volume;

@@ -51,9 +51,9 @@ impl Jobs {
                 Ok(JobSelection::FinderOf(volume.clone()))
             }
             (Some(JobName::Accounting), None) => Ok(JobSelection::Accounting),
-            (Some(JobName::Collector | JobName::Deletion | JobName::Accounting), Some(_)) => Err(Error::usage(
-                "only the finder works for each volume by itself: omit --volume",
-            )),
+            (Some(JobName::Collector | JobName::Deletion | JobName::Accounting), Some(_)) => Err(
+                Error::usage("only the finder works for each volume by itself: omit --volume"),
+            ),
         }
     }
 }
