@@ -287,6 +287,8 @@ impl Maps {
             }
         }
         let removed = write(&self.layers).remove(&id);
+        // Whoever loads a segment of its tree just now has put it into the cache after this.
+        drop(removed.as_ref().map(|layer| write(&layer.root)));
         lock(&self.dirty).retain(|dirty| dirty.layer.id != id);
         self.dirty_count.store(lock(&self.dirty).len(), SeqCst);
         for shard in &self.shards {
@@ -327,7 +329,11 @@ impl Maps {
             return Err(StoreError::would_wait());
         }
         let root = read(&layer.root);
-        let stored = tree::lookup(&self.pages, layer.id.0, *root, segment.0)?;
+        // What a removed layer's tree still says has gone elsewhere.
+        let stored = match read(&self.layers).contains_key(&layer.id) {
+            true => tree::lookup(&self.pages, layer.id.0, *root, segment.0)?,
+            false => None,
+        };
         let heat = Heat::new(stored.is_some());
         let entries = match stored {
             None => Arc::clone(&self.empty),
@@ -485,17 +491,22 @@ impl Maps {
         Ok(Arc::new(entries))
     }
 
+    /// This layer and those below it, from the top.
+    pub(crate) fn lineage(layer: &Arc<Layer>) -> Vec<Arc<Layer>> {
+        std::iter::successors(Some(Arc::clone(layer)), |layer| layer.below()).collect()
+    }
+
     /// The first segment at or after `from` in which this layer or one below it may have something.
     pub(crate) fn next_resolved_segment(
         &self,
         layer: &Arc<Layer>,
         from: SegmentIndex,
     ) -> Result<Option<SegmentIndex>> {
-        let (mut first, mut next) = (None, Some(Arc::clone(layer)));
-        while let Some(layer) = next {
-            let found = self.next_segment(&layer, from)?;
+        let mut first = None;
+        // From the bottom: what a merge takes out of a layer meanwhile is in the next one by then.
+        for layer in Self::lineage(layer).iter().rev() {
+            let found = self.next_segment(layer, from)?;
             first = [first, found].into_iter().flatten().min();
-            next = layer.below();
         }
         Ok(first)
     }
@@ -650,7 +661,7 @@ impl Maps {
 
 #[cfg(all(test, feature = "shuttle"))]
 #[allow(clippy::unwrap_used, reason = "how tests fail")]
-mod shuttle_tests {
+pub(crate) mod shuttle_tests {
     use onefold_engine::simulated::SimulatedEngine;
     use onefold_engine::{Engine, Part};
     use onefold_format::{DedupMode, Pba, PoolId, VolumeId, VolumeState};
@@ -660,10 +671,15 @@ mod shuttle_tests {
     use super::*;
     use crate::sync::AtomicBool;
 
-    const SEGMENT: SegmentIndex = SegmentIndex(0);
+    pub(crate) const SEGMENT: SegmentIndex = SegmentIndex(0);
 
     /// A layer in which these slots name these blocks.
-    fn layer(maps: &Maps, id: u64, below: Option<u64>, blocks: &[(usize, u64)]) -> Arc<Layer> {
+    pub(crate) fn layer(
+        maps: &Maps,
+        id: u64,
+        below: Option<u64>,
+        blocks: &[(usize, u64)],
+    ) -> Arc<Layer> {
         let layer = maps.add_layer(&VolumeRecord {
             id: VolumeId(id),
             layer: LayerId(id),
@@ -698,7 +714,7 @@ mod shuttle_tests {
     }
 
     /// Three layers: two frozen ones, and a live one above them.
-    fn maps() -> (Arc<Maps>, [Arc<Layer>; 3]) {
+    pub(crate) fn maps() -> (Arc<Maps>, [Arc<Layer>; 3]) {
         let disk = SimulatedEngine::new(1).create(Part::Meta, 0).unwrap();
         let pages = Arc::new(Pages::new(disk, String::new(), PoolId([0; 16]), 8));
         let maps = Arc::new(Maps::new(pages, &Limits::from_memory(8 << 20)));
@@ -710,6 +726,14 @@ mod shuttle_tests {
             assert_eq!(blocks(&maps, &live), [10, 11, 12]);
         }
         (maps, [bottom, middle, live])
+    }
+
+    /// Into a layer that has nothing of its own where the other has something.
+    pub(crate) fn merge_away(maps: &Maps, gone: &Arc<Layer>, above: &Arc<Layer>) {
+        let [lower, upper] = [gone, above].map(|it| maps.leaf(it, SEGMENT, Wait::Yes).unwrap());
+        let moved = lower.with(Segment::clone);
+        maps.merge(SEGMENT, (gone, &lower), (above, &upper), &moved);
+        maps.remove_layer(gone.id).unwrap();
     }
 
     fn blocks(maps: &Maps, layer: &Layer) -> Vec<u64> {
@@ -769,11 +793,7 @@ mod shuttle_tests {
                 // The one in the middle or the one at the bottom goes first.
                 let goes_first = shuttle::rand::thread_rng().gen_range(0..2);
                 let (gone, above) = (&layers[goes_first], &layers[goes_first + 1]);
-                let [lower, upper] =
-                    [gone, above].map(|it| maps.leaf(it, SEGMENT, Wait::Yes).unwrap());
-                let moved = lower.with(Segment::clone);
-                maps.merge(SEGMENT, (gone, &lower), (above, &upper), &moved);
-                maps.remove_layer(gone.id).unwrap();
+                merge_away(&maps, gone, above);
                 reader.join().unwrap();
                 assert_eq!(blocks(&maps, &live), [10, 11, 12]);
             },
