@@ -25,6 +25,7 @@
 //! | `snapshot.rs` `deletion.rs` | making snapshots and clones, going back; deleting |
 //! | `accounting.rs` | what each volume and snapshot holds alone |
 //! | `export.rs` | all metadata in one file, and a pool's parts from it |
+//! | `changes.rs` | what changed between two snapshots or volumes |
 //! | `remake.rs` | making the index anew, or one of another kind |
 //!
 //! There are no threads here: every call does its work on its caller's thread, but for what
@@ -38,6 +39,7 @@ mod bits;
 mod block_lock;
 mod cache;
 mod catalogue;
+mod changes;
 mod check;
 mod checkpoint;
 mod collector;
@@ -77,6 +79,7 @@ mod write;
 
 pub use accounting::Usage;
 pub use aside::Aside;
+pub use changes::{Change, ChangedExtent};
 pub use check::{CheckReport, Finding};
 pub use collector::{COLLECT_BATCH_BLOCKS, CollectReport};
 pub use deletion::DeletionStat;

@@ -97,67 +97,75 @@ impl Volume {
         wait: Wait,
     ) -> Result<Vec<Extent>> {
         let block_size = self.pool.block_size();
-        let mut extents = Extents {
-            found: Vec::new(),
-            extents_max,
-            at: range.start,
-        };
+        let mut runs = Runs::new(range.start, extents_max);
         let layer = self.layer();
         let end = Lba(range.end.div_ceil(block_size));
         let mut lba = Lba(range.start / block_size);
-        while lba < end && !extents.is_full() {
+        while lba < end && !runs.is_full() {
             let next = self
                 .pool
                 .maps
                 .next_resolved_segment(&layer, lba.segment())?;
             let Some(segment) = next.filter(|segment| segment.first() < end) else {
-                extents.add(range.end, false);
+                runs.add(range.end, false);
                 break;
             };
             let start = segment.first().max(lba);
-            extents.add((start.0 * block_size).max(range.start), false);
+            runs.add((start.0 * block_size).max(range.start), false);
             lba = Lba((segment.0 + 1) * BLOCKS_PER_SEGMENT).min(end);
             let entries = self.entries(&layer, start, lba.0 - start.0, wait)?;
-            self.add_entries(&mut extents, start, &entries, range.end);
+            for (entry, lba) in entries.iter().zip(start.0..) {
+                let block_end = (lba + 1) * block_size;
+                runs.add(block_end.min(range.end), entry.pba().is_some());
+            }
         }
-        Ok(extents.finish())
-    }
-
-    fn add_entries(&self, extents: &mut Extents, first: Lba, entries: &[Entry], end: u64) {
-        for (entry, lba) in entries.iter().zip(first.0..) {
-            let block_end = (lba + 1) * self.pool.block_size();
-            extents.add(block_end.min(end), entry.pba().is_some());
-        }
+        let extents = runs.finish().into_iter();
+        Ok(extents.map(|(len, data)| Extent { len, data }).collect())
     }
 }
 
-/// Runs put together so far. One more than asked for may be begun: it ends the one before.
-struct Extents {
-    found: Vec<Extent>,
-    extents_max: usize,
+/// Runs of bytes put together so far, with what each is. One more than asked for may be begun: it ends
+/// the one before.
+pub(crate) struct Runs<T> {
+    found: Vec<(u64, T)>,
+    runs_max: usize,
     at: u64,
 }
 
-impl Extents {
-    fn is_full(&self) -> bool {
-        self.found.len() > self.extents_max
+impl<T: PartialEq> Runs<T> {
+    /// None yet, from `start` on.
+    pub(crate) fn new(start: u64, runs_max: usize) -> Self {
+        Self {
+            found: Vec::new(),
+            runs_max,
+            at: start,
+        }
+    }
+
+    /// How far it is known what the bytes are.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.found.len() > self.runs_max
     }
 
     /// Everything up to `end` is alike.
-    fn add(&mut self, end: u64, data: bool) {
+    pub(crate) fn add(&mut self, end: u64, what: T) {
         if end <= self.at || self.is_full() {
             return;
         }
         let len = end - self.at;
         match self.found.last_mut() {
-            Some(last) if last.data == data => last.len += len,
-            _ => self.found.push(Extent { len, data }),
+            Some((last_len, last)) if *last == what => *last_len += len,
+            _ => self.found.push((len, what)),
         }
         self.at = end;
     }
 
-    fn finish(mut self) -> Vec<Extent> {
-        self.found.truncate(self.extents_max);
+    pub(crate) fn finish(mut self) -> Vec<(u64, T)> {
+        self.found.truncate(self.runs_max);
         self.found
     }
 }

@@ -85,6 +85,12 @@ impl Volume {
         name.clone_into(&mut write(&self.name));
     }
 
+    /// What no other volume or snapshot of the pool has been or will be called, unlike a name.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.id.0
+    }
+
     /// Its size in bytes, a multiple of the block size.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
@@ -327,7 +333,7 @@ impl Volume {
         self.gone.store(true, SeqCst);
     }
 
-    fn during(&self, verb: &str, offset: u64, error: StoreError) -> StoreError {
+    pub(crate) fn during(&self, verb: &str, offset: u64, error: StoreError) -> StoreError {
         error.during(format_args!("{verb} '{}' at byte {offset}", self.name()))
     }
 }

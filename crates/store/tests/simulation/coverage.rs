@@ -68,6 +68,8 @@ coverage! {
     rolled_back,
     /// Times that a deleted layer stayed because several others need it.
     deletions_deferred,
+    /// Pairs of volumes and snapshots of which the changes were compared with the contents.
+    compared,
     rebuilds,
     /// Conversions of the index that a crash had cut short.
     conversions_resumed,

@@ -169,7 +169,8 @@ impl World {
         let mut ids = [self.volume_ids(), self.snapshot_ids()]
             .concat()
             .into_iter();
-        ids.try_for_each(|id| self.verify_volume(&store, id))
+        ids.try_for_each(|id| self.verify_volume(&store, id))?;
+        self.verify_changes()
     }
 
     fn verify_catalogue(&self) -> Step {

@@ -11,6 +11,7 @@
 //! | `model.rs` | what the volumes may hold |
 //! | `world.rs` | requests, made to the store and to the model |
 //! | `sharing.rs` | finder, collector and index, and what they must come to |
+//! | `changes.rs` | what changed between snapshots |
 //! | `crash.rs` | crash, recovery, comparison |
 //! | `session.rs` | runs drawn from a seed |
 //! | `script.rs` | one script, stopped at each of its I/Os |
@@ -27,6 +28,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
+mod changes;
 mod coverage;
 mod crash;
 mod damage;

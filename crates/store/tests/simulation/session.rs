@@ -245,7 +245,7 @@ impl World {
         self.state().request += 1;
         self.state().coverage.requests += 1;
         let volumes = self.volume_ids();
-        let choice = self.draw(|random| random.below(142));
+        let choice = self.draw(|random| random.below(145));
         if volumes.is_empty() || (choice < 3 && volumes.len() < 4) {
             let options = self.draw_volume();
             return self.create_volume_as(&options);
@@ -310,6 +310,7 @@ impl World {
                 self.arm_job();
                 self.deletion_step()
             }
+            142..145 => self.verify_changes(),
             _ => {
                 self.arm_write(id);
                 self.write_some(id, Wait::Yes)

@@ -1,0 +1,304 @@
+//! What changed between two snapshots or volumes of one family, from their maps alone.
+//!
+//! Two layers that stand on a common one can differ only where a layer above that says something: an
+//! entry there, *zero* included, is what was written since. Of these blocks the ones that are the same
+//! block of the pool on both sides, or nothing on both, have not changed after all; every other one is
+//! reported, although its content may be what it was before.
+//!
+//! What must hold while merges and the finder go on:
+//! - A merge moves entries up, and they are in the upper layer before they leave the lower one. So
+//!   the layers are looked at from the bottom: what has left one of them is met in the next.
+//! - The nearest common layer is one of the two themselves, or has two layers above it. Neither is
+//!   merged while both volumes are in use, and whether they are, and in which layers, is looked at
+//!   again at the end.
+//! - The epoch is pinned for as long as addresses are compared: a block that one side gave up cannot
+//!   be met with other content on the other side (P3).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
+use onefold_format::units::BLOCKS_PER_SEGMENT;
+use onefold_format::{Entry, LayerId, Lba, SegmentIndex};
+use rustc_hash::FxHashSet;
+
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::map::{Layer, Maps};
+use crate::read::Runs;
+use crate::volume::{Extent, Volume, Wait};
+
+/// What a run of bytes holds, for somebody who has an older copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// What the copy has.
+    Same,
+    /// Perhaps something else, which is stored.
+    Data,
+    /// Zeros, or nothing because it is beyond the end; the copy may have something else.
+    Zero,
+}
+
+/// A run of bytes to which the same happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChangedExtent {
+    /// Length in bytes.
+    pub len: u64,
+    /// What happened to it.
+    pub change: Change,
+}
+
+impl Volume {
+    /// What is different here from `since`, in `range`, from its start: at most `extents_max` runs, so
+    /// perhaps less than the whole range. Beyond the smaller one's end everything is. What is written
+    /// meanwhile is there or not.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` where the two share no layer, or for a range beyond both ends; else as
+    /// [`Volume::extents`].
+    pub fn changes(
+        &self,
+        since: &Self,
+        range: Range<u64>,
+        extents_max: usize,
+        wait: Wait,
+    ) -> Result<Vec<ChangedExtent>> {
+        let start = range.start;
+        loop {
+            let layers = [since.layer(), self.layer()];
+            let compared = self.compare(since, &layers, range.clone(), extents_max, wait);
+            since.check_in_use()?;
+            self.check_in_use()?;
+            let [old, new] = &layers;
+            if Arc::ptr_eq(old, &since.layer()) && Arc::ptr_eq(new, &self.layer()) {
+                return compared.map_err(|error| self.during("comparing", start, error));
+            }
+        }
+    }
+
+    fn compare(
+        &self,
+        since: &Self,
+        [old, new]: &[Arc<Layer>; 2],
+        range: Range<u64>,
+        extents_max: usize,
+        wait: Wait,
+    ) -> Result<Vec<ChangedExtent>> {
+        let (old_size, new_size) = (since.size_bytes(), self.size_bytes());
+        if range.is_empty() || range.end > old_size.max(new_size) {
+            return Err(StoreError::new(
+                StoreErrorKind::Invalid,
+                format!("there is nothing to compare from {range:?}"),
+            ));
+        }
+        let Some(branches) = Branches::of(old, new) else {
+            return Err(StoreError::new(
+                StoreErrorKind::Invalid,
+                format!(
+                    "'{}' and '{}' have no snapshot in common, so their maps do not tell what \
+                     differs",
+                    since.name(),
+                    self.name()
+                ),
+            ));
+        };
+        let mut runs = Runs::new(range.start, extents_max);
+        let in_both = range.end.min(old_size).min(new_size);
+        self.compare_both(&branches, in_both, &mut runs, wait)?;
+        let in_new = range.end.min(new_size);
+        if runs.at() >= in_both && runs.at() < in_new {
+            let beyond = runs.at()..in_new;
+            for Extent { len, data } in self.extents_admitted(beyond, extents_max, wait)? {
+                let change = if data { Change::Data } else { Change::Zero };
+                runs.add(runs.at() + len, change);
+            }
+        }
+        if runs.at() >= in_new {
+            runs.add(range.end, Change::Zero);
+        }
+        let extents = runs.finish().into_iter();
+        Ok(extents
+            .map(|(len, change)| ChangedExtent { len, change })
+            .collect())
+    }
+
+    /// Adds what lies before `end`, which both have.
+    fn compare_both(
+        &self,
+        branches: &Branches,
+        end: u64,
+        runs: &mut Runs<Change>,
+        wait: Wait,
+    ) -> Result<()> {
+        let block_size = self.pool.block_size();
+        while runs.at() < end && !runs.is_full() {
+            let from = Lba(runs.at() / block_size);
+            let next = branches.next_segment(&self.pool.maps, from.segment())?;
+            let first = next.map_or(u64::MAX, |segment| segment.first().0 * block_size);
+            runs.add(first.min(end), Change::Same);
+            let Some(segment) = next.filter(|_| first < end) else {
+                break;
+            };
+            // Addresses are compared with each other only inside a segment.
+            let _pin = self.pool.epochs.pin();
+            let changes = branches.compare(&self.pool.maps, segment, wait)?;
+            for (change, lba) in changes.into_iter().zip(segment.first().0..) {
+                runs.add(((lba + 1) * block_size).min(end), change);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The layers above the nearest one that two have in common, each from the bottom.
+struct Branches {
+    common: Arc<Layer>,
+    old: Vec<Arc<Layer>>,
+    new: Vec<Arc<Layer>>,
+}
+
+impl Branches {
+    fn of(old: &Arc<Layer>, new: &Arc<Layer>) -> Option<Self> {
+        let [mut old, mut new] = [old, new].map(Maps::lineage);
+        let ids: FxHashSet<LayerId> = old.iter().map(|layer| layer.id).collect();
+        let common = new.iter().find(|layer| ids.contains(&layer.id))?;
+        let common = Arc::clone(common);
+        for side in [&mut old, &mut new] {
+            let above = side.iter().take_while(|layer| layer.id != common.id);
+            side.truncate(above.count());
+            side.reverse();
+        }
+        Some(Self { common, old, new })
+    }
+
+    /// The first segment at or after `from` of which a layer may say something.
+    fn next_segment(&self, maps: &Maps, from: SegmentIndex) -> Result<Option<SegmentIndex>> {
+        let mut first = None;
+        for layer in self.old.iter().chain(&self.new) {
+            let found = maps.next_segment(layer, from)?;
+            first = [first, found].into_iter().flatten().min();
+        }
+        Ok(first)
+    }
+
+    fn compare(&self, maps: &Maps, segment: SegmentIndex, wait: Wait) -> Result<Vec<Change>> {
+        let mut sides = [EMPTY_SEGMENT; 2];
+        for (side, layers) in sides.iter_mut().zip([&self.old, &self.new]) {
+            for layer in layers {
+                let leaf = maps.leaf(layer, segment, wait)?;
+                leaf.with(|upper| lay_over(side, upper));
+            }
+        }
+        let [old, new] = &sides;
+        if *old == EMPTY_SEGMENT && *new == EMPTY_SEGMENT {
+            return Ok(vec![Change::Same; BLOCKS_PER_SEGMENT as usize]);
+        }
+        let view = maps.view(&self.common, segment, wait)?;
+        let changes = view.with(|common| {
+            let slots = old.iter().zip(new).zip(common);
+            slots
+                .map(|((old, new), common)| change([*old, *new], *common))
+                .collect()
+        });
+        Ok(changes)
+    }
+}
+
+/// What a layer says hides what those below it say.
+fn lay_over(entries: &mut Segment, upper: &Segment) {
+    for (entry, upper) in entries.iter_mut().zip(upper) {
+        if *upper != Entry::ABSENT {
+            *entry = *upper;
+        }
+    }
+}
+
+/// What was said of a block above `common`, and so what happened to it.
+fn change(said: [Entry; 2], common: Entry) -> Change {
+    if said == [Entry::ABSENT; 2] {
+        return Change::Same;
+    }
+    let [old, new] = said.map(|entry| match entry {
+        Entry::ABSENT => common.pba(),
+        entry => entry.pba(),
+    });
+    match new {
+        _ if old == new => Change::Same,
+        Some(_) => Change::Data,
+        None => Change::Zero,
+    }
+}
+
+#[cfg(all(test, feature = "shuttle"))]
+#[allow(clippy::unwrap_used, reason = "how tests fail")]
+mod shuttle_tests {
+    use shuttle::thread;
+
+    use super::*;
+    use crate::map::shuttle_tests::{SEGMENT, layer, maps, merge_away};
+
+    #[test]
+    fn shuttle_merging_hides_no_change() {
+        let interleave = || {
+            let (maps, [bottom, middle, upper]) = maps();
+            let top = layer(&maps, 4, Some(3), &[]);
+            let beside = layer(&maps, 5, Some(1), &[(1, 20)]);
+            let reader = {
+                let maps = Arc::clone(&maps);
+                thread::spawn(move || {
+                    use Change::{Data, Same, Zero};
+                    for (old, new, expected) in [
+                        (&bottom, &top, [Same, Same, Data]),
+                        (&beside, &top, [Same, Data, Data]),
+                        (&top, &beside, [Same, Data, Zero]),
+                    ] {
+                        let branches = Branches::of(old, new).unwrap();
+                        let next = branches.next_segment(&maps, SEGMENT).unwrap();
+                        assert_eq!(next, Some(SEGMENT));
+                        let changes = branches.compare(&maps, SEGMENT, Wait::Yes).unwrap();
+                        assert_eq!(changes[..3], expected);
+                    }
+                })
+            };
+            merge_away(&maps, &middle, &upper);
+            reader.join().unwrap();
+        };
+        // Few changes between threads, at any place: a merge has to run in the middle of one look.
+        shuttle::check_pct(interleave, 2000, 3);
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+#[allow(clippy::unwrap_used, reason = "how tests fail")]
+mod tests {
+    use onefold_engine::simulated::SimulatedEngine;
+
+    use super::*;
+    use crate::{CreateOptions, OpenOptions, Store, VolumeOptions};
+
+    /// Somebody was on the way there when it was removed.
+    #[test]
+    fn a_layer_that_was_removed_says_nothing_any_more() {
+        let engine = Arc::new(SimulatedEngine::new(1));
+        let options = CreateOptions {
+            size_bytes: 16 << 20,
+            log_bytes: 256 << 10,
+            ..CreateOptions::default()
+        };
+        Store::create(&*engine, &options).unwrap();
+        let (store, _) = Store::open(engine, &OpenOptions::default()).unwrap();
+        store
+            .create_volume("v", &VolumeOptions::new(1 << 20))
+            .unwrap();
+        let volume = store.volume("v").unwrap();
+        volume.write(0, &[1; 4096], Wait::Yes).unwrap();
+        let names = [("v".to_owned(), "s".to_owned())];
+        store.create_snapshots(&names).unwrap();
+        store.pool.checkpoint().unwrap();
+        let below = volume.layer().below().unwrap();
+        store.delete_snapshot("v", "s", &mut |_, _| {}).unwrap();
+        volume.trim(0, 4096, Wait::Yes).unwrap();
+        let leaf = store.pool.maps.leaf(&below, SegmentIndex(0), Wait::Yes);
+        assert!(leaf.unwrap().with(|entries| *entries == EMPTY_SEGMENT));
+    }
+}

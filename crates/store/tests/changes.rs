@@ -1,0 +1,402 @@
+//! What changed between two snapshots: everything that differs, and nothing that nobody touched.
+
+#![allow(clippy::unwrap_used, reason = "how tests fail")]
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread;
+
+use onefold_engine::Engine;
+use onefold_engine::simulated::SimulatedEngine;
+use onefold_store::{
+    Change, ChangedExtent, CreateOptions, Lba, OpenOptions, Ready, Store, StoreErrorKind, Volume,
+    VolumeOptions, Wait,
+};
+use proptest::prelude::*;
+
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+/// Blocks of the largest volume: three segments, the last one in part.
+const BLOCKS_MAX: u64 = 1_200;
+
+#[derive(Debug, Clone)]
+enum Request {
+    Write {
+        at: u64,
+        len: u64,
+        byte: u8,
+    },
+    Trim {
+        at: u64,
+        len: u64,
+    },
+    Resize {
+        blocks: u64,
+    },
+    Snapshot,
+    /// Deletes one of those that there are.
+    Delete {
+        which: u8,
+    },
+    /// Publishes and shares what the volume or one of its snapshots has.
+    Dedup {
+        which: u8,
+    },
+    Tick,
+    Reopen,
+    /// Compares each with each.
+    Compare,
+}
+
+/// Ranges in half blocks, so that they often begin and end inside of one.
+fn request() -> impl Strategy<Value = Request> {
+    let at = prop_oneof![0..2 * BLOCKS_MAX, 1000..1060_u64, 0..64_u64];
+    let len = prop_oneof![1..9_u64, 1..200_u64];
+    prop_oneof![
+        6 => (at.clone(), len.clone(), 0..4_u8)
+            .prop_map(|(at, len, byte)| Request::Write { at, len, byte }),
+        2 => (at, len).prop_map(|(at, len)| Request::Trim { at, len }),
+        1 => (1..BLOCKS_MAX).prop_map(|blocks| Request::Resize { blocks }),
+        4 => Just(Request::Snapshot),
+        2 => any::<u8>().prop_map(|which| Request::Delete { which }),
+        2 => any::<u8>().prop_map(|which| Request::Dedup { which }),
+        1 => Just(Request::Tick),
+        1 => Just(Request::Reopen),
+        1 => Just(Request::Compare),
+    ]
+}
+
+/// What one of them should hold.
+#[derive(Clone, Default)]
+struct Model {
+    bytes: Vec<u8>,
+    /// The request that touched a block last.
+    touched: Vec<u64>,
+}
+
+impl Model {
+    fn touch(&mut self, bytes: Range<usize>, request: u64) {
+        let blocks = bytes.start / BLOCK as usize..bytes.end.div_ceil(BLOCK as usize);
+        self.touched[blocks].fill(request);
+    }
+
+    fn block(&self, block: u64) -> Option<(&[u8], u64)> {
+        let start = (block * BLOCK) as usize;
+        let bytes = self.bytes.get(start..start + BLOCK as usize)?;
+        Some((bytes, self.touched[block as usize]))
+    }
+}
+
+struct World {
+    engine: Arc<SimulatedEngine>,
+    store: Arc<Store>,
+    /// The volume under the name `v`, its snapshots as `v@1`, `v@2` and so on.
+    models: Vec<(String, Model)>,
+    requests: u64,
+}
+
+fn open(engine: &Arc<SimulatedEngine>) -> Arc<Store> {
+    let options = OpenOptions {
+        memory_bytes: 8 * MIB,
+        ..OpenOptions::default()
+    };
+    let engine: Arc<dyn Engine> = Arc::<SimulatedEngine>::clone(engine);
+    Store::open(engine, &options).unwrap().0
+}
+
+fn pool(blocks: u64) -> (Arc<SimulatedEngine>, Arc<Store>) {
+    let engine = Arc::new(SimulatedEngine::new(1));
+    let options = CreateOptions {
+        size_bytes: blocks * BLOCK,
+        log_bytes: 256 << 10,
+        ..CreateOptions::default()
+    };
+    Store::create(&*engine, &options).unwrap();
+    let store = open(&engine);
+    (engine, store)
+}
+
+fn dedup(store: &Store, volume: &Volume) {
+    let mut cursor = Lba(0);
+    while !store
+        .dedup_batch(volume, &mut cursor, Ready::All)
+        .unwrap()
+        .at_end
+    {}
+    while store.collect_batch().unwrap().released > 0 {}
+}
+
+impl World {
+    fn new() -> Self {
+        let (engine, store) = pool(8 * BLOCKS_MAX);
+        let size = BLOCKS_MAX / 2 * BLOCK;
+        store.create_volume("v", &VolumeOptions::new(size)).unwrap();
+        let model = Model {
+            bytes: vec![0; size as usize],
+            touched: vec![0; (BLOCKS_MAX / 2) as usize],
+        };
+        Self {
+            engine,
+            store,
+            models: vec![("v".to_owned(), model)],
+            requests: 0,
+        }
+    }
+
+    fn volume(&self, which: usize) -> Arc<Volume> {
+        self.store.volume(&self.models[which].0).unwrap()
+    }
+
+    fn live(&mut self) -> &mut Model {
+        &mut self.models[0].1
+    }
+
+    /// Half blocks as a range of bytes inside the volume.
+    fn range(&mut self, at: u64, len: u64) -> Range<usize> {
+        let size = self.live().bytes.len();
+        let start = (at as usize * BLOCK as usize / 2) % size;
+        start..(start + len as usize * BLOCK as usize / 2).min(size)
+    }
+
+    fn serve(&mut self, request: &Request) {
+        self.requests += 1;
+        let number = self.requests;
+        match *request {
+            Request::Write { at, len, byte } => {
+                let range = self.range(at, len);
+                let volume = self.volume(0);
+                let live = self.live();
+                live.touch(range.clone(), number);
+                live.bytes[range.clone()].fill(byte);
+                let data = &live.bytes[range.clone()];
+                volume.write(range.start as u64, data, Wait::Yes).unwrap();
+            }
+            Request::Trim { at, len } => {
+                let range = self.range(at, len);
+                let len = (range.end - range.start) as u64;
+                self.volume(0)
+                    .trim(range.start as u64, len, Wait::Yes)
+                    .unwrap();
+                let block = BLOCK as usize;
+                let whole = range.start.next_multiple_of(block)..range.end / block * block;
+                if whole.start < whole.end {
+                    self.live().touch(whole.clone(), number);
+                    self.live().bytes[whole].fill(0);
+                }
+            }
+            Request::Resize { blocks } => {
+                self.store.resize_volume("v", blocks * BLOCK).unwrap();
+                self.live().bytes.resize((blocks * BLOCK) as usize, 0);
+                self.live().touched.resize(blocks as usize, number);
+            }
+            Request::Snapshot => {
+                let wanted = [("v".to_owned(), number.to_string())];
+                self.store.create_snapshots(&wanted).unwrap();
+                let model = self.live().clone();
+                self.models.push((format!("v@{number}"), model));
+            }
+            Request::Delete { which } if self.models.len() > 1 => {
+                let which = 1 + usize::from(which) % (self.models.len() - 1);
+                let (name, _) = self.models.remove(which);
+                self.store
+                    .delete_snapshot("v", &name[2..], &mut |_, _| {})
+                    .unwrap();
+            }
+            Request::Delete { .. } => {}
+            Request::Dedup { which } => {
+                let which = usize::from(which) % self.models.len();
+                dedup(&self.store, &self.volume(which));
+            }
+            Request::Tick => self.store.tick().unwrap(),
+            Request::Reopen => {
+                self.store.close().unwrap();
+                self.store = open(&self.engine);
+            }
+            Request::Compare => self.compare(),
+        }
+    }
+
+    fn compare(&self) {
+        for since in 0..self.models.len() {
+            for new in 0..self.models.len() {
+                let blocks = self.models[since]
+                    .1
+                    .touched
+                    .len()
+                    .max(self.models[new].1.touched.len());
+                let changes = changes(&self.volume(new), &self.volume(since), blocks as u64);
+                self.judge(since, new, &changes);
+            }
+        }
+    }
+
+    fn judge(&self, since: usize, new: usize, changes: &[Change]) {
+        let [(_, old), (_, new)] = [&self.models[since], &self.models[new]];
+        for (change, block) in changes.iter().zip(0..) {
+            let (old, new) = (old.block(block), new.block(block));
+            let content = |side: Option<(&[u8], u64)>| side.map(|(bytes, _)| bytes.to_vec());
+            let touched = |side: Option<(&[u8], u64)>| side.map(|(_, request)| request);
+            match change {
+                Change::Same => assert!(content(old) == content(new), "block {block} differs"),
+                Change::Data => assert!(new.is_some(), "block {block} is beyond the end"),
+                Change::Zero => assert!(
+                    new.is_none_or(|(bytes, _)| bytes.iter().all(|byte| *byte == 0)),
+                    "block {block} is not zeros"
+                ),
+            }
+            let is_same = *change == Change::Same;
+            assert!(
+                is_same || touched(old) != touched(new),
+                "nobody touched block {block}"
+            );
+        }
+    }
+}
+
+/// What happened to each block, asked for in pieces.
+fn changes(new: &Volume, since: &Volume, blocks: u64) -> Vec<Change> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < blocks * BLOCK {
+        let pieces = new
+            .changes(since, at..blocks * BLOCK, 3, Wait::Yes)
+            .unwrap();
+        assert!((1..=3).contains(&pieces.len()), "{pieces:?}");
+        for ChangedExtent { len, change } in pieces {
+            assert!(len > 0 && len % BLOCK == 0, "{len} bytes");
+            found.extend(vec![change; (len / BLOCK) as usize]);
+            at += len;
+        }
+    }
+    assert_eq!(at, blocks * BLOCK);
+    found
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 128,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn what_differs_is_among_the_changes(
+        requests in prop::collection::vec(request(), 1..60),
+    ) {
+        let mut world = World::new();
+        for request in &requests {
+            world.serve(request);
+        }
+        world.compare();
+    }
+}
+
+#[test]
+fn a_range_is_answered_to_the_byte() {
+    let mut world = World::new();
+    world.serve(&Request::Snapshot);
+    let write = |at, len| Request::Write { at, len, byte: 1 };
+    world.serve(&write(20, 4));
+    let ask = |range: Range<u64>| {
+        let (new, since) = (world.volume(0), world.volume(1));
+        let changes = new.changes(&since, range, 10, Wait::Yes).unwrap();
+        let pairs = changes.into_iter().map(|it| (it.len, it.change));
+        pairs.collect::<Vec<_>>()
+    };
+    let (first, end) = (10 * BLOCK, 12 * BLOCK);
+    assert_eq!(ask(first..end), [(2 * BLOCK, Change::Data)]);
+    assert_eq!(ask(first + 1..first + 2), [(1, Change::Data)]);
+    assert_eq!(
+        ask(first - 1..end + 1),
+        [
+            (1, Change::Same),
+            (2 * BLOCK, Change::Data),
+            (1, Change::Same)
+        ]
+    );
+    assert_eq!(ask(end..end + 5), [(5, Change::Same)]);
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused() {
+    let (_engine, store) = pool(1000);
+    for name in ["a", "b"] {
+        store.create_volume(name, &VolumeOptions::new(MIB)).unwrap();
+    }
+    let names = [("a".to_owned(), "s".to_owned())];
+    store.create_snapshots(&names).unwrap();
+    let [a, b, s] = ["a", "b", "a@s"].map(|name| store.volume(name).unwrap());
+    let error = a.changes(&b, 0..MIB, 10, Wait::Yes).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Invalid);
+    assert!(error.to_string().contains("in common"), "{error}");
+    for range in [0..MIB + 1, 0..0] {
+        let error = a.changes(&s, range, 10, Wait::Yes).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Invalid);
+    }
+    store.delete_snapshot("a", "s", &mut |_, _| {}).unwrap();
+    for (new, since) in [(&a, &s), (&s, &a)] {
+        let error = new.changes(since, 0..MIB, 10, Wait::Yes).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Gone);
+    }
+}
+
+/// Snapshots in between come and go, and the finder works, while one asks for the changes again
+/// and again.
+#[test]
+fn merges_and_the_finder_hide_nothing() {
+    const BLOCKS: u64 = 2 * 512;
+    const WRITTEN: u64 = 64;
+    let (_engine, store) = pool(16 * BLOCKS);
+    let size = BLOCKS * BLOCK;
+    store.create_volume("v", &VolumeOptions::new(size)).unwrap();
+    let live = store.volume("v").unwrap();
+    let fill = |lba: u64, round: u64| {
+        let data = (lba << 32 | round | 1 << 60).to_le_bytes();
+        let data = data.repeat(BLOCK as usize / 8);
+        live.write(lba * BLOCK, &data, Wait::Yes).unwrap();
+    };
+    let snapshot = |name: String| {
+        store.create_snapshots(&[("v".to_owned(), name)]).unwrap();
+    };
+    (0..BLOCKS).for_each(|lba| fill(lba, 0));
+    snapshot("first".to_owned());
+    // Every eighth block is written after the first snapshot, each in a layer of its own or in two.
+    let is_written = |lba: u64| lba.is_multiple_of(8) && lba / 8 < WRITTEN;
+    for n in 0..WRITTEN {
+        fill(n * 8, 1);
+        fill((n / 2) * 8, 2);
+        snapshot(n.to_string());
+    }
+    snapshot("last".to_owned());
+    let [since, last] = ["v@first", "v@last"].map(|name| store.volume(name).unwrap());
+    let is_over = Arc::new(AtomicBool::new(false));
+    let asks = [(&since, &last), (&last, &since), (&since, &live)].map(|(since, new)| {
+        let (since, new) = (Arc::clone(since), Arc::clone(new));
+        let is_over = Arc::clone(&is_over);
+        thread::spawn(move || {
+            let mut asked = 0;
+            while !is_over.load(SeqCst) {
+                let changes = changes(&new, &since, BLOCKS);
+                let is_changed = changes.iter().map(|change| *change == Change::Data);
+                assert!(is_changed.eq((0..BLOCKS).map(is_written)));
+                asked += 1;
+            }
+            asked
+        })
+    });
+    for n in 0..WRITTEN {
+        // In an order that merges both into what is merged later and into what was merged.
+        let name = (n * 37 % WRITTEN).to_string();
+        if n % 5 == 0 {
+            dedup(&store, &store.volume(&format!("v@{name}")).unwrap());
+        }
+        store.delete_snapshot("v", &name, &mut |_, _| {}).unwrap();
+        store.tick().unwrap();
+    }
+    is_over.store(true, SeqCst);
+    for asker in asks {
+        assert!(asker.join().unwrap() > 0);
+    }
+}
