@@ -8,7 +8,7 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use onefold_frontend::nbd::handshake::negotiate;
 use onefold_frontend::{
-    AttachError, Export, ExportError, ExportSummary, Exports, Extent, Peer, Wait, ZeroOptions,
+    AttachError, Attached, Export, ExportError, ExportSummary, Exports, Extent, Peer, Wait, ZeroOptions,
 };
 
 /// Reads what the fuzzer says, counts what the server says.
@@ -92,8 +92,13 @@ impl Exports for Two {
     fn describe(&self, name: &str) -> Result<ExportSummary, AttachError> {
         find(name).map(|export| ExportSummary::of(&export))
     }
-    fn attach(&self, name: &str, _: &Peer) -> Result<Arc<dyn Export>, AttachError> {
-        Ok(Arc::new(find(name)?))
+    fn snapshots(&self, name: &str) -> Vec<String> {
+        vec![format!("{name}1"), format!("{name}2")]
+    }
+    fn attach(&self, name: &str, since: &[String], _: &Peer) -> Result<Attached, AttachError> {
+        assert!(since.len() <= 2);
+        assert!(since.iter().all(|snapshot| snapshot.starts_with(name)));
+        Ok(Attached::to(Arc::new(find(name)?)))
     }
 }
 

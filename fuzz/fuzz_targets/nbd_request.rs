@@ -10,13 +10,14 @@ use onefold_frontend::nbd::handshake::Terms;
 use onefold_frontend::nbd::request::{Command, Control, admit};
 use onefold_frontend::nbd::wire::{REQUEST_BYTES, REQUEST_MAGIC, decode_request};
 
-fuzz_target!(|input: (u64, bool, bool, bool, &[u8])| {
-    let (size_bytes, read_only, structured_replies, base_allocation, bytes) = input;
+fuzz_target!(|input: (u64, bool, bool, bool, u8, &[u8])| {
+    let (size_bytes, read_only, structured_replies, base_allocation, bitmaps, bytes) = input;
     let terms = Terms {
         size_bytes,
         read_only,
         structured_replies,
         base_allocation,
+        bitmaps: usize::from(bitmaps),
     };
     for chunk in bytes.chunks_exact(REQUEST_BYTES) {
         let mut request = [0; REQUEST_BYTES];
@@ -55,7 +56,8 @@ fn look_at(command: &Command, terms: &Terms) {
         Command::Control(Control::Prefetch(range)) => inside(range),
         Command::BlockStatus { range, .. } => {
             inside(range);
-            assert!(terms.base_allocation && !range.is_empty());
+            assert!(terms.base_allocation || terms.bitmaps > 0);
+            assert!(!range.is_empty());
         }
         Command::Control(Control::Nothing | Control::Flush) | Command::Disconnect => {}
     }

@@ -3,8 +3,8 @@
 //! [`Export`] is one device as one client sees it; [`Exports`] is the daemon's side: it knows the
 //! names and decides who may attach to what. The protocol code knows nothing else of the store.
 
-pub use onefold_store::Extent;
 use onefold_store::Wait;
+pub use onefold_store::{Change, ChangedExtent, Extent};
 use std::error::Error;
 use std::fmt;
 use std::net::SocketAddr;
@@ -75,6 +75,18 @@ pub trait Export: Send + Sync {
     fn prefetch(&self, range: Range<u64>) -> Result<(), ExportError>;
 }
 
+/// What is different in an export from a snapshot of it.
+pub trait Changes: Send + Sync {
+    /// What happened to the range, from its start, as [`Export::extents`] tells it. What is told to
+    /// be the same is the same; the rest may be.
+    fn extents(
+        &self,
+        range: Range<u64>,
+        extents_max: usize,
+        wait: Wait,
+    ) -> Result<Vec<ChangedExtent>, ExportError>;
+}
+
 /// What a client asked of a write of zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ZeroOptions {
@@ -125,13 +137,36 @@ pub trait Exports: Send + Sync {
     /// What a client may know of an export before it attaches.
     fn describe(&self, name: &str) -> Result<ExportSummary, AttachError>;
 
-    /// Attaches `peer` to an export, or refuses.
+    /// The snapshots of an export that exists, which [`Exports::attach`] can compare it with.
+    fn snapshots(&self, _name: &str) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Attaches `peer` to an export, to be compared with the snapshots `since`, or refuses.
     ///
-    /// The server drops the returned value when the client has gone and its last request has
+    /// The server drops the returned values when the client has gone and its last request has
     /// ended, so a wrapper whose `Drop` counts down counts attached clients exactly. The client is
     /// already in [`crate::Server::clients`] under this name when this is called: whoever first
     /// makes this refuse and then calls [`crate::Server::disconnect`] misses nobody.
-    fn attach(&self, name: &str, peer: &Peer) -> Result<Arc<dyn Export>, AttachError>;
+    fn attach(&self, name: &str, since: &[String], peer: &Peer) -> Result<Attached, AttachError>;
+}
+
+/// What a client is attached to.
+pub struct Attached {
+    /// The export.
+    pub export: Arc<dyn Export>,
+    /// What is different in it from each of the snapshots named, in their order.
+    pub changes: Vec<Arc<dyn Changes>>,
+}
+
+impl Attached {
+    /// To an export that is compared with nothing.
+    pub fn to(export: Arc<dyn Export>) -> Self {
+        Self {
+            export,
+            changes: Vec::new(),
+        }
+    }
 }
 
 /// What a client may know of an export before it attaches.

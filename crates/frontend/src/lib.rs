@@ -35,10 +35,12 @@ mod volume;
 mod workers;
 
 pub use export::{
-    AttachError, Export, ExportError, ExportSummary, Exports, Extent, Failure, Peer, ZeroOptions,
+    AttachError, Attached, Change, ChangedExtent, Changes, Export, ExportError, ExportSummary,
+    Exports, Extent, Failure, Peer, ZeroOptions,
 };
 pub use limits::{PAYLOAD_BYTES_MAX, SMALL_PAYLOAD_BYTES};
 pub use listener::{ListenAddress, ListenError, ListenOptions, Listener};
 pub use onefold_store::Wait;
 pub use registry::{Client, Traffic};
 pub use server::{Server, ServerLimits, Shutdown};
+pub use volume::VolumeChanges;

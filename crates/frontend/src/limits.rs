@@ -30,8 +30,13 @@ pub(crate) const HANDED_OVER_MAX: usize = 128;
 /// reading leaves most of it to the others.
 pub(crate) const POOL_FRACTION_PER_CONNECTION: usize = 4;
 
-/// Descriptors in one answer to BLOCK_STATUS: an answer of 16 KiB, after which clients ask on.
+/// Descriptors in one answer to BLOCK_STATUS, for all metadata contexts together: an answer of
+/// 16 KiB, after which clients ask on.
 pub(crate) const EXTENTS_MAX: usize = 2048;
+
+/// Snapshots that one client may have its export compared with. Backup tools select one, or the few
+/// of a chain; each has a part of every answer to BLOCK_STATUS.
+pub(crate) const BITMAPS_MAX: usize = 31;
 
 /// Longest data of a handshake option that is looked at: the longest name with dozens of queries.
 pub(crate) const OPTION_BYTES_MAX: usize = 64 << 10;

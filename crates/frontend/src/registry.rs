@@ -4,7 +4,7 @@
 //! is dropped. The name of the export is entered *before* the daemon is asked to attach it: whoever
 //! first bars an export and then asks this registry to disconnect its clients misses nobody.
 
-use crate::export::{AttachError, Export, ExportSummary, Exports, Peer};
+use crate::export::{AttachError, Attached, ExportSummary, Exports, Peer};
 use crate::socket::Socket;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -291,9 +291,13 @@ impl Exports for RegisteringExports<'_> {
         self.exports.describe(name)
     }
 
-    fn attach(&self, name: &str, peer: &Peer) -> Result<Arc<dyn Export>, AttachError> {
+    fn snapshots(&self, name: &str) -> Vec<String> {
+        self.exports.snapshots(name)
+    }
+
+    fn attach(&self, name: &str, since: &[String], peer: &Peer) -> Result<Attached, AttachError> {
         self.registration.enter_export(Some(name));
-        let attached = self.exports.attach(name, peer);
+        let attached = self.exports.attach(name, since, peer);
         if attached.is_err() {
             self.registration.enter_export(None);
         }

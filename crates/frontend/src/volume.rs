@@ -1,8 +1,9 @@
 //! A volume of the store as an [`Export`]: a translation of types, without behaviour of its own.
 
-use crate::export::{Export, ExportError, Extent, Failure, ZeroOptions};
+use crate::export::{ChangedExtent, Changes, Export, ExportError, Extent, Failure, ZeroOptions};
 use onefold_store::{StoreError, StoreErrorKind, Volume, Wait};
 use std::ops::Range;
+use std::sync::Arc;
 
 impl Export for Volume {
     fn size_bytes(&self) -> u64 {
@@ -74,6 +75,25 @@ impl Export for Volume {
             range.start,
             range.end - range.start,
         )?)
+    }
+}
+
+/// What is different in a volume from another one.
+pub struct VolumeChanges {
+    /// The volume, or a snapshot.
+    pub volume: Arc<Volume>,
+    /// What it is compared with.
+    pub since: Arc<Volume>,
+}
+
+impl Changes for VolumeChanges {
+    fn extents(
+        &self,
+        range: Range<u64>,
+        extents_max: usize,
+        wait: Wait,
+    ) -> Result<Vec<ChangedExtent>, ExportError> {
+        Ok(self.volume.changes(&self.since, range, extents_max, wait)?)
     }
 }
 

@@ -5,9 +5,8 @@
 use onefold_frontend::nbd::handshake::{Terms, negotiate};
 use onefold_frontend::nbd::request::{Command, Control, admit};
 use onefold_frontend::nbd::wire::{self, REQUEST_BYTES, REQUEST_MAGIC, Request};
-use onefold_frontend::{AttachError, Export, ExportSummary, Exports, Peer};
+use onefold_frontend::{AttachError, Attached, ExportSummary, Exports, Peer};
 use std::io::{self, Read, Write};
-use std::sync::Arc;
 
 /// Exports that can be described but not attached to.
 struct Described;
@@ -25,7 +24,11 @@ impl Exports for Described {
         })
     }
 
-    fn attach(&self, _name: &str, _peer: &Peer) -> Result<Arc<dyn Export>, AttachError> {
+    fn snapshots(&self, _name: &str) -> Vec<String> {
+        vec!["one".to_owned(), "two".to_owned()]
+    }
+
+    fn attach(&self, _: &str, _: &[String], _: &Peer) -> Result<Attached, AttachError> {
         Err(AttachError::ShuttingDown)
     }
 }
@@ -103,6 +106,7 @@ fn admitted_requests_lie_within_the_export() {
             read_only: random.bool(),
             structured_replies: random.bool(),
             base_allocation: random.bool(),
+            bitmaps: random.usize(..2),
         };
         match admit(&request, &terms) {
             Ok(command) => {

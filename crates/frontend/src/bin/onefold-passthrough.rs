@@ -9,8 +9,8 @@
 //! with each request, so that the difference to a volume is what the store costs.
 
 use onefold_frontend::{
-    AttachError, Export, ExportError, ExportSummary, Exports, Extent, Failure, ListenAddress,
-    ListenOptions, Listener, Peer, Server, ServerLimits, Wait, ZeroOptions,
+    AttachError, Attached, Export, ExportError, ExportSummary, Exports, Extent, Failure,
+    ListenAddress, ListenOptions, Listener, Peer, Server, ServerLimits, Wait, ZeroOptions,
 };
 use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom, fadvise, fallocate, seek};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
@@ -105,9 +105,9 @@ impl Exports for OneFile {
         }
     }
 
-    fn attach(&self, name: &str, _peer: &Peer) -> Result<Arc<dyn Export>, AttachError> {
+    fn attach(&self, name: &str, _: &[String], _: &Peer) -> Result<Attached, AttachError> {
         self.describe(name)?;
-        Ok(Arc::<RawFile>::clone(&self.file))
+        Ok(Attached::to(Arc::<RawFile>::clone(&self.file)))
     }
 }
 

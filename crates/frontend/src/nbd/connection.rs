@@ -11,7 +11,7 @@
 //! - When [`serve`] returns, no request of this client is under way and its export is dropped.
 
 use crate::buffer::{BufferPool, Share};
-use crate::export::{Export, ExportError};
+use crate::export::Export;
 use crate::limits::{HANDED_OVER_MAX, SMALL_PAYLOAD_BYTES};
 use crate::nbd::execution::{
     HandedOver, Link, Setback, Work, block_status, control_waiting, control_without_waiting,
@@ -82,20 +82,21 @@ pub(crate) fn serve(
 ) -> Result<(), Interruption> {
     let Session {
         name,
-        export,
+        attached,
         terms,
     } = session;
     let link = Arc::new(Link {
         id,
         name,
         terms,
+        changes: attached.changes,
         socket,
         queue: SendQueue::new(),
         counters,
     });
     let connection = Connection {
         link: Arc::clone(&link),
-        export,
+        export: attached.export,
         input: Input::new()?,
         batch: Batch::new()?,
         share: Share::new(resources.share_bytes),
@@ -550,25 +551,21 @@ impl Connection<'_> {
         range: Range<u64>,
         only_first: bool,
     ) -> Result<(), Interruption> {
-        let ask = |export: &dyn Export, wait| block_status(export, range.clone(), only_first, wait);
-        let mut done = self.ask_status(|export| ask(export, Wait::No));
+        let asked = (cookie, range.clone(), only_first);
+        let mut done = self.ask_status(asked.clone(), Wait::No);
         if done == Err(Setback::WouldWait) {
             if self.link.queue.announce(HANDED_OVER_MAX) {
                 self.submit(cookie, Work::BlockStatus { range, only_first });
                 return Ok(());
             }
             self.send_batch()?;
-            done = self.ask_status(|export| ask(export, Wait::Yes));
+            done = self.ask_status(asked, Wait::Yes);
         }
         match done {
-            Ok(descriptors) => {
-                let len = descriptors.len();
-                self.make_room(len)?;
-                self.batch.slot(len).copy_from_slice(&descriptors);
-                self.batch.push(
-                    ReplyHeader::block_status(cookie, len as u32).as_bytes(),
-                    len,
-                );
+            Ok(chunks) => {
+                self.make_room(chunks.len())?;
+                self.batch.slot(chunks.len()).copy_from_slice(&chunks);
+                self.batch.push(&[], chunks.len());
                 Ok(())
             }
             Err(Setback::Panicked) => Err(Interruption::Panicked),
@@ -579,12 +576,10 @@ impl Connection<'_> {
         }
     }
 
-    fn ask_status(
-        &self,
-        ask: impl FnOnce(&dyn Export) -> Result<Vec<u8>, ExportError>,
-    ) -> Result<Vec<u8>, Setback> {
-        self.link
-            .attempt("block status", || ask(self.export.as_ref()))
+    fn ask_status(&self, asked: (u64, Range<u64>, bool), wait: Wait) -> Result<Vec<u8>, Setback> {
+        self.link.attempt("block status", || {
+            block_status(&self.link, self.export.as_ref(), asked, wait)
+        })
     }
 
     /// Hands over a request that has been announced.

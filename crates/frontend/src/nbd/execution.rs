@@ -1,13 +1,15 @@
 //! Doing what requests ask of an export, on whichever thread, with every way it can end.
 
 use crate::buffer::PoolBuffer;
-use crate::export::{Export, ExportError, Extent, Failure};
+use crate::export::{Change, ChangedExtent, Changes, Export, ExportError, Extent, Failure};
 use crate::limits::EXTENTS_MAX;
 use crate::nbd::handshake::Terms;
 use crate::nbd::reply::{Payload, Reply};
 use crate::nbd::request::Control;
 use crate::nbd::send_queue::{Delivered, SendQueue};
-use crate::nbd::wire::{self, Errno, ReplyHeader, allocation};
+use crate::nbd::wire::{
+    self, BASE_ALLOCATION_ID, Errno, FIRST_BITMAP_ID, ReplyHeader, allocation, bitmap,
+};
 use crate::registry::Counters;
 use crate::socket::Socket;
 use crate::workers::Task;
@@ -19,12 +21,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// What the threads that serve a connection have in common.
-#[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) id: u64,
     /// The export's name.
     pub(crate) name: String,
     pub(crate) terms: Terms,
+    /// The snapshots that the export is compared with, in the order of their numbers.
+    pub(crate) changes: Vec<Arc<dyn Changes>>,
     pub(crate) socket: Arc<Socket>,
     pub(crate) queue: SendQueue<Reply>,
     pub(crate) counters: Arc<Counters>,
@@ -164,42 +167,85 @@ pub(crate) fn control_waiting(export: &dyn Export, control: Control) -> Result<(
     if fua { export.flush() } else { Ok(()) }
 }
 
-/// The range's states, as a reply carries them.
+/// The whole reply with the range's states, a chunk for each metadata context.
 pub(crate) fn block_status(
+    link: &Link,
     export: &dyn Export,
-    range: Range<u64>,
-    only_first: bool,
+    (cookie, range, only_first): (u64, Range<u64>, bool),
     wait: Wait,
 ) -> Result<Vec<u8>, ExportError> {
-    let extents_max = if only_first { 1 } else { EXTENTS_MAX };
-    let extents = export.extents(range.clone(), extents_max, wait)?;
-    let mut left = range.end - range.start;
-    let mut descriptors = Vec::with_capacity(extents.len() * 8);
-    for Extent { len, data } in extents.into_iter().take(extents_max) {
+    let contexts = usize::from(link.terms.base_allocation) + link.changes.len();
+    let extents_max = match only_first {
+        true => 1,
+        false => EXTENTS_MAX / contexts.max(1),
+    };
+    let len = range.end - range.start;
+    let mut chunks: Vec<(u32, Vec<u8>)> = Vec::with_capacity(contexts);
+    if link.terms.base_allocation {
+        let extents = export
+            .extents(range.clone(), extents_max, wait)?
+            .into_iter();
+        let states = extents.map(|Extent { len, data }| match data {
+            true => (len, 0),
+            false => (len, allocation::HOLE | allocation::ZERO),
+        });
+        chunks.push((BASE_ALLOCATION_ID, descriptors(len, extents_max, states)?));
+    }
+    for (changes, id) in link.changes.iter().zip(FIRST_BITMAP_ID..) {
+        let extents = changes
+            .extents(range.clone(), extents_max, wait)?
+            .into_iter();
+        let states = extents.map(|ChangedExtent { len, change }| match change {
+            Change::Same => (len, 0),
+            Change::Data | Change::Zero => (len, bitmap::DIRTY),
+        });
+        chunks.push((id, descriptors(len, extents_max, states)?));
+    }
+    let mut reply = Vec::new();
+    for (n, (id, descriptors)) in chunks.iter().enumerate() {
+        let is_last = n + 1 == chunks.len();
+        let len = u32::try_from(descriptors.len()).unwrap_or(u32::MAX);
+        let header = ReplyHeader::block_status(cookie, is_last, *id, len);
+        reply.extend_from_slice(header.as_bytes());
+        reply.extend_from_slice(descriptors);
+    }
+    Ok(reply)
+}
+
+/// States with their lengths as a chunk carries them: what is alike together, and no more than was
+/// asked for.
+fn descriptors(
+    mut left: u64,
+    descriptors_max: usize,
+    states: impl Iterator<Item = (u64, u32)>,
+) -> Result<Vec<u8>, ExportError> {
+    let mut runs: Vec<(u64, u32)> = Vec::new();
+    for (len, state) in states {
         let len = len.min(left);
         left -= len;
-        let state = if data {
-            0
-        } else {
-            allocation::HOLE | allocation::ZERO
-        };
-        // The range was given by a 32-bit length.
-        wire::push_descriptor(
-            &mut descriptors,
-            u32::try_from(len).unwrap_or(u32::MAX),
-            state,
-        );
-        if left == 0 {
-            break;
+        match runs.last_mut() {
+            _ if len == 0 => break,
+            Some((last_len, last)) if *last == state => *last_len += len,
+            _ => runs.push((len, state)),
         }
     }
-    if descriptors.is_empty() {
+    runs.truncate(descriptors_max);
+    if runs.is_empty() {
         // The protocol knows no answer without a state.
         let source = "the export told no state of a range".into();
         return Err(ExportError::Failed {
             failure: Failure::Io,
             source,
         });
+    }
+    let mut descriptors = Vec::with_capacity(runs.len() * 8);
+    for (len, state) in runs {
+        // The range was given by a 32-bit length.
+        wire::push_descriptor(
+            &mut descriptors,
+            u32::try_from(len).unwrap_or(u32::MAX),
+            state,
+        );
     }
     Ok(descriptors)
 }
@@ -287,13 +333,9 @@ fn execute(link: &Link, export: &dyn Export, cookie: u64, work: Work) -> Option<
         }
         Work::BlockStatus { range, only_first } => {
             let done = link.attempt("block status", || {
-                block_status(export, range, only_first, Wait::Yes)
+                block_status(link, export, (cookie, range, only_first), Wait::Yes)
             });
-            let reply = done.map(|descriptors| {
-                let len = u32::try_from(descriptors.len()).unwrap_or(u32::MAX);
-                let header = ReplyHeader::block_status(cookie, len);
-                Reply::new(header, Payload::Bytes(descriptors))
-            });
+            let reply = done.map(|chunks| Reply::new(ReplyHeader::empty(), Payload::Bytes(chunks)));
             (reply, Link::chunk_error_header)
         }
     };

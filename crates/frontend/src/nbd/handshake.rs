@@ -7,23 +7,22 @@
 //! - Memory is bounded by [`OPTION_BYTES_MAX`] and the list of names, whatever a client says.
 //! - [`Exports::attach`] is called at most once, as the last thing that can fail but for sending.
 
-use crate::export::{AttachError, Export, ExportSummary, Exports, Peer};
+use crate::export::{AttachError, Attached, ExportSummary, Exports, Peer};
 use crate::limits::{
-    NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTION_BYTES_SKIPPED_MAX, PAYLOAD_BYTES_MAX,
+    BITMAPS_MAX, NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTION_BYTES_SKIPPED_MAX, PAYLOAD_BYTES_MAX,
 };
 use crate::nbd::wire::{
-    self, BASE_ALLOCATION, BASE_ALLOCATION_ID, Fields, IHAVEOPT, handshake_flag, info, option,
-    option_reply, transmission_flag,
+    self, BASE_ALLOCATION, BASE_ALLOCATION_ID, DIRTY_BITMAP, FIRST_BITMAP_ID, Fields, IHAVEOPT,
+    handshake_flag, info, option, option_reply, transmission_flag,
 };
 use std::io::{self, Read, Write};
-use std::sync::Arc;
 
 /// What a handshake has led to.
 pub struct Session {
     /// The name that the client chose.
     pub name: String,
-    /// The export, attached.
-    pub export: Arc<dyn Export>,
+    /// The export, attached, with the snapshots that it is to be compared with.
+    pub attached: Attached,
     /// What was agreed.
     pub terms: Terms,
 }
@@ -37,8 +36,17 @@ pub struct Terms {
     pub read_only: bool,
     /// Whether replies to READ come in chunks.
     pub structured_replies: bool,
-    /// Whether the client may ask for block states.
+    /// Whether the client may ask which blocks are stored.
     pub base_allocation: bool,
+    /// With how many snapshots the export is compared.
+    pub bitmaps: usize,
+}
+
+impl Terms {
+    /// Whether the client may ask for block states of any kind.
+    pub(crate) fn has_context(&self) -> bool {
+        self.base_allocation || self.bitmaps > 0
+    }
 }
 
 /// Why a handshake led nowhere.
@@ -92,7 +100,7 @@ pub fn negotiate<S: Read + Write>(
         peer,
         no_zeroes: client_flags & u32::from(handshake_flag::NO_ZEROES) != 0,
         structured_replies: false,
-        base_allocation_for: None,
+        contexts: Contexts::default(),
         replies: Vec::new(),
     };
     loop {
@@ -166,10 +174,19 @@ struct Handshake<'a> {
     peer: &'a Peer,
     no_zeroes: bool,
     structured_replies: bool,
-    /// The export for which the client selected `base:allocation`; it holds for no other.
-    base_allocation_for: Option<String>,
+    contexts: Contexts,
     /// The answer to the option at hand.
     replies: Vec<u8>,
+}
+
+/// The metadata contexts that a client selected.
+#[derive(Default)]
+struct Contexts {
+    /// The export for which; they hold for no other.
+    export: String,
+    base_allocation: bool,
+    /// Names of snapshots, in the order of the numbers that their contexts have.
+    since: Vec<String>,
 }
 
 impl Handshake<'_> {
@@ -196,15 +213,15 @@ impl Handshake<'_> {
                 reason: AttachError::Unknown,
             });
         }
-        match self.exports.attach(&name, self.peer) {
-            Ok(export) => {
-                let summary = ExportSummary::of(export.as_ref());
+        match self.attach(&name) {
+            Ok(attached) => {
+                let summary = ExportSummary::of(attached.export.as_ref());
                 let flags = self.transmission_flags(&summary);
                 self.replies = wire::export_fields(summary.size_bytes, flags);
                 if !self.no_zeroes {
                     self.replies.extend_from_slice(&[0; 124]);
                 }
-                Ok(self.serve(name, export, &summary))
+                Ok(self.serve(name, attached, &summary))
             }
             Err(reason) => Err(HandshakeError::NotAttached { name, reason }),
         }
@@ -245,11 +262,11 @@ impl Handshake<'_> {
                 Err(reason) => self.refuse_attach(number, &reason),
             };
         }
-        match self.exports.attach(name, self.peer) {
-            Ok(export) => {
-                let summary = ExportSummary::of(export.as_ref());
+        match self.attach(name) {
+            Ok(attached) => {
+                let summary = ExportSummary::of(attached.export.as_ref());
                 self.describe(number, name, &summary, wants_name);
-                self.serve(name.to_owned(), export, &summary)
+                self.serve(name.to_owned(), attached, &summary)
             }
             Err(reason) => self.refuse_attach(number, &reason),
         }
@@ -279,8 +296,9 @@ impl Handshake<'_> {
     }
 
     fn meta_context(&mut self, number: u32, data: &[u8]) -> Next {
-        if number == option::SET_META_CONTEXT {
-            self.base_allocation_for = None;
+        let selects = number == option::SET_META_CONTEXT;
+        if selects {
+            self.contexts = Contexts::default();
         }
         if !self.structured_replies {
             let text = "negotiate structured replies first";
@@ -295,30 +313,66 @@ impl Handshake<'_> {
         if let Err(reason) = self.exports.describe(name) {
             return self.refuse_attach(number, &reason);
         }
-        let named = queries.contains(&BASE_ALLOCATION.as_bytes());
-        if number == option::SET_META_CONTEXT {
-            if named {
-                self.base_allocation_for = Some(name.to_owned());
-                let context = wire::meta_context(BASE_ALLOCATION_ID);
-                self.reply(number, option_reply::META_CONTEXT, &context);
+        if selects {
+            name.clone_into(&mut self.contexts.export);
+        }
+        // A list takes in whole families of names; only what is named can be selected.
+        let is_wanted = |context: &str, families: &[&str]| {
+            let is_named = |text: &str| queries.contains(&text.as_bytes());
+            let is_listed = queries.is_empty() || families.iter().any(|it| is_named(it));
+            is_named(context) || !selects && is_listed
+        };
+        if is_wanted(BASE_ALLOCATION, &["base:"]) {
+            self.contexts.base_allocation |= selects;
+            let id = if selects { BASE_ALLOCATION_ID } else { 0 };
+            let context = wire::meta_context(id, BASE_ALLOCATION);
+            self.reply(number, option_reply::META_CONTEXT, &context);
+        }
+        let mut id = FIRST_BITMAP_ID;
+        for snapshot in self.exports.snapshots(name) {
+            let bitmap = format!("{DIRTY_BITMAP}{snapshot}");
+            if !is_wanted(&bitmap, &["qemu:", DIRTY_BITMAP]) {
+                continue;
             }
-        } else if named || queries.is_empty() || queries.contains(&&b"base:"[..]) {
-            self.reply(number, option_reply::META_CONTEXT, &wire::meta_context(0));
+            if !selects {
+                self.reply(
+                    number,
+                    option_reply::META_CONTEXT,
+                    &wire::meta_context(0, &bitmap),
+                );
+            } else if self.contexts.since.len() < BITMAPS_MAX {
+                self.reply(
+                    number,
+                    option_reply::META_CONTEXT,
+                    &wire::meta_context(id, &bitmap),
+                );
+                self.contexts.since.push(snapshot);
+                id += 1;
+            }
         }
         self.reply(number, option_reply::ACK, &[]);
         Next::Option
     }
 
-    fn serve(&self, name: String, export: Arc<dyn Export>, summary: &ExportSummary) -> Next {
+    fn attach(&self, name: &str) -> Result<Attached, AttachError> {
+        let since = match self.contexts.export == name {
+            true => &self.contexts.since[..],
+            false => &[],
+        };
+        self.exports.attach(name, since, self.peer)
+    }
+
+    fn serve(&self, name: String, attached: Attached, summary: &ExportSummary) -> Next {
         let terms = Terms {
             size_bytes: summary.size_bytes,
             read_only: summary.read_only,
             structured_replies: self.structured_replies,
-            base_allocation: self.base_allocation_for.as_deref() == Some(name.as_str()),
+            base_allocation: self.contexts.base_allocation && self.contexts.export == name,
+            bitmaps: attached.changes.len(),
         };
         Next::Serve(Box::new(Session {
             name,
-            export,
+            attached,
             terms,
         }))
     }

@@ -125,8 +125,8 @@ impl Batch {
             .unwrap_or_default()
     }
 
-    /// Adds a reply, or the next piece of one that has begun if `header` is empty. Its payload is
-    /// the first `payload_bytes` of the slot.
+    /// Adds a reply; if `header` is empty, one that is all payload or the next piece of one that has
+    /// begun. Its payload is the first `payload_bytes` of the slot.
     pub(crate) fn push(&mut self, header: &[u8], payload_bytes: usize) {
         self.headers.extend_from_slice(header);
         let payload = self.payloads_end..self.payloads_end + payload_bytes;

@@ -129,7 +129,7 @@ pub fn admit(request: &Request, terms: &Terms) -> Result<Command, Errno> {
                 },
             )
         }
-        command::BLOCK_STATUS if terms.base_allocation && request.len > 0 => Command::BlockStatus {
+        command::BLOCK_STATUS if terms.has_context() && request.len > 0 => Command::BlockStatus {
             range: range_within(request, terms, Errno::Inval)?,
             only_first: request.flags & REQ_ONE != 0,
         },

@@ -118,10 +118,20 @@ pub mod allocation {
     pub const ZERO: u32 = 1 << 1;
 }
 
-/// The only metadata context there is.
+/// States in answers to BLOCK_STATUS for a dirty bitmap, as QEMU defines them.
+pub mod bitmap {
+    #![allow(missing_docs, reason = "as in QEMU's interoperability document")]
+    pub const DIRTY: u32 = 1 << 0;
+}
+
+/// The metadata context that every export has.
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// The number by which replies refer to [`BASE_ALLOCATION`].
 pub const BASE_ALLOCATION_ID: u32 = 1;
+/// With the name of a snapshot behind it, the metadata context that tells what changed since.
+pub const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
+/// The number by which replies refer to the first bitmap that a client selected; the others follow.
+pub const FIRST_BITMAP_ID: u32 = 2;
 
 /// Error numbers that clients are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,7 +239,8 @@ pub struct ReplyHeader {
 impl ReplyHeader {
     const BYTES_MAX: usize = 28;
 
-    fn empty() -> Self {
+    /// Of a reply whose bytes are all elsewhere.
+    pub(crate) fn empty() -> Self {
         Self {
             bytes: [0; Self::BYTES_MAX],
             len: 0,
@@ -282,11 +293,11 @@ impl ReplyHeader {
             .with(&0_u16.to_be_bytes())
     }
 
-    /// A chunk that ends a reply with block states; `descriptors_bytes` of them follow it.
-    pub fn block_status(cookie: u64, descriptors_bytes: u32) -> Self {
+    /// A chunk with block states for one metadata context; `descriptors_bytes` of them follow it.
+    pub fn block_status(cookie: u64, last: bool, context: u32, descriptors_bytes: u32) -> Self {
+        let flags = if last { chunk::DONE } else { 0 };
         let payload_bytes = descriptors_bytes.saturating_add(4);
-        Self::chunk(cookie, chunk::DONE, chunk::BLOCK_STATUS, payload_bytes)
-            .with(&BASE_ALLOCATION_ID.to_be_bytes())
+        Self::chunk(cookie, flags, chunk::BLOCK_STATUS, payload_bytes).with(&context.to_be_bytes())
     }
 
     /// The bytes to send.
@@ -357,7 +368,7 @@ pub(crate) fn info_block_size(minimum: u32, preferred: u32, maximum: u32) -> Vec
     .concat()
 }
 
-/// The data of an answer that names the metadata context. Its number is 0 in a mere list.
-pub(crate) fn meta_context(id: u32) -> Vec<u8> {
-    [&id.to_be_bytes()[..], BASE_ALLOCATION.as_bytes()].concat()
+/// The data of an answer that names a metadata context. Its number is 0 in a mere list.
+pub(crate) fn meta_context(id: u32, name: &str) -> Vec<u8> {
+    [&id.to_be_bytes()[..], name.as_bytes()].concat()
 }

@@ -24,6 +24,8 @@ pub(crate) struct Reply {
     pub(crate) data_chunks: usize,
     /// Length and state.
     pub(crate) descriptors: Vec<(u32, u32)>,
+    /// The same for dirty bitmaps, by number.
+    pub(crate) bitmaps: Vec<(u32, Vec<(u32, u32)>)>,
 }
 
 pub(crate) fn be32(bytes: &[u8]) -> u32 {
@@ -90,20 +92,32 @@ impl Client {
     }
 
     pub(crate) fn try_attach(socket: &Path, structured: bool) -> io::Result<Self> {
+        match structured {
+            true => Self::attach_selecting(socket, &["base:allocation"]),
+            false => Self::connect(socket, None),
+        }
+    }
+
+    /// With these metadata contexts.
+    pub(crate) fn attach_selecting(socket: &Path, contexts: &[&str]) -> io::Result<Self> {
+        Self::connect(socket, Some(contexts))
+    }
+
+    fn connect(socket: &Path, contexts: Option<&[&str]>) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
         // A server that does not answer shall fail a test, not hang it.
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         let mut client = Self {
             stream,
-            structured,
+            structured: contexts.is_some(),
             begun: Vec::new(),
         };
         client.read_bytes(18)?;
         client.stream.write_all(&3_u32.to_be_bytes())?;
-        if structured {
+        if let Some(contexts) = contexts {
             client.option(option::STRUCTURED_REPLY, &[])?;
-            let context = meta_context_bytes("vol", &["base:allocation"]);
-            client.option(option::SET_META_CONTEXT, &context)?;
+            let contexts = meta_context_bytes("vol", contexts);
+            client.option(option::SET_META_CONTEXT, &contexts)?;
         }
         client.option(option::GO, &info_bytes("vol"))?;
         Ok(client)
@@ -212,9 +226,12 @@ impl Client {
                 reply.data_chunks += 1;
             }
             chunk::BLOCK_STATUS => {
-                assert_eq!(be32(&payload), wire::BASE_ALLOCATION_ID);
                 let descriptors = payload[4..].chunks(8);
-                reply.descriptors = descriptors.map(|d| (be32(d), be32(&d[4..]))).collect();
+                let descriptors = descriptors.map(|d| (be32(d), be32(&d[4..]))).collect();
+                match be32(&payload) {
+                    wire::BASE_ALLOCATION_ID => reply.descriptors = descriptors,
+                    bitmap => reply.bitmaps.push((bitmap, descriptors)),
+                }
             }
             chunk::ERROR => reply.error = be32(&payload),
             _ => panic!("unknown chunk {kind}"),

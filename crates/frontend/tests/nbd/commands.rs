@@ -3,7 +3,7 @@
 use crate::TestServer;
 use crate::client::{Client, Reply};
 use crate::memory::{MemoryExport, pattern};
-use onefold_frontend::nbd::wire::{Errno, allocation, command, command_flag};
+use onefold_frontend::nbd::wire::{Errno, allocation, bitmap, command, command_flag};
 use onefold_frontend::{Failure, PAYLOAD_BYTES_MAX, ServerLimits};
 use std::sync::atomic::Ordering;
 
@@ -176,6 +176,47 @@ fn zeroes_trim_and_block_status() {
         assert_eq!(one.descriptors, [(4096, hole)]);
         assert_eq!(client.call(0, command::CACHE, 0, 65_536).error, 0);
         assert_eq!(server.export.prefetches.load(Ordering::SeqCst), 1);
+    }
+}
+
+#[test]
+fn each_context_has_a_chunk_of_its_own() {
+    let [zeroth, first] = ["qemu:dirty-bitmap:s0", "qemu:dirty-bitmap:s1"];
+    for waits in [vec![], vec![0..SIZE]] {
+        let server = TestServer::start(MemoryExport {
+            waits,
+            ..MemoryExport::new(SIZE)
+        });
+        let attach = |contexts: &[&str]| {
+            Client::attach_selecting(&server.without_clients().socket, contexts).unwrap()
+        };
+        let mut client = attach(&[first, "base:allocation", zeroth]);
+        let status = client.call(0, command::BLOCK_STATUS, 1000, 20_000);
+        assert_eq!(status.descriptors, [(20_000, 0)]);
+        let dirty = bitmap::DIRTY;
+        let alternating = [
+            (3096, dirty),
+            (4096, 0),
+            (4096, dirty),
+            (4096, 0),
+            (4096, dirty),
+            (520, 0),
+        ];
+        let bitmaps = [(2, vec![(20_000, dirty)]), (3, alternating.to_vec())];
+        assert_eq!(status.bitmaps, bitmaps);
+        let one = client.call(command_flag::REQ_ONE, command::BLOCK_STATUS, 5000, 9000);
+        let bitmaps = [(2, vec![(3192, dirty)]), (3, vec![(3192, 0)])];
+        assert_eq!(
+            (one.descriptors, &one.bitmaps[..]),
+            (vec![(9000, 0)], &bitmaps[..])
+        );
+        let mut client = attach(&[first]);
+        let status = client.call(0, command::BLOCK_STATUS, 0, 4096);
+        assert_eq!(status.descriptors, []);
+        assert_eq!(status.bitmaps, [(2, vec![(4096, dirty)])]);
+        let mut client = attach(&[]);
+        let refused = client.call(0, command::BLOCK_STATUS, 0, 4096);
+        assert_eq!(refused.error, Errno::Inval as u32);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::TestExports;
 use crate::client::{be32, be64, info_bytes, meta_context_bytes, option_bytes, string_bytes};
-use crate::memory::MemoryExport;
+use crate::memory::{MemoryExport, SNAPSHOTS};
 use onefold_frontend::Peer;
 use onefold_frontend::nbd::handshake::{HandshakeError, Session, Terms, negotiate};
 use onefold_frontend::nbd::wire::{option, option_reply, transmission_flag};
@@ -75,6 +75,7 @@ fn go_describes_and_attaches() {
         read_only: false,
         structured_replies: false,
         base_allocation: false,
+        bitmaps: 0,
     };
     assert_eq!(session.terms, terms);
     let answers = answers(&told);
@@ -147,12 +148,69 @@ fn contexts_are_listed() {
         )
     };
     let structured = option_bytes(option::STRUCTURED_REPLY, &[]);
-    let (_, told) = run(
-        3,
-        &[structured, list(&[]), list(&["base:"]), list(&["qemu:"])],
+    let bitmaps = SNAPSHOTS as usize;
+    for (queries, count) in [
+        (&[][..], 1 + bitmaps),
+        (&["base:"], 1),
+        (&["base:allocation"], 1),
+        (&["qemu:"], bitmaps),
+        (&["qemu:dirty-bitmap:"], bitmaps),
+        (&["qemu:dirty-bitmap:s3"], 1),
+        (&["qemu:dirty-bitmap:s3", "base:"], 2),
+        (&["qemu:dirty-bitmap:s", "qemu:dirty-bitmap", "qemu"], 0),
+    ] {
+        let (_, told) = run(3, &[structured.clone(), list(queries)]);
+        let mut expected = vec![option_reply::ACK];
+        expected.extend(vec![option_reply::META_CONTEXT; count]);
+        expected.push(option_reply::ACK);
+        assert_eq!(kinds(&told), expected, "{queries:?}");
+    }
+}
+
+#[test]
+fn bitmaps_are_selected_by_name() {
+    let select = |queries: &[&str]| {
+        let options = [
+            option_bytes(option::STRUCTURED_REPLY, &[]),
+            option_bytes(
+                option::SET_META_CONTEXT,
+                &meta_context_bytes("vol", queries),
+            ),
+            option_bytes(option::GO, &info_bytes("vol")),
+        ];
+        let (outcome, told) = run(3, &options);
+        let contexts = answers(&told).into_iter();
+        let contexts = contexts.filter(|(kind, _)| *kind == option_reply::META_CONTEXT);
+        let contexts: Vec<Vec<u8>> = contexts.map(|(_, data)| data).collect();
+        let session = session(outcome);
+        assert_eq!(session.terms.bitmaps, session.attached.changes.len());
+        (session.terms, contexts)
+    };
+    let (terms, contexts) = select(&[
+        "qemu:dirty-bitmap:s7",
+        "qemu:dirty-bitmap:none",
+        "base:allocation",
+        "qemu:dirty-bitmap:s3",
+    ]);
+    assert!(terms.base_allocation);
+    assert_eq!(
+        contexts,
+        [
+            &b"\0\0\0\x01base:allocation"[..],
+            b"\0\0\0\x02qemu:dirty-bitmap:s3",
+            b"\0\0\0\x03qemu:dirty-bitmap:s7"
+        ]
     );
-    let (context, ack) = (option_reply::META_CONTEXT, option_reply::ACK);
-    assert_eq!(kinds(&told), [ack, context, ack, context, ack, ack]);
+    assert_eq!(terms.bitmaps, 2);
+    // Families of names can be listed, not selected.
+    let (terms, contexts) = select(&["qemu:", "qemu:dirty-bitmap:", "base:"]);
+    assert!(contexts.is_empty() && !terms.base_allocation && terms.bitmaps == 0);
+    let all: Vec<String> = (0..SNAPSHOTS)
+        .map(|n| format!("qemu:dirty-bitmap:s{n}"))
+        .collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let (terms, contexts) = select(&all);
+    assert_eq!((terms.bitmaps, contexts.len()), (31, 31));
 }
 
 #[test]

@@ -17,8 +17,8 @@ mod server;
 
 use memory::MemoryExport;
 use onefold_frontend::{
-    AttachError, Export, ExportSummary, Exports, ListenAddress, ListenOptions, Listener, Peer,
-    Server, ServerLimits,
+    AttachError, Attached, Changes, ExportSummary, Exports, ListenAddress, ListenOptions, Listener,
+    Peer, Server, ServerLimits,
 };
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -54,12 +54,23 @@ impl Exports for TestExports {
         }
     }
 
-    fn attach(&self, name: &str, _peer: &Peer) -> Result<Arc<dyn Export>, AttachError> {
+    fn snapshots(&self, _name: &str) -> Vec<String> {
+        (0..memory::SNAPSHOTS).map(|n| format!("s{n}")).collect()
+    }
+
+    fn attach(&self, name: &str, since: &[String], _: &Peer) -> Result<Attached, AttachError> {
         self.describe(name)?;
         if self.barred.load(Ordering::SeqCst) {
             return Err(AttachError::Refused("it is being deleted".to_owned()));
         }
-        Ok(Arc::new(memory::Counted::new(&self.export, &self.attached)))
+        let changes = since.iter().map(|snapshot| {
+            let changes: Arc<dyn Changes> = Arc::new(memory::Since::new(&self.export, snapshot));
+            changes
+        });
+        Ok(Attached {
+            export: Arc::new(memory::Counted::new(&self.export, &self.attached)),
+            changes: changes.collect(),
+        })
     }
 }
 

@@ -1,6 +1,8 @@
 //! An export in memory that waits, fails and panics where it is told to.
 
-use onefold_frontend::{Export, ExportError, Extent, Failure, Wait, ZeroOptions};
+use onefold_frontend::{
+    Change, ChangedExtent, Changes, Export, ExportError, Extent, Failure, Wait, ZeroOptions,
+};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -163,6 +165,51 @@ impl Export for MemoryExport {
     fn prefetch(&self, _range: Range<u64>) -> Result<(), ExportError> {
         self.prefetches.fetch_add(1, Ordering::SeqCst);
         Ok(())
+    }
+}
+
+/// So many snapshots there are, more than one client may select.
+pub(crate) const SNAPSHOTS: u64 = 40;
+
+/// What is different since snapshot `sN`: of every N + 1 blocks the first, by turns data and zeros.
+pub(crate) struct Since {
+    export: Arc<MemoryExport>,
+    number: u64,
+}
+
+impl Since {
+    pub(crate) fn new(export: &Arc<MemoryExport>, snapshot: &str) -> Self {
+        Self {
+            export: Arc::clone(export),
+            number: snapshot[1..].parse().unwrap(),
+        }
+    }
+}
+
+impl Changes for Since {
+    fn extents(
+        &self,
+        range: Range<u64>,
+        extents_max: usize,
+        wait: Wait,
+    ) -> Result<Vec<ChangedExtent>, ExportError> {
+        // Waits and fails as the export does.
+        self.export.extents(range.clone(), 1, wait)?;
+        let mut extents = Vec::new();
+        let mut at = range.start;
+        while at < range.end && extents.len() < extents_max {
+            let (block, period) = (at / 4096, self.number + 1);
+            let end = ((block + 1) * 4096).min(range.end);
+            let change = match block % (2 * period) {
+                0 => Change::Data,
+                n if n == period => Change::Zero,
+                _ => Change::Same,
+            };
+            let len = end - at;
+            extents.push(ChangedExtent { len, change });
+            at = end;
+        }
+        Ok(extents)
     }
 }
 

@@ -6,10 +6,10 @@ use crate::limits::{DISCONNECT_TIME_MAX, NBD_CONNECTIONS_MAX, NBD_WORKERS, reque
 use crate::verbs::{Attachments, Hold};
 use nix::unistd::Group;
 use onefold_frontend::{
-    AttachError, Client, Export, ExportSummary, Exports, ListenAddress, ListenError, ListenOptions,
-    Listener, Peer, Server, ServerLimits, Shutdown,
+    AttachError, Attached, Changes, Client, ExportSummary, Exports, ListenAddress, ListenError,
+    ListenOptions, Listener, Peer, Server, ServerLimits, Shutdown, VolumeChanges,
 };
-use onefold_store::{Store, StoreErrorKind};
+use onefold_store::{Store, StoreErrorKind, Volume};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -164,22 +164,48 @@ impl Exports for VolumeExports {
             .map(|volume| ExportSummary::of(volume.as_ref()))
     }
 
+    fn snapshots(&self, name: &str) -> Vec<String> {
+        let of_volume = format!("{}@", volume_of(name));
+        let others = self.store.volume_names().into_iter();
+        others
+            .filter(|other| other != name)
+            .filter_map(|other| other.strip_prefix(&of_volume).map(str::to_owned))
+            .collect()
+    }
+
     fn attach(
         &self,
         name: &str,
+        since: &[String],
         _peer: &Peer,
-    ) -> std::result::Result<Arc<dyn Export>, AttachError> {
+    ) -> std::result::Result<Attached, AttachError> {
         if lock(&self.held).contains_key(name) {
             return Err(AttachError::Refused(format!(
                 "volume '{name}' is being changed"
             )));
         }
-        self.volume(name)
+        let volume = self.volume(name)?;
+        let changes = since.iter().map(|snapshot| {
+            let changes: Arc<dyn Changes> = Arc::new(VolumeChanges {
+                volume: Arc::clone(&volume),
+                since: self.volume(&format!("{}@{snapshot}", volume_of(name)))?,
+            });
+            Ok(changes)
+        });
+        Ok(Attached {
+            changes: changes.collect::<std::result::Result<_, _>>()?,
+            export: volume,
+        })
     }
 }
 
+/// The volume that an export is, or is a snapshot of.
+fn volume_of(name: &str) -> &str {
+    name.split_once('@').map_or(name, |(volume, _)| volume)
+}
+
 impl VolumeExports {
-    fn volume(&self, name: &str) -> std::result::Result<Arc<dyn Export>, AttachError> {
+    fn volume(&self, name: &str) -> std::result::Result<Arc<Volume>, AttachError> {
         match self.store.volume(name) {
             Ok(volume) => Ok(volume),
             Err(error) if error.kind() == StoreErrorKind::NotFound => Err(AttachError::Unknown),
