@@ -56,6 +56,10 @@ pub(crate) const CONTROL_EVENTS_MAX: usize = 64;
 /// broken everywhere does not need memory in proportion.
 pub(crate) const FINDINGS_LISTED_MAX: usize = 10_000;
 
+/// Runs of bytes that the store looks up for one page of `snapshot diff`: a page of some 100 KiB,
+/// however large the volume is.
+pub(crate) const DIFF_EXTENTS_MAX: usize = 4096;
+
 /// How often the store does its housekeeping.
 pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -16,6 +16,7 @@ mod pool_upgrade;
 mod serve;
 mod snapshot_create;
 mod snapshot_delete;
+mod snapshot_diff;
 mod snapshot_list;
 mod snapshot_rollback;
 mod volume_clone;
@@ -69,7 +70,7 @@ enum Noun {
     /// Make volumes, fill, copy and delete them.
     #[command(subcommand)]
     Volume(VolumeVerb),
-    /// Make snapshots of volumes, see and delete them.
+    /// Make snapshots of volumes, see, compare and delete them.
     #[command(subcommand)]
     Snapshot(SnapshotVerb),
     /// See and remake the index of fingerprints.
@@ -119,6 +120,11 @@ enum SnapshotVerb {
     Create(snapshot_create::Args),
     /// Name the snapshots.
     List(snapshot_list::Args),
+    /// List what is different in one snapshot or volume from another one of the same family.
+    ///
+    /// Looks at the maps only, so it takes time in proportion to what was written in between. A volume
+    /// is compared as it is now. What is listed may have got the content back that it had.
+    Diff(snapshot_diff::Args),
     /// Delete a snapshot; its volume, its clones and other snapshots stay as they are.
     Delete(snapshot_delete::Args),
     /// Take a volume back to a snapshot; what was written since is gone.
@@ -247,6 +253,7 @@ impl Cli {
             Noun::Job(JobVerb::Resume(args)) => job_resume::run(&context, args),
             Noun::Snapshot(SnapshotVerb::Create(args)) => snapshot_create::run(&context, args),
             Noun::Snapshot(SnapshotVerb::List(args)) => snapshot_list::run(&context, args),
+            Noun::Snapshot(SnapshotVerb::Diff(args)) => snapshot_diff::run(&context, args),
             Noun::Snapshot(SnapshotVerb::Delete(args)) => snapshot_delete::run(&context, args),
             Noun::Snapshot(SnapshotVerb::Rollback(args)) => snapshot_rollback::run(&context, args),
             Noun::Volume(VolumeVerb::Clone(args)) => volume_clone::run(&context, args),

@@ -13,7 +13,7 @@ use crate::limits::{
 };
 use crate::verbs::metadata::MetadataExport;
 use crate::verbs::transfer::{Export, IMPORT_PATH, VolumeExport, VolumeImport};
-use crate::verbs::{Service, Verb, index, job, pool, snapshot, volume};
+use crate::verbs::{Service, Verb, diff, index, job, pool, snapshot, volume};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Frame, Incoming};
@@ -155,6 +155,7 @@ impl Server {
             snapshot::SnapshotRollback::PATH => {
                 self.run::<snapshot::SnapshotRollback>(request).await
             }
+            diff::SnapshotDiff::PATH => self.run::<diff::SnapshotDiff>(request).await,
             IMPORT_PATH => self.import(request).await,
             VolumeExport::PATH => self.export::<VolumeExport>(request).await,
             MetadataExport::PATH => self.export::<MetadataExport>(request).await,

@@ -5,6 +5,7 @@
 //! both give the same answer and refuse the same things. Importing and exporting move data beside
 //! the request and are in [`transfer`].
 
+pub(crate) mod diff;
 pub(crate) mod index;
 pub(crate) mod job;
 mod loading;

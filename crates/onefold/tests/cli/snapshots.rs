@@ -1,6 +1,7 @@
 //! Snapshots: made, listed, read, deleted, with and without a daemon.
 
-use crate::harness::{Daemon, Scene, noise, wait_until};
+use crate::harness::{Daemon, Scene, noise, qemu_img, wait_until};
+use serde_json::{Value, json};
 
 const MIB: usize = 1 << 20;
 
@@ -200,4 +201,113 @@ fn what_a_deletion_frees_is_said_before() {
         let wanted = before + freed as u64 / 4096;
         wait_until("it is free", || free() == wanted);
     }
+}
+
+#[track_caller]
+fn diff(scene: &Scene, since: &str, name: &str) -> Value {
+    let diff = scene.json(&["snapshot", "diff", since, name]);
+    let sum = |content: &str| {
+        let extents = diff["extents"].as_array().unwrap().iter();
+        let of_kind = extents.filter(|extent| extent["content"] == content);
+        of_kind
+            .map(|extent| extent["length"].as_u64().unwrap())
+            .sum::<u64>()
+    };
+    assert_eq!(diff["data_bytes"], sum("data"));
+    assert_eq!(diff["zero_bytes"], sum("zero"));
+    assert_eq!(
+        (&diff["since"], &diff["name"]),
+        (&json!(since), &json!(name))
+    );
+    diff["extents"].clone()
+}
+
+fn extents(list: &[(usize, usize, &str)]) -> Value {
+    let extents = list.iter();
+    extents
+        .map(|(offset, length, content)| {
+            json!({"offset": offset, "length": length, "content": content})
+        })
+        .collect()
+}
+
+#[test]
+fn a_diff_lists_what_was_written_in_between() {
+    let scene = Scene::new();
+    let file = scene.file("image", &noise(3, 4 * MIB));
+    scene.ok(&["volume", "import", "a", &file]);
+    scene.ok(&["volume", "create", "b", "--size", "1M"]);
+    scene.ok(&["snapshot", "create", "a@one"]);
+    let daemon = scene.daemon();
+    overwrite(&daemon, &scene, "a", MIB + 5000, 7, 10_000);
+    overwrite(&daemon, &scene, "a", 3 * MIB, 0, MIB / 2);
+    scene.ok(&["snapshot", "create", "a@two"]);
+    overwrite(&daemon, &scene, "a", 0, 9, 4096);
+    let is_right = |scene: &Scene| {
+        let (written, zeroed) = ((MIB + 4096, 12_288), (3 * MIB, MIB / 2));
+        let first = [(written.0, written.1, "data"), (zeroed.0, zeroed.1, "zero")];
+        let back = first.map(|(offset, length, _)| (offset, length, "data"));
+        let latest = (0, 4096, "data");
+        assert_eq!(diff(scene, "a@one", "a@two"), extents(&first));
+        assert_eq!(diff(scene, "a@two", "a@one"), extents(&back));
+        assert_eq!(diff(scene, "a@two", "a"), extents(&[latest]));
+        assert_eq!(
+            diff(scene, "a@one", "a"),
+            extents(&[latest, first[0], first[1]])
+        );
+        assert_eq!(diff(scene, "a@two", "a@two"), extents(&[]));
+        let text = scene.ok(&["snapshot", "diff", "a@one", "a@two"]).stdout;
+        let text = String::from_utf8(text).unwrap();
+        let lines: Vec<Vec<&str>> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        assert_eq!(lines[0], ["OFFSET", "LENGTH", "CONTENT"]);
+        assert_eq!(lines[1], ["1052672", "12288", "data"]);
+        assert_eq!(lines[2], ["3145728", "524288", "zero"]);
+        assert!(text.contains("12 KiB of data, 512 KiB of zeros"), "{text}");
+        for (arguments, code, word) in [
+            (["snapshot", "diff", "a@one", "b"], 2, "in common"),
+            (["snapshot", "diff", "a@three", "a"], 1, "a@three"),
+            (["snapshot", "diff", "a", "c"], 1, "c"),
+        ] {
+            scene.run(&arguments).is_refusal(code, &[word]);
+        }
+    };
+    is_right(&scene);
+    scene.ok(&["pool", "dedup"]);
+    is_right(&scene);
+    daemon.terminate();
+    is_right(&scene);
+    scene.ok(&["volume", "resize", "a", "--size", "5M"]);
+    let beyond = (4 * MIB, MIB, "zero");
+    let listed = [(0, 4096, "data"), beyond];
+    assert_eq!(diff(&scene, "a@two", "a"), extents(&listed));
+    assert_eq!(diff(&scene, "a", "a@two"), extents(&listed));
+    scene.ok(&["snapshot", "delete", "a@one", "--yes"]);
+    assert_eq!(diff(&scene, "a@two", "a"), extents(&listed));
+}
+
+#[test]
+fn a_long_diff_comes_in_pages() {
+    // Every other block, more of them than the store looks up at a time.
+    let (block, blocks) = (4096, 10_000);
+    let mut image = noise(4, blocks * block);
+    for block in image.chunks_mut(2 * block) {
+        block[4096..].fill(0);
+    }
+    let scene = Scene::new();
+    let file = scene.file("image", &image);
+    scene.ok(&["volume", "create", "a", "--size", "40M"]);
+    scene.ok(&["snapshot", "create", "a@empty"]);
+    let daemon = scene.daemon();
+    let stat = scene.json(&["volume", "stat", "a"]);
+    let uri = stat["nbd_uri"].as_str().unwrap();
+    qemu_img(&["convert", "-n", "-f", "raw", "-O", "raw", &file, uri]);
+    let expected: Vec<_> = (0..blocks / 2)
+        .map(|n| (2 * n * block, block, "data"))
+        .collect();
+    assert!(diff(&scene, "a@empty", "a") == extents(&expected));
+    daemon.terminate();
+    assert!(diff(&scene, "a@empty", "a") == extents(&expected));
 }

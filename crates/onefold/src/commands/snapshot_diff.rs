@@ -1,0 +1,158 @@
+//! `onefold snapshot diff`
+
+use super::Context;
+use crate::error::{Error, Result};
+use crate::output::Document;
+use crate::session::Session;
+use crate::size;
+use crate::verbs::diff::{DiffContent, DiffExtent, DiffPage, SnapshotDiff};
+use serde::ser::{Error as _, SerializeStruct};
+use serde::{Serialize, Serializer};
+use std::cell::{Cell, RefCell};
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The older state, or whatever the other one is compared with.
+    #[arg(value_name = "VOLUME[@SNAPSHOT]")]
+    since: String,
+
+    /// What is listed is what is different in this one.
+    #[arg(value_name = "VOLUME[@SNAPSHOT]")]
+    name: String,
+}
+
+pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
+    context.with_session(|session| {
+        let verb = SnapshotDiff {
+            since: args.since,
+            name: args.name,
+            page: None,
+        };
+        // What is refused is refused before anything is printed.
+        let first = session.call(&verb, &mut |_, _| {})?;
+        let diff = Diff {
+            session,
+            since: &verb.since,
+            name: &verb.name,
+            sizes: [first.since_size_bytes, first.size_bytes],
+            first: Cell::new(Some(first)),
+            totals: Cell::default(),
+            failure: RefCell::default(),
+        };
+        let printed = context.output.document(&diff);
+        // A document that ends early was not worth printing to its end.
+        match diff.failure.take() {
+            Some(error) => Err(error),
+            None => printed,
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The whole list, of which one page at a time is in memory.
+struct Diff<'a> {
+    session: &'a Session,
+    since: &'a str,
+    name: &'a str,
+    sizes: [u64; 2],
+    first: Cell<Option<DiffPage>>,
+    totals: Cell<Totals>,
+    /// What a page could not be had for.
+    failure: RefCell<Option<Error>>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Totals {
+    extents: u64,
+    data_bytes: u64,
+    zero_bytes: u64,
+}
+
+impl Diff<'_> {
+    /// The pages in order, up to the last or to one that cannot be had.
+    fn pages(&self) -> impl Iterator<Item = DiffPage> {
+        std::iter::successors(self.first.take(), |page| {
+            let verb = SnapshotDiff {
+                since: self.since.to_owned(),
+                name: self.name.to_owned(),
+                page: Some(page.next?),
+            };
+            let next = self.session.call(&verb, &mut |_, _| {});
+            next.map_err(|error| self.failure.replace(Some(error))).ok()
+        })
+        .inspect(|page| self.totals.set(self.totals.get().and(page)))
+    }
+}
+
+impl Totals {
+    fn and(mut self, page: &DiffPage) -> Self {
+        for DiffExtent {
+            length, content, ..
+        } in &page.extents
+        {
+            self.extents += 1;
+            match content {
+                DiffContent::Data => self.data_bytes += length,
+                DiffContent::Zero => self.zero_bytes += length,
+            }
+        }
+        self
+    }
+}
+
+impl Document for Diff<'_> {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "{:>18}  {:>18}  CONTENT", "OFFSET", "LENGTH")?;
+        for page in self.pages() {
+            page.text(out)?;
+        }
+        if self.failure.borrow().is_some() {
+            return Ok(());
+        }
+        let Totals {
+            extents,
+            data_bytes,
+            zero_bytes,
+        } = self.totals.get();
+        writeln!(
+            out,
+            "{extents} extents of '{}' changed since '{}': {} of data, {} of zeros",
+            self.name,
+            self.since,
+            size::display(data_bytes),
+            size::display(zero_bytes)
+        )
+    }
+}
+
+impl Serialize for Diff<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut document = serializer.serialize_struct("Diff", 7)?;
+        document.serialize_field("since", self.since)?;
+        document.serialize_field("name", self.name)?;
+        document.serialize_field("since_size_bytes", &self.sizes[0])?;
+        document.serialize_field("size_bytes", &self.sizes[1])?;
+        document.serialize_field("extents", &Extents(self))?;
+        let totals = self.totals.get();
+        document.serialize_field("data_bytes", &totals.data_bytes)?;
+        document.serialize_field("zero_bytes", &totals.zero_bytes)?;
+        document.end()
+    }
+}
+
+/// The list as JSON, written as its pages come.
+struct Extents<'a>(&'a Diff<'a>);
+
+impl Serialize for Extents<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let extents = self.0.pages().flat_map(|page| page.extents);
+        let written = serializer.collect_seq(extents)?;
+        // A document cut short must not look like a whole one.
+        match self.0.failure.borrow().as_ref() {
+            Some(error) => Err(S::Error::custom(error)),
+            None => Ok(written),
+        }
+    }
+}
