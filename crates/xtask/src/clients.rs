@@ -19,7 +19,7 @@ use crate::command::{Cmd, Running};
 use crate::fio::{Fio, Section};
 use crate::images::{self, Image};
 use crate::packages;
-use crate::server::{Against, Disks, STOP_LIMIT};
+use crate::server::{Against, Disks, Product, STOP_LIMIT};
 use crate::workspace::Workspace;
 
 /// How long a FUSE mount may take to appear.
@@ -62,6 +62,7 @@ pub(crate) fn check(workspace: &Workspace, against: Against) -> Result<()> {
         ("copy", image.size_bytes),
         ("odd", SMALL_BYTES),
         ("ext4", SMALL_BYTES),
+        ("history", SMALL_BYTES),
     ];
     let disks = Disks::new(workspace, against, scratch.path(), &volumes)?;
     let mut table = Table {
@@ -70,7 +71,7 @@ pub(crate) fn check(workspace: &Workspace, against: Against) -> Result<()> {
         disks,
         image,
     };
-    let checks: [(&str, Check); 8] = [
+    let checks: [(&str, Check); 9] = [
         ("nbdinfo tells size, exports and abilities", abilities),
         ("qemu-img convert in, compare, convert out", qemu_img),
         ("nbdcopy in, across and out; nbdinfo --map", nbdcopy),
@@ -81,6 +82,10 @@ pub(crate) fn check(workspace: &Workspace, against: Against) -> Result<()> {
         ("two clients on one export, on both addresses", two_clients),
         ("rude clients harm only themselves", rude_clients),
         ("ext4 made and used through nbdfuse", ext4),
+        (
+            "an increment copied by a dirty bitmap of a snapshot",
+            increment,
+        ),
         (
             "all of it is there after kill -9 and after a clean stop",
             after_restarts,
@@ -118,7 +123,7 @@ fn abilities(table: &mut Table) -> Result<()> {
     if table.against != Against::Onefold {
         return Ok(());
     }
-    ensure!(names.len() == 4, "every volume is an export, got {names:?}");
+    ensure!(names.len() == 5, "every volume is an export, got {names:?}");
     ensure!(
         list.get("structured") == Some(&Value::Bool(true)),
         "no structured replies: {list}"
@@ -532,6 +537,119 @@ fn check_ext4(table: &Table, fused: &Fused) -> Result<()> {
     std::fs::remove_dir_all(&out).context("cannot remove the dumped files")
 }
 
+/// A full copy of a snapshot, made into the next one with the blocks that the bitmap tells.
+fn increment(table: &mut Table) -> Result<()> {
+    let Some(product) = table.disks.product() else {
+        return Ok(());
+    };
+    let snapshot = |name| product.command().args(["snapshot", "create", name]).run();
+    let uri = table.disks.uri("history");
+    fill(&uri, 0x11)?;
+    snapshot("history@one")?;
+    let backup = backup(table);
+    Cmd::new("nbdcopy")
+        .arg(table.disks.uri("history@one"))
+        .arg(&backup)
+        .run()?;
+    let edge = SMALL_BYTES - 5000;
+    let last = format!("write -P 0x33 {edge} 5000");
+    let mut changes = to_strings(&["write -P 0x22 1000 300k", "write -z 8M 1M"]);
+    changes.extend(to_strings(&["discard 20M 64k", &last, "flush"]));
+    qemu_io_run(&uri, &changes)?;
+    snapshot("history@two")?;
+    qemu_io_run(&uri, &to_strings(&["write -P 0x44 40M 1M", "flush"]))?;
+    let target = table.disks.uri("history@two");
+    ensure!(
+        compare(&backup, &target).is_err(),
+        "nothing changed, so there is nothing to copy"
+    );
+    let dirty = dirty_ranges(&target, SMALL_BYTES)?;
+    let told = diff_ranges(product)?;
+    ensure!(dirty == told, "bitmap {dirty:?}, snapshot diff {told:?}");
+    let by_qemu = dirty_ranges_by_qemu(table)?;
+    ensure!(dirty == by_qemu, "nbdinfo {dirty:?}, QEMU {by_qemu:?}");
+    let bytes: u64 = dirty.iter().map(|(_, length)| length).sum();
+    ensure!(bytes < 2 << 20, "{bytes} bytes are told to have changed");
+    let fused = Fused::new(table, "history@two")?;
+    for (offset, length) in dirty {
+        Cmd::new("dd")
+            .arg(format!("if={}", fused.disk.display()))
+            .arg(format!("of={}", backup.display()))
+            .args(["iflag=skip_bytes,count_bytes", "oflag=seek_bytes"])
+            .arg(format!("skip={offset}"))
+            .arg(format!("seek={offset}"))
+            .arg(format!("count={length}"))
+            .args(["bs=1M", "conv=notrunc", "status=none"])
+            .run()?;
+    }
+    fused.finish()?;
+    compare(&backup, &target)
+}
+
+fn backup(table: &Table) -> PathBuf {
+    table.scratch.path().join("backup.raw")
+}
+
+/// Offsets and lengths of what changed since snapshot `one`.
+type Ranges = Vec<(u64, u64)>;
+
+fn dirty_ranges(uri: &str, size_bytes: u64) -> Result<Ranges> {
+    let map = nbdinfo_json(&["--map=qemu:dirty-bitmap:one", uri])?;
+    let ranges = ranges(&map, |extent| extent.get("type") == Some(&1.into()))?;
+    let everything = self::ranges(&map, |_| true)?;
+    ensure!(
+        everything == [(0, size_bytes)],
+        "the map covers {everything:?}"
+    );
+    Ok(ranges)
+}
+
+/// QEMU shows what is dirty as if it had no data.
+fn dirty_ranges_by_qemu(table: &Table) -> Result<Ranges> {
+    let uri = table.disks.uri("history@two");
+    let (_, socket) = uri.split_once("?socket=").context("not a unix socket")?;
+    let options = format!(
+        "driver=nbd,server.type=unix,server.path={socket},export=history@two,\
+         x-dirty-bitmap=qemu:dirty-bitmap:one"
+    );
+    let map = Cmd::new("qemu-img")
+        .args(["map", "--output=json", "--image-opts", &options])
+        .read()?;
+    let map = serde_json::from_str(&map).context("qemu-img did not print JSON")?;
+    ranges(&map, |extent| {
+        extent.get("data") == Some(&Value::Bool(false))
+    })
+}
+
+fn diff_ranges(product: &Product) -> Result<Ranges> {
+    let diff = product
+        .command()
+        .args(["--format", "json", "snapshot", "diff"])
+        .args(["history@one", "history@two"])
+        .read()?;
+    let diff: Value = serde_json::from_str(&diff).context("snapshot diff did not print JSON")?;
+    ranges(diff.get("extents").unwrap_or(&Value::Null), |_| true)
+}
+
+/// Those of a list's extents that are wanted, in order, neighbours as one.
+fn ranges(list: &Value, is_wanted: impl Fn(&Value) -> bool) -> Result<Ranges> {
+    let mut ranges = Ranges::new();
+    let list = list.as_array().context("not a list of extents")?;
+    for extent in list.iter().filter(|extent| is_wanted(extent)) {
+        // QEMU says `start` for what the others call `offset`.
+        let number = |key| extent.get(key).and_then(Value::as_u64);
+        let offset = number("offset").filter(|_| extent.get("start").is_none());
+        let (Some(offset), Some(length)) = (offset.or(number("start")), number("length")) else {
+            bail!("an extent without offset or length: {extent}");
+        };
+        match ranges.last_mut() {
+            Some((start, len)) if *start + *len == offset => *len += length,
+            _ => ranges.push((offset, length)),
+        }
+    }
+    Ok(ranges)
+}
+
 fn after_restarts(table: &mut Table) -> Result<()> {
     // Every client above ended with a flush, so a kill must lose nothing of it.
     table.disks.kill()?;
@@ -552,6 +670,9 @@ fn everything_is_there(table: &Table) -> Result<()> {
         compare(&table.image.path, &table.disks.uri(volume))?;
     }
     qemu_io_run(&table.disks.uri("odd"), &to_strings(ODD_CONTENT))?;
+    if table.against == Against::Onefold {
+        compare(&backup(table), &table.disks.uri("history@two"))?;
+    }
     let fused = Fused::new(table, "ext4")?;
     check_ext4(table, &fused)?;
     fused.finish()

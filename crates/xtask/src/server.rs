@@ -466,6 +466,14 @@ impl Disks {
             .map_or_else(|| self.uri(volume), |address| address.uri(volume))
     }
 
+    /// The product, if that is what serves.
+    pub(crate) fn product(&self) -> Option<&Product> {
+        match &self.backing {
+            Backing::Product(product) => Some(product),
+            Backing::RawFiles { .. } => None,
+        }
+    }
+
     /// The server's own examination of what it stores.
     pub(crate) fn check(&self) -> Result<()> {
         match &self.backing {
