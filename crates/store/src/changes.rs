@@ -10,7 +10,8 @@
 //!   the layers are looked at from the bottom: what has left one of them is met in the next.
 //! - The nearest common layer is one of the two themselves, or has two layers above it. Neither is
 //!   merged while both volumes are in use, and whether they are, and in which layers, is looked at
-//!   again at the end.
+//!   again at the end: who deletes a volume, or takes it back to a snapshot, says so before anything of
+//!   its layer is given up.
 //! - The epoch is pinned for as long as addresses are compared: a block that one side gave up cannot
 //!   be met with other content on the other side (P3).
 
@@ -296,7 +297,8 @@ mod tests {
         store.create_snapshots(&names).unwrap();
         store.pool.checkpoint().unwrap();
         let below = volume.layer().below().unwrap();
-        store.delete_snapshot("v", "s", &mut |_, _| {}).unwrap();
+        store.delete_snapshot("v", "s").unwrap();
+        store.finish_deletions(&mut |_, _| {}).unwrap();
         volume.trim(0, 4096, Wait::Yes).unwrap();
         let leaf = store.pool.maps.leaf(&below, SegmentIndex(0), Wait::Yes);
         assert!(leaf.unwrap().with(|entries| *entries == EMPTY_SEGMENT));

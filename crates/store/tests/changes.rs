@@ -35,12 +35,26 @@ enum Request {
     Resize {
         blocks: u64,
     },
+    /// From now on another volume is written.
+    Turn {
+        which: u8,
+    },
     Snapshot,
-    /// Deletes one of those that there are.
+    /// Of a volume or snapshot.
+    Clone {
+        which: u8,
+    },
+    /// Takes the volume back to one of its snapshots.
+    RollBack {
+        which: u8,
+    },
+    /// Deletes one of the snapshots that there are.
     Delete {
         which: u8,
     },
-    /// Publishes and shares what the volume or one of its snapshots has.
+    /// Does a little of what deletions have left to do.
+    Step,
+    /// Publishes and shares what a volume or snapshot has.
     Dedup {
         which: u8,
     },
@@ -60,7 +74,11 @@ fn request() -> impl Strategy<Value = Request> {
         2 => (at, len).prop_map(|(at, len)| Request::Trim { at, len }),
         1 => (1..BLOCKS_MAX).prop_map(|blocks| Request::Resize { blocks }),
         4 => Just(Request::Snapshot),
+        1 => any::<u8>().prop_map(|which| Request::Turn { which }),
+        1 => any::<u8>().prop_map(|which| Request::Clone { which }),
+        1 => any::<u8>().prop_map(|which| Request::RollBack { which }),
         2 => any::<u8>().prop_map(|which| Request::Delete { which }),
+        2 => Just(Request::Step),
         2 => any::<u8>().prop_map(|which| Request::Dedup { which }),
         1 => Just(Request::Tick),
         1 => Just(Request::Reopen),
@@ -92,8 +110,10 @@ impl Model {
 struct World {
     engine: Arc<SimulatedEngine>,
     store: Arc<Store>,
-    /// The volume under the name `v`, its snapshots as `v@1`, `v@2` and so on.
+    /// Volumes and snapshots by name, as `v1` and `v1@2`.
     models: Vec<(String, Model)>,
+    /// Which of them is written.
+    turn: usize,
     requests: u64,
 }
 
@@ -132,7 +152,8 @@ impl World {
     fn new() -> Self {
         let (engine, store) = pool(8 * BLOCKS_MAX);
         let size = BLOCKS_MAX / 2 * BLOCK;
-        store.create_volume("v", &VolumeOptions::new(size)).unwrap();
+        let options = VolumeOptions::new(size);
+        store.create_volume("v0", &options).unwrap();
         let model = Model {
             bytes: vec![0; size as usize],
             touched: vec![0; (BLOCKS_MAX / 2) as usize],
@@ -140,7 +161,8 @@ impl World {
         Self {
             engine,
             store,
-            models: vec![("v".to_owned(), model)],
+            models: vec![("v0".to_owned(), model)],
+            turn: 0,
             requests: 0,
         }
     }
@@ -150,7 +172,17 @@ impl World {
     }
 
     fn live(&mut self) -> &mut Model {
-        &mut self.models[0].1
+        &mut self.models[self.turn].1
+    }
+
+    /// One of those whose names are wanted, if there are any.
+    fn pick(&self, which: u8, is_wanted: impl Fn(&str) -> bool) -> Option<usize> {
+        let wanted = self.models.iter().enumerate();
+        let wanted: Vec<usize> = wanted
+            .filter_map(|(at, (name, _))| is_wanted(name).then_some(at))
+            .collect();
+        let at = usize::from(which) % wanted.len().max(1);
+        wanted.get(at).copied()
     }
 
     /// Half blocks as a range of bytes inside the volume.
@@ -163,10 +195,11 @@ impl World {
     fn serve(&mut self, request: &Request) {
         self.requests += 1;
         let number = self.requests;
+        let (turn, live_name) = (self.turn, self.models[self.turn].0.clone());
         match *request {
             Request::Write { at, len, byte } => {
                 let range = self.range(at, len);
-                let volume = self.volume(0);
+                let volume = self.volume(turn);
                 let live = self.live();
                 live.touch(range.clone(), number);
                 live.bytes[range.clone()].fill(byte);
@@ -176,7 +209,7 @@ impl World {
             Request::Trim { at, len } => {
                 let range = self.range(at, len);
                 let len = (range.end - range.start) as u64;
-                self.volume(0)
+                self.volume(turn)
                     .trim(range.start as u64, len, Wait::Yes)
                     .unwrap();
                 let block = BLOCK as usize;
@@ -187,24 +220,22 @@ impl World {
                 }
             }
             Request::Resize { blocks } => {
-                self.store.resize_volume("v", blocks * BLOCK).unwrap();
+                let size = blocks * BLOCK;
+                self.store.resize_volume(&live_name, size).unwrap();
                 self.live().bytes.resize((blocks * BLOCK) as usize, 0);
                 self.live().touched.resize(blocks as usize, number);
             }
             Request::Snapshot => {
-                let wanted = [("v".to_owned(), number.to_string())];
+                let wanted = [(live_name.clone(), number.to_string())];
                 self.store.create_snapshots(&wanted).unwrap();
                 let model = self.live().clone();
-                self.models.push((format!("v@{number}"), model));
+                self.models.push((format!("{live_name}@{number}"), model));
             }
-            Request::Delete { which } if self.models.len() > 1 => {
-                let which = 1 + usize::from(which) % (self.models.len() - 1);
-                let (name, _) = self.models.remove(which);
-                self.store
-                    .delete_snapshot("v", &name[2..], &mut |_, _| {})
-                    .unwrap();
-            }
-            Request::Delete { .. } => {}
+            Request::Turn { .. }
+            | Request::Clone { .. }
+            | Request::RollBack { .. }
+            | Request::Delete { .. } => self.change_layers(request),
+            Request::Step => drop(self.store.deletion_step().unwrap()),
             Request::Dedup { which } => {
                 let which = usize::from(which) % self.models.len();
                 dedup(&self.store, &self.volume(which));
@@ -215,6 +246,40 @@ impl World {
                 self.store = open(&self.engine);
             }
             Request::Compare => self.compare(),
+        }
+    }
+
+    fn change_layers(&mut self, request: &Request) {
+        let name = self.models[self.turn].0.clone();
+        match *request {
+            Request::Turn { which } => {
+                let volume = self.pick(which, |name| !name.contains('@'));
+                self.turn = volume.unwrap();
+            }
+            Request::Clone { which } => {
+                let (source, model) = self.models[usize::from(which) % self.models.len()].clone();
+                let name = format!("v{}", self.requests);
+                self.store.clone_volume(&source, &name).unwrap();
+                self.models.push((name, model));
+            }
+            Request::RollBack { which } => {
+                let prefix = format!("{name}@");
+                if let Some(to) = self.pick(which, |name| name.starts_with(&prefix)) {
+                    let (snapshot, model) = self.models[to].clone();
+                    let snapshot = &snapshot[prefix.len()..];
+                    self.store.roll_back(&name, snapshot).unwrap();
+                    *self.live() = model;
+                }
+            }
+            Request::Delete { which } => {
+                if let Some(which) = self.pick(which, |name| name.contains('@')) {
+                    let (name, _) = self.models.remove(which);
+                    self.turn -= usize::from(which < self.turn);
+                    let (volume, snapshot) = name.split_once('@').unwrap();
+                    self.store.delete_snapshot(volume, snapshot).unwrap();
+                }
+            }
+            _ => {}
         }
     }
 
@@ -335,7 +400,7 @@ fn what_cannot_be_compared_is_refused() {
         let error = a.changes(&s, range, 10, Wait::Yes).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Invalid);
     }
-    store.delete_snapshot("a", "s", &mut |_, _| {}).unwrap();
+    store.delete_snapshot("a", "s").unwrap();
     for (new, since) in [(&a, &s), (&s, &a)] {
         let error = new.changes(since, 0..MIB, 10, Wait::Yes).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Gone);
@@ -392,7 +457,8 @@ fn merges_and_the_finder_hide_nothing() {
         if n % 5 == 0 {
             dedup(&store, &store.volume(&format!("v@{name}")).unwrap());
         }
-        store.delete_snapshot("v", &name, &mut |_, _| {}).unwrap();
+        store.delete_snapshot("v", &name).unwrap();
+        store.finish_deletions(&mut |_, _| {}).unwrap();
         store.tick().unwrap();
     }
     is_over.store(true, SeqCst);
