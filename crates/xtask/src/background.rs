@@ -76,6 +76,14 @@ impl Product {
         self.command().args(["--quiet", "job", "resume"]).run()
     }
 
+    /// Lets finder and collector rest, but what was deleted be given up.
+    pub(crate) fn only_delete(&self) -> Result<()> {
+        self.pause_jobs()?;
+        self.command()
+            .args(["--quiet", "job", "resume", "deletion"])
+            .run()
+    }
+
     pub(crate) fn work(&self) -> Result<Work> {
         let mut work = Work::default();
         for job in self.jobs()? {

@@ -1,10 +1,11 @@
 //! `cargo xtask bench`: the numbers in `docs/benchmarks.md`, measured side by side in one run.
 //!
-//! Reading order: `slices` (throughput rows), `sharing` (rows with the finder at work), `finder`,
-//! `import`, `large`, `open`, `statistics` (what decides), `report` (what is written). `index` and
-//! `index_report` are a command of their own. Only a whole run writes into `docs/`; a part of one
+//! Reading order: `slices` (throughput rows), `sharing` (rows with the finder at work), `snapshots`,
+//! `finder`, `import`, `large`, `open`, `checking`, `statistics` (what decides), `report` (what is
+//! written). `index` and `index_report` are a command of their own. Only a whole run writes into `docs/`; a part of one
 //! is printed.
 
+mod checking;
 mod finder;
 mod import;
 mod index;
@@ -14,6 +15,7 @@ mod open;
 mod report;
 mod sharing;
 mod slices;
+mod snapshots;
 mod statistics;
 mod steadiness;
 
@@ -22,12 +24,14 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use self::checking::Check;
 use self::finder::Finder;
 use self::import::Import;
 use self::large::Large;
 use self::open::Open;
 use self::sharing::Sharing;
 use self::slices::{Comparison, Contenders, Measured, Mode, ROWS};
+use self::snapshots::Snapshots;
 use crate::command::Cmd;
 use crate::packages;
 use crate::workspace::Workspace;
@@ -44,7 +48,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     quick: bool,
     /// Only rows whose name contains this text: 'host randread', 'depth 32', 'sharing', 'finder',
-    /// 'import', 'large pool', 'open'
+    /// 'import', 'large pool', 'open', 'snapshots', 'check'
     #[arg(long)]
     rows: Option<String>,
     /// qemu-nbd in every place: shows what the method itself makes of equals
@@ -73,6 +77,10 @@ struct Plan {
     latency_slices: usize,
     imports: usize,
     opens: usize,
+    /// Snapshots made and deleted under load.
+    snapshot_rounds: usize,
+    /// Imports of one image into the pool that is checked.
+    check_imports: u64,
     control: bool,
 }
 
@@ -85,6 +93,8 @@ const WHOLE: Plan = Plan {
     latency_slices: 12,
     imports: 5,
     opens: 5,
+    snapshot_rounds: 12,
+    check_imports: 39,
     control: false,
 };
 const QUICK: Plan = Plan {
@@ -96,6 +106,8 @@ const QUICK: Plan = Plan {
     latency_slices: 4,
     imports: 2,
     opens: 2,
+    snapshot_rounds: 2,
+    check_imports: 4,
     control: false,
 };
 
@@ -109,6 +121,8 @@ struct Results {
     import: Option<Import>,
     large: Option<Large>,
     open: Option<Open>,
+    snapshots: Option<Snapshots>,
+    check: Option<Check>,
 }
 
 /// `cargo xtask bench`
@@ -150,6 +164,12 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     }
     if !plan.control && wanted(open::NAME) {
         results.open = attempt(open::NAME, open::measure(workspace, &plan));
+    }
+    if !plan.control && wanted(snapshots::NAME) {
+        results.snapshots = attempt(snapshots::NAME, snapshots::measure(workspace, &plan));
+    }
+    if !plan.control && wanted(checking::NAME) {
+        results.check = attempt(checking::NAME, checking::measure(workspace, &plan));
     }
     let conditions = report::conditions(workspace, "cargo xtask bench", start.elapsed())?;
     let page = report::page(&conditions, &plan, &results);

@@ -100,7 +100,7 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Open> {
     let product = Product::build(workspace, scratch.path())?;
     product.create_pool_with("48G", &["--log-size", LOG_SIZE])?;
     let volume_bytes = MAPPED_BLOCKS * BLOCK_BYTES;
-    import_stream(&product, &scratch, volume_bytes)?;
+    import_stream(&product, &scratch, "large", volume_bytes)?;
     let size = (volume_bytes + SPARE_BYTES).to_string();
     product
         .command()
@@ -146,13 +146,19 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Open> {
     Ok(Open { opens })
 }
 
-/// Through a pipe, so that the 16 GiB are on the disk once only.
-fn import_stream(product: &Product, scratch: &Scratch, bytes: u64) -> Result<()> {
+/// Makes a volume of so many bytes without duplicates, through a pipe, so that they are on the disk
+/// once only.
+pub(super) fn import_stream(
+    product: &Product,
+    scratch: &Scratch,
+    name: &str,
+    bytes: u64,
+) -> Result<()> {
     let log = scratch.path().join("import.log");
     let mut import = product
         .command()
-        // Nothing is shared here: what is measured is the log.
-        .args(["--quiet", "volume", "import", "large", "-"])
+        // Nothing is shared here: what is measured is something else.
+        .args(["--quiet", "volume", "import", name, "-"])
         .args(["--image-format", "raw", "--dedup", "off"])
         .spawn_piped(&log)?;
     let mut input = import.take_stdin()?;
