@@ -33,11 +33,13 @@ pub enum Part {
     NextIndex,
     /// What keys are made from.
     Secret,
+    /// How far the scrub has come, and which blocks are bad.
+    Scrub,
 }
 
 impl Part {
     /// Every part.
-    pub const ALL: [Part; 7] = [
+    pub const ALL: [Part; 8] = [
         Part::Superblock,
         Part::Meta,
         Part::Log,
@@ -45,6 +47,7 @@ impl Part {
         Part::Index,
         Part::NextIndex,
         Part::Secret,
+        Part::Scrub,
     ];
 
     /// The part's name: lower case, unique, and the same in every version.
@@ -57,6 +60,7 @@ impl Part {
             Part::Index => "index",
             Part::NextIndex => "index-next",
             Part::Secret => "secret",
+            Part::Scrub => "scrub",
         }
     }
 }

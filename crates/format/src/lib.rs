@@ -21,6 +21,7 @@
 //! | [`record`] | what a frame carries: changes of maps, catalogue, queue and open batch |
 //! | [`secret`] | the key from which fingerprints take theirs |
 //! | [`export`] | both ends of an export of metadata |
+//! | [`scrub_page`] | how far the scrub has come, and which blocks are bad |
 
 pub mod batch_page;
 mod bytes;
@@ -35,6 +36,7 @@ pub mod page;
 pub mod queue_page;
 pub mod record;
 pub mod root;
+pub mod scrub_page;
 pub mod secret;
 pub mod space_page;
 pub mod superblock;
@@ -49,6 +51,7 @@ pub use node::{Pointer, TreeRoot};
 pub use queue_page::QueueElement;
 pub use record::{Outcome, PublishRun, Record, Release, UnmapTo};
 pub use root::{BatchKind, OpenBatchHead, Root};
+pub use scrub_page::{BadBlock, Fault, ScrubPage, ScrubProgress};
 pub use secret::Secret;
 pub use superblock::{IndexKind, Superblock};
 pub use units::{DomainId, LayerId, Lba, PageNumber, Pba, PoolId, SegmentIndex, VolumeId};

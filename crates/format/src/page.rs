@@ -80,6 +80,8 @@ pub enum PageKind {
     Secret = 10,
     /// [`crate::export`]
     ExportMark = 11,
+    /// [`crate::scrub_page`]
+    Scrub = 12,
 }
 
 /// What the pages of trees are.

@@ -7,7 +7,8 @@
 use crate::job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
 use crate::rate::Rate;
 use onefold_store::{
-    BatchReport, CollectReport, DedupMode, DeletionStat, PoolStat, Store, StoreError, Volume,
+    BatchReport, CollectReport, DedupMode, DeletionStat, PoolStat, ScrubReport, ScrubStatus, Store,
+    StoreError, Volume,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,9 +27,12 @@ struct State {
     is_index_ready: bool,
     finder: Worker,
     collector: Worker,
+    scrub: Worker,
     collecting: Job,
     deleting: Job,
     is_deletion_paused: bool,
+    /// A run since the start.
+    scrubbing: Option<Scrubbing>,
     rebuild: Option<Rebuild>,
     accountant: Worker,
     /// None before the first.
@@ -71,6 +75,11 @@ struct Job {
     counts: JobCounts,
     rate: Rate,
     failure: Option<String>,
+}
+
+struct Scrubbing {
+    job: Job,
+    left_blocks: u64,
 }
 
 struct Rebuild {
@@ -153,6 +162,7 @@ pub(crate) enum WorkerKind {
     Finder,
     Collector,
     Accountant,
+    Scrub,
 }
 
 impl Board {
@@ -163,6 +173,8 @@ impl Board {
                 is_index_ready: false,
                 finder: Worker::default(),
                 collector: Worker::default(),
+                scrub: Worker::default(),
+                scrubbing: None,
                 collecting: Job::new(),
                 deleting: Job::new(),
                 is_deletion_paused: false,
@@ -349,6 +361,52 @@ impl Board {
         });
     }
 
+    /// There is something new to do.
+    pub(crate) fn wake(&self) {
+        self.changed.notify_all();
+    }
+
+    /// The scrub begins a step of the run under way, unless it may not.
+    pub(crate) fn begin_scrub(&self, status: &ScrubStatus) -> bool {
+        let mut state = self.state();
+        let may = !state.is_stopping && state.is_index_ready && !state.scrub.is_paused;
+        state.scrub.is_in_batch = may;
+        let scrubbing = state.scrubbing.get_or_insert_with(|| Scrubbing {
+            job: Job::new(),
+            left_blocks: 0,
+        });
+        scrubbing.left_blocks = status.left_blocks;
+        scrubbing.job.is_in_batch = may;
+        scrubbing.job.is_under_way = true;
+        may
+    }
+
+    /// The scrub has done a step.
+    pub(crate) fn scrubbed(&self, report: &ScrubReport, left_blocks: u64) {
+        self.end_scrub(|scrubbing| {
+            scrubbing.left_blocks = left_blocks;
+            scrubbing.job.is_under_way = !report.is_over;
+            scrubbing.job.counts.add_scrubbed(report);
+            scrubbing.job.rate.add(Instant::now(), report.bytes);
+            scrubbing.job.recover("the scrub");
+        });
+    }
+
+    /// The scrub failed at a step.
+    pub(crate) fn scrub_failed(&self, error: &StoreError) {
+        self.end_scrub(|scrubbing| scrubbing.job.fail("the scrub", error.to_string()));
+    }
+
+    fn end_scrub(&self, end: impl FnOnce(&mut Scrubbing)) {
+        self.change(|state| {
+            state.scrub.is_in_batch = false;
+            if let Some(scrubbing) = &mut state.scrubbing {
+                scrubbing.job.is_in_batch = false;
+                end(scrubbing);
+            }
+        });
+    }
+
     /// The index is being read anew, and so far it has come.
     pub(crate) fn rebuilding(&self, done_blocks: u64, all_blocks: u64, block_size: u32) {
         self.change(|state| {
@@ -462,6 +520,11 @@ impl Board {
             let job = &mut state.deleting;
             jobs.push(job.status(JobKind::Deletion, None, job_state, left));
         }
+        if let Some(scrubbing) = &mut state.scrubbing {
+            let job_state = scrubbing.job.state(&state.scrub, false);
+            let left = scrubbing.left_blocks;
+            jobs.push(scrubbing.job.status(JobKind::Scrub, None, job_state, left));
+        }
         if let Some(rebuild) = &mut state.rebuild {
             let worker = Worker {
                 is_paused: false,
@@ -485,6 +548,7 @@ impl State {
             WorkerKind::Finder => &mut self.finder,
             WorkerKind::Collector => &mut self.collector,
             WorkerKind::Accountant => &mut self.accountant,
+            WorkerKind::Scrub => &mut self.scrub,
         }
     }
 
@@ -560,15 +624,19 @@ impl State {
         if matches!(selection, JobSelection::All | JobSelection::Accounting) {
             self.accountant.is_paused = is_paused;
         }
+        if matches!(selection, JobSelection::All | JobSelection::Scrub) {
+            self.scrub.is_paused = is_paused;
+        }
         Ok(())
     }
 
     fn is_at_work(&self, selection: &JobSelection) -> bool {
         match selection {
             JobSelection::All => {
-                let workers = [&self.finder, &self.collector, &self.accountant];
+                let workers = [&self.finder, &self.collector, &self.accountant, &self.scrub];
                 workers.iter().any(|worker| worker.is_in_batch) || self.deleting.is_in_batch
             }
+            JobSelection::Scrub => self.scrub.is_in_batch,
             JobSelection::Finder => self.finder.is_in_batch,
             JobSelection::Collector => self.collector.is_in_batch,
             JobSelection::Deletion => self.deleting.is_in_batch,

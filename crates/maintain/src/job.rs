@@ -1,6 +1,6 @@
 //! What can be said of a job, and which jobs can be paused.
 
-use onefold_store::{BatchReport, CollectReport};
+use onefold_store::{BatchReport, CollectReport, ScrubReport};
 
 /// A kind of background work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub enum JobKind {
     Rebuild,
     /// Goes through all maps, to say what each volume and each snapshot holds alone.
     Accounting,
+    /// Reads what is stored, and finds blocks that have decayed.
+    Scrub,
 }
 
 /// What a job is doing.
@@ -61,6 +63,8 @@ pub struct JobCounts {
     pub deleted: u64,
     /// Taken out of use, because the index does not know them as it should.
     pub quarantined: u64,
+    /// Found to be bad.
+    pub bad: u64,
 }
 
 impl JobCounts {
@@ -73,6 +77,13 @@ impl JobCounts {
         self.rejected += report.rejected;
         self.declined += report.declined;
         self.bytes += report.bytes;
+    }
+
+    pub(crate) fn add_scrubbed(&mut self, report: &ScrubReport) {
+        self.looked_at += report.passed_blocks;
+        self.bytes += report.bytes;
+        self.bad += report.found_bad;
+        self.rounds += u64::from(report.is_over);
     }
 
     pub(crate) fn add_collected(&mut self, report: &CollectReport) {
@@ -102,7 +113,7 @@ pub struct JobStatus {
 /// Jobs to be paused or resumed. A rebuild cannot be: nothing is shared before its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobSelection {
-    /// The finder, the collector, deletions and the accounting.
+    /// The finder, the collector, deletions, the accounting and the scrub.
     All,
     /// The finder, for every volume that there is and will be.
     Finder,
@@ -114,6 +125,8 @@ pub enum JobSelection {
     Deletion,
     /// The accounting. It begins anew when it is resumed.
     Accounting,
+    /// The scrub.
+    Scrub,
 }
 
 /// Why a job cannot be paused or resumed.

@@ -7,6 +7,7 @@
 //! - The **collector** rebuilds the index if that is needed, and then releases what is given up; its
 //!   thread also does, a little at a time, what deletions of volumes and snapshots leave to do.
 //! - The **accountant** goes through all maps now and then, to say what each volume holds alone.
+//! - The **scrub** reads what is stored, when it is asked to, and finds what has decayed.
 //!
 //! Guests come first (P10): all threads watch how long requests take, and give way when that
 //! exceeds the budget. Nothing here ends the process: a batch that fails makes its job fail, with a
@@ -17,7 +18,7 @@
 //! | `job` | what can be said of a job, and which jobs can be paused |
 //! | `maintenance` | starting, stopping, listing, pausing |
 //! | `board` | what the threads and their callers tell each other |
-//! | `finder`, `collector`, `accounting` | the threads |
+//! | `finder`, `collector`, `accounting`, `scrub` | the threads |
 //! | `rounds` | which volume is next |
 //! | `pacing` | which share of time work may take: control logic without a clock |
 //! | `foreground` | the clock for it: measuring guests' requests, and resting |
@@ -39,7 +40,9 @@ mod maintenance;
 mod pacing;
 mod rate;
 mod rounds;
+mod scrub;
 
 pub use dedup::{DedupTotals, dedup_now};
 pub use job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
 pub use maintenance::{Maintenance, MaintenanceOptions};
+pub use scrub::scrub_now;

@@ -49,6 +49,8 @@ pub(crate) const ACCOUNTING_SLICE: Duration = Duration::from_millis(2);
 
 /// When a daemon first goes through the maps: once its caches have what guests need.
 pub(crate) const FIRST_ACCOUNTING: Duration = Duration::from_secs(60);
+/// The scrub's share is never less. It has no backlog that grows, but a run should come to an end.
+pub(crate) const SCRUB_SHARE_FLOOR: f64 = 0.02;
 
 /// The longest rest after one batch, however long that took.
 pub(crate) const REST_MAX: Duration = Duration::from_secs(5);

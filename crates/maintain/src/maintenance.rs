@@ -2,7 +2,7 @@
 
 use crate::board::{Board, WorkerKind};
 use crate::job::{JobSelection, JobStatus, SteerError};
-use crate::{accounting, aside, collector, finder};
+use crate::{accounting, aside, collector, finder, scrub};
 use onefold_store::{Result, Store};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -50,6 +50,9 @@ impl Maintenance {
         maintenance.spawn("accountant", WorkerKind::Accountant, move |store, board| {
             accounting::run(store, board, budget, interval);
         })?;
+        maintenance.spawn("scrub", WorkerKind::Scrub, move |store, board| {
+            scrub::run(store, board, budget);
+        })?;
         Ok(maintenance)
     }
 
@@ -72,7 +75,7 @@ impl Maintenance {
     }
 
     /// All jobs: a finder for each volume whose dedup is offline, in the order of names, the
-    /// collector, and the rebuild of the index and the accounting if there was one.
+    /// collector, and the rebuild of the index, the accounting and the scrub if there was one.
     ///
     /// # Errors
     ///
@@ -101,6 +104,17 @@ impl Maintenance {
     pub fn resume(&self, selection: &JobSelection) -> std::result::Result<(), SteerError> {
         self.board.refresh(&self.store);
         self.board.resume(selection)
+    }
+
+    /// Begins a scrub, or lets one go on: see [`Store::begin_scrub`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Store::begin_scrub`].
+    pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
+        self.store.begin_scrub(percent, bytes_per_second)?;
+        self.board.wake();
+        Ok(())
     }
 
     /// Whether it was stopped, or is about to be.

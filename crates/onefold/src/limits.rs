@@ -59,6 +59,12 @@ pub(crate) const FINDINGS_LISTED_MAX: usize = 10_000;
 /// Runs of bytes that the store looks up for one page of `snapshot diff`: a page of some 100 KiB,
 /// however large the volume is.
 pub(crate) const DIFF_EXTENTS_MAX: usize = 4096;
+/// Places that `pool scrub` lists where bad blocks are used; beyond it they are only counted, for the
+/// same reason.
+pub(crate) const USERS_LISTED_MAX: usize = 10_000;
+
+/// How often a command looks how far the daemon's scrub has come.
+pub(crate) const SCRUB_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often the store does its housekeeping.
 pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);

@@ -22,6 +22,7 @@ use crate::bits;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::pool::Pool;
 use crate::references::{Snapshot, Window};
+use crate::scrub::what_is_wrong;
 use crate::space::PbaRun;
 use crate::store::Store;
 use crate::sync::lock;
@@ -91,6 +92,7 @@ impl Store {
             Some(Err(error)) if pool.check_writable().is_err() => return Err(error),
             settled => settled.and_then(Result::err),
         };
+        pool.look_at_bad_again()?;
         let snapshot = Snapshot::take(pool)?;
         let index = pool.index.ready().ok();
         let mut check = Check {
@@ -179,6 +181,7 @@ struct Check<'a> {
 
 impl Check<'_> {
     fn run(&mut self) -> Result<()> {
+        self.find_bad_blocks()?;
         let pool_blocks = self.snapshot.root.pool_blocks;
         let step = Window::blocks_for(self.pool.limits.check_bytes, pool_blocks);
         let rows = self.index.as_ref().map_or(0, |index| index.counts().rows());
@@ -202,6 +205,31 @@ impl Check<'_> {
     fn advance(&mut self, more: usize) {
         self.done += more as u64;
         (self.progress)(self.done, self.all.max(self.done));
+    }
+
+    /// What the scrub, or a request, has found out before.
+    fn find_bad_blocks(&mut self) -> Result<()> {
+        for bad in self.pool.bad.all() {
+            // One that is only kept out of use is nobody's loss.
+            if !self.pool.is_named(bad.pba)? {
+                continue;
+            }
+            let (pba, what) = (bad.pba, what_is_wrong(bad.fault));
+            self.find(
+                false,
+                format!("PBA {pba}: the block {what}; `pool scrub --list` names who uses it"),
+            );
+        }
+        if let Some(problem) = self.pool.bad.problem() {
+            self.find(
+                false,
+                format!(
+                    "nobody knows which blocks had been found to be bad, until `pool scrub` has gone \
+                     over the whole pool: {problem}"
+                ),
+            );
+        }
+        Ok(())
     }
 
     fn find(&mut self, repairable: bool, message: String) {

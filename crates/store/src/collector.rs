@@ -7,16 +7,20 @@
 //! 4. log what became of each: *remaining*, *freed*, or *quarantined* where index and block
 //!    disagree: such a block is left alone and reported (P8)
 //!
+//! A block that is bad has no fingerprint that could be read. It is released by the one under which
+//! the index has it, which the list of bad blocks remembers, or which is looked for among all rows.
+//!
 //! Step 4's freed blocks go the way of every block given up: reusable once that record is durable
 //! and all readers have drained.
 
-use onefold_format::{Record, Release};
-use onefold_index::Released;
+use onefold_format::batch_page::BatchItem;
+use onefold_format::{Pba, Record, Release};
+use onefold_index::{Fingerprint, FingerprintIndex, Released};
 
 use crate::Wait;
 use crate::batch::OpenBatch;
 use crate::error::Result;
-use crate::finder::last_answers;
+use crate::finder::{Fingerprinted, last_answers};
 use crate::guard::Guard;
 use crate::index::STREAM;
 use crate::pool::Pool;
@@ -88,7 +92,7 @@ impl Pool {
     pub(crate) fn settle_collector(&self, batch: &OpenBatch) -> Result<CollectReport> {
         let index = self.index.ready()?;
         let answers = self.aside.run(|| -> Result<_> {
-            let items = self.fingerprint_items(batch.unsettled())?;
+            let items = self.fingerprints_to_release(&*index, batch.unsettled())?;
             Ok(index.decrement(STREAM, batch.number, &items)?)
         })?;
         let answers = last_answers(&answers, batch)?;
@@ -101,6 +105,32 @@ impl Pool {
             position = end;
         }
         Ok(report)
+    }
+
+    fn fingerprints_to_release(
+        &self,
+        index: &dyn FingerprintIndex,
+        items: &[BatchItem],
+    ) -> Result<Vec<(Fingerprint, Pba)>> {
+        let Fingerprinted {
+            mut items,
+            mut unreadable,
+        } = self.fingerprint_items(items)?;
+        unreadable.retain(|pba| {
+            self.bad
+                .get(*pba)
+                .is_none_or(|bad| bad.fingerprint.is_none())
+        });
+        if !unreadable.is_empty() {
+            self.list_unreadable_of(index, &unreadable.into_iter().collect())?;
+        }
+        if self.bad.is_any() {
+            for (fingerprint, pba) in &mut items {
+                let listed = self.bad.get(*pba).and_then(|bad| bad.fingerprint);
+                *fingerprint = listed.map_or(*fingerprint, Fingerprint);
+            }
+        }
+        Ok(items)
     }
 
     fn settle_releases(

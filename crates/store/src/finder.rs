@@ -11,6 +11,11 @@
 //! A crash after 1 leaves an open batch; it is settled by doing 3 and 4 again under the same
 //! number, for which the index gives its original answers (P4). One batch is open at a time in a
 //! pool, so nothing that a batch has to settle can be touched by another.
+//!
+//! A block that cannot be read is known to be bad from then on, and the batch is called off: the
+//! index is asked to count nothing under its number, and all of its blocks are private again. Only
+//! where it has counted them before does it give those answers instead. No batch takes a block that
+//! is known to be bad, and no entry comes to name one: the finder heals it first (`heal.rs`).
 
 use std::sync::Arc;
 
@@ -21,10 +26,11 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{
     BatchKind, DomainId, Entry, LayerId, Lba, Outcome, Pba, PublishRun, Record, SegmentIndex,
 };
-use onefold_index::{Counted, Fingerprint, Key};
+use onefold_index::{Counted, Fingerprint, FingerprintIndex, Key};
 
 use crate::Wait;
 use crate::batch::OpenBatch;
+use crate::bits;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::heat::{self, SlotBits};
@@ -69,6 +75,9 @@ pub struct BatchReport {
     pub declined: u64,
     /// Of these, those whose fingerprint the volume's hash cache knew: they were not read.
     pub cached: u64,
+    /// Blocks that cannot be read. If there are any, the batch was called off, and nothing else is
+    /// counted.
+    pub unreadable: u64,
     /// Bytes of the blocks looked up.
     pub bytes: u64,
     /// Nothing is left behind the cursor.
@@ -95,6 +104,7 @@ impl Store {
         pool.index.ready()?;
         pool.settle_open_batch()?;
         volume.check_has_blocks()?;
+        let start = *cursor;
         let announced = pool.announce(volume, cursor, ready);
         let at_end = announced.map_err(|e| {
             e.during(format_args!(
@@ -103,6 +113,10 @@ impl Store {
             ))
         })?;
         let report = pool.settle_open_batch()?;
+        if report.unreadable > 0 {
+            *cursor = start;
+            return Ok(report);
+        }
         Ok(BatchReport { at_end, ..report })
     }
 }
@@ -163,6 +177,7 @@ impl Pool {
         let end = SegmentIndex(segment.0 + 1).first();
         let leaf = self.maps.leaf(layer, segment, Wait::Yes)?;
         // Looked at without the lock first: most segments have nothing to publish.
+        let wanted = &leaf.with(|entries| self.without_bad(entries, wanted));
         let (runs, _) = leaf.with(|entries| choose(entries, first, room, wanted));
         let (Some(from), Some(to)) = (runs.first(), runs.last()) else {
             return Ok(Taken {
@@ -194,14 +209,63 @@ impl Pool {
         })
     }
 
+    /// The slots that are wanted, but for those of blocks that are known to be bad.
+    fn without_bad(&self, entries: &[Entry], wanted: &SlotBits) -> SlotBits {
+        let mut wanted = *wanted;
+        if self.bad.is_any() {
+            for (slot, entry) in entries.iter().enumerate() {
+                if entry.pba().is_some_and(|pba| self.bad.get(pba).is_some()) {
+                    bits::fill(&mut wanted, slot..slot + 1, false);
+                }
+            }
+        }
+        wanted
+    }
+
     /// Steps 3 and 4.
     fn settle_finder(&self, layer: LayerId, batch: &OpenBatch) -> Result<BatchReport> {
         let index = self.index.ready()?;
-        let (answers, cached) = self.aside.run(|| -> Result<_> {
-            let (items, cached) = self.fingerprints_or_cached(layer, batch.unsettled())?;
-            Ok((index.increment(STREAM, batch.number, &items)?, cached))
+        let (answers, cached, unreadable) = self.aside.run(|| -> Result<_> {
+            let (found, cached) = self.fingerprints_or_cached(layer, batch.unsettled())?;
+            let items = match found.unreadable.is_empty() {
+                true => &found.items[..],
+                false => &[],
+            };
+            let answers = index.increment(STREAM, batch.number, items)?;
+            Ok((answers, cached, found.unreadable))
         })?;
+        self.list_unreadable(&unreadable)?;
+        if answers.is_empty() {
+            self.call_off(&*index, layer, batch)?;
+            let unreadable = (unreadable.len() as u64).max(1);
+            return Ok(BatchReport {
+                unreadable,
+                ..BatchReport::default()
+            });
+        }
         let answers = last_answers(&answers, batch)?;
+        self.settle_answered(&*index, (layer, batch), answers, cached)
+    }
+
+    /// Nothing was counted: all blocks are private again, or free where they were rewritten.
+    fn call_off(
+        &self,
+        index: &dyn FingerprintIndex,
+        layer: LayerId,
+        batch: &OpenBatch,
+    ) -> Result<()> {
+        let declined = vec![Counted::Full; batch.unsettled().len()];
+        self.settle_answered(index, (layer, batch), &declined, 0)
+            .map(|_| ())
+    }
+
+    fn settle_answered(
+        &self,
+        index: &dyn FingerprintIndex,
+        (layer, batch): (LayerId, &OpenBatch),
+        answers: &[Counted],
+        cached: u64,
+    ) -> Result<BatchReport> {
         let looked_at = answers.len() as u64;
         let mut report = BatchReport {
             looked_at,
@@ -225,20 +289,20 @@ impl Pool {
                 items: &batch.items[position..end],
                 answers: &answers[position - batch.done..end - batch.done],
             };
-            self.settle_part(&part, &mut report)?;
+            self.settle_part(index, &part, &mut report)?;
             position = end;
         }
         Ok(report)
     }
 
     /// Step 4 for items of one segment.
-    fn settle_part(&self, part: &Part<'_>, report: &mut BatchReport) -> Result<()> {
-        let verify = self.verifies(part.layer)?;
-        let equal = if verify && Guard::VerifyBytes.holds() {
-            self.compare(part)?
-        } else {
-            vec![true; part.items.len()]
-        };
+    fn settle_part(
+        &self,
+        index: &dyn FingerprintIndex,
+        part: &Part<'_>,
+        report: &mut BatchReport,
+    ) -> Result<()> {
+        let equal = self.heal_and_compare(index, part)?;
         let (Some(first), Some(last)) = (part.items.first(), part.items.last()) else {
             return Ok(());
         };
@@ -294,6 +358,25 @@ impl Pool {
         self.record(&records, &old_blocks, Wait::Yes)
     }
 
+    /// Whether each item can become one with the block that the index knows.
+    fn heal_and_compare(&self, index: &dyn FingerprintIndex, part: &Part<'_>) -> Result<Vec<bool>> {
+        let mut equal = vec![true; part.items.len()];
+        if Guard::BadNotShared.holds()
+            && self.bad.is_any()
+            && let Some(BatchItem { domain, .. }) = part.items.first()
+        {
+            let blocks = part.items.iter().map(|item| item.pba);
+            self.heal(index, *domain, blocks.zip(part.answers.iter().copied()))?;
+            for (equal, answer) in equal.iter_mut().zip(part.answers) {
+                *equal = !matches!(answer, Counted::Shared(pba) if self.bad.get(*pba).is_some());
+            }
+        }
+        if self.verifies(part.layer)? && Guard::VerifyBytes.holds() {
+            self.compare(part, &mut equal)?;
+        }
+        Ok(equal)
+    }
+
     fn verifies(&self, layer: LayerId) -> Result<bool> {
         let ledger = self.ledger()?;
         let mut volumes = ledger.books.catalogue.volumes();
@@ -301,22 +384,35 @@ impl Pool {
         Ok(found.is_some_and(|(_, volume)| volume.verify))
     }
 
-    /// Whether each item has the same bytes as the block that the index knows. That block has been
-    /// counted for the item, so nobody frees it meanwhile.
-    fn compare(&self, part: &Part<'_>) -> Result<Vec<bool>> {
+    /// Whether those items that are `equal` so far have the same bytes as the block that the index
+    /// knows. That block has been counted for the item, so nobody frees it meanwhile. What cannot be
+    /// read is known to be bad from then on; the batch is settled another time, and then it is not
+    /// equal, unless it could be healed.
+    fn compare(&self, part: &Part<'_>, equal: &mut [bool]) -> Result<()> {
         let block_size = self.block_size() as usize;
         let (mut ours, mut theirs) = (vec![0; block_size], vec![0; block_size]);
         let pairs = part.items.iter().zip(part.answers);
-        pairs
-            .map(|(item, answer)| {
-                let Counted::Shared(indexed) = answer else {
-                    return Ok(true);
-                };
-                self.read_back(item.pba, &mut ours)?;
-                self.read_back(*indexed, &mut theirs)?;
-                Ok(ours == theirs)
-            })
-            .collect()
+        for ((item, answer), equal) in pairs.zip(equal) {
+            if let Counted::Shared(indexed) = answer
+                && *equal
+            {
+                *equal = self.read_unless_bad(item.pba, &mut ours)?
+                    && self.read_unless_bad(*indexed, &mut theirs)?
+                    && ours == theirs;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_unless_bad(&self, pba: Pba, buf: &mut [u8]) -> Result<bool> {
+        match self.read_back(pba, buf) {
+            Ok(()) => Ok(true),
+            Err(_) if self.bad.get(pba).is_some() => Ok(false),
+            Err(error) => {
+                self.list_unreadable(&[pba])?;
+                Err(error)
+            }
+        }
     }
 
     /// Step 3, but for what the volume's hash cache knows.
@@ -324,7 +420,7 @@ impl Pool {
         &self,
         layer: LayerId,
         items: &[BatchItem],
-    ) -> Result<(Vec<(Fingerprint, Pba)>, u64)> {
+    ) -> Result<(Fingerprinted, u64)> {
         let layer = self.maps.layer(layer).ok();
         let Some(cache) = layer.and_then(|layer| layer.hash_cache()) else {
             return Ok((self.fingerprint_items(items)?, 0));
@@ -339,19 +435,25 @@ impl Pool {
             .filter(|(_, known)| known.is_none());
         let unknown: Vec<BatchItem> = unknown.map(|(item, _)| *item).collect();
         let cached = (items.len() - unknown.len()) as u64;
-        let mut read = self.fingerprint_items(&unknown)?.into_iter();
+        let read = self.fingerprint_items(&unknown)?;
+        let mut rest = read.items.into_iter();
         let both = known.into_iter().zip(items);
         let all = both.filter_map(|(known, item)| match known {
             Some(fingerprint) => Some((fingerprint, item.pba)),
-            None => read.next(),
+            None => rest.next(),
         });
-        Ok((all.collect(), cached))
+        let found = Fingerprinted {
+            items: all.collect(),
+            unreadable: read.unreadable,
+        };
+        Ok((found, cached))
     }
 
     /// Step 3: the fingerprints of blocks that nobody writes to any more. However scattered the
     /// blocks are, many are hashed at once.
-    pub(crate) fn fingerprint_items(&self, items: &[BatchItem]) -> Result<Vec<(Fingerprint, Pba)>> {
+    pub(crate) fn fingerprint_items(&self, items: &[BatchItem]) -> Result<Fingerprinted> {
         let mut found = Vec::with_capacity(items.len());
+        let mut unreadable = Vec::new();
         let block_size = self.block_size() as usize;
         let mut buf = vec![0; READ_BYTES.min(items.len() * block_size)];
         for same_domain in items.chunk_by(|a, b| a.domain == b.domain) {
@@ -364,14 +466,36 @@ impl Pool {
                 let mut rest = &mut *blocks;
                 for run in piece.chunk_by(|a, b| a.pba + 1 == b.pba) {
                     let (bytes, after) = rest.split_at_mut(run.len() * block_size);
-                    self.read_back(run[0].pba, bytes)?;
+                    self.read_run_back(run[0].pba, bytes, &mut unreadable)?;
                     rest = after;
                 }
                 let fingerprints = self.fingerprints(&key, *domain, blocks);
                 found.extend(fingerprints.into_iter().zip(piece.iter().map(|i| i.pba)));
             }
         }
-        Ok(found)
+        Ok(Fingerprinted {
+            items: found,
+            unreadable,
+        })
+    }
+
+    /// Reads consecutive blocks, and notes which of them cannot be read.
+    pub(crate) fn read_run_back(
+        &self,
+        first: Pba,
+        buf: &mut [u8],
+        unreadable: &mut Vec<Pba>,
+    ) -> Result<()> {
+        if self.read_if_readable(first, buf)? {
+            return Ok(());
+        }
+        let blocks = buf.chunks_exact_mut(self.block_size() as usize);
+        for (block, n) in blocks.zip(0..) {
+            if !self.read_if_readable(first + n, block)? {
+                unreadable.push(first + n);
+            }
+        }
+        Ok(())
     }
 
     /// Of whole blocks of a domain, whose key this is.
@@ -426,6 +550,14 @@ fn make_collide(fingerprints: &mut [Fingerprint], domain: DomainId) {
         fingerprint.0[0] = kept as u8;
         fingerprint.0[8..10].copy_from_slice(&domain.0.to_le_bytes());
     }
+}
+
+/// Fingerprints of blocks that were read back.
+pub(crate) struct Fingerprinted {
+    /// All that were asked for, in order.
+    pub(crate) items: Vec<(Fingerprint, Pba)>,
+    /// Those of which nothing can be said: their fingerprints mean nothing.
+    pub(crate) unreadable: Vec<Pba>,
 }
 
 struct Taken {

@@ -62,11 +62,20 @@ pub enum Guard {
     FrozenTogether,
     /// P4: no batch is open about entries that move to another layer.
     SettledBeforeMerge,
+    /// P8: a block is called bad only if the index still has it, and it still is not what that
+    /// says.
+    SuspectsConfirmed,
+    /// P8: no entry is aliased to a block that is known to be bad.
+    BadNotShared,
+    /// P8: a block is good again only once its new content is durable and was read back.
+    HealedBeforeUnlisted,
+    /// P8: a block that was known to be bad is handed out only once that is durably forgotten.
+    ListedNotReused,
 }
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 31] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -94,6 +103,10 @@ impl Guard {
         Self::FrozenNotInPlace,
         Self::FrozenTogether,
         Self::SettledBeforeMerge,
+        Self::SuspectsConfirmed,
+        Self::BadNotShared,
+        Self::HealedBeforeUnlisted,
+        Self::ListedNotReused,
     ];
 
     /// Whether the rule is kept: always, outside simulations.

@@ -27,6 +27,8 @@
 //! | `export.rs` | all metadata in one file, and a pool's parts from it |
 //! | `changes.rs` | what changed between two snapshots or volumes |
 //! | `remake.rs` | making the index anew, or one of another kind |
+//! | `scrub.rs` `bad_blocks.rs` `heal.rs` | finding blocks that decayed, knowing them, healing them |
+//! | `users.rs` | who uses a bad block |
 //!
 //! There are no threads here: every call does its work on its caller's thread, but for what
 //! [`Store::set_aside`] lets others do.
@@ -34,6 +36,7 @@
 mod accounting;
 mod apply;
 mod aside;
+mod bad_blocks;
 mod batch;
 mod bits;
 mod block_lock;
@@ -52,6 +55,7 @@ mod finder;
 mod give_back;
 mod guard;
 mod hash_cache;
+mod heal;
 mod heat;
 mod import;
 mod index;
@@ -67,6 +71,7 @@ mod read;
 mod recovery;
 mod references;
 mod remake;
+mod scrub;
 mod snapshot;
 mod space;
 mod stat;
@@ -74,6 +79,7 @@ mod store;
 mod sync;
 mod tree;
 mod trim;
+mod users;
 mod volume;
 mod write;
 
@@ -94,7 +100,9 @@ pub use latency::LatencyCounts;
 pub use limits::REQUEST_BYTES_MAX;
 pub use onefold_format::{DedupMode, IndexKind, Lba};
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
+pub use scrub::{Scrub, ScrubReport, ScrubStatus};
 pub use snapshot::SNAPSHOTS_AT_ONCE_MAX;
 pub use stat::{IndexStat, PoolStat, SnapshotStat, VolumeStat};
 pub use store::{DEFAULT_DOMAIN, Store, VolumeChange, VolumeOptions};
+pub use users::{BadBlockStat, BlockUse};
 pub use volume::{Extent, Volume, Wait};

@@ -46,6 +46,8 @@ pub(crate) struct Limits {
     /// What is counted for the pool's blocks while all maps are gone through, by one scan at a time,
     /// in bytes: pools with more blocks are gone through in several passes.
     pub(crate) check_bytes: usize,
+    /// What the scrub notes of the fingerprints that blocks should have, in bytes.
+    pub(crate) scrub_bytes: usize,
     /// What the fingerprint index may take, in bytes.
     pub(crate) index_bytes: usize,
     /// What the hash caches of all volumes may take, in bytes.
@@ -54,8 +56,8 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Five sixteenths for segments, an eighth each for their copies during a checkpoint, for inner
-    /// pages, for free space and for the index, a sixteenth each for records, for scans such as
-    /// `check` and for hash caches.
+    /// pages, for free space and for the index, a sixteenth each for records and for hash caches,
+    /// and a thirty-second each for scans such as `check` and for the scrub.
     pub(crate) fn from_memory(memory_bytes: u64) -> Self {
         let memory = memory_bytes.max(MEMORY_BYTES_MIN);
         let count = |share: u64, each: u64| (share / each) as usize;
@@ -66,7 +68,8 @@ impl Limits {
             space_pages_max: count(memory / 8, SPACE_PAGE_BYTES),
             dirty_space_pages_max: count(memory / 32, SPACE_PAGE_BYTES),
             tail_bytes_max: (memory / 32) as usize,
-            check_bytes: (memory / 16) as usize,
+            check_bytes: (memory / 32) as usize,
+            scrub_bytes: (memory / 32) as usize,
             index_bytes: index_bytes(memory / 8),
             hash_cache_bytes: memory / 16,
         }

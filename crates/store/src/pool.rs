@@ -12,6 +12,7 @@ use onefold_format::{Record, Root, Secret, Superblock};
 use crate::Wait;
 use crate::apply::{self, Books};
 use crate::aside::AsideWork;
+use crate::bad_blocks::BadBlocks;
 use crate::commit::Shared;
 use crate::epoch::{Epoch, Epochs};
 use crate::error::{Result, StoreError, StoreErrorKind};
@@ -52,6 +53,7 @@ pub(crate) struct Pool {
     /// Held by whoever uses the memory of [`Limits::check_bytes`].
     pub(crate) scan_memory: Mutex<()>,
     pub(crate) aside: AsideWork,
+    pub(crate) bad: BadBlocks,
     pub(crate) latencies: Latencies,
     pub(crate) hash_cache_room: Arc<Room>,
     /// Records in memory and what they change. Whoever holds it sees maps and books exactly as the
@@ -135,6 +137,7 @@ impl Pool {
         pages: Arc<Pages>,
         maps: Maps,
         (index, secret): (IndexSlot, Secret),
+        bad: BadBlocks,
         books: Books,
         log: Log,
         root: Root,
@@ -153,6 +156,7 @@ impl Pool {
             jobs: Mutex::default(),
             scan_memory: Mutex::new(()),
             aside: AsideWork::default(),
+            bad,
             latencies: Latencies::new(),
             hash_cache_room: Room::new(limits.hash_cache_bytes),
             ledger: Mutex::new(Ledger {
@@ -341,7 +345,8 @@ impl Pool {
         } else if commits {
             self.commit_in_background()?;
         }
-        self.reclaim()
+        self.reclaim()?;
+        self.tidy_bad_blocks()
     }
 
     /// Hands out new blocks ([step 4 place]). Where only blocks are left that nobody has released

@@ -2,13 +2,19 @@
 //!
 //! Nothing is locked while the disk is read. The pinned epoch keeps every block that the lookup
 //! found from being reused, whoever gives it up meanwhile.
+//!
+//! Where blocks are known to be bad, a shared one of them is compared with its fingerprint before
+//! anybody sees it. Others cost such a pool a look at a short list, and a pool without bad blocks
+//! one at a number.
 
 use std::ops::Range;
 
+use onefold_format::entry::State;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
-use onefold_format::{Entry, Lba, Pba};
+use onefold_format::{BadBlock, Entry, Lba, Pba};
 
-use crate::error::{Result, StoreError};
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::map::Layer;
 use crate::volume::{Extent, Volume, Wait};
 
 /// Blocks looked up at a time: bounds the memory of a large read.
@@ -29,6 +35,7 @@ impl Volume {
             let count = (at + len).div_ceil(block_size) - first.0;
             let entries = self.entries(&layer, first, count, wait)?;
             self.read_piece(
+                &layer,
                 first,
                 &entries,
                 (at - first.0 * block_size) as usize,
@@ -44,6 +51,7 @@ impl Volume {
     /// Reads `buf` from `skip` bytes into the blocks that `entries` name.
     fn read_piece(
         &self,
+        layer: &Layer,
         first: Lba,
         entries: &[Entry],
         skip: usize,
@@ -65,8 +73,13 @@ impl Volume {
             match entry.pba() {
                 None => bytes.fill(0),
                 Some(pba) => {
-                    let into_run = from - n * block_size;
-                    self.read_run(first + n as u64, pba, into_run as u64, bytes, wait)?;
+                    let (lba, into_run) = (first + n as u64, (from - n * block_size) as u64);
+                    let is_shared = matches!(entry.state(), State::Shared(_));
+                    if is_shared && self.pool.bad.is_any() {
+                        self.read_beside_bad(layer, lba, pba, into_run, bytes, wait)?;
+                    } else {
+                        self.read_run(lba, pba, into_run, bytes, wait)?;
+                    }
                 }
             }
             n += count;
@@ -84,10 +97,77 @@ impl Volume {
             Ok(true) => Ok(()),
             Ok(false) => Err(StoreError::would_wait()),
             Err(error) => {
+                let blocks = at / self.pool.block_size()
+                    ..(at + buf.len() as u64).div_ceil(self.pool.block_size());
+                self.pool.bad.suspect(blocks);
                 let what = format_args!("block {lba} of the volume, {pba} of the pool");
                 Err(StoreError::io(what, error))
             }
         }
+    }
+
+    /// A run of shared blocks, of which some may be known to be bad.
+    fn read_beside_bad(
+        &self,
+        layer: &Layer,
+        lba: Lba,
+        pba: Pba,
+        skip: u64,
+        buf: &mut [u8],
+        wait: Wait,
+    ) -> Result<()> {
+        let block_size = self.pool.block_size();
+        let end = skip + buf.len() as u64;
+        let blocks = pba.0 + skip / block_size..pba.0 + end.div_ceil(block_size);
+        let mut listed = self.pool.bad.within(blocks);
+        listed.retain(|bad| bad.fingerprint.is_some());
+        let (mut at, mut rest) = (skip, buf);
+        for bad in listed {
+            let start = (bad.pba.0 - pba.0) * block_size;
+            let before = start.saturating_sub(at);
+            let (good, after) = std::mem::take(&mut rest).split_at_mut(before as usize);
+            if !good.is_empty() {
+                self.read_run(lba, pba, at, good, wait)?;
+            }
+            at += before;
+            let in_block = (start + block_size).min(end) - at;
+            let (bytes, after) = after.split_at_mut(in_block as usize);
+            let of_block = lba + (bad.pba.0 - pba.0);
+            self.read_compared(layer, of_block, bad, (at - start) as usize, bytes, wait)?;
+            at += in_block;
+            rest = after;
+        }
+        if rest.is_empty() {
+            return Ok(());
+        }
+        self.read_run(lba, pba, at, rest, wait)
+    }
+
+    /// Part of a shared block that is known to be bad, if by now it is as it should be.
+    fn read_compared(
+        &self,
+        layer: &Layer,
+        lba: Lba,
+        bad: BadBlock,
+        skip: usize,
+        buf: &mut [u8],
+        wait: Wait,
+    ) -> Result<()> {
+        if wait == Wait::No {
+            return Err(StoreError::would_wait());
+        }
+        let mut block = vec![0; self.pool.block_size() as usize];
+        self.read_run(lba, bad.pba, 0, &mut block, wait)?;
+        if !self.pool.is_as_stored(&block, layer.domain, &bad) {
+            let message = format!(
+                "block {lba} of the volume, {} of the pool: it is not what was stored; it heals when \
+                 the same content is written anywhere, see `pool scrub --list`",
+                bad.pba
+            );
+            return Err(StoreError::new(StoreErrorKind::Io, message));
+        }
+        buf.copy_from_slice(&block[skip..skip + buf.len()]);
+        Ok(())
     }
 
     pub(crate) fn extents_admitted(

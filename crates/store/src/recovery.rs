@@ -31,6 +31,7 @@ use onefold_format::{
 
 use crate::Wait;
 use crate::apply::{self, Books};
+use crate::bad_blocks::BadBlocks;
 use crate::batch::Batches;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
@@ -252,6 +253,7 @@ pub(crate) fn open(
     let secret = read_page(&*secret, 0, &name(Part::Secret))?;
     let secret = Secret::decode(&secret, superblock.pool)
         .map_err(|error| StoreError::format(name(Part::Secret), error))?;
+    let bad = BadBlocks::open(engine, superblock.pool, !is_later_minor)?;
     let limits = Limits::from_memory(options.memory_bytes);
     let index = IndexSlot::open(
         engine,
@@ -288,12 +290,14 @@ pub(crate) fn open(
         pages,
         maps,
         (index, secret),
+        bad,
         books,
         log,
         root,
     ));
 
     pool.replay(&mut report, is_later_minor)?;
+    pool.shun_bad_blocks()?;
     report.clean = report.records_replayed == 0;
     if is_later_minor {
         pool.fail(&StoreError::new(

@@ -271,8 +271,8 @@ impl Pool {
                 (fingerprint, Row { pba, references })
             };
             let refused = self.aside.run(|| -> Result<_> {
-                let fingerprints = self.fingerprint_items(&items)?;
-                let rows: Vec<_> = fingerprints.into_iter().map(row).collect();
+                let found = self.fingerprint_published(&items)?;
+                let rows: Vec<_> = found.into_iter().map(row).collect();
                 Ok(index.add_rows(&rows)?)
             })?;
             for (_, refused) in refused {
@@ -285,6 +285,33 @@ impl Pool {
             report(items.len() as u64);
         }
         Ok(())
+    }
+}
+
+impl Pool {
+    /// Bad blocks have the fingerprints that are known of them, and no rows where none is: then they
+    /// stay as they are, and will not be freed. A block that nobody knew to be bad is an error the
+    /// first time.
+    fn fingerprint_published(&self, items: &[BatchItem]) -> Result<Vec<(Fingerprint, Pba)>> {
+        let listed = |pba: Pba| self.bad.get(pba);
+        let mut found = self.fingerprint_items(items)?;
+        let is_news = |pba: &&Pba| listed(**pba).is_none();
+        while let Some(pba) = found.unreadable.iter().find(is_news).copied() {
+            let mut block = vec![0; self.block_size() as usize];
+            if let Err(error) = self.read_back(pba, &mut block) {
+                self.list_unreadable(&[pba])?;
+                return Err(error);
+            }
+            found = self.fingerprint_items(items)?;
+        }
+        let known = |pba| listed(pba).and_then(|bad| bad.fingerprint);
+        for (fingerprint, pba) in &mut found.items {
+            *fingerprint = known(*pba).map_or(*fingerprint, Fingerprint);
+        }
+        found.unreadable.retain(|pba| known(*pba).is_none());
+        let unreadable = found.unreadable;
+        found.items.retain(|(_, pba)| !unreadable.contains(pba));
+        Ok(found.items)
     }
 }
 

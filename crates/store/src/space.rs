@@ -9,6 +9,7 @@
 //! of them; the bitmaps themselves are loaded as needed, and stay while they have changes or
 //! blocks in between.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -59,6 +60,9 @@ pub(crate) struct Space {
     next_place: u64,
     /// Where blocks go that cannot lie beside those of their segment.
     cursor: u64,
+    /// Blocks that are not handed out, and whether they could be: they were released, and stay in
+    /// between.
+    shunned: BTreeMap<u64, bool>,
 }
 
 struct SpacePage {
@@ -104,6 +108,7 @@ impl Space {
             recent: RecentPlaces::new(),
             next_place: 0,
             cursor: 0,
+            shunned: BTreeMap::new(),
         };
         tree::walk(&pages, SPACE_OWNER, root, &mut |visit| match visit {
             tree::Visit::Node(page) => pages.mark_used(page),
@@ -384,8 +389,82 @@ impl Space {
         })
     }
 
-    /// These blocks, in between so far, can be handed out again.
+    /// These blocks, in between so far, can be handed out again, but for those that are shunned.
     pub(crate) fn release(&mut self, run: PbaRun) -> Result<()> {
+        let end = run.start.0 + run.count;
+        let (mut at, mut pieces) = (run.start.0, PbaRuns::new());
+        for (&block, is_kept_back) in self.shunned.range_mut(run.start.0..end) {
+            *is_kept_back = true;
+            pieces.push(PbaRun {
+                start: Pba(at),
+                count: block - at,
+            });
+            at = block + 1;
+        }
+        pieces.push(PbaRun {
+            start: Pba(at),
+            count: end - at,
+        });
+        let pieces = pieces.into_iter().filter(|piece| piece.count > 0);
+        pieces.into_iter().try_for_each(|piece| self.let_go(piece))
+    }
+
+    /// Keeps a block from being handed out.
+    pub(crate) fn shun(&mut self, pba: Pba) -> Result<()> {
+        let block = PbaRun {
+            start: pba,
+            count: 1,
+        };
+        if self.shunned.contains_key(&pba.0) {
+            return Ok(());
+        }
+        let is_free = self.is_free(block)?;
+        if is_free {
+            self.take(block)?;
+        }
+        self.shunned.insert(pba.0, is_free);
+        Ok(())
+    }
+
+    /// The block may be handed out, once it is released or if it has been.
+    pub(crate) fn unshun(&mut self, pba: Pba) -> Result<()> {
+        match self.shunned.remove(&pba.0) {
+            Some(true) => self.let_go(PbaRun {
+                start: pba,
+                count: 1,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Blocks that would be free if they were not shunned.
+    pub(crate) fn kept_back(&self) -> Vec<Pba> {
+        let shunned = self.shunned.iter();
+        let kept_back = shunned.filter(|(_, is_kept_back)| **is_kept_back);
+        kept_back.map(|(block, _)| Pba(*block)).collect()
+    }
+
+    /// Which of the blocks from `start` to `end` a map names.
+    pub(crate) fn named_blocks(&mut self, start: u64, end: u64) -> Result<Vec<Pba>> {
+        let mut named = Vec::new();
+        let run = PbaRun {
+            start: Pba(start),
+            count: end - start,
+        };
+        self.each_page(run, |page, index, bits_| {
+            let first = u64::from(index) * BLOCKS_PER_SPACE_PAGE;
+            let is_named = |bit: &usize| bits::all(&page.named[..], *bit..*bit + 1, true);
+            named.extend(bits_.filter(is_named).map(|bit| Pba(first + bit as u64)));
+            Ok(Effect {
+                free: 0,
+                held: 0,
+                dirty: false,
+            })
+        })?;
+        Ok(named)
+    }
+
+    fn let_go(&mut self, run: PbaRun) -> Result<()> {
         self.each_page(run, |page, index, bits_| {
             let held = bits::all(&page.busy[..], bits_.clone(), true)
                 && bits::all(&page.named[..], bits_.clone(), false);

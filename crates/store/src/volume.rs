@@ -182,7 +182,7 @@ impl Volume {
         let started = Instant::now();
         let read = self.read_admitted(offset, buf, wait);
         self.count_latency(started, &read);
-        read.map_err(|error| self.during("reading", offset, error))
+        read.map_err(|error| self.told(self.during("reading", offset, error)))
     }
 
     /// Writes `data` at `offset`: see `docs/life-of-a-write.md`. Durable after [`Volume::flush`].
@@ -331,6 +331,14 @@ impl Volume {
     /// No request is admitted from now on.
     pub(crate) fn mark_gone(&self) {
         self.gone.store(true, SeqCst);
+    }
+
+    /// The client hears of it, and so does the log; but not more often than the log can bear.
+    fn told(&self, error: StoreError) -> StoreError {
+        if error.kind() == StoreErrorKind::Io && self.pool.bad.may_tell(Instant::now()) {
+            tracing::error!("{error}");
+        }
+        error
     }
 
     pub(crate) fn during(&self, verb: &str, offset: u64, error: StoreError) -> StoreError {

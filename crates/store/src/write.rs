@@ -333,6 +333,9 @@ impl Volume {
                 let what = format_args!("block {} of the volume, {pba} of the pool", run.lba);
                 return self.take_back(placed, StoreError::io(what, error));
             }
+            if run.fate == Fate::InPlace(pba) && self.pool.bad.is_any() {
+                self.pool.bad.rewritten(pba.0..pba.0 + run.count);
+            }
         }
         Ok(())
     }

@@ -48,8 +48,13 @@ pub(super) enum Outcome {
     Crash,
 }
 
-/// There was no room for all of a write or reservation.
-struct NoRoom;
+/// Why an I/O that was not meant to fail does.
+enum Trouble {
+    /// There is no room for all of a write or reservation.
+    NoRoom,
+    /// The medium cannot read it.
+    Unreadable,
+}
 
 impl Machine {
     /// Counts an I/O, draws its outcome, and runs the code ordered for its middle.
@@ -190,7 +195,7 @@ impl SimulatedDisk {
     fn run(
         &self,
         request: Request,
-        effect: impl FnOnce(&mut PartState, Circumstances<'_>) -> Result<(), NoRoom>,
+        effect: impl FnOnce(&mut PartState, Circumstances<'_>) -> Result<(), Trouble>,
     ) -> io::Result<()> {
         let started = self.machine.start(request)?;
         let (outcome, started_at) = (started.outcome, started.next_number);
@@ -205,8 +210,10 @@ impl SimulatedDisk {
                 discard_ignored_rate: state.discard_ignored_rate,
                 random: &mut state.random,
             };
-            effect(part, circumstances)
-                .map_err(|NoRoom| request.failed(ErrorKind::StorageFull, "no space left"))
+            effect(part, circumstances).map_err(|trouble| match trouble {
+                Trouble::NoRoom => request.failed(ErrorKind::StorageFull, "no space left"),
+                Trouble::Unreadable => request.failed(ErrorKind::Other, "unreadable medium"),
+            })
         })
     }
 
@@ -241,6 +248,12 @@ impl Disk for SimulatedDisk {
             self.request(Op::Read, offset, buf.len() as u64),
             |part, now| {
                 match now.outcome {
+                    Outcome::Success
+                        if part.is_unreadable(&(offset..offset + buf.len() as u64)) =>
+                    {
+                        buf.fill(UNDEFINED_BYTE);
+                        return Err(Trouble::Unreadable);
+                    }
                     Outcome::Success => part.current.read(buf, offset),
                     Outcome::Failure(_) | Outcome::Crash => buf.fill(UNDEFINED_BYTE),
                 }
@@ -282,7 +295,7 @@ impl Disk for SimulatedDisk {
                 if fits.len() == buf.len() {
                     Ok(())
                 } else {
-                    Err(NoRoom)
+                    Err(Trouble::NoRoom)
                 }
             },
         )
@@ -323,7 +336,7 @@ impl Disk for SimulatedDisk {
     fn reserve(&self, len: u64) -> io::Result<()> {
         self.run(self.request(Op::Reserve, 0, len), |part, now| {
             if !part.can_reserve(len, now.capacity) {
-                return Err(NoRoom);
+                return Err(Trouble::NoRoom);
             }
             match now.outcome {
                 Outcome::Success | Outcome::Crash => part.reserve(len),

@@ -19,7 +19,8 @@
 //!   one that took another's place, or was removed, although that failed.
 //! - No room: a write that fails after a part of it was written.
 //! - Reads that would have to wait; alignment as O_DIRECT demands it.
-//! - Decay: flipped bits, overwritten ranges, lost parts.
+//! - Decay: flipped bits, overwritten ranges, ranges that cannot be read until they are written,
+//!   lost parts.
 //!
 //! # Faults not modelled
 //!
@@ -412,6 +413,23 @@ impl SimulatedEngine {
             state.current.write(bytes, offset);
             state.durable.write(bytes, offset);
         });
+    }
+
+    /// Makes every read that touches this range fail, until all of what it touches there has been
+    /// written again.
+    ///
+    /// # Panics
+    /// If the part does not exist.
+    pub fn make_unreadable(&self, part: Part, range: Range<u64>) {
+        self.with_part(part, |state| state.unreadable.push(range));
+    }
+
+    /// Undoes all [`SimulatedEngine::make_unreadable`] of a part.
+    ///
+    /// # Panics
+    /// If the part does not exist.
+    pub fn clear_unreadable(&self, part: Part) {
+        self.with_part(part, |state| state.unreadable.clear());
     }
 
     /// Removes a part as if its file had been deleted. Open disks fail from now on.

@@ -15,6 +15,8 @@ pub(super) struct PartState {
     pub(super) current: Image,
     pub(super) durable: Image,
     unsynced: Vec<Unsynced>,
+    /// What the medium cannot read.
+    pub(super) unreadable: Vec<Range<u64>>,
     /// The number of the next change.
     next_number: u64,
 }
@@ -42,13 +44,31 @@ impl PartState {
                 survivor.apply(&mut image);
             }
         }
-        PartState::durably(image)
+        PartState {
+            unreadable: self.unreadable.clone(),
+            ..PartState::durably(image)
+        }
+    }
+
+    /// Whether a read of this range fails.
+    pub(super) fn is_unreadable(&self, range: &Range<u64>) -> bool {
+        let mut bad = self.unreadable.iter();
+        bad.any(|bad| bad.start < range.end && range.start < bad.end)
     }
 
     pub(super) fn write(&mut self, bytes: &[u8], offset: u64) {
         if bytes.is_empty() {
             return;
         }
+        // The device puts other sectors into the place of those that it could not read.
+        let written = offset..offset + bytes.len() as u64;
+        let rest = |bad: &Range<u64>| {
+            let before = bad.start..bad.end.min(written.start);
+            let after = bad.start.max(written.end)..bad.end;
+            [before, after]
+        };
+        self.unreadable = self.unreadable.iter().flat_map(rest).collect();
+        self.unreadable.retain(|bad| !bad.is_empty());
         let number = self.number();
         self.unsynced
             .push(Unsynced::write(number, &mut self.current, bytes, offset));

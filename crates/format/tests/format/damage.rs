@@ -8,8 +8,8 @@ use onefold_format::page::{self, BODY, PAGE_BYTES, PageBytes, PageHeader, PageKi
 use onefold_format::superblock::check_data_label;
 use onefold_format::{
     BatchItem, DomainId, Entry, ExportMark, FormatError, LayerCounts, LayerId, Lba, MAJOR_VERSION,
-    Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record, Release, Root, Secret,
-    Superblock, TreeRoot, VolumeRecord,
+    Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record, Release, Root, ScrubPage,
+    Secret, Superblock, TreeRoot, VolumeRecord,
 };
 use onefold_format::{map_page, queue_page, record, space_page};
 use proptest::collection::vec;
@@ -126,6 +126,11 @@ const RESERVED: &[(&str, &[std::ops::Range<usize>])] = &[
     ("batch_page", &[56..60, 3280..3288, 3293..4096]),
     ("secret", &[56..60, 96..4096]),
     ("export", &[56..60, 76..4096]),
+    // Behind the third bad block, and at the end of each.
+    (
+        "scrub_page",
+        &[56..60, 100..128, 155..160, 187..192, 219..4096],
+    ),
 ];
 
 #[test]
@@ -437,6 +442,23 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("batch_page", 64, &(1_u64 << 38).to_le_bytes()),
     ("batch_page", 64, &[0; 4032]),
     ("secret", 64, &[0; 32]),
+    ("scrub_page", 48, &0x0122_u64.to_le_bytes()),
+    ("scrub_page", 48, &[0; 8]),
+    ("scrub_page", 64, &(1_u64 << 40).to_le_bytes()),
+    ("scrub_page", 72, &((1_u64 << 40) + 1).to_le_bytes()),
+    ("scrub_page", 96, &7937_u32.to_le_bytes()),
+    // A fourth block; none; the same one twice; one that has changed and of which nobody knows how.
+    ("scrub_page", 96, &4_u32.to_le_bytes()),
+    ("scrub_page", 128, &[0; 8]),
+    ("scrub_page", 160, &1_u64.to_le_bytes()),
+    ("scrub_page", 192, &(1_u64 << 40).to_le_bytes()),
+    ("scrub_page", 152, &[2]),
+    ("scrub_page", 152, &[0]),
+    ("scrub_page", 152, &[3]),
+    ("scrub_page", 153, &[4]),
+    ("scrub_page", 154, &[2]),
+    ("scrub_page", 186, &[0]),
+    ("scrub_page", 151, &[1]),
 ];
 
 #[test]
@@ -791,6 +813,9 @@ fn read_as_everything(page: &PageBytes) {
         let _ = ExportMark::decode(page, place);
     }
     let _ = page::open_of_tree(page, page::claimed_pool(page));
+    for place in [0, 1, 63, 64, 127, 128, u64::MAX] {
+        let _ = ScrubPage::decode(page, page::claimed_pool(page), PageNumber(place));
+    }
 }
 
 proptest! {

@@ -12,7 +12,7 @@ use onefold_format::node::Node;
 use onefold_format::page::{self, PageBytes};
 use onefold_format::superblock::check_data_label;
 use onefold_format::{
-    Entry, ExportMark, PageNumber, PoolId, Record, Root, Secret, Superblock, record,
+    Entry, ExportMark, PageNumber, PoolId, Record, Root, ScrubPage, Secret, Superblock, record,
 };
 use onefold_format::{batch_page, catalogue_page, map_page, queue_page, space_page};
 
@@ -222,6 +222,17 @@ fn golden_export() {
 }
 
 #[test]
+fn golden_scrub_page() {
+    let decoded = |page: &PageBytes| ScrubPage::decode(page, POOL, PageNumber(64));
+    let kept = golden_page("scrub_page", |page| {
+        format!("{:#?}\n", decoded(page).expect("it opens"))
+    });
+    let page = decoded(&kept).expect("it opens");
+    assert_eq!(page.progress, samples::scrub_progress());
+    assert_eq!(page.listed, samples::bad_blocks());
+}
+
+#[test]
 fn golden_frame() {
     let kept = golden("frame", &samples::frame(), |bytes| {
         let frame = frame::decode_header(bytes, POOL).expect("it opens");
@@ -290,6 +301,7 @@ fn every_golden_file_is_read_by_a_test() {
         "queue_page",
         "record",
         "root",
+        "scrub_page",
         "secret",
         "space_page",
         "superblock",

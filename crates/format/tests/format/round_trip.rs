@@ -14,18 +14,19 @@ use onefold_format::queue_page::{
 };
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::root::POOL_BLOCKS_MIN;
+use onefold_format::scrub_page::{self, ATTEMPTS_MAX, SLOT_PAGES, SLOTS};
 use onefold_format::space_page::{self, EMPTY_BITMAP};
 use onefold_format::superblock::{LOG_BYTES_MAX, LOG_BYTES_MIN};
 use onefold_format::units::{
     BLOCK_SIZES, BLOCKS_PER_SEGMENT, DOMAIN_END, ID_END, PBA_END, SECTOR_BYTES, VOLUME_BLOCKS_MAX,
 };
 use onefold_format::{
-    BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, IndexKind, LayerCounts, LayerId,
-    Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record,
-    Release, Root, Secret, SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord,
-    VolumeState, record,
+    BadBlock, BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, Fault, IndexKind,
+    LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun,
+    QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex,
+    Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, record,
 };
-use proptest::collection::vec;
+use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -441,6 +442,45 @@ proptest! {
         let mut page = page::blank();
         batch_page::encode(&items, &mut page);
         prop_assert_eq!(batch_page::decode(&page), Ok(items));
+    }
+
+    #[test]
+    fn scrub_pages(
+        pool in pools(),
+        sequence in 1_u64..1000,
+        progress in (0..PBA_END, 0..=PBA_END, any::<u64>(), any::<u64>()),
+        bad_blocks in btree_map(
+            1..PBA_END,
+            (any::<bool>(), 0..=ATTEMPTS_MAX, option::of(any::<[u8; 16]>())),
+            0..300,
+        ),
+    ) {
+        let (next_block, left_blocks, bytes_per_second, ended_unix_seconds) = progress;
+        let progress =
+            ScrubProgress { next_block, left_blocks, bytes_per_second, ended_unix_seconds };
+        let written: Vec<BadBlock> = bad_blocks
+            .into_iter()
+            .map(|(pba, (changed, attempts, fingerprint))| BadBlock {
+                pba: Pba(pba),
+                fault: if changed && fingerprint.is_some() {
+                    Fault::Changed
+                } else {
+                    Fault::Unreadable
+                },
+                attempts,
+                fingerprint,
+            })
+            .collect();
+        let pages = scrub_page::encode(sequence, &progress, &written, pool);
+        let mut read = Vec::new();
+        for (page, number) in pages.iter().zip(sequence % SLOTS * SLOT_PAGES..) {
+            let page = ScrubPage::decode(page, pool, PageNumber(number));
+            let page = page.expect("it was just written");
+            prop_assert_eq!((page.sequence, page.progress), (sequence, progress));
+            prop_assert_eq!(page.pages(), pages.len() as u64);
+            read.extend(page.listed);
+        }
+        prop_assert_eq!(read, written);
     }
 
     #[test]

@@ -12,13 +12,13 @@ use onefold_format::page::{
 use onefold_format::queue_page::{ELEMENTS_PER_PAGE, Elements, NO_ELEMENTS};
 use onefold_format::space_page::{Bitmap, EMPTY_BITMAP};
 use onefold_format::{
-    BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, FormatError, IndexKind,
-    LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun,
-    QueueElement, Record, Release, Root, Secret, SegmentIndex, Superblock, TreeRoot, UnmapTo,
-    VolumeId, VolumeRecord, VolumeState,
+    BadBlock, BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, Fault, FormatError,
+    IndexKind, LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId,
+    PublishRun, QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret,
+    SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState,
 };
 use onefold_format::{
-    batch_page, catalogue_page, frame, map_page, queue_page, space_page, superblock,
+    batch_page, catalogue_page, frame, map_page, queue_page, scrub_page, space_page, superblock,
 };
 
 pub(crate) const POOL: PoolId = PoolId(*b"a pool's own id.");
@@ -149,6 +149,30 @@ pub(crate) fn export_mark() -> ExportMark {
         created_unix_seconds: 1_700_000_001,
         checksum: 0x5ca1_ab1e,
     }
+}
+
+pub(crate) fn scrub_progress() -> ScrubProgress {
+    ScrubProgress {
+        next_block: 0x12_3456_7890,
+        left_blocks: 0x34_5678_9012,
+        bytes_per_second: 200 << 20,
+        ended_unix_seconds: 1_790_000_000,
+    }
+}
+
+pub(crate) fn bad_blocks() -> Vec<BadBlock> {
+    let bad = |pba, fault, attempts, fingerprint| BadBlock {
+        pba: Pba(pba),
+        fault,
+        attempts,
+        fingerprint,
+    };
+    let fingerprint = |first: u8| Some(std::array::from_fn(|at| first ^ at as u8));
+    vec![
+        bad(1, Fault::Unreadable, 0, None),
+        bad(77, Fault::Changed, 2, fingerprint(0x50)),
+        bad((1 << 40) - 1, Fault::Unreadable, 3, fingerprint(0xc0)),
+    ]
 }
 
 fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecord {
@@ -413,6 +437,12 @@ fn pages_outside_trees() -> Vec<PageSample> {
                 let is_ours = mark.pool == POOL;
                 is_ours.then_some(()).ok_or(FormatError::Pool)
             },
+        },
+        PageSample {
+            name: "scrub_page",
+            page: scrub_page::encode(0x0123, &scrub_progress(), &bad_blocks(), POOL).remove(0),
+            header: header(PageKind::Scrub, 0, 64, 0, 0),
+            decode: |page| ScrubPage::decode(page, POOL, PageNumber(64)).map(drop),
         },
     ]
 }

@@ -11,6 +11,7 @@ mod pool_create;
 mod pool_dedup;
 mod pool_export_metadata;
 mod pool_import_metadata;
+mod pool_scrub;
 mod pool_stat;
 mod pool_upgrade;
 mod serve;
@@ -110,6 +111,12 @@ enum PoolVerb {
     ///
     /// There is only one so far: this says so, and changes nothing.
     Upgrade,
+    /// Read what is stored, and find blocks that have decayed; exit code 3 if there are any.
+    ///
+    /// Every block that is in use is read once, and compared with its fingerprint if it is shared.
+    /// Volumes are served meanwhile. A daemon does it in the background: ending this command leaves
+    /// it running. One that was cut short goes on where it was.
+    Scrub(pool_scrub::Args),
 }
 
 #[derive(Debug, Subcommand)]
@@ -245,6 +252,7 @@ impl Cli {
             Noun::Pool(PoolVerb::ExportMetadata(args)) => pool_export_metadata::run(&context, args),
             Noun::Pool(PoolVerb::ImportMetadata(args)) => pool_import_metadata::run(&context, args),
             Noun::Pool(PoolVerb::Upgrade) => pool_upgrade::run(&context),
+            Noun::Pool(PoolVerb::Scrub(args)) => pool_scrub::run(&context, &args),
             Noun::Index(IndexVerb::Stat) => index_stat::run(&context),
             Noun::Index(IndexVerb::Rebuild) => index_rebuild::run(&context, None),
             Noun::Index(IndexVerb::Convert(args)) => index_convert::run(&context, &args),

@@ -8,7 +8,7 @@ use crate::verbs::pool::{PoolCheck, PoolCheckReply};
 use std::process::ExitCode;
 
 /// The exit code that tells damage from failure.
-const FOUND_DAMAGE: u8 = 3;
+pub(super) const FOUND_DAMAGE: u8 = 3;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

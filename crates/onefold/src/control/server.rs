@@ -13,7 +13,7 @@ use crate::limits::{
 };
 use crate::verbs::metadata::MetadataExport;
 use crate::verbs::transfer::{Export, IMPORT_PATH, VolumeExport, VolumeImport};
-use crate::verbs::{Service, Verb, diff, index, job, pool, snapshot, volume};
+use crate::verbs::{Service, Verb, diff, index, job, pool, scrub, snapshot, volume};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Frame, Incoming};
@@ -138,6 +138,8 @@ impl Server {
             pool::PoolUpgrade::PATH => self.run::<pool::PoolUpgrade>(request).await,
             pool::PoolCheck::PATH => self.run::<pool::PoolCheck>(request).await,
             pool::PoolDedup::PATH => self.run::<pool::PoolDedup>(request).await,
+            scrub::PoolScrub::PATH => self.run::<scrub::PoolScrub>(request).await,
+            scrub::PoolBadBlocks::PATH => self.run::<scrub::PoolBadBlocks>(request).await,
             job::JobList::PATH => self.run::<job::JobList>(request).await,
             job::JobPause::PATH => self.run::<job::JobPause>(request).await,
             job::JobResume::PATH => self.run::<job::JobResume>(request).await,

@@ -21,6 +21,8 @@ pub(crate) enum JobName {
     Deletion,
     /// Finds out what each volume holds alone.
     Accounting,
+    /// Finds blocks that have decayed.
+    Scrub,
 }
 
 /// Which jobs to pause or resume.
@@ -47,13 +49,17 @@ impl Jobs {
             (Some(JobName::Finder), None) => Ok(JobSelection::Finder),
             (Some(JobName::Collector), None) => Ok(JobSelection::Collector),
             (Some(JobName::Deletion), None) => Ok(JobSelection::Deletion),
+            (Some(JobName::Scrub), None) => Ok(JobSelection::Scrub),
             (None | Some(JobName::Finder), Some(volume)) => {
                 Ok(JobSelection::FinderOf(volume.clone()))
             }
             (Some(JobName::Accounting), None) => Ok(JobSelection::Accounting),
-            (Some(JobName::Collector | JobName::Deletion | JobName::Accounting), Some(_)) => Err(
-                Error::usage("only the finder works for each volume by itself: omit --volume"),
-            ),
+            (
+                Some(JobName::Collector | JobName::Deletion | JobName::Accounting | JobName::Scrub),
+                Some(_),
+            ) => Err(Error::usage(
+                "only the finder works for each volume by itself: omit --volume",
+            )),
         }
     }
 }
@@ -75,6 +81,7 @@ pub(crate) struct Counts {
     pub(super) freed: u64,
     deleted: u64,
     pub(super) quarantined: u64,
+    bad: u64,
 }
 
 impl From<JobCounts> for Counts {
@@ -93,6 +100,7 @@ impl From<JobCounts> for Counts {
             freed: counts.freed,
             deleted: counts.deleted,
             quarantined: counts.quarantined,
+            bad: counts.bad,
         }
     }
 }
@@ -119,6 +127,7 @@ impl From<JobStatus> for Job {
             JobKind::Deletion => "deletion",
             JobKind::Rebuild => "rebuild",
             JobKind::Accounting => "accounting",
+            JobKind::Scrub => "scrub",
         };
         let (state, message) = match status.state {
             JobState::Idle => ("idle", None),

@@ -11,6 +11,7 @@ pub(crate) mod job;
 mod loading;
 pub(crate) mod metadata;
 pub(crate) mod pool;
+pub(crate) mod scrub;
 pub(crate) mod snapshot;
 pub(crate) mod transfer;
 pub(crate) mod volume;

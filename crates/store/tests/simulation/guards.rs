@@ -13,6 +13,7 @@ use onefold_store::{CreateOptions, Guard, IndexKind, Ready, Scarcity, VolumeOpti
 
 use crate::crash::Recovery;
 use crate::model::Violation;
+use crate::scrub_guards;
 use crate::world::{Fill, MIB, Step, Stop, World, violation};
 
 const BLOCK: u64 = 4096;
@@ -547,6 +548,10 @@ fn script(guard: Guard) -> fn(u64) -> Step {
         Guard::FrozenNotInPlace => written_after_snapshot,
         Guard::FrozenTogether => frozen_across_frames,
         Guard::SettledBeforeMerge => merged_while_published,
+        Guard::SuspectsConfirmed => |seed| Ok(scrub_guards::freed_while_scrubbed(seed)?),
+        Guard::BadNotShared => |seed| Ok(scrub_guards::met_again(seed)?),
+        Guard::HealedBeforeUnlisted => |seed| Ok(scrub_guards::healed_then_power_loss(seed)?),
+        Guard::ListedNotReused => |seed| Ok(scrub_guards::wanted_while_forgotten(seed)?),
     }
 }
 

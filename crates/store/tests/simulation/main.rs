@@ -24,6 +24,7 @@
 //! | `index_rows.rs` | the index, changed behind the store's back |
 //! | `repair.rs` | `check --repair` |
 //! | `export.rs` | all metadata in one file, and pools made from it |
+//! | `rig.rs` `scrub.rs` `scrub_guards.rs` | blocks that decay, are found, and heal |
 //! | `coverage.rs` | what must have happened in them |
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
@@ -42,7 +43,10 @@ mod model;
 mod open_batches;
 mod random;
 mod repair;
+mod rig;
 mod script;
+mod scrub;
+mod scrub_guards;
 mod session;
 mod sharing;
 mod world;

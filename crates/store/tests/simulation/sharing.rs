@@ -299,6 +299,9 @@ impl World {
     pub(crate) fn settle(&self) -> Step {
         self.rebuild_index()?;
         self.finish_deletions()?;
+        // What failed reads made look bad is good again.
+        let bad = self.store().bad_blocks(&mut |_| {});
+        bad.map_err(|error| self.unless_crashed(format!("bad blocks: {error}")))?;
         for id in [self.volume_ids(), self.snapshot_ids()].concat() {
             self.with(id, |volume| volume.cursor = 0);
             if !self.dedup(id, Ready::All, BATCHES_MAX)? {

@@ -6,11 +6,13 @@ use onefold_format::map_page::{self, EMPTY_SEGMENT};
 use onefold_format::node::{Node, Pointer};
 use onefold_format::page::{self, PageBytes, PageHeader, PageKind};
 use onefold_format::queue_page::{self, ELEMENTS_PER_PAGE};
+use onefold_format::scrub_page::{self, BAD_BLOCK_BYTES};
 use onefold_format::space_page::{self, EMPTY_BITMAP};
 use onefold_format::{
-    BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, FormatError, IndexKind,
-    LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, OpenBatchHead, PageNumber, Pba,
-    PoolId, QueueElement, Root, Secret, Superblock, TreeRoot, VolumeId, VolumeRecord, VolumeState,
+    BadBlock, BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, Fault, FormatError,
+    IndexKind, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, OpenBatchHead, PageNumber,
+    Pba, PoolId, QueueElement, Root, ScrubProgress, Secret, Superblock, TreeRoot, VolumeId,
+    VolumeRecord, VolumeState,
 };
 
 use super::{ALL, Trial, bit_table, bits_of, check, crc_without, table};
@@ -617,5 +619,81 @@ fn secret_document() {
     let sample = page("secret").page;
     check(&table(document, "Secret"), &sample[..], trials, |at| {
         page_refuses("secret", at)
+    });
+}
+
+#[test]
+fn scrub_page_document() {
+    let document = include_str!("../../../../../docs/format/scrub_page.md");
+    let none = ScrubProgress::default();
+    let encoded = |progress: &ScrubProgress, bad_blocks: &[BadBlock]| {
+        without_checksum(&scrub_page::encode(1, progress, bad_blocks, POOL)[0])
+    };
+    let progress = |change: &dyn Fn(&mut ScrubProgress)| {
+        let mut changed = none;
+        change(&mut changed);
+        Trial::Whole(encoded(&none, &[]), encoded(&changed, &[]))
+    };
+    let within = |change: &dyn Fn(&mut ScrubProgress)| match progress(change) {
+        Trial::Whole(before, after) => Trial::Part(before, after),
+        other => other,
+    };
+    let whole = BadBlock {
+        pba: Pba(1),
+        fault: Fault::Unreadable,
+        attempts: 0,
+        fingerprint: None,
+    };
+    let mut counted = encoded(&none, &[whole]);
+    counted[128..].fill(0);
+    let mut listed = encoded(&none, &[whole]);
+    listed[96..100].fill(0);
+    let trials = vec![
+        ("page header", Trial::Elsewhere),
+        ("next block", within(&|it| it.next_block = (1 << 40) - 1)),
+        ("left", within(&|it| it.left_blocks = 1 << 40)),
+        ("rate", progress(&|it| it.bytes_per_second = ALL)),
+        ("ended", progress(&|it| it.ended_unix_seconds = ALL)),
+        ("bad blocks", Trial::Part(encoded(&none, &[]), counted)),
+        ("list", Trial::Part(encoded(&none, &[]), listed)),
+    ];
+    let sample = page("scrub_page").page;
+    check(&table(document, "Scrub page"), &sample[..], trials, |at| {
+        page_refuses("scrub_page", at)
+    });
+
+    let bad = |change: &dyn Fn(&mut BadBlock)| {
+        let mut block = whole;
+        change(&mut block);
+        encoded(&none, &[block])[128..128 + BAD_BLOCK_BYTES].to_vec()
+    };
+    let of = |byte| Some([byte; 16]);
+    let known = bad(&|block| block.fingerprint = of(0));
+    let changed = |change: &dyn Fn(&mut BadBlock)| Trial::Whole(known.clone(), bad(change));
+    let last = Pba((1 << 40) - 2);
+    let trials = vec![
+        (
+            "PBA",
+            Trial::Part(bad(&|_| ()), bad(&|block| block.pba = last)),
+        ),
+        ("fingerprint", changed(&|block| block.fingerprint = of(255))),
+        (
+            "fault",
+            changed(&|block| {
+                block.fingerprint = of(0);
+                block.fault = Fault::Changed;
+            }),
+        ),
+        (
+            "attempts",
+            changed(&|block| {
+                block.fingerprint = of(0);
+                block.attempts = 3;
+            }),
+        ),
+        ("known", changed(&|_| ())),
+    ];
+    check(&table(document, "Bad block"), &known, trials, |at| {
+        page_refuses("scrub_page", 128 + at)
     });
 }

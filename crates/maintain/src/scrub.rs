@@ -1,0 +1,150 @@
+//! The thread that scrubs: a step of the run that was asked for, a rest, the next. It also has a look
+//! at blocks that guests could not read.
+//!
+//! A run is part of the pool, not of the thread: one that a stop cut short goes on by itself.
+
+use crate::board::{Board, WorkerKind};
+use crate::foreground::Foreground;
+use crate::limits::{BATCH_GAP, POLL_INTERVAL, SCRUB_SHARE_FLOOR};
+use crate::pacing::Pacer;
+use crate::rounds::retry_pause;
+use onefold_store::{Result, Scrub, ScrubStatus, Store};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Runs until the board says stop.
+pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Duration) {
+    let pacer = Pacer::new(latency_budget, SCRUB_SHARE_FLOOR);
+    let mut foreground = Foreground::new(store, board, WorkerKind::Scrub, pacer);
+    let (mut scrub, mut bound) = (Scrub::default(), RateBound::new(Instant::now()));
+    let mut failures = 0;
+    let mut looked = None;
+    while !board.is_stopping() {
+        if looked.is_none_or(|at: Instant| at.elapsed() >= POLL_INTERVAL) {
+            looked = Some(Instant::now());
+            if let Err(error) = store.look_at_suspects() {
+                tracing::error!(%error, "blocks that could not be read cannot be listed");
+            }
+        }
+        let status = store.scrub_status().ok();
+        let under_way = status.filter(|status| status.left_blocks > 0);
+        let Some(status) = under_way.filter(|status| board.begin_scrub(status)) else {
+            // What was noted for the window may be outdated by the time that it goes on.
+            scrub = Scrub::default();
+            board.wait(POLL_INTERVAL);
+            foreground.was_idle();
+            continue;
+        };
+        let began = Instant::now();
+        match store.scrub_step(&mut scrub) {
+            Ok(report) => {
+                failures = 0;
+                board.scrubbed(
+                    &report,
+                    status.left_blocks.saturating_sub(report.passed_blocks),
+                );
+                foreground.rest_after(began.elapsed());
+                let pause = bound.pause_after(report.bytes, &status, Instant::now());
+                board.sleep(pause);
+            }
+            Err(error) => {
+                failures += 1;
+                board.scrub_failed(&error);
+                board.sleep(retry_pause(failures));
+            }
+        }
+    }
+    if let Err(error) = store.save_scrub() {
+        tracing::warn!(%error, "the scrub begins again somewhat before where it was");
+    }
+}
+
+/// Scrubs to the end of the run under way, for a process that has the pool to itself.
+/// `progress(done, all)` counts blocks of the pool, and can break the work off between steps.
+/// Returns whether it was.
+///
+/// # Errors
+///
+/// Those of [`Store::scrub_step`].
+pub fn scrub_now(
+    store: &Store,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>> {
+    store.rebuild_index_if_needed(&mut |_, _| {})?;
+    let (mut scrub, mut bound) = (Scrub::default(), RateBound::new(Instant::now()));
+    let all = store.scrub_status()?.left_blocks;
+    loop {
+        let status = store.scrub_status()?;
+        let report = store.scrub_step(&mut scrub)?;
+        let left = status.left_blocks.saturating_sub(report.passed_blocks);
+        if progress(all.saturating_sub(left), all).is_break() {
+            store.save_scrub()?;
+            return Ok(ControlFlow::Break(()));
+        }
+        if report.is_over {
+            return Ok(ControlFlow::Continue(()));
+        }
+        thread::sleep(
+            bound
+                .pause_after(report.bytes, &status, Instant::now())
+                .max(BATCH_GAP),
+        );
+    }
+}
+
+/// Keeps to a number of bytes a second. There is no clock in here.
+struct RateBound {
+    /// When what was read so far may have been read.
+    due: Instant,
+}
+
+impl RateBound {
+    fn new(now: Instant) -> Self {
+        Self { due: now }
+    }
+
+    /// How long to pause after reading so many bytes more. Time that was not used is not made up
+    /// for.
+    fn pause_after(&mut self, bytes: u64, status: &ScrubStatus, now: Instant) -> Duration {
+        if status.bytes_per_second == 0 {
+            return Duration::ZERO;
+        }
+        let time = bytes as f64 / status.bytes_per_second as f64;
+        let pause = Duration::try_from_secs_f64(time).unwrap_or(Duration::MAX);
+        let began = self.due.max(now.checked_sub(BATCH_GAP).unwrap_or(now));
+        self.due = began.checked_add(pause).unwrap_or(began);
+        self.due.saturating_duration_since(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_kept_over_many_steps() {
+        let status = |bytes_per_second| ScrubStatus {
+            pool_blocks: 1000,
+            next_block: 0,
+            left_blocks: 1000,
+            bytes_per_second,
+            ended_unix_seconds: 0,
+            bad_blocks: 0,
+        };
+        let start = Instant::now();
+        let mut bound = RateBound::new(start);
+        assert_eq!(
+            bound.pause_after(1 << 30, &status(0), start),
+            Duration::ZERO
+        );
+        let (mut now, work) = (start, Duration::from_millis(3));
+        for _ in 0..1000 {
+            now += work;
+            now += bound.pause_after(4 << 20, &status(200 << 20), now);
+        }
+        let took = now.duration_since(start).as_secs_f64();
+        assert!((19.9..20.3).contains(&took), "{took}");
+    }
+}

@@ -1,0 +1,396 @@
+//! Blocks that are known to be bad, and how far the scrub has come: what the part `scrub` has.
+//!
+//! A block is bad if the device cannot read it, or if it is not what its fingerprint says. The list
+//! is small and changes rarely, so all of it is in memory, and all of it is written anew when it
+//! changes: see `docs/decisions/0018-scrub-and-bad-blocks.md`.
+//!
+//! Invariants:
+//! - A block in the list is not handed out. It is let go once the list without it is durable, so
+//!   an address in the list always means the block that was meant, whatever a crash undoes.
+//! - What the list says is looked up again by whoever relies on it: a read of a shared block in it
+//!   compares the content with the fingerprint. So one that is as it should be does no harm there.
+//!
+//! Lock order: the part, then the ledger, then the list.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+use onefold_engine::{Disk, Engine, Part};
+use onefold_format::page::{self, PAGE_BYTES};
+use onefold_format::scrub_page::{self, BAD_BLOCKS_MAX, SLOT_PAGES, SLOTS, ScrubPage};
+use onefold_format::{BadBlock, Fault, FormatError, PageNumber, Pba, PoolId, ScrubProgress};
+
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+use crate::pool::Pool;
+use crate::sync::{AtomicUsize, Mutex, RwLock, lock, read, write};
+
+/// Blocks remembered that a reader could not read, until somebody has had a look at them.
+const SUSPECTS_MAX: usize = 1024;
+
+/// Between two messages of the log about requests that failed: guests try again and again.
+const TELL_PAUSE: Duration = Duration::from_secs(1);
+
+pub(crate) struct BadBlocks {
+    /// How many are listed: all that a read looks at where there are none.
+    count: AtomicUsize,
+    state: RwLock<State>,
+    /// Those that a request could not read.
+    suspects: Mutex<BTreeSet<Pba>>,
+    /// When the log last heard of a request that failed.
+    told: Mutex<Option<Instant>>,
+    part: Mutex<SavedPart>,
+}
+
+#[derive(Default)]
+struct State {
+    listed: BTreeMap<Pba, BadBlock>,
+    progress: ScrubProgress,
+    /// Not listed any more, which the part does not say yet.
+    cleared: BTreeSet<Pba>,
+    /// Why the list that was there could not be read, until a scrub has gone over the whole pool.
+    problem: Option<String>,
+}
+
+struct SavedPart {
+    disk: Option<Arc<dyn Disk>>,
+    name: String,
+    pool: PoolId,
+    /// Of the last writing.
+    sequence: u64,
+}
+
+impl BadBlocks {
+    /// Reads the part, or makes it where there is none and `may_create` says so.
+    pub(crate) fn open(engine: &dyn Engine, pool: PoolId, may_create: bool) -> Result<Self> {
+        let name = engine.describe(Part::Scrub);
+        let disk = match engine.open(Part::Scrub) {
+            Ok(disk) => Some(disk),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(StoreError::io(name, error));
+            }
+            Err(_) if !may_create => None,
+            Err(_) => {
+                let created = engine.create(Part::Scrub, 0);
+                Some(created.map_err(|error| StoreError::io(&name, error))?)
+            }
+        };
+        if let Some(disk) = disk
+            .as_deref()
+            .filter(|_| Guard::RecoverySyncsFirst.holds())
+        {
+            // What only survived in the host's cache must be durable before blocks are let go by it.
+            let settled = disk.sync().and_then(|()| disk.forget_cached());
+            settled.map_err(|error| StoreError::io(format_args!("syncing {name}"), error))?;
+        }
+        let newest = disk.as_deref().map_or(Ok(Newest::default()), |disk| {
+            newest(disk, pool).map_err(|error| StoreError::io(&name, error))
+        })?;
+        let problem = newest.problem.filter(|_| newest.sequence == 0);
+        let problem = problem.map(|problem| problem.to_string());
+        if let Some(problem) = &problem {
+            tracing::error!(
+                "{name} cannot be read, so nobody knows of blocks that were found to be bad: \
+                 {problem}; run `pool scrub`"
+            );
+        }
+        let listed: BTreeMap<Pba, BadBlock> =
+            newest.listed.into_iter().map(|it| (it.pba, it)).collect();
+        Ok(Self {
+            count: AtomicUsize::new(listed.len()),
+            state: RwLock::new(State {
+                listed,
+                progress: newest.progress,
+                cleared: BTreeSet::new(),
+                problem,
+            }),
+            suspects: Mutex::default(),
+            told: Mutex::default(),
+            part: Mutex::new(SavedPart {
+                disk,
+                name,
+                pool,
+                sequence: newest.sequence,
+            }),
+        })
+    }
+
+    /// Whether any block is listed.
+    #[inline]
+    pub(crate) fn is_any(&self) -> bool {
+        self.count.load(Relaxed) > 0
+    }
+
+    pub(crate) fn get(&self, pba: Pba) -> Option<BadBlock> {
+        if !self.is_any() {
+            return None;
+        }
+        read(&self.state).listed.get(&pba).copied()
+    }
+
+    /// Those of some consecutive blocks.
+    pub(crate) fn within(&self, blocks: Range<u64>) -> Vec<BadBlock> {
+        if !self.is_any() {
+            return Vec::new();
+        }
+        let state = read(&self.state);
+        let found = state.listed.range(Pba(blocks.start)..Pba(blocks.end));
+        found.map(|(_, block)| *block).collect()
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> Vec<BadBlock> {
+        read(&self.state).listed.values().copied().collect()
+    }
+
+    pub(crate) fn progress(&self) -> ScrubProgress {
+        read(&self.state).progress
+    }
+
+    /// Returns what it is then. Durable with the next saving.
+    pub(crate) fn change_progress(&self, change: impl FnOnce(&mut ScrubProgress)) -> ScrubProgress {
+        let state = &mut *write(&self.state);
+        change(&mut state.progress);
+        state.progress
+    }
+
+    /// Why blocks that were known to be bad are not any more.
+    pub(crate) fn problem(&self) -> Option<String> {
+        read(&self.state).problem.clone()
+    }
+
+    /// The whole pool has been gone over since.
+    pub(crate) fn forget_problem(&self) {
+        write(&self.state).problem = None;
+    }
+
+    /// Notes that a request could not read one of these blocks.
+    pub(crate) fn suspect(&self, blocks: Range<u64>) {
+        let mut suspects = lock(&self.suspects);
+        suspects.extend(blocks.map(Pba));
+        while suspects.len() > SUSPECTS_MAX {
+            suspects.pop_last();
+        }
+    }
+
+    /// Whether the log may hear of another request that failed.
+    pub(crate) fn may_tell(&self, now: Instant) -> bool {
+        let mut told = lock(&self.told);
+        let may = told.is_none_or(|at| now.duration_since(at) >= TELL_PAUSE);
+        if may {
+            *told = Some(now);
+        }
+        may
+    }
+
+    pub(crate) fn take_suspects(&self) -> BTreeSet<Pba> {
+        std::mem::take(&mut *lock(&self.suspects))
+    }
+
+    /// Takes blocks off the list; durable, and let go, with the next saving.
+    fn clear(&self, blocks: impl IntoIterator<Item = Pba>) -> bool {
+        let state = &mut *write(&self.state);
+        let mut is_any = false;
+        for pba in blocks {
+            if state.listed.remove(&pba).is_some() {
+                state.cleared.insert(pba);
+                is_any = true;
+            }
+        }
+        self.count.store(state.listed.len(), SeqCst);
+        is_any
+    }
+
+    /// A block that nobody could read, and that the index does not have, was written anew.
+    pub(crate) fn rewritten(&self, blocks: Range<u64>) {
+        let written = self.within(blocks).into_iter();
+        let unshared = written.filter(|block| block.fingerprint.is_none());
+        self.clear(unshared.map(|block| block.pba));
+    }
+}
+
+impl Pool {
+    /// Puts blocks on the list, or says more of those that are there. Durable when it returns. The
+    /// caller holds the job lock, or the blocks' entries cannot change for another reason.
+    pub(crate) fn list_bad(&self, blocks: &[BadBlock]) -> Result<()> {
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        {
+            let mut ledger = self.ledger()?;
+            let mut state = write(&self.bad.state);
+            for block in blocks {
+                let is_new = !state.listed.contains_key(&block.pba);
+                if is_new && state.listed.len() == BAD_BLOCKS_MAX as usize {
+                    return Err(StoreError::new(
+                        StoreErrorKind::Io,
+                        format!(
+                            "more than {BAD_BLOCKS_MAX} blocks of {} are bad: the device fails, \
+                             or the file was written over",
+                            self.data_name
+                        ),
+                    ));
+                }
+                ledger.books.space.shun(block.pba)?;
+                state.cleared.remove(&block.pba);
+                state.listed.insert(block.pba, *block);
+                self.bad.count.store(state.listed.len(), SeqCst);
+            }
+        }
+        self.save_bad_blocks()
+    }
+
+    /// Takes blocks off the list that are as they should be, or that nothing names any more.
+    /// Durable when it returns.
+    pub(crate) fn unlist(&self, blocks: impl IntoIterator<Item = Pba>) -> Result<()> {
+        match self.bad.clear(blocks) {
+            true => self.save_bad_blocks(),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes list and progress as they are now, and lets go of the blocks that were cleared.
+    pub(crate) fn save_bad_blocks(&self) -> Result<()> {
+        let mut part = lock(&self.bad.part);
+        let (listed, progress, cleared) = {
+            let state = read(&self.bad.state);
+            let listed: Vec<BadBlock> = state.listed.values().copied().collect();
+            (listed, state.progress, state.cleared.clone())
+        };
+        if Guard::ListedNotReused.holds() {
+            part.write(&listed, &progress)?;
+            self.let_go(&cleared)
+        } else {
+            self.let_go(&cleared)?;
+            part.write(&listed, &progress)
+        }
+    }
+
+    fn let_go(&self, cleared: &BTreeSet<Pba>) -> Result<()> {
+        let mut ledger = self.ledger()?;
+        let mut state = write(&self.bad.state);
+        for pba in cleared {
+            if state.cleared.remove(pba) {
+                ledger.books.space.unshun(*pba)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Housekeeping: what was cleared is let go. So is a block that was freed, and that the device
+    /// could read; one that it cannot stays out of use.
+    pub(crate) fn tidy_bad_blocks(&self) -> Result<()> {
+        if !self.bad.is_any() && read(&self.bad.state).cleared.is_empty() {
+            return Ok(());
+        }
+        let kept_back = self.ledger()?.books.space.kept_back();
+        let readable = kept_back.into_iter().filter(|pba| {
+            let listed = self.bad.get(*pba);
+            listed.is_some_and(|block| block.fault == Fault::Changed)
+        });
+        self.bad.clear(readable.collect::<Vec<Pba>>());
+        if read(&self.bad.state).cleared.is_empty() {
+            return Ok(());
+        }
+        self.save_bad_blocks()
+    }
+
+    /// After opening: no block of the list is handed out.
+    pub(crate) fn shun_bad_blocks(&self) -> Result<()> {
+        let mut ledger = self.ledger()?;
+        let space = &mut ledger.books.space;
+        let blocks = space.blocks();
+        let listed = self.bad.all().into_iter();
+        let in_pool = listed.filter(|block| block.pba.0 < blocks);
+        in_pool
+            .into_iter()
+            .try_for_each(|block| space.shun(block.pba))
+    }
+}
+
+impl SavedPart {
+    fn write(&mut self, listed: &[BadBlock], progress: &ScrubProgress) -> Result<()> {
+        let Some(disk) = &self.disk else {
+            return Err(StoreError::new(
+                StoreErrorKind::MissingPart,
+                format!("{} is missing", self.name),
+            ));
+        };
+        let sequence = self.sequence + 1;
+        let pages = scrub_page::encode(sequence, progress, listed, self.pool);
+        let bytes: Vec<u8> = pages.iter().flat_map(|page| page.iter().copied()).collect();
+        let at = sequence % SLOTS * SLOT_PAGES * PAGE_BYTES as u64;
+        let written = disk.write_at(&bytes, at).and_then(|()| disk.sync());
+        // What a writing that failed has left is nobody's: the next one has another number, and goes
+        // to the same slot, so that the other one stays whole.
+        self.sequence = sequence + u64::from(written.is_err());
+        written.map_err(|error| StoreError::io(format_args!("writing {}", self.name), error))
+    }
+}
+
+/// What the part has.
+#[derive(Default)]
+struct Newest {
+    /// 0 where nothing was ever written, or nothing can be read.
+    sequence: u64,
+    progress: ScrubProgress,
+    listed: Vec<BadBlock>,
+    problem: Option<FormatError>,
+}
+
+/// The slot with the higher sequence of those that are whole.
+fn newest(disk: &dyn Disk, pool: PoolId) -> std::io::Result<Newest> {
+    let mut newest = Newest::default();
+    for slot in 0..SLOTS {
+        match read_slot(disk, pool, slot * SLOT_PAGES)? {
+            Ok(Some(found)) if found.sequence > newest.sequence => {
+                newest = Newest {
+                    problem: newest.problem,
+                    ..found
+                };
+            }
+            Ok(_) => {}
+            Err(error) => newest.problem = Some(error),
+        }
+    }
+    Ok(newest)
+}
+
+/// The slot whose first page this is, if anything was ever written to it.
+fn read_slot(
+    disk: &dyn Disk,
+    pool: PoolId,
+    first: u64,
+) -> std::io::Result<std::result::Result<Option<Newest>, FormatError>> {
+    let mut found = Newest::default();
+    let mut number = first;
+    loop {
+        let mut bytes = page::blank();
+        disk.read_at(&mut bytes[..], number * PAGE_BYTES as u64)?;
+        if number == first && bytes.iter().all(|byte| *byte == 0) {
+            return Ok(Ok(None));
+        }
+        let page = match ScrubPage::decode(&bytes, pool, PageNumber(number)) {
+            Ok(page) => page,
+            Err(error) => return Ok(Err(error)),
+        };
+        if number > first && page.sequence != found.sequence {
+            return Ok(Err(FormatError::Address {
+                field: "scrub sequence",
+                expected: found.sequence,
+                found: page.sequence,
+            }));
+        }
+        let end = first + page.pages();
+        found.sequence = page.sequence;
+        found.progress = page.progress;
+        found.listed.extend(page.listed);
+        number += 1;
+        if number == end {
+            return Ok(Ok(Some(found)));
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Healing: a bad block gets its content back from another block that has it.
+//!
+//! The finder meets the content of a bad block in a block that it is publishing: the index says that
+//! this fingerprint has a block already, and the list says that it is bad. Then the good content is
+//! written over the bad one, and the two become one as ever.
+//!
+//! It is the one case in which a shared block is written. P1 is there for those who read such a
+//! block and for the content that its fingerprint stands for. While a block is in the list, nobody
+//! gets to see what stands there unless it has its fingerprint; and nothing but the content with
+//! that fingerprint is written.
+//!
+//! Steps, all under the job lock, so that the index keeps the block meanwhile:
+//!
+//! 1. compare the good block with its fingerprint, under which the index must have the bad one
+//! 2. note the attempt, durably: a device that cannot take the write fails the next sync, and with
+//!    it the pool, which shall not happen for ever
+//! 3. write, sync, read back, compare
+//! 4. only then the block leaves the list
+//!
+//! A crash before 4 leaves a block in the list that may be good already: reads of it succeed, and
+//! whoever looks at it next takes it off.
+
+use onefold_format::scrub_page::ATTEMPTS_MAX;
+use onefold_format::{BadBlock, DomainId, Pba};
+use onefold_index::{Counted, Fingerprint, FingerprintIndex};
+use std::sync::atomic::Ordering::SeqCst;
+
+use crate::error::{Result, StoreErrorKind};
+use crate::guard::Guard;
+use crate::pool::Pool;
+
+/// Rows with the first bytes of a fingerprint: more than one is all but impossible.
+const ROWS_ALIKE_MAX: usize = 16;
+
+/// A block that has the content of a bad one.
+struct Cure {
+    bad: BadBlock,
+    content: Vec<u8>,
+}
+
+impl Pool {
+    /// Whether this is what the index has the block for.
+    pub(crate) fn is_as_stored(&self, block: &[u8], domain: DomainId, listed: &BadBlock) -> bool {
+        let found = self.fingerprints(&self.domain_key(domain), domain, block);
+        found.first().map(|found| found.0) == listed.fingerprint
+    }
+
+    /// The fingerprint under which the index has a block, of which the first bytes are known.
+    pub(crate) fn fingerprint_in(
+        &self,
+        index: &dyn FingerprintIndex,
+        first_bytes: [u8; 4],
+        pba: Pba,
+    ) -> Result<Option<Fingerprint>> {
+        let mut from = Fingerprint::default();
+        from.0[..4].copy_from_slice(&first_bytes);
+        let mut from = Some(from);
+        while let Some(start) = from {
+            let rows = index.rows(start, ROWS_ALIKE_MAX)?;
+            for (fingerprint, row) in &rows {
+                if fingerprint.0[..4] != first_bytes {
+                    return Ok(None);
+                }
+                if row.pba == pba {
+                    return Ok(Some(*fingerprint));
+                }
+            }
+            from = rows.last().and_then(|(last, _)| last.successor());
+        }
+        Ok(None)
+    }
+
+    /// Heals those of the answers' blocks that are bad by the items' own, as far as that works. The
+    /// caller holds the job lock, and nobody writes to the items' blocks.
+    pub(crate) fn heal(
+        &self,
+        index: &dyn FingerprintIndex,
+        domain: DomainId,
+        own: impl Iterator<Item = (Pba, Counted)>,
+    ) -> Result<()> {
+        if !self.bad.is_any() {
+            return Ok(());
+        }
+        let mut cures: Vec<Cure> = Vec::new();
+        for (own, answer) in own {
+            let Counted::Shared(pba) = answer else {
+                continue;
+            };
+            let listed = self.bad.get(pba).filter(|_| pba != own);
+            let is_new = cures.iter().all(|cure| cure.bad.pba != pba);
+            if let Some(listed) = listed.filter(|_| is_new) {
+                cures.extend(self.cure(index, domain, own, listed)?);
+            }
+        }
+        self.apply_cures(cures, domain)
+    }
+
+    /// Step 1.
+    fn cure(
+        &self,
+        index: &dyn FingerprintIndex,
+        domain: DomainId,
+        own: Pba,
+        listed: BadBlock,
+    ) -> Result<Option<Cure>> {
+        let mut content = vec![0; self.block_size() as usize];
+        if listed.attempts == ATTEMPTS_MAX || self.read_back(own, &mut content).is_err() {
+            return Ok(None);
+        }
+        let found = self.fingerprints(&self.domain_key(domain), domain, &content);
+        let Some(found) = found.first() else {
+            return Ok(None);
+        };
+        let [a, b, c, d, ..] = found.0;
+        let indexed = self.fingerprint_in(index, [a, b, c, d], listed.pba)?;
+        let bad = BadBlock {
+            attempts: listed.attempts + 1,
+            fingerprint: Some(found.0),
+            ..listed
+        };
+        let fits = indexed == Some(*found)
+            && (listed.fingerprint.is_none() || listed.fingerprint == bad.fingerprint);
+        Ok(fits.then_some(Cure { bad, content }))
+    }
+
+    /// Steps 2 to 4.
+    fn apply_cures(&self, mut cures: Vec<Cure>, domain: DomainId) -> Result<()> {
+        let attempts: Vec<BadBlock> = cures.iter().map(|cure| cure.bad).collect();
+        self.list_bad(&attempts)?;
+        cures.retain(|Cure { bad, content }| {
+            let at = bad.pba.0 * self.block_size();
+            let written = self.data.write_at(content, at);
+            self.unsynced.store(true, SeqCst);
+            if let Err(error) = &written {
+                tracing::error!("block {} of the pool cannot be healed: {error}", bad.pba);
+            }
+            written.is_ok()
+        });
+        if cures.is_empty() {
+            return Ok(());
+        }
+        if Guard::HealedBeforeUnlisted.holds() {
+            self.commit_in_background()?;
+            let mut block = vec![0; self.block_size() as usize];
+            cures.retain(|Cure { bad, .. }| {
+                let read = self.read_back(bad.pba, &mut block);
+                read.is_ok() && self.is_as_stored(&block, domain, bad)
+            });
+        }
+        for Cure { bad, .. } in &cures {
+            tracing::warn!("block {} of the pool is healed", bad.pba);
+        }
+        self.unlist(cures.iter().map(|cure| cure.bad.pba))
+    }
+
+    /// Whether the block can be read; an error of another kind than the device's is passed on.
+    pub(crate) fn read_if_readable(&self, pba: Pba, buf: &mut [u8]) -> Result<bool> {
+        match self.read_back(pba, buf) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == StoreErrorKind::Io => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

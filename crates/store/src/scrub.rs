@@ -1,0 +1,574 @@
+//! The scrub: reads every block that a map names, once, and compares what is published with its
+//! fingerprint.
+//!
+//! Which fingerprint a block should have is known by the index alone, and in the order of
+//! fingerprints. So the pool is gone over in windows of as many blocks as there is memory to note
+//! four bytes of each one's fingerprint:
+//!
+//! 1. one pass over the index's rows, noting those of the window's blocks
+//! 2. the window's blocks in the order of their addresses: read, fingerprint, compare
+//! 3. under the job lock, so that neither finder nor collector changes the index meanwhile: a block
+//!    that differs is read once more, and the index asked once more whether it has it, under which
+//!    fingerprint. Only if both still disagree is it bad
+//!
+//! Requests, finder and collector go on during 1 and 2. A block may get a row after its place was
+//! passed: then it is only read, this time. It may lose its row, be freed and hold something else:
+//! then 3 finds nothing wrong. What has a row when the job lock is taken keeps it while that is
+//! held, and is not written (P1), so 3 calls nothing bad that is not.
+//!
+//! Private blocks have no fingerprint, and guests write to them: they are read, so that what the
+//! device cannot read is known. Free blocks are not read, unless they are known to be bad.
+//!
+//! A run is as many blocks as were asked for, from where the last one ended, around the pool. How far
+//! it has come is durable every now and then.
+
+use std::ops::Range;
+
+use onefold_format::{BadBlock, DomainId, Fault, Pba};
+use onefold_index::{Fingerprint, FingerprintIndex, Key};
+use std::collections::BTreeSet;
+
+use crate::bits;
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+use crate::pool::Pool;
+use crate::store::Store;
+use crate::sync::lock;
+
+/// Rows of the index looked at in a step.
+const ROWS_PER_STEP: usize = 16_384;
+
+/// Bytes passed in a step: a few milliseconds' work.
+const STEP_BYTES: u64 = 4 << 20;
+
+/// Bytes read and hashed at a time: see the finder's.
+const READ_BYTES: usize = 256 << 10;
+
+/// Bytes of the pool passed between two savings of how far the run has come.
+const SAVE_BYTES: u64 = 1 << 30;
+
+/// First bytes of a fingerprint that are noted.
+const NOTED_BYTES: usize = 4;
+
+/// What is noted for a block: those, and a bit that says whether there are any.
+const WINDOW_BITS_PER_BLOCK: usize = NOTED_BYTES * 8 + 1;
+
+/// A run under way, as far as it is in memory. Dropped, it is taken up again where it was saved.
+#[derive(Default)]
+pub struct Scrub {
+    window: Option<Window>,
+    domains: Domains,
+    unsaved_bytes: u64,
+}
+
+/// Consecutive blocks, and what the index has said of them.
+struct Window {
+    blocks: Range<u64>,
+    noted: Vec<[u8; NOTED_BYTES]>,
+    has_row: Vec<u64>,
+    /// The rest of the pass over the index; nothing once that has ended.
+    rows_from: Option<Fingerprint>,
+}
+
+/// What a step of the scrub did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ScrubReport {
+    /// Blocks that the run has passed, free ones included.
+    pub passed_blocks: u64,
+    /// Of these, compared with their fingerprints.
+    pub compared_blocks: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Blocks found to be bad that nobody knew of.
+    pub found_bad: u64,
+    /// Blocks known to be bad and found to be as they should be, or free.
+    pub found_good: u64,
+    /// The run has ended, or none was under way.
+    pub is_over: bool,
+}
+
+/// How far the scrub has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScrubStatus {
+    /// Blocks of the pool.
+    pub pool_blocks: u64,
+    /// Where it goes on.
+    pub next_block: u64,
+    /// Blocks that the run under way has still to pass; 0 if none is under way.
+    pub left_blocks: u64,
+    /// Bytes a second that it may read; 0 for no bound.
+    pub bytes_per_second: u64,
+    /// When the last run ended, in seconds since the Unix epoch; 0 if none has.
+    pub ended_unix_seconds: u64,
+    /// Blocks that are known to be bad.
+    pub bad_blocks: u64,
+}
+
+impl Store {
+    /// Begins a run over `percent` of the pool, 1 to 100, from where the last one ended, in place of
+    /// one that may be under way; with none, goes on with that, or begins one over the whole pool.
+    /// `bytes_per_second` is for whoever calls [`Store::scrub_step`], and kept with the run; 0 for no
+    /// bound. Durable when it returns.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for another percentage; `ReadOnly`; those of the disk.
+    pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
+        let pool = &self.pool;
+        pool.check_writable()?;
+        let blocks = pool.ledger()?.books.space.blocks();
+        let part = match percent {
+            Some(percent @ 1..=100) => Some((blocks * u64::from(percent)).div_ceil(100)),
+            None => None,
+            Some(other) => {
+                let message = format!("{other} percent of the pool: 1 to 100 make sense");
+                return Err(StoreError::new(StoreErrorKind::Invalid, message));
+            }
+        };
+        pool.bad.change_progress(|progress| {
+            progress.left_blocks = match (part, progress.left_blocks) {
+                (Some(part), _) => part,
+                (None, 0) => blocks,
+                (None, left) => left.min(blocks),
+            };
+            progress.bytes_per_second = bytes_per_second;
+        });
+        pool.save_bad_blocks()
+    }
+
+    /// How far the scrub has come.
+    ///
+    /// # Errors
+    ///
+    /// Where a request panicked while it changed the maps.
+    pub fn scrub_status(&self) -> Result<ScrubStatus> {
+        let pool_blocks = self.pool.ledger()?.books.space.blocks();
+        let progress = self.pool.bad.progress();
+        Ok(ScrubStatus {
+            pool_blocks,
+            next_block: progress.next_block,
+            left_blocks: progress.left_blocks,
+            bytes_per_second: progress.bytes_per_second,
+            ended_unix_seconds: progress.ended_unix_seconds,
+            bad_blocks: self.pool.bad.all().len() as u64,
+        })
+    }
+
+    /// Does a little of the run under way. One caller at a time.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` while the index is being counted again; `Damaged` where it cannot be used; `ReadOnly`;
+    /// those of the disk, but for what the run is meant to find.
+    pub fn scrub_step(&self, scrub: &mut Scrub) -> Result<ScrubReport> {
+        let pool = &self.pool;
+        pool.check_writable()?;
+        let Some(window) = pool.scrub_window(&mut scrub.window)? else {
+            return Ok(ScrubReport {
+                is_over: true,
+                ..ScrubReport::default()
+            });
+        };
+        if let Some(from) = window.rows_from {
+            pool.note_rows(window, from)?;
+            return Ok(ScrubReport::default());
+        }
+        let mut report = pool.scrub_blocks(window, &mut scrub.domains)?;
+        scrub.unsaved_bytes += report.passed_blocks * pool.block_size();
+        report.is_over = pool.bad.progress().left_blocks == 0;
+        if report.is_over {
+            let now = self.engine.unix_seconds();
+            pool.bad
+                .change_progress(|progress| progress.ended_unix_seconds = now);
+            *scrub = Scrub::default();
+            pool.save_bad_blocks()?;
+        } else if scrub.unsaved_bytes >= SAVE_BYTES {
+            scrub.unsaved_bytes = 0;
+            pool.save_bad_blocks()?;
+        }
+        Ok(report)
+    }
+
+    /// Makes durable how far the scrub has come.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk.
+    pub fn save_scrub(&self) -> Result<()> {
+        self.pool.save_bad_blocks()
+    }
+
+    /// Has a look at blocks that requests could not read. Returns how many of them are bad.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk, but for what is looked for.
+    pub fn look_at_suspects(&self) -> Result<u64> {
+        let suspects = self.pool.bad.take_suspects();
+        if suspects.is_empty() || self.pool.check_writable().is_err() {
+            return Ok(0);
+        }
+        let _job = lock(&self.pool.jobs);
+        let mut block = vec![0; self.pool.block_size() as usize];
+        let mut unreadable = Vec::new();
+        for pba in suspects {
+            let is_named = self.pool.is_named(pba)?;
+            if is_named && !self.pool.read_if_readable(pba, &mut block)? {
+                unreadable.push(pba);
+            }
+        }
+        self.pool.list_unreadable(&unreadable)
+    }
+}
+
+impl Pool {
+    /// The window in which the run goes on; none if no run is under way.
+    fn scrub_window<'a>(&self, kept: &'a mut Option<Window>) -> Result<Option<&'a mut Window>> {
+        let progress = self.bad.progress();
+        if progress.left_blocks == 0 {
+            return Ok(None);
+        }
+        let at = progress.next_block;
+        let goes_on = |window: &Window| window.blocks.contains(&at);
+        if !kept.as_ref().is_some_and(goes_on) {
+            // The old one's memory is given back first.
+            *kept = None;
+            let pool_blocks = self.ledger()?.books.space.blocks();
+            let count = (self.limits.scrub_bytes * 8 / WINDOW_BITS_PER_BLOCK) as u64;
+            let end = pool_blocks.min(at + count.max(64).min(progress.left_blocks));
+            *kept = Some(Window::new(at..end));
+        }
+        Ok(kept.as_mut())
+    }
+
+    /// A part of step 1.
+    fn note_rows(&self, window: &mut Window, from: Fingerprint) -> Result<()> {
+        // A conversion puts another index into its place, and nobody may hold the old one then.
+        let _job = lock(&self.jobs);
+        let index = self.index.ready()?;
+        let rows = self.aside.run(|| index.rows(from, ROWS_PER_STEP))?;
+        for (fingerprint, row) in &rows {
+            if window.blocks.contains(&row.pba.0) {
+                window.note(row.pba, *fingerprint);
+            }
+        }
+        window.rows_from = rows.last().and_then(|(last, _)| last.successor());
+        Ok(())
+    }
+
+    /// A part of steps 2 and 3.
+    fn scrub_blocks(&self, window: &Window, domains: &mut Domains) -> Result<ScrubReport> {
+        let progress = self.bad.progress();
+        let start = progress.next_block;
+        let step = (STEP_BYTES / self.block_size()).min(progress.left_blocks);
+        let end = window.blocks.end.min(start + step);
+        let (mut blocks, pool_blocks) = {
+            let mut ledger = self.ledger()?;
+            domains.set_end(ledger.books.catalogue.next_domain_id);
+            let space = &mut ledger.books.space;
+            (space.named_blocks(start, end)?, space.blocks())
+        };
+        blocks.extend(self.bad.within(start..end).iter().map(|bad| bad.pba));
+        blocks.sort_unstable();
+        blocks.dedup();
+        let looked = self.aside.run(|| self.look(window, &blocks, domains))?;
+        let mut report = ScrubReport {
+            passed_blocks: end - start,
+            compared_blocks: looked.compared,
+            bytes: blocks.len() as u64 * self.block_size(),
+            ..ScrubReport::default()
+        };
+        self.judge(window, &looked, domains, &mut report)?;
+        // Another run may have been begun meanwhile.
+        let progress = self.bad.change_progress(|progress| {
+            progress.left_blocks = progress.left_blocks.saturating_sub(end - start);
+            progress.next_block = end % pool_blocks;
+        });
+        if progress.next_block == 0 {
+            // A list that was lost had no progress either, so this is the end of the whole pool.
+            self.bad.forget_problem();
+        }
+        Ok(report)
+    }
+
+    /// Step 2 for some blocks.
+    fn look(&self, window: &Window, blocks: &[Pba], domains: &mut Domains) -> Result<Looked> {
+        let block_size = self.block_size() as usize;
+        let mut buf = vec![0; READ_BYTES];
+        let mut looked = Looked::default();
+        for piece in blocks.chunks(READ_BYTES / block_size) {
+            let mut unreadable = Vec::new();
+            let mut rest = &mut buf[..piece.len() * block_size];
+            for run in piece.chunk_by(|a, b| *a + 1 == *b) {
+                let (bytes, after) = rest.split_at_mut(run.len() * block_size);
+                self.read_run_back(run[0], bytes, &mut unreadable)?;
+                rest = after;
+            }
+            // What has a fingerprint is put side by side, so that many are hashed at once.
+            let mut published: Vec<(Pba, [u8; NOTED_BYTES])> = Vec::new();
+            for (pba, n) in piece.iter().zip(0..) {
+                if unreadable.contains(pba) {
+                    looked.suspects.push(*pba);
+                } else if let Some(noted) = window.noted(*pba) {
+                    let to = published.len() * block_size;
+                    buf.copy_within(n * block_size..(n + 1) * block_size, to);
+                    published.push((*pba, noted));
+                } else if self.bad.get(*pba).is_some() {
+                    looked.suspects.push(*pba);
+                }
+            }
+            let contents = &buf[..published.len() * block_size];
+            let fingerprints = domains.fingerprints(self, contents);
+            let contents = contents.chunks_exact(block_size);
+            looked.compared += published.len() as u64;
+            for (((pba, noted), found), content) in published.iter().zip(fingerprints).zip(contents)
+            {
+                let is_equal = found.0[..NOTED_BYTES] == *noted
+                    || domains.find(self, content, |other| other.0[..NOTED_BYTES] == *noted);
+                if !is_equal || self.bad.get(*pba).is_some() {
+                    looked.suspects.push(*pba);
+                }
+            }
+        }
+        Ok(looked)
+    }
+
+    /// Step 3: what is bad goes on the list, and what is there and good again leaves it.
+    fn judge(
+        &self,
+        window: &Window,
+        looked: &Looked,
+        domains: &mut Domains,
+        report: &mut ScrubReport,
+    ) -> Result<()> {
+        if looked.suspects.is_empty() {
+            return Ok(());
+        }
+        let _job = lock(&self.jobs);
+        let index = self.index.ready()?;
+        let (mut bad, mut good) = (Vec::new(), Vec::new());
+        for pba in &looked.suspects {
+            let noted = window.noted(*pba);
+            match self.verdict(&*index, *pba, noted, domains)? {
+                Some(verdict) if self.bad.get(*pba) == Some(verdict) => {}
+                Some(verdict) => bad.push(verdict),
+                None => good.push(*pba),
+            }
+        }
+        report.found_bad = bad
+            .iter()
+            .filter(|it| self.bad.get(it.pba).is_none())
+            .count() as u64;
+        good.retain(|pba| self.bad.get(*pba).is_some());
+        report.found_good = good.len() as u64;
+        for it in &bad {
+            tracing::error!("block {} of the pool {}", it.pba, what_is_wrong(it.fault));
+        }
+        self.list_bad(&bad)?;
+        self.unlist(good)
+    }
+
+    /// What is wrong with a block, if anything is. The caller holds the job lock.
+    fn verdict(
+        &self,
+        index: &dyn FingerprintIndex,
+        pba: Pba,
+        noted: Option<[u8; NOTED_BYTES]>,
+        domains: &mut Domains,
+    ) -> Result<Option<BadBlock>> {
+        let listed = self.bad.get(pba);
+        let mut block = vec![0; self.block_size() as usize];
+        let is_readable = self.read_if_readable(pba, &mut block)?;
+        if !self.is_named(pba)? {
+            // Freed. What cannot be read stays out of use.
+            return Ok(listed.filter(|_| !is_readable));
+        }
+        let known = listed.and_then(|bad| bad.fingerprint);
+        let first_bytes = |bytes: [u8; 16]| [bytes[0], bytes[1], bytes[2], bytes[3]];
+        let fingerprint = match noted.or(known.map(first_bytes)) {
+            Some(noted) if Guard::SuspectsConfirmed.holds() => {
+                self.fingerprint_in(index, noted, pba)?
+            }
+            Some([a, b, c, d]) => {
+                let mut noted = Fingerprint::default();
+                noted.0[..NOTED_BYTES].copy_from_slice(&[a, b, c, d]);
+                Some(noted)
+            }
+            None => None,
+        };
+        let is_good = match fingerprint {
+            _ if !is_readable => false,
+            Some(expected) => domains.find(self, &block, |found| found == expected),
+            None => true,
+        };
+        Ok((!is_good).then_some(BadBlock {
+            pba,
+            fault: if is_readable {
+                Fault::Changed
+            } else {
+                Fault::Unreadable
+            },
+            attempts: listed.map_or(0, |bad| bad.attempts),
+            fingerprint: fingerprint.map(|it| it.0),
+        }))
+    }
+
+    /// Looks once more at all blocks of the list, and takes off it what is good by now. The caller
+    /// holds the job lock.
+    pub(crate) fn look_at_bad_again(&self) -> Result<()> {
+        let listed = self.bad.all();
+        if listed.is_empty() || self.check_writable().is_err() {
+            return Ok(());
+        }
+        let mut domains = Domains::default();
+        domains.set_end(self.ledger()?.books.catalogue.next_domain_id);
+        let mut good = Vec::new();
+        let mut block = vec![0; self.block_size() as usize];
+        for bad in listed {
+            let is_good = self.read_if_readable(bad.pba, &mut block)?
+                && bad
+                    .fingerprint
+                    .is_none_or(|expected| domains.find(self, &block, |found| found.0 == expected));
+            if is_good {
+                good.push(bad.pba);
+            }
+        }
+        self.unlist(good)
+    }
+
+    pub(crate) fn is_named(&self, pba: Pba) -> Result<bool> {
+        let space = &mut self.ledger()?.books.space;
+        Ok(!space.named_blocks(pba.0, pba.0 + 1)?.is_empty())
+    }
+
+    /// Puts blocks that cannot be read on the list. Returns how many are new there.
+    pub(crate) fn list_unreadable(&self, blocks: &[Pba]) -> Result<u64> {
+        self.list_with(blocks.iter().map(|pba| (*pba, None)))
+    }
+
+    /// The same with their fingerprints, for which all rows of the index are looked at.
+    pub(crate) fn list_unreadable_of(
+        &self,
+        index: &dyn FingerprintIndex,
+        blocks: &BTreeSet<Pba>,
+    ) -> Result<()> {
+        let mut found: Vec<(Pba, Option<Fingerprint>)> = Vec::new();
+        let mut from = Some(Fingerprint::default());
+        while let Some(start) = from {
+            let rows = index.rows(start, ROWS_PER_STEP)?;
+            from = rows.last().and_then(|(last, _)| last.successor());
+            let wanted = rows.iter().filter(|(_, row)| blocks.contains(&row.pba));
+            found.extend(wanted.map(|(fingerprint, row)| (row.pba, Some(*fingerprint))));
+        }
+        self.list_with(found.into_iter()).map(|_| ())
+    }
+
+    fn list_with(&self, blocks: impl Iterator<Item = (Pba, Option<Fingerprint>)>) -> Result<u64> {
+        let bad = blocks.filter_map(|(pba, fingerprint)| {
+            let listed = self.bad.get(pba);
+            let is_known =
+                listed.is_some_and(|bad| fingerprint.is_none() || bad.fingerprint.is_some());
+            (!is_known).then_some(BadBlock {
+                pba,
+                fault: Fault::Unreadable,
+                attempts: 0,
+                fingerprint: fingerprint.map(|it| it.0),
+            })
+        });
+        let bad: Vec<BadBlock> = bad.collect();
+        for it in &bad {
+            tracing::error!("block {} of the pool {}", it.pba, what_is_wrong(it.fault));
+        }
+        self.list_bad(&bad)?;
+        Ok(bad.len() as u64)
+    }
+}
+
+/// As the rest of a sentence.
+pub(crate) fn what_is_wrong(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Unreadable => "cannot be read: the device fails there",
+        Fault::Changed => "is not what was stored",
+    }
+}
+
+/// What was seen of some blocks.
+#[derive(Default)]
+struct Looked {
+    /// Blocks to be looked at again, under the job lock.
+    suspects: Vec<Pba>,
+    /// Blocks that have a fingerprint.
+    compared: u64,
+}
+
+impl Window {
+    fn new(blocks: Range<u64>) -> Self {
+        let count = (blocks.end - blocks.start) as usize;
+        Self {
+            blocks,
+            noted: vec![[0; NOTED_BYTES]; count],
+            has_row: vec![0; count.div_ceil(64)],
+            rows_from: Some(Fingerprint::default()),
+        }
+    }
+
+    fn note(&mut self, pba: Pba, Fingerprint([a, b, c, d, ..]): Fingerprint) {
+        let at = (pba.0 - self.blocks.start) as usize;
+        self.noted[at] = [a, b, c, d];
+        bits::fill(&mut self.has_row, at..at + 1, true);
+    }
+
+    /// The first bytes of the fingerprint that the index has of a block.
+    fn noted(&self, pba: Pba) -> Option<[u8; NOTED_BYTES]> {
+        let at = (pba.0 - self.blocks.start) as usize;
+        bits::all(&self.has_row, at..at + 1, true).then(|| self.noted[at])
+    }
+}
+
+/// Whose key a block's fingerprint was made with, the index does not say. Neighbours are mostly of
+/// one domain, so the keys are tried beginning with the one that fitted last.
+#[derive(Default)]
+struct Domains {
+    /// All that ever were, those that fitted last first.
+    order: Vec<DomainId>,
+    /// The first one's.
+    key: Option<Key>,
+}
+
+impl Domains {
+    fn set_end(&mut self, end: u32) {
+        let known = self.order.len() as u32;
+        let new = (known..end).filter_map(|id| u16::try_from(id).ok());
+        self.order.extend(new.map(DomainId));
+    }
+
+    fn first(&mut self, pool: &Pool) -> (DomainId, &Key) {
+        let first = self.order.first().copied().unwrap_or_default();
+        (
+            first,
+            self.key.get_or_insert_with(|| pool.domain_key(first)),
+        )
+    }
+
+    /// Of consecutive blocks, with the key that fitted last.
+    fn fingerprints(&mut self, pool: &Pool, blocks: &[u8]) -> Vec<Fingerprint> {
+        let (domain, key) = self.first(pool);
+        pool.fingerprints(key, domain, blocks)
+    }
+
+    /// Whether the block's fingerprint, with any of the keys, is as wanted.
+    fn find(&mut self, pool: &Pool, block: &[u8], is_wanted: impl Fn(Fingerprint) -> bool) -> bool {
+        let fits = |domain: DomainId| {
+            let found = pool.fingerprints(&pool.domain_key(domain), domain, block);
+            found.into_iter().any(&is_wanted)
+        };
+        let Some(place) = self.order.iter().position(|domain| fits(*domain)) else {
+            return false;
+        };
+        if place > 0 {
+            self.order[..=place].rotate_right(1);
+            self.key = None;
+        }
+        true
+    }
+}

@@ -1,0 +1,130 @@
+//! Who uses a bad block: every volume and snapshot in which it can be read, and where.
+//!
+//! One pass over the maps, of a checkpoint as it stands on disk, kept until the end; requests and
+//! jobs go on meanwhile. An entry is seen through its own layer, and through each one above as far as
+//! nothing there hides it.
+
+use onefold_format::{BadBlock, Entry, Fault, LayerId, Lba, Pba, VolumeRecord, VolumeState};
+
+use crate::error::Result;
+use crate::references::Snapshot;
+use crate::store::Store;
+use crate::sync::lock;
+use crate::tree;
+
+/// A block of the pool that is known to be bad.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadBlockStat {
+    /// Its number in the pool.
+    pub pba: u64,
+    /// The device cannot read it; otherwise it can, and is not what was stored.
+    pub is_unreadable: bool,
+    /// It is published, so that it heals when its content is met again.
+    pub is_shared: bool,
+}
+
+/// A place at which a bad block would be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockUse {
+    /// The block's number in the pool.
+    pub pba: u64,
+    /// The volume.
+    pub volume: String,
+    /// The snapshot of it; none for the volume as it is now.
+    pub snapshot: Option<String>,
+    /// The block's number in the volume.
+    pub lba: u64,
+}
+
+impl Store {
+    /// Looks at the known bad blocks once more, and tells `visit` of everybody who uses one of those
+    /// that are bad still. Returns these, in the order of their addresses.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk; `Damaged` where a map cannot be read.
+    pub fn bad_blocks(&self, visit: &mut dyn FnMut(BlockUse)) -> Result<Vec<BadBlockStat>> {
+        let pool = &self.pool;
+        if !pool.bad.is_any() {
+            return Ok(Vec::new());
+        }
+        let snapshot = {
+            let _job = lock(&pool.jobs);
+            pool.look_at_bad_again()?;
+            Snapshot::take(pool)?
+        };
+        let bad = pool.bad.all();
+        snapshot.each_map_page(&mut |record, segment, pointer| {
+            let entries = snapshot.entries(record, segment, pointer)?;
+            for (entry, lba) in entries.iter().zip(segment.first().0..) {
+                if let Some(pba) = entry.pba().filter(|pba| is_listed(&bad, *pba)) {
+                    each_view(&snapshot, record, Lba(lba), &mut |record| {
+                        visit(name_use(&snapshot, record, pba, lba));
+                    })?;
+                }
+            }
+            Ok(())
+        })?;
+        Ok(bad.iter().map(describe).collect())
+    }
+}
+
+fn is_listed(bad: &[BadBlock], pba: Pba) -> bool {
+    bad.binary_search_by_key(&pba, |block| block.pba).is_ok()
+}
+
+fn describe(bad: &BadBlock) -> BadBlockStat {
+    BadBlockStat {
+        pba: bad.pba.0,
+        is_unreadable: bad.fault == Fault::Unreadable,
+        is_shared: bad.fingerprint.is_some(),
+    }
+}
+
+fn name_use(snapshot: &Snapshot<'_>, record: &VolumeRecord, pba: Pba, lba: u64) -> BlockUse {
+    let of = record.snapshot_of.and_then(|id| {
+        let mut volumes = snapshot.volumes.iter();
+        volumes.find(|volume| volume.id == id)
+    });
+    let (volume, name) = match of {
+        Some(volume) => (&volume.name, Some(record.name.clone())),
+        None => (&record.name, None),
+    };
+    BlockUse {
+        pba: pba.0,
+        volume: volume.clone(),
+        snapshot: name,
+        lba,
+    }
+}
+
+/// Visits everything that has a name and in which what `record` says of a block is read.
+fn each_view(
+    snapshot: &Snapshot<'_>,
+    record: &VolumeRecord,
+    lba: Lba,
+    visit: &mut dyn FnMut(&VolumeRecord),
+) -> Result<()> {
+    let mut reached: Vec<(LayerId, &VolumeRecord)> = vec![(record.layer, record)];
+    while let Some((layer, record)) = reached.pop() {
+        if record.state != VolumeState::Deleting {
+            visit(record);
+        }
+        for above in snapshot.volumes.iter().filter(|it| it.below == Some(layer)) {
+            if entry(snapshot, above, lba)? == Entry::ABSENT {
+                reached.push((above.layer, above));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What one layer says of a block.
+fn entry(snapshot: &Snapshot<'_>, record: &VolumeRecord, lba: Lba) -> Result<Entry> {
+    let pages = &snapshot.pool.pages;
+    let (owner, segment) = (record.layer.0, lba.segment());
+    let Some(pointer) = tree::lookup(pages, owner, record.map, segment.0)? else {
+        return Ok(Entry::ABSENT);
+    };
+    Ok(snapshot.entries(record, segment, pointer)?[lba.slot()])
+}
