@@ -93,7 +93,8 @@ pub trait FingerprintIndex: Send + Sync {
     ///
     /// The answers, one for each item, are durable with the rows when this returns. A repeat of
     /// the stream's last number returns the original answers and changes nothing: its items are
-    /// not compared. Numbers need not be consecutive.
+    /// not compared, so that a batch without items is a way to use a number up. Numbers need not be
+    /// consecutive.
     ///
     /// # Errors
     /// [`IndexError::Stale`] for an older number, or for the last one if that was a decrement or

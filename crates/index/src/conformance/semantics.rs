@@ -22,6 +22,7 @@ pub fn answers_as_it_should(back_end: &dyn BackEnd) {
     releases_references(&*index);
     refuses_numbers_out_of_turn(&*index);
     refuses_impossible_blocks(&*index);
+    counts_nothing_under_a_number(&*index);
     lists_rows(&*index);
     assert!(index.bytes_on_disk().unwrap() > 0);
     let (counts, rows) = (index.counts(), rows_of(&*index, 100).unwrap());
@@ -148,6 +149,14 @@ fn refuses_impossible_blocks(index: &dyn FingerprintIndex) {
         7,
         "9 was not used up"
     );
+}
+
+/// A batch without items uses its number up: a repeat of it with items counts nothing.
+fn counts_nothing_under_a_number(index: &dyn FingerprintIndex) {
+    let (stream, counts) = (StreamId(77), index.counts());
+    assert_eq!(index.increment(stream, 1, &[]).unwrap(), []);
+    assert_eq!(index.increment(stream, 1, &[item(9, 90)]).unwrap(), []);
+    assert_eq!(index.counts(), counts);
 }
 
 fn lists_rows(index: &dyn FingerprintIndex) {
