@@ -100,7 +100,8 @@ pub trait Disk: Send + Sync {
     /// length lacks the disk's [alignment](Disk::alignment), for that is the caller's mistake.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Makes every write, discard and reservation that returned before this call started durable.
+    /// Makes every write, discard, reservation and change of length that returned before this call
+    /// started durable.
     ///
     /// After an error none of them may be counted on, even if a later call succeeds: the operating
     /// system may have dropped them. So a failed sync is never simply retried.
@@ -123,6 +124,11 @@ pub trait Disk: Send + Sync {
     /// disk at least that long; never shrinks. A later discard gives its range's reservation up.
     /// Where the host cannot reserve, the disk only becomes that long.
     fn reserve(&self, len: u64) -> io::Result<()>;
+
+    /// Makes the disk exactly so long: what lies beyond a smaller length is gone, and what a larger one
+    /// adds reads as zeros. A device has the length that it has, which may have grown since it was
+    /// opened: more is `StorageFull`, and less changes nothing.
+    fn set_len(&self, len: u64) -> io::Result<()>;
 
     /// Length in bytes (a device's size).
     fn len(&self) -> io::Result<u64>;

@@ -70,6 +70,7 @@ fn conforms(engine: &dyn Engine) {
         trying_to_read_agrees_with_reading(&*disk);
         discards(&*disk);
         reserves(&*disk);
+        gets_shorter_and_longer(&*disk);
         refuses_what_is_out_of_range(&*disk);
         disk.sync().unwrap();
         forgetting_loses_nothing_that_was_synced(&*disk);
@@ -290,6 +291,25 @@ fn reserves(disk: &dyn Disk) {
     assert!(disk.allocated_bytes().unwrap() >= 12 * MIB);
     assert!(read(disk, 0, 10 * MIB as usize) == before);
     assert!(read(disk, len, 65536).iter().all(|byte| *byte == 0));
+}
+
+fn gets_shorter_and_longer(disk: &dyn Disk) {
+    let (len, unit) = (disk.len().unwrap(), unit(disk));
+    let start = len.next_multiple_of(unit as u64);
+    disk.write_at(&pattern(31, 4 * unit), start).unwrap();
+    let cut = start + 2 * unit as u64;
+    disk.set_len(cut).unwrap();
+    assert_eq!(disk.len().unwrap(), cut);
+    disk.set_len(start + 4 * unit as u64).unwrap();
+    let allocated = disk.allocated_bytes().unwrap();
+    disk.set_len(cut + (1 << 30)).unwrap();
+    assert_eq!(disk.len().unwrap(), cut + (1 << 30));
+    assert_eq!(disk.allocated_bytes().unwrap(), allocated);
+    let mut expected = pattern(31, 4 * unit);
+    expected[2 * unit..].fill(0);
+    assert_eq!(read(disk, start, 4 * unit), expected);
+    disk.set_len(len).unwrap();
+    disk.sync().unwrap();
 }
 
 fn forgetting_loses_nothing_that_was_synced(disk: &dyn Disk) {

@@ -15,7 +15,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Copies go in pieces of this size, so that a large request does not double its memory (P9).
 const BOUNCE_BYTES_MAX: usize = 1 << 20;
@@ -37,8 +37,8 @@ pub(super) struct FileDisk {
     file: File,
     /// What errors call it.
     name: String,
-    /// The size of a block device, which cannot grow; `None` for a file.
-    device_bytes: Option<u64>,
+    /// The size of a block device when it was last looked at; `None` for a file.
+    device_bytes: Option<AtomicU64>,
     /// 1 unless the file is open with O_DIRECT.
     alignment: usize,
     /// The alignment of buffers: often less than that of offsets.
@@ -59,8 +59,7 @@ impl FileDisk {
             .metadata()
             .map_err(|e| explain(format!("examining {name}"), e))?;
         let device_bytes = if metadata.file_type().is_block_device() {
-            let size = rustix::fs::seek(&file, SeekFrom::End(0));
-            Some(size.map_err(|e| explain(format!("finding the size of {name}"), e))?)
+            Some(device_size(&file, &name)?)
         } else {
             None
         };
@@ -73,7 +72,7 @@ impl FileDisk {
         Ok(FileDisk {
             file,
             name,
-            device_bytes,
+            device_bytes: device_bytes.map(AtomicU64::new),
             alignment,
             memory_alignment,
             discard_unsupported: AtomicBool::new(false),
@@ -197,10 +196,16 @@ impl FileDisk {
         Ok(())
     }
 
+    /// The size of a block device; `None` for a file.
+    fn device_bytes(&self) -> Option<u64> {
+        let size = self.device_bytes.as_ref();
+        size.map(|size| size.load(Ordering::Relaxed))
+    }
+
     /// `StorageFull` where `end` lies beyond a device's end. Checked before anything is written,
     /// for the kernel would write as much as fits.
     fn check_room(&self, end: Option<u64>) -> io::Result<()> {
-        match self.device_bytes {
+        match self.device_bytes() {
             Some(size) if end.is_none_or(|end| end > size) => Err(io::Error::new(
                 io::ErrorKind::StorageFull,
                 format!("the device has only {size} bytes"),
@@ -324,8 +329,19 @@ impl Disk for FileDisk {
             .map_err(|cause| self.failed("reserving", len, 0, cause))
     }
 
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let set = match &self.device_bytes {
+            Some(size) => device_size(&self.file, &self.name).and_then(|now| {
+                size.store(now, Ordering::Relaxed);
+                self.check_room(Some(len))
+            }),
+            None => self.file.set_len(len),
+        };
+        set.map_err(|cause| explain(format!("making {} {len} bytes long", self.name), cause))
+    }
+
     fn len(&self) -> io::Result<u64> {
-        match self.device_bytes {
+        match self.device_bytes() {
             Some(size) => Ok(size),
             None => match self.file.metadata() {
                 Ok(metadata) => Ok(metadata.len()),
@@ -340,7 +356,7 @@ impl Disk for FileDisk {
     fn allocated_bytes(&self) -> io::Result<u64> {
         /// The unit of `st_blocks`, whatever the file system's block size.
         const STAT_BLOCK_BYTES: u64 = 512;
-        match self.device_bytes {
+        match self.device_bytes() {
             Some(size) => Ok(size),
             None => match self.file.metadata() {
                 Ok(metadata) => Ok(metadata.blocks() * STAT_BLOCK_BYTES),
@@ -352,6 +368,12 @@ impl Disk for FileDisk {
     fn alignment(&self) -> usize {
         self.alignment
     }
+}
+
+/// How large a block device is now.
+fn device_size(file: &File, name: &str) -> io::Result<u64> {
+    rustix::fs::seek(file, SeekFrom::End(0))
+        .map_err(|e| explain(format!("finding the size of {name}"), e))
 }
 
 /// `fallocate(2)`, again when a signal interrupts it.

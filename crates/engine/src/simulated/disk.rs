@@ -346,6 +346,16 @@ impl Disk for SimulatedDisk {
         })
     }
 
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.run(self.request(Op::SetLen, 0, len), |part, now| {
+            match now.outcome {
+                Outcome::Success | Outcome::Crash => part.set_len(len),
+                Outcome::Failure(_) => {}
+            }
+            Ok(())
+        })
+    }
+
     fn len(&self) -> io::Result<u64> {
         self.look(|part| part.current.len)
     }

@@ -65,7 +65,7 @@ impl Plan {
             Op::Write => self.rates.write,
             Op::Sync => self.rates.sync,
             Op::Discard => self.rates.discard,
-            Op::Reserve | Op::Create | Op::Replace | Op::Remove => 0.0,
+            Op::Reserve | Op::SetLen | Op::Create | Op::Replace | Op::Remove => 0.0,
         };
         let by_chance = random.chance(rate).then_some(ErrorKind::Other);
         ordered.or(by_chance)

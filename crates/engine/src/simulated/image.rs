@@ -88,6 +88,12 @@ impl Image {
         self.len = self.len.max(len);
     }
 
+    /// Cuts, or grows without allocating.
+    pub(super) fn set_len(&mut self, len: u64) {
+        self.punch(len..self.len.max(len));
+        self.len = len;
+    }
+
     /// How many bytes writing the range would allocate.
     pub(super) fn missing_bytes(&self, range: Range<u64>) -> u64 {
         let chunks = range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES);

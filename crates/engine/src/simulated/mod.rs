@@ -68,6 +68,8 @@ pub enum Op {
     Discard,
     /// [`Disk::reserve`].
     Reserve,
+    /// [`Disk::set_len`].
+    SetLen,
     /// [`Engine::create`].
     Create,
     /// [`Engine::replace`], of the part that takes the other's place.
@@ -84,6 +86,7 @@ impl Op {
             Op::Sync => "syncing",
             Op::Discard => "discarding",
             Op::Reserve => "reserving",
+            Op::SetLen => "setting the length to",
             Op::Create => "creating",
             Op::Replace => "putting into place",
             Op::Remove => "removing",

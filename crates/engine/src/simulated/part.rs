@@ -106,6 +106,12 @@ impl PartState {
             .push(Unsynced::reserve(number, &mut self.current, len));
     }
 
+    pub(super) fn set_len(&mut self, len: u64) {
+        let number = self.number();
+        self.unsynced
+            .push(Unsynced::set_len(number, &mut self.current, len));
+    }
+
     /// A sync that starts now covers the changes before this number.
     pub(super) fn next_number(&self) -> u64 {
         self.next_number

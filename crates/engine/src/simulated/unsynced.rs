@@ -31,6 +31,8 @@ enum Change {
     Discard { ranges: Vec<Range<u64>> },
     /// The part became at least this long, with all space below set aside.
     Reserve { len: u64 },
+    /// The part became exactly this long.
+    SetLen { len: u64 },
 }
 
 /// What becomes of one change.
@@ -83,6 +85,16 @@ impl Unsynced {
         reserve
     }
 
+    /// Cuts or grows the image that readers see.
+    pub(super) fn set_len(number: u64, current: &mut Image, len: u64) -> Unsynced {
+        let set = Unsynced {
+            number,
+            change: Change::SetLen { len },
+        };
+        set.apply(current);
+        set
+    }
+
     /// Makes it part of an image.
     pub(super) fn apply(&self, image: &mut Image) {
         match &self.change {
@@ -97,6 +109,7 @@ impl Unsynced {
             Change::Reserve { len } => {
                 image.reserve(*len);
             }
+            Change::SetLen { len } => image.set_len(*len),
         }
     }
 
@@ -129,8 +142,8 @@ impl Unsynced {
                     change: Change::Discard { ranges },
                 }]
             }
-            Change::Reserve { .. } if random.coin() => vec![self.clone()],
-            Change::Reserve { .. } => Vec::new(),
+            Change::Reserve { .. } | Change::SetLen { .. } if random.coin() => vec![self.clone()],
+            Change::Reserve { .. } | Change::SetLen { .. } => Vec::new(),
         }
     }
 }
