@@ -21,7 +21,8 @@ use std::sync::Arc;
 /// from memory, or returns [`ExportError::WouldWait`] having changed nothing, and is then repeated
 /// with [`Wait::Yes`] on a thread that may wait.
 pub trait Export: Send + Sync {
-    /// Size in bytes; it does not change while a client is attached.
+    /// Size in bytes. It may grow while clients are attached: each goes on with the size that it was
+    /// told when it attached. It shrinks only while none is.
     fn size_bytes(&self) -> u64;
 
     /// The request size in bytes, a power of two from 512 to 32 MiB, from which on requests are

@@ -149,7 +149,7 @@ impl Pool {
         Ok(())
     }
 
-    fn sync_data(&self) -> Result<()> {
+    pub(crate) fn sync_data(&self) -> Result<()> {
         let what = || format!("syncing the pool's data {}", self.data_name);
         self.data
             .sync()

@@ -19,12 +19,16 @@ pub enum Guard {
     ReuseAfterReaders,
     /// Blocks are locked from before they are looked up until the map has changed.
     BlocksLocked,
+    /// Whether a volume still reaches as far is looked at once more with its blocks locked.
+    EndLookedAtLocked,
     /// P2: the record is appended only after the data was written.
     DataBeforeRecord,
     /// P2: pages are durable before the root that names them is written.
     PagesSyncedBeforeRoot,
     /// The root is durable before what it replaces is given up.
     RootSyncedBeforeReuse,
+    /// The data part is as long as the pool before a root says how large the pool is.
+    DataGrownBeforeRoot,
     /// The log is pruned only up to where the durable root starts its replay.
     LogPrunedAfterRoot,
     /// A checkpoint holds exactly what the records before its log position say.
@@ -75,16 +79,18 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 33] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
         Self::ReuseAfterCommit,
         Self::ReuseAfterReaders,
         Self::BlocksLocked,
+        Self::EndLookedAtLocked,
         Self::DataBeforeRecord,
         Self::PagesSyncedBeforeRoot,
         Self::RootSyncedBeforeReuse,
+        Self::DataGrownBeforeRoot,
         Self::LogPrunedAfterRoot,
         Self::CheckpointIsSharp,
         Self::RecoverySyncsFirst,

@@ -29,6 +29,7 @@
 //! | `remake.rs` | making the index anew, or one of another kind |
 //! | `scrub.rs` `bad_blocks.rs` `heal.rs` | finding blocks that decayed, knowing them, healing them |
 //! | `users.rs` | who uses a bad block |
+//! | `resize.rs` | changing the pool's size |
 //!
 //! There are no threads here: every call does its work on its caller's thread, but for what
 //! [`Store::set_aside`] lets others do.
@@ -71,6 +72,7 @@ mod read;
 mod recovery;
 mod references;
 mod remake;
+mod resize;
 mod scrub;
 mod snapshot;
 mod space;

@@ -158,6 +158,27 @@ impl Space {
         self.dirty.len()
     }
 
+    /// The pool has more blocks from now on, all of them free.
+    pub(crate) fn grow(&mut self, blocks: u64) {
+        let before = std::mem::replace(&mut self.blocks, blocks);
+        let last_page = (before - 1) / BLOCKS_PER_SPACE_PAGE;
+        for index in last_page..blocks.div_ceil(BLOCKS_PER_SPACE_PAGE) {
+            let added = capacity(blocks, index) - capacity(before, index);
+            match self.free.get_mut(index as usize) {
+                Some(free) => *free += added,
+                None => self.free.push(added),
+            }
+            self.free_total += u64::from(added);
+        }
+        // One that is not in memory will be loaded as it is now.
+        if let Some(page) = self.resident.get(last_page as u32) {
+            let first = last_page * BLOCKS_PER_SPACE_PAGE;
+            let bits_ =
+                (before - first) as usize..(blocks - first).min(BLOCKS_PER_SPACE_PAGE) as usize;
+            bits::fill(&mut page.busy[..], bits_, false);
+        }
+    }
+
     /// Hands out the blocks that `wish` asks for, in the order of its runs: beside those of their
     /// segment; else in a place of their own; else in one run where there is one.
     ///

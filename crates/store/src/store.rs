@@ -413,12 +413,14 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a volume another size. What lies beyond a smaller one is given up first, so that a
-    /// crash in between leaves the old size with zeros beyond the new.
+    /// Gives a volume another size; its snapshots keep theirs. What lies beyond a smaller one is given
+    /// up, or hidden where a snapshot has it, before the size changes. So a crash or an error in
+    /// between leaves the old size with zeros beyond the new in part, and what grows again reads as
+    /// zeros there.
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Invalid` for an impossible size.
+    /// `NotFound`; `Invalid` for an impossible size; those of the disk.
     pub fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<()> {
         self.check_size(size_bytes)?;
         let _changing = lock(&self.changing);
@@ -428,11 +430,13 @@ impl Store {
             volume.set_size_bytes(size_bytes);
             let block_size = self.pool.block_size();
             let beyond = Lba(size_bytes / block_size)..Lba(old_size / block_size);
-            volume.with_blocks(beyond.start.0..beyond.end.0, Wait::Yes, |layer| {
+            let cut = volume.with_blocks(beyond.start.0..beyond.end.0, Wait::Yes, |layer| {
                 volume.unmap(layer, beyond)
-            })?;
+            });
+            cut.inspect_err(|_| volume.set_size_bytes(old_size))?;
         }
-        self.change_volume(volume.id, |record| record.size_bytes = size_bytes)?;
+        self.change_volume(volume.id, |record| record.size_bytes = size_bytes)
+            .inspect_err(|_| volume.set_size_bytes(old_size))?;
         volume.set_size_bytes(size_bytes);
         Ok(())
     }

@@ -30,7 +30,8 @@ impl Volume {
             // Segments may have to be loaded, and how many is not known beforehand.
             return Err(StoreError::would_wait());
         }
-        self.with_blocks(first.0..end.0, wait, |layer| self.unmap(layer, first..end))
+        let blocks = first.0..end.0;
+        self.with_own_blocks(blocks, wait, |layer| self.unmap(layer, first..end))
     }
 
     pub(crate) fn zero_admitted(&self, offset: u64, len: u64, wait: Wait) -> Result<()> {

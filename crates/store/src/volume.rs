@@ -288,7 +288,7 @@ impl Volume {
         self.admit_range(offset, len)
     }
 
-    fn admit_range(&self, offset: u64, len: u64) -> Result<()> {
+    pub(crate) fn admit_range(&self, offset: u64, len: u64) -> Result<()> {
         self.check_in_use()?;
         let size = self.size_bytes();
         if offset.checked_add(len).is_some_and(|end| end <= size) {

@@ -88,7 +88,7 @@ impl Volume {
     fn write_blocks(&self, first: Lba, data: &[u8], wait: Wait) -> Result<()> {
         let count = data.len() as u64 / self.pool.block_size();
         let blocks = first.0..first.0 + count;
-        self.with_blocks(blocks, wait, |layer| {
+        self.with_own_blocks(blocks, wait, |layer| {
             self.write_locked(layer, first, data, wait)
         })
     }
@@ -96,7 +96,7 @@ impl Volume {
     /// Steps 2 to 8 for part of one block: what is around it is read under the lock.
     fn write_part(&self, lba: Lba, at: usize, data: &[u8], wait: Wait) -> Result<()> {
         let block_size = self.pool.block_size();
-        self.with_blocks(lba.0..lba.0 + 1, wait, |layer| {
+        self.with_own_blocks(lba.0..lba.0 + 1, wait, |layer| {
             let mut block = vec![0; block_size as usize];
             self.read_admitted(lba.0 * block_size, &mut block, wait)?;
             block[at..at + data.len()].copy_from_slice(data);
@@ -125,6 +125,24 @@ impl Volume {
                 return work(&layer);
             }
         }
+    }
+
+    /// The same for a request. By the time it has its lock the volume may have become smaller, or be
+    /// gone; what it stored then would be nobody's, or come back when the volume grows again.
+    pub(crate) fn with_own_blocks<T>(
+        &self,
+        blocks: Range<u64>,
+        wait: Wait,
+        work: impl FnOnce(&Arc<Layer>) -> Result<T>,
+    ) -> Result<T> {
+        let block_size = self.pool.block_size();
+        self.with_blocks(blocks.clone(), wait, |layer| {
+            if Guard::EndLookedAtLocked.holds() {
+                let len = (blocks.end - blocks.start) * block_size;
+                self.admit_range(blocks.start * block_size, len)?;
+            }
+            work(layer)
+        })
     }
 
     /// The blocks are locked. [step 3 shape] to [step 8 reply]

@@ -11,6 +11,7 @@ mod pool_create;
 mod pool_dedup;
 mod pool_export_metadata;
 mod pool_import_metadata;
+mod pool_resize;
 mod pool_scrub;
 mod pool_stat;
 mod pool_upgrade;
@@ -117,6 +118,8 @@ enum PoolVerb {
     /// Volumes are served meanwhile. A daemon does it in the background: ending this command leaves
     /// it running. One that was cut short goes on where it was.
     Scrub(pool_scrub::Args),
+    /// Change the pool's size, also while it is in use.
+    Resize(pool_resize::Args),
 }
 
 #[derive(Debug, Subcommand)]
@@ -253,6 +256,7 @@ impl Cli {
             Noun::Pool(PoolVerb::ImportMetadata(args)) => pool_import_metadata::run(&context, args),
             Noun::Pool(PoolVerb::Upgrade) => pool_upgrade::run(&context),
             Noun::Pool(PoolVerb::Scrub(args)) => pool_scrub::run(&context, &args),
+            Noun::Pool(PoolVerb::Resize(args)) => pool_resize::run(&context, &args),
             Noun::Index(IndexVerb::Stat) => index_stat::run(&context),
             Noun::Index(IndexVerb::Rebuild) => index_rebuild::run(&context, None),
             Noun::Index(IndexVerb::Convert(args)) => index_convert::run(&context, &args),

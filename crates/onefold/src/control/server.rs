@@ -140,6 +140,7 @@ impl Server {
             pool::PoolDedup::PATH => self.run::<pool::PoolDedup>(request).await,
             scrub::PoolScrub::PATH => self.run::<scrub::PoolScrub>(request).await,
             scrub::PoolBadBlocks::PATH => self.run::<scrub::PoolBadBlocks>(request).await,
+            pool::PoolResize::PATH => self.run::<pool::PoolResize>(request).await,
             job::JobList::PATH => self.run::<job::JobList>(request).await,
             job::JobPause::PATH => self.run::<job::JobPause>(request).await,
             job::JobResume::PATH => self.run::<job::JobResume>(request).await,

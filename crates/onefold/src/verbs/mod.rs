@@ -158,10 +158,10 @@ fn check_plain(name: &str, what: &str) -> Result<()> {
     )))
 }
 
-/// A volume's size must be a whole number of blocks, and not nothing.
-fn check_size(size_bytes: u64, block_size: u32) -> Result<()> {
+/// A size must be a whole number of blocks, and not nothing.
+fn check_size(size_bytes: u64, block_size: u32, of: &str) -> Result<()> {
     if size_bytes == 0 {
-        return Err(Error::usage("a volume's size must not be 0"));
+        return Err(Error::usage(format!("a {of}'s size must not be 0")));
     }
     if !size_bytes.is_multiple_of(u64::from(block_size)) {
         return Err(Error::usage(format!(

@@ -2,7 +2,8 @@
 
 use super::job::Counts;
 use super::snapshot::DeletionReply;
-use super::{Report, Service, Verb};
+use super::volume::PlanReply;
+use super::{Report, Service, Verb, check_size};
 use crate::error::{Error, Result};
 use crate::limits::FINDINGS_LISTED_MAX;
 use crate::output::Document;
@@ -288,6 +289,34 @@ impl Document for PoolDedupReply {
             self.seconds,
             size::display(self.bytes_per_second)
         )
+    }
+}
+
+/// Changes the pool's size.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PoolResize {
+    pub(crate) size_bytes: u64,
+}
+
+impl Verb for PoolResize {
+    const PATH: &'static str = "/v1/pool/resize";
+    type Reply = PlanReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<PlanReply> {
+        check_size(self.size_bytes, service.store.block_size(), "pool")?;
+        let before = service.store.size_bytes()?;
+        if self.size_bytes < before {
+            return Err(Error::failed(format!(
+                "the pool has {} already, and a pool can only grow",
+                size::display(before)
+            )));
+        }
+        service.store.grow(self.size_bytes)?;
+        let plan = match self.size_bytes == before {
+            true => "leave the pool as it is: it has this size".to_owned(),
+            false => format!("grow the pool from {before} to {} bytes", self.size_bytes),
+        };
+        Ok(PlanReply::without_clients(vec![plan], true))
     }
 }
 

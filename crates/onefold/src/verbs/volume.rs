@@ -144,7 +144,7 @@ impl Verb for VolumeCreate {
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
         check_name(&self.name)?;
-        check_size(self.size_bytes, service.store.block_size())?;
+        check_size(self.size_bytes, service.store.block_size(), "volume")?;
         self.sharing.check()?;
         let options = self.sharing.volume_options(self.size_bytes);
         service.store.create_volume(&self.name, &options)?;
@@ -345,6 +345,17 @@ impl PlanReply {
     }
 }
 
+impl PlanReply {
+    /// Of something that no client can stand in the way of.
+    pub(super) fn without_clients(plan: Vec<String>, done: bool) -> Self {
+        Self {
+            plan,
+            done,
+            clients: Vec::new(),
+        }
+    }
+}
+
 impl Document for PlanReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let mark = if self.done { "done" } else { "plan" };
@@ -359,7 +370,7 @@ impl Verb for VolumeResize {
     type Reply = PlanReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PlanReply> {
-        check_size(self.size_bytes, service.store.block_size())?;
+        check_size(self.size_bytes, service.store.block_size(), "volume")?;
         let volume = service.find(&self.name)?;
         let shrinks = self.size_bytes < volume.size_bytes;
         let mut plan = vec![format!(
@@ -375,8 +386,19 @@ impl Verb for VolumeResize {
         if shrinks && !self.yes {
             return Ok(PlanReply::of(service, &self.name, plan, false));
         }
-        let _hold = service.detach(&self.name, self.force, "resize")?;
+        let hold = match shrinks {
+            true => service.detach(&self.name, self.force, "shrink")?,
+            false => None,
+        };
+        let clients = service.clients(&self.name);
+        if !clients.is_empty() {
+            plan.push(format!(
+                "keep the old size for {} until attached again",
+                clients.join(", ")
+            ));
+        }
         service.store.resize_volume(&self.name, self.size_bytes)?;
+        drop(hold);
         Ok(PlanReply::of(service, &self.name, plan, true))
     }
 }

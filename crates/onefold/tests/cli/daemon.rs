@@ -254,6 +254,11 @@ fn a_stopped_daemon_leaves_nothing_to_replay() {
 
 /// Attaches to a volume as the simplest of NBD clients.
 fn attach(scene: &Scene, volume: &str) -> UnixStream {
+    attach_and_answer(scene, volume).0
+}
+
+/// The same, with the size and flags that the server answered.
+fn attach_and_answer(scene: &Scene, volume: &str) -> (UnixStream, [u8; 10]) {
     let mut stream = UnixStream::connect(scene.pool().join("nbd.sock")).unwrap();
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting).unwrap();
@@ -264,8 +269,9 @@ fn attach(scene: &Scene, volume: &str) -> UnixStream {
     hello.push(u8::try_from(volume.len()).unwrap());
     hello.extend_from_slice(volume.as_bytes());
     stream.write_all(&hello).unwrap();
-    stream.read_exact(&mut [0; 10]).unwrap();
-    stream
+    let mut answer = [0; 10];
+    stream.read_exact(&mut answer).unwrap();
+    (stream, answer)
 }
 
 /// Whether the server has hung up.
@@ -282,7 +288,7 @@ fn an_attached_volume_is_protected() {
     let me = format!("process {}", std::process::id());
     let verbs: [&[&str]; 3] = [
         &["volume", "rename", "vm", "new"],
-        &["volume", "resize", "new", "--size", "2M"],
+        &["volume", "resize", "new", "--size", "512K", "--yes"],
         &["volume", "delete", "new", "--yes"],
     ];
     for arguments in verbs {
@@ -297,6 +303,43 @@ fn an_attached_volume_is_protected() {
         assert!(is_disconnected(client), "{arguments:?}");
     }
     assert_eq!(scene.volumes(), ["idle"]);
+}
+
+/// The size that a client of this volume was told.
+fn attach_for_size(scene: &Scene, volume: &str) -> (UnixStream, u64) {
+    let (stream, answer) = attach_and_answer(scene, volume);
+    (stream, u64::from_be_bytes(answer[..8].try_into().unwrap()))
+}
+
+#[test]
+fn a_volume_grows_while_clients_are_attached() {
+    let scene = Scene::new();
+    let _daemon = scene.daemon();
+    scene.ok(&["volume", "create", "vm", "--size", "1M"]);
+    let (mut before, size) = attach_for_size(&scene, "vm");
+    assert_eq!(size, 1 << 20);
+    let grown = scene.json(&["volume", "resize", "vm", "--size", "2M"]);
+    assert_eq!(grown["done"], true);
+    let said = grown["plan"].to_string();
+    assert!(said.contains(&std::process::id().to_string()), "{said}");
+    let (_after, size) = attach_for_size(&scene, "vm");
+    assert_eq!(size, 2 << 20);
+
+    // Who was attached before is answered as before, and told of nothing beyond the old end.
+    for (offset, is_fine) in [((1 << 20) - 4096_u64, true), (1 << 20, false)] {
+        let mut read = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 0];
+        read.extend_from_slice(&7_u64.to_be_bytes());
+        read.extend_from_slice(&offset.to_be_bytes());
+        read.extend_from_slice(&4096_u32.to_be_bytes());
+        before.write_all(&read).unwrap();
+        let mut reply = [0; 16];
+        before.read_exact(&mut reply).unwrap();
+        assert_eq!(&reply[..4], [0x67, 0x44, 0x66, 0x98]);
+        assert_eq!(reply[4..8] == [0; 4], is_fine, "{reply:?}");
+        if is_fine {
+            before.read_exact(&mut [0; 4096]).unwrap();
+        }
+    }
 }
 
 #[test]

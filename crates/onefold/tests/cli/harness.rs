@@ -95,7 +95,10 @@ impl Scene {
             directory: TempDir::with_prefix("onefold-test-").unwrap(),
         };
         let pool = scene.pool().to_str().unwrap().to_owned();
-        let mut arguments = vec!["pool", "create", &pool, "--size", "4G"];
+        let mut arguments = vec!["pool", "create", &pool];
+        if !options.contains(&"--size") {
+            arguments.extend(["--size", "4G"]);
+        }
         arguments.extend(options);
         let created = run(&arguments);
         assert_eq!(created.code, Some(0), "{created:?}");

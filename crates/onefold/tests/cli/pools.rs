@@ -94,6 +94,43 @@ fn creation_is_refused_without_a_trace() {
 }
 
 #[test]
+fn a_pool_grows_with_and_without_a_daemon() {
+    for has_daemon in [false, true] {
+        let scene = Scene::with_pool_options(&["--size", "16M"]);
+        let _daemon = has_daemon.then(|| scene.daemon());
+        let first = scene.file("image", &noise(1, 12 << 20));
+        scene.ok(&["volume", "import", "first", &first]);
+        let second = scene.file("second", &noise(2, 12 << 20));
+        scene
+            .run(&["volume", "import", "second", &second])
+            .is_refusal(1, &["free"]);
+        for (size, words) in [
+            ("0", "0"),
+            ("15E", "large"),
+            ("8M", "grow"),
+            ("16777217", "block size"),
+        ] {
+            let refused = scene.run(&["pool", "resize", "--size", size]);
+            assert!(matches!(refused.code, Some(1 | 2)), "{refused:?}");
+            assert!(refused.stderr.contains(words), "{refused:?}");
+        }
+        let same = scene.json(&["pool", "resize", "--size", "16M"]);
+        assert!(same["plan"][0].as_str().unwrap().contains("has this size"));
+        assert_eq!(scene.json(&["pool", "stat"])["pool_blocks"], 4096);
+
+        let grown = scene.json(&["pool", "resize", "--size", "200M"]);
+        assert_eq!(grown["done"], true);
+        assert_eq!(scene.json(&["pool", "stat"])["pool_blocks"], 51_200);
+        let data = fs::metadata(scene.pool().join("data")).unwrap();
+        assert_eq!(data.len(), 200 << 20);
+        scene.ok(&["volume", "import", "second", &second]);
+        assert!(scene.content("first") == noise(1, 12 << 20));
+        assert!(scene.content("second") == noise(2, 12 << 20));
+        assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+    }
+}
+
+#[test]
 fn blocks_may_live_in_a_file_elsewhere_but_not_in_one_that_exists() {
     let scene = Scene::new();
     let pool = scene.path("split");

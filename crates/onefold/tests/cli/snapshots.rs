@@ -311,3 +311,29 @@ fn a_long_diff_comes_in_pages() {
     daemon.terminate();
     assert!(diff(&scene, "a@empty", "a") == extents(&expected));
 }
+
+#[test]
+fn what_a_smaller_volume_lost_stays_with_its_snapshot_only() {
+    let scene = Scene::new();
+    let content = noise(3, 2 * MIB);
+    let file = scene.file("image", &content);
+    scene.ok(&["volume", "import", "a", &file]);
+    scene.ok(&["snapshot", "create", "a@one"]);
+    scene.ok(&["volume", "resize", "a", "--size", "1M", "--yes"]);
+    scene.ok(&["snapshot", "create", "a@two"]);
+    scene.ok(&["volume", "resize", "a", "--size", "3M"]);
+    let cut = [&content[..MIB], &vec![0; 2 * MIB]].concat();
+    for deleted in ["one", "two", ""] {
+        assert!(scene.content("a") == cut, "before {deleted} went");
+        match deleted {
+            "one" => {
+                assert!(scene.content("a@one") == content);
+                assert!(scene.content("a@two") == content[..MIB]);
+            }
+            "two" => assert!(scene.content("a@two") == content[..MIB]),
+            _ => break,
+        }
+        scene.ok(&["snapshot", "delete", &format!("a@{deleted}"), "--yes"]);
+        assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+    }
+}

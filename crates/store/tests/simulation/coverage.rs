@@ -70,6 +70,8 @@ coverage! {
     deletions_deferred,
     /// Pairs of volumes and snapshots of which the changes were compared with the contents.
     compared,
+    /// Times that the pool became larger.
+    pool_grown,
     rebuilds,
     /// Conversions of the index that a crash had cut short.
     conversions_resumed,

@@ -157,10 +157,22 @@ impl World {
     /// After a recovery: compares everything with the model. What is there now is durable.
     pub(crate) fn verify(&self) -> Step {
         self.engine().set_failure_rates(FailureRates::default());
+        self.verify_pool_size()?;
         self.verify_catalogue()?;
         self.verify_contents()?;
         self.verify_counts(&self.store())?;
         self.state().coverage.recoveries += 1;
+        Ok(())
+    }
+
+    fn verify_pool_size(&self) -> Step {
+        let size = self.store().size_bytes().expect("nobody panicked");
+        let mut state = self.state();
+        if !state.pool_sizes.contains(&size) {
+            let message = format!("a pool of {size} bytes, not {:?}", state.pool_sizes);
+            return Err(violation(message));
+        }
+        state.pool_sizes = vec![size];
         Ok(())
     }
 

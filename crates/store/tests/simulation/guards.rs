@@ -134,6 +134,31 @@ fn two_writers_of_a_block(seed: u64) -> Step {
     power_loss(&world)
 }
 
+/// A volume shrinks while a long write to it is under way, and grows again.
+fn cut_while_written(seed: u64) -> Step {
+    let world = pool(seed, 16 * MIB, MIB)?;
+    world.create_volume(4 * MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 2 * MIB, Fill::Data, Wait::Yes)?;
+    world.flush(id)?;
+    let volume = world.handle(id)?;
+    let mut bytes = vec![0xab; 3 << 20];
+    let read = volume.read(0, &mut bytes[..2 << 20], Wait::Yes);
+    read.map_err(|error| violation(error.to_string()))?;
+    world.meanwhile(Part::Data, Op::Write, When::After, move |world| {
+        world.resize_volume(id, 2 * MIB)
+    });
+    // The model knows the first half, and that nothing is behind it once the volume has shrunk.
+    let written = volume.write(0, &bytes, Wait::Yes);
+    world.found()?;
+    world.resize_volume(id, 4 * MIB)?;
+    world.read(id, 0, 4 * MIB, Wait::Yes)?;
+    if written.is_ok() {
+        return Err(violation("a write beyond the end was answered"));
+    }
+    power_loss(&world)
+}
+
 /// Other flushes commit while a write to a block that held something else is under way.
 fn committed_before_written(seed: u64) -> Step {
     let world = small_pool(seed)?;
@@ -521,6 +546,18 @@ fn merged_while_published(seed: u64) -> Step {
     world.settle()
 }
 
+/// A pool grows, is full at once, and loses power.
+fn grown_before_root(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(8 * MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 3 * MIB, Fill::Data, Wait::Yes)?;
+    world.flush(id)?;
+    world.engine().crash_after(1 + seed % 4);
+    crash_is_fine(world.grow_pool(4 * MIB))?;
+    power_loss(&world)
+}
+
 fn script(guard: Guard) -> fn(u64) -> Step {
     match guard {
         Guard::PoolSyncedBeforeLog | Guard::LogSyncedBeforeReply | Guard::FlushJoinsLaterCommit => {
@@ -529,8 +566,10 @@ fn script(guard: Guard) -> fn(u64) -> Step {
         Guard::ReuseAfterCommit => reused_before_commit,
         Guard::ReuseAfterReaders => reused_while_read,
         Guard::BlocksLocked => two_writers_of_a_block,
+        Guard::EndLookedAtLocked => cut_while_written,
         Guard::DataBeforeRecord => committed_before_written,
         Guard::PagesSyncedBeforeRoot | Guard::RootSyncedBeforeReuse => checkpoints_cut_short,
+        Guard::DataGrownBeforeRoot => grown_before_root,
         Guard::LogPrunedAfterRoot => log_wanted_during_checkpoint,
         Guard::CheckpointIsSharp => committed_during_checkpoint,
         Guard::RecoverySyncsFirst => killed_then_power_loss,

@@ -242,6 +242,27 @@ fn clones(world: &Arc<World>) -> Step {
     world.verify_contents()
 }
 
+/// A pool grows and is written to each time, across the end of a page of its free-space map.
+fn growing(world: &Arc<World>) -> Step {
+    world.create_volume(128 * MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 2 * MIB, Fill::Data, Wait::Yes)?;
+    world.flush(id)?;
+    for grown in [4 * BLOCK, 2 * MIB, 54 * MIB - 4 * BLOCK, 4 * MIB] {
+        world.grow_pool(grown)?;
+        let at = 8 * MIB + world.pool_size();
+        world.write(id, at, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.tick()?;
+    }
+    world.flush(id)?;
+    world.trim(id, 0, 2 * MIB, Wait::Yes)?;
+    world.check()?;
+    world.close_and_open(8 * MIB)?;
+    world.grow_pool(BLOCK)?;
+    world.write(id, 0, MIB, Fill::Data, Wait::Yes)?;
+    world.flush(id)
+}
+
 /// A script stopped at I/O `n`, recovered, and used again.
 fn stopped_at(n: u64, world: &Arc<World>, script: Script, kind: CrashKind) -> Step {
     world
@@ -360,6 +381,12 @@ fn every_io_of_clones_can_be_the_last() {
         assert!(coverage.clones > 0 && coverage.rolled_back > 0);
         assert!(coverage.deletions_resumed > 0 && coverage.deletions_deferred > 0);
     }
+}
+
+#[test]
+fn every_io_of_growing_can_be_the_last() {
+    let coverage = stop_everywhere(IndexKind::Hash, growing, 40);
+    assert!(coverage.pool_grown > 5, "{coverage:?}");
 }
 
 #[test]

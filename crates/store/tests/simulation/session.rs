@@ -245,7 +245,7 @@ impl World {
         self.state().request += 1;
         self.state().coverage.requests += 1;
         let volumes = self.volume_ids();
-        let choice = self.draw(|random| random.below(145));
+        let choice = self.draw(|random| random.below(147));
         if volumes.is_empty() || (choice < 3 && volumes.len() < 4) {
             let options = self.draw_volume();
             return self.create_volume_as(&options);
@@ -311,6 +311,7 @@ impl World {
                 self.deletion_step()
             }
             142..145 => self.verify_changes(),
+            145..147 => self.grow_pool_some(),
             _ => {
                 self.arm_write(id);
                 self.write_some(id, Wait::Yes)
@@ -355,6 +356,15 @@ impl World {
         }
         let id = self.draw(|random| *random.pick(&snapshots));
         self.roll_back(id)
+    }
+
+    fn grow_pool_some(&self) -> Step {
+        let block_size = self.state().block_size;
+        let most = (40 * MIB).saturating_sub(self.pool_size()) / block_size;
+        match self.draw(|random| random.below(most.min(64) + 1)) {
+            0 => Ok(()),
+            blocks => self.grow_pool(blocks * block_size),
+        }
     }
 
     fn convert_index(&self) -> Step {
@@ -659,6 +669,11 @@ impl World {
             && self.draw(|random| random.one_in(12))
         {
             return self.interrupt_catalogue(id);
+        }
+        if let Held::Nothing | Held::Job | Held::Blocks(_) = held
+            && self.draw(|random| random.one_in(24))
+        {
+            return self.grow_pool_some();
         }
         if let Held::Nothing | Held::Blocks(_) = held
             && self.state().is_settled

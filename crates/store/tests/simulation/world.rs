@@ -74,6 +74,8 @@ pub(crate) struct State {
     pub(crate) store: Option<Arc<Store>>,
     pub(crate) block_size: u64,
     pub(crate) index: IndexKind,
+    /// Bytes that the pool may have: one size, unless it was being changed when the machine stopped.
+    pub(crate) pool_sizes: Vec<u64>,
     pub(crate) volumes: Vec<VolumeModel>,
     pub(crate) import: Option<(Import, VolumeModel)>,
     pub(crate) pending: Option<Pending>,
@@ -123,6 +125,7 @@ impl World {
             store: None,
             block_size: u64::from(options.block_size),
             index: options.index,
+            pool_sizes: vec![options.size_bytes],
             volumes: Vec::new(),
             import: None,
             pending: None,
@@ -601,6 +604,27 @@ impl World {
         self.catalogue_change(Pending::Resize(id, size), || {
             store.resize_volume(&name, size)
         })
+    }
+
+    /// Makes the pool larger.
+    pub(crate) fn grow_pool(&self, by: u64) -> Step {
+        let store = self.store();
+        let size = self.pool_size() + by;
+        self.state().pool_sizes.push(size);
+        self.trace(|| format!("grow the pool to {size}"));
+        match store.grow(size) {
+            Ok(()) => {
+                let mut state = self.state();
+                state.pool_sizes = vec![size];
+                state.coverage.pool_grown += 1;
+                Ok(())
+            }
+            Err(error) => self.judge("grow the pool", &error, Wait::Yes),
+        }
+    }
+
+    pub(crate) fn pool_size(&self) -> u64 {
+        self.state().pool_sizes[0]
     }
 
     fn catalogue_change(
