@@ -22,7 +22,8 @@
 //! 228 batch items      u32    1 to 4096
 //! 232 batch done       u32    items that have their outcome, the first ones
 //! 236 next domain id   u32    first id never used
-//! 240 zeros
+//! 240 shrink to        u64    blocks that the pool is to have; 0 where it is not shrinking
+//! 248 zeros
 //! ```
 //!
 //! The header's sequence is the checkpoint's number; it goes to slot `sequence % 2`. A torn write
@@ -106,6 +107,8 @@ pub struct Root {
     pub open_batch: Option<OpenBatchHead>,
     /// First domain id never used, up to [`DOMAIN_END`].
     pub next_domain_id: u32,
+    /// Blocks that the pool is to have, fewer than it has, while it is shrinking.
+    pub shrink_to: Option<u64>,
 }
 
 impl Root {
@@ -137,6 +140,7 @@ impl Root {
             open_batch.put(&mut *page, 208);
         }
         put(&mut *page, 236, &self.next_domain_id.to_le_bytes());
+        put(&mut *page, 240, &self.shrink_to.unwrap_or(0).to_le_bytes());
         page::seal(&mut page, &header(pool, self.slot(), self.sequence));
         page
     }
@@ -186,7 +190,7 @@ impl Root {
                 value: u64::from(next_domain_id),
             });
         }
-        if u32_at(page, 92) != 0 || !is_zero(&page[240..]) {
+        if u32_at(page, 92) != 0 || !is_zero(&page[248..]) {
             return Err(FormatError::Reserved { structure: "root" });
         }
         let root = Self {
@@ -207,6 +211,7 @@ impl Root {
             batch: TreeRoot::at(page, 192)?,
             open_batch: OpenBatchHead::at(page, 208)?,
             next_domain_id,
+            shrink_to: shrink_to_at(page, pool_blocks)?,
         };
         root.check_sharing()?;
         Ok(root)
@@ -234,6 +239,18 @@ impl Root {
             Some(open) if open.number >= self.next_batch => field("batch number", open.number),
             _ => Ok(()),
         }
+    }
+}
+
+/// The size that a pool of so many blocks shrinks to, if it does.
+fn shrink_to_at(page: &PageBytes, pool_blocks: u64) -> Result<Option<u64>, FormatError> {
+    match u64_at(page, 240) {
+        0 => Ok(None),
+        blocks if (POOL_BLOCKS_MIN..pool_blocks).contains(&blocks) => Ok(Some(blocks)),
+        value => Err(FormatError::Field {
+            field: "blocks to shrink to",
+            value,
+        }),
     }
 }
 

@@ -719,6 +719,7 @@ mod tests {
         PoolStat {
             block_size: 4096,
             pool_blocks: 0,
+            shrinking_to_blocks: None,
             logical_blocks: 0,
             physical_blocks: 0,
             private_blocks: 0,

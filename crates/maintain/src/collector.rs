@@ -8,7 +8,9 @@ use crate::limits::{
 };
 use crate::pacing::Pacer;
 use crate::rounds::retry_pause;
+use crate::shrink::{Shrunk, shrink_now};
 use onefold_store::{COLLECT_BATCH_BLOCKS, Store, StoreErrorKind};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,6 +29,7 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
             }
             continue;
         }
+        finish_shrinking(store, board, &mut foreground);
         let began = Instant::now();
         match store.collect_batch() {
             Ok(report) => {
@@ -69,6 +72,32 @@ fn delete(store: &Store, board: &Board, foreground: &mut Foreground) -> bool {
 fn is_batch_whole(store: &Store) -> bool {
     let queued = store.queued_blocks();
     queued.is_ok_and(|queued| queued >= COLLECT_BATCH_BLOCKS)
+}
+
+/// Goes on with making the pool smaller where a stop cut that short.
+fn finish_shrinking(store: &Store, board: &Board, foreground: &mut Foreground) {
+    if !matches!(store.shrinking_to(), Ok(Some(_))) {
+        return;
+    }
+    let mut began = Instant::now();
+    let shrunk = shrink_now(store, &mut |_, _| {
+        foreground.rest_after(began.elapsed());
+        began = Instant::now();
+        match board.begin_collect() {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        }
+    });
+    match shrunk {
+        Ok(Shrunk::Done | Shrunk::Cancelled | Shrunk::BrokenOff) => {}
+        Ok(Shrunk::Stuck(left)) => tracing::error!(
+            "the pool keeps its size: {left} blocks beyond the new end stay in use; run `pool check`"
+        ),
+        Err(error) => {
+            tracing::error!(%error, "making the pool smaller failed");
+            board.sleep(retry_pause(1));
+        }
+    }
 }
 
 /// A batch costs the disk as much however little is in it, so it waits until it is whole or has

@@ -25,6 +25,7 @@
 //! | `aside` | the processor for it, when nobody else wants it |
 //! | `rate` | bytes per second |
 //! | `dedup` | all that is there now, at once |
+//! | `shrink` | making the pool smaller |
 //! | `limits` | every bound, with its reason |
 
 mod accounting;
@@ -41,8 +42,10 @@ mod pacing;
 mod rate;
 mod rounds;
 mod scrub;
+mod shrink;
 
 pub use dedup::{DedupTotals, dedup_now};
 pub use job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
 pub use maintenance::{Maintenance, MaintenanceOptions};
 pub use scrub::scrub_now;
+pub use shrink::{Shrunk, shrink_to};

@@ -88,3 +88,9 @@ pub(crate) const INDEX_FULL_PAUSE: Duration = Duration::from_secs(600);
 
 /// Bytes per second are counted over at least this time.
 pub(crate) const RATE_WINDOW: Duration = Duration::from_secs(2);
+
+/// Between two steps of making a pool smaller: what readers and writers hold is let go of meanwhile.
+pub(crate) const SHRINK_PAUSE: Duration = Duration::from_millis(50);
+
+/// Steps in a row that free nothing, after which what is left stays: a second and more.
+pub(crate) const SHRINK_STEPS_MAX: u32 = 30;

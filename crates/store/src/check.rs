@@ -469,7 +469,7 @@ impl Check<'_> {
             let mut bitmap = space_page::EMPTY_BITMAP;
             bitmap.copy_from_slice(owned);
             let space = &mut self.pool.ledger()?.books.space;
-            self.counts.repaired += u64::from(space.rebuild_page(index as u32, bitmap));
+            self.counts.repaired += u64::from(space.rebuild_page(index as u32, bitmap)?);
         }
         Ok(None)
     }

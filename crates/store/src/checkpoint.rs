@@ -29,7 +29,7 @@ use crate::map::{Layer, SealedLeaf};
 use crate::pages::PageWriter;
 use crate::pool::{Ledger, Pool};
 use crate::queue::{self, SealedQueue};
-use crate::space::SealedSpacePage;
+use crate::space::{SealedSpacePage, Space};
 use crate::tree::{self, Change};
 
 /// Everything that a checkpoint writes, as it was when it was sealed.
@@ -37,6 +37,8 @@ struct Sealed {
     leaves: Vec<SealedLeaf>,
     space: Vec<SealedSpacePage>,
     space_root: TreeRoot,
+    /// Where the pool ends from now on: it was shrinking, and nothing is beyond any more.
+    cut: Option<u64>,
     catalogue: SealedCatalogue,
     catalogue_root: TreeRoot,
     queue: SealedQueue,
@@ -98,6 +100,7 @@ impl Pool {
             batch: books.batches.open.clone(),
             batch_root: books.batches.root,
             next_batch: books.batches.next_number,
+            cut: cut_now(&books.space),
             space: books.space.seal()?,
             space_root: books.space.root(),
             catalogue: books.catalogue.seal(),
@@ -154,6 +157,8 @@ impl Pool {
             batch,
             open_batch: sealed.batch.as_ref().map(OpenBatch::head),
             next_batch: sealed.next_batch,
+            pool_blocks: sealed.cut.unwrap_or(current.pool_blocks),
+            shrink_to: current.shrink_to.filter(|_| sealed.cut.is_none()),
             ..*current
         };
         Ok(Written { root, layers })
@@ -208,9 +213,19 @@ impl Pool {
         books.batches.root = written.root.batch;
         books.catalogue.root = written.root.catalogue;
         books.space.set_root(written.root.space);
+        if sealed.cut.is_some() {
+            books.space.cut()?;
+        }
         self.log_span.set_start(written.root.log_position);
         Ok(())
     }
+}
+
+/// No record before the log position leaves anything beyond the new end, and none behind it can: so
+/// the blocks there can go with this checkpoint.
+fn cut_now(space: &Space) -> Option<u64> {
+    let is_empty = space.busy_beyond() == 0 || !Guard::CutWhenEmpty.holds();
+    (space.end() < space.blocks() && is_empty).then(|| space.end())
 }
 
 fn write_maps(

@@ -86,7 +86,7 @@ pub struct BatchReport {
 
 impl Store {
     /// Publishes up to 16,384 private blocks of `volume`, from `cursor` on, and moves the cursor.
-    /// Settles first what a crash or an error left open.
+    /// Settles first what a crash or an error left open. Publishes nothing while the pool shrinks.
     ///
     /// # Errors
     ///
@@ -105,6 +105,13 @@ impl Store {
         pool.settle_open_batch()?;
         volume.check_has_blocks()?;
         let start = *cursor;
+        if pool.is_shrinking()? {
+            // A copy would only be aliased to the block that it was made to empty.
+            return Ok(BatchReport {
+                at_end: true,
+                ..BatchReport::default()
+            });
+        }
         let announced = pool.announce(volume, cursor, ready);
         let at_end = announced.map_err(|e| {
             e.during(format_args!(

@@ -129,7 +129,7 @@ impl Pool {
         let looked = units.map(|number| number * unit).try_for_each(|start| {
             let run = PbaRun {
                 start: Pba(start),
-                count: unit.min(space.blocks().saturating_sub(start)),
+                count: unit.min(space.end().saturating_sub(start)),
             };
             if run.count == 0 || !space.is_free(run)? {
                 return Ok(());

@@ -29,6 +29,8 @@ pub enum Guard {
     RootSyncedBeforeReuse,
     /// The data part is as long as the pool before a root says how large the pool is.
     DataGrownBeforeRoot,
+    /// A pool is cut only where nothing is named or in between beyond its new end.
+    CutWhenEmpty,
     /// The log is pruned only up to where the durable root starts its replay.
     LogPrunedAfterRoot,
     /// A checkpoint holds exactly what the records before its log position say.
@@ -79,7 +81,7 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 34] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -91,6 +93,7 @@ impl Guard {
         Self::PagesSyncedBeforeRoot,
         Self::RootSyncedBeforeReuse,
         Self::DataGrownBeforeRoot,
+        Self::CutWhenEmpty,
         Self::LogPrunedAfterRoot,
         Self::CheckpointIsSharp,
         Self::RecoverySyncsFirst,

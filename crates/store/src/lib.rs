@@ -102,6 +102,7 @@ pub use latency::LatencyCounts;
 pub use limits::REQUEST_BYTES_MAX;
 pub use onefold_format::{DedupMode, IndexKind, Lba};
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
+pub use resize::{ShrinkPlan, ShrinkReport};
 pub use scrub::{Scrub, ScrubReport, ScrubStatus};
 pub use snapshot::SNAPSHOTS_AT_ONCE_MAX;
 pub use stat::{IndexStat, PoolStat, SnapshotStat, VolumeStat};

@@ -259,6 +259,11 @@ impl Maps {
         found.ok_or_else(|| StoreError::damaged(format!("layer {id} is named but does not exist")))
     }
 
+    /// All layers, those of volumes that are being imported or deleted included.
+    pub(crate) fn layers(&self) -> Vec<Arc<Layer>> {
+        read(&self.layers).values().cloned().collect()
+    }
+
     /// Puts a layer above another, which is frozen from now on, or above none.
     pub(crate) fn put_above(&self, layer: &Arc<Layer>, below: Option<LayerId>) -> Result<()> {
         let below = below.map(|id| self.layer(id)).transpose()?;

@@ -52,6 +52,8 @@ pub(crate) struct Pool {
     pub(crate) jobs: Mutex<()>,
     /// Held by whoever uses the memory of [`Limits::check_bytes`].
     pub(crate) scan_memory: Mutex<()>,
+    /// Held by whoever moves blocks from beyond the pool's new end.
+    pub(crate) shrinking: Mutex<()>,
     pub(crate) aside: AsideWork,
     pub(crate) bad: BadBlocks,
     pub(crate) latencies: Latencies,
@@ -155,6 +157,7 @@ impl Pool {
             secret,
             jobs: Mutex::default(),
             scan_memory: Mutex::new(()),
+            shrinking: Mutex::default(),
             aside: AsideWork::default(),
             bad,
             latencies: Latencies::new(),

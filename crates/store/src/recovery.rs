@@ -159,6 +159,7 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
         batch: TreeRoot::default(),
         open_batch: None,
         next_batch: 1,
+        shrink_to: None,
     };
     let at = root.slot().0 * PAGE_BYTES as u64;
     step(
@@ -439,7 +440,8 @@ fn open_books(
     let queue_span = (root.queue_head, root.queue_end);
     let queue = Queue::open(Arc::clone(pages), root.queue, queue_span)?;
     let batches = Batches::read(pages, root, &mut |page| pages.mark_used(page))?;
-    let space = match Space::open(Arc::clone(pages), root.space, root.pool_blocks, limits) {
+    let size = (root.pool_blocks, root.shrink_to);
+    let space = match Space::open(Arc::clone(pages), root.space, size, limits) {
         Err(error) if options.rebuild_free_space && error.kind() == StoreErrorKind::Damaged => {
             report.free_space_rebuilt = true;
             count_free_space(pages, maps, &catalogue, &batches, root, limits)?
@@ -465,7 +467,8 @@ fn count_free_space(
     limits: &Limits,
 ) -> Result<Space> {
     let nothing = TreeRoot::default();
-    let mut space = Space::open(Arc::clone(pages), nothing, root.pool_blocks, limits)?;
+    let size = (root.pool_blocks, root.shrink_to);
+    let mut space = Space::open(Arc::clone(pages), nothing, size, limits)?;
     // A shared block may be met many times.
     let mut claim = |run: PbaRun| -> Result<()> {
         for n in 0..run.count {

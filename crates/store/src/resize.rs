@@ -3,14 +3,69 @@
 //! Growing: the data part becomes longer and that is durable, then a root that says so is, and only
 //! then new blocks are handed out. A crash in between leaves a data part that is longer than the
 //! pool, which harms nobody.
+//!
+//! Shrinking:
+//!
+//! 1. a root says where the pool is to end; from here on nothing is handed out beyond
+//! 2. whatever an entry names beyond is copied to a new block, under the entry's lock: for the map
+//!    a write like a guest's. An entry that shared a block owns its copy, and gives its reference up
+//! 3. the collector releases those references
+//! 4. once nothing beyond is named or in between, the next checkpoint ends the pool there
+//! 5. the data part is cut
+//!
+//! A crash leaves the pool in 1 or, after 4, smaller; [`Store::shrink_step`] does whatever is left.
+//! The finder rests meanwhile, for it would find the copies to be duplicates of what is to go. See
+//! `docs/decisions/0019-evacuation.md`.
 
-use onefold_format::Root;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use onefold_format::entry::State;
 use onefold_format::units::PBA_END;
+use onefold_format::{Entry, Lba, Record, Root, SegmentIndex};
+use smallvec::smallvec;
 
+use crate::Wait;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
+use crate::map::Layer;
+use crate::placement::Wish;
 use crate::pool::Pool;
+use crate::space::PbaRun;
 use crate::store::Store;
+use crate::sync::lock;
+
+/// Blocks moved under one hold of their locks: a guest that wants one of them waits for so many.
+const PIECE_BLOCKS: usize = 64;
+
+/// How finely is looked for the place up to which a pool can shrink at once.
+const PLAN_PARTS: u64 = 1024;
+
+/// A pool is made no smaller than that one block in so many is free then.
+const FREE_SHARE: u64 = 64;
+
+/// What making a pool smaller takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShrinkPlan {
+    /// Entries that name blocks beyond the wanted end: each of them gets a copy.
+    pub copied_blocks: u64,
+    /// The smallest size, from the wanted one on, that the pool can be brought to at once. Where it is
+    /// not the wanted one, most of the copies become one by deduplication, and then there is room for
+    /// the next step.
+    pub first_size_bytes: u64,
+}
+
+/// What a step of shrinking came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShrinkReport {
+    /// The pool ends where it was to end, or is not shrinking.
+    pub is_done: bool,
+    /// Blocks beyond the new end that are in use still, or were until just now.
+    pub left_blocks: u64,
+    /// It was broken off.
+    pub was_broken_off: bool,
+}
 
 impl Store {
     /// Bytes of the pool: what it can hold, and one block for its label.
@@ -23,8 +78,20 @@ impl Store {
         Ok(blocks * self.pool.block_size())
     }
 
+    /// The size in bytes that the pool is being made smaller to.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::size_bytes`].
+    pub fn shrinking_to(&self) -> Result<Option<u64>> {
+        let ledger = self.pool.ledger()?;
+        let space = &ledger.books.space;
+        let end = (space.end() < space.blocks()).then(|| space.end());
+        Ok(end.map(|blocks| blocks * self.pool.block_size()))
+    }
+
     /// Makes the pool larger, durably. Requests go on meanwhile. A size that it has already changes
-    /// nothing.
+    /// nothing but that it does not shrink any more, and that its data part has no other length.
     ///
     /// # Errors
     ///
@@ -39,25 +106,156 @@ impl Store {
             let message = format!("the pool is larger than {size_bytes} bytes already");
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
         }
-        if blocks == root.pool_blocks {
-            return Ok(());
+        if blocks == root.pool_blocks || Guard::DataGrownBeforeRoot.holds() {
+            pool.set_data_len(size_bytes)?;
         }
-        if Guard::DataGrownBeforeRoot.holds() {
-            pool.lengthen_data(size_bytes)?;
-        }
-        let next = Root {
-            sequence: root.sequence + 1,
-            pool_blocks: blocks,
-            ..*root
-        };
-        pool.write_root(&next)
-            .inspect_err(|error| pool.fail(error))?;
-        *root = next;
-        pool.ledger()?.books.space.grow(blocks);
-        if !Guard::DataGrownBeforeRoot.holds() {
-            pool.lengthen_data(size_bytes)?;
+        if (blocks, None) != (root.pool_blocks, root.shrink_to) {
+            pool.switch_size(&mut root, blocks, None)?;
+            let space = &mut pool.ledger()?.books.space;
+            space.grow(blocks);
+            space.set_end(blocks)?;
         }
         Ok(())
+    }
+
+    /// What making the pool so small would take. Releases before what has been given up, and reads all
+    /// maps.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for a size that is not smaller, impossible, or no multiple of the block size;
+    /// `NoSpace` where what is stored does not fit, or the copies of what is shared do not; `Damaged`
+    /// where the index cannot be used; those of the disk.
+    pub fn plan_shrink(&self, size_bytes: u64) -> Result<ShrinkPlan> {
+        let pool = &self.pool;
+        let end = pool.smaller_size(size_bytes)?;
+        // Nobody breaks this off.
+        let _ = self.release_given_up(&mut || ControlFlow::Continue(()))?;
+        pool.check_fits(end)?;
+        let (mut beyond, part_blocks) = pool.count_beyond(end)?;
+        // So many entries name blocks beyond each place where the pool might end.
+        for part in (1..beyond.len()).rev() {
+            beyond[part - 1] += beyond[part];
+        }
+        let wanted = beyond.first().copied().unwrap_or_default();
+        let mut ledger = pool.ledger()?;
+        let space = &mut ledger.books.space;
+        // Fewer are beyond a later place, and more is free before it.
+        let (mut low, mut high) = (0, beyond.len());
+        while low < high {
+            let middle = (low + high) / 2;
+            let first = end + middle as u64 * part_blocks;
+            let fits = first >= space.blocks()
+                || beyond[middle] + first / FREE_SHARE <= space.free_before(first)?;
+            (low, high) = if fits {
+                (low, middle)
+            } else {
+                (middle + 1, high)
+            };
+        }
+        if low < beyond.len() {
+            let first = end + low as u64 * part_blocks;
+            return Ok(ShrinkPlan {
+                copied_blocks: wanted,
+                first_size_bytes: first * pool.block_size(),
+            });
+        }
+        let message = format!(
+            "{wanted} entries name blocks beyond the new end, and there is no room for their copies: \
+             delete something, or choose a larger size"
+        );
+        Err(StoreError::new(StoreErrorKind::NoSpace, message))
+    }
+
+    /// Hands out no blocks beyond the end of a pool of this size any more, also after a crash. The
+    /// rest is done by [`Store::shrink_step`].
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` and `NoSpace` as [`Store::plan_shrink`]; those of the disk.
+    pub fn begin_shrink(&self, size_bytes: u64) -> Result<()> {
+        let pool = &self.pool;
+        let end = pool.smaller_size(size_bytes)?;
+        pool.check_fits(end)?;
+        // The batch under way is the finder's last one for now.
+        let _job = lock(&pool.jobs);
+        let mut root = pool.checkpoints.lock();
+        pool.check_writable()?;
+        if end >= root.pool_blocks {
+            let message = "the pool has become smaller meanwhile";
+            return Err(StoreError::new(StoreErrorKind::Invalid, message));
+        }
+        let blocks = root.pool_blocks;
+        pool.ledger()?.books.space.set_end(end)?;
+        pool.switch_size(&mut root, blocks, Some(end))
+    }
+
+    /// Lets the pool keep its size. What was moved stays where it is.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk.
+    pub fn cancel_shrink(&self) -> Result<()> {
+        let pool = &self.pool;
+        let mut root = pool.checkpoints.lock();
+        if root.shrink_to.is_none() {
+            return Ok(());
+        }
+        pool.check_writable()?;
+        let blocks = root.pool_blocks;
+        pool.switch_size(&mut root, blocks, None)?;
+        pool.ledger()?.books.space.set_end(blocks)
+    }
+
+    /// Moves what is beyond the new end of a pool that shrinks, releases what was shared there, and
+    /// cuts the pool if nothing is left. If something is, somebody was in the middle of using it, and
+    /// the next step will find it gone. `progress(done, all)` counts blocks, and can break it off.
+    ///
+    /// # Errors
+    ///
+    /// `NoSpace` where guests have filled the pool meanwhile; `Busy` or `Damaged` where the index
+    /// cannot release what is shared; those of the disk. The pool is still shrinking then.
+    pub fn shrink_step(
+        &self,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<ShrinkReport> {
+        let pool = &self.pool;
+        let _alone = lock(&pool.shrinking);
+        let all = pool.ledger()?.books.space.busy_beyond();
+        let mut moved = 0;
+        let mut told = |moved: u64| progress(moved.min(all), all);
+        for layer in pool.maps.layers() {
+            if pool.evacuate(&layer, &mut moved, &mut told)?.is_break() {
+                return pool.shrink_report(true);
+            }
+        }
+        if self.release_given_up(&mut || told(moved))?.is_break() {
+            return pool.shrink_report(true);
+        }
+        if pool.is_shrinking()? && pool.ledger()?.books.space.busy_beyond() == 0 {
+            pool.checkpoint()?;
+            let root = pool.checkpoints.lock();
+            if root.shrink_to.is_none() {
+                pool.set_data_len(root.pool_blocks * pool.block_size())?;
+            }
+        }
+        pool.shrink_report(false)
+    }
+
+    /// Releases references that were given up, and frees what nobody names or reads any more.
+    fn release_given_up(
+        &self,
+        told: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        self.rebuild_index_if_needed(&mut |_, _| {})?;
+        while self.collect_batch()?.released > 0 {
+            if told().is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        self.pool.commit_in_background()?;
+        self.pool.reclaim()?;
+        Ok(ControlFlow::Continue(()))
     }
 }
 
@@ -76,10 +274,214 @@ impl Pool {
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 
-    /// Makes the data part at least as long as the pool is to be.
-    fn lengthen_data(&self, size_bytes: u64) -> Result<()> {
+    /// The number of blocks of a pool of this size, which is smaller.
+    fn smaller_size(&self, size_bytes: u64) -> Result<u64> {
+        let end = self.blocks_of_size(size_bytes)?;
+        if end < self.ledger()?.books.space.blocks() {
+            return Ok(end);
+        }
+        let message = format!("the pool is not larger than {size_bytes} bytes");
+        Err(StoreError::new(StoreErrorKind::Invalid, message))
+    }
+
+    /// Whether the blocks in use, each counted once, fit before this end.
+    fn check_fits(&self, end: u64) -> Result<()> {
+        let in_use = self.ledger()?.books.space.busy_blocks();
+        if in_use + end / FREE_SHARE <= end {
+            return Ok(());
+        }
+        let message = format!(
+            "{in_use} blocks are in use, and a pool of {end} blocks has to have {} free: delete \
+             something, or choose a larger size",
+            end / FREE_SHARE
+        );
+        Err(StoreError::new(StoreErrorKind::NoSpace, message))
+    }
+
+    /// Counts the entries that name blocks from `end` on, in up to [`PLAN_PARTS`] equal parts of them.
+    /// Returns how many blocks a part has, too.
+    fn count_beyond(&self, end: u64) -> Result<(Vec<u64>, u64)> {
+        let beyond = self.ledger()?.books.space.blocks() - end;
+        let part_blocks = beyond.div_ceil(PLAN_PARTS);
+        let mut counts = vec![0; beyond.div_ceil(part_blocks) as usize];
+        for layer in self.maps.layers() {
+            let mut from = SegmentIndex(0);
+            while let Some(segment) = self.maps.next_segment(&layer, from)? {
+                let leaf = self.maps.leaf(&layer, segment, Wait::Yes)?;
+                leaf.with(|entries| {
+                    let named = entries.iter().filter_map(|entry| entry.pba());
+                    for pba in named.filter(|pba| pba.0 >= end) {
+                        // One that has grown meanwhile has room for what is beyond the last part.
+                        let part = ((pba.0 - end) / part_blocks) as usize;
+                        if let Some(count) = counts.get_mut(part) {
+                            *count += 1;
+                        }
+                    }
+                });
+                from = segment + 1;
+            }
+        }
+        Ok((counts, part_blocks))
+    }
+
+    /// Makes the data part as long as a pool of this size. The caller holds the root.
+    fn set_data_len(&self, size_bytes: u64) -> Result<()> {
         let set = self.data.set_len(size_bytes);
-        set.map_err(|error| StoreError::io("growing the pool", error))?;
+        set.map_err(|error| StoreError::io("resizing the pool", error))?;
         self.sync_data().inspect_err(|error| self.fail(error))
+    }
+
+    /// Makes a root durable that differs from the one before in the pool's size only.
+    fn switch_size(&self, root: &mut Root, blocks: u64, shrink_to: Option<u64>) -> Result<()> {
+        let next = Root {
+            sequence: root.sequence + 1,
+            pool_blocks: blocks,
+            shrink_to,
+            ..*root
+        };
+        self.write_root(&next)
+            .inspect_err(|error| self.fail(error))?;
+        *root = next;
+        Ok(())
+    }
+
+    pub(crate) fn is_shrinking(&self) -> Result<bool> {
+        let ledger = self.ledger()?;
+        Ok(ledger.books.space.end() < ledger.books.space.blocks())
+    }
+
+    fn shrink_report(&self, was_broken_off: bool) -> Result<ShrinkReport> {
+        let is_done = !self.is_shrinking()?;
+        let left_blocks = self.ledger()?.books.space.busy_beyond();
+        Ok(ShrinkReport {
+            is_done,
+            left_blocks,
+            was_broken_off: was_broken_off && !is_done,
+        })
+    }
+
+    /// Moves whatever a layer names beyond the pool's new end.
+    fn evacuate(
+        &self,
+        layer: &Arc<Layer>,
+        moved: &mut u64,
+        told: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let mut from = SegmentIndex(0);
+        while let Some(segment) = self.maps.next_segment(layer, from)? {
+            let end = self.ledger()?.books.space.end();
+            let is_beyond = |entry: &Entry| entry.pba().is_some_and(|pba| pba.0 >= end);
+            // Looked at without the locks first: most segments have nothing there.
+            let leaf = self.maps.leaf(layer, segment, Wait::Yes)?;
+            let wanted: Vec<u64> = leaf.with(|entries| {
+                let pieces = (0..).zip(entries.chunks(PIECE_BLOCKS));
+                let pieces = pieces.filter(|(_, piece)| piece.iter().any(is_beyond));
+                pieces.map(|(n, _)| n).collect()
+            });
+            drop(leaf);
+            for n in wanted {
+                let first = segment.first() + n * PIECE_BLOCKS as u64;
+                *moved += self.evacuate_piece(layer, first)?;
+                if told(*moved).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+            from = segment + 1;
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Moves what these blocks name beyond the new end. No merge moves entries meanwhile, for it would
+    /// hold the job lock, and no request does, for it would hold the blocks.
+    fn evacuate_piece(&self, layer: &Arc<Layer>, first: Lba) -> Result<u64> {
+        let _job = lock(&self.jobs);
+        let blocks = first.0..first.0 + PIECE_BLOCKS as u64;
+        let _locked = layer.locks.lock(blocks, Wait::Yes);
+        if self.maps.layer(layer.id).is_err() {
+            return Ok(0);
+        }
+        let end = self.ledger()?.books.space.end();
+        let mut entries = Vec::with_capacity(PIECE_BLOCKS);
+        self.maps
+            .leaf(layer, first.segment(), Wait::Yes)?
+            .entries(first.slot()..first.slot() + PIECE_BLOCKS, &mut entries);
+        let (mut lba, mut moved) = (first, 0);
+        for run in entries.chunk_by(|one, next| one.successor(1) == *next) {
+            let count = run.len() as u64;
+            // A run may begin before the new end.
+            let before = match run[0].pba() {
+                Some(pba) => end.saturating_sub(pba.0).min(count),
+                None => count,
+            };
+            if before < count {
+                let old = run[before as usize];
+                self.move_run(layer, (lba + before, count - before), old)?;
+                moved += count - before;
+            }
+            lba = lba + count;
+        }
+        Ok(moved)
+    }
+
+    /// Copies a run of blocks, and has their entries, which are locked, name the copies.
+    fn move_run(&self, layer: &Layer, (lba, count): (Lba, u64), old: Entry) -> Result<()> {
+        let (start, copy): (_, fn(_) -> Entry) = match old.state() {
+            State::Absent | State::Zero => return Ok(()),
+            State::Private(start) | State::Shared(start) => (start, Entry::private),
+            State::Kept(start) => (start, Entry::kept),
+        };
+        let wish = Wish {
+            layer: layer.id,
+            beside: None,
+            runs: smallvec![(lba, count)],
+        };
+        let new = self.allocate(&wish, Wait::Yes)?;
+        let mut records = Vec::with_capacity(new.len());
+        let mut done = 0;
+        let mut copied = Ok(());
+        for run in &new {
+            let from = PbaRun {
+                start: start + done,
+                count: run.count,
+            };
+            copied = copied.and_then(|()| self.copy(from, *run));
+            records.push(Record::Map {
+                layer: layer.id,
+                lba: lba + done,
+                count: run.count as u32,
+                old: old.successor(done),
+                new: copy(run.start),
+            });
+            done += run.count;
+        }
+        if let Some(cache) = layer.hash_cache() {
+            cache.forget(lba, count);
+        }
+        let given_up = old.own_pba().map(|start| PbaRun { start, count });
+        let given_up: Vec<PbaRun> = given_up.into_iter().collect();
+        copied
+            .and_then(|()| self.record(&records, &given_up, Wait::Yes))
+            .or_else(|error| {
+                if self.check_writable().is_ok() {
+                    self.take_back(&new)?;
+                }
+                Err(error)
+            })
+    }
+
+    /// Copies the content of blocks that nobody writes meanwhile.
+    fn copy(&self, from: PbaRun, to: PbaRun) -> Result<()> {
+        let block_size = self.block_size();
+        let mut bytes = vec![0; (from.count * block_size) as usize];
+        let failed = |doing: &str, pba| {
+            let what = format!("{doing} block {pba} of the pool, which is being moved");
+            move |error| StoreError::io(what, error)
+        };
+        let read = self.data.read_at(&mut bytes, from.start.0 * block_size);
+        read.map_err(failed("reading", from.start))?;
+        let written = self.data.write_at(&bytes, to.start.0 * block_size);
+        // As in [step 5 store].
+        self.unsynced.store(true, SeqCst);
+        written.map_err(failed("writing", to.start))
     }
 }

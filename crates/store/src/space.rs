@@ -5,6 +5,9 @@
 //! and not yet out of everybody's hands, or not a block at all. Only what is not busy is handed
 //! out. After a crash nothing is in between, so busy is not stored.
 //!
+//! While the pool shrinks, blocks beyond its new end are not handed out any more; once none of them is
+//! busy they are cut off.
+//!
 //! Bitmaps come in pages of 16,384 blocks. How many blocks of each page are free is known for all
 //! of them; the bitmaps themselves are loaded as needed, and stay while they have changes or
 //! blocks in between.
@@ -48,9 +51,13 @@ pub(crate) struct Space {
     pages: Arc<Pages>,
     root: TreeRoot,
     blocks: u64,
+    /// Blocks from here on are not handed out: the pool is to end here.
+    end: u64,
     /// Blocks of each page that are not busy.
     free: Vec<u16>,
     free_total: u64,
+    /// Of these, beyond the end.
+    free_beyond: u64,
     /// Blocks in between: busy, not named, and a block.
     held_total: u64,
     resident: ClockCache<u32, SpacePage>,
@@ -86,11 +93,11 @@ impl SpacePage {
 }
 
 impl Space {
-    /// A pool of `blocks` blocks as the last checkpoint left it.
+    /// A pool of `blocks` blocks, which may be about to shrink, as the last checkpoint left it.
     pub(crate) fn open(
         pages: Arc<Pages>,
         root: TreeRoot,
-        blocks: u64,
+        (blocks, shrink_to): (u64, Option<u64>),
         limits: &Limits,
     ) -> Result<Self> {
         let page_count = blocks.div_ceil(BLOCKS_PER_SPACE_PAGE);
@@ -98,10 +105,12 @@ impl Space {
             pages: Arc::clone(&pages),
             root,
             blocks,
+            end: blocks,
             free: (0..page_count)
                 .map(|index| capacity(blocks, index))
                 .collect(),
             free_total: 0,
+            free_beyond: 0,
             held_total: 0,
             resident: ClockCache::new(limits.space_pages_max),
             dirty: Vec::new(),
@@ -128,6 +137,7 @@ impl Space {
             }
         })?;
         space.free_total = space.free.iter().map(|free| u64::from(*free)).sum();
+        space.set_end(shrink_to.unwrap_or(blocks))?;
         Ok(space)
     }
 
@@ -146,7 +156,79 @@ impl Space {
 
     /// Blocks that can be handed out now.
     pub(crate) fn free_blocks(&self) -> u64 {
-        self.free_total
+        self.free_total - self.free_beyond
+    }
+
+    /// Blocks that are named or in between, and the label.
+    pub(crate) fn busy_blocks(&self) -> u64 {
+        self.blocks - self.free_total
+    }
+
+    /// Where the pool ends, or is to end: nothing is handed out from there on.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Blocks beyond the end that are named or in between.
+    pub(crate) fn busy_beyond(&self) -> u64 {
+        self.blocks - self.end - self.free_beyond
+    }
+
+    /// Free blocks that a pool would have that ended there.
+    pub(crate) fn free_before(&mut self, end: u64) -> Result<u64> {
+        Ok(self.free_total - self.count_free_from(end)?)
+    }
+
+    fn count_free_from(&mut self, end: u64) -> Result<u64> {
+        if end == self.blocks {
+            return Ok(0);
+        }
+        let whole = end.div_ceil(BLOCKS_PER_SPACE_PAGE) as usize;
+        let mut count = self
+            .free
+            .iter()
+            .skip(whole)
+            .map(|free| u64::from(*free))
+            .sum();
+        let cut = end as usize % PAGE_BLOCKS;
+        if cut > 0 {
+            let page = self.page((end / BLOCKS_PER_SPACE_PAGE) as u32)?;
+            let runs = bits::clear_runs(&page.busy[..], cut);
+            count += runs.map(|run| run.len() as u64).sum::<u64>();
+        }
+        Ok(count)
+    }
+
+    /// Hands out blocks before `end` only, from now on.
+    pub(crate) fn set_end(&mut self, end: u64) -> Result<()> {
+        self.free_beyond = self.count_free_from(end)?;
+        self.end = end;
+        (self.next_place, self.cursor) = (0, 0);
+        Ok(())
+    }
+
+    /// Cuts off what is beyond the end, where nothing is busy and a durable root ends the pool.
+    pub(crate) fn cut(&mut self) -> Result<()> {
+        let pages = self.end.div_ceil(BLOCKS_PER_SPACE_PAGE);
+        self.free_total -= self.free_beyond;
+        let cut = self.end as usize % PAGE_BLOCKS;
+        if cut > 0 {
+            let beyond = self.count_free_from(self.end)?
+                - self
+                    .free
+                    .iter()
+                    .skip(pages as usize)
+                    .map(|free| u64::from(*free))
+                    .sum::<u64>();
+            self.free[pages as usize - 1] -= beyond as u16;
+            let page = self.page(pages as u32 - 1)?;
+            bits::fill(&mut page.busy[..], cut..PAGE_BLOCKS, true);
+        }
+        self.free.truncate(pages as usize);
+        self.resident.retain(|index| u64::from(*index) < pages);
+        self.dirty.retain(|index| u64::from(*index) < pages);
+        (self.blocks, self.free_beyond) = (self.end, 0);
+        Ok(())
     }
 
     /// Blocks that are neither free nor named by a map.
@@ -158,7 +240,7 @@ impl Space {
         self.dirty.len()
     }
 
-    /// The pool has more blocks from now on, all of them free.
+    /// The pool has more blocks from now on, all of them free. The caller sets its end.
     pub(crate) fn grow(&mut self, blocks: u64) {
         let before = std::mem::replace(&mut self.blocks, blocks);
         let last_page = (before - 1) / BLOCKS_PER_SPACE_PAGE;
@@ -187,15 +269,18 @@ impl Space {
     /// [`StoreErrorKind::NoSpace`], with nothing handed out, where there are not as many.
     pub(crate) fn allocate(&mut self, wish: &Wish) -> Result<PbaRuns> {
         let count = wish.blocks();
-        if count > self.free_total {
+        if count > self.free_blocks() {
             let message = format!(
                 "{count} blocks wanted, {} free in the pool",
-                self.free_total
+                self.free_blocks()
             );
             return Err(StoreError::new(StoreErrorKind::NoSpace, message));
         }
         let (first, span) = wish.span();
         let own = self.recent.own(wish.layer, first).or(wish.beside);
+        let is_before_end =
+            |shift: &Shift| wish.at(*shift).iter().all(|run| run.start.0 < self.end);
+        let own = own.filter(is_before_end);
         let beside: SmallVec<[Shift; 8]> = match own {
             Some(shift) => smallvec![shift],
             None => self.recent.around(wish.layer, first).collect(),
@@ -223,7 +308,7 @@ impl Space {
     fn take_all_free(&mut self, runs: PbaRuns) -> Result<Option<PbaRuns>> {
         for run in &runs {
             let end = run.start.0.checked_add(run.count);
-            if end.is_none_or(|end| end > self.blocks) || !self.is_free(*run)? {
+            if end.is_none_or(|end| end > self.end) || !self.is_free(*run)? {
                 return Ok(None);
             }
         }
@@ -236,9 +321,9 @@ impl Space {
     fn find_places(&mut self, blocks: u64) -> Result<Option<u64>> {
         let wanted = blocks.next_multiple_of(PLACE_BLOCKS);
         let first_page = (self.next_place / BLOCKS_PER_SPACE_PAGE) as usize;
-        let mut tries = 0;
-        for step in 0..=self.free.len() {
-            let index = (first_page + step) % self.free.len();
+        let (mut tries, pages) = (0, self.page_count());
+        for step in 0..=pages {
+            let index = (first_page + step) % pages;
             if u64::from(self.free[index]) < PLACE_BLOCKS {
                 continue;
             }
@@ -259,8 +344,8 @@ impl Space {
                     start: Pba(start),
                     count: wanted,
                 };
-                if start + wanted <= self.blocks && self.is_free(run)? {
-                    self.next_place = (start + wanted) % self.blocks / PLACE_BLOCKS * PLACE_BLOCKS;
+                if start + wanted <= self.end && self.is_free(run)? {
+                    self.next_place = (start + wanted) % self.end / PLACE_BLOCKS * PLACE_BLOCKS;
                     return Ok(Some(start));
                 }
             }
@@ -271,7 +356,7 @@ impl Space {
     fn allocate_anywhere(&mut self, count: u64) -> Result<PbaRuns> {
         if let Some(run) = self.find_whole_run(count)? {
             self.take(run)?;
-            self.cursor = (run.start.0 + run.count) % self.blocks;
+            self.cursor = (run.start.0 + run.count) % self.end;
             return Ok(PbaRuns::from_elem(run, 1));
         }
         let mut runs = PbaRuns::new();
@@ -299,7 +384,7 @@ impl Space {
             count,
         };
         let in_place = !self.cursor.is_multiple_of(PLACE_BLOCKS);
-        if in_place && self.cursor + count <= self.blocks && self.is_free(next)? {
+        if in_place && self.cursor + count <= self.end && self.is_free(next)? {
             return Ok(Some(next));
         }
         if let Some(place) = self.find_places(count)? {
@@ -307,9 +392,9 @@ impl Space {
             return Ok(Some(PbaRun { start, count }));
         }
         let first = (self.cursor / BLOCKS_PER_SPACE_PAGE) as usize;
-        let mut tries = 0;
-        for step in 0..=self.free.len() {
-            let index = (first + step) % self.free.len();
+        let (mut tries, pages) = (0, self.page_count());
+        for step in 0..=pages {
+            let index = (first + step) % pages;
             if u64::from(self.free[index]) < count {
                 continue;
             }
@@ -319,8 +404,10 @@ impl Space {
             } else {
                 0
             };
+            let in_page = self.end_in_page(index);
             let page = self.page(index as u32)?;
-            let fits = |run: &Range<usize>| run.len() as u64 >= count;
+            let fits =
+                |run: &Range<usize>| (run.start as u64 + count) as usize <= run.end.min(in_page);
             if let Some(run) = bits::clear_runs(&page.busy[..], from).find(fits) {
                 let start = Pba(index as u64 * BLOCKS_PER_SPACE_PAGE + run.start as u64);
                 return Ok(Some(PbaRun { start, count }));
@@ -335,24 +422,37 @@ impl Space {
 
     fn find_piece(&mut self, count: u64) -> Result<PbaRun> {
         let first = (self.cursor / BLOCKS_PER_SPACE_PAGE) as usize;
-        let pages = (0..self.free.len()).map(|step| (first + step) % self.free.len());
-        let free = &self.free;
-        let Some(index) = pages.into_iter().find(|index| free[*index] > 0) else {
-            return Err(StoreError::damaged(
-                "free blocks are counted that no page has",
-            ));
-        };
-        let page = self.page(index as u32)?;
-        let Some(run) = bits::clear_runs(&page.busy[..], 0).next() else {
-            return Err(StoreError::damaged(format!(
-                "free-space page {index} is miscounted"
-            )));
-        };
-        let start = Pba(index as u64 * BLOCKS_PER_SPACE_PAGE + run.start as u64);
-        Ok(PbaRun {
-            start,
-            count: count.min(run.len() as u64),
-        })
+        let pages = self.page_count();
+        for index in (0..pages).map(|step| (first + step) % pages) {
+            if self.free[index] == 0 {
+                continue;
+            }
+            let in_page = self.end_in_page(index);
+            let page = self.page(index as u32)?;
+            let run = bits::clear_runs(&page.busy[..], 0).next();
+            if let Some(run) = run.filter(|run| run.start < in_page) {
+                let start = Pba(index as u64 * BLOCKS_PER_SPACE_PAGE + run.start as u64);
+                let found = (run.end.min(in_page) - run.start) as u64;
+                return Ok(PbaRun {
+                    start,
+                    count: count.min(found),
+                });
+            }
+        }
+        Err(StoreError::damaged(
+            "free blocks are counted that no page has",
+        ))
+    }
+
+    /// Pages from which blocks are handed out.
+    fn page_count(&self) -> usize {
+        self.end.div_ceil(BLOCKS_PER_SPACE_PAGE) as usize
+    }
+
+    /// Where in a page the blocks end that are handed out.
+    fn end_in_page(&self, index: usize) -> usize {
+        let first = index as u64 * BLOCKS_PER_SPACE_PAGE;
+        self.end.saturating_sub(first).min(BLOCKS_PER_SPACE_PAGE) as usize
     }
 
     /// Marks blocks as in between: handed out, or found in a record that is being replayed.
@@ -554,9 +654,9 @@ impl Space {
 
     /// Replaces a page that cannot be read by what the maps say. Returns whether it did: a page in
     /// memory was read, or is new, and needs no rebuilding.
-    pub(crate) fn rebuild_page(&mut self, index: u32, named: Bitmap) -> bool {
+    pub(crate) fn rebuild_page(&mut self, index: u32, named: Bitmap) -> Result<bool> {
         if self.resident.get(index).is_some() {
-            return false;
+            return Ok(false);
         }
         let mut page = new_page(Box::new(named), self.blocks, u64::from(index));
         page.dirty = true;
@@ -565,7 +665,8 @@ impl Space {
         let before = std::mem::replace(&mut self.free[index as usize], free);
         self.free_total = self.free_total + u64::from(free) - u64::from(before);
         self.resident.insert(index, page, SpacePage::may_go);
-        true
+        self.set_end(self.end)?;
+        Ok(true)
     }
 
     /// Takes the list of changed pages, as they are now.
@@ -619,8 +720,13 @@ impl Space {
         while at < end {
             let index = (at / BLOCKS_PER_SPACE_PAGE) as u32;
             let page_end = (u64::from(index) + 1) * BLOCKS_PER_SPACE_PAGE;
+            let is_beyond = at >= self.end;
+            let until = match is_beyond {
+                true => end.min(page_end),
+                false => end.min(page_end).min(self.end),
+            };
             let first = at as usize % PAGE_BLOCKS;
-            let count = (end.min(page_end) - at) as usize;
+            let count = (until - at) as usize;
             let page = self.page(index)?;
             let effect = change(page, index, first..first + count)?;
             if effect.dirty && !page.dirty {
@@ -630,8 +736,12 @@ impl Space {
             let free = &mut self.free[index as usize];
             *free = free.wrapping_add_signed(effect.free as i16);
             self.free_total = self.free_total.wrapping_add_signed(i64::from(effect.free));
+            if is_beyond {
+                let beyond = i64::from(effect.free);
+                self.free_beyond = self.free_beyond.wrapping_add_signed(beyond);
+            }
             self.held_total = self.held_total.wrapping_add_signed(effect.held);
-            at = end.min(page_end);
+            at = until;
         }
         Ok(())
     }

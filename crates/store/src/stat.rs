@@ -63,6 +63,8 @@ pub struct PoolStat {
     pub block_size: u32,
     /// Blocks of the pool, the label's included.
     pub pool_blocks: u64,
+    /// Blocks that it is being made smaller to.
+    pub shrinking_to_blocks: Option<u64>,
     /// Entries that hold data, over all volumes, those being imported or deleted included.
     pub logical_blocks: u64,
     /// Blocks that hold data: private, unique and shared ones.
@@ -166,6 +168,7 @@ impl Store {
         let snapshots = snapshots.collect();
         let counts = pool.maps.counts();
         let (pool_blocks, free_blocks) = (books.space.blocks(), books.space.free_blocks());
+        let end = books.space.end();
         let unsettled = books
             .batches
             .open
@@ -192,6 +195,7 @@ impl Store {
         Ok(PoolStat {
             block_size: self.block_size(),
             pool_blocks,
+            shrinking_to_blocks: (end < pool_blocks).then_some(end),
             logical_blocks: private_blocks + counts.shared,
             physical_blocks: private_blocks + index_counts.unique + index_counts.shared,
             private_blocks,

@@ -325,6 +325,7 @@ proptest! {
         ids in (1..=ID_END, 1..=ID_END),
         (catalogue, space) in (tree_roots(), tree_roots()),
         pool_blocks in POOL_BLOCKS_MIN..=PBA_END,
+        shrink_by in option::of(1..PBA_END),
         next_domain_id in 0..=DOMAIN_END,
         (queue_head, queue_end, queue) in queues(),
         (next_batch, open) in open_batches(),
@@ -352,6 +353,9 @@ proptest! {
             },
             open_batch: batch.map(|_| open),
             next_domain_id,
+            shrink_to: shrink_by
+                .and_then(|by| pool_blocks.checked_sub(by))
+                .filter(|blocks| *blocks >= POOL_BLOCKS_MIN),
         };
         let page = written.encode(pool);
         prop_assert_eq!(Root::decode(&page, pool, written.slot()), Ok(written));

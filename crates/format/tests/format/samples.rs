@@ -57,6 +57,7 @@ pub(crate) fn root() -> Root {
             done: 17,
         }),
         next_domain_id: 4,
+        shrink_to: Some(19_660_801),
     }
 }
 

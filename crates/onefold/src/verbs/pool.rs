@@ -9,8 +9,8 @@ use crate::limits::FINDINGS_LISTED_MAX;
 use crate::output::Document;
 use crate::sharing::{Dedup, Index};
 use crate::size;
-use onefold_maintain::dedup_now;
-use onefold_store::Finding;
+use onefold_maintain::{Shrunk, dedup_now, shrink_to};
+use onefold_store::{Finding, StoreErrorKind};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -36,6 +36,7 @@ pub(crate) struct PoolVolume {
 pub(crate) struct PoolStatReply {
     block_size: u32,
     pool_blocks: u64,
+    shrinking_to_blocks: Option<u64>,
     logical_blocks: u64,
     physical_blocks: u64,
     private_blocks: u64,
@@ -84,6 +85,7 @@ impl Verb for PoolStat {
         Ok(PoolStatReply {
             block_size: stat.block_size,
             pool_blocks: stat.pool_blocks,
+            shrinking_to_blocks: stat.shrinking_to_blocks,
             logical_blocks: stat.logical_blocks,
             physical_blocks: stat.physical_blocks,
             private_blocks: stat.private_blocks,
@@ -115,7 +117,15 @@ impl Document for PoolStatReply {
             ""
         };
         let lines = [
-            ("size", bytes(self.pool_blocks)),
+            (
+                "size",
+                match self.shrinking_to_blocks {
+                    Some(end) => {
+                        format!("{}, shrinking to {}", bytes(self.pool_blocks), bytes(end))
+                    }
+                    None => bytes(self.pool_blocks),
+                },
+            ),
             ("block size", size::display(self.block_size.into())),
             ("free", bytes(self.free_blocks)),
             ("given up", bytes(self.reclaim_blocks)),
@@ -242,6 +252,12 @@ impl Verb for PoolDedup {
     type Reply = PoolDedupReply;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolDedupReply> {
+        if service.store.shrinking_to()?.is_some() {
+            return Err(Error::failed(
+                "the pool is being made smaller, and nothing is shared meanwhile; 'onefold pool \
+                 resize' goes on with that, or ends it",
+            ));
+        }
         let totals = dedup_now(&service.store, self.volume.as_deref(), &mut |done, all| {
             report(done, all);
             match service.is_stopping() {
@@ -296,23 +312,88 @@ impl Document for PoolDedupReply {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PoolResize {
     pub(crate) size_bytes: u64,
+    /// Go on although it makes the pool smaller.
+    pub(crate) yes: bool,
+}
+
+impl PoolResize {
+    /// What making it smaller takes, and that only if it is wanted.
+    fn shrink(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
+        let store = &service.store;
+        let before = store.size_bytes()?;
+        // What is deleted need not be moved.
+        store.finish_deletions(&mut |done, all| report(done, all))?;
+        let wanted = store.plan_shrink(self.size_bytes)?;
+        let block_size = u64::from(store.block_size());
+        let copied = size::display(wanted.copied_blocks * block_size);
+        let mut plan = vec![format!(
+            "shrink the pool from {before} to {} bytes",
+            self.size_bytes
+        )];
+        if wanted.copied_blocks > 0 {
+            plan.push(format!(
+                "copy {copied} from beyond the new end to before it"
+            ));
+        }
+        if wanted.first_size_bytes > self.size_bytes {
+            let first = size::display(wanted.first_size_bytes);
+            plan.push(format!(
+                "shrink to {first} first, and find the duplicates among the copies before going on"
+            ));
+        }
+        if !self.yes {
+            return Ok(PlanReply::without_clients(plan, false));
+        }
+        let shrunk = shrink_to(store, self.size_bytes, &mut |done, all| {
+            report(done, all);
+            match service.is_stopping() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        });
+        let now = || store.size_bytes().map(size::display).unwrap_or_default();
+        let failed = match shrunk {
+            Ok(Shrunk::Done) => None,
+            Ok(Shrunk::Cancelled) => Some("somebody else has cancelled this".to_owned()),
+            Ok(Shrunk::BrokenOff) => Some(
+                "the daemon was stopped; it goes on when it is started again, and what it does not do \
+                 this command will"
+                    .to_owned(),
+            ),
+            Ok(Shrunk::Stuck(left)) => Some(format!(
+                "the pool has {} and keeps it: {left} blocks beyond the new end stay in use; run \
+                 'onefold pool check'",
+                now()
+            )),
+            Err(error) if error.kind() == StoreErrorKind::NoSpace => {
+                Some(format!("the pool has {} and keeps it: {error}", now()))
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(message) = failed {
+            return Err(Error::failed(message));
+        }
+        if wanted.copied_blocks > 0 {
+            plan.push("leave it to the finder to share again what was copied".to_owned());
+        }
+        Ok(PlanReply::without_clients(plan, true))
+    }
 }
 
 impl Verb for PoolResize {
     const PATH: &'static str = "/v1/pool/resize";
     type Reply = PlanReply;
 
-    fn run(&self, service: &Service, _report: Report<'_>) -> Result<PlanReply> {
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
         check_size(self.size_bytes, service.store.block_size(), "pool")?;
         let before = service.store.size_bytes()?;
         if self.size_bytes < before {
-            return Err(Error::failed(format!(
-                "the pool has {} already, and a pool can only grow",
-                size::display(before)
-            )));
+            return self.shrink(service, report);
         }
+        let shrinking = service.store.shrinking_to()?;
         service.store.grow(self.size_bytes)?;
         let plan = match self.size_bytes == before {
+            true if shrinking.is_some() => "keep the pool's size: it shrinks no more".to_owned(),
             true => "leave the pool as it is: it has this size".to_owned(),
             false => format!("grow the pool from {before} to {} bytes", self.size_bytes),
         };

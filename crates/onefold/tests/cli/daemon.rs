@@ -306,12 +306,14 @@ fn an_attached_volume_is_protected() {
 }
 
 /// The size that a client of this volume was told.
+#[expect(clippy::big_endian_bytes, reason = "NBD has this order")]
 fn attach_for_size(scene: &Scene, volume: &str) -> (UnixStream, u64) {
     let (stream, answer) = attach_and_answer(scene, volume);
     (stream, u64::from_be_bytes(answer[..8].try_into().unwrap()))
 }
 
 #[test]
+#[expect(clippy::big_endian_bytes, reason = "NBD has this order")]
 fn a_volume_grows_while_clients_are_attached() {
     let scene = Scene::new();
     let _daemon = scene.daemon();

@@ -10,6 +10,7 @@ mod images;
 mod jobs;
 mod pools;
 mod recovery;
+mod resizing;
 mod scrub;
 mod sharing;
 mod snapshots;

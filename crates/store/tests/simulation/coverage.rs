@@ -72,6 +72,12 @@ coverage! {
     compared,
     /// Times that the pool became larger.
     pool_grown,
+    pool_shrunk,
+    /// Entries whose blocks were to be moved for that.
+    blocks_evacuated,
+    /// Shrinkings that a crash had cut short.
+    shrinks_cut_short,
+    shrinks_cancelled,
     rebuilds,
     /// Conversions of the index that a crash had cut short.
     conversions_resumed,

@@ -166,13 +166,16 @@ impl World {
     }
 
     fn verify_pool_size(&self) -> Step {
-        let size = self.store().size_bytes().expect("nobody panicked");
+        let store = self.store();
+        let size = store.size_bytes().expect("nobody panicked");
         let mut state = self.state();
         if !state.pool_sizes.contains(&size) {
             let message = format!("a pool of {size} bytes, not {:?}", state.pool_sizes);
             return Err(violation(message));
         }
-        state.pool_sizes = vec![size];
+        let smaller = store.shrinking_to().expect("nobody panicked");
+        state.coverage.shrinks_cut_short += u64::from(smaller.is_some());
+        state.pool_sizes = [Some(size), smaller].into_iter().flatten().collect();
         Ok(())
     }
 

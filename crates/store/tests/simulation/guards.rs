@@ -558,6 +558,25 @@ fn grown_before_root(seed: u64) -> Step {
     power_loss(&world)
 }
 
+/// A pool is to end before what a volume holds.
+fn cut_when_empty(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(4 * MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 3 * MIB, Fill::Data, Wait::Yes)?;
+    // The first two have the pool's second half, and the last one its first.
+    world.trim(id, 0, MIB, Wait::Yes)?;
+    world.trim(id, 2 * MIB, MIB, Wait::Yes)?;
+    world.flush(id)?;
+    world.engine().crash_after(2 + seed % 14);
+    let shrunk = world.shrink_pool(2 * MIB).map(|_| ());
+    crash_is_fine(shrunk)?;
+    power_loss(&world)?;
+    world.go_on_shrinking()?;
+    world.verify_contents()?;
+    power_loss(&world)
+}
+
 fn script(guard: Guard) -> fn(u64) -> Step {
     match guard {
         Guard::PoolSyncedBeforeLog | Guard::LogSyncedBeforeReply | Guard::FlushJoinsLaterCommit => {
@@ -570,6 +589,7 @@ fn script(guard: Guard) -> fn(u64) -> Step {
         Guard::DataBeforeRecord => committed_before_written,
         Guard::PagesSyncedBeforeRoot | Guard::RootSyncedBeforeReuse => checkpoints_cut_short,
         Guard::DataGrownBeforeRoot => grown_before_root,
+        Guard::CutWhenEmpty => cut_when_empty,
         Guard::LogPrunedAfterRoot => log_wanted_during_checkpoint,
         Guard::CheckpointIsSharp => committed_during_checkpoint,
         Guard::RecoverySyncsFirst => killed_then_power_loss,

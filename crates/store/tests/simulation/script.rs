@@ -263,6 +263,47 @@ fn growing(world: &Arc<World>) -> Step {
     world.flush(id)
 }
 
+/// A pool shrinks beside volumes and snapshots that share blocks, with references to release, and
+/// while one of them is written to; then it grows and shrinks again.
+fn shrinking(world: &Arc<World>) -> Step {
+    for _ in 0..3 {
+        world.create_volume(4 * MIB)?;
+    }
+    let ids = world.volume_ids();
+    let (a, b, c) = (ids[0], ids[1], ids[2]);
+    world.write(a, 0, 3 * MIB, Fill::Data, Wait::Yes)?;
+    for id in [b, c] {
+        world.write(id, 0, 24 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.write(id, 32 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.dedup(id, Ready::All, 1)?;
+    }
+    world.create_snapshots(&[b])?;
+    world.write(b, 4 * BLOCK, 40 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.dedup(b, Ready::All, 1)?;
+    world.write(b, 8 * BLOCK, 8 * BLOCK, Fill::Comb, Wait::Yes)?;
+    world.trim(c, 0, 4 * BLOCK, Wait::Yes)?;
+    world.trim(a, 0, 3 * MIB - 8 * BLOCK, Wait::Yes)?;
+    world.flush(a)?;
+    world.meanwhile(Part::Data, Op::Write, When::Before, move |world| {
+        world.write(a, 3 * MIB + BLOCK, 4 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.write(c, 2 * MIB, 4 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.read(b, 0, 64 * BLOCK, Wait::No)?;
+        world.flush(c)
+    });
+    world.shrink_pool(3 * MIB + 3 * BLOCK)?;
+    world.found()?;
+    world.verify_contents()?;
+    world.check()?;
+    world.grow_pool(MIB)?;
+    world.dedup(c, Ready::All, 1)?;
+    let snapshot = world.snapshot_ids()[0];
+    world.delete_snapshot(snapshot)?;
+    world.shrink_pool(2 * MIB)?;
+    world.close_and_open(8 * MIB)?;
+    world.write(a, 0, 8 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.flush(a)
+}
+
 /// A script stopped at I/O `n`, recovered, and used again.
 fn stopped_at(n: u64, world: &Arc<World>, script: Script, kind: CrashKind) -> Step {
     world
@@ -387,6 +428,15 @@ fn every_io_of_clones_can_be_the_last() {
 fn every_io_of_growing_can_be_the_last() {
     let coverage = stop_everywhere(IndexKind::Hash, growing, 40);
     assert!(coverage.pool_grown > 5, "{coverage:?}");
+}
+
+#[test]
+fn every_io_of_shrinking_can_be_the_last() {
+    for index in [IndexKind::Hash, IndexKind::Memory] {
+        let coverage = stop_everywhere(index, shrinking, 100);
+        assert!(coverage.pool_shrunk > 100 && coverage.blocks_evacuated > 1000);
+        assert!(coverage.shrinks_cut_short > 20, "{coverage:?}");
+    }
 }
 
 #[test]

@@ -27,6 +27,8 @@ enum Held {
     Commit,
     /// The checkpoint lock, perhaps blocks besides.
     Checkpoint,
+    /// The job lock, and blocks of any volume.
+    Moving,
     /// The job lock.
     Job,
     /// The job lock and the index.
@@ -245,7 +247,7 @@ impl World {
         self.state().request += 1;
         self.state().coverage.requests += 1;
         let volumes = self.volume_ids();
-        let choice = self.draw(|random| random.below(147));
+        let choice = self.draw(|random| random.below(149));
         if volumes.is_empty() || (choice < 3 && volumes.len() < 4) {
             let options = self.draw_volume();
             return self.create_volume_as(&options);
@@ -312,6 +314,7 @@ impl World {
             }
             142..145 => self.verify_changes(),
             145..147 => self.grow_pool_some(),
+            147..149 => self.shrink_pool_some(),
             _ => {
                 self.arm_write(id);
                 self.write_some(id, Wait::Yes)
@@ -364,6 +367,29 @@ impl World {
         match self.draw(|random| random.below(most.min(64) + 1)) {
             0 => Ok(()),
             blocks => self.grow_pool(blocks * block_size),
+        }
+    }
+
+    fn shrink_pool_some(self: &Arc<Self>) -> Step {
+        if self.draw(|random| random.one_in(2)) {
+            self.arm(Part::Data, Op::Read, Held::Moving);
+        }
+        let is_shrinking = self
+            .store()
+            .shrinking_to()
+            .expect("nobody panicked")
+            .is_some();
+        if is_shrinking && self.draw(|random| random.one_in(2)) {
+            return self.go_on_shrinking();
+        }
+        let block_size = self.state().block_size;
+        let most = self.pool_size().saturating_sub(2 * MIB) / 2 / block_size;
+        match self.draw(|random| random.below(most + 1)) {
+            0 => Ok(()),
+            less => {
+                let size = self.pool_size() - less * block_size;
+                self.shrink_pool(size).map(|_| ())
+            }
         }
     }
 

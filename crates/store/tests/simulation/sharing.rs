@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};
+use std::ops::ControlFlow;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::Op;
@@ -18,6 +19,9 @@ use crate::world::{MIB, Step, Stop, World, violation};
 
 /// Batches after which a finder or collector that is still not done never will be.
 const BATCHES_MAX: usize = 1000;
+
+/// Steps after which a pool that still shrinks will not without help.
+const STEPS_MAX: usize = 5;
 
 /// Who holds the store's job lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -294,6 +298,48 @@ impl World {
         coverage.declined += report.declined;
     }
 
+    /// Ends a shrinking of the pool that was begun, or that a crash cut short; gives it up where it
+    /// comes to no end.
+    pub(crate) fn go_on_shrinking(&self) -> Step {
+        let store = self.store();
+        let was_shrinking = store.shrinking_to().expect("nobody panicked").is_some();
+        let mut is_fine = true;
+        for _ in 0..STEPS_MAX {
+            let done = self.job(Job::Check, "shrink", || {
+                store.shrink_step(&mut |_, _| ControlFlow::Continue(()))
+            });
+            let full = |error: &StoreError| error.kind() == StoreErrorKind::NoSpace;
+            let Some(report) = self.ended("shrink", done, full)? else {
+                is_fine = true;
+                break;
+            };
+            is_fine = false;
+            if report.is_done {
+                let size = store.size_bytes().expect("nobody panicked");
+                let mut state = self.state();
+                if !state.pool_sizes.contains(&size) {
+                    return Err(violation(format!("the pool shrank to {size} bytes")));
+                }
+                state.pool_sizes = vec![size];
+                state.coverage.pool_shrunk += u64::from(was_shrinking);
+                return Ok(());
+            }
+        }
+        if self.state().must_reopen {
+            return Ok(());
+        }
+        if let Err(error) = store.cancel_shrink() {
+            return self.judge("cancel", &error, Wait::Yes);
+        }
+        let mut state = self.state();
+        state.pool_sizes = vec![store.size_bytes().expect("nobody panicked")];
+        state.coverage.shrinks_cancelled += 1;
+        if is_fine || state.faulty || state.coverage.hooks_run > 0 {
+            return Ok(());
+        }
+        Err(violation("shrinking comes to no end"))
+    }
+
     /// Publishes and collects all that there is, and compares what is left with the contents of
     /// the volumes.
     pub(crate) fn settle(&self) -> Step {
@@ -302,6 +348,7 @@ impl World {
         // What failed reads made look bad is good again.
         let bad = self.store().bad_blocks(&mut |_| {});
         bad.map_err(|error| self.unless_crashed(format!("bad blocks: {error}")))?;
+        self.go_on_shrinking()?;
         for id in [self.volume_ids(), self.snapshot_ids()].concat() {
             self.with(id, |volume| volume.cursor = 0);
             if !self.dedup(id, Ready::All, BATCHES_MAX)? {

@@ -623,8 +623,33 @@ impl World {
         }
     }
 
+    /// Makes the pool smaller, if what it holds fits. Returns whether it does.
+    pub(crate) fn shrink_pool(&self, size: u64) -> Result<bool, Stop> {
+        let store = self.store();
+        self.trace(|| format!("shrink the pool to {size}"));
+        let begun = store.plan_shrink(size).and_then(|plan| {
+            self.state().pool_sizes.push(plan.first_size_bytes);
+            store.begin_shrink(plan.first_size_bytes)?;
+            self.state().coverage.blocks_evacuated += plan.copied_blocks;
+            Ok(())
+        });
+        match begun {
+            Ok(()) => self.go_on_shrinking().map(|()| true),
+            Err(error) => {
+                self.judge("begin to shrink the pool", &error, Wait::Yes)?;
+                Ok(false)
+            }
+        }
+    }
+
+    /// The pool's size now: any checkpoint may have cut a pool that is shrinking.
     pub(crate) fn pool_size(&self) -> u64 {
-        self.state().pool_sizes[0]
+        let size = self.store().size_bytes().expect("nobody panicked");
+        let mut state = self.state();
+        if state.pool_sizes.contains(&size) && state.pool_sizes[0] != size {
+            state.pool_sizes = vec![size];
+        }
+        size
     }
 
     fn catalogue_change(

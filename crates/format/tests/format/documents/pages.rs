@@ -157,6 +157,7 @@ fn empty_root() -> Root {
         batch: TreeRoot::default(),
         open_batch: Some(EMPTY_BATCH),
         next_domain_id: 0,
+        shrink_to: None,
     }
 }
 
@@ -210,6 +211,7 @@ fn root_document() {
         "next domain id",
         whole(&|root| root.next_domain_id = u32::MAX),
     ));
+    trials.push(("shrink to", whole(&|root| root.shrink_to = Some(ALL))));
     let sample = page("root").page;
     check(&rows, &sample[..], trials, |at| page_refuses("root", at));
 }

@@ -1,0 +1,101 @@
+//! Making a pool smaller, step by step, until it is done or cannot be.
+//!
+//! What many entries share is copied for each of them, and that may need more room than there is. So a
+//! pool goes as far down as there is room for, then the copies become one, and so on.
+
+use crate::dedup::dedup_now;
+use crate::limits::{BATCH_GAP, SHRINK_PAUSE, SHRINK_STEPS_MAX};
+use onefold_store::{Result, Store, StoreErrorKind};
+use std::ops::ControlFlow;
+use std::thread;
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shrunk {
+    /// The pool has its new size.
+    Done,
+    /// Somebody else has given the pool another size, or has it keep its own.
+    Cancelled,
+    /// It was broken off, and is to be gone on with.
+    BrokenOff,
+    /// The pool keeps its size. So many blocks beyond the new end could not be freed.
+    Stuck(u64),
+}
+
+/// Makes the pool as small as that.
+///
+/// `progress(done, all)` counts blocks, anew in each step, and can break it off.
+///
+/// # Errors
+///
+/// As [`Store::plan_shrink`] and [`shrink_now`]. What was reached by then stays.
+pub fn shrink_to(
+    store: &Store,
+    size_bytes: u64,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Shrunk> {
+    loop {
+        let first = store.plan_shrink(size_bytes)?.first_size_bytes;
+        if store.shrinking_to()? != Some(first) {
+            store.begin_shrink(first)?;
+        }
+        match shrink_now(store, progress)? {
+            Shrunk::Done if store.size_bytes()? != first => return Ok(Shrunk::Cancelled),
+            Shrunk::Done if first == size_bytes => return Ok(Shrunk::Done),
+            Shrunk::Done => {}
+            other => return Ok(other),
+        }
+        if dedup_now(store, None, progress)?.was_broken_off {
+            return Ok(Shrunk::BrokenOff);
+        }
+    }
+}
+
+/// Goes on with making the pool smaller, as far as is recorded. Where guests have filled it meanwhile, or some blocks stay
+/// in use whatever is done, the pool keeps its size.
+///
+/// `progress(done, all)` counts blocks, anew in each step, and can break it off.
+///
+/// # Errors
+///
+/// `NoSpace` where guests have filled the pool, which then keeps its size; `Busy` or `Damaged` where
+/// the index cannot be used; those of the disk.
+pub(crate) fn shrink_now(
+    store: &Store,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Shrunk> {
+    let (mut fewest, mut in_vain) = (u64::MAX, 0);
+    let mut progress = |done, all| {
+        // Whoever else wants the job lock gets it.
+        thread::sleep(BATCH_GAP);
+        progress(done, all)
+    };
+    loop {
+        let report = match store.shrink_step(&mut progress) {
+            Ok(report) => report,
+            Err(error) => {
+                if error.kind() == StoreErrorKind::NoSpace {
+                    store.cancel_shrink()?;
+                }
+                return Err(error);
+            }
+        };
+        if report.is_done {
+            return Ok(Shrunk::Done);
+        }
+        if report.was_broken_off {
+            return Ok(Shrunk::BrokenOff);
+        }
+        // What is left after a step is being read or written just now, unless it stays.
+        in_vain = match report.left_blocks < fewest {
+            true => 0,
+            false => in_vain + 1,
+        };
+        fewest = fewest.min(report.left_blocks);
+        if in_vain == SHRINK_STEPS_MAX {
+            store.cancel_shrink()?;
+            return Ok(Shrunk::Stuck(report.left_blocks));
+        }
+        thread::sleep(SHRINK_PAUSE);
+    }
+}
