@@ -50,7 +50,7 @@ pub use export::ExportMark;
 pub use node::{Pointer, TreeRoot};
 pub use queue_page::QueueElement;
 pub use record::{Outcome, PublishRun, Record, Release, UnmapTo};
-pub use root::{BatchKind, OpenBatchHead, Root};
+pub use root::{BatchKind, OpenBatchHead, Root, WhenFull};
 pub use scrub_page::{BadBlock, Fault, ScrubPage, ScrubProgress};
 pub use secret::Secret;
 pub use superblock::{IndexKind, Superblock};

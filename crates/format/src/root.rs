@@ -24,6 +24,7 @@
 //! 236 next domain id   u32    first id never used
 //! 240 shrink to        u64    blocks that the pool is to have; 0 where it is not shrinking
 //! 248 zeros
+//! 4092 when full       u32    0 writes wait, 1 writes fail
 //! ```
 //!
 //! The header's sequence is the checkpoint's number; it goes to slot `sequence % 2`. A torn write
@@ -33,7 +34,7 @@
 use crate::bytes::{is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
 use crate::node::{ROOT_SLOTS, TreeRoot};
-use crate::page::{self, PageBytes, PageHeader, PageKind};
+use crate::page::{self, PAGE_BYTES, PageBytes, PageHeader, PageKind};
 use crate::queue_page::ELEMENTS_END;
 use crate::record::BATCH_ITEMS_MAX;
 use crate::units::{DOMAIN_END, ID_END, LayerId, PBA_END, PageNumber, PoolId, SECTOR_BYTES, is_id};
@@ -46,6 +47,20 @@ const BATCH_OF_COLLECTOR: u32 = 2;
 
 /// Bytes that say which batch is open.
 const OPEN_BATCH_BYTES: usize = 28;
+
+/// Where [`Root::when_full`] is: settings fill the page from its end.
+const WHEN_FULL: usize = PAGE_BYTES - 4;
+
+/// What becomes of a write for which the pool has no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u32)]
+pub enum WhenFull {
+    /// It waits until there is room.
+    #[default]
+    Pause = 0,
+    /// It fails at once.
+    Fail = 1,
+}
 
 /// Whose batch is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +124,8 @@ pub struct Root {
     pub next_domain_id: u32,
     /// Blocks that the pool is to have, fewer than it has, while it is shrinking.
     pub shrink_to: Option<u64>,
+    /// A setting of the pool.
+    pub when_full: WhenFull,
 }
 
 impl Root {
@@ -141,6 +158,11 @@ impl Root {
         }
         put(&mut *page, 236, &self.next_domain_id.to_le_bytes());
         put(&mut *page, 240, &self.shrink_to.unwrap_or(0).to_le_bytes());
+        put(
+            &mut *page,
+            WHEN_FULL,
+            &(self.when_full as u32).to_le_bytes(),
+        );
         page::seal(&mut page, &header(pool, self.slot(), self.sequence));
         page
     }
@@ -190,7 +212,7 @@ impl Root {
                 value: u64::from(next_domain_id),
             });
         }
-        if u32_at(page, 92) != 0 || !is_zero(&page[248..]) {
+        if u32_at(page, 92) != 0 || !is_zero(&page[248..WHEN_FULL]) {
             return Err(FormatError::Reserved { structure: "root" });
         }
         let root = Self {
@@ -212,6 +234,7 @@ impl Root {
             open_batch: OpenBatchHead::at(page, 208)?,
             next_domain_id,
             shrink_to: shrink_to_at(page, pool_blocks)?,
+            when_full: when_full_at(page)?,
         };
         root.check_sharing()?;
         Ok(root)
@@ -296,6 +319,17 @@ impl OpenBatchHead {
             items,
             done,
         }))
+    }
+}
+
+fn when_full_at(page: &PageBytes) -> Result<WhenFull, FormatError> {
+    match u32_at(page, WHEN_FULL) {
+        0 => Ok(WhenFull::Pause),
+        1 => Ok(WhenFull::Fail),
+        other => Err(FormatError::Field {
+            field: "what happens when the pool is full",
+            value: other.into(),
+        }),
     }
 }
 

@@ -103,6 +103,10 @@ pub enum ExportError {
     /// Only with [`Wait::No`]: nothing was changed, ask again with [`Wait::Yes`].
     #[error("the request has to wait for the disk")]
     WouldWait,
+    /// There is no room for it, and the device is set to let it wait: ask again until there is. Part
+    /// of it may have been done. Only from calls that change data, with [`Wait::Yes`].
+    #[error("{0}")]
+    WaitForSpace(Box<dyn Error + Send + Sync>),
     /// It failed; the source says where, and what can be done.
     #[error("{source}")]
     Failed {

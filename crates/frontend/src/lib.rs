@@ -20,6 +20,7 @@
 //! | `nbd::input`, `nbd::reply` | bytes on their way in and out |
 //! | `nbd::send_queue` | who sends on a socket, and when |
 //! | `buffer`, `workers` | what connections share: memory and threads that may wait |
+//! | `parking` | where requests wait for space, without a thread |
 //! | `limits` | every bound, with its reason |
 
 mod buffer;
@@ -27,6 +28,7 @@ mod export;
 mod limits;
 mod listener;
 pub mod nbd;
+mod parking;
 mod registry;
 mod server;
 mod socket;

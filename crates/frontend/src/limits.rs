@@ -30,6 +30,13 @@ pub(crate) const HANDED_OVER_MAX: usize = 128;
 /// reading leaves most of it to the others.
 pub(crate) const POOL_FRACTION_PER_CONNECTION: usize = 4;
 
+/// How often requests that wait for space are tried again: often enough that nobody notices when it
+/// comes back, and seldom enough to cost nothing while it does not.
+pub(crate) const PARKED_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Once nothing has had to wait for space for so long, the log is told.
+pub(crate) const PARKED_QUIET_TIME: Duration = Duration::from_secs(1);
+
 /// Descriptors in one answer to BLOCK_STATUS, for all metadata contexts together: an answer of
 /// 16 KiB, after which clients ask on.
 pub(crate) const EXTENTS_MAX: usize = 2048;

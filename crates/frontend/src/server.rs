@@ -9,6 +9,7 @@ use crate::listener::Listener;
 use crate::nbd::connection::{self, Resources};
 use crate::nbd::execution::panic_text;
 use crate::nbd::handshake::negotiate;
+use crate::parking::Parking;
 use crate::registry::{Client, RegisteringExports, Registration, Registry, Traffic};
 use crate::socket::Socket;
 use crate::workers::WorkerPool;
@@ -82,6 +83,7 @@ impl Server {
         let resources = Arc::new(Resources {
             pool: BufferPool::new(pool_bytes),
             workers: WorkerPool::new(limits.worker_threads),
+            parking: Parking::new(),
             share_bytes: pool_bytes / POOL_FRACTION_PER_CONNECTION,
         });
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
@@ -111,6 +113,11 @@ impl Server {
     /// What all clients have done since the start.
     pub fn traffic(&self) -> Traffic {
         self.registry.traffic()
+    }
+
+    /// How many requests wait until their device has space.
+    pub fn requests_waiting_for_space(&self) -> usize {
+        self.resources.parking.waiting()
     }
 
     /// The most memory, in bytes, that shared request buffers have taken so far.

@@ -1,6 +1,7 @@
 //! A connected stream socket, unix or TCP: the system calls of the data path and nothing else.
 
 use crate::export::Peer;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
 use std::io::{self, IoSlice, Read, Write};
@@ -131,6 +132,14 @@ impl Socket {
     /// Whether [`Socket::drain`] was called.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether the client has gone, or was cut off, or is to send nothing more.
+    pub(crate) fn has_ended(&self) -> bool {
+        let mut polled = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        let now = Timespec::default();
+        let ready = retry_on_intr(|| poll(&mut polled, Some(&now)));
+        ready.is_ok_and(|ready| ready > 0)
     }
 
     /// A stream that fails once `time_max` has passed.

@@ -27,7 +27,7 @@ impl Export for Volume {
     }
 
     fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<(), ExportError> {
-        Ok(Volume::write(self, offset, data, wait)?)
+        Volume::write(self, offset, data, wait).map_err(|error| waits_or_fails(self, wait, error))
     }
 
     fn flush(&self) -> Result<(), ExportError> {
@@ -35,12 +35,8 @@ impl Export for Volume {
     }
 
     fn trim(&self, range: Range<u64>, wait: Wait) -> Result<(), ExportError> {
-        Ok(Volume::trim(
-            self,
-            range.start,
-            range.end - range.start,
-            wait,
-        )?)
+        Volume::trim(self, range.start, range.end - range.start, wait)
+            .map_err(|error| waits_or_fails(self, wait, error))
     }
 
     /// Zeros are a change of the map, which is always fast; and since zero blocks are never
@@ -52,12 +48,8 @@ impl Export for Volume {
         _options: ZeroOptions,
         wait: Wait,
     ) -> Result<(), ExportError> {
-        Ok(Volume::write_zeroes(
-            self,
-            range.start,
-            range.end - range.start,
-            wait,
-        )?)
+        Volume::write_zeroes(self, range.start, range.end - range.start, wait)
+            .map_err(|error| waits_or_fails(self, wait, error))
     }
 
     fn extents(
@@ -94,6 +86,16 @@ impl Changes for VolumeChanges {
         wait: Wait,
     ) -> Result<Vec<ChangedExtent>, ExportError> {
         Ok(self.volume.changes(&self.since, range, extents_max, wait)?)
+    }
+}
+
+/// For want of room requests wait, if the pool is set so.
+fn waits_or_fails(volume: &Volume, wait: Wait, error: StoreError) -> ExportError {
+    let waits = error.kind() == StoreErrorKind::NoSpace && volume.pauses_when_full();
+    match wait {
+        Wait::Yes if waits => ExportError::WaitForSpace(Box::new(error)),
+        Wait::No if waits => ExportError::WouldWait,
+        _ => error.into(),
     }
 }
 

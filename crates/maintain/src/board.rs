@@ -711,7 +711,7 @@ impl VolumeJob {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use onefold_store::{IndexKind, PoolStat};
+    use onefold_store::{IndexKind, PoolStat, SpaceLevel, WhenFull};
     use std::thread;
 
     /// What an empty pool holds.
@@ -727,6 +727,9 @@ mod tests {
             shared_blocks: 0,
             dirty_blocks: 0,
             free_blocks: 0,
+            space: SpaceLevel::Full,
+            reserve_blocks: 0,
+            when_full: WhenFull::Pause,
             reclaim_blocks: 0,
             queued_blocks: 0,
             index: IndexKind::Btree,

@@ -159,6 +159,7 @@ impl Pool {
             next_batch: sealed.next_batch,
             pool_blocks: sealed.cut.unwrap_or(current.pool_blocks),
             shrink_to: current.shrink_to.filter(|_| sealed.cut.is_none()),
+            when_full: self.when_full(),
             ..*current
         };
         Ok(Written { root, layers })

@@ -77,11 +77,13 @@ pub enum Guard {
     HealedBeforeUnlisted,
     /// P8: a block that was known to be bad is handed out only once that is durably forgotten.
     ListedNotReused,
+    /// New data leaves a reserve to what overwrites data.
+    ReserveForOverwrites,
 }
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 35] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -116,6 +118,7 @@ impl Guard {
         Self::BadNotShared,
         Self::HealedBeforeUnlisted,
         Self::ListedNotReused,
+        Self::ReserveForOverwrites,
     ];
 
     /// Whether the rule is kept: always, outside simulations.

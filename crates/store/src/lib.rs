@@ -10,6 +10,7 @@
 //! | `write.rs` `read.rs` `trim.rs` | the three paths of data |
 //! | `block_lock.rs` `epoch.rs` | who may change a block; who may still be reading one |
 //! | `pool.rs` | what volumes share; room, reuse, failure |
+//! | `watermarks.rs` | how full the pool is, and who still gets blocks then |
 //! | `give_back.rs` | letting the host have free space |
 //! | `apply.rs` | the one function that changes a map |
 //! | `map.rs` `space.rs` `catalogue.rs` | what it changes |
@@ -83,6 +84,7 @@ mod tree;
 mod trim;
 mod users;
 mod volume;
+mod watermarks;
 mod write;
 
 pub use accounting::Usage;
@@ -100,7 +102,7 @@ pub use guard::Scarcity;
 pub use import::Import;
 pub use latency::LatencyCounts;
 pub use limits::REQUEST_BYTES_MAX;
-pub use onefold_format::{DedupMode, IndexKind, Lba};
+pub use onefold_format::{DedupMode, IndexKind, Lba, WhenFull};
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
 pub use resize::{ShrinkPlan, ShrinkReport};
 pub use scrub::{Scrub, ScrubReport, ScrubStatus};
@@ -109,3 +111,4 @@ pub use stat::{IndexStat, PoolStat, SnapshotStat, VolumeStat};
 pub use store::{DEFAULT_DOMAIN, Store, VolumeChange, VolumeOptions};
 pub use users::{BadBlockStat, BlockUse};
 pub use volume::{Extent, Volume, Wait};
+pub use watermarks::SpaceLevel;

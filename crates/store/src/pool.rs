@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use onefold_engine::Disk;
 use onefold_format::record::RECORD_BYTES_MAX;
-use onefold_format::{Record, Root, Secret, Superblock};
+use onefold_format::{Record, Root, Secret, Superblock, WhenFull};
 
 use crate::Wait;
 use crate::apply::{self, Books};
@@ -27,7 +27,8 @@ use crate::map::Maps;
 use crate::pages::Pages;
 use crate::placement::Wish;
 use crate::space::{PbaRun, PbaRuns};
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, lock};
+use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Condvar, Mutex, MutexGuard, lock};
+use crate::watermarks::{Purpose, ReportedLevel};
 
 /// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
 const LOG_MARGIN_BYTES: u64 = 8 << 10;
@@ -71,6 +72,9 @@ pub(crate) struct Pool {
     /// Data was written since the last sync of the pool started.
     pub(crate) unsynced: AtomicBool,
     failure: OnceLock<String>,
+    /// What becomes of writes for which there is no room: the next checkpoint makes it durable.
+    when_full: AtomicU8,
+    pub(crate) reported_level: ReportedLevel,
     due: (Mutex<bool>, Condvar),
 }
 
@@ -174,6 +178,8 @@ impl Pool {
             freed: Mutex::default(),
             unsynced: AtomicBool::new(false),
             failure: OnceLock::new(),
+            when_full: AtomicU8::new(root.when_full as u8),
+            reported_level: ReportedLevel::default(),
             due: (Mutex::new(false), Condvar::new()),
         }
     }
@@ -349,21 +355,46 @@ impl Pool {
             self.commit_in_background()?;
         }
         self.reclaim()?;
-        self.tidy_bad_blocks()
+        self.tidy_bad_blocks()?;
+        self.report_level()
+    }
+
+    pub(crate) fn when_full(&self) -> WhenFull {
+        match self.when_full.load(SeqCst) {
+            0 => WhenFull::Pause,
+            _ => WhenFull::Fail,
+        }
+    }
+
+    /// Durable when it returns.
+    pub(crate) fn set_when_full(&self, when_full: WhenFull) -> Result<()> {
+        let before = self.when_full.swap(when_full as u8, SeqCst);
+        self.checkpoint()
+            .inspect_err(|_| self.when_full.store(before, SeqCst))
     }
 
     /// Hands out new blocks ([step 4 place]). Where only blocks are left that nobody has released
     /// yet, a commit may release them.
-    pub(crate) fn allocate(&self, wish: &Wish, wait: Wait) -> Result<PbaRuns> {
-        let allocated = self.ledger()?.books.space.allocate(wish);
-        match allocated {
+    pub(crate) fn allocate(&self, wish: &Wish, purpose: Purpose, wait: Wait) -> Result<PbaRuns> {
+        let allocate = |ledger: &mut Ledger| {
+            let space = &mut ledger.books.space;
+            let kept = self.watermarks(space).kept_from(purpose);
+            space.allocate(wish, kept)
+        };
+        let mut ledger = self.ledger()?;
+        match allocate(&mut ledger) {
             Err(error) if error.kind() == StoreErrorKind::NoSpace => {
+                let may_be_released = ledger.books.space.held_blocks() > 0;
+                drop(ledger);
                 if wait == Wait::No {
                     return Err(StoreError::would_wait());
                 }
+                if !may_be_released {
+                    return Err(error);
+                }
                 self.commit()?;
                 self.reclaim()?;
-                self.ledger()?.books.space.allocate(wish)
+                allocate(&mut *self.ledger()?)
             }
             allocated => allocated,
         }

@@ -26,7 +26,7 @@ use onefold_format::superblock::{self, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use onefold_format::units::{BLOCK_SIZES, PBA_END, SECTOR_BYTES};
 use onefold_format::{
     FormatError, IndexKind, PageNumber, PoolId, Record, Root, Secret, SegmentIndex, Superblock,
-    TreeRoot, record,
+    TreeRoot, WhenFull, record,
 };
 
 use crate::Wait;
@@ -153,6 +153,7 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
         space: TreeRoot::default(),
         pool_blocks,
         next_domain_id: 1,
+        when_full: WhenFull::default(),
         queue: TreeRoot::default(),
         queue_head: 0,
         queue_end: 0,

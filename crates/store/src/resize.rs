@@ -35,6 +35,7 @@ use crate::pool::Pool;
 use crate::space::PbaRun;
 use crate::store::Store;
 use crate::sync::lock;
+use crate::watermarks::Purpose;
 
 /// Blocks moved under one hold of their locks: a guest that wants one of them waits for so many.
 const PIECE_BLOCKS: usize = 64;
@@ -435,7 +436,7 @@ impl Pool {
             beside: None,
             runs: smallvec![(lba, count)],
         };
-        let new = self.allocate(&wish, Wait::Yes)?;
+        let new = self.allocate(&wish, Purpose::Overwrite, Wait::Yes)?;
         let mut records = Vec::with_capacity(new.len());
         let mut done = 0;
         let mut copied = Ok(());

@@ -24,11 +24,12 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::bits;
 use crate::cache::ClockCache;
-use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::error::{Result, StoreError};
 use crate::limits::Limits;
 use crate::pages::Pages;
 use crate::placement::{PLACE_BLOCKS, RecentPlaces, Shift, Wish};
 use crate::tree;
+use crate::watermarks::no_space;
 
 const PAGE_BLOCKS: usize = BLOCKS_PER_SPACE_PAGE as usize;
 
@@ -262,19 +263,16 @@ impl Space {
     }
 
     /// Hands out the blocks that `wish` asks for, in the order of its runs: beside those of their
-    /// segment; else in a place of their own; else in one run where there is one.
+    /// segment; else in a place of their own; else in one run where there is one. At least `kept`
+    /// blocks stay free.
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::NoSpace`], with nothing handed out, where there are not as many.
-    pub(crate) fn allocate(&mut self, wish: &Wish) -> Result<PbaRuns> {
+    /// `NoSpace`, with nothing handed out, where there are not as many.
+    pub(crate) fn allocate(&mut self, wish: &Wish, kept: u64) -> Result<PbaRuns> {
         let count = wish.blocks();
-        if count > self.free_blocks() {
-            let message = format!(
-                "{count} blocks wanted, {} free in the pool",
-                self.free_blocks()
-            );
-            return Err(StoreError::new(StoreErrorKind::NoSpace, message));
+        if count.saturating_add(kept) > self.free_blocks() {
+            return Err(no_space(count, self.free_blocks(), kept));
         }
         let (first, span) = wish.span();
         let own = self.recent.own(wish.layer, first).or(wish.beside);

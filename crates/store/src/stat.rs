@@ -7,8 +7,9 @@ use crate::deletion::DeletionStat;
 use crate::error::{Result, StoreError};
 use crate::store::Store;
 use crate::volume::Volume;
+use crate::watermarks::SpaceLevel;
 use onefold_format::page::PAGE_BYTES;
-use onefold_format::{BatchKind, DedupMode, IndexKind};
+use onefold_format::{BatchKind, DedupMode, IndexKind, WhenFull};
 
 /// What a volume holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,6 +80,12 @@ pub struct PoolStat {
     pub dirty_blocks: u64,
     /// Blocks that can be handed out.
     pub free_blocks: u64,
+    /// How full the pool is.
+    pub space: SpaceLevel,
+    /// Of the free blocks, those that only what overwrites data gets.
+    pub reserve_blocks: u64,
+    /// What becomes of writes for which there is no room.
+    pub when_full: WhenFull,
     /// Blocks that were given up and are not free yet, queued ones included.
     pub reclaim_blocks: u64,
     /// References that were given up and that the collector has still to release.
@@ -169,6 +176,7 @@ impl Store {
         let counts = pool.maps.counts();
         let (pool_blocks, free_blocks) = (books.space.blocks(), books.space.free_blocks());
         let end = books.space.end();
+        let marks = pool.watermarks(&books.space);
         let unsettled = books
             .batches
             .open
@@ -207,6 +215,9 @@ impl Store {
             index_rebuilding: index.is_none_or(|index| index.needs_rebuild()),
             index_bytes_on_disk,
             free_blocks,
+            space: marks.level(free_blocks),
+            reserve_blocks: marks.reserve,
+            when_full: pool.when_full(),
             reclaim_blocks,
             pool_bytes_on_disk,
             metadata_bytes_on_disk: pages * PAGE_BYTES as u64 + pool.superblock.log_bytes,

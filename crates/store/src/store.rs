@@ -12,7 +12,7 @@ use onefold_format::catalogue_page::{HASH_CACHE_BYTES_MAX, name_is_valid};
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
     DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record, TreeRoot,
-    VolumeId, VolumeRecord, VolumeState,
+    VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
 
 use crate::Wait;
@@ -363,6 +363,22 @@ impl Store {
         Ok(())
     }
 
+    /// What becomes of writes for which the pool has no room: see [`Volume::pauses_when_full`].
+    #[must_use]
+    pub fn when_full(&self) -> WhenFull {
+        self.pool.when_full()
+    }
+
+    /// Sets what becomes of them. Durable when it returns.
+    ///
+    /// # Errors
+    ///
+    /// Those of a checkpoint; then it is as it was.
+    pub fn set_when_full(&self, when_full: WhenFull) -> Result<()> {
+        let _changing = lock(&self.changing);
+        self.pool.set_when_full(when_full)
+    }
+
     /// Lets `run` do, from now on, what no guest waits for: reading blocks back, fingerprinting
     /// them, and calls of the index. It can use processors that nobody else wants.
     pub fn set_aside(&self, run: Aside) {
@@ -380,6 +396,7 @@ impl Store {
         let _changing = lock(&self.changing);
         let name = volume.name();
         self.change_volume(volume.id, |record| record.state = VolumeState::Ready)?;
+        volume.end_import();
         write(&self.volumes).insert(name, volume);
         Ok(())
     }

@@ -4,13 +4,13 @@
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use std::sync::{
     Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize},
+    atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize},
 };
 
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::sync::{
     Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize},
+    atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize},
 };
 
 use std::sync::PoisonError;

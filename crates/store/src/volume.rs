@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
-use onefold_format::{VolumeId, VolumeRecord};
+use onefold_format::{VolumeId, VolumeRecord, VolumeState, WhenFull};
 
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::hash_cache::HashCache;
@@ -48,6 +48,7 @@ pub struct Volume {
     name: RwLock<String>,
     options: RwLock<VolumeOptions>,
     size_bytes: AtomicU64,
+    importing: AtomicBool,
     gone: AtomicBool,
 }
 
@@ -69,6 +70,7 @@ impl Volume {
                 hash_cache_bytes: record.hash_cache_bytes,
             }),
             size_bytes: AtomicU64::new(record.size_bytes),
+            importing: AtomicBool::new(record.state == VolumeState::Importing),
             gone: AtomicBool::new(false),
         };
         volume.renew_hash_cache(record.hash_cache_bytes);
@@ -156,6 +158,22 @@ impl Volume {
     #[must_use]
     pub fn is_snapshot(&self) -> bool {
         self.is_snapshot
+    }
+
+    /// Whether a write that failed with [`StoreErrorKind::NoSpace`] is to be tried again until there
+    /// is room, as the pool is set. It holds nothing meanwhile.
+    #[must_use]
+    pub fn pauses_when_full(&self) -> bool {
+        self.pool.when_full() == WhenFull::Pause
+    }
+
+    /// It is being loaded from an image.
+    pub(crate) fn is_importing(&self) -> bool {
+        self.importing.load(SeqCst)
+    }
+
+    pub(crate) fn end_import(&self) {
+        self.importing.store(false, SeqCst);
     }
 
     /// Blocks that the finder has still to look at.

@@ -11,13 +11,14 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, LayerId, Lba, Pba, Record, UnmapTo};
 use smallvec::SmallVec;
 
-use crate::error::{Result, StoreError};
+use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::hash_cache::HashCache;
 use crate::map::{Entries, Layer};
 use crate::placement::{Shift, Wish};
 use crate::space::{PbaRun, PbaRuns};
 use crate::volume::{Volume, Wait};
+use crate::watermarks::Purpose;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -150,7 +151,7 @@ impl Volume {
         let count = data.len() as u64 / self.pool.block_size();
         let entries = self.entries_to_write(layer, first, count, wait)?;
         let runs = self.shape(layer, first, data, &entries, wait)?;
-        let placed = self.place(layer, &runs, wait)?;
+        let placed = self.place(layer, (first, &entries), &runs, wait)?;
         let (records, old_blocks) = changes(layer.id, first, &entries, &placed);
         let hash_cache = layer.hash_cache();
         if let Some(cache) = &hash_cache {
@@ -272,7 +273,13 @@ impl Volume {
     }
 
     /// [step 4 place] One allocation for all that is new, so that it comes out consecutive.
-    fn place(&self, layer: &Layer, runs: &[Run], wait: Wait) -> Result<PlacedRuns> {
+    fn place(
+        &self,
+        layer: &Layer,
+        before: (Lba, &[Entry]),
+        runs: &[Run],
+        wait: Wait,
+    ) -> Result<PlacedRuns> {
         let new = runs.iter().filter(|run| run.fate == Fate::New);
         let new: SmallVec<_> = new.map(|run| (run.lba, run.count)).collect();
         let Some((first_new, _)) = new.first() else {
@@ -287,7 +294,8 @@ impl Volume {
             beside: self.beside(layer, *first_new, wait)?,
             runs: new,
         };
-        let mut free = self.pool.allocate(&wish, wait)?.into_iter().peekable();
+        let free = self.allocate(layer, before, &wish, wait)?;
+        let mut free = free.into_iter().peekable();
         let mut placed = PlacedRuns::new();
         for run in runs {
             if run.fate != Fate::New {
@@ -319,6 +327,49 @@ impl Volume {
             }
         }
         Ok(placed)
+    }
+
+    /// New blocks; from the pool's reserve where all of them replace data.
+    fn allocate(
+        &self,
+        layer: &Layer,
+        before: (Lba, &[Entry]),
+        wish: &Wish,
+        wait: Wait,
+    ) -> Result<PbaRuns> {
+        let purpose = match self.is_importing() {
+            true => Purpose::Import,
+            false => Purpose::New,
+        };
+        match self.pool.allocate(wish, purpose, wait) {
+            Err(error) if error.kind() == StoreErrorKind::NoSpace => {
+                let overwrites = self.replaces_data(layer, before, wish)?;
+                if purpose == Purpose::Import || !overwrites {
+                    return Err(error);
+                }
+                self.pool.allocate(wish, Purpose::Overwrite, wait)
+            }
+            allocated => allocated,
+        }
+    }
+
+    /// Whether each of these blocks holds data now, in this layer or below it.
+    fn replaces_data(
+        &self,
+        layer: &Layer,
+        (first, entries): (Lba, &[Entry]),
+        wish: &Wish,
+    ) -> Result<bool> {
+        let below = self.entries_below(layer, first, entries, Wait::Yes)?;
+        let holds_data = |lba: Lba| {
+            let at = (lba.0 - first.0) as usize;
+            match entries[at] {
+                Entry::ABSENT => below.get(at).is_some_and(|below| below.pba().is_some()),
+                own => own.pba().is_some(),
+            }
+        };
+        let mut runs = wish.runs.iter();
+        Ok(runs.all(|(start, count)| (0..*count).all(|n| holds_data(*start + n))))
     }
 
     /// Where the nearest block of its own in the same segment says that this one would best go.

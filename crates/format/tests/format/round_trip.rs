@@ -24,7 +24,7 @@ use onefold_format::{
     BadBlock, BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, Fault, IndexKind,
     LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun,
     QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex,
-    Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, record,
+    Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, WhenFull, record,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -327,6 +327,7 @@ proptest! {
         pool_blocks in POOL_BLOCKS_MIN..=PBA_END,
         shrink_by in option::of(1..PBA_END),
         next_domain_id in 0..=DOMAIN_END,
+        when_full in select(vec![WhenFull::Pause, WhenFull::Fail]),
         (queue_head, queue_end, queue) in queues(),
         (next_batch, open) in open_batches(),
         batch in option::of((pointers(Just(0)), 1..=LEVELS_MAX)),
@@ -356,6 +357,7 @@ proptest! {
             shrink_to: shrink_by
                 .and_then(|by| pool_blocks.checked_sub(by))
                 .filter(|blocks| *blocks >= POOL_BLOCKS_MIN),
+            when_full,
         };
         let page = written.encode(pool);
         prop_assert_eq!(Root::decode(&page, pool, written.slot()), Ok(written));

@@ -15,7 +15,7 @@ use onefold_format::{
     BadBlock, BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, Fault, FormatError,
     IndexKind, LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId,
     PublishRun, QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret,
-    SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState,
+    SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
 use onefold_format::{
     batch_page, catalogue_page, frame, map_page, queue_page, scrub_page, space_page, superblock,
@@ -58,6 +58,7 @@ pub(crate) fn root() -> Root {
         }),
         next_domain_id: 4,
         shrink_to: Some(19_660_801),
+        when_full: WhenFull::Fail,
     }
 }
 

@@ -22,6 +22,7 @@ use crate::nbd::reply::Batch;
 use crate::nbd::request::{Command, Control, admit};
 use crate::nbd::send_queue::{Broken, SendQueue};
 use crate::nbd::wire::{self, Errno, NotARequest, REQUEST_BYTES, ReplyHeader, Request, command};
+use crate::parking::Parking;
 use crate::registry::Counters;
 use crate::socket::Socket;
 use crate::workers::{WorkerPool, submit_with_threads};
@@ -29,12 +30,13 @@ use onefold_store::Wait;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What all connections of a server share.
 pub(crate) struct Resources {
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) workers: Arc<WorkerPool<HandedOver>>,
+    pub(crate) parking: Arc<Parking<HandedOver>>,
     /// How much of the pool one connection may hold.
     pub(crate) share_bytes: usize,
 }
@@ -93,6 +95,9 @@ pub(crate) fn serve(
         socket,
         queue: SendQueue::new(),
         counters,
+        workers: Arc::clone(&resources.workers),
+        parking: Arc::clone(&resources.parking),
+        ended: AtomicBool::new(false),
     });
     let connection = Connection {
         link: Arc::clone(&link),
@@ -103,6 +108,7 @@ pub(crate) fn serve(
         resources,
     };
     let ended = connection.run();
+    link.ended.store(true, Ordering::Release);
     if !matches!(ended, Ok(()) | Err(Interruption::CutShort)) {
         // Workers that wait for the client, or the client for us, wait in vain.
         link.socket.close();
@@ -410,7 +416,7 @@ impl Connection<'_> {
             slot.copy_from_slice(self.input.bytes().get(..len).unwrap_or_default());
             done = self
                 .link
-                .attempt("write", || self.export.write(offset, slot, Wait::Yes));
+                .attempt_until_space("write", || self.export.write(offset, slot, Wait::Yes));
         }
         self.input.consume(len);
         self.reply_to_write(cookie, len, fua, done)
@@ -461,7 +467,7 @@ impl Connection<'_> {
             }
             done = self
                 .link
-                .attempt("write", || self.export.write(offset, &buffer, Wait::Yes));
+                .attempt_until_space("write", || self.export.write(offset, &buffer, Wait::Yes));
         }
         self.reply_to_write(cookie, len, fua, done)
     }
@@ -486,7 +492,7 @@ impl Connection<'_> {
                 .recv_exact(slot.get_mut(moved..).unwrap_or_default())?;
             let done = self
                 .link
-                .attempt("write", || self.export.write(at, slot, Wait::Yes));
+                .attempt_until_space("write", || self.export.write(at, slot, Wait::Yes));
             at += piece as u64;
             match done {
                 Ok(()) => {}
@@ -528,7 +534,7 @@ impl Connection<'_> {
         self.send_batch()?;
         let done = self
             .link
-            .attempt(name, || control_waiting(export.as_ref(), rest));
+            .attempt_until_space(name, || control_waiting(export.as_ref(), &rest));
         self.reply_plainly(cookie, done)
     }
 
@@ -592,6 +598,7 @@ impl Connection<'_> {
             export,
             cookie,
             work,
+            waiting: None,
         };
         submit_with_threads(&self.resources.workers, self.link.id, request);
     }

@@ -3,6 +3,7 @@
 use crate::buffer::PoolBuffer;
 use crate::export::{Change, ChangedExtent, Changes, Export, ExportError, Extent, Failure};
 use crate::limits::EXTENTS_MAX;
+use crate::limits::PARKED_RETRY_INTERVAL;
 use crate::nbd::handshake::Terms;
 use crate::nbd::reply::{Payload, Reply};
 use crate::nbd::request::Control;
@@ -10,15 +11,17 @@ use crate::nbd::send_queue::{Delivered, SendQueue};
 use crate::nbd::wire::{
     self, BASE_ALLOCATION_ID, Errno, FIRST_BITMAP_ID, ReplyHeader, allocation, bitmap,
 };
+use crate::parking::{Parking, Waiting};
 use crate::registry::Counters;
 use crate::socket::Socket;
-use crate::workers::Task;
+use crate::workers::{Task, WorkerPool};
 use onefold_store::Wait;
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 /// What the threads that serve a connection have in common.
 pub(crate) struct Link {
@@ -31,6 +34,10 @@ pub(crate) struct Link {
     pub(crate) socket: Arc<Socket>,
     pub(crate) queue: SendQueue<Reply>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) workers: Arc<WorkerPool<HandedOver>>,
+    pub(crate) parking: Arc<Parking<HandedOver>>,
+    /// Nothing more is read from the client.
+    pub(crate) ended: AtomicBool,
 }
 
 /// How an attempt ended, if not well.
@@ -38,6 +45,8 @@ pub(crate) struct Link {
 pub(crate) enum Setback {
     /// It has to be repeated where waiting is allowed.
     WouldWait,
+    /// It has to be repeated until there is space.
+    WaitForSpace,
     /// The client is told this.
     Failed(Errno),
     /// The export's state may be anything now: this connection is not continued.
@@ -54,6 +63,11 @@ impl Link {
         match catch_unwind(AssertUnwindSafe(call)) {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(ExportError::WouldWait)) => Err(Setback::WouldWait),
+            Ok(Err(ExportError::WaitForSpace(source))) => {
+                let Link { id, name, .. } = self;
+                tracing::debug!(client = id, "{what} waits on export {name:?}: {source}");
+                Err(Setback::WaitForSpace)
+            }
             Ok(Err(ExportError::Failed { failure, source })) => {
                 let Link { id, name, .. } = self;
                 if failure == Failure::Io {
@@ -73,6 +87,30 @@ impl Link {
                 Err(Setback::Panicked)
             }
         }
+    }
+
+    /// As [`Link::attempt`], on a thread that can do nothing else: waits for space as well, unless the
+    /// client goes.
+    pub(crate) fn attempt_until_space<T>(
+        &self,
+        what: &str,
+        mut call: impl FnMut() -> Result<T, ExportError>,
+    ) -> Result<T, Setback> {
+        let mut waiting = None;
+        loop {
+            match self.attempt(what, &mut call) {
+                Err(Setback::WaitForSpace) if !self.has_ended() => {
+                    waiting.get_or_insert_with(|| self.parking.enter(&self.workers));
+                    thread::sleep(PARKED_RETRY_INTERVAL);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Whether the client has gone, or is to go: then nothing waits for space any more.
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire) || self.socket.has_ended()
     }
 
     /// The header of the reply to a READ that succeeded.
@@ -143,8 +181,8 @@ pub(crate) fn control_without_waiting(
 }
 
 /// Does all of a request.
-pub(crate) fn control_waiting(export: &dyn Export, control: Control) -> Result<(), ExportError> {
-    let fua = match control {
+pub(crate) fn control_waiting(export: &dyn Export, control: &Control) -> Result<(), ExportError> {
+    let fua = match control.clone() {
         Control::Nothing => false,
         Control::Flush => true,
         Control::Prefetch(range) => {
@@ -257,6 +295,8 @@ pub(crate) struct HandedOver {
     pub(crate) export: Arc<dyn Export>,
     pub(crate) cookie: u64,
     pub(crate) work: Work,
+    /// It has had to wait for space.
+    pub(crate) waiting: Option<Waiting<HandedOver>>,
 }
 
 /// What is left to do of a request.
@@ -278,14 +318,40 @@ pub(crate) enum Work {
 }
 
 impl Task for HandedOver {
-    fn run(self) {
+    fn run(mut self) {
+        let work = std::mem::replace(&mut self.work, Work::Control(Control::Nothing));
+        match execute(&self.link, self.export.as_ref(), self.cookie, work) {
+            Ok(reply) => self.deliver(reply),
+            Err(work) => Self { work, ..self }.wait_for_space(),
+        }
+    }
+}
+
+impl HandedOver {
+    /// Leaves the worker to others; comes back to one later.
+    fn wait_for_space(mut self) {
+        let link = Arc::clone(&self.link);
+        if !link.has_ended() {
+            let waiting = self.waiting.take();
+            self.waiting = waiting.or_else(|| Some(link.parking.enter(&link.workers)));
+            match link.parking.park(link.id, self) {
+                Ok(()) => return,
+                Err(unparked) => self = unparked,
+            }
+        }
+        let header = link.error_header(self.cookie, Setback::WaitForSpace.errno());
+        self.deliver(Some(Reply::new(header, Payload::None)));
+    }
+
+    /// The request is done; no reply means that it panicked.
+    fn deliver(self, reply: Option<Reply>) {
         let Self {
             link,
             export,
-            cookie,
-            work,
+            waiting,
+            ..
         } = self;
-        let reply = execute(&link, export.as_ref(), cookie, work);
+        drop(waiting);
         if reply.is_none() {
             link.socket.close();
         }
@@ -300,8 +366,14 @@ impl Task for HandedOver {
     }
 }
 
-/// Executes a request where waiting is allowed; no reply means that it panicked.
-fn execute(link: &Link, export: &dyn Export, cookie: u64, work: Work) -> Option<Reply> {
+/// Executes a request where waiting is allowed; no reply means that it panicked. What has to wait for
+/// space comes back.
+fn execute(
+    link: &Link,
+    export: &dyn Export,
+    cookie: u64,
+    work: Work,
+) -> Result<Option<Reply>, Work> {
     let (done, error_header): (_, fn(&Link, u64, Errno) -> ReplyHeader) = match work {
         Work::Read { offset, mut buffer } => {
             let done = link.attempt("read", || export.read(offset, &mut buffer, Wait::Yes));
@@ -321,6 +393,13 @@ fn execute(link: &Link, export: &dyn Export, cookie: u64, work: Work) -> Option<
                 export.write(offset, &buffer, Wait::Yes)?;
                 if fua { export.flush() } else { Ok(()) }
             });
+            if done == Err(Setback::WaitForSpace) {
+                return Err(Work::Write {
+                    offset,
+                    buffer,
+                    fua,
+                });
+            }
             let reply = done.map(|()| {
                 link.counters.add_written(buffer.len());
                 plain_reply(cookie)
@@ -328,7 +407,10 @@ fn execute(link: &Link, export: &dyn Export, cookie: u64, work: Work) -> Option<
             (reply, Link::error_header)
         }
         Work::Control(control) => {
-            let done = link.attempt(control.name(), || control_waiting(export, control));
+            let done = link.attempt(control.name(), || control_waiting(export, &control));
+            if done == Err(Setback::WaitForSpace) {
+                return Err(Work::Control(control));
+            }
             (done.map(|()| plain_reply(cookie)), Link::error_header)
         }
         Work::BlockStatus { range, only_first } => {
@@ -339,14 +421,14 @@ fn execute(link: &Link, export: &dyn Export, cookie: u64, work: Work) -> Option<
             (reply, Link::chunk_error_header)
         }
     };
-    match done {
+    Ok(match done {
         Ok(reply) => Some(reply),
         Err(Setback::Panicked) => None,
         Err(setback) => Some(Reply::new(
             error_header(link, cookie, setback.errno()),
             Payload::None,
         )),
-    }
+    })
 }
 
 impl Setback {
@@ -354,6 +436,8 @@ impl Setback {
     pub(crate) fn errno(self) -> Errno {
         match self {
             Setback::Failed(errno) => errno,
+            // The client that hears this has gone, or the server goes.
+            Setback::WaitForSpace => Errno::Shutdown,
             Setback::WouldWait | Setback::Panicked => Errno::Io,
         }
     }

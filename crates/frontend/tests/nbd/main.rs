@@ -9,6 +9,7 @@
 
 mod client;
 mod commands;
+mod full;
 mod handshake;
 mod memory;
 mod pressure;

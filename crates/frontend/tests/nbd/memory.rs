@@ -4,7 +4,7 @@ use onefold_frontend::{
     Change, ChangedExtent, Changes, Export, ExportError, Extent, Failure, Wait, ZeroOptions,
 };
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 #[derive(Default)]
@@ -17,6 +17,9 @@ pub(crate) struct MemoryExport {
     pub(crate) fails: Vec<(Range<u64>, Failure)>,
     pub(crate) panics: Vec<Range<u64>>,
     pub(crate) read_only: bool,
+    /// Changes of these bytes have to wait for space while [`MemoryExport::is_full`].
+    pub(crate) new: Vec<Range<u64>>,
+    pub(crate) is_full: AtomicBool,
     pub(crate) gate: Mutex<Gate>,
     pub(crate) gate_changed: Condvar,
     pub(crate) flushes: AtomicUsize,
@@ -85,8 +88,21 @@ impl MemoryExport {
         }
     }
 
+    /// Also [`MemoryExport::enter`].
+    fn change(&self, offset: u64, len: u64, wait: Wait) -> Result<(), ExportError> {
+        self.enter(offset, len, wait)?;
+        let touches = |range: &Range<u64>| offset < range.end && range.start < offset + len;
+        if !self.new.iter().any(touches) || !self.is_full.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        match wait {
+            Wait::No => Err(ExportError::WouldWait),
+            Wait::Yes => Err(ExportError::WaitForSpace("told to be full".into())),
+        }
+    }
+
     fn zero(&self, range: Range<u64>, wait: Wait) -> Result<(), ExportError> {
-        self.enter(range.start, range.end - range.start, wait)?;
+        self.change(range.start, range.end - range.start, wait)?;
         self.data.lock().unwrap()[range.start as usize..range.end as usize].fill(0);
         Ok(())
     }
@@ -115,7 +131,7 @@ impl Export for MemoryExport {
 
     fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<(), ExportError> {
         assert!(wait == Wait::No || data.as_ptr().addr().is_multiple_of(4096));
-        self.enter(offset, data.len() as u64, wait)?;
+        self.change(offset, data.len() as u64, wait)?;
         let at = offset as usize;
         self.data.lock().unwrap()[at..at + data.len()].copy_from_slice(data);
         Ok(())

@@ -13,6 +13,7 @@ mod pool_export_metadata;
 mod pool_import_metadata;
 mod pool_resize;
 mod pool_scrub;
+mod pool_set;
 mod pool_stat;
 mod pool_upgrade;
 mod serve;
@@ -91,6 +92,8 @@ enum PoolVerb {
     Create(pool_create::Args),
     /// Print numbers of blocks and bytes.
     Stat,
+    /// Change how the pool behaves, also while it is in use.
+    Set(pool_set::Args),
     /// Prove that every block is accounted for; exit code 3 if one is not.
     Check(pool_check::Args),
     /// Find and share all duplicates that are there now.
@@ -250,6 +253,7 @@ impl Cli {
         match self.noun {
             Noun::Pool(PoolVerb::Create(args)) => pool_create::run(&context, args),
             Noun::Pool(PoolVerb::Stat) => pool_stat::run(&context),
+            Noun::Pool(PoolVerb::Set(args)) => pool_set::run(&context, &args),
             Noun::Pool(PoolVerb::Check(args)) => pool_check::run(&context, &args),
             Noun::Pool(PoolVerb::Dedup(args)) => pool_dedup::run(&context, args),
             Noun::Pool(PoolVerb::ExportMetadata(args)) => pool_export_metadata::run(&context, args),

@@ -133,6 +133,7 @@ impl Server {
         }
         match request.uri().path() {
             pool::PoolStat::PATH => self.run::<pool::PoolStat>(request).await,
+            pool::PoolSet::PATH => self.run::<pool::PoolSet>(request).await,
             index::IndexStat::PATH => self.run::<index::IndexStat>(request).await,
             index::IndexRebuild::PATH => self.run::<index::IndexRebuild>(request).await,
             pool::PoolUpgrade::PATH => self.run::<pool::PoolUpgrade>(request).await,

@@ -140,6 +140,10 @@ impl Attachments for NbdService {
             })
     }
 
+    fn waiting_for_space(&self) -> u64 {
+        self.server.requests_waiting_for_space() as u64
+    }
+
     fn nbd_uri(&self, volume: &str) -> Option<String> {
         self.addresses.first().map(|address| uri(address, volume))
     }

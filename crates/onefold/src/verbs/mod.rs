@@ -56,6 +56,9 @@ pub(crate) trait Attachments: Send + Sync {
 
     /// Where a client finds this volume.
     fn nbd_uri(&self, volume: &str) -> Option<String>;
+
+    /// How many requests wait for space in the pool.
+    fn waiting_for_space(&self) -> u64;
 }
 
 /// An open pool with whoever uses it.
@@ -102,6 +105,11 @@ impl Service {
             store.finish_deletions(&mut |done, all| report(done, all))?;
         }
         Ok(())
+    }
+
+    fn waiting_for_space(&self) -> u64 {
+        let attachments = self.attachments.as_ref();
+        attachments.map_or(0, |attachments| attachments.waiting_for_space())
     }
 
     fn nbd_uri(&self, volume: &str) -> Option<String> {

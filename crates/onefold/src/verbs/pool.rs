@@ -10,10 +10,84 @@ use crate::output::Document;
 use crate::sharing::{Dedup, Index};
 use crate::size;
 use onefold_maintain::{Shrunk, dedup_now, shrink_to};
-use onefold_store::{Finding, StoreErrorKind};
+use onefold_store::{Finding, SpaceLevel, StoreErrorKind, WhenFull};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
+
+/// How full a pool is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Space {
+    Enough,
+    Low,
+    Scarce,
+    Reserve,
+    Full,
+}
+
+impl From<SpaceLevel> for Space {
+    fn from(level: SpaceLevel) -> Self {
+        match level {
+            SpaceLevel::Enough => Self::Enough,
+            SpaceLevel::Low => Self::Low,
+            SpaceLevel::Scarce => Self::Scarce,
+            SpaceLevel::Reserve => Self::Reserve,
+            SpaceLevel::Full => Self::Full,
+        }
+    }
+}
+
+impl Space {
+    /// For people.
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Enough => "enough",
+            Self::Low => "low",
+            Self::Scarce => "scarce: imports stop",
+            Self::Reserve => "down to the reserve: only what overwrites data is written",
+            Self::Full => "full",
+        }
+    }
+}
+
+/// What becomes of writes for which a pool has no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Full {
+    /// They wait until there is room.
+    Pause,
+    /// They fail, with ENOSPC.
+    Fail,
+}
+
+impl Full {
+    /// For people.
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Pause => "writes wait for room",
+            Self::Fail => "writes fail",
+        }
+    }
+}
+
+impl From<WhenFull> for Full {
+    fn from(when_full: WhenFull) -> Self {
+        match when_full {
+            WhenFull::Pause => Self::Pause,
+            WhenFull::Fail => Self::Fail,
+        }
+    }
+}
+
+impl From<Full> for WhenFull {
+    fn from(full: Full) -> Self {
+        match full {
+            Full::Pause => Self::Pause,
+            Full::Fail => Self::Fail,
+        }
+    }
+}
 
 /// Numbers of blocks and bytes, over everything.
 #[derive(Debug, Serialize, Deserialize)]
@@ -43,6 +117,12 @@ pub(crate) struct PoolStatReply {
     unique_blocks: u64,
     shared_blocks: u64,
     free_blocks: u64,
+    /// Of these, those that only what overwrites data gets.
+    reserve_blocks: u64,
+    space: Space,
+    when_full: Full,
+    /// Clients' requests that wait for room.
+    waiting_requests: u64,
     reclaim_blocks: u64,
     /// References that were given up and that the collector has still to release.
     queued_blocks: u64,
@@ -92,6 +172,10 @@ impl Verb for PoolStat {
             unique_blocks: stat.unique_blocks,
             shared_blocks: stat.shared_blocks,
             free_blocks: stat.free_blocks,
+            reserve_blocks: stat.reserve_blocks,
+            space: stat.space.into(),
+            when_full: stat.when_full.into(),
+            waiting_requests: service.waiting_for_space(),
             reclaim_blocks: stat.reclaim_blocks,
             queued_blocks: stat.queued_blocks,
             dirty_blocks: stat.dirty_blocks,
@@ -111,6 +195,10 @@ impl Verb for PoolStat {
 impl Document for PoolStatReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let bytes = |blocks: u64| size::display(blocks * u64::from(self.block_size));
+        let waiting = match self.waiting_requests {
+            0 => String::new(),
+            waiting => format!(", {waiting} of them now"),
+        };
         let index_state = if self.index_rebuilding {
             ", to be counted again before anything more is shared"
         } else {
@@ -128,6 +216,11 @@ impl Document for PoolStatReply {
             ),
             ("block size", size::display(self.block_size.into())),
             ("free", bytes(self.free_blocks)),
+            ("space", self.space.describe().to_owned()),
+            (
+                "when full",
+                format!("{}{waiting}", self.when_full.describe()),
+            ),
             ("given up", bytes(self.reclaim_blocks)),
             ("data", format!("{} in volumes", bytes(self.logical_blocks))),
             ("", format!("{} in the pool", bytes(self.physical_blocks))),
@@ -206,6 +299,36 @@ impl Document for PoolUpgradeReply {
             "the pool has format {}, the newest that there is: nothing to do",
             self.format
         )
+    }
+}
+
+/// Changes how the pool behaves.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PoolSet {
+    pub(crate) when_full: Full,
+}
+
+/// The document of `pool set`: the settings as they are now.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PoolSetReply {
+    when_full: Full,
+}
+
+impl Verb for PoolSet {
+    const PATH: &'static str = "/v1/pool/set";
+    type Reply = PoolSetReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolSetReply> {
+        service.store.set_when_full(self.when_full.into())?;
+        Ok(PoolSetReply {
+            when_full: service.store.when_full().into(),
+        })
+    }
+}
+
+impl Document for PoolSetReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "when full  {}", self.when_full.describe())
     }
 }
 

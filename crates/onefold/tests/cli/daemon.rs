@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Every verb in turn, good and bad, with what each printed.
 fn a_days_work(scene: &Scene) -> Vec<(Option<i32>, Value, String)> {
     let image = scene.file("image", &noise(1, 3_000_001));
-    let script: [&[&str]; 27] = [
+    let script: [&[&str]; 29] = [
         &["volume", "create", "a", "--size", "64M"],
         &["volume", "create", "a", "--size", "64M"],
         &["volume", "create", "b", "--size", "4097"],
@@ -39,6 +39,8 @@ fn a_days_work(scene: &Scene) -> Vec<(Option<i32>, Value, String)> {
         &["volume", "delete", "a", "--yes"],
         &["volume", "delete", "a", "--yes"],
         &["volume", "export", "nobody", "/no/where"],
+        &["pool", "set"],
+        &["pool", "set", "--when-full", "fail"],
         &["pool", "stat"],
         &["pool", "check"],
     ];

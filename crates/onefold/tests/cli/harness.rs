@@ -91,6 +91,11 @@ impl Scene {
     }
 
     pub(crate) fn with_pool_options(options: &[&str]) -> Self {
+        Self::with_pool(&[&["--size", "4G"], options].concat())
+    }
+
+    /// A pool of which everything is said.
+    pub(crate) fn with_pool(options: &[&str]) -> Self {
         let scene = Self {
             directory: TempDir::with_prefix("onefold-test-").unwrap(),
         };

@@ -5,6 +5,7 @@
 
 mod clones;
 mod daemon;
+mod full;
 mod harness;
 mod images;
 mod jobs;

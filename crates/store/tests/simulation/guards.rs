@@ -72,7 +72,7 @@ fn reused_before_commit(seed: u64) -> Step {
     world.create_volume(8 * MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
     world.write(a, 0, MIB, Fill::Data, Wait::Yes)?;
-    world.write(a, MIB, 3 * MIB - 2 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Wait::Yes)?;
     world.flush(a)?;
     world.trim(a, 0, MIB, Wait::Yes)?;
     world.write(b, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
@@ -86,7 +86,7 @@ fn reused_while_read(seed: u64) -> Step {
     world.create_volume(8 * MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
     world.write(a, 0, MIB, Fill::Data, Wait::Yes)?;
-    world.write(a, MIB, 3 * MIB - 2 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Wait::Yes)?;
     world.meanwhile(Part::Data, Op::Read, When::Before, move |world| {
         world.trim(a, 0, MIB, Wait::Yes)?;
         world.flush(a)?;
@@ -106,7 +106,7 @@ fn reused_while_discarded(seed: u64) -> Step {
     world.create_volume(8 * MIB)?;
     world.create_volume(8 * MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
-    world.write(a, 0, 4 * MIB - 2 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 0, 4 * MIB - 10 * BLOCK, Fill::Data, Wait::Yes)?;
     world.trim(a, 0, MIB, Wait::Yes)?;
     world.flush(a)?;
     world.meanwhile(Part::Data, Op::Discard, When::Before, move |world| {
@@ -166,7 +166,7 @@ fn committed_before_written(seed: u64) -> Step {
     world.create_volume(8 * MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
     world.write(a, 0, MIB, Fill::Data, Wait::Yes)?;
-    world.write(a, MIB, 3 * MIB - 2 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Wait::Yes)?;
     // Too few to be given back to the host, so they keep what was in them.
     world.trim(a, 0, 8 * BLOCK, Wait::Yes)?;
     world.flush(a)?;
@@ -611,6 +611,7 @@ fn script(guard: Guard) -> fn(u64) -> Step {
         Guard::BadNotShared => |seed| Ok(scrub_guards::met_again(seed)?),
         Guard::HealedBeforeUnlisted => |seed| Ok(scrub_guards::healed_then_power_loss(seed)?),
         Guard::ListedNotReused => |seed| Ok(scrub_guards::wanted_while_forgotten(seed)?),
+        Guard::ReserveForOverwrites => crate::full::overwritten_when_full,
     }
 }
 

@@ -19,6 +19,7 @@
 //! | `interleaved.rs` | rare sequences of events, one by one |
 //! | `open_batches.rs` | batches of finder and collector that stay half done |
 //! | `failures.rs` | I/Os that fail while the machine goes on |
+//! | `full.rs` | pools filled to the last block |
 //! | `damage.rs` | bytes that decayed, parts that are gone, newer versions |
 //! | `index_damage.rs` | an index that decayed, is gone, or disagrees with the maps |
 //! | `index_rows.rs` | the index, changed behind the store's back |
@@ -35,6 +36,7 @@ mod crash;
 mod damage;
 mod export;
 mod failures;
+mod full;
 mod guards;
 mod index_damage;
 mod index_rows;

@@ -22,12 +22,7 @@ const OPTIONS: CreateOptions = CreateOptions {
     index: IndexKind::Btree,
 };
 
-fn world(seed: u64, index: IndexKind) -> Arc<World> {
-    let options = CreateOptions { index, ..OPTIONS };
-    World::new(seed, &options)
-}
-
-type Script = fn(&Arc<World>) -> Step;
+pub(crate) type Script = fn(&Arc<World>) -> Step;
 
 /// Every kind of request, in an order that makes blocks, pages and log be reused.
 fn requests(world: &Arc<World>) -> Step {
@@ -341,7 +336,16 @@ fn stopped_at(n: u64, world: &Arc<World>, script: Script, kind: CrashKind) -> St
 
 /// Stops a script at each of its I/Os, and compares what came back. Returns what happened.
 fn stop_everywhere(index: IndexKind, script: Script, ios_min: u64) -> Coverage {
-    let whole = world(1, index);
+    stop_everywhere_in(&CreateOptions { index, ..OPTIONS }, script, ios_min)
+}
+
+/// The same in another pool.
+pub(crate) fn stop_everywhere_in(
+    options: &CreateOptions,
+    script: Script,
+    ios_min: u64,
+) -> Coverage {
+    let whole = World::new(1, options);
     whole.open(8 * MIB).unwrap();
     let before = whole.engine().io_count();
     script(&whole).unwrap();
@@ -356,7 +360,7 @@ fn stop_everywhere(index: IndexKind, script: Script, ios_min: u64) -> Coverage {
     let mut coverage = whole.state().coverage.clone();
     for n in 1..=ios + 1 {
         for (seed, kind) in outcomes {
-            let world = world(seed, index);
+            let world = World::new(seed, options);
             if let Err(stop) = stopped_at(n, &world, script, kind) {
                 panic!("stopped at I/O {n} of {ios}, {kind:?}, seed {seed}: {stop:?}");
             }
@@ -364,8 +368,8 @@ fn stop_everywhere(index: IndexKind, script: Script, ios_min: u64) -> Coverage {
         }
     }
     println!(
-        "{} recoveries of a script of {ios} I/Os, {index:?}",
-        coverage.recoveries
+        "{} recoveries of a script of {ios} I/Os, {:?}",
+        coverage.recoveries, options.index
     );
     coverage
 }

@@ -349,7 +349,7 @@ impl World {
         }
     }
 
-    /// Blocks that are free, or will be once a commit has released them.
+    /// Blocks that are free for whatever is written, or will be once a commit has released them.
     fn room(&self) -> Option<Room> {
         let state = self.state();
         if state.depth > 0 {
@@ -359,7 +359,8 @@ impl World {
         drop(state);
         let stat = self.store().stat().ok()?;
         Some(Room {
-            blocks: stat.free_blocks + stat.reclaim_blocks - stat.queued_blocks,
+            blocks: (stat.free_blocks + stat.reclaim_blocks - stat.queued_blocks)
+                .saturating_sub(stat.reserve_blocks),
             hooks_run,
         })
     }

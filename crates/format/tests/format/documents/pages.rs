@@ -12,7 +12,7 @@ use onefold_format::{
     BadBlock, BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, Fault, FormatError,
     IndexKind, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, OpenBatchHead, PageNumber,
     Pba, PoolId, QueueElement, Root, ScrubProgress, Secret, Superblock, TreeRoot, VolumeId,
-    VolumeRecord, VolumeState,
+    VolumeRecord, VolumeState, WhenFull,
 };
 
 use super::{ALL, Trial, bit_table, bits_of, check, crc_without, table};
@@ -158,6 +158,7 @@ fn empty_root() -> Root {
         open_batch: Some(EMPTY_BATCH),
         next_domain_id: 0,
         shrink_to: None,
+        when_full: WhenFull::Pause,
     }
 }
 
@@ -212,6 +213,7 @@ fn root_document() {
         whole(&|root| root.next_domain_id = u32::MAX),
     ));
     trials.push(("shrink to", whole(&|root| root.shrink_to = Some(ALL))));
+    trials.push(("when full", part(&|root| root.when_full = WhenFull::Fail)));
     let sample = page("root").page;
     check(&rows, &sample[..], trials, |at| page_refuses("root", at));
 }

@@ -1,0 +1,117 @@
+//! Where requests wait for space.
+//!
+//! A full device may want its writes to wait until there is room. That can take days, so a request that
+//! waits holds no thread and nothing of the device: it is put aside here with its payload, and every
+//! [`PARKED_RETRY_INTERVAL`] all of them are given to the workers again. Nobody has to be told that
+//! space has come back, wherever from; and reads, trims and flushes find the workers free.
+//!
+//! What waits is bounded as all that workers do: by requests handed over for each connection, and by
+//! the memory of their payloads. A connection that has no share left waits itself, and reads nothing
+//! more meanwhile.
+//!
+//! The thread that does this exists while there is something to wait for. The log is told when it
+//! begins and when it ends.
+
+use crate::limits::{PARKED_QUIET_TIME, PARKED_RETRY_INTERVAL};
+use crate::workers::{Lane, Task, WorkerPool, submit_with_threads};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+pub(crate) struct Parking<T> {
+    state: Mutex<ParkingState<T>>,
+}
+
+struct ParkingState<T> {
+    parked: Vec<(Lane, T)>,
+    /// Requests that have had to wait and are not answered yet, whether parked or being tried.
+    waiting: usize,
+    /// When the last one of them was answered.
+    quiet_since: Instant,
+    has_thread: bool,
+}
+
+/// A request that has had to wait, until dropped.
+pub(crate) struct Waiting<T> {
+    parking: Arc<Parking<T>>,
+}
+
+impl<T: Task> Parking<T> {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(ParkingState {
+                parked: Vec::new(),
+                waiting: 0,
+                quiet_since: Instant::now(),
+                has_thread: false,
+            }),
+        })
+    }
+
+    /// How many requests wait for space.
+    pub(crate) fn waiting(&self) -> usize {
+        self.lock().waiting
+    }
+
+    /// Counts a request that has to wait for the first time.
+    pub(crate) fn enter(self: &Arc<Self>, workers: &Arc<WorkerPool<T>>) -> Waiting<T> {
+        let mut state = self.lock();
+        state.waiting += 1;
+        if !state.has_thread {
+            tracing::warn!("there is no space, and writes wait for it");
+            let (parking, workers) = (Arc::clone(self), Arc::clone(workers));
+            let started = thread::Builder::new()
+                .name("nbd-parking".to_owned())
+                .spawn(move || parking.run(&workers));
+            match started {
+                Ok(_) => state.has_thread = true,
+                Err(error) => tracing::warn!(%error, "cannot start a thread for them"),
+            }
+        }
+        drop(state);
+        Waiting {
+            parking: Arc::clone(self),
+        }
+    }
+
+    /// Puts a request aside. It comes back where there is no thread to try it again.
+    pub(crate) fn park(&self, lane: Lane, task: T) -> Result<(), T> {
+        let mut state = self.lock();
+        if !state.has_thread {
+            return Err(task);
+        }
+        state.parked.push((lane, task));
+        Ok(())
+    }
+
+    fn run(&self, workers: &Arc<WorkerPool<T>>) {
+        loop {
+            thread::sleep(PARKED_RETRY_INTERVAL);
+            let mut state = self.lock();
+            if state.waiting == 0 && state.quiet_since.elapsed() >= PARKED_QUIET_TIME {
+                state.has_thread = false;
+                tracing::warn!("no write waits for space any more");
+                return;
+            }
+            let parked = std::mem::take(&mut state.parked);
+            drop(state);
+            for (lane, task) in parked {
+                submit_with_threads(workers, lane, task);
+            }
+        }
+    }
+}
+
+impl<T> Parking<T> {
+    fn lock(&self) -> MutexGuard<'_, ParkingState<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Drop for Waiting<T> {
+    fn drop(&mut self) {
+        let mut state = self.parking.lock();
+        state.waiting -= 1;
+        state.quiet_since = Instant::now();
+    }
+}

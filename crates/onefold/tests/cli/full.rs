@@ -1,0 +1,228 @@
+//! A pool that fills up while clients write to it.
+
+use crate::harness::{Outcome, Scene, noise, wait_until};
+use serde_json::json;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+/// 8192 blocks, of which 64 are the reserve.
+fn scene() -> Scene {
+    let scene = Scene::with_pool(&["--size", "32M"]);
+    for name in ["a", "b"] {
+        // Without dedup, so that the pool is as full as what is written says.
+        scene.ok(&["volume", "create", name, "--size", "64M", "--dedup", "off"]);
+    }
+    scene
+}
+
+/// `qemu-io`, about to do these things to a volume.
+fn client(scene: &Scene, volume: &str, commands: &[&str]) -> Child {
+    let stat = scene.json(&["volume", "stat", volume]);
+    let mut client = Command::new("qemu-io");
+    client.args(["-f", "raw"]);
+    for command in commands {
+        client.args(["-c", command]);
+    }
+    client
+        .arg(stat["nbd_uri"].as_str().unwrap())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    client
+        .spawn()
+        .expect("qemu-io is needed (Debian: qemu-utils)")
+}
+
+fn io(scene: &Scene, volume: &str, commands: &[&str]) -> Outcome {
+    Outcome::of(client(scene, volume, commands))
+}
+
+/// The same, which must succeed, and find what it expects.
+#[track_caller]
+fn io_ok(scene: &Scene, volume: &str, commands: &[&str]) {
+    let outcome = io(scene, volume, commands);
+    let stdout = String::from_utf8_lossy(&outcome.stdout);
+    let is_fine = outcome.code == Some(0) && !stdout.contains("failed");
+    assert!(is_fine, "{commands:?}: {stdout} {outcome:?}");
+}
+
+/// Fills the pool from two volumes, but for 255 blocks.
+fn fill(scene: &Scene) {
+    io_ok(scene, "a", &["write -P 1 0 15M", "flush"]);
+    io_ok(scene, "b", &["write -P 2 0 16M", "flush"]);
+}
+
+fn waiting(scene: &Scene) -> u64 {
+    scene.json(&["pool", "stat"])["waiting_requests"]
+        .as_u64()
+        .unwrap()
+}
+
+#[track_caller]
+fn assert_clean(scene: &Scene) {
+    let check = scene.json(&["pool", "check"]);
+    assert_eq!(check["findings"], 0, "{check}");
+    assert_eq!(check["leaked_blocks"], 0, "{check}");
+}
+
+/// Clients with more writes of new data than there are workers. Each reads, trims and flushes while
+/// its writes wait, and then leaves.
+fn writers(scene: &Scene) -> Vec<Child> {
+    let writers = (0..6).map(|n| {
+        let place = |m: u64| 20_480 + 128 * (n * 15 + m);
+        let writes = (0..15).map(|m| format!("aio_write -P 3 {}k 128k", place(m)));
+        let writes: Vec<String> = writes.collect();
+        let mut commands: Vec<&str> = writes.iter().map(String::as_str).collect();
+        commands.extend([
+            "read -P 1 2M 1M",
+            "discard 0 64k",
+            "flush",
+            "read -P 1 3M 1M",
+        ]);
+        client(scene, "a", &commands)
+    });
+    writers.collect()
+}
+
+fn wait_for_waiting(scene: &Scene) {
+    wait_until("all of them wait", || waiting(scene) >= 80);
+}
+
+/// What they wrote, in the space of another volume.
+const WRITTEN: [&str; 2] = ["read -P 3 20M 11520k", "read -P 1 1M 14M"];
+
+#[test]
+fn writes_wait_until_there_is_room_again() {
+    let scene = scene();
+    let mut daemon = scene.daemon();
+    fill(&scene);
+    let stat = scene.json(&["pool", "stat"]);
+    let settings = [
+        &stat["space"],
+        &stat["when_full"],
+        &stat["waiting_requests"],
+    ];
+    assert_eq!(settings, [&json!("scarce"), &json!("pause"), &json!(0)]);
+    let mut writers = writers(&scene);
+    daemon.wait_for_line("writes wait for it");
+    for writer in &mut writers {
+        let lines = BufReader::new(writer.stdout.as_mut().unwrap()).lines();
+        let lines = lines.map_while(Result::ok);
+        assert_eq!(
+            lines
+                .filter(|line| line.starts_with("read 1048576"))
+                .take(2)
+                .count(),
+            2
+        );
+    }
+    wait_for_waiting(&scene);
+    let stat = scene.json(&["pool", "stat"]);
+    assert_eq!(stat["space"], "reserve", "{stat}");
+    io_ok(
+        &scene,
+        "b",
+        &["read -P 2 0 16M", "write -P 4 1M 1M", "flush"],
+    );
+    assert_clean(&scene);
+    scene.ok(&["snapshot", "create", "b@now"]);
+    scene.ok(&["pool", "dedup"]);
+    scene.ok(&["snapshot", "delete", "b@now"]);
+    assert!(waiting(&scene) >= 80);
+
+    scene.ok(&["volume", "delete", "b", "--yes"]);
+    for writer in writers {
+        let ended = Outcome::of(writer);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    daemon.wait_for_line("no write waits for space");
+    assert_eq!(waiting(&scene), 0);
+    io_ok(&scene, "a", &WRITTEN);
+    assert_clean(&scene);
+    assert!(daemon.terminate().success());
+    assert_clean(&scene);
+}
+
+#[test]
+fn what_waits_ends_when_its_client_is_disconnected_or_the_daemon_stops() {
+    let scene = scene();
+    let daemon = scene.daemon();
+    fill(&scene);
+    let cut_off = writers(&scene);
+    wait_for_waiting(&scene);
+    scene
+        .run(&["volume", "rename", "a", "c"])
+        .is_refusal(1, &["attached", "--force"]);
+    scene.ok(&["volume", "rename", "a", "c", "--force"]);
+    scene.ok(&["volume", "rename", "c", "a"]);
+    assert_eq!(waiting(&scene), 0);
+    let stopped = writers(&scene);
+    wait_for_waiting(&scene);
+    assert!(daemon.terminate().success());
+    for writer in cut_off.into_iter().chain(stopped) {
+        assert_ne!(Outcome::of(writer).code, Some(0));
+    }
+    assert_clean(&scene);
+    let daemon = scene.daemon();
+    let killed = writers(&scene);
+    wait_for_waiting(&scene);
+    daemon.kill();
+    for writer in killed {
+        assert_ne!(Outcome::of(writer).code, Some(0));
+    }
+    assert_clean(&scene);
+    let _daemon = scene.daemon();
+    io_ok(&scene, "a", &["read -P 1 1M 14M"]);
+    io_ok(&scene, "b", &["read -P 2 0 16M"]);
+}
+
+#[test]
+fn writes_fail_where_the_pool_is_set_so() {
+    let scene = scene();
+    let set = ["pool", "set", "--when-full", "fail"];
+    assert_eq!(scene.json(&set), json!({"when_full": "fail"}));
+    let daemon = scene.daemon();
+    fill(&scene);
+    let refused = io(&scene, "a", &["write -P 3 20M 2M"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stdout).into_owned() + &refused.stderr;
+    assert!(said.contains("No space left on device"), "{refused:?}");
+    io_ok(
+        &scene,
+        "a",
+        &["read -P 1 0 15M", "write -P 1 0 1M", "flush"],
+    );
+    // Trimmed, its blocks are free after the next commit, which the write brings about itself.
+    io_ok(&scene, "b", &["discard 0 2M"]);
+    io_ok(
+        &scene,
+        "a",
+        &["write -P 3 20M 2M", "flush", "read -P 3 20M 2M"],
+    );
+    daemon.kill();
+    assert_clean(&scene);
+    assert_eq!(scene.json(&["pool", "stat"])["when_full"], "fail");
+    // A setting can be changed while clients wait, too.
+    let daemon = scene.daemon();
+    scene.ok(&["pool", "set", "--when-full", "pause"]);
+    let writer = client(&scene, "a", &["write -P 3 24M 2M"]);
+    wait_until("it waits", || waiting(&scene) == 1);
+    scene.ok(&set);
+    let refused = Outcome::of(writer);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn imports_stop_before_guests_have_to() {
+    let scene = scene();
+    let image = scene.file("image", &noise(1, 40 << 20));
+    let import = ["volume", "import", "c", &image, "--dedup", "off"];
+    let words = ["'c'", "the pool is full", "256 are kept"];
+    scene.run(&import).is_refusal(1, &words);
+    let _daemon = scene.daemon();
+    scene.run(&import).is_refusal(1, &words);
+    assert_eq!(scene.volumes(), ["a", "b"]);
+    fill(&scene);
+    assert_clean(&scene);
+}

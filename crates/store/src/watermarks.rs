@@ -1,0 +1,179 @@
+//! How full the pool is, and who still gets blocks then.
+//!
+//! | level | free blocks | then |
+//! | --- | --- | --- |
+//! | enough | | |
+//! | low | a tenth | a warning |
+//! | scarce | a 32nd | imports stop, so that what is left is the guests' |
+//! | reserve | a 128th | only what overwrites data gets blocks |
+//! | full | none | nothing does |
+//!
+//! The reserve is for copy-on-write: a guest can go on overwriting what is shared or in a snapshot,
+//! which it needs even for deleting its own files. Everything that frees blocks needs none: trims, deletions, merges of
+//! snapshots, the finder, the collector and checkpoints work in a full pool as in an empty one.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+use crate::pool::Pool;
+use crate::space::Space;
+use crate::sync::AtomicU8;
+
+/// Bytes from which on the share of the pool is no reason for a warning, or for stopping anybody.
+const LOW_BYTES_MAX: u64 = 64 << 30;
+const SCARCE_BYTES_MAX: u64 = 8 << 30;
+const RESERVE_BYTES_MAX: u64 = 1 << 30;
+
+/// How full a pool is, from best to worst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum SpaceLevel {
+    /// There is room.
+    Enough,
+    /// A tenth of the pool is free, or 64 GiB.
+    Low,
+    /// A 32nd is free, or 8 GiB: imports stop.
+    Scarce,
+    /// A 128th is free, or 1 GiB: only what overwrites data gets blocks.
+    Reserve,
+    /// No block is free.
+    Full,
+}
+
+/// What a new block is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// An image that is being loaded.
+    Import,
+    /// A guest's data where it had none.
+    New,
+    /// A guest's data in the place of other data, which is shared or in a snapshot.
+    Overwrite,
+}
+
+/// The levels of one pool: numbers of free blocks at which they begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Watermarks {
+    low: u64,
+    scarce: u64,
+    pub(crate) reserve: u64,
+}
+
+impl Watermarks {
+    pub(crate) fn of(pool_blocks: u64, block_size: u64) -> Self {
+        let mark = |part: u64, bytes_max: u64| (pool_blocks / part).min(bytes_max / block_size);
+        Self {
+            low: mark(10, LOW_BYTES_MAX),
+            scarce: mark(32, SCARCE_BYTES_MAX),
+            reserve: mark(128, RESERVE_BYTES_MAX),
+        }
+    }
+
+    pub(crate) fn level(&self, free: u64) -> SpaceLevel {
+        match free {
+            0 => SpaceLevel::Full,
+            _ if free <= self.reserve => SpaceLevel::Reserve,
+            _ if free <= self.scarce => SpaceLevel::Scarce,
+            _ if free <= self.low => SpaceLevel::Low,
+            _ => SpaceLevel::Enough,
+        }
+    }
+
+    /// Blocks that have to stay free for others.
+    pub(crate) fn kept_from(&self, purpose: Purpose) -> u64 {
+        match purpose {
+            Purpose::Import => self.scarce,
+            Purpose::New if Guard::ReserveForOverwrites.holds() => self.reserve,
+            Purpose::New | Purpose::Overwrite => 0,
+        }
+    }
+}
+
+/// The level that the log was told of.
+#[derive(Default)]
+pub(crate) struct ReportedLevel(AtomicU8);
+
+impl Pool {
+    pub(crate) fn watermarks(&self, space: &Space) -> Watermarks {
+        Watermarks::of(space.blocks(), self.block_size())
+    }
+
+    /// Tells the log when a level is reached, and once there is enough again. What is better by
+    /// less than an eighth is not news: the next write may take it.
+    pub(crate) fn report_level(&self) -> Result<()> {
+        let ledger = self.ledger()?;
+        let space = &ledger.books.space;
+        let (marks, free) = (self.watermarks(space), space.free_blocks());
+        drop(ledger);
+        let (now, surely) = (marks.level(free), marks.level(free - free / 8));
+        let reported = &self.reported_level.0;
+        let before = reported.load(SeqCst);
+        if now as u8 > before {
+            reported.store(now as u8, SeqCst);
+            tracing::warn!("{}", self.describe_level(now, free));
+        } else if (surely as u8) < before {
+            reported.store(surely as u8, SeqCst);
+            if surely == SpaceLevel::Enough {
+                tracing::info!("{}", self.describe_level(surely, free));
+            }
+        }
+        Ok(())
+    }
+
+    fn describe_level(&self, level: SpaceLevel, free: u64) -> String {
+        let then = match level {
+            SpaceLevel::Enough => "the pool has enough space again",
+            SpaceLevel::Low => "the pool is low on space",
+            SpaceLevel::Scarce => "the pool is short of space, and imports stop",
+            SpaceLevel::Reserve => {
+                "the pool is down to its reserve, and only what overwrites data is written"
+            }
+            SpaceLevel::Full => "the pool is full",
+        };
+        let mib = (free * self.block_size()) >> 20;
+        format!("{then}: {free} blocks ({mib} MiB) are free")
+    }
+}
+
+/// The pool has blocks for others, or for nobody.
+pub(crate) fn no_space(wanted: u64, free: u64, kept: u64) -> StoreError {
+    let kept = match kept {
+        0 => String::new(),
+        kept => format!(", of which {kept} are kept for other uses"),
+    };
+    let message = format!(
+        "the pool is full: {wanted} blocks wanted, {free} free{kept}; delete volumes or snapshots, \
+         or trim what is not needed"
+    );
+    StoreError::new(StoreErrorKind::NoSpace, message)
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::{Purpose, SpaceLevel, Watermarks};
+
+    #[test]
+    fn levels_follow_each_other_down_to_the_last_block() {
+        for (blocks, block_size) in [(2, 4096), (300, 4096), (26_214_400, 4096), (1 << 40, 65536)] {
+            let marks = Watermarks::of(blocks, block_size);
+            assert_eq!(marks.level(0), SpaceLevel::Full);
+            assert_eq!(marks.level(blocks), SpaceLevel::Enough, "{blocks}");
+            assert!(marks.reserve <= marks.scarce && marks.scarce <= marks.low);
+            assert_eq!(marks.kept_from(Purpose::Overwrite), 0);
+            let marked = [marks.reserve, marks.scarce, marks.low];
+            let levels = marked.map(|free| marks.level(free));
+            assert!(
+                levels.is_sorted_by(|worse, better| worse >= better),
+                "{levels:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn large_pools_keep_no_more_than_is_of_use() {
+        let marks = Watermarks::of(1 << 40, 4096);
+        assert_eq!(marks.low, (64 << 30) / 4096);
+        assert_eq!(marks.reserve, (1 << 30) / 4096);
+    }
+}

@@ -1,0 +1,139 @@
+//! How full a pool is, who still gets blocks then, and what becomes of the others.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::sync::Arc;
+
+use onefold_engine::Engine;
+use onefold_engine::simulated::{CrashKind, SimulatedEngine};
+use onefold_store::{
+    CreateOptions, OpenOptions, SpaceLevel, Store, StoreErrorKind, Volume, VolumeOptions, Wait,
+    WhenFull,
+};
+
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+struct World {
+    engine: Arc<SimulatedEngine>,
+    store: Arc<Store>,
+}
+
+impl World {
+    /// A pool of 4096 blocks: low at 409, scarce at 128, a reserve of 32.
+    fn new() -> Self {
+        let engine = Arc::new(SimulatedEngine::new(1));
+        let options = CreateOptions {
+            size_bytes: 16 * MIB,
+            log_bytes: MIB,
+            ..CreateOptions::default()
+        };
+        Store::create(&*engine, &options).unwrap();
+        Self::open(engine)
+    }
+
+    fn open(engine: Arc<SimulatedEngine>) -> Self {
+        let as_engine: Arc<dyn Engine> = Arc::<SimulatedEngine>::clone(&engine);
+        let options = OpenOptions {
+            memory_bytes: 64 * MIB,
+            ..OpenOptions::default()
+        };
+        let (store, _) = Store::open(as_engine, &options).unwrap();
+        Self { engine, store }
+    }
+
+    fn crash(self) -> Self {
+        let engine = self.engine.crash(CrashKind::PowerLoss);
+        drop(self.store);
+        Self::open(Arc::new(engine))
+    }
+
+    fn volume(&self, name: &str) -> Arc<Volume> {
+        let options = VolumeOptions::new(32 * MIB);
+        self.store.create_volume(name, &options).unwrap();
+        self.store.volume(name).unwrap()
+    }
+
+    fn level(&self) -> (SpaceLevel, u64) {
+        let stat = self.store.stat().unwrap();
+        (stat.space, stat.free_blocks)
+    }
+}
+
+fn write(volume: &Volume, block: u64) -> Result<(), StoreErrorKind> {
+    let data = [block as u8 | 1; BLOCK as usize];
+    let written = volume.write(block * BLOCK, &data, Wait::Yes);
+    written.map_err(|error| error.kind())
+}
+
+#[test]
+fn levels_come_one_after_the_other_and_go_again() {
+    let world = World::new();
+    let volume = world.volume("a");
+    let mut levels = vec![world.level()];
+    for block in 0.. {
+        let done = write(&volume, block);
+        let (level, free) = world.level();
+        if levels.last().unwrap().0 != level {
+            levels.push((level, free));
+        }
+        if done.is_err() {
+            break;
+        }
+    }
+    assert_eq!(
+        levels,
+        [
+            (SpaceLevel::Enough, 4095),
+            (SpaceLevel::Low, 409),
+            (SpaceLevel::Scarce, 128),
+            (SpaceLevel::Reserve, 32),
+        ]
+    );
+    volume.trim(0, 8 * MIB, Wait::Yes).unwrap();
+    world.store.tick().unwrap();
+    world.store.tick().unwrap();
+    assert_eq!(world.level(), (SpaceLevel::Enough, 32 + 2048));
+    write(&volume, 0).unwrap();
+}
+
+#[test]
+fn an_import_leaves_the_last_blocks_to_guests() {
+    let world = World::new();
+    let volume = world.volume("a");
+    let options = VolumeOptions::new(32 * MIB);
+    let import = world.store.begin_import("image", &options).unwrap();
+    let data = [7; BLOCK as usize];
+    let refused = (0..).find_map(|n| import.write(n * BLOCK, &data).err());
+    let refused = refused.unwrap();
+    assert_eq!(refused.kind(), StoreErrorKind::NoSpace);
+    assert!(refused.to_string().contains("'image'"), "{refused}");
+    assert_eq!(world.level(), (SpaceLevel::Scarce, 128));
+    (0..96).for_each(|block| write(&volume, block).unwrap());
+    assert_eq!(write(&volume, 96), Err(StoreErrorKind::NoSpace));
+    // The image goes, and its space is there for everybody.
+    drop(import);
+    world.store.tick().unwrap();
+    assert_eq!(world.level().0, SpaceLevel::Enough);
+    write(&volume, 96).unwrap();
+}
+
+#[test]
+fn what_happens_when_full_is_the_pools_and_lasts() {
+    let world = World::new();
+    let volume = world.volume("a");
+    assert_eq!(world.store.when_full(), WhenFull::Pause);
+    assert!(volume.pauses_when_full());
+    world.store.set_when_full(WhenFull::Fail).unwrap();
+    assert!(!volume.pauses_when_full());
+    drop(volume);
+    let world = world.crash();
+    assert_eq!(world.store.when_full(), WhenFull::Fail);
+    // Later checkpoints and closing keep it.
+    write(&world.store.volume("a").unwrap(), 0).unwrap();
+    world.store.close().unwrap();
+    let world = World::open(world.engine);
+    assert_eq!(world.store.when_full(), WhenFull::Fail);
+    world.store.set_when_full(WhenFull::Pause).unwrap();
+    assert_eq!(world.crash().store.when_full(), WhenFull::Pause);
+}

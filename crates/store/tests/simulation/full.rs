@@ -1,0 +1,171 @@
+//! Pools filled to the last block: nothing is lost, and all that frees blocks goes on.
+
+use std::sync::Arc;
+
+use onefold_store::{CreateOptions, IndexKind, PoolStat, Ready, SpaceLevel, Wait, WhenFull};
+
+use crate::crash::Recovery;
+use crate::script::stop_everywhere_in;
+use crate::world::{Fill, MIB, Step, Stop, World, violation};
+
+const BLOCK: u64 = 4096;
+
+/// 512 blocks, of which 4 are the reserve.
+const OPTIONS: CreateOptions = CreateOptions {
+    block_size: 4096,
+    size_bytes: 2 * MIB,
+    log_bytes: 256 << 10,
+    index: IndexKind::Hash,
+};
+
+fn stat(world: &World) -> Result<PoolStat, Stop> {
+    let stat = world.store().stat();
+    stat.map_err(|error| violation(format!("stat: {error}")))
+}
+
+/// Whether the pool had no space for this request.
+fn is_refused(world: &World, request: impl FnOnce() -> Step) -> Result<bool, Stop> {
+    let before = world.state().coverage.no_space;
+    request()?;
+    let now = world.state().coverage.no_space;
+    Ok(now > before)
+}
+
+/// A request that a full pool has to serve.
+fn works(world: &World, what: &str, request: impl FnOnce() -> Step) -> Step {
+    match is_refused(world, request)? {
+        true => Err(violation(format!("{what} was refused for want of space"))),
+        false => Ok(()),
+    }
+}
+
+fn read_all(world: &World) -> Step {
+    let ids = [world.volume_ids(), world.snapshot_ids()].concat();
+    ids.into_iter()
+        .try_for_each(|id| world.read(id, 0, MIB, Wait::Yes))
+}
+
+fn expect_level(world: &World, level: SpaceLevel, free: u64) -> Step {
+    let stat = stat(world)?;
+    if (stat.space, stat.free_blocks) == (level, free) {
+        return Ok(());
+    }
+    Err(violation(format!(
+        "not {level:?} with {free} free: {stat:?}"
+    )))
+}
+
+/// Writes new data until the pool takes no more. Returns the first block that it did not take.
+fn fill(world: &World, id: u64, from: u64) -> Result<u64, Stop> {
+    let mut at = from;
+    for count in [32, 1] {
+        while !is_refused(world, || {
+            world.write(id, at * BLOCK, count * BLOCK, Fill::Data, Wait::Yes)
+        })? {
+            at += count;
+        }
+    }
+    Ok(at)
+}
+
+/// Two volumes with blocks in common, published; one with a snapshot of them. Then new data fills the
+/// pool, and overwriting what is shared takes the reserve, to the last block.
+fn filled(world: &Arc<World>) -> Result<(u64, u64, u64), Stop> {
+    world.create_volume(MIB)?;
+    world.create_volume(4 * MIB)?;
+    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    for id in [a, b] {
+        world.write(id, 0, 24 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.dedup(id, Ready::All, 2)?;
+    }
+    world.create_snapshots(&[a])?;
+    world.write(a, 32 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(a)?;
+    let end = fill(world, b, 24)?;
+    let reserve = stat(world)?.reserve_blocks;
+    expect_level(world, SpaceLevel::Reserve, reserve)?;
+    for n in 0..reserve {
+        // What is in the snapshot, and what is shared.
+        let (id, at) = if n % 2 == 0 { (a, n) } else { (b, n) };
+        works(world, "overwriting data", || {
+            world.write(id, at * BLOCK, BLOCK, Fill::Data, Wait::Yes)
+        })?;
+    }
+    Ok((a, b, end))
+}
+
+/// Nothing but new blocks needs space, and space that is made is used again.
+fn lives_on_full(world: &Arc<World>) -> Step {
+    let (a, b, end) = filled(world)?;
+    expect_level(world, SpaceLevel::Full, 0)?;
+    let overwrite = || world.write(a, 20 * BLOCK, BLOCK, Fill::Data, Wait::Yes);
+    if !is_refused(world, overwrite)? {
+        return Err(violation("a full pool had a block".to_owned()));
+    }
+    works(world, "reading", || read_all(world))?;
+    works(world, "rewriting in place", || {
+        world.write(a, 33 * BLOCK + 100, 3 * BLOCK, Fill::Data, Wait::Yes)
+    })?;
+    works(world, "flushing", || world.flush(b))?;
+    works(world, "a checkpoint", || world.check())?;
+    works(world, "the finder", || {
+        world.dedup(b, Ready::All, 2).map(|_| ())
+    })?;
+    works(world, "a setting", || {
+        let store = world.store();
+        world.durably("set", || store.set_when_full(WhenFull::Fail))
+    })?;
+    works(world, "a snapshot", || world.create_snapshots(&[b]))?;
+    for id in world.snapshot_ids() {
+        works(world, "deleting a snapshot", || world.delete_snapshot(id))?;
+    }
+    works(world, "merging", || world.finish_deletions())?;
+    works(world, "trimming", || {
+        world.trim(b, 40 * BLOCK, 16 * BLOCK, Wait::Yes)
+    })?;
+    works(world, "writing zeros", || {
+        world.write_zeroes(b, 60 * BLOCK, 8 * BLOCK, Wait::Yes)
+    })?;
+    works(world, "the collector", || world.collect())?;
+    works(world, "a commit", || world.tick())?;
+    works(world, "using what was made free", || {
+        world.write(b, end * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)
+    })?;
+    fill(world, b, end + 8)?;
+    works(world, "deleting a volume", || world.delete_volume(b))?;
+    works(world, "giving up what it had", || world.finish_deletions())?;
+    works(world, "the collector", || world.collect())?;
+    works(world, "a commit", || world.tick())?;
+    works(world, "the space of a volume", || {
+        world.write(a, 0, 64 * BLOCK, Fill::Data, Wait::Yes)
+    })?;
+    read_all(world)
+}
+
+#[test]
+fn a_full_pool_can_do_all_that_makes_space() {
+    for index in [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory] {
+        let world = World::new(1, &CreateOptions { index, ..OPTIONS });
+        world.open(8 * MIB).unwrap();
+        lives_on_full(&world).unwrap();
+        world.recover_by(Recovery::POWER_LOSS).unwrap();
+        assert_eq!(world.store().when_full(), WhenFull::Fail);
+        world.settle().unwrap();
+    }
+}
+
+#[test]
+fn every_io_of_a_full_pool_can_be_the_last() {
+    let coverage = stop_everywhere_in(&OPTIONS, lives_on_full, 100);
+    assert!(coverage.no_space > 0 && coverage.deletions_resumed > 0);
+}
+
+/// New data fills the pool; then a guest overwrites blocks that are shared.
+pub(crate) fn overwritten_when_full(seed: u64) -> Step {
+    let world = World::new(seed, &OPTIONS);
+    let opened = world.open(8 * MIB);
+    opened.map_err(|error| violation(error.to_string()))?;
+    filled(&world)?;
+    world.recover_by(Recovery::POWER_LOSS)?;
+    world.check()
+}
