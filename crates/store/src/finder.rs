@@ -41,6 +41,7 @@ use crate::space::{PbaRun, PbaRuns};
 use crate::store::Store;
 use crate::sync::lock;
 use crate::volume::Volume;
+use crate::watermarks::PAGES_FOR_FINDER;
 
 /// Bytes read back and hashed at a time: enough to hash many blocks at once, and so little that the
 /// processor's nearest cache still holds them, and that a kernel which is not preempted in the
@@ -91,7 +92,7 @@ impl Store {
     /// # Errors
     ///
     /// `Gone` once the volume is deleted; `Busy` while the index is being counted again; `Damaged`
-    /// where it cannot be used; those of the disk. What was announced by then is settled by the next call.
+    /// where it cannot be used; `NoSpace` where the host has no room for metadata; those of the disk. What was announced by then is settled by the next call.
     pub fn dedup_batch(
         &self,
         volume: &Volume,
@@ -112,6 +113,7 @@ impl Store {
                 ..BatchReport::default()
             });
         }
+        pool.secure_pages(PAGES_FOR_FINDER, Wait::Yes)?;
         let announced = pool.announce(volume, cursor, ready);
         let at_end = announced.map_err(|e| {
             e.during(format_args!(

@@ -7,6 +7,7 @@
 //! Which places are in use is not stored: opening walks the inner pages and finds out.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_engine::Disk;
 use onefold_format::node::{Node, ROOT_SLOTS};
@@ -16,7 +17,7 @@ use onefold_format::{FormatError, PageNumber, Pointer, PoolId};
 use crate::bits;
 use crate::cache::ClockCache;
 use crate::error::{Result, StoreError};
-use crate::sync::{Mutex, lock};
+use crate::sync::{AtomicU64, Mutex, lock};
 
 /// The metadata part grows in steps of this many pages (16 MiB), reserved ahead.
 const GROWTH_PAGES: u64 = 4096;
@@ -30,6 +31,8 @@ pub(crate) struct Pages {
     pool: PoolId,
     places: Mutex<Places>,
     nodes: Mutex<ClockCache<PageNumber, Arc<Node>>>,
+    /// Pages that can be written without growing: the host has promised their space.
+    spare: AtomicU64,
 }
 
 /// Which places of the metadata part are in use.
@@ -61,6 +64,7 @@ impl Pages {
             pool,
             places: Mutex::new(places),
             nodes,
+            spare: AtomicU64::new(0),
         }
     }
 
@@ -155,20 +159,48 @@ impl Pages {
         let mut places = lock(&self.places);
         let at = bits::find(&places.used, places.hint, false) as u64;
         if at >= places.reserved {
-            let reserved = (at + 1).next_multiple_of(GROWTH_PAGES);
-            self.disk
-                .reserve(reserved * PAGE_BYTES as u64)
-                .map_err(|error| {
-                    StoreError::io(
-                        format_args!("growing {} to {reserved} pages", self.name),
-                        error,
-                    )
-                })?;
-            places.reserved = reserved;
+            self.grow(&mut places, at + 1)?;
         }
         places.mark(PageNumber(at));
         places.hint = at as usize + 1;
+        self.note_spare(&places);
         Ok(PageNumber(at))
+    }
+
+    /// Reserves at least so many pages: a whole step of growth if the host has that much.
+    fn grow(&self, places: &mut Places, pages: u64) -> Result<()> {
+        let reserve = |pages: u64| self.disk.reserve(pages * PAGE_BYTES as u64);
+        let step = pages.next_multiple_of(GROWTH_PAGES);
+        let reserved = reserve(step).map(|()| step);
+        let reserved = reserved.or_else(|_| reserve(pages).map(|()| pages));
+        let what = format_args!("growing {} to {pages} pages", self.name);
+        places.reserved = reserved.map_err(|error| StoreError::io(what, error))?;
+        self.note_spare(places);
+        Ok(())
+    }
+
+    fn note_spare(&self, places: &Places) {
+        let spare = places.reserved.saturating_sub(places.used_count);
+        self.spare.store(spare, SeqCst);
+    }
+
+    /// Pages that can be written without growing, whatever becomes of the host's space.
+    pub(crate) fn spare(&self) -> u64 {
+        self.spare.load(SeqCst)
+    }
+
+    /// Grows until so many pages can be written.
+    ///
+    /// # Errors
+    ///
+    /// `NoSpace` where the host has no room for them, `Io`.
+    pub(crate) fn secure(&self, pages: u64) -> Result<()> {
+        let mut places = lock(&self.places);
+        let wanted = places.used_count + pages;
+        match places.reserved >= wanted {
+            true => Ok(()),
+            false => self.grow(&mut places, wanted),
+        }
     }
 
     /// Gives pages up that no durable root reaches any more.
@@ -183,6 +215,7 @@ impl Pages {
             places.held_back.extend_from_slice(released);
         } else {
             places.clear(released);
+            self.note_spare(&places);
         }
     }
 
@@ -213,7 +246,9 @@ impl Drop for PagesHold<'_> {
             nodes.remove(*place);
         }
         drop(nodes);
-        lock(&self.pages.places).clear(&released);
+        let mut places = lock(&self.pages.places);
+        places.clear(&released);
+        self.pages.note_spare(&places);
     }
 }
 

@@ -28,7 +28,7 @@ use crate::pages::Pages;
 use crate::placement::Wish;
 use crate::space::{PbaRun, PbaRuns};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Condvar, Mutex, MutexGuard, lock};
-use crate::watermarks::{Purpose, ReportedLevel};
+use crate::watermarks::{PAGES_FOR_GUESTS, PAGES_FOR_RECLAIMING, Purpose, ReportedLevel};
 
 /// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
 const LOG_MARGIN_BYTES: u64 = 8 << 10;
@@ -129,6 +129,8 @@ enum Pressure {
     Tail,
     /// A checkpoint helps.
     Changes,
+    /// More pages for metadata help, or a checkpoint while there are enough for it.
+    Pages,
 }
 
 impl Pool {
@@ -267,6 +269,7 @@ impl Pool {
         match pressure {
             Pressure::Tail => self.commit(),
             Pressure::Changes => self.checkpoint(),
+            Pressure::Pages => self.make_room_for_pages(),
         }
     }
 
@@ -303,6 +306,8 @@ impl Pool {
             Some(Pressure::Changes)
         } else if tail.bytes() >= self.limits.tail_bytes_max {
             Some(Pressure::Tail)
+        } else if self.has_changes(ledger) && !self.has_pages(ledger, PAGES_FOR_RECLAIMING) {
+            Some(Pressure::Pages)
         } else {
             None
         }
@@ -382,6 +387,11 @@ impl Pool {
             space.allocate(wish, kept)
         };
         let mut ledger = self.ledger()?;
+        if !self.has_pages(&ledger, PAGES_FOR_GUESTS) {
+            drop(ledger);
+            self.secure_pages(PAGES_FOR_GUESTS, wait)?;
+            ledger = self.ledger()?;
+        }
         match allocate(&mut ledger) {
             Err(error) if error.kind() == StoreErrorKind::NoSpace => {
                 let may_be_released = ledger.books.space.held_blocks() > 0;

@@ -45,6 +45,7 @@ use crate::pool::Pool;
 use crate::queue::{self, Queue};
 use crate::space::{PbaRun, PbaRuns, Space};
 use crate::tree;
+use crate::watermarks::PAGES_FOR_FINDER;
 
 /// How to create a pool.
 #[derive(Debug, Clone)]
@@ -308,6 +309,12 @@ pub(crate) fn open(
         ));
     } else {
         pool.start_session()?;
+        // That the host has no room for more is no reason not to open: it is told when it matters.
+        let secured = pool.pages.secure(PAGES_FOR_FINDER);
+        secured.or_else(|error| match error.kind() {
+            StoreErrorKind::NoSpace => Ok(()),
+            _ => Err(error),
+        })?;
     }
     report.seconds = started.elapsed().as_secs_f64();
     Ok((pool, report))

@@ -11,12 +11,17 @@
 //! The reserve is for copy-on-write: a guest can go on overwriting what is shared or in a snapshot,
 //! which it needs even for deleting its own files. Everything that frees blocks needs none: trims, deletions, merges of
 //! snapshots, the finder, the collector and checkpoints work in a full pool as in an empty one.
+//!
+//! They do need pages for metadata, and those are the host's to give. So that a host without room stops
+//! nothing that makes room, the pages of the next checkpoint are always secured before its changes are made, and
+//! others stop first: the finder, whose index grows, then what maps new blocks.
 
 use std::sync::atomic::Ordering::SeqCst;
 
+use crate::Wait;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::pool::Pool;
+use crate::pool::{Ledger, Pool};
 use crate::space::Space;
 use crate::sync::AtomicU8;
 
@@ -24,6 +29,17 @@ use crate::sync::AtomicU8;
 const LOW_BYTES_MAX: u64 = 64 << 30;
 const SCARCE_BYTES_MAX: u64 = 8 << 30;
 const RESERVE_BYTES_MAX: u64 = 1 << 30;
+
+/// Pages for metadata beyond two for each change, one for itself and one for those above it, without
+/// which a checkpoint is written before anything else is changed: those of a whole batch, of the
+/// catalogue, and to spare. This is what trims, deletions and the collector can count on.
+pub(crate) const PAGES_FOR_RECLAIMING: u64 = 256;
+
+/// Pages without which no new block is mapped.
+pub(crate) const PAGES_FOR_GUESTS: u64 = 512;
+
+/// Pages without which the finder rests.
+pub(crate) const PAGES_FOR_FINDER: u64 = 768;
 
 /// How full a pool is, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,6 +111,55 @@ impl Watermarks {
 pub(crate) struct ReportedLevel(AtomicU8);
 
 impl Pool {
+    /// Makes sure that so many pages for metadata are left after the next checkpoint; that checkpoint
+    /// is written if it helps.
+    pub(crate) fn secure_pages(&self, beyond: u64, wait: Wait) -> Result<()> {
+        let ledger = self.ledger()?;
+        if self.has_pages(&ledger, beyond) {
+            return Ok(());
+        }
+        let (wanted, has_changes) = (
+            self.pages_wanted(&ledger, beyond),
+            self.has_changes(&ledger),
+        );
+        drop(ledger);
+        if wait == Wait::No {
+            return Err(StoreError::would_wait());
+        }
+        let secured = self.pages.secure(wanted);
+        if secured.is_ok() || !has_changes {
+            return secured;
+        }
+        self.checkpoint()?;
+        let wanted = self.pages_wanted(&*self.ledger()?, beyond);
+        self.pages.secure(wanted)
+    }
+
+    /// Makes sure that the next checkpoint can be written, after more changes or now.
+    pub(crate) fn make_room_for_pages(&self) -> Result<()> {
+        let wanted = self.pages_wanted(&*self.ledger()?, PAGES_FOR_RECLAIMING);
+        match self.pages.secure(wanted) {
+            Ok(()) => Ok(()),
+            Err(_) => self.checkpoint(),
+        }
+    }
+
+    /// Whether the next checkpoint leaves so many pages.
+    pub(crate) fn has_pages(&self, ledger: &Ledger, beyond: u64) -> bool {
+        self.pages.spare() >= self.pages_wanted(ledger, beyond)
+    }
+
+    /// Whether there is anything for a checkpoint to write.
+    pub(crate) fn has_changes(&self, ledger: &Ledger) -> bool {
+        self.maps.dirty_count() + ledger.books.dirty_pages() > 0
+    }
+
+    /// Pages that the next checkpoint may write, and so many more.
+    fn pages_wanted(&self, ledger: &Ledger, beyond: u64) -> u64 {
+        let changes = self.maps.dirty_count() + ledger.books.dirty_pages();
+        2 * changes as u64 + beyond
+    }
+
     pub(crate) fn watermarks(&self, space: &Space) -> Watermarks {
         Watermarks::of(space.blocks(), self.block_size())
     }

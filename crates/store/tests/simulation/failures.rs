@@ -161,7 +161,6 @@ fn a_checkpoint_that_fails_is_written_again() {
     for (op, kind) in [
         (Op::Write, ErrorKind::Other),
         (Op::Write, ErrorKind::StorageFull),
-        (Op::Reserve, ErrorKind::StorageFull),
     ] {
         let (world, id) = pool();
         let before = stat(&world).metadata_bytes_on_disk;

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use onefold_store::{CreateOptions, IndexKind, PoolStat, Ready, SpaceLevel, Wait, WhenFull};
+use onefold_engine::{Engine, Part};
+use onefold_store::{
+    CreateOptions, IndexKind, Lba, PoolStat, Ready, SpaceLevel, StoreErrorKind, Wait, WhenFull,
+};
 
 use crate::crash::Recovery;
 use crate::script::stop_everywhere_in;
@@ -168,4 +171,69 @@ pub(crate) fn overwritten_when_full(seed: u64) -> Step {
     filled(&world)?;
     world.recover_by(Recovery::POWER_LOSS)?;
     world.check()
+}
+
+/// The host has no more room for metadata. New blocks are refused once what there is has to be kept for what
+/// makes room; that goes on, through many checkpoints.
+#[test]
+fn a_host_without_room_for_metadata_stops_nothing_that_makes_room() {
+    let options = CreateOptions {
+        size_bytes: 64 * MIB,
+        ..OPTIONS
+    };
+    let world = World::new(1, &options);
+    world.open(8 * MIB).unwrap();
+    world.create_volume(64 << 30).unwrap();
+    world.create_volume(MIB).unwrap();
+    let (wide, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    world.write(b, 0, MIB, Fill::Common, Wait::Yes).unwrap();
+    let engine = world.engine();
+    let allocated = engine.open(Part::Meta).unwrap().allocated_bytes().unwrap();
+    engine.set_capacity(Part::Meta, Some(allocated));
+    world.state().faulty = true;
+    // A block in each segment: each takes a page of its map.
+    let segment = |n: u64| n * 2 * MIB;
+    let refused = (0..8192).find(|n| {
+        let write = || world.write(wide, segment(*n), BLOCK, Fill::Data, Wait::Yes);
+        is_refused(&world, write).unwrap()
+    });
+    let refused = refused.expect("there were pages for everything");
+    assert!((2000..4096).contains(&refused), "{refused} pages");
+    assert!(!world.state().must_reopen);
+    works(&world, "rewriting in place", || {
+        world.write(wide, segment(7), BLOCK, Fill::Data, Wait::Yes)
+    })
+    .unwrap();
+    let found = world.store().volume("volume-2").unwrap();
+    let finder = world.store().dedup_batch(&found, &mut Lba(0), Ready::All);
+    assert_eq!(finder.unwrap_err().kind(), StoreErrorKind::NoSpace);
+    drop(found);
+    for n in 0..refused / 2 {
+        works(&world, "trimming", || {
+            world.trim(wide, segment(2 * n), BLOCK, Wait::Yes)
+        })
+        .unwrap();
+        if n % 64 == 0 {
+            works(&world, "flushing", || world.flush(wide)).unwrap();
+        }
+    }
+    works(&world, "a checkpoint", || world.check()).unwrap();
+    works(&world, "new data", || {
+        world.write(wide, segment(9000), BLOCK, Fill::Data, Wait::Yes)
+    })
+    .unwrap();
+    works(&world, "the finder", || {
+        world.dedup(b, Ready::All, 2).map(|_| ())
+    })
+    .unwrap();
+    works(&world, "the collector", || world.collect()).unwrap();
+    world.flush(wide).unwrap();
+    // With room again all goes on, as after a crash.
+    engine.set_capacity(Part::Meta, None);
+    world
+        .write(wide, segment(refused), 8 * MIB, Fill::Data, Wait::Yes)
+        .unwrap();
+    world.flush(wide).unwrap();
+    world.recover_by(Recovery::POWER_LOSS).unwrap();
+    world.check().unwrap();
 }

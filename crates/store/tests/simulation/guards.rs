@@ -231,7 +231,7 @@ fn committed_during_checkpoint(seed: u64) -> Step {
     world.create_volume(8 * MIB)?;
     let id = world.volume_ids()[0];
     world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.meanwhile(Part::Meta, Op::Reserve, When::Before, move |world| {
+    world.meanwhile(Part::Meta, Op::Write, When::Before, move |world| {
         world.write(id, 16 * BLOCK, 8 * BLOCK, Fill::Data, Wait::No)?;
         world.flush(id)
     });

@@ -609,7 +609,6 @@ impl World {
                 (Part::Log, Op::Write, Held::Commit),
                 (Part::Log, Op::Sync, Held::Commit),
                 (Part::Meta, Op::Write, Held::Checkpoint),
-                (Part::Meta, Op::Reserve, Held::Checkpoint),
                 (Part::Meta, Op::Sync, Held::Checkpoint),
                 (Part::Data, Op::Discard, Held::Nothing),
             ])
