@@ -196,8 +196,8 @@ impl Pool {
             }
             SpaceLevel::Full => "the pool is full",
         };
-        let mib = (free * self.block_size()) >> 20;
-        format!("{then}: {free} blocks ({mib} MiB) are free")
+        let bytes = free * self.block_size();
+        format!("{then}: {free} blocks, {bytes} bytes, are free")
     }
 }
 
