@@ -224,7 +224,13 @@ impl Store {
 impl Pool {
     /// The window in which the run goes on; none if no run is under way.
     fn scrub_window<'a>(&self, kept: &'a mut Option<Window>) -> Result<Option<&'a mut Window>> {
-        let progress = self.bad.progress();
+        let pool_blocks = self.ledger()?.books.space.blocks();
+        let progress = self.bad.change_progress(|progress| {
+            // The pool may have become smaller.
+            if progress.next_block >= pool_blocks {
+                progress.next_block = 0;
+            }
+        });
         if progress.left_blocks == 0 {
             return Ok(None);
         }
@@ -233,7 +239,6 @@ impl Pool {
         if !kept.as_ref().is_some_and(goes_on) {
             // The old one's memory is given back first.
             *kept = None;
-            let pool_blocks = self.ledger()?.books.space.blocks();
             let count = (self.limits.scrub_bytes * 8 / WINDOW_BITS_PER_BLOCK) as u64;
             let end = pool_blocks.min(at + count.max(64).min(progress.left_blocks));
             *kept = Some(Window::new(at..end));
@@ -438,6 +443,9 @@ impl Pool {
 
     pub(crate) fn is_named(&self, pba: Pba) -> Result<bool> {
         let space = &mut self.ledger()?.books.space;
+        if pba.0 >= space.blocks() {
+            return Ok(false);
+        }
         Ok(!space.named_blocks(pba.0, pba.0 + 1)?.is_empty())
     }
 

@@ -87,7 +87,10 @@ fn name_use(snapshot: &Snapshot<'_>, record: &VolumeRecord, pba: Pba, lba: u64) 
         volumes.find(|volume| volume.id == id)
     });
     let (volume, name) = match of {
-        Some(volume) => (&volume.name, Some(record.name.clone())),
+        Some(volume) => {
+            let own = record.name.rsplit('@').next().unwrap_or_default();
+            (&volume.name, Some(own.to_owned()))
+        }
         None => (&record.name, None),
     };
     BlockUse {
