@@ -445,7 +445,7 @@ impl Pool {
                 start: start + done,
                 count: run.count,
             };
-            copied = copied.and_then(|()| self.copy(from, *run));
+            copied = copied.and_then(|()| self.copy(layer, from, *run));
             records.push(Record::Map {
                 layer: layer.id,
                 lba: lba + done,
@@ -470,8 +470,9 @@ impl Pool {
             })
     }
 
-    /// Copies the content of blocks that nobody writes meanwhile.
-    fn copy(&self, from: PbaRun, to: PbaRun) -> Result<()> {
+    /// Copies the content of blocks that nobody writes meanwhile. One that is known to be bad stays: of
+    /// its copy nobody would know (P8).
+    fn copy(&self, layer: &Layer, from: PbaRun, to: PbaRun) -> Result<()> {
         let block_size = self.block_size();
         let mut bytes = vec![0; (from.count * block_size) as usize];
         let failed = |doing: &str, pba| {
@@ -480,6 +481,24 @@ impl Pool {
         };
         let read = self.data.read_at(&mut bytes, from.start.0 * block_size);
         read.map_err(failed("reading", from.start))?;
+        let listed = match self.bad.is_any() {
+            true => self.bad.within(from.start.0..from.start.0 + from.count),
+            false => Vec::new(),
+        };
+        for bad in listed.iter().filter(|bad| bad.fingerprint.is_some()) {
+            let at = ((bad.pba.0 - from.start.0) * block_size) as usize;
+            let block = &bytes[at..at + block_size as usize];
+            if !self.is_as_stored(block, layer.domain, bad) {
+                return Err(StoreError::new(
+                    StoreErrorKind::Io,
+                    format!(
+                        "block {} of the pool cannot be moved, for it is not what was stored: heal \
+                         it, or delete what uses it; `pool scrub --list` says what does",
+                        bad.pba
+                    ),
+                ));
+            }
+        }
         let written = self.data.write_at(&bytes, to.start.0 * block_size);
         // As in [step 5 store].
         self.unsynced.store(true, SeqCst);
