@@ -5,7 +5,7 @@
 
 use crate::board::{Board, WorkerKind};
 use crate::foreground::Foreground;
-use crate::limits::{BATCH_GAP, POLL_INTERVAL, SCRUB_SHARE_FLOOR};
+use crate::limits::{BATCH_GAP, POLL_INTERVAL, SCRUB_SHARE_FLOOR, WINDOW};
 use crate::pacing::Pacer;
 use crate::rounds::retry_pause;
 use onefold_store::{Result, Scrub, ScrubStatus, Store};
@@ -105,15 +105,15 @@ impl RateBound {
         Self { due: now }
     }
 
-    /// How long to pause after reading so many bytes more. Time that was not used is not made up
-    /// for.
+    /// How long to pause after reading so many bytes more. Of time that was not used, a tenth of a
+    /// second is made up for: what the reading itself takes.
     fn pause_after(&mut self, bytes: u64, status: &ScrubStatus, now: Instant) -> Duration {
         if status.bytes_per_second == 0 {
             return Duration::ZERO;
         }
         let time = bytes as f64 / status.bytes_per_second as f64;
         let pause = Duration::try_from_secs_f64(time).unwrap_or(Duration::MAX);
-        let began = self.due.max(now.checked_sub(BATCH_GAP).unwrap_or(now));
+        let began = self.due.max(now.checked_sub(WINDOW).unwrap_or(now));
         self.due = began.checked_add(pause).unwrap_or(began);
         self.due.saturating_duration_since(now)
     }

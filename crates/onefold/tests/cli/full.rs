@@ -64,19 +64,23 @@ fn assert_clean(scene: &Scene) {
     assert_eq!(check["leaked_blocks"], 0, "{check}");
 }
 
-/// Clients with more writes of new data than there are workers. Each reads, trims and flushes while
-/// its writes wait, and then leaves.
+/// Clients with more writes of new data than there are workers. Each leaves once they are answered.
 fn writers(scene: &Scene) -> Vec<Child> {
     let writers = (0..6).map(|n| {
         let place = |m: u64| 20_480 + 128 * (n * 15 + m);
         let writes = (0..15).map(|m| format!("aio_write -P 3 {}k 128k", place(m)));
         let writes: Vec<String> = writes.collect();
-        let discard = format!("discard {}k 64k", 64 * n);
-        let mut commands: Vec<&str> = writes.iter().map(String::as_str).collect();
-        commands.extend(["read -P 1 2M 1M", "flush", discard.as_str()]);
+        let commands: Vec<&str> = writes.iter().map(String::as_str).collect();
         client(scene, "a", &commands)
     });
     writers.collect()
+}
+
+/// Reads, flushes and trims while they wait. On a connection of its own: QEMU's client (7.2) does not
+/// always notice the reply to a read that overtakes the replies to writes.
+fn read_and_trim(scene: &Scene) {
+    io_ok(scene, "a", &["read -P 1 2M 1M", "flush", "discard 0 384k"]);
+    io_ok(scene, "a", &["read -P 0 0 384k"]);
 }
 
 /// Some of its writes were answered with an error.
@@ -109,11 +113,7 @@ fn writes_wait_until_there_is_room_again() {
     let writers = writers(&scene);
     daemon.wait_for_line("writes wait for it");
     wait_for_waiting(&scene);
-    // The last that each of them does, after it has read and flushed.
-    wait_until("all have trimmed", || {
-        let read = io(&scene, "a", &["read -P 0 0 384k"]);
-        read.code == Some(0)
-    });
+    read_and_trim(&scene);
     io_ok(
         &scene,
         "b",

@@ -91,7 +91,10 @@ impl Scene {
     }
 
     pub(crate) fn with_pool_options(options: &[&str]) -> Self {
-        Self::with_pool(&[&["--size", "4G"], options].concat())
+        match options.contains(&"--size") {
+            true => Self::with_pool(options),
+            false => Self::with_pool(&[&["--size", "4G"], options].concat()),
+        }
     }
 
     /// A pool of which everything is said.
@@ -101,9 +104,6 @@ impl Scene {
         };
         let pool = scene.pool().to_str().unwrap().to_owned();
         let mut arguments = vec!["pool", "create", &pool];
-        if !options.contains(&"--size") {
-            arguments.extend(["--size", "4G"]);
-        }
         arguments.extend(options);
         let created = run(&arguments);
         assert_eq!(created.code, Some(0), "{created:?}");

@@ -107,7 +107,7 @@ fn a_pool_grows_with_and_without_a_daemon() {
         for (size, words) in [
             ("0", "0"),
             ("15E", "large"),
-            ("8M", "grow"),
+            ("8M", "in use"),
             ("16777217", "block size"),
         ] {
             let refused = scene.run(&["pool", "resize", "--size", size]);

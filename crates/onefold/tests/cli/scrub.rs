@@ -134,7 +134,8 @@ fn a_daemons_scrub_is_a_job_that_outlives_command_and_daemon() {
     let mut command = scene.command(&["pool", "scrub", "--rate", "4M"]);
     let mut command = command.spawn().unwrap();
     wait_until("the scrub runs", || {
-        job(&scene.json(&["job", "list"]))["looked_at"] != 0
+        let looked_at = &job(&scene.json(&["job", "list"]))["looked_at"];
+        looked_at.as_u64().is_some_and(|blocks| blocks > 0)
     });
     command.kill().unwrap();
     command.wait().unwrap();
