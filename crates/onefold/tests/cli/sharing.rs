@@ -371,7 +371,10 @@ fn a_conversion_goes_on_after_a_kill() {
     let next = scene.pool().join("index-next");
     let mut convert = scene.command(&["index", "convert", "--to", "btree"]);
     let mut convert = convert.spawn().unwrap();
-    wait_until("it has begun", || next.exists());
+    // Its header is the first that is written; before, nothing has begun.
+    wait_until("it has begun", || {
+        next.metadata().is_ok_and(|it| it.len() > 0)
+    });
     convert.kill().unwrap();
     convert.wait().unwrap();
     // Until it is done, the old one is there and is used.

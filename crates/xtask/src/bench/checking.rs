@@ -1,4 +1,5 @@
-//! `pool check` of a pool with ten million mapped blocks, by a daemon within its memory limit.
+//! `pool check` of a pool with ten million mapped blocks, by a daemon within its memory limit; and
+//! `pool scrub` of its data, on one processor.
 //!
 //! Mapped blocks are entries of maps. So that they need no 40 GiB of disk, they are those of one
 //! image of distinct blocks, imported again and again: each is shared by all imports, and `check`
@@ -9,8 +10,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::Plan;
 use super::import::{IMAGE_BYTES, import, make_image};
+use super::{Plan, SERVER_PROCESSOR};
 use crate::cleanup::Scratch;
 use crate::distinct::BLOCK_BYTES;
 use crate::server::Product;
@@ -22,6 +23,9 @@ pub(super) const NAME: &str = "check";
 pub(super) const MAPPED_BLOCKS: u64 = 10_000_000;
 pub(super) const MUST_SECONDS: f64 = 60.0;
 
+/// GB/s of shared blocks in the page cache that a scrub must get through.
+pub(super) const SCRUB_MUST: f64 = 1.0;
+
 /// The daemon's limit, as it is by default.
 const MEMORY: &str = "512M";
 pub(super) const MEMORY_BYTES: u64 = 512 << 20;
@@ -31,12 +35,20 @@ pub(super) struct Check {
     /// Of each check.
     seconds: Vec<f64>,
     pub(super) peak_memory_bytes: u64,
+    /// Of each scrub of [`IMAGE_BYTES`] but the first, opening and closing the pool included.
+    scrub_seconds: Vec<f64>,
 }
 
 impl Check {
     /// Of the slowest.
     pub(super) fn slowest(&self) -> f64 {
         self.seconds.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// GB/s of the slowest scrub.
+    pub(super) fn scrub_rate(&self) -> f64 {
+        let slowest = self.scrub_seconds.iter().copied().fold(0.0, f64::max);
+        IMAGE_BYTES as f64 / 1e9 / slowest
     }
 
     /// Whether it was met, or why nothing is shown.
@@ -51,7 +63,7 @@ impl Check {
 
     pub(super) fn raw(&self) -> Value {
         json!({"mapped_blocks": self.mapped_blocks, "seconds": self.seconds,
-               "peak_memory_bytes": self.peak_memory_bytes})
+               "peak_memory_bytes": self.peak_memory_bytes, "scrub_seconds": self.scrub_seconds})
     }
 }
 
@@ -77,16 +89,28 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Check> {
         product.check().context("the pool")?;
         seconds.push(start.elapsed().as_secs_f64());
     }
+    let peak_memory_bytes = daemon.peak_memory_bytes()?;
+    daemon.stop()?;
+    let product = product.pin(Some(SERVER_PROCESSOR));
+    let mut scrub_seconds = Vec::new();
+    for n in 0..=plan.opens {
+        let start = Instant::now();
+        let scrub = product.pinned_command().args(["--quiet", "pool", "scrub"]);
+        scrub.run().context("the scrub")?;
+        // The first brings the data into the page cache.
+        scrub_seconds.extend((n > 0).then(|| start.elapsed().as_secs_f64()));
+    }
     let measured = Check {
         mapped_blocks,
         seconds,
-        peak_memory_bytes: daemon.peak_memory_bytes()?,
+        peak_memory_bytes,
+        scrub_seconds,
     };
-    daemon.stop()?;
     println!(
         "{NAME}: {mapped_blocks} mapped blocks in {:.1} s, {} MiB of memory at most",
         measured.slowest(),
         measured.peak_memory_bytes >> 20
     );
+    println!("{NAME}: scrub {:.2} GB/s", measured.scrub_rate());
     Ok(measured)
 }
