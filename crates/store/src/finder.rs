@@ -367,20 +367,24 @@ impl Pool {
         self.record(&records, &old_blocks, Wait::Yes)
     }
 
-    /// Whether each item can become one with the block that the index knows.
+    /// Whether each item can become one with the block that the index knows. Where bytes are to be
+    /// compared, nothing is healed: that the fingerprints are equal is not enough then.
     fn heal_and_compare(&self, index: &dyn FingerprintIndex, part: &Part<'_>) -> Result<Vec<bool>> {
         let mut equal = vec![true; part.items.len()];
+        let verify = self.verifies(part.layer)? && Guard::VerifyBytes.holds();
         if Guard::BadNotShared.holds()
             && self.bad.is_any()
             && let Some(BatchItem { domain, .. }) = part.items.first()
         {
-            let blocks = part.items.iter().map(|item| item.pba);
-            self.heal(index, *domain, blocks.zip(part.answers.iter().copied()))?;
+            if !verify {
+                let blocks = part.items.iter().map(|item| item.pba);
+                self.heal(index, *domain, blocks.zip(part.answers.iter().copied()))?;
+            }
             for (equal, answer) in equal.iter_mut().zip(part.answers) {
                 *equal = !matches!(answer, Counted::Shared(pba) if self.bad.get(*pba).is_some());
             }
         }
-        if self.verifies(part.layer)? && Guard::VerifyBytes.holds() {
+        if verify {
             self.compare(part, &mut equal)?;
         }
         Ok(equal)

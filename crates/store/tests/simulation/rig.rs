@@ -68,10 +68,7 @@ impl Rig {
         Store::create(&*engine, &options).unwrap();
         let store = open(&engine).unwrap();
         for (n, blocks) in volumes.iter().enumerate() {
-            let options = VolumeOptions {
-                verify: n % 2 == 1,
-                ..VolumeOptions::new(blocks * BLOCK)
-            };
+            let options = VolumeOptions::new(blocks * BLOCK);
             store.create_volume(&name(n), &options).unwrap();
         }
         let zeros = |blocks: &u64| vec![BTreeSet::from([0]); *blocks as usize];
