@@ -368,18 +368,18 @@ impl Pool {
     }
 
     /// Whether each item can become one with the block that the index knows. Where bytes are to be
-    /// compared, nothing is healed: that the fingerprints are equal is not enough then.
+    /// compared, nothing is healed, for equal fingerprints are not enough then; and what has the same
+    /// bytes is not bad, whatever it was.
     fn heal_and_compare(&self, index: &dyn FingerprintIndex, part: &Part<'_>) -> Result<Vec<bool>> {
         let mut equal = vec![true; part.items.len()];
         let verify = self.verifies(part.layer)? && Guard::VerifyBytes.holds();
         if Guard::BadNotShared.holds()
+            && !verify
             && self.bad.is_any()
             && let Some(BatchItem { domain, .. }) = part.items.first()
         {
-            if !verify {
-                let blocks = part.items.iter().map(|item| item.pba);
-                self.heal(index, *domain, blocks.zip(part.answers.iter().copied()))?;
-            }
+            let blocks = part.items.iter().map(|item| item.pba);
+            self.heal(index, *domain, blocks.zip(part.answers.iter().copied()))?;
             for (equal, answer) in equal.iter_mut().zip(part.answers) {
                 *equal = !matches!(answer, Counted::Shared(pba) if self.bad.get(*pba).is_some());
             }
