@@ -30,6 +30,8 @@ pub(crate) enum Job {
     Collector,
     Check,
     Rebuild,
+    /// May leave a batch open that was.
+    Deletion,
 }
 
 /// What all volumes together hold: references to each content, by domain.
@@ -242,14 +244,17 @@ impl World {
         let done = run();
         let mut state = self.state();
         state.job = None;
-        state.is_settled = done.is_ok() && job != Job::Rebuild;
+        state.is_settled = match job {
+            Job::Deletion => state.is_settled && done.is_ok(),
+            _ => done.is_ok() && job != Job::Rebuild,
+        };
         // Blocks are read back once the batch is announced durably.
         if engine.is_crashed() && blocks_read() > before {
             match job {
                 Job::Finder => state.coverage.crashes_in_finder += 1,
                 Job::Collector => state.coverage.crashes_in_collector += 1,
                 Job::Rebuild => state.coverage.crashes_in_rebuild += 1,
-                Job::Check => {}
+                Job::Check | Job::Deletion => {}
             }
         }
         done
@@ -306,7 +311,7 @@ impl World {
         let was_shrinking = store.shrinking_to().expect("nobody panicked").is_some();
         let mut is_fine = true;
         for _ in 0..STEPS_MAX {
-            let done = self.job(Job::Check, "shrink", || {
+            let done = self.job(Job::Deletion, "shrink", || {
                 store.shrink_step(&mut |_, _| ControlFlow::Continue(()))
             });
             let full = |error: &StoreError| error.kind() == StoreErrorKind::NoSpace;
@@ -371,7 +376,7 @@ impl World {
     pub(crate) fn finish_deletions(&self) -> Step {
         let store = self.store();
         let begun = store.deletions().unwrap_or_default();
-        let done = self.job(Job::Collector, "finish deletions", || {
+        let done = self.job(Job::Deletion, "finish deletions", || {
             store.finish_deletions(&mut |_, _| {})
         });
         let finished = self.ended("finish deletions", done, |_| false)?;
@@ -386,7 +391,7 @@ impl World {
     /// A little of it.
     pub(crate) fn deletion_step(&self) -> Step {
         let store = self.store();
-        let done = self.job(Job::Collector, "deletion step", || store.deletion_step());
+        let done = self.job(Job::Deletion, "deletion step", || store.deletion_step());
         self.ended("deletion step", done, |_| false).map(|_| ())
     }
 
