@@ -421,11 +421,9 @@ fn every_io_of_snapshots_can_be_the_last() {
 
 #[test]
 fn every_io_of_clones_can_be_the_last() {
-    for index in [IndexKind::Hash, IndexKind::Memory] {
-        let coverage = stop_everywhere(index, clones, 100);
-        assert!(coverage.clones > 0 && coverage.rolled_back > 0);
-        assert!(coverage.deletions_resumed > 0 && coverage.deletions_deferred > 0);
-    }
+    let coverage = stop_everywhere(IndexKind::Hash, clones, 100);
+    assert!(coverage.clones > 0 && coverage.rolled_back > 0);
+    assert!(coverage.deletions_resumed > 0 && coverage.deletions_deferred > 0);
 }
 
 #[test]
