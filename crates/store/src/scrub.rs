@@ -529,7 +529,8 @@ impl Window {
     /// The first bytes of the fingerprint that the index has of a block.
     fn noted(&self, pba: Pba) -> Option<[u8; NOTED_BYTES]> {
         let at = (pba.0 - self.blocks.start) as usize;
-        bits::all(&self.has_row, at..at + 1, true).then(|| self.noted[at])
+        let has_row = self.has_row[at / 64] >> (at % 64) & 1 == 1;
+        has_row.then(|| self.noted[at])
     }
 }
 
