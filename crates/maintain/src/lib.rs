@@ -48,4 +48,4 @@ pub use dedup::{DedupTotals, dedup_now};
 pub use job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
 pub use maintenance::{Maintenance, MaintenanceOptions};
 pub use scrub::scrub_now;
-pub use shrink::{Shrunk, shrink_to};
+pub use shrink::{Shrunk, keeps_its_size, shrink_to};

@@ -5,7 +5,7 @@
 
 use crate::dedup::dedup_now;
 use crate::limits::{BATCH_GAP, SHRINK_PAUSE, SHRINK_STEPS_MAX};
-use onefold_store::{Result, Store, StoreErrorKind};
+use onefold_store::{Result, Store, StoreError, StoreErrorKind};
 use std::ops::ControlFlow;
 use std::thread;
 
@@ -51,15 +51,15 @@ pub fn shrink_to(
     }
 }
 
-/// Goes on with making the pool smaller, as far as is recorded. Where guests have filled it meanwhile, or some blocks stay
-/// in use whatever is done, the pool keeps its size.
+/// Goes on with making the pool smaller, as far as is recorded. Where guests have filled it meanwhile,
+/// or some blocks stay in use whatever is done, the pool keeps its size.
 ///
 /// `progress(done, all)` counts blocks, anew in each step, and can break it off.
 ///
 /// # Errors
 ///
-/// `NoSpace` where guests have filled the pool, which then keeps its size; `Busy` or `Damaged` where
-/// the index cannot be used; those of the disk.
+/// `NoSpace` where guests have filled the pool, and `Io` where a block cannot be moved: the pool keeps
+/// its size then. `Busy` or `Damaged` where the index cannot be used.
 pub(crate) fn shrink_now(
     store: &Store,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
@@ -74,8 +74,10 @@ pub(crate) fn shrink_now(
         let report = match store.shrink_step(&mut progress) {
             Ok(report) => report,
             Err(error) => {
-                if error.kind() == StoreErrorKind::NoSpace {
-                    store.cancel_shrink()?;
+                // Left as it is, the finder would rest for ever, which alone can heal a bad block. If
+                // this fails as well, the daemon tries all of it again.
+                if keeps_its_size(&error) {
+                    let _ = store.cancel_shrink();
                 }
                 return Err(error);
             }
@@ -98,4 +100,9 @@ pub(crate) fn shrink_now(
         }
         thread::sleep(SHRINK_PAUSE);
     }
+}
+
+/// Whether trying again would end in the same way.
+pub fn keeps_its_size(error: &StoreError) -> bool {
+    matches!(error.kind(), StoreErrorKind::NoSpace | StoreErrorKind::Io)
 }

@@ -50,5 +50,6 @@ pub(crate) fn fill(words: &mut [u64], range: Range<usize>, value: bool) {
 
 /// Whether every bit of `range` equals `value`.
 pub(crate) fn all(words: &[u64], range: Range<usize>, value: bool) -> bool {
+    let words = &words[..range.end.div_ceil(64)];
     find(words, range.start, !value) >= range.end
 }

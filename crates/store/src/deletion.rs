@@ -229,7 +229,8 @@ impl Store {
         stay.map(|it| Arc::clone(&it.volume)).collect()
     }
 
-    fn clear_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
+    /// Gives up what a layer maps there, which nobody uses any more.
+    pub(crate) fn clear_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
         let first = segment.first().0;
         let _locked = layer
             .locks

@@ -266,12 +266,16 @@ impl Pool {
         let progress = self.bad.progress();
         let start = progress.next_block;
         let step = (STEP_BYTES / self.block_size()).min(progress.left_blocks);
-        let end = window.blocks.end.min(start + step);
-        let (mut blocks, pool_blocks) = {
+        let (mut blocks, end, pool_blocks) = {
             let mut ledger = self.ledger()?;
             domains.set_end(ledger.books.catalogue.next_domain_id);
             let space = &mut ledger.books.space;
-            (space.named_blocks(start, end)?, space.blocks())
+            // The pool may have become smaller since the window was made.
+            let end = window.blocks.end.min(start + step).min(space.blocks());
+            if start >= end {
+                return Ok(ScrubReport::default());
+            }
+            (space.named_blocks(start, end)?, end, space.blocks())
         };
         blocks.extend(self.bad.within(start..end).iter().map(|bad| bad.pba));
         blocks.sort_unstable();
@@ -529,8 +533,7 @@ impl Window {
     /// The first bytes of the fingerprint that the index has of a block.
     fn noted(&self, pba: Pba) -> Option<[u8; NOTED_BYTES]> {
         let at = (pba.0 - self.blocks.start) as usize;
-        let has_row = self.has_row[at / 64] >> (at % 64) & 1 == 1;
-        has_row.then(|| self.noted[at])
+        bits::all(&self.has_row, at..at + 1, true).then(|| self.noted[at])
     }
 }
 

@@ -11,8 +11,8 @@ use onefold_engine::Engine;
 use onefold_format::catalogue_page::{HASH_CACHE_BYTES_MAX, name_is_valid};
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
-    DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record, TreeRoot,
-    VolumeId, VolumeRecord, VolumeState, WhenFull,
+    DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record,
+    SegmentIndex, TreeRoot, VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
 
 use crate::Wait;
@@ -405,9 +405,13 @@ impl Store {
     pub(crate) fn remove(&self, volume: &Volume) -> Result<()> {
         volume.mark_gone();
         let layer = volume.layer();
-        // A request that was admitted before may still change the map; it holds its blocks.
-        let _drained = layer.locks.lock(0..VOLUME_BLOCKS_MAX, Wait::Yes);
-        volume.clear(&layer)?;
+        // A request that was admitted before may still change the map, until this has its blocks.
+        drop(layer.locks.lock(0..VOLUME_BLOCKS_MAX, Wait::Yes));
+        let mut from = SegmentIndex(0);
+        while let Some(segment) = self.pool.maps.next_segment(&layer, from)? {
+            self.clear_segment(&layer, segment)?;
+            from = segment + 1;
+        }
         self.remove_record(volume.id, layer.id)
     }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use onefold_format::units::BLOCKS_PER_SEGMENT;
-use onefold_format::{Entry, Lba, Record, SegmentIndex, UnmapTo};
+use onefold_format::{Entry, Lba, Record, UnmapTo};
 
 use crate::apply::owned_runs;
 use crate::error::{Result, StoreError};
@@ -112,27 +112,5 @@ impl Volume {
             return Ok(());
         }
         self.pool.record(&records, &owned_runs(&entries), Wait::Yes)
-    }
-
-    /// Gives up all that a layer maps, which nobody uses any more; its blocks are locked.
-    pub(crate) fn clear(&self, layer: &Arc<Layer>) -> Result<()> {
-        let maps = &self.pool.maps;
-        let mut from = SegmentIndex(0);
-        while let Some(segment) = maps.next_segment(layer, from)? {
-            let leaf = maps.leaf(layer, segment, Wait::Yes)?;
-            let entries = leaf.with(|entries| entries.to_vec());
-            if entries.iter().any(|it| *it != Entry::ABSENT) {
-                let record = Record::Unmap {
-                    layer: layer.id,
-                    lba: segment.first(),
-                    count: BLOCKS_PER_SEGMENT as u32,
-                    to: UnmapTo::Absent,
-                };
-                self.pool
-                    .record(&[record], &owned_runs(&entries), Wait::Yes)?;
-            }
-            from = segment + 1;
-        }
-        Ok(())
     }
 }

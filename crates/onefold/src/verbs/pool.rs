@@ -9,8 +9,8 @@ use crate::limits::FINDINGS_LISTED_MAX;
 use crate::output::Document;
 use crate::sharing::{Dedup, Index};
 use crate::size;
-use onefold_maintain::{Shrunk, dedup_now, shrink_to};
-use onefold_store::{Finding, SpaceLevel, StoreErrorKind, WhenFull};
+use onefold_maintain::{Shrunk, dedup_now, keeps_its_size, shrink_to};
+use onefold_store::{Finding, SpaceLevel, WhenFull};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -488,7 +488,7 @@ impl PoolResize {
                  'onefold pool check'",
                 now()
             )),
-            Err(error) if error.kind() == StoreErrorKind::NoSpace => {
+            Err(error) if keeps_its_size(&error) => {
                 Some(format!("the pool has {} and keeps it: {error}", now()))
             }
             Err(error) => return Err(error.into()),

@@ -4,6 +4,8 @@ use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op};
 use onefold_store::{BlockUse, IndexKind, Scrub, StoreErrorKind, Wait};
 
+use std::ops::ControlFlow;
+
 use crate::model::Violation;
 use crate::random::Random;
 use crate::rig::{BLOCK, Content, Rig, Tried};
@@ -110,6 +112,35 @@ fn the_same_content_heals_it_wherever_it_is_written() {
         assert_eq!(stat.logical_blocks - stat.private_blocks, 36 + 56 + 8 + 1);
         rig.check().unwrap();
     }
+}
+
+#[test]
+fn a_listed_block_is_not_copied_where_a_pool_shrinks() {
+    let mut rig = rig(3, IndexKind::Hash);
+    let pba = rig.decay(50, false).unwrap();
+    rig.scrub().unwrap();
+    assert_eq!(rig.read_all().unwrap(), Some(1));
+    // Room before it for all that stays.
+    for volume in [0, 1] {
+        rig.write(volume, 0, &[0; 30]).unwrap();
+    }
+    rig.collect().unwrap();
+    rig.store.plan_shrink(pba * BLOCK).unwrap();
+    rig.store.begin_shrink(pba * BLOCK).unwrap();
+    let error = rig.store.shrink_step(&mut |_, _| ControlFlow::Continue(()));
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Io, "{error}");
+    assert!(
+        error.to_string().contains(&format!("block {pba} ")),
+        "{error}"
+    );
+    // Of a copy nobody would know that it is not what was stored.
+    assert_eq!(rig.read_all().unwrap(), Some(1));
+    rig.store.cancel_shrink().unwrap();
+    rig.write(0, 63, &[50]).unwrap();
+    rig.dedup().unwrap();
+    assert_eq!(rig.read_all().unwrap(), Some(0));
+    rig.check().unwrap();
 }
 
 #[test]
