@@ -62,6 +62,10 @@ pub(crate) const BATCH_GAP: Duration = Duration::from_micros(200);
 /// How often idle threads look for work. The shortest interval between rounds is as long.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often blocks that the device could not read are tried once more: each that it still cannot
+/// read may keep it busy for seconds.
+pub(crate) const LOOK_AGAIN_INTERVAL: Duration = Duration::from_secs(20);
+
 /// The shortest interval between rounds while guests are busy: a round ends in a batch, which makes
 /// the host write out all that guests wrote, however little there is to publish.
 pub(crate) const ROUND_INTERVAL_BUSY: Duration = Duration::from_secs(5);

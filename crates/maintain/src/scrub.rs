@@ -1,14 +1,14 @@
 //! The thread that scrubs: a step of the run that was asked for, a rest, the next. It also has a look
-//! at blocks that guests could not read.
+//! at blocks that guests could not read, and once more at those that nobody could.
 //!
 //! A run is part of the pool, not of the thread: one that a stop cut short goes on by itself.
 
 use crate::board::{Board, WorkerKind};
 use crate::foreground::Foreground;
-use crate::limits::{BATCH_GAP, POLL_INTERVAL, SCRUB_SHARE_FLOOR, WINDOW};
+use crate::limits::{BATCH_GAP, LOOK_AGAIN_INTERVAL, POLL_INTERVAL, SCRUB_SHARE_FLOOR, WINDOW};
 use crate::pacing::Pacer;
 use crate::rounds::retry_pause;
-use onefold_store::{Result, Scrub, ScrubStatus, Store};
+use onefold_store::{Pba, Result, Scrub, ScrubStatus, Store};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread;
@@ -21,11 +21,20 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
     let (mut scrub, mut bound) = (Scrub::default(), RateBound::new(Instant::now()));
     let mut failures = 0;
     let mut looked = None;
+    let (mut looked_again, mut look_from) = (Instant::now(), Pba(0));
     while !board.is_stopping() {
         if looked.is_none_or(|at: Instant| at.elapsed() >= POLL_INTERVAL) {
             looked = Some(Instant::now());
             if let Err(error) = store.look_at_suspects() {
                 tracing::error!(%error, "blocks that could not be read cannot be listed");
+            }
+        }
+        if looked_again.elapsed() >= LOOK_AGAIN_INTERVAL {
+            looked_again = Instant::now();
+            match store.look_at_unreadable(&mut look_from) {
+                Ok(0) => {}
+                Ok(good) => tracing::warn!("{good} blocks that could not be read are good again"),
+                Err(error) => tracing::error!(%error, "bad blocks cannot be looked at again"),
             }
         }
         let status = store.scrub_status().ok();

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
-use onefold_engine::simulated::{CrashKind, FailureRates, Op, SimulatedEngine};
+use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_maintain::{
     JobKind, JobSelection, JobState, JobStatus, Maintenance, MaintenanceOptions, SteerError,
@@ -246,21 +246,38 @@ fn jobs_are_paused_as_a_whole_and_one_by_one() {
 fn a_job_that_failed_says_why_and_goes_on_when_it_can() {
     let (engine, store) = new_store(IndexKind::Btree);
     add_volume(&store, "a", 1..=100);
+    store.close().unwrap();
+    drop(store);
+    let store = open(&engine);
+    // No page of the maps is in memory now.
+    engine.make_unreadable(Part::Meta, 0..1 << 40);
     let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
-    let failing = FailureRates {
-        read: 1.0,
-        ..FailureRates::default()
-    };
-    engine.set_failure_rates(failing);
     wait_until("the finder fails", || {
         matches!(finder(&maintenance, "a").state, JobState::Failed(message)
-            if message.contains("reading"))
+            if message.contains("simulated:meta"))
     });
-    engine.set_failure_rates(FailureRates::default());
+    engine.clear_unreadable(Part::Meta);
     wait_until("it goes on", || dirty(&store, "a") == 0);
     wait_until("the failure is forgotten", || {
         finder(&maintenance, "a").state == JobState::Idle
     });
+    drop(maintenance);
+    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+}
+
+#[test]
+fn blocks_that_could_not_be_read_for_a_while_are_shared_in_the_end() {
+    let (engine, store) = new_store(IndexKind::Btree);
+    add_volume(&store, "a", 1..=100);
+    engine.make_unreadable(Part::Data, 0..256 << 20);
+    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    wait_until("all are listed", || {
+        store.scrub_status().unwrap().bad_blocks == 100
+    });
+    assert_eq!(dirty(&store, "a"), 100);
+    engine.clear_unreadable(Part::Data);
+    wait_until("all are shared", || dirty(&store, "a") == 0);
+    assert_eq!(store.scrub_status().unwrap().bad_blocks, 0);
     drop(maintenance);
     assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
 }

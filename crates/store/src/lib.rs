@@ -102,7 +102,7 @@ pub use guard::Scarcity;
 pub use import::Import;
 pub use latency::LatencyCounts;
 pub use limits::REQUEST_BYTES_MAX;
-pub use onefold_format::{DedupMode, IndexKind, Lba, WhenFull};
+pub use onefold_format::{DedupMode, IndexKind, Lba, Pba, WhenFull};
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
 pub use resize::{ShrinkPlan, ShrinkReport};
 pub use scrub::{Scrub, ScrubReport, ScrubStatus};

@@ -47,6 +47,9 @@ const READ_BYTES: usize = 256 << 10;
 /// Bytes of the pool passed between two savings of how far the run has come.
 const SAVE_BYTES: u64 = 1 << 30;
 
+/// Listed blocks looked at once more in one go.
+const LOOKS_AGAIN_MAX: usize = 256;
+
 /// First bytes of a fingerprint that are noted.
 const NOTED_BYTES: usize = 4;
 
@@ -218,6 +221,40 @@ impl Store {
             }
         }
         self.pool.list_unreadable(&unreadable)
+    }
+
+    /// Looks once more at listed blocks that could not be read, from `from` on, which it moves; around
+    /// the list, until one still cannot, or there were 256. What is good again leaves the list, so that
+    /// a device that was away for a while keeps nothing from being shared. Returns how many did.
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk, but for what is looked for.
+    pub fn look_at_unreadable(&self, from: &mut Pba) -> Result<u64> {
+        let pool = &self.pool;
+        if !pool.bad.is_any() || pool.check_writable().is_err() {
+            return Ok(0);
+        }
+        let listed = pool.bad.all().into_iter();
+        let (before, after): (Vec<_>, Vec<_>) = listed
+            .filter(|bad| bad.fault == Fault::Unreadable)
+            .partition(|bad| bad.pba < *from);
+        let mut block = vec![0; pool.block_size() as usize];
+        let mut readable = Vec::new();
+        for bad in after.into_iter().chain(before).take(LOOKS_AGAIN_MAX) {
+            *from = bad.pba + 1;
+            // Without the job lock first: a device can take seconds to say that it cannot.
+            if !pool.read_if_readable(bad.pba, &mut block)? {
+                break;
+            }
+            readable.push(bad.pba);
+        }
+        if readable.is_empty() {
+            return Ok(0);
+        }
+        let _job = lock(&pool.jobs);
+        let listed = readable.into_iter().filter_map(|pba| pool.bad.get(pba));
+        pool.look_again(listed.collect())
     }
 }
 
@@ -429,6 +466,11 @@ impl Pool {
         if listed.is_empty() || self.check_writable().is_err() {
             return Ok(());
         }
+        self.look_again(listed).map(|_| ())
+    }
+
+    /// Returns how many left the list.
+    fn look_again(&self, listed: Vec<BadBlock>) -> Result<u64> {
         let mut domains = Domains::default();
         domains.set_end(self.ledger()?.books.catalogue.next_domain_id);
         let mut good = Vec::new();
@@ -442,7 +484,9 @@ impl Pool {
                 good.push(bad.pba);
             }
         }
-        self.unlist(good)
+        let count = good.len() as u64;
+        self.unlist(good)?;
+        Ok(count)
     }
 
     pub(crate) fn is_named(&self, pba: Pba) -> Result<bool> {

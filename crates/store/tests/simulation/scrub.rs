@@ -2,7 +2,7 @@
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op};
-use onefold_store::{BlockUse, IndexKind, Scrub, StoreErrorKind, Wait};
+use onefold_store::{BlockUse, IndexKind, Pba, Scrub, StoreErrorKind, Wait};
 
 use std::ops::ControlFlow;
 
@@ -243,6 +243,29 @@ fn what_a_request_could_not_read_is_listed_without_a_scrub() {
     rig.write(1, 63, &[7]).unwrap();
     rig.dedup().unwrap();
     assert_eq!(rig.read_all().unwrap(), Some(1));
+}
+
+#[test]
+fn what_can_be_read_again_leaves_the_list_without_a_scrub() {
+    let mut rig = rig(9, IndexKind::Hash);
+    let mut unreadable = [7, 103].map(|content| rig.decay(content, true).unwrap());
+    unreadable.sort_unstable();
+    rig.read_all().unwrap();
+    assert_eq!(rig.store.look_at_suspects().unwrap(), 2);
+    let mut from = Pba(0);
+    // Each look ends at the first that still cannot be read, and the next one goes on behind it.
+    for tried in unreadable {
+        assert_eq!(rig.store.look_at_unreadable(&mut from).unwrap(), 0);
+        assert_eq!(from, Pba(tried + 1));
+    }
+    rig.engine.clear_unreadable(Part::Data);
+    rig.spoilt.clear();
+    assert_eq!(rig.store.look_at_unreadable(&mut from).unwrap(), 2);
+    assert_eq!(rig.bad().unwrap().unwrap(), []);
+    assert_eq!(rig.read_all().unwrap(), Some(0));
+    rig.dedup().unwrap();
+    rig.check().unwrap();
+    assert_eq!(rig.store.stat().unwrap().private_blocks, 0);
 }
 
 #[test]
