@@ -22,7 +22,7 @@ use crate::workspace::Workspace;
 const KILL_ROUNDS: u64 = 12;
 
 /// How long CI runs each fuzz target. More by `cargo xtask fuzz --seconds N`.
-const FUZZ_SECONDS: u32 = 8;
+const FUZZ_SECONDS: u32 = 6;
 
 /// Options of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
