@@ -64,6 +64,8 @@ fn volume() -> VolumeRecord {
         rounds: 2,
         interval_seconds: 10,
         hash_cache_bytes: 1 << 20,
+        quota_bytes: 1 << 31,
+        reservation_bytes: 1 << 29,
         counts: LayerCounts {
             private: 3,
             kept: 2,

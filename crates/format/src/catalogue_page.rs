@@ -23,7 +23,8 @@
 //!          88 cache     u64     bytes of the hash cache, 0 to 2^40
 //!          96 below     u64     the layer below, or 0
 //!         104 snapshot of  u64  the volume, 0 for a volume
-//!         112 zeros     16 bytes
+//!         112 quota     u64     bytes, 0 for none, to 2^60
+//!         120 reservation  u64  bytes, 0 for none, to 2^60
 //!         128 name      64 bytes, zero-padded
 //!         192 domain name  64 bytes, zero-padded
 //! ```
@@ -53,6 +54,9 @@ pub const INTERVAL_SECONDS_MAX: u32 = 86_400;
 
 /// Largest hash cache, in bytes: more than a machine has memory.
 pub const HASH_CACHE_BYTES_MAX: u64 = 1 << 40;
+
+/// Largest quota and reservation, in bytes: more than a pool can have.
+pub const ALLOTMENT_BYTES_MAX: u64 = 1 << 60;
 
 const KIND_VOLUME: u8 = 1;
 const KIND_SNAPSHOT: u8 = 2;
@@ -134,6 +138,11 @@ pub struct VolumeRecord {
     pub interval_seconds: u32,
     /// Bytes of memory for fingerprints of written blocks, up to [`HASH_CACHE_BYTES_MAX`].
     pub hash_cache_bytes: u64,
+    /// The most data that the volume and its snapshots may map, in bytes, up to
+    /// [`ALLOTMENT_BYTES_MAX`]; 0 for no bound.
+    pub quota_bytes: u64,
+    /// Room in the pool that others leave to it, in bytes, up to [`ALLOTMENT_BYTES_MAX`].
+    pub reservation_bytes: u64,
     /// Entries of the live layer, as its map on disk has them; zeros in a log record.
     pub counts: LayerCounts,
 }
@@ -185,6 +194,8 @@ impl VolumeRecord {
         put(bytes, at + 96, &below.to_le_bytes());
         let snapshot_of = self.snapshot_of.map_or(0, |volume| volume.0);
         put(bytes, at + 104, &snapshot_of.to_le_bytes());
+        put(bytes, at + 112, &self.quota_bytes.to_le_bytes());
+        put(bytes, at + 120, &self.reservation_bytes.to_le_bytes());
         put(bytes, at + 128, self.name.as_bytes());
         put(bytes, at + 192, self.domain_name.as_bytes());
     }
@@ -216,7 +227,7 @@ impl VolumeRecord {
             return field("volume size", size_bytes);
         }
         let is_reserved_zero = bytes[56] & !FLAG_VERIFY == 0 && bytes[59] == 0;
-        if !is_reserved_zero || !is_zero(&bytes[112..128]) {
+        if !is_reserved_zero {
             return Err(FormatError::Reserved {
                 structure: "volume record",
             });
@@ -239,6 +250,8 @@ impl VolumeRecord {
             interval_seconds: within(u32_at(bytes, 60), 1..=INTERVAL_SECONDS_MAX, "interval")?,
             counts: LayerCounts::at(bytes, &map, size_bytes)?,
             hash_cache_bytes: within(u64_at(bytes, 88), 0..=HASH_CACHE_BYTES_MAX, "hash cache")?,
+            quota_bytes: within(u64_at(bytes, 112), 0..=ALLOTMENT_BYTES_MAX, "quota")?,
+            reservation_bytes: within(u64_at(bytes, 120), 0..=ALLOTMENT_BYTES_MAX, "reservation")?,
             map,
         }))
     }

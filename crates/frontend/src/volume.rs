@@ -103,7 +103,7 @@ impl From<StoreError> for ExportError {
     fn from(error: StoreError) -> Self {
         let failure = match error.kind() {
             StoreErrorKind::WouldWait => return ExportError::WouldWait,
-            StoreErrorKind::NoSpace => Failure::NoSpace,
+            StoreErrorKind::NoSpace | StoreErrorKind::QuotaReached => Failure::NoSpace,
             StoreErrorKind::ReadOnly => Failure::ReadOnly,
             StoreErrorKind::Invalid => Failure::Invalid,
             StoreErrorKind::Gone | StoreErrorKind::NotFound => Failure::Gone,

@@ -729,6 +729,7 @@ mod tests {
             free_blocks: 0,
             space: SpaceLevel::Full,
             reserve_blocks: 0,
+            kept_blocks: 0,
             when_full: WhenFull::Pause,
             reclaim_blocks: 0,
             queued_blocks: 0,

@@ -4,7 +4,8 @@
 use crate::board::{Board, WorkerKind};
 use crate::foreground::Foreground;
 use crate::limits::{
-    COLLECT_INTERVAL, COLLECTOR_SHARE_FLOOR, GIVE_BACK_BYTES, GIVE_BACK_PAUSE, POLL_INTERVAL,
+    COLLECT_INTERVAL, COLLECTOR_SHARE_FLOOR, DELETION_SHARE_FLOOR, DELETION_SHARE_MAX,
+    GIVE_BACK_BYTES, GIVE_BACK_PAUSE, POLL_INTERVAL,
 };
 use crate::pacing::Pacer;
 use crate::rounds::retry_pause;
@@ -18,10 +19,12 @@ use std::time::{Duration, Instant};
 pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Duration) {
     let pacer = Pacer::new(latency_budget, COLLECTOR_SHARE_FLOOR);
     let mut foreground = Foreground::new(store, board, WorkerKind::Collector, pacer);
+    let pacer = Pacer::new(latency_budget, DELETION_SHARE_FLOOR).at_most(DELETION_SHARE_MAX);
+    let mut deletions = Foreground::new(store, board, WorkerKind::Collector, pacer);
     rebuild_index(store, board, &mut foreground);
     let mut failures = 0;
     while !board.is_stopping() {
-        let deletes = delete(store, board, &mut foreground);
+        let deletes = delete(store, board, &mut deletions);
         let has_batch = is_batch_whole(store);
         if (deletes && !has_batch) || !board.begin_collect() {
             if !deletes {
@@ -37,6 +40,7 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
                 board.collected(&report, store.block_size());
                 foreground.rest_after(began.elapsed());
                 let_gather(store, board, &mut foreground);
+                deletions.was_idle();
             }
             Err(error) => {
                 failures += 1;

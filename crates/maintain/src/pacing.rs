@@ -46,6 +46,7 @@ impl Window {
 pub(crate) struct Pacer {
     budget: Duration,
     floor: f64,
+    most: f64,
     /// The share while guests are busy. Kept while they are not: no better guess is to be had for
     /// when they come back.
     busy_share: f64,
@@ -59,8 +60,18 @@ impl Pacer {
         Self {
             budget,
             floor,
+            most: SHARE_BUSY_MAX,
             busy_share: SHARE_START.max(floor),
             guests_are_idle: false,
+        }
+    }
+
+    /// Takes no larger share while guests are busy.
+    pub(crate) fn at_most(self, most: f64) -> Self {
+        Self {
+            most,
+            busy_share: self.busy_share.min(most),
+            ..self
         }
     }
 
@@ -76,7 +87,7 @@ impl Pacer {
             let windows = window.length.as_secs_f64() / WINDOW.as_secs_f64();
             self.busy_share + (SHARE_INCREASE * windows).min(SHARE_INCREASE_MAX)
         };
-        self.busy_share = share.clamp(self.floor, SHARE_BUSY_MAX);
+        self.busy_share = share.clamp(self.floor, self.most);
     }
 
     /// Learns only whether guests are busy, from a window in which no work was done: that they do

@@ -5,7 +5,7 @@
 
 use crate::board::{Board, WorkerKind};
 use crate::foreground::Foreground;
-use crate::limits::{BATCH_GAP, LOOK_AGAIN_INTERVAL, POLL_INTERVAL, SCRUB_SHARE_FLOOR, WINDOW};
+use crate::limits::{LOOK_AGAIN_INTERVAL, POLL_INTERVAL, SCRUB_SHARE_FLOOR, WINDOW};
 use crate::pacing::Pacer;
 use crate::rounds::retry_pause;
 use onefold_store::{Pba, Result, Scrub, ScrubStatus, Store};
@@ -95,11 +95,7 @@ pub fn scrub_now(
         if report.is_over {
             return Ok(ControlFlow::Continue(()));
         }
-        thread::sleep(
-            bound
-                .pause_after(report.bytes, &status, Instant::now())
-                .max(BATCH_GAP),
-        );
+        thread::sleep(bound.pause_after(report.bytes, &status, Instant::now()));
     }
 }
 

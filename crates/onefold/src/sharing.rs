@@ -138,6 +138,26 @@ pub(crate) struct Sharing {
         default_value = "0"
     )]
     pub(crate) hash_cache_bytes: u64,
+
+    /// The most data that the volume and its snapshots may hold, as guests see it; 0 for no bound.
+    /// Writes that would exceed it fail with ENOSPC.
+    #[arg(
+        long = "quota",
+        value_parser = size::parse,
+        value_name = "SIZE",
+        default_value = "0"
+    )]
+    pub(crate) quota_bytes: u64,
+
+    /// Space in the pool that no other volume gets, until this one and its snapshots hold so much
+    /// alone.
+    #[arg(
+        long = "reservation",
+        value_parser = size::parse,
+        value_name = "SIZE",
+        default_value = "0"
+    )]
+    pub(crate) reservation_bytes: u64,
 }
 
 impl Sharing {
@@ -156,6 +176,8 @@ impl Sharing {
             rounds: self.rounds,
             interval_seconds: self.interval_seconds,
             hash_cache_bytes: self.hash_cache_bytes,
+            quota_bytes: self.quota_bytes,
+            reservation_bytes: self.reservation_bytes,
         }
     }
 }

@@ -11,7 +11,7 @@ use onefold_format::entry::State;
 use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::{
     BatchKind, Entry, LayerId, Lba, Outcome, Pba, PublishRun, Record, Release, SegmentIndex,
-    UnmapTo,
+    UnmapTo, VolumeState,
 };
 
 use crate::Wait;
@@ -71,6 +71,8 @@ pub(crate) fn apply(
             books.catalogue.put(*slot, volume.clone())?;
             if is_new {
                 maps.put_above(&maps.add_layer(volume), volume.below)?;
+            } else {
+                maps.allotments.of(volume);
             }
             Ok(())
         }
@@ -93,7 +95,10 @@ pub(crate) fn apply(
             volume,
             layer,
         } => {
-            books.catalogue.remove(*slot, *volume)?;
+            let mut record = books.catalogue.remove(*slot, *volume)?;
+            // One that was being imported until now still had its reservation.
+            record.state = VolumeState::Deleting;
+            maps.allotments.of(&record);
             if let Some(removed) = maps.remove_layer(*layer)? {
                 let left = removed.logical_blocks();
                 if left != 0 {

@@ -32,6 +32,17 @@ pub(crate) fn clear_runs(words: &[u64], from: usize) -> impl Iterator<Item = Ran
     })
 }
 
+/// The set bits of `range`.
+pub(crate) fn ones(words: &[u64], range: Range<usize>) -> impl Iterator<Item = usize> + '_ {
+    let words = &words[..range.end.div_ceil(64)];
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        let found = find(words, at, true);
+        at = found + 1;
+        (found < range.end).then_some(found)
+    })
+}
+
 /// Sets or clears every bit of `range`.
 pub(crate) fn fill(words: &mut [u64], range: Range<usize>, value: bool) {
     let mut at = range.start;

@@ -29,8 +29,9 @@ use crate::store::Store;
 use crate::sync::{lock, write};
 use crate::volume::Volume;
 
-/// Segments that one step deals with: some milliseconds.
-const SEGMENTS_PER_STEP: usize = 16;
+/// Segments that one step deals with: part of a millisecond, so that whoever takes the steps can rest
+/// in between before a guest notices.
+const SEGMENTS_PER_STEP: usize = 2;
 
 /// A volume or snapshot that was deleted and still holds something.
 #[derive(Clone)]

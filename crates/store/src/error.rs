@@ -19,6 +19,8 @@ pub enum StoreErrorKind {
     Damaged,
     /// The pool, or the device under it, has no room left.
     NoSpace,
+    /// The volume has as much as its quota lets it have.
+    QuotaReached,
     /// The pool takes no writes: after a failure, or because a newer version wrote it.
     ReadOnly,
     /// Beyond the volume's end, or otherwise not acceptable.

@@ -17,6 +17,7 @@
 //! where it has counted them before does it give those answers instead. No batch takes a block that
 //! is known to be bad, and no entry comes to name one: the finder heals it first (`heal.rs`).
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use onefold_format::batch_page::BatchItem;
@@ -36,7 +37,7 @@ use crate::guard::Guard;
 use crate::heat::{self, SlotBits};
 use crate::index::STREAM;
 use crate::map::Layer;
-use crate::pool::Pool;
+use crate::pool::{Ledger, Pool};
 use crate::space::{PbaRun, PbaRuns};
 use crate::store::Store;
 use crate::sync::lock;
@@ -210,7 +211,21 @@ impl Pool {
                 number,
                 runs,
             };
-            self.record(&[publish], &[], Wait::Yes)?;
+            let is_refused = Cell::new(false);
+            let admit = |ledger: &Ledger| {
+                let admitted = self.admit_sharing(&layer.allotment, ledger, count);
+                admitted.inspect_err(|_| is_refused.set(true))
+            };
+            match self.record_if(&[publish], &[], Wait::Yes, &admit) {
+                // No blocks could be kept free for those that the volume would own no more.
+                Err(_) if is_refused.get() => {
+                    return Ok(Taken {
+                        count: 0,
+                        next: next.unwrap_or(end),
+                    });
+                }
+                recorded => recorded?,
+            }
         }
         Ok(Taken {
             count,

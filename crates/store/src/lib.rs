@@ -11,6 +11,7 @@
 //! | `block_lock.rs` `epoch.rs` | who may change a block; who may still be reading one |
 //! | `pool.rs` | what volumes share; room, reuse, failure |
 //! | `watermarks.rs` | how full the pool is, and who still gets blocks then |
+//! | `allotment.rs` | quotas and reservations of volumes |
 //! | `give_back.rs` | letting the host have free space |
 //! | `apply.rs` | the one function that changes a map |
 //! | `map.rs` `space.rs` `catalogue.rs` | what it changes |
@@ -36,6 +37,7 @@
 //! [`Store::set_aside`] lets others do.
 
 mod accounting;
+mod allotment;
 mod apply;
 mod aside;
 mod bad_blocks;

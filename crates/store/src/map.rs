@@ -27,6 +27,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::Wait;
+use crate::allotment::{Allotment, Allotments};
 use crate::block_lock::BlockLocks;
 use crate::cache::ClockCache;
 use crate::error::{Result, StoreError};
@@ -57,6 +58,8 @@ pub(crate) struct Layer {
     /// Segments that changed since the tree on disk was written; some may not be in it at all.
     fresh: Mutex<BTreeSet<SegmentIndex>>,
     counts: Counts,
+    /// What it holds counts against this.
+    pub(crate) allotment: Arc<Allotment>,
     hash_cache: RwLock<Option<Arc<HashCache>>>,
 }
 
@@ -117,6 +120,7 @@ fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
 pub(crate) struct Maps {
     pages: Arc<Pages>,
     layers: RwLock<FxHashMap<LayerId, Arc<Layer>>>,
+    pub(crate) allotments: Allotments,
     shards: Vec<Mutex<ClockCache<CacheKey, Arc<Leaf>>>>,
     dirty: Mutex<Vec<DirtyLeaf>>,
     dirty_count: AtomicUsize,
@@ -185,8 +189,8 @@ impl Layer {
 }
 
 impl Counts {
-    /// Adds `each` (or, as its complement, takes it away) for every entry.
-    fn add(&self, entries: &[Entry], each: u64) {
+    /// Adds `each` (or, as its complement, takes it away) for every entry, here and to the allotment.
+    fn add(&self, allotment: &Allotment, entries: &[Entry], each: u64) {
         let (mut private, mut kept, mut shared) = (0_u64, 0_u64, 0_u64);
         for entry in entries {
             match entry.state() {
@@ -203,6 +207,11 @@ impl Counts {
         ] {
             counter.fetch_add(count.wrapping_mul(each), Relaxed);
         }
+        let owned = private + kept;
+        allotment.add(
+            (owned + shared).wrapping_mul(each),
+            owned.wrapping_mul(each),
+        );
     }
 }
 
@@ -219,11 +228,12 @@ impl Leaf {
 }
 
 impl Maps {
-    pub(crate) fn new(pages: Arc<Pages>, limits: &Limits) -> Self {
+    pub(crate) fn new(pages: Arc<Pages>, limits: &Limits, block_size: u32) -> Self {
         let shard = || Mutex::new(ClockCache::new(limits.leaves_max.div_ceil(SHARDS)));
         Self {
             pages,
             layers: RwLock::default(),
+            allotments: Allotments::new(block_size),
             shards: (0..SHARDS).map(|_| shard()).collect(),
             dirty: Mutex::default(),
             dirty_count: AtomicUsize::new(0),
@@ -235,6 +245,13 @@ impl Maps {
 
     pub(crate) fn add_layer(&self, volume: &VolumeRecord) -> Arc<Layer> {
         let id = volume.layer;
+        let allotment = self.allotments.of(volume);
+        let LayerCounts {
+            private,
+            kept,
+            shared,
+        } = volume.counts;
+        allotment.add(private + kept + shared, private + kept);
         let layer = Arc::new(Layer {
             id,
             domain: volume.domain,
@@ -244,10 +261,11 @@ impl Maps {
             root: RwLock::new(volume.map),
             fresh: Mutex::default(),
             counts: Counts {
-                private: AtomicU64::new(volume.counts.private),
-                kept: AtomicU64::new(volume.counts.kept),
-                shared: AtomicU64::new(volume.counts.shared),
+                private: AtomicU64::new(private),
+                kept: AtomicU64::new(kept),
+                shared: AtomicU64::new(shared),
             },
+            allotment,
             hash_cache: RwLock::default(),
         });
         write(&self.layers).insert(id, Arc::clone(&layer));
@@ -590,9 +608,10 @@ impl Maps {
     ) {
         let mut state = write(&leaf.state);
         let entries = &mut Arc::make_mut(&mut state.entries)[slots];
-        layer.counts.add(entries, u64::wrapping_sub(0, 1));
+        let count = |entries: &[Entry], each| layer.counts.add(&layer.allotment, entries, each);
+        count(entries, u64::wrapping_sub(0, 1));
         change(entries);
-        layer.counts.add(entries, 1);
+        count(entries, 1);
         if !state.dirty {
             state.dirty = true;
             self.add_dirty(DirtyLeaf {
@@ -666,143 +685,4 @@ impl Maps {
 
 #[cfg(all(test, feature = "shuttle"))]
 #[allow(clippy::unwrap_used, reason = "how tests fail")]
-pub(crate) mod shuttle_tests {
-    use onefold_engine::simulated::SimulatedEngine;
-    use onefold_engine::{Engine, Part};
-    use onefold_format::{DedupMode, Pba, PoolId, VolumeId, VolumeState};
-    use shuttle::rand::Rng;
-    use shuttle::thread;
-
-    use super::*;
-    use crate::sync::AtomicBool;
-
-    pub(crate) const SEGMENT: SegmentIndex = SegmentIndex(0);
-
-    /// A layer in which these slots name these blocks.
-    pub(crate) fn layer(
-        maps: &Maps,
-        id: u64,
-        below: Option<u64>,
-        blocks: &[(usize, u64)],
-    ) -> Arc<Layer> {
-        let layer = maps.add_layer(&VolumeRecord {
-            id: VolumeId(id),
-            layer: LayerId(id),
-            below: None,
-            snapshot_of: None,
-            state: VolumeState::Ready,
-            size_bytes: 4096,
-            created_unix_seconds: 0,
-            map: TreeRoot::default(),
-            name: String::new(),
-            dedup: DedupMode::Off,
-            domain: DomainId(0),
-            domain_name: String::new(),
-            verify: false,
-            rounds: 1,
-            interval_seconds: 1,
-            hash_cache_bytes: 0,
-            counts: LayerCounts::default(),
-        });
-        for (slot, block) in blocks {
-            set(maps, &layer, *slot, *block);
-        }
-        maps.put_above(&layer, below.map(LayerId)).unwrap();
-        layer
-    }
-
-    fn set(maps: &Maps, layer: &Arc<Layer>, slot: usize, block: u64) {
-        let leaf = maps.leaf(layer, SEGMENT, Wait::Yes).unwrap();
-        maps.change(layer, SEGMENT, &leaf, slot..slot + 1, |entries| {
-            entries[0] = Entry::shared(Pba(block));
-        });
-    }
-
-    /// Three layers: two frozen ones, and a live one above them.
-    pub(crate) fn maps() -> (Arc<Maps>, [Arc<Layer>; 3]) {
-        let disk = SimulatedEngine::new(1).create(Part::Meta, 0).unwrap();
-        let pages = Arc::new(Pages::new(disk, String::new(), PoolId([0; 16]), 8));
-        let maps = Arc::new(Maps::new(pages, &Limits::from_memory(8 << 20)));
-        let bottom = layer(&maps, 1, None, &[(0, 10), (1, 11)]);
-        let middle = layer(&maps, 2, Some(1), &[(2, 12)]);
-        let live = layer(&maps, 3, Some(2), &[]);
-        // In half of the cases the view is in the cache already.
-        if shuttle::rand::thread_rng().gen_bool(0.5) {
-            assert_eq!(blocks(&maps, &live), [10, 11, 12]);
-        }
-        (maps, [bottom, middle, live])
-    }
-
-    /// Into a layer that has nothing of its own where the other has something.
-    pub(crate) fn merge_away(maps: &Maps, gone: &Arc<Layer>, above: &Arc<Layer>) {
-        let [lower, upper] = [gone, above].map(|it| maps.leaf(it, SEGMENT, Wait::Yes).unwrap());
-        let moved = lower.with(Segment::clone);
-        maps.merge(SEGMENT, (gone, &lower), (above, &upper), &moved);
-        maps.remove_layer(gone.id).unwrap();
-    }
-
-    fn blocks(maps: &Maps, layer: &Layer) -> Vec<u64> {
-        let mut entries = Entries::new();
-        maps.resolve(layer, SEGMENT, 0..3, Wait::Yes, &mut entries)
-            .unwrap();
-        let blocks = entries.iter().map(|entry| entry.pba().map_or(0, |it| it.0));
-        blocks.collect()
-    }
-
-    #[test]
-    fn shuttle_who_looks_after_a_change_below_sees_it() {
-        shuttle::check_random(
-            || {
-                let (maps, [bottom, _, live]) = maps();
-                let is_changed = Arc::new(AtomicBool::new(false));
-                let readers = [0, 1].map(|_| {
-                    let (maps, live) = (Arc::clone(&maps), Arc::clone(&live));
-                    let is_changed = Arc::clone(&is_changed);
-                    thread::spawn(move || {
-                        for _ in 0..2 {
-                            let must_be_new = is_changed.load(SeqCst);
-                            let found = blocks(&maps, &live);
-                            assert!(
-                                found[0] == 20 || found[0] == 10 && !must_be_new,
-                                "{found:?}"
-                            );
-                            assert_eq!(found[1..], [11, 12]);
-                        }
-                    })
-                });
-                set(&maps, &bottom, 0, 20);
-                is_changed.store(true, SeqCst);
-                for reader in readers {
-                    reader.join().unwrap();
-                }
-                assert_eq!(blocks(&maps, &live), [20, 11, 12]);
-            },
-            2000,
-        );
-    }
-
-    #[test]
-    fn shuttle_merging_changes_nothing_for_those_above() {
-        shuttle::check_random(
-            || {
-                let (maps, layers) = maps();
-                let live = Arc::clone(&layers[2]);
-                let reader = {
-                    let (maps, live) = (Arc::clone(&maps), Arc::clone(&live));
-                    thread::spawn(move || {
-                        for _ in 0..3 {
-                            assert_eq!(blocks(&maps, &live), [10, 11, 12]);
-                        }
-                    })
-                };
-                // The one in the middle or the one at the bottom goes first.
-                let goes_first = shuttle::rand::thread_rng().gen_range(0..2);
-                let (gone, above) = (&layers[goes_first], &layers[goes_first + 1]);
-                merge_away(&maps, gone, above);
-                reader.join().unwrap();
-                assert_eq!(blocks(&maps, &live), [10, 11, 12]);
-            },
-            2000,
-        );
-    }
-}
+pub(crate) mod shuttle_tests;

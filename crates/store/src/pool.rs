@@ -10,6 +10,7 @@ use onefold_format::record::RECORD_BYTES_MAX;
 use onefold_format::{Record, Root, Secret, Superblock, WhenFull};
 
 use crate::Wait;
+use crate::allotment::Allotment;
 use crate::apply::{self, Books};
 use crate::aside::AsideWork;
 use crate::bad_blocks::BadBlocks;
@@ -232,6 +233,18 @@ impl Pool {
         old_blocks: &[PbaRun],
         wait: Wait,
     ) -> Result<()> {
+        self.record_if(records, old_blocks, wait, &|_| Ok(()))
+    }
+
+    /// The same if `admit` says so, with which nothing can happen in between: nothing has changed if
+    /// it does not.
+    pub(crate) fn record_if(
+        &self,
+        records: &[Record],
+        old_blocks: &[PbaRun],
+        wait: Wait,
+        admit: &dyn Fn(&Ledger) -> Result<()>,
+    ) -> Result<()> {
         loop {
             let mut ledger = self.ledger()?;
             let Some(pressure) = self.pressure(&ledger) else {
@@ -241,6 +254,7 @@ impl Pool {
                         return Err(StoreError::would_wait());
                     }
                 }
+                admit(&ledger)?;
                 ledger.books.space.prepare(old_blocks)?;
                 self.check_writable()?;
                 let done = self.append_and_apply(&mut ledger, records);
@@ -380,11 +394,16 @@ impl Pool {
 
     /// Hands out new blocks ([step 4 place]). Where only blocks are left that nobody has released
     /// yet, a commit may release them.
-    pub(crate) fn allocate(&self, wish: &Wish, purpose: Purpose, wait: Wait) -> Result<PbaRuns> {
+    pub(crate) fn allocate(
+        &self,
+        wish: &Wish,
+        allotment: &Allotment,
+        purpose: Purpose,
+        wait: Wait,
+    ) -> Result<PbaRuns> {
         let allocate = |ledger: &mut Ledger| {
-            let space = &mut ledger.books.space;
-            let kept = self.watermarks(space).kept_from(purpose);
-            space.allocate(wish, kept)
+            let kept = self.kept_from(allotment, ledger, wish.blocks(), purpose);
+            ledger.books.space.allocate(wish, kept)
         };
         let mut ledger = self.ledger()?;
         if !self.has_pages(&ledger, PAGES_FOR_GUESTS) {

@@ -270,7 +270,7 @@ pub(crate) fn open(
         superblock.pool,
         limits.nodes_max,
     ));
-    let maps = Maps::new(Arc::clone(&pages), &limits);
+    let maps = Maps::new(Arc::clone(&pages), &limits, superblock.block_size);
     let mut report = RecoveryReport::default();
     let books = open_books(&pages, &maps, &root, &limits, options, &mut report)?;
     let mark = LogMark {

@@ -288,13 +288,13 @@ impl Pool {
     /// Whether the blocks in use, each counted once, fit before this end.
     fn check_fits(&self, end: u64) -> Result<()> {
         let in_use = self.ledger()?.books.space.busy_blocks();
-        if in_use + end / FREE_SHARE <= end {
+        let free = end / FREE_SHARE + self.maps.allotments.kept();
+        if in_use + free <= end {
             return Ok(());
         }
         let message = format!(
-            "{in_use} blocks are in use, and a pool of {end} blocks has to have {} free: delete \
-             something, or choose a larger size",
-            end / FREE_SHARE
+            "{in_use} blocks are in use, and a pool of {end} blocks has to have {free} free: delete \
+             something, reserve less for volumes, or choose a larger size"
         );
         Err(StoreError::new(StoreErrorKind::NoSpace, message))
     }
@@ -436,7 +436,7 @@ impl Pool {
             beside: None,
             runs: smallvec![(lba, count)],
         };
-        let new = self.allocate(&wish, Purpose::Overwrite, Wait::Yes)?;
+        let new = self.allocate(&wish, &layer.allotment, Purpose::Overwrite, Wait::Yes)?;
         let mut records = Vec::with_capacity(new.len());
         let mut done = 0;
         let mut copied = Ok(());

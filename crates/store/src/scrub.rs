@@ -61,6 +61,8 @@ const WINDOW_BITS_PER_BLOCK: usize = NOTED_BYTES * 8 + 1;
 pub struct Scrub {
     window: Option<Window>,
     domains: Domains,
+    /// What is read: making it anew for each step costs as much as a look at it.
+    buf: Vec<u8>,
     unsaved_bytes: u64,
 }
 
@@ -176,7 +178,7 @@ impl Store {
             pool.note_rows(window, from)?;
             return Ok(ScrubReport::default());
         }
-        let mut report = pool.scrub_blocks(window, &mut scrub.domains)?;
+        let mut report = pool.scrub_blocks(window, &mut scrub.domains, &mut scrub.buf)?;
         scrub.unsaved_bytes += report.passed_blocks * pool.block_size();
         report.is_over = pool.bad.progress().left_blocks == 0;
         if report.is_over {
@@ -299,7 +301,12 @@ impl Pool {
     }
 
     /// A part of steps 2 and 3.
-    fn scrub_blocks(&self, window: &Window, domains: &mut Domains) -> Result<ScrubReport> {
+    fn scrub_blocks(
+        &self,
+        window: &Window,
+        domains: &mut Domains,
+        buf: &mut Vec<u8>,
+    ) -> Result<ScrubReport> {
         let progress = self.bad.progress();
         let start = progress.next_block;
         let step = (STEP_BYTES / self.block_size()).min(progress.left_blocks);
@@ -314,10 +321,18 @@ impl Pool {
             }
             (space.named_blocks(start, end)?, end, space.blocks())
         };
-        blocks.extend(self.bad.within(start..end).iter().map(|bad| bad.pba));
-        blocks.sort_unstable();
-        blocks.dedup();
-        let looked = self.aside.run(|| self.look(window, &blocks, domains))?;
+        let bad = self.bad.within(start..end);
+        if !bad.is_empty() {
+            blocks.extend(bad.iter().map(|bad| bad.pba));
+            blocks.sort_unstable();
+            blocks.dedup();
+        }
+        let looked = match blocks.is_empty() {
+            true => Looked::default(),
+            false => self
+                .aside
+                .run(|| self.look(window, &blocks, domains, buf))?,
+        };
         let mut report = ScrubReport {
             passed_blocks: end - start,
             compared_blocks: looked.compared,
@@ -338,9 +353,15 @@ impl Pool {
     }
 
     /// Step 2 for some blocks.
-    fn look(&self, window: &Window, blocks: &[Pba], domains: &mut Domains) -> Result<Looked> {
+    fn look(
+        &self,
+        window: &Window,
+        blocks: &[Pba],
+        domains: &mut Domains,
+        buf: &mut Vec<u8>,
+    ) -> Result<Looked> {
         let block_size = self.block_size() as usize;
-        let mut buf = vec![0; READ_BYTES];
+        buf.resize(READ_BYTES, 0);
         let mut looked = Looked::default();
         for piece in blocks.chunks(READ_BYTES / block_size) {
             let mut unreadable = Vec::new();

@@ -284,6 +284,8 @@ impl Store {
             map: TreeRoot::default(),
             counts: LayerCounts::default(),
             hash_cache_bytes: 0,
+            quota_bytes: 0,
+            reservation_bytes: 0,
             ..volume.clone()
         }
     }

@@ -572,8 +572,7 @@ impl Space {
         };
         self.each_page(run, |page, index, bits_| {
             let first = u64::from(index) * BLOCKS_PER_SPACE_PAGE;
-            let is_named = |bit: &usize| bits::all(&page.named[..], *bit..*bit + 1, true);
-            named.extend(bits_.filter(is_named).map(|bit| Pba(first + bit as u64)));
+            named.extend(bits::ones(&page.named[..], bits_).map(|bit| Pba(first + bit as u64)));
             Ok(Effect {
                 free: 0,
                 held: 0,

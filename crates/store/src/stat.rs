@@ -38,6 +38,14 @@ pub struct VolumeStat {
     pub interval_seconds: u32,
     /// Bytes that its hash cache may take.
     pub hash_cache_bytes: u64,
+    /// The most data that it and its snapshots may map, in bytes; 0 for no bound.
+    pub quota_bytes: u64,
+    /// Data that it and its snapshots map, each block counted where it was written.
+    pub mapped_blocks: u64,
+    /// Bytes of the pool that others leave to it and its snapshots.
+    pub reservation_bytes: u64,
+    /// Free blocks that are kept for that.
+    pub kept_blocks: u64,
     /// What it holds alone, if [`Store::account`] has gone through it.
     pub usage: Option<Usage>,
 }
@@ -84,6 +92,8 @@ pub struct PoolStat {
     pub space: SpaceLevel,
     /// Of the free blocks, those that only what overwrites data gets.
     pub reserve_blocks: u64,
+    /// Of the free blocks, those that are kept for volumes with a reservation.
+    pub kept_blocks: u64,
     /// What becomes of writes for which there is no room.
     pub when_full: WhenFull,
     /// Blocks that were given up and are not free yet, queued ones included.
@@ -217,6 +227,7 @@ impl Store {
             free_blocks,
             space: marks.level(free_blocks),
             reserve_blocks: marks.reserve,
+            kept_blocks: pool.maps.allotments.kept(),
             when_full: pool.when_full(),
             reclaim_blocks,
             pool_bytes_on_disk,
@@ -237,7 +248,8 @@ impl Store {
     }
 
     fn stat_of(&self, volume: &Volume) -> VolumeStat {
-        let (counts, options) = (volume.layer().counts(), volume.options());
+        let (layer, options) = (volume.layer(), volume.options());
+        let (counts, allotment) = (layer.counts(), &layer.allotment);
         VolumeStat {
             name: volume.name(),
             size_bytes: volume.size_bytes(),
@@ -251,6 +263,10 @@ impl Store {
             rounds: options.rounds,
             interval_seconds: options.interval_seconds,
             hash_cache_bytes: options.hash_cache_bytes,
+            quota_bytes: options.quota_bytes,
+            mapped_blocks: allotment.mapped(),
+            reservation_bytes: options.reservation_bytes,
+            kept_blocks: allotment.kept(),
             usage: self.usage(volume.id),
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onefold_engine::Engine;
-use onefold_format::catalogue_page::{HASH_CACHE_BYTES_MAX, name_is_valid};
+use onefold_format::catalogue_page::{ALLOTMENT_BYTES_MAX, HASH_CACHE_BYTES_MAX, name_is_valid};
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
     DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record,
@@ -57,6 +57,12 @@ pub struct VolumeOptions {
     /// Bytes of memory for fingerprints made while blocks are written, so that the finder need not
     /// read them back; 0 for none. All volumes' together get a sixteenth of the pool's memory.
     pub hash_cache_bytes: u64,
+    /// The most data that the volume and its snapshots may map, in bytes, a multiple of the block
+    /// size; 0 for no bound. Each snapshot counts what was written before it; shared blocks count.
+    pub quota_bytes: u64,
+    /// Bytes of the pool that others leave to the volume and its snapshots, a multiple of the block
+    /// size. What they own alone counts against it; for what is missing blocks are kept free.
+    pub reservation_bytes: u64,
 }
 
 impl VolumeOptions {
@@ -71,6 +77,8 @@ impl VolumeOptions {
             rounds: 2,
             interval_seconds: 10,
             hash_cache_bytes: 0,
+            quota_bytes: 0,
+            reservation_bytes: 0,
         }
     }
 }
@@ -88,6 +96,10 @@ pub struct VolumeChange {
     pub interval_seconds: Option<u32>,
     /// See [`VolumeOptions::hash_cache_bytes`]. A change empties it.
     pub hash_cache_bytes: Option<u64>,
+    /// See [`VolumeOptions::quota_bytes`]. One that is exceeded already takes nothing away.
+    pub quota_bytes: Option<u64>,
+    /// See [`VolumeOptions::reservation_bytes`].
+    pub reservation_bytes: Option<u64>,
 }
 
 /// An open pool.
@@ -281,6 +293,7 @@ impl Store {
         check_name(name, "volume")?;
         check_name(&options.domain, "domain")?;
         check_finder(options)?;
+        self.check_allotment(options)?;
         self.check_size(options.size_bytes)?;
         let _changing = lock(&self.changing);
         self.check_name_is_free(name)?;
@@ -304,13 +317,20 @@ impl Store {
             rounds: options.rounds,
             interval_seconds: options.interval_seconds,
             hash_cache_bytes: options.hash_cache_bytes,
+            quota_bytes: options.quota_bytes,
+            reservation_bytes: options.reservation_bytes,
         };
         let slot = free_slot(&mut catalogue.free_slots())?;
         drop(ledger);
-        self.change_catalogue(&[Record::VolumePut {
+        let put = Record::VolumePut {
             slot,
             volume: volume.clone(),
-        }])?;
+        };
+        let admit = |ledger: &Ledger| {
+            let pool = &self.pool;
+            pool.admit_reservation(None, ledger, options.reservation_bytes)
+        };
+        self.change_catalogue_if(&[put], &admit)?;
         Ok(Arc::new(Volume::new(Arc::clone(&self.pool), &volume)?))
     }
 
@@ -346,19 +366,32 @@ impl Store {
         options.rounds = change.rounds.unwrap_or(options.rounds);
         options.interval_seconds = change.interval_seconds.unwrap_or(options.interval_seconds);
         options.hash_cache_bytes = change.hash_cache_bytes.unwrap_or(options.hash_cache_bytes);
+        options.quota_bytes = change.quota_bytes.unwrap_or(options.quota_bytes);
+        options.reservation_bytes = change
+            .reservation_bytes
+            .unwrap_or(options.reservation_bytes);
         check_finder(&options)?;
+        self.check_allotment(&options)?;
         // What was announced under the old setting is settled under it.
         let _job = lock(&self.pool.jobs);
         if change.verify == Some(false) {
             self.pool.settle_open_batch()?;
         }
-        self.change_volume(volume.id, |record| {
+        let change = |record: &mut VolumeRecord| {
             record.dedup = options.dedup;
             record.verify = options.verify;
             record.rounds = options.rounds;
             record.interval_seconds = options.interval_seconds;
             record.hash_cache_bytes = options.hash_cache_bytes;
-        })?;
+            record.quota_bytes = options.quota_bytes;
+            record.reservation_bytes = options.reservation_bytes;
+        };
+        let allotment = &volume.layer().allotment;
+        let admit = |ledger: &Ledger| {
+            let pool = &self.pool;
+            pool.admit_reservation(Some(allotment), ledger, options.reservation_bytes)
+        };
+        self.change_volume_if(volume.id, change, &admit)?;
         volume.set_options(&options);
         Ok(())
     }
@@ -518,6 +551,24 @@ impl Store {
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 
+    fn check_allotment(&self, options: &VolumeOptions) -> Result<()> {
+        let block_size = self.pool.block_size();
+        for (what, bytes) in [
+            ("quota", options.quota_bytes),
+            ("reservation", options.reservation_bytes),
+        ] {
+            let message = if !bytes.is_multiple_of(block_size) {
+                format!("a {what} of {bytes} bytes is no multiple of the block size {block_size}")
+            } else if bytes > ALLOTMENT_BYTES_MAX {
+                format!("a {what} of {bytes} bytes exceeds {ALLOTMENT_BYTES_MAX}")
+            } else {
+                continue;
+            };
+            return Err(StoreError::new(StoreErrorKind::Invalid, message));
+        }
+        Ok(())
+    }
+
     /// A volume in use that is no snapshot.
     pub(crate) fn volume_proper(&self, name: &str) -> Result<Arc<Volume>> {
         let volume = self.volume(name)?;
@@ -533,6 +584,15 @@ impl Store {
         id: VolumeId,
         change: impl FnOnce(&mut VolumeRecord),
     ) -> Result<()> {
+        self.change_volume_if(id, change, &|_| Ok(()))
+    }
+
+    fn change_volume_if(
+        &self,
+        id: VolumeId,
+        change: impl FnOnce(&mut VolumeRecord),
+        admit: &dyn Fn(&Ledger) -> Result<()>,
+    ) -> Result<()> {
         let ledger = self.pool.ledger()?;
         let found = ledger.books.catalogue.by_id(id);
         let Some((slot, mut volume)) = found.map(|(slot, volume)| (slot, volume.clone())) else {
@@ -543,12 +603,20 @@ impl Store {
         };
         drop(ledger);
         change(&mut volume);
-        self.change_catalogue(&[Record::VolumePut { slot, volume }])
+        self.change_catalogue_if(&[Record::VolumePut { slot, volume }], admit)
     }
 
     pub(crate) fn change_catalogue(&self, records: &[Record]) -> Result<()> {
-        self.pool.record(records, &[], Wait::Yes)?;
-        self.pool.commit()
+        self.change_catalogue_if(records, &|_| Ok(()))
+    }
+
+    fn change_catalogue_if(
+        &self,
+        records: &[Record],
+        admit: &dyn Fn(&Ledger) -> Result<()>,
+    ) -> Result<()> {
+        self.pool.record_if(records, &[], Wait::Yes, admit)?;
+        self.pool.commit_in_background()
     }
 }
 

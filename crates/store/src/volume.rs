@@ -68,6 +68,8 @@ impl Volume {
                 rounds: record.rounds,
                 interval_seconds: record.interval_seconds,
                 hash_cache_bytes: record.hash_cache_bytes,
+                quota_bytes: record.quota_bytes,
+                reservation_bytes: record.reservation_bytes,
             }),
             size_bytes: AtomicU64::new(record.size_bytes),
             importing: AtomicBool::new(record.state == VolumeState::Importing),

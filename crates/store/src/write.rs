@@ -151,6 +151,9 @@ impl Volume {
         let count = data.len() as u64 / self.pool.block_size();
         let entries = self.entries_to_write(layer, first, count, wait)?;
         let runs = self.shape(layer, first, data, &entries, wait)?;
+        let more = entries_more(first, &entries, &runs);
+        let within_quota = || layer.allotment.admit(more, self.pool.block_size());
+        within_quota()?;
         let placed = self.place(layer, (first, &entries), &runs, wait)?;
         let (records, old_blocks) = changes(layer.id, first, &entries, &placed);
         let hash_cache = layer.hash_cache();
@@ -161,7 +164,9 @@ impl Volume {
             self.store(first, data, &placed)?;
         }
         if !records.is_empty() {
-            let logged = self.pool.record(&records, &old_blocks, wait);
+            // Others may have used up the quota meanwhile.
+            let pool = &self.pool;
+            let logged = pool.record_if(&records, &old_blocks, wait, &|_| within_quota());
             logged.or_else(|error| self.take_back(&placed, error))?;
         }
         if !Guard::DataBeforeRecord.holds() {
@@ -341,13 +346,14 @@ impl Volume {
             true => Purpose::Import,
             false => Purpose::New,
         };
-        match self.pool.allocate(wish, purpose, wait) {
+        match self.pool.allocate(wish, &layer.allotment, purpose, wait) {
             Err(error) if error.kind() == StoreErrorKind::NoSpace => {
                 let overwrites = self.replaces_data(layer, before, wish)?;
                 if purpose == Purpose::Import || !overwrites {
                     return Err(error);
                 }
-                self.pool.allocate(wish, Purpose::Overwrite, wait)
+                let pool = &self.pool;
+                pool.allocate(wish, &layer.allotment, Purpose::Overwrite, wait)
             }
             allocated => allocated,
         }
@@ -464,6 +470,16 @@ impl Run {
             (own, other) => own == other,
         }
     }
+}
+
+/// Entries that will hold data and did not in this layer.
+fn entries_more(first: Lba, entries: &[Entry], runs: &[Run]) -> u64 {
+    let new = runs.iter().filter(|run| run.fate == Fate::New);
+    let before = new.flat_map(|run| {
+        let at = (run.lba.0 - first.0) as usize;
+        &entries[at..at + run.count as usize]
+    });
+    before.filter(|entry| entry.pba().is_none()).count() as u64
 }
 
 /// The records of a piece ([step 6 log]), and the blocks that they give up: none for what is

@@ -166,7 +166,7 @@ fn sources_and_documents_have_the_same_fields() {
         pair!("superblock", 4),
         pair!("root", 23),
         pair!("node", 6),
-        pair!("catalogue_page", 24),
+        pair!("catalogue_page", 25),
         pair!("frame", 12),
         pair!("record", 37),
         pair!("batch_page", 2),

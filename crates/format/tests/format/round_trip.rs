@@ -2,7 +2,8 @@
 
 use onefold_format::batch_page::{self, ITEMS_PER_PAGE};
 use onefold_format::catalogue_page::{
-    self, HASH_CACHE_BYTES_MAX, INTERVAL_SECONDS_MAX, RECORDS_PER_PAGE, ROUNDS_MAX,
+    self, ALLOTMENT_BYTES_MAX, HASH_CACHE_BYTES_MAX, INTERVAL_SECONDS_MAX, RECORDS_PER_PAGE,
+    ROUNDS_MAX,
 };
 use onefold_format::entry::State;
 use onefold_format::frame::{self, FrameHeader};
@@ -102,6 +103,8 @@ fn volumes(maps: impl Strategy<Value = TreeRoot>) -> impl Strategy<Value = Volum
             rounds,
             interval_seconds,
             hash_cache_bytes: numbers[0] % (HASH_CACHE_BYTES_MAX + 1),
+            quota_bytes: numbers[1] % (ALLOTMENT_BYTES_MAX + 1),
+            reservation_bytes: numbers[2] % (ALLOTMENT_BYTES_MAX + 1),
             counts: counts_of(&map, size_bytes / 4096, numbers),
         }
     })

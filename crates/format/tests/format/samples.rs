@@ -203,6 +203,8 @@ fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecor
         rounds: id as u8 - 2,
         interval_seconds: 10 * id as u32,
         hash_cache_bytes: id << 20,
+        quota_bytes: id << 30,
+        reservation_bytes: id << 24,
         counts: match map.top {
             Some(_) => LayerCounts {
                 private: 0x1_0000 + id,

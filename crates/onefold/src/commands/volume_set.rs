@@ -32,6 +32,14 @@ pub(super) struct Args {
     /// Memory for fingerprints made while blocks are written; 0 for none.
     #[arg(long, value_parser = size::parse, value_name = "SIZE", group = "change")]
     hash_cache: Option<u64>,
+
+    /// The most data that the volume and its snapshots may hold, as guests see it; 0 for no bound.
+    #[arg(long, value_parser = size::parse, value_name = "SIZE", group = "change")]
+    quota: Option<u64>,
+
+    /// Space in the pool that no other volume gets; 0 for none.
+    #[arg(long, value_parser = size::parse, value_name = "SIZE", group = "change")]
+    reservation: Option<u64>,
 }
 
 /// A yes or no that can also be left as it is.
@@ -49,5 +57,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         rounds: args.rounds,
         interval_seconds: args.interval,
         hash_cache_bytes: args.hash_cache,
+        quota_bytes: args.quota,
+        reservation_bytes: args.reservation,
     })
 }

@@ -119,6 +119,8 @@ pub(crate) struct PoolStatReply {
     free_blocks: u64,
     /// Of these, those that only what overwrites data gets.
     reserve_blocks: u64,
+    /// Of the free ones, those that are kept for volumes with a reservation.
+    kept_blocks: u64,
     space: Space,
     when_full: Full,
     /// Clients' requests that wait for room.
@@ -173,6 +175,7 @@ impl Verb for PoolStat {
             shared_blocks: stat.shared_blocks,
             free_blocks: stat.free_blocks,
             reserve_blocks: stat.reserve_blocks,
+            kept_blocks: stat.kept_blocks,
             space: stat.space.into(),
             when_full: stat.when_full.into(),
             waiting_requests: service.waiting_for_space(),
@@ -215,7 +218,17 @@ impl Document for PoolStatReply {
                 },
             ),
             ("block size", size::display(self.block_size.into())),
-            ("free", bytes(self.free_blocks)),
+            (
+                "free",
+                match self.kept_blocks {
+                    0 => bytes(self.free_blocks),
+                    kept => format!(
+                        "{}, of which {} are reserved",
+                        bytes(self.free_blocks),
+                        bytes(kept)
+                    ),
+                },
+            ),
             ("space", self.space.describe().to_owned()),
             (
                 "when full",

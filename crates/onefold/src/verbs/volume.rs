@@ -30,6 +30,10 @@ pub(crate) struct VolumeReply {
     rounds: u8,
     interval_seconds: u32,
     hash_cache_bytes: u64,
+    quota_bytes: u64,
+    mapped_bytes: u64,
+    reservation_bytes: u64,
+    kept_bytes: u64,
     logical_blocks: u64,
     logical_bytes: u64,
     private_blocks: u64,
@@ -86,8 +90,9 @@ impl UsageReply {
 
 impl VolumeReply {
     fn of(service: &Service, stat: onefold_store::VolumeStat) -> Self {
+        let block_size = u64::from(service.store.block_size());
         Self {
-            usage: UsageReply::of(stat.usage, service.store.block_size().into()),
+            usage: UsageReply::of(stat.usage, block_size),
             nbd_uri: service.nbd_uri(&stat.name),
             clients: service.clients(&stat.name),
             size_bytes: stat.size_bytes,
@@ -97,11 +102,15 @@ impl VolumeReply {
             rounds: stat.rounds,
             interval_seconds: stat.interval_seconds,
             hash_cache_bytes: stat.hash_cache_bytes,
+            quota_bytes: stat.quota_bytes,
+            mapped_bytes: stat.mapped_blocks * block_size,
+            reservation_bytes: stat.reservation_bytes,
+            kept_bytes: stat.kept_blocks * block_size,
             logical_blocks: stat.logical_blocks,
             private_blocks: stat.private_blocks,
             shared_blocks: stat.shared_blocks,
             dirty_blocks: stat.dirty_blocks,
-            logical_bytes: stat.logical_blocks * u64::from(service.store.block_size()),
+            logical_bytes: stat.logical_blocks * block_size,
             name: stat.name,
         }
     }
@@ -127,6 +136,18 @@ impl Document for VolumeReply {
             "blocks   {} published, {} private, {} of these not looked at",
             self.shared_blocks, self.private_blocks, self.dirty_blocks
         )?;
+        if self.quota_bytes > 0 {
+            let (mapped, quota) = (size::display(self.mapped_bytes), self.quota_bytes);
+            writeln!(out, "quota    {mapped} of {} used", size::display(quota))?;
+        }
+        if self.reservation_bytes > 0 {
+            writeln!(
+                out,
+                "reserved {}, of which {} are kept free",
+                size::display(self.reservation_bytes),
+                size::display(self.kept_bytes)
+            )?;
+        }
         self.usage.text(out)?;
         if let Some(uri) = &self.nbd_uri {
             writeln!(out, "nbd      {uri}")?;
@@ -264,6 +285,8 @@ pub(crate) struct VolumeSet {
     pub(crate) rounds: Option<u8>,
     pub(crate) interval_seconds: Option<u32>,
     pub(crate) hash_cache_bytes: Option<u64>,
+    pub(crate) quota_bytes: Option<u64>,
+    pub(crate) reservation_bytes: Option<u64>,
 }
 
 impl Verb for VolumeSet {
@@ -277,6 +300,8 @@ impl Verb for VolumeSet {
             rounds: self.rounds,
             interval_seconds: self.interval_seconds,
             hash_cache_bytes: self.hash_cache_bytes,
+            quota_bytes: self.quota_bytes,
+            reservation_bytes: self.reservation_bytes,
         };
         service.store.set_volume(&self.name, &change)?;
         Ok(VolumeReply::of(service, service.find(&self.name)?))

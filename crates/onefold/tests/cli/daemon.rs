@@ -399,7 +399,7 @@ fn the_control_socket_survives_nonsense() {
     let head = b"POST /v1/volume/import HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\
         onefold-request: {\"name\":\"vm\",\"image_bytes\":4096,\"sharing\":{\"dedup\":\"offline\",\
         \"domain\":\"default\",\"verify\":false,\"rounds\":2,\"interval_seconds\":10,\
-        \"hash_cache_bytes\":0}}\r\n\r\n\
+        \"hash_cache_bytes\":0,\"quota_bytes\":0,\"reservation_bytes\":0}}\r\n\r\n\
         5\r\nabcde\r\n";
     stream.write_all(head).unwrap();
     drop(stream);

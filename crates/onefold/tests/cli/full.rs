@@ -222,3 +222,76 @@ fn imports_stop_before_guests_have_to() {
     fill(&scene);
     assert_clean(&scene);
 }
+
+#[test]
+fn a_volume_at_its_quota_fails_at_once_and_others_go_on() {
+    let scene = Scene::with_pool(&["--size", "32M"]);
+    scene.ok(&["volume", "create", "a", "--size", "64M", "--quota", "4M"]);
+    scene.ok(&["volume", "create", "b", "--size", "64M"]);
+    let _daemon = scene.daemon();
+    io_ok(&scene, "a", &["write -P 1 0 2M", "flush"]);
+    scene.ok(&["snapshot", "create", "a@s"]);
+    // The pool has writes wait for room, but nobody knows whether there will be any here.
+    assert_eq!(scene.json(&["pool", "stat"])["when_full"], "pause");
+    let beyond = ["aio_write -P 2 1M 4M", "aio_flush"];
+    has_failed(client(&scene, "a", &beyond));
+    assert_eq!(waiting(&scene), 0);
+    let stat = scene.json(&["volume", "stat", "a"]);
+    assert_eq!(
+        (&stat["quota_bytes"], &stat["mapped_bytes"]),
+        (&json!(4 << 20), &json!(4 << 20))
+    );
+    io_ok(&scene, "b", &["write -P 3 0 8M", "flush"]);
+    let shown = scene.ok(&["volume", "stat", "a"]);
+    let text = String::from_utf8_lossy(&shown.stdout);
+    assert!(text.contains("quota    4 MiB of 4 MiB used"), "{text}");
+    scene.ok(&["volume", "set", "a", "--quota", "8M"]);
+    io_ok(
+        &scene,
+        "a",
+        &["write -P 2 1M 3M", "read -P 2 1M 3M", "read -P 1 0 1M"],
+    );
+    let image = scene.file("image", &noise(9, 3 << 20));
+    scene
+        .run(&["volume", "import", "c", &image, "--quota", "1M"])
+        .is_refusal(1, &["'c'", "quota", "volume set --quota"]);
+    assert_eq!(scene.volumes(), ["a", "b"]);
+    assert_clean(&scene);
+}
+
+#[test]
+fn a_reservation_is_there_for_its_volume_alone() {
+    let scene = Scene::with_pool(&["--size", "32M"]);
+    scene.ok(&["pool", "set", "--when-full", "fail"]);
+    let create = ["volume", "create", "a", "--size", "64M", "--dedup", "off"];
+    scene.ok(&[&create[..], &["--reservation", "20M"]].concat());
+    scene.ok(&["volume", "create", "b", "--size", "64M", "--dedup", "off"]);
+    scene
+        .run(&[
+            "volume",
+            "create",
+            "c",
+            "--size",
+            "1M",
+            "--reservation",
+            "20M",
+        ])
+        .is_refusal(1, &["5120 blocks", "reserve less"]);
+    let daemon = scene.daemon();
+    has_failed(client(&scene, "b", &["aio_write -P 2 0 16M", "aio_flush"]));
+    let stat = scene.json(&["pool", "stat"]);
+    assert_eq!(stat["kept_blocks"], 5120);
+    daemon.kill();
+    let _daemon = scene.daemon();
+    io_ok(
+        &scene,
+        "a",
+        &["write -P 1 0 20M", "flush", "read -P 1 0 20M"],
+    );
+    let stat = scene.json(&["volume", "stat", "a"]);
+    assert_eq!(
+        (&stat["reservation_bytes"], &stat["kept_bytes"]),
+        (&json!(20 << 20), &json!(0))
+    );
+    assert_clean(&scene);
+}

@@ -177,6 +177,8 @@ fn options_are_kept_and_can_be_changed() {
             ("rounds", 2.into()),
             ("interval_seconds", 10.into()),
             ("hash_cache_bytes", 0.into()),
+            ("quota_bytes", 0.into()),
+            ("reservation_bytes", 0.into()),
         ];
         for (name, value) in defaults {
             assert_eq!(made[name], value, "{name} in {made}");
@@ -191,6 +193,10 @@ fn options_are_kept_and_can_be_changed() {
             "16",
             "--hash-cache",
             "4M",
+            "--quota",
+            "2M",
+            "--reservation",
+            "1M",
         ];
         let create = [
             "volume",
@@ -209,6 +215,8 @@ fn options_are_kept_and_can_be_changed() {
             ("rounds", 16.into()),
             ("interval_seconds", 86_400.into()),
             ("hash_cache_bytes", (4_u64 << 20).into()),
+            ("quota_bytes", (2_u64 << 20).into()),
+            ("reservation_bytes", (1_u64 << 20).into()),
         ];
         for (name, value) in wanted {
             assert_eq!(made[name], value, "{name} in {made}");
@@ -221,9 +229,14 @@ fn options_are_kept_and_can_be_changed() {
         assert_eq!(changed["interval_seconds"], 86_400, "was not named");
         scene.ok(&["volume", "set", "odd", "--hash-cache", "0"]);
         scene.ok(&["volume", "set", "odd", "--interval", "7"]);
+        scene.ok(&["volume", "set", "odd", "--quota", "3M"]);
+        scene.ok(&["volume", "set", "odd", "--reservation", "0"]);
         let stat = scene.json(&["volume", "stat", "odd"]);
         assert_eq!(stat["interval_seconds"], 7);
         assert_eq!(stat["hash_cache_bytes"], 0);
+        assert_eq!(stat["quota_bytes"], 3_u64 << 20);
+        assert_eq!(stat["reservation_bytes"], 0);
+        assert_eq!(stat["kept_bytes"], 0);
         assert_eq!(stat["rounds"], 1);
         scene
             .run(&["volume", "set", "gone", "--rounds", "1"])

@@ -42,6 +42,7 @@ coverage! {
     hooks_run,
     would_wait,
     no_space,
+    quota_reached,
     failed_requests,
     read_only,
     /// Blocks that the finder published as the first of their content.

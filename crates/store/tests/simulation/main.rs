@@ -66,7 +66,7 @@ use random::Random;
 use world::World;
 
 /// Seeds of an ordinary run: somewhat more than 10,000 recoveries.
-const RUNS: u64 = 2_000;
+const RUNS: u64 = 2_200;
 
 const THREADS: u64 = 2;
 

@@ -561,10 +561,20 @@ impl World {
     fn change_sharing(&self, id: u64) -> Step {
         let (verify, rounds) = self.draw(|random| (random.one_in(2), random.between(1, 3)));
         let hash_cache = self.draw(|random| random.between(0, 3)) * HASH_CACHE_BYTES;
+        let block_size = self.state().block_size;
+        let mut draw_blocks = |most| {
+            let blocks = self.draw(|random| match random.one_in(3) {
+                true => random.between(1, most),
+                false => 0,
+            });
+            Some(blocks * block_size)
+        };
         let change = VolumeChange {
             verify: Some(verify || self.must_verify()),
             rounds: Some(rounds as u8),
             hash_cache_bytes: Some(hash_cache),
+            quota_bytes: draw_blocks(1500),
+            reservation_bytes: draw_blocks(100),
             ..VolumeChange::default()
         };
         self.set_volume(id, &change)

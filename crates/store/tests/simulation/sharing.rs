@@ -192,7 +192,9 @@ impl World {
         self.trace(|| what.clone());
         let asked = self.moments();
         let done = store.set_volume(&name, change);
-        if self.ended(&what, done, |_| false)?.is_some() {
+        // So much cannot be reserved.
+        let is_full = |error: &StoreError| error.kind() == StoreErrorKind::NoSpace;
+        if self.ended(&what, done, is_full)?.is_some() {
             self.flushed(&asked);
         }
         Ok(())
@@ -211,6 +213,10 @@ impl World {
     pub(crate) fn compare_counts(&self, stat: &PoolStat) -> Step {
         let held = stat.reclaim_blocks - stat.queued_blocks;
         let counted = stat.free_blocks + held + stat.physical_blocks + 1;
+        let kept: u64 = stat.volumes.iter().map(|volume| volume.kept_blocks).sum();
+        if kept != stat.kept_blocks {
+            return Err(violation(format!("{kept} blocks are kept: {stat:?}")));
+        }
         let of_volumes: u64 = stat
             .volumes
             .iter()

@@ -242,6 +242,10 @@ impl World {
                 state.coverage.no_space += 1;
                 Ok(())
             }
+            StoreErrorKind::QuotaReached => {
+                state.coverage.quota_reached += 1;
+                Ok(())
+            }
             StoreErrorKind::Io if state.faulty => {
                 state.coverage.failed_requests += 1;
                 Ok(())
@@ -360,7 +364,7 @@ impl World {
         let stat = self.store().stat().ok()?;
         Some(Room {
             blocks: (stat.free_blocks + stat.reclaim_blocks - stat.queued_blocks)
-                .saturating_sub(stat.reserve_blocks),
+                .saturating_sub(stat.reserve_blocks + stat.kept_blocks),
             hooks_run,
         })
     }

@@ -406,6 +406,8 @@ fn empty_volume() -> VolumeRecord {
         rounds: 0,
         interval_seconds: 0,
         hash_cache_bytes: 0,
+        quota_bytes: 0,
+        reservation_bytes: 0,
         counts: LayerCounts::default(),
     }
 }
@@ -481,6 +483,11 @@ fn volume_record_document() {
         ("cache", whole(&|record| record.hash_cache_bytes = u64::MAX)),
         ("below", whole(&|record| record.below = Some(LayerId(ALL)))),
         ("snapshot of", snapshot_of),
+        ("quota", whole(&|record| record.quota_bytes = u64::MAX)),
+        (
+            "reservation",
+            whole(&|record| record.reservation_bytes = u64::MAX),
+        ),
         ("name", part(&|record| record.name = "b".to_owned())),
         (
             "domain name",

@@ -1,0 +1,266 @@
+//! Quotas and reservations: what a volume may have of the pool, and what the others leave to it.
+//!
+//! Both are of a volume together with its snapshots, whose layers count what they hold.
+//!
+//! - The **quota** bounds what they map: every entry that holds data, shared or not. What it refuses
+//!   is therefore the same whatever others have stored.
+//! - The **reservation** is so many blocks that they can own. Free blocks are kept from others for
+//!   what is missing. Only private blocks count as owned: a shared one takes a new block when it
+//!   is rewritten, while others keep the old one. So a reservation holds when a volume becomes
+//!   less alike to others than it was.
+//!
+//! Invariant: the pool has as many free blocks as are kept for all volumes together. Whoever takes a
+//! block for another, makes a private one shared, or reserves more, looks first, holding the ledger;
+//! what is given up is kept before it is free. It does not hold for a while where a clone inherits
+//! what a deleted snapshot owned, or the device loses blocks; then others get none.
+//!
+//! All of it follows from the records, and is counted again when the pool is opened. Numbers change
+//! under the ledger alone; whoever only reads them needs no lock.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
+
+use onefold_format::{VolumeId, VolumeRecord, VolumeState};
+use rustc_hash::FxHashMap;
+
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::pool::{Ledger, Pool};
+use crate::sync::{AtomicU64, Mutex, lock};
+use crate::watermarks::Purpose;
+
+/// What one volume has, may have, and can count on, in blocks.
+pub(crate) struct Allotment {
+    /// Entries that hold data.
+    mapped: AtomicU64,
+    /// Of these, the private ones.
+    owned: AtomicU64,
+    /// The most entries that may hold data.
+    quota: AtomicU64,
+    reserved: AtomicU64,
+    /// What is kept for all volumes.
+    kept_for_all: Arc<AtomicU64>,
+}
+
+/// Those of all volumes.
+pub(crate) struct Allotments {
+    block_size: u64,
+    kept_for_all: Arc<AtomicU64>,
+    /// Those whose layers exist.
+    volumes: Mutex<FxHashMap<VolumeId, Weak<Allotment>>>,
+}
+
+impl Allotments {
+    pub(crate) fn new(block_size: u32) -> Self {
+        Self {
+            block_size: block_size.into(),
+            kept_for_all: Arc::default(),
+            volumes: Mutex::default(),
+        }
+    }
+
+    /// That of a volume, as its record says from now on, or of a snapshot's volume.
+    pub(crate) fn of(&self, record: &VolumeRecord) -> Arc<Allotment> {
+        let mut volumes = lock(&self.volumes);
+        let id = record.snapshot_of.unwrap_or(record.id);
+        let known = volumes.get(&id).and_then(Weak::upgrade);
+        let allotment = known.unwrap_or_else(|| {
+            volumes.retain(|_, allotment| allotment.strong_count() > 0);
+            let allotment = Arc::new(Allotment::new(&self.kept_for_all));
+            volumes.insert(id, Arc::downgrade(&allotment));
+            allotment
+        });
+        if record.snapshot_of.is_none() {
+            let is_in_use = record.state != VolumeState::Deleting;
+            let (quota, reserved) = match is_in_use {
+                true => (record.quota_bytes, record.reservation_bytes),
+                false => (0, 0),
+            };
+            let quota = match quota {
+                0 => u64::MAX,
+                bytes => bytes / self.block_size,
+            };
+            allotment.set(quota, reserved / self.block_size);
+        }
+        allotment
+    }
+
+    /// Blocks that are kept for all volumes.
+    pub(crate) fn kept(&self) -> u64 {
+        self.kept_for_all.load(Relaxed)
+    }
+}
+
+impl Allotment {
+    fn new(kept_for_all: &Arc<AtomicU64>) -> Self {
+        Self {
+            mapped: AtomicU64::new(0),
+            owned: AtomicU64::new(0),
+            quota: AtomicU64::new(u64::MAX),
+            reserved: AtomicU64::new(0),
+            kept_for_all: Arc::clone(kept_for_all),
+        }
+    }
+
+    /// Entries that hold data, in all layers of the volume and its snapshots.
+    pub(crate) fn mapped(&self) -> u64 {
+        self.mapped.load(Relaxed)
+    }
+
+    /// Blocks that are kept for it.
+    pub(crate) fn kept(&self) -> u64 {
+        let (reserved, owned) = (self.reserved.load(Relaxed), self.owned.load(Relaxed));
+        reserved.saturating_sub(owned)
+    }
+
+    /// Blocks that are kept for others.
+    pub(crate) fn kept_for_others(&self) -> u64 {
+        self.kept_for_all.load(Relaxed).saturating_sub(self.kept())
+    }
+
+    /// Counts so many more entries; or, as complements, fewer. The caller holds the ledger.
+    pub(crate) fn add(&self, mapped: u64, owned: u64) {
+        let before = self.kept();
+        self.mapped.fetch_add(mapped, Relaxed);
+        self.owned.fetch_add(owned, Relaxed);
+        self.keep_instead_of(before);
+    }
+
+    fn set(&self, quota: u64, reserved: u64) {
+        let before = self.kept();
+        self.quota.store(quota, Relaxed);
+        self.reserved.store(reserved, Relaxed);
+        self.keep_instead_of(before);
+    }
+
+    fn keep_instead_of(&self, before: u64) {
+        let more = self.kept().wrapping_sub(before);
+        if more != 0 {
+            self.kept_for_all.fetch_add(more, Relaxed);
+        }
+    }
+
+    /// Whether so many more entries may hold data. Exact while the ledger is held.
+    pub(crate) fn admit(&self, more: u64, block_size: u64) -> Result<()> {
+        let (mapped, quota) = (self.mapped(), self.quota.load(Relaxed));
+        if more == 0 || mapped.saturating_add(more) <= quota {
+            return Ok(());
+        }
+        let message = format!(
+            "it is at its quota: it and its snapshots hold {} bytes of {}; delete snapshots, trim \
+             what is not needed, or give it more with `volume set --quota`",
+            mapped * block_size,
+            quota * block_size
+        );
+        Err(StoreError::new(StoreErrorKind::QuotaReached, message))
+    }
+
+    /// What would be kept for it if it owned so many blocks fewer and so many were reserved for it.
+    fn kept_if(&self, fewer: u64, reserved: u64) -> u64 {
+        reserved.saturating_sub(self.owned.load(Relaxed).saturating_sub(fewer))
+    }
+}
+
+impl Pool {
+    /// Blocks that a volume leaves to others when it takes so many: what is kept for it comes before
+    /// the pool's reserve.
+    pub(crate) fn kept_from(
+        &self,
+        allotment: &Allotment,
+        ledger: &Ledger,
+        count: u64,
+        purpose: Purpose,
+    ) -> u64 {
+        let reserve = match count <= allotment.kept() {
+            true => 0,
+            false => self.watermarks(&ledger.books.space).kept_from(purpose),
+        };
+        reserve + allotment.kept_for_others()
+    }
+
+    /// Whether the volume can go on to own so many blocks fewer: more are kept for it then.
+    pub(crate) fn admit_sharing(
+        &self,
+        allotment: &Allotment,
+        ledger: &Ledger,
+        fewer: u64,
+    ) -> Result<()> {
+        let reserved = allotment.reserved.load(Relaxed);
+        self.admit_keeping(ledger, allotment.kept(), allotment.kept_if(fewer, reserved))
+    }
+
+    /// Whether so many bytes can be reserved for a volume; without an allotment, for a new one.
+    pub(crate) fn admit_reservation(
+        &self,
+        allotment: Option<&Allotment>,
+        ledger: &Ledger,
+        bytes: u64,
+    ) -> Result<()> {
+        let blocks = bytes / self.block_size();
+        let (before, after) = allotment.map_or((0, blocks), |allotment| {
+            (allotment.kept(), allotment.kept_if(0, blocks))
+        });
+        self.admit_keeping(ledger, before, after)
+    }
+
+    /// Whether a volume can have `after` free blocks kept for it, and not only `before`.
+    fn admit_keeping(&self, ledger: &Ledger, before: u64, after: u64) -> Result<()> {
+        let space = &ledger.books.space;
+        let reserve = self.watermarks(space).reserve;
+        let kept = self.maps.allotments.kept() + reserve;
+        let (more, free) = (after.saturating_sub(before), space.free_blocks());
+        if more == 0 || kept.saturating_add(more) <= free {
+            return Ok(());
+        }
+        let message = format!(
+            "{more} blocks cannot be kept free for it: {free} are free, of which {kept} are kept \
+             already; make room, or reserve less"
+        );
+        Err(StoreError::new(StoreErrorKind::NoSpace, message))
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    fn allotment(kept_for_all: &Arc<AtomicU64>, quota: u64, reserved: u64) -> Allotment {
+        let allotment = Allotment::new(kept_for_all);
+        allotment.set(quota, reserved);
+        allotment
+    }
+
+    #[test]
+    fn what_is_kept_for_all_is_the_sum_whatever_happens() {
+        let all = Arc::new(AtomicU64::new(0));
+        let volumes = [0, 10, 25].map(|reserved| allotment(&all, u64::MAX, reserved));
+        let mut state = 12345_u64;
+        for _ in 0..10_000 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let volume = &volumes[(state >> 33) as usize % 3];
+            let owned = volume.owned.load(Relaxed);
+            match (state >> 40) % 8 {
+                0 => volume.set(u64::MAX, (state >> 50) % 40),
+                1..=3 => volume.add(2, 1),
+                _ if owned > 0 => volume.add(u64::wrapping_sub(0, 1), u64::wrapping_sub(0, 1)),
+                _ => {}
+            }
+            let sum: u64 = volumes.iter().map(Allotment::kept).sum();
+            assert_eq!(all.load(Relaxed), sum);
+            assert_eq!(volume.kept_for_others(), sum - volume.kept());
+        }
+    }
+
+    #[test]
+    fn a_quota_is_used_up_to_the_last_block() {
+        let volume = allotment(&Arc::default(), 10, 0);
+        volume.add(9, 3);
+        assert!(volume.admit(1, 4096).is_ok());
+        let error = volume.admit(2, 4096).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::QuotaReached);
+        // It may have been lowered since; what adds nothing is written all the same.
+        volume.set(5, 0);
+        assert!(volume.admit(0, 4096).is_ok() && volume.admit(1, 4096).is_err());
+    }
+}

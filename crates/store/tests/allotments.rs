@@ -1,0 +1,351 @@
+//! Quotas and reservations, to the block.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use onefold_engine::Engine;
+use onefold_engine::simulated::{CrashKind, SimulatedEngine};
+use onefold_store::{
+    CreateOptions, DedupMode, IndexKind, Lba, OpenOptions, Ready, Store, StoreErrorKind,
+    VolumeChange, VolumeOptions, VolumeStat, Wait,
+};
+
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+/// Blocks of the pool, the label's included.
+const POOL_BLOCKS: u64 = 2048;
+
+/// Of these, what only overwrites get.
+const RESERVE: u64 = POOL_BLOCKS / 128;
+
+/// What new data of volumes without a reservation can have.
+const FREE: u64 = POOL_BLOCKS - 1 - RESERVE;
+
+struct World {
+    engine: Arc<SimulatedEngine>,
+    store: Arc<Store>,
+}
+
+impl World {
+    fn new() -> Self {
+        let engine = Arc::new(SimulatedEngine::new(1));
+        let options = CreateOptions {
+            size_bytes: POOL_BLOCKS * BLOCK,
+            log_bytes: MIB,
+            index: IndexKind::Hash,
+            ..CreateOptions::default()
+        };
+        Store::create(&*engine, &options).unwrap();
+        Self::open(engine)
+    }
+
+    fn open(engine: Arc<SimulatedEngine>) -> Self {
+        let as_engine: Arc<dyn Engine> = Arc::<SimulatedEngine>::clone(&engine);
+        let options = OpenOptions {
+            memory_bytes: 64 * MIB,
+            ..OpenOptions::default()
+        };
+        let (store, _) = Store::open(as_engine, &options).unwrap();
+        Self { engine, store }
+    }
+
+    fn crash(self) -> Self {
+        let engine = self.engine.crash(CrashKind::PowerLoss);
+        drop(self.store);
+        Self::open(Arc::new(engine))
+    }
+
+    fn volume(&self, name: &str, quota: u64, reservation: u64) {
+        let options = VolumeOptions {
+            quota_bytes: quota * BLOCK,
+            reservation_bytes: reservation * BLOCK,
+            ..VolumeOptions::new(16 * MIB)
+        };
+        self.store.create_volume(name, &options).unwrap();
+    }
+
+    fn set(&self, name: &str, quota: Option<u64>, reservation: Option<u64>) -> StoreErrorKind {
+        let change = VolumeChange {
+            quota_bytes: quota.map(|blocks| blocks * BLOCK),
+            reservation_bytes: reservation.map(|blocks| blocks * BLOCK),
+            ..VolumeChange::default()
+        };
+        let set = self.store.set_volume(name, &change);
+        // What is not an error is as good as any kind that this cannot be.
+        set.map_or_else(|error| error.kind(), |()| StoreErrorKind::WouldWait)
+    }
+
+    fn write(&self, name: &str, lba: u64, content: u64) -> Result<(), StoreErrorKind> {
+        let volume = self.store.volume(name).unwrap();
+        let written = volume.write(lba * BLOCK, &block(content), Wait::Yes);
+        written.map_err(|error| error.kind())
+    }
+
+    /// Writes new blocks from `lba` on until one is refused. Returns how many were not, and why.
+    fn fill(&self, name: &str, lba: u64) -> (u64, StoreErrorKind) {
+        for n in 0.. {
+            if let Err(kind) = self.write(name, lba + n, lba + n + 1_000_000) {
+                return (n, kind);
+            }
+        }
+        unreachable!("a volume has an end");
+    }
+
+    fn trim(&self, name: &str, lba: u64, count: u64) {
+        let volume = self.store.volume(name).unwrap();
+        volume.trim(lba * BLOCK, count * BLOCK, Wait::Yes).unwrap();
+        volume.flush().unwrap();
+        self.store.tick().unwrap();
+    }
+
+    fn dedup(&self, name: &str) {
+        let volume = self.store.volume(name).unwrap();
+        let mut cursor = Lba(0);
+        while !self
+            .store
+            .dedup_batch(&volume, &mut cursor, Ready::All)
+            .unwrap()
+            .at_end
+        {}
+    }
+
+    fn collect(&self) {
+        self.store.finish_deletions(&mut |_, _| {}).unwrap();
+        while self.store.collect_batch().unwrap().released > 0 {}
+        self.store.tick().unwrap();
+    }
+
+    fn snapshot(&self, volume: &str, name: &str) {
+        let wanted = [(volume.to_owned(), name.to_owned())];
+        self.store.create_snapshots(&wanted).unwrap();
+    }
+
+    fn stat(&self, name: &str) -> VolumeStat {
+        self.store.volume_stat(name).unwrap()
+    }
+
+    fn assert_clean(&self) {
+        let report = self.store.check(false, &mut |_| {}).unwrap();
+        assert_eq!((report.findings, report.leaked_blocks), (0, 0));
+        let stat = self.store.stat().unwrap();
+        let kept: u64 = stat.volumes.iter().map(|volume| volume.kept_blocks).sum();
+        assert_eq!(stat.kept_blocks, kept);
+        assert!(kept <= stat.free_blocks, "{stat:?}");
+    }
+}
+
+fn block(content: u64) -> Vec<u8> {
+    let words = (0..BLOCK / 8).map(|n| (content << 16 | n).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
+#[test]
+fn a_quota_is_for_a_volume_and_its_snapshots() {
+    let world = World::new();
+    world.volume("a", 100, 0);
+    assert_eq!(world.fill("a", 0), (100, StoreErrorKind::QuotaReached));
+    // What is there can be written again, and what is given up can be used for something else.
+    world.write("a", 7, 1).unwrap();
+    world.trim("a", 0, 10);
+    assert_eq!(world.fill("a", 200), (10, StoreErrorKind::QuotaReached));
+    world.snapshot("a", "s");
+    assert_eq!(world.write("a", 50, 2), Err(StoreErrorKind::QuotaReached));
+    world.trim("a", 50, 1);
+    assert_eq!(world.stat("a").mapped_blocks, 100, "the snapshot has it");
+    world.store.delete_snapshot("a", "s").unwrap();
+    world.collect();
+    assert_eq!(world.stat("a").mapped_blocks, 99);
+    let world = world.crash();
+    assert_eq!(world.stat("a").mapped_blocks, 99);
+    assert_eq!(world.fill("a", 300), (1, StoreErrorKind::QuotaReached));
+    assert_eq!(world.set("a", Some(60), None), StoreErrorKind::WouldWait);
+    world.write("a", 60, 3).unwrap();
+    world.trim("a", 55, 40);
+    assert_eq!(world.fill("a", 400), (0, StoreErrorKind::QuotaReached));
+    world.trim("a", 95, 3);
+    assert_eq!(world.fill("a", 400), (3, StoreErrorKind::QuotaReached));
+    assert_eq!(world.set("a", Some(0), None), StoreErrorKind::WouldWait);
+    assert_eq!(world.fill("a", 500).1, StoreErrorKind::NoSpace);
+    world.assert_clean();
+}
+
+#[test]
+fn a_quota_counts_what_is_shared_and_a_clone_has_none() {
+    let world = World::new();
+    world.volume("a", 50, 0);
+    world.volume("b", 0, 0);
+    for lba in 0..50 {
+        world.write("a", lba, 7).unwrap();
+        world.write("b", lba, 7).unwrap();
+    }
+    world.dedup("b");
+    world.dedup("a");
+    world.collect();
+    assert_eq!(world.store.stat().unwrap().physical_blocks, 1);
+    assert_eq!(world.write("a", 50, 7), Err(StoreErrorKind::QuotaReached));
+    world.store.clone_volume("a", "c").unwrap();
+    assert_eq!(
+        (world.stat("c").quota_bytes, world.stat("c").mapped_blocks),
+        (0, 0)
+    );
+    world.write("c", 0, 8).unwrap();
+    assert_eq!(world.write("a", 0, 8), Err(StoreErrorKind::QuotaReached));
+    // What both have in common becomes the clone's.
+    world.store.delete_volume("a").unwrap();
+    world.collect();
+    assert_eq!(world.stat("c").mapped_blocks, 50);
+    world.assert_clean();
+}
+
+#[test]
+fn writers_together_get_no_more_than_the_quota() {
+    for round in 0..10 {
+        let world = World::new();
+        world.volume("a", 333, 0);
+        let written = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for writer in 0..4 {
+                let (world, written) = (&world, &written);
+                scope.spawn(move || {
+                    for n in 0..200 {
+                        match world.write("a", n * 4 + writer, n + round) {
+                            Ok(()) => drop(written.fetch_add(1, Ordering::SeqCst)),
+                            Err(kind) => assert_eq!(kind, StoreErrorKind::QuotaReached),
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(written.load(Ordering::SeqCst), 333);
+        assert_eq!(world.stat("a").mapped_blocks, 333);
+        world.assert_clean();
+    }
+}
+
+#[test]
+fn what_is_reserved_is_there_when_everybody_else_has_filled_the_pool() {
+    for crashes in [false, true] {
+        let mut world = World::new();
+        world.volume("a", 0, 600);
+        world.volume("b", 0, 0);
+        for lba in 0..100 {
+            world.write("a", lba, lba).unwrap();
+        }
+        world.store.volume("a").unwrap().flush().unwrap();
+        assert_eq!(world.stat("a").kept_blocks, 500);
+        assert_eq!(world.fill("b", 0), (FREE - 600, StoreErrorKind::NoSpace));
+        // Overwriting what a snapshot has takes the reserve, and nothing that is kept.
+        world.snapshot("b", "s");
+        for lba in 0..RESERVE {
+            world.write("b", lba, 3).unwrap();
+        }
+        assert_eq!(world.write("b", 100, 3), Err(StoreErrorKind::NoSpace));
+        world.store.volume("b").unwrap().flush().unwrap();
+        if crashes {
+            world = world.crash();
+        }
+        world.assert_clean();
+        assert_eq!(world.fill("a", 100), (500, StoreErrorKind::NoSpace));
+        // It keeps what it gives up.
+        world.trim("a", 0, 50);
+        assert_eq!(world.write("b", 100, 3), Err(StoreErrorKind::NoSpace));
+        assert_eq!(world.fill("a", 2000), (50, StoreErrorKind::NoSpace));
+        world.assert_clean();
+    }
+}
+
+#[test]
+fn a_reservation_holds_when_a_volume_becomes_less_alike_to_others() {
+    let world = World::new();
+    world.volume("a", 0, 600);
+    world.volume("b", 0, 0);
+    for name in ["b", "a"] {
+        for lba in 0..600 {
+            world.write(name, lba, lba).unwrap();
+        }
+        world.dedup(name);
+        world.collect();
+    }
+    assert_eq!(world.store.stat().unwrap().physical_blocks, 600);
+    assert_eq!(
+        world.stat("a").kept_blocks,
+        600,
+        "all of its blocks are shared"
+    );
+    assert_eq!(world.fill("b", 1000).1, StoreErrorKind::NoSpace);
+    for lba in 0..600 {
+        world.write("a", lba, lba + 5000).unwrap();
+    }
+    world.collect();
+    world.assert_clean();
+}
+
+#[test]
+fn blocks_stay_private_as_long_as_no_other_could_be_kept_for_them() {
+    let world = World::new();
+    world.volume("a", 0, 600);
+    world.volume("b", 0, 0);
+    assert_eq!(world.set("b", Some(0), None), StoreErrorKind::WouldWait);
+    for lba in 0..600 {
+        world.write("a", lba, lba).unwrap();
+    }
+    assert_eq!(world.fill("b", 0), (FREE - 600, StoreErrorKind::NoSpace));
+    world.dedup("a");
+    assert_eq!(world.stat("a").private_blocks, 600);
+    world.trim("b", 0, 600);
+    world.dedup("a");
+    assert_eq!(world.stat("a").private_blocks, 0);
+    assert_eq!(world.fill("b", 0), (0, StoreErrorKind::NoSpace));
+    world.assert_clean();
+}
+
+#[test]
+fn nothing_is_promised_twice() {
+    let world = World::new();
+    world.volume("a", 0, 1000);
+    world.volume("b", 0, FREE - 1000);
+    let too_much = VolumeOptions {
+        reservation_bytes: BLOCK,
+        ..VolumeOptions::new(MIB)
+    };
+    let error = world.store.create_volume("c", &too_much).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::NoSpace, "{error}");
+    assert!(world.store.volume("c").is_err());
+    assert_eq!(world.set("a", None, Some(1001)), StoreErrorKind::NoSpace);
+    assert_eq!(world.stat("a").reservation_bytes, 1000 * BLOCK);
+    // Nor is a pool made smaller than what is kept.
+    let error = world
+        .store
+        .plan_shrink(POOL_BLOCKS / 2 * BLOCK)
+        .unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::NoSpace, "{error}");
+    assert_eq!(world.set("a", None, Some(999)), StoreErrorKind::WouldWait);
+    world.store.create_volume("c", &too_much).unwrap();
+    // A clone has no reservation, and what is deleted needs none.
+    world.store.clone_volume("b", "d").unwrap();
+    assert_eq!(world.stat("d").kept_blocks, 0);
+    world.store.delete_volume("b").unwrap();
+    assert_eq!(world.store.stat().unwrap().kept_blocks, 1000);
+    assert_eq!(
+        world.set("a", None, Some(FREE - 1)),
+        StoreErrorKind::WouldWait
+    );
+    world.collect();
+    let world = world.crash();
+    assert_eq!(world.store.stat().unwrap().kept_blocks, FREE);
+    for (quota, reservation) in [(100, 0), (0, 4095), (1 << 61, 0), (0, 1 << 61)] {
+        let options = VolumeOptions {
+            quota_bytes: quota,
+            reservation_bytes: reservation,
+            dedup: DedupMode::Off,
+            ..VolumeOptions::new(MIB)
+        };
+        let error = world.store.create_volume("e", &options).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Invalid, "{error}");
+    }
+    world.assert_clean();
+}
