@@ -562,7 +562,7 @@ impl World {
         let (verify, rounds) = self.draw(|random| (random.one_in(2), random.between(1, 3)));
         let hash_cache = self.draw(|random| random.between(0, 3)) * HASH_CACHE_BYTES;
         let block_size = self.state().block_size;
-        let mut draw_blocks = |most| {
+        let draw_blocks = |most| {
             let blocks = self.draw(|random| match random.one_in(3) {
                 true => random.between(1, most),
                 false => 0,
