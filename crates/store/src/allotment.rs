@@ -177,6 +177,20 @@ impl Pool {
         reserve + allotment.kept_for_others()
     }
 
+    /// How many of the blocks that the volume owns others could be kept for, were they shared.
+    pub(crate) fn sharable(&self, allotment: &Allotment) -> Result<u64> {
+        let reserved = allotment.reserved.load(Relaxed);
+        if reserved == 0 {
+            return Ok(u64::MAX);
+        }
+        let ledger = self.ledger()?;
+        let space = &ledger.books.space;
+        let spoken_for = self.maps.allotments.kept() + self.watermarks(space).reserve;
+        let unclaimed = space.free_blocks().saturating_sub(spoken_for);
+        let beyond = allotment.owned.load(Relaxed).saturating_sub(reserved);
+        Ok(beyond + unclaimed)
+    }
+
     /// Whether the volume can go on to own so many blocks fewer: more are kept for it then.
     pub(crate) fn admit_sharing(
         &self,

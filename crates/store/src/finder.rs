@@ -154,7 +154,11 @@ impl Pool {
         let layer = &volume.layer();
         let rounds = volume.options().rounds;
         let number = self.ledger()?.books.batches.next_number;
-        let mut room = u64::from(BATCH_ITEMS_MAX);
+        let sharable = self.sharable(&layer.allotment)?;
+        if sharable == 0 {
+            return Ok(true);
+        }
+        let mut room = u64::from(BATCH_ITEMS_MAX).min(sharable);
         while room > 0 {
             let next = self
                 .maps

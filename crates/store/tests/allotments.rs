@@ -296,7 +296,12 @@ fn blocks_stay_private_as_long_as_no_other_could_be_kept_for_them() {
     assert_eq!(world.fill("b", 0), (FREE - 600, StoreErrorKind::NoSpace));
     world.dedup("a");
     assert_eq!(world.stat("a").private_blocks, 600);
-    world.trim("b", 0, 600);
+    // As many as there is room for.
+    world.trim("b", 0, 100);
+    world.dedup("a");
+    assert_eq!(world.stat("a").private_blocks, 500);
+    assert_eq!(world.fill("b", 0), (0, StoreErrorKind::NoSpace));
+    world.trim("b", 100, 500);
     world.dedup("a");
     assert_eq!(world.stat("a").private_blocks, 0);
     assert_eq!(world.fill("b", 0), (0, StoreErrorKind::NoSpace));

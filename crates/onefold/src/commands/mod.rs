@@ -1,5 +1,6 @@
 //! The command line: one file a command.
 
+mod analyze;
 mod index_convert;
 mod index_rebuild;
 mod index_stat;
@@ -82,6 +83,11 @@ enum Noun {
     /// See and steer the daemon's background work.
     #[command(subcommand)]
     Job(JobVerb),
+    /// Find out what deduplication would save, before there is a pool.
+    ///
+    /// Reads files, folders, block devices and raw disk images, and counts exactly what is in them more
+    /// often than once. Nothing is changed.
+    Analyze(analyze::Args),
     /// Serve the pool's volumes over NBD until stopped by SIGTERM or SIGINT.
     Serve(serve::Args),
 }
@@ -282,6 +288,7 @@ impl Cli {
             Noun::Volume(VolumeVerb::Resize(args)) => volume_resize::run(&context, args),
             Noun::Volume(VolumeVerb::Rename(args)) => volume_rename::run(&context, args),
             Noun::Volume(VolumeVerb::Delete(args)) => volume_delete::run(&context, args),
+            Noun::Analyze(args) => analyze::run(&context, &args),
             Noun::Serve(args) => serve::run(&context, args),
         }
     }

@@ -3,6 +3,7 @@
 // Clippy takes only functions marked as tests for tests, not what they call.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod analyze;
 mod clones;
 mod daemon;
 mod full;

@@ -361,6 +361,14 @@ impl World {
         let bad = self.store().bad_blocks(&mut |_| {});
         bad.map_err(|error| self.unless_crashed(format!("bad blocks: {error}")))?;
         self.go_on_shrinking()?;
+        // The finder leaves private what it could keep no other blocks for.
+        for id in self.volume_ids() {
+            let nothing = VolumeChange {
+                reservation_bytes: Some(0),
+                ..VolumeChange::default()
+            };
+            self.set_volume(id, &nothing)?;
+        }
         for id in [self.volume_ids(), self.snapshot_ids()].concat() {
             self.with(id, |volume| volume.cursor = 0);
             if !self.dedup(id, Ready::All, BATCHES_MAX)? {

@@ -1,0 +1,432 @@
+//! `onefold analyze`
+
+use super::{Context, parse_size};
+use crate::error::{Error, Result};
+use crate::output::{Document, Output};
+use crate::progress::Progress as Bar;
+use crate::size;
+use onefold_study::{
+    Analysis, Category, Chunking, ChunkingReport, Copies, InputShare, Options, Problem, Progress,
+    RunLengths, Survey, Totals, analyze, survey,
+};
+use serde::Serialize;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How often the bar moves.
+const BAR_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Kinds and sizes of files, and numbers of copies, that a table has at most; JSON has all.
+const ROWS_MAX: usize = 12;
+
+/// Rows of a table of runs.
+const RUN_ROWS_MAX: usize = 24;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Files, folders with all that is in them, block devices, raw disk images. Each is an input; symbolic
+    /// links below a folder are not followed.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+
+    /// A way to cut the data: file, fixed:SIZE, content:AVERAGE or content:MIN,AVERAGE,MAX. Can be given
+    /// several times; everything is read once.
+    #[arg(long, value_name = "WAY", default_value = "fixed:4K")]
+    chunking: Vec<Chunking>,
+
+    /// The inputs are generations of one another: say what each adds to those before it.
+    #[arg(long)]
+    generations: bool,
+
+    /// Memory for what is known of the chunks; what has no room goes to a temporary file.
+    #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "256M")]
+    memory: u64,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    let mut chunkings: Vec<Chunking> = Vec::new();
+    for chunking in &args.chunking {
+        if !chunkings.contains(chunking) {
+            chunkings.push(*chunking);
+        }
+    }
+    let options = Options {
+        chunkings,
+        memory_bytes: usize::try_from(args.memory)
+            .map_err(|_| Error::usage("more memory than this machine can address"))?,
+        temporary: std::env::temp_dir(),
+    };
+    let found = survey(&args.paths);
+    let progress = Arc::new(Progress::default());
+    stop_when_interrupted(&progress)?;
+    let analysis = with_bar(&context.output, &progress, found.bytes, || {
+        analyze(&args.paths, &options, &progress)
+    });
+    let analysis = analysis.map_err(|error| Error::failed(error.to_string()))?;
+    for problem in &analysis.problems {
+        context
+            .output
+            .warn(format_args!("{:?}: {}", problem.path, problem.what));
+    }
+    if !analysis.is_complete {
+        context
+            .output
+            .warn("stopped: what follows is of what was read by then");
+    }
+    let is_fine = analysis.problems.is_empty() && analysis.is_complete;
+    let reply = Reply::of(analysis, found, args);
+    context.output.document(&reply)?;
+    Ok(ExitCode::from(u8::from(!is_fine)))
+}
+
+/// The first SIGINT ends the reading, a second one the process.
+fn stop_when_interrupted(progress: &Arc<Progress>) -> Result<()> {
+    let failed = |e: io::Error| Error::io("cannot listen for signals", &e);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    let interrupts = runtime.block_on(async { signal(SignalKind::interrupt()) });
+    let mut interrupts = interrupts.map_err(failed)?;
+    let progress = Arc::clone(progress);
+    thread::spawn(move || {
+        runtime.block_on(async {
+            while interrupts.recv().await.is_some() {
+                if progress.is_stopping() {
+                    std::process::exit(130);
+                }
+                progress.stop();
+            }
+        });
+    });
+    Ok(())
+}
+
+fn with_bar<T>(output: &Output, progress: &Progress, all: u64, work: impl FnOnce() -> T) -> T {
+    let bar = Bar::bytes(output, "analysing");
+    let (done, ended) = channel::<()>();
+    thread::scope(|scope| {
+        let bar = &bar;
+        scope.spawn(move || {
+            while ended.recv_timeout(BAR_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                bar.set(progress.done_bytes().min(all), all);
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    })
+}
+
+/// The document of `analyze`; its field names are a promise.
+#[derive(Debug, Serialize)]
+struct Reply {
+    is_complete: bool,
+    is_by_generation: bool,
+    files: u64,
+    empty_files: u64,
+    skipped_files: u64,
+    found_bytes: u64,
+    problems: Vec<Problem>,
+    chunkings: Vec<WayReply>,
+}
+
+/// What was found with one way to cut.
+#[derive(Debug, Serialize)]
+struct WayReply {
+    chunking: String,
+    #[serde(flatten)]
+    totals: Totals,
+    /// Those that are not zero.
+    data_chunks: u64,
+    data_bytes: u64,
+    distinct_chunks: u64,
+    distinct_bytes: u64,
+    /// Of the distinct ones, those that occur once.
+    single_chunks: u64,
+    duplicate_chunks: u64,
+    duplicate_bytes: u64,
+    /// What each input saves for itself, and what being alike to each other saves beyond that.
+    duplicate_within_bytes: u64,
+    duplicate_across_bytes: u64,
+    /// Part of the data, zeros not counted, that need not be stored.
+    saved_ratio: f64,
+    inputs: Vec<InputReply>,
+    copies: Vec<Copies>,
+    kinds: Vec<KindReply>,
+    sizes: Vec<SizeReply>,
+    runs: [RunLengths; 2],
+}
+
+#[derive(Debug, Serialize)]
+struct InputReply {
+    path: PathBuf,
+    #[serde(flatten)]
+    totals: Totals,
+    #[serde(flatten)]
+    share: InputShare,
+}
+
+#[derive(Debug, Serialize)]
+struct KindReply {
+    /// What names end in; empty where they end in nothing of the kind.
+    kind: String,
+    #[serde(flatten)]
+    share: Category,
+}
+
+#[derive(Debug, Serialize)]
+struct SizeReply {
+    from_bytes: u64,
+    #[serde(flatten)]
+    share: Category,
+}
+
+impl Reply {
+    fn of(analysis: Analysis, survey: Survey, args: &Args) -> Self {
+        let ways = analysis.chunkings.into_iter();
+        Self {
+            is_complete: analysis.is_complete,
+            is_by_generation: args.generations,
+            files: analysis.files,
+            empty_files: survey.empty_files,
+            skipped_files: analysis.skipped,
+            found_bytes: survey.bytes,
+            problems: analysis.problems,
+            chunkings: ways.map(|way| WayReply::of(way, &args.paths)).collect(),
+        }
+    }
+}
+
+impl WayReply {
+    fn of(report: ChunkingReport, paths: &[PathBuf]) -> Self {
+        let found = &report.redundancy;
+        let single = found.copies.first().filter(|first| first.copies == 1);
+        let inputs = report.inputs.iter().zip(&found.inputs).zip(paths);
+        let inputs = inputs.map(|((totals, share), path)| InputReply {
+            path: path.clone(),
+            totals: *totals,
+            share: *share,
+        });
+        let mut kinds: Vec<KindReply> = report
+            .kinds
+            .into_iter()
+            .map(|(kind, share)| KindReply { kind, share })
+            .collect();
+        kinds.sort_by_key(|kind| std::cmp::Reverse(kind.share.bytes));
+        let sizes = report.sizes.into_iter().map(|(power, share)| SizeReply {
+            from_bytes: 1 << power,
+            share,
+        });
+        Self {
+            chunking: report.chunking.to_string(),
+            totals: report.total,
+            data_chunks: found.chunks,
+            data_bytes: found.bytes,
+            distinct_chunks: found.distinct_chunks,
+            distinct_bytes: found.distinct_bytes,
+            single_chunks: single.map_or(0, |single| single.chunks),
+            duplicate_chunks: found.chunks - found.distinct_chunks,
+            duplicate_bytes: found.bytes - found.distinct_bytes,
+            duplicate_within_bytes: found.within_bytes(),
+            duplicate_across_bytes: found.across_bytes(),
+            saved_ratio: part(found.bytes - found.distinct_bytes, found.bytes),
+            inputs: inputs.collect(),
+            copies: found.copies.clone(),
+            kinds,
+            sizes: sizes.collect(),
+            runs: report.runs,
+        }
+    }
+
+    fn text(&self, is_by_generation: bool, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "\ncut as {}", self.chunking)?;
+        let lines = [
+            (
+                "all",
+                self.totals.chunks,
+                self.totals.bytes,
+                self.totals.bytes,
+            ),
+            (
+                "zeros",
+                self.totals.zero_chunks,
+                self.totals.zero_bytes,
+                self.totals.bytes,
+            ),
+            ("data", self.data_chunks, self.data_bytes, self.totals.bytes),
+            (
+                "distinct",
+                self.distinct_chunks,
+                self.distinct_bytes,
+                self.data_bytes,
+            ),
+            (
+                "duplicate",
+                self.duplicate_chunks,
+                self.duplicate_bytes,
+                self.data_bytes,
+            ),
+        ];
+        for (name, chunks, bytes, of) in lines {
+            let percent = 100.0 * part(bytes, of);
+            let of = if of == self.data_bytes { "data" } else { "all" };
+            writeln!(
+                out,
+                "  {name:10} {chunks:>14} chunks {:>12}  {percent:6.2} % of {of}",
+                size::display(bytes)
+            )?;
+        }
+        writeln!(
+            out,
+            "  of the duplicates {} within inputs, {} across them",
+            size::display(self.duplicate_within_bytes),
+            size::display(self.duplicate_across_bytes)
+        )?;
+        if self.inputs.len() > 1 || is_by_generation {
+            self.inputs_text(is_by_generation, out)?;
+        }
+        self.copies_text(out)?;
+        self.files_text(out)?;
+        self.runs_text(out)
+    }
+
+    fn inputs_text(&self, is_by_generation: bool, out: &mut dyn Write) -> io::Result<()> {
+        let last = if is_by_generation {
+            "adds"
+        } else {
+            "new in order"
+        };
+        writeln!(
+            out,
+            "  {:>12} {:>12} {:>12} {last:>12}  input",
+            "data", "distinct", "elsewhere"
+        )?;
+        for input in &self.inputs {
+            writeln!(
+                out,
+                "  {:>12} {:>12} {:>12} {:>12}  {}",
+                size::display(input.totals.bytes - input.totals.zero_bytes),
+                size::display(input.share.distinct_bytes),
+                size::display(input.share.shared_bytes),
+                size::display(input.share.new_bytes),
+                input.path.display()
+            )?;
+        }
+        Ok(())
+    }
+
+    fn copies_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "  {:>12} {:>14} {:>12}",
+            "copies", "chunks", "each once"
+        )?;
+        for copies in self.copies.iter().take(ROWS_MAX) {
+            writeln!(
+                out,
+                "  {:>12} {:>14} {:>12}",
+                copies.copies,
+                copies.chunks,
+                size::display(copies.bytes)
+            )?;
+        }
+        let (mut chunks, mut bytes, mut most) = (0, 0, 0);
+        for copies in self.copies.iter().skip(ROWS_MAX) {
+            chunks += copies.chunks;
+            bytes += copies.bytes;
+            most = copies.copies;
+        }
+        if chunks > 0 {
+            let more = format!("to {most}");
+            writeln!(
+                out,
+                "  {more:>12} {chunks:>14} {:>12}",
+                size::display(bytes)
+            )?;
+        }
+        Ok(())
+    }
+
+    fn files_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let line = |out: &mut dyn Write, name: &str, share: &Category| {
+            let saved = 100.0 * (1.0 - share.stored_bytes / share.bytes.max(1) as f64);
+            let bytes = size::display(share.bytes);
+            writeln!(out, "  {name:>12} {bytes:>14} {saved:>10.2} %")
+        };
+        if self.kinds.len() > 1 {
+            writeln!(out, "  {:>12} {:>14} {:>12}", "kind", "data", "saved")?;
+            for kind in self.kinds.iter().take(ROWS_MAX) {
+                let name = match kind.kind.as_str() {
+                    "" => "(none)",
+                    kind => kind,
+                };
+                line(out, name, &kind.share)?;
+            }
+        }
+        if self.sizes.len() > 1 {
+            writeln!(out, "  {:>12} {:>14} {:>12}", "files from", "data", "saved")?;
+            for size in &self.sizes {
+                line(out, &size::display(size.from_bytes), &size.share)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn runs_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "  {:>12} {:>14} {:>14}",
+            "runs from", "of unique", "of redundant"
+        )?;
+        let [unique, redundant] = &self.runs;
+        let powers = unique
+            .by_power_of_two
+            .len()
+            .max(redundant.by_power_of_two.len());
+        let count =
+            |runs: &RunLengths, power: usize| runs.by_power_of_two.get(power).copied().unwrap_or(0);
+        let any = (0..powers).filter(|power| count(unique, *power) + count(redundant, *power) > 0);
+        for power in any.take(RUN_ROWS_MAX) {
+            writeln!(
+                out,
+                "  {:>12} {:>14} {:>14}",
+                size::display(1 << power),
+                count(unique, power),
+                count(redundant, power)
+            )?;
+        }
+        writeln!(
+            out,
+            "  {:>12} {:>14} {:>14}",
+            "mean",
+            size::display(unique.mean_bytes() as u64),
+            size::display(redundant.mean_bytes() as u64)
+        )
+    }
+}
+
+impl Document for Reply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "{} files, {} of them empty, {} links and special files left out, {} in all",
+            self.files,
+            self.empty_files,
+            self.skipped_files,
+            size::display(self.found_bytes)
+        )?;
+        let mut ways = self.chunkings.iter();
+        ways.try_for_each(|way| way.text(self.is_by_generation, out))
+    }
+}
+
+fn part(of: u64, all: u64) -> f64 {
+    of as f64 / all.max(1) as f64
+}

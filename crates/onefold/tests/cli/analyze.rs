@@ -1,0 +1,170 @@
+//! `analyze`: what it prints, and how it ends.
+
+use crate::harness::{Outcome, noise, onefold, run, wait_until};
+use serde_json::json;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::{Child, Stdio};
+use tempfile::TempDir;
+
+/// Two inputs of 100 blocks: 40 alike, 10 zeros, the rest of their own, the last one of each again.
+fn inputs() -> (TempDir, [String; 2]) {
+    let scratch = TempDir::new().unwrap();
+    let names = ["a.raw", "b.raw"].map(|name| {
+        let path = scratch.path().join(name);
+        path.to_str().unwrap().to_owned()
+    });
+    for (n, name) in (1..).zip(&names) {
+        let mut image = noise(7, 40 << 12);
+        image.extend(vec![0; 10 << 12]);
+        image.extend(noise(n, 49 << 12));
+        image.extend_from_within(98 << 12..);
+        fs::write(name, image).unwrap();
+    }
+    (scratch, names)
+}
+
+#[test]
+fn figures_are_exact_and_in_one_document() {
+    let (_scratch, [a, b]) = inputs();
+    let ways = ["--chunking", "fixed:4K", "--chunking", "file"];
+    let found = run(&[&["analyze", &a, &b, "--format", "json"][..], &ways].concat());
+    assert_eq!(found.code, Some(0), "{found:?}");
+    let found = found.json();
+    assert_eq!(
+        (&found["files"], &found["is_complete"]),
+        (&json!(2), &json!(true))
+    );
+    let blocks = &found["chunkings"][0];
+    for (field, value) in [
+        ("chunking", json!("fixed:4096")),
+        ("chunks", json!(200)),
+        ("zero_chunks", json!(20)),
+        ("data_chunks", json!(180)),
+        ("distinct_chunks", json!(40 + 2 * 49)),
+        ("single_chunks", json!(2 * 48)),
+        ("duplicate_chunks", json!(42)),
+        ("duplicate_within_bytes", json!(2 << 12)),
+        ("duplicate_across_bytes", json!(40 << 12)),
+        (
+            "copies",
+            json!([{"copies": 1, "chunks": 96, "bytes": 96 << 12},
+                   {"copies": 2, "chunks": 42, "bytes": 42 << 12}]),
+        ),
+    ] {
+        assert_eq!(blocks[field], value, "{field} in {blocks}");
+    }
+    let second = &blocks["inputs"][1];
+    assert_eq!(second["path"], json!(b));
+    assert_eq!(
+        (&second["shared_chunks"], &second["new_chunks"]),
+        (&json!(40), &json!(49))
+    );
+    // 40 alike, and the one that is there twice at the end: 80 and 2 blocks in runs of redundant data.
+    assert_eq!(blocks["runs"][1]["runs"], 4);
+    assert_eq!(blocks["runs"][1]["longest_bytes"], 40 << 12);
+    let files = &found["chunkings"][1];
+    assert_eq!(
+        (&files["distinct_chunks"], &files["data_bytes"]),
+        (&json!(2), &json!(200 << 12))
+    );
+}
+
+#[test]
+fn a_table_has_the_same_for_people() {
+    let (_scratch, [a, b]) = inputs();
+    let found = run(&["analyze", &a, &b, "--generations"]);
+    let text = String::from_utf8(found.stdout).unwrap();
+    for words in [
+        "2 files, 0 of them empty",
+        "cut as fixed:4096",
+        "180 chunks",
+        "8 KiB within inputs, 160 KiB across them",
+        "adds  input",
+        &b,
+    ] {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_named_and_the_rest_is_counted() {
+    let (scratch, [a, _]) = inputs();
+    symlink("/", scratch.path().join("link")).unwrap();
+    let folder = scratch.path().to_str().unwrap();
+    let gone = format!("{folder}/gone");
+    let found = run(&["analyze", folder, &gone, &a, "--format", "json", "--quiet"]);
+    assert_eq!(found.code, Some(1), "{found:?}");
+    assert!(found.stderr.contains("gone"), "{found:?}");
+    assert_eq!(found.stderr.lines().count(), 1);
+    let found = found.json();
+    assert_eq!(found["problems"][0]["path"], json!(gone));
+    assert_eq!(
+        (&found["files"], &found["skipped_files"]),
+        (&json!(3), &json!(1))
+    );
+    assert_eq!(found["chunkings"][0]["chunks"], 300);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let (_scratch, [a, _]) = inputs();
+    for arguments in [
+        &["analyze"][..],
+        &["analyze", &a, "--chunking", "fixed:4000"],
+        &["analyze", &a, "--chunking", "content:8K,4K,64K"],
+        &["analyze", &a, "--memory", "lots"],
+    ] {
+        let refused = run(arguments);
+        assert_eq!(refused.code, Some(2), "{arguments:?}: {refused:?}");
+        assert!(refused.stdout.is_empty(), "{refused:?}");
+    }
+    let ways = [
+        "--chunking",
+        "fixed:15872",
+        "--chunking",
+        "fixed:16896",
+        "--chunking",
+        "fixed:1M",
+    ];
+    run(&[&["analyze", &a][..], &ways].concat()).is_refusal(1, &["common multiple"]);
+}
+
+#[test]
+fn an_interrupt_ends_it_with_what_is_known() {
+    let scratch = TempDir::new().unwrap();
+    let path = scratch.path().join("large");
+    fs::File::create(&path).unwrap().set_len(1 << 42).unwrap();
+    let path = path.to_str().unwrap();
+    // Cut by content, holes are gone through like everything else: this would take hours.
+    let child = onefold(&[
+        "analyze",
+        path,
+        "--chunking",
+        "content:8K",
+        "--format",
+        "json",
+    ])
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .unwrap();
+    let found = interrupted(child);
+    assert_eq!(found.code, Some(1), "{found:?}");
+    assert!(found.stderr.contains("stopped"), "{found:?}");
+    let found = found.json();
+    assert_eq!(found["is_complete"], json!(false));
+    assert!(found["chunkings"][0]["zero_bytes"].as_u64().unwrap() < 1 << 42);
+}
+
+/// Interrupts it once it listens for that, and waits for its end.
+fn interrupted(child: Child) -> Outcome {
+    let pid = rustix::process::Pid::from_child(&child);
+    wait_until("it catches SIGINT", || {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        u64::from_str_radix(caught.unwrap().trim(), 16).unwrap() & 0b10 != 0
+    });
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    Outcome::of(child)
+}

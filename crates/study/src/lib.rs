@@ -1,0 +1,50 @@
+//! What deduplication would save: data sets read, cut into chunks, and counted exactly.
+//!
+//! An analysis reads every input once and cuts it in several ways at the same time. What is kept of a
+//! chunk is a record of 32 bytes: its fingerprint, where it is, how long it is, and what it belongs to.
+//! The records are sorted by fingerprint, in as little memory as there is, and each group of equal ones
+//! is counted. So an analysis is exact whatever the size of its inputs, and memory decides only whether
+//! records go through a temporary file.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `walk.rs` | finds the files of a path |
+//! | `chunking.rs` | the ways to cut |
+//! | `scan.rs` | reads, cuts, fingerprints, on all processors |
+//! | `sorter.rs` | sorts more records than there is memory for |
+//! | `redundancy.rs` | counts equal chunks |
+//! | `runs.rs` | how long runs of unique and of redundant data are |
+//! | `analysis.rs` | all of it, one after another |
+
+mod analysis;
+mod chunking;
+mod record;
+mod redundancy;
+mod runs;
+mod scan;
+mod sorter;
+mod walk;
+
+pub use analysis::{Analysis, ChunkingReport, Options, Progress, analyze};
+pub use chunking::{Chunking, ChunkingError};
+pub use redundancy::{Category, Copies, InputShare, Redundancy};
+pub use runs::{RunClass, RunLengths};
+pub use scan::Totals;
+pub use walk::{Problem, Survey, survey};
+
+/// What keeps an analysis from being made at all.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {source}")]
+pub struct StudyError {
+    what: String,
+    source: std::io::Error,
+}
+
+impl StudyError {
+    fn new(what: impl Into<String>, source: std::io::Error) -> Self {
+        Self {
+            what: what.into(),
+            source,
+        }
+    }
+}

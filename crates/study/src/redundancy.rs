@@ -1,0 +1,224 @@
+//! Counts chunks that are equal.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use serde::Serialize;
+
+use crate::record::{Chunk, Place};
+use crate::sorter::Sorter;
+
+/// Chunks that occur as often as each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Copies {
+    /// How often each occurs.
+    pub copies: u64,
+    /// How many different ones do.
+    pub chunks: u64,
+    /// What these have together, each counted once, in bytes.
+    pub bytes: u64,
+}
+
+/// What one input has of the chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct InputShare {
+    /// Different chunks in it.
+    pub distinct_chunks: u64,
+    /// What these have, each counted once, in bytes.
+    pub distinct_bytes: u64,
+    /// Of them, those that are in another input as well.
+    pub shared_chunks: u64,
+    /// What they have, in bytes.
+    pub shared_bytes: u64,
+    /// Different chunks that are in no input before this one.
+    pub new_chunks: u64,
+    /// What they have, in bytes: what this input adds to those before it.
+    pub new_bytes: u64,
+}
+
+/// What the chunks of one kind of file have. What is stored of a chunk is divided equally among all that
+/// refer to it [Meister13 §2.4].
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Category {
+    /// Chunks that are not zero.
+    pub chunks: u64,
+    /// What they have, in bytes.
+    pub bytes: u64,
+    /// What is left of them, in bytes.
+    pub stored_bytes: f64,
+}
+
+/// How much is how often there. Chunks of zeros are in none of it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Redundancy {
+    /// Chunks that are not zero.
+    pub chunks: u64,
+    /// What they have, in bytes.
+    pub bytes: u64,
+    /// Different ones.
+    pub distinct_chunks: u64,
+    /// What these have, each counted once, in bytes: what has to be stored.
+    pub distinct_bytes: u64,
+    /// By number of copies, ascending.
+    pub copies: Vec<Copies>,
+    /// By input.
+    pub inputs: Vec<InputShare>,
+    /// By category, as a scan numbers them.
+    pub(crate) categories: BTreeMap<u16, Category>,
+}
+
+/// Equal chunks, while they come.
+struct Group {
+    first: Chunk,
+    count: u64,
+    /// In how many of each input, ascending.
+    inputs: Vec<(u16, u64)>,
+    categories: Vec<(u16, u64)>,
+}
+
+impl Redundancy {
+    /// Counts sorted chunks. Tells `places` where each one is and whether there are others like it.
+    pub(crate) fn count(
+        chunks: impl Iterator<Item = io::Result<(u128, u128)>>,
+        inputs: usize,
+        places: &Sorter<u128>,
+    ) -> io::Result<Self> {
+        let mut counting = Counting {
+            sum: Self {
+                inputs: vec![InputShare::default(); inputs],
+                ..Self::default()
+            },
+            copies: BTreeMap::new(),
+            places,
+            told: Vec::with_capacity(TOLD_MAX),
+        };
+        let mut group: Option<Group> = None;
+        for chunk in chunks {
+            let chunk = Chunk::unpack(chunk?);
+            match &mut group {
+                Some(group) if group.first.fingerprint == chunk.fingerprint => {
+                    if group.count == 1 {
+                        counting.tell(&group.first, true)?;
+                    }
+                    counting.tell(&chunk, true)?;
+                    group.add(&chunk);
+                }
+                other => {
+                    if let Some(group) = other.replace(Group::new(chunk)) {
+                        counting.end(&group)?;
+                    }
+                }
+            }
+        }
+        if let Some(group) = group {
+            counting.end(&group)?;
+        }
+        places.add(&mut counting.told)?;
+        let mut sum = counting.sum;
+        sum.copies = counting.copies.into_values().collect();
+        Ok(sum)
+    }
+
+    /// Bytes that occur more often than once inside one input: what is saved in each for itself.
+    #[must_use]
+    pub fn within_bytes(&self) -> u64 {
+        let distinct: u64 = self.inputs.iter().map(|input| input.distinct_bytes).sum();
+        self.bytes - distinct
+    }
+
+    /// Bytes that are saved beyond that because inputs are alike to each other.
+    #[must_use]
+    pub fn across_bytes(&self) -> u64 {
+        self.bytes - self.distinct_bytes - self.within_bytes()
+    }
+}
+
+/// Places told at a time.
+const TOLD_MAX: usize = 4096;
+
+struct Counting<'a> {
+    sum: Redundancy,
+    copies: BTreeMap<u64, Copies>,
+    places: &'a Sorter<u128>,
+    told: Vec<u128>,
+}
+
+impl Counting<'_> {
+    fn tell(&mut self, chunk: &Chunk, is_redundant: bool) -> io::Result<()> {
+        let place = Place {
+            position: chunk.position,
+            bytes: chunk.bytes,
+            is_redundant,
+        };
+        self.told.push(place.pack());
+        if self.told.len() == TOLD_MAX {
+            self.places.add(&mut self.told)?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, group: &Group) -> io::Result<()> {
+        if group.count == 1 {
+            self.tell(&group.first, false)?;
+        }
+        let (bytes, count) = (group.first.bytes, group.count);
+        let sum = &mut self.sum;
+        sum.chunks += count;
+        sum.bytes += bytes * count;
+        sum.distinct_chunks += 1;
+        sum.distinct_bytes += bytes;
+        let copies = self.copies.entry(count).or_default();
+        *copies = Copies {
+            copies: count,
+            chunks: copies.chunks + 1,
+            bytes: copies.bytes + bytes,
+        };
+        for (n, (input, _)) in group.inputs.iter().enumerate() {
+            let Some(share) = sum.inputs.get_mut(usize::from(*input)) else {
+                continue;
+            };
+            share.distinct_chunks += 1;
+            share.distinct_bytes += bytes;
+            if group.inputs.len() > 1 {
+                share.shared_chunks += 1;
+                share.shared_bytes += bytes;
+            }
+            if n == 0 {
+                share.new_chunks += 1;
+                share.new_bytes += bytes;
+            }
+        }
+        for (category, chunks) in &group.categories {
+            let category = sum.categories.entry(*category).or_default();
+            category.chunks += chunks;
+            category.bytes += bytes * chunks;
+            category.stored_bytes += bytes as f64 * *chunks as f64 / count as f64;
+        }
+        Ok(())
+    }
+}
+
+impl Group {
+    fn new(first: Chunk) -> Self {
+        Self {
+            first,
+            count: 1,
+            inputs: vec![(first.input, 1)],
+            categories: vec![(first.category, 1)],
+        }
+    }
+
+    /// Chunks come in the order of their positions, so those of an input together.
+    fn add(&mut self, chunk: &Chunk) {
+        self.count += 1;
+        match self.inputs.last_mut() {
+            Some((input, count)) if *input == chunk.input => *count += 1,
+            _ => self.inputs.push((chunk.input, 1)),
+        }
+        let mut categories = self.categories.iter_mut();
+        match categories.find(|(category, _)| *category == chunk.category) {
+            Some((_, count)) => *count += 1,
+            None => self.categories.push((chunk.category, 1)),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! How long runs of unique and of redundant data are: how much a reader gets before it has to look
+//! elsewhere, and how much of a duplicate comes in one piece.
+
+use std::io;
+
+use serde::Serialize;
+
+use crate::record::Place;
+
+/// Whether a run's chunks occur once, or are like others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RunClass {
+    /// Each occurs once.
+    Unique,
+    /// Each occurs more than once.
+    Redundant,
+}
+
+/// Runs of one class: consecutive chunks of a file, with neither zeros nor the other class between.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RunLengths {
+    /// What they are runs of.
+    pub class: RunClass,
+    /// How many there are.
+    pub runs: u64,
+    /// What they have together, in bytes.
+    pub bytes: u64,
+    /// The longest, in bytes.
+    pub longest_bytes: u64,
+    /// How many have from 2^n bytes to below 2^(n+1), in the n-th place, to the last that has any.
+    pub by_power_of_two: Vec<u64>,
+}
+
+impl RunLengths {
+    fn new(class: RunClass) -> Self {
+        Self {
+            class,
+            runs: 0,
+            bytes: 0,
+            longest_bytes: 0,
+            by_power_of_two: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, bytes: u64) {
+        let power = bytes.max(1).ilog2() as usize;
+        if self.by_power_of_two.len() <= power {
+            self.by_power_of_two.resize(power + 1, 0);
+        }
+        self.by_power_of_two[power] += 1;
+        self.runs += 1;
+        self.bytes += bytes;
+        self.longest_bytes = self.longest_bytes.max(bytes);
+    }
+
+    /// The mean, in bytes; 0 if there are none.
+    #[must_use]
+    pub fn mean_bytes(&self) -> f64 {
+        match self.runs {
+            0 => 0.0,
+            runs => self.bytes as f64 / runs as f64,
+        }
+    }
+}
+
+/// Joins chunks, which come in the order of their positions, to runs: unique ones, redundant ones.
+pub(crate) fn run_lengths(
+    places: impl Iterator<Item = io::Result<u128>>,
+) -> io::Result<[RunLengths; 2]> {
+    let mut lengths = [RunClass::Unique, RunClass::Redundant].map(RunLengths::new);
+    let mut run: Option<Place> = None;
+    for place in places {
+        let place = Place::unpack(place?);
+        match &mut run {
+            Some(run)
+                if run.position + run.bytes == place.position
+                    && run.is_redundant == place.is_redundant =>
+            {
+                run.bytes += place.bytes;
+            }
+            other => {
+                if let Some(run) = other.replace(place) {
+                    lengths[usize::from(run.is_redundant)].add(run.bytes);
+                }
+            }
+        }
+    }
+    if let Some(run) = run {
+        lengths[usize::from(run.is_redundant)].add(run.bytes);
+    }
+    Ok(lengths)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "how tests fail")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_of_one_class_are_one_run() {
+        let place = |position, bytes, is_redundant| {
+            let place = Place {
+                position,
+                bytes,
+                is_redundant,
+            };
+            Ok(place.pack())
+        };
+        let places = [
+            place(0, 10, false),
+            place(10, 6, false),
+            place(16, 1, true),
+            place(17, 1, false),
+            // Zeros, or another file, between.
+            place(30, 64, false),
+        ];
+        let [unique, redundant] = run_lengths(places.into_iter()).unwrap();
+        assert_eq!(
+            (unique.runs, unique.bytes, unique.longest_bytes),
+            (3, 81, 64)
+        );
+        assert_eq!(unique.by_power_of_two, [1, 0, 0, 0, 1, 0, 1]);
+        assert_eq!(unique.mean_bytes(), 27.0);
+        assert_eq!((redundant.runs, redundant.bytes), (1, 1));
+        let nothing = run_lengths(std::iter::empty()).unwrap();
+        assert_eq!(nothing[0].mean_bytes(), 0.0);
+    }
+}
