@@ -9,7 +9,7 @@ use crate::record::INPUTS_MAX;
 use crate::redundancy::{Category, Redundancy};
 use crate::runs::{RunLengths, run_lengths};
 pub use crate::scan::Progress;
-use crate::scan::{Totals, scan, window_bytes};
+use crate::scan::{Sink, Totals, scan, window_bytes};
 use crate::sorter::Sorter;
 use crate::walk::Problem;
 
@@ -69,29 +69,24 @@ pub fn analyze(
     options: &Options,
     progress: &Progress,
 ) -> Result<Analysis, StudyError> {
-    let impossible = |what: &str| {
-        let error = std::io::Error::from(std::io::ErrorKind::InvalidInput);
-        StudyError::new(what, error)
-    };
     if paths.len() > INPUTS_MAX {
-        return Err(impossible("more than 65,536 inputs"));
+        return Err(StudyError::usage("more than 65,536 inputs"));
     }
-    let window = window_bytes(&options.chunkings)
-        .ok_or_else(|| impossible("blocks whose sizes have no common multiple up to 16 MiB"))?;
+    let window = window_bytes(&options.chunkings).ok_or_else(|| {
+        StudyError::usage("blocks whose sizes have no common multiple up to 16 MiB")
+    })?;
     let share = options.memory_bytes / options.chunkings.len().max(1);
     // Places take half as much as chunks.
     let (for_chunks, for_places) = (share / 3 * 2, share / 3);
-    let sorters: Vec<Sorter<(u128, u128)>> = options
-        .chunkings
-        .iter()
-        .map(|_| Sorter::new(for_chunks, &options.temporary))
-        .collect();
-    let scanned = scan(paths, &options.chunkings, &sorters, window, progress)?;
+    let sorter = |_| Sink::Sort(Sorter::new(for_chunks, &options.temporary));
+    let sinks: Vec<Sink<'_>> = options.chunkings.iter().map(sorter).collect();
+    let scanned = scan(paths, &options.chunkings, &sinks, window, progress)?;
     let spill_error =
         |error| StudyError::new("the temporary file of the analysis (see TMPDIR)", error);
-    let mut chunkings = Vec::with_capacity(sorters.len());
-    let found = options.chunkings.iter().zip(sorters).zip(scanned.totals);
-    for ((chunking, sorter), inputs) in found {
+    let mut chunkings = Vec::with_capacity(sinks.len());
+    let found = options.chunkings.iter().zip(sinks).zip(scanned.totals);
+    for ((chunking, sink), inputs) in found {
+        let Sink::Sort(sorter) = sink else { continue };
         let places = Sorter::new(for_places, &options.temporary);
         let chunks = sorter.finish().map_err(spill_error)?;
         let redundancy = Redundancy::count(chunks, paths.len(), &places).map_err(spill_error)?;

@@ -1,4 +1,4 @@
-//! What deduplication would save: data sets read, cut into chunks, and counted exactly.
+//! What deduplication would save: data sets read, cut into chunks, and counted.
 //!
 //! An analysis reads every input once and cuts it in several ways at the same time. What is kept of a
 //! chunk is a record of 32 bytes: its fingerprint, where it is, how long it is, and what it belongs to.
@@ -15,9 +15,11 @@
 //! | `redundancy.rs` | counts equal chunks |
 //! | `runs.rs` | how long runs of unique and of redundant data are |
 //! | `analysis.rs` | all of it, one after another |
+//! | `harnik.rs` | an estimate with a bound, in memory that does not depend on the data |
 
 mod analysis;
 mod chunking;
+mod harnik;
 mod record;
 mod redundancy;
 mod runs;
@@ -27,6 +29,7 @@ mod walk;
 
 pub use analysis::{Analysis, ChunkingReport, Options, Progress, analyze};
 pub use chunking::{Chunking, ChunkingError};
+pub use harnik::{Estimate, EstimateOptions, estimate};
 pub use redundancy::{Category, Copies, InputShare, Redundancy};
 pub use runs::{RunClass, RunLengths};
 pub use scan::Totals;
@@ -34,17 +37,21 @@ pub use walk::{Problem, Survey, survey};
 
 /// What keeps an analysis from being made at all.
 #[derive(Debug, thiserror::Error)]
-#[error("{what}: {source}")]
-pub struct StudyError {
-    what: String,
-    source: std::io::Error,
+pub enum StudyError {
+    /// What was asked for makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// Something other than an input failed.
+    #[error("{0}: {1}")]
+    Io(String, std::io::Error),
 }
 
 impl StudyError {
     fn new(what: impl Into<String>, source: std::io::Error) -> Self {
-        Self {
-            what: what.into(),
-            source,
-        }
+        Self::Io(what.into(), source)
+    }
+
+    fn usage(what: impl ToString) -> Self {
+        Self::Usage(what.to_string())
     }
 }

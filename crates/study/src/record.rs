@@ -31,9 +31,7 @@ impl Chunk {
             | u128::from(self.bytes) << (INPUT_BITS + CATEGORY_BITS)
             | u128::from(self.input) << CATEGORY_BITS
             | u128::from(self.category);
-        let mut fingerprint = self.fingerprint.0;
-        fingerprint.reverse();
-        (u128::from_le_bytes(fingerprint), rest)
+        (pack_fingerprint(self.fingerprint), rest)
     }
 
     pub(crate) fn unpack((fingerprint, rest): (u128, u128)) -> Self {
@@ -47,6 +45,12 @@ impl Chunk {
             category: rest as u16,
         }
     }
+}
+
+/// Orders as the fingerprint does.
+pub(crate) fn pack_fingerprint(Fingerprint(mut bytes): Fingerprint) -> u128 {
+    bytes.reverse();
+    u128::from_le_bytes(bytes)
 }
 
 /// Where a chunk is, and whether there are others like it. Orders by position.

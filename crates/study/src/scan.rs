@@ -23,6 +23,7 @@ use serde::Serialize;
 
 use crate::StudyError;
 use crate::chunking::Chunking;
+use crate::harnik::Sample;
 use crate::record::{Chunk, POSITION_END};
 use crate::sorter::Sorter;
 use crate::walk::{Found, Met, Problem, Stamp, walk};
@@ -84,6 +85,24 @@ impl Progress {
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.stops.load(Ordering::Relaxed)
+    }
+}
+
+/// Where the records of a way to cut go.
+pub(crate) enum Sink<'a> {
+    Sort(Sorter<(u128, u128)>),
+    Count(&'a Sample),
+}
+
+impl Sink<'_> {
+    fn add(&self, records: &mut Vec<(u128, u128)>) -> io::Result<()> {
+        match self {
+            Self::Sort(sorter) => sorter.add(records),
+            Self::Count(sample) => {
+                sample.count(records);
+                Ok(())
+            }
+        }
     }
 }
 
@@ -179,11 +198,11 @@ fn greatest_divisor(a: usize, b: usize) -> usize {
     }
 }
 
-/// Reads what is under `paths`; each is an input. `sorters` get the records, one for each way to cut.
+/// Reads what is under `paths`; each is an input. `sinks` get the records, one for each way to cut.
 pub(crate) fn scan(
     paths: &[PathBuf],
     chunkings: &[Chunking],
-    sorters: &[Sorter<(u128, u128)>],
+    sinks: &[Sink<'_>],
     window: usize,
     progress: &Progress,
 ) -> Result<Scanned, StudyError> {
@@ -201,7 +220,7 @@ pub(crate) fn scan(
     };
     let done: Vec<Result<Vec<Vec<Totals>>, StudyError>> = thread::scope(|scope| {
         let work = || {
-            let mut worker = Worker::new(chunkings, sorters, window, paths.len());
+            let mut worker = Worker::new(chunkings, sinks, window, paths.len());
             worker.work(&waiting, &problems, progress)?;
             Ok(worker.totals)
         };
@@ -318,7 +337,7 @@ enum Cut {
 
 struct Worker<'a> {
     chunkings: &'a [Chunking],
-    sorters: &'a [Sorter<(u128, u128)>],
+    sinks: &'a [Sink<'a>],
     key: Key,
     window: Vec<u8>,
     /// For each way to cut, for each input.
@@ -329,15 +348,10 @@ struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(
-        chunkings: &'a [Chunking],
-        sorters: &'a [Sorter<(u128, u128)>],
-        window: usize,
-        inputs: usize,
-    ) -> Self {
+    fn new(chunkings: &'a [Chunking], sinks: &'a [Sink<'a>], window: usize, inputs: usize) -> Self {
         Self {
             chunkings,
-            sorters,
+            sinks,
             key: fingerprint_key(),
             window: vec![0; window],
             totals: vec![vec![Totals::default(); inputs]; chunkings.len()],
@@ -387,8 +401,8 @@ impl<'a> Worker<'a> {
                 });
             }
         }
-        for (sorter, batch) in self.sorters.iter().zip(&mut self.batches) {
-            sorter.add(batch).map_err(spill_error)?;
+        for (sink, batch) in self.sinks.iter().zip(&mut self.batches) {
+            sink.add(batch).map_err(spill_error)?;
         }
         Ok(())
     }
@@ -561,7 +575,7 @@ impl<'a> Worker<'a> {
         let batch = &mut self.batches[n];
         batch.push(chunk.pack());
         if batch.len() == BATCH {
-            self.sorters[n].add(batch).map_err(ReadError::Records)?;
+            self.sinks[n].add(batch).map_err(ReadError::Records)?;
         }
         Ok(())
     }
@@ -605,7 +619,7 @@ fn spill_error(error: io::Error) -> StudyError {
 }
 
 /// The same for all analyses, so that what they find can be compared.
-fn fingerprint_key() -> Key {
+pub(crate) fn fingerprint_key() -> Key {
     Key::derive(&[0; 32], 0)
 }
 
@@ -619,7 +633,7 @@ fn truncated(hasher: &blake3::Hasher) -> Fingerprint {
 }
 
 /// Fills `buf` as far as the file goes.
-fn read_at(file: &File, buf: &mut [u8], at: u64) -> io::Result<usize> {
+pub(crate) fn read_at(file: &File, buf: &mut [u8], at: u64) -> io::Result<usize> {
     let mut got = 0;
     while got < buf.len() {
         match file.read_at(&mut buf[got..], at + got as u64) {
@@ -645,7 +659,7 @@ fn next_data(file: &File, at: u64, end: u64) -> io::Result<Range<u64>> {
     Ok(data..hole)
 }
 
-fn is_zero(bytes: &[u8]) -> bool {
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     let mut words = bytes.chunks(64);
     words.all(|bytes| bytes.iter().fold(0, |any, byte| any | byte) == 0)
 }

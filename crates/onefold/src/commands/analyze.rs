@@ -6,8 +6,8 @@ use crate::output::{Document, Output};
 use crate::progress::Progress as Bar;
 use crate::size;
 use onefold_study::{
-    Analysis, Category, Chunking, ChunkingReport, Copies, InputShare, Options, Problem, Progress,
-    RunLengths, Survey, Totals, analyze, survey,
+    Analysis, Category, Chunking, ChunkingReport, Copies, Estimate, EstimateOptions, InputShare,
+    Options, Problem, Progress, RunLengths, StudyError, Survey, Totals, analyze, estimate, survey,
 };
 use serde::Serialize;
 use std::io::{self, Write};
@@ -44,12 +44,44 @@ pub(super) struct Args {
     #[arg(long)]
     generations: bool,
 
+    /// How it is found out.
+    #[arg(long, value_enum, default_value = "exact")]
+    method: Method,
+
+    /// What Harnik's estimate may be off at most, in percent of the data.
+    #[arg(long, value_name = "PERCENT", default_value = "1")]
+    error: f64,
+
+    /// With which probability it is not off by more, in percent.
+    #[arg(long, value_name = "PERCENT", default_value = "99.9")]
+    confidence: f64,
+
+    /// What Harnik's estimate draws follows from this number; with none, it is drawn as well.
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
+
     /// Memory for what is known of the chunks; what has no room goes to a temporary file.
     #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "256M")]
     memory: u64,
 }
 
+/// How redundancy is found out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Method {
+    /// All chunks are counted.
+    Exact,
+    /// Harnik's method: an estimate of what fixed blocks save, within a bound, in 16 MiB of memory.
+    Harnik,
+}
+
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    match args.method {
+        Method::Exact => run_exact(context, args),
+        Method::Harnik => run_harnik(context, args),
+    }
+}
+
+fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
     let mut chunkings: Vec<Chunking> = Vec::new();
     for chunking in &args.chunking {
         if !chunkings.contains(chunking) {
@@ -68,21 +100,60 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let analysis = with_bar(&context.output, &progress, found.bytes, || {
         analyze(&args.paths, &options, &progress)
     });
-    let analysis = analysis.map_err(|error| Error::failed(error.to_string()))?;
-    for problem in &analysis.problems {
-        context
-            .output
-            .warn(format_args!("{:?}: {}", problem.path, problem.what));
-    }
-    if !analysis.is_complete {
-        context
-            .output
-            .warn("stopped: what follows is of what was read by then");
-    }
-    let is_fine = analysis.problems.is_empty() && analysis.is_complete;
+    let analysis = analysis.map_err(said)?;
+    let code = warn(&context.output, &analysis.problems, analysis.is_complete);
     let reply = Reply::of(analysis, found, args);
     context.output.document(&reply)?;
-    Ok(ExitCode::from(u8::from(!is_fine)))
+    Ok(code)
+}
+
+fn run_harnik(context: &Context, args: &Args) -> Result<ExitCode> {
+    let [Chunking::Fixed { bytes }] = args.chunking[..] else {
+        let message =
+            "Harnik's estimate is of fixed blocks of one size: --chunking fixed:SIZE, once";
+        return Err(Error::usage(message));
+    };
+    let options = EstimateOptions {
+        block_bytes: bytes,
+        error: args.error / 100.0,
+        confidence: args.confidence / 100.0,
+        seed: args.seed.unwrap_or_else(random_seed),
+    };
+    let all = survey(&args.paths).bytes;
+    let progress = Arc::new(Progress::default());
+    stop_when_interrupted(&progress)?;
+    let found = with_bar(&context.output, &progress, all, || {
+        estimate(&args.paths, &options, &progress)
+    });
+    let found = found.map_err(said)?;
+    let code = warn(&context.output, &found.problems, found.is_complete);
+    context
+        .output
+        .document(&EstimateReply::of(found, &options))?;
+    Ok(code)
+}
+
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0)
+}
+
+fn said(error: StudyError) -> Error {
+    match error {
+        StudyError::Usage(message) => Error::usage(message),
+        StudyError::Io(..) => Error::failed(error.to_string()),
+    }
+}
+
+/// Names what was wrong with inputs. Returns the exit code that this makes.
+fn warn(output: &Output, problems: &[Problem], is_complete: bool) -> ExitCode {
+    for problem in problems {
+        output.warn(format_args!("{:?}: {}", problem.path, problem.what));
+    }
+    if !is_complete {
+        output.warn("stopped: what follows is of what was read by then");
+    }
+    ExitCode::from(u8::from(!problems.is_empty() || !is_complete))
 }
 
 /// The first SIGINT ends the reading, a second one the process.
@@ -424,6 +495,68 @@ impl Document for Reply {
         )?;
         let mut ways = self.chunkings.iter();
         ways.try_for_each(|way| way.text(self.is_by_generation, out))
+    }
+}
+
+/// The document of `analyze --method harnik`.
+#[derive(Debug, Serialize)]
+struct EstimateReply {
+    is_complete: bool,
+    chunking: String,
+    files: u64,
+    skipped_files: u64,
+    problems: Vec<Problem>,
+    #[serde(flatten)]
+    totals: Totals,
+    data_bytes: u64,
+    /// Part of the data that need not be stored, and what that may be off, with this probability.
+    saved_ratio: f64,
+    error: f64,
+    confidence: f64,
+    sample_blocks: u64,
+    seed: u64,
+}
+
+impl EstimateReply {
+    fn of(found: Estimate, options: &EstimateOptions) -> Self {
+        Self {
+            is_complete: found.is_complete,
+            chunking: format!("fixed:{}", options.block_bytes),
+            files: found.files,
+            skipped_files: found.skipped,
+            problems: found.problems,
+            data_bytes: found.totals.bytes - found.totals.zero_bytes,
+            totals: found.totals,
+            saved_ratio: 1.0 - found.distinct_ratio,
+            error: found.error,
+            confidence: options.confidence,
+            sample_blocks: found.sample_blocks,
+            seed: options.seed,
+        }
+    }
+}
+
+impl Document for EstimateReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "{} files, cut as {}: {} of data, and {} of zeros",
+            self.files,
+            self.chunking,
+            size::display(self.data_bytes),
+            size::display(self.totals.zero_bytes)
+        )?;
+        writeln!(
+            out,
+            "{:.2} % of the data need not be stored, {}; within {:.2} percent of the data with a \
+             probability of {} % (Harnik's method, {} blocks drawn, seed {})",
+            100.0 * self.saved_ratio,
+            size::display((self.saved_ratio * self.data_bytes as f64) as u64),
+            100.0 * self.error,
+            100.0 * self.confidence,
+            self.sample_blocks,
+            self.seed
+        )
     }
 }
 

@@ -71,6 +71,36 @@ fn figures_are_exact_and_in_one_document() {
 }
 
 #[test]
+fn an_estimate_says_what_it_may_be_off() {
+    let (_scratch, [a, b]) = inputs();
+    let harnik = [
+        "--method",
+        "harnik",
+        "--error",
+        "5",
+        "--confidence",
+        "99",
+        "--seed",
+        "4",
+    ];
+    let json = [&["analyze", &a, &b, "--format", "json"][..], &harnik].concat();
+    let found = run(&json).json();
+    let off = found["saved_ratio"].as_f64().unwrap() - 42.0 / 180.0;
+    assert!(off.abs() <= found["error"].as_f64().unwrap(), "{found}");
+    assert_eq!(
+        (&found["data_bytes"], &found["seed"]),
+        (&json!(180 << 12), &json!(4))
+    );
+    assert_eq!(found, run(&json).json(), "the same seed, the same estimate");
+    let text = run(&[&["analyze", &a, &b][..], &harnik].concat());
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(
+        text.contains("need not be stored") && text.contains("seed 4"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_table_has_the_same_for_people() {
     let (_scratch, [a, b]) = inputs();
     let found = run(&["analyze", &a, &b, "--generations"]);
@@ -114,6 +144,10 @@ fn what_makes_no_sense_is_refused() {
         &["analyze", &a, "--chunking", "fixed:4000"],
         &["analyze", &a, "--chunking", "content:8K,4K,64K"],
         &["analyze", &a, "--memory", "lots"],
+        &["analyze", &a, "--method", "guess"],
+        &["analyze", &a, "--method", "harnik", "--chunking", "file"],
+        &["analyze", &a, "--method", "harnik", "--error", "0"],
+        &["analyze", &a, "--method", "harnik", "--confidence", "100"],
     ] {
         let refused = run(arguments);
         assert_eq!(refused.code, Some(2), "{arguments:?}: {refused:?}");
@@ -127,7 +161,7 @@ fn what_makes_no_sense_is_refused() {
         "--chunking",
         "fixed:1M",
     ];
-    run(&[&["analyze", &a][..], &ways].concat()).is_refusal(1, &["common multiple"]);
+    run(&[&["analyze", &a][..], &ways].concat()).is_refusal(2, &["common multiple"]);
 }
 
 #[test]

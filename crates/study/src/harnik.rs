@@ -1,0 +1,245 @@
+//! Harnik's method: how much is redundant, within a bound, in memory that does not depend on the data
+//! [Meister13 §2.4].
+//!
+//! Two passes. The first draws blocks at random, each as likely as any other, and keeps their
+//! fingerprints. The second counts how often each of these occurs in all of the data. Of a block that
+//! occurs `c` times a `c`-th has to be stored, so the mean of that over the sample is an estimate of
+//! the part of the data that is distinct. It is the mean of independent numbers from 0 to 1 whose
+//! expectation is that part, so by Hoeffding's inequality it is off by more than `e` with a probability
+//! of at most `2 exp(-2 m e^2)`, whatever the data.
+//!
+//! Blocks of zeros are counted and in no sample: drawing goes on until enough others were drawn.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fastrand::Rng;
+use rustc_hash::FxHashMap;
+
+use crate::StudyError;
+use crate::record::pack_fingerprint;
+use crate::scan::{Progress, Sink, Totals, fingerprint_key, is_zero, read_at, scan};
+use crate::walk::{Met, Problem, walk};
+
+/// Rounds of drawing, each for what the last ones were short of.
+const ROUNDS: u32 = 8;
+
+/// Blocks drawn in all, for each that is wanted: where nearly all are zeros, the sample stays smaller,
+/// and the bound says so.
+const DRAWS_MAX: u64 = 64;
+
+/// How an estimate is made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EstimateOptions {
+    /// Size of blocks, in bytes.
+    pub block_bytes: usize,
+    /// Most that the estimate may be off, as a part of the data: above 0 and below 1.
+    pub error: f64,
+    /// With which probability it is not: above 0 and below 1.
+    pub confidence: f64,
+    /// What is drawn follows from it.
+    pub seed: u64,
+}
+
+/// What was estimated.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Estimate {
+    /// Blocks and bytes, which are exact.
+    pub totals: Totals,
+    /// Part of the data without zeros that has to be stored: distinct bytes of all bytes.
+    pub distinct_ratio: f64,
+    /// It is not further from the truth than this, with the wanted confidence. More than was wanted if
+    /// not enough blocks that are not zero were found.
+    pub error: f64,
+    /// Blocks in the sample.
+    pub sample_blocks: u64,
+    /// Files that were read.
+    pub files: u64,
+    /// Links and special files.
+    pub skipped: u64,
+    /// What could not be read, or changed meanwhile.
+    pub problems: Vec<Problem>,
+    /// All inputs were read to their ends.
+    pub is_complete: bool,
+}
+
+/// Fingerprints that were drawn, and how often they occur.
+pub(crate) struct Sample {
+    places: FxHashMap<u128, usize>,
+    /// How often each was drawn.
+    drawn: Vec<u64>,
+    counts: Vec<AtomicU64>,
+}
+
+impl Sample {
+    fn new() -> Self {
+        Self {
+            places: FxHashMap::default(),
+            drawn: Vec::new(),
+            counts: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, fingerprint: u128) {
+        let next = self.drawn.len();
+        let place = *self.places.entry(fingerprint).or_insert(next);
+        if place == next {
+            self.drawn.push(0);
+            self.counts.push(AtomicU64::new(0));
+        }
+        self.drawn[place] += 1;
+    }
+
+    fn blocks(&self) -> u64 {
+        self.drawn.iter().sum()
+    }
+
+    /// Counts chunks of the second pass.
+    pub(crate) fn count(&self, chunks: &mut Vec<(u128, u128)>) {
+        for (fingerprint, _) in chunks.drain(..) {
+            if let Some(place) = self.places.get(&fingerprint) {
+                self.counts[*place].fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The mean of what has to be stored of each.
+    fn distinct_ratio(&self) -> f64 {
+        let both = self.drawn.iter().zip(&self.counts);
+        let stored: f64 = both
+            .map(|(drawn, count)| *drawn as f64 / count.load(Ordering::Relaxed).max(1) as f64)
+            .sum();
+        stored / self.blocks().max(1) as f64
+    }
+}
+
+/// Blocks that have to be in the sample [Hoeffding].
+fn wanted(error: f64, confidence: f64) -> u64 {
+    ((2.0 / (1.0 - confidence)).ln() / (2.0 * error * error)).ceil() as u64
+}
+
+/// What a sample of so many can promise.
+fn bound(blocks: u64, confidence: f64) -> f64 {
+    match blocks {
+        0 => 1.0,
+        blocks => ((2.0 / (1.0 - confidence)).ln() / (2.0 * blocks as f64))
+            .sqrt()
+            .min(1.0),
+    }
+}
+
+/// Estimates which part of what is under `paths` is distinct.
+///
+/// # Errors
+///
+/// For options that make no sense. What is wrong with a file is in the estimate.
+pub fn estimate(
+    paths: &[PathBuf],
+    options: &EstimateOptions,
+    progress: &Progress,
+) -> Result<Estimate, StudyError> {
+    let chunking = crate::Chunking::fixed(options.block_bytes).map_err(StudyError::usage)?;
+    let is_part = |value: f64| value > 0.0 && value < 1.0;
+    if !is_part(options.error) || !is_part(options.confidence) {
+        return Err(StudyError::usage(
+            "error and confidence are above 0 and below 1",
+        ));
+    }
+    let sample = draw(paths, options, progress);
+    let window = crate::scan::window_bytes(&[chunking])
+        .ok_or_else(|| StudyError::usage("blocks of this size do not fit a window"))?;
+    let sinks = [Sink::Count(&sample)];
+    let scanned = scan(paths, &[chunking], &sinks, window, progress)?;
+    let mut totals = Totals::default();
+    scanned
+        .totals
+        .iter()
+        .flatten()
+        .for_each(|part| totals.add(part));
+    Ok(Estimate {
+        totals,
+        distinct_ratio: sample.distinct_ratio(),
+        error: bound(sample.blocks(), options.confidence),
+        sample_blocks: sample.blocks(),
+        files: scanned.files,
+        skipped: scanned.skipped,
+        problems: scanned.problems,
+        is_complete: !progress.is_stopping(),
+    })
+}
+
+/// The first pass. What cannot be read is passed over; the second pass names it.
+fn draw(paths: &[PathBuf], options: &EstimateOptions, progress: &Progress) -> Sample {
+    let block_bytes = options.block_bytes as u64;
+    let files = || paths.iter().flat_map(|path| walk(path));
+    let blocks: u64 = files().map(|met| blocks_of(&met, block_bytes)).sum();
+    let wanted = wanted(options.error, options.confidence);
+    let mut random = Rng::with_seed(options.seed);
+    let (mut sample, mut drawn) = (Sample::new(), 0);
+    for _ in 0..ROUNDS {
+        let missing = wanted.saturating_sub(sample.blocks());
+        let most = (wanted * DRAWS_MAX).saturating_sub(drawn);
+        // As many of those that were drawn were not zero.
+        let each = drawn as f64 / sample.blocks().max(1) as f64;
+        let count = ((missing as f64 * each.max(1.0)).ceil() as u64).min(most);
+        if blocks == 0 || count == 0 || progress.is_stopping() {
+            break;
+        }
+        let mut places: Vec<u64> = (0..count).map(|_| random.u64(..blocks)).collect();
+        places.sort_unstable();
+        read_places(files(), &places, options.block_bytes, &mut sample);
+        drawn += count;
+    }
+    sample
+}
+
+fn blocks_of(met: &Met, block_bytes: u64) -> u64 {
+    match met {
+        Met::File(found) => found.bytes.div_ceil(block_bytes),
+        Met::Skipped | Met::Problem(_) => 0,
+    }
+}
+
+/// Reads these blocks of all files one after another, ascending.
+fn read_places(
+    files: impl Iterator<Item = Met>,
+    places: &[u64],
+    block_bytes: usize,
+    sample: &mut Sample,
+) {
+    let key = fingerprint_key();
+    let mut block = vec![0; block_bytes];
+    let (mut first, mut rest) = (0, places);
+    for met in files {
+        let end = first + blocks_of(&met, block_bytes as u64);
+        let (inside, after) = rest.split_at(rest.partition_point(|place| *place < end));
+        if let Met::File(found) = met
+            && !inside.is_empty()
+            && let Ok(file) = File::open(&found.path)
+        {
+            for place in inside {
+                let got = read_at(&file, &mut block, (place - first) * block_bytes as u64);
+                let got = got.unwrap_or(0);
+                if !is_zero(&block[..got]) {
+                    sample.add(pack_fingerprint(key.fingerprint(&block[..got])));
+                }
+            }
+        }
+        (first, rest) = (end, after);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_as_large_as_their_bounds_need() {
+        // One percent with a probability of 99.9 %: what FS-C uses [Meister13 §2.4].
+        let blocks = wanted(0.01, 0.999);
+        assert_eq!(blocks, 38_005);
+        assert!(bound(blocks, 0.999) <= 0.01 && bound(blocks - 1, 0.999) > 0.01);
+        assert_eq!(bound(0, 0.5), 1.0);
+    }
+}
