@@ -50,6 +50,14 @@ mod row;
 mod stream;
 
 pub use fingerprint::{Fingerprint, Key};
+
+/// What a row of a `hash` index takes on disk, in bytes, with the room for merging its segments: as
+/// measured with twenty million rows (`docs/benchmarks-index.md`).
+pub const HASH_ROW_DISK_BYTES: f64 = 51.0;
+
+/// What it takes in memory, in bytes, as measured there.
+pub const HASH_ROW_MEMORY_BYTES: f64 = 5.8;
+
 pub use row::{IndexCounts, REFERENCES_MAX, Row};
 
 /// The result of a request to an index.

@@ -15,8 +15,10 @@
 //! | `redundancy.rs` | counts equal chunks |
 //! | `runs.rs` | how long runs of unique and of redundant data are |
 //! | `analysis.rs` | all of it, one after another |
+//! | `advice.rs` | what a pool would make of it |
 //! | `harnik.rs` | an estimate with a bound, in memory that does not depend on the data |
 
+mod advice;
 mod analysis;
 mod chunking;
 mod harnik;
@@ -27,6 +29,7 @@ mod scan;
 mod sorter;
 mod walk;
 
+pub use advice::Advice;
 pub use analysis::{Analysis, ChunkingReport, Options, Progress, analyze};
 pub use chunking::{Chunking, ChunkingError};
 pub use harnik::{Estimate, EstimateOptions, estimate};

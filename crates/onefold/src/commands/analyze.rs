@@ -6,8 +6,9 @@ use crate::output::{Document, Output};
 use crate::progress::Progress as Bar;
 use crate::size;
 use onefold_study::{
-    Analysis, Category, Chunking, ChunkingReport, Copies, Estimate, EstimateOptions, InputShare,
-    Options, Problem, Progress, RunLengths, StudyError, Survey, Totals, analyze, estimate, survey,
+    Advice, Analysis, Category, Chunking, ChunkingReport, Copies, Estimate, EstimateOptions,
+    InputShare, Options, Problem, Progress, RunLengths, StudyError, Survey, Totals, analyze,
+    estimate, survey,
 };
 use serde::Serialize;
 use std::io::{self, Write};
@@ -233,6 +234,8 @@ struct WayReply {
     kinds: Vec<KindReply>,
     sizes: Vec<SizeReply>,
     runs: [RunLengths; 2],
+    /// What a pool would make of it; nothing for chunks that it cannot have.
+    advice: Option<Advice>,
 }
 
 #[derive(Debug, Serialize)]
@@ -277,6 +280,7 @@ impl Reply {
 
 impl WayReply {
     fn of(report: ChunkingReport, paths: &[PathBuf]) -> Self {
+        let advice = Advice::of(&report);
         let found = &report.redundancy;
         let single = found.copies.first().filter(|first| first.copies == 1);
         let inputs = report.inputs.iter().zip(&found.inputs).zip(paths);
@@ -313,45 +317,31 @@ impl WayReply {
             kinds,
             sizes: sizes.collect(),
             runs: report.runs,
+            advice,
         }
     }
 
     fn text(&self, is_by_generation: bool, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "\ncut as {}", self.chunking)?;
-        let lines = [
-            (
-                "all",
-                self.totals.chunks,
-                self.totals.bytes,
-                self.totals.bytes,
-            ),
-            (
-                "zeros",
-                self.totals.zero_chunks,
-                self.totals.zero_bytes,
-                self.totals.bytes,
-            ),
-            ("data", self.data_chunks, self.data_bytes, self.totals.bytes),
-            (
-                "distinct",
-                self.distinct_chunks,
-                self.distinct_bytes,
-                self.data_bytes,
-            ),
+        let (all, data) = ((self.totals.bytes, "all"), (self.data_bytes, "data"));
+        let totals = &self.totals;
+        for (name, chunks, bytes, (of, whole)) in [
+            ("all", totals.chunks, totals.bytes, all),
+            ("zeros", totals.zero_chunks, totals.zero_bytes, all),
+            ("data", self.data_chunks, self.data_bytes, all),
+            ("distinct", self.distinct_chunks, self.distinct_bytes, data),
             (
                 "duplicate",
                 self.duplicate_chunks,
                 self.duplicate_bytes,
-                self.data_bytes,
+                data,
             ),
-        ];
-        for (name, chunks, bytes, of) in lines {
-            let percent = 100.0 * part(bytes, of);
-            let of = if of == self.data_bytes { "data" } else { "all" };
+        ] {
             writeln!(
                 out,
-                "  {name:10} {chunks:>14} chunks {:>12}  {percent:6.2} % of {of}",
-                size::display(bytes)
+                "  {name:10} {chunks:>14} chunks {:>12}  {:6.2} % of {whole}",
+                size::display(bytes),
+                100.0 * part(bytes, of)
             )?;
         }
         writeln!(
@@ -365,7 +355,9 @@ impl WayReply {
         }
         self.copies_text(out)?;
         self.files_text(out)?;
-        self.runs_text(out)
+        self.runs_text(out)?;
+        let mut advice = self.advice.iter();
+        advice.try_for_each(|advice| advice_text(advice, out))
     }
 
     fn inputs_text(&self, is_by_generation: bool, out: &mut dyn Write) -> io::Result<()> {
@@ -481,6 +473,46 @@ impl WayReply {
             size::display(redundant.mean_bytes() as u64)
         )
     }
+}
+
+/// The decision, and how it comes about.
+fn advice_text(advice: &Advice, out: &mut dyn Write) -> io::Result<()> {
+    let whole = |blocks: u64| size::display(blocks * advice.block_bytes);
+    writeln!(
+        out,
+        "  in a pool with blocks of {}, to which short ones are filled up:",
+        size::display(advice.block_bytes)
+    )?;
+    writeln!(
+        out,
+        "    maps    {} blocks x {:.2} bytes = {}",
+        advice.mapped_blocks,
+        advice.map_bytes_per_block,
+        size::display(advice.map_bytes)
+    )?;
+    writeln!(
+        out,
+        "    index   {} different ones x {} bytes = {} on disk, x {} bytes in memory: serve with \
+         --memory {}M or more",
+        advice.distinct_blocks,
+        advice.index_bytes_per_row,
+        size::display(advice.index_bytes),
+        advice.memory_bytes_per_row,
+        advice.memory_bytes >> 20
+    )?;
+    let costs = size::display(advice.map_bytes + advice.index_bytes);
+    let (verb, bytes) = match u64::try_from(advice.saved_bytes) {
+        Ok(saved) => ("saves", saved),
+        Err(_) => ("would cost", advice.saved_bytes.unsigned_abs()),
+    };
+    writeln!(
+        out,
+        "    {} - {} stored - {costs} = onefold {verb} {} ({:.1} %)",
+        whole(advice.mapped_blocks),
+        whole(advice.distinct_blocks),
+        size::display(bytes),
+        100.0 * part(bytes, advice.mapped_blocks * advice.block_bytes)
+    )
 }
 
 impl Document for Reply {

@@ -63,6 +63,15 @@ fn figures_are_exact_and_in_one_document() {
     // 40 alike, and the one that is there twice at the end: 80 and 2 blocks in runs of redundant data.
     assert_eq!(blocks["runs"][1]["runs"], 4);
     assert_eq!(blocks["runs"][1]["longest_bytes"], 40 << 12);
+    // 180 blocks of 8 bytes and a 256th in maps, 138 rows of 51 bytes.
+    let advice = &blocks["advice"];
+    assert_eq!(
+        (&advice["map_bytes"], &advice["index_bytes"]),
+        (&json!(1446), &json!(7038))
+    );
+    assert_eq!(advice["saved_bytes"], (42 << 12) - 1446 - 7038);
+    assert_eq!(advice["memory_bytes"], 512 << 20);
+    assert_eq!(found["chunkings"][1]["advice"], json!(null));
     let files = &found["chunkings"][1];
     assert_eq!(
         (&files["distinct_chunks"], &files["data_bytes"]),
@@ -111,6 +120,11 @@ fn a_table_has_the_same_for_people() {
         "180 chunks",
         "8 KiB within inputs, 160 KiB across them",
         "adds  input",
+        "zeros                  20 chunks       80 KiB   10.00 % of all",
+        "duplicate              42 chunks      168 KiB   23.33 % of data",
+        "--memory 512M or more",
+        "720 KiB - 552 KiB stored",
+        "onefold saves",
         &b,
     ] {
         assert!(text.contains(words), "no {words:?} in {text}");
