@@ -132,6 +132,48 @@ fn a_table_has_the_same_for_people() {
 }
 
 #[test]
+fn tables_and_a_page_have_the_figures_too() {
+    let (scratch, [a, b]) = inputs();
+    let [tables, page] = ["tables", "page.html"].map(|name| {
+        let path = scratch.path().join(name);
+        path.to_str().unwrap().to_owned()
+    });
+    let arguments = ["analyze", &a, &b, "--csv", &tables, "--html", &page];
+    assert_eq!(run(&arguments).code, Some(0));
+    let table = |name: &str| fs::read_to_string(format!("{tables}/{name}.csv")).unwrap();
+    assert_eq!(
+        table("copies"),
+        "chunking,copies,chunks,bytes\nfixed:4096,1,96,393216\nfixed:4096,2,42,172032\n"
+    );
+    assert_eq!(
+        table("runs").lines().nth(1),
+        Some("fixed:4096,unique,131072,2"),
+        "48 blocks each: {}",
+        table("runs")
+    );
+    for name in ["totals", "inputs", "kinds", "sizes"] {
+        let lines = table(name).lines().count();
+        assert!((2..=3).contains(&lines), "{name}");
+    }
+    let page = fs::read_to_string(&page).unwrap();
+    for words in [
+        "<!DOCTYPE html>",
+        "cut as fixed:4096",
+        "onefold saves",
+        "a.raw",
+    ] {
+        assert!(page.contains(words), "no {words:?}");
+    }
+    assert_eq!(page.matches("<svg").count(), 4);
+    let refers = page.contains("href") || page.contains("src=") || page.contains("@import");
+    assert!(!refers, "it needs nothing else");
+    // Nothing is written over.
+    run(&arguments).is_refusal(1, &["tables", "File exists"]);
+    let both = ["analyze", &a, "--method", "harnik", "--html", "x.html"];
+    run(&both).is_refusal(2, &["not with --method harnik"]);
+}
+
+#[test]
 fn what_cannot_be_read_is_named_and_the_rest_is_counted() {
     let (scratch, [a, _]) = inputs();
     symlink("/", scratch.path().join("link")).unwrap();

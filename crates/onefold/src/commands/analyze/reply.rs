@@ -1,27 +1,15 @@
-//! `onefold analyze`
+//! What `analyze` prints.
 
-use super::{Context, parse_size};
-use crate::error::{Error, Result};
-use crate::output::{Document, Output};
-use crate::progress::Progress as Bar;
+use super::Args;
+use crate::output::Document;
 use crate::size;
 use onefold_study::{
-    Advice, Analysis, Category, Chunking, ChunkingReport, Copies, Estimate, EstimateOptions,
-    InputShare, Options, Problem, Progress, RunLengths, StudyError, Survey, Totals, analyze,
-    estimate, survey,
+    Advice, Analysis, Category, ChunkingReport, Copies, Estimate, EstimateOptions, InputShare,
+    Problem, RunLengths, Survey, Totals,
 };
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread;
-use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
-
-/// How often the bar moves.
-const BAR_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Kinds and sizes of files, and numbers of copies, that a table has at most; JSON has all.
 const ROWS_MAX: usize = 12;
@@ -29,241 +17,74 @@ const ROWS_MAX: usize = 12;
 /// Rows of a table of runs.
 const RUN_ROWS_MAX: usize = 24;
 
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    /// Files, folders with all that is in them, block devices, raw disk images. Each is an input; symbolic
-    /// links below a folder are not followed.
-    #[arg(required = true, value_name = "PATH")]
-    paths: Vec<PathBuf>,
-
-    /// A way to cut the data: file, fixed:SIZE, content:AVERAGE or content:MIN,AVERAGE,MAX. Can be given
-    /// several times; everything is read once.
-    #[arg(long, value_name = "WAY", default_value = "fixed:4K")]
-    chunking: Vec<Chunking>,
-
-    /// The inputs are generations of one another: say what each adds to those before it.
-    #[arg(long)]
-    generations: bool,
-
-    /// How it is found out.
-    #[arg(long, value_enum, default_value = "exact")]
-    method: Method,
-
-    /// What Harnik's estimate may be off at most, in percent of the data.
-    #[arg(long, value_name = "PERCENT", default_value = "1")]
-    error: f64,
-
-    /// With which probability it is not off by more, in percent.
-    #[arg(long, value_name = "PERCENT", default_value = "99.9")]
-    confidence: f64,
-
-    /// What Harnik's estimate draws follows from this number; with none, it is drawn as well.
-    #[arg(long, value_name = "NUMBER")]
-    seed: Option<u64>,
-
-    /// Memory for what is known of the chunks; what has no room goes to a temporary file.
-    #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "256M")]
-    memory: u64,
-}
-
-/// How redundancy is found out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Method {
-    /// All chunks are counted.
-    Exact,
-    /// Harnik's method: an estimate of what fixed blocks save, within a bound, in 16 MiB of memory.
-    Harnik,
-}
-
-pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    match args.method {
-        Method::Exact => run_exact(context, args),
-        Method::Harnik => run_harnik(context, args),
-    }
-}
-
-fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
-    let mut chunkings: Vec<Chunking> = Vec::new();
-    for chunking in &args.chunking {
-        if !chunkings.contains(chunking) {
-            chunkings.push(*chunking);
-        }
-    }
-    let options = Options {
-        chunkings,
-        memory_bytes: usize::try_from(args.memory)
-            .map_err(|_| Error::usage("more memory than this machine can address"))?,
-        temporary: std::env::temp_dir(),
-    };
-    let found = survey(&args.paths);
-    let progress = Arc::new(Progress::default());
-    stop_when_interrupted(&progress)?;
-    let analysis = with_bar(&context.output, &progress, found.bytes, || {
-        analyze(&args.paths, &options, &progress)
-    });
-    let analysis = analysis.map_err(said)?;
-    let code = warn(&context.output, &analysis.problems, analysis.is_complete);
-    let reply = Reply::of(analysis, found, args);
-    context.output.document(&reply)?;
-    Ok(code)
-}
-
-fn run_harnik(context: &Context, args: &Args) -> Result<ExitCode> {
-    let [Chunking::Fixed { bytes }] = args.chunking[..] else {
-        let message =
-            "Harnik's estimate is of fixed blocks of one size: --chunking fixed:SIZE, once";
-        return Err(Error::usage(message));
-    };
-    let options = EstimateOptions {
-        block_bytes: bytes,
-        error: args.error / 100.0,
-        confidence: args.confidence / 100.0,
-        seed: args.seed.unwrap_or_else(random_seed),
-    };
-    let all = survey(&args.paths).bytes;
-    let progress = Arc::new(Progress::default());
-    stop_when_interrupted(&progress)?;
-    let found = with_bar(&context.output, &progress, all, || {
-        estimate(&args.paths, &options, &progress)
-    });
-    let found = found.map_err(said)?;
-    let code = warn(&context.output, &found.problems, found.is_complete);
-    context
-        .output
-        .document(&EstimateReply::of(found, &options))?;
-    Ok(code)
-}
-
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0)
-}
-
-fn said(error: StudyError) -> Error {
-    match error {
-        StudyError::Usage(message) => Error::usage(message),
-        StudyError::Io(..) => Error::failed(error.to_string()),
-    }
-}
-
-/// Names what was wrong with inputs. Returns the exit code that this makes.
-fn warn(output: &Output, problems: &[Problem], is_complete: bool) -> ExitCode {
-    for problem in problems {
-        output.warn(format_args!("{:?}: {}", problem.path, problem.what));
-    }
-    if !is_complete {
-        output.warn("stopped: what follows is of what was read by then");
-    }
-    ExitCode::from(u8::from(!problems.is_empty() || !is_complete))
-}
-
-/// The first SIGINT ends the reading, a second one the process.
-fn stop_when_interrupted(progress: &Arc<Progress>) -> Result<()> {
-    let failed = |e: io::Error| Error::io("cannot listen for signals", &e);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(failed)?;
-    let interrupts = runtime.block_on(async { signal(SignalKind::interrupt()) });
-    let mut interrupts = interrupts.map_err(failed)?;
-    let progress = Arc::clone(progress);
-    thread::spawn(move || {
-        runtime.block_on(async {
-            while interrupts.recv().await.is_some() {
-                if progress.is_stopping() {
-                    std::process::exit(130);
-                }
-                progress.stop();
-            }
-        });
-    });
-    Ok(())
-}
-
-fn with_bar<T>(output: &Output, progress: &Progress, all: u64, work: impl FnOnce() -> T) -> T {
-    let bar = Bar::bytes(output, "analysing");
-    let (done, ended) = channel::<()>();
-    thread::scope(|scope| {
-        let bar = &bar;
-        scope.spawn(move || {
-            while ended.recv_timeout(BAR_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                bar.set(progress.done_bytes().min(all), all);
-            }
-        });
-        let result = work();
-        drop(done);
-        result
-    })
-}
-
 /// The document of `analyze`; its field names are a promise.
 #[derive(Debug, Serialize)]
-struct Reply {
-    is_complete: bool,
-    is_by_generation: bool,
-    files: u64,
-    empty_files: u64,
-    skipped_files: u64,
-    found_bytes: u64,
-    problems: Vec<Problem>,
-    chunkings: Vec<WayReply>,
+pub(super) struct Reply {
+    pub(super) is_complete: bool,
+    pub(super) is_by_generation: bool,
+    pub(super) files: u64,
+    pub(super) empty_files: u64,
+    pub(super) skipped_files: u64,
+    pub(super) found_bytes: u64,
+    pub(super) problems: Vec<Problem>,
+    pub(super) chunkings: Vec<WayReply>,
 }
 
 /// What was found with one way to cut.
 #[derive(Debug, Serialize)]
-struct WayReply {
-    chunking: String,
+pub(super) struct WayReply {
+    pub(super) chunking: String,
     #[serde(flatten)]
-    totals: Totals,
+    pub(super) totals: Totals,
     /// Those that are not zero.
-    data_chunks: u64,
-    data_bytes: u64,
-    distinct_chunks: u64,
-    distinct_bytes: u64,
+    pub(super) data_chunks: u64,
+    pub(super) data_bytes: u64,
+    pub(super) distinct_chunks: u64,
+    pub(super) distinct_bytes: u64,
     /// Of the distinct ones, those that occur once.
-    single_chunks: u64,
-    duplicate_chunks: u64,
-    duplicate_bytes: u64,
+    pub(super) single_chunks: u64,
+    pub(super) duplicate_chunks: u64,
+    pub(super) duplicate_bytes: u64,
     /// What each input saves for itself, and what being alike to each other saves beyond that.
-    duplicate_within_bytes: u64,
-    duplicate_across_bytes: u64,
+    pub(super) duplicate_within_bytes: u64,
+    pub(super) duplicate_across_bytes: u64,
     /// Part of the data, zeros not counted, that need not be stored.
-    saved_ratio: f64,
-    inputs: Vec<InputReply>,
-    copies: Vec<Copies>,
-    kinds: Vec<KindReply>,
-    sizes: Vec<SizeReply>,
-    runs: [RunLengths; 2],
+    pub(super) saved_ratio: f64,
+    pub(super) inputs: Vec<InputReply>,
+    pub(super) copies: Vec<Copies>,
+    pub(super) kinds: Vec<KindReply>,
+    pub(super) sizes: Vec<SizeReply>,
+    pub(super) runs: [RunLengths; 2],
     /// What a pool would make of it; nothing for chunks that it cannot have.
-    advice: Option<Advice>,
+    pub(super) advice: Option<Advice>,
 }
 
 #[derive(Debug, Serialize)]
-struct InputReply {
-    path: PathBuf,
+pub(super) struct InputReply {
+    pub(super) path: PathBuf,
     #[serde(flatten)]
-    totals: Totals,
+    pub(super) totals: Totals,
     #[serde(flatten)]
-    share: InputShare,
+    pub(super) share: InputShare,
 }
 
 #[derive(Debug, Serialize)]
-struct KindReply {
+pub(super) struct KindReply {
     /// What names end in; empty where they end in nothing of the kind.
-    kind: String,
+    pub(super) kind: String,
     #[serde(flatten)]
-    share: Category,
+    pub(super) share: Category,
 }
 
 #[derive(Debug, Serialize)]
-struct SizeReply {
-    from_bytes: u64,
+pub(super) struct SizeReply {
+    pub(super) from_bytes: u64,
     #[serde(flatten)]
-    share: Category,
+    pub(super) share: Category,
 }
 
 impl Reply {
-    fn of(analysis: Analysis, survey: Survey, args: &Args) -> Self {
+    pub(super) fn of(analysis: Analysis, survey: Survey, args: &Args) -> Self {
         let ways = analysis.chunkings.into_iter();
         Self {
             is_complete: analysis.is_complete,
@@ -532,25 +353,25 @@ impl Document for Reply {
 
 /// The document of `analyze --method harnik`.
 #[derive(Debug, Serialize)]
-struct EstimateReply {
-    is_complete: bool,
-    chunking: String,
-    files: u64,
-    skipped_files: u64,
-    problems: Vec<Problem>,
+pub(super) struct EstimateReply {
+    pub(super) is_complete: bool,
+    pub(super) chunking: String,
+    pub(super) files: u64,
+    pub(super) skipped_files: u64,
+    pub(super) problems: Vec<Problem>,
     #[serde(flatten)]
-    totals: Totals,
-    data_bytes: u64,
+    pub(super) totals: Totals,
+    pub(super) data_bytes: u64,
     /// Part of the data that need not be stored, and what that may be off, with this probability.
-    saved_ratio: f64,
-    error: f64,
-    confidence: f64,
-    sample_blocks: u64,
-    seed: u64,
+    pub(super) saved_ratio: f64,
+    pub(super) error: f64,
+    pub(super) confidence: f64,
+    pub(super) sample_blocks: u64,
+    pub(super) seed: u64,
 }
 
 impl EstimateReply {
-    fn of(found: Estimate, options: &EstimateOptions) -> Self {
+    pub(super) fn of(found: Estimate, options: &EstimateOptions) -> Self {
         Self {
             is_complete: found.is_complete,
             chunking: format!("fixed:{}", options.block_bytes),

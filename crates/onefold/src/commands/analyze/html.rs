@@ -1,0 +1,254 @@
+//! The figures as one page with plots, which needs nothing but a browser.
+
+use super::reply::{Reply, WayReply};
+use crate::error::{Error, Result};
+use crate::output::Document;
+use crate::size;
+use onefold_study::RunLengths;
+use plotters::prelude::*;
+use std::error::Error as Cause;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+
+/// Of each plot, in pixels.
+const SIZE: (u32, u32) = (720, 360);
+
+/// Amounts at the side of a plot, about.
+const AMOUNTS: usize = 8;
+
+const UNIQUE: RGBColor = RGBColor(0x30, 0x6d, 0xa8);
+const REDUNDANT: RGBColor = RGBColor(0xd0, 0x7a, 0x22);
+
+const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}\
+    pre{background:#f4f4f4;padding:1em;overflow-x:auto}svg{max-width:100%;height:auto}\
+    h2{margin-top:2em}";
+
+/// What a plot shows as bars: what they are called, and their heights, side by side.
+struct Bars<'a> {
+    title: String,
+    below: &'a str,
+    beside: &'a str,
+    names: Vec<String>,
+    /// With the name and colour of each series.
+    series: Vec<(&'a str, RGBColor, Vec<f64>)>,
+    is_logarithmic: bool,
+}
+
+/// Writes the page to a new file.
+pub(super) fn write(reply: &Reply, path: &Path) -> Result<()> {
+    let page = page(reply).map_err(|e| Error::failed(format!("cannot draw the plots: {e}")))?;
+    let failed = |e: std::io::Error| Error::io(format_args!("cannot write {path:?}"), &e);
+    let mut file = File::create_new(path).map_err(failed)?;
+    file.write_all(page.as_bytes()).map_err(failed)
+}
+
+fn page(reply: &Reply) -> std::result::Result<String, Box<dyn Cause>> {
+    let mut text = Vec::new();
+    reply.text(&mut text)?;
+    let mut page = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <title>What deduplication would save</title><style>{STYLE}</style></head><body>\n\
+         <h1>What deduplication would save</h1>\n"
+    );
+    if !reply.is_complete {
+        page.push_str("<p>Stopped: this is of what was read by then.</p>\n");
+    }
+    for problem in &reply.problems {
+        let words = escaped(&format!("{:?}: {}", problem.path, problem.what));
+        writeln!(page, "<p>Not read: {words}</p>")?;
+    }
+    for way in &reply.chunkings {
+        writeln!(page, "<h2>Cut as {}</h2>", escaped(&way.chunking))?;
+        for bars in plots(way) {
+            writeln!(page, "{}", bars.draw()?)?;
+        }
+    }
+    let text = escaped(&String::from_utf8_lossy(&text));
+    writeln!(
+        page,
+        "<h2>All figures</h2>\n<pre>{text}</pre>\n</body></html>"
+    )?;
+    Ok(page)
+}
+
+fn plots(way: &WayReply) -> Vec<Bars<'_>> {
+    let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let mut plots = vec![Bars {
+        title: "What there is".to_owned(),
+        below: "",
+        beside: "MiB",
+        names: ["zeros", "single", "one of several", "duplicate"]
+            .map(str::to_owned)
+            .to_vec(),
+        series: vec![("", UNIQUE, {
+            let single = way.copies.first().filter(|it| it.copies == 1);
+            let single = single.map_or(0, |it| it.bytes);
+            let parts = [
+                way.totals.zero_bytes,
+                single,
+                way.distinct_bytes - single,
+                way.duplicate_bytes,
+            ];
+            parts.map(mebibytes).to_vec()
+        })],
+        is_logarithmic: false,
+    }];
+    if way.inputs.len() > 1 {
+        let of = |bytes: fn(&super::reply::InputReply) -> u64| {
+            way.inputs.iter().map(|it| mebibytes(bytes(it))).collect()
+        };
+        plots.push(Bars {
+            title: "Inputs, in their order".to_owned(),
+            below: "",
+            beside: "MiB",
+            names: way.inputs.iter().map(|it| name_of(&it.path)).collect(),
+            series: vec![
+                ("distinct", UNIQUE, of(|it| it.share.distinct_bytes)),
+                ("new", REDUNDANT, of(|it| it.share.new_bytes)),
+            ],
+            is_logarithmic: false,
+        });
+    }
+    plots.push(copies(way));
+    plots.push(runs(way));
+    plots
+}
+
+/// How many chunks occur how often, by powers of two.
+fn copies(way: &WayReply) -> Bars<'_> {
+    let mut counts: Vec<f64> = Vec::new();
+    for copies in &way.copies {
+        let power = copies.copies.max(1).ilog2() as usize;
+        counts.resize(counts.len().max(power + 1), 0.0);
+        counts[power] += copies.chunks as f64;
+    }
+    let name = |power: usize| match power {
+        0 => "1".to_owned(),
+        power => format!("{}+", 1_u64 << power),
+    };
+    Bars {
+        title: "Different chunks by number of copies".to_owned(),
+        below: "copies",
+        beside: "different chunks",
+        names: (0..counts.len()).map(name).collect(),
+        series: vec![("", REDUNDANT, counts)],
+        is_logarithmic: true,
+    }
+}
+
+fn runs(way: &WayReply) -> Bars<'_> {
+    let [unique, redundant] = &way.runs;
+    let end = unique
+        .by_power_of_two
+        .len()
+        .max(redundant.by_power_of_two.len());
+    let first = |runs: &RunLengths| runs.by_power_of_two.iter().position(|count| *count > 0);
+    let start = [unique, redundant].into_iter().filter_map(first).min();
+    let powers = start.unwrap_or(end)..end;
+    let counts = |runs: &RunLengths| {
+        let count = |power: usize| runs.by_power_of_two.get(power).copied().unwrap_or(0) as f64;
+        powers.clone().map(count).collect()
+    };
+    Bars {
+        title: "Runs by length".to_owned(),
+        below: "bytes from",
+        beside: "runs",
+        series: vec![
+            ("unique", UNIQUE, counts(unique)),
+            ("redundant", REDUNDANT, counts(redundant)),
+        ],
+        names: powers.map(|power| size::display(1 << power)).collect(),
+        is_logarithmic: true,
+    }
+}
+
+impl Bars<'_> {
+    fn draw(&self) -> std::result::Result<String, Box<dyn Cause>> {
+        let mut svg = String::new();
+        let values = self.series.iter().flat_map(|(_, _, values)| values);
+        let most = values.copied().fold(1.0, f64::max);
+        // Of a count, the logarithm; one more, so that a single one can be seen.
+        let height = |value: f64| match self.is_logarithmic {
+            true => (value + 1.0).log10(),
+            false => value,
+        };
+        {
+            let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+            area.fill(&WHITE)?;
+            let mut chart = ChartBuilder::on(&area)
+                .caption(&self.title, ("sans-serif", 18))
+                .margin(10)
+                .x_label_area_size(45)
+                .y_label_area_size(75)
+                .build_cartesian_2d(
+                    0.0..self.names.len().max(1) as f64,
+                    0.0..height(most) * 1.05,
+                )?;
+            let name = |at: &f64| {
+                // Labels stand in the middle of their bars.
+                let place = at.floor() as usize;
+                let is_middle = (at - at.floor() - 0.5).abs() < 0.01;
+                let name = self.names.get(place).filter(|_| is_middle);
+                name.cloned().unwrap_or_default()
+            };
+            let amount = |at: &f64| match self.is_logarithmic {
+                true if *at == 0.0 => "0".to_owned(),
+                // The one more is not to be seen here.
+                true => format!("{:.0}", 10_f64.powf(*at)),
+                false => format!("{at:.0}"),
+            };
+            let amounts = match self.is_logarithmic {
+                true => height(most).ceil() as usize + 1,
+                false => AMOUNTS,
+            };
+            chart
+                .configure_mesh()
+                .disable_x_mesh()
+                .light_line_style(WHITE)
+                .y_labels(amounts)
+                .x_labels(self.names.len() * 2 + 1)
+                .x_label_formatter(&name)
+                .y_label_formatter(&amount)
+                .x_desc(self.below)
+                .y_desc(self.beside)
+                .draw()?;
+            let width = 0.8 / self.series.len().max(1) as f64;
+            for (n, (label, colour, values)) in self.series.iter().enumerate() {
+                let bars = (0..).zip(values).map(|(place, value)| {
+                    let left = f64::from(place) + 0.1 + n as f64 * width;
+                    let corners = [(left, 0.0), (left + width * 0.95, height(*value))];
+                    Rectangle::new(corners, colour.filled())
+                });
+                let drawn = chart.draw_series(bars)?;
+                if !label.is_empty() {
+                    let colour = *colour;
+                    drawn.label(*label).legend(move |(x, y)| {
+                        Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled())
+                    });
+                }
+            }
+            if self.series.len() > 1 {
+                chart
+                    .configure_series_labels()
+                    .position(SeriesLabelPosition::UpperRight)
+                    .background_style(WHITE.mix(0.8))
+                    .draw()?;
+            }
+            area.present()?;
+        }
+        Ok(svg)
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    name.to_string_lossy().into_owned()
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}

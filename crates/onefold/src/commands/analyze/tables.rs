@@ -1,0 +1,146 @@
+//! The figures as tables of comma-separated values, one file each.
+
+use super::reply::{Reply, WayReply};
+use crate::error::{Error, Result};
+use onefold_study::Category;
+use std::fs::{self, File};
+use std::path::Path;
+
+/// Makes the folder, and a file in it for each table. Every row begins with the way to cut.
+pub(super) fn write(reply: &Reply, folder: &Path) -> Result<()> {
+    fs::create_dir(folder).map_err(|e| Error::io(format_args!("cannot make {folder:?}"), &e))?;
+    let table = |name: &str, columns: &[&str], rows: fn(&WayReply) -> Vec<Vec<String>>| {
+        let path = folder.join(name);
+        let failed = |e: csv::Error| Error::failed(format!("cannot write {path:?}: {e}"));
+        let file = File::create_new(&path);
+        let file = file.map_err(|e| Error::io(format_args!("cannot make {path:?}"), &e))?;
+        let mut out = csv::Writer::from_writer(file);
+        out.write_field("chunking").map_err(failed)?;
+        out.write_record(columns).map_err(failed)?;
+        for way in &reply.chunkings {
+            for row in rows(way) {
+                out.write_field(&way.chunking).map_err(failed)?;
+                out.write_record(row).map_err(failed)?;
+            }
+        }
+        out.flush().map_err(|e| failed(e.into()))
+    };
+    table("totals.csv", &TOTALS, totals)?;
+    table("inputs.csv", &INPUTS, inputs)?;
+    table("copies.csv", &["copies", "chunks", "bytes"], copies)?;
+    table(
+        "kinds.csv",
+        &["kind", "chunks", "bytes", "stored_bytes"],
+        kinds,
+    )?;
+    table(
+        "sizes.csv",
+        &["from_bytes", "chunks", "bytes", "stored_bytes"],
+        sizes,
+    )?;
+    table("runs.csv", &["class", "from_bytes", "runs"], runs)
+}
+
+const TOTALS: [&str; 10] = [
+    "chunks",
+    "bytes",
+    "zero_chunks",
+    "zero_bytes",
+    "distinct_chunks",
+    "distinct_bytes",
+    "single_chunks",
+    "duplicate_within_bytes",
+    "duplicate_across_bytes",
+    "saved_ratio",
+];
+
+fn totals(way: &WayReply) -> Vec<Vec<String>> {
+    let totals = &way.totals;
+    let mut row = numbers([
+        totals.chunks,
+        totals.bytes,
+        totals.zero_chunks,
+        totals.zero_bytes,
+        way.distinct_chunks,
+        way.distinct_bytes,
+        way.single_chunks,
+        way.duplicate_within_bytes,
+        way.duplicate_across_bytes,
+    ]);
+    row.push(way.saved_ratio.to_string());
+    vec![row]
+}
+
+const INPUTS: [&str; 9] = [
+    "path",
+    "bytes",
+    "zero_bytes",
+    "distinct_chunks",
+    "distinct_bytes",
+    "shared_chunks",
+    "shared_bytes",
+    "new_chunks",
+    "new_bytes",
+];
+
+fn inputs(way: &WayReply) -> Vec<Vec<String>> {
+    let row = |input: &super::reply::InputReply| {
+        let mut row = vec![input.path.to_string_lossy().into_owned()];
+        row.extend(numbers([
+            input.totals.bytes,
+            input.totals.zero_bytes,
+            input.share.distinct_chunks,
+            input.share.distinct_bytes,
+            input.share.shared_chunks,
+            input.share.shared_bytes,
+            input.share.new_chunks,
+            input.share.new_bytes,
+        ]));
+        row
+    };
+    way.inputs.iter().map(row).collect()
+}
+
+fn copies(way: &WayReply) -> Vec<Vec<String>> {
+    let rows = way.copies.iter();
+    rows.map(|it| numbers([it.copies, it.chunks, it.bytes]))
+        .collect()
+}
+
+fn kinds(way: &WayReply) -> Vec<Vec<String>> {
+    let rows = way.kinds.iter();
+    rows.map(|it| category(it.kind.clone(), &it.share))
+        .collect()
+}
+
+fn sizes(way: &WayReply) -> Vec<Vec<String>> {
+    let rows = way.sizes.iter();
+    rows.map(|it| category(it.from_bytes.to_string(), &it.share))
+        .collect()
+}
+
+fn category(name: String, share: &Category) -> Vec<String> {
+    let mut row = vec![name];
+    row.extend(numbers([share.chunks, share.bytes]));
+    row.push(share.stored_bytes.to_string());
+    row
+}
+
+fn runs(way: &WayReply) -> Vec<Vec<String>> {
+    let of_class = |(class, runs): (&str, &onefold_study::RunLengths)| {
+        let counts = (0..).zip(&runs.by_power_of_two);
+        let rows = counts.filter(|(_, count)| **count > 0);
+        let row = |(power, count): (u32, &u64)| {
+            let mut row = vec![class.to_owned()];
+            row.extend(numbers([1 << power, *count]));
+            row
+        };
+        rows.map(row).collect::<Vec<_>>()
+    };
+    let both = ["unique", "redundant"].into_iter().zip(&way.runs);
+    both.flat_map(of_class).collect()
+}
+
+fn numbers<const N: usize>(numbers: [u64; N]) -> Vec<String> {
+    numbers.map(|number| number.to_string()).to_vec()
+}
