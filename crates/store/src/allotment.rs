@@ -64,7 +64,10 @@ impl Allotments {
         let id = record.snapshot_of.unwrap_or(record.id);
         let known = volumes.get(&id).and_then(Weak::upgrade);
         let allotment = known.unwrap_or_else(|| {
-            volumes.retain(|_, allotment| allotment.strong_count() > 0);
+            // Now and then, so that it costs little however many there are.
+            if volumes.len().is_power_of_two() {
+                volumes.retain(|_, allotment| allotment.strong_count() > 0);
+            }
             let allotment = Arc::new(Allotment::new(&self.kept_for_all));
             volumes.insert(id, Arc::downgrade(&allotment));
             allotment

@@ -29,9 +29,9 @@ use crate::store::Store;
 use crate::sync::{lock, write};
 use crate::volume::Volume;
 
-/// Segments that one step deals with: part of a millisecond, so that whoever takes the steps can rest
-/// in between before a guest notices.
-const SEGMENTS_PER_STEP: usize = 2;
+/// Segments that one step deals with: some fifty microseconds, in which writers wait. Whoever takes the
+/// steps rests in between.
+const SEGMENTS_PER_STEP: usize = 1;
 
 /// A volume or snapshot that was deleted and still holds something.
 #[derive(Clone)]
