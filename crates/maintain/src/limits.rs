@@ -41,12 +41,12 @@ pub(crate) const FINDER_SHARE_FLOOR: f64 = 0.05;
 pub(crate) const COLLECTOR_SHARE_FLOOR: f64 = 0.1;
 
 /// Nobody waits for what was deleted, until the pool is full; then there is little else to do.
-pub(crate) const DELETION_SHARE_FLOOR: f64 = 0.005;
+pub(crate) const DELETION_SHARE_FLOOR: f64 = 0.01;
 
 /// Each step of a deletion keeps writers away from the maps for a moment, and what it frees makes work
 /// for the disk. So few moments that they are not among the hundredth of requests that wait longest:
 /// a snapshot of a million entries takes ten seconds.
-pub(crate) const DELETION_SHARE_MAX: f64 = 0.01;
+pub(crate) const DELETION_SHARE_MAX: f64 = 0.02;
 
 /// Nobody waits for figures that are an hour old as it is.
 pub(crate) const ACCOUNTING_SHARE_FLOOR: f64 = 0.05;
