@@ -145,6 +145,18 @@ mod tests {
     }
 
     #[test]
+    fn busy_guests_bear_no_more_than_the_most_that_is_said() {
+        let mut pacer = Pacer::new(BUDGET, 0.01).at_most(0.02);
+        assert_eq!(pacer.share(), 0.02, "from the start");
+        observe_all(&mut pacer, [busy(Duration::ZERO); 100]);
+        assert_eq!(pacer.share(), 0.02);
+        observe_all(&mut pacer, [busy(BUDGET * 2); 100]);
+        assert_eq!(pacer.share(), 0.01);
+        pacer.observe(&idle());
+        assert_eq!(pacer.share(), 1.0);
+    }
+
+    #[test]
     fn idle_guests_leave_all_the_time_whatever_the_few_requests_took() {
         let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
         pacer.observe(&idle());

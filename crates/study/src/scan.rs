@@ -369,6 +369,7 @@ impl<'a> Worker<'a> {
         problems: &Mutex<Vec<Problem>>,
         progress: &Progress,
     ) -> Result<(), StudyError> {
+        let mut failure = None;
         loop {
             let unit = lock(waiting).recv();
             let Ok(unit) = unit else { break };
@@ -382,8 +383,10 @@ impl<'a> Worker<'a> {
                 Ok(()) => None,
                 Err(ReadError::Input(error)) => Some(error.to_string()),
                 Err(ReadError::Records(error)) => {
+                    // The queue is emptied all the same: the walk may be waiting for a place in it.
                     progress.stop();
-                    return Err(spill_error(error));
+                    failure = Some(error);
+                    continue;
                 }
             };
             let opened = &unit.opened;
@@ -400,6 +403,9 @@ impl<'a> Worker<'a> {
                     what,
                 });
             }
+        }
+        if let Some(error) = failure {
+            return Err(spill_error(error));
         }
         for (sink, batch) in self.sinks.iter().zip(&mut self.batches) {
             sink.add(batch).map_err(spill_error)?;

@@ -331,6 +331,24 @@ fn an_analysis_that_is_stopped_says_so() {
 }
 
 #[test]
+fn a_temporary_file_that_cannot_be_written_ends_it() {
+    let scratch = TempDir::new().unwrap();
+    let mut random = Rng::with_seed(9);
+    // More than the queue between walk and workers has places for.
+    for n in 0..400 {
+        let path = scratch.path().join(n.to_string());
+        fs::write(path, content(&mut random, 200, 0)).unwrap();
+    }
+    let options = Options {
+        chunkings: vec!["fixed:512".parse().unwrap()],
+        memory_bytes: 0,
+        temporary: PathBuf::from("/nonexistent/place"),
+    };
+    let ended = analyze(&[scratch.path().to_owned()], &options, &Progress::default());
+    assert!(ended.unwrap_err().to_string().contains("temporary file"));
+}
+
+#[test]
 fn sizes_without_a_small_common_multiple_are_refused() {
     let sizes = ["fixed:15872", "fixed:16896", "fixed:1M"].map(|way| way.parse().unwrap());
     let options = Options {
