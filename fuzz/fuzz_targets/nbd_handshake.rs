@@ -8,7 +8,8 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use onefold_frontend::nbd::handshake::negotiate;
 use onefold_frontend::{
-    AttachError, Attached, Export, ExportError, ExportSummary, Exports, Extent, Peer, Wait, ZeroOptions,
+    AttachError, Attached, Export, ExportError, ExportSummary, Exports, Extent, Peer, Wait,
+    ZeroOptions,
 };
 
 /// Reads what the fuzzer says, counts what the server says.

@@ -21,6 +21,7 @@
 //! | [`record`] | what a frame carries: changes of maps, catalogue, queue and open batch |
 //! | [`secret`] | the key from which fingerprints take theirs |
 //! | [`export`] | both ends of an export of metadata |
+//! | [`trace`] | the unit of a trace: what data was cut into |
 //! | [`scrub_page`] | how far the scrub has come, and which blocks are bad |
 
 pub mod batch_page;
@@ -40,6 +41,7 @@ pub mod scrub_page;
 pub mod secret;
 pub mod space_page;
 pub mod superblock;
+pub mod trace;
 pub mod units;
 
 pub use batch_page::BatchItem;

@@ -3,6 +3,7 @@
 //! Every message says what failed, where, and what the user can do about it. A message fits on one
 //! line of stderr: line breaks that a lower floor put in are replaced when it is printed.
 
+use onefold_image::ImageError;
 use onefold_store::{StoreError, StoreErrorKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -67,6 +68,12 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<ImageError> for Error {
+    fn from(error: ImageError) -> Self {
+        Self::failed(error.to_string())
+    }
+}
 
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {

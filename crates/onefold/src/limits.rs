@@ -95,8 +95,5 @@ pub(crate) const DISCONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 /// the rest is left to commands under way and to the last commit and checkpoint.
 pub(crate) const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Images that may lie beneath each other as backing files; ends a chain that names itself.
-pub(crate) const BACKING_DEPTH_MAX: usize = 64;
-
 /// How long a stopping daemon then waits for commands under way to give up.
 pub(crate) const VERBS_END_TIME_MAX: Duration = Duration::from_secs(2);

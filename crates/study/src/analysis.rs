@@ -3,15 +3,72 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use onefold_image::Backing;
+
 use crate::StudyError;
 use crate::chunking::Chunking;
+use crate::compression::{Compressibility, Sampler};
 use crate::record::INPUTS_MAX;
 use crate::redundancy::{Category, Redundancy};
 use crate::runs::{RunLengths, run_lengths};
-pub use crate::scan::Progress;
-use crate::scan::{Sink, Totals, scan, window_bytes};
+use crate::scan::{
+    Category as Numbered, Cutting, Progress, Scanned, Sink, Totals, scan, window_bytes,
+};
 use crate::sorter::Sorter;
-use crate::walk::Problem;
+use crate::trace::{TraceOptions, TraceWriter, replay, trace_ways};
+use crate::walk::{Problem, Survey, survey};
+
+/// What is analysed.
+#[derive(Debug, Clone, Copy)]
+pub enum Source<'a> {
+    /// Files, folders and devices; each path is an input.
+    Paths {
+        /// The paths.
+        paths: &'a [PathBuf],
+        /// With it, qcow2 images are read as the disks inside them.
+        disks: Option<Backing>,
+    },
+    /// Traces; their inputs come one after another.
+    Traces(&'a [PathBuf]),
+}
+
+impl Source<'_> {
+    /// Bytes that an analysis goes through, which its progress counts. What cannot be looked at counts
+    /// nothing.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match *self {
+            Self::Paths { paths, disks } => survey(paths, disks).bytes,
+            Self::Traces(traces) => {
+                let bytes = |trace: &PathBuf| trace.metadata().map_or(0, |found| found.len());
+                traces.iter().map(bytes).sum()
+            }
+        }
+    }
+
+    /// Gives the records of these chunks to the sinks.
+    pub(crate) fn scan(
+        &self,
+        cutting: &Cutting<'_>,
+        progress: &Progress,
+    ) -> Result<Scanned, StudyError> {
+        match *self {
+            Self::Paths { paths, .. } if paths.len() > INPUTS_MAX => {
+                Err(StudyError::usage("more than 65,536 inputs"))
+            }
+            Self::Paths { paths, disks } => scan((paths, disks), cutting, progress),
+            Self::Traces(traces) => {
+                let known = trace_ways(traces)?;
+                if let Some(way) = cutting.chunkings.iter().find(|way| !known.contains(way)) {
+                    return Err(StudyError::usage(format!(
+                        "the traces do not say how the data is cut as {way}"
+                    )));
+                }
+                replay(traces, cutting.chunkings, cutting.sinks, progress)
+            }
+        }
+    }
+}
 
 /// How an analysis is made.
 #[derive(Debug, Clone)]
@@ -22,15 +79,19 @@ pub struct Options {
     pub memory_bytes: usize,
     /// Where records go that memory has no room for.
     pub temporary: PathBuf,
+    /// Chunks and fingerprints are also written there; of paths only.
+    pub trace: Option<TraceOptions>,
 }
 
 /// What an analysis has found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Analysis {
-    /// Files that were read, those without content included.
-    pub files: u64,
-    /// Links and special files, which were not.
-    pub skipped: u64,
+    /// The inputs.
+    pub inputs: Vec<PathBuf>,
+    /// What was there.
+    pub survey: Survey,
+    /// Files that begin as qcow2 images and were read as they are.
+    pub unopened_disks: u64,
     /// What could not be read, or changed meanwhile.
     pub problems: Vec<Problem>,
     /// All inputs were read to their ends.
@@ -56,51 +117,75 @@ pub struct ChunkingReport {
     pub sizes: BTreeMap<u32, Category>,
     /// Runs of unique chunks, and of redundant ones.
     pub runs: [RunLengths; 2],
+    /// How well what is distinct can be compressed; not known of whole files.
+    pub compression: Option<Compressibility>,
 }
 
-/// Reads what is under `paths`, each an input, and counts what is redundant.
+/// Counts what is redundant in what there is.
 ///
 /// # Errors
 ///
-/// Where there are more inputs than 65,536, or sizes of blocks without a common multiple up to 16 MiB,
-/// and where the temporary file fails. What is wrong with a file is in the analysis.
+/// Where there are more inputs than 65,536, or sizes of blocks without a common multiple up to 16 MiB;
+/// where a trace is not whole, or the temporary file or the trace cannot be written. What is wrong with a
+/// file is in the analysis.
 pub fn analyze(
-    paths: &[PathBuf],
+    source: Source<'_>,
     options: &Options,
     progress: &Progress,
 ) -> Result<Analysis, StudyError> {
-    if paths.len() > INPUTS_MAX {
-        return Err(StudyError::usage("more than 65,536 inputs"));
-    }
     let window = window_bytes(&options.chunkings).ok_or_else(|| {
         StudyError::usage("blocks whose sizes have no common multiple up to 16 MiB")
     })?;
     let share = options.memory_bytes / options.chunkings.len().max(1);
     // Places take half as much as chunks.
     let (for_chunks, for_places) = (share / 3 * 2, share / 3);
-    let sorter = |_| Sink::Sort(Sorter::new(for_chunks, &options.temporary));
-    let sinks: Vec<Sink<'_>> = options.chunkings.iter().map(sorter).collect();
-    let scanned = scan(paths, &options.chunkings, &sinks, window, progress)?;
+    let sink = |chunking: &Chunking| {
+        let sampler = (*chunking != Chunking::WholeFile).then(Sampler::default);
+        Sink::Sort(Sorter::new(for_chunks, &options.temporary), sampler)
+    };
+    let sinks: Vec<Sink<'_>> = options.chunkings.iter().map(sink).collect();
+    let trace = match (&options.trace, source) {
+        (None, _) => None,
+        (Some(trace), Source::Paths { paths, .. }) => {
+            Some(TraceWriter::create(trace, &options.chunkings, paths)?)
+        }
+        (Some(_), Source::Traces(_)) => {
+            return Err(StudyError::usage("a trace is made of data, not of traces"));
+        }
+    };
+    let cutting = Cutting {
+        chunkings: &options.chunkings,
+        sinks: &sinks,
+        window,
+        trace: trace.as_ref(),
+    };
+    let scanned = source.scan(&cutting, progress)?;
+    if let Some(trace) = trace {
+        trace.finish(&scanned, &sinks)?;
+    }
     let spill_error =
         |error| StudyError::new("the temporary file of the analysis (see TMPDIR)", error);
     let mut chunkings = Vec::with_capacity(sinks.len());
     let found = options.chunkings.iter().zip(sinks).zip(scanned.totals);
+    let count = scanned.inputs.len();
     for ((chunking, sink), inputs) in found {
-        let Sink::Sort(sorter) = sink else { continue };
+        let Sink::Sort(sorter, sampler) = sink else {
+            continue;
+        };
         let places = Sorter::new(for_places, &options.temporary);
         let chunks = sorter.finish().map_err(spill_error)?;
-        let redundancy = Redundancy::count(chunks, paths.len(), &places).map_err(spill_error)?;
+        let redundancy = Redundancy::count(chunks, count, &places).map_err(spill_error)?;
         let places = places.finish().map_err(spill_error)?;
         let runs = run_lengths(places).map_err(spill_error)?;
         let (mut kinds, mut sizes) = (BTreeMap::new(), BTreeMap::new());
         for (category, share) in &redundancy.categories {
-            let (kind, class) = scanned.kinds.describe(*category);
+            let category = Numbered(*category);
             kinds
-                .entry(kind.to_owned())
+                .entry(scanned.kinds.name(category).to_owned())
                 .or_insert_with(Category::default)
                 .add(share);
             sizes
-                .entry(class)
+                .entry(category.size_class())
                 .or_insert_with(Category::default)
                 .add(share);
         }
@@ -114,13 +199,15 @@ pub fn analyze(
             kinds,
             sizes,
             runs,
+            compression: sampler.map(Sampler::finish),
         });
     }
     Ok(Analysis {
-        files: scanned.files,
-        skipped: scanned.skipped,
+        inputs: scanned.inputs,
+        survey: scanned.survey,
+        unopened_disks: scanned.unopened_disks,
         problems: scanned.problems,
-        is_complete: !progress.is_stopping(),
+        is_complete: scanned.is_complete,
         chunkings,
     })
 }

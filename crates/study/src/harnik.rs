@@ -10,17 +10,21 @@
 //!
 //! Blocks of zeros are counted and in no sample: drawing goes on until enough others were drawn.
 
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fastrand::Rng;
+use onefold_image::Backing;
 use rustc_hash::FxHashMap;
 
 use crate::StudyError;
+use crate::analysis::Source;
+use crate::chunking::Chunking;
 use crate::record::pack_fingerprint;
-use crate::scan::{Progress, Sink, Totals, fingerprint_key, is_zero, read_at, scan};
-use crate::walk::{Met, Problem, walk};
+use crate::scan::{Cutting, Progress, Sink, Totals, window_bytes};
+use crate::trace::each_fingerprint;
+use crate::walk::{Met, Problem, Survey, walk};
+use crate::worker::{fingerprint_key, is_zero};
 
 /// Rounds of drawing, each for what the last ones were short of.
 const ROUNDS: u32 = 8;
@@ -54,10 +58,10 @@ pub struct Estimate {
     pub error: f64,
     /// Blocks in the sample.
     pub sample_blocks: u64,
-    /// Files that were read.
-    pub files: u64,
-    /// Links and special files.
-    pub skipped: u64,
+    /// What was there.
+    pub survey: Survey,
+    /// Files that begin as qcow2 images and were read as they are.
+    pub unopened_disks: u64,
     /// What could not be read, or changed meanwhile.
     pub problems: Vec<Problem>,
     /// All inputs were read to their ends.
@@ -129,28 +133,37 @@ fn bound(blocks: u64, confidence: f64) -> f64 {
     }
 }
 
-/// Estimates which part of what is under `paths` is distinct.
+/// Estimates which part of what there is is distinct.
 ///
 /// # Errors
 ///
-/// For options that make no sense. What is wrong with a file is in the estimate.
+/// For options that make no sense, and for traces that are not whole. What is wrong with a file is in the
+/// estimate.
 pub fn estimate(
-    paths: &[PathBuf],
+    source: Source<'_>,
     options: &EstimateOptions,
     progress: &Progress,
 ) -> Result<Estimate, StudyError> {
-    let chunking = crate::Chunking::fixed(options.block_bytes).map_err(StudyError::usage)?;
+    let chunking = Chunking::fixed(options.block_bytes).map_err(StudyError::usage)?;
     let is_part = |value: f64| value > 0.0 && value < 1.0;
     if !is_part(options.error) || !is_part(options.confidence) {
         return Err(StudyError::usage(
             "error and confidence are above 0 and below 1",
         ));
     }
-    let sample = draw(paths, options, progress);
-    let window = crate::scan::window_bytes(&[chunking])
+    let sample = match source {
+        Source::Paths { paths, disks } => draw((paths, disks), options, progress),
+        Source::Traces(traces) => draw_from_traces(traces, chunking, options, progress)?,
+    };
+    let window = window_bytes(&[chunking])
         .ok_or_else(|| StudyError::usage("blocks of this size do not fit a window"))?;
-    let sinks = [Sink::Count(&sample)];
-    let scanned = scan(paths, &[chunking], &sinks, window, progress)?;
+    let cutting = Cutting {
+        chunkings: &[chunking],
+        sinks: &[Sink::Count(&sample)],
+        window,
+        trace: None,
+    };
+    let scanned = source.scan(&cutting, progress)?;
     let mut totals = Totals::default();
     scanned
         .totals
@@ -162,17 +175,21 @@ pub fn estimate(
         distinct_ratio: sample.distinct_ratio(),
         error: bound(sample.blocks(), options.confidence),
         sample_blocks: sample.blocks(),
-        files: scanned.files,
-        skipped: scanned.skipped,
+        survey: scanned.survey,
+        unopened_disks: scanned.unopened_disks,
         problems: scanned.problems,
-        is_complete: !progress.is_stopping(),
+        is_complete: scanned.is_complete,
     })
 }
 
 /// The first pass. What cannot be read is passed over; the second pass names it.
-fn draw(paths: &[PathBuf], options: &EstimateOptions, progress: &Progress) -> Sample {
+fn draw(
+    (paths, disks): (&[PathBuf], Option<Backing>),
+    options: &EstimateOptions,
+    progress: &Progress,
+) -> Sample {
     let block_bytes = options.block_bytes as u64;
-    let files = || paths.iter().flat_map(|path| walk(path));
+    let files = || paths.iter().flat_map(|path| walk(path, disks));
     let blocks: u64 = files().map(|met| blocks_of(&met, block_bytes)).sum();
     let wanted = wanted(options.error, options.confidence);
     let mut random = Rng::with_seed(options.seed);
@@ -192,6 +209,34 @@ fn draw(paths: &[PathBuf], options: &EstimateOptions, progress: &Progress) -> Sa
         drawn += count;
     }
     sample
+}
+
+/// The first pass over traces, and one before it that counts. They have no zeros to draw, so one round is
+/// enough.
+fn draw_from_traces(
+    traces: &[PathBuf],
+    chunking: Chunking,
+    options: &EstimateOptions,
+    progress: &Progress,
+) -> Result<Sample, StudyError> {
+    let mut blocks = 0;
+    each_fingerprint(traces, chunking, progress, |_| blocks += 1)?;
+    let mut random = Rng::with_seed(options.seed);
+    let mut sample = Sample::new();
+    if blocks == 0 {
+        return Ok(sample);
+    }
+    let count = wanted(options.error, options.confidence);
+    let mut places: Vec<u64> = (0..count).map(|_| random.u64(..blocks)).collect();
+    places.sort_unstable();
+    let (mut place, mut places) = (0, places.into_iter().peekable());
+    each_fingerprint(traces, chunking, progress, |fingerprint| {
+        while places.next_if_eq(&place).is_some() {
+            sample.add(fingerprint);
+        }
+        place += 1;
+    })?;
+    Ok(sample)
 }
 
 fn blocks_of(met: &Met, block_bytes: u64) -> u64 {
@@ -216,13 +261,14 @@ fn read_places(
         let (inside, after) = rest.split_at(rest.partition_point(|place| *place < end));
         if let Met::File(found) = met
             && !inside.is_empty()
-            && let Ok(file) = File::open(&found.path)
+            && let Ok(mut image) = found.open()
         {
             for place in inside {
-                let got = read_at(&file, &mut block, (place - first) * block_bytes as u64);
-                let got = got.unwrap_or(0);
-                if !is_zero(&block[..got]) {
-                    sample.add(pack_fingerprint(key.fingerprint(&block[..got])));
+                let at = (place - first) * block_bytes as u64;
+                let bytes = (found.bytes - at).min(block_bytes as u64) as usize;
+                let block = &mut block[..bytes];
+                if image.read(at, block).is_ok() && !is_zero(block) {
+                    sample.add(pack_fingerprint(key.fingerprint(block)));
                 }
             }
         }

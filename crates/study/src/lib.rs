@@ -10,32 +10,40 @@
 //! | --- | --- |
 //! | `walk.rs` | finds the files of a path |
 //! | `chunking.rs` | the ways to cut |
-//! | `scan.rs` | reads, cuts, fingerprints, on all processors |
+//! | `scan.rs` | has all of them cut, on all processors |
+//! | `worker.rs` | reads, cuts, fingerprints |
+//! | `compression.rs` | compresses a sample of what is distinct |
 //! | `sorter.rs` | sorts more records than there is memory for |
 //! | `redundancy.rs` | counts equal chunks |
 //! | `runs.rs` | how long runs of unique and of redundant data are |
 //! | `analysis.rs` | all of it, one after another |
 //! | `advice.rs` | what a pool would make of it |
+//! | `trace.rs` | what data was cut into, in a file: writes it, and analyses from it |
 //! | `harnik.rs` | an estimate with a bound, in memory that does not depend on the data |
 
 mod advice;
 mod analysis;
 mod chunking;
+mod compression;
 mod harnik;
 mod record;
 mod redundancy;
 mod runs;
 mod scan;
 mod sorter;
+mod trace;
 mod walk;
+mod worker;
 
 pub use advice::Advice;
-pub use analysis::{Analysis, ChunkingReport, Options, Progress, analyze};
+pub use analysis::{Analysis, ChunkingReport, Options, Source, analyze};
 pub use chunking::{Chunking, ChunkingError};
+pub use compression::{Compressed, Compressibility};
 pub use harnik::{Estimate, EstimateOptions, estimate};
 pub use redundancy::{Category, Copies, InputShare, Redundancy};
 pub use runs::{RunClass, RunLengths};
-pub use scan::Totals;
+pub use scan::{Progress, Totals};
+pub use trace::{TraceOptions, trace_ways};
 pub use walk::{Problem, Survey, survey};
 
 /// What keeps an analysis from being made at all.
@@ -47,6 +55,9 @@ pub enum StudyError {
     /// Something other than an input failed.
     #[error("{0}: {1}")]
     Io(String, std::io::Error),
+    /// A trace is not what was written, or is not of one kind with the others.
+    #[error("{0}")]
+    Trace(String),
 }
 
 impl StudyError {

@@ -16,7 +16,7 @@ pub(crate) const INPUTS_MAX: usize = 1 << INPUT_BITS;
 /// One chunk. Orders by fingerprint, then by position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chunk {
-    pub(crate) fingerprint: Fingerprint,
+    pub(crate) fingerprint: u128,
     /// Of its first byte, in all files one after another with a gap after each.
     pub(crate) position: u64,
     pub(crate) bytes: u64,
@@ -31,14 +31,12 @@ impl Chunk {
             | u128::from(self.bytes) << (INPUT_BITS + CATEGORY_BITS)
             | u128::from(self.input) << CATEGORY_BITS
             | u128::from(self.category);
-        (pack_fingerprint(self.fingerprint), rest)
+        (self.fingerprint, rest)
     }
 
     pub(crate) fn unpack((fingerprint, rest): (u128, u128)) -> Self {
-        let mut bytes = fingerprint.to_le_bytes();
-        bytes.reverse();
         Self {
-            fingerprint: Fingerprint(bytes),
+            fingerprint,
             position: (rest >> (LENGTH_BITS + INPUT_BITS + CATEGORY_BITS)) as u64,
             bytes: (rest >> (INPUT_BITS + CATEGORY_BITS)) as u64 & ((1 << LENGTH_BITS) - 1),
             input: (rest >> CATEGORY_BITS) as u16,
@@ -85,14 +83,14 @@ mod tests {
     proptest! {
         #[test]
         fn packing_keeps_everything_and_the_order(
-            a: [u8; 16], b: [u8; 16],
+            a: u128, b: u128,
             places in (0..POSITION_END, 0..POSITION_END),
             bytes in 0..1_u64 << 48,
             input: u16,
             category: u16,
         ) {
             let chunk = |fingerprint, position| Chunk {
-                fingerprint: Fingerprint(fingerprint), position, bytes, input, category,
+                fingerprint, position, bytes, input, category,
             };
             let (one, other) = (chunk(a, places.0), chunk(b, places.1));
             prop_assert_eq!(Chunk::unpack(one.pack()), one);

@@ -5,10 +5,12 @@
 //! so that an analysis says the same each time.
 
 use std::fs::{File, Metadata};
-use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use onefold_image::{
+    Backing, Image, ImageError, QCOW2_MAGIC, Qcow2Image, RawImage, looks_like_qcow2,
+};
 use serde::Serialize;
 use walkdir::WalkDir;
 
@@ -38,10 +40,32 @@ pub struct Survey {
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) path: PathBuf,
-    /// As long as this was when it was found.
+    /// As long as this was when it was found: the file, or the disk inside it.
     pub(crate) bytes: u64,
     pub(crate) stamp: Option<Stamp>,
+    /// It is read as the disk inside it.
+    disk: Option<Backing>,
 }
+
+impl Found {
+    /// Whether it begins with these bytes as a qcow2 image does, and is read as it is.
+    pub(crate) fn is_unopened(&self, first: &[u8]) -> bool {
+        self.disk.is_none() && first.starts_with(&QCOW2_MAGIC)
+    }
+
+    /// Each caller gets a reader of its own.
+    pub(crate) fn open(&self) -> Result<Box<dyn Image>, ImageError> {
+        let file = File::open(&self.path).map_err(ImageError::from)?;
+        Ok(match self.disk {
+            Some(backing) => Box::new(Qcow2Image::open(file, &self.path, DISK, backing)?),
+            None => Box::new(RawImage::new(file, FILE)?),
+        })
+    }
+}
+
+/// What messages call what is read; the path stands before them.
+const FILE: &str = "the file";
+const DISK: &str = "the image";
 
 /// What changes when a file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,28 +93,42 @@ pub(crate) enum Met {
     Problem(Problem),
 }
 
-/// Counts what there is under these paths. What cannot be looked at counts nothing.
+/// Counts what there is under these paths. What cannot be looked at counts nothing. With `disks`, qcow2
+/// images count as the disks inside them.
 #[must_use]
-pub fn survey(paths: &[PathBuf]) -> Survey {
+pub fn survey(paths: &[PathBuf], disks: Option<Backing>) -> Survey {
     let mut survey = Survey::default();
-    for met in paths.iter().flat_map(|path| walk(path)) {
-        match met {
-            Met::File(found) => {
-                survey.files += 1;
-                survey.empty_files += u64::from(found.bytes == 0);
-                survey.bytes += found.bytes;
-            }
-            Met::Skipped => survey.skipped += 1,
-            Met::Problem(_) => {}
-        }
-    }
+    let all = paths.iter().flat_map(|path| walk(path, disks));
+    all.for_each(|met| survey.count(&met));
     survey
 }
 
-/// What is under a path, or the path itself.
-pub(crate) fn walk(path: &Path) -> impl Iterator<Item = Met> + use<> {
+impl Survey {
+    pub(crate) fn count(&mut self, met: &Met) {
+        match met {
+            Met::File(found) => {
+                self.files += 1;
+                self.empty_files += u64::from(found.bytes == 0);
+                self.bytes += found.bytes;
+            }
+            Met::Skipped => self.skipped += 1,
+            Met::Problem(_) => {}
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.files += other.files;
+        self.empty_files += other.empty_files;
+        self.bytes += other.bytes;
+        self.skipped += other.skipped;
+    }
+}
+
+/// What is under a path, or the path itself. With `disks`, what begins as a qcow2 image is the disk
+/// inside it.
+pub(crate) fn walk(path: &Path, disks: Option<Backing>) -> impl Iterator<Item = Met> + use<> {
     let entries = WalkDir::new(path).sort_by_file_name();
-    entries.into_iter().filter_map(|entry| match entry {
+    entries.into_iter().filter_map(move |entry| match entry {
         Err(error) => {
             let path = error.path().map(Path::to_owned).unwrap_or_default();
             let what = match error.io_error() {
@@ -102,31 +140,33 @@ pub(crate) fn walk(path: &Path) -> impl Iterator<Item = Met> + use<> {
         Ok(entry) if entry.file_type().is_dir() => None,
         // A link to a folder, which is gone through.
         Ok(entry) if entry.depth() == 0 && entry.path().is_dir() => None,
-        Ok(entry) => Some(look_at(entry.path(), entry.depth() == 0)),
+        Ok(entry) => Some(look_at(entry.path(), entry.depth() == 0, disks)),
     })
 }
 
-fn look_at(path: &Path, is_named: bool) -> Met {
+fn look_at(path: &Path, is_named: bool, disks: Option<Backing>) -> Met {
     let looked = match is_named {
         true => path.metadata(),
         false => path.symlink_metadata(),
     };
-    let found = looked.and_then(|metadata| {
-        if metadata.is_file() {
-            return Ok(Some(Found {
-                path: path.to_owned(),
-                bytes: metadata.len(),
-                stamp: Some(Stamp::of(&metadata)),
-            }));
+    let found = looked.map_err(ImageError::from).and_then(|metadata| {
+        let is_device = is_named && metadata.file_type().is_block_device();
+        if !metadata.is_file() && !is_device {
+            return Ok(None);
         }
-        if is_named && metadata.file_type().is_block_device() {
-            return Ok(Some(Found {
-                path: path.to_owned(),
-                bytes: device_bytes(path)?,
-                stamp: None,
-            }));
+        let mut found = Found {
+            path: path.to_owned(),
+            bytes: metadata.len(),
+            stamp: (!is_device).then(|| Stamp::of(&metadata)),
+            disk: None,
+        };
+        if disks.is_some() && looks_like_qcow2(&File::open(path)?) {
+            found.disk = disks;
         }
-        Ok(None)
+        if is_device || found.disk.is_some() {
+            found.bytes = found.open()?.size_bytes();
+        }
+        Ok(Some(found))
     });
     match found {
         Ok(Some(found)) => Met::File(found),
@@ -140,9 +180,4 @@ fn look_at(path: &Path, is_named: bool) -> Met {
             what: error.to_string(),
         }),
     }
-}
-
-/// A device's length is only known by seeking to its end.
-fn device_bytes(path: &Path) -> io::Result<u64> {
-    File::open(path)?.seek(SeekFrom::End(0))
 }

@@ -173,6 +173,7 @@ fn sources_and_documents_have_the_same_fields() {
         pair!("secret", 1),
         pair!("export", 2),
         pair!("scrub_page", 7),
+        pair!("trace", 7),
     ];
     for (source, document, count) in pairs {
         let fields = fields_in(source);

@@ -11,6 +11,7 @@ use onefold_format::frame;
 use onefold_format::node::Node;
 use onefold_format::page::{self, PageBytes};
 use onefold_format::superblock::check_data_label;
+use onefold_format::trace::{self, TraceFrame};
 use onefold_format::{
     Entry, ExportMark, PageNumber, PoolId, Record, Root, ScrubPage, Secret, Superblock, record,
 };
@@ -243,6 +244,30 @@ fn golden_frame() {
 }
 
 #[test]
+fn golden_trace() {
+    let mut written = Vec::new();
+    for frame in samples::trace_frames() {
+        let position = written.len() as u64;
+        frame.encode(position, &mut written);
+    }
+    let read = |bytes: &[u8]| -> Vec<TraceFrame> {
+        let (mut frames, mut at) = (Vec::new(), 0);
+        while at < bytes.len() {
+            let payload = field(bytes, at + 16, 4) as usize;
+            let frame = &bytes[at..][..trace::TRACE_HEADER_BYTES + payload];
+            frames.push(samples::read_trace_frame(frame, at as u64).expect("it opens"));
+            at += frame.len();
+        }
+        frames
+    };
+    let kept = golden("trace", &written, |bytes| {
+        let frames = read(bytes).into_iter();
+        frames.map(|frame| format!("{frame:#?}\n")).collect()
+    });
+    assert_eq!(read(&kept), samples::trace_frames());
+}
+
+#[test]
 fn golden_record() {
     let kept = golden("record", &samples::payload(), |bytes| {
         let records = record::decode_all(bytes).map(|record| record.expect("it opens"));
@@ -305,6 +330,7 @@ fn every_golden_file_is_read_by_a_test() {
         "secret",
         "space_page",
         "superblock",
+        "trace",
     ];
     let expected: Vec<String> = structures
         .iter()

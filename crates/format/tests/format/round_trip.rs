@@ -18,6 +18,9 @@ use onefold_format::root::POOL_BLOCKS_MIN;
 use onefold_format::scrub_page::{self, ATTEMPTS_MAX, SLOT_PAGES, SLOTS};
 use onefold_format::space_page::{self, EMPTY_BITMAP};
 use onefold_format::superblock::{LOG_BYTES_MAX, LOG_BYTES_MIN};
+use onefold_format::trace::{
+    TRACE_POSITION_END, TraceChunks, TraceContent, TraceEnd, TraceFrame, TraceRun, TraceUnit,
+};
 use onefold_format::units::{
     BLOCK_SIZES, BLOCKS_PER_SEGMENT, DOMAIN_END, ID_END, PBA_END, SECTOR_BYTES, VOLUME_BLOCKS_MAX,
 };
@@ -31,6 +34,8 @@ use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
+
+use crate::samples;
 
 fn pools() -> impl Strategy<Value = PoolId> {
     any::<[u8; 16]>().prop_map(PoolId)
@@ -553,4 +558,91 @@ proptest! {
         prop_assert_eq!(frame::check(&read, &bytes), Ok(()));
         prop_assert_eq!(&bytes[64..64 + read.payload_bytes], &payload[..]);
     }
+
+    #[test]
+    fn trace_frame(written in trace_frames(), position: u64, flip: prop::sample::Index, bit in 0..8_u32) {
+        let mut bytes = Vec::new();
+        written.encode(position, &mut bytes);
+        prop_assert_eq!(samples::read_trace_frame(&bytes, position), Ok(written));
+        let at = flip.index(bytes.len());
+        bytes[at] ^= 1_u8 << bit;
+        prop_assert!(samples::read_trace_frame(&bytes, position).is_err());
+    }
+}
+
+fn trace_chunks() -> impl Strategy<Value = TraceChunks> {
+    let content = prop_oneof![
+        (1..1_u64 << 20).prop_map(TraceContent::Zeros),
+        vec(any::<u128>(), 1..40).prop_map(TraceContent::Data),
+    ];
+    let run = (1..1_u64 << 21, content).prop_map(|(bytes, content)| TraceRun { bytes, content });
+    let head = (
+        0..TRACE_POSITION_END / 2,
+        any::<u16>(),
+        any::<u16>(),
+        0..64_u8,
+        any::<u8>(),
+    );
+    (head, vec(run, 0..20)).prop_map(|((position, input, kind, size_class, way), runs)| {
+        TraceChunks {
+            position,
+            input,
+            kind,
+            size_class,
+            way,
+            runs,
+        }
+    })
+}
+
+fn trace_frames() -> impl Strategy<Value = TraceFrame> {
+    let path = || vec(any::<u8>(), 0..40);
+    let sizes = || (1..u32::MAX, any::<u32>()).prop_map(|(all, left)| (all, left % (all + 1)));
+    let unit = (any::<u128>(), 0..TRACE_POSITION_END, sizes(), sizes()).prop_map(
+        |(fingerprint, position, chunk, group)| TraceUnit {
+            fingerprint,
+            position,
+            bytes: chunk.0,
+            compressed_bytes: chunk.1,
+            group_bytes: group.0,
+            compressed_group_bytes: group.1,
+        },
+    );
+    prop_oneof![
+        vec(".{0,30}", 0..5).prop_map(|ways| TraceFrame::Start { ways }),
+        path().prop_map(|path| TraceFrame::Input { path }),
+        ".{0,30}".prop_map(|name| TraceFrame::Kind { name }),
+        (
+            0..TRACE_POSITION_END,
+            0..TRACE_POSITION_END,
+            any::<u16>(),
+            path()
+        )
+            .prop_map(|(position, bytes, input, name)| TraceFrame::File {
+                position,
+                bytes,
+                input,
+                name
+            }),
+        trace_chunks().prop_map(TraceFrame::Chunks),
+        (any::<u16>(), 0..=128_u16, vec(unit, 0..20)).prop_map(|(way, zero_bits, units)| {
+            TraceFrame::Sample {
+                way,
+                zero_bits,
+                units,
+            }
+        }),
+        (path(), ".{0,30}").prop_map(|(path, what)| TraceFrame::Problem { path, what }),
+        (any::<[u64; 5]>(), any::<bool>()).prop_map(|(numbers, is_complete)| {
+            let [files, empty_files, bytes, skipped, unopened_disks] = numbers;
+            TraceFrame::End(TraceEnd {
+                files,
+                empty_files,
+                bytes,
+                skipped,
+                unopened_disks,
+                is_complete,
+            })
+        }),
+    ]
 }

@@ -11,6 +11,9 @@ use onefold_format::page::{
 };
 use onefold_format::queue_page::{ELEMENTS_PER_PAGE, Elements, NO_ELEMENTS};
 use onefold_format::space_page::{Bitmap, EMPTY_BITMAP};
+use onefold_format::trace::{
+    self, TraceChunks, TraceContent, TraceEnd, TraceFrame, TraceRun, TraceUnit,
+};
 use onefold_format::{
     BadBlock, BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, Fault, FormatError,
     IndexKind, LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId,
@@ -532,6 +535,85 @@ pub(crate) fn reseal_frame(bytes: &mut [u8]) {
     let payload = u32::from_le_bytes(bytes[48..52].try_into().expect("four bytes"));
     let checksum = crc32c::crc32c(&bytes[..64 + payload as usize]);
     bytes[60..64].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// A trace with a frame of each kind.
+pub(crate) fn trace_frames() -> Vec<TraceFrame> {
+    vec![
+        TraceFrame::Start {
+            ways: vec!["fixed:4096".to_owned(), "file".to_owned()],
+        },
+        TraceFrame::Input {
+            path: b"/data/\xff".to_vec(),
+        },
+        TraceFrame::Kind {
+            name: "img".to_owned(),
+        },
+        TraceFrame::File {
+            position: 0x0102_0304,
+            bytes: 5 * 4096 + 300,
+            input: 0,
+            name: b"/data/\xff/disk.img".to_vec(),
+        },
+        TraceFrame::Chunks(TraceChunks {
+            position: 0x0102_0304,
+            input: 0,
+            kind: 0,
+            size_class: 14,
+            way: 0,
+            runs: vec![
+                TraceRun {
+                    bytes: 4096,
+                    content: TraceContent::Data(vec![0xfedc_ba98 << 90, 1]),
+                },
+                TraceRun {
+                    bytes: 4096,
+                    content: TraceContent::Zeros(3),
+                },
+                TraceRun {
+                    bytes: 300,
+                    content: TraceContent::Data(vec![u128::MAX]),
+                },
+            ],
+        }),
+        TraceFrame::Sample {
+            way: 0,
+            zero_bits: 2,
+            units: vec![TraceUnit {
+                fingerprint: 0xfedc_ba98 << 90,
+                position: 0x0102_0304,
+                bytes: 4096,
+                compressed_bytes: 1234,
+                group_bytes: 65_536,
+                compressed_group_bytes: 34_567,
+            }],
+        },
+        TraceFrame::Problem {
+            path: b"/data/secret".to_vec(),
+            what: "Permission denied (os error 13)".to_owned(),
+        },
+        TraceFrame::End(TraceEnd {
+            files: 3,
+            empty_files: 1,
+            bytes: 5 * 4096 + 301,
+            skipped: 2,
+            unopened_disks: 4,
+            is_complete: true,
+        }),
+    ]
+}
+
+/// Reads the trace frame that begins at `position` of its file and ends with `bytes`.
+pub(crate) fn read_trace_frame(bytes: &[u8], position: u64) -> Result<TraceFrame, FormatError> {
+    let (header, payload) = bytes.split_first_chunk().expect("a header");
+    let said = trace::decode_header(header)?;
+    if said.payload_bytes != payload.len() {
+        return Err(FormatError::Short {
+            needed: said.payload_bytes,
+            got: payload.len(),
+        });
+    }
+    trace::decode(header, payload, position)
 }
 
 /// Reads a frame as recovery does.

@@ -5,7 +5,6 @@
 //! from content would let a guest, who writes the content, choose which files are opened.
 
 pub(crate) mod chunk;
-pub(crate) mod qcow2;
 pub(crate) mod reader;
 pub(crate) mod writer;
 

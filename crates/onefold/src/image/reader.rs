@@ -2,26 +2,20 @@
 
 use super::ImageFormat;
 use super::chunk::{ChunkPool, Piece, PieceReceiver, PieceSender, transfer};
-use super::qcow2::Qcow2Image;
 use crate::error::{Error, Result};
 use crate::limits::TRANSFER_CHUNK_BYTES;
 use crate::output::Output;
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
+use onefold_image::{Backing, Image, Qcow2Image, RawImage, looks_like_qcow2};
 use std::fs::File;
 use std::io::{self, Read, Seek};
-use std::ops::Range;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::thread;
 
 /// Pieces start and end at multiples of this, except at the image's end: the largest block that a
 /// pool can have, so that no block is ever written in two parts.
 const PIECE_ALIGNMENT: u64 = 64 << 10;
-
-/// The first bytes of every qcow2 file.
-pub(super) const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 
 /// What the user said about the image.
 #[derive(Debug)]
@@ -31,15 +25,6 @@ pub(crate) struct ImageOptions {
     pub(crate) allow_backing: bool,
     /// The size of an image whose end cannot be looked up.
     pub(crate) stream_bytes: Option<u64>,
-}
-
-/// An image whose parts can be read in any order.
-pub(super) trait Image: Send {
-    /// The first range at or after `start` that may hold something else than zeros.
-    fn next_data(&mut self, start: u64) -> Result<Option<Range<u64>>>;
-
-    /// Fills `buf` from `offset`; an image that does not have all of it is cut.
-    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<()>;
 }
 
 /// An image, open and of known size.
@@ -75,21 +60,23 @@ impl ImageReader {
                 "{shown} is a file that knows its size: omit --size"
             )));
         }
-        match options.format {
-            ImageFormat::Raw => {
-                let image = RawImage::new(file, shown, output)?;
-                Ok(Self {
-                    image_bytes: image.image_bytes,
-                    content: Content::Seekable(Box::new(image)),
-                })
-            }
+        let image: Box<dyn Image> = match options.format {
+            ImageFormat::Raw => raw_image(file, shown, output)?,
             ImageFormat::Qcow2 => {
-                let image = Qcow2Image::open(file, path, &shown, options.allow_backing)?;
-                Ok(Self {
-                    image_bytes: image.size_bytes(),
-                    content: Content::Seekable(Box::new(image)),
-                })
+                let backing = match options.allow_backing {
+                    true => Backing::Follow,
+                    false => Backing::Refuse,
+                };
+                Box::new(Qcow2Image::open(file, path, shown, backing)?)
             }
+        };
+        Ok(Self::seekable(image))
+    }
+
+    fn seekable(image: Box<dyn Image>) -> Self {
+        Self {
+            image_bytes: image.size_bytes(),
+            content: Content::Seekable(image),
         }
     }
 
@@ -110,11 +97,11 @@ impl ImageReader {
              file first; --size avoids that"
         ));
         let spooled = spool(file, shown)?;
-        let image = RawImage::new(spooled, shown.to_owned(), output)?;
-        Ok(Self {
-            image_bytes: image.image_bytes,
-            content: Content::Seekable(Box::new(image)),
-        })
+        Ok(Self::seekable(raw_image(
+            spooled,
+            shown.to_owned(),
+            output,
+        )?))
     }
 
     /// Size of the disk in bytes.
@@ -168,6 +155,16 @@ fn open_file(path: &Path, shown: &str) -> Result<File> {
         )));
     }
     Ok(file)
+}
+
+fn raw_image(file: File, shown: String, output: &Output) -> Result<Box<dyn Image>> {
+    if looks_like_qcow2(&file) {
+        output.warn(format_args!(
+            "{shown} looks like a qcow2 image but is imported byte for byte; --image-format qcow2 \
+             imports the disk inside it"
+        ));
+    }
+    Ok(Box::new(RawImage::new(file, shown)?))
 }
 
 /// Copies a stream of unknown length to a file that has no name and so needs no clean-up.
@@ -254,72 +251,5 @@ fn send_stream(
             "standard input goes on after the {image_bytes} bytes that --size promises"
         ))),
         Err(error) => Err(failed(&error)),
-    }
-}
-
-/// A file or device that holds the disk's bytes as they are.
-struct RawImage {
-    file: File,
-    shown: String,
-    image_bytes: u64,
-}
-
-impl RawImage {
-    fn new(mut file: File, shown: String, output: &Output) -> Result<Self> {
-        // A device's length is only known by seeking to its end.
-        let image_bytes = file
-            .seek(io::SeekFrom::End(0))
-            .map_err(|e| Error::io(format_args!("cannot find the size of {shown}"), &e))?;
-        let mut first = [0; QCOW2_MAGIC.len()];
-        if file.read_exact_at(&mut first, 0).is_ok() && first == QCOW2_MAGIC {
-            output.warn(format_args!(
-                "{shown} looks like a qcow2 image but is imported byte for byte; \
-                 --image-format qcow2 imports the disk inside it"
-            ));
-        }
-        Ok(Self {
-            file,
-            shown,
-            image_bytes,
-        })
-    }
-}
-
-impl Image for RawImage {
-    fn next_data(&mut self, start: u64) -> Result<Option<Range<u64>>> {
-        if start >= self.image_bytes {
-            return Ok(None);
-        }
-        let failed = |e: Errno| {
-            Error::io(
-                format_args!("cannot find the holes of {}", self.shown),
-                &e.into(),
-            )
-        };
-        let data = match rustix::fs::seek(&self.file, SeekFrom::Data(start)) {
-            Ok(data) => data,
-            // Nothing but a hole up to the end.
-            Err(Errno::NXIO) => return Ok(None),
-            // Devices and some file systems do not tell holes from data.
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some(start..self.image_bytes)),
-            Err(error) => return Err(failed(error)),
-        };
-        let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(data)).map_err(failed)?;
-        // A file that grew meanwhile is still imported at the size that was announced.
-        Ok((data < self.image_bytes).then(|| data..hole.min(self.image_bytes)))
-    }
-
-    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.file
-            .read_exact_at(buf, offset)
-            .map_err(|e| match e.kind() {
-                io::ErrorKind::UnexpectedEof => {
-                    Error::failed(format!("{} became shorter while it was read", self.shown))
-                }
-                _ => Error::io(
-                    format_args!("cannot read {} at byte {offset}", self.shown),
-                    &e,
-                ),
-            })
     }
 }

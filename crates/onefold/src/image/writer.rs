@@ -5,8 +5,8 @@
 
 use super::ImageFormat;
 use super::chunk::Chunk;
-use super::qcow2::Qcow2Writer;
 use crate::error::{Error, Result};
+use onefold_image::Qcow2Writer;
 use rustix::fs::{CWD, RenameFlags};
 use std::fs::File;
 use std::io::{self, Write};

@@ -1,6 +1,6 @@
 //! `analyze`: what it prints, and how it ends.
 
-use crate::harness::{Outcome, noise, onefold, run, wait_until};
+use crate::harness::{Outcome, noise, onefold, qemu_img, run, wait_until};
 use serde_json::json;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -174,6 +174,110 @@ fn tables_and_a_page_have_the_figures_too() {
 }
 
 #[test]
+fn a_qcow2_image_counts_as_the_disk_inside_it() {
+    let (scratch, [a, b]) = inputs();
+    let path = |name: &str| scratch.path().join(name).to_str().unwrap().to_owned();
+    let found = |arguments: &[&str]| {
+        let common = ["analyze", "--format", "json", "--image-format", "qcow2"];
+        run(&[&common[..], arguments].concat())
+    };
+    let chunkings = |arguments: &[&str]| {
+        let found = found(arguments);
+        assert_eq!((found.code, &*found.stderr), (Some(0), ""), "{found:?}");
+        let mut ways = found.json()["chunkings"].take();
+        for way in ways.as_array_mut().unwrap() {
+            for input in way["inputs"].as_array_mut().unwrap() {
+                input["path"] = json!("");
+            }
+            way["kinds"] = json!([]);
+        }
+        ways
+    };
+    let ways = [
+        "--chunking",
+        "fixed:4K",
+        "--chunking",
+        "content:8K",
+        "--quiet",
+    ];
+    let raw = chunkings(&[&ways[..], &[&a, &b]].concat());
+    for (name, options) in [("plain", &[][..]), ("compressed", &["-c"])] {
+        let images = [(&a, "a"), (&b, "b")].map(|(raw, input)| {
+            let image = path(&format!("{input}-{name}.qcow2"));
+            let convert = ["convert", "-f", "raw", "-O", "qcow2"];
+            qemu_img(&[&convert, options, &[raw, &image]].concat());
+            image
+        });
+        let disks = chunkings(&[&ways[..], &[&images[0], &images[1]]].concat());
+        assert_eq!(disks, raw, "{name}");
+    }
+    let plain = path("a-plain.qcow2");
+    let as_it_is = run(&["analyze", &plain, "--format", "json"]);
+    assert!(
+        as_it_is.stderr.contains("1 files look like qcow2 images"),
+        "{as_it_is:?}"
+    );
+
+    // What lies beneath counts only if that is wanted.
+    let overlay = path("overlay.qcow2");
+    qemu_img(&[
+        "create", "-f", "qcow2", "-b", &plain, "-F", "qcow2", &overlay,
+    ]);
+    let own = found(&[&overlay]).json();
+    assert_eq!(own["chunkings"][0]["zero_chunks"], 100);
+    let all = found(&[&overlay, "--allow-backing"]).json();
+    assert_eq!(all["chunkings"][0]["zero_chunks"], 10);
+    let estimate = found(&[&overlay, "--allow-backing", "--method", "harnik"]).json();
+    assert_eq!(estimate["zero_chunks"], 10);
+
+    let cut = path("cut.qcow2");
+    let bytes = fs::read(&plain).unwrap();
+    fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
+    let refused = found(&[&cut, &a]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("is cut"), "{refused:?}");
+    assert_eq!(refused.json()["chunkings"][0]["inputs"][1]["chunks"], 100);
+}
+
+#[test]
+fn a_trace_is_analysed_like_the_data() {
+    let (scratch, [a, b]) = inputs();
+    let trace = scratch.path().join("a.trace");
+    let trace = trace.to_str().unwrap();
+    let ways = ["--chunking", "fixed:4K", "--chunking", "file"];
+    let all = ["analyze", &a, &b, "--format", "json", "--trace", trace];
+    let data = run(&[&all[..], &ways].concat());
+    assert_eq!(data.code, Some(0), "{data:?}");
+    let replayed = run(&["analyze", "--from-traces", trace, "--format", "json"]);
+    assert_eq!(replayed.code, Some(0), "{replayed:?}");
+    assert_eq!(replayed.json(), data.json());
+    let estimate = [
+        "--method",
+        "harnik",
+        "--chunking",
+        "fixed:4K",
+        "--format",
+        "json",
+    ];
+    let estimate = run(&[&["analyze", "--from-traces", trace][..], &estimate].concat());
+    assert_eq!(estimate.json()["chunks"], 200, "{estimate:?}");
+
+    let hidden = format!("{trace}.hidden");
+    let hide = ["analyze", &a, "--trace", &hidden, "--hide-names"];
+    assert_eq!(run(&hide).code, Some(0));
+    let text = String::from_utf8_lossy(&fs::read(&hidden).unwrap()).into_owned();
+    assert!(!text.contains("a.raw") && text.contains("raw"));
+
+    run(&hide).is_refusal(1, &["cannot write the trace", "File exists"]);
+    run(&["analyze", "--from-traces", &a]).is_refusal(1, &["a.raw", "byte 0", "magic"]);
+    let other = ["analyze", "--from-traces", trace, "--chunking", "fixed:8K"];
+    run(&other).is_refusal(2, &["fixed:8192"]);
+    let bytes = fs::read(trace).unwrap();
+    fs::write(trace, &bytes[..bytes.len() - 1]).unwrap();
+    run(&["analyze", "--from-traces", trace]).is_refusal(1, &["a.trace", "byte", "is cut"]);
+}
+
+#[test]
 fn what_cannot_be_read_is_named_and_the_rest_is_counted() {
     let (scratch, [a, _]) = inputs();
     symlink("/", scratch.path().join("link")).unwrap();
@@ -204,6 +308,10 @@ fn what_makes_no_sense_is_refused() {
         &["analyze", &a, "--method", "harnik", "--chunking", "file"],
         &["analyze", &a, "--method", "harnik", "--error", "0"],
         &["analyze", &a, "--method", "harnik", "--confidence", "100"],
+        &["analyze", &a, "--method", "harnik", "--trace", "t"],
+        &["analyze", &a, "--hide-names"],
+        &["analyze", &a, "--from-traces", "--trace", "t"],
+        &["analyze", &a, "--from-traces", "--allow-backing"],
     ] {
         let refused = run(arguments);
         assert_eq!(refused.code, Some(2), "{arguments:?}: {refused:?}");

@@ -6,6 +6,7 @@ use serde_json::Value;
 /// Each crate's floor. A new crate gets its line here with its first working test.
 const FLOORS: &[(&str, u8)] = &[
     ("onefold-format", 1),
+    ("onefold-image", 1),
     ("onefold-engine", 2),
     ("onefold-index", 3),
     ("onefold-store", 4),

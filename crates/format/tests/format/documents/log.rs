@@ -1,5 +1,6 @@
-//! The tables of frame, record and entry.
+//! The tables of frame, record, entry and trace.
 
+use onefold_format::trace::TraceFrame;
 use onefold_format::{
     Entry, FormatError, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Outcome, Pba, PoolId,
     PublishRun, Record, Release, SegmentIndex, UnmapTo, VolumeId, VolumeRecord, frame,
@@ -64,6 +65,44 @@ fn frame_document() {
         bytes[at] |= 1;
         reseal_frame(&mut bytes);
         matches!(read_frame(&bytes), Err(FormatError::Reserved { .. }))
+    });
+}
+
+#[test]
+fn trace_document() {
+    let rows = table(
+        include_str!("../../../../../docs/format/trace.md"),
+        "Trace frame",
+    );
+    let encoded = |position, path: &[u8]| {
+        let mut bytes = Vec::new();
+        let path = path.to_vec();
+        TraceFrame::Input { path }.encode(position, &mut bytes);
+        bytes[20..24].fill(0);
+        bytes[..24].to_vec()
+    };
+    let plain = encoded(0, b"");
+    let mut sample = Vec::new();
+    let frame = TraceFrame::Input {
+        path: b"/data".to_vec(),
+    };
+    frame.encode(7, &mut sample);
+    let trials = vec![
+        ("magic", Trial::Is(b"1FTR".to_vec())),
+        ("major", Trial::Is(vec![MAJOR_VERSION])),
+        ("minor", Trial::Is(vec![MINOR_VERSION])),
+        ("kind", Trial::Is(vec![2])),
+        ("position", Trial::Whole(plain.clone(), encoded(ALL, b""))),
+        ("payload", Trial::Part(plain, encoded(0, &[1; 0xff00]))),
+        ("checksum", Trial::Is(crc_without(&sample, 20..24))),
+    ];
+    check(&rows, &sample[..24], trials, |at| {
+        let mut bytes = sample.clone();
+        bytes[at] |= 1;
+        let checksum = crc_without(&bytes, 20..24);
+        bytes[20..24].copy_from_slice(&checksum);
+        let refused = samples::read_trace_frame(&bytes, 7);
+        matches!(refused, Err(FormatError::Reserved { .. }))
     });
 }
 

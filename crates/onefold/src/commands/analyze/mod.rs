@@ -7,10 +7,13 @@ mod tables;
 use self::reply::{EstimateReply, Reply};
 use super::{Context, parse_size};
 use crate::error::{Error, Result};
+use crate::image::ImageFormat;
 use crate::output::Output;
 use crate::progress::Progress as Bar;
+use onefold_image::Backing;
 use onefold_study::{
-    Chunking, EstimateOptions, Options, Problem, Progress, StudyError, analyze, estimate, survey,
+    Chunking, EstimateOptions, Options, Problem, Progress, Source, StudyError, TraceOptions,
+    analyze, estimate, trace_ways,
 };
 use std::io;
 use std::path::PathBuf;
@@ -21,19 +24,44 @@ use std::thread;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
+const CHUNKING_DEFAULT: Chunking = Chunking::Fixed { bytes: 4096 };
+
 /// How often the bar moves.
 const BAR_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Files, folders with all that is in them, block devices, raw disk images. Each is an input; symbolic
+    /// Files, folders with all that is in them, block devices, disk images. Each is an input; symbolic
     /// links below a folder are not followed.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
+    /// The paths are traces, as --trace writes them: everything comes from them, and all their inputs are
+    /// analysed together. They must have been cut in the same ways.
+    #[arg(long, conflicts_with_all = ["image_format", "allow_backing", "trace"])]
+    from_traces: bool,
+
+    /// Also write chunks and fingerprints to this new file, for --from-traces.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+
+    /// Paths are in the trace only as hashes, with a key that nobody keeps.
+    #[arg(long, requires = "trace")]
+    hide_names: bool,
+
+    /// With qcow2, files that begin as such images are read as the disks inside them; everything else is
+    /// read as it is.
+    #[arg(long, value_enum, default_value = "raw")]
+    image_format: ImageFormat,
+
+    /// Also read what lies beneath a qcow2 image, where the image itself has nothing. Only for images that
+    /// you trust; without, only what an image itself has is counted.
+    #[arg(long)]
+    allow_backing: bool,
+
     /// A way to cut the data: file, fixed:SIZE, content:AVERAGE or content:MIN,AVERAGE,MAX. Can be given
-    /// several times; everything is read once.
-    #[arg(long, value_name = "WAY", default_value = "fixed:4K")]
+    /// several times; everything is read once. Without it fixed:4K, or all ways that traces have.
+    #[arg(long, value_name = "WAY")]
     chunking: Vec<Chunking>,
 
     /// The inputs are generations of one another: say what each adds to those before it.
@@ -86,27 +114,27 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 }
 
 fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
-    let mut chunkings: Vec<Chunking> = Vec::new();
-    for chunking in &args.chunking {
-        if !chunkings.contains(chunking) {
-            chunkings.push(*chunking);
-        }
-    }
     let options = Options {
-        chunkings,
+        chunkings: args.chunkings()?,
         memory_bytes: usize::try_from(args.memory)
             .map_err(|_| Error::usage("more memory than this machine can address"))?,
         temporary: std::env::temp_dir(),
+        trace: args.trace.as_ref().map(|path| TraceOptions {
+            path: path.clone(),
+            hides_names: args.hide_names,
+        }),
     };
-    let found = survey(&args.paths);
+    let source = args.source();
+    let all = source.bytes();
     let progress = Arc::new(Progress::default());
     stop_when_interrupted(&progress)?;
-    let analysis = with_bar(&context.output, &progress, found.bytes, || {
-        analyze(&args.paths, &options, &progress)
+    let analysis = with_bar(&context.output, &progress, all, || {
+        analyze(source, &options, &progress)
     });
     let analysis = analysis.map_err(said)?;
+    note_unopened_disks(&context.output, analysis.unopened_disks);
     let code = warn(&context.output, &analysis.problems, analysis.is_complete);
-    let reply = Reply::of(analysis, found, args);
+    let reply = Reply::of(analysis, args.generations);
     if let Some(folder) = &args.csv {
         tables::write(&reply, folder)?;
     }
@@ -118,14 +146,14 @@ fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
 }
 
 fn run_harnik(context: &Context, args: &Args) -> Result<ExitCode> {
-    let [Chunking::Fixed { bytes }] = args.chunking[..] else {
+    let [Chunking::Fixed { bytes }] = args.chunkings()?[..] else {
         let message =
             "Harnik's estimate is of fixed blocks of one size: --chunking fixed:SIZE, once";
         return Err(Error::usage(message));
     };
-    if args.csv.is_some() || args.html.is_some() {
+    if args.csv.is_some() || args.html.is_some() || args.trace.is_some() {
         return Err(Error::usage(
-            "tables and pages are of exact figures: not with --method harnik",
+            "tables, pages and traces are of exact figures: not with --method harnik",
         ));
     }
     let options = EstimateOptions {
@@ -134,18 +162,61 @@ fn run_harnik(context: &Context, args: &Args) -> Result<ExitCode> {
         confidence: args.confidence / 100.0,
         seed: args.seed.unwrap_or_else(random_seed),
     };
-    let all = survey(&args.paths).bytes;
+    let source = args.source();
+    let all = source.bytes();
     let progress = Arc::new(Progress::default());
     stop_when_interrupted(&progress)?;
     let found = with_bar(&context.output, &progress, all, || {
-        estimate(&args.paths, &options, &progress)
+        estimate(source, &options, &progress)
     });
     let found = found.map_err(said)?;
+    note_unopened_disks(&context.output, found.unopened_disks);
     let code = warn(&context.output, &found.problems, found.is_complete);
     context
         .output
         .document(&EstimateReply::of(found, &options))?;
     Ok(code)
+}
+
+impl Args {
+    fn source(&self) -> Source<'_> {
+        if self.from_traces {
+            return Source::Traces(&self.paths);
+        }
+        let beneath = match self.allow_backing {
+            true => Backing::Follow,
+            false => Backing::Leave,
+        };
+        Source::Paths {
+            paths: &self.paths,
+            disks: (self.image_format == ImageFormat::Qcow2).then_some(beneath),
+        }
+    }
+
+    fn chunkings(&self) -> Result<Vec<Chunking>> {
+        if self.chunking.is_empty() {
+            return match self.from_traces {
+                true => trace_ways(&self.paths).map_err(said),
+                false => Ok(vec![CHUNKING_DEFAULT]),
+            };
+        }
+        let mut chunkings: Vec<Chunking> = Vec::new();
+        for chunking in &self.chunking {
+            if !chunkings.contains(chunking) {
+                chunkings.push(*chunking);
+            }
+        }
+        Ok(chunkings)
+    }
+}
+
+fn note_unopened_disks(output: &Output, count: u64) {
+    if count > 0 {
+        output.warn(format_args!(
+            "{count} files look like qcow2 images but were read byte for byte; --image-format qcow2 \
+             reads the disks inside them"
+        ));
+    }
 }
 
 fn random_seed() -> u64 {
@@ -156,7 +227,7 @@ fn random_seed() -> u64 {
 fn said(error: StudyError) -> Error {
     match error {
         StudyError::Usage(message) => Error::usage(message),
-        StudyError::Io(..) => Error::failed(error.to_string()),
+        StudyError::Io(..) | StudyError::Trace(_) => Error::failed(error.to_string()),
     }
 }
 

@@ -1,11 +1,10 @@
 //! What `analyze` prints.
 
-use super::Args;
 use crate::output::Document;
 use crate::size;
 use onefold_study::{
-    Advice, Analysis, Category, ChunkingReport, Copies, Estimate, EstimateOptions, InputShare,
-    Problem, RunLengths, Survey, Totals,
+    Advice, Analysis, Category, ChunkingReport, Compressed, Compressibility, Copies, Estimate,
+    EstimateOptions, InputShare, Problem, RunLengths, Totals,
 };
 use serde::Serialize;
 use std::io::{self, Write};
@@ -55,6 +54,8 @@ pub(super) struct WayReply {
     pub(super) kinds: Vec<KindReply>,
     pub(super) sizes: Vec<SizeReply>,
     pub(super) runs: [RunLengths; 2],
+    /// Of a sample of the distinct chunks; nothing for whole files.
+    pub(super) compression: Option<Compressibility>,
     /// What a pool would make of it; nothing for chunks that it cannot have.
     pub(super) advice: Option<Advice>,
 }
@@ -84,17 +85,18 @@ pub(super) struct SizeReply {
 }
 
 impl Reply {
-    pub(super) fn of(analysis: Analysis, survey: Survey, args: &Args) -> Self {
+    pub(super) fn of(analysis: Analysis, is_by_generation: bool) -> Self {
+        let (survey, inputs) = (analysis.survey, analysis.inputs);
         let ways = analysis.chunkings.into_iter();
         Self {
             is_complete: analysis.is_complete,
-            is_by_generation: args.generations,
-            files: analysis.files,
+            is_by_generation,
+            files: survey.files,
             empty_files: survey.empty_files,
-            skipped_files: analysis.skipped,
+            skipped_files: survey.skipped,
             found_bytes: survey.bytes,
             problems: analysis.problems,
-            chunkings: ways.map(|way| WayReply::of(way, &args.paths)).collect(),
+            chunkings: ways.map(|way| WayReply::of(way, &inputs)).collect(),
         }
     }
 }
@@ -138,6 +140,7 @@ impl WayReply {
             kinds,
             sizes: sizes.collect(),
             runs: report.runs,
+            compression: report.compression,
             advice,
         }
     }
@@ -177,6 +180,10 @@ impl WayReply {
         self.copies_text(out)?;
         self.files_text(out)?;
         self.runs_text(out)?;
+        if let Some(compression) = &self.compression {
+            compressed_text("chunk for itself", &compression.chunks, out)?;
+            compressed_text("64 KiB together", &compression.groups, out)?;
+        }
         let mut advice = self.advice.iter();
         advice.try_for_each(|advice| advice_text(advice, out))
     }
@@ -296,6 +303,19 @@ impl WayReply {
     }
 }
 
+fn compressed_text(unit: &str, found: &Compressed, out: &mut dyn Write) -> io::Result<()> {
+    if found.sampled == 0 {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "  LZ4 would leave {:.1} % of what is distinct, each {unit} (sample of {}, standard error {:.1} %)",
+        100.0 * found.ratio(),
+        found.sampled,
+        100.0 * found.standard_error
+    )
+}
+
 /// The decision, and how it comes about.
 fn advice_text(advice: &Advice, out: &mut dyn Write) -> io::Result<()> {
     let whole = |blocks: u64| size::display(blocks * advice.block_bytes);
@@ -375,8 +395,8 @@ impl EstimateReply {
         Self {
             is_complete: found.is_complete,
             chunking: format!("fixed:{}", options.block_bytes),
-            files: found.files,
-            skipped_files: found.skipped,
+            files: found.survey.files,
+            skipped_files: found.survey.skipped,
             problems: found.problems,
             data_bytes: found.totals.bytes - found.totals.zero_bytes,
             totals: found.totals,

@@ -38,7 +38,8 @@ pub(super) fn write(reply: &Reply, folder: &Path) -> Result<()> {
         &["from_bytes", "chunks", "bytes", "stored_bytes"],
         sizes,
     )?;
-    table("runs.csv", &["class", "from_bytes", "runs"], runs)
+    table("runs.csv", &["class", "from_bytes", "runs"], runs)?;
+    table("compression.csv", &COMPRESSION, compression)
 }
 
 const TOTALS: [&str; 10] = [
@@ -139,6 +140,32 @@ fn runs(way: &WayReply) -> Vec<Vec<String>> {
     };
     let both = ["unique", "redundant"].into_iter().zip(&way.runs);
     both.flat_map(of_class).collect()
+}
+
+const COMPRESSION: [&str; 5] = [
+    "unit",
+    "sampled",
+    "bytes",
+    "compressed_bytes",
+    "standard_error",
+];
+
+fn compression(way: &WayReply) -> Vec<Vec<String>> {
+    let Some(found) = &way.compression else {
+        return Vec::new();
+    };
+    let units = [("chunk", &found.chunks), ("group", &found.groups)];
+    let row = |(unit, found): (&str, &onefold_study::Compressed)| {
+        let mut row = vec![unit.to_owned()];
+        row.extend(numbers([
+            found.sampled,
+            found.bytes,
+            found.compressed_bytes,
+        ]));
+        row.push(found.standard_error.to_string());
+        row
+    };
+    units.map(row).to_vec()
 }
 
 fn numbers<const N: usize>(numbers: [u64; N]) -> Vec<String> {

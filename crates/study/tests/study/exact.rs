@@ -1,7 +1,5 @@
 //! What an analysis counts, against counting whole contents in memory.
 
-#![allow(clippy::unwrap_used, reason = "how tests fail")]
-
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
@@ -10,12 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fastrand::Rng;
 use onefold_study::{
-    Analysis, Chunking, ChunkingReport, Copies, Options, Progress, analyze, survey,
+    Analysis, Chunking, ChunkingReport, Copies, Options, Progress, Source, analyze, survey,
 };
 use tempfile::TempDir;
 
-/// Memory that has room for everything, and memory that has room for almost nothing.
-const MEMORIES: [usize; 2] = [64 << 20, 0];
+use crate::trees::{MEMORIES, content, options, tree};
 
 fn ways() -> Vec<Chunking> {
     [
@@ -31,55 +28,12 @@ fn ways() -> Vec<Chunking> {
 }
 
 fn run(paths: &[PathBuf], chunkings: Vec<Chunking>, memory_bytes: usize) -> Analysis {
-    let options = Options {
-        chunkings,
-        memory_bytes,
-        temporary: std::env::temp_dir(),
-    };
-    analyze(paths, &options, &Progress::default()).unwrap()
+    let options = options(chunkings, memory_bytes);
+    analyze(from(paths), &options, &Progress::default()).unwrap()
 }
 
-/// Blocks of 512 bytes, many of them alike, and zeros.
-fn content(random: &mut Rng, blocks: usize, tail: usize) -> Vec<u8> {
-    let mut content = Vec::new();
-    while content.len() < blocks * 512 {
-        let repeats = random.usize(1..40);
-        let kind = random.u64(..60);
-        for n in 0..repeats as u64 {
-            let mut block = vec![0; 512];
-            match kind {
-                0..20 => {}
-                20..50 => Rng::with_seed(kind * 100 + n).fill(&mut block),
-                _ => random.fill(&mut block),
-            }
-            content.extend(block);
-        }
-    }
-    content.truncate(blocks * 512);
-    content.extend((0..tail).map(|_| random.u8(..)));
-    content
-}
-
-/// Files of two inputs, by path.
-fn tree(random: &mut Rng) -> (TempDir, Vec<PathBuf>) {
-    let scratch = TempDir::new().unwrap();
-    let inputs = ["a", "b"].map(|input| scratch.path().join(input));
-    let shared = content(random, 3000, 100);
-    for input in &inputs {
-        fs::create_dir_all(input.join("deep/er")).unwrap();
-        for (name, blocks, tail) in [
-            ("one.log", 100, 17),
-            ("two.LOG", 8, 0),
-            ("three", 0, 1),
-            ("deep/four.c", 5000, 511),
-            ("deep/er/.five", 700, 3),
-            ("deep/er/empty.txt", 0, 0),
-        ] {
-            fs::write(input.join(name), content(random, blocks, tail)).unwrap();
-        }
-        fs::write(input.join("same.img"), &shared).unwrap();
-    }
-    (scratch, inputs.to_vec())
+fn from(paths: &[PathBuf]) -> Source<'_> {
+    Source::Paths { paths, disks: None }
 }
 
 fn files_below(path: &Path) -> Vec<PathBuf> {
@@ -208,7 +162,7 @@ fn everything_is_counted_as_if_all_of_it_were_in_memory() {
         for memory in MEMORIES {
             let analysis = run(&inputs, ways(), memory);
             assert_eq!(analysis.problems, []);
-            assert!(analysis.is_complete && analysis.files == 14);
+            assert!(analysis.is_complete && analysis.survey.files == 14);
             for report in &analysis.chunkings {
                 compare(report, &inputs);
             }
@@ -270,7 +224,7 @@ fn links_are_not_followed_and_what_cannot_be_read_is_listed() {
     let socket = std::os::unix::net::UnixListener::bind(root.join("in/socket")).unwrap();
     let paths = ["named", "gone", "in/socket"].map(|name| root.join(name));
     let analysis = run(&paths, vec!["fixed:4K".parse().unwrap()], MEMORIES[0]);
-    assert_eq!((analysis.files, analysis.skipped), (1, 3));
+    assert_eq!((analysis.survey.files, analysis.survey.skipped), (1, 3));
     assert_eq!(analysis.chunkings[0].total.bytes, 5000);
     let problems: Vec<&Path> = analysis
         .problems
@@ -279,8 +233,9 @@ fn links_are_not_followed_and_what_cannot_be_read_is_listed() {
         .collect();
     assert_eq!(problems, [&paths[1], &paths[2]]);
     assert!(analysis.problems[1].what.contains("neither a file"));
-    let found = survey(&paths);
+    let found = survey(&paths, None);
     assert_eq!((found.files, found.bytes, found.skipped), (1, 5000, 3));
+    assert_eq!(found, analysis.survey);
     drop(socket);
 }
 
@@ -320,12 +275,8 @@ fn an_analysis_that_is_stopped_says_so() {
     let (_scratch, inputs) = tree(&mut random);
     let progress = Progress::default();
     progress.stop();
-    let options = Options {
-        chunkings: ways(),
-        memory_bytes: MEMORIES[0],
-        temporary: std::env::temp_dir(),
-    };
-    let analysis = analyze(&inputs, &options, &progress).unwrap();
+    let options = options(ways(), MEMORIES[0]);
+    let analysis = analyze(from(&inputs), &options, &progress).unwrap();
     assert!(!analysis.is_complete);
     assert_eq!(analysis.chunkings[0].total.bytes, 0);
 }
@@ -340,28 +291,27 @@ fn a_temporary_file_that_cannot_be_written_ends_it() {
         fs::write(path, content(&mut random, 200, 0)).unwrap();
     }
     let options = Options {
-        chunkings: vec!["fixed:512".parse().unwrap()],
-        memory_bytes: 0,
         temporary: PathBuf::from("/nonexistent/place"),
+        ..options(vec!["fixed:512".parse().unwrap()], 0)
     };
-    let ended = analyze(&[scratch.path().to_owned()], &options, &Progress::default());
+    let ended = analyze(
+        from(&[scratch.path().to_owned()]),
+        &options,
+        &Progress::default(),
+    );
     assert!(ended.unwrap_err().to_string().contains("temporary file"));
 }
 
 #[test]
 fn sizes_without_a_small_common_multiple_are_refused() {
     let sizes = ["fixed:15872", "fixed:16896", "fixed:1M"].map(|way| way.parse().unwrap());
-    let options = Options {
-        chunkings: sizes.to_vec(),
-        memory_bytes: 0,
-        temporary: std::env::temp_dir(),
-    };
-    assert!(analyze(&[], &options, &Progress::default()).is_err());
+    let options = options(sizes.to_vec(), 0);
+    assert!(analyze(from(&[]), &options, &Progress::default()).is_err());
     let options = Options {
         chunkings: vec!["fixed:4K".parse().unwrap()],
         temporary: PathBuf::from("/nonexistent/place"),
         ..options
     };
     // Nothing has to go there.
-    assert!(analyze(&[], &options, &Progress::default()).is_ok());
+    assert!(analyze(from(&[]), &options, &Progress::default()).is_ok());
 }

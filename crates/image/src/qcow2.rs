@@ -5,9 +5,13 @@
 //! that. And because imago takes what lies beyond a file's end for zeros, which would turn a cut
 //! image into one with holes, [`ImageFile`] refuses such reads.
 
-use super::reader::{Image, QCOW2_MAGIC};
-use crate::error::{Error, Result};
-use crate::limits::BACKING_DEPTH_MAX;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::qcow2::{Qcow2, Qcow2CreateBuilder, Qcow2OpenBuilder};
 use imago::raw::Raw;
@@ -16,45 +20,61 @@ use imago::storage::drivers::CommonStorageHelper;
 use imago::{
     DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDriverBuilder, Mapping, Storage,
 };
-use std::fmt;
-use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+
+use crate::{Image, ImageError, QCOW2_MAGIC};
+
+type Result<T> = std::result::Result<T, ImageError>;
+
+/// Images that may lie beneath each other as backing files; ends a chain that names itself.
+const BACKING_DEPTH_MAX: usize = 64;
 
 /// The granularity of compressed data, whose last sector need not be complete in the file.
 const SECTOR_BYTES: u64 = 512;
 
+/// What becomes of the images beneath an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backing {
+    /// An image that has some is refused.
+    Refuse,
+    /// They are opened and read where the image itself has nothing. Only for images that can be trusted:
+    /// they name the files.
+    Follow,
+    /// They are not opened, and what the image itself does not have is a hole.
+    Leave,
+}
+
 /// A qcow2 image that is read.
-pub(crate) struct Qcow2Image {
+pub struct Qcow2Image {
     access: FormatAccess<ImageFile>,
     shown: String,
 }
 
 impl Qcow2Image {
-    /// Opens the image in `file`, which was found at `path`.
-    pub(crate) fn open(file: File, path: &Path, shown: &str, allow_backing: bool) -> Result<Self> {
-        let storage = ImageFile::existing(file, path).map_err(|e| unusable(shown, &e))?;
-        let access = open_layer(storage, shown, allow_backing, 0)?;
-        Ok(Self {
-            access,
-            shown: shown.to_owned(),
-        })
-    }
-
-    /// Size of the disk in bytes.
-    pub(crate) fn size_bytes(&self) -> u64 {
-        self.access.size()
+    /// Opens the image in `file`, which was found at `path` and which messages call `shown`.
+    ///
+    /// # Errors
+    ///
+    /// For what is no qcow2 image or an encrypted one, for one that is damaged, and for one that refers
+    /// to other files which `backing` does not allow or which cannot be opened.
+    pub fn open(
+        file: File,
+        path: &Path,
+        shown: impl Into<String>,
+        backing: Backing,
+    ) -> Result<Self> {
+        let shown = shown.into();
+        let storage = ImageFile::existing(file, path).map_err(|e| unusable(&shown, &e))?;
+        let access = open_layer(storage, &shown, backing, 0)?;
+        Ok(Self { access, shown })
     }
 }
 
-fn unusable(shown: &str, error: &io::Error) -> Error {
-    Error::failed(format!("{shown} is not a usable qcow2 image: {error}"))
+fn unusable(shown: &str, error: &io::Error) -> ImageError {
+    ImageError::new(format!("{shown} is not a usable qcow2 image: {error}"))
 }
 
-fn cut(shown: &str) -> Error {
-    Error::failed(format!(
+fn cut(shown: &str) -> ImageError {
+    ImageError::new(format!(
         "{shown} is cut: its tables refer to data beyond the end of the file"
     ))
 }
@@ -63,7 +83,7 @@ fn cut(shown: &str) -> Error {
 fn open_layer(
     storage: ImageFile,
     shown: &str,
-    allow_backing: bool,
+    backing: Backing,
     depth: usize,
 ) -> Result<FormatAccess<ImageFile>> {
     refuse_what_imago_accepts(&storage, shown)?;
@@ -77,10 +97,15 @@ fn open_layer(
             .cloned()
             .unwrap_or_else(|| "no name".to_owned())
     });
-    let backing_name = image.implicit_backing_file().cloned();
+    let backing_name = image
+        .implicit_backing_file()
+        .filter(|_| backing != Backing::Leave)
+        .cloned();
     for (role, name) in [("data", &data_name), ("backing", &backing_name)] {
-        if let (Some(name), false) = (name, allow_backing) {
-            return Err(Error::failed(format!(
+        if let Some(name) = name
+            && backing != Backing::Follow
+        {
+            return Err(ImageError::new(format!(
                 "{shown} refers to another file as its {role} file, {name:?}; if you trust the \
                  image, --allow-backing reads that file too"
             )));
@@ -90,20 +115,20 @@ fn open_layer(
         .map(|name| open_beside(&directory, &name, shown))
         .transpose()?;
     image.set_data_file(data_file);
-    let backing = match backing_name {
+    let beneath = match backing_name {
         None => None,
         Some(_) if depth >= BACKING_DEPTH_MAX => {
-            return Err(Error::failed(format!(
+            return Err(ImageError::new(format!(
                 "{shown} has more than {BACKING_DEPTH_MAX} images beneath it"
             )));
         }
         Some(name) => {
-            let beneath = open_beside(&directory, &name, shown)?;
+            let storage = open_beside(&directory, &name, shown)?;
             let format = image.implicit_backing_format().map(String::as_str);
-            Some(open_backing(beneath, &name, format, shown, depth)?)
+            Some(open_backing(storage, &name, format, shown, depth)?)
         }
     };
-    image.set_backing(backing);
+    image.set_backing(beneath);
     Ok(FormatAccess::new(image))
 }
 
@@ -116,16 +141,16 @@ fn open_backing(
 ) -> Result<FormatAccess<ImageFile>> {
     let shown = format!("{name:?} (beneath {shown_above})");
     match format {
-        Some("qcow2") => open_layer(storage, &shown, true, depth + 1),
+        Some("qcow2") => open_layer(storage, &shown, Backing::Follow, depth + 1),
         Some("raw" | "file") => {
             let raw = Raw::open_image(storage, false)
-                .map_err(|e| Error::io(format_args!("cannot use {shown}"), &e))?;
+                .map_err(|e| ImageError::io(format_args!("cannot use {shown}"), &e))?;
             Ok(FormatAccess::new(raw))
         }
-        Some(other) => Err(Error::failed(format!(
+        Some(other) => Err(ImageError::new(format!(
             "{shown} has the unknown format '{other}'"
         ))),
-        None => Err(Error::failed(format!(
+        None => Err(ImageError::new(format!(
             "{shown_above} does not say which format its backing file {name:?} has; \
              state it with 'qemu-img rebase -u -b FILE -F FORMAT'"
         ))),
@@ -137,7 +162,7 @@ fn open_beside(directory: &Path, name: &str, shown: &str) -> Result<ImageFile> {
     File::open(&path)
         .and_then(|file| ImageFile::existing(file, &path))
         .map_err(|e| {
-            Error::io(
+            ImageError::io(
                 format_args!("cannot open {path:?}, which {shown} needs"),
                 &e,
             )
@@ -164,7 +189,7 @@ fn refuse_what_imago_accepts(storage: &ImageFile, shown: &str) -> Result<()> {
     let (cluster_bits, size_bytes) = (field(20..24), field(24..32));
     let (encryption, table_entries) = (field(32..36), field(36..40));
     if encryption != 0 {
-        return Err(Error::failed(format!(
+        return Err(ImageError::new(format!(
             "{shown} is encrypted; decrypt it with 'qemu-img convert' first"
         )));
     }
@@ -176,7 +201,7 @@ fn refuse_what_imago_accepts(storage: &ImageFile, shown: &str) -> Result<()> {
         .checked_shl(entry_bytes_log2)
         .map_or(1, |entry_bytes| size_bytes.div_ceil(entry_bytes));
     if table_entries < needed {
-        return Err(Error::failed(format!(
+        return Err(ImageError::new(format!(
             "{shown} is not a usable qcow2 image: its table has {table_entries} entries, but a \
              disk of {size_bytes} bytes needs {needed}"
         )));
@@ -185,6 +210,10 @@ fn refuse_what_imago_accepts(storage: &ImageFile, shown: &str) -> Result<()> {
 }
 
 impl Image for Qcow2Image {
+    fn size_bytes(&self) -> u64 {
+        self.access.size()
+    }
+
     fn next_data(&mut self, start: u64) -> Result<Option<Range<u64>>> {
         let size = self.access.size();
         let mut position = start;
@@ -209,7 +238,7 @@ impl Image for Qcow2Image {
 
     fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.access.read(buf, offset).map_err(|e| {
-            Error::io(
+            ImageError::io(
                 format_args!("cannot read {} at byte {offset} of its disk", self.shown),
                 &e,
             )
@@ -223,7 +252,7 @@ impl Qcow2Image {
         let found = self.access.get_mapping(position, end - position);
         let (mapping, length) = found.map_err(|e| unusable(&self.shown, &e))?;
         if length == 0 || length > end - position {
-            return Err(Error::failed(format!(
+            return Err(ImageError::new(format!(
                 "{} does not say what lies at byte {position} of its disk",
                 self.shown
             )));
@@ -233,13 +262,18 @@ impl Qcow2Image {
 }
 
 /// A qcow2 image that is written.
-pub(crate) struct Qcow2Writer {
+#[derive(Debug)]
+pub struct Qcow2Writer {
     access: FormatAccess<ImageFile>,
 }
 
 impl Qcow2Writer {
     /// Formats the empty `file` as an image of a disk of `size_bytes`.
-    pub(crate) fn create(file: File, size_bytes: u64) -> io::Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be written, or the disk is larger than the format can have.
+    pub fn create(file: File, size_bytes: u64) -> io::Result<Self> {
         let builder: Qcow2CreateBuilder<ImageFile> = Qcow2CreateBuilder::new(ImageFile::new(file));
         let image = builder
             .size(size_bytes)
@@ -251,12 +285,21 @@ impl Qcow2Writer {
         })
     }
 
-    pub(crate) fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+    /// Writes `data` at byte `offset` of the disk.
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be written.
+    pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.access.write(data, offset)
     }
 
-    /// Writes what imago still holds in memory.
-    pub(crate) fn finish(self) -> io::Result<()> {
+    /// Writes what is still in memory. The file is not synced.
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be written.
+    pub fn finish(self) -> io::Result<()> {
         self.access.flush()
     }
 }

@@ -1,13 +1,13 @@
 //! Harnik's estimates against the truth.
 
-#![allow(clippy::unwrap_used, reason = "how tests fail")]
-
 use std::fs;
 use std::path::PathBuf;
 
 use fastrand::Rng;
-use onefold_study::{EstimateOptions, Options, Progress, analyze, estimate};
+use onefold_study::{EstimateOptions, Progress, Source, TraceOptions, analyze, estimate};
 use tempfile::TempDir;
+
+use crate::trees;
 
 const BLOCK: usize = 4096;
 
@@ -37,6 +37,10 @@ fn inputs(seed: u64) -> (TempDir, Vec<PathBuf>) {
     (scratch, paths.to_vec())
 }
 
+fn from(paths: &[PathBuf]) -> Source<'_> {
+    Source::Paths { paths, disks: None }
+}
+
 fn options(seed: u64) -> EstimateOptions {
     EstimateOptions {
         block_bytes: BLOCK,
@@ -49,30 +53,36 @@ fn options(seed: u64) -> EstimateOptions {
 #[test]
 fn ninety_nine_of_a_hundred_estimates_are_within_their_bounds() {
     let (_scratch, paths) = inputs(1);
-    let exact = Options {
-        chunkings: vec!["fixed:4K".parse().unwrap()],
-        memory_bytes: 16 << 20,
-        temporary: std::env::temp_dir(),
-    };
-    let exact = analyze(&paths, &exact, &Progress::default()).unwrap();
+    let traces = [paths[0].with_extension("trace")];
+    let mut exact = trees::options(vec!["fixed:4K".parse().unwrap()], 16 << 20);
+    exact.trace = Some(TraceOptions {
+        path: traces[0].clone(),
+        hides_names: false,
+    });
+    let exact = analyze(from(&paths), &exact, &Progress::default()).unwrap();
     let truth = &exact.chunkings[0];
     let ratio = truth.redundancy.distinct_bytes as f64 / truth.redundancy.bytes as f64;
     assert!((0.2..0.8).contains(&ratio), "{ratio}");
-    let mut within = 0;
-    let mut differ = 0;
-    for seed in 0..100 {
-        let found = estimate(&paths, &options(seed), &Progress::default()).unwrap();
-        assert_eq!(found.totals, truth.total);
+    for (source, seeds) in [(from(&paths), 100), (Source::Traces(&traces), 20)] {
+        let mut within = 0;
+        let mut differ = 0;
+        for seed in 0..seeds {
+            let found = estimate(source, &options(seed), &Progress::default()).unwrap();
+            assert_eq!(found.totals, truth.total);
+            assert!(
+                found.error <= 0.02 && found.sample_blocks >= 6623,
+                "{found:?}"
+            );
+            let off = (found.distinct_ratio - ratio).abs();
+            within += u64::from(off <= found.error);
+            differ += u64::from(off > 0.0001);
+        }
+        assert!(within * 100 >= seeds * 99, "{within} of {seeds}");
         assert!(
-            found.error <= 0.02 && found.sample_blocks >= 6623,
-            "{found:?}"
+            differ * 10 >= seeds * 9,
+            "an estimate is no count: {differ}"
         );
-        let off = (found.distinct_ratio - ratio).abs();
-        within += u32::from(off <= found.error);
-        differ += u32::from(off > 0.0001);
     }
-    assert!(within >= 99, "{within} of 100");
-    assert!(differ >= 90, "an estimate is no count: {differ}");
 }
 
 #[test]
@@ -94,10 +104,10 @@ fn what_is_nearly_all_zeros_has_a_wider_bound() {
         error: 0.2,
         ..options(3)
     };
-    let found = estimate(&[path], &coarse, &Progress::default()).unwrap();
+    let found = estimate(from(&[path]), &coarse, &Progress::default()).unwrap();
     assert_eq!(found.totals.chunks - found.totals.zero_chunks, 2);
     assert!(found.error > 0.2, "{found:?}");
-    let nothing = estimate(&[], &options(1), &Progress::default()).unwrap();
+    let nothing = estimate(from(&[]), &options(1), &Progress::default()).unwrap();
     assert_eq!((nothing.sample_blocks, nothing.error), (0, 1.0));
 }
 
@@ -117,6 +127,6 @@ fn options_that_make_no_sense_are_refused() {
             confidence,
             seed: 0,
         };
-        assert!(estimate(&[], &options, &Progress::default()).is_err());
+        assert!(estimate(from(&[]), &options, &Progress::default()).is_err());
     }
 }
