@@ -20,12 +20,14 @@
 //! | `advice.rs` | what a pool would make of it |
 //! | `trace.rs` | what data was cut into, in a file: writes it, and analyses from it |
 //! | `harnik.rs` | an estimate with a bound, in memory that does not depend on the data |
+//! | `quick.rs` | a guess from a few blocks |
 
 mod advice;
 mod analysis;
 mod chunking;
 mod compression;
 mod harnik;
+mod quick;
 mod record;
 mod redundancy;
 mod runs;
@@ -40,6 +42,7 @@ pub use analysis::{Analysis, ChunkingReport, Options, Source, analyze};
 pub use chunking::{Chunking, ChunkingError};
 pub use compression::{Compressed, Compressibility};
 pub use harnik::{Estimate, EstimateOptions, estimate};
+pub use quick::{MEASURED, Measured, QuickLook, QuickOptions, quick_look};
 pub use redundancy::{Category, Copies, InputShare, Redundancy};
 pub use runs::{RunClass, RunLengths};
 pub use scan::{Progress, Totals};

@@ -4,7 +4,7 @@ mod html;
 mod reply;
 mod tables;
 
-use self::reply::{EstimateReply, Reply};
+use self::reply::{EstimateReply, Reply, SampleReply};
 use super::{Context, parse_size};
 use crate::error::{Error, Result};
 use crate::image::ImageFormat;
@@ -12,8 +12,8 @@ use crate::output::Output;
 use crate::progress::Progress as Bar;
 use onefold_image::Backing;
 use onefold_study::{
-    Chunking, EstimateOptions, Options, Problem, Progress, Source, StudyError, TraceOptions,
-    analyze, estimate, trace_ways,
+    Chunking, EstimateOptions, Options, Problem, Progress, QuickOptions, Source, StudyError,
+    TraceOptions, analyze, estimate, quick_look, trace_ways,
 };
 use std::io;
 use std::path::PathBuf;
@@ -80,7 +80,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "PERCENT", default_value = "99.9")]
     confidence: f64,
 
-    /// What Harnik's estimate draws follows from this number; with none, it is drawn as well.
+    /// Which part of the blocks a sample has, in percent.
+    #[arg(long, value_name = "PERCENT", default_value = "10")]
+    part: f64,
+
+    /// What is drawn for Harnik's estimate or a sample follows from this number; with none, it is drawn as
+    /// well.
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 
@@ -104,12 +109,16 @@ enum Method {
     Exact,
     /// Harnik's method: an estimate of what fixed blocks save, within a bound, in 16 MiB of memory.
     Harnik,
+    /// A quick look at a few blocks of a fixed size. How far such looks were off elsewhere is said; there is
+    /// no bound.
+    Sample,
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     match args.method {
         Method::Exact => run_exact(context, args),
         Method::Harnik => run_harnik(context, args),
+        Method::Sample => run_sample(context, args),
     }
 }
 
@@ -146,16 +155,7 @@ fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
 }
 
 fn run_harnik(context: &Context, args: &Args) -> Result<ExitCode> {
-    let [Chunking::Fixed { bytes }] = args.chunkings()?[..] else {
-        let message =
-            "Harnik's estimate is of fixed blocks of one size: --chunking fixed:SIZE, once";
-        return Err(Error::usage(message));
-    };
-    if args.csv.is_some() || args.html.is_some() || args.trace.is_some() {
-        return Err(Error::usage(
-            "tables, pages and traces are of exact figures: not with --method harnik",
-        ));
-    }
+    let bytes = args.one_size_of_blocks()?;
     let options = EstimateOptions {
         block_bytes: bytes,
         error: args.error / 100.0,
@@ -193,6 +193,21 @@ impl Args {
         }
     }
 
+    /// For the methods that estimate.
+    fn one_size_of_blocks(&self) -> Result<usize> {
+        let [Chunking::Fixed { bytes }] = self.chunkings()?[..] else {
+            return Err(Error::usage(
+                "an estimate is of fixed blocks of one size: --chunking fixed:SIZE, once",
+            ));
+        };
+        if self.csv.is_some() || self.html.is_some() || self.trace.is_some() {
+            return Err(Error::usage(
+                "tables, pages and traces are of exact figures: only with --method exact",
+            ));
+        }
+        Ok(bytes)
+    }
+
     fn chunkings(&self) -> Result<Vec<Chunking>> {
         if self.chunking.is_empty() {
             return match self.from_traces {
@@ -208,6 +223,28 @@ impl Args {
         }
         Ok(chunkings)
     }
+}
+
+fn run_sample(context: &Context, args: &Args) -> Result<ExitCode> {
+    let source = args.source();
+    let Source::Paths { paths, disks } = source else {
+        return Err(Error::usage("a sample is drawn from data, not from traces"));
+    };
+    let options = QuickOptions {
+        block_bytes: args.one_size_of_blocks()?,
+        part: args.part / 100.0,
+        seed: args.seed.unwrap_or_else(random_seed),
+    };
+    let all = source.bytes();
+    let progress = Arc::new(Progress::default());
+    stop_when_interrupted(&progress)?;
+    let look = with_bar(&context.output, &progress, all, || {
+        quick_look(paths, disks, &options, &progress)
+    });
+    let look = look.map_err(said)?;
+    let code = warn(&context.output, &look.problems, look.is_complete);
+    context.output.document(&SampleReply::of(look, &options))?;
+    Ok(code)
 }
 
 fn note_unopened_disks(output: &Output, count: u64) {
