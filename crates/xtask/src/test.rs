@@ -22,7 +22,10 @@ use crate::workspace::Workspace;
 const KILL_ROUNDS: u64 = 12;
 
 /// How long CI runs each fuzz target. More by `cargo xtask fuzz --seconds N`.
-const FUZZ_SECONDS: u32 = 6;
+const FUZZ_SECONDS: u32 = 4;
+
+/// Tests that run at a time. Many of them wait for something most of the time.
+const TESTS_AT_A_TIME: &str = "8";
 
 /// Options of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -158,6 +161,7 @@ fn unit_tests(workspace: &Workspace) -> Result<()> {
         .cargo()
         .args(["test", "--workspace", "--locked"])
         .args(["--exclude", "onefold-model"])
+        .env("RUST_TEST_THREADS", TESTS_AT_A_TIME)
         .show()
 }
 
