@@ -118,6 +118,20 @@ fn what_is_cut_or_damaged_or_goes_on_names_file_and_offset() {
     assert!(refusal(&longer).contains("there is more"));
     let twice = [&whole[..], &whole[..]].concat();
     assert!(refusal(&twice).contains("there is more"));
+    // Frames that are missing, or there twice.
+    let (mut frames, mut rest) = (Vec::new(), &whole[..]);
+    while !rest.is_empty() {
+        let payload = u32::from_le_bytes(rest[16..20].try_into().unwrap());
+        let (frame, after) = rest.split_at(24 + payload as usize);
+        frames.push(frame);
+        rest = after;
+    }
+    for n in 0..frames.len() - 1 {
+        let without = [&frames[..n], &frames[n + 1..]].concat().concat();
+        assert!(refusal(&without).contains("position"), "without frame {n}");
+        let twice = [&frames[..=n], &frames[n..]].concat().concat();
+        assert!(refusal(&twice).contains("position"), "frame {n} twice");
+    }
     fs::write(&traces[0], &whole).unwrap();
     assert!(from_traces(&traces, ways(), 0).is_ok());
 }
