@@ -1,4 +1,5 @@
-//! What deduplication would save: data sets read, cut into chunks, and counted.
+//! What deduplication would save: data sets read, cut into chunks, and counted; and load with the
+//! duplicates that were counted.
 //!
 //! An analysis reads every input once and cuts it in several ways at the same time. What is kept of a
 //! chunk is a record of 32 bytes: its fingerprint, where it is, how long it is, and what it belongs to.
@@ -21,12 +22,16 @@
 //! | `trace.rs` | what data was cut into, in a file: writes it, and analyses from it |
 //! | `harnik.rs` | an estimate with a bound, in memory that does not depend on the data |
 //! | `quick.rs` | a guess from a few blocks |
+//! | `distribution.rs` | how often contents occur, and how long runs are, as a text |
+//! | `load/` | load that follows a distribution, on anything that can be written and read |
 
 mod advice;
 mod analysis;
 mod chunking;
 mod compression;
+mod distribution;
 mod harnik;
+pub mod load;
 mod quick;
 mod record;
 mod redundancy;
@@ -41,10 +46,11 @@ pub use advice::Advice;
 pub use analysis::{Analysis, ChunkingReport, Options, Source, analyze};
 pub use chunking::{Chunking, ChunkingError};
 pub use compression::{Compressed, Compressibility};
+pub use distribution::{CopyCount, Distribution, DistributionError, shipped_distributions};
 pub use harnik::{Estimate, EstimateOptions, estimate};
 pub use quick::{MEASURED, Measured, QuickLook, QuickOptions, quick_look};
 pub use redundancy::{Category, Copies, InputShare, Redundancy};
-pub use runs::{RunClass, RunLengths};
+pub use runs::{RunClass, RunCount, RunLengths};
 pub use scan::{Progress, Totals};
 pub use trace::{TraceOptions, trace_ways};
 pub use walk::{Problem, Survey, survey};
@@ -61,6 +67,9 @@ pub enum StudyError {
     /// A trace is not what was written, or is not of one kind with the others.
     #[error("{0}")]
     Trace(String),
+    /// A target has not kept what was written.
+    #[error("{0}")]
+    Mismatch(load::Mismatch),
 }
 
 impl StudyError {

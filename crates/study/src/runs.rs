@@ -30,6 +30,17 @@ pub struct RunLengths {
     pub longest_bytes: u64,
     /// How many have from 2^n bytes to below 2^(n+1), in the n-th place, to the last that has any.
     pub by_power_of_two: Vec<u64>,
+    /// The same by chunks: those of from 2^n chunks to below 2^(n+1), in the n-th place.
+    pub by_chunks: Vec<RunCount>,
+}
+
+/// Runs of about the same length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct RunCount {
+    /// How many there are.
+    pub runs: u64,
+    /// What they have together.
+    pub chunks: u64,
 }
 
 impl RunLengths {
@@ -40,15 +51,15 @@ impl RunLengths {
             bytes: 0,
             longest_bytes: 0,
             by_power_of_two: Vec::new(),
+            by_chunks: Vec::new(),
         }
     }
 
-    fn add(&mut self, bytes: u64) {
-        let power = bytes.max(1).ilog2() as usize;
-        if self.by_power_of_two.len() <= power {
-            self.by_power_of_two.resize(power + 1, 0);
-        }
-        self.by_power_of_two[power] += 1;
+    fn add(&mut self, bytes: u64, chunks: u64) {
+        *at_power_of(bytes, &mut self.by_power_of_two) += 1;
+        let count = at_power_of(chunks, &mut self.by_chunks);
+        count.runs += 1;
+        count.chunks += chunks;
         self.runs += 1;
         self.bytes += bytes;
         self.longest_bytes = self.longest_bytes.max(bytes);
@@ -64,30 +75,40 @@ impl RunLengths {
     }
 }
 
+/// The place for a number by its power of two, made if there is none yet.
+fn at_power_of<T: Clone + Default>(number: u64, places: &mut Vec<T>) -> &mut T {
+    let power = number.max(1).ilog2() as usize;
+    if places.len() <= power {
+        places.resize(power + 1, T::default());
+    }
+    &mut places[power]
+}
+
 /// Joins chunks, which come in the order of their positions, to runs: unique ones, redundant ones.
 pub(crate) fn run_lengths(
     places: impl Iterator<Item = io::Result<u128>>,
 ) -> io::Result<[RunLengths; 2]> {
     let mut lengths = [RunClass::Unique, RunClass::Redundant].map(RunLengths::new);
-    let mut run: Option<Place> = None;
+    let mut run: Option<(Place, u64)> = None;
     for place in places {
         let place = Place::unpack(place?);
         match &mut run {
-            Some(run)
+            Some((run, chunks))
                 if run.position + run.bytes == place.position
                     && run.is_redundant == place.is_redundant =>
             {
                 run.bytes += place.bytes;
+                *chunks += 1;
             }
             other => {
-                if let Some(run) = other.replace(place) {
-                    lengths[usize::from(run.is_redundant)].add(run.bytes);
+                if let Some((run, chunks)) = other.replace((place, 1)) {
+                    lengths[usize::from(run.is_redundant)].add(run.bytes, chunks);
                 }
             }
         }
     }
-    if let Some(run) = run {
-        lengths[usize::from(run.is_redundant)].add(run.bytes);
+    if let Some((run, chunks)) = run {
+        lengths[usize::from(run.is_redundant)].add(run.bytes, chunks);
     }
     Ok(lengths)
 }
@@ -121,6 +142,8 @@ mod tests {
             (3, 81, 64)
         );
         assert_eq!(unique.by_power_of_two, [1, 0, 0, 0, 1, 0, 1]);
+        let count = |runs, chunks| RunCount { runs, chunks };
+        assert_eq!(unique.by_chunks, [count(2, 2), count(1, 2)]);
         assert_eq!(unique.mean_bytes(), 27.0);
         assert_eq!((redundant.runs, redundant.bytes), (1, 1));
         let nothing = run_lengths(std::iter::empty()).unwrap();

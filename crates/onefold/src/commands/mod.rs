@@ -1,12 +1,15 @@
 //! The command line: one file a command.
 
 mod analyze;
+mod bench;
+mod foreground;
 mod index_convert;
 mod index_rebuild;
 mod index_stat;
 mod job_list;
 mod job_pause;
 mod job_resume;
+mod plots;
 mod pool_check;
 mod pool_create;
 mod pool_dedup;
@@ -88,6 +91,11 @@ enum Noun {
     /// Reads files, folders, block devices and raw disk images, and counts exactly what is in them more
     /// often than once. Nothing is changed.
     Analyze(analyze::Args),
+    /// Put a load on a file, a block device or an NBD export, and measure how it is borne.
+    ///
+    /// What is written has duplicates as a real data set has them. Everything that is read is compared with
+    /// what was written. What the target holds is destroyed.
+    Bench(bench::Args),
     /// Serve the pool's volumes over NBD until stopped by SIGTERM or SIGINT.
     Serve(serve::Args),
 }
@@ -289,6 +297,7 @@ impl Cli {
             Noun::Volume(VolumeVerb::Rename(args)) => volume_rename::run(&context, args),
             Noun::Volume(VolumeVerb::Delete(args)) => volume_delete::run(&context, args),
             Noun::Analyze(args) => analyze::run(&context, &args),
+            Noun::Bench(args) => bench::run(&context, &args),
             Noun::Serve(args) => serve::run(&context, args),
         }
     }

@@ -391,7 +391,7 @@ fn an_interrupt_ends_it_with_what_is_known() {
 }
 
 /// Interrupts it once it listens for that, and waits for its end.
-fn interrupted(child: Child) -> Outcome {
+pub(crate) fn interrupted(child: Child) -> Outcome {
     let pid = rustix::process::Pid::from_child(&child);
     wait_until("it catches SIGINT", || {
         let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();

@@ -1,5 +1,6 @@
 //! The figures as one page with plots, which needs nothing but a browser.
 
+use super::super::plots::{self, AMOUNTS, COLOURS, SIZE, escaped};
 use super::reply::{Reply, WayReply};
 use crate::error::{Error, Result};
 use crate::output::Document;
@@ -7,23 +8,12 @@ use crate::size;
 use onefold_study::RunLengths;
 use plotters::prelude::*;
 use std::error::Error as Cause;
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 
-/// Of each plot, in pixels.
-const SIZE: (u32, u32) = (720, 360);
-
-/// Amounts at the side of a plot, about.
-const AMOUNTS: usize = 8;
-
-const UNIQUE: RGBColor = RGBColor(0x30, 0x6d, 0xa8);
-const REDUNDANT: RGBColor = RGBColor(0xd0, 0x7a, 0x22);
-
-const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}\
-    pre{background:#f4f4f4;padding:1em;overflow-x:auto}svg{max-width:100%;height:auto}\
-    h2{margin-top:2em}";
+const UNIQUE: RGBColor = COLOURS[0];
+const REDUNDANT: RGBColor = COLOURS[1];
 
 /// What a plot shows as bars: what they are called, and their heights, side by side.
 struct Bars<'a> {
@@ -47,30 +37,23 @@ pub(super) fn write(reply: &Reply, path: &Path) -> Result<()> {
 fn page(reply: &Reply) -> std::result::Result<String, Box<dyn Cause>> {
     let mut text = Vec::new();
     reply.text(&mut text)?;
-    let mut page = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <title>What deduplication would save</title><style>{STYLE}</style></head><body>\n\
-         <h1>What deduplication would save</h1>\n"
-    );
+    let mut remarks = Vec::new();
     if !reply.is_complete {
-        page.push_str("<p>Stopped: this is of what was read by then.</p>\n");
+        remarks.push("Stopped: this is of what was read by then.".to_owned());
     }
     for problem in &reply.problems {
-        let words = escaped(&format!("{:?}: {}", problem.path, problem.what));
-        writeln!(page, "<p>Not read: {words}</p>")?;
+        remarks.push(format!("Not read: {:?}: {}", problem.path, problem.what));
     }
+    let mut body = Vec::new();
     for way in &reply.chunkings {
-        writeln!(page, "<h2>Cut as {}</h2>", escaped(&way.chunking))?;
+        body.push(format!("<h2>Cut as {}</h2>", escaped(&way.chunking)));
         for bars in plots(way) {
-            writeln!(page, "{}", bars.draw()?)?;
+            body.push(bars.draw()?);
         }
     }
-    let text = escaped(&String::from_utf8_lossy(&text));
-    writeln!(
-        page,
-        "<h2>All figures</h2>\n<pre>{text}</pre>\n</body></html>"
-    )?;
-    Ok(page)
+    let text = String::from_utf8_lossy(&text);
+    let title = "What deduplication would save";
+    Ok(plots::page(title, &remarks, &body, &text))
 }
 
 fn plots(way: &WayReply) -> Vec<Bars<'_>> {
@@ -245,10 +228,4 @@ impl Bars<'_> {
 fn name_of(path: &Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str());
     name.to_string_lossy().into_owned()
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }

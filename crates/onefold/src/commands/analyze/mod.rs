@@ -5,6 +5,7 @@ mod reply;
 mod tables;
 
 use self::reply::{EstimateReply, Reply, SampleReply};
+use super::foreground::{self, random_seed, said};
 use super::{Context, parse_size};
 use crate::error::{Error, Result};
 use crate::image::ImageFormat;
@@ -12,22 +13,16 @@ use crate::output::Output;
 use crate::progress::Progress as Bar;
 use onefold_image::Backing;
 use onefold_study::{
-    Chunking, EstimateOptions, Options, Problem, Progress, QuickOptions, Source, StudyError,
-    TraceOptions, analyze, estimate, quick_look, trace_ways,
+    Analysis, Chunking, Distribution, EstimateOptions, Options, Problem, Progress, QuickOptions,
+    Source, TraceOptions, analyze, estimate, quick_look, trace_ways,
 };
-use std::io;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread;
-use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
 
 const CHUNKING_DEFAULT: Chunking = Chunking::Fixed { bytes: 4096 };
-
-/// How often the bar moves.
-const BAR_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -97,6 +92,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
+    /// Also write how often contents occur, and how long runs are, into this new file, for `onefold bench`.
+    #[arg(long, value_name = "FILE")]
+    distribution: Option<PathBuf>,
+
     /// Memory for what is known of the chunks; what has no room goes to a temporary file.
     #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "256M")]
     memory: u64,
@@ -123,8 +122,14 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 }
 
 fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
+    let chunkings = args.chunkings()?;
+    let fixed = |way: &&Chunking| matches!(way, Chunking::Fixed { .. });
+    if args.distribution.is_some() && chunkings.iter().filter(fixed).count() != 1 {
+        let message = "a distribution is of fixed blocks of one size: --chunking fixed:SIZE, once";
+        return Err(Error::usage(message));
+    }
     let options = Options {
-        chunkings: args.chunkings()?,
+        chunkings,
         memory_bytes: usize::try_from(args.memory)
             .map_err(|_| Error::usage("more memory than this machine can address"))?,
         temporary: std::env::temp_dir(),
@@ -143,6 +148,9 @@ fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
     let analysis = analysis.map_err(said)?;
     note_unopened_disks(&context.output, analysis.unopened_disks);
     let code = warn(&context.output, &analysis.problems, analysis.is_complete);
+    if let Some(file) = &args.distribution {
+        write_distribution(&analysis, file)?;
+    }
     let reply = Reply::of(analysis, args.generations);
     if let Some(folder) = &args.csv {
         tables::write(&reply, folder)?;
@@ -152,6 +160,17 @@ fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
     }
     context.output.document(&reply)?;
     Ok(code)
+}
+
+fn write_distribution(analysis: &Analysis, path: &Path) -> Result<()> {
+    let found = analysis.chunkings.iter().find_map(Distribution::of);
+    let found = found.ok_or_else(|| {
+        Error::failed("there is nothing but zeros, which are in no distribution: none was written")
+    })?;
+    let file = File::create_new(path);
+    let mut file = file.map_err(|e| Error::io(format_args!("cannot make {path:?}"), &e))?;
+    let written = file.write_all(found.to_string().as_bytes());
+    written.map_err(|e| Error::io(format_args!("cannot write {path:?}"), &e))
 }
 
 fn run_harnik(context: &Context, args: &Args) -> Result<ExitCode> {
@@ -200,9 +219,10 @@ impl Args {
                 "an estimate is of fixed blocks of one size: --chunking fixed:SIZE, once",
             ));
         };
-        if self.csv.is_some() || self.html.is_some() || self.trace.is_some() {
+        let files = [&self.csv, &self.html, &self.trace, &self.distribution];
+        if files.into_iter().any(Option::is_some) {
             return Err(Error::usage(
-                "tables, pages and traces are of exact figures: only with --method exact",
+                "tables, pages, traces and distributions are of exact figures: only with --method exact",
             ));
         }
         Ok(bytes)
@@ -256,18 +276,6 @@ fn note_unopened_disks(output: &Output, count: u64) {
     }
 }
 
-fn random_seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0)
-}
-
-fn said(error: StudyError) -> Error {
-    match error {
-        StudyError::Usage(message) => Error::usage(message),
-        StudyError::Io(..) | StudyError::Trace(_) => Error::failed(error.to_string()),
-    }
-}
-
 /// Names what was wrong with inputs. Returns the exit code that this makes.
 fn warn(output: &Output, problems: &[Problem], is_complete: bool) -> ExitCode {
     for problem in problems {
@@ -279,41 +287,16 @@ fn warn(output: &Output, problems: &[Problem], is_complete: bool) -> ExitCode {
     ExitCode::from(u8::from(!problems.is_empty() || !is_complete))
 }
 
-/// The first SIGINT ends the reading, a second one the process.
 fn stop_when_interrupted(progress: &Arc<Progress>) -> Result<()> {
-    let failed = |e: io::Error| Error::io("cannot listen for signals", &e);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(failed)?;
-    let interrupts = runtime.block_on(async { signal(SignalKind::interrupt()) });
-    let mut interrupts = interrupts.map_err(failed)?;
     let progress = Arc::clone(progress);
-    thread::spawn(move || {
-        runtime.block_on(async {
-            while interrupts.recv().await.is_some() {
-                if progress.is_stopping() {
-                    std::process::exit(130);
-                }
-                progress.stop();
-            }
-        });
-    });
-    Ok(())
+    foreground::stop_when_interrupted(move || {
+        let was_stopping = progress.is_stopping();
+        progress.stop();
+        was_stopping
+    })
 }
 
 fn with_bar<T>(output: &Output, progress: &Progress, all: u64, work: impl FnOnce() -> T) -> T {
     let bar = Bar::bytes(output, "analysing");
-    let (done, ended) = channel::<()>();
-    thread::scope(|scope| {
-        let bar = &bar;
-        scope.spawn(move || {
-            while ended.recv_timeout(BAR_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                bar.set(progress.done_bytes().min(all), all);
-            }
-        });
-        let result = work();
-        drop(done);
-        result
-    })
+    foreground::with_bar(&bar, || (progress.done_bytes().min(all), all), work)
 }

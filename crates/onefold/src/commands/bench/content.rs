@@ -1,0 +1,60 @@
+//! The distributions that can be asked for: those that come with the program, and files.
+
+use crate::error::{Error, Result};
+use onefold_study::{Distribution, shipped_distributions};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// A distribution's text at most: many times as much as one of a large data set.
+const TEXT_BYTES_MAX: u64 = 64 << 20;
+
+/// A distribution, and how it was asked for.
+pub(super) struct Content {
+    pub(super) name: String,
+    pub(super) distribution: Distribution,
+}
+
+impl Content {
+    /// Those that come with the program go before files of their names.
+    pub(super) fn load(name: &Path, block_bytes: Option<u64>) -> Result<Self> {
+        let mut shipped = shipped_distributions().into_iter();
+        let text = match shipped.find(|(known, _)| Path::new(known) == name) {
+            Some((_, text)) => text.to_owned(),
+            None => read(name)?,
+        };
+        let distribution = Distribution::parse(&text);
+        let distribution =
+            distribution.map_err(|e| Error::usage(format!("the distribution {name:?}, {e}")))?;
+        let distribution = match block_bytes {
+            None => distribution,
+            Some(bytes) if (512..=16 << 20).contains(&bytes) && bytes.is_multiple_of(512) => {
+                distribution.with_block_bytes(bytes)
+            }
+            Some(bytes) => {
+                return Err(Error::usage(format!(
+                    "blocks of {bytes} bytes: multiples of 512 up to 16 MiB there can be"
+                )));
+            }
+        };
+        Ok(Self {
+            name: name.to_string_lossy().into_owned(),
+            distribution,
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<String> {
+    let failed = |e| {
+        let known = shipped_distributions().map(|(name, _)| name).join(", ");
+        Error::io(
+            format_args!("cannot read the distribution {path:?}, which is none of {known}"),
+            &e,
+        )
+    };
+    let mut text = String::new();
+    let file = File::open(path).map_err(failed)?;
+    let read = file.take(TEXT_BYTES_MAX).read_to_string(&mut text);
+    read.map_err(failed)?;
+    Ok(text)
+}

@@ -1,0 +1,209 @@
+//! `onefold bench`
+
+mod content;
+mod nbd;
+mod page;
+mod place;
+mod reply;
+
+use self::content::Content;
+use self::place::Place;
+use self::reply::Reply;
+use super::foreground::{random_seed, said, stop_when_interrupted, with_bar};
+use super::{Context, parse_size};
+use crate::error::{Error, Result};
+use crate::output::Output;
+use crate::progress::Progress;
+use onefold_study::load::{
+    self, Load, LoadProgress, Mode, Pattern, Share, Target, inspect, scaled,
+};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// What is written to: a file, which is made if there is none, a block device, nbd://HOST[:PORT]/EXPORT,
+    /// nbd+unix:///EXPORT?socket=PATH, or memory:SIZE, which shows what the load itself can do.
+    target: Place,
+
+    /// Uses this much of the target, from its start; and makes a new file as large as this.
+    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    size: Option<u64>,
+
+    /// Which requests: write, read or mixed:READ_PERCENT. Before anything is read, everything is written once.
+    #[arg(long, value_name = "MODE", default_value = "write")]
+    mode: Mode,
+
+    /// Where: sequential, uniform, nurand[:A] (TPC-C's hot spots) or zipf[:THETA].
+    #[arg(long, value_name = "PATTERN", default_value = "sequential")]
+    pattern: Pattern,
+
+    /// The size of requests, whole blocks; one block unless it is given.
+    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    request: Option<u64>,
+
+    /// How many jobs work side by side, each on a part of its own.
+    #[arg(long, value_name = "NUMBER", default_value = "1")]
+    jobs: u64,
+
+    /// Ends it after so many seconds; filling before, and reading back after, are not counted.
+    #[arg(long, value_name = "NUMBER")]
+    seconds: Option<u64>,
+
+    /// Ends it after so many requests. With neither, it ends after as many as have room.
+    #[arg(long, value_name = "NUMBER")]
+    requests: Option<u64>,
+
+    /// So many requests a second, of all jobs together; without it, as many as there can be.
+    #[arg(long, value_name = "NUMBER", value_parser = parse_rate)]
+    rate: Option<f64>,
+
+    /// Which contents, how often: guests, dedis, paulo09, or a file as `analyze --distribution` writes it.
+    #[arg(long, value_name = "NAME|FILE", default_value = "guests")]
+    distribution: PathBuf,
+
+    /// The size of blocks, instead of that in the distribution.
+    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    block_size: Option<u64>,
+
+    /// So many percent of each block compress to nearly nothing.
+    #[arg(long, value_name = "PERCENT", default_value = "0", value_parser = clap::value_parser!(u8).range(0..=100))]
+    compressible: u8,
+
+    /// Contents and addresses follow from this number; with none, it is drawn.
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
+
+    /// This is the K-th of N that run side by side with the same seed: what they have in common follows
+    /// the distribution too.
+    #[arg(long, value_name = "K/N", default_value = "1/1", value_parser = parse_instance)]
+    instance: Share,
+
+    /// Do not read at the end what was written.
+    #[arg(long)]
+    no_read_back: bool,
+
+    /// Past the host's page cache (O_DIRECT): files and devices only.
+    #[arg(long)]
+    direct: bool,
+
+    /// Destroys what the target holds.
+    #[arg(long)]
+    yes: bool,
+
+    /// Also write a page with plots to this new file. It needs nothing else, and no network.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    let content = Content::load(&args.distribution, args.block_size)?;
+    let block_bytes = content.distribution.block_bytes();
+    let load = args.load(block_bytes)?;
+    let bytes = args.target.bytes(args.size)?;
+    let region = load.region(block_bytes, bytes).map_err(said)?;
+    let page = args.html.as_deref().map(page::create).transpose()?;
+    let (target, is_new) = args.target.open(bytes, block_bytes, &load, args.direct)?;
+    let target = &*target;
+    let progress = Arc::new(LoadProgress::default());
+    let stopping = Arc::clone(&progress);
+    stop_when_interrupted(move || {
+        let was_stopping = stopping.is_stopping();
+        stopping.stop();
+        was_stopping
+    })?;
+    if !(is_new || args.yes) {
+        refuse_content(&context.output, target, region.bytes, &progress)?;
+    }
+    let scaled = scaled(&content.distribution, region, load.share);
+    let bar = Progress::steps(&context.output, "benching");
+    let work = || load::run(target, region, &scaled, &load, &progress);
+    let report = with_bar(&bar, || progress.steps(), work).map_err(said)?;
+    drop(bar);
+    let is_complete = report.is_complete;
+    if !is_complete {
+        let words = "stopped: what follows is of what was done by then";
+        context.output.warn(words);
+    }
+    let reply = Reply::of(&report, &content, &scaled, region, &load, target);
+    if let Some(file) = page {
+        page::write(&reply, file)?;
+    }
+    context.output.document(&reply)?;
+    Ok(ExitCode::from(u8::from(!is_complete)))
+}
+
+impl Args {
+    fn load(&self, block_bytes: u64) -> Result<Load> {
+        let seed = match (self.seed, self.instance.count) {
+            (Some(seed), _) => seed,
+            (None, 1) => random_seed(),
+            _ => {
+                let message =
+                    "instances have contents in common by their seed: give all the same --seed";
+                return Err(Error::usage(message));
+            }
+        };
+        Ok(Load {
+            mode: self.mode,
+            pattern: self.pattern,
+            request_bytes: self.request.unwrap_or(block_bytes),
+            jobs: self.jobs,
+            time: self.seconds.map(Duration::from_secs),
+            requests: self.requests,
+            rate: self.rate,
+            reads_back: !self.no_read_back,
+            compressible_percent: self.compressible,
+            seed,
+            share: self.instance,
+        })
+    }
+}
+
+/// Nothing is written over that somebody may want.
+fn refuse_content(
+    output: &Output,
+    target: &dyn Target,
+    bytes: u64,
+    progress: &LoadProgress,
+) -> Result<()> {
+    let bar = Progress::steps(output, "looking whether it is empty");
+    let found = with_bar(
+        &bar,
+        || progress.steps(),
+        || inspect(target, bytes, progress),
+    );
+    match found {
+        Ok(None) => Ok(()),
+        Ok(Some(what)) => Err(Error::usage(format!(
+            "{} holds {what}; nothing was changed; --yes writes over it",
+            target.name()
+        ))),
+        Err(error) => Err(Error::io(
+            format_args!("cannot look whether {} is empty", target.name()),
+            &error,
+        )),
+    }
+}
+
+fn parse_rate(text: &str) -> std::result::Result<f64, String> {
+    let rate: Option<f64> = text.parse().ok();
+    let rate = rate.filter(|rate| (1e-3..=1e9).contains(rate));
+    rate.ok_or_else(|| format!("'{text}' is no rate: from 0.001 to 1000000000 requests a second"))
+}
+
+fn parse_instance(text: &str) -> std::result::Result<Share, String> {
+    let parts = text.split_once('/');
+    let numbers = parts.and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    match numbers {
+        Some((k, count)) if (1..=count).contains(&k) && count <= 1 << 16 => Ok(Share {
+            index: k - 1,
+            count,
+        }),
+        _ => Err(format!(
+            "'{text}' is no instance: 2/4 is the second of four"
+        )),
+    }
+}

@@ -1,0 +1,296 @@
+//! What `bench` prints.
+
+use super::content::Content;
+use crate::output::Document;
+use crate::size;
+use onefold_study::load::{
+    Load, LoadReport, Measured, Operation, PhaseReport, Region, Scaled, Target,
+};
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// Latencies that are told of each operation: their percentiles.
+const PERCENTILES: [f64; 4] = [50.0, 90.0, 99.0, 99.9];
+
+/// The document of `bench`; its field names are a promise.
+#[derive(Debug, Serialize)]
+pub(super) struct Reply {
+    pub(super) is_complete: bool,
+    pub(super) target: String,
+    pub(super) region_bytes: u64,
+    pub(super) block_bytes: u64,
+    pub(super) request_bytes: u64,
+    pub(super) mode: String,
+    pub(super) pattern: String,
+    pub(super) jobs: u64,
+    /// Requests per second that were asked for; nothing for as many as there can be.
+    pub(super) rate: Option<f64>,
+    pub(super) seed: u64,
+    /// Which of how many, from 1 on.
+    pub(super) instance: u64,
+    pub(super) instances: u64,
+    pub(super) compressible_percent: u8,
+    pub(super) content: ContentReply,
+    /// Blocks that were read and compared with what was written. All were equal, or this would not be.
+    pub(super) verified_blocks: u64,
+    pub(super) phases: Vec<PhaseReply>,
+}
+
+/// The distribution in as many blocks as the regions of all instances have.
+#[derive(Debug, Serialize)]
+pub(super) struct ContentReply {
+    pub(super) distribution: String,
+    pub(super) blocks: u64,
+    pub(super) distinct_blocks: u64,
+    /// Part of the blocks that need not be stored.
+    pub(super) saved_ratio: f64,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct PhaseReply {
+    pub(super) phase: &'static str,
+    pub(super) seconds: f64,
+    pub(super) operations: Vec<OperationReply>,
+    pub(super) interval_seconds: f64,
+    /// Bytes that were read and written in each interval.
+    pub(super) timeline: Vec<IntervalReply>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct OperationReply {
+    pub(super) operation: &'static str,
+    pub(super) requests: u64,
+    pub(super) bytes: u64,
+    pub(super) requests_per_second: f64,
+    pub(super) bytes_per_second: f64,
+    pub(super) latency_ns: LatencyReply,
+    /// From one power of ten to the next, in nanoseconds: the plot's points, by part of the requests.
+    #[serde(skip)]
+    pub(super) curve: Vec<(f64, f64)>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct LatencyReply {
+    pub(super) mean: f64,
+    pub(super) p50: u64,
+    pub(super) p90: u64,
+    pub(super) p99: u64,
+    pub(super) p99_9: u64,
+    pub(super) max: u64,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct IntervalReply {
+    pub(super) read_bytes: u64,
+    pub(super) written_bytes: u64,
+}
+
+impl Reply {
+    pub(super) fn of(
+        report: &LoadReport,
+        content: &Content,
+        scaled: &Scaled,
+        region: Region,
+        load: &Load,
+        target: &dyn Target,
+    ) -> Self {
+        let block_bytes = region.bytes / region.blocks;
+        let read = |phase: &PhaseReport| phase.measurement.of(Operation::Read).bytes;
+        let distinct_blocks = scaled.contents();
+        Self {
+            is_complete: report.is_complete,
+            target: target.name(),
+            region_bytes: region.bytes,
+            block_bytes,
+            request_bytes: load.request_bytes,
+            mode: load.mode.to_string(),
+            pattern: load.pattern.to_string(),
+            jobs: load.jobs,
+            rate: load.rate,
+            seed: load.seed,
+            instance: load.share.index + 1,
+            instances: load.share.count,
+            compressible_percent: load.compressible_percent,
+            content: ContentReply {
+                distribution: content.name.clone(),
+                blocks: scaled.blocks,
+                distinct_blocks,
+                saved_ratio: (scaled.blocks - distinct_blocks) as f64 / scaled.blocks as f64,
+            },
+            verified_blocks: report.phases.iter().map(read).sum::<u64>() / block_bytes,
+            phases: report.phases.iter().map(PhaseReply::of).collect(),
+        }
+    }
+}
+
+impl PhaseReply {
+    fn of(phase: &PhaseReport) -> Self {
+        let seconds = phase.elapsed.as_secs_f64();
+        let timeline = &phase.measurement.timeline;
+        let all = [
+            ("read", Operation::Read),
+            ("write", Operation::Write),
+            ("flush", Operation::Flush),
+        ];
+        let done = all.map(|(name, it)| (name, phase.measurement.of(it)));
+        let done = done.into_iter().filter(|(_, it)| !it.latency.is_empty());
+        Self {
+            phase: phase.name,
+            seconds,
+            operations: done
+                .map(|(name, measured)| OperationReply::of(name, measured, seconds))
+                .collect(),
+            interval_seconds: timeline.interval.as_secs_f64(),
+            timeline: timeline
+                .bytes
+                .iter()
+                .map(|[read_bytes, written_bytes]| IntervalReply {
+                    read_bytes: *read_bytes,
+                    written_bytes: *written_bytes,
+                })
+                .collect(),
+        }
+    }
+}
+
+impl OperationReply {
+    fn of(operation: &'static str, measured: &Measured, seconds: f64) -> Self {
+        let latency = &measured.latency;
+        let [p50, p90, p99, p99_9] = PERCENTILES.map(|it| latency.value_at_percentile(it));
+        let per_second = |number: u64| number as f64 / seconds.max(1e-9);
+        Self {
+            operation,
+            requests: latency.len(),
+            bytes: measured.bytes,
+            requests_per_second: per_second(latency.len()),
+            bytes_per_second: per_second(measured.bytes),
+            latency_ns: LatencyReply {
+                mean: latency.mean(),
+                p50,
+                p90,
+                p99,
+                p99_9,
+                max: latency.max(),
+            },
+            curve: curve(measured),
+        }
+    }
+}
+
+/// How long it took how many of the requests: for each of some parts that the slower ones are, from all
+/// to one of them, the part and the latency in nanoseconds.
+fn curve(measured: &Measured) -> Vec<(f64, f64)> {
+    let latency = &measured.latency;
+    // Twenty points for each power of ten.
+    let parts = (0..).map(|n| 10_f64.powf(-f64::from(n) / 20.0));
+    let parts = parts.take_while(|part| part * latency.len() as f64 >= 1.0);
+    let point = |part: f64| (part, latency.value_at_quantile(1.0 - part) as f64);
+    parts.map(point).collect()
+}
+
+impl Reply {
+    fn phases_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "\n{:10} {:6} {:>11} {:>10} {:>9} {:>11} {:>13} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            "phase",
+            "",
+            "requests",
+            "bytes",
+            "seconds",
+            "requests/s",
+            "bytes/s",
+            "p50",
+            "p90",
+            "p99",
+            "p99.9",
+            "max"
+        )?;
+        for phase in &self.phases {
+            for it in &phase.operations {
+                let latency = &it.latency_ns;
+                let times = [
+                    latency.p50,
+                    latency.p90,
+                    latency.p99,
+                    latency.p99_9,
+                    latency.max,
+                ];
+                write!(
+                    out,
+                    "{:10} {:6} {:>11}",
+                    phase.phase, it.operation, it.requests
+                )?;
+                match it.operation {
+                    "flush" => write!(out, " {:46}", "")?,
+                    _ => write!(
+                        out,
+                        " {:>10} {:>9.3} {:>11.0} {:>13}",
+                        size::display(it.bytes),
+                        phase.seconds,
+                        it.requests_per_second,
+                        format!("{}/s", size::display(it.bytes_per_second as u64)),
+                    )?,
+                }
+                for time in times {
+                    write!(out, " {:>9}", time_display(time as f64))?;
+                }
+                writeln!(out)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Document for Reply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let rate = match self.rate {
+            Some(rate) => format!(", {rate} a second"),
+            None => String::new(),
+        };
+        writeln!(
+            out,
+            "{}: {} of it, {} {}, requests of {}{rate}, jobs: {}",
+            self.target,
+            size::display(self.region_bytes),
+            self.mode,
+            self.pattern,
+            size::display(self.request_bytes),
+            self.jobs
+        )?;
+        let content = &self.content;
+        writeln!(
+            out,
+            "content: {} in {} blocks of {}, {} of them different, {:.2} % need not be stored; \
+             seed {}, instance {} of {}",
+            content.distribution,
+            content.blocks,
+            size::display(self.block_bytes),
+            content.distinct_blocks,
+            100.0 * content.saved_ratio,
+            self.seed,
+            self.instance,
+            self.instances
+        )?;
+        self.phases_text(out)?;
+        match self.verified_blocks {
+            0 => writeln!(out, "\nnothing was read back"),
+            blocks => writeln!(
+                out,
+                "\n{blocks} blocks were read and compared with what was written: all are equal"
+            ),
+        }
+    }
+}
+
+/// Nanoseconds with three digits or so and a unit, for people.
+pub(super) fn time_display(nanoseconds: f64) -> String {
+    let units = [(1e9, "s"), (1e6, "ms"), (1e3, "us")];
+    let unit = units.into_iter().find(|(least, _)| nanoseconds >= *least);
+    let (least, unit) = unit.unwrap_or((1.0, "ns"));
+    let number = nanoseconds / least;
+    match number < 10.0 && least > 1.0 {
+        true => format!("{number:.1} {unit}"),
+        false => format!("{number:.0} {unit}"),
+    }
+}

@@ -1,0 +1,70 @@
+//! What commands have in common that read or write for long by themselves: a bar, and an end when they
+//! are interrupted.
+
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+use onefold_study::StudyError;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How often the bar moves.
+const BAR_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The first SIGINT ends the work by `stop`, which says whether it was ending before; a second one ends
+/// the process.
+pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) -> Result<()> {
+    let failed = |e: io::Error| Error::io("cannot listen for signals", &e);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    let interrupts = runtime.block_on(async { signal(SignalKind::interrupt()) });
+    let mut interrupts = interrupts.map_err(failed)?;
+    thread::spawn(move || {
+        runtime.block_on(async {
+            while interrupts.recv().await.is_some() {
+                if stop() {
+                    std::process::exit(130);
+                }
+            }
+        });
+    });
+    Ok(())
+}
+
+/// Works, and moves the bar meanwhile: how much of how much is done.
+pub(super) fn with_bar<T>(
+    bar: &Progress,
+    state: impl Fn() -> (u64, u64) + Send,
+    work: impl FnOnce() -> T,
+) -> T {
+    let (done, ended) = channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            while ended.recv_timeout(BAR_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                let (done, all) = state();
+                bar.set(done, all);
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    })
+}
+
+pub(super) fn random_seed() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+pub(super) fn said(error: StudyError) -> Error {
+    match error {
+        StudyError::Usage(message) => Error::usage(message),
+        StudyError::Io(..) | StudyError::Trace(_) | StudyError::Mismatch(_) => {
+            Error::failed(error.to_string())
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Pages with plots that need nothing but a browser, and plots of lines.
+
+use plotters::prelude::*;
+use std::error::Error as Cause;
+
+/// Of each plot, in pixels.
+pub(super) const SIZE: (u32, u32) = (720, 360);
+
+/// Amounts at the side of a plot, about.
+pub(super) const AMOUNTS: usize = 8;
+
+/// Of what there are several, one after another.
+pub(super) const COLOURS: [RGBColor; 4] = [
+    RGBColor(0x30, 0x6d, 0xa8),
+    RGBColor(0xd0, 0x7a, 0x22),
+    RGBColor(0x3f, 0x8f, 0x4f),
+    RGBColor(0x8a, 0x4f, 0x9e),
+];
+
+const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}\
+    pre{background:#f4f4f4;padding:1em;overflow-x:auto}svg{max-width:100%;height:auto}\
+    h2{margin-top:2em}";
+
+/// A whole page: its title, remarks under it, a body of HTML, and all figures as text.
+pub(super) fn page(title: &str, remarks: &[String], body: &[String], figures: &str) -> String {
+    let title = escaped(title);
+    let mut page = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <title>{title}</title><style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n"
+    );
+    for remark in remarks {
+        page.push_str(&format!("<p>{}</p>\n", escaped(remark)));
+    }
+    for part in body {
+        page.push_str(part);
+        page.push('\n');
+    }
+    let figures = escaped(figures);
+    page.push_str(&format!(
+        "<h2>All figures</h2>\n<pre>{figures}</pre>\n</body></html>\n"
+    ));
+    page
+}
+
+pub(super) fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+/// How amounts are laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scale {
+    /// From zero on.
+    Linear,
+    /// In powers of ten; all amounts are above zero.
+    Logarithmic,
+}
+
+/// What the lines of a plot are called, and their points, from left to right.
+pub(super) struct Lines(pub(super) Vec<(String, Vec<(f64, f64)>)>);
+
+/// Lines side by side.
+pub(super) struct Plot<'a> {
+    pub(super) title: String,
+    pub(super) below: &'a str,
+    pub(super) beside: &'a str,
+    pub(super) lines: Lines,
+    /// How a place from left to right is called.
+    pub(super) x: fn(f64) -> String,
+    /// Whole multiples of this have names; with 0, some places that are round.
+    pub(super) x_step: f64,
+    /// How an amount is called.
+    pub(super) y: fn(f64) -> String,
+    pub(super) scale: Scale,
+}
+
+impl Plot<'_> {
+    pub(super) fn draw(&self) -> Result<String, Box<dyn Cause>> {
+        let height = |amount: f64| match self.scale {
+            Scale::Linear => amount,
+            Scale::Logarithmic => amount.max(1.0).log10(),
+        };
+        let points = || self.lines.0.iter().flat_map(|(_, points)| points);
+        let widest = points().map(|(x, _)| *x).fold(0.0, f64::max).max(1e-3);
+        let highest = points().map(|(_, y)| height(*y)).fold(1e-3, f64::max);
+        let lowest = match self.scale {
+            Scale::Linear => 0.0,
+            Scale::Logarithmic => points().map(|(_, y)| height(*y)).fold(highest, f64::min),
+        };
+        let (floor, ceiling) = match self.scale {
+            Scale::Linear => (0.0, highest * 1.1),
+            Scale::Logarithmic => (lowest.floor(), highest.ceil().max(lowest.floor() + 1.0)),
+        };
+        let mut svg = String::new();
+        {
+            let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+            area.fill(&WHITE)?;
+            let mut chart = ChartBuilder::on(&area)
+                .caption(&self.title, ("sans-serif", 18))
+                .margin(10)
+                .margin_right(30)
+                .x_label_area_size(45)
+                .y_label_area_size(75)
+                .build_cartesian_2d(0.0..widest, floor..ceiling)?;
+            let amount = |height: &f64| match self.scale {
+                Scale::Linear => (self.y)(*height),
+                Scale::Logarithmic => (self.y)(10_f64.powf(*height)),
+            };
+            let places = match self.x_step > 0.0 {
+                true => (widest / self.x_step) as usize + 1,
+                false => AMOUNTS,
+            };
+            let amounts = match self.scale {
+                Scale::Linear => AMOUNTS,
+                Scale::Logarithmic => (ceiling - floor) as usize + 1,
+            };
+            chart
+                .configure_mesh()
+                .light_line_style(WHITE)
+                .x_labels(places)
+                .y_labels(amounts)
+                .x_label_formatter(&|x| (self.x)(*x))
+                .y_label_formatter(&amount)
+                .x_desc(self.below)
+                .y_desc(self.beside)
+                .draw()?;
+            for ((name, points), colour) in self.lines.0.iter().zip(COLOURS.into_iter().cycle()) {
+                let points = points.iter().map(|(x, y)| (*x, height(*y)));
+                let drawn = chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?;
+                drawn.label(name).legend(move |(x, y)| {
+                    Rectangle::new([(x, y - 2), (x + 12, y + 2)], colour.filled())
+                });
+            }
+            if self.lines.0.len() > 1 {
+                chart
+                    .configure_series_labels()
+                    .position(SeriesLabelPosition::UpperLeft)
+                    .background_style(WHITE.mix(0.8))
+                    .draw()?;
+            }
+            area.present()?;
+        }
+        Ok(svg)
+    }
+}

@@ -1,0 +1,305 @@
+//! How often contents occur, and how long runs are: what an analysis measures, and a load repeats.
+//!
+//! A distribution is a text that people can read and write, one field a line; what each line means is
+//! in `docs/operating/bench.md`. Zeros are not in it.
+
+use std::fmt;
+
+use crate::analysis::ChunkingReport;
+use crate::chunking::Chunking;
+use crate::runs::{RunClass, RunCount};
+
+/// The first line.
+const HEADING: &str = "onefold distribution 1";
+
+/// Blocks that a distribution has at most: 2^48. Sums of what it has stay far below 2^63.
+const BLOCKS_MAX: u64 = 1 << 48;
+
+/// Sizes of blocks, in bytes; multiples of the least.
+const BLOCK_BYTES_MIN: u64 = 512;
+const BLOCK_BYTES_MAX: u64 = 16 << 20;
+
+/// Contents that occur as often as each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyCount {
+    /// How often each occurs, at least once.
+    pub copies: u64,
+    /// How many different ones do, at least one.
+    pub contents: u64,
+}
+
+/// How often the contents of a data set occur, and how long its runs are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Distribution {
+    block_bytes: u64,
+    /// By copies, ascending.
+    copies: Vec<CopyCount>,
+    /// Of unique contents, and of redundant ones: those of from 2^n blocks to below 2^(n+1), in the
+    /// n-th place.
+    runs: [Vec<RunCount>; 2],
+}
+
+/// What is wrong with the text of a distribution.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {what}")]
+pub struct DistributionError {
+    /// Where, counted from 1.
+    pub line: usize,
+    /// What is wrong there.
+    pub what: String,
+}
+
+impl Distribution {
+    /// What was found in fixed blocks. Nothing where the chunks are others, or all of them zero.
+    #[must_use]
+    pub fn of(report: &ChunkingReport) -> Option<Self> {
+        let Chunking::Fixed { bytes } = report.chunking else {
+            return None;
+        };
+        let copies = report.redundancy.copies.iter().map(|found| CopyCount {
+            copies: found.copies,
+            contents: found.chunks,
+        });
+        let found = Self {
+            block_bytes: bytes as u64,
+            copies: copies.collect(),
+            runs: report.runs.each_ref().map(|runs| runs.by_chunks.clone()),
+        };
+        (found.blocks() > 0).then_some(found)
+    }
+
+    /// Reads the text of one.
+    ///
+    /// # Errors
+    ///
+    /// Names the line where it is not what it should be; sums that contradict each other are found at
+    /// its end.
+    pub fn parse(text: &str) -> Result<Self, DistributionError> {
+        let mut parsing = Parsing::default();
+        let mut last = 1;
+        for (line, text) in (1..).zip(text.lines()) {
+            last = line;
+            let read = match line {
+                1 if text.trim_end() == HEADING => Ok(()),
+                1 => Err(format!("'{HEADING}' must be the first line")),
+                _ => parsing.line(text.trim()),
+            };
+            read.map_err(|what| DistributionError { line, what })?;
+        }
+        parsing
+            .finish()
+            .map_err(|what| DistributionError { line: last, what })
+    }
+
+    /// Size of its blocks, in bytes: a multiple of 512 up to 16 MiB.
+    #[must_use]
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    /// The same for blocks of another size.
+    #[must_use]
+    pub fn with_block_bytes(self, block_bytes: u64) -> Self {
+        Self {
+            block_bytes,
+            ..self
+        }
+    }
+
+    /// By copies, ascending.
+    #[must_use]
+    pub fn copies(&self) -> &[CopyCount] {
+        &self.copies
+    }
+
+    /// Runs of a class: those of from 2^n blocks to below 2^(n+1), in the n-th place.
+    #[must_use]
+    pub fn runs(&self, class: RunClass) -> &[RunCount] {
+        let [unique, redundant] = &self.runs;
+        match class {
+            RunClass::Unique => unique,
+            RunClass::Redundant => redundant,
+        }
+    }
+
+    /// All blocks.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        let blocks = self.copies.iter().map(|it| it.copies * it.contents);
+        blocks.sum()
+    }
+
+    /// Different contents.
+    #[must_use]
+    pub fn contents(&self) -> u64 {
+        self.copies.iter().map(|it| it.contents).sum()
+    }
+
+    /// Blocks whose content occurs once.
+    #[must_use]
+    pub fn unique_blocks(&self) -> u64 {
+        let first = self.copies.first().filter(|first| first.copies == 1);
+        first.map_or(0, |first| first.contents)
+    }
+}
+
+impl fmt::Display for Distribution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{HEADING}")?;
+        writeln!(f, "block {}", self.block_bytes)?;
+        for CopyCount { copies, contents } in &self.copies {
+            writeln!(f, "copies {copies} {contents}")?;
+        }
+        for (class, runs) in [("unique", &self.runs[0]), ("redundant", &self.runs[1])] {
+            for (power, count) in runs.iter().enumerate().filter(|(_, it)| it.runs > 0) {
+                let RunCount { runs, chunks } = count;
+                writeln!(f, "runs {class} {} {runs} {chunks}", 1_u64 << power)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the lines so far have said.
+#[derive(Default)]
+struct Parsing {
+    block_bytes: Option<u64>,
+    copies: Vec<CopyCount>,
+    runs: [Vec<RunCount>; 2],
+    blocks: u64,
+}
+
+impl Parsing {
+    fn line(&mut self, text: &str) -> Result<(), String> {
+        let fields: Vec<&str> = text.split_ascii_whitespace().collect();
+        match fields[..] {
+            [] => Ok(()),
+            [first, ..] if first.starts_with('#') => Ok(()),
+            ["block", bytes] => self.block(number(bytes)?),
+            ["copies", copies, contents] => self.copies(number(copies)?, number(contents)?),
+            ["runs", class, from, runs, blocks] => {
+                let class = match class {
+                    "unique" => 0,
+                    "redundant" => 1,
+                    _ => {
+                        return Err(format!(
+                            "'{class}' runs: unique and redundant ones there are"
+                        ));
+                    }
+                };
+                self.runs(class, number(from)?, number(runs)?, number(blocks)?)
+            }
+            [kind, ..] => Err(format!(
+                "'{kind}' with {} fields: a line is 'block BYTES', 'copies COPIES CONTENTS', 'runs \
+                 unique|redundant FROM RUNS BLOCKS', or begins with #",
+                fields.len() - 1
+            )),
+        }
+    }
+
+    fn block(&mut self, bytes: u64) -> Result<(), String> {
+        let is_fine = (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes);
+        if !(is_fine && bytes.is_multiple_of(BLOCK_BYTES_MIN)) {
+            return Err(format!(
+                "blocks of {bytes} bytes: multiples of {BLOCK_BYTES_MIN} up to {BLOCK_BYTES_MAX} \
+                 there are"
+            ));
+        }
+        match self.block_bytes.replace(bytes) {
+            None => Ok(()),
+            Some(_) => Err("the size of blocks was given before".to_owned()),
+        }
+    }
+
+    fn copies(&mut self, copies: u64, contents: u64) -> Result<(), String> {
+        let before = self.copies.last().map_or(0, |last| last.copies);
+        if copies <= before {
+            return Err(format!(
+                "{copies} copies after {before}: numbers of copies ascend, from 1 on"
+            ));
+        }
+        let blocks = copies.checked_mul(contents);
+        let blocks = blocks.and_then(|blocks| self.blocks.checked_add(blocks));
+        let Some(blocks) = blocks.filter(|blocks| contents > 0 && *blocks <= BLOCKS_MAX) else {
+            return Err(format!(
+                "{contents} contents in {copies} copies: at least one there must be, and 2^48 \
+                 blocks at most"
+            ));
+        };
+        self.blocks = blocks;
+        self.copies.push(CopyCount { copies, contents });
+        Ok(())
+    }
+
+    fn runs(&mut self, class: usize, from: u64, runs: u64, blocks: u64) -> Result<(), String> {
+        let places = &mut self.runs[class];
+        if !from.is_power_of_two() || from > BLOCKS_MAX {
+            return Err(format!(
+                "runs from {from} blocks on: a power of two it must be"
+            ));
+        }
+        let power = from.ilog2() as usize;
+        if power < places.len() {
+            return Err(format!(
+                "runs from {from} blocks on after longer ones: lengths ascend in each class"
+            ));
+        }
+        let (least, most) = (runs.checked_mul(from), runs.checked_mul(from * 2 - 1));
+        let is_fine = least.zip(most);
+        let is_fine = is_fine.is_some_and(|(least, most)| (least..=most).contains(&blocks));
+        if runs == 0 || !is_fine || blocks > BLOCKS_MAX {
+            return Err(format!(
+                "{runs} runs with {blocks} blocks: each has from {from} to {}",
+                from * 2 - 1
+            ));
+        }
+        places.resize(power, RunCount::default());
+        places.push(RunCount {
+            runs,
+            chunks: blocks,
+        });
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Distribution, String> {
+        let block_bytes = self.block_bytes.ok_or("no line has the size of blocks")?;
+        if self.copies.is_empty() {
+            return Err("no line has copies".to_owned());
+        }
+        let found = Distribution {
+            block_bytes,
+            copies: self.copies,
+            runs: self.runs,
+        };
+        let unique = found.unique_blocks();
+        let blocks = [unique, found.blocks() - unique];
+        for ((class, runs), blocks) in ["unique", "redundant"].iter().zip(&found.runs).zip(blocks) {
+            // No overflow: each is 2^48 at most, and there are 49 powers.
+            let in_runs: u64 = runs.iter().map(|count| count.chunks).sum();
+            if in_runs != blocks {
+                return Err(format!(
+                    "the {class} runs have {in_runs} blocks together, and the copies {blocks}"
+                ));
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Digits only: no sign, no unit.
+fn number(text: &str) -> Result<u64, String> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().ok().filter(|_| is_number);
+    number.ok_or_else(|| format!("'{text}' is not a number"))
+}
+
+/// The distributions that come with the program: their names and texts. What each is derived from is in
+/// a text beside it.
+#[must_use]
+pub fn shipped_distributions() -> [(&'static str, &'static str); 3] {
+    [
+        ("guests", include_str!("../distributions/guests")),
+        ("dedis", include_str!("../distributions/dedis")),
+        ("paulo09", include_str!("../distributions/paulo09")),
+    ]
+}

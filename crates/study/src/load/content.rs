@@ -1,0 +1,120 @@
+//! What is in a block: a function of its content's number and a seed.
+
+use super::deal::ContentId;
+use super::permutation::mix;
+
+/// Numbers that are generated side by side, so that the processor does several at a time.
+const LANES: usize = 8;
+
+/// Bytes of all of them: a line. Blocks are whole lines.
+const LINE_BYTES: usize = LANES * WORD_BYTES;
+
+const WORD_BYTES: usize = size_of::<u64>();
+
+/// Makes the blocks of contents, and tells whether a block is one.
+///
+/// A block begins with the number of its content and a word that depends on seed and number; so no two
+/// contents have equal blocks, and a block that is where it should not be can be named. Then comes
+/// what does not compress, from generators of the xorshift family (Marsaglia 2003), and then one word
+/// again and again, which does. No word of the repeated part is zero, and so no block is.
+#[derive(Debug, Clone, Copy)]
+pub struct Contents {
+    seed: u64,
+    block_bytes: usize,
+    /// How much does not compress: whole lines, at least one.
+    noise_bytes: usize,
+}
+
+impl Contents {
+    /// Blocks of a multiple of 512 bytes, of which about so many percent compress to nearly nothing.
+    #[must_use]
+    pub fn new(seed: u64, block_bytes: usize, compressible_percent: u8) -> Self {
+        let percent = usize::from(100 - compressible_percent.min(100));
+        let noise = (block_bytes * percent).div_ceil(100);
+        Self {
+            seed,
+            block_bytes,
+            noise_bytes: noise
+                .next_multiple_of(LINE_BYTES)
+                .clamp(LINE_BYTES, block_bytes),
+        }
+    }
+
+    /// Of each block.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    /// Fills a block, as long as blocks are.
+    pub fn fill(&self, id: ContentId, block: &mut [u8]) {
+        let (noise, repeated) = block.split_at_mut(self.noise_bytes);
+        let (mut lanes, [first, second], word) = self.lanes(id);
+        for line in noise.as_chunks_mut::<LINE_BYTES>().0 {
+            let words = line.as_chunks_mut::<WORD_BYTES>().0;
+            for n in 0..LANES {
+                lanes[n] = step(lanes[n]);
+                words[n] = lanes[n].to_le_bytes();
+            }
+        }
+        noise[..8].copy_from_slice(&first.to_le_bytes());
+        noise[8..16].copy_from_slice(&second.to_le_bytes());
+        repeated
+            .as_chunks_mut::<WORD_BYTES>()
+            .0
+            .fill(word.to_le_bytes());
+    }
+
+    /// Whether a block is this content to the last bit.
+    #[must_use]
+    pub fn is(&self, id: ContentId, block: &[u8]) -> bool {
+        if block.len() != self.block_bytes {
+            return false;
+        }
+        let (noise, repeated) = block.split_at(self.noise_bytes);
+        let (mut lanes, words, word) = self.lanes(id);
+        let mut differences = [0; LANES];
+        let Some((first, lines)) = noise.as_chunks::<LINE_BYTES>().0.split_first() else {
+            return false;
+        };
+        for (n, bytes) in first.as_chunks::<WORD_BYTES>().0.iter().enumerate() {
+            lanes[n] = step(lanes[n]);
+            differences[n] = words.get(n).unwrap_or(&lanes[n]) ^ u64::from_le_bytes(*bytes);
+        }
+        for line in lines {
+            let bytes = line.as_chunks::<WORD_BYTES>().0;
+            for n in 0..LANES {
+                lanes[n] = step(lanes[n]);
+                differences[n] |= lanes[n] ^ u64::from_le_bytes(bytes[n]);
+            }
+        }
+        for line in repeated.as_chunks::<LINE_BYTES>().0 {
+            let bytes = line.as_chunks::<WORD_BYTES>().0;
+            for n in 0..LANES {
+                differences[n] |= word ^ u64::from_le_bytes(bytes[n]);
+            }
+        }
+        differences.iter().fold(0, |any, it| any | it) == 0
+    }
+
+    /// Which content a block is, if it is one.
+    #[must_use]
+    pub fn recognise(&self, block: &[u8]) -> Option<ContentId> {
+        let id = u64::from_le_bytes(*block.first_chunk()?);
+        self.is(id, block).then_some(id)
+    }
+
+    /// Where the generators begin, the first two words of the block, and the one that is repeated.
+    fn lanes(&self, id: ContentId) -> ([u64; LANES], [u64; 2], u64) {
+        let key = mix(id ^ mix(self.seed));
+        // A generator of this family that begins with zero never leaves it.
+        let lanes = std::array::from_fn(|n| mix(key.wrapping_add(n as u64)) | 1);
+        (lanes, [id, key], mix(!key) | 1)
+    }
+}
+
+fn step(mut lane: u64) -> u64 {
+    lane ^= lane << 13;
+    lane ^= lane >> 7;
+    lane ^ (lane << 17)
+}

@@ -1,0 +1,90 @@
+//! Looks whether a target holds anything, before a load destroys it.
+
+use std::io;
+
+use super::run::LoadProgress;
+use super::target::{Buffer, Target};
+use crate::worker::is_zero;
+
+/// Bytes looked at for the marks of what a target may hold: btrfs' is the last.
+const MARKS_BYTES: u64 = 128 << 10;
+
+/// Bytes read at a time.
+const STEP_BYTES: usize = 1 << 20;
+
+/// Sectors of 512 bytes in which LVM's label may be.
+const LVM_SECTORS: usize = 4;
+
+/// What a target holds in its first `bytes`, or what its beginning says that it is; nothing if there
+/// are only zeros, or if it was told to stop before it found anything.
+///
+/// # Errors
+///
+/// Where it cannot be read.
+pub fn inspect(
+    target: &dyn Target,
+    bytes: u64,
+    progress: &LoadProgress,
+) -> io::Result<Option<String>> {
+    progress.begin(bytes);
+    let mut connection = target.connect()?;
+    let mut buffer = Buffer::new(STEP_BYTES);
+    let marks = target.bytes().min(MARKS_BYTES) as usize / 512 * 512;
+    connection.read(&mut buffer.bytes()[..marks], 0)?;
+    if let Some(known) = known(&buffer.bytes()[..marks]) {
+        return Ok(Some(known.to_owned()));
+    }
+    let mut data = 0..0;
+    let mut at = 0;
+    while at < bytes && !progress.is_stopping() {
+        progress.set(at);
+        if data.end <= at {
+            data = target.next_data(at, bytes)?;
+        }
+        // Whole steps, so that direct access can follow.
+        let step = STEP_BYTES as u64;
+        at = at.max(data.start / step * step);
+        if at >= bytes {
+            break;
+        }
+        let some = &mut buffer.bytes()[..step.min(bytes - at) as usize];
+        connection.read(some, at)?;
+        if !is_zero(some) {
+            let place = some.iter().position(|byte| *byte != 0).unwrap_or(0);
+            return Ok(Some(format!("data at byte {}", at + place as u64)));
+        }
+        at += step;
+    }
+    Ok(None)
+}
+
+/// What begins like this, if it is known.
+fn known(bytes: &[u8]) -> Option<&'static str> {
+    let has = |at: usize, mark: &[u8]| bytes.get(at..at + mark.len()) == Some(mark);
+    let lvm = (0..LVM_SECTORS).any(|sector| has(sector * 512, b"LABELONE"));
+    let marks = [
+        (has(0, b"LUKS\xba\xbe"), "a LUKS volume"),
+        (has(0, b"QFI\xfb"), "a qcow2 image"),
+        (has(0, b"XFSB"), "an XFS file system"),
+        (
+            has(1024 + 56, b"\x53\xef"),
+            "an ext2, ext3 or ext4 file system",
+        ),
+        (has(0x10040, b"_BHRfS_M"), "a btrfs file system"),
+        (lvm, "an LVM physical volume"),
+        (
+            has(4096 - 10, b"SWAPSPACE2") || has(65536 - 10, b"SWAPSPACE2"),
+            "swap space",
+        ),
+        (
+            has(512, b"EFI PART") || has(4096, b"EFI PART"),
+            "a GPT partition table",
+        ),
+        (
+            has(510, b"\x55\xaa"),
+            "an MBR partition table or a boot sector",
+        ),
+    ];
+    let mut marks = marks.into_iter().filter(|(is_there, _)| *is_there);
+    marks.next().map(|(_, what)| what)
+}

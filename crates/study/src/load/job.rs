@@ -1,0 +1,327 @@
+//! One job: it has a part of the region for itself, knows what it has written there, and compares
+//! everything that it reads with that.
+
+use std::fmt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+
+use super::addresses::{Addresses, Pattern};
+use super::content::Contents;
+use super::deal::{ContentId, Dealer, Piece};
+use super::measure::{Measurement, Operation};
+use super::run::{LoadProgress, Region};
+use super::target::{Buffer, Connection, Target};
+use crate::StudyError;
+
+/// Stands for what a block holds that was not written yet. No content has this number.
+const UNKNOWN: ContentId = ContentId::MAX;
+
+/// The longest sleep: after it, a job looks whether it is to end.
+const SLEEP_MAX: Duration = Duration::from_millis(50);
+
+/// No request is due later: thirty years.
+const SECONDS_MAX: f64 = 1e9;
+
+/// A part of a load.
+#[derive(Debug, Clone)]
+pub(super) struct Phase {
+    /// How many of a hundred requests read.
+    pub(super) read_percent: u8,
+    pub(super) pattern: Pattern,
+    /// Of all jobs.
+    pub(super) requests: Option<u64>,
+    pub(super) time: Option<Duration>,
+    /// Requests per second of all jobs.
+    pub(super) rate: Option<f64>,
+    /// Reads what was written, and nothing else.
+    pub(super) is_read_back: bool,
+}
+
+/// A block that is not what was written there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The target's name.
+    pub target: String,
+    /// Where the block begins, in bytes.
+    pub offset: u64,
+    /// What was written there.
+    pub expected: ContentId,
+    /// What is there.
+    pub found: Found,
+}
+
+/// What is where something else should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// A content of this load, whole.
+    Content {
+        /// Which.
+        id: ContentId,
+        /// Where the job has written it last, in bytes, if it is to be anywhere.
+        written_at: Option<u64>,
+    },
+    /// The right content, but not all of it.
+    Damage {
+        /// Bytes that differ.
+        bytes: u64,
+        /// The first of them, in bytes from the target's start.
+        first: u64,
+    },
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            target,
+            offset,
+            expected,
+            found,
+        } = self;
+        write!(
+            f,
+            "{target} does not hold what was written: in the block at byte {offset} should be content \
+             {expected:#x}; "
+        )?;
+        match found {
+            Found::Content {
+                id,
+                written_at: Some(place),
+            } => write!(
+                f,
+                "there is content {id:#x}, which was written at byte {place}"
+            ),
+            Found::Content { id, .. } => write!(
+                f,
+                "there is content {id:#x} of this load, which should be nowhere in this part: an older \
+                 one, or another job's"
+            ),
+            Found::Damage { bytes, first } => {
+                write!(f, "{bytes} bytes differ from it, the first at byte {first}")
+            }
+        }
+    }
+}
+
+pub(super) struct Job<'a> {
+    name: String,
+    connection: Box<dyn Connection + 'a>,
+    contents: &'a Contents,
+    dealer: &'a Dealer,
+    region: Region,
+    /// Its part's first byte.
+    start: u64,
+    /// For each block of the part, what was written there last.
+    written: Vec<ContentId>,
+    /// What was dealt and not yet written.
+    piece: Piece,
+    buffer: Buffer,
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(
+        number: u64,
+        target: &'a dyn Target,
+        region: Region,
+        contents: &'a Contents,
+        dealer: &'a Dealer,
+    ) -> Result<Self, StudyError> {
+        let name = target.name();
+        let connection = target.connect();
+        let connection =
+            connection.map_err(|e| StudyError::new(format!("cannot connect to {name}"), e))?;
+        let blocks = region.slots * region.request_blocks;
+        let block_bytes = contents.block_bytes();
+        Ok(Self {
+            name,
+            connection,
+            contents,
+            dealer,
+            region,
+            start: number * blocks * block_bytes as u64,
+            written: vec![UNKNOWN; blocks as usize],
+            piece: Piece::default(),
+            buffer: Buffer::new(region.request_blocks as usize * block_bytes),
+        })
+    }
+
+    /// Does its part of a phase: it is one of so many jobs.
+    pub(super) fn work(
+        &mut self,
+        phase: &Phase,
+        (number, jobs): (u64, u64),
+        seed: u64,
+        start: Instant,
+        progress: &LoadProgress,
+        is_ending: &dyn Fn() -> bool,
+    ) -> Result<Measurement, StudyError> {
+        let mut measurement = Measurement::new().map_err(StudyError::usage)?;
+        let mut addresses = Addresses::new(phase.pattern, self.region.slots, seed);
+        let mut drawn = Rng::with_seed(!seed);
+        // Every job has an equal part of the requests; what is left is for the first ones.
+        let share = |all: u64| all / jobs + u64::from(number < all % jobs);
+        let requests = phase.requests.map_or(u64::MAX, share);
+        for n in 0..requests {
+            if is_ending() {
+                break;
+            }
+            match phase.time {
+                None => progress.add(),
+                Some(time) => {
+                    let elapsed = start.elapsed();
+                    progress.set(elapsed.as_millis() as u64);
+                    if elapsed >= time {
+                        break;
+                    }
+                }
+            }
+            let slot = addresses.next_slot();
+            let reads = match phase.read_percent {
+                0 => false,
+                100 => true,
+                percent => drawn.u8(0..100) < percent,
+            };
+            if phase.is_read_back && self.blocks_of(slot).iter().all(|id| *id == UNKNOWN) {
+                continue;
+            }
+            if !reads {
+                self.fill(slot, phase.pattern == Pattern::Sequential);
+            }
+            let due = phase.rate.map(|rate| {
+                let before = n as f64 * jobs as f64 + number as f64;
+                start + Duration::from_secs_f64((before / rate).min(SECONDS_MAX))
+            });
+            let Some(begin) = wait(due, is_ending) else {
+                break;
+            };
+            let operation = self.request(slot, reads)?;
+            let end = Instant::now();
+            let bytes = self.buffer.bytes().len() as u64;
+            measurement.add(operation, bytes, end - begin, end - start);
+            if reads {
+                self.verify(slot)?;
+            }
+        }
+        Ok(measurement)
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), StudyError> {
+        let flushed = self.connection.flush();
+        flushed.map_err(|e| StudyError::new(format!("cannot flush {}", self.name), e))
+    }
+
+    fn request(&mut self, slot: u64, reads: bool) -> Result<Operation, StudyError> {
+        let bytes = self.buffer.bytes();
+        let (at, len) = (self.start + slot * bytes.len() as u64, bytes.len());
+        let (done, what, operation) = match reads {
+            true => (self.connection.read(bytes, at), "read", Operation::Read),
+            false => (self.connection.write(bytes, at), "write", Operation::Write),
+        };
+        let name = &self.name;
+        match done {
+            Ok(()) => Ok(operation),
+            Err(error) => {
+                let what = format!("cannot {what} {len} bytes at byte {at} of {name}");
+                Err(StudyError::new(what, error))
+            }
+        }
+    }
+
+    /// Deals contents to the blocks of a slot, and makes them.
+    fn fill(&mut self, slot: u64, is_sequential: bool) {
+        let blocks = self.region.request_blocks;
+        let start = slot * blocks;
+        let part = self.written.len() as u64;
+        let bytes = self.contents.block_bytes();
+        let Self {
+            buffer,
+            written,
+            piece,
+            dealer,
+            contents,
+            ..
+        } = self;
+        for (block, at) in buffer.bytes().chunks_exact_mut(bytes).zip(start..) {
+            let id = loop {
+                if let Some(id) = piece.take_first() {
+                    break id;
+                }
+                // No more than it needs in this pass, so that all jobs together write what there is.
+                *piece = dealer.deal(if is_sequential { part - at } else { u64::MAX });
+            };
+            contents.fill(id, block);
+            written[at as usize] = id;
+        }
+    }
+
+    fn blocks_of(&self, slot: u64) -> &[ContentId] {
+        let blocks = self.region.request_blocks as usize;
+        let start = slot as usize * blocks;
+        &self.written[start..start + blocks]
+    }
+
+    /// Compares what was read with what was written.
+    fn verify(&mut self, slot: u64) -> Result<(), StudyError> {
+        let block_bytes = self.contents.block_bytes();
+        let blocks = self.region.request_blocks;
+        for (n, block) in (0..).zip(self.buffer.bytes().chunks_exact(block_bytes)) {
+            let place = slot * blocks + n;
+            let expected = self.written[place as usize];
+            if expected != UNKNOWN && !self.contents.is(expected, block) {
+                let mismatch = Mismatch {
+                    target: self.name.clone(),
+                    offset: self.start + place * block_bytes as u64,
+                    expected,
+                    found: Found::Damage { bytes: 0, first: 0 },
+                };
+                let block = block.to_vec();
+                return Err(StudyError::Mismatch(self.explain(mismatch, &block)));
+            }
+        }
+        Ok(())
+    }
+
+    fn explain(&self, mismatch: Mismatch, block: &[u8]) -> Mismatch {
+        let block_bytes = block.len() as u64;
+        let found = match self.contents.recognise(block) {
+            Some(id) => {
+                let place = self.written.iter().position(|written| *written == id);
+                let written_at = place.map(|place| self.start + place as u64 * block_bytes);
+                Found::Content { id, written_at }
+            }
+            None => {
+                let mut right = vec![0; block.len()];
+                self.contents.fill(mismatch.expected, &mut right);
+                let pairs = || block.iter().zip(&right);
+                let first = pairs().position(|(one, other)| one != other);
+                Found::Damage {
+                    bytes: pairs().filter(|(one, other)| one != other).count() as u64,
+                    first: mismatch.offset + first.unwrap_or(0) as u64,
+                }
+            }
+        };
+        Mismatch { found, ..mismatch }
+    }
+}
+
+/// Waits until a request is due. Returns from when on its latency counts: a job that is late because
+/// the request before took too long counts that time too, or it would not show how long whoever wanted
+/// it had to wait. Returns nothing if the load is to end meanwhile.
+fn wait(due: Option<Instant>, is_ending: &dyn Fn() -> bool) -> Option<Instant> {
+    let Some(due) = due else {
+        return Some(Instant::now());
+    };
+    let mut now = Instant::now();
+    if now >= due {
+        return Some(due);
+    }
+    while now < due {
+        if is_ending() {
+            return None;
+        }
+        thread::sleep((due - now).min(SLEEP_MAX));
+        now = Instant::now();
+    }
+    Some(now)
+}

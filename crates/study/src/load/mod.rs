@@ -1,0 +1,42 @@
+//! Synthetic load: writes contents whose duplicates follow a distribution, reads them, compares every
+//! byte, and measures how long that takes.
+//!
+//! A region of a target has a contiguous part for each job. Contents are dealt by one dealer to all
+//! jobs, a run at a time, so that what they write together has the distribution. A job keeps eight bytes
+//! of each block of its part in memory, the number of the content that it has written there last, and
+//! makes that content anew to compare it with what it reads.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `run.rs` | what a load is; its phases, one after another |
+//! | `job.rs` | requests, one after another, and the comparing |
+//! | `addresses.rs` | where: sequential, uniform, NURand, Zipf |
+//! | `deal.rs` | what: every run as often as it is to occur, in a random order |
+//! | `scale.rs` | a distribution in as many blocks as there are |
+//! | `permutation.rs` | a random order without a list |
+//! | `content.rs` | a content as bytes |
+//! | `measure.rs` | latencies, and what was done when |
+//! | `target.rs` | files, devices and memory |
+//! | `inspection.rs` | what a target holds before |
+
+mod addresses;
+mod content;
+mod deal;
+mod inspection;
+mod job;
+mod measure;
+mod permutation;
+mod run;
+mod scale;
+mod target;
+
+pub use addresses::{Addresses, Pattern, nurand, nurand_a};
+pub use content::Contents;
+pub use deal::{ContentId, Dealer, Piece, Share, UNIQUE};
+pub use inspection::inspect;
+pub use job::{Found, Mismatch};
+pub use measure::{Measured, Measurement, Operation, Timeline};
+pub use permutation::Permutation;
+pub use run::{Load, LoadProgress, LoadReport, Mode, PhaseReport, Region, run, scaled};
+pub use scale::{Cell, Scaled};
+pub use target::{Connection, FileTarget, MemoryTarget, Target};
