@@ -66,6 +66,12 @@ fn what_is_wrong_is_named_with_its_line() {
             "unique 4 1 5",
             "6 blocks together, and the copies 7",
         ),
+        (
+            10,
+            "redundant 1 5 5",
+            "redundant 1 6 6",
+            "6 blocks together, and the copies 5",
+        ),
     ] {
         let text = SMALL.replacen(from, to, 1);
         assert_ne!(text, SMALL, "{from}");

@@ -5,6 +5,7 @@ use crate::harness::{Outcome, Scene, onefold, run, wait_until};
 use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 use tempfile::TempDir;
 
 /// As many runs of both classes, each of one length in each number of copies.
@@ -188,6 +189,14 @@ fn what_a_target_holds_is_kept_without_yes() {
     file.write_all_at(&[0; 2048], 0).unwrap();
     file.write_all_at(b"\x53\xef", 1080).unwrap();
     bench.run(&target, &[]).is_refusal(2, &["ext4"]);
+    // Whose file system it is stands beyond the part that is used.
+    let btrfs = bench.path("btrfs");
+    let file = File::create(&btrfs).unwrap();
+    file.set_len(1 << 20).unwrap();
+    file.write_all_at(b"_BHRfS_M", 0x10040).unwrap();
+    bench
+        .run(&btrfs, &["--size", "8K"])
+        .is_refusal(2, &["btrfs"]);
 }
 
 #[test]
@@ -222,6 +231,11 @@ fn an_export_is_written_and_verified() {
     bench
         .run(&large_uri, &large)
         .is_refusal(2, &["takes requests of"]);
+    scene.ok(&["snapshot", "create", "vol@s"]);
+    let snapshot = uri.replace("/vol?", "/vol@s?");
+    bench
+        .run(&snapshot, &["--yes"])
+        .is_refusal(2, &["read-only"]);
     let gone = uri.replace("/vol?", "/gone?");
     bench
         .run(&gone, &[])
@@ -232,6 +246,35 @@ fn an_export_is_written_and_verified() {
     assert!(daemon.terminate().success());
     bench.run(uri, &[]).is_refusal(1, &["cannot attach"]);
     scene.ok(&["pool", "check"]);
+}
+
+/// A server that is not ours, and takes one connection at a time.
+#[test]
+fn another_server_is_written_and_verified() {
+    let bench = Bench::new();
+    let [disk, socket] = ["disk", "socket"].map(|name| bench.path(name));
+    File::create(&disk).unwrap().set_len(5 << 20).unwrap();
+    let mut server = Command::new("qemu-nbd")
+        .args([
+            "--format",
+            "raw",
+            "--persistent",
+            "--socket",
+            &socket,
+            &disk,
+        ])
+        .spawn()
+        .expect("qemu-nbd is needed (Debian: qemu-utils)");
+    wait_until("it listens", || fs::exists(&socket).unwrap());
+    let uri = format!("nbd+unix:///?socket={socket}");
+    let two = bench.run(&uri, &["--jobs", "2"]);
+    let done = bench.run(&uri, &["--size", "4800K", "--request", "32K"]);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    two.is_refusal(2, &["several connections", "--jobs 1"]);
+    assert_eq!(done.json()["verified_blocks"], 1200);
+    let shared = [(1, 600), (2, 200), (4, 50)];
+    assert_eq!(copies(&analysed(&[&disk], &[])), shared);
 }
 
 #[test]

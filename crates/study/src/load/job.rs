@@ -269,21 +269,18 @@ impl<'a> Job<'a> {
             let place = slot * blocks + n;
             let expected = self.written[place as usize];
             if expected != UNKNOWN && !self.contents.is(expected, block) {
-                let mismatch = Mismatch {
-                    target: self.name.clone(),
-                    offset: self.start + place * block_bytes as u64,
-                    expected,
-                    found: Found::Damage { bytes: 0, first: 0 },
-                };
                 let block = block.to_vec();
-                return Err(StudyError::Mismatch(self.explain(mismatch, &block)));
+                return Err(StudyError::Mismatch(self.mismatch(place, &block)));
             }
         }
         Ok(())
     }
 
-    fn explain(&self, mismatch: Mismatch, block: &[u8]) -> Mismatch {
+    /// What a block of the part holds, which is not what was written there.
+    fn mismatch(&self, place: u64, block: &[u8]) -> Mismatch {
         let block_bytes = block.len() as u64;
+        let offset = self.start + place * block_bytes;
+        let expected = self.written[place as usize];
         let found = match self.contents.recognise(block) {
             Some(id) => {
                 let place = self.written.iter().position(|written| *written == id);
@@ -292,16 +289,21 @@ impl<'a> Job<'a> {
             }
             None => {
                 let mut right = vec![0; block.len()];
-                self.contents.fill(mismatch.expected, &mut right);
+                self.contents.fill(expected, &mut right);
                 let pairs = || block.iter().zip(&right);
                 let first = pairs().position(|(one, other)| one != other);
                 Found::Damage {
                     bytes: pairs().filter(|(one, other)| one != other).count() as u64,
-                    first: mismatch.offset + first.unwrap_or(0) as u64,
+                    first: offset + first.unwrap_or(0) as u64,
                 }
             }
         };
-        Mismatch { found, ..mismatch }
+        Mismatch {
+            target: self.name.clone(),
+            offset,
+            expected,
+            found,
+        }
     }
 }
 

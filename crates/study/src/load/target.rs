@@ -132,6 +132,8 @@ impl FileTarget {
             let _ = fs::remove_file(path);
             return Err(failed(error));
         }
+        // A device's length is only known by seeking to its end.
+        let bytes = (&file).seek(SeekFrom::End(0)).map_err(failed)?;
         Ok(Self {
             path: path.to_owned(),
             file,
