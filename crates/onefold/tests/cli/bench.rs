@@ -144,11 +144,12 @@ fn a_target_that_changes_is_found_out() {
     );
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let child = onefold(&arguments).spawn().unwrap();
-    // The last byte is written when everything is.
-    let mut last = [0];
+    // The last bytes are written when everything is.
+    let mut last = [0; 64];
     wait_until("it is filled", || {
         let file = File::open(&target);
-        file.is_ok_and(|file| file.read_exact_at(&mut last, (1 << 20) - 1).is_ok() && last != [0])
+        let read = |file: File| file.read_exact_at(&mut last, (1 << 20) - 64).is_ok();
+        file.is_ok_and(read) && last != [0; 64]
     });
     let file = OpenOptions::new()
         .read(true)
