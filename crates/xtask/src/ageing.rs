@@ -147,7 +147,7 @@ fn compare_counts(product: &Product, scratch: &Scratch) -> Result<()> {
         .arg(&file)
         .run()?;
     let counted = distinct::count(&[&file])?;
-    sharing::expect(product, counted)?;
+    sharing::expect(product, &counted)?;
     println!(
         "{} different blocks counted in the volume, and as many stored",
         counted.distinct

@@ -199,6 +199,25 @@ impl Running {
             .with_context(|| format!("cannot understand {path}"))
     }
 
+    /// The most memory that was resident so far, as the kernel counts it.
+    pub(crate) fn peak_memory_bytes(&self) -> Result<u64> {
+        self.field("status", "VmHWM:").map(|kib| kib << 10)
+    }
+
+    /// What it has read so far that was not in the page cache.
+    pub(crate) fn device_read_bytes(&self) -> Result<u64> {
+        self.field("io", "read_bytes:")
+    }
+
+    /// A number of a file of the process in `/proc`.
+    fn field(&self, file: &str, name: &str) -> Result<u64> {
+        let path = format!("/proc/{}/{file}", self.pid()?);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.split_whitespace().next()?.parse().ok())
+            .with_context(|| format!("cannot understand {path}"))
+    }
+
     /// The exit status if it has ended.
     pub(crate) fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         if let Some(child) = &mut self.child

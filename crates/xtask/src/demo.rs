@@ -413,7 +413,7 @@ fn share(
     compare_all(product, images)?;
     let counted = step("Read all volumes and count their different blocks", || {
         let counted = count_volumes(product, scratch)?;
-        sharing::expect(product, counted)?;
+        sharing::expect(product, &counted)?;
         let found = format!(
             "{} different ones, and the pool says that it holds as many.",
             counted.distinct

@@ -3,7 +3,8 @@
 //! Reading order: `command` (running programs), `cleanup` (leaving nothing behind), `workspace`
 //! (where things lie), `packages` and `images` (real input), `server` and `fio` (the two ends of
 //! a test), `background` (its finder and collector), `distinct` (what they must find), then the
-//! subcommands: `demo`, `clients`, `sharing`, `kill_loop`, `ageing`, `tidy`, `fuzz`, `test`, `bench`.
+//! subcommands: `demo`, `clients`, `sharing`, `kill_loop`, `ageing`, `study`, `tidy`, `fuzz`, `test`,
+//! `bench`.
 //!
 //! Nothing in the product may depend on this crate. Every subcommand does its own set-up, so that
 //! a fresh Debian machine with Rust needs no step before it.
@@ -25,6 +26,7 @@ mod memory_limit;
 mod packages;
 mod server;
 mod sharing;
+mod study;
 mod test;
 mod tidy;
 mod workspace;
@@ -66,6 +68,8 @@ enum Task {
     KillLoop(kill_loop::Arguments),
     /// Rewrite a deduplicated volume again and again, and print what becomes of it
     Ageing(ageing::Arguments),
+    /// Make the study of João Paulo's dissertation with the files below some paths, and print its tables
+    Study(study::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -93,5 +97,6 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Sharing(arguments) => sharing::run(&workspace, &arguments),
         Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
         Task::Ageing(arguments) => ageing::run(&workspace, &arguments),
+        Task::Study(arguments) => study::run(&workspace, &arguments),
     }
 }

@@ -15,6 +15,9 @@ pub(crate) const CLIENTS: &[&str] = &[
     "qemu-utils", // qemu-img, qemu-io, qemu-nbd
 ];
 
+/// What `bench study` compares with.
+pub(crate) const DUPEREMOVE: &[&str] = &["duperemove"];
+
 /// What `fuzz` needs in addition: libFuzzer is C++ and is compiled on the spot.
 pub(crate) const FUZZING: &[&str] = &["g++"];
 

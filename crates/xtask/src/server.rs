@@ -170,15 +170,7 @@ impl Daemon {
 
     /// The most memory that was resident at any time, in bytes, as the kernel counted it.
     pub(crate) fn peak_memory_bytes(&self) -> Result<u64> {
-        let path = format!("/proc/{}/status", self.running.pid()?);
-        let status =
-            std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kib = line.and_then(|line| line.split_whitespace().next());
-        let kib: u64 = kib
-            .and_then(|kib| kib.parse().ok())
-            .with_context(|| format!("cannot understand {path}"))?;
-        Ok(kib << 10)
+        self.running.peak_memory_bytes()
     }
 
     /// The line in which the product says what recovery did.

@@ -3,12 +3,14 @@
 //! Three images are loaded by `volume import`, which looks for duplicates while it loads; or by
 //! nbdcopy into empty volumes, followed by `pool dedup`; or so, with the daemon killed in the
 //! middle of that. In the end the pool must hold exactly as many blocks as [`distinct`] counts in
-//! the images, the volumes must be the images, and the pool's own check must find nothing.
+//! the images, the volumes must be the images, and the pool's own check must find nothing. Before any of
+//! that, `analyze` must say the same of the images as [`distinct`], for every number of copies.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
 
 use crate::cleanup::Scratch;
 use crate::clients::compare;
@@ -98,7 +100,7 @@ fn measure(workspace: &Workspace, paths: &[PathBuf]) -> Result<()> {
         let (start, cpu) = (Instant::now(), daemon.cpu_seconds()?);
         product.dedup(None)?;
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), daemon.cpu_seconds()? - cpu);
-        expect(&product, counted)?;
+        expect(&product, &counted)?;
         let left = product.stat_number("physical_blocks")?;
         println!(
             "{index}: {:.0} MB saved in {seconds:.1} s, {cpu:.1} s of processor time, {:.0} MB/s",
@@ -126,11 +128,14 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
         counted.distinct < counted.nonzero,
         "the images have no block in common"
     );
+    let start = Instant::now();
+    expect_of_analysis(workspace, &paths, &counted).context("sharing: analyze")?;
+    println!("  {:6.1} s  analyze", start.elapsed().as_secs_f64());
     for (way, index) in RUNS {
         let start = Instant::now();
         let title = format!("{}, {index} index", way.title());
         let mut attempts = 1;
-        while !load_and_compare(workspace, way, index, &images, counted)
+        while !load_and_compare(workspace, way, index, &images, &counted)
             .with_context(|| format!("sharing: {title}"))?
         {
             ensure!(attempts < ATTEMPTS_MAX, "{title}: each kill came too late");
@@ -141,13 +146,67 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
+/// `analyze` must say of the images exactly what was counted.
+fn expect_of_analysis(
+    workspace: &Workspace,
+    paths: &[impl AsRef<Path>],
+    counted: &Counted,
+) -> Result<()> {
+    let printed = Cmd::new(workspace.build_release("onefold", "onefold")?)
+        .args(["--format", "json", "analyze", "--chunking", "fixed:4K"])
+        .args(paths.iter().map(AsRef::as_ref))
+        .read()?;
+    let printed: Value = serde_json::from_str(&printed).context("analyze did not print JSON")?;
+    let said = printed.pointer("/chunkings/0").context("no way to cut")?;
+    let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+    let copies = counted.copies.iter().map(
+        |(copies, blocks)| json!({"copies": copies, "chunks": blocks, "bytes": bytes(*blocks)}),
+    );
+    let one_by_one: u64 = counted.files.iter().map(|file| file.distinct).sum();
+    for (field, expected) in [
+        ("chunks", json!(counted.blocks)),
+        ("zero_chunks", json!(counted.blocks - counted.nonzero)),
+        ("data_chunks", json!(counted.nonzero)),
+        ("distinct_chunks", json!(counted.distinct)),
+        ("copies", copies.collect()),
+        (
+            "duplicate_within_bytes",
+            json!(bytes(counted.nonzero - one_by_one)),
+        ),
+        (
+            "duplicate_across_bytes",
+            json!(bytes(one_by_one - counted.distinct)),
+        ),
+    ] {
+        let found = said.get(field).context("a field is missing")?;
+        ensure!(
+            *found == expected,
+            "it says {field} {found}, but there are {expected}"
+        );
+    }
+    for (n, share) in counted.files.iter().enumerate() {
+        let number = |field: &str| said.pointer(&format!("/inputs/{n}/{field}"))?.as_u64();
+        let found = (
+            number("distinct_chunks"),
+            number("shared_chunks"),
+            number("new_chunks"),
+        );
+        let expected = (Some(share.distinct), Some(share.shared), Some(share.new));
+        ensure!(
+            found == expected,
+            "of image {n} it says {found:?} different, shared and new blocks, but there are {expected:?}"
+        );
+    }
+    Ok(())
+}
+
 /// Says no if a kill came too late to show anything.
 fn load_and_compare(
     workspace: &Workspace,
     way: Way,
     index: &str,
     images: &[Image],
-    counted: Counted,
+    counted: &Counted,
 ) -> Result<bool> {
     let scratch = Scratch::new(&workspace.scratch_parent(), "sharing")?;
     let product = Product::build(workspace, scratch.path())?;
@@ -248,7 +307,7 @@ fn kill_while_dedup(
 }
 
 /// The pool must hold each different block once.
-pub(crate) fn expect(product: &Product, counted: Counted) -> Result<()> {
+pub(crate) fn expect(product: &Product, counted: &Counted) -> Result<()> {
     let physical = product.stat_number("physical_blocks")?;
     ensure!(
         physical == counted.distinct,

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod analyze;
+mod analyze_memory;
 mod bench;
 mod clones;
 mod daemon;

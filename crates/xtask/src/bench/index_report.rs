@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use plotters::prelude::*;
 use serde_json::{Value, json};
 
+use super::goals::{self, Goal};
 use super::index::{KINDS, Measured, Plan};
 use super::report::{Conditions, heading, write_files};
 use crate::workspace::Workspace;
@@ -46,41 +47,10 @@ const TIGHT_NUMBERS: [(&str, &str); 4] = [
 ];
 
 /// What `hash` must and should reach.
-struct Goal {
-    what: &'static str,
-    value: Option<f64>,
-    must: f64,
-    aim: f64,
-    /// Whether more is better.
-    at_least: bool,
-}
-
-impl Goal {
-    fn verdict(&self, number: f64) -> &'static str {
-        match self.value {
-            None => "not measured",
-            Some(value) if self.at_least && value >= number => "met",
-            Some(value) if !self.at_least && value <= number => "met",
-            Some(_) => "missed",
-        }
-    }
-}
-
 fn goals(measured: &Measured) -> Vec<Goal> {
     let [hash, btree, _] = &measured.back_ends;
     let times = |one: Option<f64>, other: Option<f64>| Some(one? / other?);
     let ratio = |pointer: &str| times(hash.median(pointer), btree.median(pointer));
-    let at_least = |what, value, must, aim| Goal {
-        what,
-        value,
-        must,
-        aim,
-        at_least: true,
-    };
-    let at_most = |what, value, must, aim| Goal {
-        at_least: false,
-        ..at_least(what, value, must, aim)
-    };
     let mixed = "/mixed/operations_per_second";
     let reads = hash.tight("/mixed/pages_read_per_second");
     let p99 = times(
@@ -88,46 +58,46 @@ fn goals(measured: &Measured) -> Vec<Goal> {
         hash.median("/mixed/batch_ms_median"),
     );
     vec![
-        at_least("mixed, operations/s", hash.median(mixed), 400e3, 1.5e6),
-        at_least("mixed, times `btree`", ratio(mixed), 8.0, f64::NAN),
-        at_least(
+        Goal::at_least("mixed, operations/s", hash.median(mixed), 400e3, 1.5e6),
+        Goal::at_least("mixed, times `btree`", ratio(mixed), 8.0, None),
+        Goal::at_least(
             "release, times `btree`",
             ratio("/release/operations_per_second"),
             6.0,
-            f64::NAN,
+            None,
         ),
-        at_least(
+        Goal::at_least(
             "a quarter of the memory: mixed, pages read/s, part of fio's",
             times(reads, Some(measured.fio_reads_per_second)),
             0.5,
             0.8,
         ),
-        at_least(
+        Goal::at_least(
             "a quarter of the memory: mixed, operations/s, times `btree`",
             times(hash.tight(mixed), btree.tight(mixed)),
             8.0,
             20.0,
         ),
-        at_most(
+        Goal::at_most(
             "resident, bytes a row",
             hash.median("/resident_bytes_per_row"),
             6.0,
             3.0,
         ),
-        at_most(
+        Goal::at_most(
             "on disk, bytes a row",
             hash.median("/disk_bytes_per_row"),
             64.0,
             40.0,
         ),
-        at_most(
+        Goal::at_most(
             "written, bytes an operation",
             hash.median("/mixed/written_bytes_per_operation"),
             500.0,
             250.0,
         ),
-        at_most("batch, p99, times the median", p99, 3.0, 1.5),
-        at_most(
+        Goal::at_most("batch, p99, times the median", p99, 3.0, 1.5),
+        Goal::at_most(
             "open, and a first batch answered, s",
             hash.ready_seconds(),
             5.0,
@@ -182,25 +152,8 @@ pub(super) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) ->
         let cells = measured.back_ends[..2].iter().map(|it| it.tight(pointer));
         table_row(&mut page, what, cells, 0);
     }
-    page.push_str(
-        "\nWhat `hash` must and should reach:\n\n| | | must | | aim | |\n\
-         | --- | --- | --- | --- | --- | --- |\n",
-    );
-    for goal in goals(measured) {
-        let value = goal.value.map_or("-".to_owned(), |it| format!("{it:.2}"));
-        let aim = if goal.aim.is_nan() {
-            "- |".to_owned()
-        } else {
-            format!("{} | {}", goal.aim, goal.verdict(goal.aim))
-        };
-        let _ = writeln!(
-            page,
-            "| {} | {value} | {} | {} | {aim} |",
-            goal.what,
-            goal.must,
-            goal.verdict(goal.must),
-        );
-    }
+    page.push_str("\nWhat `hash` must and should reach:\n\n");
+    goals::table(&mut page, &goals(measured));
     page
 }
 

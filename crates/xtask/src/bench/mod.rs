@@ -2,11 +2,12 @@
 //!
 //! Reading order: `slices` (throughput rows), `sharing` (rows with the finder at work), `snapshots`,
 //! `finder`, `import`, `large`, `open`, `checking`, `statistics` (what decides), `report` (what is
-//! written). `index` and `index_report` are a command of their own. Only a whole run writes into `docs/`; a part of one
-//! is printed.
+//! written). `index` and `index_report` are a command of their own, and so are `study` and `study_report`;
+//! `goals` is what both are held to. Only a whole run writes into `docs/`; a part of one is printed.
 
 mod checking;
 mod finder;
+mod goals;
 mod import;
 mod index;
 mod index_report;
@@ -18,6 +19,8 @@ mod slices;
 mod snapshots;
 mod statistics;
 mod steadiness;
+mod study;
+mod study_report;
 
 use std::time::Instant;
 
@@ -62,6 +65,8 @@ pub(crate) struct Arguments {
 enum Of {
     /// The index back ends by themselves; writes docs/benchmarks-index.md
     Index(index::Arguments),
+    /// `onefold analyze` on data in the page cache; writes docs/benchmarks-study.md
+    Study(study::Arguments),
 }
 
 /// How much to measure.
@@ -127,8 +132,10 @@ struct Results {
 
 /// `cargo xtask bench`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
-    if let Some(Of::Index(arguments)) = &arguments.of {
-        return index::run(workspace, arguments);
+    match &arguments.of {
+        Some(Of::Index(arguments)) => return index::run(workspace, arguments),
+        Some(Of::Study(arguments)) => return study::run(workspace, arguments),
+        None => {}
     }
     packages::require(packages::CLIENTS)?;
     let processors = std::thread::available_parallelism().context("cannot count processors")?;
