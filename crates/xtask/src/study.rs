@@ -5,7 +5,7 @@
 //! the same in the files below some paths, and the tables have his figures beside ours.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -104,8 +104,8 @@ const fn then(scanned: u64, single: u64, unique: u64, duplicates: u64, saved_gib
 
 /// `cargo xtask study`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
-    let mut command = Cmd::new(workspace.build_release("onefold", "onefold")?)
-        .args(["--quiet", "--format", "json", "analyze"]);
+    let program = workspace.build_release("onefold", "onefold")?;
+    let mut command = Cmd::new(&program).args(["--quiet", "--format", "json", "analyze"]);
     for way in &WAYS {
         command = command.args(["--chunking", way.argument]);
     }
@@ -125,13 +125,13 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
             .context("a figure is missing in what analyze printed")
     });
     let found: Vec<Found> = ways.collect::<Result<_>>()?;
-    print!("{}", conditions(workspace, &reply)?);
+    print!("{}", conditions(workspace, &program, &reply)?);
     print!("{}", tables(&found));
     Ok(())
 }
 
-fn conditions(workspace: &Workspace, reply: &Value) -> Result<String> {
-    let line = |program: &str, arguments: &[&str]| -> Result<String> {
+fn conditions(workspace: &Workspace, program: &Path, reply: &Value) -> Result<String> {
+    let line = |program: &Path, arguments: &[&str]| -> Result<String> {
         let text = Cmd::new(program)
             .args(arguments)
             .dir(&workspace.root)
@@ -144,11 +144,13 @@ fn conditions(workspace: &Workspace, reply: &Value) -> Result<String> {
     };
     let problems = reply.get("problems").and_then(Value::as_array);
     Ok(format!(
-        "| | |\n| --- | --- |\n| date | {} |\n| commit | {} |\n| command | cargo xtask study PATH |\n\
+        "| | |\n| --- | --- |\n| date | {} |\n| version | {} |\n| commit | {} |\n| command | cargo xtask study PATH |\n\
          | files | {}, {} of them empty; {} links and special files left out; {} could not be read |\n\
          | data | {:.2} GiB |\n",
-        line("date", &["-u", "+%Y-%m-%d"])?,
-        line("git", &["rev-parse", "--short", "HEAD"]).unwrap_or_else(|_| "none".to_owned()),
+        line(Path::new("date"), &["-u", "+%Y-%m-%d"])?,
+        line(program, &["--version"])?,
+        line(Path::new("git"), &["rev-parse", "--short", "HEAD"])
+            .unwrap_or_else(|_| "none".to_owned()),
         number("files")?,
         number("empty_files")?,
         number("skipped_files")?,
@@ -199,14 +201,14 @@ impl Found {
 type Row = (&'static str, fn(&Found) -> String);
 
 const ROWS: [Row; 9] = [
-    ("scanned", |it| it.scanned.to_string()),
+    ("scanned", |it| grouped(it.scanned)),
     ("of these zeros", |it| {
-        it.zeros.map_or("-".to_owned(), |zeros| zeros.to_string())
+        it.zeros.map_or("-".to_owned(), grouped)
     }),
-    ("without duplicates", |it| it.single.to_string()),
-    ("unique", |it| it.unique.to_string()),
-    ("to eliminate", |it| it.duplicates.to_string()),
-    ("saved, GiB", |it| format!("{:.2}", it.saved / GIB)),
+    ("without duplicates", |it| grouped(it.single)),
+    ("unique", |it| grouped(it.unique)),
+    ("to eliminate", |it| grouped(it.duplicates)),
+    ("saved, GiB", |it| gib(it.saved)),
     ("saved, % of all", |it| {
         format!("{:.1}", 100.0 * it.saved / it.bytes)
     }),
@@ -220,6 +222,20 @@ const ROWS: [Row; 9] = [
 
 fn ratio(of: u64, all: u64) -> String {
     format!("{:.2}", of as f64 / all.max(1) as f64)
+}
+
+/// With the two digits that he has, or with one more where there is little.
+fn gib(bytes: f64) -> String {
+    let digits = if bytes.abs() < 10.0 * GIB { 3 } else { 2 };
+    format!("{:.digits$}", bytes / GIB)
+}
+
+/// With a comma after every third digit from the end.
+fn grouped(number: u64) -> String {
+    match number / 1000 {
+        0 => number.to_string(),
+        thousands => format!("{},{:03}", grouped(thousands), number % 1000),
+    }
 }
 
 fn tables(found: &[Found]) -> String {
@@ -258,19 +274,19 @@ fn metadata_row(page: &mut String, title: &str, found: &Found) {
             pool.index / MIB,
             (pool.map + pool.index) / MIB,
         ];
-        let left = pool.left / GIB;
+        let left = gib(pool.left);
         format!(
-            "{:.2} | {:.2} | {:.2} | {left:.2}",
+            "{:.2} | {:.2} | {:.2} | {left}",
             cells[0], cells[1], cells[2]
         )
     });
     let _ = writeln!(
         page,
-        "| {title} | {:.2} | {:.2} | {:.2} | {:.2} | {} |",
+        "| {title} | {:.2} | {:.2} | {:.2} | {} | {} |",
         translation / MIB,
         hashes / MIB,
         both / MIB,
-        (found.saved - both) / GIB,
+        gib(found.saved - both),
         pool.unwrap_or_else(|| "- | - | - | -".to_owned()),
     );
 }
@@ -283,6 +299,10 @@ mod tests {
     #[test]
     fn what_the_dissertation_derives_follows_from_its_counts() {
         let cells = |row: usize| WAYS.each_ref().map(|way| ROWS[row].1(&way.then));
+        assert_eq!(
+            cells(0),
+            ["1,676,046", "29,530,586", "15,461,284", "10,794,932"]
+        );
         assert_eq!(cells(7), ["0.68", "0.23", "0.25", "0.27"]);
         assert_eq!(cells(8), ["3.97", "2.76", "2.87", "3.00"]);
         assert_eq!(cells(6), ["12.4", "15.5", "15.1", "14.8"]);
@@ -313,11 +333,14 @@ mod tests {
         let cells: Vec<_> = ROWS.iter().map(|(_, cell)| cell(&found)).collect();
         assert_eq!(
             cells,
-            ["10", "2", "3", "4", "4", "0.00", "40.0", "0.62", "4.00"]
+            ["10", "2", "3", "4", "4", "0.000", "40.0", "0.62", "4.00"]
         );
         let mut page = String::new();
         metadata_row(&mut page, "x", &found);
-        assert!(page.ends_with("| 1.00 | 2.00 | 3.00 | -1.00 |\n"), "{page}");
+        assert!(
+            page.ends_with("| 1.00 | 2.00 | 3.00 | -1.000 |\n"),
+            "{page}"
+        );
         way["chunks"] = Value::Null;
         assert!(Found::of(&way).is_none());
     }
