@@ -2,8 +2,9 @@
 //!
 //! Reading order: `slices` (throughput rows), `sharing` (rows with the finder at work), `snapshots`,
 //! `finder`, `import`, `large`, `open`, `checking`, `statistics` (what decides), `report` (what is
-//! written). `index` and `index_report` are a command of their own, and so are `study` and `study_report`;
-//! `goals` is what both are held to. Only a whole run writes into `docs/`; a part of one is printed.
+//! written). `index` and `index_report` are a command of their own, and so are `study` and
+//! `study_report`; `goals` is what both are held to. Only a whole run writes into `docs/`; a part of
+//! one is printed.
 
 mod checking;
 mod finder;
