@@ -5,7 +5,7 @@ use super::reply::{Reply, WayReply};
 use crate::error::{Error, Result};
 use crate::output::Document;
 use crate::size;
-use onefold_study::RunLengths;
+use onefold_study::{Compressed, Compressibility, RunLengths};
 use plotters::prelude::*;
 use std::error::Error as Cause;
 use std::fs::File;
@@ -96,6 +96,7 @@ fn plots(way: &WayReply) -> Vec<Bars<'_>> {
     }
     plots.push(copies(way));
     plots.push(runs(way));
+    plots.extend(way.compression.as_ref().map(compression));
     plots
 }
 
@@ -144,6 +145,27 @@ fn runs(way: &WayReply) -> Bars<'_> {
         ],
         names: powers.map(|power| size::display(1 << power)).collect(),
         is_logarithmic: true,
+    }
+}
+
+/// What LZ4 leaves of the sample, in percent of the units.
+fn compression(found: &Compressibility) -> Bars<'_> {
+    let percent = |found: &Compressed| {
+        let all = found.sampled.max(1) as f64;
+        let parts = found.by_tenth.iter();
+        parts.map(|count| 100.0 * *count as f64 / all).collect()
+    };
+    let mut series = vec![("each chunk", UNIQUE, percent(&found.chunks))];
+    if found.groups.sampled > 0 {
+        series.push(("64 KiB together", REDUNDANT, percent(&found.groups)));
+    }
+    Bars {
+        title: "Distinct chunks by what compressing leaves".to_owned(),
+        below: "left, up to this part",
+        beside: "% of a sample",
+        names: (1..=10).map(|tenth| format!("{tenth}0 %")).collect(),
+        series,
+        is_logarithmic: false,
     }
 }
 
