@@ -89,6 +89,8 @@ impl Plot<'_> {
             Scale::Logarithmic => points().map(|(_, y)| height(*y)).fold(highest, f64::min),
         };
         let (floor, ceiling) = match self.scale {
+            // Above the lines there is room for what they are called.
+            Scale::Linear if self.lines.0.len() > 1 => (0.0, highest * 1.4),
             Scale::Linear => (0.0, highest * 1.1),
             Scale::Logarithmic => (lowest.floor(), highest.ceil().max(lowest.floor() + 1.0)),
         };
