@@ -197,7 +197,7 @@ fn tables_and_a_page_have_the_figures_too() {
     ] {
         assert!(page.contains(words), "no {words:?}");
     }
-    assert_eq!(page.matches("<svg").count(), 4);
+    assert_eq!(page.matches("<svg").count(), 5);
     let refers = page.contains("href") || page.contains("src=") || page.contains("@import");
     assert!(!refers, "it needs nothing else");
     // Nothing is written over.
