@@ -12,6 +12,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use fastrand::Rng;
 use onefold_image::Backing;
@@ -23,7 +24,7 @@ use crate::chunking::Chunking;
 use crate::record::pack_fingerprint;
 use crate::scan::{Cutting, Progress, Sink, Totals, window_bytes};
 use crate::trace::each_fingerprint;
-use crate::walk::{Met, Problem, Survey, walk};
+use crate::walk::{Found, Met, Problem, Survey, walk};
 use crate::worker::{fingerprint_key, is_zero};
 
 /// Rounds of drawing, each for what the last ones were short of.
@@ -32,6 +33,9 @@ const ROUNDS: u32 = 8;
 /// Blocks drawn in all, for each that is wanted: where nearly all are zeros, the sample stays smaller,
 /// and the bound says so.
 const DRAWS_MAX: u64 = 64;
+
+/// Blocks of a file that are worth a thread.
+const PLACES_MIN: usize = 256;
 
 /// How an estimate is made.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -246,34 +250,59 @@ fn blocks_of(met: &Met, block_bytes: u64) -> u64 {
     }
 }
 
-/// Reads these blocks of all files one after another, ascending.
+/// Reads these blocks of all files one after another, ascending; those of one file on all processors.
 fn read_places(
     files: impl Iterator<Item = Met>,
     places: &[u64],
     block_bytes: usize,
     sample: &mut Sample,
 ) {
-    let key = fingerprint_key();
-    let mut block = vec![0; block_bytes];
+    let workers = thread::available_parallelism().map_or(1, usize::from);
     let (mut first, mut rest) = (0, places);
     for met in files {
         let end = first + blocks_of(&met, block_bytes as u64);
         let (inside, after) = rest.split_at(rest.partition_point(|place| *place < end));
         if let Met::File(found) = met
             && !inside.is_empty()
-            && let Ok(mut image) = found.open()
         {
-            for place in inside {
-                let at = (place - first) * block_bytes as u64;
-                let bytes = (found.bytes - at).min(block_bytes as u64) as usize;
-                let block = &mut block[..bytes];
-                if image.read(at, block).is_ok() && !is_zero(block) {
-                    sample.add(pack_fingerprint(key.fingerprint(block)));
-                }
-            }
+            let read = |places: &[u64]| fingerprints(&found, first, places, block_bytes);
+            let part = inside.len().div_ceil(workers).max(PLACES_MIN);
+            let parts: Vec<Vec<u128>> = thread::scope(|scope| {
+                let (own, others) = inside.split_at(part.min(inside.len()));
+                let others = others.chunks(part);
+                let threads: Vec<_> = others.map(|part| scope.spawn(|| read(part))).collect();
+                let own = read(own);
+                let join = |thread: thread::ScopedJoinHandle<'_, _>| match thread.join() {
+                    Ok(done) => done,
+                    Err(panic) => std::panic::resume_unwind(panic),
+                };
+                let others = threads.into_iter().map(join);
+                std::iter::once(own).chain(others).collect()
+            });
+            let found = parts.into_iter().flatten();
+            found.for_each(|fingerprint| sample.add(fingerprint));
         }
         (first, rest) = (end, after);
     }
+}
+
+/// Of those of these blocks of a file that can be read and are not zeros.
+fn fingerprints(found: &Found, first: u64, places: &[u64], block_bytes: usize) -> Vec<u128> {
+    let Ok(mut image) = found.open() else {
+        return Vec::new();
+    };
+    let key = fingerprint_key();
+    let mut block = vec![0; block_bytes];
+    let mut fingerprints = Vec::with_capacity(places.len());
+    for place in places {
+        let at = (place - first) * block_bytes as u64;
+        let bytes = (found.bytes - at).min(block_bytes as u64) as usize;
+        let block = &mut block[..bytes];
+        if image.read(at, block).is_ok() && !is_zero(block) {
+            fingerprints.push(pack_fingerprint(key.fingerprint(block)));
+        }
+    }
+    fingerprints
 }
 
 #[cfg(test)]

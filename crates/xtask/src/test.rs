@@ -162,6 +162,8 @@ fn unit_tests(workspace: &Workspace) -> Result<()> {
         .args(["test", "--workspace", "--locked"])
         .args(["--exclude", "onefold-model"])
         .env("RUST_TEST_THREADS", TESTS_AT_A_TIME)
+        // A clean clone gains nothing from what incremental builds keep for the next one.
+        .env("CARGO_INCREMENTAL", "0")
         .show()
 }
 

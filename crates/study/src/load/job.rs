@@ -185,13 +185,18 @@ impl<'a> Job<'a> {
             if phase.is_read_back && self.blocks_of(slot).iter().all(|id| *id == UNKNOWN) {
                 continue;
             }
-            if !reads {
-                self.fill(slot, phase.pattern == Pattern::Sequential);
-            }
             let due = phase.rate.map(|rate| {
                 let before = n as f64 * jobs as f64 + number as f64;
                 start + Duration::from_secs_f64((before / rate).min(SECONDS_MAX))
             });
+            if let (Some(due), Some(time)) = (due, phase.time)
+                && due >= start + time
+            {
+                break;
+            }
+            if !reads {
+                self.fill(slot, phase.pattern == Pattern::Sequential);
+            }
             let Some(begin) = wait(due, is_ending) else {
                 break;
             };
