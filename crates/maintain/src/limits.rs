@@ -45,7 +45,7 @@ pub(crate) const DELETION_SHARE_FLOOR: f64 = 0.01;
 
 /// Each step of a deletion keeps writers away from the maps for a moment, and what it frees makes work
 /// for the disk. So few moments that they are not among the hundredth of requests that wait longest:
-/// a snapshot of a million entries takes ten seconds.
+/// a snapshot of a million entries takes some fifteen seconds.
 pub(crate) const DELETION_SHARE_MAX: f64 = 0.02;
 
 /// Nobody waits for figures that are an hour old as it is.

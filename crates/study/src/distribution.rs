@@ -15,10 +15,6 @@ const HEADING: &str = "onefold distribution 1";
 /// Blocks that a distribution has at most: 2^48. Sums of what it has stay far below 2^63.
 const BLOCKS_MAX: u64 = 1 << 48;
 
-/// Sizes of blocks, in bytes; multiples of the least.
-const BLOCK_BYTES_MIN: u64 = 512;
-const BLOCK_BYTES_MAX: u64 = 16 << 20;
-
 /// Contents that occur as often as each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyCount {
@@ -198,13 +194,8 @@ impl Parsing {
     }
 
     fn block(&mut self, bytes: u64) -> Result<(), String> {
-        let is_fine = (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes);
-        if !(is_fine && bytes.is_multiple_of(BLOCK_BYTES_MIN)) {
-            return Err(format!(
-                "blocks of {bytes} bytes: multiples of {BLOCK_BYTES_MIN} up to {BLOCK_BYTES_MAX} \
-                 there are"
-            ));
-        }
+        let size = usize::try_from(bytes).unwrap_or(usize::MAX);
+        Chunking::fixed(size).map_err(|error| error.to_string())?;
         match self.block_bytes.replace(bytes) {
             None => Ok(()),
             Some(_) => Err("the size of blocks was given before".to_owned()),

@@ -108,6 +108,7 @@ pub fn quick_look(
             "0.01 to 50 percent of the blocks can be drawn",
         ));
     }
+    let key = fingerprint_key();
     let mut random = Rng::with_seed(options.seed);
     let mut look = QuickLook {
         drawn: Totals::default(),
@@ -153,7 +154,7 @@ pub fn quick_look(
                 let is_zero = is_zero(block);
                 look.drawn.add_chunks(1, bytes as u64, is_zero);
                 if !is_zero {
-                    let fingerprint = pack_fingerprint(fingerprint_key().fingerprint(block));
+                    let fingerprint = pack_fingerprint(key.fingerprint(block));
                     *counts.entry(fingerprint).or_default() += 1;
                 }
                 progress.add((gap + 1) * block_bytes);

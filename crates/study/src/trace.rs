@@ -25,6 +25,9 @@ const FINGERPRINTS_MAX: usize = 4096;
 /// Runs in a frame, at most.
 const RUNS_MAX: usize = 4096;
 
+/// Ways to cut in a trace: chunks name theirs in a byte.
+const WAYS_MAX: usize = 1 << u8::BITS;
+
 /// Units of a sample in a frame.
 const UNITS_MAX: usize = 4096;
 
@@ -58,6 +61,11 @@ impl TraceWriter {
         ways: &[Chunking],
         inputs: &[PathBuf],
     ) -> Result<Self, StudyError> {
+        if ways.len() > WAYS_MAX {
+            return Err(StudyError::usage(format!(
+                "a trace can have {WAYS_MAX} ways to cut"
+            )));
+        }
         let path = options.path.clone();
         let failed = |error| cannot_write(&options.path, error);
         let file = File::create_new(&path).map_err(failed)?;

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use onefold_image::QCOW2_MAGIC;
+
 use super::run::LoadProgress;
 use super::target::{Buffer, Target};
 use crate::worker::is_zero;
@@ -64,7 +66,7 @@ fn known(bytes: &[u8]) -> Option<&'static str> {
     let lvm = (0..LVM_SECTORS).any(|sector| has(sector * 512, b"LABELONE"));
     let marks = [
         (has(0, b"LUKS\xba\xbe"), "a LUKS volume"),
-        (has(0, b"QFI\xfb"), "a qcow2 image"),
+        (has(0, &QCOW2_MAGIC), "a qcow2 image"),
         (has(0, b"XFSB"), "an XFS file system"),
         (
             has(1024 + 56, b"\x53\xef"),

@@ -159,6 +159,14 @@ fn traces_that_do_not_belong_together_are_refused() {
         analyze(nothing, &other, &Progress::default()).is_err(),
         "the trace exists"
     );
+    let sizes = (1..=257).map(|n| Chunking::content(64, 256, 1024 + 2 * n).unwrap());
+    let mut many = options(sizes.collect(), 0);
+    many.trace = Some(TraceOptions {
+        path: scratch.path().join("many"),
+        hides_names: false,
+    });
+    let refused = analyze(nothing, &many, &Progress::default()).unwrap_err();
+    assert!(refused.to_string().contains("256 ways"), "{refused}");
     let again = analyze(Source::Traces(&traces[..1]), &other, &Progress::default());
     assert!(again.is_err(), "a trace of a trace");
 }

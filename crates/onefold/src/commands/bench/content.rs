@@ -1,7 +1,7 @@
 //! The distributions that can be asked for: those that come with the program, and files.
 
 use crate::error::{Error, Result};
-use onefold_study::{Distribution, shipped_distributions};
+use onefold_study::{Chunking, Distribution, shipped_distributions};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -28,13 +28,10 @@ impl Content {
             distribution.map_err(|e| Error::usage(format!("the distribution {name:?}, {e}")))?;
         let distribution = match block_bytes {
             None => distribution,
-            Some(bytes) if (512..=16 << 20).contains(&bytes) && bytes.is_multiple_of(512) => {
-                distribution.with_block_bytes(bytes)
-            }
             Some(bytes) => {
-                return Err(Error::usage(format!(
-                    "blocks of {bytes} bytes: multiples of 512 up to 16 MiB there can be"
-                )));
+                let size = usize::try_from(bytes).unwrap_or(usize::MAX);
+                Chunking::fixed(size).map_err(|e| Error::usage(e.to_string()))?;
+                distribution.with_block_bytes(bytes)
             }
         };
         Ok(Self {
