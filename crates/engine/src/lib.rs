@@ -141,6 +141,23 @@ pub trait Disk: Send + Sync {
     fn alignment(&self) -> usize;
 }
 
+/// Memory that outlives the process, but not the host.
+///
+/// A pool has one such memory. What was written is there for every later process until the host
+/// stops; then it may hold anything, and [`Engine::boot_id`] is another one. A process that dies
+/// inside a write leaves any part of it. Nothing is ever synced.
+#[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+pub trait HostMemory: Send + Sync {
+    /// Its length in bytes.
+    fn len(&self) -> usize;
+
+    /// Fills `buf` from `offset`. Panics beyond the end, for that is the caller's mistake.
+    fn read_at(&self, buf: &mut [u8], offset: usize);
+
+    /// Writes all of `bytes` at `offset`. Panics beyond the end, as above.
+    fn write_at(&self, bytes: &[u8], offset: usize);
+}
+
 /// The durable parts of one pool.
 ///
 /// A part is open at most once at a time; whoever drops its [`Disk`] may open it again.
@@ -160,6 +177,13 @@ pub trait Engine: Send + Sync {
 
     /// Removes a part that is not open, durably. That it is missing already is no error.
     fn remove(&self, part: Part) -> io::Result<()>;
+
+    /// The pool's memory that outlives the process, made where there is none, all zeros, and as long
+    /// as `len` at least. All of its space is reserved: `StorageFull` where the host has too little.
+    fn host_memory(&self, len: usize) -> io::Result<Arc<dyn HostMemory>>;
+
+    /// What tells this boot of the host from every other one.
+    fn boot_id(&self) -> io::Result<[u8; 16]>;
 
     /// What the user calls this part: a path, for messages.
     fn describe(&self, part: Part) -> String;

@@ -19,6 +19,7 @@
 //! | [`batch_page`] | leaf of the open batch: its items |
 //! | [`frame`] | the unit in which the log is written |
 //! | [`record`] | what a frame carries: changes of maps, catalogue, queue and open batch |
+//! | [`tail`] | records in memory that outlives the process |
 //! | [`secret`] | the key from which fingerprints take theirs |
 //! | [`export`] | both ends of an export of metadata |
 //! | [`trace`] | the unit of a trace: what data was cut into |
@@ -41,6 +42,7 @@ pub mod scrub_page;
 pub mod secret;
 pub mod space_page;
 pub mod superblock;
+pub mod tail;
 pub mod trace;
 pub mod units;
 
@@ -56,6 +58,7 @@ pub use root::{BatchKind, OpenBatchHead, Root, WhenFull};
 pub use scrub_page::{BadBlock, Fault, ScrubPage, ScrubProgress};
 pub use secret::Secret;
 pub use superblock::{IndexKind, Superblock};
+pub use tail::TailHeader;
 pub use units::{DomainId, LayerId, Lba, PageNumber, Pba, PoolId, SegmentIndex, VolumeId};
 
 /// Major version of everything written by this build: a higher one is refused.

@@ -16,6 +16,7 @@ mod aligned;
 mod dirty;
 mod disk;
 mod failure;
+mod host_memory;
 mod lock;
 mod replacement;
 mod sync;
@@ -24,9 +25,10 @@ mod writeback;
 pub use lock::{LockError, PoolLock};
 pub use replacement::Replacement;
 
-use crate::{Disk, Engine, Part};
+use crate::{Disk, Engine, HostMemory, Part};
 use disk::{FileDisk, direct_unsupported};
 use failure::explain;
+use host_memory::MappedFile;
 use rustix::fs::{Advice, OFlags};
 use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
@@ -36,6 +38,10 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
+
+/// The file of [`Engine::host_memory`]. It lies beside the parts, so that it is found by every
+/// process that finds the pool, in whatever container or session it runs.
+const TAIL: &str = "tail";
 
 /// How the data part is cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,6 +239,14 @@ impl Engine for EmbeddedEngine {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(cause) => Err(explain(format!("removing {}", path.display()), cause)),
         }
+    }
+
+    fn host_memory(&self, len: usize) -> io::Result<Arc<dyn HostMemory>> {
+        Ok(Arc::new(MappedFile::open(&self.directory.join(TAIL), len)?))
+    }
+
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        host_memory::boot_id()
     }
 
     fn describe(&self, part: Part) -> String {

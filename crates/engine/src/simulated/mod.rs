@@ -39,9 +39,10 @@ mod part;
 mod random;
 mod unsynced;
 
-use crate::{Disk, Engine, Part};
+use crate::{Disk, Engine, HostMemory, Part};
 use disk::{Outcome, Request, SimulatedDisk};
 use faults::Plan;
+use image::Image;
 use part::PartState;
 use random::Random;
 use std::collections::BTreeMap;
@@ -188,6 +189,9 @@ struct State {
     discard_ignored_rate: f64,
     cold_rate: f64,
     cold: Vec<(Part, Range<u64>)>,
+    host_memory: Image,
+    boot_id: [u8; 16],
+    has_host_memory: bool,
 }
 
 impl SimulatedEngine {
@@ -207,6 +211,9 @@ impl SimulatedEngine {
             discard_ignored_rate: 0.0,
             cold_rate: 0.0,
             cold: Vec::new(),
+            host_memory: Image::new(0),
+            boot_id: [1; 16],
+            has_host_memory: true,
         })
     }
 
@@ -226,6 +233,12 @@ impl SimulatedEngine {
     pub fn crash(&self, kind: CrashKind) -> SimulatedEngine {
         let mut state = self.machine.state();
         let mut random = Random::new(state.random.next());
+        let mut boot_id = state.boot_id;
+        if kind == CrashKind::PowerLoss {
+            // What is left of the memory is as it was, for a reader that trusts it by mistake.
+            let number = u128::from_le_bytes(boot_id).wrapping_add(1);
+            boot_id = number.to_le_bytes();
+        }
         let mut parts = BTreeMap::new();
         for (name, part) in &state.parts {
             let after = match kind {
@@ -248,6 +261,9 @@ impl SimulatedEngine {
             discard_ignored_rate: 0.0,
             cold_rate: 0.0,
             cold: Vec::new(),
+            host_memory: state.host_memory.clone(),
+            boot_id,
+            has_host_memory: state.has_host_memory,
         })
     }
 
@@ -294,6 +310,11 @@ impl SimulatedEngine {
             Some(bytes) => state.capacity.insert(part, bytes),
             None => state.capacity.remove(&part),
         };
+    }
+
+    /// Whether the host has room for [`Engine::host_memory`], as it has at first.
+    pub fn set_has_host_memory(&self, has: bool) {
+        self.machine.state().has_host_memory = has;
     }
 
     /// The alignment, a power of two, that writes to a part must have; 1 at first.
@@ -391,6 +412,18 @@ impl SimulatedEngine {
             state.current.read(&mut bytes, offset);
             bytes
         })
+    }
+
+    /// What the memory holds that outlives processes. Zeros where no process has made it.
+    pub fn read_host_memory(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.machine.state().host_memory.read(&mut bytes, offset);
+        bytes
+    }
+
+    /// Bytes of it.
+    pub fn host_memory_len(&self) -> u64 {
+        self.machine.state().host_memory.len
     }
 
     /// Inverts one bit, 0 to 7, of the byte at `offset`, on the medium and for readers.
@@ -544,6 +577,22 @@ impl Engine for SimulatedEngine {
         })
     }
 
+    fn host_memory(&self, len: usize) -> io::Result<Arc<dyn HostMemory>> {
+        let mut state = self.machine.state();
+        if !state.has_host_memory {
+            let message = "making simulated:tail: no space left";
+            return Err(io::Error::new(ErrorKind::StorageFull, message));
+        }
+        state.host_memory.len = state.host_memory.len.max(len as u64);
+        Ok(Arc::new(SimulatedMemory {
+            machine: self.machine.clone(),
+        }))
+    }
+
+    fn boot_id(&self) -> io::Result<[u8; 16]> {
+        Ok(self.machine.state().boot_id)
+    }
+
     fn describe(&self, part: Part) -> String {
         format!("simulated:{}", part.name())
     }
@@ -559,5 +608,31 @@ impl Engine for SimulatedEngine {
 
     fn unix_seconds(&self) -> u64 {
         self.machine.state().unix_seconds
+    }
+}
+
+/// The memory of a simulated host.
+struct SimulatedMemory {
+    machine: Arc<Machine>,
+}
+
+impl HostMemory for SimulatedMemory {
+    fn len(&self) -> usize {
+        self.machine.state().host_memory.len as usize
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: usize) {
+        let state = self.machine.state();
+        assert!((offset + buf.len()) as u64 <= state.host_memory.len);
+        state.host_memory.read(buf, offset as u64);
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: usize) {
+        let mut state = self.machine.state();
+        assert!((offset + bytes.len()) as u64 <= state.host_memory.len);
+        // A process that is dead writes nothing.
+        if !state.crashed {
+            state.host_memory.write(bytes, offset as u64);
+        }
     }
 }

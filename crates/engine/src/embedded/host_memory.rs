@@ -1,0 +1,146 @@
+//! [`HostMemory`](crate::HostMemory) as a mapped file.
+//!
+//! The kernel keeps what a process wrote to a shared mapping, however the process ends, and shows it
+//! to the next one that maps the file. That the kernel writes the file out now and then is of no
+//! use, and does no harm.
+//!
+//! Invariant: the file has space for all of its length before it is mapped, so that no write to the
+//! mapping can fail for want of it, which a process does not survive (SIGBUS). The file is locked
+//! into memory where the process may do that: then no read can fail either.
+
+use super::failure::explain;
+use super::{error_at, unusable};
+use crate::HostMemory;
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// Where the kernel says which boot this is.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// A file, mapped as a whole.
+pub(super) struct MappedFile {
+    /// Behind a lock, because a read beside a write of the same bytes would be a data race.
+    map: Mutex<MmapRaw>,
+    len: usize,
+}
+
+impl MappedFile {
+    /// Opens or makes the file, at least `len` bytes long, and maps it.
+    pub(super) fn open(path: &Path, len: usize) -> io::Result<MappedFile> {
+        let doing = |what: &str| {
+            let what = format!("{what} {}", path.display());
+            move |cause: io::Error| explain(what, cause)
+        };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
+            .open(path)
+            .map_err(doing("opening"))?;
+        let metadata = file.metadata().map_err(doing("examining"))?;
+        if !metadata.is_file() {
+            return Err(unusable(path, metadata.file_type()));
+        }
+        let len = len.max(usize::try_from(metadata.len()).unwrap_or(usize::MAX));
+        if let Err(cause) = allocate(&file, len as u64) {
+            if metadata.len() == 0 {
+                // The error is the one to report. An empty file is as good as none.
+                let _ = fs::remove_file(path);
+            }
+            return Err(doing("reserving space for")(cause));
+        }
+        let map = MmapOptions::new().len(len).map_raw(&file);
+        let map = map.map_err(doing("mapping"))?;
+        if map.len() != len {
+            return Err(error_at(io::ErrorKind::Other, path, "is not mapped whole"));
+        }
+        // What this adds is speed and resistance to failing disks, not correctness.
+        let _ = map.lock();
+        Ok(MappedFile {
+            map: Mutex::new(map),
+            len,
+        })
+    }
+
+    /// Runs `access` on the address of these bytes.
+    fn with<T>(&self, offset: usize, len: usize, access: impl FnOnce(*mut u8) -> T) -> T {
+        let end = offset.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "{len} bytes at {offset} of a mapping of {}",
+            self.len
+        );
+        // The bytes have no invariant that a panic could have broken.
+        let map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        access(map.as_mut_ptr().wrapping_add(offset))
+    }
+}
+
+impl HostMemory for MappedFile {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: usize) {
+        self.with(offset, buf.len(), |from| {
+            // SAFETY: `with` has checked that the range lies inside the mapping, which lives as long
+            // as `self`, and holds the lock that all accesses take. `buf` is not part of the mapping,
+            // which no reference points into.
+            unsafe { std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr(), buf.len()) }
+        });
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: usize) {
+        self.with(offset, bytes.len(), |to| {
+            // SAFETY: as in `read_at`; the file is mapped for writing.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
+        });
+    }
+}
+
+/// Gives a file space for so many bytes, all of which can be written from then on.
+fn allocate(file: &File, len: u64) -> io::Result<()> {
+    loop {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => return fill(file, len),
+            Err(cause) => return Err(cause.into()),
+        }
+    }
+}
+
+/// The same by writing zeros to what lies beyond the end.
+fn fill(file: &File, len: u64) -> io::Result<()> {
+    const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+    let mut at = file.metadata()?.len();
+    while at < len {
+        let count = (len - at).min(ZEROS.len() as u64);
+        file.write_all_at(&ZEROS[..count as usize], at)?;
+        at += count;
+    }
+    Ok(())
+}
+
+/// See [`crate::Engine::boot_id`].
+pub(super) fn boot_id() -> io::Result<[u8; 16]> {
+    let doing = |cause| explain(format!("reading {BOOT_ID}"), cause);
+    let text = fs::read_to_string(BOOT_ID).map_err(doing)?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    match u128::from_str_radix(&digits, 16) {
+        Ok(id) if digits.len() == 32 => Ok(id.to_be_bytes()),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{BOOT_ID} holds no id"),
+        )),
+    }
+}
