@@ -18,6 +18,7 @@
 //! is known to be bad, and no entry comes to name one: the finder heals it first (`heal.rs`).
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use onefold_format::batch_page::BatchItem;
@@ -189,21 +190,33 @@ impl Pool {
     ) -> Result<Taken> {
         let segment = first.segment();
         let end = SegmentIndex(segment.0 + 1).first();
-        let leaf = self.maps.leaf(layer, segment, Wait::Yes)?;
+        let choose = |within: Range<Lba>| -> Result<_> {
+            let leaf = self.maps.leaf(layer, segment, Wait::Yes)?;
+            let chosen = leaf.with(|entries| {
+                let wanted = self.without_bad(entries, wanted);
+                choose(entries, within, room, &wanted)
+            });
+            Ok((leaf, chosen))
+        };
         // Looked at without the lock first: most segments have nothing to publish.
-        let wanted = &leaf.with(|entries| self.without_bad(entries, wanted));
-        let (runs, _) = leaf.with(|entries| choose(entries, first, room, wanted));
+        let (_, (runs, next)) = choose(first..end)?;
         let (Some(from), Some(to)) = (runs.first(), runs.last()) else {
             return Ok(Taken {
                 count: 0,
                 next: end,
             });
         };
-        let range = from.lba.0..to.lba.0 + u64::from(to.count);
-        let _locked = layer.locks.lock(range, Wait::Yes);
+        // A block outside the locked range may have become private meanwhile, and may be in the
+        // middle of being rewritten: the second choice does not reach beyond the range.
+        let range = from.lba..to.lba + u64::from(to.count);
+        let next = next.unwrap_or(end);
+        let _locked = layer.locks.lock(range.start.0..range.end.0, Wait::Yes);
         // Whoever removes a volume holds all of its blocks until no entry is left.
         volume.check_has_blocks()?;
-        let (runs, next) = leaf.with(|entries| choose(entries, first, room, wanted));
+        let (leaf, (runs, _)) = match Guard::PublishedLocked.holds() {
+            true => choose(range)?,
+            false => choose(first..end)?,
+        };
         let count: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
         if count > 0 {
             for run in &runs {
@@ -223,18 +236,12 @@ impl Pool {
             match self.record_if(&[publish], &[], Wait::Yes, &admit) {
                 // No blocks could be kept free for those that the volume would own no more.
                 Err(_) if is_refused.get() => {
-                    return Ok(Taken {
-                        count: 0,
-                        next: next.unwrap_or(end),
-                    });
+                    return Ok(Taken { count: 0, next });
                 }
                 recorded => recorded?,
             }
         }
-        Ok(Taken {
-            count,
-            next: next.unwrap_or(end),
-        })
+        Ok(Taken { count, next })
     }
 
     /// The slots that are wanted, but for those of blocks that are known to be bad.
@@ -607,17 +614,18 @@ struct Part<'a> {
     answers: &'a [Counted],
 }
 
-/// Private entries from `first` on whose slots are wanted, `room` of them at most, as runs; and
-/// where to go on if that was not all.
+/// Private entries of a part of a segment whose slots are wanted, `room` of them at most, as runs;
+/// and where to go on if that was not all.
 fn choose(
     entries: &[Entry],
-    first: Lba,
+    within: Range<Lba>,
     room: u64,
     wanted: &SlotBits,
 ) -> (Vec<PublishRun>, Option<Lba>) {
     let mut runs: Vec<PublishRun> = Vec::new();
     let mut left = room;
-    for (lba, entry) in (first.0..).zip(&entries[first.slot()..]) {
+    let first = within.start;
+    for (lba, entry) in (first.0..within.end.0).zip(&entries[first.slot()..]) {
         let slot = (lba % BLOCKS_PER_SEGMENT) as usize;
         let State::Private(pba) = entry.state() else {
             continue;

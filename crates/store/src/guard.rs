@@ -79,11 +79,15 @@ pub enum Guard {
     ListedNotReused,
     /// New data leaves a reserve to what overwrites data.
     ReserveForOverwrites,
+    /// P1: the blocks that the finder publishes are locked.
+    PublishedLocked,
+    /// A lookup counts only if its layer was still the volume's when it ended.
+    LookupValidated,
 }
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 37] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -119,6 +123,8 @@ impl Guard {
         Self::HealedBeforeUnlisted,
         Self::ListedNotReused,
         Self::ReserveForOverwrites,
+        Self::PublishedLocked,
+        Self::LookupValidated,
     ];
 
     /// Whether the rule is kept: always, outside simulations.

@@ -1,19 +1,23 @@
 //! The read path: pin, look up, read consecutive runs in one go, fill holes with zeros, unpin.
 //!
 //! Nothing is locked while the disk is read. The pinned epoch keeps every block that the lookup
-//! found from being reused, whoever gives it up meanwhile.
+//! found from being reused, whoever gives it up meanwhile. A [`PinnedView`] makes sure that a lookup
+//! saw the volume as it was at one moment, however often snapshots are made and deleted meanwhile.
 //!
 //! Where blocks are known to be bad, a shared one of them is compared with its fingerprint before
 //! anybody sees it. Others cost such a pool a look at a short list, and a pool without bad blocks
 //! one at a number.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use onefold_format::entry::State;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{BadBlock, Entry, Lba, Pba};
 
+use crate::epoch::Pin;
 use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
 use crate::map::Layer;
 use crate::volume::{Extent, Volume, Wait};
 
@@ -23,8 +27,7 @@ const PIECE_BLOCKS: u64 = 512;
 impl Volume {
     pub(crate) fn read_admitted(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<()> {
         let block_size = self.pool.block_size();
-        let _pin = self.pool.epochs.pin();
-        let layer = self.layer();
+        let mut view = PinnedView::of(self);
         let mut at = offset;
         let mut rest = buf;
         while !rest.is_empty() {
@@ -33,9 +36,9 @@ impl Volume {
             let len = (piece_end - at).min(rest.len() as u64);
             let (piece, after) = std::mem::take(&mut rest).split_at_mut(len as usize);
             let count = (at + len).div_ceil(block_size) - first.0;
-            let entries = self.entries(&layer, first, count, wait)?;
+            let entries = view.look_up(|layer| self.entries(layer, first, count, wait))?;
             self.read_piece(
-                &layer,
+                view.layer(),
                 first,
                 &entries,
                 (at - first.0 * block_size) as usize,
@@ -178,22 +181,27 @@ impl Volume {
     ) -> Result<Vec<Extent>> {
         let block_size = self.pool.block_size();
         let mut runs = Runs::new(range.start, extents_max);
-        let layer = self.layer();
+        let mut view = PinnedView::of(self);
         let end = Lba(range.end.div_ceil(block_size));
         let mut lba = Lba(range.start / block_size);
         while lba < end && !runs.is_full() {
-            let next = self
-                .pool
-                .maps
-                .next_resolved_segment(&layer, lba.segment())?;
-            let Some(segment) = next.filter(|segment| segment.first() < end) else {
+            let next = view.look_up(|layer| {
+                let maps = &self.pool.maps;
+                let next = maps.next_resolved_segment(layer, lba.segment())?;
+                let Some(segment) = next.filter(|segment| segment.first() < end) else {
+                    return Ok(None);
+                };
+                let start = segment.first().max(lba);
+                let segment_end = Lba((segment.0 + 1) * BLOCKS_PER_SEGMENT).min(end);
+                let entries = self.entries(layer, start, segment_end.0 - start.0, wait)?;
+                Ok(Some((start, segment_end, entries)))
+            })?;
+            let Some((start, segment_end, entries)) = next else {
                 runs.add(range.end, false);
                 break;
             };
-            let start = segment.first().max(lba);
             runs.add((start.0 * block_size).max(range.start), false);
-            lba = Lba((segment.0 + 1) * BLOCKS_PER_SEGMENT).min(end);
-            let entries = self.entries(&layer, start, lba.0 - start.0, wait)?;
+            lba = segment_end;
             for (entry, lba) in entries.iter().zip(start.0..) {
                 let block_end = (lba + 1) * block_size;
                 runs.add(block_end.min(range.end), entry.pba().is_some());
@@ -201,6 +209,55 @@ impl Volume {
         }
         let extents = runs.finish().into_iter();
         Ok(extents.map(|(len, data)| Extent { len, data }).collect())
+    }
+}
+
+/// A volume as one request sees it: every block that a lookup finds stays what it is until the
+/// request drops this.
+///
+/// A layer answers for a volume only while it is the volume's live layer, or frozen below it. Once a
+/// snapshot of the volume is deleted, its layer is emptied into the one above; a lookup that began in
+/// it would fall through to older content. So a lookup counts only if its layer is still the volume's
+/// own when the lookup ends, and a new one starts in the layer that has taken its place.
+pub(crate) struct PinnedView<'a> {
+    volume: &'a Volume,
+    /// Taken before the layer is looked up, as P3 asks.
+    _pin: Pin<'a>,
+    layer: Arc<Layer>,
+}
+
+impl<'a> PinnedView<'a> {
+    pub(crate) fn of(volume: &'a Volume) -> Self {
+        Self {
+            volume,
+            _pin: volume.pool.epochs.pin(),
+            layer: volume.layer(),
+        }
+    }
+
+    /// The layer of the last lookup.
+    pub(crate) fn layer(&self) -> &Layer {
+        &self.layer
+    }
+
+    /// Runs `look` on the volume's layer, again if another one took its place meanwhile. `Gone` where
+    /// the volume was deleted: what it held may be leaving its layer.
+    pub(crate) fn look_up<T>(
+        &mut self,
+        mut look: impl FnMut(&Arc<Layer>) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            let found = look(&self.layer);
+            if !Guard::LookupValidated.holds() {
+                return found;
+            }
+            self.volume.check_in_use()?;
+            let layer = self.volume.layer();
+            if Arc::ptr_eq(&layer, &self.layer) {
+                return found;
+            }
+            self.layer = layer;
+        }
     }
 }
 
