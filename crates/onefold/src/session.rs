@@ -144,8 +144,12 @@ impl Session {
 /// What opening a pool found, in one line.
 pub(crate) fn recovery_line(recovery: &RecoveryReport) -> String {
     let mut line = format!(
-        "pool opened in {:.3} s, {} log records ({} bytes) replayed",
-        recovery.seconds, recovery.records_replayed, recovery.log_bytes_replayed
+        "pool opened in {:.3} s, {} log records ({} bytes) replayed, {} records taken over from a \
+         process that died",
+        recovery.seconds,
+        recovery.records_replayed,
+        recovery.log_bytes_replayed,
+        recovery.records_taken_over
     );
     if !recovery.volumes_removed.is_empty() {
         let names = recovery.volumes_removed.join(", ");

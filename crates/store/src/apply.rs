@@ -18,7 +18,7 @@ use crate::Wait;
 use crate::batch::Batches;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError};
-use crate::map::{Layer, Maps};
+use crate::map::{Layer, Leaf, Maps};
 use crate::queue::Queue;
 use crate::space::{PbaRun, PbaRuns, Space};
 
@@ -41,6 +41,28 @@ impl Books {
     }
 }
 
+/// Why a record could not be applied.
+pub(crate) enum Failed {
+    /// Nothing was changed: the record does not fit, or what it changes could not be read.
+    Before(StoreError),
+    /// It may have been applied in part.
+    During(StoreError),
+}
+
+impl From<StoreError> for Failed {
+    fn from(error: StoreError) -> Self {
+        Self::During(error)
+    }
+}
+
+impl From<Failed> for StoreError {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Before(error) | Failed::During(error) => error,
+        }
+    }
+}
+
 /// Changes maps and books as `record` says, and adds to `given_up` the blocks that nobody names any
 /// more: they are in between until the caller knows that the record is durable and all readers
 /// have drained.
@@ -51,7 +73,7 @@ pub(crate) fn apply(
     maps: &Maps,
     books: &mut Books,
     given_up: &mut PbaRuns,
-) -> Result<()> {
+) -> std::result::Result<(), Failed> {
     match record {
         Record::Map {
             layer,
@@ -65,7 +87,13 @@ pub(crate) fn apply(
             lba,
             count,
             to,
-        } => apply_unmap(maps, books, given_up, (*layer, *lba, *count), *to),
+        } => Ok(apply_unmap(
+            maps,
+            books,
+            given_up,
+            (*layer, *lba, *count),
+            *to,
+        )?),
         Record::VolumePut { slot, volume } => {
             let is_new = books.catalogue.by_id(volume.id).is_none();
             books.catalogue.put(*slot, volume.clone())?;
@@ -83,7 +111,7 @@ pub(crate) fn apply(
             below,
         } => {
             let volume = books.catalogue.freeze(*slot, snapshot, (*live, *below))?;
-            maps.put_above(&maps.add_layer(&volume), volume.below)
+            Ok(maps.put_above(&maps.add_layer(&volume), volume.below)?)
         }
         Record::Merge {
             layer,
@@ -103,7 +131,7 @@ pub(crate) fn apply(
                 let left = removed.logical_blocks();
                 if left != 0 {
                     let message = format!("layer {layer} went with {left} blocks still mapped");
-                    return Err(StoreError::damaged(message));
+                    return Err(StoreError::damaged(message).into());
                 }
                 books.gone.push(removed);
             }
@@ -123,13 +151,15 @@ pub(crate) fn apply(
         } => {
             let (kind, items) = books.batches.settle(*number, *position, *count)?;
             let BatchKind::Finder(layer) = kind else {
-                return Err(StoreError::damaged("an outcome of a collector's batch"));
+                return Err(StoreError::damaged("an outcome of a collector's batch").into());
             };
-            apply_outcome(maps, books, given_up, layer, &items, *outcome)
+            Ok(apply_outcome(
+                maps, books, given_up, layer, &items, *outcome,
+            )?)
         }
         Record::Collect { number, elements } => {
             let taken = books.queue.take(u64::from(*elements))?;
-            books.batches.collect(*number, &taken)
+            Ok(books.batches.collect(*number, &taken)?)
         }
         Record::Release {
             number,
@@ -155,18 +185,11 @@ fn apply_map(
     (layer, lba, count): (LayerId, Lba, u32),
     old: Entry,
     new: Entry,
-) -> Result<()> {
+) -> std::result::Result<(), Failed> {
     let count = u64::from(count);
-    let layer = maps.layer(layer)?;
-    let leaf = maps.leaf(&layer, lba.segment(), Wait::Yes)?;
+    let layer = maps.layer(layer).map_err(Failed::Before)?;
+    let leaf = fitting_leaf(maps, &layer, (lba, count), old).map_err(Failed::Before)?;
     let slots = lba.slot()..lba.slot() + count as usize;
-    let fits = leaf.with(|entries| {
-        let run = entries[slots.clone()].iter().zip(0..);
-        run.into_iter().all(|(entry, n)| *entry == old.successor(n))
-    });
-    if !fits {
-        return Err(misfit(layer.id, lba));
-    }
     if let Some(start) = new.pba() {
         books.space.name(PbaRun { start, count })?;
     }
@@ -211,14 +234,16 @@ fn apply_merge(
     given_up: &mut PbaRuns,
     (layer, above): (LayerId, LayerId),
     segment: SegmentIndex,
-) -> Result<()> {
-    let (layer, above) = (maps.layer(layer)?, maps.layer(above)?);
+) -> std::result::Result<(), Failed> {
+    let found = |id| maps.layer(id).map_err(Failed::Before);
+    let (layer, above) = (found(layer)?, found(above)?);
     let is_below = above.below().is_some_and(|below| below.id == layer.id);
     if !is_below || layer.above().len() != 1 {
-        return Err(misfit(layer.id, segment.first()));
+        return Err(Failed::Before(misfit(layer.id, segment.first())));
     }
-    let lower = maps.leaf(&layer, segment, Wait::Yes)?;
-    let upper = maps.leaf(&above, segment, Wait::Yes)?;
+    let leaf = |layer: &Layer| maps.leaf(layer, segment, Wait::Yes);
+    let lower = leaf(&layer).map_err(Failed::Before)?;
+    let upper = leaf(&above).map_err(Failed::Before)?;
     let mut moved = lower.with(Segment::clone);
     let mut lost = EMPTY_SEGMENT;
     let hides = layer.below().is_some();
@@ -282,8 +307,12 @@ fn apply_publish(
     layer: LayerId,
     number: u64,
     runs: &[PublishRun],
-) -> Result<()> {
-    let layer = maps.layer(layer)?;
+) -> std::result::Result<(), Failed> {
+    let layer = maps.layer(layer).map_err(Failed::Before)?;
+    for run in runs {
+        let blocks = (run.lba, u64::from(run.count));
+        fitting_leaf(maps, &layer, blocks, Entry::private(run.pba)).map_err(Failed::Before)?;
+    }
     books
         .batches
         .announce(layer.id, layer.domain, number, runs)?;
@@ -370,21 +399,33 @@ fn change_run(
     old: Entry,
     new: Entry,
 ) -> Result<()> {
-    let leaf = maps.leaf(layer, lba.segment(), Wait::Yes)?;
+    let leaf = fitting_leaf(maps, layer, (lba, count), old)?;
     let slots = lba.slot()..lba.slot() + count as usize;
-    let fits = leaf.with(|entries| {
-        let run = entries[slots.clone()].iter().zip(0..);
-        run.into_iter().all(|(entry, n)| *entry == old.successor(n))
-    });
-    if !fits {
-        return Err(misfit(layer.id, lba));
-    }
     maps.change(layer, lba.segment(), &leaf, slots, |entries| {
         for (entry, n) in entries.iter_mut().zip(0..) {
             *entry = new.successor(n);
         }
     });
     Ok(())
+}
+
+/// The segment of a run of entries, which must be `old` and its successors.
+fn fitting_leaf(
+    maps: &Maps,
+    layer: &Arc<Layer>,
+    (lba, count): (Lba, u64),
+    old: Entry,
+) -> Result<Arc<Leaf>> {
+    let leaf = maps.leaf(layer, lba.segment(), Wait::Yes)?;
+    let slots = lba.slot()..lba.slot() + count as usize;
+    let fits = leaf.with(|entries| {
+        let run = entries[slots].iter().zip(0..);
+        run.into_iter().all(|(entry, n)| *entry == old.successor(n))
+    });
+    match fits {
+        true => Ok(leaf),
+        false => Err(misfit(layer.id, lba)),
+    }
 }
 
 fn misfit(layer: LayerId, lba: Lba) -> StoreError {

@@ -22,6 +22,7 @@ use onefold_format::{batch_page, map_page, space_page};
 
 use crate::batch::{self, OpenBatch};
 use crate::catalogue::SealedCatalogue;
+use crate::commit::StopsOnPanic;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::log::LogMark;
@@ -63,6 +64,8 @@ impl Pool {
     }
 
     fn write_checkpoint(&self, current: &mut Root) -> Result<()> {
+        // Its first step empties the list of what has changed.
+        let _stops = StopsOnPanic::new(self, "a checkpoint");
         let mut log = self.commits.lock();
         let sealed = self.seal_and_commit(&mut log, |ledger| self.seal(ledger))?;
         let mark = log.end;
@@ -80,7 +83,7 @@ impl Pool {
             }
         };
         self.switch_root(&mut writer, &written.root)
-            .inspect_err(|error| self.fail(error))?;
+            .inspect_err(|error| self.fail_sync(error))?;
         self.publish(&written, &sealed)?;
         writer.complete();
         *current = written.root;

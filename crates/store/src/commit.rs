@@ -81,6 +81,31 @@ impl<T> std::ops::DerefMut for SharedGuard<'_, T> {
     }
 }
 
+/// Stops the pool if it is dropped by a panic: what was under way is half done, and the next one to
+/// come must not go on as if it had been done.
+pub(crate) struct StopsOnPanic<'a> {
+    pool: &'a Pool,
+    what: &'static str,
+}
+
+impl<'a> StopsOnPanic<'a> {
+    pub(crate) fn new(pool: &'a Pool, what: &'static str) -> Self {
+        Self { pool, what }
+    }
+}
+
+impl Drop for StopsOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() && Guard::PanicStopsWrites.holds() {
+            let what = format!(
+                "{} ended by a panic; this is a defect of onefold",
+                self.what
+            );
+            self.pool.fail(&StoreError::damaged(what));
+        }
+    }
+}
+
 impl Pool {
     /// Makes everything durable that was answered before this call.
     pub(crate) fn commit(&self) -> Result<()> {
@@ -103,7 +128,7 @@ impl Pool {
         if self.aside.is_set() && self.unsynced.load(SeqCst) {
             self.aside
                 .run(|| self.sync_data().and_then(|()| self.sync_data()))
-                .inspect_err(|error| self.fail(error))?;
+                .inspect_err(|error| self.fail_sync(error))?;
         }
         Ok(())
     }
@@ -117,7 +142,9 @@ impl Pool {
         self.check_writable()?;
         let mut ledger = self.ledger()?;
         let sealed = at_seal(&mut ledger)?;
-        let tail = std::mem::take(&mut ledger.tail);
+        // From here on the records are nowhere but in `tail`.
+        let _stops = StopsOnPanic::new(self, "a commit");
+        let tail = ledger.seal();
         self.log_span.seal(tail.log_bytes());
         drop(ledger);
         // Whoever raises this flag has written its data, and does so before its record is
@@ -127,7 +154,7 @@ impl Pool {
         self.make_durable(log, &tail, has_unsynced)
             .inspect_err(|error| {
                 if Guard::FailedSyncStopsWrites.holds() {
-                    self.fail(error);
+                    self.fail_sync(error);
                 }
             })?;
         self.log_span.set_end(log.end.position);

@@ -83,11 +83,21 @@ pub enum Guard {
     PublishedLocked,
     /// A lookup counts only if its layer was still the volume's when it ended.
     LookupValidated,
+    /// P12: records are copied to memory that outlives the process before a request is answered.
+    TailCopied,
+    /// P12: after a failed sync that copy is void.
+    TailVoidAfterFailedSync,
+    /// P12: records that the log has already are not taken over from the copy.
+    TailMatchedToLog,
+    /// P12: a copy that was made in another boot of the host is void.
+    TailOfThisBoot,
+    /// P8: after a panic in the middle of a commit or checkpoint nothing is written.
+    PanicStopsWrites,
 }
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 42] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -125,6 +135,11 @@ impl Guard {
         Self::ReserveForOverwrites,
         Self::PublishedLocked,
         Self::LookupValidated,
+        Self::TailCopied,
+        Self::TailVoidAfterFailedSync,
+        Self::TailMatchedToLog,
+        Self::TailOfThisBoot,
+        Self::PanicStopsWrites,
     ];
 
     /// Whether the rule is kept: always, outside simulations.

@@ -21,6 +21,7 @@
 //! | `aside.rs` | letting others do what no guest waits for |
 //! | `hash_cache.rs` | fingerprints made while blocks are written |
 //! | `log.rs` `commit.rs` | how changes become durable |
+//! | `tail_copy.rs` | how changes that are not durable yet outlive the process |
 //! | `checkpoint.rs` `tree.rs` `pages.rs` | how the log is kept short |
 //! | `recovery.rs` | creating, opening, replay |
 //! | `references.rs` `check.rs` `stat.rs` | counting and proving what the maps say |
@@ -82,6 +83,7 @@ mod space;
 mod stat;
 mod store;
 mod sync;
+mod tail_copy;
 mod tree;
 mod trim;
 mod users;

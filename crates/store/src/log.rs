@@ -15,21 +15,43 @@ use crate::error::{Result, StoreError};
 use crate::space::PbaRuns;
 
 /// Records that no commit has sealed yet, cut where frames will be.
-#[derive(Default)]
 pub(crate) struct Tail {
+    /// Where its first frame will stand.
+    position: u64,
     chunks: Vec<Vec<u8>>,
+    /// Bytes of records.
     bytes: usize,
+    /// Bytes that all but the last of the chunks take in the log.
+    full_bytes: u64,
     /// Blocks that these records give up.
     pub(crate) given_up: PbaRuns,
 }
 
+/// How far a tail had come.
+#[derive(Clone, Copy)]
+pub(crate) struct TailMark {
+    chunk: usize,
+    bytes: usize,
+}
+
 impl Tail {
+    /// No records; the first will be at `position`.
+    pub(crate) fn new(position: u64) -> Self {
+        Self {
+            position,
+            chunks: Vec::new(),
+            bytes: 0,
+            full_bytes: 0,
+            given_up: PbaRuns::new(),
+        }
+    }
+
     /// Makes all of the next records, of so many bytes together, part of one frame: a crash leaves all
     /// of them or none.
     pub(crate) fn keep_together(&mut self, bytes: usize) {
         let fits = |chunk: &&mut Vec<u8>| chunk.len() + bytes <= FRAME_PAYLOAD_MAX;
         if self.chunks.last_mut().filter(fits).is_none() {
-            self.chunks.push(Vec::new());
+            self.push(Vec::new());
         }
     }
 
@@ -43,6 +65,36 @@ impl Tail {
         }
     }
 
+    /// Appends the records of one frame as they are.
+    pub(crate) fn append_frame(&mut self, records: Vec<u8>) {
+        self.bytes += records.len();
+        self.push(records);
+    }
+
+    pub(crate) fn mark(&self) -> TailMark {
+        TailMark {
+            chunk: self.chunks.len().saturating_sub(1),
+            bytes: self.chunks.last().map_or(0, Vec::len),
+        }
+    }
+
+    /// The records that came after `mark`: where the frame will stand that has them, and their bytes.
+    pub(crate) fn since(&self, mark: TailMark) -> impl Iterator<Item = (u64, &[u8])> {
+        let chunks = &self.chunks[mark.chunk.min(self.chunks.len())..];
+        let mut position = self.end() - log_bytes(chunks);
+        let frames = chunks.iter().zip(0..).map(move |(chunk, n)| {
+            let at = position;
+            position += frame::frame_bytes(chunk.len());
+            (at, &chunk[if n == 0 { mark.bytes } else { 0 }..])
+        });
+        frames.filter(|(_, records)| !records.is_empty())
+    }
+
+    /// Where the next tail's first frame will stand.
+    pub(crate) fn end(&self) -> u64 {
+        self.position + self.log_bytes()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
@@ -54,11 +106,21 @@ impl Tail {
 
     /// Bytes that these records take in the log at most, wherever frames are cut.
     pub(crate) fn log_bytes(&self) -> u64 {
-        self.chunks
-            .iter()
-            .map(|chunk| frame::frame_bytes(chunk.len()))
-            .sum()
+        let last = self.chunks.last();
+        self.full_bytes + last.map_or(0, |chunk| frame::frame_bytes(chunk.len()))
     }
+
+    /// The last chunk gets no more records.
+    fn push(&mut self, chunk: Vec<u8>) {
+        self.full_bytes = self.log_bytes();
+        self.chunks.push(chunk);
+    }
+}
+
+/// Bytes that frames with these records take in the log.
+fn log_bytes(chunks: &[Vec<u8>]) -> u64 {
+    let frames = chunks.iter().map(|chunk| frame::frame_bytes(chunk.len()));
+    frames.sum()
 }
 
 /// A place between two frames.

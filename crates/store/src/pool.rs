@@ -11,7 +11,7 @@ use onefold_format::{Record, Root, Secret, Superblock, WhenFull};
 
 use crate::Wait;
 use crate::allotment::Allotment;
-use crate::apply::{self, Books};
+use crate::apply::{self, Books, Failed};
 use crate::aside::AsideWork;
 use crate::bad_blocks::BadBlocks;
 use crate::commit::Shared;
@@ -29,6 +29,7 @@ use crate::pages::Pages;
 use crate::placement::Wish;
 use crate::space::{PbaRun, PbaRuns};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Condvar, Mutex, MutexGuard, lock};
+use crate::tail_copy::TailCopy;
 use crate::watermarks::{PAGES_FOR_GUESTS, PAGES_FOR_RECLAIMING, Purpose, ReportedLevel};
 
 /// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
@@ -82,7 +83,20 @@ pub(crate) struct Pool {
 /// The records in memory, and what records change besides the maps.
 pub(crate) struct Ledger {
     pub(crate) tail: Tail,
+    pub(crate) copy: TailCopy,
     pub(crate) books: Books,
+}
+
+impl Ledger {
+    /// Takes the records in memory; later ones belong to the next commit. The caller holds the log,
+    /// and the records that were sealed before are durable.
+    pub(crate) fn seal(&mut self) -> Tail {
+        let next = Tail::new(self.tail.end());
+        if !self.tail.is_empty() {
+            self.copy.begin(self.tail.end());
+        }
+        std::mem::replace(&mut self.tail, next)
+    }
 }
 
 /// How much of the log's ring is in use.
@@ -147,7 +161,7 @@ impl Pool {
         maps: Maps,
         (index, secret): (IndexSlot, Secret),
         bad: BadBlocks,
-        books: Books,
+        (books, copy): (Books, TailCopy),
         log: Log,
         root: Root,
     ) -> Self {
@@ -170,7 +184,8 @@ impl Pool {
             latencies: Latencies::new(),
             hash_cache_room: Room::new(limits.hash_cache_bytes),
             ledger: Mutex::new(Ledger {
-                tail: Tail::default(),
+                tail: Tail::new(end),
+                copy,
                 books,
             }),
             log_span: LogSpan::new(superblock.log_bytes, root.log_position, end),
@@ -208,6 +223,15 @@ impl Pool {
         }
     }
 
+    /// The same after a failed sync. What the copy of the tail describes may be gone from the disk, so
+    /// the next opening must not believe it.
+    pub(crate) fn fail_sync(&self, error: &StoreError) {
+        self.fail(error);
+        if Guard::TailVoidAfterFailedSync.holds() {
+            lock(&self.ledger).copy.make_void();
+        }
+    }
+
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.failure.get().is_none() {
             Ok(())
@@ -225,8 +249,8 @@ impl Pool {
     /// Appends records and applies them, once there is room ([step 6 log], [step 7 apply]).
     /// `old_blocks` are those that the records will give up.
     ///
-    /// With [`Wait::No`] nothing has changed if that would have to wait. An error of another kind
-    /// after the first record leaves the pool without writes: see [`Pool::fail`].
+    /// With [`Wait::No`] nothing has changed if that would have to wait. A first record that does not
+    /// fit changes nothing either. Any other error leaves the pool without writes: see [`Pool::fail`].
     pub(crate) fn record(
         &self,
         records: &[Record],
@@ -249,21 +273,24 @@ impl Pool {
             let mut ledger = self.ledger()?;
             let Some(pressure) = self.pressure(&ledger) else {
                 if wait == Wait::No {
+                    let is_copied = ledger.copy.is_there();
                     let space = &mut ledger.books.space;
-                    if !old_blocks.iter().all(|run| space.is_resident(*run)) {
+                    if !is_copied || !old_blocks.iter().all(|run| space.is_resident(*run)) {
                         return Err(StoreError::would_wait());
                     }
                 }
                 admit(&ledger)?;
                 ledger.books.space.prepare(old_blocks)?;
                 self.check_writable()?;
-                let done = self.append_and_apply(&mut ledger, records);
+                let is_copied = self.append_and_apply(&mut ledger, records)?;
                 if !Guard::ReuseAfterCommit.holds() {
                     self.give_up(std::mem::take(&mut ledger.tail.given_up));
                     drop(ledger);
-                    self.reclaim()?;
+                    return self.reclaim();
                 }
-                return done;
+                drop(ledger);
+                // What outlives the process neither in memory nor in the log is not answered (P12).
+                return if is_copied { Ok(()) } else { self.commit() };
             };
             drop(ledger);
             if wait == Wait::No {
@@ -287,7 +314,8 @@ impl Pool {
         }
     }
 
-    fn append_and_apply(&self, ledger: &mut Ledger, records: &[Record]) -> Result<()> {
+    /// Returns whether the records are in memory that outlives the process.
+    fn append_and_apply(&self, ledger: &mut Ledger, records: &[Record]) -> Result<bool> {
         if let [Record::Freeze { .. }, ..] = records
             && Guard::FrozenTogether.holds()
         {
@@ -295,19 +323,30 @@ impl Pool {
             // back whole, or not.
             ledger.tail.keep_together(records.len() * RECORD_BYTES_MAX);
         }
-        for record in records {
-            ledger.tail.append(record);
+        let before = ledger.tail.mark();
+        for (n, record) in records.iter().enumerate() {
             let given_up = &mut ledger.tail.given_up;
-            let applied = apply::apply(record, &self.maps, &mut ledger.books, given_up);
-            applied.inspect_err(|error| self.fail(error))?;
+            match apply::apply(record, &self.maps, &mut ledger.books, given_up) {
+                Ok(()) => ledger.tail.append(record),
+                Err(Failed::Before(error)) if n == 0 => {
+                    tracing::error!("a request failed: {error}; this is a defect of onefold");
+                    return Err(error);
+                }
+                Err(failed) => {
+                    let error = StoreError::from(failed);
+                    self.fail(&error);
+                    return Err(error);
+                }
+            }
         }
+        let is_copied = ledger.copy.append(&ledger.tail, before);
         if self.is_due(ledger) || self.is_commit_due(ledger) {
             let (due, wake) = &self.due;
             if !std::mem::replace(&mut *lock(due), true) {
                 wake.notify_all();
             }
         }
-        Ok(())
+        Ok(is_copied)
     }
 
     fn pressure(&self, ledger: &Ledger) -> Option<Pressure> {
@@ -318,7 +357,7 @@ impl Pool {
             || ledger.books.dirty_pages() >= self.limits.dirty_space_pages_max
         {
             Some(Pressure::Changes)
-        } else if tail.bytes() >= self.limits.tail_bytes_max {
+        } else if tail.bytes() >= self.limits.tail_bytes_max || !ledger.copy.has_room() {
             Some(Pressure::Tail)
         } else if self.has_changes(ledger) && !self.has_pages(ledger, PAGES_FOR_RECLAIMING) {
             Some(Pressure::Pages)
@@ -337,7 +376,7 @@ impl Pool {
 
     /// Whether housekeeping should commit, well before writers would have to.
     fn is_commit_due(&self, ledger: &Ledger) -> bool {
-        ledger.tail.bytes() > self.limits.tail_bytes_max / 2
+        ledger.tail.bytes() > self.limits.tail_bytes_max / 2 || ledger.copy.is_half_full()
     }
 
     /// Whether what was replayed fills its share of memory.

@@ -17,6 +17,7 @@
 //! Recovery changes nothing but by ordinary checkpoints, so a crash in it is a crash before it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use onefold_engine::{Disk, Engine, Part};
@@ -38,12 +39,13 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::index::{self, IndexSlot};
 use crate::limits::Limits;
-use crate::log::{Log, LogMark, LogReader, ReadFrame};
+use crate::log::{Log, LogMark, LogReader, ReadFrame, Tail};
 use crate::map::Maps;
 use crate::pages::Pages;
-use crate::pool::Pool;
+use crate::pool::{Ledger, Pool};
 use crate::queue::{self, Queue};
 use crate::space::{PbaRun, PbaRuns, Space};
+use crate::tail_copy::TailCopy;
 use crate::tree;
 use crate::watermarks::PAGES_FOR_FINDER;
 
@@ -90,6 +92,8 @@ pub struct RecoveryReport {
     pub records_replayed: u64,
     /// Bytes of log that were replayed.
     pub log_bytes_replayed: u64,
+    /// Records taken over from a process that died before it could make them durable.
+    pub records_taken_over: u64,
     /// The free-space map could not be opened and was counted again.
     pub free_space_rebuilt: bool,
     /// Volumes whose import a crash had interrupted, and that were removed.
@@ -294,14 +298,13 @@ pub(crate) fn open(
         maps,
         (index, secret),
         bad,
-        books,
+        (books, TailCopy::open(engine, superblock.pool)?),
         log,
         root,
     ));
 
     pool.replay(&mut report, is_later_minor)?;
     pool.shun_bad_blocks()?;
-    report.clean = report.records_replayed == 0;
     if is_later_minor {
         pool.fail(&StoreError::new(
             StoreErrorKind::ReadOnly,
@@ -309,6 +312,7 @@ pub(crate) fn open(
         ));
     } else {
         pool.start_session()?;
+        report.records_taken_over = pool.take_over_tail()?;
         // That the host has no room for more is no reason not to open: it is told when it matters.
         let secured = pool.pages.secure(PAGES_FOR_FINDER);
         secured.or_else(|error| match error.kind() {
@@ -316,6 +320,7 @@ pub(crate) fn open(
             _ => Err(error),
         })?;
     }
+    report.clean = report.records_replayed == 0 && report.records_taken_over == 0;
     report.seconds = started.elapsed().as_secs_f64();
     Ok((pool, report))
 }
@@ -565,8 +570,25 @@ impl Pool {
         }
     }
 
+    /// The blocks that durable records give up are free at once: nobody reads yet.
     fn replay_frame(&self, payload: &[u8]) -> Result<u64> {
         let mut ledger = self.ledger()?;
+        let mut given_up = PbaRuns::new();
+        let count = self.apply_all(payload, &mut ledger, &mut given_up)?;
+        for run in given_up {
+            ledger.books.space.release(run)?;
+        }
+        Ok(count)
+    }
+
+    /// Applies encoded records; the blocks that they name anew are taken first. Returns how many
+    /// records there were.
+    fn apply_all(
+        &self,
+        payload: &[u8],
+        ledger: &mut Ledger,
+        given_up: &mut PbaRuns,
+    ) -> Result<u64> {
         let mut count = 0;
         for record in record::decode_all(payload) {
             let record = record.map_err(|error| StoreError::format("a record", error))?;
@@ -578,13 +600,61 @@ impl Pool {
                     count: u64::from(*count),
                 })?;
             }
-            let mut given_up = PbaRuns::new();
-            apply::apply(&record, &self.maps, &mut ledger.books, &mut given_up)?;
-            for run in given_up {
-                ledger.books.space.release(run)?;
-            }
+            apply::apply(&record, &self.maps, &mut ledger.books, given_up)?;
             count += 1;
         }
+        Ok(count)
+    }
+
+    /// Takes over what a process that died had answered and not made durable, and makes it durable
+    /// (P12). Returns how many records that were.
+    ///
+    /// The log is replayed, and everything that the host's cache had was synced. Records become frames
+    /// at the very places for which they were meant. So if this process dies as well, the next one
+    /// finds by the log's end which of them are still missing.
+    fn take_over_tail(&self) -> Result<u64> {
+        let end = self.commits.lock().end.position;
+        let mut ledger = self.ledger()?;
+        ledger.tail = Tail::new(end);
+        let mut left = ledger.copy.left_behind();
+        drop(ledger);
+        if Guard::TailMatchedToLog.holds() {
+            left.retain(|entry| entry.position >= end);
+        }
+        let mut count = 0;
+        for frame in left.chunk_by(|a, b| a.position == b.position) {
+            let mut ledger = self.ledger()?;
+            let (position, expected) = (frame[0].position, ledger.tail.end());
+            if position != expected && Guard::TailMatchedToLog.holds() {
+                tracing::warn!(
+                    "an earlier process left records for the log at {position}, but the log goes on \
+                     at {expected}: they are ignored"
+                );
+                break;
+            }
+            let records: Vec<u8> = frame.iter().flat_map(|it| &it.records).copied().collect();
+            let mut given_up = std::mem::take(&mut ledger.tail.given_up);
+            let applied = self.apply_all(&records, &mut ledger, &mut given_up);
+            count += applied.map_err(|error| {
+                error.during(format_args!(
+                    "taking over what an earlier process had answered, for the log at {position}"
+                ))
+            })?;
+            ledger.tail.given_up = given_up;
+            ledger.tail.append_frame(records);
+            drop(ledger);
+            if self.needs_checkpoint()? {
+                self.checkpoint()?;
+            }
+        }
+        if count > 0 {
+            // Their data was synced when the pool was opened; this says so to the commit.
+            self.unsynced.store(true, SeqCst);
+            self.commit()?;
+            self.reclaim()?;
+        }
+        let end = self.commits.lock().end.position;
+        self.ledger()?.copy.begin_session(end);
         Ok(count)
     }
 

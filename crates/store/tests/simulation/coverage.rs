@@ -32,6 +32,8 @@ coverage! {
     crashes_in_recovery,
     clean_reopenings,
     openings_that_replayed,
+    /// Openings that took over what a killed process had not made durable.
+    tails_taken_over,
     /// Openings that wrote a checkpoint before the log was replayed.
     checkpoints_in_recovery,
     /// Runs whose log went round its ring.

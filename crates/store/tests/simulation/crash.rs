@@ -5,7 +5,8 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, SimulatedEngine};
 use onefold_format::page::{PAGE_BYTES, PageBytes};
-use onefold_format::{PageNumber, Root, Superblock};
+use onefold_format::tail::TAIL_HEADER_BYTES;
+use onefold_format::{PageNumber, Root, Superblock, TailHeader};
 use onefold_store::{IndexKind, Store, Wait};
 
 use crate::model::Violation;
@@ -59,8 +60,14 @@ impl World {
         after: SimulatedEngine,
     ) -> Result<bool, Stop> {
         self.close_handles();
+        let is_void = is_tail_void(&self.engine());
         let after = Arc::new(after);
         let mut state = self.state();
+        if is_void && !state.faulty && state.is_open_to_guests {
+            return Err(violation("the tail's copy is void, and nothing has failed"));
+        }
+        state.is_open_to_guests = false;
+        state.survived &= recovery.kind == CrashKind::ProcessKilled && !is_void;
         for part in Part::ALL {
             after.set_capacity(part, None);
         }
@@ -92,6 +99,7 @@ impl World {
                 let roots_written = after.count(Part::Meta, Op::Write).count;
                 state.coverage.checkpoints_in_recovery +=
                     u64::from(roots_written > 1 && report.volumes_removed.is_empty());
+                state.coverage.tails_taken_over += u64::from(report.records_taken_over > 0);
                 state.coverage.openings_that_replayed += u64::from(report.records_replayed > 0);
                 state.coverage.imports_removed += report.volumes_removed.len() as u64;
                 Ok(true)
@@ -161,6 +169,7 @@ impl World {
         self.verify_catalogue()?;
         self.verify_contents()?;
         self.verify_counts(&self.store())?;
+        self.state().survived = true;
         self.state().coverage.recoveries += 1;
         Ok(())
     }
@@ -233,6 +242,7 @@ impl World {
         let name = self.with(id, |volume| volume.name.clone());
         let failed = |error| self.unless_crashed(format!("verifying '{name}': {error}"));
         let volume = store.volume(&name).map_err(failed)?;
+        let survived = self.state().survived;
         let mut at = 0;
         let mut buf = vec![0; MIB as usize];
         while at < size {
@@ -240,14 +250,14 @@ impl World {
             for extent in extents {
                 let end = at + extent.len;
                 if !extent.data {
-                    self.with(id, |volume| volume.recovered_hole(at..end))?;
+                    self.with(id, |volume| volume.recovered_hole(at..end, survived))?;
                     at = end;
                 }
                 while at < end {
                     let len = (end - at).min(MIB) as usize;
                     let found = &mut buf[..len];
                     volume.read(at, found, Wait::Yes).map_err(failed)?;
-                    self.with(id, |volume| volume.recovered(at, &buf[..len]))?;
+                    self.with(id, |volume| volume.recovered(at, &buf[..len], survived))?;
                     at += len as u64;
                 }
             }
@@ -288,6 +298,15 @@ impl World {
             None => Ok(()),
         }
     }
+}
+
+/// Whether there is no tail that an opening could take over.
+fn is_tail_void(engine: &SimulatedEngine) -> bool {
+    let halves = [0, engine.host_memory_len() / 2];
+    let header = |half| engine.read_host_memory(half, TAIL_HEADER_BYTES);
+    halves
+        .iter()
+        .all(|half| TailHeader::decode(&header(*half)).is_err())
 }
 
 fn page(engine: &SimulatedEngine, part: Part, at: u64) -> Box<PageBytes> {

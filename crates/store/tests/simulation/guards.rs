@@ -521,9 +521,7 @@ fn frozen_across_frames(seed: u64) -> Step {
         Ok(())
     });
     crash_is_fine(world.create_snapshots(&volumes))?;
-    world.found()?;
-    world.recover_by(Recovery::KILLED)?;
-    world.check()
+    power_loss(&world)
 }
 
 /// A snapshot is deleted whose blocks were being published when the machine stopped.
@@ -577,6 +575,104 @@ fn cut_when_empty(seed: u64) -> Step {
     power_loss(&world)
 }
 
+/// What was answered is there after the process died, flushed or not; and again after the next one
+/// died while it took it over.
+fn answered_then_killed(seed: u64) -> Step {
+    let world = pool(seed, 16 * MIB, MIB)?;
+    world.create_volume(8 * MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(id)?;
+    world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.trim(id, 0, 8 * BLOCK, Wait::Yes)?;
+    if seed.is_multiple_of(2) {
+        // More records than one frame has.
+        let blocks = 4 * frame::FRAME_PAYLOAD_MAX as u64 / 3 / 48;
+        for block in (128..128 + 2 * blocks).step_by(128) {
+            let (at, len) = (block % 1920 * BLOCK, 128 * BLOCK);
+            world.write(id, at, len, Fill::Comb, Wait::Yes)?;
+        }
+    }
+    if seed.is_multiple_of(3) {
+        // The log gets the first of them, or all but the last.
+        world.engine().crash_after(1 + seed % 5);
+        crash_is_fine(world.flush(id))?;
+    }
+    let mut recovery = Recovery {
+        crash_at: Some(1 + seed % 12),
+        ..Recovery::KILLED
+    };
+    while !world.crash_and_open(recovery)? {
+        recovery.crash_at = None;
+    }
+    world.verify()?;
+    world.check()?;
+    power_loss(&world)
+}
+
+/// What a process left behind when the power went is of no use.
+fn left_behind_then_power_loss(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    // So that what is written next needs new blocks.
+    world.create_snapshots(&[id])?;
+    world.write(id, 16 * BLOCK, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    power_loss(&world)?;
+    power_loss(&world)
+}
+
+/// A sync of the data fails, the process is killed, and then the power goes.
+fn failed_sync_then_killed(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    // So that what is written next needs new blocks.
+    world.create_snapshots(&[id])?;
+    world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.state().faulty = true;
+    world.state().sync_failed = true;
+    let kind = std::io::ErrorKind::Other;
+    world.engine().fail_once(Part::Data, Op::Sync, 1, kind);
+    world.flush(id)?;
+    // What is shown between the two may not be there in the end.
+    world.crash_and_open(Recovery::KILLED)?;
+    power_loss(&world)
+}
+
+/// A defect ends a commit in its middle. Whoever flushes after that is not told that all is well.
+fn panic_in_commit(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    let part = if seed.is_multiple_of(2) {
+        Part::Log
+    } else {
+        Part::Data
+    };
+    let op = if seed.is_multiple_of(2) {
+        Op::Write
+    } else {
+        Op::Sync
+    };
+    let panics = Box::new(|| panic!("a defect, made by a test"));
+    world.engine().on_next_io(part, op, When::Before, panics);
+    let volume = world.handle(id)?;
+    let flushed = catch_unwind(AssertUnwindSafe(|| volume.flush()));
+    if flushed.is_ok() {
+        return Err(violation("the flush was to panic"));
+    }
+    world.state().faulty = true;
+    world.flush(id)?;
+    world.write(id, 32 * BLOCK, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.flush(id)?;
+    drop(volume);
+    power_loss(&world)
+}
+
 /// A snapshot is made and deleted in the middle of a read.
 fn layer_emptied_while_read(seed: u64) -> Step {
     let world = pool(seed, 32 * MIB, MIB)?;
@@ -602,6 +698,10 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
     let script: fn(u64) -> Step = match guard {
         Guard::PublishedLocked => return None,
         Guard::LookupValidated => layer_emptied_while_read,
+        Guard::TailCopied | Guard::TailMatchedToLog => answered_then_killed,
+        Guard::TailVoidAfterFailedSync => failed_sync_then_killed,
+        Guard::TailOfThisBoot => left_behind_then_power_loss,
+        Guard::PanicStopsWrites => panic_in_commit,
         Guard::PoolSyncedBeforeLog | Guard::LogSyncedBeforeReply | Guard::FlushJoinsLaterCommit => {
             flushed
         }

@@ -341,8 +341,14 @@ impl VolumeModel {
     }
 
     /// Compares what a recovered volume holds in a range with everything that may be there; what
-    /// was found is durable from now on.
-    pub(crate) fn recovered(&mut self, offset: u64, found: &[u8]) -> Result<(), Violation> {
+    /// was found is durable from now on. Where the host has `survived`, nothing that was answered may
+    /// be missing (P12).
+    pub(crate) fn recovered(
+        &mut self,
+        offset: u64,
+        found: &[u8],
+        survived: bool,
+    ) -> Result<(), Violation> {
         for (sector, range, inside) in sectors_of(offset, found.len() as u64) {
             let bytes = &found[range];
             let Some(history) = self.open.get(&sector) else {
@@ -352,7 +358,9 @@ impl VolumeModel {
                 }
                 continue;
             };
-            let possible: Vec<Version> = history.iter().map(|step| step.version).collect();
+            let answered = history.iter().rposition(|step| step.answered);
+            let first = answered.filter(|_| survived).unwrap_or(0);
+            let possible: Vec<Version> = history[first..].iter().map(|step| step.version).collect();
             let hit = possible
                 .iter()
                 .rev()
@@ -367,12 +375,16 @@ impl VolumeModel {
     }
 
     /// As [`VolumeModel::recovered`], for a range that reads as zeros because nothing is stored.
-    pub(crate) fn recovered_hole(&mut self, range: Range<u64>) -> Result<(), Violation> {
+    pub(crate) fn recovered_hole(
+        &mut self,
+        range: Range<u64>,
+        survived: bool,
+    ) -> Result<(), Violation> {
         let sectors = range.start / SECTOR..range.end / SECTOR;
         let open = self.open.keys().filter(|sector| sectors.contains(sector));
         let open: Vec<u64> = open.copied().collect();
         for sector in open {
-            self.recovered(sector * SECTOR, &[0; SECTOR as usize])?;
+            self.recovered(sector * SECTOR, &[0; SECTOR as usize], survived)?;
         }
         let groups = sectors.start / GROUP..sectors.end.div_ceil(GROUP);
         for (group, versions) in self.settled.range(groups) {

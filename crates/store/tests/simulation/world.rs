@@ -86,6 +86,11 @@ pub(crate) struct State {
     pub(crate) faulty: bool,
     /// Some sync failed or may have: what readers see now need not ever be durable.
     pub(crate) sync_failed: bool,
+    /// No power was lost, and no sync failed, since everything was last compared: whatever was answered
+    /// is there (P12).
+    pub(crate) survived: bool,
+    /// The pool was opened, and has not stopped since.
+    pub(crate) is_open_to_guests: bool,
     /// The pool takes no writes, or a request left the catalogue undecided: reopen it.
     pub(crate) must_reopen: bool,
     /// Requests of which another one runs in the middle.
@@ -134,6 +139,8 @@ impl World {
             trace: false,
             faulty: false,
             sync_failed: false,
+            survived: true,
+            is_open_to_guests: false,
             must_reopen: false,
             depth: 0,
             partial_sectors: false,
@@ -178,7 +185,10 @@ impl World {
             ..OpenOptions::default()
         };
         let (store, report) = Store::open(engine, &options)?;
-        self.state().store = Some(store);
+        let mut state = self.state();
+        state.store = Some(store);
+        state.is_open_to_guests = true;
+        drop(state);
         Ok(report)
     }
 
