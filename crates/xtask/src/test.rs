@@ -24,6 +24,9 @@ const KILL_ROUNDS: u64 = 12;
 /// How long CI runs each fuzz target. More by `cargo xtask fuzz --seconds N`.
 const FUZZ_SECONDS: u32 = 4;
 
+/// Seconds for each of the three stress tests.
+const STRESS_SECONDS: &str = "20";
+
 /// Tests that run at a time. Many of them wait for something most of the time.
 const TESTS_AT_A_TIME: &str = "8";
 
@@ -48,6 +51,7 @@ const STEPS: &[(&str, Work)] = &[
     ("unit and integration tests", unit_tests),
     ("simulation", simulation),
     ("schedules", schedules),
+    ("stress", stress),
     ("model check", model_check),
     ("fuzzing", |w| {
         fuzz::run(
@@ -177,12 +181,31 @@ fn simulation(workspace: &Workspace) -> Result<()> {
         .show()
 }
 
-/// The store's hand-synchronised structures under a scheduler that tries interleavings.
+/// The store's hand-synchronised structures, and the whole store with several threads, under a
+/// scheduler that tries interleavings.
 fn schedules(workspace: &Workspace) -> Result<()> {
     workspace
         .cargo()
         .args(["test", "--release", "--locked", "-p", "onefold-store"])
-        .args(["--features", "shuttle", "--lib"])
+        .args(["--features", "shuttle,simulation"])
+        .args(["--lib", "--test", "schedules"])
+        .show()
+}
+
+/// Real threads on real files. Longer by hand, with a larger number of seconds.
+fn stress(workspace: &Workspace) -> Result<()> {
+    workspace
+        .cargo()
+        .args(["test", "--release", "--locked", "-p", "onefold-store"])
+        .args([
+            "--test",
+            "stress",
+            "--",
+            "--nocapture",
+            "--test-threads",
+            "1",
+        ])
+        .env("ONEFOLD_STRESS_SECONDS", STRESS_SECONDS)
         .show()
 }
 

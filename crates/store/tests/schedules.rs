@@ -1,0 +1,242 @@
+//! The real store under a scheduler that chooses which thread goes on at every lock and every atomic:
+//! small volumes, a few requests, all jobs.
+//!
+//! ```text
+//! cargo test --release -p onefold-store --features shuttle,simulation --test schedules
+//! ONEFOLD_SCHEDULES=n      so many schedules for each test
+//! ```
+//!
+//! The guards that only a second thread can miss are turned off here, and must be found.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
+
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use onefold_engine::Engine;
+use onefold_engine::simulated::SimulatedEngine;
+use onefold_store::{
+    CreateOptions, Guard, IndexKind, Lba, OpenOptions, Ready, Store, StoreError, StoreErrorKind,
+    Volume, VolumeOptions, Wait,
+};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, Runner, thread};
+
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+/// What a thread of the store needs; the scheduler's own default is for less.
+const STACK_BYTES: usize = 1 << 20;
+
+/// Schedules of each test.
+fn schedules() -> usize {
+    let wanted = std::env::var("ONEFOLD_SCHEDULES");
+    wanted.map_or(400, |text| text.parse().expect("a number of schedules"))
+}
+
+fn pool() -> Arc<Store> {
+    let engine = Arc::new(SimulatedEngine::new(1));
+    let options = CreateOptions {
+        size_bytes: 4 * MIB,
+        log_bytes: 256 << 10,
+        index: IndexKind::Memory,
+        ..CreateOptions::default()
+    };
+    Store::create(&*engine, &options).unwrap();
+    let engine: Arc<dyn Engine> = engine;
+    let options = OpenOptions {
+        memory_bytes: 8 * MIB,
+        ..OpenOptions::default()
+    };
+    let store = Store::open(engine, &options).unwrap().0;
+    store.rebuild_index_if_needed(&mut |_, _| {}).unwrap();
+    store
+}
+
+fn volume(store: &Store, name: &str) -> Arc<Volume> {
+    let options = VolumeOptions::new(MIB);
+    store.create_volume(name, &options).unwrap();
+    store.volume(name).unwrap()
+}
+
+fn blocks(content: u8, count: u64) -> Vec<u8> {
+    vec![content; (count * BLOCK) as usize]
+}
+
+/// The content of each block, of which every byte says the same.
+fn read(volume: &Volume, first: u64, count: u64) -> Vec<u8> {
+    let mut bytes = blocks(0, count);
+    volume.read(first * BLOCK, &mut bytes, Wait::Yes).unwrap();
+    let blocks = bytes.chunks(BLOCK as usize);
+    let content = |block: &[u8]| {
+        assert!(block.iter().all(|byte| *byte == block[0]), "a torn block");
+        block[0]
+    };
+    blocks.map(content).collect()
+}
+
+fn write(volume: &Volume, first: u64, content: u8, count: u64) {
+    let bytes = blocks(content, count);
+    volume.write(first * BLOCK, &bytes, Wait::Yes).unwrap();
+}
+
+fn dedup(store: &Store, volume: &Volume) {
+    let done = store.dedup_batch(volume, &mut Lba(0), Ready::All);
+    tolerate(done);
+}
+
+/// What a job may be told while others delete.
+fn tolerate<T>(done: Result<T, StoreError>) -> Option<T> {
+    match done {
+        Ok(done) => Some(done),
+        Err(error) if matches!(error.kind(), StoreErrorKind::Gone | StoreErrorKind::Busy) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn check(store: &Store) {
+    let checked = store.check(false, &mut |finding| panic!("{finding:?}"));
+    checked.unwrap();
+}
+
+/// A block next to those that the finder takes is written and trimmed.
+fn finder_beside_writer() {
+    let store = pool();
+    let written = volume(&store, "a");
+    write(&written, 1, 7, 2);
+    let finder = {
+        let (store, volume) = (Arc::clone(&store), Arc::clone(&written));
+        thread::spawn(move || dedup(&store, &volume))
+    };
+    write(&written, 0, 1, 1);
+    write(&written, 0, 2, 1);
+    assert_eq!(read(&written, 0, 3), [2, 7, 7]);
+    written.trim(0, BLOCK, Wait::Yes).unwrap();
+    write(&written, 3, 3, 1);
+    written.trim(3 * BLOCK, BLOCK, Wait::Yes).unwrap();
+    finder.join().unwrap();
+    assert_eq!(read(&written, 0, 4), [0, 7, 7, 0]);
+    check(&store);
+}
+
+/// A snapshot is made and deleted while its volume is read, and asked what it holds.
+fn layer_emptied_while_read() {
+    let store = pool();
+    let read_from = volume(&store, "a");
+    write(&read_from, 0, 1, 4);
+    store
+        .create_snapshots(&[("a".into(), "s0".into())])
+        .unwrap();
+    write(&read_from, 0, 2, 3);
+    write(&read_from, 8, 2, 1);
+    let snapshots = {
+        let store = Arc::clone(&store);
+        thread::spawn(move || {
+            store
+                .create_snapshots(&[("a".into(), "s1".into())])
+                .unwrap();
+            store.delete_snapshot("a", "s1").unwrap();
+            while store.deletion_step().unwrap().is_some() {}
+        })
+    };
+    assert_eq!(read(&read_from, 0, 4), [2, 2, 2, 1]);
+    let extents = read_from.extents(0..16 * BLOCK, 16, Wait::Yes).unwrap();
+    let data: u64 = extents.iter().filter(|it| it.data).map(|it| it.len).sum();
+    assert_eq!(data, 5 * BLOCK, "{extents:?}");
+    snapshots.join().unwrap();
+    assert_eq!(read(&read_from, 0, 4), [2, 2, 2, 1]);
+    check(&store);
+}
+
+/// Two writers of their own blocks and everything that works on maps beside them.
+fn all_jobs() {
+    let store = pool();
+    let (a, b) = (volume(&store, "a"), volume(&store, "b"));
+    write(&a, 0, 7, 4);
+    write(&b, 0, 7, 4);
+    a.flush().unwrap();
+    let writer = |volume: &Arc<Volume>, own: u64| {
+        let volume = Arc::clone(volume);
+        thread::spawn(move || {
+            for content in [7, 8] {
+                write(&volume, own, content, 1);
+                assert_eq!(read(&volume, own, 1), [content]);
+            }
+            volume.flush().unwrap();
+            volume.trim(own * BLOCK, BLOCK, Wait::Yes).unwrap();
+            write(&volume, own, 7, 1);
+            assert_eq!(read(&volume, own, 1), [7]);
+        })
+    };
+    let jobs = {
+        let (store, a, b) = (Arc::clone(&store), Arc::clone(&a), Arc::clone(&b));
+        thread::spawn(move || {
+            dedup(&store, &a);
+            dedup(&store, &b);
+            tolerate(store.collect_batch());
+            store.tick().unwrap();
+        })
+    };
+    let layers = {
+        let store = Arc::clone(&store);
+        thread::spawn(move || {
+            store.create_snapshots(&[("a".into(), "s".into())]).unwrap();
+            let seen = read(&store.volume("a@s").unwrap(), 0, 4);
+            store.clone_volume("a@s", "c").unwrap();
+            assert_eq!(read(&store.volume("c").unwrap(), 0, 4), seen);
+            store.delete_snapshot("a", "s").unwrap();
+            while tolerate(store.deletion_step()).flatten().is_some() {}
+            store.delete_volume("c").unwrap();
+            while tolerate(store.deletion_step()).flatten().is_some() {}
+            store
+                .account(&mut |_, _| ControlFlow::Continue(()))
+                .unwrap();
+        })
+    };
+    for thread in [writer(&a, 0), writer(&a, 2), writer(&b, 1), jobs, layers] {
+        thread.join().unwrap();
+    }
+    dedup(&store, &a);
+    dedup(&store, &b);
+    while store.collect_batch().unwrap().released > 0 {}
+    assert_eq!(read(&a, 0, 4), [7; 4]);
+    assert_eq!(read(&b, 0, 4), [7; 4]);
+    check(&store);
+}
+
+/// At random, and with priorities that change only a few times, which finds what needs one thread to
+/// stand still for long.
+fn explore(test: fn(), schedules: usize) {
+    let mut config = Config::new();
+    config.stack_size = STACK_BYTES;
+    Runner::new(RandomScheduler::new(schedules), config.clone()).run(test);
+    for depth in 2..4 {
+        Runner::new(PctScheduler::new(depth, schedules), config.clone()).run(test);
+    }
+}
+
+/// Without the guard some schedule fails.
+fn is_found(guard: Guard, test: fn()) {
+    Guard::turn_off(Some(guard));
+    let explored = catch_unwind(AssertUnwindSafe(|| explore(test, 20 * schedules())));
+    Guard::turn_off(None);
+    assert!(explored.is_err(), "nothing was lost without {guard:?}");
+}
+
+#[test]
+fn shuttle_finder_beside_writer() {
+    explore(finder_beside_writer, schedules());
+    is_found(Guard::PublishedLocked, finder_beside_writer);
+}
+
+#[test]
+fn shuttle_layer_emptied_while_read() {
+    explore(layer_emptied_while_read, schedules());
+    is_found(Guard::LookupValidated, layer_emptied_while_read);
+}
+
+#[test]
+fn shuttle_all_jobs() {
+    explore(all_jobs, schedules());
+}
