@@ -170,7 +170,7 @@ fn sources_and_documents_have_the_same_fields() {
         pair!("frame", 12),
         pair!("record", 37),
         pair!("batch_page", 2),
-        pair!("tail", 13),
+        pair!("tail", 10),
         pair!("secret", 1),
         pair!("export", 2),
         pair!("scrub_page", 7),
