@@ -519,7 +519,9 @@ pub fn where_it_matters(guard: Guard) -> &'static str {
         | Guard::StoreBeforeLog
         | Guard::FlushJoinsLaterSeal
         | Guard::FlushAfterLogSync
-        | Guard::RecoverySyncsFirst => "write-path",
+        | Guard::RecoverySyncsFirst
+        | Guard::TailTakenOver
+        | Guard::TailOfThisBoot => "write-path",
         Guard::ReplyAfterApply | Guard::ReuseAfterDrain => "reads",
         Guard::ReuseAfterDurable
         | Guard::CheckpointSharp

@@ -139,6 +139,10 @@ guards! {
         "recovery: pool, log and root are synced before anything read from them is trusted";
     ReplayByRecord, "replay-by-record", "P4",
         "recovery: an outcome is replayed with its logged address, never by asking the index again";
+    TailTakenOver, "tail-taken-over", "P12",
+        "kill, recovery: records that the log lacks outlive the process and are taken over";
+    TailOfThisBoot, "tail-of-this-boot", "P2",
+        "recovery: records that outlived the process are void once the host has stopped";
 }
 
 /// A set of guards that are on.

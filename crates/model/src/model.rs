@@ -397,6 +397,7 @@ fn violation_property(violation: Violation) -> Property<Protocol> {
             CountWrong,
             Refused,
             FlushedLost,
+            AnsweredLost,
             SnapshotLost,
             Partition,
             Contradiction,

@@ -26,6 +26,8 @@ pub enum Violation {
     Refused,
     /// P5: a crash loses flushed data, or brings up what was never written.
     FlushedLost,
+    /// P12: a killed process loses what was answered.
+    AnsweredLost,
     /// P5: a crash loses a snapshot that was answered, or changes it.
     SnapshotLost,
     /// P6: a block is in no state or in two, or the free-space bitmap says otherwise.
@@ -38,7 +40,7 @@ pub enum Violation {
 
 impl Violation {
     /// Every violation.
-    pub const ALL: [Violation; 12] = [
+    pub const ALL: [Violation; 13] = [
         Violation::ImmutableWritten,
         Violation::IndexUntrue,
         Violation::RootDamaged,
@@ -47,6 +49,7 @@ impl Violation {
         Violation::CountWrong,
         Violation::Refused,
         Violation::FlushedLost,
+        Violation::AnsweredLost,
         Violation::SnapshotLost,
         Violation::Partition,
         Violation::Contradiction,
@@ -64,6 +67,7 @@ impl Violation {
             Violation::CountWrong => "P4 references differ from entries",
             Violation::Refused => "P4 open batch refused",
             Violation::FlushedLost => "P5 flushed data lost",
+            Violation::AnsweredLost => "P12 answered write lost",
             Violation::SnapshotLost => "P5 snapshot lost",
             Violation::Partition => "P6 partition of blocks",
             Violation::Contradiction => "P6 log contradicts itself",

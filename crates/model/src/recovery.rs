@@ -68,8 +68,24 @@ pub(crate) fn remains(disk: &Disk) -> Vec<Remains> {
 /// The process dies; what it wrote stays in the page cache.
 pub(crate) fn kill(state: &mut State, config: &Config) -> Option<()> {
     state.budget.kills = state.budget.kills.checked_sub(1)?;
+    let mut survived = state.ghost.answered.map(|volume| volume.map(Bits::of));
+    for writer in state.memory.writers.iter().flatten() {
+        survived[usize::from(writer.volume)][usize::from(writer.lba)].insert(writer.content);
+    }
+    state.ghost.survived = Some(survived);
+    if config.on(Guard::TailTakenOver) {
+        leave_tail(state);
+    }
     stop(state, config);
     Some(())
+}
+
+/// What is in memory that outlives the process: the records that the log lacks.
+fn leave_tail(state: &mut State) {
+    let sealed = state.memory.commit.iter().filter(|commit| !commit.written);
+    let sealed = sealed.flat_map(|commit| commit.records.clone());
+    let tail = state.memory.tail.iter().cloned();
+    state.disk.left = sealed.chain(tail).collect();
 }
 
 /// The machine loses power.
@@ -91,6 +107,11 @@ pub(crate) fn lose_power(state: &mut State, config: &Config, remains: &Remains) 
         disk.index = (*disk.index_durable).clone();
     }
     disk.sync_index();
+    state.ghost.survived = None;
+    state.disk.left.clear();
+    if !config.on(Guard::TailOfThisBoot) {
+        leave_tail(state);
+    }
     stop(state, config);
     if damaged {
         state.violate(Violation::RootDamaged);
@@ -145,7 +166,8 @@ fn replay(
     Ok(Arc::new(image))
 }
 
-/// Syncs what is there, loads the newest root, replays the log, and takes up the open batch.
+/// Syncs what is there, loads the newest root, replays the log, takes over what a killed process left,
+/// and takes up the open batch.
 pub(crate) fn recover(state: &mut State, config: &Config) -> Option<()> {
     let disk = &mut state.disk;
     if let Some(next) = disk.next_root.take_if(|next| next.switched) {
@@ -172,6 +194,15 @@ pub(crate) fn recover(state: &mut State, config: &Config) -> Option<()> {
             return Some(());
         }
     }
+    // Made durable by a commit before guests are served: the pool was synced above.
+    let left = std::mem::take(&mut disk.left);
+    for record in &left {
+        if image.apply(config.guards, record).is_err() {
+            state.violate(Violation::Contradiction);
+            return Some(());
+        }
+    }
+    disk.log.extend(left);
     if image.open.is_empty() && !config.on(Guard::NumbersNeverReused) {
         image.next_number = 1;
     }
@@ -216,6 +247,7 @@ fn resume_job(memory: &mut Memory) {
 
 /// What guests find after a restart is what they may rely on from then on.
 fn observe(state: &mut State, config: &Config) {
+    let survived = state.ghost.survived.take();
     for volume in 0..VOLUMES {
         let Some(live) = state.memory.image.live[volume] else {
             continue;
@@ -224,10 +256,15 @@ fn observe(state: &mut State, config: &Config) {
             let found = state.content(state.memory.image.resolve(live, lba).1);
             let allowed = &mut state.ghost.allowed[volume][usize::from(lba)];
             let is_allowed = allowed.has(found);
+            let is_answered =
+                survived.is_none_or(|survived| survived[volume][usize::from(lba)].has(found));
             *allowed = Bits::of(found);
             state.ghost.answered[volume][usize::from(lba)] = found;
             if !is_allowed {
                 state.violate(Violation::FlushedLost);
+            }
+            if !is_answered {
+                state.violate(Violation::AnsweredLost);
             }
         }
     }

@@ -141,6 +141,8 @@ pub struct Disk {
     pub index: Index,
     /// The index as a power loss may leave it.
     pub index_durable: Arc<Index>,
+    /// Records that a killed process had not made durable, in memory that outlives it but not the host.
+    pub left: Vec<Record>,
 }
 
 impl Disk {
@@ -161,6 +163,7 @@ impl Disk {
             && self.frame.is_none()
             && self.next_root.is_none()
             && *self.index_durable == self.index
+            && self.left.is_empty()
     }
 
     /// Makes the index durable.
@@ -400,6 +403,8 @@ pub struct Ghost {
     pub allowed: [[Bits; LBAS]; VOLUMES],
     /// What each snapshot holds.
     pub frozen: [[Bits; LBAS]; LAYERS],
+    /// What may be there after the process was killed and the host lived on.
+    pub survived: Option<[[Bits; LBAS]; VOLUMES]>,
     /// Snapshots that no crash may take.
     pub promised: Bits,
     /// The index was damaged from outside: leaks are allowed, wrong data is not.
@@ -439,12 +444,14 @@ impl State {
                 root_damaged: false,
                 index: Index::default(),
                 index_durable: Arc::default(),
+                left: Vec::new(),
             },
             memory: Memory::new(Mode::Running, image),
             ghost: Ghost {
                 answered: [[0; LBAS]; VOLUMES],
                 allowed: [[Bits::of(0); LBAS]; VOLUMES],
                 frozen: [[Bits::NONE; LBAS]; LAYERS],
+                survived: None,
                 promised: Bits::NONE,
                 damaged: false,
             },
