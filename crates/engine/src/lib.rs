@@ -123,7 +123,12 @@ pub trait Disk: Send + Sync {
     /// Reserves space so that later writes below `len` do not fail for want of it, and makes the
     /// disk at least that long; never shrinks. A later discard gives its range's reservation up.
     /// Where the host cannot reserve, the disk only becomes that long.
-    fn reserve(&self, len: u64) -> io::Result<()>;
+    fn reserve(&self, len: u64) -> io::Result<()> {
+        self.reserve_range(0, len)
+    }
+
+    /// As [`Disk::reserve`], for writes to this range.
+    fn reserve_range(&self, offset: u64, len: u64) -> io::Result<()>;
 
     /// Makes the disk exactly so long: what lies beyond a smaller length is gone, and what a larger one
     /// adds reads as zeros. A device has the length that it has, which may have grown since it was

@@ -291,6 +291,11 @@ fn reserves(disk: &dyn Disk) {
     assert!(disk.allocated_bytes().unwrap() >= 12 * MIB);
     assert!(read(disk, 0, 10 * MIB as usize) == before);
     assert!(read(disk, len, 65536).iter().all(|byte| *byte == 0));
+    disk.discard(11 * MIB, MIB).unwrap();
+    disk.reserve_range(11 * MIB, MIB / 2).unwrap();
+    assert!(disk.allocated_bytes().unwrap() >= 11 * MIB + MIB / 2);
+    assert_eq!(disk.len().unwrap(), 12 * MIB);
+    assert!(read(disk, 0, 10 * MIB as usize) == before);
 }
 
 fn gets_shorter_and_longer(disk: &dyn Disk) {
@@ -324,6 +329,7 @@ fn refuses_what_is_out_of_range(disk: &dyn Disk) {
     assert!(disk.write_at(&bytes, offset).is_err());
     assert!(disk.discard(offset, 65536).is_err());
     assert!(disk.reserve(u64::MAX).is_err());
+    assert!(disk.reserve_range(offset, 65536).is_err());
     assert_eq!(disk.len().unwrap(), 12 * MIB);
 }
 

@@ -308,25 +308,25 @@ impl Disk for FileDisk {
         }
     }
 
-    fn reserve(&self, len: u64) -> io::Result<()> {
-        self.check_room(Some(len))
+    fn reserve_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        let end = offset.checked_add(len);
+        self.check_room(end)
             .and_then(|()| {
                 if self.device_bytes.is_some() || len == 0 {
                     return Ok(());
                 }
-                match fallocate(&self.file, FallocateFlags::empty(), 0, len) {
+                match fallocate(&self.file, FallocateFlags::empty(), offset, len) {
                     Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                        let longer = len > self.file.metadata()?.len();
-                        if longer {
-                            self.file.set_len(len)
-                        } else {
-                            Ok(())
+                        let now = self.file.metadata()?.len();
+                        match end.filter(|end| *end > now) {
+                            Some(end) => self.file.set_len(end),
+                            None => Ok(()),
                         }
                     }
                     result => Ok(result?),
                 }
             })
-            .map_err(|cause| self.failed("reserving", len, 0, cause))
+            .map_err(|cause| self.failed("reserving", len, offset, cause))
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

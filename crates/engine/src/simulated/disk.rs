@@ -333,13 +333,14 @@ impl Disk for SimulatedDisk {
         })
     }
 
-    fn reserve(&self, len: u64) -> io::Result<()> {
-        self.run(self.request(Op::Reserve, 0, len), |part, now| {
-            if !part.can_reserve(len, now.capacity) {
+    fn reserve_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.run(self.request(Op::Reserve, offset, len), |part, now| {
+            let range = offset..offset + len;
+            if !part.can_reserve(range.clone(), now.capacity) {
                 return Err(Trouble::NoRoom);
             }
             match now.outcome {
-                Outcome::Success | Outcome::Crash => part.reserve(len),
+                Outcome::Success | Outcome::Crash => part.reserve(range),
                 Outcome::Failure(_) => {}
             }
             Ok(())

@@ -79,13 +79,13 @@ impl Image {
         kept
     }
 
-    /// Grows, and allocates what is not allocated below `len`. Contents stay as they are.
-    pub(super) fn reserve(&mut self, len: u64) {
+    /// Grows, and allocates what is not allocated of the range. Contents stay as they are.
+    pub(super) fn reserve(&mut self, range: Range<u64>) {
         let zeros = Arc::new([0; _]);
-        for chunk in 0..len.div_ceil(CHUNK_BYTES) {
+        for chunk in range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES) {
             self.chunks.entry(chunk).or_insert_with(|| zeros.clone());
         }
-        self.len = self.len.max(len);
+        self.len = self.len.max(range.end);
     }
 
     /// Cuts, or grows without allocating.

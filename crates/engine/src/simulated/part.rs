@@ -100,10 +100,10 @@ impl PartState {
             .push(Unsynced::discard(number, &mut self.current, ranges));
     }
 
-    pub(super) fn reserve(&mut self, len: u64) {
+    pub(super) fn reserve(&mut self, range: Range<u64>) {
         let number = self.number();
         self.unsynced
-            .push(Unsynced::reserve(number, &mut self.current, len));
+            .push(Unsynced::reserve(number, &mut self.current, range));
     }
 
     pub(super) fn set_len(&mut self, len: u64) {
@@ -172,8 +172,8 @@ impl PartState {
     }
 
     /// Whether a reservation fits when the part may take `capacity` bytes of the medium.
-    pub(super) fn can_reserve(&self, len: u64, capacity: Option<u64>) -> bool {
-        let needed = self.current.allocated_bytes() + self.current.missing_bytes(0..len);
+    pub(super) fn can_reserve(&self, range: Range<u64>, capacity: Option<u64>) -> bool {
+        let needed = self.current.allocated_bytes() + self.current.missing_bytes(range);
         capacity.is_none_or(|capacity| needed <= capacity)
     }
 

@@ -29,8 +29,8 @@ enum Change {
     },
     /// Ranges that read as zeros now. Changes no length.
     Discard { ranges: Vec<Range<u64>> },
-    /// The part became at least this long, with all space below set aside.
-    Reserve { len: u64 },
+    /// The space of this range is set aside, and the part reaches at least to its end.
+    Reserve { range: Range<u64> },
     /// The part became exactly this long.
     SetLen { len: u64 },
 }
@@ -76,10 +76,10 @@ impl Unsynced {
     }
 
     /// Reserves space in the image that readers see.
-    pub(super) fn reserve(number: u64, current: &mut Image, len: u64) -> Unsynced {
+    pub(super) fn reserve(number: u64, current: &mut Image, range: Range<u64>) -> Unsynced {
         let reserve = Unsynced {
             number,
-            change: Change::Reserve { len },
+            change: Change::Reserve { range },
         };
         reserve.apply(current);
         reserve
@@ -106,8 +106,8 @@ impl Unsynced {
                     image.punch(range.clone());
                 }
             }
-            Change::Reserve { len } => {
-                image.reserve(*len);
+            Change::Reserve { range } => {
+                image.reserve(range.clone());
             }
             Change::SetLen { len } => image.set_len(*len),
         }
