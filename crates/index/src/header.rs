@@ -58,7 +58,8 @@ pub(crate) fn write(
     pool: PoolId,
     content: Content,
 ) -> Result<()> {
-    disk.write_at(&encode(kind, pool, content), 0)?;
+    disk.write_at(&encode(kind, pool, content), 0)
+        .map_err(IndexError::of_write)?;
     Ok(disk.sync()?)
 }
 

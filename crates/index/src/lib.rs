@@ -26,7 +26,7 @@
 //! Invariants, of every back end:
 //! - An increment or decrement takes effect as a whole or not at all, and after an error of one it
 //!   is unknown which: the index then refuses everything until it is opened again, and the batch
-//!   is repeated.
+//!   is repeated. [`IndexError::NoRoom`] is no such error: nothing was changed, and the index goes on.
 //! - The rows are derived: they can be counted again from the pool's maps. Where a back end cannot
 //!   vouch for its rows, [`FingerprintIndex::needs_rebuild`] says so, durably.
 
@@ -125,6 +125,15 @@ pub trait FingerprintIndex: Send + Sync {
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Released>>;
 
+    /// Secures room on the disk for the next batches, of so many items each, so that they do not
+    /// fail for want of it. A back end that cannot know succeeds.
+    ///
+    /// # Errors
+    /// [`IndexError::NoRoom`]; [`IndexError::Unready`]; those of the disk.
+    fn secure(&self, _batches: &[usize]) -> Result<()> {
+        Ok(())
+    }
+
     /// How many rows and references there are.
     fn counts(&self) -> IndexCounts;
 
@@ -215,9 +224,13 @@ pub fn kind_of(disk: &dyn Disk, pool: PoolId) -> Option<IndexKind> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// The disk failed, or is full. The message names the part and the place.
+    /// The disk failed. The message names the part and the place.
     #[error(transparent)]
     Io(io::Error),
+    /// The disk has no room for what had to be written. Nothing was changed, and the same call may
+    /// be made again. Back ends that cannot promise that answer [`IndexError::Io`].
+    #[error(transparent)]
+    NoRoom(io::Error),
     /// What stands on the disk is not what was written. The index can be replaced, and counted
     /// again from the maps.
     #[error("the index is damaged: {0}")]
@@ -263,13 +276,28 @@ impl IndexError {
     #[must_use]
     pub fn is_storage_full(&self) -> bool {
         match self {
-            IndexError::Io(error) => matches!(
-                error.kind(),
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-            ),
+            IndexError::NoRoom(_) => true,
+            IndexError::Io(error) => is_storage_full(error),
             _ => false,
         }
     }
+
+    /// Of a write or a reservation, neither of which changes anything by failing. Of a sync this
+    /// would be wrong: a failed one is never repeated, whatever its reason.
+    pub(crate) fn of_write(error: io::Error) -> IndexError {
+        if is_storage_full(&error) {
+            IndexError::NoRoom(error)
+        } else {
+            IndexError::Io(error)
+        }
+    }
+}
+
+fn is_storage_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 impl From<io::Error> for IndexError {

@@ -112,6 +112,12 @@ fn released_number(answer: Released) -> u8 {
 const CHECKSUM_BYTES: usize = 4;
 
 impl LastBatch {
+    /// What [`LastBatch::encode`] makes of one without answers.
+    pub(crate) const BYTES_BESIDE_ANSWERS: usize = 13 + CHECKSUM_BYTES;
+
+    /// Most that it makes of an answer.
+    pub(crate) const ANSWER_BYTES_MAX: usize = 1 + NUMBER_BYTES;
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = self.number.to_le_bytes().to_vec();
         let (kind, count) = match &self.answers {

@@ -76,6 +76,7 @@ const SMALL: Shape = Shape {
     segment_rows: 4,
     rows_per_change: 4,
     changes_min: 3,
+    changes_behind: 6,
     log_pages: 2,
     log_bytes_min: 16 << 10,
     spare_pages: 8,

@@ -19,6 +19,7 @@ const SHAPE: Shape = Shape {
     segment_rows: 600,
     rows_per_change: 16,
     changes_min: 200,
+    changes_behind: 400,
     log_pages: 16,
     log_bytes_min: 256 << 10,
     spare_pages: 16,

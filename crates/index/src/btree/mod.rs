@@ -155,9 +155,12 @@ impl FingerprintIndex for BtreeIndex {
     fn begin_rebuild(&self) -> Result<()> {
         let mut state = self.guarded.state();
         state.open()?;
+        let void = header::write(&*self.disk, IndexKind::Btree, self.pool, Content::Void);
         // redb must be done with its file before another is made in its place.
-        *state = State::Failed;
-        header::write(&*self.disk, IndexKind::Btree, self.pool, Content::Void)?;
+        if !matches!(&void, Err(IndexError::NoRoom(_))) {
+            *state = State::Failed;
+        }
+        void?;
         *self.guarded.summary() = Summary {
             counts: IndexCounts::default(),
             needs_rebuild: true,

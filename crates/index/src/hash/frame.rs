@@ -9,9 +9,11 @@
 //! | 26 each | the rows that the batch changed, in order; one that is gone is zeros behind its fingerprint |
 
 use super::root::{
-    Fields, SegmentRecord, decode_counts, decode_stream, encode_counts, encode_stream,
+    Fields, SEGMENT_BYTES, SegmentRecord, decode_counts, decode_stream, encode_counts,
+    encode_stream,
 };
 use crate::entry::{ENTRY_BYTES, Entry, EntryBytes};
+use crate::fingerprint::FINGERPRINT_BYTES;
 use crate::stream::LastBatch;
 use crate::{Fingerprint, IndexCounts, StreamId};
 
@@ -64,6 +66,14 @@ impl<'a> Frame<'a> {
         }
     }
 
+    /// Most bytes of the body of a frame of so many items, but for its merges.
+    pub(super) fn bytes_max(items: usize) -> usize {
+        const FIXED_BYTES: usize = 4 + 24 + 8 + 4 + LastBatch::BYTES_BESIDE_ANSWERS;
+        items
+            .saturating_mul(ENTRY_BYTES + LastBatch::ANSWER_BYTES_MAX)
+            .saturating_add(FIXED_BYTES)
+    }
+
     /// `None` for bytes that no frame has.
     pub(super) fn decode(body: &'a [u8]) -> Option<Frame<'a>> {
         let mut fields = Fields(body);
@@ -80,6 +90,13 @@ impl<'a> Frame<'a> {
             last,
             rows,
         })
+    }
+}
+
+impl Change {
+    /// Bytes in the body of a frame that names it.
+    pub(super) fn bytes(&self) -> usize {
+        8 + FINGERPRINT_BYTES + 4 + 4 + self.segments.len() * SEGMENT_BYTES
     }
 }
 

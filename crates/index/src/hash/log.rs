@@ -21,7 +21,20 @@
 //! an extent whose link was lost, is never taken for the successor of what was written later.
 //!
 //! A frame is durable before the next one is begun, so the log ends where a frame is missing, unless
-//! there is a later one: then it was there, and the index is damaged.
+//! there is a later one: then it was there, and the index is damaged. The exception is a link, which
+//! the sync of the frame behind it makes durable; so there is never more than one that is not.
+//!
+//! # Where there is no room
+//!
+//! The extent that the next link will name is reserved ahead, so that the log goes on while the
+//! host is full. A write that fails for want of room may have left any of its sectors, even all of
+//! them, and none counts:
+//!
+//! - A frame is replaced: the next frame is written to the same place, with the same number. Where
+//!   the log goes on in another extent instead, the place is overwritten with zeros before the link
+//!   is written, since a reader prefers the frame to the link.
+//! - A link names an extent that stays the next one, so whichever of several attempts a crash
+//!   leaves, nothing else is where it points.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -105,18 +118,41 @@ pub(super) struct Log {
     /// The first frame in each extent, from the one that has the oldest frame in use.
     marks: VecDeque<Position>,
     tail: Position,
+    /// Whether the room behind the tail is reserved.
+    is_reserved: bool,
+    /// Extents to go on in, in their order, which are reserved. A link that failed may name the
+    /// first one, so they serve nothing else.
+    ahead: VecDeque<Extent>,
+    /// Whether a frame at the tail could not be written, and may be there nevertheless.
+    is_torn: bool,
+    /// Whether a crash may undo the last link.
+    is_link_fresh: bool,
 }
 
 impl Log {
     /// An empty log in an extent of its own.
     pub(super) fn new(pool: PoolId, life: u64, extent_pages: u64, space: &mut Space) -> Log {
         let tail = Position::first(space.take(extent_pages.min(FIRST_EXTENT_PAGES)));
+        Log::at(pool, life, extent_pages, VecDeque::from([tail]), tail)
+    }
+
+    fn at(
+        pool: PoolId,
+        life: u64,
+        extent_pages: u64,
+        marks: VecDeque<Position>,
+        tail: Position,
+    ) -> Log {
         Log {
             pool,
             life,
             extent_pages,
-            marks: VecDeque::from([tail]),
+            marks,
             tail,
+            is_reserved: false,
+            ahead: VecDeque::new(),
+            is_torn: false,
+            is_link_fresh: false,
         }
     }
 
@@ -134,38 +170,103 @@ impl Log {
     }
 
     /// Writes a frame. `frame` has [`FRAME_HEADER_BYTES`] bytes before its body. It is not durable
-    /// when this returns.
+    /// when this returns, but after the next sync, of which [`Log::synced`] is told.
+    ///
+    /// # Errors
+    /// After [`IndexError::NoRoom`] another frame can be written in its place.
     pub(super) fn append(
         &mut self,
         disk: &dyn Disk,
         space: &mut Space,
         frame: &mut Vec<u8>,
     ) -> Result<()> {
-        if frame.len() as u64 > self.tail.room() {
+        while frame.len() as u64 > self.tail.room() {
             self.link(disk, space, frame.len())?;
         }
+        self.is_torn = true;
         let hash = self.write(disk, self.tail.offset(), KIND_BATCH, frame)?;
+        self.is_torn = false;
         self.tail.advance(frame.len(), hash);
         Ok(())
     }
 
-    /// Goes on in a new extent, with room for so many bytes.
-    fn link(&mut self, disk: &dyn Disk, space: &mut Space, bytes: usize) -> Result<()> {
+    /// All that was written is durable.
+    pub(super) fn synced(&mut self) {
+        self.is_link_fresh = false;
+    }
+
+    /// Sees to room for frames of so many bytes together, and to an extent to go on in.
+    pub(super) fn secure(
+        &mut self,
+        disk: &dyn Disk,
+        space: &mut Space,
+        bytes: usize,
+    ) -> Result<()> {
+        if !self.is_reserved {
+            let offset = self.tail.offset();
+            let end = self.tail.extent.offset() + self.tail.extent.bytes();
+            disk.reserve_range(offset, end - offset)
+                .map_err(IndexError::of_write)?;
+            self.is_reserved = true;
+        }
+        let ahead = self.ahead.iter().map(|it| Position::first(*it).room());
+        let most = ahead.chain([self.tail.room()]).max();
+        if self.ahead.is_empty() || most.is_none_or(|most| most < bytes as u64) {
+            self.reserve_ahead(disk, space, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Reserves an extent to go on in, with room for so many bytes.
+    fn reserve_ahead(
+        &mut self,
+        disk: &dyn Disk,
+        space: &mut Space,
+        bytes: usize,
+    ) -> Result<Extent> {
         // Small logs take little space, and large ones have few extents.
         let live: u64 = self.marks.iter().map(|it| it.extent.pages).sum();
-        let needed = pages_for(bytes + SECTOR_BYTES as usize);
+        let needed = pages_for(bytes.saturating_add(SECTOR_BYTES as usize));
         let extent = space.take(live.min(self.extent_pages).max(needed));
+        if let Err(error) = disk.reserve_range(extent.offset(), extent.bytes()) {
+            space.give(extent);
+            return Err(IndexError::of_write(error));
+        }
+        self.ahead.push_back(extent);
+        Ok(extent)
+    }
+
+    /// Goes on in the next extent; where none is reserved, in one with room for so many bytes.
+    fn link(&mut self, disk: &dyn Disk, space: &mut Space, bytes: usize) -> Result<()> {
+        let extent = match self.ahead.front() {
+            Some(extent) => *extent,
+            None => self.reserve_ahead(disk, space, bytes)?,
+        };
+        if self.is_link_fresh {
+            // Were only the later of two links to survive a crash, it would seem that what is before
+            // it had been there.
+            disk.sync()?;
+            self.is_link_fresh = false;
+        }
+        if self.is_torn {
+            disk.write_at(&[0; SECTOR_BYTES as usize], self.tail.offset())
+                .map_err(IndexError::of_write)?;
+            self.is_torn = false;
+        }
         let mut frame = vec![0; FRAME_HEADER_BYTES];
         frame.extend(extent.start.to_le_bytes());
         frame.extend(extent.pages.to_le_bytes());
         frame.extend(unique_number().to_le_bytes());
         let hash = self.write(disk, link_offset(self.tail.extent), KIND_LINK, &mut frame)?;
+        self.ahead.pop_front();
         self.tail = Position {
             extent,
             at: 0,
             sequence: self.tail.sequence + 1,
             previous: hash,
         };
+        self.is_reserved = true;
+        self.is_link_fresh = true;
         self.marks.push_back(self.tail);
         Ok(())
     }
@@ -187,8 +288,9 @@ impl Log {
         let hash = hash_of(self.pool, frame);
         frame[HASH_OFFSET..FRAME_HEADER_BYTES].copy_from_slice(&hash);
         frame.resize(bytes.next_multiple_of(SECTOR_BYTES) as usize, 0);
-        disk.write_at(frame, offset)?;
+        let written = disk.write_at(frame, offset);
         frame.truncate(bytes as usize);
+        written.map_err(IndexError::of_write)?;
         Ok(hash)
     }
 
@@ -218,6 +320,11 @@ impl Log {
         let count = self.mark_of(sequence);
         self.marks.drain(..count).map(|it| it.extent).collect()
     }
+}
+
+/// Bytes of the log that a frame takes with a body of so many.
+pub(super) fn frame_bytes(body: usize) -> usize {
+    body.saturating_add(FRAME_HEADER_BYTES + SECTOR_BYTES as usize)
 }
 
 /// A number that nobody has drawn before, from the randomness that the standard library keeps for
@@ -296,13 +403,7 @@ impl Reader<'_> {
             marks.push_back(tail);
         }
         self.check_end(&tail)?;
-        Ok(Log {
-            pool: self.pool,
-            life: self.life,
-            extent_pages,
-            marks,
-            tail,
-        })
+        Ok(Log::at(self.pool, self.life, extent_pages, marks, tail))
     }
 
     /// Reads the frame that begins at an offset of the part; `None` if none of this life does.
@@ -393,14 +494,16 @@ fn decode_link(body: &[u8]) -> Option<Extent> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use onefold_engine::simulated::SimulatedEngine;
+    use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
     use onefold_engine::{Engine, Part};
+    use std::io::ErrorKind;
     use std::sync::Arc;
 
     const POOL: PoolId = PoolId([8; 16]);
     const LIFE: u64 = 5;
 
     struct Written {
+        engine: SimulatedEngine,
         disk: Arc<dyn Disk>,
         space: Space,
         log: Log,
@@ -408,11 +511,17 @@ mod tests {
     }
 
     fn empty() -> Written {
-        let disk = SimulatedEngine::new(1).create(Part::Index, 0).unwrap();
+        seeded(1)
+    }
+
+    fn seeded(seed: u64) -> Written {
+        let engine = SimulatedEngine::new(seed);
+        let disk = engine.create(Part::Index, 0).unwrap();
         let mut space = Space::behind(2);
         let log = Log::new(POOL, LIFE, 64, &mut space);
         let start = log.start_for(1);
         Written {
+            engine,
             disk,
             space,
             log,
@@ -422,11 +531,41 @@ mod tests {
 
     impl Written {
         fn append(&mut self, body: &[u8]) {
+            self.try_append(body).unwrap();
+        }
+
+        fn try_append(&mut self, body: &[u8]) -> Result<()> {
             let mut frame = vec![0; FRAME_HEADER_BYTES];
             frame.extend(body);
-            self.log
-                .append(&*self.disk, &mut self.space, &mut frame)
-                .unwrap();
+            self.log.append(&*self.disk, &mut self.space, &mut frame)
+        }
+
+        fn fails_once(&mut self, op: Op, body: &[u8]) {
+            let kind = ErrorKind::StorageFull;
+            self.engine.fail_once(Part::Index, op, 1, kind);
+            let error = self.try_append(body).unwrap_err();
+            assert!(matches!(error, IndexError::NoRoom(_)), "{error}");
+        }
+
+        fn sync(&mut self) {
+            self.disk.sync().unwrap();
+            self.log.synced();
+        }
+
+        /// What is there when the power has failed and the log was opened again.
+        fn after_power_loss(self) -> Result<(Vec<Vec<u8>>, Written)> {
+            let engine = self.engine.crash(CrashKind::PowerLoss);
+            let disk = engine.open(Part::Index).unwrap();
+            let mut written = Written {
+                engine,
+                disk,
+                space: Space::behind(2),
+                ..self
+            };
+            let (bodies, log) = written.read()?;
+            assert!(log.extents().all(|it| written.space.take_at(it)));
+            written.log = log;
+            Ok((bodies, written))
         }
 
         fn read(&self) -> Result<(Vec<Vec<u8>>, Log)> {
@@ -521,5 +660,129 @@ mod tests {
         assert_ne!(written.log.tail.extent, first);
         written.flip(offset + 5000);
         assert!(matches!(written.read(), Err(IndexError::Damaged(_))));
+    }
+
+    /// More than the first extent has room for.
+    const LARGE: [u8; 70_000] = [9; 70_000];
+
+    #[test]
+    fn a_frame_that_found_no_room_does_not_hide_what_follows_a_link() {
+        let mut was_whole = 0;
+        for seed in 0..40 {
+            let mut written = seeded(seed);
+            written.append(b"first");
+            written.sync();
+            written.fails_once(Op::Write, b"failed");
+            was_whole += usize::from(written.read().unwrap().0.len() == 2);
+            written.append(&LARGE);
+            written.sync();
+            written.append(b"last");
+            written.sync();
+            let (read, _) = written.after_power_loss().unwrap();
+            assert!(read == [&b"first"[..], &LARGE, b"last"], "seed {seed}");
+        }
+        assert!(was_whole > 0, "the write that failed left nothing");
+    }
+
+    #[test]
+    fn a_frame_that_found_no_room_is_replaced_whatever_it_left() {
+        for seed in 0..40 {
+            let mut written = seeded(seed);
+            written.append(b"first");
+            written.sync();
+            written.fails_once(Op::Write, &[7; 3000]);
+            written.fails_once(Op::Write, &[8; 1000]);
+            written.append(b"second");
+            written.sync();
+            written.append(b"third");
+            let (read, _) = written.after_power_loss().unwrap();
+            assert!(read[..2] == [b"first".to_vec(), b"second".to_vec()]);
+            assert!(read.len() == 2 || read[2..] == [b"third"], "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn the_extent_of_a_link_that_found_no_room_serves_nothing_else() {
+        for seed in 0..40 {
+            let mut written = seeded(seed);
+            written.append(b"first");
+            written.sync();
+            written.fails_once(Op::Write, &LARGE);
+            let named = written.log.ahead[0];
+            let other = written.space.take(3);
+            assert!(other.start >= named.start + named.pages);
+            // A crash leaves the link or not; if it does, nothing is behind it yet.
+            if seed % 2 == 0 {
+                let (read, mut after) = written.after_power_loss().unwrap();
+                assert_eq!(read, [b"first"]);
+                after.append(b"second");
+                assert_eq!(after.read().unwrap().0, [&b"first"[..], b"second"]);
+                continue;
+            }
+            written.append(b"second");
+            written.append(&LARGE);
+            written.sync();
+            assert_eq!(written.log.tail.extent, named);
+            let (read, _) = written.after_power_loss().unwrap();
+            assert!(read == [&b"first"[..], b"second", &LARGE], "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn of_several_links_in_a_row_only_the_last_can_be_lost() {
+        for seed in 0..200 {
+            let mut written = seeded(seed);
+            written.append(b"first");
+            written.sync();
+            let secured = written.log.secure(&*written.disk, &mut written.space, 0);
+            secured.unwrap();
+            let small = written.log.ahead[0];
+            written.append(&LARGE);
+            assert_eq!(written.log.marks.len(), 3);
+            let (read, after) = written.after_power_loss().unwrap();
+            assert!(read[0] == b"first" && read.len() < 3);
+            // Were the first link lost and the second not, another link to the same extent would
+            // make that one seem to be a frame that is missing.
+            assert_eq!(after.log.marks[1].extent, small, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn what_is_secured_is_there_when_the_host_is_full() {
+        let mut written = empty();
+        written.append(b"first");
+        let bytes = 2 * frame_bytes(LARGE.len());
+        let secured = written
+            .log
+            .secure(&*written.disk, &mut written.space, bytes);
+        secured.unwrap();
+        let full = written.disk.allocated_bytes().unwrap();
+        written.engine.set_capacity(Part::Index, Some(full));
+        written.append(&LARGE);
+        written.append(&LARGE);
+        let secured = written
+            .log
+            .secure(&*written.disk, &mut written.space, bytes);
+        assert!(matches!(secured, Err(IndexError::NoRoom(_))));
+        let error = (0..)
+            .find_map(|_| written.try_append(&LARGE).err())
+            .unwrap();
+        assert!(matches!(error, IndexError::NoRoom(_)), "{error}");
+        let before = written.read().unwrap().0.len();
+        written.engine.set_capacity(Part::Index, None);
+        written.append(&LARGE);
+        assert_eq!(written.read().unwrap().0.len(), before + 1);
+    }
+
+    #[test]
+    fn a_failed_sync_between_links_is_no_want_of_room() {
+        let mut written = empty();
+        written.append(b"first");
+        let secured = written.log.secure(&*written.disk, &mut written.space, 0);
+        secured.unwrap();
+        let kind = ErrorKind::StorageFull;
+        written.engine.fail_once(Part::Index, Op::Sync, 1, kind);
+        let error = written.try_append(&LARGE).unwrap_err();
+        assert!(matches!(error, IndexError::Io(_)), "{error}");
     }
 }

@@ -20,7 +20,8 @@
 //! - The header on the disk says whether what is behind it counts. It says "void" before the first
 //!   row of a rebuild, and "whole" only when all of them are durable.
 //! - Nothing that a durable root, or a frame behind it, names is written over.
-//! - Memory changes only when the frame is durable; after any error the index refuses everything.
+//! - Memory changes only when the frame is durable; after any error the index refuses everything,
+//!   unless a write found no room. Then nothing has changed, and the next one may find some.
 //!
 //! Crash behaviour: what was answered is there; of a batch under way, all or nothing is. Opening
 //! reads the log since the beginning of the last turn of merges; signatures are read when a batch
@@ -193,6 +194,10 @@ impl FingerprintIndex for HashIndex {
         })
     }
 
+    fn secure(&self, batches: &[usize]) -> Result<()> {
+        self.change(State::ready, |table| table.secure(batches))
+    }
+
     fn counts(&self) -> IndexCounts {
         self.guarded.summary().counts
     }
@@ -210,8 +215,11 @@ impl FingerprintIndex for HashIndex {
     fn begin_rebuild(&self) -> Result<()> {
         let mut state = self.guarded.state();
         state.open()?;
-        *state = State::Failed;
-        header::write(&*self.disk, IndexKind::Hash, self.pool, Content::Void)?;
+        let void = header::write(&*self.disk, IndexKind::Hash, self.pool, Content::Void);
+        if !matches!(&void, Err(IndexError::NoRoom(_))) {
+            *state = State::Failed;
+        }
+        void?;
         *self.guarded.summary() = Summary {
             counts: IndexCounts::default(),
             needs_rebuild: true,

@@ -93,7 +93,8 @@ impl Slot {
         bytes[32..SLOT_HASH_OFFSET].copy_from_slice(&self.hash);
         let hash = hash_of(&[&pool.0, &bytes]);
         bytes[SLOT_HASH_OFFSET..SLOT_END].copy_from_slice(&hash);
-        Ok(disk.write_at(&bytes, page_offset(which))?)
+        disk.write_at(&bytes, page_offset(which))
+            .map_err(IndexError::of_write)
     }
 
     fn decode(bytes: &[u8; SLOT_BYTES], pool: PoolId) -> Option<Slot> {
@@ -154,7 +155,7 @@ pub(super) struct SegmentRecord {
     pub(super) merged: u64,
 }
 
-const SEGMENT_BYTES: usize = 48;
+pub(super) const SEGMENT_BYTES: usize = 48;
 
 impl SegmentRecord {
     pub(super) fn encode(&self, into: &mut Vec<u8>) {

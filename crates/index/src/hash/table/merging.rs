@@ -2,13 +2,13 @@
 
 use super::{Buffers, Merge, Table};
 use crate::Fingerprint;
-use crate::Result;
 use crate::entry::{Entry, EntryBytes, fingerprint_of};
 use crate::hash::directory::{CHANGE_BYTES, Segment};
 use crate::hash::frame::Change;
 use crate::hash::segment::{self, Run, Signatures};
 use crate::hash::space::Extent;
 use crate::row::PackedRow;
+use crate::{IndexError, Result};
 
 /// Bytes of the log for a row: twice what changes in memory take of it.
 const LOG_BYTES_PER_ROW: u64 = 8;
@@ -86,40 +86,20 @@ impl Table {
             .collect();
         let generation = self.next_generation;
         self.next_generation += 1;
-        let pieces = self
-            .buffers
-            .new
-            .len()
-            .div_ceil(self.shape.segment_rows)
-            .max(1);
-        let rows_each = self.buffers.new.len().div_ceil(pieces).max(1);
-        let mut replacement = Vec::new();
         let gone: usize = segments.iter().map(Segment::signature_bytes).sum();
-        let mut room =
+        let signatures_max =
             (self.signatures_max() + gone).saturating_sub(self.directory.footprint().signatures);
-        for entries in self.buffers.new.chunks(rows_each) {
-            let rows = entries.len() as u32;
-            let start = self.space.take(segment::pages_of(entries.len())).start;
-            let run = Run {
-                start,
-                rows,
-                generation,
-            };
-            segment::encode(self.pool, run, entries, &mut self.buffers.bytes);
-            self.disk
-                .write_at(&self.buffers.bytes, run.extent().offset())?;
-            let first = if replacement.is_empty() {
-                first
-            } else {
-                fingerprint_of(&entries[0])
-            };
-            let bytes = Signatures::bytes_for(entries.len());
-            let has_room = bytes <= room;
-            room = room.saturating_sub(bytes);
-            replacement.push(Segment::written(first, run, merged, entries, has_room));
-        }
-        if replacement.is_empty() {
-            replacement.push(Segment::new(first, None, merged));
+        let mut replacement = Vec::new();
+        let written = self.write_runs(
+            (first, merged, generation),
+            signatures_max,
+            &mut replacement,
+        );
+        if let Err(error) = written {
+            // Nothing names what was written. Runs of another generation are never taken for it.
+            let runs = replacement.iter().filter_map(|it| it.run);
+            runs.for_each(|it| self.space.give(it.extent()));
+            return Err(error);
         }
         let change = Change {
             generation,
@@ -136,6 +116,44 @@ impl Table {
         } else {
             self.free(old)
         }
+    }
+
+    /// Writes the rows that were merged as runs of segments, of which the first one begins with
+    /// `first`, as of frame `merged`. After an error `into` has those whose space was taken.
+    fn write_runs(
+        &mut self,
+        (first, merged, generation): (Fingerprint, u64, u64),
+        signatures_max: usize,
+        into: &mut Vec<Segment>,
+    ) -> Result<()> {
+        let rows = &self.buffers.new;
+        let pieces = rows.len().div_ceil(self.shape.segment_rows).max(1);
+        let rows_each = rows.len().div_ceil(pieces).max(1);
+        let mut room = signatures_max;
+        for entries in rows.chunks(rows_each) {
+            let run = Run {
+                start: self.space.take(segment::pages_of(entries.len())).start,
+                rows: entries.len() as u32,
+                generation,
+            };
+            let first = if into.is_empty() {
+                first
+            } else {
+                fingerprint_of(&entries[0])
+            };
+            let bytes = Signatures::bytes_for(entries.len());
+            let has_room = bytes <= room;
+            room = room.saturating_sub(bytes);
+            into.push(Segment::written(first, run, merged, entries, has_room));
+            segment::encode(self.pool, run, entries, &mut self.buffers.bytes);
+            self.disk
+                .write_at(&self.buffers.bytes, run.extent().offset())
+                .map_err(IndexError::of_write)?;
+        }
+        if into.is_empty() {
+            into.push(Segment::new(first, None, merged));
+        }
+        Ok(())
     }
 
     /// How many segments from this one on are merged into one: two, where there is little in both.

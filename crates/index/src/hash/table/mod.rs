@@ -19,6 +19,13 @@
 //! segments take turns, that moves on, and a checkpoint moves the beginning of the log. Its steps
 //! (checkpoint, one slot, the other slot, free what the older one needed) are each followed by a
 //! sync that happens anyway.
+//!
+//! # Where there is no room
+//!
+//! A batch whose frame cannot be written is refused, and nothing is changed. All else, which is
+//! merges, checkpoints and reservations, happens after a batch is durable; what fails of it for want
+//! of room is left as it was, and is tried again after the next batch. Only while so many changes
+//! gather that memory would not hold them, batches are refused until a merge finds room.
 
 mod lookup;
 mod merging;
@@ -32,7 +39,7 @@ use onefold_format::PoolId;
 use crate::entry::{Entry, EntryBytes, fingerprint_of};
 use crate::hash::directory::{Directory, Segment};
 use crate::hash::frame::{Change, Frame};
-use crate::hash::log::{FRAME_HEADER_BYTES, Log, Reader, unique_number};
+use crate::hash::log::{self, FRAME_HEADER_BYTES, Log, Reader, unique_number};
 use crate::hash::root::{self, Checkpoint, SLOT_PAGES, SegmentRecord, Slot};
 use crate::hash::segment::{self, Run};
 use crate::hash::space::{Extent, Space, pages_for};
@@ -51,6 +58,8 @@ pub struct Shape {
     pub rows_per_change: u64,
     /// Changes in memory, however few rows there are.
     pub changes_min: u64,
+    /// Changes beyond those that are taken while merges find no room on the disk.
+    pub changes_behind: u64,
     /// Pages in an extent of the log.
     pub log_pages: u64,
     /// Bytes of the log, however few rows there are.
@@ -65,6 +74,7 @@ impl Default for Shape {
             segment_rows: 32_768,
             rows_per_change: 20,
             changes_min: 32_768,
+            changes_behind: 65_536,
             log_pages: 1024,
             log_bytes_min: 16 << 20,
             spare_pages: 4096,
@@ -142,7 +152,10 @@ impl Table {
     ) -> Result<Table> {
         let len = disk.len()?;
         if len > BODY_OFFSET {
-            disk.discard(BODY_OFFSET, len - BODY_OFFSET)?;
+            put_off(
+                disk.discard(BODY_OFFSET, len - BODY_OFFSET)
+                    .map_err(IndexError::of_write),
+            )?;
         }
         let mut space = Space::behind(SLOT_PAGES);
         let log = Log::new(pool, unique_number(), shape.log_pages, &mut space);
@@ -276,6 +289,7 @@ impl Table {
         if let Some(answers) = stream::repeated(stream, self.streams.get(&stream), number)? {
             return Ok(answers);
         }
+        self.catch_up(0)?;
         let mut counts = self.counts;
         let mut lookup = Lookup::new(self);
         let answers = apply(&mut lookup, &mut counts)?;
@@ -289,11 +303,41 @@ impl Table {
         self.buffers.changed = changed;
         self.counts = counts;
         self.streams.insert(stream, last);
-        self.maintain()?;
+        put_off(self.go_on_with_checkpoint())?;
+        put_off(self.maintain())?;
+        put_off(self.log.secure(&*self.disk, &mut self.space, 0))?;
         Ok(answers)
     }
 
+    /// Makes sure that a batch may come after batches of so many items. That takes merges only
+    /// where earlier ones found no room.
+    fn catch_up(&mut self, items: u64) -> Result<()> {
+        let max = (self.changes_max() + self.shape.changes_behind).saturating_sub(items);
+        if self.directory.changes() <= max {
+            return Ok(());
+        }
+        match self.maintain() {
+            Err(IndexError::NoRoom(_)) if self.directory.changes() <= max => Ok(()),
+            maintained => maintained,
+        }
+    }
+
+    /// Sees to room for batches of so many items each.
+    pub(super) fn secure(&mut self, batches: &[usize]) -> Result<()> {
+        self.catch_up(batches.iter().map(|it| *it as u64).sum())?;
+        let merges = self.durable.iter().chain(&self.written);
+        let merges: usize = merges.map(|it| it.change.bytes()).sum();
+        let frames = batches
+            .iter()
+            .map(|it| log::frame_bytes(Frame::bytes_max(*it)));
+        let bytes = frames.fold(merges, usize::saturating_add);
+        self.log.secure(&*self.disk, &mut self.space, bytes)
+    }
+
     /// Makes a batch durable, and with it the merges that are ready.
+    ///
+    /// # Errors
+    /// [`IndexError::NoRoom`] leaves everything as it was.
     fn commit(
         &mut self,
         stream: StreamId,
@@ -308,18 +352,19 @@ impl Table {
         Frame::encode(changes, counts, (stream, last), changed, frame);
         self.log.append(&*self.disk, &mut self.space, frame)?;
         self.disk.sync()?;
-        for merge in std::mem::take(&mut self.durable) {
-            self.free(merge.old)?;
-        }
-        self.durable = std::mem::take(&mut self.written);
-        self.go_on_with_checkpoint()
+        self.log.synced();
+        let named = std::mem::replace(&mut self.durable, std::mem::take(&mut self.written));
+        self.free(named.into_iter().flat_map(|it| it.old))
     }
 
+    /// Gives pages back that nothing names any more; to the host, too, where many are free.
     fn free(&mut self, extents: impl IntoIterator<Item = Extent>) -> Result<()> {
         for extent in extents {
             self.space.give(extent);
             if self.space.is_roomy(self.shape.spare_pages) {
-                self.disk.discard(extent.offset(), extent.bytes())?;
+                // Some file systems need room to make a hole. Without one the pages stay ours.
+                let discarded = self.disk.discard(extent.offset(), extent.bytes());
+                put_off(discarded.map_err(IndexError::of_write))?;
             }
         }
         Ok(())
@@ -347,6 +392,7 @@ impl Table {
 
     /// Adds rows counted from the maps. Not durable before [`Table::make_durable`].
     pub(super) fn add(&mut self, rows: &[(Fingerprint, Row)]) -> Result<Vec<(Fingerprint, Row)>> {
+        self.catch_up(0)?;
         let mut counts = self.counts;
         let mut lookup = Lookup::new(self);
         let refused = crate::batch::add(&mut lookup, &mut counts, rows)?;
@@ -354,13 +400,18 @@ impl Table {
         self.note(&changed);
         self.buffers.changed = changed;
         self.counts = counts;
-        self.maintain()?;
+        put_off(self.maintain())?;
         Ok(refused)
     }
 
     /// Makes the next opening quick, and leaves nothing of the log to chance: a frame that cannot be
-    /// read later is known to be missing.
+    /// read later is known to be missing. Where there is no room, the log has everything all the
+    /// same.
     pub(super) fn close(&mut self) -> Result<()> {
+        put_off(self.checkpoint_all())
+    }
+
+    fn checkpoint_all(&mut self) -> Result<()> {
         self.finish_checkpoint()?;
         if self.checkpointed < self.log.last() {
             self.begin_checkpoint()?;
@@ -377,7 +428,8 @@ impl Table {
         Ok(())
     }
 
-    /// Ends a rebuild: from here on the disk holds the table, and every batch is durable.
+    /// Ends a rebuild: from here on the disk holds the table, and every batch is durable. May be
+    /// called again where it found no room.
     pub(super) fn make_durable(&mut self, last: Option<(StreamId, u64)>) -> Result<()> {
         self.cursor = Fingerprint::default();
         while self.directory.changes() > 0 {
@@ -390,6 +442,7 @@ impl Table {
                 (stream, LastBatch { number, answers })
             })
             .collect();
+        self.finish_checkpoint()?;
         self.begin_checkpoint()?;
         self.finish_checkpoint()?;
         self.is_durable = true;
@@ -479,7 +532,10 @@ impl Table {
         let number = self.root.map_or(1, |it| it.number + 1);
         let slot = Slot::of(number, extent.start, &bytes);
         bytes.resize(extent.bytes() as usize, 0);
-        self.disk.write_at(&bytes, extent.offset())?;
+        if let Err(error) = self.disk.write_at(&bytes, extent.offset()) {
+            self.space.give(extent);
+            return Err(IndexError::of_write(error));
+        }
         self.checkpointed = self.log.last();
         self.checkpoint = Some(Pending {
             slot,
@@ -506,6 +562,14 @@ impl Table {
         unneeded.extend(older.and_then(|it| it.extent()));
         self.checkpoint = None;
         self.free(unneeded)
+    }
+}
+
+/// Work that has to wait for room is done another time.
+fn put_off(done: Result<()>) -> Result<()> {
+    match done {
+        Err(IndexError::NoRoom(_)) => Ok(()),
+        done => done,
     }
 }
 
