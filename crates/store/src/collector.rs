@@ -56,7 +56,7 @@ impl Store {
         let pool = &self.pool;
         let _job = lock(&pool.jobs);
         pool.check_writable()?;
-        pool.index.ready()?;
+        let index = pool.index.ready()?;
         pool.settle_open_batch()?;
         let mut ledger = pool.ledger()?;
         let books = &mut ledger.books;
@@ -66,6 +66,8 @@ impl Store {
         if elements == 0 {
             return Ok(CollectReport::default());
         }
+        // A batch that is open would be in the finder's way, too.
+        index.secure(&[elements as usize])?;
         pool.record(&[Record::Collect { number, elements }], &[], Wait::Yes)?;
         if Guard::IntentBeforeCall.holds() {
             pool.commit_in_background()?;

@@ -94,7 +94,8 @@ impl Store {
     /// # Errors
     ///
     /// `Gone` once the volume is deleted; `Busy` while the index is being counted again; `Damaged`
-    /// where it cannot be used; `NoSpace` where the host has no room for metadata; those of the disk. What was announced by then is settled by the next call.
+    /// where it cannot be used; `NoSpace` where the host has no room for metadata or for the index; those of
+    /// the disk. What was announced by then is settled by the next call.
     pub fn dedup_batch(
         &self,
         volume: &Volume,
@@ -104,7 +105,7 @@ impl Store {
         let pool = &self.pool;
         let _job = lock(&pool.jobs);
         pool.check_writable()?;
-        pool.index.ready()?;
+        let index = pool.index.ready()?;
         pool.settle_open_batch()?;
         volume.check_has_blocks()?;
         let start = *cursor;
@@ -116,6 +117,8 @@ impl Store {
             });
         }
         pool.secure_pages(PAGES_FOR_FINDER, Wait::Yes)?;
+        // Where the index has room for one batch only, it is the collector's.
+        index.secure(&[BATCH_ITEMS_MAX as usize; 2])?;
         let announced = pool.announce(volume, cursor, ready);
         let at_end = announced.map_err(|e| {
             e.during(format_args!(

@@ -663,7 +663,7 @@ mod tests {
     }
 
     /// More than the first extent has room for.
-    const LARGE: [u8; 70_000] = [9; 70_000];
+    static LARGE: [u8; 70_000] = [9; 70_000];
 
     #[test]
     fn a_frame_that_found_no_room_does_not_hide_what_follows_a_link() {

@@ -39,6 +39,7 @@ mod failures;
 mod full;
 mod guards;
 mod index_damage;
+mod index_room;
 mod index_rows;
 mod interleaved;
 mod model;

@@ -1,0 +1,188 @@
+//! A host that has no room for the index for a while: what needs none goes on, and all of it does
+//! when there is room again, without opening the pool anew.
+
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+
+use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
+use onefold_engine::{Engine, Part};
+use onefold_store::{
+    CreateOptions, IndexKind, Lba, OpenOptions, Ready, Scarcity, Store, StoreErrorKind, Volume,
+    VolumeOptions, Wait,
+};
+
+use crate::script::stop_everywhere_in;
+use crate::world::{Fill, MIB, Step, Stop, World, violation};
+
+const BLOCK: u64 = 4096;
+
+const OPTIONS: CreateOptions = CreateOptions {
+    block_size: 4096,
+    size_bytes: 16 * MIB,
+    log_bytes: 256 << 10,
+    index: IndexKind::Hash,
+};
+
+/// So little memory that every batch of the index is merged at once.
+const NO_MEMORY: Scarcity = Scarcity {
+    fingerprint_bits: None,
+    index_bytes: Some(1024),
+};
+
+/// From here on the index gets so many more pages of the host, or as many as it wants.
+fn limit(world: &World, pages: Option<u64>) -> Step {
+    let engine = world.engine();
+    let now = allocated(&engine).map_err(|_| Stop::Crashed)?;
+    engine.set_capacity(Part::Index, pages.map(|pages| now + pages * BLOCK));
+    world.state().faulty = pages.is_some();
+    Ok(())
+}
+
+fn allocated(engine: &SimulatedEngine) -> io::Result<u64> {
+    engine.open(Part::Index)?.allocated_bytes()
+}
+
+/// Work for finder and collector, some of which a full host refuses.
+fn share_and_release(world: &World, round: u64) -> Step {
+    for id in world.volume_ids() {
+        let at = 64 * round * BLOCK;
+        world.write(id, at, 24 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.dedup(id, Ready::All, 1)?;
+        world.trim(id, at, 16 * BLOCK, Wait::Yes)?;
+        world.tick()?;
+        world.collect_batch()?;
+    }
+    Ok(())
+}
+
+/// The host is full again and again, for as long as a few batches take. In between, some write to
+/// the index fails although it may have done all that it should.
+fn full_now_and_then(world: &Arc<World>) -> Step {
+    world.create_volume(MIB)?;
+    world.create_volume(MIB)?;
+    for (round, pages) in (0..).zip([20, 0, 0, 1]) {
+        limit(world, Some(pages))?;
+        if round > 0 {
+            let full = ErrorKind::StorageFull;
+            let engine = world.engine();
+            engine.fail_once(Part::Index, Op::Write, round, full);
+        }
+        share_and_release(world, round)?;
+        limit(world, None)?;
+        let refused = world.state().coverage.no_space;
+        for id in world.volume_ids() {
+            world.dedup(id, Ready::All, 2)?;
+        }
+        world.collect()?;
+        world.check()?;
+        if world.state().coverage.no_space > refused {
+            return Err(violation("there was room, and work was refused"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn work_goes_on_when_the_host_has_room_for_the_index_again() {
+    for scarcity in [Scarcity::default(), NO_MEMORY] {
+        scarcity.set();
+        let world = World::new(1, &OPTIONS);
+        world.open(8 * MIB).unwrap();
+        full_now_and_then(&world).unwrap();
+        assert!(world.state().coverage.no_space > 0, "nothing was refused");
+        world.settle().unwrap();
+    }
+    Scarcity::default().set();
+}
+
+#[test]
+fn every_io_around_a_full_host_can_be_the_last() {
+    NO_MEMORY.set();
+    let coverage = stop_everywhere_in(&OPTIONS, full_now_and_then, 150);
+    Scarcity::default().set();
+    assert!(coverage.no_space > 0, "{coverage:?}");
+    assert!(coverage.crashes_in_finder > 20, "{coverage:?}");
+    assert!(coverage.crashes_in_collector > 20, "{coverage:?}");
+}
+
+fn open(engine: &Arc<SimulatedEngine>) -> Arc<Store> {
+    let engine: Arc<dyn Engine> = Arc::<SimulatedEngine>::clone(engine);
+    let options = OpenOptions {
+        memory_bytes: 8 * MIB,
+        ..OpenOptions::default()
+    };
+    Store::open(engine, &options).unwrap().0
+}
+
+fn dedup(store: &Store, volume: &Volume) -> Result<(), StoreErrorKind> {
+    let mut cursor = Lba(0);
+    loop {
+        let report = store.dedup_batch(volume, &mut cursor, Ready::All);
+        if report.map_err(|error| error.kind())?.at_end {
+            return Ok(());
+        }
+    }
+}
+
+fn collect(store: &Store) -> Result<u64, StoreErrorKind> {
+    let mut freed = 0;
+    loop {
+        let report = store.collect_batch().map_err(|error| error.kind())?;
+        freed += report.freed;
+        if report.released == 0 {
+            return Ok(freed);
+        }
+    }
+}
+
+/// The finder asks for more room than it needs, so that the collector has some when the host is
+/// full, and goes on where a write fails all the same.
+#[test]
+fn the_finder_leaves_room_to_the_collector() {
+    const BLOCKS: u64 = 6 * MIB / BLOCK;
+    let engine = Arc::new(SimulatedEngine::new(1));
+    Store::create(&*engine, &OPTIONS).unwrap();
+    let store = open(&engine);
+    let volumes = ["a", "b"].map(|name| {
+        let options = VolumeOptions::new(6 * MIB);
+        store.create_volume(name, &options).unwrap();
+        let volume = store.volume(name).unwrap();
+        for n in 0..BLOCKS {
+            let content = (n + 1).to_le_bytes().repeat(512);
+            volume.write(n * BLOCK, &content, Wait::Yes).unwrap();
+        }
+        volume.flush().unwrap();
+        volume
+    });
+    let full = || engine.set_capacity(Part::Index, Some(allocated(&engine).unwrap()));
+    full();
+    for volume in &volumes {
+        assert_eq!(dedup(&store, volume), Err(StoreErrorKind::NoSpace));
+        assert_eq!(volume.dirty_blocks(), BLOCKS, "blocks were announced");
+    }
+    engine.set_capacity(Part::Index, None);
+    for volume in &volumes {
+        assert_eq!(dedup(&store, volume), Ok(()));
+    }
+    assert_eq!(store.index_stat().unwrap().shared_blocks, BLOCKS);
+    full();
+    for volume in &volumes {
+        volume.trim(0, 6 * MIB, Wait::Yes).unwrap();
+    }
+    store.tick().unwrap();
+    let kind = ErrorKind::StorageFull;
+    engine.fail_once(Part::Index, Op::Write, 1, kind);
+    assert_eq!(collect(&store), Err(StoreErrorKind::NoSpace));
+    collect(&store).unwrap();
+    assert_eq!(store.queued_blocks().unwrap(), 0);
+    assert_eq!(store.index_stat().unwrap().references, 0);
+    engine.set_capacity(Part::Index, None);
+    let check = |store: &Store| {
+        let report = store.check(false, &mut |finding| panic!("{finding:?}"));
+        assert_eq!(report.unwrap().findings, 0);
+    };
+    check(&store);
+    drop(volumes);
+    drop(store);
+    check(&open(&Arc::new(engine.crash(CrashKind::PowerLoss))));
+}
