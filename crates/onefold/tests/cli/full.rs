@@ -2,6 +2,8 @@
 
 use crate::harness::{Outcome, Scene, noise, wait_until};
 use serde_json::json;
+use std::fs::{self, File};
+use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
 /// 8192 blocks, of which 64 are the reserve.
@@ -293,5 +295,78 @@ fn a_reservation_is_there_for_its_volume_alone() {
         (&stat["reservation_bytes"], &stat["kept_bytes"]),
         (&json!(20 << 20), &json!(0))
     );
+    assert_clean(&scene);
+}
+
+/// Takes all that the host's file system has left, and returns the path of the file that has it.
+fn fill_host(scene: &Scene) -> String {
+    let path = scene.path("filler");
+    let mut file = File::create(&path).unwrap();
+    for size in [1 << 20, 4096] {
+        let bytes = vec![1; size];
+        while file.write_all(&bytes).is_ok() {}
+    }
+    path
+}
+
+/// The host is full while finder and collector want room for the index. Whether a daemon serves the
+/// pool or not, nothing has to be restarted.
+fn goes_on_after_a_full_host(scene: &Scene, has_daemon: bool) {
+    // Without dedup at first, so that the index has no room yet.
+    const VOLUMES: [(&str, u64); 3] = [("a", 1), ("b", 1), ("c", 2)];
+    for (name, seed) in VOLUMES {
+        let image = scene.file("image", &noise(seed, 12 << 20));
+        scene.ok(&["volume", "import", name, &image, "--dedup", "off"]);
+        fs::remove_file(image).unwrap();
+    }
+    let filler = fill_host(scene);
+    for (name, _) in VOLUMES {
+        scene.ok(&["volume", "set", name, "--dedup", "offline"]);
+    }
+    scene
+        .run(&["pool", "dedup", "--quiet"])
+        .is_refusal(1, &["No space left on device"]);
+    assert_clean(scene);
+    fs::remove_file(filler).unwrap();
+    scene.ok(&["pool", "dedup"]);
+    let stat = scene.json(&["pool", "stat"]);
+    assert_eq!(stat["shared_blocks"], 3072, "{stat}");
+    assert_clean(scene);
+
+    let filler = fill_host(scene);
+    for name in ["b", "c"] {
+        scene.ok(&["volume", "delete", name, "--yes"]);
+    }
+    let queued = || scene.json(&["pool", "stat"])["queued_blocks"].as_u64();
+    if has_daemon {
+        // The finder left room for this.
+        wait_until("the collector releases all", || queued() == Some(0));
+    }
+    assert_clean(scene);
+    fs::remove_file(filler).unwrap();
+    scene.ok(&["pool", "dedup"]);
+    assert_eq!(queued(), Some(0));
+    assert_clean(scene);
+    assert!(scene.content("a") == noise(1, 12 << 20));
+}
+
+#[test]
+fn commands_work_after_a_full_host() {
+    let Some(scene) = Scene::on_small_host(160, &["--size", "1G"]) else {
+        println!("skipped: no file system can be mounted here");
+        return;
+    };
+    goes_on_after_a_full_host(&scene, false);
+}
+
+#[test]
+fn a_daemon_goes_on_after_a_full_host() {
+    let Some(scene) = Scene::on_small_host(160, &["--size", "1G"]) else {
+        println!("skipped: no file system can be mounted here");
+        return;
+    };
+    let daemon = scene.daemon();
+    goes_on_after_a_full_host(&scene, true);
+    assert!(daemon.terminate().success());
     assert_clean(&scene);
 }

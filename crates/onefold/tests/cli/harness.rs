@@ -81,7 +81,31 @@ pub(crate) fn qemu_img(arguments: &[&str]) -> String {
 
 /// A directory with a pool in it, and room for other files.
 pub(crate) struct Scene {
+    /// Dropped first: a directory cannot be removed while something is mounted there.
+    _mounted: Option<Mounted>,
     directory: TempDir,
+}
+
+/// A file system in memory, which is unmounted when this is dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// Mounts one of `mib` MiB; `None` where this is not allowed.
+    fn new(directory: &Path, mib: u64) -> Option<Self> {
+        let size = format!("size={mib}m");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &size, "tmpfs"]);
+        let output = mount.arg(directory).output().ok()?;
+        let mounted = output.status.success();
+        mounted.then(|| Self(directory.to_owned()))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Lazily, for a test that failed may have left something open.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
 }
 
 impl Scene {
@@ -99,8 +123,24 @@ impl Scene {
 
     /// A pool of which everything is said.
     pub(crate) fn with_pool(options: &[&str]) -> Self {
+        Self::made_in(
+            TempDir::with_prefix("onefold-test-").unwrap(),
+            None,
+            options,
+        )
+    }
+
+    /// The same, on a file system of so many MiB; `None` where none can be mounted.
+    pub(crate) fn on_small_host(mib: u64, options: &[&str]) -> Option<Self> {
+        let directory = TempDir::with_prefix("onefold-test-").unwrap();
+        let mounted = Mounted::new(directory.path(), mib)?;
+        Some(Self::made_in(directory, Some(mounted), options))
+    }
+
+    fn made_in(directory: TempDir, mounted: Option<Mounted>, options: &[&str]) -> Self {
         let scene = Self {
-            directory: TempDir::with_prefix("onefold-test-").unwrap(),
+            _mounted: mounted,
+            directory,
         };
         let pool = scene.pool().to_str().unwrap().to_owned();
         let mut arguments = vec!["pool", "create", &pool];
