@@ -1,10 +1,11 @@
 //! Sequences of events that the seeded runs meet too seldom, each directed at one place.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{Op, When};
-use onefold_store::{CreateOptions, Wait};
+use onefold_store::{CreateOptions, Ready, Wait, WhenFull};
 
 use crate::crash::Recovery;
 use crate::world::{Fill, MIB, Step, World};
@@ -15,13 +16,17 @@ const BLOCK: u64 = 4096;
 const SEGMENT: u64 = 512 * BLOCK;
 
 fn pool(size_bytes: u64, log_bytes: u64, memory_bytes: u64) -> Arc<World> {
+    seeded_pool(7, size_bytes, log_bytes, memory_bytes)
+}
+
+fn seeded_pool(seed: u64, size_bytes: u64, log_bytes: u64, memory_bytes: u64) -> Arc<World> {
     let options = CreateOptions {
         block_size: 4096,
         size_bytes,
         log_bytes,
         ..CreateOptions::default()
     };
-    let world = World::new(7, &options);
+    let world = World::new(seed, &options);
     world.open(memory_bytes).unwrap();
     world
 }
@@ -137,6 +142,100 @@ fn a_volume_goes_during_a_checkpoint_that_fails() {
         let reopened = world.store().stat().unwrap().metadata_bytes_on_disk;
         assert_eq!(pages, reopened, "pages were lost or released twice");
         world.check()
+    };
+    run().unwrap();
+}
+
+/// A pool whose sync failed refuses a change of the catalogue. That decides nothing about an earlier
+/// change, which may or may not have happened.
+#[test]
+fn a_refused_change_leaves_the_one_before_undecided() {
+    let mut renamed = 0;
+    for seed in 1..=20 {
+        let world = seeded_pool(seed, 16 * MIB, 256 << 10, 8 * MIB);
+        let run = || -> Step {
+            world.create_volume(MIB)?;
+            world.create_volume(MIB)?;
+            let ids = world.volume_ids();
+            world.state().faulty = true;
+            let engine = world.engine();
+            engine.fail_once(Part::Log, Op::Sync, 1, ErrorKind::Other);
+            world.rename_volume(ids[0])?;
+            world.delete_volume(ids[1])?;
+            assert_eq!(world.state().coverage.read_only, 1, "the second is refused");
+            world.recover_by(Recovery::POWER_LOSS)?;
+            world.check()
+        };
+        run().unwrap();
+        renamed += u32::from(world.store().volume("volume-1x").is_ok());
+    }
+    assert!((1..20).contains(&renamed), "{renamed} of 20 were renamed");
+}
+
+/// A pool is asked to become somewhat smaller while a shrinking to less waits for its last
+/// checkpoint, which comes before the new one is planned.
+#[test]
+fn a_shrinking_ends_while_another_is_planned() {
+    let world = pool(16 * MIB, 256 << 10, 8 * MIB);
+    let run = || -> Step {
+        for _ in 0..2 {
+            world.create_volume(MIB)?;
+        }
+        let ids = world.volume_ids();
+        for id in &ids {
+            world.write(*id, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+            world.dedup(*id, Ready::All, 9)?;
+        }
+        world.trim(ids[0], 0, MIB, Wait::Yes)?;
+        world.flush(ids[0])?;
+        world.state().pool_sizes.push(8 * MIB);
+        world.store().begin_shrink(8 * MIB).unwrap();
+        // Planning releases first what was given up, and reads it for that.
+        world.meanwhile(Part::Data, Op::Read, When::Before, |world| {
+            world.store().set_when_full(WhenFull::Pause).unwrap();
+            Ok(())
+        });
+        assert!(!world.shrink_pool(12 * MIB)?, "there was nothing to shrink");
+        world.found()?;
+        assert_eq!(world.pool_size(), 8 * MIB);
+        world.recover_by(Recovery::POWER_LOSS)?;
+        world.settle()
+    };
+    run().unwrap();
+}
+
+/// The finder meets the content of a block that could not be read for a while: an entry that it did
+/// not share then is private for good, and so it is once the block can be read again.
+#[test]
+fn what_equals_a_bad_block_stays_private() {
+    let world = pool(16 * MIB, 256 << 10, 8 * MIB);
+    let run = || -> Step {
+        for _ in 0..2 {
+            world.create_volume(MIB)?;
+        }
+        let ids = world.volume_ids();
+        world.write(ids[0], 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.dedup(ids[0], Ready::All, 9)?;
+        world.state().faulty = true;
+        let engine = world.engine();
+        engine.make_unreadable(Part::Data, 0..16 * MIB);
+        for n in 0..16 {
+            world.read(ids[0], n * BLOCK, BLOCK, Wait::Yes)?;
+        }
+        let listed = world.store().look_at_suspects().unwrap();
+        assert!(listed > 1, "{listed} blocks are bad");
+        engine.clear_unreadable(Part::Data);
+        world.write(ids[1], 0, BLOCK, Fill::Common, Wait::Yes)?;
+        // Read to be fingerprinted, and then once more to heal the bad block, which fails.
+        engine.fail_once(Part::Data, Op::Read, 2, ErrorKind::Other);
+        world.dedup(ids[1], Ready::All, 9)?;
+        world.state().faulty = false;
+        assert_eq!(world.state().coverage.rejected, 1);
+        world.settle()?;
+        let stat = world.store().stat().unwrap();
+        assert_eq!((stat.private_blocks, stat.dirty_blocks), (1, 0));
+        world.recover_by(Recovery::POWER_LOSS)?;
+        world.settle()
     };
     run().unwrap();
 }

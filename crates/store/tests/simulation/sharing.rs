@@ -246,9 +246,12 @@ impl World {
         let engine = self.engine();
         let blocks_read = || engine.count(Part::Data, Op::Read).count;
         let before = blocks_read();
+        let mut met_bad_blocks = self.knows_bad_blocks();
         self.state().job = Some(job);
         let done = run();
+        met_bad_blocks |= self.knows_bad_blocks();
         let mut state = self.state();
+        state.met_bad_blocks |= met_bad_blocks;
         state.job = None;
         state.is_settled = match job {
             Job::Deletion => state.is_settled && done.is_ok(),
@@ -264,6 +267,11 @@ impl World {
             }
         }
         done
+    }
+
+    fn knows_bad_blocks(&self) -> bool {
+        let status = self.store().scrub_status();
+        status.is_ok_and(|status| status.bad_blocks > 0)
     }
 
     /// How a job ended: nothing if it failed as it may.
@@ -436,8 +444,18 @@ impl World {
         let unique = truth.references.values().filter(|count| **count == 1);
         let unique = unique.count() as u64;
         let contents = truth.references.len() as u64;
+        let (is_scarce, met_bad_blocks) = {
+            let state = self.state();
+            (state.scarcity != Scarcity::default(), state.met_bad_blocks)
+        };
         // What collides or finds no room in the index stays as it is.
-        if self.state().scarcity == Scarcity::default() {
+        if !is_scarce && met_bad_blocks && stat.private_blocks > 0 {
+            // What had the content of a bad block that could not be healed is private for good.
+            expect(&stat, &[("dirty", stat.dirty_blocks, 0)])?;
+            if stat.unique_blocks + stat.shared_blocks > contents {
+                return Err(violation(format!("{contents} contents, and yet {stat:?}")));
+            }
+        } else if !is_scarce {
             expect(
                 &stat,
                 &[

@@ -110,6 +110,9 @@ pub(crate) struct State {
     pub(crate) may_need_rebuild: bool,
     /// The index was made anew, so its kind is not that of the pool's creation.
     pub(crate) is_remade: bool,
+    /// Blocks were known to be bad during a job: an entry with the content of such a block may be
+    /// private for good.
+    pub(crate) met_bad_blocks: bool,
     /// Somebody damaged the index: what needs it may say so.
     pub(crate) is_index_damaged: bool,
     /// What the store has too little of: fingerprints then collide, or the index declines.
@@ -150,6 +153,7 @@ impl World {
             is_settled: false,
             may_need_rebuild: false,
             is_remade: false,
+            met_bad_blocks: false,
             is_index_damaged: false,
             scarcity: Scarcity::default(),
             next_id: 1,
@@ -641,6 +645,7 @@ impl World {
     /// Makes the pool smaller, if what it holds fits. Returns whether it does.
     pub(crate) fn shrink_pool(&self, size: u64) -> Result<bool, Stop> {
         let store = self.store();
+        let was_shrinking = store.shrinking_to().expect("nobody panicked").is_some();
         self.trace(|| format!("shrink the pool to {size}"));
         let begun = store.plan_shrink(size).and_then(|plan| {
             self.state().pool_sizes.push(plan.first_size_bytes);
@@ -650,6 +655,14 @@ impl World {
         });
         match begun {
             Ok(()) => self.go_on_shrinking().map(|()| true),
+            // A checkpoint has ended the shrinking that a crash had cut short.
+            Err(error)
+                if error.kind() == StoreErrorKind::Invalid
+                    && was_shrinking
+                    && self.pool_size() <= size =>
+            {
+                Ok(false)
+            }
             Err(error) => {
                 self.judge("begin to shrink the pool", &error, Wait::Yes)?;
                 Ok(false)
@@ -673,6 +686,9 @@ impl World {
         request: impl FnOnce() -> Result<(), StoreError>,
     ) -> Step {
         let what = format!("{pending:.40?}");
+        if self.state().pending.is_some() {
+            return self.second_change(&what, request);
+        }
         self.state().pending = Some(pending);
         self.durably(&what, || {
             request()?;
@@ -685,6 +701,20 @@ impl World {
             state.must_reopen = true;
         }
         Ok(())
+    }
+
+    /// A change of the catalogue while it is undecided whether an earlier one happened, which only
+    /// recovery knows. A pool that takes no writes refuses it; no other is asked, for the model can
+    /// leave only one change undecided.
+    fn second_change(&self, what: &str, request: impl FnOnce() -> Result<(), StoreError>) -> Step {
+        if self.store().format_version().is_ok() {
+            return Ok(());
+        }
+        self.trace(|| format!("{what}, while another change is undecided"));
+        match request() {
+            Ok(()) => Err(violation(format!("{what}: a pool without writes did it"))),
+            Err(error) => self.judge(what, &error, Wait::Yes),
+        }
     }
 
     pub(crate) fn begin_import(&self, size: u64) -> Step {
