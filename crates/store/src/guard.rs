@@ -93,11 +93,14 @@ pub enum Guard {
     TailOfThisBoot,
     /// P8: after a panic in the middle of a commit or checkpoint nothing is written.
     PanicStopsWrites,
+    /// P8: after a session that was not closed, data is read from the medium: a failed sync may have
+    /// left in the host's cache what the medium never got.
+    UnclosedDataReadAfresh,
 }
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 42] = [
+    pub const ALL: [Self; 43] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -140,6 +143,7 @@ impl Guard {
         Self::TailMatchedToLog,
         Self::TailOfThisBoot,
         Self::PanicStopsWrites,
+        Self::UnclosedDataReadAfresh,
     ];
 
     /// Whether the rule is kept: always, outside simulations.

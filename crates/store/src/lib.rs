@@ -50,6 +50,7 @@ mod catalogue;
 mod changes;
 mod check;
 mod checkpoint;
+mod closing;
 mod collector;
 mod commit;
 mod deletion;

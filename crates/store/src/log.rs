@@ -110,6 +110,12 @@ impl Tail {
         self.full_bytes + last.map_or(0, |chunk| frame::frame_bytes(chunk.len()))
     }
 
+    /// Appends a frame without records: see `closing.rs`. The caller seals the tail at once, so that
+    /// it stays without.
+    pub(crate) fn append_closing(&mut self) {
+        self.push(Vec::new());
+    }
+
     /// The last chunk gets no more records.
     fn push(&mut self, chunk: Vec<u8>) {
         self.full_bytes = self.log_bytes();

@@ -244,10 +244,13 @@ pub(crate) fn open(
     let superblock = Superblock::decode(&page)
         .map_err(|error| StoreError::format(name(Part::Superblock), error))?;
     if Guard::RecoverySyncsFirst.holds() {
-        settle(
-            engine,
-            [(&data, Part::Data), (&log, Part::Log), (&meta, Part::Meta)],
-        )?;
+        let parts = [(&data, Part::Data), (&log, Part::Log), (&meta, Part::Meta)];
+        settle(engine, parts).inspect_err(|_| {
+            // What an earlier process had answered may be gone with what could not be synced.
+            if let Ok(mut copy) = TailCopy::open(engine, superblock.pool) {
+                copy.make_void();
+            }
+        })?;
     }
     let mut is_later_minor = page::is_of_later_minor(&page);
     let root = read_root(
@@ -303,7 +306,10 @@ pub(crate) fn open(
         root,
     ));
 
-    pool.replay(&mut report, is_later_minor)?;
+    let closed_session = pool.replay(&mut report, is_later_minor)?;
+    if closed_session != Some(root.session) && Guard::UnclosedDataReadAfresh.holds() {
+        pool.read_data_afresh()?;
+    }
     pool.shun_bad_blocks()?;
     if is_later_minor {
         pool.fail(&StoreError::new(
@@ -341,15 +347,15 @@ fn settle(engine: &dyn Engine, parts: [(&Arc<dyn Disk>, Part); 3]) -> Result<()>
     };
     for (disk, part) in parts {
         // What only survived in the host's cache must be durable before anything relies on it.
-        disk.sync()
-            .map_err(|error| failed("syncing", part, error))?;
-        // And what a failed sync of an earlier opening left there never will be: roots, pages and
-        // frames are read from the medium. The data is not: evicting it would make every start a
-        // cold one.
-        if part != Part::Data {
+        let synced = disk.sync();
+        // And what a failed sync left there, an earlier one or this one, never will be: roots, pages
+        // and frames are read from the medium. The data is after a session that was not closed,
+        // which the log will tell: otherwise every start would be a cold one.
+        if part != Part::Data || synced.is_err() {
             let forgotten = disk.forget_cached();
             forgotten.map_err(|error| failed("reading afresh", part, error))?;
         }
+        synced.map_err(|error| failed("syncing", part, error))?;
     }
     Ok(())
 }
@@ -526,7 +532,9 @@ fn count_free_space(
 }
 
 impl Pool {
-    fn replay(&self, report: &mut RecoveryReport, is_later_minor: bool) -> Result<()> {
+    /// Replays the log from the root's position on. Returns the session that was closed at its end.
+    fn replay(&self, report: &mut RecoveryReport, is_later_minor: bool) -> Result<Option<u64>> {
+        let mut closed_session = None;
         loop {
             let log = self.commits.lock();
             let mut reader = log.reader();
@@ -539,11 +547,15 @@ impl Pool {
                     break false;
                 };
                 let at = end.position;
+                let is_closing = payload.is_empty();
                 let replayed = self
                     .replay_frame(payload)
                     .map_err(|error| error.during(format_args!("replaying the log at {at}")))?;
                 report.records_replayed += replayed;
-                report.log_bytes_replayed += frame.bytes;
+                if !is_closing {
+                    report.log_bytes_replayed += frame.bytes;
+                }
+                closed_session = is_closing.then_some(frame.header.session);
                 session = frame.header.session;
                 is_commit_whole = frame.header.last;
                 end = frame.end();
@@ -563,7 +575,7 @@ impl Pool {
             drop(log);
             self.log_span.set_end(end.position);
             if !is_full {
-                return Ok(());
+                return Ok(closed_session);
             }
             // Memory is bounded here as well: what was replayed so far becomes a checkpoint.
             self.checkpoint()?;

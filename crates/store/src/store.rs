@@ -202,6 +202,7 @@ impl Store {
         self.pool.reclaim()?;
         self.pool.tidy_bad_blocks()?;
         while self.pool.give_back(GIVE_BACK_AT_CLOSE_BYTES)? {}
+        self.pool.close_session()?;
         // Without an index that can be used there is nothing to put away.
         self.pool
             .index

@@ -315,7 +315,9 @@ impl Disk for SimulatedDisk {
 
     /// Not an I/O: the medium is not asked for anything.
     fn forget_cached(&self) -> io::Result<()> {
-        if let Some(part) = self.machine.state().parts.get_mut(&self.part) {
+        let mut state = self.machine.state();
+        *state.forgotten.entry(self.part).or_default() += 1;
+        if let Some(part) = state.parts.get_mut(&self.part) {
             part.forget_cached();
         }
         Ok(())

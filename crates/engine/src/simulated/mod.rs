@@ -182,6 +182,7 @@ struct State {
     crashed: bool,
     ios: u64,
     counts: BTreeMap<(Part, Op), Count>,
+    forgotten: BTreeMap<Part, u64>,
     unix_seconds: u64,
     bias: PowerLossBias,
     alignment: BTreeMap<Part, usize>,
@@ -204,6 +205,7 @@ impl SimulatedEngine {
             crashed: false,
             ios: 0,
             counts: BTreeMap::new(),
+            forgotten: BTreeMap::new(),
             unix_seconds: EPOCH_SECONDS,
             bias: PowerLossBias::default(),
             alignment: BTreeMap::new(),
@@ -254,6 +256,7 @@ impl SimulatedEngine {
             crashed: false,
             ios: 0,
             counts: BTreeMap::new(),
+            forgotten: BTreeMap::new(),
             unix_seconds: state.unix_seconds,
             bias: state.bias,
             alignment: state.alignment.clone(),
@@ -381,6 +384,13 @@ impl SimulatedEngine {
             .get(&(part, op))
             .copied()
             .unwrap_or_default()
+    }
+
+    /// How often [`Disk::forget_cached`](crate::Disk::forget_cached) was asked of this part since the
+    /// machine started.
+    pub fn times_forgotten(&self, part: Part) -> u64 {
+        let state = self.machine.state();
+        state.forgotten.get(&part).copied().unwrap_or_default()
     }
 
     /// Sets all of [`SimulatedEngine::count`] to zero.

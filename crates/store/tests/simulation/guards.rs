@@ -35,7 +35,7 @@ fn pool(seed: u64, size_bytes: u64, log_bytes: u64) -> Result<Arc<World>, Stop> 
     Ok(world)
 }
 
-fn small_pool(seed: u64) -> Result<Arc<World>, Stop> {
+pub(crate) fn small_pool(seed: u64) -> Result<Arc<World>, Stop> {
     pool(seed, 4 * MIB, 256 << 10)
 }
 
@@ -47,7 +47,7 @@ fn crash_is_fine(step: Step) -> Step {
     }
 }
 
-fn power_loss(world: &World) -> Step {
+pub(crate) fn power_loss(world: &World) -> Step {
     world.found()?;
     world.recover_by(Recovery::POWER_LOSS)?;
     world.check()
@@ -735,6 +735,7 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::HealedBeforeUnlisted => |seed| Ok(scrub_guards::healed_then_power_loss(seed)?),
         Guard::ListedNotReused => |seed| Ok(scrub_guards::wanted_while_forgotten(seed)?),
         Guard::ReserveForOverwrites => crate::full::overwritten_when_full,
+        Guard::UnclosedDataReadAfresh => crate::closing::shared_after_failed_sync,
     };
     Some(script)
 }

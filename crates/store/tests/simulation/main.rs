@@ -17,6 +17,7 @@
 //! | `script.rs` | one script, stopped at each of its I/Os |
 //! | `guards.rs` | what is lost without each guard |
 //! | `interleaved.rs` | rare sequences of events, one by one |
+//! | `closing.rs` | sessions that were closed, and that were not |
 //! | `open_batches.rs` | batches of finder and collector that stay half done |
 //! | `failures.rs` | I/Os that fail while the machine goes on |
 //! | `full.rs` | pools filled to the last block |
@@ -31,6 +32,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
 mod changes;
+mod closing;
 mod coverage;
 mod crash;
 mod damage;

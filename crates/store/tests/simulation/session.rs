@@ -217,7 +217,10 @@ impl World {
     fn recover(&self) -> Step {
         let mut again = self.draw(|random| random.one_in(3));
         loop {
-            let power_loss = self.state().sync_failed || self.draw(|random| !random.one_in(3));
+            // After a failed sync most of all the death of the process: the next one must not believe
+            // what the host's cache shows.
+            let sync_failed = self.state().sync_failed;
+            let power_loss = self.draw(|random| random.one_in(3)) == sync_failed;
             let recovery = Recovery {
                 kind: if power_loss {
                     CrashKind::PowerLoss

@@ -84,7 +84,7 @@ pub(crate) struct State {
     pub(crate) trace: bool,
     /// I/Os fail now, so requests may.
     pub(crate) faulty: bool,
-    /// Some sync failed or may have: what readers see now need not ever be durable.
+    /// Some sync failed or may have: readers may see what will never be durable.
     pub(crate) sync_failed: bool,
     /// No power was lost, and no sync failed, since everything was last compared: whatever was answered
     /// is there (P12).
