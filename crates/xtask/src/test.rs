@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::clients;
+use crate::command::Cmd;
 use crate::demo;
 use crate::fuzz;
 use crate::kill_loop;
@@ -172,13 +173,36 @@ fn unit_tests(workspace: &Workspace) -> Result<()> {
 }
 
 /// The real engine and store on a simulated disk. In release mode, because its worth is in the
-/// number of runs; the feature switches the guards' switches in.
+/// number of runs; the feature switches the guards' switches in. Every commit tries other seeds.
 fn simulation(workspace: &Workspace) -> Result<()> {
+    let base = simulation_base(workspace);
+    println!("seeds from {base} + 1 on (ONEFOLD_SIM_BASE={base})");
     workspace
         .cargo()
+        .env("ONEFOLD_SIM_BASE", base.to_string())
         .args(["test", "--release", "--locked", "-p", "onefold-store"])
         .args(["--features", "simulation", "--test", "simulation"])
         .show()
+}
+
+/// Where the simulation's seeds begin: what the environment says, or else what follows from the
+/// commit. Sources without a commit try the first seeds.
+fn simulation_base(workspace: &Workspace) -> u64 {
+    let given = std::env::var("ONEFOLD_SIM_BASE").ok();
+    let commit = || {
+        let git = Cmd::new("git").dir(&workspace.root);
+        git.args(["rev-parse", "HEAD"]).read().ok()
+    };
+    given
+        .and_then(|base| base.parse().ok())
+        .or_else(|| base_of(&commit()?))
+        .unwrap_or(0)
+}
+
+/// The first 32 bits of the commit's name, far enough apart for a million seeds each.
+fn base_of(commit: &str) -> Option<u64> {
+    let digits = commit.get(..8)?;
+    Some(u64::from(u32::from_str_radix(digits, 16).ok()?) << 20)
 }
 
 /// The store's hand-synchronised structures, and the whole store with several threads, under a
@@ -224,6 +248,14 @@ mod tests {
     #[test]
     fn the_closing_line_is_plain() {
         assert_eq!(closing_line(11, 1), "11 passed, 1 failed");
+    }
+
+    #[test]
+    fn commits_have_seeds_of_their_own() {
+        assert_eq!(base_of("00000001ffff"), Some(1 << 20));
+        assert_eq!(base_of("ffffffff0000"), Some(0xffff_ffff << 20));
+        assert_eq!(base_of("deadbee"), None);
+        assert_eq!(base_of("not a commit"), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! cargo test --release -p onefold-store --features simulation --test simulation
 //! ONEFOLD_SIM_SEED=n      one seed, with a trace of what it does
 //! ONEFOLD_SIM_RUNS=n      so many seeds
+//! ONEFOLD_SIM_BASE=n      seeds from n + 1 on; what a seed does does not depend on it
 //! ```
 //!
 //! | file | what it has |
@@ -73,6 +74,10 @@ const RUNS: u64 = 2_200;
 
 const THREADS: u64 = 2;
 
+/// What replays a seed, behind the variable that names it.
+const REPLAY: &str = "cargo test --release -p onefold-store --features simulation \
+                      --test simulation seeded_runs -- --nocapture";
+
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().expect("a number"))
@@ -109,8 +114,10 @@ fn seeded_runs() {
         return;
     }
     let runs = number("ONEFOLD_SIM_RUNS").unwrap_or(RUNS);
+    let base = number("ONEFOLD_SIM_BASE").unwrap_or(0);
+    let last = base.checked_add(runs).expect("no more seeds than numbers");
     let started = Instant::now();
-    let next = Arc::new(AtomicU64::new(1));
+    let next = Arc::new(AtomicU64::new(base + 1));
     let total = Arc::new(Mutex::new((Coverage::default(), Vec::new())));
     let threads: Vec<_> = (0..THREADS)
         .map(|_| {
@@ -118,7 +125,7 @@ fn seeded_runs() {
             std::thread::spawn(move || {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed > runs || total.lock().unwrap().1.len() >= 5 {
+                    if seed > last || total.lock().unwrap().1.len() >= 5 {
                         return;
                     }
                     let outcome = run_seed(seed, false);
@@ -135,9 +142,14 @@ fn seeded_runs() {
         thread.join().unwrap();
     }
     let (coverage, violations) = &*total.lock().unwrap();
-    println!("{runs} seeds in {:.1?}: {coverage:#?}", started.elapsed());
+    println!(
+        "seeds {} to {last} in {:.1?}: {coverage:#?}",
+        base + 1,
+        started.elapsed()
+    );
     for (seed, violation) in violations {
-        println!("ONEFOLD_SIM_SEED={seed} replays: {violation}");
+        println!("seed {seed}: {violation}");
+        println!("replay it with: ONEFOLD_SIM_SEED={seed} {REPLAY}");
     }
     assert!(violations.is_empty(), "violations were found");
     if runs >= RUNS {
