@@ -59,6 +59,8 @@ pub const HASH_ROW_DISK_BYTES: f64 = 51.0;
 pub const HASH_ROW_MEMORY_BYTES: f64 = 5.8;
 
 pub use row::{IndexCounts, REFERENCES_MAX, Row};
+#[cfg(feature = "simulation")]
+pub use stream::forget_answers;
 
 /// The result of a request to an index.
 pub type Result<T> = std::result::Result<T, IndexError>;

@@ -71,6 +71,8 @@ pub(crate) fn repeated<A: Answer>(
     last: Option<&LastBatch>,
     number: u64,
 ) -> Result<Option<Vec<A>>> {
+    #[cfg(feature = "simulation")]
+    let last = last.filter(|last| number != last.number || !FORGETS.get());
     match last {
         Some(last) if number <= last.number => match A::of(&last.answers) {
             Some(answers) if number == last.number => Ok(Some(answers.to_vec())),
@@ -82,6 +84,18 @@ pub(crate) fn repeated<A: Answer>(
         },
         _ => Ok(None),
     }
+}
+
+/// Makes every index, on this thread from now on, count a repeated batch as if it were new, or no
+/// longer.
+#[cfg(feature = "simulation")]
+pub fn forget_answers(forget: bool) {
+    FORGETS.set(forget);
+}
+
+#[cfg(feature = "simulation")]
+thread_local! {
+    static FORGETS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 const KIND_FORGOTTEN: u8 = 0;

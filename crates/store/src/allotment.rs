@@ -24,6 +24,7 @@ use onefold_format::{VolumeId, VolumeRecord, VolumeState};
 use rustc_hash::FxHashMap;
 
 use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
 use crate::pool::{Ledger, Pool};
 use crate::sync::{AtomicU64, Mutex, lock};
 use crate::watermarks::Purpose;
@@ -177,7 +178,10 @@ impl Pool {
             true => 0,
             false => self.watermarks(&ledger.books.space).kept_from(purpose),
         };
-        reserve + allotment.kept_for_others()
+        match Guard::ReservedKeptFromOthers.holds() {
+            true => reserve + allotment.kept_for_others(),
+            false => reserve,
+        }
     }
 
     /// How many of the blocks that the volume owns others could be kept for, were they shared.

@@ -96,11 +96,18 @@ pub enum Guard {
     /// P8: after a session that was not closed, data is read from the medium: a failed sync may have
     /// left in the host's cache what the medium never got.
     UnclosedDataReadAfresh,
+    /// A quota is looked at once more when nothing can use it up before the map has changed.
+    QuotaLookedAtLocked,
+    /// Free blocks are kept for what others have reserved.
+    ReservedKeptFromOthers,
+    /// P4: a batch that is repeated under its number counts nothing again, and gets the answers that
+    /// were given first.
+    RepeatTakesFirstAnswers,
 }
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 46] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -144,6 +151,9 @@ impl Guard {
         Self::TailOfThisBoot,
         Self::PanicStopsWrites,
         Self::UnclosedDataReadAfresh,
+        Self::QuotaLookedAtLocked,
+        Self::ReservedKeptFromOthers,
+        Self::RepeatTakesFirstAnswers,
     ];
 
     /// Whether the rule is kept: always, outside simulations.
@@ -163,6 +173,7 @@ impl Guard {
     #[cfg(feature = "simulation")]
     pub fn turn_off(guard: Option<Self>) {
         OFF.set(guard);
+        onefold_index::forget_answers(guard == Some(Self::RepeatTakesFirstAnswers));
     }
 }
 

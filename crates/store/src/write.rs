@@ -166,7 +166,16 @@ impl Volume {
         if !records.is_empty() {
             // Others may have used up the quota meanwhile.
             let pool = &self.pool;
-            let logged = pool.record_if(&records, &old_blocks, wait, &|_| within_quota());
+            let logged =
+                pool.record_if(
+                    &records,
+                    &old_blocks,
+                    wait,
+                    &|_| match Guard::QuotaLookedAtLocked.holds() {
+                        true => within_quota(),
+                        false => Ok(()),
+                    },
+                );
             logged.or_else(|error| self.take_back(&placed, error))?;
         }
         if !Guard::DataBeforeRecord.holds() {

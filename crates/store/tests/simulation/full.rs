@@ -27,7 +27,7 @@ fn stat(world: &World) -> Result<PoolStat, Stop> {
 }
 
 /// Whether the pool had no space for this request.
-fn is_refused(world: &World, request: impl FnOnce() -> Step) -> Result<bool, Stop> {
+pub(crate) fn is_refused(world: &World, request: impl FnOnce() -> Step) -> Result<bool, Stop> {
     let before = world.state().coverage.no_space;
     request()?;
     let now = world.state().coverage.no_space;
@@ -59,7 +59,7 @@ fn expect_level(world: &World, level: SpaceLevel, free: u64) -> Step {
 }
 
 /// Writes new data until the pool takes no more. Returns the first block that it did not take.
-fn fill(world: &World, id: u64, from: u64) -> Result<u64, Stop> {
+pub(crate) fn fill(world: &World, id: u64, from: u64) -> Result<u64, Stop> {
     let mut at = from;
     for count in [32, 1] {
         while !is_refused(world, || {

@@ -40,7 +40,7 @@ pub(crate) fn small_pool(seed: u64) -> Result<Arc<World>, Stop> {
 }
 
 /// Goes on where a script ordered a crash.
-fn crash_is_fine(step: Step) -> Step {
+pub(crate) fn crash_is_fine(step: Step) -> Step {
     match step {
         Err(Stop::Crashed) => Ok(()),
         other => other,
@@ -379,7 +379,7 @@ fn import_interrupted(seed: u64) -> Step {
 }
 
 /// Two volumes with blocks of one common content each way, all of them published.
-fn shared_pool(seed: u64) -> Result<(Arc<World>, u64, u64), Stop> {
+pub(crate) fn shared_pool(seed: u64) -> Result<(Arc<World>, u64, u64), Stop> {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     world.create_volume(MIB)?;
@@ -736,6 +736,9 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::ListedNotReused => |seed| Ok(scrub_guards::wanted_while_forgotten(seed)?),
         Guard::ReserveForOverwrites => crate::full::overwritten_when_full,
         Guard::UnclosedDataReadAfresh => crate::closing::shared_after_failed_sync,
+        Guard::QuotaLookedAtLocked => crate::allotments::quota_wanted_twice,
+        Guard::ReservedKeptFromOthers => crate::allotments::reserved_then_wanted,
+        Guard::RepeatTakesFirstAnswers => crate::open_batches::counted_then_repeated,
     };
     Some(script)
 }

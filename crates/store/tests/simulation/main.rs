@@ -22,6 +22,7 @@
 //! | `open_batches.rs` | batches of finder and collector that stay half done |
 //! | `failures.rs` | I/Os that fail while the machine goes on |
 //! | `full.rs` | pools filled to the last block |
+//! | `allotments.rs` | quotas and reservations that others want |
 //! | `damage.rs` | bytes that decayed, parts that are gone, newer versions |
 //! | `index_damage.rs` | an index that decayed, is gone, or disagrees with the maps |
 //! | `index_rows.rs` | the index, changed behind the store's back |
@@ -32,6 +33,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
+mod allotments;
 mod changes;
 mod closing;
 mod coverage;

@@ -9,6 +9,7 @@ use onefold_format::OpenBatchHead;
 use onefold_store::{CreateOptions, IndexKind, Ready, VolumeOptions, Wait};
 
 use crate::crash::{Recovery, newest_root};
+use crate::guards::{crash_is_fine, shared_pool};
 use crate::world::{Fill, MIB, Step, Stop, World};
 
 const BLOCK: u64 = 4096;
@@ -49,13 +50,6 @@ fn checkpoint(world: &World, wide: u64) -> Step {
     world.tick()?;
     assert!(pages_written() > before, "no checkpoint was due");
     Ok(())
-}
-
-fn crash_is_fine(step: Step) -> Step {
-    match step {
-        Err(Stop::Crashed) => Ok(()),
-        other => other,
-    }
 }
 
 /// The batch that the checkpoint on disk has open.
@@ -292,4 +286,23 @@ fn a_volume_goes_while_the_finder_looks_at_it() {
         };
         run().unwrap_or_else(|stop| panic!("in read {nth}: {stop:?}"));
     }
+}
+
+/// The machine stops right after the index has counted a batch, which is then repeated.
+pub(crate) fn counted_then_repeated(seed: u64) -> Step {
+    let (world, a, _) = shared_pool(seed)?;
+    world.write(a, 16 * BLOCK, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.meanwhile(Part::Index, Op::Sync, When::After, |world| {
+        world.engine().halt();
+        Ok(())
+    });
+    crash_is_fine(world.dedup(a, Ready::All, 9).map(|_| ()))?;
+    world.found()?;
+    world.recover_by(Recovery::POWER_LOSS)?;
+    world.settle()?;
+    // What is counted twice is never free.
+    for id in world.volume_ids() {
+        world.trim(id, 0, MIB, Wait::Yes)?;
+    }
+    world.settle()
 }

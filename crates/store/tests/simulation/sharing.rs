@@ -217,6 +217,7 @@ impl World {
         if kept != stat.kept_blocks {
             return Err(violation(format!("{kept} blocks are kept: {stat:?}")));
         }
+        self.compare_kept(stat)?;
         let of_volumes: u64 = stat
             .volumes
             .iter()
@@ -231,6 +232,38 @@ impl World {
         drop(state);
         if counted > stat.pool_blocks || (of_volumes != stat.logical_blocks && is_complete) {
             return Err(violation(format!("the counts do not add up: {stat:?}")));
+        }
+        Ok(())
+    }
+
+    /// What is kept for reservations is free, or is about to be; and a volume maps what it and its
+    /// snapshots hold.
+    fn compare_kept(&self, stat: &PoolStat) -> Step {
+        let state = self.state();
+        // A clone may inherit what a deleted snapshot owned, and a pool that shrinks or has bad
+        // blocks has fewer than it had.
+        let coverage = &state.coverage;
+        let may_lack = coverage.clones + coverage.rolled_back + coverage.blocks_evacuated > 0
+            || state.met_bad_blocks
+            || stat.shrinking_to_blocks.is_some();
+        let is_complete = state.import.is_none() && state.job.is_none() && !state.faulty;
+        drop(state);
+        let held = stat.reclaim_blocks - stat.queued_blocks;
+        if !may_lack && stat.kept_blocks > stat.free_blocks + held {
+            return Err(violation(format!("less is free than is kept: {stat:?}")));
+        }
+        if !is_complete || !self.store().deletions().unwrap_or_default().is_empty() {
+            return Ok(());
+        }
+        for volume in &stat.volumes {
+            let prefix = format!("{}@", volume.name);
+            let snapshots = stat.snapshots.iter();
+            let own = snapshots.filter(|snapshot| snapshot.name.starts_with(&prefix));
+            let held = volume.logical_blocks + own.map(|own| own.own_blocks).sum::<u64>();
+            if volume.mapped_blocks != held {
+                let message = format!("'{}' holds {held} blocks: {stat:?}", volume.name);
+                return Err(violation(message));
+            }
         }
         Ok(())
     }

@@ -69,6 +69,13 @@ struct Room {
     hooks_run: u64,
 }
 
+/// What a volume maps, and the most that it may.
+struct Quota {
+    mapped: u64,
+    most: u64,
+    hooks_run: u64,
+}
+
 pub(crate) struct State {
     pub(crate) engine: Arc<SimulatedEngine>,
     pub(crate) store: Option<Arc<Store>>,
@@ -349,7 +356,7 @@ impl World {
         let version = |sector: u64| versions[(sector - first) as usize];
         let begun = self.with(id, |volume| volume.begin(sectors.clone(), version));
         self.trace(&what);
-        let room_before = self.room();
+        let (room_before, quota_before) = (self.room(), self.quota(id));
         let done = request(&volume);
         self.state().partial_sectors = false;
         let ended = if done.is_ok() {
@@ -358,11 +365,14 @@ impl World {
             Ended::Failed
         };
         self.with(id, |volume| volume.end(begun, sectors, version, ended));
+        self.verify_quota(id, quota_before.as_ref())?;
         match done {
             Ok(()) => Ok(()),
             Err(error) => {
                 self.judge(&what(), &error, wait)?;
-                self.explain_no_space(&error, room_before, versions.len() as u64 * SECTOR)
+                let bytes = versions.len() as u64 * SECTOR;
+                self.explain_quota(&error, quota_before, bytes)?;
+                self.explain_no_space(&error, room_before, bytes)
             }
         }
     }
@@ -381,6 +391,58 @@ impl World {
                 .saturating_sub(stat.reserve_blocks + stat.kept_blocks),
             hooks_run,
         })
+    }
+
+    /// What a volume maps and may map.
+    fn quota(&self, id: u64) -> Option<Quota> {
+        let state = self.state();
+        if state.depth > 0 {
+            return None;
+        }
+        let (block_size, hooks_run) = (state.block_size, state.coverage.hooks_run);
+        drop(state);
+        let name = self.with(id, |volume| volume.name.clone());
+        let stat = self.store().volume_stat(&name).ok()?;
+        Some(Quota {
+            mapped: stat.mapped_blocks,
+            most: match stat.quota_bytes {
+                0 => u64::MAX,
+                bytes => bytes / block_size,
+            },
+            hooks_run,
+        })
+    }
+
+    /// A volume maps no more than its quota, or than it did when that became smaller.
+    fn verify_quota(&self, id: u64, before: Option<&Quota>) -> Step {
+        let now = before.and_then(|_| self.quota(id));
+        let (Some(before), Some(now)) = (before, now) else {
+            return Ok(());
+        };
+        if now.mapped <= now.most.max(before.mapped) {
+            return Ok(());
+        }
+        Err(violation(format!(
+            "volume number {id} mapped {} blocks, and maps {} of {}",
+            before.mapped, now.mapped, now.most
+        )))
+    }
+
+    /// Only a volume at its quota may say so.
+    fn explain_quota(&self, error: &StoreError, before: Option<Quota>, bytes: u64) -> Step {
+        let state = self.state();
+        let needed = bytes / state.block_size + 2;
+        let Some(before) = before.filter(|quota| quota.hooks_run == state.coverage.hooks_run)
+        else {
+            return Ok(());
+        };
+        if error.kind() == StoreErrorKind::QuotaReached && before.mapped + needed <= before.most {
+            return Err(violation(format!(
+                "{needed} blocks at most were wanted, {} of {} are mapped, and yet: {error}",
+                before.mapped, before.most
+            )));
+        }
+        Ok(())
     }
 
     /// Only a pool without room may say so.
