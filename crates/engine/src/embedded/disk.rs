@@ -8,6 +8,7 @@
 
 use super::aligned::AlignedBuffer;
 use super::failure::explain;
+use super::syncs::Syncs;
 use super::writeback::Writeback;
 use crate::Disk;
 use rustix::fs::{Advice, FallocateFlags, SeekFrom, StatxFlags};
@@ -49,6 +50,8 @@ pub(super) struct FileDisk {
     nowait_unsupported: AtomicBool,
     /// What the host's cache may hold; `None` where writes go past it.
     writeback: Option<Writeback>,
+    /// For a part that several threads sync at once.
+    syncs: Option<Syncs<File>>,
 }
 
 impl FileDisk {
@@ -78,7 +81,15 @@ impl FileDisk {
             discard_unsupported: AtomicBool::new(false),
             nowait_unsupported: AtomicBool::new(false),
             writeback: (!direct).then(|| Writeback::new(len)),
+            syncs: None,
         })
+    }
+
+    /// Lets several threads sync it at once. After a failure no sync succeeds any more.
+    pub(super) fn sync_from_many_threads(&mut self) -> io::Result<()> {
+        let syncs = Syncs::new(&self.file);
+        self.syncs = Some(syncs.map_err(|e| explain(format!("opening {}", self.name), e))?);
+        Ok(())
     }
 
     /// Whether the kernel takes this range and this buffer as they are.
@@ -283,9 +294,11 @@ impl Disk for FileDisk {
         if let Some(writeback) = &self.writeback {
             writeback.begin(&self.file);
         }
-        self.file
-            .sync_data()
-            .map_err(|cause| explain(format!("syncing {}", self.name), cause))
+        let synced = match &self.syncs {
+            Some(syncs) => syncs.sync(),
+            None => self.file.sync_data(),
+        };
+        synced.map_err(|cause| explain(format!("syncing {}", self.name), cause))
     }
 
     fn forget_cached(&self) -> io::Result<()> {

@@ -20,6 +20,7 @@ mod host_memory;
 mod lock;
 mod replacement;
 mod sync;
+mod syncs;
 mod writeback;
 
 pub use lock::{LockError, PoolLock};
@@ -220,7 +221,12 @@ impl Engine for EmbeddedEngine {
             // much as the row's page, and pushes useful pages out. Only speed depends on it.
             let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
         }
-        Ok(Arc::new(FileDisk::new(file, name, self.is_direct(part))?))
+        let mut disk = FileDisk::new(file, name, self.is_direct(part))?;
+        if part == Part::Data {
+            // The only part that is synced by one thread while another syncs it.
+            disk.sync_from_many_threads()?;
+        }
+        Ok(Arc::new(disk))
     }
 
     fn replace(&self, place: Part, part: Part) -> io::Result<()> {
