@@ -240,6 +240,29 @@ fn a_failed_sync_may_drop_what_no_later_sync_brings_back() {
 }
 
 #[test]
+fn what_a_failed_sync_dropped_may_be_evicted_at_once() {
+    let mut shown = BTreeSet::new();
+    for seed in 0..SEEDS {
+        let (engine, disk) = machine(seed);
+        engine.set_eviction_rate(Part::Data, 0.5);
+        write(&*disk, 0, &[1, 1]);
+        disk.sync().unwrap();
+        write(&*disk, 0, &[2, 2]);
+        engine.fail_once(Part::Data, Op::Sync, 1, ErrorKind::Other);
+        assert!(disk.sync().is_err());
+        assert_eq!(engine.failures(Part::Data, Op::Sync), 1);
+        let now = sectors(&engine, 2);
+        // What readers see then is what they see once all of it is forgotten, or what was written.
+        disk.forget_cached().unwrap();
+        let medium = sectors(&engine, 2);
+        assert!(now == medium || now == [2, 2], "{now:?}, {medium:?}");
+        shown.insert(now);
+    }
+    let all = [[1, 1], [1, 2], [2, 1], [2, 2]].map(Vec::from);
+    assert_eq!(shown, BTreeSet::from(all));
+}
+
+#[test]
 fn a_failed_write_may_have_written_any_of_its_sectors() {
     let mut found = BTreeSet::new();
     for seed in 0..SEEDS {

@@ -168,6 +168,9 @@ impl State {
                 return Outcome::Crash;
             }
         }
+        if failure.is_some() {
+            *self.failures.entry((part, op)).or_default() += 1;
+        }
         failure.map_or(Outcome::Success, Outcome::Failure)
     }
 
@@ -208,6 +211,7 @@ impl SimulatedDisk {
                 started_at,
                 capacity: state.capacity.get(&self.part).copied(),
                 discard_ignored_rate: state.discard_ignored_rate,
+                eviction_rate: state.eviction.get(&self.part).copied().unwrap_or_default(),
                 random: &mut state.random,
             };
             effect(part, circumstances).map_err(|trouble| match trouble {
@@ -239,6 +243,7 @@ struct Circumstances<'a> {
     started_at: u64,
     capacity: Option<u64>,
     discard_ignored_rate: f64,
+    eviction_rate: f64,
     random: &'a mut Random,
 }
 
@@ -305,7 +310,9 @@ impl Disk for SimulatedDisk {
         self.run(self.request(Op::Sync, 0, 0), |part, now| {
             match now.outcome {
                 Outcome::Success => part.sync(now.started_at),
-                Outcome::Failure(_) => part.sync_failed(now.started_at, now.random),
+                Outcome::Failure(_) => {
+                    part.sync_failed(now.started_at, now.eviction_rate, now.random);
+                }
                 // What it got to is drawn with everything else that is not durable.
                 Outcome::Crash => {}
             }

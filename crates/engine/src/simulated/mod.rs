@@ -12,7 +12,8 @@
 //! - A stop in the middle of any I/O: what it does may be lost, torn or done.
 //! - A failed write, which may have changed any subset of its sectors.
 //! - A failed sync, after which some of what it covered can never become durable although readers
-//!   see it and a later sync succeeds.
+//!   see it and a later sync succeeds; and a kernel that evicts some of that by itself, so that
+//!   readers see the old content again.
 //! - A failed read, whose buffer holds rubbish.
 //! - Discards that did nothing, that were lost, and that were done in part.
 //! - A length or reservation that did not survive; a part that its creation left missing or empty;
@@ -27,9 +28,6 @@
 //! - Synced writes that the device drops, writes that land in the wrong place, and reads that
 //!   return old content once: use [`SimulatedEngine::overwrite`] where a test needs their effect.
 //! - Sectors that are torn inside themselves.
-//! - A kernel that, after a failed sync, evicts what it dropped by itself, so that readers of the
-//!   running process see the old content. Here they see it after a power loss, or after
-//!   [`Disk::forget_cached`](crate::Disk::forget_cached).
 //! - Delays: nothing takes time. Order is tested with [`SimulatedEngine::on_next_io`].
 
 mod disk;
@@ -188,6 +186,8 @@ struct State {
     alignment: BTreeMap<Part, usize>,
     capacity: BTreeMap<Part, u64>,
     discard_ignored_rate: f64,
+    eviction: BTreeMap<Part, f64>,
+    failures: BTreeMap<(Part, Op), u64>,
     cold_rate: f64,
     cold: Vec<(Part, Range<u64>)>,
     host_memory: Image,
@@ -211,6 +211,8 @@ impl SimulatedEngine {
             alignment: BTreeMap::new(),
             capacity: BTreeMap::new(),
             discard_ignored_rate: 0.0,
+            eviction: BTreeMap::new(),
+            failures: BTreeMap::new(),
             cold_rate: 0.0,
             cold: Vec::new(),
             host_memory: Image::new(0),
@@ -262,6 +264,8 @@ impl SimulatedEngine {
             alignment: state.alignment.clone(),
             capacity: state.capacity.clone(),
             discard_ignored_rate: 0.0,
+            eviction: BTreeMap::new(),
+            failures: BTreeMap::new(),
             cold_rate: 0.0,
             cold: Vec::new(),
             host_memory: state.host_memory.clone(),
@@ -337,6 +341,13 @@ impl SimulatedEngine {
         self.machine.state().discard_ignored_rate = rate;
     }
 
+    /// The probability with which the kernel evicts each page that a failed sync of this part
+    /// dropped; 0 at first. Where it does not, readers see what was written until
+    /// [`Disk::forget_cached`](crate::Disk::forget_cached) or a power loss.
+    pub fn set_eviction_rate(&self, part: Part, rate: f64) {
+        self.machine.state().eviction.insert(part, rate);
+    }
+
     // What makes a read wait.
 
     /// The probability that a read that must not wait would have to; 0 at first.
@@ -384,6 +395,12 @@ impl SimulatedEngine {
             .get(&(part, op))
             .copied()
             .unwrap_or_default()
+    }
+
+    /// How many such I/Os were made to fail since the machine started.
+    pub fn failures(&self, part: Part, op: Op) -> u64 {
+        let state = self.machine.state();
+        state.failures.get(&(part, op)).copied().unwrap_or_default()
     }
 
     /// How often [`Disk::forget_cached`](crate::Disk::forget_cached) was asked of this part since the

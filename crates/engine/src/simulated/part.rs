@@ -7,6 +7,7 @@ use super::image::{CHUNK_BYTES, Image};
 use super::random::Random;
 use super::unsynced::{Fate, Unsynced, power_loss, torn};
 use super::{PowerLossBias, SECTOR_BYTES};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// A part's state.
@@ -126,11 +127,14 @@ impl PartState {
     }
 
     /// A sync failed that started at `number`: the kernel marks all pages clean, so what did not
-    /// get to the disk never will, whatever is synced later. Readers still see it.
-    pub(super) fn sync_failed(&mut self, number: u64, random: &mut Random) {
+    /// get to the disk never will, whatever is synced later. Readers still see it, but for the pages
+    /// that the kernel evicts at this rate.
+    pub(super) fn sync_failed(&mut self, number: u64, eviction_rate: f64, random: &mut Random) {
         let later = self.unsynced.split_off(self.covered(number));
         let mut image = self.durable.clone();
-        for change in std::mem::replace(&mut self.unsynced, later) {
+        let covered = std::mem::replace(&mut self.unsynced, later);
+        let written: Vec<Range<u64>> = covered.iter().filter_map(Unsynced::written).collect();
+        for change in covered {
             let fate = match random.below(3) {
                 0 => Fate::Whole,
                 1 => Fate::Lost,
@@ -143,15 +147,40 @@ impl PartState {
         }
         // Applying in the order of the numbers is what makes the last write win.
         self.unsynced.sort_by_key(|change| change.number);
+        self.evict(&written, eviction_rate, random);
+    }
+
+    /// Evicts some of the pages in these ranges: their readers see what the medium has.
+    fn evict(&mut self, written: &[Range<u64>], rate: f64, random: &mut Random) {
+        let pages = written
+            .iter()
+            .flat_map(|range| range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES));
+        let evicted: BTreeSet<u64> = pages.filter(|_| random.chance(rate)).collect();
+        if evicted.is_empty() {
+            return;
+        }
+        let medium = self.without_dropped();
+        let mut bytes = [0; CHUNK_BYTES as usize];
+        for page in evicted {
+            let start = page * CHUNK_BYTES;
+            let len = self.current.len.saturating_sub(start).min(CHUNK_BYTES) as usize;
+            medium.read(&mut bytes[..len], start);
+            self.current.write(&bytes[..len], start);
+        }
     }
 
     /// Readers see what is durable and what a sync may still make so, and no longer what a failed
     /// sync dropped.
     pub(super) fn forget_cached(&mut self) {
-        self.current = self.durable.clone();
+        self.current = self.without_dropped();
+    }
+
+    fn without_dropped(&self) -> Image {
+        let mut image = self.durable.clone();
         for change in &self.unsynced {
-            change.apply(&mut self.current);
+            change.apply(&mut image);
         }
+        image
     }
 
     /// How much of a write fits when the part may take `capacity` bytes of the medium.

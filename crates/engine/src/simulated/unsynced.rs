@@ -95,6 +95,16 @@ impl Unsynced {
         set
     }
 
+    /// The bytes that it wrote, if it is a write.
+    pub(super) fn written(&self) -> Option<Range<u64>> {
+        match &self.change {
+            Change::Write { offset, of, .. } => {
+                Some(offset + of.start as u64..offset + of.end as u64)
+            }
+            Change::Discard { .. } | Change::Reserve { .. } | Change::SetLen { .. } => None,
+        }
+    }
+
     /// Makes it part of an image.
     pub(super) fn apply(&self, image: &mut Image) {
         match &self.change {

@@ -239,3 +239,24 @@ fn what_equals_a_bad_block_stays_private() {
     };
     run().unwrap();
 }
+
+/// The machine stops when the data of a write is there and its record is not. The store answers, for
+/// nothing is left to do but in memory, and nobody hears it.
+#[test]
+fn an_answer_after_the_machine_stopped_is_none() {
+    let world = pool(16 * MIB, 256 << 10, 8 * MIB);
+    let run = || -> Step {
+        world.create_volume(MIB)?;
+        let id = world.volume_ids()[0];
+        world.meanwhile(Part::Data, Op::Write, When::After, |world| {
+            world.engine().halt();
+            Ok(())
+        });
+        world.write(id, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.found()?;
+        world.recover_by(Recovery::KILLED)?;
+        assert_eq!(world.store().stat().unwrap().logical_blocks, 0);
+        world.check()
+    };
+    run().unwrap();
+}

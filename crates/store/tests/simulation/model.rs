@@ -289,14 +289,16 @@ impl VolumeModel {
         self.now()
     }
 
-    /// Compares what a read returned with what it may return, and remembers which it was.
+    /// Compares what a read returned with what it may return, and remembers which it was. What was
+    /// not flushed `may_be_old` again.
     pub(crate) fn end_read(
         &mut self,
         begun: Moment,
         offset: u64,
         found: &[u8],
+        may_be_old: bool,
     ) -> Result<(), Violation> {
-        let compared = self.compare(begun, offset, found);
+        let compared = self.compare(begun, offset, found, may_be_old);
         self.request_ended();
         compared
     }
@@ -306,7 +308,13 @@ impl VolumeModel {
         self.request_ended();
     }
 
-    fn compare(&mut self, begun: Moment, offset: u64, found: &[u8]) -> Result<(), Violation> {
+    fn compare(
+        &mut self,
+        begun: Moment,
+        offset: u64,
+        found: &[u8],
+        may_be_old: bool,
+    ) -> Result<(), Violation> {
         for (sector, range, inside) in sectors_of(offset, found.len() as u64) {
             let bytes = &found[range];
             let Some(history) = self.open.get(&sector) else {
@@ -319,9 +327,11 @@ impl VolumeModel {
             let first = history
                 .iter()
                 .rposition(|step| step.answered && step.at <= begun.0)
+                .filter(|_| !may_be_old)
                 .unwrap_or(0);
             let possible: Vec<Version> = history[first..].iter().map(|step| step.version).collect();
-            let is_alone = self.under_way == 1 && history.iter().all(|step| step.at <= begun.0);
+            let is_alone =
+                !may_be_old && self.under_way == 1 && history.iter().all(|step| step.at <= begun.0);
             let hit = possible
                 .iter()
                 .rev()

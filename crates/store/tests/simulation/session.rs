@@ -196,6 +196,10 @@ impl World {
         } else {
             0.0
         });
+        if rates.sync > 0.0 {
+            let rate = self.draw(|random| *random.pick(&[0.0, 0.5, 1.0]));
+            engine.set_eviction_rate(Part::Data, rate);
+        }
         let mut state = self.state();
         state.faulty |= rates != FailureRates::default();
         state.sync_failed |= rates.sync > 0.0;

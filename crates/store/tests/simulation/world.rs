@@ -359,7 +359,8 @@ impl World {
         let (room_before, quota_before) = (self.room(), self.quota(id));
         let done = request(&volume);
         self.state().partial_sectors = false;
-        let ended = if done.is_ok() {
+        // Once the machine has stopped, nobody hears an answer.
+        let ended = if done.is_ok() && !self.engine().is_crashed() {
             Ended::Answered
         } else {
             Ended::Failed
@@ -516,7 +517,14 @@ impl World {
         self.trace(what);
         let mut found = vec![0xdd; len as usize];
         match volume.read(offset, &mut found, wait) {
-            Ok(()) => Ok(self.with(id, |volume| volume.end_read(begun, offset, &found))?),
+            Ok(()) => {
+                // The kernel may have evicted what it could not write.
+                let may_be_old = self.engine().failures(Part::Data, Op::Sync) > 0;
+                let compared = self.with(id, |volume| {
+                    volume.end_read(begun, offset, &found, may_be_old)
+                });
+                Ok(compared?)
+            }
             Err(error) => {
                 self.with(id, VolumeModel::abandon_read);
                 self.judge(&what(), &error, wait)
@@ -812,7 +820,7 @@ impl World {
         let begun = volume.begin(sectors.clone(), version);
         self.trace(|| format!("import {len} bytes at {offset}"));
         let done = import.write(offset, &bytes);
-        let ended = if done.is_ok() {
+        let ended = if done.is_ok() && !self.engine().is_crashed() {
             Ended::Answered
         } else {
             Ended::Failed
