@@ -3,8 +3,8 @@
 //! Reading order: `command` (running programs), `cleanup` (leaving nothing behind), `workspace`
 //! (where things lie), `packages` and `images` (real input), `server` and `fio` (the two ends of
 //! a test), `background` (its finder and collector), `distinct` (what they must find), then the
-//! subcommands: `demo`, `clients`, `sharing`, `kill_loop`, `ageing`, `study`, `tidy`, `fuzz`, `test`,
-//! `bench`.
+//! subcommands: `demo`, `clients`, `sharing`, `reconnect`, `kill_loop`, `ageing`, `study`, `tidy`, `fuzz`,
+//! `test`, `bench`.
 //!
 //! Nothing in the product may depend on this crate. Every subcommand does its own set-up, so that
 //! a fresh Debian machine with Rust needs no step before it.
@@ -24,6 +24,7 @@ mod kill_loop;
 mod memory;
 mod memory_limit;
 mod packages;
+mod reconnect;
 mod server;
 mod sharing;
 mod study;
@@ -66,6 +67,8 @@ enum Task {
     Sharing(sharing::Arguments),
     /// Run the kill -9 loop alone
     KillLoop(kill_loop::Arguments),
+    /// Kill the server behind a client that reconnects, and look for every answered request
+    Reconnect(reconnect::Arguments),
     /// Rewrite a deduplicated volume again and again, and print what becomes of it
     Ageing(ageing::Arguments),
     /// Make the study of João Paulo's dissertation with the files below some paths, and print its tables
@@ -96,6 +99,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Clients(arguments) => clients::run(&workspace, &arguments),
         Task::Sharing(arguments) => sharing::run(&workspace, &arguments),
         Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
+        Task::Reconnect(arguments) => reconnect::run(&workspace, &arguments),
         Task::Ageing(arguments) => ageing::run(&workspace, &arguments),
         Task::Study(arguments) => study::run(&workspace, &arguments),
     }

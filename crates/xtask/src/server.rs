@@ -23,6 +23,9 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 /// How long a server may take to end after SIGTERM, before we call it stuck.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(60);
 
+/// How long QEMU waits for a server that is gone.
+const RECONNECT_LIMIT: Duration = Duration::from_secs(120);
+
 /// How often a starting server is asked whether it serves.
 const START_POLL: Duration = Duration::from_millis(1);
 
@@ -320,6 +323,9 @@ pub(crate) enum Against {
 /// The finder looks at every block as soon as it ever does, so that short tests see it at work.
 const EAGER_DEDUP: [&str; 4] = ["--interval", "1", "--rounds", "1"];
 
+/// Both values of `--cache`.
+pub(crate) const CACHES: [&str; 2] = ["host", "direct"];
+
 /// A volume by name and size.
 pub(crate) type VolumeSpec = (&'static str, u64);
 
@@ -331,7 +337,8 @@ pub(crate) struct Disks {
     /// Of the product: a second address besides the default one.
     second: Option<Address>,
     daemons: Vec<Daemon>,
-    /// Of the product: every second start is with `--cache direct`.
+    /// Of the product: values of `--cache`, which its starts take in turn.
+    caches: &'static [&'static str],
     starts: usize,
 }
 
@@ -341,12 +348,23 @@ enum Backing {
 }
 
 impl Disks {
-    /// Makes the volumes and starts serving them.
+    /// Makes the volumes and starts serving them; the product in both cache modes by turns.
     pub(crate) fn new(
         workspace: &Workspace,
         against: Against,
         directory: &Path,
         volumes: &[VolumeSpec],
+    ) -> Result<Disks> {
+        Disks::with_caches(workspace, against, directory, volumes, &CACHES)
+    }
+
+    /// The same, with the product's cache modes chosen.
+    pub(crate) fn with_caches(
+        workspace: &Workspace,
+        against: Against,
+        directory: &Path,
+        volumes: &[VolumeSpec],
+        caches: &'static [&'static str],
     ) -> Result<Disks> {
         let backing = match against {
             Against::Onefold => Backing::Product(Product::build(workspace, directory)?),
@@ -363,6 +381,7 @@ impl Disks {
             directory: directory.to_path_buf(),
             second,
             daemons: Vec::new(),
+            caches,
             starts: 0,
         };
         disks.create()?;
@@ -401,9 +420,11 @@ impl Disks {
             Backing::Product(product) => {
                 let mut addresses = vec![product.default_address()];
                 addresses.extend(self.second.clone());
-                let cache = ["host", "direct"][self.starts % 2];
-                self.daemons
-                    .push(product.serve(&["--cache", cache], &addresses)?);
+                let options = match self.caches.iter().cycle().nth(self.starts) {
+                    Some(cache) => vec!["--cache", cache],
+                    None => Vec::new(),
+                };
+                self.daemons.push(product.serve(&options, &addresses)?);
             }
             Backing::RawFiles { forgetful } => {
                 for (name, _) in &self.volumes {
@@ -449,6 +470,19 @@ impl Disks {
                 Address::Unix(self.directory.join(format!("{volume}.sock"))).uri(volume)
             }
         }
+    }
+
+    /// The volume for QEMU, which waits for a server that is gone to come back.
+    pub(crate) fn qemu_options(&self, volume: &str) -> Result<String> {
+        let uri = self.uri(volume);
+        let (_, socket) = uri
+            .split_once("?socket=")
+            .with_context(|| format!("{uri} is not a unix socket"))?;
+        let seconds = RECONNECT_LIMIT.as_secs();
+        Ok(format!(
+            "driver=nbd,server.type=unix,server.path={socket},export={volume},\
+             reconnect-delay={seconds}"
+        ))
     }
 
     /// The same volume at the server's second address, or at the only one.

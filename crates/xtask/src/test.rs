@@ -14,6 +14,7 @@ use crate::fuzz;
 use crate::kill_loop;
 use crate::memory;
 use crate::packages;
+use crate::reconnect;
 use crate::server::Against;
 use crate::sharing;
 use crate::tidy;
@@ -66,6 +67,7 @@ const STEPS: &[(&str, Work)] = &[
     ("clients", |w| clients::check(w, Against::Onefold)),
     ("sharing", sharing::check),
     ("memory limit", memory::check),
+    ("reconnect", reconnect::check),
     ("kill loop finds a server that forgets", kill_loop::control),
     ("kill loop", |w| {
         kill_loop::kill_and_verify(w, Against::Onefold, KILL_ROUNDS)
