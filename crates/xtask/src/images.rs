@@ -8,7 +8,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::cleanup::Scratch;
 use crate::command::Cmd;
@@ -182,26 +182,8 @@ impl Recipe {
     }
 
     fn build(&self, scratch: &Path, image: &Path) -> Result<()> {
-        let (debs, tree) = (scratch.join("debs"), scratch.join("tree"));
-        for directory in [&debs, &tree] {
-            std::fs::create_dir(directory)
-                .with_context(|| format!("cannot make the directory {}", directory.display()))?;
-        }
-        self.download(&debs)?;
-        let mut files = std::fs::read_dir(&debs)
-            .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
-            .with_context(|| format!("cannot list {}", debs.display()))?;
-        if files.len() < self.all_packages().count() {
-            bail!("apt-get download brought {} files only", files.len());
-        }
-        files.sort_by_key(std::fs::DirEntry::file_name);
-        for file in files {
-            Cmd::new("dpkg-deb")
-                .arg("--extract")
-                .arg(file.path())
-                .arg(&tree)
-                .run()?;
-        }
+        let names: Vec<&str> = self.all_packages().collect();
+        let tree = packages::unpack(&names, scratch)?;
         let made = scratch.join("image.raw");
         // 4 KiB blocks as every installer makes them; a fixed UUID and hash seed, so that the
         // same packages give nearly the same image.
@@ -220,28 +202,6 @@ impl Recipe {
         Cmd::new("fallocate").arg("--dig-holes").arg(&made).run()?;
         std::fs::rename(&made, image)
             .with_context(|| format!("cannot move the image to {}", image.display()))
-    }
-
-    fn download(&self, into: &Path) -> Result<()> {
-        // The download runs as the calling user: apt's own user can not write into our
-        // directory, and apt would warn about that for each file.
-        let download = || {
-            packages::apt_get()
-                .args(["-qq", "-o", "APT::Sandbox::User=root", "download"])
-                .args(self.all_packages())
-                .dir(into)
-                .run()
-        };
-        let Err(first) = download() else {
-            return Ok(());
-        };
-        if !rustix::process::geteuid().is_root() {
-            let hint = "cannot download Debian packages; if apt's package lists are missing or \
-                        old, bring them up to date with:  sudo apt-get update";
-            return Err(first.context(hint));
-        }
-        packages::apt_get().args(["-qq", "update"]).run()?;
-        download()
     }
 }
 

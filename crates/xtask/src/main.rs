@@ -3,8 +3,8 @@
 //! Reading order: `command` (running programs), `cleanup` (leaving nothing behind), `workspace`
 //! (where things lie), `packages` and `images` (real input), `server` and `fio` (the two ends of
 //! a test), `background` (its finder and collector), `distinct` (what they must find), then the
-//! subcommands: `demo`, `clients`, `sharing`, `reconnect`, `kill_loop`, `ageing`, `study`, `tidy`, `fuzz`,
-//! `test`, `bench`.
+//! subcommands: `demo`, `clients`, `sharing`, `reconnect`, `guest`, `kill_loop`, `ageing`, `study`, `tidy`,
+//! `fuzz`, `test`, `bench`.
 //!
 //! Nothing in the product may depend on this crate. Every subcommand does its own set-up, so that
 //! a fresh Debian machine with Rust needs no step before it.
@@ -19,6 +19,8 @@ mod demo;
 mod distinct;
 mod fio;
 mod fuzz;
+mod guest;
+mod guest_image;
 mod images;
 mod kill_loop;
 mod memory;
@@ -69,6 +71,8 @@ enum Task {
     KillLoop(kill_loop::Arguments),
     /// Kill the server behind a client that reconnects, and look for every answered request
     Reconnect(reconnect::Arguments),
+    /// Kill the server behind an emulated guest, which must find every block and file again
+    Guest(guest::Arguments),
     /// Rewrite a deduplicated volume again and again, and print what becomes of it
     Ageing(ageing::Arguments),
     /// Make the study of João Paulo's dissertation with the files below some paths, and print its tables
@@ -100,6 +104,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Sharing(arguments) => sharing::run(&workspace, &arguments),
         Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
         Task::Reconnect(arguments) => reconnect::run(&workspace, &arguments),
+        Task::Guest(arguments) => guest::run(&workspace, &arguments),
         Task::Ageing(arguments) => ageing::run(&workspace, &arguments),
         Task::Study(arguments) => study::run(&workspace, &arguments),
     }

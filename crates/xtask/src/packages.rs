@@ -1,12 +1,14 @@
 //! The system packages and Cargo tools that the tasks use: installed when that needs no
 //! question (as root), named with the one command that installs them otherwise.
 
-use anyhow::{Result, bail};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
 
 use crate::command::Cmd;
 use crate::workspace::Workspace;
 
-/// What `demo`, `clients`, `kill-loop` and `bench` run.
+/// What `demo`, `clients`, `reconnect`, `kill-loop`, `guest` and `bench` run.
 pub(crate) const CLIENTS: &[&str] = &[
     "e2fsprogs",  // mkfs.ext4 -d, e2fsck, debugfs
     "fio",        // load with verification
@@ -14,6 +16,9 @@ pub(crate) const CLIENTS: &[&str] = &[
     "libnbd-bin", // nbdinfo, nbdcopy, nbdfuse
     "qemu-utils", // qemu-img, qemu-io, qemu-nbd
 ];
+
+/// What `guest` needs in addition.
+pub(crate) const EMULATION: &[&str] = &["qemu-system-x86"];
 
 /// What `bench study` compares with.
 pub(crate) const DUPEREMOVE: &[&str] = &["duperemove"];
@@ -54,6 +59,66 @@ pub(crate) fn require(packages: &[&str]) -> Result<()> {
 /// apt-get in its quiet, unattended form.
 pub(crate) fn apt_get() -> Cmd {
     Cmd::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive")
+}
+
+/// Downloads packages and unpacks them into `scratch/tree`, whose path is returned. Nothing is
+/// installed, so it needs no root.
+pub(crate) fn unpack(names: &[&str], scratch: &Path) -> Result<PathBuf> {
+    let (debs, tree) = (scratch.join("debs"), scratch.join("tree"));
+    for directory in [&debs, &tree] {
+        std::fs::create_dir(directory)
+            .with_context(|| format!("cannot make the directory {}", directory.display()))?;
+    }
+    // The download runs as the calling user: apt's own user can not write into our directory, and
+    // apt would warn about that for each file.
+    with_package_lists(|| {
+        apt_get()
+            .args(["-qq", "-o", "APT::Sandbox::User=root", "download"])
+            .args(names)
+            .dir(&debs)
+            .run()
+    })?;
+    let mut files = std::fs::read_dir(&debs)
+        .and_then(Iterator::collect::<std::io::Result<Vec<_>>>)
+        .with_context(|| format!("cannot list {}", debs.display()))?;
+    if files.len() < names.len() {
+        bail!("apt-get download brought {} files only", files.len());
+    }
+    files.sort_by_key(std::fs::DirEntry::file_name);
+    for file in files {
+        Cmd::new("dpkg-deb")
+            .arg("--extract")
+            .arg(file.path())
+            .arg(&tree)
+            .run()?;
+    }
+    Ok(tree)
+}
+
+/// The package that another one, without content, stands for.
+pub(crate) fn dependency(name: &str) -> Result<String> {
+    let text = with_package_lists(|| Cmd::new("apt-cache").args(["depends", name]).read())?;
+    let first = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Depends: "));
+    first
+        .map(str::to_owned)
+        .with_context(|| format!("the system package {name} depends on nothing"))
+}
+
+/// Tries again with new package lists, which only root can get.
+fn with_package_lists<T>(work: impl Fn() -> Result<T>) -> Result<T> {
+    let first = match work() {
+        Ok(done) => return Ok(done),
+        Err(error) => error,
+    };
+    if !rustix::process::geteuid().is_root() {
+        let hint = "cannot download Debian packages; if apt's package lists are missing or \
+                    old, bring them up to date with:  sudo apt-get update";
+        return Err(first.context(hint));
+    }
+    apt_get().args(["-qq", "update"]).run()?;
+    work()
 }
 
 /// Makes sure that `cargo fuzz` is there; crates.io is its source.

@@ -478,6 +478,8 @@ impl Disks {
         let (_, socket) = uri
             .split_once("?socket=")
             .with_context(|| format!("{uri} is not a unix socket"))?;
+        // QEMU takes a doubled comma for one.
+        let socket = socket.replace(',', ",,");
         let seconds = RECONNECT_LIMIT.as_secs();
         Ok(format!(
             "driver=nbd,server.type=unix,server.path={socket},export={volume},\

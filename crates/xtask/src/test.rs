@@ -11,6 +11,7 @@ use crate::clients;
 use crate::command::Cmd;
 use crate::demo;
 use crate::fuzz;
+use crate::guest;
 use crate::kill_loop;
 use crate::memory;
 use crate::packages;
@@ -68,6 +69,7 @@ const STEPS: &[(&str, Work)] = &[
     ("sharing", sharing::check),
     ("memory limit", memory::check),
     ("reconnect", reconnect::check),
+    ("guest", guest::check),
     ("kill loop finds a server that forgets", kill_loop::control),
     ("kill loop", |w| {
         kill_loop::kill_and_verify(w, Against::Onefold, KILL_ROUNDS)
@@ -144,6 +146,7 @@ fn closing_line(passed: usize, failed: usize) -> String {
 
 fn install(workspace: &Workspace) -> Result<()> {
     packages::require(packages::CLIENTS)?;
+    packages::require(packages::EMULATION)?;
     packages::require(packages::FUZZING)?;
     packages::require_cargo_fuzz(workspace)
 }
