@@ -19,6 +19,7 @@
 //! | `nbd::execution` | doing a request, here or on a worker |
 //! | `nbd::input`, `nbd::reply` | bytes on their way in and out |
 //! | `nbd::send_queue` | who sends on a socket, and when |
+//! | [`nbd::client`] | the other end, for loads and tests |
 //! | `buffer`, `workers` | what connections share: memory and threads that may wait |
 //! | `parking` | where requests wait for space, without a thread |
 //! | `limits` | every bound, with its reason |

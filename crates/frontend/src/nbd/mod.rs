@@ -1,5 +1,6 @@
 //! The NBD protocol: what is said before and after an export is chosen.
 
+pub mod client;
 pub(crate) mod connection;
 pub(crate) mod execution;
 pub mod handshake;

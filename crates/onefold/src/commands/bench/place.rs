@@ -1,8 +1,9 @@
 //! What `bench` can be put on, as the user names it.
 
-use super::nbd::{Address, NbdTarget};
+use super::nbd::NbdTarget;
 use crate::error::{Error, Result};
 use crate::size;
+use onefold_frontend::nbd::client::Address;
 use onefold_study::load::{FileTarget, Load, MemoryTarget, Target};
 use std::path::PathBuf;
 use std::str::FromStr;
