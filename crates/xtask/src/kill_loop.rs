@@ -36,6 +36,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::answered;
 use crate::cleanup::Scratch;
 use crate::fio::{Background, Fio, Section};
 use crate::packages;
@@ -77,11 +78,20 @@ pub(crate) struct Arguments {
     /// What to kill
     #[arg(long, value_enum, default_value_t = Against::Onefold)]
     against: Against,
+    /// Look for every answered request, flushed or not, among snapshots, deletions and new sizes
+    #[arg(long)]
+    answered: bool,
 }
 
 /// `cargo xtask kill-loop`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
-    kill_and_verify(workspace, arguments.against, arguments.rounds)
+    let Arguments {
+        rounds, against, ..
+    } = *arguments;
+    match arguments.answered {
+        true => answered::kill_and_compare(workspace, against, rounds),
+        false => kill_and_verify(workspace, against, rounds),
+    }
 }
 
 /// The forgetful server must be found out in its first round.

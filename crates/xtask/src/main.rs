@@ -10,6 +10,7 @@
 //! a fresh Debian machine with Rust needs no step before it.
 
 mod ageing;
+mod answered;
 mod background;
 mod bench;
 mod cleanup;

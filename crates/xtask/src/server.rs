@@ -202,6 +202,7 @@ pub(crate) fn log_bytes_replayed(line: &str) -> Option<u64> {
 }
 
 /// A pool and the binary that works on it.
+#[derive(Clone)]
 pub(crate) struct Product {
     binary: PathBuf,
     pub(crate) pool: PathBuf,

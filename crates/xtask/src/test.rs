@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use crate::answered;
 use crate::clients;
 use crate::command::Cmd;
 use crate::demo;
@@ -73,6 +74,13 @@ const STEPS: &[(&str, Work)] = &[
     ("kill loop finds a server that forgets", kill_loop::control),
     ("kill loop", |w| {
         kill_loop::kill_and_verify(w, Against::Onefold, KILL_ROUNDS)
+    }),
+    (
+        "loop of answered requests finds a server that forgets",
+        answered::control,
+    ),
+    ("loop of answered requests", |w| {
+        answered::kill_and_compare(w, Against::Onefold, KILL_ROUNDS)
     }),
     ("demo", |w| demo::run(w, &demo::Arguments::default())),
 ];
