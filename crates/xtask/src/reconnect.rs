@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::ChildStdin;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::cleanup::Scratch;
 use crate::command::{Cmd, Running, last_lines};
@@ -143,10 +143,16 @@ fn kill_and_go_on(
     client.run(BEFORE)?;
     client.run(UNFLUSHED)?;
     disks.kill()?;
-    if let Some(product) = disks.product().filter(|_| !opener.is_empty()) {
-        product.command().args(opener).run()?;
-    }
+    let by_command = match disks.product().filter(|_| !opener.is_empty()) {
+        Some(product) => product.take_over_by(opener)?,
+        None => 0,
+    };
     disks.start()?;
+    let taken_over = by_command + disks.records_taken_over()?;
+    ensure!(
+        taken_over > 0 || against != Against::Onefold,
+        "the server took over nothing, so this shows nothing"
+    );
     client.run(&["flush"])?;
     client.run(AFTER)?;
     drop(client);

@@ -195,6 +195,12 @@ pub(crate) fn records_replayed(line: &str) -> Option<u64> {
     before.split_whitespace().next_back()?.parse().ok()
 }
 
+/// The number in the same line of records that were answered and not yet in the log.
+pub(crate) fn records_taken_over(line: &str) -> Option<u64> {
+    let (before, _) = line.split_once(" records taken over")?;
+    before.split_whitespace().next_back()?.parse().ok()
+}
+
 /// The number of bytes in the same line.
 pub(crate) fn log_bytes_replayed(line: &str) -> Option<u64> {
     let (_, after) = line.split_once(" log records (")?;
@@ -292,6 +298,18 @@ impl Product {
         stat.get(key)
             .and_then(Value::as_u64)
             .with_context(|| format!("pool stat lacks {key}"))
+    }
+
+    /// Runs a command that opens the pool without a daemon, and returns how many records it took
+    /// over from one that was killed.
+    pub(crate) fn take_over_by(&self, command: &[&str]) -> Result<u64> {
+        let output = self.command().args(command).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if !output.status.success() {
+            bail!("{command:?} fails\n{}", last_lines(&said));
+        }
+        let taken = said.lines().find_map(records_taken_over);
+        taken.with_context(|| format!("{command:?} does not say what it took over\n{said}"))
     }
 
     /// `pool check`: any finding is an error. Returns what it printed.
@@ -546,6 +564,17 @@ impl Disks {
         }
     }
 
+    /// How many records the last start took over from a daemon that was killed.
+    pub(crate) fn records_taken_over(&self) -> Result<u64> {
+        match (&self.backing, self.daemons.first()) {
+            (Backing::Product(_), Some(daemon)) => {
+                let line = daemon.recovery_line()?;
+                records_taken_over(&line).with_context(|| format!("no number in: {line}"))
+            }
+            _ => Ok(0),
+        }
+    }
+
     fn raw_file(&self, volume: &str) -> PathBuf {
         self.directory.join(format!("{volume}.raw"))
     }
@@ -591,7 +620,9 @@ mod tests {
 
     #[test]
     fn the_number_of_records_is_found() {
-        let line = "pool opened in 0.012 s, 17 log records (4096 bytes) replayed";
+        let line = "pool opened in 0.012 s, 17 log records (4096 bytes) replayed, \
+                    5 records taken over from a process that died";
+        assert_eq!(records_taken_over(line), Some(5));
         assert_eq!(records_replayed(line), Some(17));
         assert_eq!(log_bytes_replayed(line), Some(4096));
         assert_eq!(records_replayed("some log records replayed"), None);

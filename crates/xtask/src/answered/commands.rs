@@ -76,7 +76,9 @@ impl Commands {
     }
 
     fn snapshot(&mut self, volume: &Volume) -> Result<()> {
-        let (_gate, state) = volume.rest();
+        let Some((_gate, state)) = volume.rest() else {
+            return Ok(());
+        };
         self.made += 1;
         let export = format!("{}@s{}", volume.name, self.made);
         self.make(
@@ -155,7 +157,9 @@ impl Commands {
         command: &[&str],
         change: impl FnOnce(&[u8]) -> Arc<Vec<u8>>,
     ) -> Result<()> {
-        let (_gate, mut state) = volume.rest();
+        let Some((_gate, mut state)) = volume.rest() else {
+            return Ok(());
+        };
         let other = change(&state.bytes);
         state.other = Some(Arc::clone(&other));
         self.run(&[command, &["--yes", "--force"]].concat())?;

@@ -91,10 +91,12 @@ impl Volume {
         Client::connect(&address).with_context(|| format!("cannot attach to {address}"))
     }
 
-    /// Waits until nothing is in flight and holds everything up.
-    pub(super) fn rest(&self) -> (RwLockWriteGuard<'_, ()>, MutexGuard<'_, State>) {
+    /// Holds everything up while nothing is in flight; not if there are requests that the server
+    /// left without an answer.
+    pub(super) fn rest(&self) -> Option<(RwLockWriteGuard<'_, ()>, MutexGuard<'_, State>)> {
         let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
-        (gate, self.state())
+        let state = self.state();
+        state.in_flight.is_empty().then_some((gate, state))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -110,8 +112,12 @@ impl Volume {
     ) -> Result<()> {
         let address = &self.addresses[connection % self.addresses.len()];
         let mut attached: Option<(u64, Client)> = None;
-        while !round.is_over() {
+        loop {
             let _shared = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+            // Asked behind the gate: the command before may have been killed half-way.
+            if round.is_over() {
+                return Ok(());
+            }
             let generation = self.state().generation;
             let client = match &mut attached {
                 Some((attached, client)) if *attached == generation => client,
@@ -128,7 +134,6 @@ impl Volume {
             }
             round.answered.fetch_add(1, Ordering::SeqCst);
         }
-        Ok(())
     }
 
     /// Makes one request and, when it is answered, its change.
