@@ -41,10 +41,10 @@ const ROUNDS: u64 = 2;
 /// A guest that has not come to its end by then hangs.
 const TIME_LIMIT: Duration = Duration::from_secs(900);
 
-/// What the guest prints when a command was done, before the command's status.
+/// Printed on the console at the end of each command, before its status.
 const STATUS: &str = "guest: status ";
 
-/// What the guest prints when the server may be killed.
+/// Printed on the console when a command has written enough for the kill.
 const WRITING: &str = "guest: writing";
 
 /// Options of `cargo xtask guest`.
@@ -53,7 +53,7 @@ pub(crate) struct Arguments {
     /// How often to kill the server in each of three ways
     #[arg(long, default_value_t = ROUNDS)]
     rounds: u64,
-    /// What to kill
+    /// Which server to kill
     #[arg(long, value_enum, default_value_t = Against::Onefold)]
     against: Against,
 }

@@ -53,7 +53,7 @@ while echo "guest: status $status"; read -r line; do
 done
 "#;
 
-/// What a guest boots from.
+/// The two files that a guest boots from.
 pub(crate) struct GuestImage {
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: PathBuf,

@@ -24,7 +24,7 @@ use crate::workspace::Workspace;
 const VOLUME: &str = "v";
 const VOLUME_BYTES: u64 = 64 << 20;
 
-/// What is on the volume, flushed, before the requests that count.
+/// Commands whose result is flushed before the unflushed ones.
 const BEFORE: &[&str] = &["write -P 0x11 0 1M", "write -P 0x12 8M 4M", "flush"];
 
 /// Answered and not flushed.
@@ -47,7 +47,7 @@ const UNFLUSHED: &[&str] = &[
     "write -P 0xcd 4M 4k",
 ];
 
-/// What must be read after all of that.
+/// The content after both.
 const AFTER: &[&str] = &[
     "read -P 0xbb 0 4k",
     "read -P 0x11 4k 5904",
@@ -70,7 +70,7 @@ const AFTER: &[&str] = &[
     "read -P 0xab 32M 256k",
 ];
 
-/// What `qemu-io` prints when it waits for a command.
+/// The prompt of `qemu-io`: it waits for a command.
 const PROMPT: &str = "qemu-io> ";
 
 /// How long `qemu-io` may take for a command.
@@ -79,7 +79,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 /// Options of `cargo xtask reconnect`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// What to kill
+    /// Which server to kill
     #[arg(long, value_enum, default_value_t = Against::Onefold)]
     against: Against,
 }
@@ -108,7 +108,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     every_way(workspace)
 }
 
-/// Both cache modes, and whoever opens the pool first after the kill.
+/// In both cache modes, with a daemon or a command as the first to open the pool.
 fn every_way(workspace: &Workspace) -> Result<()> {
     for caches in [&CACHES[..1], &CACHES[1..]] {
         for opener in [&[][..], &["volume", "list"], &["pool", "check"]] {

@@ -16,7 +16,7 @@ const FROZEN_MAX: usize = 6;
 /// Sizes that a volume may be given, in MiB.
 const SIZES_MIB: std::ops::RangeInclusive<u64> = 8..=16;
 
-/// What a user does meanwhile.
+/// Runs commands beside the load, and knows the snapshots and clones that they made.
 pub(super) struct Commands {
     product: Product,
     frozen: Vec<Frozen>,
@@ -25,7 +25,7 @@ pub(super) struct Commands {
     pub(super) done: u64,
 }
 
-/// A snapshot, or a clone that nobody writes to.
+/// A snapshot, or a clone that is never written.
 struct Frozen {
     export: String,
     bytes: Arc<Vec<u8>>,

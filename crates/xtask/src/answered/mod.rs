@@ -47,7 +47,7 @@ const WORK_LIMIT: Duration = Duration::from_secs(300);
 /// A run of at least so many rounds must have seen shared blocks, and unflushed requests.
 const ROUNDS_WITH_EVERYTHING: u64 = 8;
 
-/// What the threads of a round have in common.
+/// Shared by the threads of a round.
 #[derive(Default)]
 struct Round {
     answered: AtomicU64,
@@ -149,7 +149,7 @@ pub(crate) fn kill_and_compare(workspace: &Workspace, against: Against, rounds: 
     Ok(())
 }
 
-/// What a round saw.
+/// Counts of one round.
 struct Outcome {
     /// Requests.
     answered: u64,

@@ -12,7 +12,7 @@ use crate::server::Disks;
 
 use super::Round;
 
-/// Words of the one message that says that answered data is lost.
+/// In every message that says that answered data is lost.
 pub(super) const FINDING: &str = "is not as answered";
 
 const BLOCK_BYTES: usize = 4096;
@@ -34,7 +34,7 @@ pub(super) struct Volume {
     state: Mutex<State>,
 }
 
-/// What a volume must hold.
+/// The content that a volume must have.
 pub(super) struct State {
     /// By all that was answered.
     pub(super) bytes: Arc<Vec<u8>>,
@@ -46,7 +46,7 @@ pub(super) struct State {
     in_flight: Vec<Change>,
 }
 
-/// What a request makes of a range; a read or a flush changes nothing.
+/// A range and its content once the request is answered. A read leaves it as it is.
 #[derive(Clone)]
 struct Change {
     start: usize,
