@@ -67,7 +67,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     match outlive(workspace, Against::Forgetful, 1) {
         Ok(()) => bail!("a server that forgets everything was not found out"),
-        Err(error) if format!("{error:#}").contains("verify") => {
+        Err(error) if format!("{error:#}").contains("verify failed at") => {
             println!("the forgetful server was found out, as it must be");
         }
         Err(error) => bail!(error.context("the forgetful server failed for another reason")),
