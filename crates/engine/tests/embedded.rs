@@ -129,10 +129,56 @@ fn what_is_no_file_is_refused_without_opening_it() {
     let pool = tempfile::tempdir().unwrap();
     fs::create_dir(pool.path().join("log")).unwrap();
     std::os::unix::fs::symlink("/dev/full", pool.path().join("meta")).unwrap();
-    for part in [Part::Log, Part::Meta] {
+    std::os::unix::fs::symlink("/dev/full", pool.path().join("data")).unwrap();
+    for part in [Part::Log, Part::Meta, Part::Data] {
         let error = engine(pool.path()).open(part).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     }
+}
+
+#[test]
+fn a_link_in_the_place_of_a_part_is_not_followed() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let precious = elsewhere.path().join("precious");
+    fs::write(&precious, "x").unwrap();
+    let absent = elsewhere.path().join("absent");
+    for part in Part::ALL.into_iter().filter(|part| *part != Part::Data) {
+        for target in [&precious, &absent] {
+            let pool = tempfile::tempdir().unwrap();
+            std::os::unix::fs::symlink(target, pool.path().join(part.name())).unwrap();
+            let error = engine(pool.path()).open(part).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{part:?}: {error}");
+            assert!(error.to_string().contains(part.name()), "{error}");
+            let created = engine(pool.path()).create(part, 4096);
+            assert!(created.is_err(), "{part:?} was made at {target:?}");
+        }
+    }
+    assert_eq!(fs::read(&precious).unwrap(), b"x");
+    assert!(!absent.exists());
+}
+
+#[test]
+fn the_link_of_the_data_is_followed_once() {
+    let pool = tempfile::tempdir().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let (file, link) = (
+        elsewhere.path().join("blocks"),
+        elsewhere.path().join("link"),
+    );
+    fs::write(&file, [7; 4096]).unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    // A link that leads to a file is the pool's; one that leads to a link may lead anywhere.
+    std::os::unix::fs::symlink(&link, pool.path().join("data")).unwrap();
+    let error = engine(pool.path()).open(Part::Data).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert!(error.to_string().contains("symbolic link"), "{error}");
+    let named = engine(pool.path()).with_data(&link);
+    assert!(named.open(Part::Data).is_err());
+    let named = engine(pool.path()).with_data(&file);
+    named.open(Part::Data).unwrap();
+    fs::remove_file(pool.path().join("data")).unwrap();
+    std::os::unix::fs::symlink(&file, pool.path().join("data")).unwrap();
+    engine(pool.path()).open(Part::Data).unwrap();
 }
 
 #[test]
@@ -200,7 +246,11 @@ fn a_block_device_holds_data() {
     for cache in [CacheMode::Host, CacheMode::Direct] {
         let pool = tempfile::tempdir().unwrap();
         let engine = EmbeddedEngine::new(pool.path(), cache);
-        engine.create_data_link(Path::new(&device)).unwrap();
+        // By a name that is a link, as those in /dev/disk/by-id are.
+        let names = tempfile::tempdir().unwrap();
+        let by_id = names.path().join("by-id");
+        std::os::unix::fs::symlink(&device, &by_id).unwrap();
+        engine.create_data_link(&by_id).unwrap();
         let error = engine.create(Part::Data, 1 << 60).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
         let disk = engine.create(Part::Data, 0).unwrap();

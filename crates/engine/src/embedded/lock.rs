@@ -4,7 +4,10 @@
 //! however that dies. The process id in the file is for messages alone and means nothing while
 //! nobody holds the lock.
 
+use super::error_at;
 use super::failure::explain;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use std::error::Error;
 use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -78,8 +81,17 @@ impl PoolLock {
             .create(true)
             .truncate(false)
             .mode(0o600)
+            .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
             .open(&path)
-            .map_err(|cause| doing("opening", cause))?;
+            .map_err(|cause| match Errno::from_io_error(&cause) {
+                Some(Errno::LOOP) => refused(&path),
+                _ => doing("opening", cause),
+            })?;
+        // A process id must not be written to a device or to another user's file.
+        let opened = file.metadata().map_err(|cause| doing("examining", cause))?;
+        if !opened.is_file() {
+            return Err(refused(&path));
+        }
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -96,6 +108,15 @@ impl PoolLock {
             .map_err(|cause| doing("writing the process id to", cause))?;
         Ok(PoolLock { _file: file })
     }
+}
+
+/// The error for a lock that is a link, a device or the like.
+fn refused(path: &Path) -> LockError {
+    LockError::Io(error_at(
+        io::ErrorKind::InvalidInput,
+        path,
+        "is not a file, and links are not followed: remove it",
+    ))
 }
 
 /// The process id in the lock file; `None` where there is none (yet).
@@ -141,6 +162,25 @@ mod tests {
         let text = std::fs::read_to_string(directory.path().join("lock")).unwrap();
         assert_eq!(text, format!("{}\n", std::process::id()));
         drop(held);
+    }
+
+    #[test]
+    fn no_process_id_is_written_through_a_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let precious = directory.path().join("precious");
+        std::fs::write(&precious, "not a lock").unwrap();
+        let lock = directory.path().join("lock");
+        for target in [&precious, &directory.path().join("absent")] {
+            std::os::unix::fs::symlink(target, &lock).unwrap();
+            let error = PoolLock::acquire(directory.path()).unwrap_err();
+            let LockError::Io(cause) = &error else {
+                panic!("{error}")
+            };
+            assert_eq!(cause.kind(), io::ErrorKind::InvalidInput, "{error}");
+            std::fs::remove_file(&lock).unwrap();
+        }
+        assert_eq!(std::fs::read(&precious).unwrap(), b"not a lock");
+        assert!(!directory.path().join("absent").exists());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! A pool on one machine: a directory with a file for each [`Part`], of the part's name.
 //!
-//! `data` may be a symbolic link to a file elsewhere or to a block device. Only it is opened with
-//! O_DIRECT when the user asks for direct access: metadata is small, read often, and not aligned.
+//! `data` may be a symbolic link to a file elsewhere or to a block device. No other link is
+//! followed. Only `data` is opened with O_DIRECT when the user asks for direct access: metadata is
+//! small, read often, and not aligned.
 //!
 //! Invariants: a pool directory has one owner, who holds its [`PoolLock`]; because a link makes it
 //! possible that two directories name one `data`, that file or device is also claimed by itself
@@ -18,6 +19,7 @@ mod disk;
 mod failure;
 mod host_memory;
 mod lock;
+mod opening;
 mod replacement;
 mod sync;
 mod syncs;
@@ -131,9 +133,13 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Where a part is, or will be: the data part's link is followed even if it leads nowhere yet.
+    /// Where a part is, or will be: the data part's link is followed even if it leads nowhere yet,
+    /// and once. Where the caller said where the data is, that is no link of the pool's.
     fn location(&self, part: Part) -> PathBuf {
         let path = self.path(part);
+        if part != Part::Data || self.data.is_some() {
+            return path;
+        }
         match fs::read_link(&path) {
             Ok(target) => self.directory.join(target),
             Err(_) => path,
@@ -149,7 +155,11 @@ impl EmbeddedEngine {
 impl Engine for EmbeddedEngine {
     fn create(&self, part: Part, len: u64) -> io::Result<Arc<dyn Disk>> {
         let path = self.location(part);
-        match file_type(&path)? {
+        let there = match part {
+            Part::Data => file_type(&path)?,
+            _ => own_file_type(&path)?,
+        };
+        match there {
             None => {
                 create_file(&path, len)?;
                 let opened = self.open(part);
@@ -179,15 +189,11 @@ impl Engine for EmbeddedEngine {
 
     fn open(&self, part: Part) -> io::Result<Arc<dyn Disk>> {
         let name = self.describe(part);
-        let path = self.path(part);
+        let path = self.location(part);
         let doing = |cause| explain(format!("opening {name}"), cause);
-        // Looked at before it is opened: opening a FIFO would wait for a writer.
-        let kind = fs::metadata(&path).map_err(doing)?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(unusable(&path, kind));
-        }
+        let found = opening::find(&path, part == Part::Data).map_err(doing)?;
         let mut flags = OFlags::empty();
-        if kind.is_block_device() {
+        if !found.is_file() {
             // On a block device this refuses one that is mounted or that someone else claimed,
             // and claims it while it is open.
             flags |= OFlags::EXCL;
@@ -195,17 +201,14 @@ impl Engine for EmbeddedEngine {
         if self.is_direct(part) {
             flags |= OFlags::DIRECT;
         }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(flags.bits().cast_signed())
-            .open(&path)
+        let file = found
+            .open(flags)
             .map_err(|cause| match Errno::from_io_error(&cause) {
                 Some(Errno::BUSY) => busy(&name),
                 Some(Errno::INVAL) if self.is_direct(part) => direct_unsupported(&name),
                 _ => doing(cause),
             })?;
-        if kind.is_file() && part == Part::Data {
+        if found.is_file() && part == Part::Data {
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Err(busy(&name)),
@@ -285,7 +288,16 @@ impl Engine for EmbeddedEngine {
 
 /// What is at `path`, links followed; `None` if nothing is.
 fn file_type(path: &Path) -> io::Result<Option<FileType>> {
-    match fs::metadata(path) {
+    type_of(path, fs::metadata(path))
+}
+
+/// What is at `path` itself, be it a link; `None` if nothing is.
+fn own_file_type(path: &Path) -> io::Result<Option<FileType>> {
+    type_of(path, fs::symlink_metadata(path))
+}
+
+fn type_of(path: &Path, metadata: io::Result<fs::Metadata>) -> io::Result<Option<FileType>> {
+    match metadata {
         Ok(metadata) => Ok(Some(metadata.file_type())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(explain(format!("examining {}", path.display()), error)),

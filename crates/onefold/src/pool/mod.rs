@@ -104,7 +104,9 @@ impl NewPool {
     pub(crate) fn create(&self) -> Result<()> {
         let engine = EmbeddedEngine::new(&self.directory, CacheMode::Host);
         let directory_existed = self.directory.exists();
-        let target_existed = self.data.as_ref().is_some_and(|target| target.exists());
+        // A link that leads nowhere is there as well, and not ours to remove.
+        let target_existed =
+            (self.data.as_ref()).is_some_and(|target| target.symlink_metadata().is_ok());
         engine.create_directory().map_err(|e| self.failed(&e))?;
         let created = self.fill(&engine);
         if created.is_err() {
