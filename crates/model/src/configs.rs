@@ -371,7 +371,7 @@ fn damaged() -> Vec<Config> {
                 finds: 2,
                 collects: 1,
                 rebuilds: 1,
-                kills: 1,
+                power_losses: 1,
                 lost_rows: 1,
                 ..NOTHING
             },
