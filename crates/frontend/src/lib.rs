@@ -10,6 +10,7 @@
 //! | `volume` | a volume of the store as an export |
 //! | `server` | accepting connections, shutdown |
 //! | `listener` | unix sockets, TCP, socket activation |
+//! | `unix_socket` | a name with its permissions, on a full file system too |
 //! | `registry` | who is connected; cutting clients off |
 //! | `socket` | system calls on a connected socket |
 //! | [`nbd::wire`] | the protocol as bytes |
@@ -34,6 +35,7 @@ mod registry;
 mod server;
 mod socket;
 mod sync;
+mod unix_socket;
 mod volume;
 mod workers;
 
@@ -46,4 +48,5 @@ pub use listener::{ListenAddress, ListenError, ListenOptions, Listener};
 pub use onefold_store::Wait;
 pub use registry::{Client, Traffic};
 pub use server::{Server, ServerLimits, Shutdown};
+pub use unix_socket::{SocketName, lacks_space, listen_unix};
 pub use volume::VolumeChanges;

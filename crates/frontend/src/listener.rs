@@ -1,16 +1,15 @@
 //! Where clients connect: unix sockets, TCP, and sockets handed down by systemd.
 //!
-//! A unix socket appears under its name only when its permissions are right and it is listening: it
-//! is made under another name and renamed, which also replaces a stale one at once.
+//! How unix sockets come to their names and permissions is in [`crate::unix_socket`].
 
 use crate::socket::Socket;
-use rustix::fs::{Gid, Mode};
+use crate::unix_socket::{SocketName, lacks_space, listen_unix};
 use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -105,26 +104,26 @@ pub enum ListenError {
     },
 }
 
+impl ListenError {
+    /// Whether the file system has no room for a socket.
+    pub fn lacks_space(&self) -> bool {
+        matches!(self, ListenError::Io { source, .. } if lacks_space(source))
+    }
+}
+
 /// A socket that accepts connections.
 #[derive(Debug)]
 pub struct Listener {
     socket: ListenSocket,
     address: ListenAddress,
-    /// The file of a unix socket that is ours to remove.
-    file: Option<SocketFile>,
+    /// That of a unix socket that we made.
+    _name: Option<SocketName>,
 }
 
 #[derive(Debug)]
 enum ListenSocket {
     Unix(UnixListener),
     Tcp(TcpListener),
-}
-
-#[derive(Debug)]
-struct SocketFile {
-    path: PathBuf,
-    device: u64,
-    inode: u64,
 }
 
 impl Listener {
@@ -160,23 +159,9 @@ impl Listener {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        let mut hidden = path.as_os_str().to_owned();
-        hidden.push(format!(".{}", std::process::id()));
-        let hidden = PathBuf::from(hidden);
-        let prepared = prepare_unix(&hidden, options).and_then(|prepared| {
-            fs::rename(&hidden, path)?;
-            Ok(prepared)
-        });
-        let (listener, metadata) = prepared.map_err(|error| {
-            let _ = fs::remove_file(&hidden);
-            failed(error)
-        })?;
-        let file = SocketFile {
-            path: path.to_owned(),
-            device: metadata.dev(),
-            inode: metadata.ino(),
-        };
-        Self::new(ListenSocket::Unix(listener), address.clone(), Some(file)).map_err(failed)
+        let (listener, name) =
+            listen_unix(path, options.unix_mode, options.unix_group).map_err(failed)?;
+        Self::new(ListenSocket::Unix(listener), address.clone(), Some(name)).map_err(failed)
     }
 
     fn bind_tcp(
@@ -237,7 +222,7 @@ impl Listener {
     fn new(
         socket: ListenSocket,
         address: ListenAddress,
-        file: Option<SocketFile>,
+        name: Option<SocketName>,
     ) -> io::Result<Self> {
         // The accepting thread waits in poll; a client that is gone by then must not stop it.
         match &socket {
@@ -247,7 +232,7 @@ impl Listener {
         Ok(Self {
             socket,
             address,
-            file,
+            _name: name,
         })
     }
 
@@ -285,37 +270,6 @@ impl AsFd for Listener {
         match &self.socket {
             ListenSocket::Unix(listener) => listener.as_fd(),
             ListenSocket::Tcp(listener) => listener.as_fd(),
-        }
-    }
-}
-
-fn prepare_unix(path: &Path, options: &ListenOptions) -> io::Result<(UnixListener, fs::Metadata)> {
-    // Left by a process of the same number that died at just this point.
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let listener = UnixListener::bind(path)?;
-    if let Some(group) = options.unix_group {
-        rustix::fs::chown(path, None, Some(Gid::from_raw(group)))?;
-    }
-    // After the group, so that the wrong group is never let in.
-    rustix::fs::chmod(path, Mode::from_raw_mode(options.unix_mode))?;
-    Ok((listener, fs::symlink_metadata(path)?))
-}
-
-impl Drop for Listener {
-    /// Removes the socket's file, unless somebody has put another one in its place.
-    fn drop(&mut self) {
-        if let Some(SocketFile {
-            path,
-            device,
-            inode,
-        }) = &self.file
-            && let Ok(metadata) = fs::symlink_metadata(path)
-            && (metadata.dev(), metadata.ino()) == (*device, *inode)
-        {
-            let _ = fs::remove_file(path);
         }
     }
 }

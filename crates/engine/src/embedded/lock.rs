@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use std::error::Error;
 use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -103,9 +103,14 @@ impl PoolLock {
             }
             Err(TryLockError::Error(cause)) => return Err(doing("locking", cause)),
         }
-        file.set_len(0)
-            .and_then(|()| writeln!(file, "{}", std::process::id()))
-            .map_err(|cause| doing("writing the process id to", cause))?;
+        let written = file
+            .set_len(0)
+            .and_then(|()| writeln!(file, "{}", std::process::id()));
+        match written.map_err(|cause| (cause.kind(), cause)) {
+            // A pool on a full host can be used, and others are told less about who does.
+            Ok(()) | Err((ErrorKind::StorageFull | ErrorKind::QuotaExceeded, _)) => {}
+            Err((_, cause)) => return Err(doing("writing the process id to", cause)),
+        }
         Ok(PoolLock { _file: file })
     }
 }

@@ -14,7 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -167,6 +167,32 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     ));
     assert_eq!(fs::read(&path).unwrap(), b"precious");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_socket_never_has_other_permissions_than_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let address = format!("unix:{}", directory.path().join("nbd.sock").display());
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // Whatever name it has on its way.
+        let watch = scope.spawn(|| {
+            let mut others = Vec::new();
+            while !done.load(Ordering::Acquire) {
+                let entries = fs::read_dir(directory.path()).unwrap();
+                let found =
+                    entries.filter_map(|entry| fs::symlink_metadata(entry.ok()?.path()).ok());
+                let modes = found.map(|found| found.permissions().mode() & 0o777);
+                others.extend(modes.filter(|mode| *mode != 0o600));
+            }
+            others
+        });
+        for _ in 0..1000 {
+            bind(&address, &ListenOptions::default()).unwrap();
+        }
+        done.store(true, Ordering::Release);
+        assert_eq!(watch.join().unwrap(), [0; 0]);
+    });
 }
 
 #[test]

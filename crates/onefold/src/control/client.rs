@@ -1,7 +1,7 @@
 //! The command line's end of the control socket.
 
 use super::frame::{PieceBody, PieceDecoder};
-use super::{Event, REQUEST_HEADER, SIZE_HEADER, socket_path};
+use super::{Event, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
 use crate::error::{Error, Result};
 use crate::image::chunk::{Piece, PieceReceiver, PieceSender, transfer};
 use crate::verbs::transfer::{Export, IMPORT_PATH, VolumeImport, VolumeImportReply};
@@ -29,11 +29,19 @@ pub(crate) struct ControlClient {
 }
 
 impl ControlClient {
-    /// Makes sure that somebody answers on the pool's control socket.
+    /// Makes sure that somebody answers on the pool's control socket, wherever it is.
     pub(crate) fn connect(pool: &Path) -> io::Result<Self> {
+        let answers =
+            |socket: &PathBuf| std::os::unix::net::UnixStream::connect(socket).map(|_| ());
         let socket = socket_path(pool);
-        std::os::unix::net::UnixStream::connect(&socket)?;
-        Ok(Self { socket })
+        let Err(error) = answers(&socket) else {
+            return Ok(Self { socket });
+        };
+        let mut others = other_socket_paths(pool).into_iter();
+        let other = others.find(|socket| answers(socket).is_ok());
+        Ok(Self {
+            socket: other.ok_or(error)?,
+        })
     }
 
     /// Lets the daemon run a verb.

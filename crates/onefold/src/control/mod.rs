@@ -5,7 +5,8 @@
 //! request in a header and the image as the body; an export answers with the image. Both are made
 //! of the [`frame`]s that carry pieces.
 //!
-//! Only the owner of the socket can connect to it, so whoever can is allowed everything.
+//! Only the owner of the socket can connect to it, so whoever can is allowed everything. Where the
+//! pool's directory has no room for a socket, it is in one of [`runtime_directories`].
 
 pub(crate) mod client;
 pub(crate) mod frame;
@@ -13,6 +14,9 @@ pub(crate) mod server;
 
 use crate::error::Error;
 use serde::{Deserialize, Serialize};
+use std::env;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Where the request of an import or export is, its body being the image.
@@ -38,7 +42,31 @@ pub(crate) enum Event<R> {
     Error(Error),
 }
 
+/// The name of the control socket.
+const SOCKET: &str = "control.sock";
+
 /// Where a pool's control socket is.
 pub(crate) fn socket_path(pool: &Path) -> PathBuf {
-    pool.join("control.sock")
+    pool.join(SOCKET)
+}
+
+/// Where it may be too: a daemon puts it into the first of these directories that takes it, if the
+/// pool's own has no room for it.
+pub(crate) fn other_socket_paths(pool: &Path) -> Vec<PathBuf> {
+    let directories = runtime_directories(pool).into_iter();
+    directories.map(|it| it.join(SOCKET)).collect()
+}
+
+/// Directories for sockets that the pool's directory has no room for. They are in memory, and named
+/// after the pool's directory as the kernel knows it, so that every path to it leads to the same.
+pub(crate) fn runtime_directories(pool: &Path) -> Vec<PathBuf> {
+    let Ok(metadata) = fs::metadata(pool) else {
+        return Vec::new();
+    };
+    let of_pool = format!("onefold/{:x}-{:x}", metadata.dev(), metadata.ino());
+    let of_user = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let of_owner = Path::new("/run/user").join(metadata.uid().to_string());
+    let parents = of_user.into_iter().chain(["/run".into(), of_owner]);
+    let absolute = parents.filter(|parent| parent.is_absolute());
+    absolute.map(|parent| parent.join(&of_pool)).collect()
 }

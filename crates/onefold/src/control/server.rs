@@ -4,7 +4,7 @@
 //! each runs on a thread for blocking work and sends its events here.
 
 use super::frame::{PieceBody, PieceDecoder};
-use super::{Event, REQUEST_HEADER, SIZE_HEADER, socket_path};
+use super::{Event, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::image::chunk::{Piece, PieceSender, transfer};
 use crate::limits::{
@@ -20,14 +20,14 @@ use hyper::body::{Body, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use onefold_frontend::{SocketName, lacks_space, listen_unix};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::convert::Infallible;
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdUnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -42,37 +42,29 @@ type LineSender = mpsc::Sender<(StatusCode, Bytes)>;
 
 /// The listening socket; its file goes away with it.
 pub(crate) struct ControlSocket {
-    path: PathBuf,
     listener: UnixListener,
+    _name: SocketName,
 }
 
 impl ControlSocket {
-    /// Listens in the pool directory, within a tokio runtime with I/O, in place of whatever socket an earlier daemon left there.
-    /// Only for the holder of the pool's lock: that no other daemon runs is what makes it stale.
+    /// Listens in the pool directory, within a tokio runtime with I/O, in place of whatever socket an
+    /// earlier daemon left there; where the directory has no room for it, elsewhere. Only for the
+    /// holder of the pool's lock: that no other daemon runs is what makes it stale.
     pub(crate) fn bind(pool: &Path) -> Result<Self> {
         let path = socket_path(pool);
+        let bound =
+            listen_unix(&path, SOCKET_MODE, None).or_else(|error| match lacks_space(&error) {
+                true => bind_elsewhere(pool).ok_or(error),
+                false => Err(error),
+            });
         let failed =
             |e: &io::Error| Error::io(format_args!("cannot listen on {}", path.display()), e);
-        // A socket takes connections as soon as it has a name. In a directory that only we can
-        // enter, nobody can make one before the permissions are right.
-        let private = pool.join("control.new");
-        let _ = fs::remove_dir_all(&private);
-        DirBuilder::new()
-            .mode(0o700)
-            .create(&private)
-            .map_err(|e| failed(&e))?;
-        let unnamed = private.join("sock");
-        let bound = StdUnixListener::bind(&unnamed).and_then(|listener| {
-            fs::set_permissions(&unnamed, Permissions::from_mode(0o600))?;
-            listener.set_nonblocking(true)?;
-            fs::rename(&unnamed, &path)?;
-            Ok(listener)
-        });
-        let _ = fs::remove_dir_all(&private);
-        let listener = bound
-            .and_then(UnixListener::from_std)
-            .map_err(|e| failed(&e))?;
-        Ok(Self { path, listener })
+        let (listener, name) = bound.map_err(|e| failed(&e))?;
+        listener.set_nonblocking(true).map_err(|e| failed(&e))?;
+        Ok(Self {
+            listener: UnixListener::from_std(listener).map_err(|e| failed(&e))?,
+            _name: name,
+        })
     }
 
     /// Serves until the future is dropped.
@@ -101,11 +93,20 @@ impl ControlSocket {
     }
 }
 
-impl Drop for ControlSocket {
-    fn drop(&mut self) {
-        // Left behind it would only be stale; the lock is what counts.
-        let _ = fs::remove_file(&self.path);
-    }
+/// Everything can be done by whoever connects.
+const SOCKET_MODE: u32 = 0o600;
+
+fn bind_elsewhere(pool: &Path) -> Option<(StdUnixListener, SocketName)> {
+    let mut paths = other_socket_paths(pool).into_iter();
+    paths.find_map(|path| {
+        fs::create_dir_all(path.parent()?).ok()?;
+        let bound = listen_unix(&path, SOCKET_MODE, None).ok()?;
+        tracing::warn!(
+            "the pool's directory has no room for a socket: commands find the daemon at {}",
+            path.display()
+        );
+        Some(bound)
+    })
 }
 
 struct Server {

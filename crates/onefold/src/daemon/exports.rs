@@ -1,6 +1,7 @@
 //! The pool's volumes as NBD exports: which there are, who has them, and where clients find them.
 
 use super::ServeOptions;
+use crate::control::runtime_directories;
 use crate::error::{Error, Result};
 use crate::limits::{DISCONNECT_TIME_MAX, NBD_CONNECTIONS_MAX, NBD_WORKERS, request_memory_bytes};
 use crate::verbs::{Attachments, Hold};
@@ -11,6 +12,7 @@ use onefold_frontend::{
 };
 use onefold_store::{Store, StoreErrorKind, Volume};
 use std::collections::HashMap;
+use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,19 +33,44 @@ pub(super) fn listen(
     options: &ServeOptions,
     mut listeners: Vec<Listener>,
 ) -> Result<Vec<Listener>> {
-    let mut wanted = options.addresses.clone();
-    if wanted.is_empty() && listeners.is_empty() {
-        wanted.push(ListenAddress::Unix(options.pool.join(DEFAULT_SOCKET)));
-    }
     let listen_options = ListenOptions {
         unix_mode: options.socket_mode,
         unix_group: options.socket_group.as_deref().map(group_id).transpose()?,
         insecure_listen: options.insecure_listen,
     };
-    for address in &wanted {
+    for address in &options.addresses {
         listeners.push(Listener::bind(address, &listen_options).map_err(|e| refused(&e))?);
     }
+    if listeners.is_empty() {
+        let bound = bind_default(&options.pool, &listen_options);
+        listeners.push(bound.map_err(|e| refused(&e))?);
+    }
     Ok(listeners)
+}
+
+/// Listens in the pool's directory; where that has no room for a socket, elsewhere.
+fn bind_default(
+    pool: &Path,
+    options: &ListenOptions,
+) -> std::result::Result<Listener, ListenError> {
+    let socket_in = |directory: &Path| ListenAddress::Unix(directory.join(DEFAULT_SOCKET));
+    Listener::bind(&socket_in(pool), options).or_else(|error| {
+        if !error.lacks_space() {
+            return Err(error);
+        }
+        let mut directories = runtime_directories(pool).into_iter();
+        let elsewhere = directories.find_map(|directory| {
+            fs::create_dir_all(&directory).ok()?;
+            Listener::bind(&socket_in(&directory), options).ok()
+        });
+        if let Some(listener) = &elsewhere {
+            let address = listener.address();
+            tracing::warn!(
+                "the pool's directory has no room for a socket: clients find the daemon at {address}"
+            );
+        }
+        elsewhere.ok_or(error)
+    })
 }
 
 impl NbdService {

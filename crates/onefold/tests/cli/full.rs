@@ -40,7 +40,7 @@ fn io(scene: &Scene, volume: &str, commands: &[&str]) -> Outcome {
 
 /// The same, which must succeed, and find what it expects.
 #[track_caller]
-fn io_ok(scene: &Scene, volume: &str, commands: &[&str]) {
+pub(crate) fn io_ok(scene: &Scene, volume: &str, commands: &[&str]) {
     let outcome = io(scene, volume, commands);
     let stdout = String::from_utf8_lossy(&outcome.stdout);
     let is_fine = outcome.code == Some(0) && !stdout.contains("failed");

@@ -84,6 +84,8 @@ pub(crate) struct Scene {
     /// Dropped first: a directory cannot be removed while something is mounted there.
     _mounted: Option<Mounted>,
     directory: TempDir,
+    /// What commands find in their environment.
+    environment: Vec<(&'static str, String)>,
 }
 
 /// A file system in memory, which is unmounted when this is dropped.
@@ -123,11 +125,13 @@ impl Scene {
 
     /// A pool of which everything is said.
     pub(crate) fn with_pool(options: &[&str]) -> Self {
-        Self::made_in(
-            TempDir::with_prefix("onefold-test-").unwrap(),
-            None,
-            options,
-        )
+        Self::in_directory(&std::env::temp_dir(), options)
+    }
+
+    /// The same, in a directory of `parent`.
+    pub(crate) fn in_directory(parent: &Path, options: &[&str]) -> Self {
+        let directory = TempDir::with_prefix_in("onefold-test-", parent).unwrap();
+        Self::made_in(directory, None, options)
     }
 
     /// The same, on a file system of so many MiB; `None` where none can be mounted.
@@ -141,6 +145,7 @@ impl Scene {
         let scene = Self {
             _mounted: mounted,
             directory,
+            environment: Vec::new(),
         };
         let pool = scene.pool().to_str().unwrap().to_owned();
         let mut arguments = vec!["pool", "create", &pool];
@@ -148,6 +153,11 @@ impl Scene {
         let created = run(&arguments);
         assert_eq!(created.code, Some(0), "{created:?}");
         scene
+    }
+
+    /// Sets an environment variable for all commands from now on.
+    pub(crate) fn set(&mut self, name: &'static str, value: String) {
+        self.environment.push((name, value));
     }
 
     pub(crate) fn pool(&self) -> PathBuf {
@@ -173,6 +183,8 @@ impl Scene {
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = onefold(arguments);
         command.env("ONEFOLD_POOL", self.pool());
+        let environment = self.environment.iter();
+        command.envs(environment.map(|(name, value)| (name, value)));
         command
     }
 

@@ -9,6 +9,7 @@ mod bench;
 mod clones;
 mod daemon;
 mod full;
+mod full_host;
 mod harness;
 mod images;
 mod jobs;

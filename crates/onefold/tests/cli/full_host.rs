@@ -1,0 +1,155 @@
+//! A daemon on a file system that has no room left, for data or for names.
+
+use crate::full::io_ok;
+use crate::harness::{Scene, noise};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// A file system of its own, unmounted on drop.
+struct Mount {
+    directory: TempDir,
+    /// Keeps the file that the file system is in.
+    _image: TempDir,
+}
+
+impl Mount {
+    /// A small ext4 file system. A directory takes a block there, and a socket does not.
+    fn ext4() -> Option<Self> {
+        let image = TempDir::with_prefix("onefold-test-").unwrap();
+        let path = image.path().join("ext4");
+        File::create(&path).unwrap().set_len(64 << 20).unwrap();
+        let path = path.to_str().unwrap();
+        succeeds(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0", path]))?;
+        Self::mount(image, &["-t", "ext4", "-o", "loop", path])
+    }
+
+    /// One in memory with room for few files.
+    fn with_few_inodes() -> Option<Self> {
+        let image = TempDir::with_prefix("onefold-test-").unwrap();
+        let options = "size=64m,nr_inodes=40";
+        Self::mount(image, &["-t", "tmpfs", "-o", options, "onefold-test"])
+    }
+
+    fn mount(image: TempDir, arguments: &[&str]) -> Option<Self> {
+        let directory = TempDir::with_prefix("onefold-test-").unwrap();
+        succeeds(Command::new("mount").args(arguments).arg(directory.path()))?;
+        Some(Self {
+            directory,
+            _image: image,
+        })
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Takes all bytes that are left.
+    fn fill_bytes(&self) {
+        let mut fill = File::create(self.path().join("fill")).unwrap();
+        for piece in [1 << 20, 4096, 1024] {
+            while let Ok(()) = fill
+                .write_all(&vec![7; piece])
+                .and_then(|()| fill.sync_all())
+            {}
+        }
+    }
+
+    /// Takes all inodes that are left.
+    fn fill_inodes(&self) {
+        let error = (0..1000).find_map(|n| File::create(self.path().join(n.to_string())).err());
+        assert_eq!(error.unwrap().kind(), io::ErrorKind::StorageFull);
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
+    }
+}
+
+fn succeeds(command: &mut Command) -> Option<()> {
+    let output = command.output();
+    if output.as_ref().is_ok_and(|output| output.status.success()) {
+        return Some(());
+    }
+    println!("skipped: {command:?} is not possible here: {output:?}");
+    None
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
+}
+
+/// A pool of 8 MiB with 4 MiB in volume `vm`.
+fn scene_in(mount: &Mount) -> Scene {
+    let scene = Scene::in_directory(mount.path(), &["--size", "8M"]);
+    let elsewhere = TempDir::with_prefix("onefold-test-").unwrap();
+    let image = elsewhere.path().join("image");
+    fs::write(&image, noise(1, 4 << 20)).unwrap();
+    scene.ok(&["volume", "import", "vm", image.to_str().unwrap()]);
+    scene
+}
+
+/// Guests read, trim and flush, and commands answer.
+#[track_caller]
+fn assert_served(scene: &Scene) {
+    let done = ["read 0 1M", "discard 0 1M", "read -P 0 0 1M", "flush"];
+    io_ok(scene, "vm", &done);
+    assert_eq!(scene.volumes(), ["vm"]);
+    let content = scene.content("vm");
+    assert!(content[..1 << 20].iter().all(|byte| *byte == 0));
+    assert!(content[1 << 20..] == noise(1, 4 << 20)[1 << 20..]);
+}
+
+#[test]
+fn a_daemon_starts_where_not_a_byte_is_free() {
+    let Some(mount) = Mount::ext4() else { return };
+    let scene = scene_in(&mount);
+    mount.fill_bytes();
+    let daemon = scene.daemon();
+    assert!(is_socket(&scene.pool().join("control.sock")));
+    assert_served(&scene);
+    // And again, with what the first one left behind.
+    daemon.kill();
+    let daemon = scene.daemon();
+    assert_served(&scene);
+    daemon.kill();
+    fs::remove_file(mount.path().join("fill")).unwrap();
+    assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+}
+
+#[test]
+fn a_daemon_starts_where_no_file_can_be_made() {
+    let Some(mount) = Mount::with_few_inodes() else {
+        return;
+    };
+    let mut scene = scene_in(&mount);
+    let runtime = TempDir::with_prefix("onefold-test-").unwrap();
+    let path = runtime.path().to_str().unwrap().to_owned();
+    scene.set("XDG_RUNTIME_DIR", path);
+
+    // The names of a daemon that was killed are taken again.
+    scene.daemon().kill();
+    mount.fill_inodes();
+    let daemon = scene.daemon();
+    assert_served(&scene);
+    assert!(is_socket(&scene.pool().join("control.sock")));
+    assert!(is_socket(&scene.pool().join("nbd.sock")));
+    assert!(daemon.terminate().success());
+
+    // Where there are none, the sockets are elsewhere, and commands find them.
+    mount.fill_inodes();
+    let mut daemon = scene.starting_daemon(&[]);
+    daemon.wait_for_line("commands find the daemon at");
+    let line = daemon.wait_for_line("clients find the daemon at");
+    assert!(line.contains(runtime.path().to_str().unwrap()), "{line}");
+    daemon.wait_for_line("serving");
+    assert!(!is_socket(&scene.pool().join("control.sock")));
+    assert_served(&scene);
+    assert!(daemon.terminate().success());
+    assert_eq!(scene.volumes(), ["vm"]);
+}
