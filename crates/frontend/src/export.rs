@@ -142,6 +142,11 @@ pub trait Exports: Send + Sync {
     /// What a client may know of an export before it attaches.
     fn describe(&self, name: &str) -> Result<ExportSummary, AttachError>;
 
+    /// How many exports there are of which each has a place kept for its first client.
+    fn devices(&self) -> usize {
+        0
+    }
+
     /// The snapshots of an export that exists, which [`Exports::attach`] can compare it with.
     fn snapshots(&self, _name: &str) -> Vec<String> {
         Vec::new()

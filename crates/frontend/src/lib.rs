@@ -23,12 +23,14 @@
 //! | [`nbd::client`] | the other end, for loads and tests |
 //! | `buffer`, `workers` | what connections share: memory and threads that may wait |
 //! | `parking` | where requests wait for space, without a thread |
+//! | `log_limit` | what clients can make the log say |
 //! | `limits` | every bound, with its reason |
 
 mod buffer;
 mod export;
 mod limits;
 mod listener;
+mod log_limit;
 pub mod nbd;
 mod parking;
 mod registry;
@@ -43,7 +45,7 @@ pub use export::{
     AttachError, Attached, Change, ChangedExtent, Changes, Export, ExportError, ExportSummary,
     Exports, Extent, Failure, Peer, ZeroOptions,
 };
-pub use limits::{PAYLOAD_BYTES_MAX, SMALL_PAYLOAD_BYTES};
+pub use limits::{HANDSHAKES_MAX, PAYLOAD_BYTES_MAX, SMALL_PAYLOAD_BYTES};
 pub use listener::{ListenAddress, ListenError, ListenOptions, Listener};
 pub use onefold_store::Wait;
 pub use registry::{Client, Traffic};

@@ -57,6 +57,25 @@ pub(crate) const NAME_BYTES_MAX: usize = 4096;
 /// A client that has not chosen an export by then is cut off, as it takes up a connection.
 pub(crate) const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(30);
 
+/// Connections at a time that have not chosen an export. They have no part in the limit on attached
+/// ones, so that silent sockets take no place from guests: more than a host's guests need to come back
+/// all at once, as a handshake takes a few round trips.
+pub const HANDSHAKES_MAX: usize = 64;
+
+/// A connection that has not chosen an export, or has chosen one and then asked for nothing, is let
+/// alone for so long. Then it goes if others have no place.
+pub(crate) const SILENCE_TIME_MIN: Duration = Duration::from_secs(2);
+
+/// How often is looked whether there is a place again.
+pub(crate) const PLACE_RETRY_PAUSE: Duration = Duration::from_millis(10);
+
+/// How long one that has to go for another may take.
+pub(crate) const PLACE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Failed requests that are told one by one before they are told once a second: enough to see where a
+/// disk is bad.
+pub(crate) const FAILURE_LINES_MAX: u32 = 20;
+
 /// Pause after the system refused a new connection for lack of descriptors or memory.
 pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 

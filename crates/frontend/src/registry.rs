@@ -3,10 +3,21 @@
 //! A connection is registered from its acceptance until its last request has ended and its export
 //! is dropped. The name of the export is entered *before* the daemon is asked to attach it: whoever
 //! first bars an export and then asks this registry to disconnect its clients misses nobody.
+//!
+//! Places are limited, and who does nothing loses its own first:
+//! - Connections that have not chosen an export have [`HANDSHAKES_MAX`] places of their own. If all
+//!   are taken, the oldest goes.
+//! - Attached ones have the server's limit. For each device without a client a place is kept, up to
+//!   half of all, from those that would be a further client of another device. So every guest gets in
+//!   again after a restart, whoever came before it. If there is no place, the oldest client that has
+//!   never asked for anything goes; if there is none, the newcomer is refused.
+//! - Neither goes within [`SILENCE_TIME_MIN`].
 
 use crate::export::{AttachError, Attached, ExportSummary, Exports, Peer};
+use crate::limits::{HANDSHAKES_MAX, PLACE_RETRY_PAUSE, PLACE_TIME_MAX, SILENCE_TIME_MIN};
+use crate::log_limit::LogLimit;
 use crate::socket::Socket;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -97,18 +108,54 @@ struct RegistryState {
 struct Entry {
     socket: Arc<Socket>,
     since: SystemTime,
+    /// When it connected, or chose its export.
+    stage_since: Instant,
+    /// It has to go.
+    dropped: bool,
     /// Present once the client has chosen.
     export: Option<String>,
     counters: Arc<Counters>,
 }
 
-/// Why a connection was not registered.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NotRegistered {
-    #[error("there are {0} connections already, which is the limit")]
-    Full(usize),
-    #[error("the server is shutting down")]
-    Closed,
+impl Entry {
+    fn is_silent(&self) -> bool {
+        !self.dropped && self.counters.requests.load(Ordering::Relaxed) == 0
+    }
+}
+
+/// The server is shutting down.
+#[derive(Debug)]
+pub(crate) struct Closed;
+
+impl RegistryState {
+    fn attached(&self) -> impl Iterator<Item = &Entry> {
+        let entries = self.connections.values();
+        entries.filter(|entry| entry.export.is_some())
+    }
+
+    fn handshakes(&self) -> usize {
+        self.connections.len() - self.attached().count()
+    }
+
+    /// Cuts off the oldest silent connection that is attached, or is not, after at least
+    /// `silence_min`. Otherwise says how long the oldest such still has, if there is any.
+    fn drop_silent(
+        &mut self,
+        attached: bool,
+        silence_min: Duration,
+    ) -> Result<(), Option<Duration>> {
+        let entries = self.connections.values_mut();
+        let of_kind = entries.filter(|it| it.export.is_some() == attached && it.is_silent());
+        let oldest = of_kind.min_by_key(|it| it.stage_since).ok_or(None)?;
+        match silence_min.checked_sub(oldest.stage_since.elapsed()) {
+            Some(left) if !left.is_zero() => Err(Some(left)),
+            _ => {
+                oldest.dropped = true;
+                oldest.socket.close();
+                Ok(())
+            }
+        }
+    }
 }
 
 impl Registry {
@@ -120,16 +167,11 @@ impl Registry {
         })
     }
 
-    pub(crate) fn register(
-        self: &Arc<Self>,
-        socket: Arc<Socket>,
-    ) -> Result<Registration, NotRegistered> {
+    /// Enters a connection that has yet to choose; see [`Registry::make_room`].
+    pub(crate) fn register(self: &Arc<Self>, socket: Arc<Socket>) -> Result<Registration, Closed> {
         let mut state = self.lock();
         if state.closed {
-            return Err(NotRegistered::Closed);
-        }
-        if state.connections.len() >= self.connections_max {
-            return Err(NotRegistered::Full(self.connections_max));
+            return Err(Closed);
         }
         state.last_id += 1;
         let id = state.last_id;
@@ -137,6 +179,8 @@ impl Registry {
         let entry = Entry {
             socket,
             since: SystemTime::now(),
+            stage_since: Instant::now(),
+            dropped: false,
             export: None,
             counters: Arc::clone(&counters),
         };
@@ -146,6 +190,22 @@ impl Registry {
             id,
             counters,
         })
+    }
+
+    /// Whether another connection may be accepted. If not, makes the oldest one go that has not
+    /// chosen an export in time.
+    pub(crate) fn make_room(&self) -> bool {
+        let mut state = self.lock();
+        let has_room = state.handshakes() < HANDSHAKES_MAX;
+        if !has_room {
+            let _ = state.drop_silent(false, SILENCE_TIME_MIN);
+        }
+        has_room
+    }
+
+    /// Makes the oldest connection go that has not chosen an export, as the system has no more.
+    pub(crate) fn give_up_one(&self) {
+        let _ = self.lock().drop_silent(false, Duration::ZERO);
     }
 
     pub(crate) fn clients(&self) -> Vec<Client> {
@@ -257,14 +317,57 @@ impl Registration {
         Arc::clone(&self.counters)
     }
 
-    fn enter_export(&self, name: Option<&str>) {
+    /// Enters the export that the client has chosen, once there is a place for it.
+    fn enter_export(&self, name: &str, exports: &dyn Exports) -> Result<(), AttachError> {
+        let registry = &self.registry;
+        let limit = registry.connections_max;
+        let deadline = Instant::now() + PLACE_TIME_MAX;
+        // Asked without the lock, and only where it may matter.
+        let is_crowded = registry.lock().attached().count() >= limit / 2;
+        let devices = if is_crowded { exports.devices() } else { 0 };
+        let mut state = registry.lock();
+        while !has_place(&state, limit, name, devices) {
+            // One that was made to go before may still be about it, or not be silent for long enough.
+            let leaving = state.attached().any(|entry| entry.dropped);
+            let leaves = leaving || state.drop_silent(true, SILENCE_TIME_MIN) != Err(None);
+            if !leaves || Instant::now() >= deadline {
+                return Err(AttachError::Refused(format!(
+                    "there are {} clients, and {limit} is the limit; places are kept for volumes \
+                     without a client",
+                    state.attached().count()
+                )));
+            }
+            let waited = registry.gone.wait_timeout(state, PLACE_RETRY_PAUSE);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        if let Some(entry) = state.connections.get_mut(&self.id) {
+            entry.export = Some(name.to_owned());
+            entry.stage_since = Instant::now();
+        }
+        Ok(())
+    }
+
+    fn leave_export(&self) {
         let mut state = self.registry.lock();
         if let Some(entry) = state.connections.get_mut(&self.id) {
-            entry.export = name.map(str::to_owned);
+            entry.export = None;
         }
         // Who waits for the clients of an export to go must hear of one that was refused.
         self.registry.gone.notify_all();
     }
+}
+
+/// Whether another client may attach to an export.
+fn has_place(state: &RegistryState, limit: usize, name: &str, devices: usize) -> bool {
+    let names: BTreeSet<&str> = state
+        .attached()
+        .filter_map(|entry| entry.export.as_deref())
+        .collect();
+    let kept = match names.contains(name) {
+        true => devices.saturating_sub(names.len()).min(limit / 2),
+        false => 0,
+    };
+    state.attached().count() + kept < limit
 }
 
 impl Drop for Registration {
@@ -280,6 +383,7 @@ impl Drop for Registration {
 pub(crate) struct RegisteringExports<'a> {
     pub(crate) exports: &'a dyn Exports,
     pub(crate) registration: &'a Registration,
+    pub(crate) refusals: &'a LogLimit,
 }
 
 impl Exports for RegisteringExports<'_> {
@@ -291,16 +395,118 @@ impl Exports for RegisteringExports<'_> {
         self.exports.describe(name)
     }
 
+    fn devices(&self) -> usize {
+        self.exports.devices()
+    }
+
     fn snapshots(&self, name: &str) -> Vec<String> {
         self.exports.snapshots(name)
     }
 
     fn attach(&self, name: &str, since: &[String], peer: &Peer) -> Result<Attached, AttachError> {
-        self.registration.enter_export(Some(name));
+        self.registration
+            .enter_export(name, self.exports)
+            .inspect_err(|error| {
+                self.refusals.line(|left_out| {
+                    tracing::warn!(left_out, "{peer} may not attach to {name:?}: {error}");
+                });
+            })?;
         let attached = self.exports.attach(name, since, peer);
         if attached.is_err() {
-            self.registration.enter_export(None);
+            self.registration.leave_export();
         }
         attached
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    /// A pool with so many devices.
+    struct Devices(usize);
+
+    impl Exports for Devices {
+        fn names(&self) -> Vec<String> {
+            Vec::new()
+        }
+        fn devices(&self) -> usize {
+            self.0
+        }
+        fn describe(&self, _: &str) -> Result<ExportSummary, AttachError> {
+            Err(AttachError::Unknown)
+        }
+        fn attach(&self, _: &str, _: &[String], _: &Peer) -> Result<Attached, AttachError> {
+            Err(AttachError::Unknown)
+        }
+    }
+
+    fn connection(registry: &Arc<Registry>) -> Registration {
+        let (socket, _) = UnixStream::pair().unwrap();
+        let socket = Arc::new(Socket::from_unix(socket).unwrap());
+        registry.register(socket).unwrap()
+    }
+
+    /// A client that attaches and asks for something.
+    fn client(registry: &Arc<Registry>, export: &str) -> Option<Registration> {
+        client_of(registry, export, 3)
+    }
+
+    fn client_of(registry: &Arc<Registry>, export: &str, devices: usize) -> Option<Registration> {
+        let registration = connection(registry);
+        registration.enter_export(export, &Devices(devices)).ok()?;
+        registration
+            .counters()
+            .requests
+            .fetch_add(1, Ordering::Relaxed);
+        Some(registration)
+    }
+
+    #[test]
+    fn a_place_is_kept_for_every_devices_first_client() {
+        let registry = Registry::new(4);
+        let mut of_a: Vec<_> = (0..5).filter_map(|_| client(&registry, "a")).collect();
+        assert_eq!(of_a.len(), 2, "two places are kept for two other devices");
+        let (b, c) = (client(&registry, "b"), client(&registry, "c"));
+        assert!(b.is_some() && c.is_some());
+        assert!(client(&registry, "b").is_none());
+        assert!(client(&registry, "d").is_none(), "the limit is the limit");
+        // With all devices attached, the rest is for anybody.
+        of_a.pop();
+        assert!(client(&registry, "b").is_some());
+        drop((b, c));
+        assert!(client(&registry, "a").is_some());
+    }
+
+    #[test]
+    fn the_oldest_that_is_silent_goes_and_none_that_asks() {
+        let registry = Registry::new(2);
+        let silent = connection(&registry);
+        silent.enter_export("a", &Devices(0)).unwrap();
+        let asks = client_of(&registry, "a", 0).unwrap();
+        let is_dropped = |id: u64| registry.lock().connections[&id].dropped;
+        assert!(registry.lock().drop_silent(true, Duration::MAX).is_err());
+        assert!(!is_dropped(silent.id()));
+        assert_eq!(registry.lock().drop_silent(true, Duration::ZERO), Ok(()));
+        assert!(is_dropped(silent.id()) && !is_dropped(asks.id()));
+        assert_eq!(registry.lock().drop_silent(true, Duration::ZERO), Err(None));
+        drop(silent);
+        assert!(client_of(&registry, "a", 0).is_some());
+    }
+
+    #[test]
+    fn connections_without_an_export_have_places_of_their_own() {
+        let registry = Registry::new(1);
+        let _client = client(&registry, "a").unwrap();
+        let mut waiting = Vec::new();
+        while registry.make_room() {
+            waiting.push(connection(&registry));
+        }
+        assert_eq!(waiting.len(), HANDSHAKES_MAX);
+        registry.give_up_one();
+        assert!(registry.lock().connections[&waiting[0].id()].dropped);
+        waiting.remove(0);
+        assert!(registry.make_room());
     }
 }

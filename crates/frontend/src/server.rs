@@ -3,9 +3,11 @@
 use crate::buffer::BufferPool;
 use crate::export::Exports;
 use crate::limits::{
-    ACCEPT_RETRY_PAUSE, CONNECTION_BYTES, HANDSHAKE_TIME_MAX, POOL_FRACTION_PER_CONNECTION,
+    ACCEPT_RETRY_PAUSE, CONNECTION_BYTES, FAILURE_LINES_MAX, HANDSHAKE_TIME_MAX, PLACE_RETRY_PAUSE,
+    POOL_FRACTION_PER_CONNECTION,
 };
 use crate::listener::Listener;
+use crate::log_limit::LogLimit;
 use crate::nbd::connection::{self, Resources};
 use crate::nbd::execution::panic_text;
 use crate::nbd::handshake::negotiate;
@@ -13,7 +15,7 @@ use crate::parking::Parking;
 use crate::registry::{Client, RegisteringExports, Registration, Registry, Traffic};
 use crate::socket::Socket;
 use crate::workers::WorkerPool;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +30,8 @@ pub struct ServerLimits {
     /// is for the fixed needs of connections, about 290 KiB each, which may lower the number of
     /// connections; the rest is shared by large requests and those that wait for the disk.
     pub memory_bytes: usize,
-    /// Connections at a time; more are closed at once.
+    /// Attached clients at a time; more are refused, but for a device's first. Besides, there may be
+    /// [`crate::HANDSHAKES_MAX`] connections that have not chosen an export.
     pub connections: usize,
     /// Threads for requests that wait for the disk.
     pub worker_threads: usize,
@@ -84,6 +87,8 @@ impl Server {
             pool: BufferPool::new(pool_bytes),
             workers: WorkerPool::new(limits.worker_threads),
             parking: Parking::new(),
+            refusals: LogLimit::new(1),
+            failures: Arc::new(LogLimit::new(FAILURE_LINES_MAX)),
             share_bytes: pool_bytes / POOL_FRACTION_PER_CONNECTION,
         });
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
@@ -199,6 +204,13 @@ impl Acceptor {
                 .map(|listener| PollFd::new(listener, PollFlags::IN)),
         );
         loop {
+            if !self.registry.make_room() {
+                // Who comes meanwhile waits to be accepted.
+                if self.stops_within(PLACE_RETRY_PAUSE) {
+                    return;
+                }
+                continue;
+            }
             if let Err(error) = poll(&mut polled, None)
                 && error != rustix::io::Errno::INTR
             {
@@ -223,21 +235,28 @@ impl Acceptor {
             Ok(Some(socket)) => self.admit(socket),
             Ok(None) => {}
             Err(error) => {
-                tracing::error!(%error, "cannot accept a connection at {}", listener.address());
-                thread::sleep(ACCEPT_RETRY_PAUSE);
+                self.resources.refusals.line(|left_out| {
+                    let address = listener.address();
+                    tracing::error!(left_out, %error, "cannot accept a connection at {address}");
+                });
+                self.registry.give_up_one();
+                self.stops_within(ACCEPT_RETRY_PAUSE);
             }
         }
+    }
+
+    /// Waits; returns whether the server stops.
+    fn stops_within(&self, time: Duration) -> bool {
+        let mut polled = [PollFd::new(&*self.stop, PollFlags::IN)];
+        let time = Timespec::try_from(time).unwrap_or_default();
+        poll(&mut polled, Some(&time)).is_ok_and(|ready| ready > 0)
     }
 
     fn admit(&self, socket: Socket) {
         let socket = Arc::new(socket);
         let peer = socket.peer();
-        let registration = match self.registry.register(Arc::clone(&socket)) {
-            Ok(registration) => registration,
-            Err(reason) => {
-                tracing::warn!("connection of {peer} refused: {reason}");
-                return;
-            }
+        let Ok(registration) = self.registry.register(Arc::clone(&socket)) else {
+            return;
         };
         let exports = Arc::clone(&self.exports);
         let resources = Arc::clone(&self.resources);
@@ -246,7 +265,9 @@ impl Acceptor {
             run_connection(&registration, &socket, exports.as_ref(), &resources);
         });
         if let Err(error) = started {
-            tracing::error!(%error, "no thread for the connection of {peer}, which is closed");
+            self.resources.refusals.line(|left_out| {
+                tracing::error!(left_out, %error, "no thread for {peer}, whose connection is closed");
+            });
         }
     }
 }
@@ -279,6 +300,7 @@ fn serve(
     let offered = RegisteringExports {
         exports,
         registration,
+        refusals: &resources.refusals,
     };
     let mut stream = socket.with_deadline(HANDSHAKE_TIME_MAX);
     let session = match negotiate(&mut stream, &offered, &peer) {
@@ -291,18 +313,21 @@ fn serve(
     };
     let export = session.name.clone();
     if let Err(error) = socket.without_deadline() {
-        tracing::warn!(client = id, %error, "cannot serve {peer}");
+        resources.refusals.line(|left_out| {
+            tracing::warn!(client = id, left_out, %error, "cannot serve {peer}");
+        });
         return;
     }
     tracing::info!(client = id, "{peer} attached to export {export:?}");
     let counters = registration.counters();
     match connection::serve(id, Arc::clone(socket), session, counters, resources) {
         Ok(()) => tracing::info!(client = id, "{peer} left export {export:?}"),
-        Err(error) => {
+        Err(error) => resources.refusals.line(|left_out| {
             tracing::warn!(
                 client = id,
+                left_out,
                 "{peer} detached from export {export:?}: {error}"
             );
-        }
+        }),
     }
 }

@@ -1,5 +1,6 @@
 //! Every bound of the command line and the daemon, each with the reason for its value.
 
+use onefold_frontend::HANDSHAKES_MAX;
 use std::time::Duration;
 
 /// What one process may use when `--memory` does not say.
@@ -43,8 +44,29 @@ pub(crate) const IMPORT_BATCHES_AHEAD_MAX: u64 = 4;
 /// 32 MiB, half of the smallest reserve being the rest's.
 pub(crate) const TRANSFERS_MAX: usize = 4;
 
-/// Connections to the control socket served at once; each costs a few tens of KiB.
-pub(crate) const CONTROL_CONNECTIONS_MAX: usize = 32;
+/// Commands that a daemon does at once; more are refused. Each has a thread.
+pub(crate) const CONTROL_COMMANDS_MAX: usize = 32;
+
+/// Imports and exports that may wait for others to end; more are refused.
+pub(crate) const TRANSFERS_WAITING_MAX: usize = 16;
+
+/// Connections to the control socket; each costs a few tens of KiB. A dozen more than can work or
+/// wait, so that there is always one that can go in favour of another: see `control/connections.rs`.
+pub(crate) const CONTROL_CONNECTIONS_MAX: usize =
+    CONTROL_COMMANDS_MAX + TRANSFERS_MAX + TRANSFERS_WAITING_MAX + 12;
+
+/// How long a peer of the control socket may take to send its request, but for an image.
+pub(crate) const CONTROL_REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// So much of it each peer has where there is a descriptor for one only: others wait meanwhile.
+pub(crate) const CONTROL_REQUEST_TIME_MIN: Duration = Duration::from_secs(1);
+
+/// How long nothing of an image that is imported may arrive before the import fails, which others may
+/// be waiting for. Longer than a program takes that first computes what it then sends.
+pub(crate) const IMPORT_PAUSE_MAX: Duration = Duration::from_secs(3600);
+
+/// After so long without an answer from the daemon a command says that it waits.
+pub(crate) const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The body of a request other than an import is a name or two.
 pub(crate) const CONTROL_BODY_BYTES_MAX: usize = 64 << 10;
@@ -80,6 +102,17 @@ pub(crate) const ACCOUNTING_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Pause after the system refused a new connection for lack of descriptors or memory.
 pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// How often the log is told of that.
+pub(crate) const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Descriptors that attached NBD clients do not get: those of the control socket's connections, of
+/// clients that have yet to attach, and 96 for the pool's parts, listening sockets, the index that a
+/// conversion makes, and the runtime.
+pub(crate) const DESCRIPTORS_RESERVED: usize = CONTROL_CONNECTIONS_MAX + HANDSHAKES_MAX + 96;
+
+/// With fewer NBD clients a daemon is of no use.
+pub(crate) const NBD_CONNECTIONS_MIN: usize = 8;
 
 /// NBD clients at a time; more than a host of this size has guests. The server takes fewer where
 /// its share of the memory is too small.

@@ -8,6 +8,7 @@
 mod commands;
 mod control;
 mod daemon;
+mod descriptors;
 mod duration;
 mod error;
 mod image;

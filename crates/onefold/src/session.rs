@@ -46,19 +46,19 @@ impl Session {
     }
 
     /// Access through the daemon, which must be running.
-    pub(crate) fn of_daemon(pool: &Path) -> Result<Self> {
+    pub(crate) fn of_daemon(pool: &Path, output: &Output) -> Result<Self> {
         match pool::claim(pool)? {
             Claim::Ours(_) => Err(Error::failed(format!(
                 "no daemon has the pool {} open, and there are jobs only while 'onefold serve' \
                  runs",
                 pool.display()
             ))),
-            Claim::Held { holder } => Self::connect(pool, &holder),
+            Claim::Held { holder } => Self::connect(pool, &holder, output),
         }
     }
 
-    fn connect(pool: &Path, holder: &str) -> Result<Self> {
-        ControlClient::connect(pool)
+    fn connect(pool: &Path, holder: &str, output: &Output) -> Result<Self> {
+        ControlClient::connect(pool, holder, output)
             .map(Self::Remote)
             .map_err(|error| {
                 Error::failed(format!(
@@ -90,7 +90,7 @@ impl Session {
                     _lock: lock,
                 })
             }
-            Claim::Held { holder } => Self::connect(pool, &holder),
+            Claim::Held { holder } => Self::connect(pool, &holder, output),
         }
     }
 

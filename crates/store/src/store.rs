@@ -232,6 +232,13 @@ impl Store {
         read(&self.volumes).keys().cloned().collect()
     }
 
+    /// How many volumes are in use, without their snapshots.
+    #[must_use]
+    pub fn volume_count(&self) -> usize {
+        let volumes = read(&self.volumes);
+        volumes.values().filter(|it| !it.is_snapshot()).count()
+    }
+
     /// A volume in use, or a snapshot by its full name.
     ///
     /// # Errors

@@ -13,6 +13,7 @@
 use crate::buffer::{BufferPool, Share};
 use crate::export::Export;
 use crate::limits::{HANDED_OVER_MAX, SMALL_PAYLOAD_BYTES};
+use crate::log_limit::LogLimit;
 use crate::nbd::execution::{
     HandedOver, Link, Setback, Work, block_status, control_waiting, control_without_waiting,
 };
@@ -39,6 +40,10 @@ pub(crate) struct Resources {
     pub(crate) parking: Arc<Parking<HandedOver>>,
     /// How much of the pool one connection may hold.
     pub(crate) share_bytes: usize,
+    /// Lines about clients that are not served.
+    pub(crate) refusals: LogLimit,
+    /// Lines about requests that failed.
+    pub(crate) failures: Arc<LogLimit>,
 }
 
 /// Why a connection ended, other than by the client's wish.
@@ -97,6 +102,7 @@ pub(crate) fn serve(
         counters,
         workers: Arc::clone(&resources.workers),
         parking: Arc::clone(&resources.parking),
+        failures: Arc::clone(&resources.failures),
         ended: AtomicBool::new(false),
     });
     let connection = Connection {

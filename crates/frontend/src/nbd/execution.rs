@@ -4,6 +4,7 @@ use crate::buffer::PoolBuffer;
 use crate::export::{Change, ChangedExtent, Changes, Export, ExportError, Extent, Failure};
 use crate::limits::EXTENTS_MAX;
 use crate::limits::PARKED_RETRY_INTERVAL;
+use crate::log_limit::LogLimit;
 use crate::nbd::handshake::Terms;
 use crate::nbd::reply::{Payload, Reply};
 use crate::nbd::request::Control;
@@ -36,6 +37,7 @@ pub(crate) struct Link {
     pub(crate) counters: Arc<Counters>,
     pub(crate) workers: Arc<WorkerPool<HandedOver>>,
     pub(crate) parking: Arc<Parking<HandedOver>>,
+    pub(crate) failures: Arc<LogLimit>,
     /// Nothing more is read from the client.
     pub(crate) ended: AtomicBool,
 }
@@ -71,7 +73,13 @@ impl Link {
             Ok(Err(ExportError::Failed { failure, source })) => {
                 let Link { id, name, .. } = self;
                 if failure == Failure::Io {
-                    tracing::error!(client = id, "{what} failed on export {name:?}: {source}");
+                    self.failures.line(|left_out| {
+                        tracing::error!(
+                            client = id,
+                            left_out,
+                            "{what} failed on export {name:?}: {source}"
+                        );
+                    });
                 } else {
                     tracing::debug!(client = id, "{what} refused on export {name:?}: {source}");
                 }

@@ -4,7 +4,8 @@ use crate::client::Client;
 use crate::memory::{MemoryExport, pattern};
 use crate::{TestExports, TestServer};
 use onefold_frontend::{
-    ListenAddress, ListenError, ListenOptions, Listener, Peer, Server, ServerLimits, Shutdown,
+    HANDSHAKES_MAX, ListenAddress, ListenError, ListenOptions, Listener, Peer, Server,
+    ServerLimits, Shutdown,
 };
 use std::fs;
 use std::io::Read;
@@ -120,21 +121,47 @@ fn shutdown_cuts_off_who_does_not_take_its_replies() {
     );
 }
 
-#[test]
-fn connections_beyond_the_limit_are_closed() {
+/// A server for two clients.
+fn for_two() -> TestServer {
     let limits = ServerLimits {
         connections: 2,
         ..ServerLimits::default()
     };
-    let server = TestServer::with_limits(MemoryExport::new(SIZE), &limits);
-    let (mut first, second) = (server.client(), server.client());
-    assert!(Client::try_attach(&server.socket, true).is_err());
+    TestServer::with_limits(MemoryExport::new(SIZE), &limits)
+}
+
+#[test]
+fn clients_beyond_the_limit_are_refused() {
+    let server = for_two();
+    let (mut first, mut second) = (server.client(), server.client());
+    assert_eq!(second.read(9, 1)[0], pattern(9));
+    assert_eq!(first.read(9, 1)[0], pattern(9));
+    let refused = Client::try_attach(&server.socket, true).err().unwrap();
+    assert!(refused.to_string().contains("2 is the limit"), "{refused}");
     assert_eq!(first.read(9, 1)[0], pattern(9));
     drop(second);
     while server.server.clients().len() > 1 {
         thread::yield_now();
     }
     assert_eq!(server.client().read(9, 1)[0], pattern(9));
+}
+
+#[test]
+fn silent_connections_keep_no_client_out() {
+    let server = for_two();
+    // More than there are places, and later ones wait to be accepted.
+    let silent: Vec<UnixStream> = (0..HANDSHAKES_MAX + 10)
+        .map(|_| UnixStream::connect(&server.socket).unwrap())
+        .collect();
+    let mut client = server.client();
+    assert_eq!(client.read(9, 1)[0], pattern(9));
+    // Nor do such that attach and then ask for nothing, and they do not make others go.
+    let mut attached = server.client();
+    let mut other = server.client();
+    assert_eq!(other.read(9, 1)[0], pattern(9));
+    assert!(attached.is_closed());
+    assert_eq!(client.read(9, 1)[0], pattern(9));
+    drop(silent);
 }
 
 #[test]

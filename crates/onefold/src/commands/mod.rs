@@ -236,7 +236,7 @@ impl Context {
 
     /// Does a verb that only a daemon can do, and prints its reply.
     fn call_daemon<V: Verb>(&self, verb: &V) -> Result<ExitCode> {
-        let session = Session::of_daemon(self.pool()?)?;
+        let session = Session::of_daemon(self.pool()?, &self.output)?;
         self.print(&session.call(verb, &mut |_, _| {})?)
     }
 

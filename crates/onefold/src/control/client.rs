@@ -1,9 +1,11 @@
 //! The command line's end of the control socket.
 
-use super::frame::{PieceBody, PieceDecoder};
+use super::frame::{Flow, PieceBody, PieceDecoder};
 use super::{Event, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
 use crate::error::{Error, Result};
 use crate::image::chunk::{Piece, PieceReceiver, PieceSender, transfer};
+use crate::limits::{ANSWER_PATIENCE, TRANSFERS_MAX};
+use crate::output::Output;
 use crate::verbs::transfer::{Export, IMPORT_PATH, VolumeImport, VolumeImportReply};
 use crate::verbs::{Report, Verb};
 use bytes::{Buf, Bytes, BytesMut};
@@ -16,6 +18,7 @@ use hyper_util::rt::TokioIo;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::thread;
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
@@ -26,21 +29,25 @@ const LINE_BYTES_MAX: usize = 64 << 20;
 /// A daemon that answered when it was called. Each request has a connection of its own.
 pub(crate) struct ControlClient {
     socket: PathBuf,
+    /// The daemon, for people.
+    daemon: String,
+    output: Output,
 }
 
 impl ControlClient {
     /// Makes sure that somebody answers on the pool's control socket, wherever it is.
-    pub(crate) fn connect(pool: &Path) -> io::Result<Self> {
+    pub(crate) fn connect(pool: &Path, daemon: &str, output: &Output) -> io::Result<Self> {
         let answers =
             |socket: &PathBuf| std::os::unix::net::UnixStream::connect(socket).map(|_| ());
-        let socket = socket_path(pool);
-        let Err(error) = answers(&socket) else {
-            return Ok(Self { socket });
-        };
-        let mut others = other_socket_paths(pool).into_iter();
-        let other = others.find(|socket| answers(socket).is_ok());
+        let mut socket = socket_path(pool);
+        if let Err(error) = answers(&socket) {
+            let mut others = other_socket_paths(pool).into_iter();
+            socket = others.find(|it| answers(it).is_ok()).ok_or(error)?;
+        }
         Ok(Self {
-            socket: other.ok_or(error)?,
+            socket,
+            daemon: daemon.to_owned(),
+            output: *output,
         })
     }
 
@@ -48,7 +55,7 @@ impl ControlClient {
     pub(crate) fn call<V: Verb>(&self, verb: &V, report: Report<'_>) -> Result<V::Reply> {
         let body = Full::new(json(verb)?);
         runtime()?.block_on(async {
-            let answer = self.send(request(V::PATH, body)?).await?;
+            let answer = self.send(request(V::PATH, body)?, &Flow::default()).await?;
             read_events(answer.into_body(), report).await
         })
     }
@@ -61,10 +68,12 @@ impl ControlClient {
     ) -> Result<VolumeImportReply> {
         let header = HeaderValue::from_maybe_shared(json(import)?)
             .map_err(|_| Error::usage("the volume's name cannot be sent"))?;
-        let mut request = request(IMPORT_PATH, PieceBody::new(pieces))?;
+        let body = PieceBody::new(pieces);
+        let flow = body.flow();
+        let mut request = request(IMPORT_PATH, body)?;
         request.headers_mut().insert(REQUEST_HEADER, header);
         runtime()?.block_on(async {
-            let answer = self.send(request).await?;
+            let answer = self.send(request, &flow).await?;
             read_events(answer.into_body(), &mut |_, _| {}).await
         })
     }
@@ -73,7 +82,8 @@ impl ControlClient {
     pub(crate) fn export<E: Export>(&self, export: &E) -> Result<(u64, PieceReceiver)> {
         let body = Full::new(json(export)?);
         let runtime = runtime()?;
-        let answer = runtime.block_on(async { self.send(request(E::PATH, body)?).await })?;
+        let request = request(E::PATH, body)?;
+        let answer = runtime.block_on(self.send(request, &Flow::default()))?;
         if answer.status() != StatusCode::OK {
             let refused = runtime.block_on(async {
                 read_events::<IgnoredAny>(answer.into_body(), &mut |_, _| {}).await
@@ -92,7 +102,9 @@ impl ControlClient {
         Ok((size_bytes, receiver))
     }
 
-    async fn send<B>(&self, request: Request<B>) -> Result<Response<Incoming>>
+    /// Sends a request and waits for the head of the answer. Where that takes long, and not because
+    /// an image is slow to come, it says so once.
+    async fn send<B>(&self, request: Request<B>, flow: &Flow) -> Result<Response<Incoming>>
     where
         B: Body<Data = Bytes, Error = std::convert::Infallible> + Send + 'static,
     {
@@ -104,10 +116,21 @@ impl ControlClient {
             .map_err(|e| self.lost(&e))?;
         // Its failure shows in the answer, or in its absence.
         tokio::spawn(connection);
-        sender
-            .send_request(request)
-            .await
-            .map_err(|e| self.lost(&e))
+        let mut answer = pin!(sender.send_request(request));
+        let mut seen = flow.look();
+        loop {
+            match tokio::time::timeout(ANSWER_PATIENCE, &mut answer).await {
+                Ok(answer) => return answer.map_err(|e| self.lost(&e)),
+                Err(_) if flow.stands_still(&mut seen) => break,
+                Err(_) => {}
+            }
+        }
+        self.output.note(format_args!(
+            "still waiting for {}, which has the pool open: it is starting, at work on this, or busy \
+             with other commands, of which {TRANSFERS_MAX} imports and exports at a time",
+            self.daemon
+        ));
+        answer.await.map_err(|e| self.lost(&e))
     }
 
     fn lost(&self, cause: &dyn std::error::Error) -> Error {
@@ -120,7 +143,7 @@ impl ControlClient {
 
 /// Only what waits for the socket runs on it; progress bars and files do not mind waiting.
 fn runtime() -> Result<Runtime> {
-    let built = Builder::new_current_thread().enable_io().build();
+    let built = Builder::new_current_thread().enable_all().build();
     built.map_err(|e| Error::io("cannot talk to the daemon", &e))
 }
 

@@ -11,6 +11,8 @@ use bytes::{Buf, Bytes, BytesMut};
 use hyper::body::{Body, Frame};
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 /// Bytes before a frame's own bytes.
@@ -28,9 +30,35 @@ fn header(offset: u64, len: usize) -> Bytes {
     Bytes::copy_from_slice(&header)
 }
 
+/// How a body is getting on, for who waits for the answer to it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Flow(Arc<FlowState>);
+
+#[derive(Debug, Default)]
+struct FlowState {
+    /// Frames that the connection has taken.
+    taken: AtomicU64,
+    /// The connection would take more, and there is none yet.
+    is_short: AtomicBool,
+}
+
+impl Flow {
+    pub(crate) fn look(&self) -> u64 {
+        self.0.taken.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing was taken since the last look, although there is something to take, or all of
+    /// it has been taken.
+    pub(crate) fn stands_still(&self, seen: &mut u64) -> bool {
+        let before = std::mem::replace(seen, self.look());
+        before == *seen && !self.0.is_short.load(Ordering::Relaxed)
+    }
+}
+
 /// Pieces as an HTTP body.
 pub(crate) struct PieceBody {
     pieces: PieceReceiver,
+    flow: Flow,
     /// What follows the header that went before.
     payload: Option<Bytes>,
 }
@@ -39,8 +67,13 @@ impl PieceBody {
     pub(crate) fn new(pieces: PieceReceiver) -> Self {
         Self {
             pieces,
+            flow: Flow::default(),
             payload: None,
         }
+    }
+
+    pub(crate) fn flow(&self) -> Flow {
+        self.flow.clone()
     }
 
     fn encode(&mut self, piece: Result<Piece>) -> Bytes {
@@ -74,7 +107,12 @@ impl Body for PieceBody {
         if let Some(payload) = self.payload.take() {
             return Poll::Ready(Some(Ok(Frame::data(payload))));
         }
-        self.pieces.poll_recv(cx).map(|received| {
+        let received = self.pieces.poll_recv(cx);
+        let flow = &self.flow.0;
+        flow.taken.fetch_add(1, Ordering::Relaxed);
+        flow.is_short
+            .store(received.is_pending(), Ordering::Relaxed);
+        received.map(|received| {
             let piece = received?;
             Some(Ok(Frame::data(self.encode(piece))))
         })

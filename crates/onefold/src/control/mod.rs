@@ -9,6 +9,7 @@
 //! pool's directory has no room for a socket, it is in one of [`runtime_directories`].
 
 pub(crate) mod client;
+mod connections;
 pub(crate) mod frame;
 pub(crate) mod server;
 

@@ -3,12 +3,15 @@
 //! One thread serves all connections and never does a verb itself: verbs wait for the disk, so
 //! each runs on a thread for blocking work and sends its events here.
 
+use super::connections::{Connections, Permit, Permits, Stage};
 use super::frame::{PieceBody, PieceDecoder};
 use super::{Event, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
+use crate::descriptors::{Spare, are_lacking};
 use crate::error::{Error, ErrorKind, Result};
 use crate::image::chunk::{Piece, PieceSender, transfer};
 use crate::limits::{
-    ACCEPT_RETRY_PAUSE, CONTROL_BODY_BYTES_MAX, CONTROL_CONNECTIONS_MAX, CONTROL_EVENTS_MAX,
+    ACCEPT_RETRY_PAUSE, ACCEPT_WARNING_INTERVAL, CONTROL_BODY_BYTES_MAX, CONTROL_COMMANDS_MAX,
+    CONTROL_EVENTS_MAX, CONTROL_REQUEST_TIME_MAX, CONTROL_REQUEST_TIME_MIN, IMPORT_PAUSE_MAX,
     TRANSFERS_MAX,
 };
 use crate::verbs::metadata::MetadataExport;
@@ -19,8 +22,9 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use onefold_frontend::{SocketName, lacks_space, listen_unix};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::convert::Infallible;
@@ -31,9 +35,10 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc};
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
 
 type Answer = Response<AnswerBody>;
 
@@ -71,26 +76,50 @@ impl ControlSocket {
     pub(crate) async fn serve(&self, service: Service) -> Infallible {
         let server = Arc::new(Server {
             service,
-            transfers: Arc::new(Semaphore::new(TRANSFERS_MAX)),
+            permits: Permits::new(),
         });
-        let mut connections = JoinSet::new();
+        let mut connections = Connections::default();
+        let mut spare = Spare::new();
+        let mut warned: Option<Instant> = None;
         loop {
-            while connections.len() >= CONTROL_CONNECTIONS_MAX {
-                connections.join_next().await;
-            }
-            match self.listener.accept().await {
-                Ok((stream, _)) => {
-                    connections.spawn(serve_connection(Arc::clone(&server), stream));
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = connections.one_ended() => {
+                    spare.refill();
+                    continue;
                 }
-                // Out of descriptors, most likely: those in use come back.
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a control connection");
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    connections.make_room().await;
+                    let stage = Stage::default();
+                    let task = serve_connection(Arc::clone(&server), stage.clone(), stream);
+                    connections.add(stage, task);
+                    spare.refill();
+                }
+                // Without a descriptor the system fails this whether anybody waits or not.
+                Err(error) if are_lacking(&error) && !is_awaited(&self.listener) => {
                     tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 }
+                Err(error) => {
+                    if warned.is_none_or(|at| at.elapsed() >= ACCEPT_WARNING_INTERVAL) {
+                        tracing::warn!(%error, "cannot accept a control connection");
+                        warned = Some(Instant::now());
+                    }
+                    if !are_lacking(&error) || !spare.give_up() {
+                        connections.drop_idle(CONTROL_REQUEST_TIME_MIN);
+                        tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
+                    }
+                }
             }
-            while connections.try_join_next().is_some() {}
         }
     }
+}
+
+/// Whether a connection waits to be accepted.
+fn is_awaited(listener: &UnixListener) -> bool {
+    let mut polled = [PollFd::new(listener, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// Everything can be done by whoever connects.
@@ -111,59 +140,68 @@ fn bind_elsewhere(pool: &Path) -> Option<(StdUnixListener, SocketName)> {
 
 struct Server {
     service: Service,
-    /// Bounds the memory that imports and exports take.
-    transfers: Arc<Semaphore>,
+    permits: Permits,
 }
 
-async fn serve_connection(server: Arc<Server>, stream: UnixStream) {
+async fn serve_connection(server: Arc<Server>, stage: Stage, stream: UnixStream) {
     let service = service_fn(move |request| {
-        let server = Arc::clone(&server);
-        async move { Ok::<_, Infallible>(server.answer(request).await) }
+        let (server, stage) = (Arc::clone(&server), stage.clone());
+        async move { Ok::<_, Infallible>(server.answer(request, &stage).await) }
     });
-    let connection =
-        hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(CONTROL_REQUEST_TIME_MAX)
+        // A connection has one request, so that what becomes of it is clear.
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
         tracing::debug!(%error, "a control connection ended early");
     }
 }
 
 impl Server {
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    async fn answer(&self, request: Request<Incoming>, stage: &Stage) -> Answer {
         if request.method() != Method::POST {
             return refusal(StatusCode::METHOD_NOT_ALLOWED, Error::usage("use POST"));
         }
         match request.uri().path() {
-            pool::PoolStat::PATH => self.run::<pool::PoolStat>(request).await,
-            pool::PoolSet::PATH => self.run::<pool::PoolSet>(request).await,
-            index::IndexStat::PATH => self.run::<index::IndexStat>(request).await,
-            index::IndexRebuild::PATH => self.run::<index::IndexRebuild>(request).await,
-            pool::PoolUpgrade::PATH => self.run::<pool::PoolUpgrade>(request).await,
-            pool::PoolCheck::PATH => self.run::<pool::PoolCheck>(request).await,
-            pool::PoolDedup::PATH => self.run::<pool::PoolDedup>(request).await,
-            scrub::PoolScrub::PATH => self.run::<scrub::PoolScrub>(request).await,
-            scrub::PoolBadBlocks::PATH => self.run::<scrub::PoolBadBlocks>(request).await,
-            pool::PoolResize::PATH => self.run::<pool::PoolResize>(request).await,
-            job::JobList::PATH => self.run::<job::JobList>(request).await,
-            job::JobPause::PATH => self.run::<job::JobPause>(request).await,
-            job::JobResume::PATH => self.run::<job::JobResume>(request).await,
-            volume::VolumeCreate::PATH => self.run::<volume::VolumeCreate>(request).await,
-            volume::VolumeClone::PATH => self.run::<volume::VolumeClone>(request).await,
-            volume::VolumeList::PATH => self.run::<volume::VolumeList>(request).await,
-            volume::VolumeStat::PATH => self.run::<volume::VolumeStat>(request).await,
-            volume::VolumeSet::PATH => self.run::<volume::VolumeSet>(request).await,
-            volume::VolumeRename::PATH => self.run::<volume::VolumeRename>(request).await,
-            volume::VolumeResize::PATH => self.run::<volume::VolumeResize>(request).await,
-            volume::VolumeDelete::PATH => self.run::<volume::VolumeDelete>(request).await,
-            snapshot::SnapshotCreate::PATH => self.run::<snapshot::SnapshotCreate>(request).await,
-            snapshot::SnapshotList::PATH => self.run::<snapshot::SnapshotList>(request).await,
-            snapshot::SnapshotDelete::PATH => self.run::<snapshot::SnapshotDelete>(request).await,
-            snapshot::SnapshotRollback::PATH => {
-                self.run::<snapshot::SnapshotRollback>(request).await
+            pool::PoolStat::PATH => self.run::<pool::PoolStat>(request, stage).await,
+            pool::PoolSet::PATH => self.run::<pool::PoolSet>(request, stage).await,
+            index::IndexStat::PATH => self.run::<index::IndexStat>(request, stage).await,
+            index::IndexRebuild::PATH => self.run::<index::IndexRebuild>(request, stage).await,
+            pool::PoolUpgrade::PATH => self.run::<pool::PoolUpgrade>(request, stage).await,
+            pool::PoolCheck::PATH => self.run::<pool::PoolCheck>(request, stage).await,
+            pool::PoolDedup::PATH => self.run::<pool::PoolDedup>(request, stage).await,
+            scrub::PoolScrub::PATH => self.run::<scrub::PoolScrub>(request, stage).await,
+            scrub::PoolBadBlocks::PATH => self.run::<scrub::PoolBadBlocks>(request, stage).await,
+            pool::PoolResize::PATH => self.run::<pool::PoolResize>(request, stage).await,
+            job::JobList::PATH => self.run::<job::JobList>(request, stage).await,
+            job::JobPause::PATH => self.run::<job::JobPause>(request, stage).await,
+            job::JobResume::PATH => self.run::<job::JobResume>(request, stage).await,
+            volume::VolumeCreate::PATH => self.run::<volume::VolumeCreate>(request, stage).await,
+            volume::VolumeClone::PATH => self.run::<volume::VolumeClone>(request, stage).await,
+            volume::VolumeList::PATH => self.run::<volume::VolumeList>(request, stage).await,
+            volume::VolumeStat::PATH => self.run::<volume::VolumeStat>(request, stage).await,
+            volume::VolumeSet::PATH => self.run::<volume::VolumeSet>(request, stage).await,
+            volume::VolumeRename::PATH => self.run::<volume::VolumeRename>(request, stage).await,
+            volume::VolumeResize::PATH => self.run::<volume::VolumeResize>(request, stage).await,
+            volume::VolumeDelete::PATH => self.run::<volume::VolumeDelete>(request, stage).await,
+            snapshot::SnapshotCreate::PATH => {
+                self.run::<snapshot::SnapshotCreate>(request, stage).await
             }
-            diff::SnapshotDiff::PATH => self.run::<diff::SnapshotDiff>(request).await,
-            IMPORT_PATH => self.import(request).await,
-            VolumeExport::PATH => self.export::<VolumeExport>(request).await,
-            MetadataExport::PATH => self.export::<MetadataExport>(request).await,
+            snapshot::SnapshotList::PATH => {
+                self.run::<snapshot::SnapshotList>(request, stage).await
+            }
+            snapshot::SnapshotDelete::PATH => {
+                self.run::<snapshot::SnapshotDelete>(request, stage).await
+            }
+            snapshot::SnapshotRollback::PATH => {
+                self.run::<snapshot::SnapshotRollback>(request, stage).await
+            }
+            diff::SnapshotDiff::PATH => self.run::<diff::SnapshotDiff>(request, stage).await,
+            IMPORT_PATH => self.import(request, stage).await,
+            VolumeExport::PATH => self.export::<VolumeExport>(request, stage).await,
+            MetadataExport::PATH => self.export::<MetadataExport>(request, stage).await,
             path => {
                 let message = format!("this daemon has nothing at {path}; is it an older version?");
                 refusal(StatusCode::NOT_FOUND, Error::failed(message))
@@ -171,55 +209,51 @@ impl Server {
         }
     }
 
-    async fn run<V: Verb>(&self, request: Request<Incoming>) -> Answer {
+    async fn run<V: Verb>(&self, request: Request<Incoming>, stage: &Stage) -> Answer {
         let verb: V = match body_json(request.into_body()).await {
             Ok(verb) => verb,
             Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
         };
+        let Some(permit) = self.permits.for_command(stage) else {
+            return busy();
+        };
         let service = self.service.clone();
-        answer_with(move |events| {
-            // Progress is only news: where the reader is slow it is left out.
+        answer_with(permit, move |events| {
             verb.run(&service, &mut |done, all| {
-                let progress = line(&Event::<()>::Progress { done, all });
-                let _ = events.try_send((StatusCode::OK, progress));
+                // Progress is only news: where the reader is slow it is left out. The last place is
+                // for the result, so that no reader keeps the command from its end.
+                if events.capacity() > 1 {
+                    let progress = line(&Event::<()>::Progress { done, all });
+                    let _ = events.try_send((StatusCode::OK, progress));
+                }
             })
         })
         .await
     }
 
-    async fn import(&self, request: Request<Incoming>) -> Answer {
+    async fn import(&self, request: Request<Incoming>, stage: &Stage) -> Answer {
         let import: VolumeImport = match header_json(&request) {
             Ok(import) => import,
             Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
         };
-        let Ok(permit) = Arc::clone(&self.transfers).acquire_owned().await else {
-            return refusal(
-                StatusCode::SERVICE_UNAVAILABLE,
-                Error::failed("shutting down"),
-            );
+        let Some(permit) = self.permits.for_transfer(stage).await else {
+            return busy();
         };
         let (sender, receiver) = transfer();
         // Goes on after the answer: a client that is still sending when it is refused must not
         // find its connection closed before it reads why.
         tokio::spawn(receive_pieces(request.into_body(), sender));
         let service = self.service.clone();
-        answer_with(move |_| {
-            let _permit = permit;
-            import.run(&service, receiver)
-        })
-        .await
+        answer_with(permit, move |_| import.run(&service, receiver)).await
     }
 
-    async fn export<E: Export>(&self, request: Request<Incoming>) -> Answer {
+    async fn export<E: Export>(&self, request: Request<Incoming>, stage: &Stage) -> Answer {
         let export: E = match body_json(request.into_body()).await {
             Ok(export) => export,
             Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
         };
-        let Ok(permit) = Arc::clone(&self.transfers).acquire_owned().await else {
-            return refusal(
-                StatusCode::SERVICE_UNAVAILABLE,
-                Error::failed("shutting down"),
-            );
+        let Some(permit) = self.permits.for_transfer(stage).await else {
+            return busy();
         };
         let service = self.service.clone();
         let opened = spawn_blocking(move || export.open(&service)).await;
@@ -242,7 +276,17 @@ impl Server {
 /// Hands what arrives on to the importing thread; after a failure there, throws it away.
 async fn receive_pieces(mut body: Incoming, pieces: PieceSender) {
     let mut decoder = PieceDecoder::default();
-    while let Some(Ok(frame)) = body.frame().await {
+    loop {
+        let frame = match tokio::time::timeout(IMPORT_PAUSE_MAX, body.frame()).await {
+            Ok(Some(Ok(frame))) => frame,
+            Ok(_) => return,
+            Err(_) => {
+                let minutes = IMPORT_PAUSE_MAX.as_secs() / 60;
+                let late = format!("nothing of the image arrived for {minutes} minutes");
+                let _ = pieces.send(Err(Error::failed(late))).await;
+                return;
+            }
+        };
         let Ok(mut input) = frame.into_data() else {
             continue;
         };
@@ -262,7 +306,7 @@ async fn receive_pieces(mut body: Incoming, pieces: PieceSender) {
 
 /// Runs `work` on a thread for blocking work and streams the lines that it sends. The first one
 /// decides the status, so that is right unless progress was reported before a failure.
-async fn answer_with<R, W>(work: W) -> Answer
+async fn answer_with<R, W>(permit: Permit, work: W) -> Answer
 where
     R: Serialize + Send + 'static,
     W: FnOnce(&LineSender) -> Result<R> + Send + 'static,
@@ -273,6 +317,7 @@ where
             Ok(result) => (StatusCode::OK, line(&Event::Result(result))),
             Err(error) => (status_of(&error), line(&Event::<()>::Error(error))),
         };
+        drop(permit);
         let _ = sender.blocking_send(last);
     });
     // Nothing at all comes only from work that panicked.
@@ -300,6 +345,14 @@ fn refusal(status: StatusCode, error: Error) -> Answer {
     answer(status, AnswerBody::Lines { first, lines: None })
 }
 
+fn busy() -> Answer {
+    let message = format!(
+        "the daemon is at work on as many commands as it can do at a time, {CONTROL_COMMANDS_MAX}, \
+         or too many imports and exports wait for one of {TRANSFERS_MAX} to end; try again later"
+    );
+    refusal(StatusCode::SERVICE_UNAVAILABLE, Error::failed(message))
+}
+
 fn status_of(error: &Error) -> StatusCode {
     match error.kind {
         ErrorKind::Usage => StatusCode::BAD_REQUEST,
@@ -316,7 +369,10 @@ fn line<R: Serialize>(event: &Event<R>) -> Bytes {
 }
 
 async fn body_json<T: DeserializeOwned>(body: Incoming) -> Result<T> {
-    let collected = Limited::new(body, CONTROL_BODY_BYTES_MAX).collect().await;
+    let collected = Limited::new(body, CONTROL_BODY_BYTES_MAX).collect();
+    let collected = tokio::time::timeout(CONTROL_REQUEST_TIME_MAX, collected)
+        .await
+        .map_err(|_| Error::usage("the request did not arrive in time"))?;
     let bytes = collected.map_err(|e| Error::usage(format!("cannot read the request: {e}")))?;
     serde_json::from_slice(&bytes.to_bytes())
         .map_err(|e| Error::usage(format!("cannot understand the request: {e}")))

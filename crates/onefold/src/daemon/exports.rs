@@ -3,7 +3,7 @@
 use super::ServeOptions;
 use crate::control::runtime_directories;
 use crate::error::{Error, Result};
-use crate::limits::{DISCONNECT_TIME_MAX, NBD_CONNECTIONS_MAX, NBD_WORKERS, request_memory_bytes};
+use crate::limits::{DISCONNECT_TIME_MAX, NBD_WORKERS, request_memory_bytes};
 use crate::verbs::{Attachments, Hold};
 use nix::unistd::Group;
 use onefold_frontend::{
@@ -77,6 +77,7 @@ impl NbdService {
     /// Answers the clients that come to `listeners`, those that are waiting there included.
     pub(super) fn start(
         memory_bytes: u64,
+        clients_max: usize,
         listeners: Vec<Listener>,
         store: &Arc<Store>,
     ) -> Result<Self> {
@@ -91,7 +92,7 @@ impl NbdService {
         let memory_bytes = request_memory_bytes(memory_bytes);
         let limits = ServerLimits {
             memory_bytes: usize::try_from(memory_bytes).unwrap_or(usize::MAX),
-            connections: NBD_CONNECTIONS_MAX,
+            connections: clients_max,
             worker_threads: NBD_WORKERS,
         };
         let offered: Arc<dyn Exports> = exports.clone();
@@ -193,6 +194,10 @@ impl Exports for VolumeExports {
     fn describe(&self, name: &str) -> std::result::Result<ExportSummary, AttachError> {
         self.volume(name)
             .map(|volume| ExportSummary::of(volume.as_ref()))
+    }
+
+    fn devices(&self) -> usize {
+        self.store.volume_count()
     }
 
     fn snapshots(&self, name: &str) -> Vec<String> {

@@ -10,9 +10,10 @@ mod exports;
 mod housekeeping;
 
 use crate::control::server::ControlSocket;
+use crate::descriptors;
 use crate::error::{Error, Result};
 use crate::limits::{
-    ACCOUNTING_INTERVAL, CONTROL_CONNECTIONS_MAX, DRAIN_TIME_MAX, TRANSFERS_MAX, VERBS_END_TIME_MAX,
+    ACCOUNTING_INTERVAL, CONTROL_COMMANDS_MAX, DRAIN_TIME_MAX, TRANSFERS_MAX, VERBS_END_TIME_MAX,
 };
 use crate::output::say;
 use crate::pool::{self, Claim, Opening};
@@ -56,6 +57,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         )
     })?;
     log_to_stderr();
+    let clients_max = descriptors::divide()?;
     let _lock = match pool::claim(&options.pool)? {
         Claim::Ours(lock) => lock,
         Claim::Held { holder } => {
@@ -86,7 +88,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     say(recovery_line(&recovery));
     let served = serve_store(
         options,
-        (control, listeners),
+        (control, listeners, clients_max),
         &store,
         &runtime,
         &mut signals,
@@ -103,12 +105,17 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
 /// From the first connection to the last.
 fn serve_store(
     options: &ServeOptions,
-    (control, listeners): (ControlSocket, Vec<Listener>),
+    (control, listeners, clients_max): (ControlSocket, Vec<Listener>, usize),
     store: &Arc<Store>,
     runtime: &Runtime,
     signals: &mut Signals,
 ) -> Result<()> {
-    let nbd = Arc::new(NbdService::start(options.memory_bytes, listeners, store)?);
+    let nbd = Arc::new(NbdService::start(
+        options.memory_bytes,
+        clients_max,
+        listeners,
+        store,
+    )?);
     let _housekeeping = Housekeeping::start(Arc::clone(store));
     let maintenance_options = MaintenanceOptions {
         latency_budget: options.latency_budget,
@@ -156,7 +163,7 @@ fn control_runtime() -> Result<Runtime> {
     Builder::new_current_thread()
         .enable_all()
         // Exports take a second one while they start.
-        .max_blocking_threads(CONTROL_CONNECTIONS_MAX + TRANSFERS_MAX)
+        .max_blocking_threads(CONTROL_COMMANDS_MAX + 2 * TRANSFERS_MAX)
         .build()
         .map_err(|e| Error::io("cannot start the control thread", &e))
 }

@@ -21,20 +21,20 @@ impl Mount {
     fn ext4() -> Option<Self> {
         let image = TempDir::with_prefix("onefold-test-").unwrap();
         let path = image.path().join("ext4");
-        File::create(&path).unwrap().set_len(64 << 20).unwrap();
+        File::create(&path).unwrap().set_len(128 << 20).unwrap();
         let path = path.to_str().unwrap();
         succeeds(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0", path]))?;
-        Self::mount(image, &["-t", "ext4", "-o", "loop", path])
+        Self::with(image, &["-t", "ext4", "-o", "loop", path])
     }
 
     /// One in memory with room for few files.
     fn with_few_inodes() -> Option<Self> {
         let image = TempDir::with_prefix("onefold-test-").unwrap();
-        let options = "size=64m,nr_inodes=40";
-        Self::mount(image, &["-t", "tmpfs", "-o", options, "onefold-test"])
+        let options = "size=128m,nr_inodes=40";
+        Self::with(image, &["-t", "tmpfs", "-o", options, "onefold-test"])
     }
 
-    fn mount(image: TempDir, arguments: &[&str]) -> Option<Self> {
+    fn with(image: TempDir, arguments: &[&str]) -> Option<Self> {
         let directory = TempDir::with_prefix("onefold-test-").unwrap();
         succeeds(Command::new("mount").args(arguments).arg(directory.path()))?;
         Some(Self {

@@ -7,11 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Long enough for anything that a test waits for, on any machine; only failures take this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a command says whose daemon does not answer for a while.
+pub(crate) const WAITS: &str = "onefold: still waiting for process ";
 
 /// What became of a command.
 #[derive(Debug)]
@@ -24,10 +27,13 @@ pub(crate) struct Outcome {
 impl Outcome {
     pub(crate) fn of(child: Child) -> Self {
         let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        // On a machine that is busy with other work a command may have to say this at any time.
+        let is_wanted = |line: &&str| !line.contains(WAITS);
         Self {
             code: output.status.code(),
             stdout: output.stdout,
-            stderr: String::from_utf8(output.stderr).unwrap(),
+            stderr: stderr.split_inclusive('\n').filter(is_wanted).collect(),
         }
     }
 
@@ -259,6 +265,7 @@ impl Scene {
         });
         Daemon {
             child,
+            started: Instant::now(),
             lines,
             seen: Vec::new(),
         }
@@ -268,6 +275,7 @@ impl Scene {
 /// A running daemon; killed when dropped.
 pub(crate) struct Daemon {
     pub(crate) child: Child,
+    started: Instant,
     lines: Receiver<String>,
     seen: Vec<String>,
 }
@@ -277,8 +285,12 @@ impl Daemon {
     pub(crate) fn wait_for_line(&mut self, word: &str) -> String {
         loop {
             match self.lines.recv_timeout(PATIENCE) {
-                Ok(line) if line.contains(word) => return line,
-                Ok(line) => self.seen.push(line),
+                Ok(line) => {
+                    self.seen.push(line.clone());
+                    if line.contains(word) {
+                        return line;
+                    }
+                }
                 Err(_) => panic!("the daemon did not say {word:?}, but {:?}", self.seen),
             }
         }
@@ -286,6 +298,19 @@ impl Daemon {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Since when it has run.
+    pub(crate) fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// Ends it without warning, and returns all that it said.
+    pub(crate) fn end_and_lines(mut self) -> Vec<String> {
+        self.child.kill().unwrap();
+        let mut lines = std::mem::take(&mut self.seen);
+        lines.extend(self.lines.iter());
+        lines
     }
 
     /// Ends it without warning.

@@ -13,6 +13,7 @@ mod full_host;
 mod harness;
 mod images;
 mod jobs;
+mod peers;
 mod pools;
 mod recovery;
 mod resizing;

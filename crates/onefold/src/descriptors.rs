@@ -1,0 +1,101 @@
+//! How many files and sockets the daemon may have open.
+//!
+//! The limit is divided when the daemon starts, so that clients cannot take what commands and the
+//! pool need. Where the system has none left all the same, one that was kept back lets the next
+//! command be heard.
+
+use crate::error::{Error, Result};
+use crate::limits::{DESCRIPTORS_RESERVED, NBD_CONNECTIONS_MAX, NBD_CONNECTIONS_MIN};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// Raises the limit as far as is needed and allowed, and returns how many NBD clients there may be
+/// at a time.
+pub(crate) fn divide() -> Result<usize> {
+    let wanted = (DESCRIPTORS_RESERVED + NBD_CONNECTIONS_MAX) as u64;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let mut limit = current.unwrap_or(u64::MAX);
+    let possible = wanted.min(maximum.unwrap_or(u64::MAX));
+    if limit < possible {
+        let raised = Rlimit {
+            current: Some(possible),
+            maximum,
+        };
+        setrlimit(Resource::Nofile, raised)
+            .map_err(|e| Error::io("cannot raise the limit on open files", &e.into()))?;
+        limit = possible;
+    }
+    let clients = clients_within(limit)?;
+    if clients < NBD_CONNECTIONS_MAX {
+        tracing::warn!(
+            "the limit on open files (RLIMIT_NOFILE) is {limit}: {clients} NBD clients may connect \
+             at a time; with {wanted} they would be {NBD_CONNECTIONS_MAX}"
+        );
+    }
+    Ok(clients)
+}
+
+fn clients_within(limit: u64) -> Result<usize> {
+    let reserved = DESCRIPTORS_RESERVED as u64;
+    let clients = usize::try_from(limit.saturating_sub(reserved)).unwrap_or(usize::MAX);
+    if clients >= NBD_CONNECTIONS_MIN {
+        return Ok(clients.min(NBD_CONNECTIONS_MAX));
+    }
+    Err(Error::failed(format!(
+        "the limit on open files (RLIMIT_NOFILE) is {limit}, and a daemon needs {} at least; raise \
+         it, with 'ulimit -Hn' or LimitNOFILE= of systemd",
+        DESCRIPTORS_RESERVED + NBD_CONNECTIONS_MIN
+    )))
+}
+
+/// Whether a call failed because this process, or the system, has no descriptor left.
+pub(crate) fn are_lacking(error: &io::Error) -> bool {
+    let errno = rustix::io::Errno::from_io_error(error);
+    errno.is_some_and(|it| it == rustix::io::Errno::MFILE || it == rustix::io::Errno::NFILE)
+}
+
+/// A descriptor that is kept for when there is no other.
+pub(crate) struct Spare(Option<File>);
+
+impl Spare {
+    pub(crate) fn new() -> Self {
+        let mut spare = Self(None);
+        spare.refill();
+        spare
+    }
+
+    /// Takes one, if there is one to be had.
+    pub(crate) fn refill(&mut self) {
+        if self.0.is_none() {
+            self.0 = File::open(Path::new("/")).ok();
+        }
+    }
+
+    /// Gives it back to the system; returns whether there was one.
+    pub(crate) fn give_up(&mut self) -> bool {
+        self.0.take().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_get_what_the_daemon_does_not_need_itself() {
+        let reserved = DESCRIPTORS_RESERVED as u64;
+        let most = NBD_CONNECTIONS_MAX as u64;
+        let least = NBD_CONNECTIONS_MIN as u64;
+        assert_eq!(clients_within(u64::MAX), Ok(NBD_CONNECTIONS_MAX));
+        assert_eq!(clients_within(reserved + most), Ok(NBD_CONNECTIONS_MAX));
+        assert_eq!(clients_within(reserved + least), Ok(NBD_CONNECTIONS_MIN));
+        for limit in [0, 3, reserved, reserved + least - 1] {
+            let error = clients_within(limit).unwrap_err().to_string();
+            let needed = (reserved + least).to_string();
+            assert!(error.contains(&format!("is {limit},")), "{error}");
+            assert!(error.contains(&needed), "{error}");
+        }
+    }
+}
