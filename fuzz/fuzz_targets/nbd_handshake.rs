@@ -70,7 +70,7 @@ impl Export for Untouched {
     fn extents(&self, _: Range<u64>, _: usize, _: Wait) -> Result<Vec<Extent>, ExportError> {
         panic!("block states in the handshake")
     }
-    fn prefetch(&self, _: Range<u64>) -> Result<(), ExportError> {
+    fn prefetch(&self, _: Range<u64>, _: &mut [u8]) -> Result<(), ExportError> {
         panic!("a prefetch in the handshake")
     }
 }
@@ -87,14 +87,19 @@ fn find(name: &str) -> Result<Untouched, AttachError> {
 }
 
 impl Exports for Two {
-    fn names(&self) -> Vec<String> {
-        vec!["a".to_owned(), "ro".to_owned(), "no".to_owned()]
+    fn names(&self, after: Option<&str>, names_max: usize) -> Vec<String> {
+        let names = ["a", "no", "ro"].into_iter();
+        let rest = names.filter(|name| after.is_none_or(|after| *name > after));
+        rest.take(names_max).map(str::to_owned).collect()
     }
     fn describe(&self, name: &str) -> Result<ExportSummary, AttachError> {
         find(name).map(|export| ExportSummary::of(&export))
     }
-    fn snapshots(&self, name: &str) -> Vec<String> {
+    fn snapshots(&self, name: &str, _: usize) -> Vec<String> {
         vec![format!("{name}1"), format!("{name}2")]
+    }
+    fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
+        self.snapshots(name, 2).iter().any(|it| it == snapshot)
     }
     fn attach(&self, name: &str, since: &[String], _: &Peer) -> Result<Attached, AttachError> {
         assert!(since.len() <= 2);

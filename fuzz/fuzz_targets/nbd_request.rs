@@ -53,7 +53,7 @@ fn look_at(command: &Command, terms: &Terms) {
             inside(range);
             assert!(!terms.read_only);
         }
-        Command::Control(Control::Prefetch(range)) => inside(range),
+        Command::Prefetch(range) => inside(range),
         Command::BlockStatus { range, .. } => {
             inside(range);
             assert!(terms.base_allocation || terms.bitmaps > 0);

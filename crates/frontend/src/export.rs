@@ -72,8 +72,10 @@ pub trait Export: Send + Sync {
         wait: Wait,
     ) -> Result<Vec<Extent>, ExportError>;
 
-    /// Brings the range into memory: a hint. Always called where waiting is allowed.
-    fn prefetch(&self, range: Range<u64>) -> Result<(), ExportError>;
+    /// Brings the range into memory: a hint. Always called where waiting is allowed. What has to be
+    /// read to somewhere is read to `scratch`, which is at least 4096 bytes and begins on a 4096-byte
+    /// boundary of memory, so that a request has no more memory than it was given.
+    fn prefetch(&self, range: Range<u64>, scratch: &mut [u8]) -> Result<(), ExportError>;
 }
 
 /// What is different in an export from a snapshot of it.
@@ -136,8 +138,10 @@ pub enum Failure {
 
 /// The daemon's side of a server: which exports there are, and who may attach.
 pub trait Exports: Send + Sync {
-    /// All names, in the order in which a client that asks for the list is to see them.
-    fn names(&self) -> Vec<String>;
+    /// Names in the order in which a client that asks for the list is to see them: those that follow
+    /// `after`, or the first ones, and at most `names_max` of them. An `after` that has gone by now
+    /// still has its place in the order.
+    fn names(&self, after: Option<&str>, names_max: usize) -> Vec<String>;
 
     /// What a client may know of an export before it attaches.
     fn describe(&self, name: &str) -> Result<ExportSummary, AttachError>;
@@ -147,9 +151,15 @@ pub trait Exports: Send + Sync {
         0
     }
 
-    /// The snapshots of an export that exists, which [`Exports::attach`] can compare it with.
-    fn snapshots(&self, _name: &str) -> Vec<String> {
+    /// The snapshots of an export that exists, which [`Exports::attach`] can compare it with, in
+    /// order; the first `snapshots_max` of them.
+    fn snapshots(&self, _name: &str, _snapshots_max: usize) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Whether a snapshot is one of those.
+    fn has_snapshot(&self, _name: &str, _snapshot: &str) -> bool {
+        false
     }
 
     /// Attaches `peer` to an export, to be compared with the snapshots `since`, or refuses.

@@ -45,6 +45,17 @@ pub(crate) const EXTENTS_MAX: usize = 2048;
 /// of a chain; each has a part of every answer to BLOCK_STATUS.
 pub(crate) const BITMAPS_MAX: usize = 31;
 
+/// Names that a client which asks for the list is sent at a time, before more are looked up: a few
+/// pages of memory.
+pub(crate) const LIST_PAGE_NAMES: usize = 256;
+
+/// Names that such a client is told at most, as they take its connection's thread: more volumes than
+/// a pool has, and snapshots after them. Those left out can be attached all the same.
+pub(crate) const LIST_NAMES_MAX: usize = 16_384;
+
+/// Snapshots of one export that a client which asks for metadata contexts is told at most.
+pub(crate) const CONTEXTS_LISTED_MAX: usize = 4096;
+
 /// Longest data of a handshake option that is looked at: the longest name with dozens of queries.
 pub(crate) const OPTION_BYTES_MAX: usize = 64 << 10;
 

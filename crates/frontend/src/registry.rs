@@ -387,8 +387,8 @@ pub(crate) struct RegisteringExports<'a> {
 }
 
 impl Exports for RegisteringExports<'_> {
-    fn names(&self) -> Vec<String> {
-        self.exports.names()
+    fn names(&self, after: Option<&str>, names_max: usize) -> Vec<String> {
+        self.exports.names(after, names_max)
     }
 
     fn describe(&self, name: &str) -> Result<ExportSummary, AttachError> {
@@ -399,8 +399,12 @@ impl Exports for RegisteringExports<'_> {
         self.exports.devices()
     }
 
-    fn snapshots(&self, name: &str) -> Vec<String> {
-        self.exports.snapshots(name)
+    fn snapshots(&self, name: &str, snapshots_max: usize) -> Vec<String> {
+        self.exports.snapshots(name, snapshots_max)
+    }
+
+    fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
+        self.exports.has_snapshot(name, snapshot)
     }
 
     fn attach(&self, name: &str, since: &[String], peer: &Peer) -> Result<Attached, AttachError> {
@@ -428,7 +432,7 @@ mod tests {
     struct Devices(usize);
 
     impl Exports for Devices {
-        fn names(&self) -> Vec<String> {
+        fn names(&self, _: Option<&str>, _: usize) -> Vec<String> {
             Vec::new()
         }
         fn devices(&self) -> usize {

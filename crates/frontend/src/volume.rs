@@ -61,12 +61,9 @@ impl Export for Volume {
         Ok(Volume::extents(self, range, extents_max, wait)?)
     }
 
-    fn prefetch(&self, range: Range<u64>) -> Result<(), ExportError> {
-        Ok(Volume::prefetch(
-            self,
-            range.start,
-            range.end - range.start,
-        )?)
+    fn prefetch(&self, range: Range<u64>, scratch: &mut [u8]) -> Result<(), ExportError> {
+        let len = range.end - range.start;
+        Ok(Volume::prefetch(self, range.start, len, scratch)?)
     }
 }
 
@@ -104,7 +101,9 @@ impl From<StoreError> for ExportError {
         let failure = match error.kind() {
             StoreErrorKind::WouldWait => return ExportError::WouldWait,
             StoreErrorKind::NoSpace | StoreErrorKind::QuotaReached => Failure::NoSpace,
-            StoreErrorKind::ReadOnly => Failure::ReadOnly,
+            // The server asks nothing of a snapshot that it could not do, so the pool takes no writes
+            // because one failed. That is no matter of permissions: a guest that is told EPERM goes on.
+            StoreErrorKind::ReadOnly => Failure::Io,
             StoreErrorKind::Invalid => Failure::Invalid,
             StoreErrorKind::Gone | StoreErrorKind::NotFound => Failure::Gone,
             _ => Failure::Io,

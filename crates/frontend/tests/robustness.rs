@@ -12,8 +12,9 @@ use std::io::{self, Read, Write};
 struct Described;
 
 impl Exports for Described {
-    fn names(&self) -> Vec<String> {
-        vec!["vol".to_owned()]
+    fn names(&self, after: Option<&str>, _: usize) -> Vec<String> {
+        let names = vec!["vol".to_owned()];
+        names.into_iter().filter(|_| after.is_none()).collect()
     }
 
     fn describe(&self, _name: &str) -> Result<ExportSummary, AttachError> {
@@ -24,8 +25,12 @@ impl Exports for Described {
         })
     }
 
-    fn snapshots(&self, _name: &str) -> Vec<String> {
+    fn snapshots(&self, _name: &str, _: usize) -> Vec<String> {
         vec!["one".to_owned(), "two".to_owned()]
+    }
+
+    fn has_snapshot(&self, _name: &str, snapshot: &str) -> bool {
+        ["one", "two"].contains(&snapshot)
     }
 
     fn attach(&self, _: &str, _: &[String], _: &Peer) -> Result<Attached, AttachError> {
@@ -127,13 +132,12 @@ fn admitted_requests_lie_within_the_export() {
 fn range_of(command: &Command) -> Option<std::ops::Range<u64>> {
     match command {
         Command::Read { range, .. }
+        | Command::Prefetch(range)
         | Command::Write { range, .. }
         | Command::BlockStatus { range, .. }
-        | Command::Control(
-            Control::Trim { range, .. }
-            | Control::WriteZeroes { range, .. }
-            | Control::Prefetch(range),
-        ) => Some(range.clone()),
+        | Command::Control(Control::Trim { range, .. } | Control::WriteZeroes { range, .. }) => {
+            Some(range.clone())
+        }
         Command::Control(Control::Nothing | Control::Flush) | Command::Disconnect => None,
     }
 }

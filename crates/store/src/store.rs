@@ -4,6 +4,7 @@
 //! volumes do not pass through here.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -230,6 +231,48 @@ impl Store {
     #[must_use]
     pub fn volume_names(&self) -> Vec<String> {
         read(&self.volumes).keys().cloned().collect()
+    }
+
+    /// Names of volumes in use that follow `after`, in order, without their snapshots; at most
+    /// `names_max`. What it does grows with these, and not with what there is besides.
+    #[must_use]
+    pub fn volume_names_after(&self, after: &str, names_max: usize) -> Vec<String> {
+        let volumes = read(&self.volumes);
+        let mut names: Vec<String> = Vec::new();
+        let mut from = Bound::Excluded(after.to_owned());
+        while names.len() < names_max {
+            let Some((name, _)) = volumes.range((from, Bound::Unbounded)).next() else {
+                break;
+            };
+            from = match name.split_once('@') {
+                // Over all snapshots of this volume at once: this character follows the '@'.
+                Some((volume, _)) => Bound::Included(format!("{volume}A")),
+                None => {
+                    names.push(name.clone());
+                    Bound::Excluded(name.clone())
+                }
+            };
+        }
+        names
+    }
+
+    /// Full names of snapshots that follow `after`, in order; at most `names_max`. What it does grows
+    /// with these and with the volumes that have none.
+    #[must_use]
+    pub fn snapshot_names_after(&self, after: &str, names_max: usize) -> Vec<String> {
+        let volumes = read(&self.volumes);
+        let following = volumes.range::<str, _>((Bound::Excluded(after), Bound::Unbounded));
+        let snapshots = following.filter(|(name, _)| name.contains('@'));
+        snapshots
+            .take(names_max)
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+
+    /// Whether a volume or snapshot of this name is in use.
+    #[must_use]
+    pub fn has_volume(&self, name: &str) -> bool {
+        read(&self.volumes).contains_key(name)
     }
 
     /// How many volumes are in use, without their snapshots.

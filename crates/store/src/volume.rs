@@ -275,18 +275,18 @@ impl Volume {
             .map_err(|error| self.during("looking up", start, error))
     }
 
-    /// Reads the range into the host's cache, and its map into ours. A hint.
+    /// Reads the range into the host's cache, and its map into ours, by way of `scratch`, which is as
+    /// [`Volume::read`] needs it and not empty. A hint.
     ///
     /// # Errors
     ///
     /// As [`Volume::read`]; no limit on the length.
-    pub fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
+    pub fn prefetch(&self, offset: u64, len: u64, scratch: &mut [u8]) -> Result<()> {
         self.admit_range(offset, len)?;
-        let mut buf = vec![0; len.min(1 << 20) as usize];
         let mut at = offset;
-        while at < offset + len {
-            let piece = (buf.len() as u64).min(offset + len - at) as usize;
-            self.read(at, &mut buf[..piece], Wait::Yes)?;
+        while at < offset + len && !scratch.is_empty() {
+            let piece = (scratch.len() as u64).min(offset + len - at) as usize;
+            self.read(at, &mut scratch[..piece], Wait::Yes)?;
             at += piece as u64;
         }
         Ok(())

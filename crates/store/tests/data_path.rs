@@ -522,3 +522,39 @@ fn a_failed_log_sync_and_a_restart_do_not_cost_the_pool() {
         world.assert_clean();
     }
 }
+
+#[test]
+fn names_are_told_in_pages_volumes_apart_from_snapshots() {
+    let world = World::new(16 * MIB);
+    for name in ["vm", "vm-2", "vmA", "a"] {
+        world.volume(name, MIB);
+    }
+    for (volume, snapshot) in [("vm", "s1"), ("vm", "s2"), ("vm-2", "s"), ("a", "s")] {
+        let wanted = [(volume.to_owned(), snapshot.to_owned())];
+        world.store.create_snapshots(&wanted).unwrap();
+    }
+    let in_pages = |page_max: usize, page: &dyn Fn(&str, usize) -> Vec<String>| {
+        let mut names: Vec<String> = Vec::new();
+        loop {
+            let after = names.last().map_or("", String::as_str);
+            let more = page(after, page_max);
+            assert!(more.len() <= page_max);
+            if more.is_empty() {
+                return names;
+            }
+            names.extend(more);
+        }
+    };
+    for page_max in [1, 2, 3, 100] {
+        let volumes = in_pages(page_max, &|after, max| {
+            world.store.volume_names_after(after, max)
+        });
+        assert_eq!(volumes, ["a", "vm", "vm-2", "vmA"]);
+        let snapshots = in_pages(page_max, &|after, max| {
+            world.store.snapshot_names_after(after, max)
+        });
+        assert_eq!(snapshots, ["a@s", "vm-2@s", "vm@s1", "vm@s2"]);
+    }
+    assert_eq!(world.store.volume_count(), 4);
+    assert!(world.store.has_volume("vm@s1") && !world.store.has_volume("vm@s3"));
+}

@@ -93,8 +93,9 @@ struct OneFile {
 }
 
 impl Exports for OneFile {
-    fn names(&self) -> Vec<String> {
-        vec![self.name.clone()]
+    fn names(&self, after: Option<&str>, names_max: usize) -> Vec<String> {
+        let names = [self.name.clone()].into_iter().take(names_max);
+        names.filter(|_| after.is_none()).collect()
     }
 
     fn describe(&self, name: &str) -> Result<ExportSummary, AttachError> {
@@ -275,7 +276,7 @@ impl Export for RawFile {
         Ok(extents)
     }
 
-    fn prefetch(&self, range: Range<u64>) -> Result<(), ExportError> {
+    fn prefetch(&self, range: Range<u64>, _: &mut [u8]) -> Result<(), ExportError> {
         let len = NonZeroU64::new(range.end - range.start);
         fadvise(&self.cached, range.start, len, Advice::WillNeed)
             .map_err(|error| failed(error.into()))

@@ -147,6 +147,7 @@ impl Connection<'_> {
                     self.small_write(cookie, offset, request.len as usize, fua)?;
                 }
                 Ok(Command::Control(control)) => self.control(cookie, control)?,
+                Ok(Command::Prefetch(range)) => self.prefetch(cookie, range)?,
                 Ok(Command::BlockStatus { range, only_first }) => {
                     self.block_status(cookie, range, only_first)?;
                 }
@@ -541,6 +542,23 @@ impl Connection<'_> {
         let done = self
             .link
             .attempt_until_space(name, || control_waiting(export.as_ref(), &rest));
+        self.reply_plainly(cookie, done)
+    }
+
+    /// Always waits, and so is handed over where that is possible.
+    fn prefetch(&mut self, cookie: u64, range: Range<u64>) -> Result<(), Interruption> {
+        let scratch = self.resources.pool.take(&self.share, SMALL_PAYLOAD_BYTES);
+        if let Some(scratch) = scratch
+            && self.link.queue.announce(HANDED_OVER_MAX)
+        {
+            self.submit(cookie, Work::Prefetch { range, scratch });
+            return Ok(());
+        }
+        self.send_batch()?;
+        let scratch = self.batch.slot(SMALL_PAYLOAD_BYTES);
+        let done = self
+            .link
+            .attempt("prefetch", || self.export.prefetch(range, scratch));
         self.reply_plainly(cookie, done)
     }
 

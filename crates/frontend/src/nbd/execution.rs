@@ -173,7 +173,7 @@ pub(crate) fn control_without_waiting(
 ) -> Result<Option<Control>, ExportError> {
     let (done, fua) = match &control {
         Control::Nothing => return Ok(None),
-        Control::Flush | Control::Prefetch(_) => return Ok(Some(control)),
+        Control::Flush => return Ok(Some(control)),
         Control::Trim { range, fua } => (export.trim(range.clone(), Wait::No), *fua),
         Control::WriteZeroes {
             range,
@@ -193,10 +193,6 @@ pub(crate) fn control_waiting(export: &dyn Export, control: &Control) -> Result<
     let fua = match control.clone() {
         Control::Nothing => false,
         Control::Flush => true,
-        Control::Prefetch(range) => {
-            export.prefetch(range)?;
-            false
-        }
         Control::Trim { range, fua } => {
             export.trim(range, Wait::Yes)?;
             fua
@@ -319,6 +315,10 @@ pub(crate) enum Work {
         fua: bool,
     },
     Control(Control),
+    Prefetch {
+        range: Range<u64>,
+        scratch: PoolBuffer,
+    },
     BlockStatus {
         range: Range<u64>,
         only_first: bool,
@@ -421,6 +421,10 @@ fn execute(
             }
             (done.map(|()| plain_reply(cookie)), Link::error_header)
         }
+        Work::Prefetch { range, mut scratch } => {
+            let done = link.attempt("prefetch", || export.prefetch(range, &mut scratch));
+            (done.map(|()| plain_reply(cookie)), Link::error_header)
+        }
         Work::BlockStatus { range, only_first } => {
             let done = link.attempt("block status", || {
                 block_status(link, export, (cookie, range, only_first), Wait::Yes)
@@ -459,7 +463,6 @@ impl Control {
             Control::Flush => "flush",
             Control::Trim { .. } => "trim",
             Control::WriteZeroes { .. } => "write of zeros",
-            Control::Prefetch(_) => "prefetch",
         }
     }
 }

@@ -4,17 +4,20 @@
 //! to the handshake: the byte after it is the first of a request.
 //!
 //! Invariants:
-//! - Memory is bounded by [`OPTION_BYTES_MAX`] and the list of names, whatever a client says.
+//! - Memory is bounded by [`OPTION_BYTES_MAX`] and [`CONTEXTS_LISTED_MAX`], and work by these and
+//!   [`LIST_NAMES_MAX`], whatever a client says and however many exports and snapshots there are.
 //! - [`Exports::attach`] is called at most once, as the last thing that can fail but for sending.
 
 use crate::export::{AttachError, Attached, ExportSummary, Exports, Peer};
 use crate::limits::{
-    BITMAPS_MAX, NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTION_BYTES_SKIPPED_MAX, PAYLOAD_BYTES_MAX,
+    BITMAPS_MAX, CONTEXTS_LISTED_MAX, LIST_NAMES_MAX, LIST_PAGE_NAMES, NAME_BYTES_MAX,
+    OPTION_BYTES_MAX, OPTION_BYTES_SKIPPED_MAX, PAYLOAD_BYTES_MAX,
 };
 use crate::nbd::wire::{
     self, BASE_ALLOCATION, BASE_ALLOCATION_ID, DIRTY_BITMAP, FIRST_BITMAP_ID, Fields, IHAVEOPT,
     handshake_flag, info, option, option_reply, transmission_flag,
 };
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 
 /// What a handshake has led to.
@@ -104,17 +107,23 @@ pub fn negotiate<S: Read + Write>(
         replies: Vec::new(),
     };
     loop {
-        let next = match read_option(stream)? {
+        let mut next = match read_option(stream)? {
             ReadOption::Whole(number, data) => handshake.answer(number, &data)?,
             ReadOption::TooBig(number) => {
                 handshake.refuse(number, option_reply::ERR_TOO_BIG, "too much data")
             }
         };
-        stream.write_all(&handshake.replies)?;
-        stream.flush()?;
-        handshake.replies.clear();
+        loop {
+            stream.write_all(&handshake.replies)?;
+            stream.flush()?;
+            handshake.replies.clear();
+            let Next::List { after, names_left } = next else {
+                break;
+            };
+            next = handshake.list_on(Some(&after), names_left);
+        }
         match next {
-            Next::Option => {}
+            Next::Option | Next::List { .. } => {}
             Next::Leave => return Ok(None),
             Next::Serve(session) => return Ok(Some(*session)),
         }
@@ -164,6 +173,11 @@ fn read_u32<S: Read>(stream: &mut S) -> io::Result<u32> {
 /// What follows the answer to an option.
 enum Next {
     Option,
+    /// More names, once those so far are sent.
+    List {
+        after: String,
+        names_left: usize,
+    },
     Leave,
     Serve(Box<Session>),
 }
@@ -235,15 +249,27 @@ impl Handshake<'_> {
                 "LIST takes no data",
             );
         }
-        for name in self.exports.names() {
-            self.reply(
-                option::LIST,
-                option_reply::SERVER,
-                &wire::counted_string(&name),
-            );
+        self.list_on(None, LIST_NAMES_MAX)
+    }
+
+    /// A page of the list.
+    fn list_on(&mut self, after: Option<&str>, names_left: usize) -> Next {
+        let page_max = LIST_PAGE_NAMES.min(names_left);
+        let names = self.exports.names(after, page_max);
+        for name in &names {
+            let name = wire::counted_string(name);
+            self.reply(option::LIST, option_reply::SERVER, &name);
         }
-        self.reply(option::LIST, option_reply::ACK, &[]);
-        Next::Option
+        match names.last() {
+            Some(last) if names.len() == page_max && names_left > page_max => Next::List {
+                after: last.clone(),
+                names_left: names_left - page_max,
+            },
+            _ => {
+                self.reply(option::LIST, option_reply::ACK, &[]);
+                Next::Option
+            }
+        }
     }
 
     fn info_or_go(&mut self, number: u32, data: &[u8]) -> Next {
@@ -317,41 +343,43 @@ impl Handshake<'_> {
             name.clone_into(&mut self.contexts.export);
         }
         // A list takes in whole families of names; only what is named can be selected.
-        let is_wanted = |context: &str, families: &[&str]| {
-            let is_named = |text: &str| queries.contains(&text.as_bytes());
-            let is_listed = queries.is_empty() || families.iter().any(|it| is_named(it));
-            is_named(context) || !selects && is_listed
-        };
-        if is_wanted(BASE_ALLOCATION, &["base:"]) {
+        let is_named = |text: &str| queries.contains(&text.as_bytes());
+        let is_listed = queries.is_empty() || is_named("base:");
+        if is_named(BASE_ALLOCATION) || !selects && is_listed {
             self.contexts.base_allocation |= selects;
             let id = if selects { BASE_ALLOCATION_ID } else { 0 };
             let context = wire::meta_context(id, BASE_ALLOCATION);
             self.reply(number, option_reply::META_CONTEXT, &context);
         }
-        let mut id = FIRST_BITMAP_ID;
-        for snapshot in self.exports.snapshots(name) {
-            let bitmap = format!("{DIRTY_BITMAP}{snapshot}");
-            if !is_wanted(&bitmap, &["qemu:", DIRTY_BITMAP]) {
-                continue;
-            }
-            if !selects {
-                self.reply(
-                    number,
-                    option_reply::META_CONTEXT,
-                    &wire::meta_context(0, &bitmap),
-                );
-            } else if self.contexts.since.len() < BITMAPS_MAX {
-                self.reply(
-                    number,
-                    option_reply::META_CONTEXT,
-                    &wire::meta_context(id, &bitmap),
-                );
-                self.contexts.since.push(snapshot);
-                id += 1;
-            }
+        let is_family = |query: &&[u8]| [&b"qemu:"[..], DIRTY_BITMAP.as_bytes()].contains(query);
+        let lists_all = !selects && (queries.is_empty() || queries.iter().any(is_family));
+        let mut snapshots = match lists_all {
+            true => self.exports.snapshots(name, CONTEXTS_LISTED_MAX),
+            false => self.named_snapshots(name, &queries),
+        };
+        if selects {
+            snapshots.truncate(BITMAPS_MAX);
+        }
+        for (snapshot, id) in snapshots.iter().zip(FIRST_BITMAP_ID..) {
+            let id = if selects { id } else { 0 };
+            let context = wire::meta_context(id, &format!("{DIRTY_BITMAP}{snapshot}"));
+            self.reply(number, option_reply::META_CONTEXT, &context);
+        }
+        if selects {
+            self.contexts.since = snapshots;
         }
         self.reply(number, option_reply::ACK, &[]);
         Next::Option
+    }
+
+    /// The snapshots of an export that queries name, in order.
+    fn named_snapshots(&self, name: &str, queries: &[&[u8]]) -> Vec<String> {
+        let queries = queries.iter().filter_map(|it| std::str::from_utf8(it).ok());
+        let named: BTreeSet<&str> = queries
+            .filter_map(|query| query.strip_prefix(DIRTY_BITMAP))
+            .filter(|snapshot| self.exports.has_snapshot(name, snapshot))
+            .collect();
+        named.into_iter().map(str::to_owned).collect()
     }
 
     fn attach(&self, name: &str) -> Result<Attached, AttachError> {

@@ -33,6 +33,8 @@ pub enum Command {
         /// Whether only the first state is wanted.
         only_first: bool,
     },
+    /// Bring the range into memory; it is not empty.
+    Prefetch(Range<u64>),
     /// Finish what is under way and close the connection.
     Disconnect,
 }
@@ -60,8 +62,6 @@ pub enum Control {
         /// Whether it must be durable before the reply.
         fua: bool,
     },
-    /// Bring the range into memory.
-    Prefetch(Range<u64>),
 }
 
 /// Judges a request. The payload of a refused WRITE must still be read over.
@@ -112,7 +112,10 @@ pub fn admit(request: &Request, terms: &Terms) -> Result<Command, Errno> {
         }
         command::CACHE => {
             let range = range_within(request, terms, Errno::Inval)?;
-            control(range.clone(), Control::Prefetch(range))
+            match range.is_empty() {
+                true => Command::Control(Control::Nothing),
+                false => Command::Prefetch(range),
+            }
         }
         command::WRITE_ZEROES => {
             let range = range_within(request, terms, Errno::NoSpace)?;

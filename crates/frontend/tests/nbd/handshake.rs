@@ -8,6 +8,7 @@ use onefold_frontend::nbd::handshake::{HandshakeError, Session, Terms, negotiate
 use onefold_frontend::nbd::wire::{option, option_reply, transmission_flag};
 use std::io::{self, Cursor, Read, Write};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What a client says, and what it is told.
 struct Script {
@@ -34,13 +35,17 @@ type Outcome = Result<Option<Session>, HandshakeError>;
 
 /// Runs a handshake with these options; returns its outcome and what followed the greeting.
 fn run(client_flags: u32, options: &[Vec<u8>]) -> (Outcome, Vec<u8>) {
+    let exports = TestExports::new(Arc::new(MemoryExport::new(1 << 20)));
+    run_with(&exports, client_flags, options)
+}
+
+fn run_with(exports: &TestExports, client_flags: u32, options: &[Vec<u8>]) -> (Outcome, Vec<u8>) {
     let said = [&client_flags.to_be_bytes()[..], &options.concat()].concat();
     let mut script = Script {
         said: Cursor::new(said),
         told: Vec::new(),
     };
-    let exports = TestExports::new(Arc::new(MemoryExport::new(1 << 20)));
-    let outcome = negotiate(&mut script, &exports, &Peer::Unknown);
+    let outcome = negotiate(&mut script, exports, &Peer::Unknown);
     assert_eq!(&script.told[..18], b"NBDMAGICIHAVEOPT\0\x03");
     (outcome, script.told.split_off(18))
 }
@@ -237,6 +242,25 @@ fn list_info_and_abort() {
     assert_eq!(answers[2].0, option_reply::ACK);
     assert_eq!(answers[5], (option_reply::INFO, b"\0\x01vol".to_vec()));
     assert_eq!(answers.len(), 8);
+}
+
+#[test]
+fn lists_are_sent_in_pages_and_have_an_end() {
+    let list = [
+        option_bytes(option::LIST, &[]),
+        option_bytes(option::ABORT, &[]),
+    ];
+    for (others, told_names) in [(254, 256), (255, 257), (1000, 1002), (100_000, 16_384)] {
+        let exports = TestExports::new(Arc::new(MemoryExport::new(4096)));
+        exports.others.store(others, Ordering::SeqCst);
+        let (outcome, told) = run_with(&exports, 3, &list);
+        assert!(matches!(outcome, Ok(None)));
+        let told = kinds(&told);
+        let names = told.iter().filter(|kind| **kind == option_reply::SERVER);
+        assert_eq!(names.count(), told_names);
+        assert_eq!(told.len(), told_names + 2);
+        assert!(exports.asked_max.load(Ordering::SeqCst) <= 256);
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod memory;
 mod pressure;
 mod rude;
 mod server;
+mod store;
 
 use memory::MemoryExport;
 use onefold_frontend::{
@@ -30,6 +31,10 @@ pub(crate) struct TestExports {
     pub(crate) export: Arc<MemoryExport>,
     pub(crate) attached: Arc<AtomicUsize>,
     pub(crate) barred: AtomicBool,
+    /// How many names there are besides.
+    pub(crate) others: AtomicUsize,
+    /// The most names that were asked for at once.
+    pub(crate) asked_max: AtomicUsize,
 }
 
 impl TestExports {
@@ -38,13 +43,22 @@ impl TestExports {
             export,
             attached: Arc::default(),
             barred: AtomicBool::new(false),
+            others: AtomicUsize::new(0),
+            asked_max: AtomicUsize::new(0),
         }
     }
 }
 
 impl Exports for TestExports {
-    fn names(&self) -> Vec<String> {
-        vec!["vol".to_owned(), "locked".to_owned()]
+    fn names(&self, after: Option<&str>, names_max: usize) -> Vec<String> {
+        self.asked_max.fetch_max(names_max, Ordering::SeqCst);
+        let mut names = vec!["vol".to_owned(), "locked".to_owned()];
+        let others = 0..self.others.load(Ordering::SeqCst);
+        names.extend(others.map(|n| format!("other-{n}")));
+        let begin = after.map_or(0, |after| {
+            1 + names.iter().position(|name| name == after).unwrap()
+        });
+        names.into_iter().skip(begin).take(names_max).collect()
     }
 
     fn describe(&self, name: &str) -> Result<ExportSummary, AttachError> {
@@ -55,8 +69,14 @@ impl Exports for TestExports {
         }
     }
 
-    fn snapshots(&self, _name: &str) -> Vec<String> {
-        (0..memory::SNAPSHOTS).map(|n| format!("s{n}")).collect()
+    fn snapshots(&self, _name: &str, snapshots_max: usize) -> Vec<String> {
+        let snapshots = (0..memory::SNAPSHOTS).take(snapshots_max);
+        snapshots.map(|n| format!("s{n}")).collect()
+    }
+
+    fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
+        let snapshots = self.snapshots(name, usize::MAX);
+        snapshots.iter().any(|it| it == snapshot)
     }
 
     fn attach(&self, name: &str, since: &[String], _: &Peer) -> Result<Attached, AttachError> {

@@ -24,6 +24,9 @@ pub(crate) struct MemoryExport {
     pub(crate) gate_changed: Condvar,
     pub(crate) flushes: AtomicUsize,
     pub(crate) prefetches: AtomicUsize,
+    /// Bytes that prefetches have been given to read to, now and at most.
+    pub(crate) scratch: AtomicUsize,
+    pub(crate) scratch_peak: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -178,9 +181,14 @@ impl Export for MemoryExport {
         Ok(extents)
     }
 
-    fn prefetch(&self, _range: Range<u64>) -> Result<(), ExportError> {
+    fn prefetch(&self, range: Range<u64>, scratch: &mut [u8]) -> Result<(), ExportError> {
+        assert!(scratch.len() >= 4096 && scratch.as_ptr().addr().is_multiple_of(4096));
+        let now = self.scratch.fetch_add(scratch.len(), Ordering::SeqCst) + scratch.len();
+        self.scratch_peak.fetch_max(now, Ordering::SeqCst);
         self.prefetches.fetch_add(1, Ordering::SeqCst);
-        Ok(())
+        let entered = self.enter(range.start, range.end - range.start, Wait::Yes);
+        self.scratch.fetch_sub(scratch.len(), Ordering::SeqCst);
+        entered
     }
 }
 
@@ -289,7 +297,7 @@ impl Export for Counted {
     ) -> Result<Vec<Extent>, ExportError> {
         self.export.extents(range, extents_max, wait)
     }
-    fn prefetch(&self, range: Range<u64>) -> Result<(), ExportError> {
-        self.export.prefetch(range)
+    fn prefetch(&self, range: Range<u64>, scratch: &mut [u8]) -> Result<(), ExportError> {
+        self.export.prefetch(range, scratch)
     }
 }

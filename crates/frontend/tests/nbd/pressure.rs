@@ -5,6 +5,7 @@ use crate::client::{Client, Reply};
 use crate::memory::{MemoryExport, pattern};
 use onefold_frontend::ServerLimits;
 use onefold_frontend::nbd::wire::{command, command_flag};
+use std::sync::atomic::Ordering;
 use std::thread;
 
 const SIZE: u64 = 4 << 20;
@@ -174,4 +175,31 @@ fn clients_that_stop_reading_starve_nobody() {
         assert_eq!(client.call(0, command::FLUSH, 0, 0).error, 0);
     }
     assert!(server.server.shared_memory_peak_bytes() <= 32 << 20);
+}
+
+#[test]
+fn prefetches_have_no_memory_but_what_requests_have() {
+    let limits = ServerLimits {
+        memory_bytes: 2 << 20,
+        worker_threads: 64,
+        ..ServerLimits::default()
+    };
+    let export = MemoryExport {
+        gated: vec![0..SIZE],
+        ..MemoryExport::new(SIZE)
+    };
+    let server = TestServer::with_limits(export, &limits);
+    let mut client = server.client();
+    for cookie in 0..100 {
+        client.send(0, command::CACHE, cookie, 0, 1 << 20);
+    }
+    // The share of one connection is in use, and its thread waits for one more itself.
+    server.export.wait_for_waiting(2);
+    server.export.open_gate();
+    let mut cookies: Vec<u64> = (0..100).map(|_| client.reply(0).unwrap().cookie).collect();
+    cookies.sort_unstable();
+    assert!(cookies.into_iter().eq(0..100));
+    let peak = server.export.scratch_peak.load(Ordering::SeqCst);
+    assert!(0 < peak && peak <= limits.memory_bytes, "{peak}");
+    assert_eq!(server.export.prefetches.load(Ordering::SeqCst), 100);
 }

@@ -187,8 +187,18 @@ struct VolumeExports {
 type Held = HashMap<String, usize>;
 
 impl Exports for VolumeExports {
-    fn names(&self) -> Vec<String> {
-        self.store.volume_names()
+    /// Volumes first, so that they are never beyond the end of a list that is cut.
+    fn names(&self, after: Option<&str>, names_max: usize) -> Vec<String> {
+        let (volumes_after, snapshots_after) = match after {
+            Some(after) if after.contains('@') => (None, after),
+            after => (Some(after.unwrap_or_default()), ""),
+        };
+        let mut names = volumes_after
+            .map(|after| self.store.volume_names_after(after, names_max))
+            .unwrap_or_default();
+        let left = names_max - names.len();
+        names.extend(self.store.snapshot_names_after(snapshots_after, left));
+        names
     }
 
     fn describe(&self, name: &str) -> std::result::Result<ExportSummary, AttachError> {
@@ -200,13 +210,22 @@ impl Exports for VolumeExports {
         self.store.volume_count()
     }
 
-    fn snapshots(&self, name: &str) -> Vec<String> {
+    fn snapshots(&self, name: &str, snapshots_max: usize) -> Vec<String> {
         let of_volume = format!("{}@", volume_of(name));
-        let others = self.store.volume_names().into_iter();
+        // One more, as the snapshot itself may be among them.
+        let found = self
+            .store
+            .snapshot_names_after(&of_volume, snapshots_max + 1);
+        let others = found.iter().filter(|other| *other != name);
         others
-            .filter(|other| other != name)
-            .filter_map(|other| other.strip_prefix(&of_volume).map(str::to_owned))
+            .map_while(|other| other.strip_prefix(&of_volume).map(str::to_owned))
+            .take(snapshots_max)
             .collect()
+    }
+
+    fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
+        let full = format!("{}@{snapshot}", volume_of(name));
+        full != name && self.store.has_volume(&full)
     }
 
     fn attach(
@@ -242,6 +261,10 @@ fn volume_of(name: &str) -> &str {
 
 impl VolumeExports {
     fn volume(&self, name: &str) -> std::result::Result<Arc<Volume>, AttachError> {
+        // Without a look at the catalogue for the reason, which takes time and the ledger.
+        if !self.store.has_volume(name) {
+            return Err(AttachError::Unknown);
+        }
         match self.store.volume(name) {
             Ok(volume) => Ok(volume),
             Err(error) if error.kind() == StoreErrorKind::NotFound => Err(AttachError::Unknown),
