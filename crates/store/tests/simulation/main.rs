@@ -25,6 +25,7 @@
 //! | `allotments.rs` | quotas and reservations that others want |
 //! | `damage.rs` | bytes that decayed, parts that are gone, newer versions |
 //! | `index_damage.rs` | an index that decayed, is gone, or disagrees with the maps |
+//! | `index_room.rs` | a host that has no room for the index for a while |
 //! | `index_rows.rs` | the index, changed behind the store's back |
 //! | `repair.rs` | `check --repair` |
 //! | `export.rs` | all metadata in one file, and pools made from it |
