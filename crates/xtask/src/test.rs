@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::answered;
 use crate::clients;
@@ -188,7 +188,7 @@ fn unit_tests(workspace: &Workspace) -> Result<()> {
 /// The real engine and store on a simulated disk. In release mode, because its worth is in the
 /// number of runs; the feature switches the guards' switches in. Every commit tries other seeds.
 fn simulation(workspace: &Workspace) -> Result<()> {
-    let base = simulation_base(workspace);
+    let base = simulation_base(workspace)?;
     println!("seeds from {base} + 1 on (ONEFOLD_SIM_BASE={base})");
     workspace
         .cargo()
@@ -200,16 +200,14 @@ fn simulation(workspace: &Workspace) -> Result<()> {
 
 /// Where the simulation's seeds begin: what the environment says, or else what follows from the
 /// commit. Sources without a commit try the first seeds.
-fn simulation_base(workspace: &Workspace) -> u64 {
-    let given = std::env::var("ONEFOLD_SIM_BASE").ok();
-    let commit = || {
-        let git = Cmd::new("git").dir(&workspace.root);
-        git.args(["rev-parse", "HEAD"]).read().ok()
-    };
-    given
-        .and_then(|base| base.parse().ok())
-        .or_else(|| base_of(&commit()?))
-        .unwrap_or(0)
+fn simulation_base(workspace: &Workspace) -> Result<u64> {
+    if let Ok(given) = std::env::var("ONEFOLD_SIM_BASE") {
+        let parsed = given.parse();
+        return parsed.with_context(|| format!("ONEFOLD_SIM_BASE is {given}, not a number"));
+    }
+    let git = Cmd::new("git").dir(&workspace.root);
+    let commit = git.args(["rev-parse", "HEAD"]).read().ok();
+    Ok(commit.and_then(|commit| base_of(&commit)).unwrap_or(0))
 }
 
 /// The first 32 bits of the commit's name, far enough apart for a million seeds each.
