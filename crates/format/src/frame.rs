@@ -138,25 +138,59 @@ pub fn decode_header(bytes: &[u8], pool: PoolId) -> Result<UncheckedFrame, Forma
     if PoolId(array_at(bytes, 8)) != pool {
         return Err(FormatError::Pool);
     }
-    let payload_bytes = u32_at(bytes, 48) as usize;
-    if payload_bytes > FRAME_PAYLOAD_MAX {
+    let frame = claimed(bytes);
+    if frame.payload_bytes > FRAME_PAYLOAD_MAX {
         return Err(FormatError::Field {
             field: "payload",
-            value: payload_bytes as u64,
+            value: frame.payload_bytes as u64,
         });
     }
-    let header = FrameHeader {
-        session: u64_at(bytes, 24),
-        commit: u64_at(bytes, 32),
-        position: u64_at(bytes, 40),
-        previous_checksum: u32_at(bytes, 52),
-        last: u16_at(bytes, 6) & FLAG_LAST != 0,
-    };
-    Ok(UncheckedFrame {
-        header,
-        payload_bytes,
+    Ok(frame)
+}
+
+/// What the bytes of a header say, be there one or not.
+fn claimed(bytes: &[u8]) -> UncheckedFrame {
+    UncheckedFrame {
+        header: FrameHeader {
+            session: u64_at(bytes, 24),
+            commit: u64_at(bytes, 32),
+            position: u64_at(bytes, 40),
+            previous_checksum: u32_at(bytes, 52),
+            last: u16_at(bytes, 6) & FLAG_LAST != 0,
+        },
+        payload_bytes: u32_at(bytes, 48) as usize,
         checksum: u32_at(bytes, CHECKSUM_AT),
-    })
+    }
+}
+
+/// The pool that a header claims to be of; `None` where no header starts.
+#[must_use]
+pub fn claimed_pool(bytes: &[u8]) -> Option<PoolId> {
+    let is_header = bytes.len() >= FRAME_HEADER_BYTES && u32_at(bytes, 0) == MAGIC;
+    is_header.then(|| PoolId(array_at(bytes, 8)))
+}
+
+/// What is left of the header of a certain frame, should it have been damaged: three of magic, pool,
+/// position and previous checksum are as they were. Its payload is not more than a frame can have.
+#[must_use]
+pub fn resembling(
+    bytes: &[u8],
+    pool: PoolId,
+    position: u64,
+    previous_checksum: u32,
+) -> Option<UncheckedFrame> {
+    if bytes.len() < FRAME_HEADER_BYTES {
+        return None;
+    }
+    let mut frame = claimed(bytes);
+    frame.payload_bytes = frame.payload_bytes.min(FRAME_PAYLOAD_MAX);
+    let as_expected = [
+        u32_at(bytes, 0) == MAGIC,
+        PoolId(array_at(bytes, 8)) == pool,
+        frame.header.position == position,
+        frame.header.previous_checksum == previous_checksum,
+    ];
+    (as_expected.into_iter().filter(|it| *it).count() >= 3).then_some(frame)
 }
 
 /// Compares the checksum over header and payload with the one in the header, then checks what the

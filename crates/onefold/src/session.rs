@@ -85,6 +85,9 @@ impl Session {
                 if !recovery.clean {
                     output.note(recovery_line(&recovery));
                 }
+                for warning in recovery.warnings() {
+                    output.warn(warning);
+                }
                 Ok(Self::Direct {
                     service: Service::without_clients(store),
                     _lock: lock,

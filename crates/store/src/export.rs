@@ -22,7 +22,7 @@ use onefold_format::{
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::index;
 use crate::log::{Log, LogMark};
-use crate::recovery::{check_data, follow_log, part_error};
+use crate::recovery::{check_data, check_log, follow_log, part_error};
 use crate::references::Snapshot;
 use crate::store::Store;
 use crate::tree;
@@ -202,8 +202,8 @@ impl MetadataExport {
                 return LogAfter::Nothing(error.to_string());
             }
         };
-        if disk.len().is_ok_and(|len| len < log_bytes) {
-            return LogAfter::Nothing(format!("{name} was cut"));
+        if let Err(error) = check_log(&*disk, &self.superblock, &name) {
+            return LogAfter::Nothing(error.to_string());
         }
         let start = LogMark {
             position: self.root.log_position,

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use onefold_engine::Disk;
-use onefold_format::frame::{self, FRAME_HEADER_BYTES, FRAME_PAYLOAD_MAX, FrameHeader};
+use onefold_format::frame::{
+    self, FRAME_HEADER_BYTES, FRAME_PAYLOAD_MAX, FrameHeader, UncheckedFrame,
+};
 use onefold_format::record::RECORD_BYTES_MAX;
-use onefold_format::units::SECTOR_BYTES;
 use onefold_format::{FormatError, PoolId, Record};
 
 use crate::error::{Result, StoreError};
@@ -253,21 +254,28 @@ impl ReadFrame {
 }
 
 impl LogReader<'_> {
+    pub(crate) fn pool(&self) -> PoolId {
+        self.log.pool
+    }
+
+    pub(crate) fn ring_bytes(&self) -> u64 {
+        self.log.ring_bytes
+    }
+
+    /// What errors call the log.
+    pub(crate) fn name(&self) -> &str {
+        &self.log.name
+    }
+
     /// The frame at `position`, whole and of this pool, and its payload; or why there is none.
     pub(crate) fn frame(
         &mut self,
         position: u64,
     ) -> Result<std::result::Result<(ReadFrame, &[u8]), FormatError>> {
-        let pool = self.log.pool;
-        let head = self.bytes(position, FRAME_HEADER_BYTES)?;
-        let unchecked = match frame::decode_header(head, pool) {
-            Ok(unchecked) => unchecked,
+        let (unchecked, bytes) = match self.checked(position, self.log.pool)? {
+            Ok(checked) => checked,
             Err(error) => return Ok(Err(error)),
         };
-        let bytes = self.bytes(position, FRAME_HEADER_BYTES + unchecked.payload_bytes)?;
-        if let Err(error) = frame::check(&unchecked, bytes) {
-            return Ok(Err(error));
-        }
         let found = unchecked.header.position;
         if found != position {
             let field = "log position";
@@ -285,25 +293,33 @@ impl LogReader<'_> {
         Ok(Ok((frame, &bytes[FRAME_HEADER_BYTES..])))
     }
 
-    /// Looks for a frame of commit `commit` or later anywhere after `position`, one ring's length
-    /// far: its position, if there is one.
-    pub(crate) fn find_later(&mut self, position: u64, commit: u64) -> Result<Option<u64>> {
-        let end = position + self.log.ring_bytes;
-        let mut at = position + SECTOR_BYTES;
-        while at < end {
-            let pool = self.log.pool;
-            let head = self.bytes(at, FRAME_HEADER_BYTES)?;
-            let plausible = frame::decode_header(head, pool)
-                .is_ok_and(|frame| frame.header.position == at && frame.header.commit >= commit);
-            if plausible && self.frame(at)?.is_ok() {
-                return Ok(Some(at));
-            }
-            at += SECTOR_BYTES;
-        }
-        Ok(None)
+    /// The position that a whole frame of some pool names, wherever it stands.
+    pub(crate) fn frame_of(
+        &mut self,
+        position: u64,
+        pool: PoolId,
+    ) -> Result<std::result::Result<u64, FormatError>> {
+        let checked = self.checked(position, pool)?;
+        Ok(checked.map(|(frame, _)| frame.header.position))
     }
 
-    fn bytes(&mut self, position: u64, count: usize) -> Result<&[u8]> {
+    /// Header and bytes of a frame whose checksum is right.
+    fn checked(
+        &mut self,
+        position: u64,
+        pool: PoolId,
+    ) -> Result<std::result::Result<(UncheckedFrame, &[u8]), FormatError>> {
+        let head = self.bytes(position, FRAME_HEADER_BYTES)?;
+        let unchecked = match frame::decode_header(head, pool) {
+            Ok(unchecked) => unchecked,
+            Err(error) => return Ok(Err(error)),
+        };
+        let bytes = self.bytes(position, FRAME_HEADER_BYTES + unchecked.payload_bytes)?;
+        Ok(frame::check(&unchecked, bytes).map(|()| (unchecked, bytes)))
+    }
+
+    /// Bytes of the ring from a position on, not more than it has.
+    pub(crate) fn bytes(&mut self, position: u64, count: usize) -> Result<&[u8]> {
         let window_end = self.window_start + self.window.len() as u64;
         if position < self.window_start || position + count as u64 > window_end {
             self.load(position, WINDOW_BYTES.max(count as u64))?;

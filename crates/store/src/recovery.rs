@@ -11,7 +11,7 @@
 //! | frame at the expected position | later commit found behind it | then |
 //! | --- | --- | --- |
 //! | whole, and it follows the one before | - | its records are applied |
-//! | anything else | no | the end of the log: nothing behind it was ever durable |
+//! | anything else | no | the end of the log: nothing behind it was answered; what is left of it is reported |
 //! | anything else | yes | damage (P8): that later commit proves that this frame was durable |
 //!
 //! Recovery changes nothing but by ordinary checkpoints, so a crash in it is a crash before it.
@@ -40,6 +40,7 @@ use crate::guard::Guard;
 use crate::index::{self, IndexSlot};
 use crate::limits::Limits;
 use crate::log::{Log, LogMark, LogReader, ReadFrame, Tail};
+use crate::log_end::{self, End, IncompleteCommit};
 use crate::map::Maps;
 use crate::pages::Pages;
 use crate::pool::{Ledger, Pool};
@@ -96,10 +97,44 @@ pub struct RecoveryReport {
     pub records_taken_over: u64,
     /// The free-space map could not be opened and was counted again.
     pub free_space_rebuilt: bool,
+    /// The log ends in a commit that is not whole: a power loss cut it short, or it was damaged since.
+    pub incomplete_commit: Option<IncompleteCommit>,
+    /// There were commits, and the log has none of them left: another one took its place.
+    pub is_log_replaced: bool,
     /// Volumes whose import a crash had interrupted, and that were removed.
     pub volumes_removed: Vec<String>,
     /// How long it took.
     pub seconds: f64,
+}
+
+impl RecoveryReport {
+    /// A sentence for each thing that may have cost data.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let incomplete = self.incomplete_commit.map(|found| {
+            let IncompleteCommit {
+                commit,
+                position,
+                bytes,
+            } = found;
+            let lost = match bytes {
+                0 => "some of its records".to_owned(),
+                bytes => format!("up to {bytes} bytes of records"),
+            };
+            format!(
+                "commit {commit}, the last one in the log, may be incomplete: {lost} from position \
+                 {position} on were not durable or are damaged, and are not applied. A power loss \
+                 in the middle of a commit leaves this, and then no flush was answered with it; \
+                 without one the log is damaged"
+            )
+        });
+        let replaced = self.is_log_replaced.then(|| {
+            "the log is empty, though there were commits: if another took its place before the pool \
+             was closed, what was flushed since the last checkpoint is lost"
+                .to_owned()
+        });
+        incomplete.into_iter().chain(replaced).collect()
+    }
 }
 
 /// Writes the parts of a new pool. The root comes last: without it there is no pool.
@@ -260,6 +295,7 @@ pub(crate) fn open(
         &mut is_later_minor,
     )?;
     check_data(&*data, &superblock, &root, &name(Part::Data))?;
+    check_log(&*log, &superblock, &name(Part::Log))?;
     let secret = read_page(&*secret, 0, &name(Part::Secret))?;
     let secret = Secret::decode(&secret, superblock.pool)
         .map_err(|error| StoreError::format(name(Part::Secret), error))?;
@@ -319,6 +355,11 @@ pub(crate) fn open(
     } else {
         pool.start_session()?;
         report.records_taken_over = pool.take_over_tail()?;
+        if report.records_taken_over > 0 {
+            // They go on where the log ended: the commit was cut short by the end of its process, and
+            // all of its records are there.
+            report.incomplete_commit = None;
+        }
         // That the host has no room for more is no reason not to open: it is told when it matters.
         let secured = pool.pages.secure(PAGES_FOR_FINDER);
         secured.or_else(|error| match error.kind() {
@@ -390,6 +431,11 @@ fn read_root(meta: &dyn Disk, pool: PoolId, name: &str, is_later_minor: &mut boo
     }
     let none = || StoreError::damaged(format!("{name} has no root: {}", problems.join("; ")));
     newest.ok_or_else(none)
+}
+
+pub(crate) fn check_log(log: &dyn Disk, superblock: &Superblock, name: &str) -> Result<()> {
+    let len = log.len().map_err(|e| StoreError::io(name, e))?;
+    log_end::check_length(len, superblock.log_bytes, name)
 }
 
 pub(crate) fn check_data(
@@ -535,6 +581,7 @@ impl Pool {
     /// Replays the log from the root's position on. Returns the session that was closed at its end.
     fn replay(&self, report: &mut RecoveryReport, is_later_minor: bool) -> Result<Option<u64>> {
         let mut closed_session = None;
+        let newest_session = self.checkpoints.lock().session;
         loop {
             let log = self.commits.lock();
             let mut reader = log.reader();
@@ -566,7 +613,17 @@ impl Pool {
                 }
             };
             if !is_full {
-                check_no_later(&mut reader, end, is_commit_whole)?;
+                let behind = log_end::examine(
+                    &mut reader,
+                    &End {
+                        mark: end,
+                        session,
+                        is_commit_whole,
+                        newest_session,
+                    },
+                )?;
+                report.incomplete_commit = behind.incomplete;
+                report.is_log_replaced = end.commit > 0 && !behind.has_frames;
             }
             drop(log);
             let mut log = self.commits.lock();
@@ -709,20 +766,6 @@ fn next_frame<'a>(
     }
 }
 
-/// No frame follows at `end`: nothing behind it may be of a later commit.
-fn check_no_later(reader: &mut LogReader<'_>, end: LogMark, is_commit_whole: bool) -> Result<()> {
-    let torn = end.commit + u64::from(is_commit_whole);
-    let later = reader.find_later(end.position, torn + 1)?;
-    if let Some(later) = later.filter(|_| Guard::GapIsDamage.holds()) {
-        return Err(StoreError::damaged(format!(
-            "the log has a bad frame at {}, but commits behind it (at {later}): what is in \
-             between is lost; restore the pool from a copy",
-            end.position
-        )));
-    }
-    Ok(())
-}
-
 /// Where a log ends, by its frames alone. Damage where it does not go on without a gap.
 pub(crate) fn follow_log(log: &Log) -> Result<LogMark> {
     let mut reader = log.reader();
@@ -730,7 +773,13 @@ pub(crate) fn follow_log(log: &Log) -> Result<LogMark> {
     while let Some((frame, _)) = next_frame(&mut reader, end, session, is_commit_whole)? {
         (end, session, is_commit_whole) = (frame.end(), frame.header.session, frame.header.last);
     }
-    check_no_later(&mut reader, end, is_commit_whole)?;
+    let found = End {
+        mark: end,
+        session,
+        is_commit_whole,
+        newest_session: u64::MAX,
+    };
+    log_end::examine(&mut reader, &found)?;
     Ok(end)
 }
 

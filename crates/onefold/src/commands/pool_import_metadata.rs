@@ -72,6 +72,10 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     if !recovery.clean {
         context.output.note(recovery_line(&recovery));
     }
+    // A log that was begun anew is part of the plan.
+    for warning in recovery.warnings().iter().filter(|_| reply.is_complete) {
+        context.output.warn(warning);
+    }
     let progress = Progress::blocks(&context.output, "counting the index");
     let counted = store.rebuild_index_if_needed(&mut |done, all| progress.set(done, all));
     drop(progress);

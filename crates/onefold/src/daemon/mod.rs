@@ -86,6 +86,9 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     };
     let (store, recovery) = pool::open(&options.pool, &opening)?;
     say(recovery_line(&recovery));
+    for warning in recovery.warnings() {
+        say(format_args!("warning: {warning}"));
+    }
     let served = serve_store(
         options,
         (control, listeners, clients_max),

@@ -53,6 +53,69 @@ fn parts(scene: &Scene) -> Vec<(PathBuf, Vec<u8>)> {
     parts
 }
 
+/// A pool with commits in its log that no checkpoint has: the daemon was killed after it had answered.
+fn killed() -> Scene {
+    let scene = Scene::new();
+    let daemon = scene.daemon();
+    for name in ["first", "second"] {
+        scene.ok(&["volume", "create", name, "--size", "1M"]);
+    }
+    daemon.kill();
+    scene
+}
+
+/// Loses what the daemon left in the host's memory, as a power loss does.
+fn forget_process(scene: &Scene) {
+    fs::remove_file(scene.pool().join("tail")).unwrap();
+}
+
+#[test]
+fn a_log_that_was_cut_or_is_another_pools_is_refused() {
+    let (scene, other) = (killed(), killed());
+    let log = scene.pool().join("log");
+    let own = fs::read(&log).unwrap();
+    fs::write(&log, []).unwrap();
+    let says = [
+        "log has 0 bytes",
+        "it was cut",
+        "put the pool's own log back",
+    ];
+    scene.run(&["volume", "list"]).is_refusal(1, &says);
+    fs::copy(other.pool().join("log"), &log).unwrap();
+    let says = ["log is the log of the pool", "put the pool's own log back"];
+    scene.run(&["volume", "list"]).is_refusal(1, &says);
+    // A pool that cannot be opened is one finding.
+    assert_eq!(scene.run(&["pool", "check"]).code, Some(3));
+    fs::write(&log, own).unwrap();
+    scene.ok(&["volume", "stat", "second"]);
+}
+
+#[test]
+fn a_last_commit_that_does_not_verify_is_said() {
+    let scene = killed();
+    let log = scene.pool().join("log");
+    let mut bytes = fs::read(&log).unwrap();
+    let heads = (0..bytes.len()).step_by(512);
+    let last = heads.filter(|at| bytes[*at..].starts_with(b"1FLG")).last();
+    bytes[last.unwrap() + 70] ^= 1;
+    fs::write(&log, &bytes).unwrap();
+    forget_process(&scene);
+    let stat = scene.ok(&["--quiet", "pool", "stat"]);
+    let says = "may be incomplete: up to 512 bytes of records";
+    assert!(stat.stderr.contains(says), "{}", stat.stderr);
+    scene.ok(&["volume", "stat", "first"]);
+    let stat = scene.ok(&["pool", "stat"]);
+    assert!(!stat.stderr.contains("incomplete"), "{}", stat.stderr);
+    // The same from a daemon.
+    let scene = killed();
+    let log = scene.pool().join("log");
+    let mut bytes = fs::read(&log).unwrap();
+    bytes[last.unwrap() + 70] ^= 1;
+    fs::write(&log, &bytes).unwrap();
+    forget_process(&scene);
+    scene.starting_daemon(&[]).wait_for_line(says);
+}
+
 #[test]
 fn an_export_is_for_its_owner_alone_and_overwrites_nothing() {
     let (scene, export) = scene();

@@ -1,0 +1,154 @@
+//! What stands behind the last frame that replay could take: nothing, the rest of a commit that was
+//! cut short, or damage.
+//!
+//! Positions never repeat, so a frame that stands at its own position behind the end was written
+//! after everything that was replayed. Which commit and session it is of tells the rest:
+//!
+//! - A later commit was written only after the one at the end was durable: damage.
+//! - A frame of the newest session belongs to a commit that was under way, or was damaged since.
+//!   Nothing can tell the two apart, so it is reported.
+//! - A frame of an older session was found, and reported, by the opening that ended that session.
+//!
+//! Frames of another pool anywhere in the ring make it the log of another pool.
+
+use onefold_format::PoolId;
+use onefold_format::frame::{self, FRAME_HEADER_BYTES};
+use onefold_format::units::SECTOR_BYTES;
+
+use crate::error::{Result, StoreError};
+use crate::guard::Guard;
+use crate::log::{LogMark, LogReader};
+
+/// A commit at the end of the log of which some frames are missing or do not verify.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IncompleteCommit {
+    /// Its number.
+    pub commit: u64,
+    /// The position in the log from which on it could not be replayed.
+    pub position: u64,
+    /// Bytes of log from there to the end of the last frame that can still be made out: an upper
+    /// bound for the records in them. 0 where no frame can.
+    pub bytes: u64,
+}
+
+/// Where replay ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct End {
+    pub(crate) mark: LogMark,
+    /// Session of the last frame that was replayed; 0 if there was none.
+    pub(crate) session: u64,
+    /// That frame was the last of its commit.
+    pub(crate) is_commit_whole: bool,
+    /// The highest session that a frame can be of.
+    pub(crate) newest_session: u64,
+}
+
+/// What was found behind the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Behind {
+    pub(crate) incomplete: Option<IncompleteCommit>,
+    /// The ring has frames of this pool, of whatever age.
+    pub(crate) has_frames: bool,
+}
+
+/// Makes sure that the log has the length that the superblock says.
+pub(crate) fn check_length(found: u64, log_bytes: u64, name: &str) -> Result<()> {
+    if found == log_bytes {
+        return Ok(());
+    }
+    Err(StoreError::damaged(format!(
+        "{name} has {found} bytes, the pool's log {log_bytes}: it was cut, or is not this pool's; \
+         {}",
+        remedy(log_bytes)
+    )))
+}
+
+/// What the user can do about a log that is not the pool's.
+fn remedy(log_bytes: u64) -> String {
+    format!(
+        "put the pool's own log back; if that is lost, an empty file of {log_bytes} bytes in its \
+         place gives the state of the last checkpoint, without what was flushed since (which is \
+         nothing if the pool was closed)"
+    )
+}
+
+/// Goes over the whole ring behind the end.
+///
+/// # Errors
+///
+/// `Damaged` where the end cannot be one, or the ring has frames of another pool; `Io`.
+pub(crate) fn examine(reader: &mut LogReader<'_>, end: &End) -> Result<Behind> {
+    let (start, pool) = (end.mark.position, reader.pool());
+    let mut behind = Behind::default();
+    let mut last = resembling(reader, end)?;
+    for at in (start..start + reader.ring_bytes()).step_by(SECTOR_BYTES as usize) {
+        let head = reader.bytes(at, FRAME_HEADER_BYTES)?;
+        let Some(claimed) = frame::claimed_pool(head) else {
+            continue;
+        };
+        if claimed != pool {
+            check_not_foreign(reader, at, claimed)?;
+            continue;
+        }
+        behind.has_frames = true;
+        let Ok(found) = frame::decode_header(head, claimed) else {
+            continue;
+        };
+        let header = found.header;
+        if header.position != at || at == start {
+            continue;
+        }
+        let is_later = header.commit > end.mark.commit + 1
+            || header.commit == end.mark.commit + 1 && end.is_in_commit_of(header.session);
+        if is_later && Guard::GapIsDamage.holds() && reader.frame(at)?.is_ok() {
+            return Err(StoreError::damaged(format!(
+                "the log has a bad frame at {start}, but commits behind it (at {at}): what is in \
+                 between is lost; restore the pool from a copy"
+            )));
+        }
+        if header.session >= end.newest_session {
+            last = Some(at + frame::frame_bytes(found.payload_bytes));
+        }
+    }
+    let is_cut_short = !end.is_commit_whole && end.session >= end.newest_session;
+    behind.incomplete = (last.is_some() || is_cut_short).then(|| IncompleteCommit {
+        commit: end.mark.commit + u64::from(end.is_commit_whole),
+        position: start,
+        bytes: last.map_or(0, |last| last - start),
+    });
+    Ok(behind)
+}
+
+impl End {
+    /// Whether the session is the one that wrote the beginning of the commit at the end: what
+    /// follows in the same session is then of that commit, or proves that all of it was durable.
+    fn is_in_commit_of(&self, session: u64) -> bool {
+        !self.is_commit_whole && self.session == session
+    }
+}
+
+/// Where the frame ends whose damaged header stands at the end, if there is one.
+fn resembling(reader: &mut LogReader<'_>, end: &End) -> Result<Option<u64>> {
+    let (pool, mark) = (reader.pool(), end.mark);
+    let head = reader.bytes(mark.position, FRAME_HEADER_BYTES)?;
+    let found = frame::resembling(head, pool, mark.position, mark.checksum);
+    let found = found.filter(|found| found.header.session >= end.newest_session);
+    Ok(found.map(|found| mark.position + frame::frame_bytes(found.payload_bytes)))
+}
+
+/// Refuses a whole frame that another pool wrote just there.
+fn check_not_foreign(reader: &mut LogReader<'_>, at: u64, pool: PoolId) -> Result<()> {
+    let ring_bytes = reader.ring_bytes();
+    let found = reader.frame_of(at, pool)?;
+    match found {
+        Ok(position) if position % ring_bytes == at % ring_bytes => {
+            Err(StoreError::damaged(format!(
+                "{} is the log of the pool {pool}, not of {}: {}",
+                reader.name(),
+                reader.pool(),
+                remedy(ring_bytes)
+            )))
+        }
+        _ => Ok(()),
+    }
+}
