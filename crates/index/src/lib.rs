@@ -217,6 +217,14 @@ pub fn open(
     })
 }
 
+/// Makes sure that an index of this kind and of this pool is on the disk. Writes nothing.
+///
+/// # Errors
+/// [`IndexError::Damaged`], [`IndexError::OtherPool`], [`IndexError::Newer`], [`IndexError::Io`].
+pub fn check_header(disk: &dyn Disk, kind: IndexKind, pool: PoolId) -> Result<()> {
+    header::read(disk, kind, pool).map(drop)
+}
+
 /// The kind of the index that is on the disk; `None` where there is none of this pool.
 pub fn kind_of(disk: &dyn Disk, pool: PoolId) -> Option<IndexKind> {
     header::kind(disk, pool)

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use onefold_engine::{Disk, Engine, Part};
 use onefold_format::page::{self, PAGE_BYTES};
 use onefold_format::scrub_page::{self, BAD_BLOCKS_MAX, SLOT_PAGES, SLOTS, ScrubPage};
+use onefold_format::units::SECTOR_BYTES;
 use onefold_format::{BadBlock, Fault, FormatError, PageNumber, Pba, PoolId, ScrubProgress};
 
 use crate::error::{Result, StoreError, StoreErrorKind};
@@ -89,12 +90,20 @@ impl BadBlocks {
         let newest = disk.as_deref().map_or(Ok(Newest::default()), |disk| {
             newest(disk, pool).map_err(|error| StoreError::io(&name, error))
         })?;
+        let is_foreign = newest.is_foreign();
+        let disk = disk.filter(|_| !is_foreign);
         let problem = newest.problem.filter(|_| newest.sequence == 0);
         let problem = problem.map(|problem| problem.to_string());
+        let problem = problem.map(|problem| match is_foreign {
+            false => problem,
+            true => {
+                format!("{problem}; {name} is not this pool's and is never written: move it away")
+            }
+        });
         if let Some(problem) = &problem {
             tracing::error!(
-                "{name} cannot be read, so nobody knows of blocks that were found to be bad: \
-                 {problem}; run `pool scrub`"
+                "{name} cannot be read, so blocks that were found to be bad are not known: \
+                 {problem}; then run `pool scrub`"
             );
         }
         let listed: BTreeMap<Pba, BadBlock> =
@@ -339,16 +348,32 @@ struct Newest {
     progress: ScrubProgress,
     listed: Vec<BadBlock>,
     problem: Option<FormatError>,
+    /// A slot begins with something that this pool cannot have written.
+    has_foreign: bool,
+    /// A slot begins with a page of this pool, whatever else is wrong with it.
+    has_own: bool,
+}
+
+impl Newest {
+    /// Whether what stands in the part was not written by this pool.
+    fn is_foreign(&self) -> bool {
+        self.has_foreign && !self.has_own
+    }
 }
 
 /// The slot with the higher sequence of those that are whole.
 fn newest(disk: &dyn Disk, pool: PoolId) -> std::io::Result<Newest> {
     let mut newest = Newest::default();
     for slot in 0..SLOTS {
+        let owner = owner_of_slot(disk, slot * SLOT_PAGES)?;
+        newest.has_own |= owner == Owner::Pool(pool);
+        newest.has_foreign |= !matches!(owner, Owner::Nothing) && owner != Owner::Pool(pool);
         match read_slot(disk, pool, slot * SLOT_PAGES)? {
             Ok(Some(found)) if found.sequence > newest.sequence => {
                 newest = Newest {
                     problem: newest.problem,
+                    has_own: newest.has_own,
+                    has_foreign: newest.has_foreign,
                     ..found
                 };
             }
@@ -357,6 +382,31 @@ fn newest(disk: &dyn Disk, pool: PoolId) -> std::io::Result<Newest> {
         }
     }
     Ok(newest)
+}
+
+/// Who wrote what a slot begins with, by magic and pool id alone.
+#[derive(PartialEq, Eq)]
+enum Owner {
+    /// Zeros: never written, or a crash kept the first sector from the medium.
+    Nothing,
+    Pool(PoolId),
+    /// It is no page.
+    Unknown,
+}
+
+fn owner_of_slot(disk: &dyn Disk, first: u64) -> std::io::Result<Owner> {
+    let mut head = page::blank();
+    disk.read_at(
+        &mut head[..SECTOR_BYTES as usize],
+        first * PAGE_BYTES as u64,
+    )?;
+    Ok(if head.iter().all(|byte| *byte == 0) {
+        Owner::Nothing
+    } else if head.starts_with(&page::MAGIC.to_le_bytes()) {
+        Owner::Pool(page::claimed_pool(&head))
+    } else {
+        Owner::Unknown
+    })
 }
 
 /// The slot whose first page this is, if anything was ever written to it.

@@ -3,10 +3,9 @@
 //! Reading and writing volumes needs no index. So a pool whose index is missing or damaged opens
 //! all the same; what needs the index then says so, until `check --repair` has made it anew.
 
-use std::io::ErrorKind;
 use std::sync::Arc;
 
-use onefold_engine::{Engine, Part};
+use onefold_engine::{Disk, Engine, Part};
 use onefold_format::{IndexKind, PoolId};
 use onefold_index::{FingerprintIndex, IndexError, StreamId};
 
@@ -95,12 +94,7 @@ impl IndexSlot {
         let mut state = write(&self.state);
         // Whoever holds the part must let go of it before it can be opened again.
         state.index = Err("it is being made anew".to_owned());
-        let disk = match engine.open(Part::Index) {
-            Ok(disk) => disk,
-            Err(_) => engine
-                .create(Part::Index, 0)
-                .map_err(|error| StoreError::io(engine.describe(Part::Index), error))?,
-        };
+        let disk = blank(engine, Part::Index, pool)?;
         // A crash before it has been counted must not leave one that seems to be whole.
         onefold_index::replace(kind, &disk, pool)?;
         *state = State {
@@ -120,12 +114,7 @@ impl IndexSlot {
         pool: PoolId,
         bytes: usize,
     ) -> Result<Arc<dyn FingerprintIndex>> {
-        let part = Part::NextIndex;
-        let disk = match engine.open(part) {
-            Err(error) if error.kind() == ErrorKind::NotFound => engine.create(part, 0),
-            opened => opened,
-        };
-        let disk = disk.map_err(|error| StoreError::io(engine.describe(part), error))?;
+        let disk = blank(engine, Part::NextIndex, pool)?;
         write(&self.state).next = Some(kind);
         onefold_index::replace(kind, &disk, pool)?;
         let next = onefold_index::open(kind, disk, pool, bytes as u64)?;
@@ -161,6 +150,19 @@ impl IndexSlot {
     }
 }
 
+/// A part for an index that is to be made anew: the one that is there if it is an index of this pool.
+/// Anything else loses the name and keeps its content, for it may be a file of another owner.
+fn blank(engine: &dyn Engine, part: Part, pool: PoolId) -> Result<Arc<dyn Disk>> {
+    let failed = |error| StoreError::io(engine.describe(part), error);
+    if let Ok(disk) = engine.open(part)
+        && onefold_index::kind_of(&*disk, pool).is_some()
+    {
+        return Ok(disk);
+    }
+    engine.remove(part).map_err(failed)?;
+    engine.create(part, 0).map_err(failed)
+}
+
 /// Makes the index of a new pool.
 pub(crate) fn create(engine: &dyn Engine, kind: IndexKind, pool: PoolId) -> Result<()> {
     let disk = engine
@@ -181,7 +183,12 @@ fn open(engine: &dyn Engine, created_with: IndexKind, pool: PoolId, bytes: usize
     let disk = engine
         .open(Part::Index)
         .map_err(|error| StoreError::io(engine.describe(Part::Index), error))?;
-    let kind = onefold_index::kind_of(&*disk, pool).unwrap_or(created_with);
+    let found = onefold_index::kind_of(&*disk, pool);
+    let kind = found.unwrap_or(created_with);
+    if found.is_none() {
+        // Opening some kinds writes to the part, which must be known to be the pool's.
+        onefold_index::check_header(&*disk, kind, pool)?;
+    }
     let next = engine.open(Part::NextIndex).ok();
     let next = next.and_then(|disk| onefold_index::kind_of(&*disk, pool));
     Ok(State {

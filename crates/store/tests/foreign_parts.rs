@@ -1,0 +1,158 @@
+//! A file of somebody else in the place of a part: nothing is written to it, and the pool is opened
+//! where it can do without that part.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use onefold_engine::Part;
+use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
+use onefold_store::{
+    CreateOptions, IndexKind, OpenOptions, Scrub, Store, StoreError, StoreErrorKind, VolumeOptions,
+    Wait,
+};
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+const KINDS: [IndexKind; 3] = [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory];
+
+fn open(pool: &Path) -> Result<Arc<Store>, StoreError> {
+    let options = OpenOptions {
+        memory_bytes: 16 * MIB,
+        ..OpenOptions::default()
+    };
+    let engine = Arc::new(EmbeddedEngine::new(pool, CacheMode::Host));
+    Ok(Store::open(engine, &options)?.0)
+}
+
+/// A pool that was closed, with a volume `v` whose first block holds sevens.
+fn closed_pool(pool: &Path, index: IndexKind) {
+    let options = CreateOptions {
+        size_bytes: 16 * MIB,
+        log_bytes: 256 << 10,
+        index,
+        ..CreateOptions::default()
+    };
+    let engine = EmbeddedEngine::new(pool, CacheMode::Host);
+    Store::create(&engine, &options).unwrap();
+    let store = open(pool).unwrap();
+    store.create_volume("v", &VolumeOptions::new(MIB)).unwrap();
+    let volume = store.volume("v").unwrap();
+    volume.write(0, &[7; 4096], Wait::Yes).unwrap();
+    store.close().unwrap();
+}
+
+/// Gives a file that has another name as well the name of a part. Its content can be looked up under
+/// the other name, whatever becomes of the part.
+fn put_foreign(pool: &Path, part: Part, outside: &TempDir) -> (PathBuf, Vec<u8>) {
+    let bytes: Vec<u8> = (0..MIB as u32).map(|n| (n % 251) as u8 + 1).collect();
+    let precious = outside.path().join("precious");
+    let _ = fs::remove_file(&precious);
+    fs::write(&precious, &bytes).unwrap();
+    let path = pool.join(part.name());
+    let _ = fs::remove_file(&path);
+    fs::hard_link(&precious, path).unwrap();
+    (precious, bytes)
+}
+
+fn findings(store: &Store, repair: bool) -> Vec<String> {
+    let mut findings = Vec::new();
+    let checked = store.check(repair, &mut |finding| findings.push(finding.message));
+    checked.unwrap();
+    findings
+}
+
+/// Reads and writes, as if nothing were missing.
+fn volumes_are_served(store: &Store) {
+    let volume = store.volume("v").unwrap();
+    let mut block = [0; 4096];
+    volume.read(0, &mut block, Wait::Yes).unwrap();
+    assert_eq!(block, [7; 4096]);
+    volume.write(8192, &[8; 4096], Wait::Yes).unwrap();
+    volume.flush().unwrap();
+}
+
+#[test]
+fn a_foreign_index_is_never_written() {
+    for kind in KINDS {
+        let (pool, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        closed_pool(pool.path(), kind);
+        let (precious, bytes) = put_foreign(pool.path(), Part::Index, &outside);
+        let store = open(pool.path()).unwrap();
+        volumes_are_served(&store);
+        assert_eq!(findings(&store, false).len(), 1, "{kind:?}");
+        assert!(fs::read(&precious).unwrap() == bytes, "opened: {kind:?}");
+        // A repair makes another file, and leaves this one to whom it belongs.
+        assert_eq!(findings(&store, true).len(), 1, "{kind:?}");
+        assert_eq!(findings(&store, false), [""; 0], "{kind:?}");
+        store.close().unwrap();
+        assert!(fs::read(&precious).unwrap() == bytes, "repaired: {kind:?}");
+        drop(store);
+        assert_eq!(findings(&open(pool.path()).unwrap(), false), [""; 0]);
+    }
+}
+
+#[test]
+fn a_foreign_next_index_is_never_written() {
+    let (pool, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    closed_pool(pool.path(), IndexKind::Hash);
+    let (precious, bytes) = put_foreign(pool.path(), Part::NextIndex, &outside);
+    let store = open(pool.path()).unwrap();
+    store
+        .convert_index(IndexKind::Btree, &mut |_, _| {})
+        .unwrap();
+    store.close().unwrap();
+    drop(store);
+    assert!(fs::read(&precious).unwrap() == bytes);
+    assert_eq!(findings(&open(pool.path()).unwrap(), false), [""; 0]);
+}
+
+#[test]
+fn a_foreign_scrub_part_is_never_written() {
+    let (pool, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    closed_pool(pool.path(), IndexKind::Hash);
+    let (precious, bytes) = put_foreign(pool.path(), Part::Scrub, &outside);
+    let store = open(pool.path()).unwrap();
+    volumes_are_served(&store);
+    let found = findings(&store, false);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("move it away"), "{found:?}");
+    let scrubbed = store
+        .begin_scrub(None, 0)
+        .and_then(|()| store.scrub_step(&mut Scrub::default()).map(drop));
+    let error = scrubbed.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::MissingPart, "{error}");
+    store.close().unwrap();
+    drop(store);
+    assert!(fs::read(&precious).unwrap() == bytes);
+    // As the message says.
+    fs::remove_file(pool.path().join("scrub")).unwrap();
+    assert_eq!(findings(&open(pool.path()).unwrap(), false), [""; 0]);
+}
+
+#[test]
+fn nothing_is_written_where_a_needed_part_is_foreign() {
+    let needed = [
+        Part::Superblock,
+        Part::Meta,
+        Part::Log,
+        Part::Data,
+        Part::Secret,
+    ];
+    for part in needed {
+        let (pool, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        closed_pool(pool.path(), IndexKind::Memory);
+        let (precious, bytes) = put_foreign(pool.path(), part, &outside);
+        let others = Part::ALL.into_iter().filter(|other| *other != part);
+        let others: Vec<PathBuf> = others.map(|it| pool.path().join(it.name())).collect();
+        let before: Vec<_> = others.iter().map(|path| fs::read(path).ok()).collect();
+        let error = open(pool.path()).err().unwrap();
+        assert_eq!(error.kind(), StoreErrorKind::Damaged, "{part:?}: {error}");
+        assert!(error.to_string().contains(part.name()), "{error}");
+        assert!(fs::read(&precious).unwrap() == bytes, "{part:?}");
+        let after: Vec<_> = others.iter().map(|path| fs::read(path).ok()).collect();
+        assert!(before == after, "{part:?}: another part was written");
+    }
+}
