@@ -1,8 +1,9 @@
 //! Disk images outside a pool: raw files and devices, and qcow2.
 //!
 //! A format is what the user says it is. Guessing it from content would let a guest, who writes the
-//! content, choose which files are opened.
+//! content, choose which files are opened. Content can only be a reason to refuse a file.
 
+mod container;
 mod qcow2;
 mod raw;
 
@@ -11,6 +12,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
+pub use container::{Container, HEAD_BYTES};
 pub use qcow2::{Backing, Qcow2Image, Qcow2Writer};
 pub use raw::RawImage;
 

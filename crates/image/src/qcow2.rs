@@ -9,7 +9,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use imago::io_buffers::{IoVector, IoVectorMut};
@@ -159,7 +159,7 @@ fn open_backing(
 
 fn open_beside(directory: &Path, name: &str, shown: &str) -> Result<ImageFile> {
     let path = directory.join(name);
-    File::open(&path)
+    open_seekable(&path)
         .and_then(|file| ImageFile::existing(file, &path))
         .map_err(|e| {
             ImageError::io(
@@ -167,6 +167,19 @@ fn open_beside(directory: &Path, name: &str, shown: &str) -> Result<ImageFile> {
                 &e,
             )
         })
+}
+
+/// Opens a file or a block device. Opening a FIFO would wait for a writer, for ever if there is none,
+/// and a character device has no disk in it.
+fn open_seekable(path: &Path) -> io::Result<File> {
+    let kind = path.metadata()?.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        return File::open(path);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        "it is neither a file nor a block device",
+    ))
 }
 
 /// The start of the header, up to and including the size of the first table.

@@ -19,9 +19,10 @@ pub(super) struct Args {
     /// The image: a file, a device, or - for standard input.
     file: PathBuf,
 
-    /// The image's format. It is never guessed.
-    #[arg(long, value_enum, default_value = "raw")]
-    image_format: ImageFormat,
+    /// The image's format. It is never guessed. Without this it is raw, and what looks like another
+    /// format or a compressed file is refused.
+    #[arg(long, value_enum)]
+    image_format: Option<ImageFormat>,
 
     /// Also read other files that a qcow2 image refers to. Only for images that you trust.
     #[arg(long)]

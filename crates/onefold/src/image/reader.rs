@@ -5,11 +5,11 @@ use super::chunk::{ChunkPool, Piece, PieceReceiver, PieceSender, transfer};
 use crate::error::{Error, Result};
 use crate::limits::TRANSFER_CHUNK_BYTES;
 use crate::output::Output;
-use onefold_image::{Backing, Image, Qcow2Image, RawImage, looks_like_qcow2};
-use std::fs::File;
+use onefold_image::{Backing, Container, HEAD_BYTES, Image, Qcow2Image, RawImage};
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::thread;
 
@@ -20,7 +20,8 @@ const PIECE_ALIGNMENT: u64 = 64 << 10;
 /// What the user said about the image.
 #[derive(Debug)]
 pub(crate) struct ImageOptions {
-    pub(crate) format: ImageFormat,
+    /// Raw if nothing was said, but then not what looks like something else.
+    pub(crate) format: Option<ImageFormat>,
     /// Follow the image's references to other files.
     pub(crate) allow_backing: bool,
     /// The size of an image whose end cannot be looked up.
@@ -35,7 +36,8 @@ pub(crate) struct ImageReader {
 
 enum Content {
     Seekable(Box<dyn Image>),
-    Stream(File),
+    /// The bytes that were read to look at them, and the pipe from which the others come.
+    Stream(io::Chain<io::Cursor<Vec<u8>>, File>),
 }
 
 impl ImageReader {
@@ -43,16 +45,10 @@ impl ImageReader {
     pub(crate) fn open(path: &Path, options: &ImageOptions, output: &Output) -> Result<Self> {
         let shown = shown(path);
         let file = open_file(path, &shown)?;
-        let seekable = match (&file).stream_position() {
-            Ok(position) => {
-                position == 0
-                    && !file
-                        .metadata()
-                        .is_ok_and(|m| m.file_type().is_char_device())
-            }
-            Err(_) => false,
-        };
-        if !seekable {
+        let is_at_start = (&file)
+            .stream_position()
+            .is_ok_and(|position| position == 0);
+        if !is_at_start {
             return Self::stream(file, &shown, options, output);
         }
         if options.stream_bytes.is_some() {
@@ -61,8 +57,8 @@ impl ImageReader {
             )));
         }
         let image: Box<dyn Image> = match options.format {
-            ImageFormat::Raw => raw_image(file, shown, output)?,
-            ImageFormat::Qcow2 => {
+            None | Some(ImageFormat::Raw) => raw_image(file, shown, options, output)?,
+            Some(ImageFormat::Qcow2) => {
                 let backing = match options.allow_backing {
                     true => Backing::Follow,
                     false => Backing::Refuse,
@@ -80,28 +76,39 @@ impl ImageReader {
         }
     }
 
-    fn stream(file: File, shown: &str, options: &ImageOptions, output: &Output) -> Result<Self> {
-        if options.format == ImageFormat::Qcow2 {
+    fn stream(
+        mut file: File,
+        shown: &str,
+        options: &ImageOptions,
+        output: &Output,
+    ) -> Result<Self> {
+        if options.format == Some(ImageFormat::Qcow2) {
             return Err(Error::usage(format!(
                 "{shown} is a pipe; a qcow2 image must be a file"
             )));
         }
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        (&mut file)
+            .take(HEAD_BYTES as u64)
+            .read_to_end(&mut head)
+            .map_err(|e| Error::io(format_args!("cannot read {shown}"), &e))?;
+        if options.format.is_none() {
+            refuse_container(Container::of(&head), shown)?;
+        }
+        let content = io::Cursor::new(head).chain(file);
         if let Some(image_bytes) = options.stream_bytes {
             return Ok(Self {
                 image_bytes,
-                content: Content::Stream(file),
+                content: Content::Stream(content),
             });
         }
         output.note(format_args!(
             "the size of {shown} is not known before its end, so it is copied to a temporary \
              file first; --size avoids that"
         ));
-        let spooled = spool(file, shown)?;
-        Ok(Self::seekable(raw_image(
-            spooled,
-            shown.to_owned(),
-            output,
-        )?))
+        let spooled = spool(content, shown)?;
+        let image = raw_image(spooled, shown.to_owned(), options, output)?;
+        Ok(Self::seekable(image))
     }
 
     /// Size of the disk in bytes.
@@ -123,52 +130,108 @@ impl ImageReader {
             Content::Seekable(image) => {
                 send_image(image, image_bytes, pieces, &mut report_position)
             }
-            Content::Stream(file) => send_stream(file, image_bytes, pieces, &mut report_position),
+            Content::Stream(content) => {
+                send_stream(content, image_bytes, pieces, &mut report_position)
+            }
         };
         // Where the receiver is gone, it has its own reason, which the user gets to see.
         let _ = pieces.blocking_send(sent.map(|()| Piece::End { image_bytes }));
     }
 }
 
+const STDIN: &str = "standard input";
+
 /// What messages call the image.
 fn shown(path: &Path) -> String {
     if path == Path::new("-") {
-        "standard input".to_owned()
+        STDIN.to_owned()
     } else {
         format!("{path:?}")
     }
 }
 
 fn open_file(path: &Path, shown: &str) -> Result<File> {
-    let opened = if path == Path::new("-") {
-        io::stdin().as_fd().try_clone_to_owned().map(File::from)
-    } else {
-        File::open(path)
-    };
-    let file = opened.map_err(|e| Error::io(format_args!("cannot open {shown}"), &e))?;
-    let metadata = file
-        .metadata()
-        .map_err(|e| Error::io(format_args!("cannot use {shown}"), &e))?;
-    if metadata.is_dir() {
-        return Err(Error::failed(format!(
-            "{shown} is a directory, not a disk image"
-        )));
+    let unusable = |e: io::Error| Error::io(format_args!("cannot use {shown}"), &e);
+    let cannot_open = |e: io::Error| Error::io(format_args!("cannot open {shown}"), &e);
+    if path == Path::new("-") {
+        let file = io::stdin().as_fd().try_clone_to_owned();
+        let file = File::from(file.map_err(cannot_open)?);
+        refuse_kind(&file.metadata().map_err(unusable)?, shown)?;
+        return Ok(file);
     }
-    Ok(file)
+    // Before it is opened, which is no small thing for some devices.
+    refuse_kind(&path.metadata().map_err(cannot_open)?, shown)?;
+    File::open(path).map_err(cannot_open)
 }
 
-fn raw_image(file: File, shown: String, output: &Output) -> Result<Box<dyn Image>> {
-    if looks_like_qcow2(&file) {
+/// Refuses what can hold no disk.
+fn refuse_kind(metadata: &Metadata, shown: &str) -> Result<()> {
+    let kind = metadata.file_type();
+    let what = if kind.is_dir() {
+        "a directory"
+    } else if kind.is_char_device() {
+        "a character device"
+    } else {
+        return Ok(());
+    };
+    Err(Error::failed(format!(
+        "{shown} is {what}, not a disk image"
+    )))
+}
+
+/// What a file is that does not hold a disk's bytes as they are.
+fn container_in(file: &File) -> Option<Container> {
+    let read = |at: u64| {
+        let mut bytes = [0; HEAD_BYTES];
+        let mut len = 0;
+        while let Ok(count @ 1..) = file.read_at(&mut bytes[len..], at + len as u64) {
+            len += count;
+        }
+        bytes[..len].to_vec()
+    };
+    Container::of(&read(0)).or_else(|| {
+        let len = file.metadata().ok()?.len();
+        Container::of_footer(&read(len.checked_sub(HEAD_BYTES as u64)?))
+    })
+}
+
+/// Refuses to copy something else than a disk byte for byte, unless the user asked for that.
+fn refuse_container(found: Option<Container>, shown: &str) -> Result<()> {
+    let Some(container) = found else {
+        return Ok(());
+    };
+    Err(Error::failed(format!(
+        "{shown} looks like a {container}, not like a disk: {}; --image-format raw imports its bytes \
+         as they are",
+        advice(container, shown)
+    )))
+}
+
+fn advice(container: Container, shown: &str) -> String {
+    container.advice(if shown == STDIN { "FILE" } else { shown })
+}
+
+fn raw_image(
+    file: File,
+    shown: String,
+    options: &ImageOptions,
+    output: &Output,
+) -> Result<Box<dyn Image>> {
+    let found = container_in(&file);
+    if options.format.is_none() {
+        refuse_container(found, &shown)?;
+    } else if let Some(container) = found {
         output.warn(format_args!(
-            "{shown} looks like a qcow2 image but is imported byte for byte; --image-format qcow2 \
-             imports the disk inside it"
+            "{shown} looks like a {container} but is imported byte for byte; to get the disk inside \
+             it, {}",
+            advice(container, &shown)
         ));
     }
     Ok(Box::new(RawImage::new(file, shown)?))
 }
 
 /// Copies a stream of unknown length to a file that has no name and so needs no clean-up.
-fn spool(mut from: File, shown: &str) -> Result<File> {
+fn spool(mut from: impl Read, shown: &str) -> Result<File> {
     let directory = std::env::temp_dir();
     let failed = |e: &io::Error| {
         Error::io(
@@ -221,7 +284,7 @@ fn send_image(
 }
 
 fn send_stream(
-    mut file: File,
+    mut file: impl Read,
     image_bytes: u64,
     pieces: &PieceSender,
     report: &mut dyn FnMut(u64),

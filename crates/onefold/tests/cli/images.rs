@@ -1,8 +1,10 @@
 //! Import and export of raw and qcow2 images, good and bad.
 
-use crate::harness::{Scene, noise, qemu_img, sparse_disk};
+use crate::harness::{Outcome, Scene, noise, qemu_img, sparse_disk};
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::Stdio;
 
 const DISK_BYTES: usize = 24 << 20;
 
@@ -142,7 +144,10 @@ fn a_format_is_never_guessed() {
     let scene = Scene::new();
     let image = scene.path("image");
     qemu_img(&["create", "-f", "qcow2", &image, "1M"]);
-    let outcome = scene.ok(&["--quiet", "volume", "import", "vm", &image]);
+    let outcome = scene.run(&["volume", "import", "vm", &image]);
+    outcome.is_refusal(1, &["qcow2 image", "--image-format qcow2"]);
+    let as_raw = ["volume", "import", "vm", &image, "--image-format", "raw"];
+    let outcome = scene.ok(&[&["--quiet"], &as_raw[..]].concat());
     assert!(outcome.stderr.contains("warning: "), "{outcome:?}");
     let bytes = fs::read(&image).unwrap();
     assert_eq!(scene.content("vm")[..bytes.len()], bytes);
@@ -333,6 +338,100 @@ fn what_is_no_image_is_refused() {
     let image = scene.file("image", &noise(1, 4096));
     let outcome = scene.run(&["volume", "import", "vm", &image, "--image-format", "vmdk"]);
     outcome.is_refusal(2, &["vmdk"]);
+    assert_eq!(scene.volumes(), [""; 0]);
+}
+
+/// What the file begins with, where that stands, and what the refusal says.
+const CONTAINERS: [(usize, &[u8], [&str; 2]); 12] = [
+    (0, b"KDMV", ["VMDK image", "qemu-img convert -f vmdk"]),
+    (0, b"# Disk DescriptorFile", ["VMDK image", "-f vmdk"]),
+    (64, b"\x7f\x10\xda\xbe", ["VDI image", "-f vdi"]),
+    (0, b"vhdxfile", ["VHDX image", "-f vhdx"]),
+    (0, b"conectix", ["VHD image", "-f vpc"]),
+    (0, b"\x1f\x8b\x08", ["gzip-compressed", "gzip -dc"]),
+    (0, b"\xfd7zXZ\0", ["xz-compressed", "xz -dc"]),
+    (0, b"\x28\xb5\x2f\xfd", ["zstd-compressed", "zstd -dc"]),
+    (0, b"BZh91AY&SY", ["bzip2-compressed", "bzip2 -dc"]),
+    (0, b"PK\x03\x04", ["ZIP archive", "unzip"]),
+    (257, b"ustar\0", ["tar", "tar -xf"]),
+    (3584, b"conectix", ["VHD image", "-f vpc"]),
+];
+
+#[test]
+fn what_holds_a_disk_in_a_form_of_its_own_is_refused_unless_raw_is_named() {
+    let scene = Scene::new();
+    for (n, (at, magic, says)) in CONTAINERS.into_iter().enumerate() {
+        let mut bytes = noise(1, 4096);
+        bytes[at..at + magic.len()].copy_from_slice(magic);
+        let image = scene.file("image", &bytes);
+        let import = ["volume", "import", "vm", &image];
+        scene.run(&import).is_refusal(1, &says);
+        // The same through a pipe, with its size and without.
+        for size in [&["--size", "4096"][..], &[]] {
+            let piped = [&["volume", "import", "vm", "-"], size].concat();
+            let mut child = (scene.command(&piped).stdin(Stdio::piped()))
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            // The command may be gone before it has taken all of it.
+            let _ = child.stdin.take().unwrap().write_all(&bytes);
+            let outcome = Outcome::of(child);
+            match (at, size) {
+                // The end of a stream that is not kept is only seen when all of it is stored.
+                (3584, [_, ..]) => drop(scene.ok(&["volume", "delete", "vm", "--yes"])),
+                (3584, []) => assert!(outcome.stderr.contains(says[0]), "{outcome:?}"),
+                _ => outcome.is_refusal(1, &says),
+            }
+        }
+        assert_eq!(scene.volumes().len(), n, "{says:?}");
+        let name = format!("raw{n}");
+        scene.ok(&["volume", "import", &name, &image, "--image-format", "raw"]);
+        assert!(scene.content(&name) == bytes, "{says:?}");
+    }
+}
+
+#[test]
+fn images_of_other_hypervisors_are_refused_as_qemu_makes_them() {
+    let scene = Scene::new();
+    let raw = scene.file("raw", &disk());
+    for (format, options) in [
+        ("vmdk", &[][..]),
+        ("vmdk", &["-o", "subformat=streamOptimized"]),
+        ("vmdk", &["-o", "subformat=monolithicFlat"]),
+        ("vdi", &[]),
+        ("vhdx", &[]),
+        ("vpc", &[]),
+        ("vpc", &["-o", "subformat=fixed"]),
+    ] {
+        let image = scene.path("image");
+        let convert = ["convert", "-f", "raw", "-O", format];
+        qemu_img(&[&convert, options, &[&raw, &image]].concat());
+        let says = format!("qemu-img convert -f {format}");
+        scene
+            .run(&["volume", "import", "vm", &image])
+            .is_refusal(1, &[&says]);
+    }
+}
+
+#[test]
+fn devices_of_characters_and_pipes_hold_no_disk() {
+    let scene = Scene::new();
+    let import = ["volume", "import", "vm", "/dev/zero", "--size", "1M"];
+    scene.run(&import).is_refusal(1, &["character device"]);
+    // Nor if they are beneath an image. The FIFO has no writer, so opening it would never end.
+    let fifo = scene.path("fifo");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();
+    for beneath in [&fifo, "/dev/zero"] {
+        let overlay = scene.path("overlay");
+        let create = ["create", "-u", "-f", "qcow2", "-b", beneath, "-F", "raw"];
+        qemu_img(&[&create[..], &[&overlay, "1M"]].concat());
+        let import = ["volume", "import", "vm", &overlay, "--allow-backing"];
+        scene
+            .run(&[&import[..], &["--image-format", "qcow2"]].concat())
+            .is_refusal(1, &[beneath, "neither a file nor a block device"]);
+    }
     assert_eq!(scene.volumes(), [""; 0]);
 }
 

@@ -95,8 +95,8 @@ fn a_last_commit_that_does_not_verify_is_said() {
     let scene = killed();
     let log = scene.pool().join("log");
     let mut bytes = fs::read(&log).unwrap();
-    let heads = (0..bytes.len()).step_by(512);
-    let last = heads.filter(|at| bytes[*at..].starts_with(b"1FLG")).last();
+    let mut heads = (0..bytes.len()).step_by(512).rev();
+    let last = heads.find(|at| bytes[*at..].starts_with(b"1FLG"));
     bytes[last.unwrap() + 70] ^= 1;
     fs::write(&log, &bytes).unwrap();
     forget_process(&scene);

@@ -1,0 +1,184 @@
+//! Files that hold a disk in a form of their own, told by their first bytes.
+//!
+//! Copied byte for byte they would make a volume that no guest can boot. A guest can write the same
+//! bytes to the start of its disk, so this is only ever a reason to refuse, or to ask: it never
+//! chooses how a file is read.
+
+use std::fmt;
+
+/// As many of a file's first bytes as [`Container::of`] looks at.
+pub const HEAD_BYTES: usize = 512;
+
+/// What a file is that does not hold a disk's bytes as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Container {
+    /// Another format of disk images, by the name that `qemu-img` has for it.
+    Image {
+        /// For people.
+        name: &'static str,
+        /// For `qemu-img -f`.
+        qemu: &'static str,
+    },
+    /// One that is read when it is named.
+    Qcow2,
+    /// A compressed file: its name, and the command that writes its content to standard output.
+    Compressed {
+        /// For people.
+        name: &'static str,
+        /// The command, without the file.
+        command: &'static str,
+    },
+    /// An archive of files: its name, and the command that unpacks it.
+    Archive {
+        /// For people.
+        name: &'static str,
+        /// The command, without the file.
+        command: &'static str,
+    },
+}
+
+const fn image(name: &'static str, qemu: &'static str) -> Container {
+    Container::Image { name, qemu }
+}
+
+const fn compressed(name: &'static str, command: &'static str) -> Container {
+    Container::Compressed { name, command }
+}
+
+const fn archive(name: &'static str, command: &'static str) -> Container {
+    Container::Archive { name, command }
+}
+
+/// Where the bytes stand, the bytes, and what has them.
+const MAGICS: [(usize, &[u8], Container); 21] = [
+    (0, &crate::QCOW2_MAGIC, Container::Qcow2),
+    (0, b"KDMV", image("VMDK", "vmdk")),
+    (0, b"COWD", image("VMDK", "vmdk")),
+    (0, b"# Disk DescriptorFile", image("VMDK", "vmdk")),
+    (64, &[0x7f, 0x10, 0xda, 0xbe], image("VDI", "vdi")),
+    (0, b"vhdxfile", image("VHDX", "vhdx")),
+    (0, b"conectix", image("VHD", "vpc")),
+    (0, b"QED\0", image("QED", "qed")),
+    (0, b"WithoutFreeSpace", image("Parallels", "parallels")),
+    (0, b"WithouFreSpacExt", image("Parallels", "parallels")),
+    (0, &[0x1f, 0x8b, 8], compressed("gzip", "gzip -dc")),
+    (0, b"\xfd7zXZ\0", compressed("xz", "xz -dc")),
+    (0, &[0x28, 0xb5, 0x2f, 0xfd], compressed("zstd", "zstd -dc")),
+    (0, &[0x04, 0x22, 0x4d, 0x18], compressed("LZ4", "lz4 -dc")),
+    (0, b"LZIP", compressed("lzip", "lzip -dc")),
+    (0, b"\x89LZO\0\r\n\x1a\n", compressed("lzop", "lzop -dc")),
+    (0, &[0x1f, 0x9d], compressed("compress", "gzip -dc")),
+    (0, b"PK\x03\x04", archive("ZIP", "unzip")),
+    (0, b"7z\xbc\xaf\x27\x1c", archive("7z", "7z x")),
+    (
+        257,
+        b"ustar\0",
+        archive("tar (as OVA files are)", "tar -xf"),
+    ),
+    (257, b"ustar ", archive("tar (as OVA files are)", "tar -xf")),
+];
+
+/// The block magics that stand behind `BZh` and the block size: of data, and of the end.
+const BZIP2_BLOCKS: [&[u8]; 2] = [
+    &[0x31, 0x41, 0x59, 0x26, 0x53, 0x59],
+    &[0x17, 0x72, 0x45, 0x38, 0x50, 0x90],
+];
+
+impl Container {
+    /// What begins with these bytes, of which [`HEAD_BYTES`] are enough and fewer may be all there are.
+    #[must_use]
+    pub fn of(head: &[u8]) -> Option<Container> {
+        let stands_at = |at: usize, magic: &[u8]| {
+            let rest = head.get(at..);
+            rest.is_some_and(|rest| rest.starts_with(magic))
+        };
+        let known = MAGICS.iter().find(|(at, magic, _)| stands_at(*at, magic));
+        if let Some((.., container)) = known {
+            return Some(*container);
+        }
+        let is_bzip2 = stands_at(0, b"BZh")
+            && head
+                .get(3)
+                .is_some_and(|level| (b'1'..=b'9').contains(level))
+            && BZIP2_BLOCKS.iter().any(|magic| stands_at(4, magic));
+        is_bzip2.then_some(compressed("bzip2", "bzip2 -dc"))
+    }
+
+    /// What the last 512 bytes of a file make of it: a VHD of fixed size has its only mark there.
+    #[must_use]
+    pub fn of_footer(foot: &[u8]) -> Option<Container> {
+        foot.starts_with(b"conectix").then_some(image("VHD", "vpc"))
+    }
+
+    /// How the disk inside can be imported, `shown` being what messages call the file.
+    #[must_use]
+    pub fn advice(&self, shown: &str) -> String {
+        match self {
+            Container::Image { qemu, .. } => format!(
+                "convert it with 'qemu-img convert -f {qemu} -O raw {shown} DISK.raw' and import that"
+            ),
+            Container::Qcow2 => "import the disk inside it with --image-format qcow2".to_owned(),
+            Container::Compressed { command, .. } => {
+                format!("decompress it with '{command} {shown} > DISK' and import that")
+            }
+            Container::Archive { command, .. } => {
+                format!("unpack it with '{command} {shown}' and import the disk in it")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Container {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Container::Image { name, .. } => write!(f, "{name} image"),
+            Container::Qcow2 => f.write_str("qcow2 image"),
+            Container::Compressed { name, .. } => write!(f, "{name}-compressed file"),
+            Container::Archive { name, .. } => write!(f, "{name} archive"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_found_by_its_magic_and_by_nothing_less() {
+        for (at, magic, container) in MAGICS {
+            let mut head = vec![0; at];
+            head.extend_from_slice(magic);
+            assert_eq!(Container::of(&head), Some(container));
+            head.pop();
+            assert_eq!(Container::of(&head), None, "{container} cut short");
+            assert!(at + magic.len() <= HEAD_BYTES);
+        }
+        for block in BZIP2_BLOCKS {
+            let head = [b"BZh9", block].concat();
+            assert_eq!(
+                Container::of(&head).unwrap().to_string(),
+                "bzip2-compressed file"
+            );
+            assert_eq!(Container::of(&[b"BZh0", block].concat()), None);
+        }
+    }
+
+    #[test]
+    fn disks_are_not_taken_for_something_else() {
+        // Nothing, zeros, a boot sector, a LUKS header and an LVM label.
+        let mut boot = vec![0xeb, 0x63, 0x90];
+        boot.resize(HEAD_BYTES, 0);
+        boot[510..].copy_from_slice(&[0x55, 0xaa]);
+        let zeros = vec![0; HEAD_BYTES];
+        for head in [
+            &[][..],
+            &zeros,
+            &boot,
+            b"LUKS\xba\xbe\0\x02",
+            b"LABELONE",
+            b"BZh9",
+        ] {
+            assert_eq!(Container::of(head), None, "{head:?}");
+        }
+    }
+}
