@@ -173,12 +173,16 @@ fn clippy(workspace: &Workspace) -> Result<()> {
         .show()
 }
 
+/// The arguments of every `cargo test` here: a crate whose tests fail does not keep those of the
+/// others from running.
+const CARGO_TEST: [&str; 3] = ["test", "--locked", "--no-fail-fast"];
+
 /// All but the model, whose search wants an optimised build and has a step of its own.
 fn unit_tests(workspace: &Workspace) -> Result<()> {
     workspace
         .cargo()
-        .args(["test", "--workspace", "--locked"])
-        .args(["--exclude", "onefold-model"])
+        .args(CARGO_TEST)
+        .args(["--workspace", "--exclude", "onefold-model"])
         .env("RUST_TEST_THREADS", TESTS_AT_A_TIME)
         // A clean clone gains nothing from what incremental builds keep for the next one.
         .env("CARGO_INCREMENTAL", "0")
@@ -193,7 +197,8 @@ fn simulation(workspace: &Workspace) -> Result<()> {
     workspace
         .cargo()
         .env("ONEFOLD_SIM_BASE", base.to_string())
-        .args(["test", "--release", "--locked", "-p", "onefold-store"])
+        .args(CARGO_TEST)
+        .args(["--release", "-p", "onefold-store"])
         .args(["--features", "simulation", "--test", "simulation"])
         .show()
 }
@@ -221,7 +226,8 @@ fn base_of(commit: &str) -> Option<u64> {
 fn schedules(workspace: &Workspace) -> Result<()> {
     workspace
         .cargo()
-        .args(["test", "--release", "--locked", "-p", "onefold-store"])
+        .args(CARGO_TEST)
+        .args(["--release", "-p", "onefold-store"])
         .args(["--features", "shuttle,simulation"])
         .args(["--lib", "--test", "schedules"])
         .show()
@@ -231,7 +237,8 @@ fn schedules(workspace: &Workspace) -> Result<()> {
 fn stress(workspace: &Workspace) -> Result<()> {
     workspace
         .cargo()
-        .args(["test", "--release", "--locked", "-p", "onefold-store"])
+        .args(CARGO_TEST)
+        .args(["--release", "-p", "onefold-store"])
         .args([
             "--test",
             "stress",
@@ -248,13 +255,15 @@ fn stress(workspace: &Workspace) -> Result<()> {
 fn model_check(workspace: &Workspace) -> Result<()> {
     workspace
         .cargo()
-        .args(["test", "--release", "--locked", "-p", "onefold-model"])
+        .args(CARGO_TEST)
+        .args(["--release", "-p", "onefold-model"])
         .show()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::Cmd;
 
     #[test]
     fn the_closing_line_is_plain() {
@@ -267,6 +276,43 @@ mod tests {
         assert_eq!(base_of("ffffffff0000"), Some(0xffff_ffff << 20));
         assert_eq!(base_of("deadbee"), None);
         assert_eq!(base_of("not a commit"), None);
+    }
+
+    #[test]
+    fn a_crate_that_fails_does_not_keep_the_others_from_running() {
+        let directory = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put(
+            "Cargo.toml",
+            "[workspace]\nmembers = [\"a\", \"b\"]\nresolver = \"3\"\n",
+        );
+        let ran = directory.path().join("ran");
+        let tests = [
+            ("a", "panic!(\"it fails\")".to_owned()),
+            ("b", format!("std::fs::write({ran:?}, \"\").unwrap()")),
+        ];
+        for (name, work) in tests {
+            let manifest = format!("[package]\nname = \"{name}\"\nedition = \"2024\"\n");
+            put(&format!("{name}/Cargo.toml"), &manifest);
+            let test = format!("#[test]\nfn it() {{ {work} }}\n");
+            put(&format!("{name}/src/lib.rs"), &test);
+        }
+        let cargo = || {
+            let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+            let target = directory.path().join("target");
+            let cargo = Cmd::new(program).dir(directory.path());
+            cargo.env("CARGO_TARGET_DIR", target)
+        };
+        let made = cargo().args(["generate-lockfile", "--offline"]).output();
+        assert!(made.unwrap().status.success());
+        let tested = cargo().args(CARGO_TEST).args(["--workspace", "--lib"]);
+        let tested = tested.output().unwrap();
+        assert!(!tested.status.success());
+        assert!(ran.exists(), "{}", String::from_utf8_lossy(&tested.stdout));
     }
 
     #[test]

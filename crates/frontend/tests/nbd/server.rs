@@ -111,14 +111,12 @@ fn shutdown_cuts_off_who_does_not_take_its_replies() {
         client.send_read(cookie, 0, 1 << 20);
     }
     client.read_bytes(1).unwrap();
+    // Whether all threads end within the time that is left depends on the machine.
     let shutdown = server.server.shutdown(Duration::from_millis(50));
-    assert_eq!(
-        shutdown,
-        Shutdown {
-            cut_off: 1,
-            quiet: true
-        }
-    );
+    assert_eq!(shutdown.cut_off, 1);
+    while !server.server.clients().is_empty() {
+        thread::yield_now();
+    }
 }
 
 /// A server for two clients.

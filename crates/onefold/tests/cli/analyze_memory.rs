@@ -18,6 +18,9 @@ const BLOCKS: u64 = 1 << 16;
 const TIMES: u64 = 8;
 const RECORD_BYTES: u64 = 48;
 
+/// Runs until one is given up that could never be looked at.
+const RUNS_MAX: u32 = 50;
+
 /// The most memory that it has had, in MiB; nothing once it has ended.
 fn peak_mib(child: &Child) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
@@ -46,23 +49,29 @@ fn many_more_records_than_fit_take_no_more_memory() {
     for _ in 0..TIMES {
         arguments.extend(paths.iter().map(String::as_str));
     }
-    let child = onefold(&arguments).env("TMPDIR", scratch.path()).spawn();
-    let mut child = child.unwrap();
-    let mut peak = 0;
-    // The kernel keeps the peak, but only as long as there is a process.
-    while child.try_wait().unwrap().is_none() {
-        peak = peak.max(peak_mib(&child).unwrap_or(0));
-        std::thread::sleep(Duration::from_millis(2));
+    for _ in 0..RUNS_MAX {
+        let child = onefold(&arguments).env("TMPDIR", scratch.path()).spawn();
+        let mut child = child.unwrap();
+        let mut peak = 0;
+        // The kernel keeps the peak, but only as long as there is a process.
+        while child.try_wait().unwrap().is_none() {
+            peak = peak.max(peak_mib(&child).unwrap_or(0));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let found = Outcome::of(child);
+        assert_eq!(found.code, Some(0), "{found:?}");
+        let blocks = &found.json()["chunkings"][0];
+        assert_eq!(blocks["chunks"], chunks);
+        assert_eq!(blocks["distinct_chunks"], FILES * BLOCKS);
+        assert!(
+            peak < MEMORY_MIB + SLACK_MIB,
+            "{peak} MiB with --memory {memory}"
+        );
+        // It must have been seen at work, with more than an empty program has. On a busy machine
+        // there may be no turn to look.
+        if peak > MEMORY_MIB / 2 {
+            return;
+        }
     }
-    let found = Outcome::of(child);
-    assert_eq!(found.code, Some(0), "{found:?}");
-    let blocks = &found.json()["chunkings"][0];
-    assert_eq!(blocks["chunks"], chunks);
-    assert_eq!(blocks["distinct_chunks"], FILES * BLOCKS);
-    // It must have been seen at work: that is more than an empty program has.
-    assert!(peak > MEMORY_MIB / 2, "{peak} MiB");
-    assert!(
-        peak < MEMORY_MIB + SLACK_MIB,
-        "{peak} MiB with --memory {memory}"
-    );
+    panic!("never seen with more than {} MiB", MEMORY_MIB / 2);
 }

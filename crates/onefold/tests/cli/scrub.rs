@@ -130,8 +130,9 @@ fn a_daemons_scrub_is_a_job_that_outlives_command_and_daemon() {
         found.cloned().unwrap_or(Value::Null)
     };
     assert_eq!(job(&scene.json(&["job", "list"])), Value::Null);
-    // Ended early, the command leaves the job running: at this rate for some four seconds.
-    let mut command = scene.command(&["pool", "scrub", "--rate", "4M"]);
+    // Ended early, the command leaves the job running: at this rate for longer than anything here
+    // takes.
+    let mut command = scene.command(&["pool", "scrub", "--rate", "4K"]);
     let mut command = command.spawn().unwrap();
     wait_until("the scrub runs", || {
         let looked_at = &job(&scene.json(&["job", "list"]))["looked_at"];

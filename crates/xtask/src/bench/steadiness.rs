@@ -55,16 +55,19 @@ impl Watch {
                 processors.set(processor);
                 sched_setaffinity(None, &processors).context("cannot stay on one processor")?;
                 let mut samples = Vec::new();
-                while !is_over.load(Ordering::Relaxed) {
+                // At least one, however soon it is over.
+                loop {
                     let now = SystemTime::now().duration_since(UNIX_EPOCH);
                     samples.push(Sample {
                         at_ms: now.context("the clock is not set")?.as_secs_f64() * 1e3,
                         // An interrupt in the middle of one says nothing about the machine.
                         cost_ns: cost_ns().min(cost_ns()),
                     });
+                    if is_over.load(Ordering::Relaxed) {
+                        return Ok(samples);
+                    }
                     thread::sleep(PERIOD);
                 }
-                Ok(samples)
             })
             .context("cannot start a thread")?;
         Ok(Watch { stop, thread })
@@ -173,7 +176,6 @@ mod tests {
         let allowed = rustix::thread::sched_getaffinity(None).unwrap();
         let processor = (0..CpuSet::MAX_CPU).find(|it| allowed.is_set(*it)).unwrap();
         let watch = Watch::start(processor).unwrap();
-        thread::sleep(PERIOD * 4);
         let samples = watch.samples().unwrap();
         assert!(!samples.is_empty() && samples.iter().all(|it| it.cost_ns > 0));
     }
