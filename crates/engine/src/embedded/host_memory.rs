@@ -121,7 +121,7 @@ fn allocate(file: &File, len: u64) -> io::Result<()> {
 
 /// The same by writing zeros to what lies beyond the end.
 fn fill(file: &File, len: u64) -> io::Result<()> {
-    const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let mut at = file.metadata()?.len();
     while at < len {
         let count = (len - at).min(ZEROS.len() as u64);
@@ -132,6 +132,7 @@ fn fill(file: &File, len: u64) -> io::Result<()> {
 }
 
 /// See [`crate::Engine::boot_id`].
+#[allow(clippy::big_endian_bytes, reason = "digits in the order of the text")]
 pub(super) fn boot_id() -> io::Result<[u8; 16]> {
     let doing = |cause| explain(format!("reading {BOOT_ID}"), cause);
     let text = fs::read_to_string(BOOT_ID).map_err(doing)?;
