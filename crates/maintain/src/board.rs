@@ -340,7 +340,7 @@ impl Board {
     /// Whether it would find something to do.
     pub(crate) fn may_delete_now(&self, store: &Store) -> bool {
         let state = self.state();
-        state.may_delete() && state.deleting.failure.is_none() && store.has_deletion_to_do()
+        state.may_delete() && store.next_deletion_failures() == Some(0)
     }
 
     /// It has done a step, on blocks of this size.
@@ -349,15 +349,10 @@ impl Board {
             let job = &mut state.deleting;
             job.is_in_batch = false;
             job.is_under_way = matches!(done, Ok(Some(_)));
-            match done {
-                Ok(blocks) => {
-                    let blocks = blocks.unwrap_or(0);
-                    job.counts.deleted += blocks;
-                    job.rate.add(Instant::now(), blocks * u64::from(block_size));
-                    job.recover("the deletion");
-                }
-                Err(error) => job.fail("the deletion", error.to_string()),
-            }
+            // The store keeps the failure of each deletion.
+            let blocks = done.as_ref().ok().copied().flatten().unwrap_or(0);
+            job.counts.deleted += blocks;
+            job.rate.add(Instant::now(), blocks * u64::from(block_size));
         });
     }
 
@@ -508,18 +503,7 @@ impl Board {
         let queued = stat.queued_blocks;
         let collector = &mut state.collecting;
         jobs.push(collector.status(JobKind::Collector, None, job_state, queued));
-        let left = |it: &&DeletionStat| it.needed_by.is_empty();
-        let left = stat.deletions.iter().filter(left);
-        let left = left.map(|it| it.own_blocks).sum();
-        if left > 0 || state.deleting.counts.deleted > 0 || state.deleting.failure.is_some() {
-            let worker = Worker {
-                is_paused: state.is_deletion_paused,
-                ..state.collector
-            };
-            let job_state = state.deleting.state(&worker, false);
-            let job = &mut state.deleting;
-            jobs.push(job.status(JobKind::Deletion, None, job_state, left));
-        }
+        jobs.extend(state.deletions(&stat.deletions));
         if let Some(scrubbing) = &mut state.scrubbing {
             let job_state = scrubbing.job.state(&state.scrub, false);
             let left = scrubbing.left_blocks;
@@ -555,6 +539,34 @@ impl State {
     fn set_collecting(&mut self, is_in_batch: bool) {
         self.collector.is_in_batch = is_in_batch;
         self.collecting.is_in_batch = is_in_batch;
+    }
+
+    /// The deletions: one line for all that go on, and one for each that failed.
+    fn deletions(&mut self, stats: &[DeletionStat]) -> Vec<JobStatus> {
+        let mut jobs = Vec::new();
+        let (failed, others): (Vec<_>, Vec<_>) = stats.iter().partition(|it| it.failure.is_some());
+        let left = others.iter().filter(|it| it.needed_by.is_empty());
+        let left = left.map(|it| it.own_blocks).sum();
+        let worker = Worker {
+            is_paused: self.is_deletion_paused,
+            ..self.collector
+        };
+        if left > 0 || self.deleting.counts.deleted > 0 {
+            let state = self.deleting.state(&worker, false);
+            jobs.push(self.deleting.status(JobKind::Deletion, None, state, left));
+        }
+        for deletion in failed {
+            let message = deletion.failure.clone().unwrap_or_default();
+            jobs.push(JobStatus {
+                kind: JobKind::Deletion,
+                volume: Some(deletion.name.clone()),
+                state: JobState::Failed(message),
+                counts: JobCounts::default(),
+                backlog_blocks: deletion.own_blocks,
+                bytes_per_second: 0,
+            });
+        }
+        jobs
     }
 
     fn may_account(&self) -> bool {

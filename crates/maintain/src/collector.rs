@@ -23,8 +23,9 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
     let mut deletions = Foreground::new(store, board, WorkerKind::Collector, pacer);
     rebuild_index(store, board, &mut foreground);
     let mut failures = 0;
+    let mut retry = Instant::now();
     while !board.is_stopping() {
-        let deletes = delete(store, board, &mut deletions);
+        let deletes = delete(store, board, &mut deletions, &mut retry);
         let has_batch = is_batch_whole(store);
         if (deletes && !has_batch) || !board.begin_collect() {
             if !deletes {
@@ -55,9 +56,13 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
     }
 }
 
-/// Does a little of what deletions have left to do. Returns whether there is more.
-fn delete(store: &Store, board: &Board, foreground: &mut Foreground) -> bool {
-    if !store.has_deletion_to_do() || !board.begin_delete() {
+/// Does a little of what deletions have left to do. Returns whether there is more. Deletions that
+/// failed are tried again once no other is left, and not before `retry`.
+fn delete(store: &Store, board: &Board, foreground: &mut Foreground, retry: &mut Instant) -> bool {
+    let Some(failures) = store.next_deletion_failures() else {
+        return false;
+    };
+    if (failures > 0 && Instant::now() < *retry) || !board.begin_delete() {
         return false;
     }
     let began = Instant::now();
@@ -68,8 +73,11 @@ fn delete(store: &Store, board: &Board, foreground: &mut Foreground) -> bool {
             foreground.rest_after(began.elapsed());
             blocks.is_some()
         }
-        // What is in its way may be what the collector does next.
-        Err(_) => false,
+        // What is in its way may be what the collector does next; others need not wait for that.
+        Err(_) => {
+            *retry = Instant::now() + retry_pause(failures + 1);
+            store.next_deletion_failures() == Some(0)
+        }
     }
 }
 

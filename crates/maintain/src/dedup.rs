@@ -41,15 +41,17 @@ pub fn dedup_now(
     store.rebuild_index_if_needed(&mut |done, all| {
         let _ = progress(done, all);
     })?;
-    store.finish_deletions(&mut |done, all| {
+    let deleted = store.finish_deletions(&mut |done, all| {
         let _ = progress(done, all);
-    })?;
+    });
     let volumes = named.map_or_else(|| volumes_with_dedup(store), |volume| vec![volume]);
     let mut counts = JobCounts::default();
     let flow = match find_all(store, &volumes, &mut counts, progress)? {
         ControlFlow::Continue(()) => collect_all(store, &mut counts, progress)?,
         broken => broken,
     };
+    // A deletion that cannot go on keeps nothing from being shared.
+    deleted?;
     Ok(DedupTotals {
         counts,
         seconds: began.elapsed().as_secs_f64(),

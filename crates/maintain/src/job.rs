@@ -98,7 +98,7 @@ impl JobCounts {
 pub struct JobStatus {
     /// What it does.
     pub kind: JobKind,
-    /// For which volume, in the case of a finder.
+    /// For which volume, in the case of a finder; of a deletion that failed, what was deleted.
     pub volume: Option<String>,
     /// What it is doing.
     pub state: JobState,

@@ -403,6 +403,49 @@ fn a_volume_may_be_deleted_at_any_time() {
 }
 
 #[test]
+fn a_deletion_that_fails_is_listed_and_the_others_are_done() {
+    let (engine, store) = new_store(IndexKind::Memory);
+    add_volume(&store, "a", 1..=100);
+    store.close().unwrap();
+    drop(store);
+    let store = open(&engine);
+    for name in ["b", "c"] {
+        add_volume(&store, name, 1..=100);
+    }
+    // The maps of the others are in memory still.
+    let meta_bytes = engine.durable_image(Part::Meta).len() as u64;
+    engine.make_unreadable(Part::Meta, 0..meta_bytes);
+    for name in ["a", "b", "c"] {
+        store.delete_volume(name).unwrap();
+    }
+    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let deletions = || {
+        let jobs = maintenance.jobs().unwrap().into_iter();
+        jobs.filter(|job| job.kind == JobKind::Deletion)
+            .collect::<Vec<_>>()
+    };
+    wait_until("two deletions are done and one is not", || {
+        let jobs = deletions();
+        let [done, failed] = &jobs[..] else {
+            return false;
+        };
+        assert_eq!(done.volume, None);
+        assert_eq!(failed.volume.as_deref(), Some("a"));
+        let JobState::Failed(message) = &failed.state else {
+            panic!("{failed:?}");
+        };
+        assert!(message.starts_with("deleting 'a': "), "{message}");
+        assert_eq!(failed.backlog_blocks, 100);
+        (done.counts.deleted, done.backlog_blocks) == (200, 0)
+    });
+    engine.clear_unreadable(Part::Meta);
+    wait_until("it is tried again", || !store.has_deletion_to_do());
+    wait_until("nothing is listed as failed", || deletions().len() == 1);
+    drop(maintenance);
+    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+}
+
+#[test]
 fn threads_end_when_they_are_told_to() {
     let (_engine, store) = new_store(IndexKind::Memory);
     add_volume(&store, "a", 1..=1000);

@@ -39,6 +39,10 @@ pub(crate) struct Deletion {
     pub(crate) volume: Arc<Volume>,
     /// Nothing is left before it.
     cursor: SegmentIndex,
+    /// Why its last step failed.
+    failure: Option<String>,
+    /// Steps in a row that failed.
+    failures: u32,
 }
 
 impl Deletion {
@@ -47,6 +51,27 @@ impl Deletion {
         Self {
             volume,
             cursor: SegmentIndex(0),
+            failure: None,
+            failures: 0,
+        }
+    }
+
+    /// The log hears of the first failure in a row only.
+    fn failed(&mut self, error: &StoreError) {
+        if self.failures == 0 {
+            tracing::warn!(
+                "{error}; other deletions go on, and this one is tried again after them"
+            );
+        }
+        self.failures = self.failures.saturating_add(1);
+        self.failure = Some(error.to_string());
+    }
+
+    fn went_on(&mut self, cursor: SegmentIndex) {
+        self.cursor = cursor;
+        self.failures = 0;
+        if self.failure.take().is_some() {
+            tracing::info!("deleting '{}' works again", self.volume.name());
         }
     }
 }
@@ -60,6 +85,8 @@ pub struct DeletionStat {
     pub own_blocks: u64,
     /// Volumes and snapshots that need what it holds; it stays as long as there are several.
     pub needed_by: Vec<String>,
+    /// Why its last step failed; it is tried again after all others.
+    pub failure: Option<String>,
 }
 
 impl Store {
@@ -118,36 +145,56 @@ impl Store {
     }
 
     /// Does a little of what deletions have left to do. Returns how many blocks were dealt with, or
-    /// nothing where there is nothing to do for now.
+    /// nothing where there is nothing to do for now. A deletion whose step failed goes after all that
+    /// have not failed as often, so that it keeps none of them waiting.
     ///
     /// # Errors
     ///
-    /// `Busy` where a batch is open that cannot be settled; those of the disk. The next step goes on.
+    /// `Busy` where a batch is open that cannot be settled; `Damaged` where a map cannot be read; those
+    /// of the disk. The next step takes another deletion, or goes on with this one.
     pub fn deletion_step(&self) -> Result<Option<u64>> {
         let _turn = lock(&self.deletion_turn);
-        let Some(Deletion { volume, mut cursor }) = self.next_deletion() else {
+        let Some(Deletion { volume, cursor, .. }) = self.next_deletion() else {
             return Ok(None);
         };
         let layer = volume.layer();
         let before = layer.logical_blocks();
+        let done = self
+            .empty_segments(&volume, &layer, cursor)
+            .map_err(|error| error.during(format_args!("deleting '{}'", volume.name())));
+        let mut deleting = lock(&self.deleting);
+        let own = deleting.iter_mut().find(|it| it.volume.id == volume.id);
+        match (&done, own) {
+            (Ok(cursor), Some(own)) => own.went_on(*cursor),
+            (Err(error), Some(own)) => own.failed(error),
+            (_, None) => {}
+        }
+        done.map(|_| Some(before - layer.logical_blocks()))
+    }
+
+    /// Returns where to go on. A layer in which nothing is left is removed.
+    fn empty_segments(
+        &self,
+        volume: &Volume,
+        layer: &Arc<Layer>,
+        mut cursor: SegmentIndex,
+    ) -> Result<SegmentIndex> {
         for _ in 0..SEGMENTS_PER_STEP {
-            let Some(segment) = self.pool.maps.next_segment(&layer, cursor)? else {
-                self.end_deletion(&volume)?;
+            let Some(segment) = self.pool.maps.next_segment(layer, cursor)? else {
+                self.end_deletion(volume)?;
                 break;
             };
             match layer.above()[..] {
-                [] => self.clear_segment(&layer, segment)?,
-                _ => self.merge_segment(&layer, segment)?,
+                [] => self.clear_segment(layer, segment)?,
+                _ => self.merge_segment(layer, segment)?,
             }
             cursor = segment + 1;
-            let mut deleting = lock(&self.deleting);
-            let own = deleting.iter_mut().find(|it| it.volume.id == volume.id);
-            own.into_iter().for_each(|own| own.cursor = cursor);
         }
-        Ok(Some(before - layer.logical_blocks()))
+        Ok(cursor)
     }
 
-    /// The first that neither needs to stay nor waits for another one.
+    /// Of those that neither need to stay nor wait for another one, the first of those that failed
+    /// least often.
     fn next_deletion(&self) -> Option<Deletion> {
         let deleting = lock(&self.deleting);
         let goes = |layer: LayerId| {
@@ -159,7 +206,8 @@ impl Store {
             [above] => !goes(above),
             _ => false,
         };
-        deleting.iter().find(is_next).cloned()
+        let candidates = deleting.iter().filter(is_next);
+        candidates.min_by_key(|it| it.failures).cloned()
     }
 
     /// Whether [`Store::deletion_step`] would find something to do.
@@ -168,23 +216,40 @@ impl Store {
         self.next_deletion().is_some()
     }
 
+    /// How often in a row the deletion that goes next has failed; nothing where none has anything to
+    /// do.
+    #[must_use]
+    pub fn next_deletion_failures(&self) -> Option<u32> {
+        self.next_deletion().map(|next| next.failures)
+    }
+
     /// Does all that deletions have left to do. `progress` is told how many blocks are done and how
     /// many there were. Returns whether there was anything to do.
     ///
     /// # Errors
     ///
-    /// As [`Store::deletion_step`].
+    /// As [`Store::deletion_step`]: the first error, once each deletion that can be done is done.
     pub fn finish_deletions(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
         let waiting = self.deletions()?;
         let waiting = waiting.iter().filter(|it| it.needed_by.is_empty());
         let all: u64 = waiting.map(|it| it.own_blocks).sum();
-        let (mut done, mut is_any) = (0, false);
-        while let Some(blocks) = self.deletion_step()? {
-            is_any = true;
-            done += blocks;
-            progress(done.min(all), all);
+        // Each is tried once at least, whatever became of it before.
+        lock(&self.deleting)
+            .iter_mut()
+            .for_each(|it| it.failures = 0);
+        let (mut done, mut is_any, mut failed) = (0, false, None);
+        while self.next_deletion_failures() == Some(0) {
+            match self.deletion_step() {
+                Ok(Some(blocks)) => {
+                    is_any = true;
+                    done += blocks;
+                    progress(done.min(all), all);
+                }
+                Ok(None) => break,
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
-        Ok(is_any)
+        failed.map_or(Ok(is_any), Err)
     }
 
     /// What was deleted and still holds something.
@@ -215,6 +280,7 @@ impl Store {
                 ),
                 own_blocks: layer.logical_blocks(),
                 needed_by,
+                failure: deletion.failure.clone(),
             }
         };
         Ok(deleting.iter().map(stat).collect())

@@ -71,6 +71,8 @@ pub(super) struct DeletionReply {
     own_bytes: u64,
     /// Those that need what it holds. It is kept as long as there are several.
     needed_by: Vec<String>,
+    /// Why it cannot go on for now.
+    failure: Option<String>,
 }
 
 impl DeletionReply {
@@ -80,11 +82,15 @@ impl DeletionReply {
             name: stat.name,
             own_blocks: stat.own_blocks,
             needed_by: stat.needed_by,
+            failure: stat.failure,
         }
     }
 
     pub(super) fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let (name, own) = (&self.name, size::display(self.own_bytes));
+        if let Some(failure) = &self.failure {
+            return writeln!(out, "{name} was deleted; {own} of it stuck: {failure}");
+        }
         match self.needed_by.is_empty() {
             true => writeln!(out, "{name} was deleted; {own} of it still to be given up"),
             false => {
