@@ -582,6 +582,27 @@ impl Space {
         Ok(named)
     }
 
+    /// The first block of `blocks` that a map names, or the end. Pages in which nothing is busy cost a
+    /// comparison each.
+    pub(crate) fn next_named(&mut self, blocks: Range<u64>) -> Result<u64> {
+        let end = blocks.end.min(self.blocks);
+        let mut at = blocks.start;
+        while at < end {
+            let index = at / BLOCKS_PER_SPACE_PAGE;
+            let first = index * BLOCKS_PER_SPACE_PAGE;
+            let page_end = end.min(first + BLOCKS_PER_SPACE_PAGE);
+            if self.free[index as usize] < capacity(self.blocks, index) {
+                let named = &self.page(index as u32)?.named;
+                let found = first + bits::find(&named[..], (at - first) as usize, true) as u64;
+                if found < page_end {
+                    return Ok(found);
+                }
+            }
+            at = page_end;
+        }
+        Ok(blocks.end)
+    }
+
     fn let_go(&mut self, run: PbaRun) -> Result<()> {
         self.each_page(run, |page, index, bits_| {
             let held = bits::all(&page.busy[..], bits_.clone(), true)

@@ -1,0 +1,99 @@
+//! What a pool costs and says by how much of it is in use.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::sync::Arc;
+
+use onefold_engine::simulated::SimulatedEngine;
+use onefold_engine::Engine;
+use onefold_store::{
+    CreateOptions, Lba, OpenOptions, Ready, Scrub, Store, Volume, VolumeOptions, Wait,
+};
+
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+fn create(size_bytes: u64) -> (Arc<SimulatedEngine>, Arc<Store>) {
+    let engine = Arc::new(SimulatedEngine::new(1));
+    let options = CreateOptions {
+        size_bytes,
+        log_bytes: MIB,
+        ..CreateOptions::default()
+    };
+    Store::create(&*engine, &options).unwrap();
+    let store = open(&engine);
+    (engine, store)
+}
+
+fn open(engine: &Arc<SimulatedEngine>) -> Arc<Store> {
+    let engine: Arc<dyn Engine> = engine.clone();
+    let options = OpenOptions {
+        memory_bytes: 8 * MIB,
+        ..OpenOptions::default()
+    };
+    Store::open(engine, &options).unwrap().0
+}
+
+/// A volume of so many blocks, all different and none like those of another salt.
+fn filled(store: &Store, name: &str, blocks: u64, salt: u64) -> Arc<Volume> {
+    let options = VolumeOptions::new((blocks * BLOCK).max(MIB));
+    store.create_volume(name, &options).unwrap();
+    let volume = store.volume(name).unwrap();
+    let mut lba = 0;
+    while lba < blocks {
+        let end = blocks.min(lba + 256);
+        let words = (lba..end).flat_map(|n| [n + 1, salt].repeat(BLOCK as usize / 16));
+        let data: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        volume.write(lba * BLOCK, &data, Wait::Yes).unwrap();
+        lba = end;
+    }
+    volume.flush().unwrap();
+    volume
+}
+
+fn dedup(store: &Store, volume: &Volume) {
+    let mut cursor = Lba(0);
+    while !store
+        .dedup_batch(volume, &mut cursor, Ready::All)
+        .unwrap()
+        .at_end
+    {}
+}
+
+/// Runs a scrub of the whole pool. Returns its steps, and the blocks that it passed and read.
+fn scrub(store: &Store) -> (u64, u64, u64) {
+    store.begin_scrub(None, 0).unwrap();
+    let mut scrub = Scrub::default();
+    let (mut steps, mut passed, mut read) = (0, 0, 0);
+    loop {
+        let report = store.scrub_step(&mut scrub).unwrap();
+        steps += 1;
+        passed += report.passed_blocks;
+        read += report.bytes / BLOCK;
+        assert_eq!((report.found_bad, report.found_good), (0, 0));
+        if report.is_over {
+            return (steps, passed, read);
+        }
+        assert!(steps < 1000, "{passed} blocks passed in {steps} steps");
+    }
+}
+
+#[test]
+fn a_scrub_costs_what_is_stored_and_not_what_could_be() {
+    let blocks = (1 << 40) / BLOCK;
+    let (_engine, store) = create(1 << 40);
+    let volume = filled(&store, "a", 5120, 1);
+    dedup(&store, &volume);
+    // What is stored far from the rest is found, too.
+    filled(&store, "far", 10, 2);
+    let (steps, passed, read) = scrub(&store);
+    assert_eq!((passed, read), (blocks, 5130));
+    assert!(steps < 100, "{steps} steps");
+    // A run that begins in the middle of nothing goes around the pool.
+    store.begin_scrub(Some(50), 0).unwrap();
+    let mut half = Scrub::default();
+    while !store.scrub_step(&mut half).unwrap().is_over {}
+    assert_eq!(store.scrub_status().unwrap().next_block, blocks / 2);
+    assert_eq!(scrub(&store).1, blocks);
+    assert_eq!(store.scrub_status().unwrap().next_block, blocks / 2);
+}
