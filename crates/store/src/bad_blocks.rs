@@ -261,6 +261,13 @@ impl Pool {
         }
     }
 
+    /// Takes blocks off the list, listed still or cleared already, and lets them go. Durable when it
+    /// returns.
+    pub(crate) fn forget_bad(&self, blocks: Vec<Pba>) -> Result<()> {
+        self.bad.clear(blocks);
+        self.save_bad_blocks()
+    }
+
     /// Writes list and progress as they are now, and lets go of the blocks that were cleared.
     pub(crate) fn save_bad_blocks(&self) -> Result<()> {
         let mut part = lock(&self.bad.part);

@@ -10,7 +10,8 @@
 //! 2. whatever an entry names beyond is copied to a new block, under the entry's lock: for the map
 //!    a write like a guest's. An entry that shared a block owns its copy, and gives its reference up
 //! 3. the collector releases those references
-//! 4. once nothing beyond is named or in between, the next checkpoint ends the pool there
+//! 4. once nothing beyond is named or in between, but for free blocks that are bad, which are forgotten
+//!    then, the next checkpoint ends the pool there
 //! 5. the data part is cut
 //!
 //! A crash leaves the pool in 1 or, after 4, smaller; [`Store::shrink_step`] does whatever is left.
@@ -233,6 +234,7 @@ impl Store {
         if self.release_given_up(&mut || told(moved))?.is_break() {
             return pool.shrink_report(true);
         }
+        pool.forget_bad_beyond()?;
         if pool.is_shrinking()? && pool.ledger()?.books.space.busy_beyond() == 0 {
             pool.checkpoint()?;
             let root = pool.checkpoints.lock();
@@ -344,6 +346,26 @@ impl Pool {
             .inspect_err(|error| self.fail_sync(error))?;
         *root = next;
         Ok(())
+    }
+
+    /// Free blocks that are kept out of use because they are bad do not keep the pool from ending
+    /// before them. They leave the list once nothing else is beyond the end, so that a shrinking that is
+    /// given up before has forgotten nothing.
+    fn forget_bad_beyond(&self) -> Result<()> {
+        let kept_back = {
+            let ledger = self.ledger()?;
+            let space = &ledger.books.space;
+            let mut kept_back = space.kept_back();
+            kept_back.retain(|pba| pba.0 >= space.end());
+            match kept_back.len() as u64 == space.busy_beyond() {
+                true => kept_back,
+                false => return Ok(()),
+            }
+        };
+        match kept_back.is_empty() {
+            true => Ok(()),
+            false => self.forget_bad(kept_back),
+        }
     }
 
     pub(crate) fn is_shrinking(&self) -> Result<bool> {

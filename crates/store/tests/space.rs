@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use onefold_engine::simulated::SimulatedEngine;
-use onefold_engine::Engine;
+use onefold_engine::{Engine, Part};
 use onefold_store::{
     CreateOptions, Lba, OpenOptions, Ready, Scrub, Store, Volume, VolumeOptions, Wait,
 };
@@ -96,4 +97,55 @@ fn a_scrub_costs_what_is_stored_and_not_what_could_be() {
     assert_eq!(store.scrub_status().unwrap().next_block, blocks / 2);
     assert_eq!(scrub(&store).1, blocks);
     assert_eq!(store.scrub_status().unwrap().next_block, blocks / 2);
+}
+
+/// Makes a block unreadable that is stored, has it listed, and trims the volume.
+fn with_bad_free_block(volume: &Volume, engine: &SimulatedEngine, store: &Store, block: u64) {
+    engine.make_unreadable(Part::Data, block * BLOCK..(block + 1) * BLOCK);
+    let mut found = vec![0; MIB as usize];
+    let reads = (0..15).map(|n| volume.read(n * MIB, &mut found, Wait::Yes));
+    assert_eq!(reads.filter(Result::is_err).count(), 1);
+    assert_eq!(store.look_at_suspects().unwrap(), 1);
+    volume.trim(0, 15 * MIB, Wait::Yes).unwrap();
+    volume.flush().unwrap();
+    (0..4).for_each(|_| store.tick().unwrap());
+}
+
+fn more(_done: u64, _all: u64) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+#[test]
+fn a_pool_shrinks_past_a_free_block_that_cannot_be_read() {
+    let (engine, store) = create(16 * MIB);
+    let volume = filled(&store, "v", 15 * 256, 1);
+    with_bad_free_block(&volume, &engine, &store, 3000);
+    store.begin_shrink(8 * MIB).unwrap();
+    store.cancel_shrink().unwrap();
+    assert_eq!(store.scrub_status().unwrap().bad_blocks, 1);
+    store.begin_shrink(8 * MIB).unwrap();
+    let report = store.shrink_step(&mut more).unwrap();
+    assert!(report.is_done, "{report:?}");
+    assert_eq!(store.size_bytes().unwrap(), 8 * MIB);
+    assert_eq!(store.scrub_status().unwrap().bad_blocks, 0);
+    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+    // The place may be good by the time that the pool has it again.
+    engine.clear_unreadable(Part::Data);
+    store.grow(16 * MIB).unwrap();
+    drop((volume, store));
+    let store = open(&engine);
+    filled(&store, "w", 15 * 256, 2);
+    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+}
+
+#[test]
+fn a_bad_block_before_the_new_end_stays_out_of_use() {
+    let (engine, store) = create(16 * MIB);
+    let volume = filled(&store, "v", 15 * 256, 1);
+    with_bad_free_block(&volume, &engine, &store, 1000);
+    store.begin_shrink(8 * MIB).unwrap();
+    assert!(store.shrink_step(&mut more).unwrap().is_done);
+    assert_eq!(store.scrub_status().unwrap().bad_blocks, 1);
+    // All but the label and that one.
+    assert_eq!(store.stat().unwrap().free_blocks, 2048 - 2);
 }
