@@ -735,6 +735,7 @@ mod tests {
             logical_blocks: 0,
             physical_blocks: 0,
             private_blocks: 0,
+            unsettled_blocks: 0,
             unique_blocks: 0,
             shared_blocks: 0,
             dirty_blocks: 0,

@@ -237,6 +237,12 @@ impl Space {
         self.held_total
     }
 
+    /// Blocks that a map names, a queued reference, or a batch under way.
+    pub(crate) fn named_count(&self) -> u64 {
+        // The label is busy, and neither named nor in between.
+        self.busy_blocks() - self.held_total - 1
+    }
+
     pub(crate) fn dirty_count(&self) -> usize {
         self.dirty.len()
     }

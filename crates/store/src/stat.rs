@@ -76,10 +76,13 @@ pub struct PoolStat {
     pub shrinking_to_blocks: Option<u64>,
     /// Entries that hold data, over all volumes, those being imported or deleted included.
     pub logical_blocks: u64,
-    /// Blocks that hold data: private, unique and shared ones.
+    /// Blocks that hold data: private and unsettled, unique and shared ones, each counted once.
     pub physical_blocks: u64,
     /// Blocks that one entry owns and that are not in the index.
     pub private_blocks: u64,
+    /// Blocks that the finder is publishing just now: not private any more, and not in the index yet or
+    /// found to be there already.
+    pub unsettled_blocks: u64,
     /// Blocks in the index with one reference.
     pub unique_blocks: u64,
     /// Blocks in the index with two references or more.
@@ -187,15 +190,16 @@ impl Store {
         let (pool_blocks, free_blocks) = (books.space.blocks(), books.space.free_blocks());
         let end = books.space.end();
         let marks = pool.watermarks(&books.space);
-        let unsettled = books
-            .batches
-            .open
-            .as_ref()
-            .map_or(0, |batch| match batch.kind {
-                BatchKind::Collector => batch.unsettled().len() as u64,
-                BatchKind::Finder(_) => 0,
-            });
-        let queued_blocks = books.queue.blocks() + unsettled;
+        let physical_blocks = books.space.named_count();
+        let open = books.batches.open.as_ref();
+        let (unsettled_blocks, collecting) = open.map_or((0, 0), |batch| {
+            let unsettled = batch.unsettled().len() as u64;
+            match batch.kind {
+                BatchKind::Finder(_) => (unsettled, 0),
+                BatchKind::Collector => (0, unsettled),
+            }
+        });
+        let queued_blocks = books.queue.blocks() + collecting;
         let reclaim_blocks = books.space.held_blocks() + queued_blocks;
         drop(ledger);
         let index = pool.index.get().ok();
@@ -207,6 +211,10 @@ impl Store {
             .as_ref()
             .map_or(Ok(0), |index| index.bytes_on_disk())?;
         let private_blocks = counts.private + counts.kept;
+        // The index changes before the records that say so, and while nobody holds the ledger. What it
+        // knows only tells apart the blocks that are left.
+        let published_blocks = physical_blocks.saturating_sub(private_blocks + unsettled_blocks);
+        let shared_blocks = index_counts.shared.min(published_blocks);
         let on_disk = pool.data.allocated_bytes();
         let pool_bytes_on_disk = on_disk.map_err(|e| StoreError::io(&pool.data_name, e))?;
         let pages = pool.pages.used_count() + 1;
@@ -215,10 +223,11 @@ impl Store {
             pool_blocks,
             shrinking_to_blocks: (end < pool_blocks).then_some(end),
             logical_blocks: private_blocks + counts.shared,
-            physical_blocks: private_blocks + index_counts.unique + index_counts.shared,
+            physical_blocks,
             private_blocks,
-            unique_blocks: index_counts.unique,
-            shared_blocks: index_counts.shared,
+            unsettled_blocks,
+            unique_blocks: published_blocks - shared_blocks,
+            shared_blocks,
             dirty_blocks: counts.private,
             queued_blocks,
             index: pool.index.kind(),

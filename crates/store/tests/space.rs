@@ -4,21 +4,29 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 
-use onefold_engine::simulated::SimulatedEngine;
+use onefold_engine::simulated::{Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, Lba, OpenOptions, Ready, Scrub, Store, Volume, VolumeOptions, Wait,
+    CreateOptions, IndexKind, Lba, OpenOptions, Ready, Scrub, Store, Volume, VolumeChange,
+    VolumeOptions, Wait,
 };
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
 fn create(size_bytes: u64) -> (Arc<SimulatedEngine>, Arc<Store>) {
+    create_with(size_bytes, IndexKind::Hash)
+}
+
+fn create_with(size_bytes: u64, index: IndexKind) -> (Arc<SimulatedEngine>, Arc<Store>) {
     let engine = Arc::new(SimulatedEngine::new(1));
     let options = CreateOptions {
         size_bytes,
         log_bytes: MIB,
+        index,
         ..CreateOptions::default()
     };
     Store::create(&*engine, &options).unwrap();
@@ -148,4 +156,68 @@ fn a_bad_block_before_the_new_end_stays_out_of_use() {
     assert_eq!(store.scrub_status().unwrap().bad_blocks, 1);
     // All but the label and that one.
     assert_eq!(store.stat().unwrap().free_blocks, 2048 - 2);
+}
+
+/// Calls `look` before every read of the pool, until it returns false.
+fn at_each_read(engine: &Arc<SimulatedEngine>, look: Arc<dyn Fn() -> bool + Send + Sync>) {
+    let again = Arc::clone(engine);
+    let hook = move || {
+        if look() {
+            at_each_read(&again, look);
+        }
+    };
+    engine.on_next_io(Part::Data, Op::Read, When::Before, Box::new(hook));
+}
+
+#[test]
+fn each_block_is_counted_once_while_batches_are_under_way() {
+    const BLOCKS: u64 = 300;
+    for index in [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory] {
+        let (engine, store) = create_with(64 * MIB, index);
+        let a = filled(&store, "a", BLOCKS, 1);
+        dedup(&store, &a);
+        let b = filled(&store, "b", BLOCKS, 1);
+        // Bytes are compared once the index has counted what it was asked for.
+        let verify = VolumeChange {
+            verify: Some(true),
+            ..VolumeChange::default()
+        };
+        store.set_volume("b", &verify).unwrap();
+        let looks = Arc::new(AtomicU64::new(0));
+        let look = {
+            let (store, looks) = (Arc::clone(&store), Arc::clone(&looks));
+            move || {
+                let stat = store.stat().unwrap();
+                let kinds = stat.unsettled_blocks + stat.unique_blocks + stat.shared_blocks;
+                assert_eq!(stat.physical_blocks, stat.private_blocks + kinds);
+                assert_eq!(stat.physical_blocks, 2 * BLOCKS, "{index:?}: {stat:?}");
+                assert_eq!(stat.logical_blocks, 2 * BLOCKS);
+                assert_eq!(stat.unsettled_blocks, BLOCKS);
+                looks.fetch_add(1, SeqCst) < BLOCKS
+            }
+        };
+        at_each_read(&engine, Arc::new(look));
+        dedup(&store, &b);
+        assert!(looks.load(SeqCst) > BLOCKS, "a batch reads and compares");
+        store.tick().unwrap();
+        let stat = store.stat().unwrap();
+        assert_eq!((stat.physical_blocks, stat.shared_blocks), (BLOCKS, BLOCKS));
+        assert_eq!((stat.unsettled_blocks, stat.unique_blocks), (0, 0));
+
+        // What the collector releases is there until it says that it is not.
+        for volume in [&a, &b] {
+            volume.trim(0, BLOCKS * BLOCK, Wait::Yes).unwrap();
+        }
+        let look = {
+            let store = Arc::clone(&store);
+            move || {
+                let stat = store.stat().unwrap();
+                assert_eq!(stat.physical_blocks, BLOCKS, "{index:?}: {stat:?}");
+                false
+            }
+        };
+        at_each_read(&engine, Arc::new(look));
+        assert_eq!(store.collect_batch().unwrap().freed, BLOCKS);
+        assert_eq!(store.stat().unwrap().physical_blocks, 0);
+    }
 }

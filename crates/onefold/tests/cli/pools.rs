@@ -13,6 +13,7 @@ fn a_new_pool_is_empty_and_sound() {
         "logical_blocks",
         "physical_blocks",
         "private_blocks",
+        "unsettled_blocks",
         "unique_blocks",
         "shared_blocks",
         "reclaim_blocks",
