@@ -141,6 +141,10 @@ pub trait Disk: Send + Sync {
     /// Bytes that the host has really allocated for it.
     fn allocated_bytes(&self) -> io::Result<u64>;
 
+    /// Bytes that the host could still allocate for it, shared with everything else that lives there;
+    /// nothing for a device, which has all of its space already, and where the host cannot say.
+    fn host_free_bytes(&self) -> Option<u64>;
+
     /// Alignment in bytes that offsets and lengths of writes must have, and that reads and buffers
     /// had better have; a power of two, 1 when any will do.
     fn alignment(&self) -> usize;

@@ -377,10 +377,13 @@ fn length_and_reservation_are_durable_only_after_a_sync() {
 #[test]
 fn a_full_part_takes_what_it_has_room_for() {
     let (engine, disk) = machine(1);
+    assert_eq!(disk.host_free_bytes(), None);
     engine.set_capacity(Part::Data, Some(8192));
+    assert_eq!(disk.host_free_bytes(), Some(8192));
     let error = disk.write_at(&[1; 3 * 4096], 4096).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StorageFull);
     assert_eq!(disk.allocated_bytes().unwrap(), 8192);
+    assert_eq!(disk.host_free_bytes(), Some(0));
     assert_eq!(
         sectors(&engine, 32)[7..25],
         [&[0][..], &[1; 16], &[0]].concat()

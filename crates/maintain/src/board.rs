@@ -740,6 +740,8 @@ mod tests {
             shared_blocks: 0,
             dirty_blocks: 0,
             free_blocks: 0,
+            available_blocks: 0,
+            host_free_bytes: None,
             space: SpaceLevel::Full,
             reserve_blocks: 0,
             kept_blocks: 0,

@@ -178,9 +178,14 @@ impl Pool {
             true => 0,
             false => self.watermarks(&ledger.books.space).kept_from(purpose),
         };
+        // A guest's write may find blocks that the host has allocated; an import leaves those to it.
+        let host_lacks = match purpose {
+            Purpose::Import => self.host_lacks(),
+            Purpose::New | Purpose::Overwrite => 0,
+        };
         match Guard::ReservedKeptFromOthers.holds() {
-            true => reserve + allotment.kept_for_others(),
-            false => reserve,
+            true => host_lacks + reserve + allotment.kept_for_others(),
+            false => host_lacks + reserve,
         }
     }
 

@@ -36,6 +36,8 @@ impl Import {
     ///
     /// As [`Volume::write`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        // What the host has left is the guests'.
+        self.store.pool.room()?;
         self.volume
             .iter()
             .try_for_each(|volume| volume.write(offset, data, Wait::Yes))

@@ -30,7 +30,7 @@ use crate::placement::Wish;
 use crate::space::{PbaRun, PbaRuns};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Condvar, Mutex, MutexGuard, lock};
 use crate::tail_copy::TailCopy;
-use crate::watermarks::{PAGES_FOR_GUESTS, PAGES_FOR_RECLAIMING, Purpose, ReportedLevel};
+use crate::watermarks::{PAGES_FOR_GUESTS, PAGES_FOR_RECLAIMING, Purpose, SpaceReport};
 
 /// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
 const LOG_MARGIN_BYTES: u64 = 8 << 10;
@@ -76,7 +76,7 @@ pub(crate) struct Pool {
     failure: OnceLock<String>,
     /// What becomes of writes for which there is no room: the next checkpoint makes it durable.
     when_full: AtomicU8,
-    pub(crate) reported_level: ReportedLevel,
+    pub(crate) space_report: SpaceReport,
     due: (Mutex<bool>, Condvar),
 }
 
@@ -197,7 +197,7 @@ impl Pool {
             unsynced: AtomicBool::new(false),
             failure: OnceLock::new(),
             when_full: AtomicU8::new(root.when_full as u8),
-            reported_level: ReportedLevel::default(),
+            space_report: SpaceReport::default(),
             due: (Mutex::new(false), Condvar::new()),
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::accounting::Usage;
 use crate::deletion::DeletionStat;
-use crate::error::{Result, StoreError};
+use crate::error::Result;
 use crate::store::Store;
 use crate::volume::Volume;
 use crate::watermarks::SpaceLevel;
@@ -91,6 +91,10 @@ pub struct PoolStat {
     pub dirty_blocks: u64,
     /// Blocks that can be handed out.
     pub free_blocks: u64,
+    /// Of these, those that the host has space for.
+    pub available_blocks: u64,
+    /// Bytes that the file system of a pool's file has free; nothing for a device.
+    pub host_free_bytes: Option<u64>,
     /// How full the pool is.
     pub space: SpaceLevel,
     /// Of the free blocks, those that only what overwrites data gets.
@@ -173,6 +177,7 @@ impl Store {
         let snapshots = self.snapshots_in_use();
         let deletions = self.deletions()?;
         let pool = &self.pool;
+        let room = pool.room()?;
         let ledger = pool.ledger()?;
         let books = &ledger.books;
         let snapshots = snapshots.iter().map(|snapshot| {
@@ -215,8 +220,6 @@ impl Store {
         // knows only tells apart the blocks that are left.
         let published_blocks = physical_blocks.saturating_sub(private_blocks + unsettled_blocks);
         let shared_blocks = index_counts.shared.min(published_blocks);
-        let on_disk = pool.data.allocated_bytes();
-        let pool_bytes_on_disk = on_disk.map_err(|e| StoreError::io(&pool.data_name, e))?;
         let pages = pool.pages.used_count() + 1;
         Ok(PoolStat {
             block_size: self.block_size(),
@@ -234,12 +237,14 @@ impl Store {
             index_rebuilding: index.is_none_or(|index| index.needs_rebuild()),
             index_bytes_on_disk,
             free_blocks,
-            space: marks.level(free_blocks),
+            available_blocks: room.available.min(free_blocks),
+            host_free_bytes: room.host_free_bytes,
+            space: room.level,
             reserve_blocks: marks.reserve,
             kept_blocks: pool.maps.allotments.kept(),
             when_full: pool.when_full(),
             reclaim_blocks,
-            pool_bytes_on_disk,
+            pool_bytes_on_disk: room.allocated_bytes,
             metadata_bytes_on_disk: pages * PAGE_BYTES as u64 + pool.superblock.log_bytes,
             volumes: volumes.iter().map(|volume| self.stat_of(volume)).collect(),
             snapshots,

@@ -217,7 +217,7 @@ impl Volume {
         let started = Instant::now();
         let written = self.write_admitted(offset, data, wait);
         self.count_latency(started, &written);
-        written.map_err(|error| self.during("writing", offset, error))
+        written.map_err(|error| self.refused(self.during("writing", offset, error)))
     }
 
     /// Makes every write answered before this call durable, on whichever connection it came (P5).
@@ -242,7 +242,7 @@ impl Volume {
         self.admit_range(offset, len)?;
         self.check_writable()?;
         self.trim_admitted(offset, len, wait)
-            .map_err(|error| self.during("trimming", offset, error))
+            .map_err(|error| self.refused(self.during("trimming", offset, error)))
     }
 
     /// Makes the range read as zeros, to the byte.
@@ -254,7 +254,7 @@ impl Volume {
         self.admit_range(offset, len)?;
         self.check_writable()?;
         self.zero_admitted(offset, len, wait)
-            .map_err(|error| self.during("zeroing", offset, error))
+            .map_err(|error| self.refused(self.during("zeroing", offset, error)))
     }
 
     /// What is stored in `range`, from its start: at most `extents_max` runs, so perhaps less than
@@ -357,6 +357,17 @@ impl Volume {
     fn told(&self, error: StoreError) -> StoreError {
         if error.kind() == StoreErrorKind::Io && self.pool.bad.may_tell(Instant::now()) {
             tracing::error!("{error}");
+        }
+        error
+    }
+
+    /// A guest's request for which there is no room means that the pool is full.
+    fn refused(&self, error: StoreError) -> StoreError {
+        if error.kind() == StoreErrorKind::NoSpace
+            && !self.is_importing()
+            && let Err(error) = self.pool.refused()
+        {
+            tracing::error!("how full the pool is cannot be found out: {error}");
         }
         error
     }

@@ -6,7 +6,10 @@
 //! | low | a tenth | a warning |
 //! | scarce | a 32nd | imports stop, so that what is left is the guests' |
 //! | reserve | a 128th | only what overwrites data gets blocks |
-//! | full | none | nothing does |
+//! | full | none, or fewer than a write wants | that write waits or fails |
+//!
+//! Free blocks that the host has no space for do not count: where the pool's file is sparse, its file
+//! system may have less room than the pool.
 //!
 //! The reserve is for copy-on-write: a guest can go on overwriting what is shared or in a snapshot,
 //! which it needs even for deleting its own files. Everything that frees blocks needs none: trims, deletions, merges of
@@ -23,7 +26,7 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::pool::{Ledger, Pool};
 use crate::space::Space;
-use crate::sync::AtomicU8;
+use crate::sync::{AtomicU8, AtomicU64};
 
 /// Bytes from which on the share of the pool is no reason for a warning, or for stopping anybody.
 const LOW_BYTES_MAX: u64 = 64 << 30;
@@ -53,8 +56,25 @@ pub enum SpaceLevel {
     Scarce,
     /// A 128th is free, or 1 GiB: only what overwrites data gets blocks.
     Reserve,
-    /// No block is free.
+    /// No block is free, or a write found too few and nothing has become free since.
     Full,
+}
+
+impl SpaceLevel {
+    /// From best to worst.
+    const ALL: [Self; 5] = [
+        Self::Enough,
+        Self::Low,
+        Self::Scarce,
+        Self::Reserve,
+        Self::Full,
+    ];
+
+    /// The levels between the one that the log was told of and this one, which it is to hear of now.
+    fn news_since(self, reported: u8) -> impl Iterator<Item = Self> {
+        let all = Self::ALL.into_iter();
+        all.filter(move |level| *level as u8 > reported && *level <= self)
+    }
 }
 
 /// What a new block is for.
@@ -106,11 +126,84 @@ impl Watermarks {
     }
 }
 
-/// The level that the log was told of.
+/// What is remembered from one look at the free space to the next.
 #[derive(Default)]
-pub(crate) struct ReportedLevel(AtomicU8);
+pub(crate) struct SpaceReport {
+    /// The level that the log was told of.
+    level: AtomicU8,
+    /// One more than the blocks that were available when a write found too few; 0 where none has, or
+    /// more are available since.
+    refused_at: AtomicU64,
+    /// Free blocks that the host had no space for at the last look.
+    host_lacks: AtomicU64,
+}
+
+/// How many blocks can be handed out, and what that means.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    pub(crate) level: SpaceLevel,
+    /// Free blocks that the host has space for.
+    pub(crate) available: u64,
+    /// What the host could still allocate, where that says anything.
+    pub(crate) host_free_bytes: Option<u64>,
+    /// Bytes that the host has allocated for data.
+    pub(crate) allocated_bytes: u64,
+}
 
 impl Pool {
+    /// Asks the host, and compares its space with the pool's.
+    pub(crate) fn room(&self) -> Result<Room> {
+        let allocated_bytes = self.data.allocated_bytes();
+        let allocated_bytes = allocated_bytes.map_err(|e| StoreError::io(&self.data_name, e))?;
+        let host_free_bytes = self.data.host_free_bytes();
+        let ledger = self.ledger()?;
+        let space = &ledger.books.space;
+        let (marks, free) = (self.watermarks(space), space.free_blocks());
+        let busy_bytes = space.busy_blocks() * self.block_size();
+        drop(ledger);
+        let available = host_free_bytes.map_or(free, |host_free| {
+            // What the host has allocated for blocks that are free needs no more of it.
+            let spare = allocated_bytes.saturating_sub(busy_bytes);
+            free.min(host_free.saturating_add(spare) / self.block_size())
+        });
+        let report = &self.space_report;
+        report.host_lacks.store(free - available, SeqCst);
+        let refused_at = report.refused_at.load(SeqCst);
+        if available >= refused_at {
+            // One that was refused meanwhile stays.
+            let _ = report
+                .refused_at
+                .compare_exchange(refused_at, 0, SeqCst, SeqCst);
+        }
+        let level = match available >= refused_at {
+            true => marks.level(available),
+            false => SpaceLevel::Full,
+        };
+        Ok(Room {
+            level,
+            available,
+            host_free_bytes,
+            allocated_bytes,
+        })
+    }
+
+    /// A guest's write found too few blocks, or the host too little space for them. The log hears of it
+    /// before the client does.
+    pub(crate) fn refused(&self) -> Result<()> {
+        let room = self.room()?;
+        let refused_at = &self.space_report.refused_at;
+        let is_known = refused_at.fetch_max(room.available + 1, SeqCst) > 0;
+        match is_known {
+            true => Ok(()),
+            false => self.report_level(),
+        }
+    }
+
+    /// Free blocks that are not for imports because the host has no space for them.
+    pub(crate) fn host_lacks(&self) -> u64 {
+        self.space_report.host_lacks.load(SeqCst)
+    }
+
     /// Makes sure that so many pages for metadata are left after the next checkpoint; that checkpoint
     /// is written if it helps.
     pub(crate) fn secure_pages(&self, beyond: u64, wait: Wait) -> Result<()> {
@@ -164,23 +257,29 @@ impl Pool {
         Watermarks::of(space.blocks(), self.block_size())
     }
 
-    /// Tells the log when a level is reached, and once there is enough again. What is better by
-    /// less than an eighth is not news: the next write may take it.
+    /// Tells the log of each level that is reached, one after the other, and once there is enough
+    /// again. What is better by less than an eighth is not news: the next write may take it.
     pub(crate) fn report_level(&self) -> Result<()> {
-        let ledger = self.ledger()?;
-        let space = &ledger.books.space;
-        let (marks, free) = (self.watermarks(space), space.free_blocks());
-        drop(ledger);
-        let (now, surely) = (marks.level(free), marks.level(free - free / 8));
-        let reported = &self.reported_level.0;
+        let refused_at = self.space_report.refused_at.load(SeqCst);
+        let room = self.room()?;
+        let marks = self.watermarks(&self.ledger()?.books.space);
+        let fewer = room.available - room.available / 8;
+        let surely = match fewer >= refused_at {
+            true => marks.level(fewer),
+            false => SpaceLevel::Full,
+        };
+        let reported = &self.space_report.level;
         let before = reported.load(SeqCst);
-        if now as u8 > before {
-            reported.store(now as u8, SeqCst);
-            tracing::warn!("{}", self.describe_level(now, free));
+        if room.level as u8 > before {
+            if reported.swap(room.level as u8, SeqCst) == before {
+                for level in room.level.news_since(before) {
+                    tracing::warn!("{}", self.describe_level(level, room.available));
+                }
+            }
         } else if (surely as u8) < before {
             reported.store(surely as u8, SeqCst);
             if surely == SpaceLevel::Enough {
-                tracing::info!("{}", self.describe_level(surely, free));
+                tracing::info!("{}", self.describe_level(surely, room.available));
             }
         }
         Ok(())
@@ -197,7 +296,12 @@ impl Pool {
             SpaceLevel::Full => "the pool is full",
         };
         let bytes = free * self.block_size();
-        format!("{then}: {free} blocks, {bytes} bytes, are free")
+        match self.host_lacks() {
+            0 => format!("{then}: {free} blocks, {bytes} bytes, are free"),
+            _ => format!(
+                "{then}: the file system under it has room for {free} blocks, {bytes} bytes"
+            ),
+        }
     }
 }
 
@@ -233,6 +337,18 @@ mod tests {
                 "{levels:?}"
             );
         }
+    }
+
+    #[test]
+    fn the_log_hears_of_every_level_in_order() {
+        use SpaceLevel::{Enough, Full, Low, Reserve, Scarce};
+        let news = |now: SpaceLevel, reported: SpaceLevel| -> Vec<SpaceLevel> {
+            now.news_since(reported as u8).collect()
+        };
+        assert_eq!(news(Full, Enough), [Low, Scarce, Reserve, Full]);
+        assert_eq!(news(Reserve, Low), [Scarce, Reserve]);
+        assert_eq!(news(Low, Low), []);
+        assert_eq!(news(Enough, Full), []);
     }
 
     #[test]

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use onefold_engine::Engine;
 use onefold_engine::simulated::{CrashKind, SimulatedEngine};
+use onefold_engine::{Engine, Part};
 use onefold_store::{
     CreateOptions, OpenOptions, SpaceLevel, Store, StoreErrorKind, Volume, VolumeOptions, Wait,
     WhenFull,
@@ -88,6 +88,8 @@ fn levels_come_one_after_the_other_and_go_again() {
             (SpaceLevel::Low, 409),
             (SpaceLevel::Scarce, 128),
             (SpaceLevel::Reserve, 32),
+            // A write found no room, whatever is left in reserve.
+            (SpaceLevel::Full, 32),
         ]
     );
     volume.trim(0, 8 * MIB, Wait::Yes).unwrap();
@@ -95,6 +97,73 @@ fn levels_come_one_after_the_other_and_go_again() {
     world.store.tick().unwrap();
     assert_eq!(world.level(), (SpaceLevel::Enough, 32 + 2048));
     write(&volume, 0).unwrap();
+}
+
+#[test]
+fn a_pool_is_full_when_a_write_finds_too_little_room_until_there_is_more() {
+    let world = World::new();
+    let volume = world.volume("a");
+    // All but 200 blocks, and then a write that wants more.
+    let data = vec![7; 256 * BLOCK as usize];
+    let many = |n: u64| {
+        let written = volume.write(n * MIB, &data, Wait::Yes);
+        written.map_err(|error| error.kind())
+    };
+    (0..15).for_each(|n| many(n).unwrap());
+    (0..55).for_each(|n| write(&volume, 16 * 256 + n).unwrap());
+    assert_eq!(world.level(), (SpaceLevel::Low, 200));
+    assert_eq!(many(20), Err(StoreErrorKind::NoSpace));
+    assert_eq!(world.level(), (SpaceLevel::Full, 200));
+    // A smaller write may find room; the other would still find none.
+    write(&volume, 18 * 256).unwrap();
+    assert_eq!(world.level(), (SpaceLevel::Full, 199));
+    volume.trim(0, MIB, Wait::Yes).unwrap();
+    (0..2).for_each(|_| world.store.tick().unwrap());
+    assert_eq!(world.level(), (SpaceLevel::Enough, 199 + 256));
+    many(20).unwrap();
+}
+
+#[test]
+fn what_the_host_has_counts_where_it_is_less() {
+    let world = World::new();
+    let volume = world.volume("a");
+    let level = || {
+        let stat = world.store.stat().unwrap();
+        (stat.space, stat.available_blocks, stat.free_blocks)
+    };
+    assert_eq!(world.store.stat().unwrap().host_free_bytes, None);
+    assert_eq!(level(), (SpaceLevel::Enough, 4095, 4095));
+    // Each block that is written has its place on the host from then on.
+    let host_has = |blocks: u64| {
+        let disk = world.store.stat().unwrap().pool_bytes_on_disk;
+        let capacity = Some(disk + blocks * BLOCK);
+        world.engine.set_capacity(Part::Data, capacity);
+    };
+    host_has(400);
+    assert_eq!(level(), (SpaceLevel::Low, 400, 4095));
+    assert_eq!(
+        world.store.stat().unwrap().host_free_bytes,
+        Some(400 * BLOCK)
+    );
+    (0..300).for_each(|block| write(&volume, block).unwrap());
+    assert_eq!(level(), (SpaceLevel::Scarce, 100, 3795));
+    // Imports leave what the host has left to guests.
+    let options = VolumeOptions::new(32 * MIB);
+    let import = world.store.begin_import("image", &options).unwrap();
+    let refused = import.write(0, &[7; BLOCK as usize]).unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::NoSpace);
+    drop(import);
+    let refused = (300..).find_map(|block| write(&volume, block).err());
+    assert_eq!(refused, Some(StoreErrorKind::NoSpace));
+    assert_eq!(level().0, SpaceLevel::Full);
+    // What is freed inside needs no room of the host.
+    volume.trim(0, 200 * BLOCK, Wait::Yes).unwrap();
+    world.store.tick().unwrap();
+    assert_eq!(level().1, 200);
+    host_has(1000);
+    assert_eq!(level(), (SpaceLevel::Enough, 1200, 3895));
+    world.engine.set_capacity(Part::Data, None);
+    assert_eq!(level(), (SpaceLevel::Enough, 3895, 3895));
 }
 
 #[test]

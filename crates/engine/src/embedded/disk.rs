@@ -378,6 +378,14 @@ impl Disk for FileDisk {
         }
     }
 
+    fn host_free_bytes(&self) -> Option<u64> {
+        if self.device_bytes.is_some() {
+            return None;
+        }
+        let system = rustix::fs::fstatvfs(&self.file).ok()?;
+        Some(system.f_bavail.saturating_mul(system.f_frsize))
+    }
+
     fn alignment(&self) -> usize {
         self.alignment
     }

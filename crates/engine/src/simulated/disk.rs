@@ -374,6 +374,13 @@ impl Disk for SimulatedDisk {
         self.look(|part| part.current.allocated_bytes())
     }
 
+    fn host_free_bytes(&self) -> Option<u64> {
+        let state = self.machine.state();
+        let capacity = *state.capacity.get(&self.part)?;
+        let part = state.parts.get(&self.part)?;
+        Some(capacity.saturating_sub(part.current.allocated_bytes()))
+    }
+
     fn alignment(&self) -> usize {
         self.machine
             .state()

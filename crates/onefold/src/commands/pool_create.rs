@@ -63,6 +63,8 @@ struct PoolCreateReply {
     log_bytes: u64,
     index: Index,
     data: Option<String>,
+    /// What the file system has free in which its blocks are; nothing for a device.
+    host_free_bytes: Option<u64>,
     done: bool,
 }
 
@@ -101,6 +103,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         log_bytes: args.log_size,
         index: args.index,
         data: args.data.as_ref().map(|data| data.display().to_string()),
+        host_free_bytes: None,
         done: false,
     };
     if let (Some(device_bytes), false) = (device_bytes, args.yes) {
@@ -116,14 +119,30 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         log_bytes: args.log_size,
         index: args.index.into(),
     };
-    NewPool {
+    let pool = NewPool {
         directory: args.directory,
         data: args.data,
         options,
-    }
-    .create()?;
+    };
+    pool.create()?;
     reply.done = true;
+    if device_bytes.is_none() {
+        reply.host_free_bytes = host_free_bytes(pool.data.as_deref().unwrap_or(&pool.directory));
+    }
+    if let Some(host_free) = reply.host_free_bytes.filter(|free| *free < size_bytes) {
+        context.output.note(format_args!(
+            "its file system has {} free, less than the pool's {}: the pool is full when that is used up",
+            size::display(host_free),
+            size::display(size_bytes)
+        ));
+    }
     context.print(&reply)
+}
+
+/// What the file system of this file or directory has free.
+fn host_free_bytes(path: &Path) -> Option<u64> {
+    let system = rustix::fs::statvfs(path).ok()?;
+    Some(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
 /// The size of the block device at `path`, or nothing if it is something else.

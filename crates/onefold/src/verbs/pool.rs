@@ -119,6 +119,10 @@ pub(crate) struct PoolStatReply {
     unique_blocks: u64,
     shared_blocks: u64,
     free_blocks: u64,
+    /// Of these, those that the host has space for.
+    available_blocks: u64,
+    /// What the file system of the pool's file has free.
+    host_free_bytes: Option<u64>,
     /// Of these, those that only what overwrites data gets.
     reserve_blocks: u64,
     /// Of the free ones, those that are kept for volumes with a reservation.
@@ -177,6 +181,8 @@ impl Verb for PoolStat {
             unique_blocks: stat.unique_blocks,
             shared_blocks: stat.shared_blocks,
             free_blocks: stat.free_blocks,
+            available_blocks: stat.available_blocks,
+            host_free_bytes: stat.host_free_bytes,
             reserve_blocks: stat.reserve_blocks,
             kept_blocks: stat.kept_blocks,
             space: stat.space.into(),
@@ -195,6 +201,20 @@ impl Verb for PoolStat {
             volumes: volumes.collect(),
             being_deleted: deletions.collect(),
         })
+    }
+}
+
+impl PoolStatReply {
+    /// What the host lacks, if it does.
+    fn host_room(&self, bytes: &dyn Fn(u64) -> String) -> String {
+        match self.host_free_bytes {
+            Some(host_free) if self.available_blocks < self.free_blocks => format!(
+                "the host has room for {} of it: {} free in its file system",
+                bytes(self.available_blocks),
+                size::display(host_free)
+            ),
+            _ => String::new(),
+        }
     }
 }
 
@@ -232,6 +252,7 @@ impl Document for PoolStatReply {
                     ),
                 },
             ),
+            ("", self.host_room(&bytes)),
             ("space", self.space.describe().to_owned()),
             (
                 "when full",
@@ -262,7 +283,7 @@ impl Document for PoolStatReply {
             ),
             ("volumes", self.volumes.len().to_string()),
         ];
-        for (name, value) in lines {
+        for (name, value) in lines.iter().filter(|(_, value)| !value.is_empty()) {
             writeln!(out, "{name:14}  {value}")?;
         }
         for volume in &self.volumes {

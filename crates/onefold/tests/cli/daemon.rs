@@ -75,6 +75,7 @@ fn forget_what_differs(document: &mut Value) {
                 "nbd_uri",
                 "metadata_bytes_on_disk",
                 "pool_bytes_on_disk",
+                "host_free_bytes",
                 "pages_read",
                 // Direct commands close the pool each time, which frees what was given up.
                 "free_blocks",

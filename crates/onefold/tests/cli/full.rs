@@ -114,8 +114,20 @@ fn writes_wait_until_there_is_room_again() {
     ];
     assert_eq!(settings, [&json!("scarce"), &json!("pause"), &json!(0)]);
     let writers = writers(&scene);
-    daemon.wait_for_line("writes wait for it");
+    // Nothing is skipped, however fast the pool fills.
+    for line in [
+        "low on space",
+        "imports stop",
+        "its reserve",
+        "pool is full",
+        "writes wait for it",
+    ] {
+        daemon.wait_for_line(line);
+    }
     wait_for_waiting(&scene);
+    let stat = scene.json(&["pool", "stat"]);
+    assert_eq!(stat["space"], "full", "{stat}");
+    assert!(stat["free_blocks"].as_u64().unwrap() > 0, "{stat}");
     read_and_trim(&scene);
     io_ok(
         &scene,

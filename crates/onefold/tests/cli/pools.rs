@@ -1,6 +1,6 @@
 //! `pool create`, `pool stat` and `pool check`, and everything that can be wrong with a pool.
 
-use crate::harness::{Scene, contents, noise, run};
+use crate::harness::{Outcome, Scene, contents, noise, run};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use tempfile::TempDir;
@@ -92,6 +92,33 @@ fn creation_is_refused_without_a_trace() {
         );
     }
     run(&["pool", "create"]).is_refusal(2, &["<DIRECTORY>"]);
+}
+
+#[test]
+fn a_pool_that_is_larger_than_its_file_system_is_created_with_a_note() {
+    let scene = Scene::new();
+    let json = |outcome: &Outcome| -> serde_json::Value {
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        serde_json::from_slice(&outcome.stdout).unwrap()
+    };
+    let create = |name: &str, size: u64| {
+        let (pool, size) = (scene.path(name), size.to_string());
+        run(&["--format", "json", "pool", "create", &pool, "--size", &size])
+    };
+    let small = create("small", 1 << 20);
+    assert!(!small.stderr.contains("less than"), "{small:?}");
+    let host_free = json(&small)["host_free_bytes"].as_u64().unwrap();
+    // File systems differ in the longest file that they can have.
+    let size = (host_free / 4096 * 4096 * 2).min(15 << 40);
+    let large = create("large", size);
+    let host_free = json(&large)["host_free_bytes"].as_u64().unwrap();
+    let is_noted = large.stderr.contains("less than");
+    assert_eq!(is_noted, host_free < size, "{large:?}");
+    let pool = scene.path("large");
+    let stat = json(&run(&["--format", "json", "--pool", &pool, "pool", "stat"]));
+    let blocks = |field: &str| stat[field].as_u64().unwrap();
+    assert!(blocks("available_blocks") * 4096 <= size.min(blocks("host_free_bytes") + (1 << 20)));
+    assert_eq!(blocks("free_blocks"), size / 4096 - 1);
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn filled(world: &Arc<World>) -> Result<(u64, u64, u64), Stop> {
     world.flush(a)?;
     let end = fill(world, b, 24)?;
     let reserve = stat(world)?.reserve_blocks;
-    expect_level(world, SpaceLevel::Reserve, reserve)?;
+    expect_level(world, SpaceLevel::Full, reserve)?;
     for n in 0..reserve {
         // What is in the snapshot, and what is shared.
         let (id, at) = if n % 2 == 0 { (a, n) } else { (b, n) };
