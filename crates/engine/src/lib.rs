@@ -141,6 +141,10 @@ pub trait Disk: Send + Sync {
     /// Bytes that the host has really allocated for it.
     fn allocated_bytes(&self) -> io::Result<u64>;
 
+    /// The first byte at or after `offset` for which the host may have allocated space; nothing where it
+    /// has none up to the end. Where the host cannot say, that is `offset` itself.
+    fn next_data(&self, offset: u64) -> io::Result<Option<u64>>;
+
     /// Bytes that the host could still allocate for it, shared with everything else that lives there;
     /// nothing for a device, which has all of its space already, and where the host cannot say.
     fn host_free_bytes(&self) -> Option<u64>;

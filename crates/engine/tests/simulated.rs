@@ -384,6 +384,8 @@ fn a_full_part_takes_what_it_has_room_for() {
     assert_eq!(error.kind(), ErrorKind::StorageFull);
     assert_eq!(disk.allocated_bytes().unwrap(), 8192);
     assert_eq!(disk.host_free_bytes(), Some(0));
+    let found = [0, 4096, 6000, 3 * 4096].map(|at| disk.next_data(at).unwrap());
+    assert_eq!(found, [Some(4096), Some(4096), Some(6000), None]);
     assert_eq!(
         sectors(&engine, 32)[7..25],
         [&[0][..], &[1; 16], &[0]].concat()

@@ -752,6 +752,7 @@ mod tests {
             index_rebuilding: false,
             index_bytes_on_disk: 0,
             pool_bytes_on_disk: 0,
+            free_bytes_on_disk: 0,
             metadata_bytes_on_disk: 0,
             snapshots: Vec::new(),
             deletions: Vec::new(),

@@ -2,6 +2,7 @@
 
 use crate::job::JobCounts;
 use crate::limits::BATCH_GAP;
+use crate::trim::wait_until_free;
 use onefold_store::{DedupMode, Lba, Ready, Result, Store, StoreErrorKind, Volume};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ pub struct DedupTotals {
 /// Does what deletions have left to do. Looks at every block that is dirty then, whatever interval,
 /// rounds and paused jobs say: in all volumes whose dedup is offline, or in the one that is named
 /// whatever its dedup. Then releases what is given up until nothing is, or as much as was at the end of looking where guests
-/// give up more meanwhile. Takes turns with the background jobs, and rests for nobody.
+/// give up more meanwhile, and returns once that is free. Takes turns with the background jobs, and rests for
+/// nobody.
 ///
 /// `progress(done, all)` counts blocks, anew in each of the up to four steps: rebuilding the index
 /// if that is needed, deleting, looking, releasing. It can break the work off between batches.
@@ -50,6 +52,7 @@ pub fn dedup_now(
         ControlFlow::Continue(()) => collect_all(store, &mut counts, progress)?,
         broken => broken,
     };
+    wait_until_free(store)?;
     // A deletion that cannot go on keeps nothing from being shared.
     deleted?;
     Ok(DedupTotals {

@@ -26,6 +26,7 @@
 //! | `rate` | bytes per second |
 //! | `dedup` | all that is there now, at once |
 //! | `shrink` | making the pool smaller |
+//! | `trim` | giving all free space back to the host |
 //! | `limits` | every bound, with its reason |
 
 mod accounting;
@@ -43,9 +44,11 @@ mod rate;
 mod rounds;
 mod scrub;
 mod shrink;
+mod trim;
 
 pub use dedup::{DedupTotals, dedup_now};
 pub use job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
 pub use maintenance::{Maintenance, MaintenanceOptions};
 pub use scrub::scrub_now;
 pub use shrink::{Shrunk, keeps_its_size, shrink_to};
+pub use trim::trim_now;

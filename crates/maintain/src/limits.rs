@@ -88,6 +88,14 @@ pub(crate) const GIVE_BACK_BYTES: u64 = 256 << 10;
 /// their 99th percentile does not, and 5 MB/s of space still come back.
 pub(crate) const GIVE_BACK_PAUSE: Duration = Duration::from_millis(50);
 
+/// What `pool trim` gives back at a time: few holes for much space, and no guest waits for long.
+pub(crate) const TRIM_BYTES: u64 = 1 << 20;
+
+/// How often is looked whether what was released is free, and how many times at most: a read that
+/// never ends keeps nobody waiting for more than half a minute.
+pub(crate) const FREE_POLL_INTERVAL: Duration = Duration::from_millis(5);
+pub(crate) const FREE_POLLS_MAX: u32 = 6000;
+
 /// Pause after the first failure of a job; each further one doubles it.
 pub(crate) const RETRY_PAUSE_MIN: Duration = Duration::from_secs(1);
 

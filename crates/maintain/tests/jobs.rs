@@ -7,7 +7,7 @@ use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_maintain::{
     JobKind, JobSelection, JobState, JobStatus, Maintenance, MaintenanceOptions, SteerError,
-    dedup_now,
+    dedup_now, trim_now,
 };
 use onefold_store::{
     CreateOptions, DedupMode, IndexKind, OpenOptions, Store, StoreErrorKind, VolumeChange,
@@ -443,6 +443,31 @@ fn a_deletion_that_fails_is_listed_and_the_others_are_done() {
     wait_until("nothing is listed as failed", || deletions().len() == 1);
     drop(maintenance);
     assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+}
+
+#[test]
+fn a_search_for_duplicates_returns_when_what_it_released_is_free() {
+    for n in 0..20 {
+        let (_engine, store) = new_store(IndexKind::Memory);
+        add_volume(&store, "a", 1..=1000);
+        add_volume(&store, "b", 1..=1000 + n);
+        let free = store.stat().unwrap().free_blocks;
+        dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        let stat = store.stat().unwrap();
+        assert_eq!((stat.free_blocks, stat.reclaim_blocks), (free + 1000, 0));
+        store
+            .volume("a")
+            .unwrap()
+            .trim(0, 1000 * BLOCK, Wait::Yes)
+            .unwrap();
+        store.delete_volume("b").unwrap();
+        dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        let stat = store.stat().unwrap();
+        assert_eq!((stat.physical_blocks, stat.reclaim_blocks), (0, 0));
+        let trimmed = trim_now(&store, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        assert!(trimmed.is_continue());
+        assert_eq!(store.stat().unwrap().pool_bytes_on_disk, BLOCK);
+    }
 }
 
 #[test]

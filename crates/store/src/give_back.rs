@@ -5,15 +5,18 @@
 //! into a file it lets nobody write to that file, and by then many of the blocks may be in use
 //! again, which spares both the hole and the allocation after it.
 //!
-//! What is remembered is a hint in memory. A crash forgets it; the space then stays with the pool
-//! until its blocks have been used and freed once more.
+//! What is remembered is a hint in memory, of whole units of 64 KiB, and a crash forgets it. So after
+//! each opening all free space is walked once, as slowly, for what else the host has allocated.
+//! [`Store::trim_step`] walks it on demand, and gives single blocks back as well.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use onefold_format::Pba;
+use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 
-use crate::error::Result;
+use crate::epoch::Epoch;
+use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::pool::Pool;
 use crate::space::{PbaRun, PbaRuns};
@@ -28,6 +31,13 @@ const RANGES_MAX: usize = 16_384;
 
 /// Ranges looked at for one that can be given back: looking is cheap, but not for nothing.
 const LOOKS_MAX: usize = 64;
+
+/// Blocks that a step of the walk looks at: 256 pages of the free-space map.
+const WALK_BLOCKS: u64 = BLOCKS_PER_SPACE_PAGE << 8;
+
+/// What was released before a moment: see [`Store::commit_released`].
+#[derive(Debug, Clone, Copy)]
+pub struct Released(Epoch);
 
 /// Space that was freed and that nobody has looked at since, as ranges of units.
 #[derive(Default)]
@@ -68,7 +78,40 @@ impl Store {
     ///
     /// Those of reading the free-space map.
     pub fn give_back(&self, bytes: u64) -> Result<bool> {
-        self.pool.give_back(bytes)
+        Ok(self.pool.give_back(bytes)? || self.pool.walk_free(bytes)?)
+    }
+
+    /// Gives the next free blocks from `cursor` on back to the host, `bytes` at most, and moves the
+    /// cursor. Costs what the host has allocated, and a look at each page of the free-space map. Returns
+    /// whether there may be more.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the free-space map, and of asking the host.
+    pub fn trim_step(&self, cursor: &mut Pba, bytes: u64) -> Result<bool> {
+        let most = (bytes / self.pool.block_size()).max(1);
+        Ok(self.pool.trim_step(&mut cursor.0, most, 1)?.is_some())
+    }
+
+    /// Makes durable what was released until now. It is free once nobody reads it any more:
+    /// see [`Store::is_free`].
+    ///
+    /// # Errors
+    ///
+    /// Those of the disk.
+    pub fn commit_released(&self) -> Result<Released> {
+        self.pool.commit_in_background()?;
+        Ok(Released(self.pool.epochs.current()))
+    }
+
+    /// Frees what nobody reads any more. Returns whether that is all that had been released.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the free-space map.
+    pub fn is_free(&self, released: Released) -> Result<bool> {
+        self.pool.reclaim()?;
+        Ok(self.pool.is_reclaimed(released.0))
     }
 }
 
@@ -98,6 +141,48 @@ impl Pool {
             }
         }
         Ok(true)
+    }
+
+    /// Goes on with the walk that is due after opening. Returns whether it has not ended yet.
+    fn walk_free(&self, bytes: u64) -> Result<bool> {
+        let mut walk = lock(&self.free_walk);
+        let most = (bytes / self.block_size()).max(1);
+        for _ in 0..LOOKS_MAX {
+            let Some(cursor) = walk.as_mut() else {
+                return Ok(false);
+            };
+            match self.trim_step(cursor, most, self.unit_blocks().min(most))? {
+                None => *walk = None,
+                Some(0) => {}
+                Some(_) => break,
+            }
+        }
+        Ok(walk.is_some())
+    }
+
+    /// Gives back the next free blocks at or after the cursor for which the host may have allocated
+    /// space, if there are so many side by side. Returns how many, or nothing at the end.
+    fn trim_step(&self, cursor: &mut u64, most: u64, fewest: u64) -> Result<Option<u64>> {
+        let block_size = self.block_size();
+        let data = self.data.next_data(*cursor * block_size);
+        let data = data.map_err(|error| StoreError::io(&self.data_name, error))?;
+        let Some(from) = data.map(|at| at / block_size) else {
+            return Ok(None);
+        };
+        let mut ledger = self.ledger()?;
+        let space = &mut ledger.books.space;
+        if from >= space.end() {
+            return Ok(None);
+        }
+        let found = space.next_free(from..from + WALK_BLOCKS, most)?;
+        *cursor = found.map_or(from + WALK_BLOCKS, |run| run.start.0 + run.count);
+        let Some(run) = found.filter(|run| run.count >= fewest) else {
+            return Ok(Some(0));
+        };
+        space.take(run)?;
+        drop(ledger);
+        self.discard(&[run])?;
+        Ok(Some(run.count))
     }
 
     /// Nobody gets these blocks meanwhile, for they would lose what is written to them.

@@ -102,6 +102,7 @@ pub use deletion::DeletionStat;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use export::{LogAfter, MetadataExport};
 pub use finder::{BatchReport, Ready};
+pub use give_back::Released;
 pub use guard::Guard;
 #[cfg(feature = "simulation")]
 pub use guard::Scarcity;

@@ -70,7 +70,11 @@ pub(crate) struct Pool {
     pub(crate) epochs: Epochs,
     /// Blocks that durable records gave up, until their readers have drained.
     limbo: Mutex<VecDeque<(Epoch, PbaRuns)>>,
+    /// Held while what has drained is on its way from there to free space.
+    reclaiming: Mutex<()>,
     pub(crate) freed: Mutex<Freed>,
+    /// Where the walk over free space that follows opening goes on.
+    pub(crate) free_walk: Mutex<Option<u64>>,
     /// Data was written since the last sync of the pool started.
     pub(crate) unsynced: AtomicBool,
     failure: OnceLock<String>,
@@ -193,7 +197,9 @@ impl Pool {
             checkpoints: Shared::new(root),
             epochs: Epochs::new(),
             limbo: Mutex::default(),
+            reclaiming: Mutex::default(),
             freed: Mutex::default(),
+            free_walk: Mutex::new(Some(0)),
             unsynced: AtomicBool::new(false),
             failure: OnceLock::new(),
             when_full: AtomicU8::new(root.when_full as u8),
@@ -483,6 +489,7 @@ impl Pool {
 
     /// Frees the blocks whose readers have drained.
     pub(crate) fn reclaim(&self) -> Result<()> {
+        let _turn = lock(&self.reclaiming);
         let mut limbo = lock(&self.limbo);
         self.epochs.advance();
         let mut drained = Vec::new();
@@ -494,5 +501,12 @@ impl Pool {
         }
         drop(limbo);
         self.free(&drained)
+    }
+
+    /// Whether nothing waits for its readers that was given up by then.
+    pub(crate) fn is_reclaimed(&self, then: Epoch) -> bool {
+        let _turn = lock(&self.reclaiming);
+        let limbo = lock(&self.limbo);
+        limbo.front().is_none_or(|(epoch, _)| *epoch > then)
     }
 }

@@ -609,6 +609,31 @@ impl Space {
         Ok(blocks.end)
     }
 
+    /// The first blocks of a range that can be handed out, `most` at most.
+    pub(crate) fn next_free(&mut self, blocks: Range<u64>, most: u64) -> Result<Option<PbaRun>> {
+        let end = blocks.end.min(self.end);
+        let mut at = blocks.start;
+        while at < end {
+            let index = at / BLOCKS_PER_SPACE_PAGE;
+            let first = index * BLOCKS_PER_SPACE_PAGE;
+            let page_end = end.min(first + BLOCKS_PER_SPACE_PAGE);
+            if self.free[index as usize] > 0 {
+                let page = self.page(index as u32)?;
+                let run = bits::clear_runs(&page.busy[..], (at - first) as usize).next();
+                let run =
+                    run.map(|run| first + run.start as u64..page_end.min(first + run.end as u64));
+                if let Some(run) = run.filter(|run| run.start < page_end) {
+                    return Ok(Some(PbaRun {
+                        start: Pba(run.start),
+                        count: most.min(run.end - run.start),
+                    }));
+                }
+            }
+            at = page_end;
+        }
+        Ok(None)
+    }
+
     fn let_go(&mut self, run: PbaRun) -> Result<()> {
         self.each_page(run, |page, index, bits_| {
             let held = bits::all(&page.busy[..], bits_.clone(), true)

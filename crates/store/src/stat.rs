@@ -115,6 +115,9 @@ pub struct PoolStat {
     pub index_bytes_on_disk: u64,
     /// Bytes that the host has allocated for data.
     pub pool_bytes_on_disk: u64,
+    /// Of these, for blocks that are free: what [`Store::trim_step`] can give back. Of a device, all that
+    /// is free.
+    pub free_bytes_on_disk: u64,
     /// Bytes of metadata in use: pages, log and superblock.
     pub metadata_bytes_on_disk: u64,
     /// Volumes in use, by name.
@@ -245,6 +248,7 @@ impl Store {
             when_full: pool.when_full(),
             reclaim_blocks,
             pool_bytes_on_disk: room.allocated_bytes,
+            free_bytes_on_disk: room.spare_bytes,
             metadata_bytes_on_disk: pages * PAGE_BYTES as u64 + pool.superblock.log_bytes,
             volumes: volumes.iter().map(|volume| self.stat_of(volume)).collect(),
             snapshots,

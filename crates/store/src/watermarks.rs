@@ -148,6 +148,8 @@ pub(crate) struct Room {
     pub(crate) host_free_bytes: Option<u64>,
     /// Bytes that the host has allocated for data.
     pub(crate) allocated_bytes: u64,
+    /// Of these, for blocks that are free, which need no more space of the host.
+    pub(crate) spare_bytes: u64,
 }
 
 impl Pool {
@@ -161,10 +163,9 @@ impl Pool {
         let (marks, free) = (self.watermarks(space), space.free_blocks());
         let busy_bytes = space.busy_blocks() * self.block_size();
         drop(ledger);
+        let spare_bytes = allocated_bytes.saturating_sub(busy_bytes);
         let available = host_free_bytes.map_or(free, |host_free| {
-            // What the host has allocated for blocks that are free needs no more of it.
-            let spare = allocated_bytes.saturating_sub(busy_bytes);
-            free.min(host_free.saturating_add(spare) / self.block_size())
+            free.min(host_free.saturating_add(spare_bytes) / self.block_size())
         });
         let report = &self.space_report;
         report.host_lacks.store(free - available, SeqCst);
@@ -184,6 +185,7 @@ impl Pool {
             available,
             host_free_bytes,
             allocated_bytes,
+            spare_bytes,
         })
     }
 

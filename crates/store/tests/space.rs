@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
-use onefold_engine::simulated::{Op, SimulatedEngine, When};
+use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, IndexKind, Lba, OpenOptions, Ready, Scrub, Store, Volume, VolumeChange,
+    CreateOptions, IndexKind, Lba, OpenOptions, Pba, Ready, Scrub, Store, Volume, VolumeChange,
     VolumeOptions, Wait,
 };
 
@@ -220,4 +220,97 @@ fn each_block_is_counted_once_while_batches_are_under_way() {
         assert_eq!(store.collect_batch().unwrap().freed, BLOCKS);
         assert_eq!(store.stat().unwrap().physical_blocks, 0);
     }
+}
+
+/// Writes a volume over and over, and trims all but every `keep`-th block of it.
+fn scattered(store: &Store, blocks: u64, keep: u64) -> Arc<Volume> {
+    let volume = filled(store, "scattered", blocks, 1);
+    for lba in (0..blocks).filter(|lba| !lba.is_multiple_of(keep)) {
+        volume.trim(lba * BLOCK, BLOCK, Wait::Yes).unwrap();
+    }
+    volume.flush().unwrap();
+    (0..3).for_each(|_| store.tick().unwrap());
+    volume
+}
+
+fn trim(store: &Store) -> u64 {
+    let (mut cursor, mut steps) = (Pba(0), 0);
+    while store.trim_step(&mut cursor, MIB).unwrap() {
+        steps += 1;
+    }
+    steps
+}
+
+#[test]
+fn trimming_gives_back_single_blocks_and_what_a_crash_forgot() {
+    let (engine, store) = create(1 << 40);
+    let volume = scattered(&store, 4096, 2);
+    while store.give_back(MIB).unwrap() {}
+    let stat = store.stat().unwrap();
+    // No unit of 64 KiB is free, but for that of the last block.
+    assert!(stat.free_bytes_on_disk >= 2047 * BLOCK, "{stat:?}");
+    let steps = trim(&store);
+    assert!(
+        steps < 3000,
+        "{steps} steps for 2048 blocks in a pool of a tebibyte"
+    );
+    let stat = store.stat().unwrap();
+    assert_eq!(stat.pool_bytes_on_disk, 2049 * BLOCK);
+    assert_eq!(stat.free_bytes_on_disk, 0);
+    for lba in 0..4096 {
+        let mut found = vec![9; BLOCK as usize];
+        volume.read(lba * BLOCK, &mut found, Wait::Yes).unwrap();
+        assert_eq!(found[0] != 0, lba % 2 == 0 && (lba + 1) % 256 != 0, "{lba}");
+    }
+    // What was freed and not given back before the process died.
+    volume.trim(0, 4096 * BLOCK, Wait::Yes).unwrap();
+    volume.flush().unwrap();
+    (0..3).for_each(|_| store.tick().unwrap());
+    assert_eq!(store.stat().unwrap().free_blocks, (1 << 28) - 1);
+    drop((volume, store));
+    let engine = Arc::new(engine.crash(CrashKind::ProcessKilled));
+    let store = open(&engine);
+    assert_eq!(store.stat().unwrap().free_bytes_on_disk, 2048 * BLOCK);
+    trim(&store);
+    assert_eq!(store.stat().unwrap().pool_bytes_on_disk, BLOCK);
+    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+}
+
+#[test]
+fn background_work_gives_back_what_a_crash_forgot() {
+    let (engine, store) = create(1 << 30);
+    let volume = filled(&store, "v", 8192, 1);
+    volume.trim(0, 8192 * BLOCK, Wait::Yes).unwrap();
+    volume.flush().unwrap();
+    (0..3).for_each(|_| store.tick().unwrap());
+    drop((volume, store));
+    let engine = Arc::new(engine.crash(CrashKind::ProcessKilled));
+    let store = open(&engine);
+    filled(&store, "w", 1000, 2);
+    assert!(store.stat().unwrap().free_bytes_on_disk > 6000 * BLOCK);
+    let mut calls = 0;
+    while store.give_back(256 << 10).unwrap() {
+        calls += 1;
+        assert!(calls < 10_000, "it never ends");
+    }
+    let stat = store.stat().unwrap();
+    assert!(stat.free_bytes_on_disk < 256 * BLOCK, "{stat:?}");
+    assert!(!store.give_back(256 << 10).unwrap(), "it walks once");
+    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+}
+
+#[test]
+fn what_was_released_is_free_once_nobody_reads_it() {
+    let (_engine, store) = create(16 * MIB);
+    let volume = filled(&store, "v", 1024, 1);
+    volume.trim(0, 1024 * BLOCK, Wait::Yes).unwrap();
+    assert_eq!(store.stat().unwrap().free_blocks, 4095 - 1024);
+    let released = store.commit_released().unwrap();
+    let mut looks = 0;
+    while !store.is_free(released).unwrap() {
+        looks += 1;
+        assert!(looks < 100, "nobody reads anything");
+    }
+    let stat = store.stat().unwrap();
+    assert_eq!((stat.free_blocks, stat.reclaim_blocks), (4095, 0));
 }

@@ -378,6 +378,24 @@ impl Disk for FileDisk {
         }
     }
 
+    fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
+        if let Some(size) = self.device_bytes() {
+            return Ok((offset < size).then_some(offset));
+        }
+        match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
+            Ok(at) => Ok(Some(at)),
+            Err(Errno::NXIO) => Ok(None),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                let len = self.len()?;
+                Ok((offset < len).then_some(offset))
+            }
+            Err(cause) => Err(explain(
+                format!("finding what is allocated of {}", self.name),
+                cause,
+            )),
+        }
+    }
+
     fn host_free_bytes(&self) -> Option<u64> {
         if self.device_bytes.is_some() {
             return None;

@@ -374,6 +374,11 @@ impl Disk for SimulatedDisk {
         self.look(|part| part.current.allocated_bytes())
     }
 
+    fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
+        let found = self.look(|part| part.current.next_data(offset).unwrap_or(u64::MAX))?;
+        Ok((found < u64::MAX).then_some(found))
+    }
+
     fn host_free_bytes(&self) -> Option<u64> {
         let state = self.machine.state();
         let capacity = *state.capacity.get(&self.part)?;

@@ -106,6 +106,13 @@ impl Image {
         self.chunks.len() as u64 * CHUNK_BYTES
     }
 
+    /// The first byte from `offset` on that is allocated.
+    pub(super) fn next_data(&self, offset: u64) -> Option<u64> {
+        let mut chunks = self.chunks.range(offset / CHUNK_BYTES..);
+        let (chunk, _) = chunks.next()?;
+        Some(offset.max(chunk * CHUNK_BYTES))
+    }
+
     fn allocated_chunks(&self, range: &Range<u64>) -> Vec<u64> {
         if range.is_empty() {
             return Vec::new();

@@ -19,6 +19,7 @@ mod pool_resize;
 mod pool_scrub;
 mod pool_set;
 mod pool_stat;
+mod pool_trim;
 mod pool_upgrade;
 mod serve;
 mod snapshot_create;
@@ -137,6 +138,10 @@ enum PoolVerb {
     Scrub(pool_scrub::Args),
     /// Change the pool's size, also while it is in use.
     Resize(pool_resize::Args),
+    /// Give all free space back to the host, single blocks included.
+    ///
+    /// What is freed is given back in the background, in units of 64 KiB; this gives back the rest.
+    Trim,
 }
 
 #[derive(Debug, Subcommand)]
@@ -275,6 +280,7 @@ impl Cli {
             Noun::Pool(PoolVerb::Upgrade) => pool_upgrade::run(&context),
             Noun::Pool(PoolVerb::Scrub(args)) => pool_scrub::run(&context, &args),
             Noun::Pool(PoolVerb::Resize(args)) => pool_resize::run(&context, &args),
+            Noun::Pool(PoolVerb::Trim) => pool_trim::run(&context),
             Noun::Index(IndexVerb::Stat) => index_stat::run(&context),
             Noun::Index(IndexVerb::Rebuild) => index_rebuild::run(&context, None),
             Noun::Index(IndexVerb::Convert(args)) => index_convert::run(&context, &args),

@@ -16,7 +16,7 @@ use crate::limits::{
 };
 use crate::verbs::metadata::MetadataExport;
 use crate::verbs::transfer::{Export, IMPORT_PATH, VolumeExport, VolumeImport};
-use crate::verbs::{Service, Verb, diff, index, job, pool, scrub, snapshot, volume};
+use crate::verbs::{Service, Verb, diff, index, job, pool, scrub, snapshot, trim, volume};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body, Frame, Incoming};
@@ -171,6 +171,7 @@ impl Server {
             index::IndexRebuild::PATH => self.run::<index::IndexRebuild>(request, stage).await,
             pool::PoolUpgrade::PATH => self.run::<pool::PoolUpgrade>(request, stage).await,
             pool::PoolCheck::PATH => self.run::<pool::PoolCheck>(request, stage).await,
+            trim::PoolTrim::PATH => self.run::<trim::PoolTrim>(request, stage).await,
             pool::PoolDedup::PATH => self.run::<pool::PoolDedup>(request, stage).await,
             scrub::PoolScrub::PATH => self.run::<scrub::PoolScrub>(request, stage).await,
             scrub::PoolBadBlocks::PATH => self.run::<scrub::PoolBadBlocks>(request, stage).await,

@@ -14,6 +14,7 @@ pub(crate) mod pool;
 pub(crate) mod scrub;
 pub(crate) mod snapshot;
 pub(crate) mod transfer;
+pub(crate) mod trim;
 pub(crate) mod volume;
 
 use crate::error::{Error, Result};

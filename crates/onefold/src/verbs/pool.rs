@@ -139,6 +139,8 @@ pub(crate) struct PoolStatReply {
     index_rebuilding: bool,
     index_bytes_on_disk: u64,
     pool_bytes_on_disk: u64,
+    /// Of these, for blocks that are free: what `pool trim` gives back.
+    free_bytes_on_disk: u64,
     metadata_bytes_on_disk: u64,
     dedup_ratio: f64,
     saved_bytes: u64,
@@ -195,6 +197,7 @@ impl Verb for PoolStat {
             index_rebuilding: stat.index_rebuilding,
             index_bytes_on_disk: stat.index_bytes_on_disk,
             pool_bytes_on_disk: stat.pool_bytes_on_disk,
+            free_bytes_on_disk: stat.free_bytes_on_disk,
             metadata_bytes_on_disk: stat.metadata_bytes_on_disk,
             dedup_ratio,
             saved_bytes: saved_blocks * u64::from(stat.block_size),
@@ -205,6 +208,14 @@ impl Verb for PoolStat {
 }
 
 impl PoolStatReply {
+    /// What the host has allocated and nothing is stored in, if there is any.
+    fn free_on_disk(&self) -> String {
+        match self.free_bytes_on_disk {
+            0 => String::new(),
+            free => format!("  of which {} are free", size::display(free)),
+        }
+    }
+
     /// What the host lacks, if it does.
     fn host_room(&self, bytes: &dyn Fn(u64) -> String) -> String {
         match self.host_free_bytes {
@@ -273,6 +284,7 @@ impl Document for PoolStatReply {
                 "on disk",
                 format!("{} data", size::display(self.pool_bytes_on_disk)),
             ),
+            ("", self.free_on_disk()),
             (
                 "",
                 format!("{} metadata", size::display(self.metadata_bytes_on_disk)),

@@ -1,6 +1,6 @@
 //! `pool create`, `pool stat` and `pool check`, and everything that can be wrong with a pool.
 
-use crate::harness::{Outcome, Scene, contents, noise, run};
+use crate::harness::{Outcome, Scene, contents, noise, run, wait_until};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use tempfile::TempDir;
@@ -119,6 +119,33 @@ fn a_pool_that_is_larger_than_its_file_system_is_created_with_a_note() {
     let blocks = |field: &str| stat[field].as_u64().unwrap();
     assert!(blocks("available_blocks") * 4096 <= size.min(blocks("host_free_bytes") + (1 << 20)));
     assert_eq!(blocks("free_blocks"), size / 4096 - 1);
+}
+
+#[test]
+fn trimming_gives_back_what_a_killed_daemon_had_not() {
+    for has_daemon in [false, true] {
+        let scene = Scene::with_pool_options(&["--size", "1G"]);
+        let image = scene.file("image", &noise(1, 8 << 20));
+        scene.ok(&["volume", "import", "a", &image, "--dedup", "off"]);
+        // A process that is killed has given nothing back.
+        let daemon = scene.daemon();
+        scene.ok(&["volume", "delete", "a", "--yes"]);
+        daemon.kill();
+        let _daemon = has_daemon.then(|| scene.daemon());
+        wait_until("the volume is gone", || {
+            let stat = scene.json(&["pool", "stat"]);
+            let reclaimed = stat["physical_blocks"] == 0 && stat["reclaim_blocks"] == 0;
+            reclaimed || !has_daemon && scene.json(&["pool", "dedup"])["freed"].is_u64()
+        });
+        let trimmed = scene.json(&["pool", "trim"]);
+        assert_eq!(trimmed["free_bytes_on_disk"], 0, "{trimmed}");
+        let stat = scene.json(&["pool", "stat"]);
+        assert!(
+            stat["pool_bytes_on_disk"].as_u64().unwrap() <= 64 << 10,
+            "{stat}"
+        );
+        assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
+    }
 }
 
 #[test]

@@ -1,0 +1,43 @@
+//! Giving all free space back to the host, for `pool trim`.
+
+use crate::limits::{BATCH_GAP, FREE_POLL_INTERVAL, FREE_POLLS_MAX, TRIM_BYTES};
+use onefold_store::{Pba, Result, Store};
+use std::ops::ControlFlow;
+use std::thread;
+
+/// Walks the pool, and gives back all blocks that are free and that the host has allocated space for.
+///
+/// `progress(done, all)` counts blocks of the pool, and can break the work off between steps. Returns
+/// whether it did.
+///
+/// # Errors
+///
+/// Those of the disk.
+pub fn trim_now(
+    store: &Store,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>> {
+    wait_until_free(store)?;
+    let all = store.size_bytes()? / u64::from(store.block_size());
+    let mut cursor = Pba(0);
+    while store.trim_step(&mut cursor, TRIM_BYTES)? {
+        if progress(cursor.0.min(all), all).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        thread::sleep(BATCH_GAP);
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+/// Returns once everything is free that was released before, unless somebody reads it for half a
+/// minute.
+pub(crate) fn wait_until_free(store: &Store) -> Result<()> {
+    let released = store.commit_released()?;
+    for _ in 0..FREE_POLLS_MAX {
+        if store.is_free(released)? {
+            break;
+        }
+        thread::sleep(FREE_POLL_INTERVAL);
+    }
+    Ok(())
+}
