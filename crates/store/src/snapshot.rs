@@ -83,7 +83,7 @@ impl Store {
             check_depth(&source.layer(), &source.name())?;
             sources.push(source);
         }
-        let records = self.freeze(&sources, |catalogue| {
+        let records = self.freeze(&sources, None, |catalogue| {
             let mut slots = catalogue.free_slots();
             let frozen = (0..).zip(sources.iter().zip(wanted));
             let frozen = frozen.map(|(n, (source, (_, name)))| {
@@ -160,7 +160,7 @@ impl Store {
 
     /// The layer in common has no name, and goes when the volume or the clone does.
     fn freeze_and_clone(&self, source: &Arc<Volume>, name: &str) -> Result<VolumeRecord> {
-        let records = self.freeze(std::slice::from_ref(source), |catalogue| {
+        let records = self.freeze(std::slice::from_ref(source), None, |catalogue| {
             let mut slots = catalogue.free_slots();
             let volume = record_of(catalogue, source)?;
             let frozen = self.snapshot_record(catalogue, 0, volume, CLONED);
@@ -205,7 +205,8 @@ impl Store {
         let snapshot = self.snapshot(volume, snapshot)?;
         let source = self.volume_proper(volume)?;
         let size_bytes = snapshot.size_bytes();
-        let records = self.freeze(std::slice::from_ref(&source), |catalogue| {
+        let sources = std::slice::from_ref(&source);
+        let records = self.freeze(sources, Some(size_bytes), |catalogue| {
             let (volume, live) = (
                 record_of(catalogue, &source)?,
                 LayerId(catalogue.next_layer_id),
@@ -233,7 +234,6 @@ impl Store {
             };
             Ok(vec![freeze, put])
         })?;
-        source.set_size_bytes(size_bytes);
         match records.first() {
             Some(Record::Freeze { snapshot, .. }) => self.leave_unnamed(&source, snapshot),
             _ => Ok(()),
@@ -241,10 +241,12 @@ impl Store {
     }
 
     /// Ends the writes under way of these volumes, makes records about their layers durable, and lets
-    /// them go on in the layers that the records say.
+    /// them go on in the layers that the records say, with a size that may be another: a write sees both
+    /// as they were, or both as they are.
     fn freeze(
         &self,
         sources: &[Arc<Volume>],
+        size_bytes: Option<u64>,
         records: impl FnOnce(&Catalogue) -> Result<Vec<Record>>,
     ) -> Result<Vec<Record>> {
         // Before the writes are held up, which a checkpoint would do for long.
@@ -260,6 +262,9 @@ impl Store {
         for (source, record) in sources.iter().zip(&records) {
             if let Record::Freeze { live, .. } = record {
                 source.set_layer(self.pool.maps.layer(*live)?);
+                if let Some(size_bytes) = size_bytes {
+                    source.set_size_bytes(size_bytes);
+                }
             }
         }
         drop(drained);

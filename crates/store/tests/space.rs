@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, IndexKind, Lba, OpenOptions, Pba, Ready, Scrub, Store, Volume, VolumeChange,
-    VolumeOptions, Wait,
+    CreateOptions, IndexKind, Lba, OpenOptions, Pba, Ready, Scrub, Store, StoreErrorKind, Volume,
+    VolumeChange, VolumeOptions, Wait,
 };
 
 const BLOCK: u64 = 4096;
@@ -313,4 +313,35 @@ fn what_was_released_is_free_once_nobody_reads_it() {
     }
     let stat = store.stat().unwrap();
     assert_eq!((stat.free_blocks, stat.reclaim_blocks), (4095, 0));
+}
+
+/// A write between the moment of a rollback and its end sees the size that goes with the layer.
+#[test]
+fn what_lies_beyond_the_size_of_a_snapshot_does_not_come_back() {
+    let (engine, store) = create(16 * MIB);
+    let volume = filled(&store, "v", 256, 1);
+    store.create_snapshots(&[("v".into(), "s".into())]).unwrap();
+    store.resize_volume("v", 2 * MIB).unwrap();
+    let written = Arc::new(AtomicU64::new(0));
+    let hook = {
+        let (volume, written) = (Arc::clone(&volume), Arc::clone(&written));
+        move || {
+            let beyond = volume.write(3 * MIB / 2, &[7; BLOCK as usize], Wait::Yes);
+            assert_eq!(beyond.unwrap_err().kind(), StoreErrorKind::Invalid);
+            volume.write(0, &[7; BLOCK as usize], Wait::Yes).unwrap();
+            written.store(1, SeqCst);
+        }
+    };
+    engine.on_next_io(Part::Log, Op::Sync, When::Before, Box::new(hook));
+    store.roll_back("v", "s").unwrap();
+    assert_eq!(written.load(SeqCst), 1);
+    assert_eq!(volume.size_bytes(), MIB);
+    store.resize_volume("v", 2 * MIB).unwrap();
+    let mut found = vec![1; MIB as usize];
+    volume.read(MIB, &mut found, Wait::Yes).unwrap();
+    assert!(found.iter().all(|byte| *byte == 0), "it came back");
+    volume
+        .read(0, &mut found[..BLOCK as usize], Wait::Yes)
+        .unwrap();
+    assert_eq!(found[0], 7);
 }
