@@ -7,19 +7,26 @@
 //! and none of the entries that move or stay. A layer without a name that stays for this one and another
 //! may then go, too; what that frees is not counted.
 //!
-//! The maps are read as a checkpoint has them, a layer after the other, once for each window of the
-//! pool's blocks for which there is memory. References that wait for the collector do not count: they
-//! are gone before long.
+//! The maps are read as a checkpoint has them, a layer after the other, for one window after the other of
+//! the pool's blocks, as large as there is memory for. The first window reads all pages, and notes for
+//! groups of them which parts of the pool they name; later ones pass over groups that name nothing there.
+//! References that wait for the collector do not count: they are gone before long.
+//!
+//! What a checkpoint holds cannot be reused, so it is held for a window only, and for less where much is
+//! written: then the scan goes on where it was in a newer one. So the figures are of one moment if nothing
+//! changes meanwhile, and else of the time that the scan took.
 
 use std::ops::{ControlFlow, Range};
 
 use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::node::Pointer;
+use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
 use onefold_format::{Entry, LayerId, Pba, SegmentIndex, VolumeId, VolumeRecord};
 use rustc_hash::FxHashMap;
 
 use crate::error::Result;
 use crate::limits::VOLUMES_MAX;
+use crate::pool::Pool;
 use crate::references::Snapshot;
 use crate::store::Store;
 use crate::sync::lock;
@@ -30,6 +37,18 @@ const BYTES_PER_BLOCK: usize = 3;
 
 /// Pages of a map between two calls of `pace`, which is called at its end in any case.
 const PAGES_AT_ONCE: u64 = 16;
+
+/// Pages that are kept for the scan alone before it goes on in a newer checkpoint: 4 MiB.
+const HELD_BACK_MAX: usize = 1024;
+
+/// Parts of the pool of which is noted who names them.
+const PARTS: usize = 256;
+
+/// Bytes of memory that a group of pages takes, with the room that a hash table leaves.
+const BYTES_PER_GROUP: usize = 112;
+
+/// Segments of the largest volume.
+const SEGMENTS_MAX: u64 = VOLUME_BLOCKS_MAX / BLOCKS_PER_SEGMENT;
 
 /// No layer has this number.
 const NOBODY: u16 = u16::MAX;
@@ -68,22 +87,13 @@ impl Store {
     ///
     /// `Damaged` where a map cannot be read; those of the disk.
     pub fn account(&self, pace: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) -> Result<bool> {
-        let snapshot = Snapshot::take(&self.pool)?;
         let as_of_unix_seconds = self.engine.unix_seconds();
-        let mut scan = Scan {
-            usages: vec![Usage::default(); snapshot.volumes.len()],
-            above: layers_above(&snapshot),
-            snapshot: &snapshot,
-            pages: 0,
-            layers_done: 0,
-            layers_all: 0,
-            pace,
-        };
+        let snapshot = Snapshot::take(&self.pool)?;
+        let mut scan = Scan::new(&self.pool, snapshot, pace);
         if scan.run()?.is_break() {
             return Ok(false);
         }
-        let ids = snapshot.volumes.iter().map(|volume| volume.id);
-        let usages = ids.zip(scan.usages).map(|(id, usage)| {
+        let usages = scan.usages.into_iter().map(|(id, usage)| {
             let as_of = Usage {
                 as_of_unix_seconds,
                 ..usage
@@ -113,35 +123,96 @@ fn layers_above(snapshot: &Snapshot<'_>) -> FxHashMap<LayerId, Option<usize>> {
 }
 
 struct Scan<'a> {
-    snapshot: &'a Snapshot<'a>,
-    above: FxHashMap<LayerId, Option<usize>>,
-    /// By the layers' numbers: their order in the snapshot.
-    usages: Vec<Usage>,
+    pool: &'a Pool,
+    /// What is held now.
+    held: Held<'a>,
+    touched: Touched,
+    /// Of all windows that were gone through.
+    usages: Usages,
     pages: u64,
     layers_done: u64,
     layers_all: u64,
     pace: &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 }
 
-impl Scan<'_> {
+/// A checkpoint, and where to find layers in it.
+struct Held<'a> {
+    snapshot: Snapshot<'a>,
+    above: FxHashMap<LayerId, Option<usize>>,
+    /// Each layer's number: its place in the snapshot.
+    numbers: FxHashMap<LayerId, usize>,
+}
+
+impl<'a> Held<'a> {
+    fn new(snapshot: Snapshot<'a>) -> Self {
+        let layers = snapshot.volumes.iter().enumerate();
+        Self {
+            above: layers_above(&snapshot),
+            numbers: layers.map(|(n, volume)| (volume.layer, n)).collect(),
+            snapshot,
+        }
+    }
+
+    fn volume(&self, layer: LayerId) -> Option<&VolumeRecord> {
+        let number = self.numbers.get(&layer);
+        number.map(|number| &self.snapshot.volumes[*number])
+    }
+}
+
+impl<'a> Scan<'a> {
+    fn new(
+        pool: &'a Pool,
+        snapshot: Snapshot<'a>,
+        pace: &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Self {
+        Self {
+            pool,
+            touched: Touched::new(snapshot.root.pool_blocks, pool.limits.check_bytes / 2),
+            held: Held::new(snapshot),
+            usages: Usages::default(),
+            pages: 0,
+            layers_done: 0,
+            layers_all: 0,
+            pace,
+        }
+    }
+
     fn run(&mut self) -> Result<ControlFlow<()>> {
-        let pool = self.snapshot.pool;
-        let pool_blocks = self.snapshot.root.pool_blocks;
-        let step = ((pool.limits.check_bytes / BYTES_PER_BLOCK) as u64).min(pool_blocks);
-        let layers = self.snapshot.volumes.len() as u64;
-        self.layers_all = layers * pool_blocks.div_ceil(step);
-        for start in (0..pool_blocks).step_by(step as usize) {
+        let pool = self.pool;
+        let pool_blocks = self.held.snapshot.root.pool_blocks;
+        // The other half is for what is noted of the maps' pages.
+        let step = (pool.limits.check_bytes / 2 / BYTES_PER_BLOCK) as u64;
+        let step = step.min(pool_blocks);
+        let windows = pool_blocks.div_ceil(step);
+        for (start, left) in (0..pool_blocks)
+            .step_by(step as usize)
+            .zip((0..windows).rev())
+        {
+            if start > 0 {
+                self.renew()?;
+            }
             // Other scans have the same memory: one window at a time.
             let _memory = lock(&pool.scan_memory);
             let mut window = Window::new(start..(start + step).min(pool_blocks));
-            for number in 0..self.snapshot.volumes.len() {
-                let counted = self.count_layer(number, &mut window)?;
+            let volumes = self.held.snapshot.volumes.iter();
+            let order: Vec<_> = volumes.map(|volume| (volume.id, volume.layer)).collect();
+            self.layers_all = self.layers_done + order.len() as u64 * (left + 1);
+            let mut usages = vec![Usage::default(); order.len()];
+            for (number, (_, layer)) in order.iter().enumerate() {
+                let usage = &mut usages[number];
+                let counted = self.count_layer((number as u16, *layer), &mut window, usage)?;
                 self.layers_done += 1;
                 if counted.is_break() || self.pace().is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
             }
-            window.add_exclusive(&mut self.usages);
+            window.add_exclusive(&mut usages);
+            for ((id, _), found) in order.iter().zip(usages) {
+                let usage = self.usages.entry(*id).or_default();
+                usage.exclusive_blocks += found.exclusive_blocks;
+                usage.shared_blocks += found.shared_blocks;
+                usage.freed_if_deleted_blocks += found.freed_if_deleted_blocks;
+            }
         }
         Ok(ControlFlow::Continue(()))
     }
@@ -150,15 +221,41 @@ impl Scan<'_> {
         (self.pace)(self.layers_done, self.layers_all)
     }
 
-    fn count_layer(&mut self, number: usize, window: &mut Window) -> Result<ControlFlow<()>> {
-        let snapshot = self.snapshot;
-        let volume = &snapshot.volumes[number];
+    /// Goes on in a newer checkpoint. What the old one held can be reused before the new one is written.
+    fn renew(&mut self) -> Result<()> {
+        self.held.snapshot.renew()?;
+        let layers = self.held.snapshot.volumes.iter().enumerate();
+        self.held.numbers = layers.map(|(n, volume)| (volume.layer, n)).collect();
+        self.held.above = layers_above(&self.held.snapshot);
+        Ok(())
+    }
+
+    fn count_layer(
+        &mut self,
+        (number, layer): (u16, LayerId),
+        window: &mut Window,
+        usage: &mut Usage,
+    ) -> Result<ControlFlow<()>> {
         let mut from = SegmentIndex(0);
-        while let Some((segment, pointer)) = snapshot.next_map_page(volume, from)? {
-            self.count_page(number, segment, pointer, window)?;
+        // It may be gone by now.
+        while let Some(volume) = self.held.volume(layer) {
+            from = self.touched.next(layer, from, &window.blocks);
+            let Some((segment, pointer)) = self.held.snapshot.next_map_page(volume, from)? else {
+                break;
+            };
+            from = self.touched.next(layer, segment, &window.blocks);
+            if from > segment {
+                continue;
+            }
+            self.count_page(number, layer, (segment, pointer), (window, usage))?;
             self.pages += 1;
-            if self.pages.is_multiple_of(PAGES_AT_ONCE) && self.pace().is_break() {
-                return Ok(ControlFlow::Break(()));
+            if self.pages.is_multiple_of(PAGES_AT_ONCE) {
+                if self.pace().is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+                if self.pool.pages.held_back_count() > HELD_BACK_MAX {
+                    self.renew()?;
+                }
             }
             from = segment + 1;
         }
@@ -167,32 +264,39 @@ impl Scan<'_> {
 
     fn count_page(
         &mut self,
-        number: usize,
-        segment: SegmentIndex,
-        pointer: Pointer,
-        window: &mut Window,
+        number: u16,
+        layer: LayerId,
+        (segment, pointer): (SegmentIndex, Pointer),
+        (window, usage): (&mut Window, &mut Usage),
     ) -> Result<()> {
-        let volume = &self.snapshot.volumes[number];
-        let entries = self.snapshot.entries(volume, segment, pointer)?;
-        let is_inside = |entry: &Entry| entry.pba().is_some_and(|pba| window.has(pba));
-        if !entries.iter().any(is_inside) {
+        let Some(volume) = self.held.volume(layer) else {
+            return Ok(());
+        };
+        let entries = self.held.snapshot.entries(volume, segment, pointer)?;
+        let named = entries.iter().filter_map(|entry| entry.pba());
+        if window.blocks.start == 0 {
+            self.touched.note(layer, segment, named.clone());
+        }
+        if !named.clone().any(|pba| window.has(pba)) {
             return Ok(());
         }
-        let hides = self.hides(volume, segment)?;
+        let hides = self.held.hides(layer, segment)?;
         for (entry, above) in entries.iter().zip(hides.iter()) {
             if let Some(pba) = entry.pba().filter(|pba| window.has(*pba)) {
                 let stays = *above == Entry::ABSENT;
-                let is_new = window.name(number as u16, pba, stays);
-                self.usages[number].shared_blocks += u64::from(is_new);
+                let is_new = window.name(number, pba, stays);
+                usage.shared_blocks += u64::from(is_new);
             }
         }
         Ok(())
     }
+}
 
+impl Held<'_> {
     /// What is above a segment once its layer is deleted: every entry that is not absent takes the
     /// place of what the layer has.
-    fn hides(&self, volume: &VolumeRecord, segment: SegmentIndex) -> Result<Box<Segment>> {
-        let above = match self.above.get(&volume.layer) {
+    fn hides(&self, layer: LayerId, segment: SegmentIndex) -> Result<Box<Segment>> {
+        let above = match self.above.get(&layer) {
             // Nothing takes over what it has.
             None => return Ok(Box::new([Entry::ZERO; EMPTY_SEGMENT.len()])),
             Some(None) => return Ok(Box::new(EMPTY_SEGMENT)),
@@ -203,6 +307,71 @@ impl Scan<'_> {
             Some(pointer) => self.snapshot.entries(above, segment, pointer),
             None => Ok(Box::new(EMPTY_SEGMENT)),
         }
+    }
+}
+
+/// Which parts of the pool the pages of maps name, for groups of pages: those of consecutive segments of
+/// a layer.
+struct Touched {
+    /// One bit for each part.
+    groups: FxHashMap<(LayerId, u64), [u64; PARTS / 64]>,
+    groups_max: usize,
+    /// Segments of a group: twice as many whenever there are too many groups.
+    group_segments: u64,
+    part_blocks: u64,
+}
+
+impl Touched {
+    fn new(pool_blocks: u64, bytes: usize) -> Self {
+        Self {
+            groups: FxHashMap::default(),
+            groups_max: (bytes / BYTES_PER_GROUP).max(1),
+            group_segments: 1,
+            part_blocks: pool_blocks.div_ceil(PARTS as u64),
+        }
+    }
+
+    /// Notes what a page names.
+    fn note(&mut self, layer: LayerId, segment: SegmentIndex, named: impl Iterator<Item = Pba>) {
+        let group = segment.0 / self.group_segments;
+        let parts = self.groups.entry((layer, group)).or_default();
+        for pba in named {
+            // A damaged entry may name what the pool does not have.
+            let part = (pba.0 / self.part_blocks).min(PARTS as u64 - 1) as usize;
+            parts[part / 64] |= 1 << (part % 64);
+        }
+        while self.groups.len() > self.groups_max {
+            self.group_segments *= 2;
+            for ((layer, group), parts) in std::mem::take(&mut self.groups) {
+                let merged = self.groups.entry((layer, group / 2)).or_default();
+                merged
+                    .iter_mut()
+                    .zip(parts)
+                    .for_each(|(to, from)| *to |= from);
+            }
+            if self.group_segments >= SEGMENTS_MAX {
+                break;
+            }
+        }
+    }
+
+    /// The first segment at or after this one whose page may name some of these blocks. All pages are
+    /// read once.
+    fn next(&self, layer: LayerId, from: SegmentIndex, blocks: &Range<u64>) -> SegmentIndex {
+        let mut segment = from;
+        while blocks.start > 0
+            && let group = segment.0 / self.group_segments
+            && let Some(parts) = self.groups.get(&(layer, group))
+        {
+            let first = (blocks.start / self.part_blocks) as usize;
+            let last = ((blocks.end - 1) / self.part_blocks) as usize;
+            let is_named = |part: usize| parts[part / 64] & 1 << (part % 64) != 0;
+            if (first..=last.min(PARTS - 1)).any(is_named) {
+                break;
+            }
+            segment = SegmentIndex((group + 1) * self.group_segments);
+        }
+        segment
     }
 }
 
@@ -251,6 +420,47 @@ impl Window {
                 usage.exclusive_blocks += 1;
                 usage.freed_if_deleted_blocks += u64::from(flags & STAYS == 0);
             }
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::{BYTES_PER_GROUP, PARTS, Touched};
+    use onefold_format::{LayerId, Pba, SegmentIndex};
+
+    #[test]
+    fn pages_that_name_nothing_of_a_window_are_passed_over_and_no_others() {
+        // A part has four blocks, and there is memory for eight groups.
+        let pool_blocks = 4 * PARTS as u64;
+        for segments in [6, 8, 30, 200] {
+            let mut touched = Touched::new(pool_blocks, 8 * BYTES_PER_GROUP);
+            let named = |segment: u64| Pba(segment * 37 % pool_blocks);
+            for segment in 0..segments {
+                touched.note(
+                    LayerId(1),
+                    SegmentIndex(segment),
+                    [named(segment)].into_iter(),
+                );
+            }
+            assert!(touched.groups.len() <= 8, "{segments}");
+            let mut passed_over = 0;
+            for start in (4..pool_blocks).step_by(4) {
+                let window = start..start + 4;
+                for segment in 0..segments {
+                    let next = touched.next(LayerId(1), SegmentIndex(segment), &window);
+                    assert!(next.0 >= segment);
+                    let skipped = (segment..next.0).filter(|it| *it < segments);
+                    let mut skipped = skipped.map(named);
+                    assert!(!skipped.any(|pba| window.contains(&pba.0)), "{segment}");
+                    passed_over += u64::from(next.0 > segment);
+                }
+            }
+            assert!(passed_over > 0, "{segments}");
+            // The first window reads all pages, and so does that of another layer.
+            let first = touched.next(LayerId(1), SegmentIndex(0), &(0..4));
+            let other = touched.next(LayerId(2), SegmentIndex(0), &(4..8));
+            assert_eq!((first.0, other.0), (0, 0));
         }
     }
 }

@@ -1,14 +1,16 @@
 //! `check`: proves that every block is exactly one of free, in between, owned by one entry, or
 //! shared with as many references as the index counts (P6).
 //!
-//! What is checked is a checkpoint as it stands on disk, written just before and kept until the
-//! end, so requests go on meanwhile. All of its pages are read and verified. Owners and references
-//! are counted for a window of the pool of bounded size; a pool with more blocks is checked in several
-//! passes over the maps.
+//! What is checked is a checkpoint as it stands on disk, written just before and kept meanwhile, so
+//! requests go on. All of its pages are read and verified. Owners and references are counted for a window
+//! of the pool of bounded size; a pool with more blocks is checked in several passes over the maps, each
+//! of a checkpoint of its own, for what one keeps cannot be reused. Finder and collector wait until the
+//! end, so that the index stays what it is.
 //!
 //! `--repair` makes free space and index agree with the maps, which are the truth. It never changes
 //! a map and never frees anything while some page of a map cannot be read: in doubt it leaks (P8).
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use onefold_format::map_page::{self, Segment};
@@ -97,8 +99,8 @@ impl Store {
         let index = pool.index.ready().ok();
         let mut check = Check {
             pool,
-            snapshot: &snapshot,
             index: index.filter(|_| snapshot.is_fresh && index_problem.is_none()),
+            snapshot: Rc::new(snapshot),
             repair,
             report,
             counts: CheckReport::default(),
@@ -120,7 +122,6 @@ impl Store {
             is_index_unreadable,
             ..
         } = check;
-        drop(snapshot);
         if repair && index_findings > 0 && !is_map_unreadable {
             self.repair_index(is_index_unreadable)?;
             counts.repaired += index_findings;
@@ -161,7 +162,7 @@ impl Store {
 
 struct Check<'a> {
     pool: &'a Pool,
-    snapshot: &'a Snapshot<'a>,
+    snapshot: Rc<Snapshot<'a>>,
     /// Nothing where it cannot be compared with the maps.
     index: Option<Arc<dyn FingerprintIndex>>,
     repair: bool,
@@ -189,6 +190,9 @@ impl Check<'_> {
         let entries = volumes.map(|it| it.counts.private + it.counts.kept + it.counts.shared);
         self.all = (entries.sum::<u64>() + rows) * pool_blocks.div_ceil(step);
         for start in (0..pool_blocks).step_by(step as usize) {
+            if start > 0 {
+                self.renew()?;
+            }
             let _memory = lock(&self.pool.scan_memory);
             let mut window = Window::new(start..start + step);
             // Every pass reads all maps, so whether one of them is unreadable is known before
@@ -197,6 +201,17 @@ impl Check<'_> {
             self.compare_index(&window)?;
             self.compare_space(&window)?;
             self.counts.passes += 1;
+        }
+        Ok(())
+    }
+
+    /// Goes on in a newer checkpoint, in which what was checked so far may be another by now.
+    fn renew(&mut self) -> Result<()> {
+        let snapshot = Rc::get_mut(&mut self.snapshot);
+        let snapshot = snapshot.ok_or_else(|| StoreError::damaged("a window is in use still"))?;
+        snapshot.renew()?;
+        if !snapshot.is_fresh {
+            self.index = None;
         }
         Ok(())
     }
@@ -242,7 +257,7 @@ impl Check<'_> {
 
     /// Counts in `window` who owns which block and who refers to it; finds blocks owned twice.
     fn count_owners(&mut self, window: &mut Window) -> Result<()> {
-        let snapshot = self.snapshot;
+        let snapshot = Rc::clone(&self.snapshot);
         snapshot.each_map_page(&mut |volume, segment, pointer| {
             if let Some(entries) = self.read_map_page(volume, segment, pointer, window)? {
                 self.count_segment(volume, segment, &entries, window);

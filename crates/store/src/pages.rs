@@ -5,6 +5,10 @@
 //! lost write of a page can only hurt a checkpoint that was never completed.
 //!
 //! Which places are in use is not stored: opening walks the inner pages and finds out.
+//!
+//! The host has promised space for all places below a bound. A reader that holds a checkpoint makes the
+//! part grow, for what is replaced meanwhile stays. Once that is released, the bound comes down, and free
+//! places beyond it go back to the host: the lowest free place is always taken first.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -40,7 +44,12 @@ struct Places {
     used: Vec<u64>,
     used_count: u64,
     hint: usize,
+    /// Places below have the host's promise.
     reserved: u64,
+    /// Of these, in use.
+    used_reserved: u64,
+    /// Free places from there on for which the host may have allocated space.
+    loose: u64,
     /// Number of readers that need every page of the current root to stay, and what could have
     /// been given up meanwhile.
     holds: usize,
@@ -54,6 +63,8 @@ impl Pages {
             used_count: ROOT_SLOTS,
             hint: 0,
             reserved: 0,
+            used_reserved: 0,
+            loose: disk.len().unwrap_or(0) / PAGE_BYTES as u64,
             holds: 0,
             held_back: Vec::new(),
         };
@@ -174,13 +185,13 @@ impl Pages {
         let reserved = reserve(step).map(|()| step);
         let reserved = reserved.or_else(|_| reserve(pages).map(|()| pages));
         let what = format_args!("growing {} to {pages} pages", self.name);
-        places.reserved = reserved.map_err(|error| StoreError::io(what, error))?;
+        places.set_reserved(reserved.map_err(|error| StoreError::io(what, error))?);
         self.note_spare(places);
         Ok(())
     }
 
     fn note_spare(&self, places: &Places) {
-        let spare = places.reserved.saturating_sub(places.used_count);
+        let spare = places.reserved - places.used_reserved;
         self.spare.store(spare, SeqCst);
     }
 
@@ -196,11 +207,50 @@ impl Pages {
     /// `NoSpace` where the host has no room for them, `Io`.
     pub(crate) fn secure(&self, pages: u64) -> Result<()> {
         let mut places = lock(&self.places);
-        let wanted = places.used_count + pages;
-        match places.reserved >= wanted {
-            true => Ok(()),
-            false => self.grow(&mut places, wanted),
+        while places.reserved - places.used_reserved < pages {
+            let missing = pages - (places.reserved - places.used_reserved);
+            let wanted = places.reserved + missing;
+            // Places from there on may be in use already.
+            self.grow(&mut places, wanted)?;
         }
+        Ok(())
+    }
+
+    /// Gives free places back to the host if they are many: beyond twice what is in use, rounded up to a
+    /// step of growth, and a step.
+    fn give_back(&self) -> Result<()> {
+        let mut places = lock(&self.places);
+        let kept = places.used_count.next_multiple_of(GROWTH_PAGES);
+        if places.reserved >= 2 * kept + GROWTH_PAGES {
+            places.loose += places.reserved - kept;
+            places.set_reserved(kept);
+            self.note_spare(&places);
+        }
+        if places.loose < GROWTH_PAGES {
+            return Ok(());
+        }
+        let failed = |error| StoreError::io(format_args!("shrinking {}", self.name), error);
+        let len = self.disk.len().map_err(failed)? / PAGE_BYTES as u64;
+        let free = bits::clear_runs(&places.used, places.reserved as usize);
+        for run in free.map(|run| run.start as u64..len.min(run.end as u64)) {
+            if !run.is_empty() {
+                let bytes = PAGE_BYTES as u64;
+                let count = run.end - run.start;
+                let discarded = self.disk.discard(run.start * bytes, count * bytes);
+                discarded.map_err(failed)?;
+            }
+        }
+        let end = places.reserved.max(places.end());
+        if end < len {
+            self.disk.set_len(end * PAGE_BYTES as u64).map_err(failed)?;
+        }
+        places.loose = 0;
+        Ok(())
+    }
+
+    /// Places that are in use only because somebody holds a checkpoint.
+    pub(crate) fn held_back_count(&self) -> usize {
+        lock(&self.places).held_back.len()
     }
 
     /// Gives pages up that no durable root reaches any more.
@@ -262,8 +312,30 @@ impl Places {
         if free {
             bits::fill(&mut self.used, at..at + 1, true);
             self.used_count += 1;
+            match place.0 < self.reserved {
+                true => self.used_reserved += 1,
+                false => self.loose = self.loose.saturating_sub(1),
+            }
         }
         free
+    }
+
+    fn set_reserved(&mut self, reserved: u64) {
+        if reserved > self.reserved {
+            self.loose = self.loose.saturating_sub(reserved - self.reserved);
+        }
+        self.reserved = reserved;
+        let all = (reserved as usize).min(self.used.len() * 64);
+        self.used_reserved = bits::ones(&self.used, 0..all).count() as u64;
+        self.hint = self.hint.min(bits::find(&self.used, 0, false));
+    }
+
+    /// One behind the last place in use.
+    fn end(&self) -> u64 {
+        let last = self.used.iter().rposition(|word| *word != 0);
+        last.map_or(0, |at| {
+            at as u64 * 64 + 64 - u64::from(self.used[at].leading_zeros())
+        })
     }
 
     fn clear(&mut self, released: &[PageNumber]) {
@@ -275,6 +347,10 @@ impl Places {
             );
             bits::fill(&mut self.used, at..at + 1, false);
             self.hint = self.hint.min(at);
+            match place.0 < self.reserved {
+                true => self.used_reserved -= 1,
+                false => self.loose += 1,
+            }
         }
         self.used_count -= released.len() as u64;
     }
@@ -381,6 +457,10 @@ impl<'a> PageWriter<'a> {
     /// The root that reaches these pages is durable: the ones that it replaced are free.
     pub(crate) fn complete(self) {
         self.pages.release(&self.replaced);
+        // It costs nothing but space if that fails.
+        if let Err(error) = self.pages.give_back() {
+            tracing::warn!("{error}");
+        }
     }
 
     /// The checkpoint failed before its root was written: its pages are free again.

@@ -41,7 +41,7 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) open: Option<OpenBatch>,
     /// It is of just now: nothing but requests has changed anything since.
     pub(crate) is_fresh: bool,
-    _hold: PagesHold<'a>,
+    hold: Option<PagesHold<'a>>,
 }
 
 /// What maps and queue say of some consecutive blocks of the pool.
@@ -72,8 +72,16 @@ impl<'a> Snapshot<'a> {
             volumes: catalogue.into_fully_named(),
             open: Batches::read(&pool.pages, &root, &mut |_| Ok(()))?.open,
             is_fresh,
-            _hold: hold,
+            hold: Some(hold),
         })
+    }
+
+    /// Becomes one of now. What it held is let go of first, so that the pages of the two are not kept
+    /// together; after an error nothing can be read by it.
+    pub(crate) fn renew(&mut self) -> Result<()> {
+        drop(self.hold.take());
+        *self = Self::take(self.pool)?;
+        Ok(())
     }
 
     /// Visits every page of every map.
