@@ -1,4 +1,8 @@
 //! The catalogue in memory: a slot for each volume and each snapshot, written in pages of fifteen.
+//!
+//! It is looked into and changed while everybody waits for the ledger, so what is done often costs the same
+//! however many snapshots there are: records are found by number and by layer, and a checkpoint copies the
+//! pages that it writes. Only what makes or renames a volume goes through all of them.
 
 use std::collections::BTreeSet;
 
@@ -22,6 +26,11 @@ const DELETED: &str = "(deleted)";
 pub(crate) struct Catalogue {
     pub(crate) root: TreeRoot,
     slots: Vec<Option<VolumeRecord>>,
+    /// The slots of all of them, by number and by layer.
+    by_id: FxHashMap<VolumeId, u64>,
+    by_layer: FxHashMap<LayerId, u64>,
+    /// The layers above a layer, where there are any.
+    above: FxHashMap<LayerId, Vec<LayerId>>,
     dirty_pages: BTreeSet<u64>,
     pub(crate) next_volume_id: u64,
     pub(crate) next_layer_id: u64,
@@ -53,11 +62,52 @@ impl Catalogue {
             slots.extend(records);
             Ok(())
         })?;
-        Ok(Self {
+        let mut catalogue = Self {
             root,
-            slots,
             ..Self::default()
-        })
+        };
+        for (slot, record) in slots.iter_mut().enumerate() {
+            catalogue.slots.push(None);
+            catalogue.set(slot, record.take());
+        }
+        Ok(catalogue)
+    }
+
+    /// Puts a record into a slot that there is, or takes it out, and returns what was there.
+    fn set(&mut self, slot: usize, record: Option<VolumeRecord>) -> Option<VolumeRecord> {
+        let before = std::mem::replace(&mut self.slots[slot], record);
+        if let Some(VolumeRecord {
+            id, layer, below, ..
+        }) = &before
+        {
+            self.by_id.remove(id);
+            self.by_layer.remove(layer);
+            if let Some(below) = below
+                && let Some(above) = self.above.get_mut(below)
+            {
+                above.retain(|it| it != layer);
+                if above.is_empty() {
+                    self.above.remove(below);
+                }
+            }
+        }
+        if let Some(VolumeRecord {
+            id, layer, below, ..
+        }) = &self.slots[slot]
+        {
+            self.by_id.insert(*id, slot as u64);
+            self.by_layer.insert(*layer, slot as u64);
+            if let Some(below) = below {
+                self.above.entry(*below).or_default().push(*layer);
+            }
+        }
+        before
+    }
+
+    fn at(&self, slot: Option<&u64>) -> Option<(u64, &VolumeRecord)> {
+        let slot = *slot?;
+        let record = self.slots.get(slot as usize)?.as_ref()?;
+        Some((slot, record))
     }
 
     /// The domain of this name, if a volume is in it.
@@ -94,7 +144,17 @@ impl Catalogue {
     }
 
     pub(crate) fn by_id(&self, id: VolumeId) -> Option<(u64, &VolumeRecord)> {
-        self.volumes().find(|(_, volume)| volume.id == id)
+        self.at(self.by_id.get(&id))
+    }
+
+    pub(crate) fn by_layer(&self, layer: LayerId) -> Option<(u64, &VolumeRecord)> {
+        self.at(self.by_layer.get(&layer))
+    }
+
+    /// The volumes and snapshots whose layers are right above this one.
+    pub(crate) fn above(&self, layer: LayerId) -> impl Iterator<Item = &VolumeRecord> {
+        let above = self.above.get(&layer).into_iter().flatten();
+        above.filter_map(|layer| self.by_layer(*layer).map(|(_, record)| record))
     }
 
     /// All volumes and snapshots, each under its full name.
@@ -148,7 +208,7 @@ impl Catalogue {
         self.next_layer_id = self.next_layer_id.max(volume.layer.0 + 1);
         let next_domain_id = u32::from(volume.domain.0) + 1;
         self.next_domain_id = self.next_domain_id.max(next_domain_id);
-        self.slots[at] = Some(volume);
+        self.set(at, Some(volume));
         self.mark_dirty(slot);
         Ok(())
     }
@@ -161,10 +221,9 @@ impl Catalogue {
         snapshot: &VolumeRecord,
         (live, below): (LayerId, LayerId),
     ) -> Result<VolumeRecord> {
-        let is_it = |volume: &&mut VolumeRecord| {
-            Some(volume.id) == snapshot.snapshot_of && volume.layer == snapshot.layer
-        };
-        let Some(volume) = self.slots.iter_mut().flatten().find(is_it) else {
+        let found = self.by_layer(snapshot.layer);
+        let found = found.filter(|(_, volume)| Some(volume.id) == snapshot.snapshot_of);
+        let Some((live_slot, mut volume)) = found.map(|(slot, it)| (slot, it.clone())) else {
             let message = format!("layer {} is not a live one", snapshot.layer);
             return Err(StoreError::damaged(message));
         };
@@ -175,10 +234,8 @@ impl Catalogue {
             ..snapshot.clone()
         };
         volume.layer = live;
-        let volume = volume.clone();
-        if let Some((slot, _)) = self.by_id(volume.id) {
-            self.mark_dirty(slot);
-        }
+        self.set(live_slot as usize, Some(volume.clone()));
+        self.mark_dirty(live_slot);
         self.next_layer_id = self.next_layer_id.max(live.0 + 1);
         if self.slots.get(slot as usize).is_some_and(Option::is_some) {
             let message = format!("catalogue slot {slot} is not free");
@@ -190,18 +247,24 @@ impl Catalogue {
 
     /// Empties a slot, as a record says. What was above the layer is above the one below it.
     pub(crate) fn remove(&mut self, slot: u64, id: VolumeId) -> Result<VolumeRecord> {
-        let found = self.slots.get_mut(slot as usize);
-        let Some(record) = found.and_then(|record| record.take_if(|volume| volume.id == id)) else {
+        let is_it = self.by_id.get(&id) == Some(&slot);
+        let record = match is_it {
+            true => self.set(slot as usize, None),
+            false => None,
+        };
+        let Some(record) = record else {
             let message = format!("catalogue slot {slot} does not hold volume {id}");
             return Err(StoreError::damaged(message));
         };
         self.mark_dirty(slot);
-        for above in 0..self.slots.len() {
-            if let Some(volume) = &mut self.slots[above]
-                && volume.below == Some(record.layer)
-            {
-                volume.below = record.below;
-                self.mark_dirty(above as u64);
+        for layer in self.above.get(&record.layer).cloned().unwrap_or_default() {
+            if let Some((slot, above)) = self.by_layer(layer) {
+                let above = VolumeRecord {
+                    below: record.below,
+                    ..above.clone()
+                };
+                self.set(slot as usize, Some(above));
+                self.mark_dirty(slot);
             }
         }
         Ok(record)
@@ -209,8 +272,9 @@ impl Catalogue {
 
     /// A checkpoint wrote this layer's map.
     pub(crate) fn set_map(&mut self, layer: LayerId, map: TreeRoot, counts: LayerCounts) {
-        let mut volumes = self.slots.iter_mut().flatten();
-        if let Some(volume) = volumes.find(|volume| volume.layer == layer) {
+        let slot = self.by_layer.get(&layer);
+        let volume = slot.and_then(|slot| self.slots.get_mut(*slot as usize));
+        if let Some(volume) = volume.and_then(Option::as_mut) {
             volume.map = map;
             volume.counts = counts;
         }
@@ -220,11 +284,21 @@ impl Catalogue {
         self.dirty_pages.insert(slot / RECORDS_PER_PAGE as u64);
     }
 
-    /// What a checkpoint must write: the changed pages' numbers, and all records as they are now.
-    pub(crate) fn seal(&mut self) -> SealedCatalogue {
+    /// What a checkpoint must write that changes these layers' maps: the records of all pages that
+    /// change, as they are now.
+    pub(crate) fn seal(&mut self, layers: impl Iterator<Item = LayerId>) -> SealedCatalogue {
+        let dirty_pages = std::mem::take(&mut self.dirty_pages);
+        let slots = layers.filter_map(|layer| self.by_layer.get(&layer));
+        let changed = slots.map(|slot| slot / RECORDS_PER_PAGE as u64);
+        let numbers: BTreeSet<u64> = changed.chain(dirty_pages.iter().copied()).collect();
+        let pages = numbers.into_iter().map(|index| {
+            let start = (index as usize * RECORDS_PER_PAGE).min(self.slots.len());
+            let end = (start + RECORDS_PER_PAGE).min(self.slots.len());
+            (index, self.slots[start..end].to_vec())
+        });
         SealedCatalogue {
-            slots: self.slots.clone(),
-            dirty_pages: std::mem::take(&mut self.dirty_pages),
+            pages: pages.collect(),
+            dirty_pages,
             next_volume_id: self.next_volume_id,
             next_layer_id: self.next_layer_id,
             next_domain_id: self.next_domain_id,
@@ -237,20 +311,116 @@ impl Catalogue {
     }
 }
 
-/// The catalogue as it was when a checkpoint was sealed.
+/// What a checkpoint writes of the catalogue, as it was when it was sealed.
 pub(crate) struct SealedCatalogue {
-    pub(crate) slots: Vec<Option<VolumeRecord>>,
-    pub(crate) dirty_pages: BTreeSet<u64>,
+    /// The records of each page by its number; empty once all its slots are.
+    pub(crate) pages: Vec<(u64, Vec<Option<VolumeRecord>>)>,
+    /// Of these, those that changed in more than the layers' maps.
+    dirty_pages: BTreeSet<u64>,
     pub(crate) next_volume_id: u64,
     pub(crate) next_layer_id: u64,
     pub(crate) next_domain_id: u32,
 }
 
-impl SealedCatalogue {
-    /// The records of one page; empty once all its slots are.
-    pub(crate) fn page(&self, index: u64) -> &[Option<VolumeRecord>] {
-        let start = (index as usize * RECORDS_PER_PAGE).min(self.slots.len());
-        let end = (start + RECORDS_PER_PAGE).min(self.slots.len());
-        &self.slots[start..end]
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use onefold_format::DedupMode;
+
+    fn record(n: u64) -> VolumeRecord {
+        VolumeRecord {
+            id: VolumeId(n),
+            layer: LayerId(n),
+            below: None,
+            snapshot_of: None,
+            state: VolumeState::Ready,
+            size_bytes: 4096,
+            created_unix_seconds: 0,
+            map: TreeRoot::default(),
+            counts: LayerCounts::default(),
+            name: format!("v{n}"),
+            dedup: DedupMode::Off,
+            domain: DomainId(0),
+            domain_name: "default".to_owned(),
+            verify: false,
+            rounds: 1,
+            interval_seconds: 1,
+            hash_cache_bytes: 0,
+            quota_bytes: 0,
+            reservation_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_copies_the_pages_that_change() {
+        let mut catalogue = Catalogue::default();
+        (0..3000).for_each(|n| catalogue.put(n, record(n)).unwrap());
+        let sealed = catalogue.seal([].into_iter());
+        assert_eq!(sealed.pages.len(), 3000_usize.div_ceil(RECORDS_PER_PAGE));
+        catalogue.mark_dirty(RECORDS_PER_PAGE as u64 * 7);
+        // A layer that is gone by now, one beside what is dirty, and two of another page.
+        let layers = [9999, RECORDS_PER_PAGE as u64 * 7 + 1, 2000, 2001].map(LayerId);
+        let sealed = catalogue.seal(layers.into_iter());
+        let numbers: Vec<u64> = sealed.pages.iter().map(|(index, _)| *index).collect();
+        assert_eq!(numbers, [7, 2000 / RECORDS_PER_PAGE as u64]);
+        for (index, records) in &sealed.pages {
+            let ids: Vec<u64> = records.iter().flatten().map(|it| it.id.0).collect();
+            let first = index * RECORDS_PER_PAGE as u64;
+            assert!(ids.into_iter().eq(first..first + RECORDS_PER_PAGE as u64));
+        }
+        // If it fails, what was dirty is again; what only had another map is known by that.
+        catalogue.unseal(sealed);
+        assert_eq!(catalogue.seal([].into_iter()).pages.len(), 1);
+    }
+
+    #[test]
+    fn records_are_found_as_if_all_were_looked_at() {
+        let mut catalogue = Catalogue::default();
+        (0..40).for_each(|n| catalogue.put(n, record(n)).unwrap());
+        let (mut next, mut random) = (40, 7_u64);
+        for _ in 0..2000 {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let slot = (random >> 33) % 60;
+            let found = catalogue.at(Some(&slot)).map(|(_, it)| it.clone());
+            match found {
+                Some(volume) if volume.snapshot_of.is_none() && random.is_multiple_of(3) => {
+                    let to = catalogue.free_slots().next().unwrap();
+                    let snapshot = VolumeRecord {
+                        id: VolumeId(next),
+                        snapshot_of: Some(volume.id),
+                        ..volume.clone()
+                    };
+                    let layers = (LayerId(next), volume.layer);
+                    catalogue.freeze(to, &snapshot, layers).unwrap();
+                }
+                Some(volume) => drop(catalogue.remove(slot, volume.id).unwrap()),
+                None if slot <= catalogue.slots.len() as u64 => {
+                    catalogue.put(slot, record(next)).unwrap();
+                }
+                None => {}
+            }
+            next += 1;
+            for (slot, volume) in catalogue.volumes() {
+                assert_eq!(catalogue.by_id(volume.id).map(|it| it.0), Some(slot));
+                assert_eq!(catalogue.by_layer(volume.layer).map(|it| it.0), Some(slot));
+                let all = catalogue.volumes().map(|(_, it)| it);
+                let mut above: Vec<u64> = all
+                    .filter(|it| it.below == Some(volume.layer))
+                    .map(|it| it.id.0)
+                    .collect();
+                above.sort_unstable();
+                let mut found: Vec<u64> = catalogue.above(volume.layer).map(|it| it.id.0).collect();
+                found.sort_unstable();
+                assert_eq!(found, above);
+            }
+            let count = catalogue.volumes().count();
+            assert_eq!(
+                (catalogue.by_id.len(), catalogue.by_layer.len()),
+                (count, count)
+            );
+        }
+        assert!(catalogue.by_id(VolumeId(next)).is_none());
     }
 }

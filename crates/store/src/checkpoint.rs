@@ -96,8 +96,10 @@ impl Pool {
         let counts = leaves
             .iter()
             .map(|leaf| (leaf.dirty.layer.id, leaf.dirty.layer.counts()));
+        let counts: BTreeMap<LayerId, LayerCounts> = counts.collect();
+        let changed: Vec<LayerId> = counts.keys().copied().collect();
         Ok(Sealed {
-            counts: counts.collect(),
+            counts,
             leaves,
             queue: books.queue.seal(),
             batch: books.batches.open.clone(),
@@ -106,7 +108,7 @@ impl Pool {
             cut: cut_now(&books.space),
             space: books.space.seal()?,
             space_root: books.space.root(),
-            catalogue: books.catalogue.seal(),
+            catalogue: books.catalogue.seal(changed.into_iter()),
             catalogue_root: books.catalogue.root,
             gone: std::mem::take(&mut books.gone),
         })
@@ -205,7 +207,8 @@ impl Pool {
         }
         let mut ledger = self.ledger()?;
         let books = &mut ledger.books;
-        for volume in sealed.catalogue.slots.iter().flatten() {
+        let pages = sealed.catalogue.pages.iter();
+        for volume in pages.flat_map(|(_, records)| records.iter().flatten()) {
             if let Some(root) = written.layers.get(&volume.layer) {
                 let counts = sealed.counts.get(&volume.layer).copied();
                 books
@@ -285,19 +288,9 @@ fn write_catalogue(
     sealed: &Sealed,
     layers: &BTreeMap<LayerId, TreeRoot>,
 ) -> Result<TreeRoot> {
-    let mut dirty_pages = sealed.catalogue.dirty_pages.clone();
-    let records_per_page = onefold_format::catalogue_page::RECORDS_PER_PAGE;
-    for (slot, volume) in sealed.catalogue.slots.iter().enumerate() {
-        if volume
-            .as_ref()
-            .is_some_and(|volume| layers.contains_key(&volume.layer))
-        {
-            dirty_pages.insert((slot / records_per_page) as u64);
-        }
-    }
-    let mut changes: Vec<Change> = Vec::with_capacity(dirty_pages.len());
-    for index in dirty_pages {
-        let mut records = sealed.catalogue.page(index).to_vec();
+    let mut changes: Vec<Change> = Vec::with_capacity(sealed.catalogue.pages.len());
+    for (index, records) in &sealed.catalogue.pages {
+        let (index, mut records) = (*index, records.clone());
         for volume in records.iter_mut().flatten() {
             if let Some(root) = layers.get(&volume.layer) {
                 volume.map = *root;

@@ -263,11 +263,9 @@ impl Store {
         let catalogue = &ledger.books.catalogue;
         let stat = |deletion: &Deletion| {
             let layer = deletion.volume.layer();
-            let above = catalogue
-                .volumes()
-                .filter(|(_, record)| record.below == Some(layer.id));
+            let above = catalogue.above(layer.id);
             let mut needed_by: Vec<String> =
-                above.map(|(_, record)| catalogue.name_of(record)).collect();
+                above.map(|record| catalogue.name_of(record)).collect();
             if needed_by.len() < 2 {
                 needed_by.clear();
             }

@@ -421,8 +421,7 @@ impl Pool {
 
     fn verifies(&self, layer: LayerId) -> Result<bool> {
         let ledger = self.ledger()?;
-        let mut volumes = ledger.books.catalogue.volumes();
-        let found = volumes.find(|(_, volume)| volume.layer == layer);
+        let found = ledger.books.catalogue.by_layer(layer);
         Ok(found.is_some_and(|(_, volume)| volume.verify))
     }
 

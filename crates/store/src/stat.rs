@@ -181,19 +181,16 @@ impl Store {
         let deletions = self.deletions()?;
         let pool = &self.pool;
         let room = pool.room()?;
-        let ledger = pool.ledger()?;
-        let books = &ledger.books;
-        let snapshots = snapshots.iter().map(|snapshot| {
-            let record = books.catalogue.by_id(snapshot.id);
-            SnapshotStat {
-                name: snapshot.name(),
-                size_bytes: snapshot.size_bytes(),
-                created_unix_seconds: record.map_or(0, |(_, it)| it.created_unix_seconds),
-                own_blocks: snapshot.logical_blocks(),
-                usage: self.usage(snapshot.id),
-            }
+        let snapshots = snapshots.iter().map(|snapshot| SnapshotStat {
+            name: snapshot.name(),
+            size_bytes: snapshot.size_bytes(),
+            created_unix_seconds: snapshot.created_unix_seconds,
+            own_blocks: snapshot.logical_blocks(),
+            usage: self.usage(snapshot.id),
         });
         let snapshots = snapshots.collect();
+        let ledger = pool.ledger()?;
+        let books = &ledger.books;
         let counts = pool.maps.counts();
         let (pool_blocks, free_blocks) = (books.space.blocks(), books.space.free_blocks());
         let end = books.space.end();

@@ -45,6 +45,7 @@ pub struct Volume {
     layer: RwLock<Arc<Layer>>,
     /// A snapshot: nothing can be written.
     pub(crate) is_snapshot: bool,
+    pub(crate) created_unix_seconds: u64,
     name: RwLock<String>,
     options: RwLock<VolumeOptions>,
     size_bytes: AtomicU64,
@@ -58,6 +59,7 @@ impl Volume {
             id: record.id,
             layer: RwLock::new(pool.maps.layer(record.layer)?),
             is_snapshot: record.snapshot_of.is_some(),
+            created_unix_seconds: record.created_unix_seconds,
             pool,
             name: RwLock::new(record.name.clone()),
             options: RwLock::new(VolumeOptions {
