@@ -53,8 +53,9 @@ pub(crate) const LIST_PAGE_NAMES: usize = 256;
 /// a pool has, and snapshots after them. Those left out can be attached all the same.
 pub(crate) const LIST_NAMES_MAX: usize = 16_384;
 
-/// Snapshots of one export that a client which asks for metadata contexts is told at most.
-pub(crate) const CONTEXTS_LISTED_MAX: usize = 4096;
+/// Snapshots of one export that a client which asks for metadata contexts is told at most: some
+/// 100 KiB, which are outside the memory for requests. Any can be selected by its name.
+pub(crate) const CONTEXTS_LISTED_MAX: usize = 1024;
 
 /// Longest data of a handshake option that is looked at: the longest name with dozens of queries.
 pub(crate) const OPTION_BYTES_MAX: usize = 64 << 10;
