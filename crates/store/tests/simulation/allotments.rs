@@ -1,14 +1,81 @@
-//! Where the guards of quotas and reservations matter: see `guards.rs`.
+//! Quotas, as the model has them; and where the guards of quotas and reservations matter: see
+//! `guards.rs`.
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{Op, When};
-use onefold_store::{VolumeOptions, Wait};
+use onefold_store::{StoreError, StoreErrorKind, VolumeOptions, Wait};
 
 use crate::full::{fill, is_refused};
 use crate::guards::{power_loss, small_pool};
-use crate::world::{Fill, MIB, Step, violation};
+use crate::world::{Fill, MIB, Step, World, violation};
 
 const BLOCK: u64 = 4096;
+
+/// What a volume maps, and the most that it may.
+pub(crate) struct Quota {
+    mapped: u64,
+    most: u64,
+    hooks_run: u64,
+}
+
+impl World {
+    /// What a volume maps and may map.
+    pub(crate) fn quota(&self, id: u64) -> Option<Quota> {
+        let state = self.state();
+        if state.depth > 0 {
+            return None;
+        }
+        let (block_size, hooks_run) = (state.block_size, state.coverage.hooks_run);
+        drop(state);
+        let name = self.with(id, |volume| volume.name.clone());
+        let stat = self.store().volume_stat(&name).ok()?;
+        Some(Quota {
+            mapped: stat.mapped_blocks,
+            most: match stat.quota_bytes {
+                0 => u64::MAX,
+                bytes => bytes / block_size,
+            },
+            hooks_run,
+        })
+    }
+
+    /// A volume maps no more than its quota, or than it did when that became smaller.
+    pub(crate) fn verify_quota(&self, id: u64, before: Option<&Quota>) -> Step {
+        let now = before.and_then(|_| self.quota(id));
+        let (Some(before), Some(now)) = (before, now) else {
+            return Ok(());
+        };
+        if now.mapped <= now.most.max(before.mapped) {
+            return Ok(());
+        }
+        Err(violation(format!(
+            "volume number {id} mapped {} blocks, and maps {} of {}",
+            before.mapped, now.mapped, now.most
+        )))
+    }
+
+    /// Only a volume at its quota may say so.
+    pub(crate) fn explain_quota(
+        &self,
+        error: &StoreError,
+        before: Option<Quota>,
+        bytes: u64,
+    ) -> Step {
+        let state = self.state();
+        let needed = bytes / state.block_size + 2;
+        let Some(before) = before.filter(|quota| quota.hooks_run == state.coverage.hooks_run)
+        else {
+            return Ok(());
+        };
+        if error.kind() == StoreErrorKind::QuotaReached && before.mapped + needed <= before.most {
+            return Err(violation(format!(
+                "{needed} blocks at most were wanted, {} of {} are mapped, and yet: {error}",
+                before.mapped, before.most
+            )));
+        }
+        Ok(())
+    }
+}
 
 /// Two writes want what is left of a quota, one in the middle of the other.
 pub(crate) fn quota_wanted_twice(seed: u64) -> Step {

@@ -22,7 +22,7 @@
 //! | `open_batches.rs` | batches of finder and collector that stay half done |
 //! | `failures.rs` | I/Os that fail while the machine goes on |
 //! | `full.rs` | pools filled to the last block |
-//! | `allotments.rs` | quotas and reservations that others want |
+//! | `allotments.rs` | quotas and reservations, and others that want them |
 //! | `damage.rs` | bytes that decayed, parts that are gone, newer versions |
 //! | `index_damage.rs` | an index that decayed, is gone, or disagrees with the maps |
 //! | `index_room.rs` | a host that has no room for the index for a while |
