@@ -60,6 +60,18 @@ fn a_link_in_its_place_is_refused() {
 }
 
 #[test]
+fn a_file_with_another_name_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let elsewhere = directory.path().join("elsewhere");
+    std::fs::write(&elsewhere, b"somebody's").unwrap();
+    std::fs::hard_link(&elsewhere, directory.path().join("tail")).unwrap();
+    let engine = EmbeddedEngine::new(directory.path(), CacheMode::Host);
+    let error = engine.host_memory(LEN).err().unwrap();
+    assert!(error.to_string().contains("another name"), "{error}");
+    assert_eq!(std::fs::read(&elsewhere).unwrap(), b"somebody's");
+}
+
+#[test]
 fn something_else_in_its_place_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("tail")).unwrap();

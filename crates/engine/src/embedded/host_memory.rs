@@ -16,7 +16,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -49,6 +49,14 @@ impl MappedFile {
         let metadata = file.metadata().map_err(doing("examining"))?;
         if !metadata.is_file() {
             return Err(unusable(path, metadata.file_type()));
+        }
+        if metadata.nlink() > 1 {
+            // It would be somebody else's file that is written to.
+            return Err(error_at(
+                io::ErrorKind::InvalidInput,
+                path,
+                "has another name elsewhere: remove it",
+            ));
         }
         let len = len.max(usize::try_from(metadata.len()).unwrap_or(usize::MAX));
         if let Err(cause) = allocate(&file, len as u64) {
