@@ -77,8 +77,12 @@ fn forget_what_differs(document: &mut Value) {
                 "pool_bytes_on_disk",
                 "host_free_bytes",
                 "pages_read",
-                // Direct commands close the pool each time, which frees what was given up.
+                // Direct commands close the pool each time, which frees what was given up, and gives
+                // it back to the host.
                 "free_blocks",
+                "available_blocks",
+                "free_bytes_on_disk",
+                "unsettled_blocks",
                 "reclaim_blocks",
                 // A daemon releases what was given up; direct commands leave it where it is.
                 "queued_blocks",
