@@ -181,8 +181,19 @@ impl Pool {
         };
         space.take(run)?;
         drop(ledger);
-        self.discard(&[run])?;
-        Ok(Some(run.count))
+        // What was found is data before the run, perhaps, and the run a hole already.
+        let end = (run.start.0 + run.count) * block_size;
+        match self.data.next_data(run.start.0 * block_size) {
+            Ok(Some(at)) if at < end => {
+                self.discard(&[run])?;
+                Ok(Some(run.count))
+            }
+            looked => {
+                self.take_back(&[run])?;
+                let failed = |error| StoreError::io(&self.data_name, error);
+                looked.map_err(failed).map(|_| Some(0))
+            }
+        }
     }
 
     /// Nobody gets these blocks meanwhile, for they would lose what is written to them.
