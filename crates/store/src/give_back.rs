@@ -143,21 +143,29 @@ impl Pool {
         Ok(true)
     }
 
-    /// Goes on with the walk that is due after opening. Returns whether it has not ended yet.
+    /// Goes on with the walk that is due after opening. Returns whether there is more of it to do for
+    /// this caller: one walks at a time, and holds no lock while the host punches holes.
     fn walk_free(&self, bytes: u64) -> Result<bool> {
-        let mut walk = lock(&self.free_walk);
+        let Some(mut cursor) = lock(&self.free_walk).take() else {
+            return Ok(false);
+        };
         let most = (bytes / self.block_size()).max(1);
+        let walked = self.walk_free_from(&mut cursor, most);
+        let is_over = matches!(walked, Ok(true));
+        *lock(&self.free_walk) = (!is_over).then_some(cursor);
+        walked.map(|is_over| !is_over)
+    }
+
+    /// Returns whether the walk is over.
+    fn walk_free_from(&self, cursor: &mut u64, most: u64) -> Result<bool> {
         for _ in 0..LOOKS_MAX {
-            let Some(cursor) = walk.as_mut() else {
-                return Ok(false);
-            };
             match self.trim_step(cursor, most, self.unit_blocks().min(most))? {
-                None => *walk = None,
+                None => return Ok(true),
                 Some(0) => {}
                 Some(_) => break,
             }
         }
-        Ok(walk.is_some())
+        Ok(false)
     }
 
     /// Gives back the next free blocks at or after the cursor for which the host may have allocated
