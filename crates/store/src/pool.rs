@@ -382,7 +382,7 @@ impl Pool {
 
     /// Whether housekeeping should commit, well before writers would have to.
     fn is_commit_due(&self, ledger: &Ledger) -> bool {
-        ledger.tail.bytes() > self.limits.tail_bytes_max / 2 || ledger.copy.is_half_full()
+        ledger.tail.bytes() > self.limits.tail_bytes_max / 2 || ledger.copy.is_nearly_full()
     }
 
     /// Whether what was replayed fills its share of memory.

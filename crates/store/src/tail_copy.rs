@@ -24,8 +24,9 @@ use crate::guard::Guard;
 use crate::log::{Tail, TailMark};
 use crate::pool::RECORDS_BYTES_MAX;
 
-/// Bytes of both halves: room for some sixty thousand changes between two commits.
-const MEMORY_BYTES: usize = 8 << 20;
+/// Bytes of both halves: room for some 130,000 changes between two commits. With less room guests that
+/// write much at random make housekeeping commit so often that they notice.
+const MEMORY_BYTES: usize = 16 << 20;
 
 /// What one request's entries take at most: its records, which may belong to several frames.
 const REQUEST_BYTES_MAX: usize = RECORDS_BYTES_MAX as usize + 4 * TAIL_ENTRY_BYTES;
@@ -90,10 +91,10 @@ impl TailCopy {
         self.memory.as_ref().map(free) > Some(REQUEST_BYTES_MAX) || self.memory.is_none()
     }
 
-    /// Whether a commit should make room well before a request has to wait for one.
-    pub(crate) fn is_half_full(&self) -> bool {
-        let half = self.memory.as_ref().map(|memory| memory.len() / 4);
-        half.is_some_and(|half| self.at > half)
+    /// Whether a commit should make room before a request has to wait for one.
+    pub(crate) fn is_nearly_full(&self) -> bool {
+        let most = self.memory.as_ref().map(|memory| memory.len() / 8 * 3);
+        most.is_some_and(|most| self.at > most)
     }
 
     /// What earlier processes left for this pool in this boot of the host, in the log's order.

@@ -5,8 +5,7 @@
 //! use, and does no harm.
 //!
 //! Invariant: the file has space for all of its length before it is mapped, so that no write to the
-//! mapping can fail for want of it, which a process does not survive (SIGBUS). The file is locked
-//! into memory where the process may do that: then no read can fail either.
+//! mapping can fail for want of it, which a process does not survive (SIGBUS).
 
 use super::failure::explain;
 use super::{error_at, unusable};
@@ -71,8 +70,6 @@ impl MappedFile {
         if map.len() != len {
             return Err(error_at(io::ErrorKind::Other, path, "is not mapped whole"));
         }
-        // What this adds is speed and resistance to failing disks, not correctness.
-        let _ = map.lock();
         Ok(MappedFile {
             map: Mutex::new(map),
             len,
