@@ -42,6 +42,8 @@ coverage! {
     imports_removed,
     /// Code that ran in the middle of an I/O.
     hooks_run,
+    /// Commits and checkpoints that a panic ended.
+    panics,
     would_wait,
     no_space,
     quota_reached,

@@ -127,7 +127,7 @@ impl World {
     }
 
     /// Code that waits for an I/O of the last request no longer does.
-    fn disarm(&self) {
+    pub(crate) fn disarm(&self) {
         self.state().request += 1;
     }
 

@@ -221,6 +221,22 @@ impl VolumeModel {
         self.request_ended();
     }
 
+    /// Notes that `sectors` are zeros, or still what they were.
+    pub(crate) fn may_become_zeros(&mut self, sectors: &Range<u64>) {
+        self.clock += 1;
+        let groups = sectors.start / GROUP..sectors.end.div_ceil(GROUP).max(sectors.start / GROUP);
+        let settled = self.settled.range(groups);
+        let settled = settled.flat_map(|(group, _)| group * GROUP..(group + 1) * GROUP);
+        let open = self.open.keys().copied();
+        let mut held: Vec<u64> = settled.chain(open).collect();
+        held.retain(|sector| sectors.contains(sector));
+        held.sort_unstable();
+        held.dedup();
+        for sector in held {
+            self.push(sector, 0, false);
+        }
+    }
+
     fn request_ended(&mut self) {
         self.under_way -= 1;
         if self.under_way == 0
@@ -289,16 +305,17 @@ impl VolumeModel {
         self.now()
     }
 
-    /// Compares what a read returned with what it may return, and remembers which it was. What was
-    /// not flushed `may_be_old` again.
+    /// Compares what a read returned with what it may return, and remembers which it was. After a
+    /// failed sync what was not flushed `may_be_gone`: a block that was new then shows what its last
+    /// owner left.
     pub(crate) fn end_read(
         &mut self,
         begun: Moment,
         offset: u64,
         found: &[u8],
-        may_be_old: bool,
+        may_be_gone: bool,
     ) -> Result<(), Violation> {
-        let compared = self.compare(begun, offset, found, may_be_old);
+        let compared = self.compare(begun, offset, found, may_be_gone);
         self.request_ended();
         compared
     }
@@ -313,7 +330,7 @@ impl VolumeModel {
         begun: Moment,
         offset: u64,
         found: &[u8],
-        may_be_old: bool,
+        may_be_gone: bool,
     ) -> Result<(), Violation> {
         for (sector, range, inside) in sectors_of(offset, found.len() as u64) {
             let bytes = &found[range];
@@ -324,14 +341,15 @@ impl VolumeModel {
                 }
                 continue;
             };
+            if may_be_gone {
+                continue;
+            }
             let first = history
                 .iter()
                 .rposition(|step| step.answered && step.at <= begun.0)
-                .filter(|_| !may_be_old)
                 .unwrap_or(0);
             let possible: Vec<Version> = history[first..].iter().map(|step| step.version).collect();
-            let is_alone =
-                !may_be_old && self.under_way == 1 && history.iter().all(|step| step.at <= begun.0);
+            let is_alone = self.under_way == 1 && history.iter().all(|step| step.at <= begun.0);
             let hit = possible
                 .iter()
                 .rev()

@@ -1,5 +1,6 @@
 //! Requests drawn from the seed, and code that runs in the middle of their I/Os.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, When};
@@ -45,14 +46,14 @@ pub(crate) fn run(world: &Arc<World>) -> Result<(), Violation> {
         engine.set_alignment(Part::Meta, 4096);
         engine.set_alignment(Part::Log, 512);
     }
-    let prepare = world.draw(|random| random.below(10));
-    let memory_bytes = if prepare == 0 { 64 * MIB } else { 8 * MIB };
+    let prepare = world.draw(|random| random.below(20));
+    let memory_bytes = if prepare < 2 { 64 * MIB } else { 8 * MIB };
     let opened = world.open(memory_bytes);
     opened.map_err(|error| Violation(error.to_string()))?;
     for n in 0..sessions {
         let prepared = match prepare {
-            0 if n == 0 => world.spread(),
-            1..4 if n == 0 => world.fill_log(),
+            0..2 if n == 0 => world.spread(),
+            2 if n == 0 => world.fill_log(),
             _ => Ok(()),
         };
         let ended = prepared.and_then(|()| world.session());
@@ -254,7 +255,7 @@ impl World {
         self.state().request += 1;
         self.state().coverage.requests += 1;
         let volumes = self.volume_ids();
-        let choice = self.draw(|random| random.below(149));
+        let choice = self.draw(|random| random.below(150));
         if volumes.is_empty() || (choice < 3 && volumes.len() < 4) {
             let options = self.draw_volume();
             return self.create_volume_as(&options);
@@ -322,11 +323,73 @@ impl World {
             142..145 => self.verify_changes(),
             145..147 => self.grow_pool_some(),
             147..149 => self.shrink_pool_some(),
+            149 => self.panic_some(id),
             _ => {
                 self.arm_write(id);
                 self.write_some(id, Wait::Yes)
             }
         }
+    }
+
+    /// A defect ends a commit or a checkpoint in its middle, and the daemon goes on for a while: what
+    /// it says to be durable is.
+    fn panic_some(self: &Arc<Self>, id: u64) -> Step {
+        let (part, op, when) = self.draw(|random| {
+            *random.pick(&[
+                // Not after a sync: nobody would learn that it failed.
+                (Part::Data, Op::Sync, When::Before),
+                (Part::Log, Op::Write, When::Before),
+                (Part::Log, Op::Write, When::After),
+                (Part::Log, Op::Sync, When::Before),
+                (Part::Meta, Op::Write, When::Before),
+                (Part::Meta, Op::Write, When::After),
+                (Part::Meta, Op::Sync, When::Before),
+            ])
+        });
+        let (world, request) = (Arc::clone(self), self.state().request);
+        let hook = move || {
+            if world.state().request == request {
+                resume_unwind(Box::new("a defect, made by a test"));
+            }
+        };
+        self.engine().on_next_io(part, op, when, Box::new(hook));
+        self.trace(|| format!("a panic {when:?} the next {op:?} of {}", part.name()));
+        if part == Part::Meta {
+            return self.panic_in_close();
+        }
+        if self.panics(|| self.flush(id))? {
+            self.flush(id)?;
+            self.write_some(id, Wait::Yes)?;
+            self.flush(id)?;
+        }
+        Ok(())
+    }
+
+    /// Closing writes a checkpoint, whatever there is to write.
+    fn panic_in_close(&self) -> Step {
+        let store = self.store();
+        let close = || self.durably("close", || store.close());
+        if self.panics(close)? {
+            close()?;
+        }
+        let mut state = self.state();
+        // The copy of the tail ends with the session.
+        state.is_open_to_guests = false;
+        state.must_reopen = true;
+        Ok(())
+    }
+
+    /// Whether the request ends by a panic.
+    fn panics(&self, request: impl Fn() -> Step) -> Result<bool, Stop> {
+        let ended = catch_unwind(AssertUnwindSafe(request));
+        self.disarm();
+        let Ok(ended) = ended else {
+            let mut state = self.state();
+            state.faulty = true;
+            state.coverage.panics += 1;
+            return Ok(true);
+        };
+        ended.map(|()| false)
     }
 
     /// Of one volume or of all.

@@ -460,9 +460,9 @@ impl World {
         match volume.read(offset, &mut found, wait) {
             Ok(()) => {
                 // The kernel may have evicted what it could not write.
-                let may_be_old = self.engine().failures(Part::Data, Op::Sync) > 0;
+                let may_be_gone = self.engine().failures(Part::Data, Op::Sync) > 0;
                 let compared = self.with(id, |volume| {
-                    volume.end_read(begun, offset, &found, may_be_old)
+                    volume.end_read(begun, offset, &found, may_be_gone)
                 });
                 Ok(compared?)
             }
@@ -625,12 +625,9 @@ impl World {
 
     pub(crate) fn resize_volume(&self, id: u64, size: u64) -> Step {
         let (name, store) = (self.with(id, |volume| volume.name.clone()), self.store());
-        let sectors = size / SECTOR..self.size(id) / SECTOR;
-        self.with(id, |volume| {
-            // Until the volume has its new size, what lies beyond may be there or not.
-            let begun = volume.begin(sectors.clone(), |_| 0);
-            volume.end(begun, sectors, |_| 0, Ended::Failed);
-        });
+        let beyond = size / SECTOR..self.size(id) / SECTOR;
+        // Until the volume has its new size.
+        self.with(id, |volume| volume.may_become_zeros(&beyond));
         self.catalogue_change(Pending::Resize(id, size), || {
             store.resize_volume(&name, size)
         })
