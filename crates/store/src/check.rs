@@ -87,7 +87,7 @@ impl Store {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<CheckReport> {
         let pool = &*self.pool;
-        let _job = lock(&pool.jobs);
+        let _job = pool.job()?;
         let is_writable = pool.check_writable().is_ok();
         let index_problem = match is_writable.then(|| self.settle_index()) {
             // The disk fails, and not the index.

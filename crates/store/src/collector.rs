@@ -26,7 +26,6 @@ use crate::index::STREAM;
 use crate::pool::Pool;
 use crate::space::{PbaRun, PbaRuns};
 use crate::store::Store;
-use crate::sync::lock;
 use onefold_format::record::BATCH_ITEMS_MAX;
 
 /// References that one batch releases at most.
@@ -54,7 +53,7 @@ impl Store {
     /// As [`Store::dedup_batch`].
     pub fn collect_batch(&self) -> Result<CollectReport> {
         let pool = &self.pool;
-        let _job = lock(&pool.jobs);
+        let _job = pool.job()?;
         pool.check_writable()?;
         let index = pool.index.ready()?;
         pool.settle_open_batch()?;

@@ -97,7 +97,7 @@ impl Store {
     ///
     /// `NotFound`; `Exists` while it has snapshots; those of the disk.
     pub fn delete_volume(&self, name: &str) -> Result<()> {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         let volume = self.volume_proper(name)?;
         self.check_has_no_snapshots(&volume)?;
         self.begin_deletion(&volume)
@@ -109,7 +109,7 @@ impl Store {
     ///
     /// `NotFound`; those of the disk.
     pub fn delete_volume_and_snapshots(&self, name: &str) -> Result<()> {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         let volume = self.volume_proper(name)?;
         for snapshot in self.snapshots_of(&volume) {
             self.begin_deletion(&snapshot)?;
@@ -123,7 +123,7 @@ impl Store {
     ///
     /// `NotFound`; those of the disk.
     pub fn delete_snapshot(&self, volume: &str, snapshot: &str) -> Result<()> {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         let snapshot = self.snapshot(volume, snapshot)?;
         self.begin_deletion(&snapshot)
     }
@@ -318,7 +318,7 @@ impl Store {
     fn merge_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
         let pool = &self.pool;
         // No batch is open about what moves.
-        let _job = lock(&pool.jobs);
+        let _job = pool.job()?;
         if Guard::SettledBeforeMerge.holds() {
             pool.settle_open_batch()?;
         }
@@ -348,9 +348,9 @@ impl Store {
 
     /// Nothing is left in it.
     fn end_deletion(&self, volume: &Volume) -> Result<()> {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         // The finder publishes what is in a layer only while nobody holds this.
-        let _job = lock(&self.pool.jobs);
+        let _job = self.pool.job()?;
         self.remove_record(volume.id, volume.layer().id)?;
         lock(&self.deleting).retain(|other| other.volume.id != volume.id);
         Ok(())

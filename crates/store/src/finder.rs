@@ -41,7 +41,6 @@ use crate::map::Layer;
 use crate::pool::{Ledger, Pool};
 use crate::space::{PbaRun, PbaRuns};
 use crate::store::Store;
-use crate::sync::lock;
 use crate::volume::Volume;
 use crate::watermarks::PAGES_FOR_FINDER;
 
@@ -103,7 +102,7 @@ impl Store {
         ready: Ready,
     ) -> Result<BatchReport> {
         let pool = &self.pool;
-        let _job = lock(&pool.jobs);
+        let _job = pool.job()?;
         pool.check_writable()?;
         let index = pool.index.ready()?;
         pool.settle_open_batch()?;

@@ -222,6 +222,17 @@ impl Pool {
         })
     }
 
+    /// The job lock, unless a job ended by a panic: what it had begun, with the index too, only the
+    /// next opening settles. Guests go on until then.
+    pub(crate) fn job(&self) -> Result<MutexGuard<'_, ()>> {
+        self.jobs.lock().map_err(|_| {
+            StoreError::damaged(
+                "no job and no deletion runs until the pool is opened again: a job ended by a panic; \
+                 this is a defect of onefold",
+            )
+        })
+    }
+
     /// Stops all writes until the pool is opened again (P8). The first reason is kept.
     pub(crate) fn fail(&self, error: &StoreError) {
         if self.failure.set(error.to_string()).is_ok() {

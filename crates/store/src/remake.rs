@@ -35,7 +35,7 @@ impl Store {
     /// Those of the disk and the index; `Damaged` where a map cannot be read.
     pub fn rebuild_index_if_needed(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
         let pool = &self.pool;
-        let _job = lock(&pool.jobs);
+        let _job = pool.job()?;
         let needs_rebuild = pool.index.get()?.needs_rebuild();
         if needs_rebuild {
             pool.rebuild_index(progress)?;
@@ -58,7 +58,7 @@ impl Store {
     ///
     /// Those of the disk and the index; `Damaged` where a map cannot be read; `ReadOnly`.
     pub fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
-        let _job = lock(&self.pool.jobs);
+        let _job = self.pool.job()?;
         self.pool.check_writable()?;
         self.recount_index(self.pool.index.kind(), progress)
     }
@@ -73,7 +73,7 @@ impl Store {
     /// Those of the disk and the index, which leave the old one as it was; `ReadOnly`.
     pub fn convert_index(&self, kind: IndexKind, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let pool = &self.pool;
-        let _job = lock(&pool.jobs);
+        let _job = pool.job()?;
         pool.check_writable()?;
         // Nothing may hold the old index when the new one takes its place.
         let is_ready = pool.index.ready().is_ok();

@@ -180,7 +180,7 @@ impl Store {
         let end = pool.smaller_size(size_bytes)?;
         pool.check_fits(end)?;
         // The batch under way is the finder's last one for now.
-        let _job = lock(&pool.jobs);
+        let _job = pool.job()?;
         let mut root = pool.checkpoints.lock();
         pool.check_writable()?;
         if end >= root.pool_blocks {
@@ -417,7 +417,7 @@ impl Pool {
     /// Moves what these blocks name beyond the new end. No merge moves entries meanwhile, for it would
     /// hold the job lock, and no request does, for it would hold the blocks.
     fn evacuate_piece(&self, layer: &Arc<Layer>, first: Lba) -> Result<u64> {
-        let _job = lock(&self.jobs);
+        let _job = self.job()?;
         let blocks = first.0..first.0 + PIECE_BLOCKS as u64;
         let _locked = layer.locks.lock(blocks, Wait::Yes);
         if self.maps.layer(layer.id).is_err() {

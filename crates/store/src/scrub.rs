@@ -35,7 +35,6 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::pool::Pool;
 use crate::store::Store;
-use crate::sync::lock;
 
 /// Rows of the index looked at in a step.
 const ROWS_PER_STEP: usize = 16_384;
@@ -227,7 +226,7 @@ impl Store {
         if suspects.is_empty() || self.pool.check_writable().is_err() {
             return Ok(0);
         }
-        let _job = lock(&self.pool.jobs);
+        let _job = self.pool.job()?;
         let mut block = vec![0; self.pool.block_size() as usize];
         let mut unreadable = Vec::new();
         for pba in suspects {
@@ -268,7 +267,7 @@ impl Store {
         if readable.is_empty() {
             return Ok(0);
         }
-        let _job = lock(&pool.jobs);
+        let _job = pool.job()?;
         let listed = readable.into_iter().filter_map(|pba| pool.bad.get(pba));
         pool.look_again(listed.collect())
     }
@@ -341,7 +340,7 @@ impl Pool {
     /// A part of step 1.
     fn note_rows(&self, window: &mut Window, from: Fingerprint) -> Result<()> {
         // A conversion puts another index into its place, and nobody may hold the old one then.
-        let _job = lock(&self.jobs);
+        let _job = self.job()?;
         let index = self.index.ready()?;
         let rows = self.aside.run(|| index.rows(from, ROWS_PER_STEP))?;
         for (fingerprint, row) in &rows {
@@ -456,7 +455,7 @@ impl Pool {
         if looked.suspects.is_empty() {
             return Ok(());
         }
-        let _job = lock(&self.jobs);
+        let _job = self.job()?;
         let index = self.index.ready()?;
         let (mut bad, mut good) = (Vec::new(), Vec::new());
         for pba in &looked.suspects {

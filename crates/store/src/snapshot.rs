@@ -71,7 +71,7 @@ impl Store {
                 wanted.len()
             )));
         }
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         let mut sources: Vec<Arc<Volume>> = Vec::new();
         for (volume, name) in wanted {
             check_name(name, "snapshot")?;
@@ -119,7 +119,7 @@ impl Store {
         check_name(name, "volume")?;
         // The layer below may be on its way into the one above it, but no further while this looks.
         let _turn = lock(&self.deletion_turn);
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         let source = self.volume(source)?;
         self.check_name_is_free(name)?;
         check_depth(&source.layer(), &source.name())?;
@@ -201,7 +201,7 @@ impl Store {
     ///
     /// `NotFound`; those of the disk.
     pub fn roll_back(&self, volume: &str, snapshot: &str) -> Result<()> {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         let snapshot = self.snapshot(volume, snapshot)?;
         let source = self.volume_proper(volume)?;
         let size_bytes = snapshot.size_bytes();

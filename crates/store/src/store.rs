@@ -20,6 +20,7 @@ use crate::Wait;
 use crate::accounting::Usages;
 use crate::aside::Aside;
 use crate::catalogue::Catalogue;
+use crate::commit::StopsOnPanic;
 use crate::deletion::Deletion;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
@@ -116,8 +117,8 @@ pub struct Store {
     pub(crate) deletion_turn: Mutex<()>,
     /// What is known of volumes and snapshots since the maps were last gone through.
     pub(crate) usages: Mutex<Usages>,
-    /// Held while the catalogue is changed, from the check of a name to the record.
-    pub(crate) changing: Mutex<()>,
+    /// Held while the catalogue is changed: [`Store::changing`].
+    changing: Mutex<()>,
 }
 
 impl Store {
@@ -340,13 +341,23 @@ impl Store {
         Ok(Import::new(Arc::clone(self), volume))
     }
 
+    /// The turn to change the catalogue, from the check of a name to the record. A panic in between
+    /// stops all writes, for what is known of volumes is then half of what the records say.
+    pub(crate) fn changing(&self) -> (StopsOnPanic<'_>, MutexGuard<'_, ()>) {
+        let turn = lock(&self.changing);
+        (
+            StopsOnPanic::new(&self.pool, "a change of the catalogue"),
+            turn,
+        )
+    }
+
     fn add(&self, name: &str, options: &VolumeOptions, state: VolumeState) -> Result<Arc<Volume>> {
         check_name(name, "volume")?;
         check_name(&options.domain, "domain")?;
         check_finder(options)?;
         self.check_allotment(options)?;
         self.check_size(options.size_bytes)?;
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         self.check_name_is_free(name)?;
         let ledger = self.pool.ledger()?;
         let catalogue = &ledger.books.catalogue;
@@ -409,7 +420,7 @@ impl Store {
     /// `NotFound`; `Invalid` for rounds, an interval or a hash cache out of range; `Busy` for the end
     /// of `verify` while the index is being counted again.
     pub fn set_volume(&self, name: &str, change: &VolumeChange) -> Result<()> {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         let volume = self.volume_proper(name)?;
         let mut options = volume.options();
         options.dedup = change.dedup.unwrap_or(options.dedup);
@@ -424,7 +435,7 @@ impl Store {
         check_finder(&options)?;
         self.check_allotment(&options)?;
         // What was announced under the old setting is settled under it.
-        let _job = lock(&self.pool.jobs);
+        let _job = self.pool.job()?;
         if change.verify == Some(false) {
             self.pool.settle_open_batch()?;
         }
@@ -459,7 +470,7 @@ impl Store {
     ///
     /// Those of a checkpoint; then it is as it was.
     pub fn set_when_full(&self, when_full: WhenFull) -> Result<()> {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         self.pool.set_when_full(when_full)
     }
 
@@ -477,7 +488,7 @@ impl Store {
 
     /// The import of this volume is complete and durable.
     pub(crate) fn finish_import(&self, volume: Arc<Volume>) -> Result<()> {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         let name = volume.name();
         self.change_volume(volume.id, |record| record.state = VolumeState::Ready)?;
         volume.end_import();
@@ -506,7 +517,7 @@ impl Store {
     /// `NotFound`, `Exists`, `Invalid` for a bad name.
     pub fn rename_volume(&self, name: &str, new_name: &str) -> Result<()> {
         check_name(new_name, "volume")?;
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         let volume = self.volume_proper(name)?;
         self.check_name_is_free(new_name)?;
         self.change_volume(volume.id, |record| new_name.clone_into(&mut record.name))?;
@@ -528,7 +539,7 @@ impl Store {
     /// `NotFound`; `Invalid` for an impossible size; those of the disk.
     pub fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<()> {
         self.check_size(size_bytes)?;
-        let _changing = lock(&self.changing);
+        let _changing = self.changing();
         let volume = self.volume_proper(name)?;
         let old_size = volume.size_bytes();
         if size_bytes < old_size {

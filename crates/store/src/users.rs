@@ -9,7 +9,6 @@ use onefold_format::{BadBlock, Entry, Fault, LayerId, Lba, Pba, VolumeRecord, Vo
 use crate::error::Result;
 use crate::references::Snapshot;
 use crate::store::Store;
-use crate::sync::lock;
 use crate::tree;
 
 /// A block of the pool that is known to be bad.
@@ -49,7 +48,7 @@ impl Store {
             return Ok(Vec::new());
         }
         let snapshot = {
-            let _job = lock(&pool.jobs);
+            let _job = pool.job()?;
             pool.look_at_bad_again()?;
             Snapshot::take(pool)?
         };

@@ -17,7 +17,7 @@
 mod image;
 mod table;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use onefold_engine::Disk;
 use onefold_format::{IndexKind, Pba, PoolId};
@@ -103,15 +103,20 @@ enum Phase {
     Rebuilding,
     /// Closed; `Void` or not is what it was before.
     Closed { needs_rebuild: bool },
-    /// A close failed.
+    /// A close failed, or a batch panicked.
     Failed { needs_rebuild: bool },
 }
 
 impl MemoryIndex {
-    /// The state, also after a panic of another thread: what is done under the lock cannot fail
-    /// half way.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(|poisoned| {
+            // A panic under the lock is a mistake of ours; what it left is not relied on.
+            let mut state = poisoned.into_inner();
+            state.phase = Phase::Failed {
+                needs_rebuild: true,
+            };
+            state
+        })
     }
 
     fn batch<A: Answer>(
@@ -260,5 +265,31 @@ impl FingerprintIndex for MemoryIndex {
 
     fn bytes_on_disk(&self) -> Result<u64> {
         Ok(self.disk.allocated_bytes()?)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
+mod tests {
+    use super::*;
+    use onefold_engine::simulated::SimulatedEngine;
+    use onefold_engine::{Engine, Part};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn after_a_panic_in_a_batch_nothing_is_relied_on() {
+        let (engine, pool, stream) = (SimulatedEngine::new(1), PoolId([4; 16]), StreamId(1));
+        create(&engine.create(Part::Index, 0).unwrap(), pool).unwrap();
+        let opened = || super::open(engine.open(Part::Index).unwrap(), pool, 1 << 20).unwrap();
+        let index = opened();
+        let batch = || index.batch::<Counted>(stream, 1, &[], |_, _, _| panic!("made by a test"));
+        assert!(catch_unwind(AssertUnwindSafe(batch)).is_err());
+        assert!(matches!(
+            index.increment(stream, 1, &[]),
+            Err(IndexError::Failed)
+        ));
+        assert!(index.needs_rebuild());
+        assert!(matches!(index.close(), Err(IndexError::Failed)));
+        assert!(opened().needs_rebuild(), "half a batch was written out");
     }
 }

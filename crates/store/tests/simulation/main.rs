@@ -50,6 +50,7 @@ mod index_rows;
 mod interleaved;
 mod model;
 mod open_batches;
+mod panics;
 mod random;
 mod repair;
 mod rig;
