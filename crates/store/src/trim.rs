@@ -53,7 +53,9 @@ impl Volume {
     fn write_zero_bytes(&self, start: u64, end: u64, wait: Wait) -> Result<()> {
         let mut at = start;
         while at < end {
-            let len = (end - at).min(ZEROS.len() as u64);
+            // A crash between two writes tears no sector.
+            let piece = ZEROS.len() as u64;
+            let len = (end - at).min(piece - at % piece);
             self.write_admitted(at, &ZEROS[..len as usize], wait)?;
             at += len;
         }

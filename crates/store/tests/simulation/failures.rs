@@ -8,6 +8,7 @@ use onefold_engine::simulated::Op;
 use onefold_store::{CreateOptions, PoolStat, StoreErrorKind, VolumeOptions, Wait};
 
 use crate::crash::Recovery;
+use crate::guards::crash_is_fine;
 use crate::world::{Fill, MIB, World};
 
 const BLOCK: u64 = 4096;
@@ -225,4 +226,29 @@ fn a_host_without_room_fails_writes_until_it_has_some() {
     assert_eq!(world.state().coverage.no_space, 1);
     engine.set_capacity(Part::Data, None);
     goes_on(&world, id);
+}
+
+/// A zeroing that begins inside a sector is made of several writes: none of them ends inside one.
+#[test]
+fn a_zeroing_that_is_cut_short_tears_no_sector() {
+    let large = 64 << 10;
+    for ios in 1..20 {
+        let options = CreateOptions {
+            block_size: large as u32,
+            size_bytes: 16 * MIB,
+            log_bytes: 256 << 10,
+            ..CreateOptions::default()
+        };
+        let world = World::new(ios, &options);
+        world.open(8 * MIB).unwrap();
+        world.create_volume(8 * MIB).unwrap();
+        let id = world.volume_ids()[0];
+        let write = world.write(id, 0, 4 * large, Fill::Data, Wait::Yes);
+        write.unwrap();
+        world.flush(id).unwrap();
+        world.engine().crash_after(ios);
+        let zero = world.write_zeroes(id, large + 1666, large + 22_223, Wait::Yes);
+        crash_is_fine(zero).unwrap();
+        world.recover_by(Recovery::KILLED).unwrap();
+    }
 }
