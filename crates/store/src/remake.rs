@@ -111,7 +111,12 @@ impl Store {
         }
         let (superblock, bytes) = (&pool.superblock, pool.limits.index_bytes);
         pool.index
-            .install_next(&*self.engine, superblock.index, superblock.pool, bytes)
+            .install_next(&*self.engine, superblock.index, superblock.pool, bytes)?;
+        // One in memory that could not be read back is empty.
+        match pool.index.get()?.needs_rebuild() {
+            true => pool.rebuild_index(progress),
+            false => Ok(()),
+        }
     }
 
     fn fill_next_index(

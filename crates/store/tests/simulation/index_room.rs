@@ -186,3 +186,34 @@ fn the_finder_leaves_room_to_the_collector() {
     drop(store);
     check(&open(&Arc::new(engine.crash(CrashKind::PowerLoss))));
 }
+
+/// An index in memory begins empty where what was made cannot be read back. Then it is counted before
+/// the conversion ends.
+#[test]
+fn a_conversion_leaves_an_index_that_can_be_used() {
+    let mut converted = 0;
+    for nth in 1..30 {
+        let engine = Arc::new(SimulatedEngine::new(1));
+        Store::create(&*engine, &OPTIONS).unwrap();
+        let store = open(&engine);
+        let volume = VolumeOptions::new(MIB);
+        store.create_volume("a", &volume).unwrap();
+        let volume = store.volume("a").unwrap();
+        let contents = (1..=MIB / BLOCK).flat_map(|n| n.to_le_bytes().repeat(512));
+        let contents: Vec<u8> = contents.collect();
+        volume.write(0, &contents, Wait::Yes).unwrap();
+        assert_eq!(dedup(&store, &volume), Ok(()));
+        engine.fail_once(Part::Index, Op::Read, nth, ErrorKind::Other);
+        let progress = &mut |_, _| {};
+        if store.convert_index(IndexKind::Memory, progress).is_ok() {
+            converted += 1;
+            assert_eq!(collect(&store), Ok(0), "read {nth} failed");
+            volume.trim(0, MIB / 2, Wait::Yes).unwrap();
+            store.tick().unwrap();
+            assert_eq!(collect(&store), Ok(MIB / 2 / BLOCK));
+            let report = store.check(false, &mut |finding| panic!("{finding:?}"));
+            assert_eq!(report.unwrap().findings, 0);
+        }
+    }
+    assert!(converted > 0);
+}
