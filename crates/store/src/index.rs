@@ -25,8 +25,13 @@ struct State {
     /// The kind of the one that is to take its place, while that is being made or left over from a
     /// stop.
     next: Option<IndexKind>,
-    /// Or why there is none.
-    index: std::result::Result<Arc<dyn FingerprintIndex>, String>,
+    index: std::result::Result<Arc<dyn FingerprintIndex>, Unusable>,
+}
+
+/// Why there is none.
+struct Unusable {
+    kind: StoreErrorKind,
+    reason: String,
 }
 
 impl IndexSlot {
@@ -43,7 +48,10 @@ impl IndexSlot {
             State {
                 kind: created_with,
                 next: None,
-                index: Err(error.to_string()),
+                index: Err(Unusable {
+                    kind: StoreErrorKind::Damaged,
+                    reason: format!("{error}; `pool check --repair` makes it anew"),
+                }),
             }
         });
         Self {
@@ -64,10 +72,10 @@ impl IndexSlot {
     pub(crate) fn get(&self) -> Result<Arc<dyn FingerprintIndex>> {
         match &read(&self.state).index {
             Ok(index) => Ok(Arc::clone(index)),
-            Err(reason) => Err(StoreError::damaged(format!(
-                "the fingerprint index cannot be used: {reason}; `pool check --repair` makes it \
-                 anew"
-            ))),
+            Err(Unusable { kind, reason }) => Err(StoreError::new(
+                *kind,
+                format!("the fingerprint index cannot be used: {reason}"),
+            )),
         }
     }
 
@@ -93,7 +101,10 @@ impl IndexSlot {
     ) -> Result<()> {
         let mut state = write(&self.state);
         // Whoever holds the part must let go of it before it can be opened again.
-        state.index = Err("it is being made anew".to_owned());
+        state.index = Err(Unusable {
+            kind: StoreErrorKind::Damaged,
+            reason: "it was to be made anew, which `pool check --repair` does".to_owned(),
+        });
         let disk = blank(engine, Part::Index, pool)?;
         // A crash before it has been counted must not leave one that seems to be whole.
         onefold_index::replace(kind, &disk, pool)?;
@@ -141,8 +152,10 @@ impl IndexSlot {
         bytes: usize,
     ) -> Result<()> {
         let mut state = write(&self.state);
-        state.index =
-            Err("another was to take its place; the pool must be opened again".to_owned());
+        state.index = Err(Unusable {
+            kind: StoreErrorKind::Io,
+            reason: "another was to take its place; the pool must be opened again".to_owned(),
+        });
         let installed = engine.replace(Part::Index, Part::NextIndex);
         installed.map_err(|error| StoreError::io("putting the new index into place", error))?;
         *state = open(engine, created_with, pool, bytes)?;
