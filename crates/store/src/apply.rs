@@ -32,6 +32,8 @@ pub(crate) struct Books {
     pub(crate) batches: Batches,
     /// Trees of layers that are gone: the next checkpoint gives their pages up.
     pub(crate) gone: Vec<Arc<Layer>>,
+    /// An opening has applied all that the log and the copy of its tail have.
+    pub(crate) is_recovered: bool,
 }
 
 impl Books {

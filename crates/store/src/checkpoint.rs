@@ -20,6 +20,7 @@ use onefold_format::page::{
 use onefold_format::{LayerCounts, LayerId, Root, TreeRoot};
 use onefold_format::{batch_page, map_page, space_page};
 
+use crate::apply::Books;
 use crate::batch::{self, OpenBatch};
 use crate::catalogue::SealedCatalogue;
 use crate::commit::StopsOnPanic;
@@ -30,7 +31,7 @@ use crate::map::{Layer, SealedLeaf};
 use crate::pages::PageWriter;
 use crate::pool::{Ledger, Pool};
 use crate::queue::{self, SealedQueue};
-use crate::space::{SealedSpacePage, Space};
+use crate::space::SealedSpacePage;
 use crate::tree::{self, Change};
 
 /// Everything that a checkpoint writes, as it was when it was sealed.
@@ -105,7 +106,7 @@ impl Pool {
             batch: books.batches.open.clone(),
             batch_root: books.batches.root,
             next_batch: books.batches.next_number,
-            cut: cut_now(&books.space),
+            cut: cut_now(books),
             space: books.space.seal()?,
             space_root: books.space.root(),
             catalogue: books.catalogue.seal(changed.into_iter()),
@@ -229,10 +230,13 @@ impl Pool {
 }
 
 /// No record before the log position leaves anything beyond the new end, and none behind it can: so
-/// the blocks there can go with this checkpoint.
-fn cut_now(space: &Space) -> Option<u64> {
+/// the blocks there can go with this checkpoint. While an opening replays, records behind it can, for
+/// they were written before the shrinking began.
+fn cut_now(books: &Books) -> Option<u64> {
+    let space = &books.space;
     let is_empty = space.busy_beyond() == 0 || !Guard::CutWhenEmpty.holds();
-    (space.end() < space.blocks() && is_empty).then(|| space.end())
+    let is_recovered = books.is_recovered || !Guard::CutAfterRecovery.holds();
+    (space.end() < space.blocks() && is_empty && is_recovered).then(|| space.end())
 }
 
 fn write_maps(

@@ -79,6 +79,9 @@ pub enum Guard {
     ListedNotReused,
     /// New data leaves a reserve to what overwrites data.
     ReserveForOverwrites,
+    /// A shrinking pool is cut only once an opening has applied all records: those to come may name
+    /// what is beyond the new end.
+    CutAfterRecovery,
     /// P1: the blocks that the finder publishes are locked.
     PublishedLocked,
     /// A lookup counts only if its layer was still the volume's when it ended.
@@ -107,7 +110,7 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 46] = [
+    pub const ALL: [Self; 47] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -143,6 +146,7 @@ impl Guard {
         Self::HealedBeforeUnlisted,
         Self::ListedNotReused,
         Self::ReserveForOverwrites,
+        Self::CutAfterRecovery,
         Self::PublishedLocked,
         Self::LookupValidated,
         Self::TailCopied,

@@ -367,6 +367,7 @@ pub(crate) fn open(
             _ => Err(error),
         })?;
     }
+    pool.ledger()?.books.is_recovered = true;
     report.clean = report.records_replayed == 0 && report.records_taken_over == 0;
     report.seconds = started.elapsed().as_secs_f64();
     Ok((pool, report))
@@ -519,6 +520,7 @@ fn open_books(
         queue,
         batches,
         gone: Vec::new(),
+        is_recovered: false,
     })
 }
 

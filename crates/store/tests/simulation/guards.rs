@@ -575,6 +575,34 @@ fn cut_when_empty(seed: u64) -> Step {
     power_loss(&world)
 }
 
+/// A pool begins to shrink while its log has more changes than an opening may keep. The first of them
+/// leave nothing beyond the new end, and the others do.
+fn shrinking_begun_then_crash(seed: u64) -> Step {
+    let world = pool(seed, 16 * MIB, MIB)?;
+    world.create_volume(1024 * MIB)?;
+    let id = world.volume_ids()[0];
+    for segment in 0..300 {
+        world.write(id, segment * 2 * MIB, BLOCK, Fill::Data, Wait::Yes)?;
+        world.trim(id, segment * 2 * MIB, BLOCK, Wait::Yes)?;
+    }
+    world.flush(id)?;
+    // More than there is before the new end.
+    world.write(id, BLOCK, 13 * MIB, Fill::Data, Wait::Yes)?;
+    world.trim(id, BLOCK, 12 * MIB, Wait::Yes)?;
+    world.durably("begin to shrink the pool", || {
+        let first_size_bytes = world.store().plan_shrink(12 * MIB)?.first_size_bytes;
+        world.state().pool_sizes.push(first_size_bytes);
+        world.store().begin_shrink(first_size_bytes)
+    })?;
+    world.recover_by(match seed.is_multiple_of(2) {
+        true => Recovery::POWER_LOSS,
+        false => Recovery::KILLED,
+    })?;
+    world.go_on_shrinking()?;
+    world.verify_contents()?;
+    power_loss(&world)
+}
+
 /// What was answered is there after the process died, flushed or not; and again after the next one
 /// died while it took it over.
 fn answered_then_killed(seed: u64) -> Step {
@@ -713,6 +741,7 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::PagesSyncedBeforeRoot | Guard::RootSyncedBeforeReuse => checkpoints_cut_short,
         Guard::DataGrownBeforeRoot => grown_before_root,
         Guard::CutWhenEmpty => cut_when_empty,
+        Guard::CutAfterRecovery => shrinking_begun_then_crash,
         Guard::LogPrunedAfterRoot => log_wanted_during_checkpoint,
         Guard::CheckpointIsSharp => committed_during_checkpoint,
         Guard::RecoverySyncsFirst => killed_then_power_loss,
