@@ -7,8 +7,9 @@
 //! Which places are in use is not stored: opening walks the inner pages and finds out.
 //!
 //! The host has promised space for all places below a bound. A reader that holds a checkpoint makes the
-//! part grow, for what is replaced meanwhile stays. Once that is released, the bound comes down, and free
-//! places beyond it go back to the host: the lowest free place is always taken first.
+//! part grow, up to twice its size: what that checkpoint reaches stays, and what was written since goes
+//! when it is replaced. Once all is released, the bound comes down, and free places beyond it go back to
+//! the host: the lowest free place is always taken first.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -50,10 +51,12 @@ struct Places {
     used_reserved: u64,
     /// Free places from there on for which the host may have allocated space.
     loose: u64,
-    /// Number of readers that need every page of the current root to stay, and what could have
-    /// been given up meanwhile.
+    /// Number of readers that need every page of a root to stay, and what could have been given up
+    /// meanwhile.
     holds: usize,
     held_back: Vec<PageNumber>,
+    /// Places that were taken since the last of them came, so that none of them reaches what is there.
+    young: Vec<u64>,
 }
 
 impl Pages {
@@ -67,6 +70,7 @@ impl Pages {
             loose: disk.len().unwrap_or(0) / PAGE_BYTES as u64,
             holds: 0,
             held_back: Vec::new(),
+            young: Vec::new(),
         };
         let nodes = Mutex::new(ClockCache::new(nodes_max));
         Self {
@@ -261,17 +265,24 @@ impl Pages {
         }
         drop(nodes);
         let mut places = lock(&self.places);
-        if places.holds > 0 {
-            places.held_back.extend_from_slice(released);
-        } else {
+        if places.holds == 0 {
             places.clear(released);
-            self.note_spare(&places);
+        } else {
+            let (free, held) = released
+                .iter()
+                .partition::<Vec<_>, _>(|it| places.is_young(**it));
+            places.clear(&free);
+            places.held_back.extend(held);
         }
+        self.note_spare(&places);
     }
 
-    /// Keeps every page that the current root reaches until the hold is dropped.
+    /// Keeps every page that the current root reaches until the hold is dropped. The caller sees to it
+    /// that no checkpoint is being written.
     pub(crate) fn hold(&self) -> PagesHold<'_> {
-        lock(&self.places).holds += 1;
+        let mut places = lock(&self.places);
+        places.holds += 1;
+        places.young.clear();
         PagesHold { pages: self }
     }
 }
@@ -312,12 +323,21 @@ impl Places {
         if free {
             bits::fill(&mut self.used, at..at + 1, true);
             self.used_count += 1;
+            if self.holds > 0 {
+                self.young.resize(self.used.len(), 0);
+                bits::fill(&mut self.young, at..at + 1, true);
+            }
             match place.0 < self.reserved {
                 true => self.used_reserved += 1,
                 false => self.loose = self.loose.saturating_sub(1),
             }
         }
         free
+    }
+
+    fn is_young(&self, place: PageNumber) -> bool {
+        let at = place.0 as usize;
+        at / 64 < self.young.len() && bits::all(&self.young, at..at + 1, true)
     }
 
     fn set_reserved(&mut self, reserved: u64) {

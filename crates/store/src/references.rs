@@ -58,13 +58,13 @@ pub(crate) struct Window {
 impl<'a> Snapshot<'a> {
     /// Writes a checkpoint and keeps it. Who compares it with the index holds the job lock.
     pub(crate) fn take(pool: &'a Pool) -> Result<Self> {
-        // The hold comes first: a checkpoint between the two would only hold back more.
-        let hold = pool.pages.hold();
         let is_fresh = pool.check_writable().is_ok();
         if is_fresh {
             pool.checkpoint()?;
         }
-        let root = *pool.checkpoints.lock();
+        let current = pool.checkpoints.lock();
+        let (root, hold) = (*current, pool.pages.hold());
+        drop(current);
         let catalogue = Catalogue::read(&pool.pages, root.catalogue, &mut |_| Ok(()))?;
         Ok(Self {
             pool,

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -10,8 +11,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, IndexKind, Lba, OpenOptions, Pba, Ready, Scrub, Store, StoreErrorKind, Volume,
-    VolumeChange, VolumeOptions, Wait, WhenFull,
+    CreateOptions, IndexKind, Lba, MetadataExport, OpenOptions, Pba, Ready, Scrub, Store,
+    StoreErrorKind, Volume, VolumeChange, VolumeOptions, Wait, WhenFull,
 };
 
 const BLOCK: u64 = 4096;
@@ -356,11 +357,15 @@ struct Checkpoints {
 
 impl Checkpoints {
     fn new(store: &Arc<Store>, segments: u64) -> Self {
+        Self::named("mapped", store, segments)
+    }
+
+    fn named(name: &str, store: &Arc<Store>, segments: u64) -> Self {
         let options = VolumeOptions::new(segments * 2 * MIB);
-        store.create_volume("mapped", &options).unwrap();
+        store.create_volume(name, &options).unwrap();
         Self {
             store: Arc::clone(store),
-            volume: store.volume("mapped").unwrap(),
+            volume: store.volume(name).unwrap(),
             segments,
             next: 0,
         }
@@ -380,8 +385,10 @@ impl Checkpoints {
     }
 }
 
-fn meta_len(engine: &SimulatedEngine) -> u64 {
-    engine.durable_image(Part::Meta).len() as u64
+/// What the host has allocated of it.
+fn meta_bytes(engine: &SimulatedEngine) -> u64 {
+    let meta = engine.open(Part::Meta).unwrap();
+    meta.allocated_bytes().unwrap()
 }
 
 #[test]
@@ -402,22 +409,67 @@ fn metadata_does_not_grow_while_usage_is_found_out() {
     // What is let go of at once, and what a call writes.
     let grown = most - before;
     assert!(grown < 12 * MIB, "by {grown} bytes");
-    assert!(meta_len(&engine) <= 32 * MIB, "{} bytes", meta_len(&engine));
+    assert!(meta_bytes(&engine) <= 32 * MIB);
     assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
 }
 
+/// Goes on writing checkpoints while something is written into it.
+struct Busy<'a>(&'a mut Checkpoints, Vec<u8>);
+
+impl Write for Busy<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(1);
+        self.1.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 #[test]
-fn metadata_that_grew_goes_back_to_the_host() {
+fn who_holds_a_checkpoint_at_most_doubles_metadata() {
     let (engine, store) = create(512 * MIB);
     let mut checkpoints = Checkpoints::new(&store, 128);
-    checkpoints.write(20);
-    let report = store.check_with_progress(false, &mut |_| {}, &mut |_, _| checkpoints.write(1));
-    assert_eq!(report.unwrap().findings, 0);
-    let grown = meta_len(&engine);
-    assert!(grown > 60 * MIB, "{grown} bytes");
+    checkpoints.write(50);
+    let before = store.stat().unwrap().metadata_bytes_on_disk;
+    let (mut most, mut exports) = (0, 0);
+    // An export holds a later checkpoint than the check in the middle of which it is made.
+    let report = store.check_with_progress(false, &mut |_| {}, &mut |_, _| {
+        checkpoints.write(2);
+        if exports < 3 {
+            let mut busy = Busy(&mut checkpoints, Vec::new());
+            store.export_metadata(&mut busy).unwrap();
+            let export = MetadataExport::read(&mut &busy.1[..]).unwrap();
+            assert_eq!(export.bytes(), busy.1.len() as u64);
+            assert!(export.bytes() > 128 * BLOCK);
+            exports += 1;
+        }
+        most = most.max(store.stat().unwrap().metadata_bytes_on_disk);
+    });
+    assert_eq!((report.unwrap().findings, exports), (0, 3));
+    // Of each of four held checkpoints, and of those in use.
+    assert!(most <= 6 * before, "{most} bytes of {before}");
+    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+    assert!(meta_bytes(&engine) <= 16 * MIB);
+}
+
+#[test]
+fn metadata_of_what_was_deleted_goes_back_to_the_host() {
+    let (engine, store) = create(512 * MIB);
+    let mut checkpoints = Checkpoints::new(&store, 128);
     checkpoints.write(2);
-    let len = meta_len(&engine);
-    assert!(len <= 32 * MIB, "{len} bytes of {grown}");
+    let mut large = Checkpoints::named("large", &store, 1 << 14);
+    large.write(1);
+    let grown = meta_bytes(&engine);
+    assert!(grown > 60 * MIB, "{grown} bytes");
+    drop(large);
+    store.delete_volume("large").unwrap();
+    while store.deletion_step().unwrap().is_some() {}
+    checkpoints.write(2);
+    let len = meta_bytes(&engine);
+    assert!(len <= 48 * MIB, "{len} bytes of {grown}");
     // It grows again where that is needed, and a crash changes nothing of it.
     checkpoints.write(10);
     drop((checkpoints, store));
