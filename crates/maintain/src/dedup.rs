@@ -48,9 +48,15 @@ pub fn dedup_now(
     });
     let volumes = named.map_or_else(|| volumes_with_dedup(store), |volume| vec![volume]);
     let mut counts = JobCounts::default();
-    let flow = match find_all(store, &volumes, &mut counts, progress)? {
-        ControlFlow::Continue(()) => collect_all(store, &mut counts, progress)?,
-        broken => broken,
+    let flow = match find_all(store, &volumes, &mut counts, progress) {
+        Ok(ControlFlow::Continue(())) => collect_all(store, &mut counts, progress)?,
+        Ok(broken) => broken,
+        Err(error) if error.kind() == StoreErrorKind::NoSpace => {
+            // What is released may be the room that the finder misses.
+            let _ = collect_all(store, &mut counts, progress)?;
+            return Err(error);
+        }
+        Err(error) => return Err(error),
     };
     wait_until_free(store)?;
     // A deletion that cannot go on keeps nothing from being shared.

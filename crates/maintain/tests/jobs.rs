@@ -471,6 +471,21 @@ fn a_search_for_duplicates_returns_when_what_it_released_is_free() {
 }
 
 #[test]
+fn a_search_that_finds_the_host_full_releases_all_the_same() {
+    let (engine, store) = new_store(IndexKind::Hash);
+    let contents = || (0..2000).map(|n| n % 1000 + 1);
+    add_volume(&store, "given-up", contents());
+    dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    store.delete_volume("given-up").unwrap();
+    add_volume(&store, "new", 2000..20_000);
+    let index = engine.open(Part::Index).unwrap();
+    engine.set_capacity(Part::Index, Some(index.allocated_bytes().unwrap()));
+    let full = dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(()));
+    assert_eq!(full.unwrap_err().kind(), StoreErrorKind::NoSpace);
+    assert_eq!(store.queued_blocks().unwrap(), 0);
+}
+
+#[test]
 fn threads_end_when_they_are_told_to() {
     let (_engine, store) = new_store(IndexKind::Memory);
     add_volume(&store, "a", 1..=1000);

@@ -195,7 +195,7 @@ impl Log {
         self.is_link_fresh = false;
     }
 
-    /// Sees to room for frames of so many bytes together, and to an extent to go on in.
+    /// Sees to room for frames of so many bytes together, behind the tail or in an extent to go on in.
     pub(super) fn secure(
         &mut self,
         disk: &dyn Disk,
@@ -211,7 +211,7 @@ impl Log {
         }
         let ahead = self.ahead.iter().map(|it| Position::first(*it).room());
         let most = ahead.chain([self.tail.room()]).max();
-        if self.ahead.is_empty() || most.is_none_or(|most| most < bytes as u64) {
+        if most.is_none_or(|most| most < bytes as u64) {
             self.reserve_ahead(disk, space, bytes)?;
         }
         Ok(())
@@ -734,9 +734,8 @@ mod tests {
             let mut written = seeded(seed);
             written.append(b"first");
             written.sync();
-            let secured = written.log.secure(&*written.disk, &mut written.space, 0);
-            secured.unwrap();
-            let small = written.log.ahead[0];
+            let (disk, space) = (&*written.disk, &mut written.space);
+            let small = written.log.reserve_ahead(disk, space, 0).unwrap();
             written.append(&LARGE);
             assert_eq!(written.log.marks.len(), 3);
             let (read, after) = written.after_power_loss().unwrap();
@@ -778,8 +777,8 @@ mod tests {
     fn a_failed_sync_between_links_is_no_want_of_room() {
         let mut written = empty();
         written.append(b"first");
-        let secured = written.log.secure(&*written.disk, &mut written.space, 0);
-        secured.unwrap();
+        let (disk, space) = (&*written.disk, &mut written.space);
+        written.log.reserve_ahead(disk, space, 0).unwrap();
         let kind = ErrorKind::StorageFull;
         written.engine.fail_once(Part::Index, Op::Sync, 1, kind);
         let error = written.try_append(&LARGE).unwrap_err();
