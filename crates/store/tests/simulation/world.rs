@@ -380,6 +380,11 @@ impl World {
         let hooks_run = state.coverage.hooks_run;
         drop(state);
         let stat = self.store().stat().ok()?;
+        // What is released beyond the new end of a pool that shrinks is nobody's.
+        let is_shrinking = self.store().shrinking_to().ok()?.is_some();
+        if is_shrinking && stat.reclaim_blocks > 0 {
+            return None;
+        }
         Some(Room {
             blocks: (stat.free_blocks + stat.reclaim_blocks - stat.queued_blocks)
                 .saturating_sub(stat.reserve_blocks + stat.kept_blocks),
