@@ -26,6 +26,7 @@ use rustc_hash::FxHashSet;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::map::{Layer, Maps};
 use crate::read::Runs;
+use crate::segments::Segments;
 use crate::volume::{Extent, Volume, Wait};
 
 /// What a run of bytes holds, for somebody who has an older copy.
@@ -132,9 +133,10 @@ impl Volume {
         wait: Wait,
     ) -> Result<()> {
         let block_size = self.pool.block_size();
+        let mut segments = branches.segments();
         while runs.at() < end && !runs.is_full() {
             let from = Lba(runs.at() / block_size);
-            let next = branches.next_segment(&self.pool.maps, from.segment())?;
+            let next = segments.next(&self.pool.maps, from.segment())?;
             let first = next.map_or(u64::MAX, |segment| segment.first().0 * block_size);
             runs.add(first.min(end), Change::Same);
             let Some(segment) = next.filter(|_| first < end) else {
@@ -172,14 +174,9 @@ impl Branches {
         Some(Self { common, old, new })
     }
 
-    /// The first segment at or after `from` of which a layer may say something.
-    fn next_segment(&self, maps: &Maps, from: SegmentIndex) -> Result<Option<SegmentIndex>> {
-        let mut first = None;
-        for layer in self.old.iter().chain(&self.new) {
-            let found = maps.next_segment(layer, from)?;
-            first = [first, found].into_iter().flatten().min();
-        }
-        Ok(first)
+    /// Those of which a layer may say something.
+    fn segments(&self) -> Segments {
+        Segments::of(self.old.iter().chain(&self.new))
     }
 
     fn compare(&self, maps: &Maps, segment: SegmentIndex, wait: Wait) -> Result<Vec<Change>> {
@@ -254,7 +251,7 @@ mod shuttle_tests {
                         (&top, &beside, [Same, Data, Zero]),
                     ] {
                         let branches = Branches::of(old, new).unwrap();
-                        let next = branches.next_segment(&maps, SEGMENT).unwrap();
+                        let next = branches.segments().next(&maps, SEGMENT).unwrap();
                         assert_eq!(next, Some(SEGMENT));
                         let changes = branches.compare(&maps, SEGMENT, Wait::Yes).unwrap();
                         assert_eq!(changes[..3], expected);

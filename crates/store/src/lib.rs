@@ -14,7 +14,7 @@
 //! | `allotment.rs` | quotas and reservations of volumes |
 //! | `give_back.rs` | letting the host have free space |
 //! | `apply.rs` | the one function that changes a map |
-//! | `map.rs` `space.rs` `catalogue.rs` | what it changes |
+//! | `map.rs` `segments.rs` `space.rs` `catalogue.rs` | what it changes |
 //! | `finder.rs` `collector.rs` | publishing, sharing and releasing blocks, batch by batch |
 //! | `batch.rs` `queue.rs` `index.rs` | what they have announced; what they have to release; the index |
 //! | `heat.rs` `latency.rs` | hints for when to leave what alone |
@@ -80,6 +80,7 @@ mod references;
 mod remake;
 mod resize;
 mod scrub;
+mod segments;
 mod snapshot;
 mod space;
 mod stat;

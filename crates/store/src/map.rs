@@ -468,10 +468,9 @@ impl Maps {
             if let Some(view) = lock(self.shard(key.0, segment)).get(key) {
                 return Ok(Arc::clone(view));
             }
-            let changes = self.frozen_changes.load(SeqCst);
-            let is_still = |maps: &Self| {
-                changes.is_multiple_of(2) && maps.frozen_changes.load(SeqCst) == changes
-            };
+            let changes = self.frozen_changes();
+            let is_still =
+                |maps: &Self| changes.is_multiple_of(2) && maps.frozen_changes() == changes;
             let entries = self.compose(layer, segment, wait)?;
             let view = Arc::new(Leaf {
                 state: RwLock::new(LeafState {
@@ -519,19 +518,9 @@ impl Maps {
         std::iter::successors(Some(Arc::clone(layer)), |layer| layer.below()).collect()
     }
 
-    /// The first segment at or after `from` in which this layer or one below it may have something.
-    pub(crate) fn next_resolved_segment(
-        &self,
-        layer: &Arc<Layer>,
-        from: SegmentIndex,
-    ) -> Result<Option<SegmentIndex>> {
-        let mut first = None;
-        // From the bottom: what a merge takes out of a layer meanwhile is in the next one by then.
-        for layer in Self::lineage(layer).iter().rev() {
-            let found = self.next_segment(layer, from)?;
-            first = [first, found].into_iter().flatten().min();
-        }
-        Ok(first)
+    /// Even while no frozen layer changes; not what it was once one has.
+    pub(crate) fn frozen_changes(&self) -> u64 {
+        self.frozen_changes.load(SeqCst)
     }
 
     /// Empties a segment of a frozen layer, after these entries of it have gone to the layer above.

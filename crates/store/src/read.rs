@@ -19,6 +19,7 @@ use crate::epoch::Pin;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::map::Layer;
+use crate::segments::Segments;
 use crate::volume::{Extent, Volume, Wait};
 
 /// Blocks looked up at a time: bounds the memory of a large read.
@@ -182,12 +183,15 @@ impl Volume {
         let block_size = self.pool.block_size();
         let mut runs = Runs::new(range.start, extents_max);
         let mut view = PinnedView::of(self);
+        let mut segments = Segments::under(&view.layer);
         let end = Lba(range.end.div_ceil(block_size));
         let mut lba = Lba(range.start / block_size);
         while lba < end && !runs.is_full() {
             let next = view.look_up(|layer| {
-                let maps = &self.pool.maps;
-                let next = maps.next_resolved_segment(layer, lba.segment())?;
+                if !segments.is_under(layer) {
+                    segments = Segments::under(layer);
+                }
+                let next = segments.next(&self.pool.maps, lba.segment())?;
                 let Some(segment) = next.filter(|segment| segment.first() < end) else {
                     return Ok(None);
                 };

@@ -12,6 +12,7 @@ use onefold_format::{Entry, Lba, Record, UnmapTo};
 use crate::apply::owned_runs;
 use crate::error::{Result, StoreError};
 use crate::map::Layer;
+use crate::segments::Segments;
 use crate::volume::{Volume, Wait};
 use smallvec::SmallVec;
 
@@ -65,9 +66,10 @@ impl Volume {
     /// Gives up what these blocks map, which are locked, and hides what the layers below have there.
     pub(crate) fn unmap(&self, layer: &Arc<Layer>, blocks: Range<Lba>) -> Result<()> {
         let maps = &self.pool.maps;
+        let mut segments = Segments::under(layer);
         let mut lba = blocks.start;
         while lba < blocks.end {
-            let Some(segment) = maps.next_resolved_segment(layer, lba.segment())? else {
+            let Some(segment) = segments.next(maps, lba.segment())? else {
                 break;
             };
             let start = segment.first().max(lba);

@@ -76,6 +76,11 @@ pub(crate) fn merge_away(maps: &Maps, gone: &Arc<Layer>, above: &Arc<Layer>) {
     maps.remove_layer(gone.id).unwrap();
 }
 
+/// What a checkpoint does once a merge has emptied a segment.
+pub(crate) fn forget(layer: &Layer, segment: SegmentIndex) {
+    lock(&layer.fresh).remove(&segment);
+}
+
 fn blocks(maps: &Maps, layer: &Layer) -> Vec<u64> {
     let mut entries = Entries::new();
     maps.resolve(layer, SEGMENT, 0..3, Wait::Yes, &mut entries)

@@ -1,0 +1,117 @@
+//! Which segments of a volume may hold something, in order.
+//!
+//! A volume with a thousand snapshots has a thousand layers. A request that goes through many segments
+//! asks each of them once for what it has next, and again when it has come there.
+
+use std::sync::Arc;
+
+use onefold_format::SegmentIndex;
+
+use crate::error::Result;
+use crate::map::{Layer, Maps};
+
+/// The segments in which one of some layers may have something.
+pub(crate) struct Segments {
+    /// From the bottom: what a merge takes out of a layer meanwhile is in the next one by then.
+    layers: Vec<Ahead>,
+    /// How often frozen layers had changed when what they have next was looked up.
+    changes: Option<u64>,
+}
+
+struct Ahead {
+    layer: Arc<Layer>,
+    is_frozen: bool,
+    /// The first segment that it has, as far as was asked for.
+    next: Option<SegmentIndex>,
+}
+
+impl Segments {
+    /// Of layers one above the other, from the bottom.
+    pub(crate) fn of<'a>(layers: impl IntoIterator<Item = &'a Arc<Layer>>) -> Self {
+        let ahead = |layer: &Arc<Layer>| Ahead {
+            layer: Arc::clone(layer),
+            is_frozen: !layer.above().is_empty(),
+            next: None,
+        };
+        Self {
+            layers: layers.into_iter().map(ahead).collect(),
+            changes: None,
+        }
+    }
+
+    /// Of a layer and those below it.
+    pub(crate) fn under(layer: &Arc<Layer>) -> Self {
+        Self::of(Maps::lineage(layer).iter().rev())
+    }
+
+    /// Whether they are those of this layer and below.
+    pub(crate) fn is_under(&self, layer: &Arc<Layer>) -> bool {
+        let top = self.layers.last();
+        top.is_some_and(|top| Arc::ptr_eq(&top.layer, layer))
+    }
+
+    /// The first one at or after `from`, which never goes back.
+    pub(crate) fn next(&mut self, maps: &Maps, from: SegmentIndex) -> Result<Option<SegmentIndex>> {
+        let changes = maps.frozen_changes();
+        let is_kept = self.changes == Some(changes);
+        self.look(maps, from, is_kept)?;
+        let is_still = changes.is_multiple_of(2) && maps.frozen_changes() == changes;
+        if is_kept && !is_still {
+            // It may have moved to a layer that was not asked again.
+            self.look(maps, from, false)?;
+        }
+        self.changes = is_still.then_some(changes);
+        Ok(self.layers.iter().filter_map(|ahead| ahead.next).min())
+    }
+
+    /// Asks all layers, or, where frozen ones have what they had, those that may have another now.
+    fn look(&mut self, maps: &Maps, from: SegmentIndex, is_kept: bool) -> Result<()> {
+        for ahead in &mut self.layers {
+            let is_before = ahead.next.is_some_and(|next| next < from);
+            if !is_kept || !ahead.is_frozen || is_before {
+                ahead.next = maps.next_segment(&ahead.layer, from)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "shuttle"))]
+#[allow(clippy::unwrap_used, reason = "how tests fail")]
+mod shuttle_tests {
+    use onefold_format::{Entry, Pba};
+    use shuttle::thread;
+
+    use super::*;
+    use crate::map::shuttle_tests::{SEGMENT, forget, layer, maps};
+    use crate::volume::Wait;
+
+    const LATER: SegmentIndex = SegmentIndex(1);
+
+    #[test]
+    fn shuttle_merging_hides_no_segment() {
+        let interleave = || {
+            let (maps, [_, middle, upper]) = maps();
+            let live = layer(&maps, 4, Some(3), &[]);
+            let leaf = |layer| maps.leaf(layer, LATER, Wait::Yes).unwrap();
+            maps.change(&middle, LATER, &leaf(&middle), 0..1, |entries| {
+                entries[0] = Entry::shared(Pba(20));
+            });
+            let reader = {
+                let maps = Arc::clone(&maps);
+                thread::spawn(move || {
+                    let mut segments = Segments::under(&live);
+                    for segment in [SEGMENT, LATER] {
+                        assert_eq!(segments.next(&maps, segment).unwrap(), Some(segment));
+                    }
+                })
+            };
+            let (lower, above) = (leaf(&middle), leaf(&upper));
+            let moved = lower.with(|entries| *entries);
+            maps.merge(LATER, (&middle, &lower), (&upper, &above), &moved);
+            forget(&middle, LATER);
+            reader.join().unwrap();
+        };
+        shuttle::check_pct(interleave, 2000, 3);
+    }
+}
