@@ -385,9 +385,11 @@ impl World {
         if is_shrinking && stat.reclaim_blocks > 0 {
             return None;
         }
+        // What the device cannot read stays out of use when it is given up.
+        let bad = self.store().scrub_status().ok()?.bad_blocks;
         Some(Room {
             blocks: (stat.free_blocks + stat.reclaim_blocks - stat.queued_blocks)
-                .saturating_sub(stat.reserve_blocks + stat.kept_blocks),
+                .saturating_sub(stat.reserve_blocks + stat.kept_blocks + bad),
             hooks_run,
         })
     }
