@@ -306,14 +306,14 @@ impl VolumeModel {
     }
 
     /// Compares what a read returned with what it may return, and remembers which it was. After a
-    /// failed sync what was not flushed `may_be_gone`: a block that was new then shows what its last
-    /// owner left.
+    /// failed sync the blocks `may_be_gone`, which have this size, of which something was not flushed:
+    /// one that was new then shows what its last owner left.
     pub(crate) fn end_read(
         &mut self,
         begun: Moment,
         offset: u64,
         found: &[u8],
-        may_be_gone: bool,
+        may_be_gone: Option<u64>,
     ) -> Result<(), Violation> {
         let compared = self.compare(begun, offset, found, may_be_gone);
         self.request_ended();
@@ -330,10 +330,13 @@ impl VolumeModel {
         begun: Moment,
         offset: u64,
         found: &[u8],
-        may_be_gone: bool,
+        may_be_gone: Option<u64>,
     ) -> Result<(), Violation> {
         for (sector, range, inside) in sectors_of(offset, found.len() as u64) {
             let bytes = &found[range];
+            if may_be_gone.is_some_and(|block_size| self.is_block_open(sector, block_size)) {
+                continue;
+            }
             let Some(history) = self.open.get(&sector) else {
                 let version = self.settled(sector);
                 if !self.is(sector, version, inside, bytes) {
@@ -341,9 +344,6 @@ impl VolumeModel {
                 }
                 continue;
             };
-            if may_be_gone {
-                continue;
-            }
             let first = history
                 .iter()
                 .rposition(|step| step.answered && step.at <= begun.0)
@@ -366,6 +366,13 @@ impl VolumeModel {
             }
         }
         Ok(())
+    }
+
+    /// Whether the block of this sector has another one, or this, with more than one possible content.
+    fn is_block_open(&self, sector: u64, block_size: u64) -> bool {
+        let in_block = block_size / SECTOR;
+        let first = sector / in_block * in_block;
+        (first..first + in_block).any(|sector| self.open.contains_key(&sector))
     }
 
     /// Compares what a recovered volume holds in a range with everything that may be there; what

@@ -467,7 +467,8 @@ impl World {
         match volume.read(offset, &mut found, wait) {
             Ok(()) => {
                 // The kernel may have evicted what it could not write.
-                let may_be_gone = self.engine().failures(Part::Data, Op::Sync) > 0;
+                let has_failed = self.engine().failures(Part::Data, Op::Sync) > 0;
+                let may_be_gone = has_failed.then(|| self.state().block_size);
                 let compared = self.with(id, |volume| {
                     volume.end_read(begun, offset, &found, may_be_gone)
                 });
