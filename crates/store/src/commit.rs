@@ -127,8 +127,7 @@ impl Pool {
     pub(crate) fn write_data_out(&self) -> Result<()> {
         if self.aside.is_set() && self.unsynced.load(SeqCst) {
             self.aside
-                .run(|| self.sync_data().and_then(|()| self.sync_data()))
-                .inspect_err(|error| self.fail_sync(error))?;
+                .run(|| self.sync_data().and_then(|()| self.sync_data()))?;
         }
         Ok(())
     }
@@ -164,7 +163,7 @@ impl Pool {
 
     fn make_durable(&self, log: &mut Log, tail: &Tail, has_unsynced: bool) -> Result<()> {
         if has_unsynced && Guard::PoolSyncedBeforeLog.holds() {
-            self.sync_data()?;
+            self.sync_data().inspect_err(|_| self.doubt(tail))?;
         }
         if tail.is_empty() {
             return Ok(());
@@ -176,11 +175,19 @@ impl Pool {
         Ok(())
     }
 
+    /// Once it fails there are no more writes, and records to come, so all that are not durable are in
+    /// the tail and in those of commits under way.
     pub(crate) fn sync_data(&self) -> Result<()> {
         let what = || format!("syncing the pool's data {}", self.data_name);
-        self.data
-            .sync()
+        let synced = self.data.sync();
+        synced
             .map_err(|error| StoreError::io(what(), error))
+            .inspect_err(|error| {
+                if Guard::FailedSyncStopsWrites.holds() {
+                    self.fail_sync(error);
+                    self.doubt_tail();
+                }
+            })
     }
 }
 

@@ -43,6 +43,8 @@ pub enum Guard {
     SessionsKeptApart,
     /// P8: after a failed sync nothing is written until the pool is opened again.
     FailedSyncStopsWrites,
+    /// P1: after a failed sync of the data no block is read that may show what its last owner left.
+    DoubtedNotRead,
     /// A volume whose import was interrupted is removed.
     ImportsFinishedOrRemoved,
     /// Blocks are given back to the host before anybody can be handed them again.
@@ -110,7 +112,7 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 48] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -129,6 +131,7 @@ impl Guard {
         Self::GapIsDamage,
         Self::SessionsKeptApart,
         Self::FailedSyncStopsWrites,
+        Self::DoubtedNotRead,
         Self::ImportsFinishedOrRemoved,
         Self::DiscardBeforeReuse,
         Self::SharedNotInPlace,

@@ -21,6 +21,7 @@
 //! | `aside.rs` | letting others do what no guest waits for |
 //! | `hash_cache.rs` | fingerprints made while blocks are written |
 //! | `log.rs` `commit.rs` | how changes become durable |
+//! | `doubted.rs` | what is not read after a sync that failed |
 //! | `tail_copy.rs` | how changes that are not durable yet outlive the process |
 //! | `checkpoint.rs` `tree.rs` `pages.rs` | how the log is kept short |
 //! | `recovery.rs` | creating, opening, replay |
@@ -54,6 +55,7 @@ mod closing;
 mod collector;
 mod commit;
 mod deletion;
+mod doubted;
 mod epoch;
 mod error;
 mod export;

@@ -79,6 +79,11 @@ impl Tail {
         }
     }
 
+    /// The records, frame by frame.
+    pub(crate) fn frames(&self) -> impl Iterator<Item = &[u8]> {
+        self.chunks.iter().map(Vec::as_slice)
+    }
+
     /// The records that came after `mark`: where the frame will stand that has them, and their bytes.
     pub(crate) fn since(&self, mark: TailMark) -> impl Iterator<Item = (u64, &[u8])> {
         let chunks = &self.chunks[mark.chunk.min(self.chunks.len())..];

@@ -15,6 +15,7 @@ use crate::apply::{self, Books, Failed};
 use crate::aside::AsideWork;
 use crate::bad_blocks::BadBlocks;
 use crate::commit::Shared;
+use crate::doubted::Doubted;
 use crate::epoch::{Epoch, Epochs};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::give_back::Freed;
@@ -78,6 +79,7 @@ pub(crate) struct Pool {
     /// Data was written since the last sync of the pool started.
     pub(crate) unsynced: AtomicBool,
     failure: OnceLock<String>,
+    pub(crate) doubted: Doubted,
     /// What becomes of writes for which there is no room: the next checkpoint makes it durable.
     when_full: AtomicU8,
     pub(crate) space_report: SpaceReport,
@@ -202,6 +204,7 @@ impl Pool {
             free_walk: Mutex::new(Some(0)),
             unsynced: AtomicBool::new(false),
             failure: OnceLock::new(),
+            doubted: Doubted::default(),
             when_full: AtomicU8::new(root.when_full as u8),
             space_report: SpaceReport::default(),
             due: (Mutex::new(false), Condvar::new()),
@@ -249,11 +252,20 @@ impl Pool {
         }
     }
 
+    /// The blocks that no durable record names may not hold what was written to them.
+    pub(crate) fn doubt_tail(&self) {
+        self.doubt(&lock(&self.ledger).tail);
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failure.get().is_some()
+    }
+
     pub(crate) fn check_writable(&self) -> Result<()> {
-        if self.failure.get().is_none() {
-            Ok(())
-        } else {
+        if self.has_failed() {
             Err(self.read_only_error())
+        } else {
+            Ok(())
         }
     }
 

@@ -92,20 +92,24 @@ impl Volume {
     }
 
     fn read_run(&self, lba: Lba, pba: Pba, skip: u64, buf: &mut [u8], wait: Wait) -> Result<()> {
-        let at = pba.0 * self.pool.block_size() + skip;
+        let block_size = self.pool.block_size();
+        let at = pba.0 * block_size + skip;
+        let blocks = at / block_size..(at + buf.len() as u64).div_ceil(block_size);
+        let what = || format!("block {lba} of the volume, {pba} of the pool");
         let read = match wait {
             Wait::Yes => self.pool.data.read_at(buf, at).map(|()| true),
             Wait::No => self.pool.data.try_read_at(buf, at),
         };
         match read {
-            Ok(true) => Ok(()),
+            // A sync may have failed while the disk was read.
+            Ok(true) => self
+                .pool
+                .check_believed(&blocks)
+                .map_err(|error| StoreError::io(what(), error)),
             Ok(false) => Err(StoreError::would_wait()),
             Err(error) => {
-                let blocks = at / self.pool.block_size()
-                    ..(at + buf.len() as u64).div_ceil(self.pool.block_size());
                 self.pool.bad.suspect(blocks);
-                let what = format_args!("block {lba} of the volume, {pba} of the pool");
-                Err(StoreError::io(what, error))
+                Err(StoreError::io(what(), error))
             }
         }
     }

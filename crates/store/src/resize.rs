@@ -331,7 +331,7 @@ impl Pool {
     fn set_data_len(&self, size_bytes: u64) -> Result<()> {
         let set = self.data.set_len(size_bytes);
         set.map_err(|error| StoreError::io("resizing the pool", error))?;
-        self.sync_data().inspect_err(|error| self.fail_sync(error))
+        self.sync_data()
     }
 
     /// Makes a root durable that differs from the one before in the pool's size only.

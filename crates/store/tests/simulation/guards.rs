@@ -370,6 +370,25 @@ fn sync_fails(seed: u64) -> Step {
     power_loss(&world)
 }
 
+/// Part of a block is written anew after a snapshot, and the sync fails that should make it durable.
+fn neighbours_read_after_failed_sync(seed: u64) -> Step {
+    let world = small_pool(seed)?;
+    world.create_volume(MIB)?;
+    let id = world.volume_ids()[0];
+    world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.create_snapshots(&[id])?;
+    world.flush(id)?;
+    world.write(id, 0, BLOCK / 2, Fill::Data, Wait::Yes)?;
+    world.state().faulty = true;
+    let engine = world.engine();
+    engine.set_eviction_rate(Part::Data, 1.0);
+    engine.fail_once(Part::Data, Op::Sync, 1, std::io::ErrorKind::Other);
+    world.flush(id)?;
+    world.read(id, 0, BLOCK, Wait::Yes)?;
+    world.read(id, BLOCK, 7 * BLOCK, Wait::Yes)?;
+    power_loss(&world)
+}
+
 /// The process dies in the middle of an import.
 fn import_interrupted(seed: u64) -> Step {
     let world = small_pool(seed)?;
@@ -748,6 +767,7 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::GapIsDamage => frame_decays,
         Guard::SessionsKeptApart => torn_twice,
         Guard::FailedSyncStopsWrites => sync_fails,
+        Guard::DoubtedNotRead => neighbours_read_after_failed_sync,
         Guard::ImportsFinishedOrRemoved => import_interrupted,
         Guard::DiscardBeforeReuse => reused_while_discarded,
         Guard::SharedNotInPlace => shared_is_rewritten,

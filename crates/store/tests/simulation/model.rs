@@ -306,14 +306,13 @@ impl VolumeModel {
     }
 
     /// Compares what a read returned with what it may return, and remembers which it was. After a
-    /// failed sync the blocks `may_be_gone`, which have this size, of which something was not flushed:
-    /// one that was new then shows what its last owner left.
+    /// failed sync what was not flushed `may_be_gone`: a read finds it, or what was there before.
     pub(crate) fn end_read(
         &mut self,
         begun: Moment,
         offset: u64,
         found: &[u8],
-        may_be_gone: Option<u64>,
+        may_be_gone: bool,
     ) -> Result<(), Violation> {
         let compared = self.compare(begun, offset, found, may_be_gone);
         self.request_ended();
@@ -330,13 +329,10 @@ impl VolumeModel {
         begun: Moment,
         offset: u64,
         found: &[u8],
-        may_be_gone: Option<u64>,
+        may_be_gone: bool,
     ) -> Result<(), Violation> {
         for (sector, range, inside) in sectors_of(offset, found.len() as u64) {
             let bytes = &found[range];
-            if may_be_gone.is_some_and(|block_size| self.is_block_open(sector, block_size)) {
-                continue;
-            }
             let Some(history) = self.open.get(&sector) else {
                 let version = self.settled(sector);
                 if !self.is(sector, version, inside, bytes) {
@@ -347,6 +343,7 @@ impl VolumeModel {
             let first = history
                 .iter()
                 .rposition(|step| step.answered && step.at <= begun.0)
+                .filter(|_| !may_be_gone)
                 .unwrap_or(0);
             let possible: Vec<Version> = history[first..].iter().map(|step| step.version).collect();
             let is_alone = self.under_way == 1 && history.iter().all(|step| step.at <= begun.0);
@@ -358,7 +355,10 @@ impl VolumeModel {
                 None => return Err(self.unexpected(sector, bytes, &possible)),
                 // What a failed write left stays as it is until somebody writes again.
                 Some(version)
-                    if possible.len() > 1 && is_alone && inside == (0..SECTOR as usize) =>
+                    if possible.len() > 1
+                        && is_alone
+                        && !may_be_gone
+                        && inside == (0..SECTOR as usize) =>
                 {
                     self.push(sector, *version, true);
                 }
@@ -366,13 +366,6 @@ impl VolumeModel {
             }
         }
         Ok(())
-    }
-
-    /// Whether the block of this sector has another one, or this, with more than one possible content.
-    fn is_block_open(&self, sector: u64, block_size: u64) -> bool {
-        let in_block = block_size / SECTOR;
-        let first = sector / in_block * in_block;
-        (first..first + in_block).any(|sector| self.open.contains_key(&sector))
     }
 
     /// Compares what a recovered volume holds in a range with everything that may be there; what

@@ -467,8 +467,7 @@ impl World {
         match volume.read(offset, &mut found, wait) {
             Ok(()) => {
                 // The kernel may have evicted what it could not write.
-                let has_failed = self.engine().failures(Part::Data, Op::Sync) > 0;
-                let may_be_gone = has_failed.then(|| self.state().block_size);
+                let may_be_gone = self.engine().failures(Part::Data, Op::Sync) > 0;
                 let compared = self.with(id, |volume| {
                     volume.end_read(begun, offset, &found, may_be_gone)
                 });
