@@ -413,18 +413,16 @@ impl World {
     /// Sectors that are written in part are completed from what the model knows of them, so that
     /// must be certain. Returns whether it is.
     fn settle_ends(&self, id: u64, offset: u64, len: u64) -> Result<bool, Stop> {
-        for (sector, _, inside) in sectors_of(offset, len) {
-            if inside == (0..SECTOR as usize) {
-                continue;
-            }
-            if self.with(id, |volume| volume.certain(sector)).is_none() {
+        let ends =
+            || sectors_of(offset, len).filter(|(_, _, inside)| *inside != (0..SECTOR as usize));
+        let is_certain = |sector: u64| self.with(id, |volume| volume.certain(sector).is_some());
+        for (sector, _, _) in ends() {
+            if !is_certain(sector) {
                 self.read(id, sector * SECTOR, SECTOR, Wait::Yes)?;
             }
-            if self.with(id, |volume| volume.certain(sector)).is_none() {
-                return Ok(false);
-            }
         }
-        Ok(true)
+        // A request in the middle of the second read may have changed what the first one found.
+        Ok(ends().all(|(sector, _, _)| is_certain(sector)))
     }
 
     /// The versions that a write makes, and its bytes.
