@@ -418,10 +418,12 @@ impl Pool {
         Ok(equal)
     }
 
+    /// Whether equal fingerprints are not enough for this layer. Nobody knows what a volume wanted that
+    /// is gone.
     fn verifies(&self, layer: LayerId) -> Result<bool> {
         let ledger = self.ledger()?;
         let found = ledger.books.catalogue.by_layer(layer);
-        Ok(found.is_some_and(|(_, volume)| volume.verify))
+        Ok(found.is_none_or(|(_, volume)| volume.verify))
     }
 
     /// Whether those items that are `equal` so far have the same bytes as the block that the index
