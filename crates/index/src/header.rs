@@ -82,13 +82,16 @@ fn encode(kind: IndexKind, pool: PoolId, content: Content) -> [u8; HEADER_BYTES]
     bytes
 }
 
-/// The kind that a header names, where one of this pool can be read at all.
-pub(crate) fn kind(disk: &dyn Disk, pool: PoolId) -> Option<IndexKind> {
+/// The kind that a header names, where there is one of this pool.
+pub(crate) fn kind(disk: &dyn Disk, pool: PoolId) -> Result<Option<IndexKind>> {
     let mut bytes = [0; HEADER_BYTES];
-    disk.read_at(&mut bytes, 0).ok()?;
+    match disk.read_at(&mut bytes, 0) {
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
     let kinds = [IndexKind::Btree, IndexKind::Memory, IndexKind::Hash];
     let mut kinds = kinds.into_iter();
-    kinds.find(|kind| decode(&bytes, *kind, pool).is_ok())
+    Ok(kinds.find(|kind| decode(&bytes, *kind, pool).is_ok()))
 }
 
 /// Reads the header from the medium.

@@ -226,7 +226,10 @@ pub fn check_header(disk: &dyn Disk, kind: IndexKind, pool: PoolId) -> Result<()
 }
 
 /// The kind of the index that is on the disk; `None` where there is none of this pool.
-pub fn kind_of(disk: &dyn Disk, pool: PoolId) -> Option<IndexKind> {
+///
+/// # Errors
+/// [`IndexError::Io`].
+pub fn kind_of(disk: &dyn Disk, pool: PoolId) -> Result<Option<IndexKind>> {
     header::kind(disk, pool)
 }
 

@@ -168,7 +168,7 @@ impl IndexSlot {
 fn blank(engine: &dyn Engine, part: Part, pool: PoolId) -> Result<Arc<dyn Disk>> {
     let failed = |error| StoreError::io(engine.describe(part), error);
     if let Ok(disk) = engine.open(part)
-        && onefold_index::kind_of(&*disk, pool).is_some()
+        && let Ok(Some(_)) = onefold_index::kind_of(&*disk, pool)
     {
         return Ok(disk);
     }
@@ -196,14 +196,14 @@ fn open(engine: &dyn Engine, created_with: IndexKind, pool: PoolId, bytes: usize
     let disk = engine
         .open(Part::Index)
         .map_err(|error| StoreError::io(engine.describe(Part::Index), error))?;
-    let found = onefold_index::kind_of(&*disk, pool);
+    let found = onefold_index::kind_of(&*disk, pool)?;
     let kind = found.unwrap_or(created_with);
     if found.is_none() {
         // Opening some kinds writes to the part, which must be known to be the pool's.
         onefold_index::check_header(&*disk, kind, pool)?;
     }
     let next = engine.open(Part::NextIndex).ok();
-    let next = next.and_then(|disk| onefold_index::kind_of(&*disk, pool));
+    let next = next.and_then(|disk| onefold_index::kind_of(&*disk, pool).ok().flatten());
     Ok(State {
         kind,
         next: next.filter(|next| *next != kind),
