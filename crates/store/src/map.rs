@@ -432,12 +432,12 @@ impl Maps {
         if !resolved.contains(&Entry::ABSENT) {
             return Ok(());
         }
-        let Some(below) = layer.below() else {
-            return Ok(());
-        };
-        let view = self.view(&below, segment, wait)?;
-        view.with(|lower| fill_absent(resolved, &lower[slots.clone()]));
-        // What a merge moved here meanwhile left the layer below only after it had come.
+        if let Some(below) = layer.below() {
+            let view = self.view(&below, segment, wait)?;
+            view.with(|lower| fill_absent(resolved, &lower[slots.clone()]));
+        }
+        // What a merge moved here meanwhile left the layer below only after it had come; that layer may
+        // be gone already, and with it the last one below.
         leaf.with(|own| {
             for (entry, own) in resolved.iter_mut().zip(&own[slots]) {
                 if *own != Entry::ABSENT {

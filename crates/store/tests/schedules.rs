@@ -17,8 +17,8 @@ use std::sync::Arc;
 use onefold_engine::Engine;
 use onefold_engine::simulated::SimulatedEngine;
 use onefold_store::{
-    CreateOptions, Guard, IndexKind, Lba, OpenOptions, Ready, Store, StoreError, StoreErrorKind,
-    Volume, VolumeOptions, Wait,
+    Change, CreateOptions, Guard, IndexKind, Lba, OpenOptions, Ready, Store, StoreError,
+    StoreErrorKind, Volume, VolumeOptions, Wait,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner, thread};
@@ -149,6 +149,44 @@ fn layer_emptied_while_read() {
     check(&store);
 }
 
+/// All that is below a snapshot moves into it while it and what is above it are asked again and
+/// again.
+fn layers_below_go_while_read() {
+    let store = pool();
+    let live = volume(&store, "a");
+    for (snapshot, content) in [("s0", 1), ("s1", 2)] {
+        write(&live, u64::from(content), content, 1);
+        let names = [("a".into(), snapshot.into())];
+        store.create_snapshots(&names).unwrap();
+    }
+    let kept = store.volume("a@s1").unwrap();
+    let reader = |ask: fn(&Volume, &Volume)| {
+        let (kept, live) = (Arc::clone(&kept), Arc::clone(&live));
+        thread::spawn(move || (0..6).for_each(|_| ask(&kept, &live)))
+    };
+    let readers = [
+        reader(|kept, _| assert_eq!(read(kept, 0, 4), [0, 1, 2, 0])),
+        reader(|kept, _| {
+            let extents = kept.extents(0..4 * BLOCK, 16, Wait::Yes).unwrap();
+            let data: u64 = extents.iter().filter(|it| it.data).map(|it| it.len).sum();
+            assert_eq!(data, 2 * BLOCK, "{extents:?}");
+        }),
+        reader(|kept, live| {
+            write(live, 1, 3, 1);
+            let changed = live.changes(kept, 0..4 * BLOCK, 16, Wait::Yes).unwrap();
+            let same = changed.iter().filter(|it| it.change == Change::Same);
+            assert_eq!(same.map(|it| it.len).sum::<u64>(), 3 * BLOCK, "{changed:?}");
+            live.trim(BLOCK, BLOCK, Wait::Yes).unwrap();
+            assert_eq!(read(live, 0, 4), [0, 0, 2, 0]);
+        }),
+    ];
+    store.delete_snapshot("a", "s0").unwrap();
+    while store.deletion_step().unwrap().is_some() {}
+    for reader in readers {
+        reader.join().unwrap();
+    }
+}
+
 /// Two writers of their own blocks and everything that works on maps beside them.
 fn all_jobs() {
     let store = pool();
@@ -234,6 +272,11 @@ fn shuttle_finder_beside_writer() {
 fn shuttle_layer_emptied_while_read() {
     explore(layer_emptied_while_read, schedules());
     is_found(Guard::LookupValidated, layer_emptied_while_read);
+}
+
+#[test]
+fn shuttle_layers_below_go_while_read() {
+    explore(layers_below_go_while_read, schedules());
 }
 
 #[test]

@@ -123,25 +123,27 @@ fn shuttle_who_looks_after_a_change_below_sees_it() {
 
 #[test]
 fn shuttle_merging_changes_nothing_for_those_above() {
-    shuttle::check_random(
-        || {
-            let (maps, layers) = maps();
-            let live = Arc::clone(&layers[2]);
-            let reader = {
-                let (maps, live) = (Arc::clone(&maps), Arc::clone(&live));
-                thread::spawn(move || {
-                    for _ in 0..3 {
-                        assert_eq!(blocks(&maps, &live), [10, 11, 12]);
-                    }
-                })
-            };
-            // The one in the middle or the one at the bottom goes first.
-            let goes_first = shuttle::rand::thread_rng().gen_range(0..2);
-            let (gone, above) = (&layers[goes_first], &layers[goes_first + 1]);
-            merge_away(&maps, gone, above);
-            reader.join().unwrap();
-            assert_eq!(blocks(&maps, &live), [10, 11, 12]);
-        },
-        2000,
-    );
+    let interleave = || {
+        let (maps, layers) = maps();
+        let live = Arc::clone(&layers[2]);
+        let reader = {
+            let (maps, live) = (Arc::clone(&maps), Arc::clone(&live));
+            thread::spawn(move || {
+                for _ in 0..3 {
+                    assert_eq!(blocks(&maps, &live), [10, 11, 12]);
+                }
+            })
+        };
+        // The one in the middle or the one at the bottom goes first; in the end nothing is below.
+        let goes_first = shuttle::rand::thread_rng().gen_range(0..2);
+        let (gone, above) = (&layers[goes_first], &layers[goes_first + 1]);
+        merge_away(&maps, gone, above);
+        merge_away(&maps, &layers[1 - goes_first], &live);
+        reader.join().unwrap();
+        assert!(live.below().is_none());
+        assert_eq!(blocks(&maps, &live), [10, 11, 12]);
+    };
+    shuttle::check_random(interleave, 2000);
+    // A reader that stands still while all below it goes.
+    shuttle::check_pct(interleave, 2000, 3);
 }
