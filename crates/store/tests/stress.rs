@@ -221,7 +221,25 @@ fn differences(before: &[u8], now: &[u8]) -> Vec<(usize, u64, u64)> {
     differing.take(8).collect()
 }
 
-/// Snapshots must not change, and clones must begin as their snapshots do.
+/// A volume that nobody else writes must be again what its snapshot is.
+fn roll_back(store: &Store, volume: &Volume, scribble: &mut dyn FnMut()) {
+    let name = volume.name();
+    store
+        .create_snapshots(&[(name.clone(), "back".to_owned())])
+        .unwrap();
+    let before = all_of(volume);
+    scribble();
+    store.roll_back(&name, "back").unwrap();
+    let now = all_of(volume);
+    assert!(
+        now == before,
+        "'{name}' was taken back: {:?}",
+        differences(&before, &now)
+    );
+    store.delete_snapshot(&name, "back").unwrap();
+}
+
+/// Snapshots must not change, clones must begin as their snapshots do, and go back to their own.
 fn snapshot_and_clone(store: &Store, run: &Run) {
     let mut draw = Draw::new(100);
     let mut kept: Vec<(String, Vec<u8>)> = Vec::new();
@@ -238,8 +256,12 @@ fn snapshot_and_clone(store: &Store, run: &Run) {
         if tolerate(store.clone_volume(&full, &clone)).is_some() {
             let volume = store.volume(&clone).unwrap();
             assert!(all_of(&volume) == seen, "a clone differs from its snapshot");
-            let at = draw.below(run.volume_bytes / BLOCK) * BLOCK;
-            tolerate(volume.write(at, &block(77), Wait::Yes));
+            let mut scribble = || {
+                let at = draw.below(run.volume_bytes / BLOCK) * BLOCK;
+                tolerate(volume.write(at, &block(77), Wait::Yes));
+            };
+            scribble();
+            roll_back(store, &volume, &mut scribble);
             tolerate(store.delete_volume(&format!("c{}", n - 2)));
         }
         kept.push((name, seen));
