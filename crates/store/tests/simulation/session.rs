@@ -727,9 +727,12 @@ impl World {
         };
         let world = Arc::clone(self);
         let request = self.state().request;
+        let is_untold = (part, op, when) == (Part::Data, Op::Sync, When::After);
         let hook = move || {
             if world.state().request == request && !world.engine().is_crashed() {
+                world.state().is_sync_untold = is_untold;
                 world.interrupt(held);
+                world.state().is_sync_untold = false;
             }
         };
         self.engine().on_next_io(part, op, when, Box::new(hook));

@@ -86,6 +86,8 @@ pub(crate) struct State {
     pub(crate) faulty: bool,
     /// Some sync failed or may have: readers may see what will never be durable.
     pub(crate) sync_failed: bool,
+    /// A sync of the data has ended, and the store has not heard yet how.
+    pub(crate) is_sync_untold: bool,
     /// No power was lost, and no sync failed, since everything was last compared: whatever was answered
     /// is there (P12).
     pub(crate) survived: bool,
@@ -142,6 +144,7 @@ impl World {
             trace: false,
             faulty: false,
             sync_failed: false,
+            is_sync_untold: false,
             survived: true,
             is_open_to_guests: false,
             must_reopen: false,
@@ -466,6 +469,11 @@ impl World {
             Ok(()) => {
                 // The kernel may have evicted what it could not write.
                 let may_be_gone = self.engine().failures(Part::Data, Op::Sync) > 0;
+                if may_be_gone && self.state().is_sync_untold {
+                    // Nobody can refuse yet what may be another's.
+                    self.with(id, VolumeModel::abandon_read);
+                    return Ok(());
+                }
                 let compared = self.with(id, |volume| {
                     volume.end_read(begun, offset, &found, may_be_gone)
                 });
