@@ -51,6 +51,8 @@ fn after_a_failed_sync_writes_are_io_errors_and_reads_go_on() {
 
     let mut client = Client::attach(&socket, true);
     assert_eq!(client.write(0, 0, &[7; 8192]).error, 0);
+    assert_eq!(client.call(0, command::FLUSH, 0, 0).error, 0);
+    assert_eq!(client.write(0, 8192, &[7; 4096]).error, 0);
     engine.fail_once(Part::Data, Op::Sync, 1, io::ErrorKind::Other);
     let io_error = Errno::Io as u32;
     assert_eq!(client.call(0, command::FLUSH, 0, 0).error, io_error);
@@ -61,4 +63,6 @@ fn after_a_failed_sync_writes_are_io_errors_and_reads_go_on() {
     assert_eq!(client.call(0, command::FLUSH, 0, 0).error, io_error);
     assert_eq!(client.read(0, 8192), vec![7; 8192]);
     assert_eq!(client.call(0, command::CACHE, 0, 8192).error, 0);
+    // What that sync was to make durable may be somebody else's by now.
+    assert_eq!(client.call(0, command::READ, 8192, 4096).error, io_error);
 }
