@@ -167,7 +167,10 @@ impl Sampler {
         let zero_bits = self.zero_bits.into_inner();
         let found = self.found.into_inner();
         let found = found.unwrap_or_else(PoisonError::into_inner);
-        let chunks = found.values().map(|sampled| sampled.chunk);
+        // In one order, whichever thread found what first, so that sums are the same to the last digit.
+        let mut found: Vec<(u128, Sampled)> = found.into_iter().collect();
+        found.sort_unstable_by_key(|(fingerprint, _)| *fingerprint);
+        let chunks = found.iter().map(|(_, sampled)| sampled.chunk);
         let group_bits = zero_bits + GROUP_BITS;
         let groups = found
             .iter()
