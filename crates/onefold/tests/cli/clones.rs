@@ -17,6 +17,9 @@ fn write(scene: &Scene, volume: &str, (offset, len): (usize, usize), pattern: u8
         .output()
         .unwrap();
     assert!(out.status.success(), "{out:?}");
+    wait_until("the daemon knows that its client has gone", || {
+        scene.json(&["volume", "stat", volume])["clients"] == serde_json::json!([])
+    });
 }
 
 fn being_deleted(scene: &Scene) -> Vec<serde_json::Value> {
