@@ -291,6 +291,8 @@ impl World {
         state.job = None;
         state.is_settled = match job {
             Job::Deletion => state.is_settled && done.is_ok(),
+            // It goes on where the index cannot be read, and leaves an open batch as it is.
+            Job::Check if state.faulty => state.is_settled && done.is_ok(),
             _ => done.is_ok() && job != Job::Rebuild,
         };
         // Blocks are read back once the batch is announced durably.
