@@ -61,6 +61,10 @@ pub(crate) fn run(world: &Arc<World>) -> Result<(), Violation> {
             Ok(()) | Err(Stop::Crashed) => {}
             Err(Stop::Violation(violation)) => return Err(violation),
         }
+        if world.state().died_unheard {
+            // The copy of the log's tail is valid, and names what the kernel has dropped.
+            return Ok(());
+        }
         match world.recover() {
             Ok(()) => {}
             Err(Stop::Crashed) => return Err(Violation("a crash nobody ordered".into())),
@@ -732,7 +736,11 @@ impl World {
             if world.state().request == request && !world.engine().is_crashed() {
                 world.state().is_sync_untold = is_untold;
                 world.interrupt(held);
-                world.state().is_sync_untold = false;
+                let has_failed = world.engine().failures(part, op) > 0;
+                let is_unheard = is_untold && has_failed && world.engine().is_crashed();
+                let mut state = world.state();
+                state.is_sync_untold = false;
+                state.died_unheard |= is_unheard;
             }
         };
         self.engine().on_next_io(part, op, when, Box::new(hook));

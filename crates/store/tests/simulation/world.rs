@@ -88,6 +88,9 @@ pub(crate) struct State {
     pub(crate) sync_failed: bool,
     /// A sync of the data has ended, and the store has not heard yet how.
     pub(crate) is_sync_untold: bool,
+    /// A sync of the data failed, and the process died before it heard of that: nothing tells whoever
+    /// opens the pool next.
+    pub(crate) died_unheard: bool,
     /// No power was lost, and no sync failed, since everything was last compared: whatever was answered
     /// is there (P12).
     pub(crate) survived: bool,
@@ -145,6 +148,7 @@ impl World {
             faulty: false,
             sync_failed: false,
             is_sync_untold: false,
+            died_unheard: false,
             survived: true,
             is_open_to_guests: false,
             must_reopen: false,
