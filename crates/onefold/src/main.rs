@@ -5,6 +5,7 @@
 //! pool itself or asks the [`daemon`] over its [`control`] socket. [`image`] is the other side of
 //! import and export.
 
+mod arguments;
 mod commands;
 mod control;
 mod daemon;
@@ -21,15 +22,12 @@ mod sharing;
 mod size;
 mod verbs;
 
-use clap::Parser;
-use clap::error::ErrorKind as ClapErrorKind;
-use commands::Cli;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match arguments::parse() {
         Ok(cli) => cli,
-        Err(error) => return refuse_arguments(&error),
+        Err(code) => return code,
     };
     match cli.run() {
         Ok(code) => code,
@@ -38,20 +36,4 @@ fn main() -> ExitCode {
             error.exit_code()
         }
     }
-}
-
-/// Prints help where that was asked for, and otherwise what is wrong in one line.
-fn refuse_arguments(error: &clap::Error) -> ExitCode {
-    if !error.use_stderr()
-        || error.kind() == ClapErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-    {
-        // As with every other word to the user, there is nobody to tell when it cannot be said.
-        let _ = error.print();
-        return ExitCode::from(u8::from(error.use_stderr()) * 2);
-    }
-    let rendered = error.render().to_string();
-    let message = rendered.split("\n\n").next().unwrap_or_default();
-    let words: Vec<&str> = message.split_whitespace().collect();
-    output::say(format_args!("{} (see 'onefold --help')", words.join(" ")));
-    ExitCode::from(2)
 }

@@ -1,63 +1,174 @@
 //! A bar on a terminal for work that takes a while; nothing anywhere else.
+//!
+//! The bar never goes back. Work that counts anew does so for its next step, which gets a bar of its own. At
+//! the end of a step, while what is left cannot be counted, there is a spinner instead of a full bar.
 
 use crate::output::Output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Units are bytes, and the rate is in MB/s, as those of disks and networks are.
+const BYTES: &str =
+    "{msg} [{bar:30}] {bytes} of {total_bytes}, {decimal_bytes_per_sec}, {eta} left";
+
+/// Units mean nothing to the user.
+const STEPS: &str = "{msg} [{bar:30}] {percent} %, {eta} left";
+
+const FINISHING: &str = "{msg}: finishing {spinner} {elapsed}";
+
+/// How often the spinner turns.
+const TURN: Duration = Duration::from_millis(250);
 
 /// How far a long piece of work has come.
 pub(crate) struct Progress {
     bar: ProgressBar,
+    what: String,
+    template: &'static str,
+    shown: Mutex<Shown>,
+}
+
+/// What the bar says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Shown {
+    done: u64,
+    all: u64,
+    /// Steps that have ended.
+    steps: u32,
+}
+
+/// What becomes of the bar when more is done.
+#[derive(Debug, PartialEq, Eq)]
+enum Turn {
+    Stay,
+    Advance,
+    NextStep,
+    Finish,
 }
 
 impl Progress {
     /// A bar that counts bytes, with rate and remaining time.
     pub(crate) fn bytes(output: &Output, what: &str) -> Self {
-        Self::new(
-            output,
-            what,
-            "{msg} [{bar:30}] {bytes}/{total_bytes} {binary_bytes_per_sec} {eta} left",
-        )
-    }
-
-    /// A bar that counts blocks, with rate and remaining time.
-    pub(crate) fn blocks(output: &Output, what: &str) -> Self {
-        Self::new(
-            output,
-            what,
-            "{msg} [{bar:30}] {human_pos}/{human_len} blocks {per_sec} {eta} left",
-        )
+        Self::new(output, what, BYTES)
     }
 
     /// A bar that counts steps of equal size.
     pub(crate) fn steps(output: &Output, what: &str) -> Self {
-        Self::new(output, what, "{msg} [{bar:30}] {percent} % {eta} left")
+        Self::new(output, what, STEPS)
     }
 
-    fn new(output: &Output, what: &str, template: &str) -> Self {
+    fn new(output: &Output, what: &str, template: &'static str) -> Self {
         let target = if output.shows_progress() {
             ProgressDrawTarget::stderr()
         } else {
             ProgressDrawTarget::hidden()
         };
         let bar = ProgressBar::with_draw_target(Some(0), target);
+        bar.set_message(what.to_owned());
+        let progress = Self {
+            bar,
+            what: what.to_owned(),
+            template,
+            shown: Mutex::default(),
+        };
+        progress.set_style(template);
+        progress
+    }
+
+    fn set_style(&self, template: &str) {
         // The templates are constants of this file; should one be wrong, a plain bar will do.
         if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style.progress_chars("=> "));
+            self.bar.set_style(style.progress_chars("=> "));
         }
-        bar.set_message(what.to_owned());
-        Self { bar }
     }
 
     /// `done` of `all` units are finished.
     pub(crate) fn set(&self, done: u64, all: u64) {
-        if self.bar.length() != Some(all) {
-            self.bar.set_length(all);
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        match shown.turn(done, all) {
+            Turn::Stay => return,
+            Turn::Advance => {}
+            Turn::NextStep => {
+                let step = shown.steps + 1;
+                self.bar.disable_steady_tick();
+                self.bar.reset();
+                self.set_style(self.template);
+                self.bar.set_message(format!("{}, step {step}", self.what));
+            }
+            Turn::Finish => {
+                self.set_style(FINISHING);
+                self.bar.reset_elapsed();
+                self.bar.enable_steady_tick(TURN);
+            }
         }
+        self.bar.set_length(all);
         self.bar.set_position(done);
+    }
+}
+
+impl Shown {
+    fn turn(&mut self, done: u64, all: u64) -> Turn {
+        let has_ended = self.all > 0 && self.done >= self.all;
+        let (new_share, share) = (
+            u128::from(done) * u128::from(self.all),
+            u128::from(self.done) * u128::from(all),
+        );
+        let turn = match () {
+            () if done < self.done && has_ended => Turn::NextStep,
+            // More has become known of what is to be done: the bar waits until that is made up for.
+            () if all == 0 || has_ended || (self.all > 0 && new_share <= share) => Turn::Stay,
+            () if done >= all => Turn::Finish,
+            () => Turn::Advance,
+        };
+        match turn {
+            Turn::Stay => {}
+            _ => {
+                (self.done, self.all) = (done, all);
+                self.steps += u32::from(turn == Turn::NextStep);
+            }
+        }
+        turn
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_never_goes_back_and_ends_once() {
+        let mut shown = Shown::default();
+        for (done, all, turn) in [
+            (0, 0, Turn::Stay),
+            (1, 10, Turn::Advance),
+            (1, 10, Turn::Stay),
+            (5, 10, Turn::Advance),
+            (4, 10, Turn::Stay),
+            // Half of it, and then less than half of twice as much.
+            (6, 20, Turn::Stay),
+            (11, 20, Turn::Advance),
+            (20, 20, Turn::Finish),
+            (20, 20, Turn::Stay),
+            (21, 20, Turn::Stay),
+            (1, 7, Turn::NextStep),
+            (7, 7, Turn::Finish),
+        ] {
+            assert_eq!(shown.turn(done, all), turn, "{done} of {all}");
+        }
+        assert_eq!(shown.steps, 1);
+    }
+
+    #[test]
+    fn a_step_that_is_broken_off_does_not_hide_the_next() {
+        let mut shown = Shown::default();
+        assert_eq!(shown.turn(5, 10), Turn::Advance);
+        assert_eq!(shown.turn(1, 100), Turn::Stay);
+        assert_eq!(shown.turn(60, 100), Turn::Advance);
     }
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 pub(super) fn run(context: &Context, kind: Option<Index>) -> Result<ExitCode> {
     let rebuild = IndexRebuild { kind };
-    let progress = Progress::blocks(&context.output, "counting the index");
+    let progress = Progress::bytes(&context.output, "counting the index");
     let reply = context
         .with_session(|session| session.call(&rebuild, &mut |done, all| progress.set(done, all)))?;
     drop(progress);

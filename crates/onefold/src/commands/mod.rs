@@ -50,20 +50,28 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// The heading of what every command takes.
+const GLOBAL: &str = "Global options";
+
+/// What people type who know other programs.
+const SHOW: [&str; 3] = ["show", "status", "info"];
+const LIST: &str = "ls";
+const DELETE: &str = "rm";
+
 /// Volumes for virtual machines, every block stored once.
 #[derive(Debug, Parser)]
 #[command(version, about)]
 pub(crate) struct Cli {
     /// The pool's directory.
-    #[arg(long, global = true, env = "ONEFOLD_POOL", value_name = "DIR")]
+    #[arg(long, global = true, env = "ONEFOLD_POOL", value_name = "DIR", help_heading = GLOBAL)]
     pool: Option<PathBuf>,
 
     /// How results are printed.
-    #[arg(long, global = true, value_enum, default_value = "text")]
+    #[arg(long, global = true, value_enum, default_value = "text", help_heading = GLOBAL)]
     format: Format,
 
     /// No progress and no remarks; only results, warnings and errors.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     quiet: bool,
 
     #[command(subcommand)]
@@ -106,6 +114,7 @@ enum PoolVerb {
     /// Make a pool in a new or empty directory.
     Create(pool_create::Args),
     /// Print numbers of blocks and bytes.
+    #[command(visible_aliases = SHOW)]
     Stat,
     /// Change how the pool behaves, also while it is in use.
     Set(pool_set::Args),
@@ -151,6 +160,7 @@ enum SnapshotVerb {
     /// A client can read a snapshot as the export VOLUME@SNAPSHOT.
     Create(snapshot_create::Args),
     /// Name the snapshots.
+    #[command(visible_alias = LIST)]
     List(snapshot_list::Args),
     /// List what is different in one snapshot or volume from another one of the same family.
     ///
@@ -158,6 +168,7 @@ enum SnapshotVerb {
     /// is compared as it is now. What is listed may have got the content back that it had.
     Diff(snapshot_diff::Args),
     /// Delete a snapshot; its volume, its clones and other snapshots stay as they are.
+    #[command(visible_alias = DELETE)]
     Delete(snapshot_delete::Args),
     /// Take a volume back to a snapshot; what was written since is gone.
     Rollback(snapshot_rollback::Args),
@@ -166,6 +177,7 @@ enum SnapshotVerb {
 #[derive(Debug, Subcommand)]
 enum IndexVerb {
     /// Print what the index holds and takes.
+    #[command(visible_aliases = SHOW)]
     Stat,
     /// Count the index again, by reading every shared block of the pool.
     ///
@@ -182,6 +194,7 @@ enum IndexVerb {
 #[derive(Debug, Subcommand)]
 enum JobVerb {
     /// Print what each job does and has done since the daemon was started.
+    #[command(visible_alias = LIST)]
     List,
     /// Let jobs rest until they are resumed or the daemon is started anew.
     ///
@@ -202,8 +215,10 @@ enum VolumeVerb {
     /// Copy a volume to a new disk image.
     Export(volume_export::Args),
     /// Name all volumes.
+    #[command(visible_alias = LIST)]
     List,
     /// Describe a volume.
+    #[command(visible_aliases = SHOW)]
     Stat(volume_stat::Args),
     /// Change how a volume takes part in sharing, also while it is in use.
     Set(volume_set::Args),
@@ -212,6 +227,7 @@ enum VolumeVerb {
     /// Give a volume another name.
     Rename(volume_rename::Args),
     /// Delete a volume.
+    #[command(visible_alias = DELETE)]
     Delete(volume_delete::Args),
 }
 

@@ -22,7 +22,7 @@ pub(super) struct Args {
     /// The pool's directory: new, or empty.
     directory: PathBuf,
 
-    /// The most data that the pool can hold [default: 100G, or all of a device].
+    /// The most data that the pool can hold, rounded up to whole blocks [default: 100G, or all of a device].
     #[arg(long, value_parser = parse_size)]
     size: Option<u64>,
 
@@ -39,7 +39,7 @@ pub(super) struct Args {
     index: Index,
 
     /// The size of the log; more makes checkpoints rarer and recovery longer.
-    #[arg(long, value_parser = parse_size, default_value = "32M")]
+    #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "32M")]
     log_size: u64,
 
     /// Go on although it overwrites a device.
@@ -95,7 +95,9 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         .map(device_bytes)
         .transpose()?
         .flatten();
-    let size_bytes = args.size.or(device_bytes).unwrap_or(SIZE_BYTES_DEFAULT);
+    let whole = |bytes: u64| bytes.checked_next_multiple_of(args.block_size.into());
+    let size_bytes = args.size.map(|bytes| whole(bytes).unwrap_or(bytes));
+    let size_bytes = size_bytes.or(device_bytes).unwrap_or(SIZE_BYTES_DEFAULT);
     let mut reply = PoolCreateReply {
         pool: args.directory.display().to_string(),
         size_bytes,

@@ -17,7 +17,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     let dedup = PoolDedup {
         volume: args.volume,
     };
-    let progress = Progress::blocks(&context.output, "deduplicating");
+    let progress = Progress::bytes(&context.output, "deduplicating");
     let reply = context
         .with_session(|session| session.call(&dedup, &mut |done, all| progress.set(done, all)))?;
     drop(progress);

@@ -76,8 +76,11 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     for warning in recovery.warnings().iter().filter(|_| reply.is_complete) {
         context.output.warn(warning);
     }
-    let progress = Progress::blocks(&context.output, "counting the index");
-    let counted = store.rebuild_index_if_needed(&mut |done, all| progress.set(done, all));
+    let progress = Progress::bytes(&context.output, "counting the index");
+    let block_size = u64::from(store.block_size());
+    let counted = store.rebuild_index_if_needed(&mut |done, all| {
+        progress.set(done * block_size, all * block_size);
+    });
     drop(progress);
     // Should it not come to its end, whoever opens the pool next goes on with it.
     counted.and(store.close())?;

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The new size, a multiple of the pool's block size; at most that of the device, if it is on one.
+    /// The new size, rounded up to whole blocks; at most that of the device, if it is on one.
     #[arg(long, value_parser = parse_size)]
     size: u64,
 
@@ -22,7 +22,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         size_bytes: args.size,
         yes: args.yes,
     };
-    let progress = Progress::blocks(&context.output, "resizing");
+    let progress = Progress::bytes(&context.output, "resizing");
     let reply = context
         .with_session(|session| session.call(&resize, &mut |done, all| progress.set(done, all)))?;
     drop(progress);

@@ -29,7 +29,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         percent: args.percent,
         bytes_per_second: args.rate.unwrap_or(0),
     };
-    let progress = Progress::blocks(&context.output, "scrubbing");
+    let progress = Progress::bytes(&context.output, "scrubbing");
     let reply = context.with_session(|session| {
         let mut report = |done, all| progress.set(done, all);
         match args.list {

@@ -22,7 +22,7 @@ pub(super) struct Args {
     cache: Cache,
 
     /// The most memory that all caches and requests may take together [default: 512M].
-    #[arg(long, value_parser = parse_size)]
+    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     memory: Option<u64>,
 
     /// How long guests' requests may take while duplicates are looked for: with more than one in a

@@ -24,7 +24,7 @@ pub(super) struct Args {
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     let Args { name, yes, force } = args;
     let delete = SnapshotDelete { name, yes, force };
-    let progress = Progress::steps(&context.output, "deleting");
+    let progress = Progress::bytes(&context.output, "deleting");
     let reply = context
         .with_session(|session| session.call(&delete, &mut |done, all| progress.set(done, all)))?;
     drop(progress);

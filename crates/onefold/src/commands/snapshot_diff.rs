@@ -118,7 +118,8 @@ impl Document for Diff<'_> {
         } = self.totals.get();
         writeln!(
             out,
-            "{extents} extents of '{}' changed since '{}': {} of data, {} of zeros",
+            "{} of '{}' changed since '{}': {} of data, {} of zeros",
+            size::count(extents, "extent"),
             self.name,
             self.since,
             size::display(data_bytes),

@@ -12,7 +12,7 @@ pub(super) struct Args {
     /// The new volume's name.
     name: String,
 
-    /// Its size, a multiple of the pool's block size; for example 20G.
+    /// Its size, rounded up to whole blocks; for example 20G.
     #[arg(long, value_parser = parse_size)]
     size: u64,
 

@@ -37,7 +37,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         force,
         snapshots,
     };
-    let progress = Progress::steps(&context.output, "deleting");
+    let progress = Progress::bytes(&context.output, "deleting");
     let reply = context
         .with_session(|session| session.call(&delete, &mut |done, all| progress.set(done, all)))?;
     drop(progress);

@@ -10,7 +10,7 @@ pub(super) struct Args {
     /// The volume's name.
     name: String,
 
-    /// The new size, a multiple of the pool's block size.
+    /// The new size, rounded up to whole blocks.
     #[arg(long, value_parser = parse_size)]
     size: u64,
 

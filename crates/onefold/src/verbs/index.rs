@@ -62,7 +62,7 @@ impl Document for IndexStatReply {
         }
         writeln!(
             out,
-            "blocks       {blocks}, {} of them with two references or more",
+            "blocks       {blocks}, {} with two references or more",
             self.shared_blocks
         )?;
         writeln!(out, "references   {}", self.references)?;
@@ -91,8 +91,10 @@ impl Verb for IndexRebuild {
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<IndexStatReply> {
         match self.kind {
-            Some(kind) => service.store.convert_index(kind.into(), report)?,
-            None => service.store.rebuild_index(report)?,
+            Some(kind) => service
+                .store
+                .convert_index(kind.into(), &mut service.blocks(report))?,
+            None => service.store.rebuild_index(&mut service.blocks(report))?,
         }
         IndexStatReply::of(service)
     }

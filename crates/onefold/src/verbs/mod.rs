@@ -24,9 +24,10 @@ use onefold_store::{Store, VolumeStat};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::any::Any;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// `report(done, all)` of a long piece of work.
+/// `report(done, all)` of a long piece of work, in bytes wherever it is about data.
 pub(crate) type Report<'a> = &'a mut (dyn FnMut(u64, u64) + Send);
 
 /// One thing to do, and everything needed to do it.
@@ -102,10 +103,30 @@ impl Service {
     /// Gives up what was deleted; where there is a daemon, its background job does that.
     fn finish_deletions(&self, report: Report<'_>) -> Result<()> {
         if self.maintenance.is_none() {
-            let store = &self.store;
-            store.finish_deletions(&mut |done, all| report(done, all))?;
+            self.store.finish_deletions(&mut self.blocks(report))?;
         }
         Ok(())
+    }
+
+    /// Reports blocks, of which each counts as its bytes.
+    fn blocks<'a>(&self, report: Report<'a>) -> impl FnMut(u64, u64) + Send + use<'a> {
+        let block_size = u64::from(self.store.block_size());
+        move |done, all| report(done * block_size, all * block_size)
+    }
+
+    /// As [`Service::blocks`], of work that ends early when the daemon does.
+    fn blocks_until_stopped<'a>(
+        &'a self,
+        report: Report<'a>,
+    ) -> impl FnMut(u64, u64) -> ControlFlow<()> + Send + 'a {
+        let mut report = self.blocks(report);
+        move |done, all| {
+            report(done, all);
+            match self.is_stopping() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        }
     }
 
     fn waiting_for_space(&self) -> u64 {
@@ -167,17 +188,14 @@ fn check_plain(name: &str, what: &str) -> Result<()> {
     )))
 }
 
-/// A size must be a whole number of blocks, and not nothing.
-fn check_size(size_bytes: u64, block_size: u32, of: &str) -> Result<()> {
+/// What the user wants, as a whole number of blocks, and not nothing: `1.3G` and `20GB` are none, and
+/// mean at least so much.
+fn whole_blocks(size_bytes: u64, block_size: u32, of: &str) -> Result<u64> {
     if size_bytes == 0 {
         return Err(Error::usage(format!("a {of}'s size must not be 0")));
     }
-    if !size_bytes.is_multiple_of(u64::from(block_size)) {
-        return Err(Error::usage(format!(
-            "{size_bytes} bytes is not a multiple of the pool's block size, {block_size} bytes"
-        )));
-    }
-    Ok(())
+    let rounded = size_bytes.checked_next_multiple_of(u64::from(block_size));
+    rounded.ok_or_else(|| Error::usage(format!("{size_bytes} bytes are too many for a {of}")))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::job::Counts;
 use super::snapshot::DeletionReply;
 use super::volume::PlanReply;
-use super::{Report, Service, Verb, check_size};
+use super::{Report, Service, Verb, whole_blocks};
 use crate::error::{Error, Result};
 use crate::limits::FINDINGS_LISTED_MAX;
 use crate::output::Document;
@@ -13,7 +13,6 @@ use onefold_maintain::{Shrunk, dedup_now, keeps_its_size, shrink_to};
 use onefold_store::{Finding, SpaceLevel, WhenFull};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
-use std::ops::ControlFlow;
 
 /// How full a pool is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -404,16 +403,16 @@ impl PoolDedupReply {
         let mut warnings = Vec::new();
         if self.counts.declined > 0 {
             warnings.push(format!(
-                "the index had no room for {} blocks, which stay as they are; give the daemon \
-                 more memory, or delete what is not needed",
-                self.counts.declined
+                "the index had no room for {}, left as they are; give the daemon more memory, or \
+                 delete what is not needed",
+                size::count(self.counts.declined, "block")
             ));
         }
         if self.counts.quarantined > 0 {
             warnings.push(format!(
-                "the index did not know {} blocks that were given up; they stay as they are \
-                 until 'onefold pool check --repair'",
-                self.counts.quarantined
+                "the index did not know {} that lost a reference; they are set aside until 'onefold \
+                 pool check --repair'",
+                size::count(self.counts.quarantined, "block")
             ));
         }
         warnings
@@ -431,17 +430,15 @@ impl Verb for PoolDedup {
                  resize' goes on with that, or ends it",
             ));
         }
-        let totals = dedup_now(&service.store, self.volume.as_deref(), &mut |done, all| {
-            report(done, all);
-            match service.is_stopping() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
-        })?;
+        let totals = dedup_now(
+            &service.store,
+            self.volume.as_deref(),
+            &mut service.blocks_until_stopped(report),
+        )?;
         if totals.was_broken_off {
             return Err(Error::failed(format!(
-                "the daemon was stopped after {} blocks; the rest is found later",
-                totals.counts.looked_at
+                "the daemon was stopped after {}; the rest is found later",
+                size::count(totals.counts.looked_at, "block")
             )));
         }
         Ok(PoolDedupReply {
@@ -457,20 +454,23 @@ impl Document for PoolDedupReply {
         let counts = &self.counts;
         writeln!(
             out,
-            "{} blocks looked at: {} new, {} duplicates",
-            counts.looked_at, counts.unique, counts.duplicates
+            "{} looked at: {} new, {}",
+            size::count(counts.looked_at, "block"),
+            counts.unique,
+            size::count(counts.duplicates, "duplicate")
         )?;
         if counts.rejected > 0 {
             writeln!(
                 out,
-                "{} blocks have the fingerprint of another block, but not its bytes",
-                counts.rejected
+                "{} with the fingerprint of another, but not its bytes",
+                size::count(counts.rejected, "block")
             )?;
         }
         writeln!(
             out,
-            "{} references released, {} blocks freed",
-            counts.released, counts.freed
+            "{} released, {} freed",
+            size::count(counts.released, "reference"),
+            size::count(counts.freed, "block")
         )?;
         writeln!(
             out,
@@ -491,24 +491,24 @@ pub(crate) struct PoolResize {
 
 impl PoolResize {
     /// What making it smaller takes, and that only if it is wanted.
-    fn shrink(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
+    fn shrink(&self, service: &Service, size_bytes: u64, report: Report<'_>) -> Result<PlanReply> {
         let store = &service.store;
         let before = store.size_bytes()?;
         // What is deleted need not be moved.
-        store.finish_deletions(&mut |done, all| report(done, all))?;
-        let wanted = store.plan_shrink(self.size_bytes)?;
+        store.finish_deletions(&mut service.blocks(report))?;
+        let wanted = store.plan_shrink(size_bytes)?;
         let block_size = u64::from(store.block_size());
         let copied = size::display(wanted.copied_blocks * block_size);
         let mut plan = vec![format!(
-            "shrink the pool from {before} to {} bytes",
-            self.size_bytes
+            "shrink the pool {}",
+            size::change(before, size_bytes)
         )];
         if wanted.copied_blocks > 0 {
             plan.push(format!(
                 "copy {copied} from beyond the new end to before it"
             ));
         }
-        if wanted.first_size_bytes > self.size_bytes {
+        if wanted.first_size_bytes > size_bytes {
             let first = size::display(wanted.first_size_bytes);
             plan.push(format!(
                 "shrink to {first} first, and find the duplicates among the copies before going on"
@@ -517,13 +517,7 @@ impl PoolResize {
         if !self.yes {
             return Ok(PlanReply::without_clients(plan, false));
         }
-        let shrunk = shrink_to(store, self.size_bytes, &mut |done, all| {
-            report(done, all);
-            match service.is_stopping() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
-        });
+        let shrunk = shrink_to(store, size_bytes, &mut service.blocks_until_stopped(report));
         let now = || store.size_bytes().map(size::display).unwrap_or_default();
         let failed = match shrunk {
             Ok(Shrunk::Done) => None,
@@ -534,9 +528,10 @@ impl PoolResize {
                     .to_owned(),
             ),
             Ok(Shrunk::Stuck(left)) => Some(format!(
-                "the pool has {} and keeps it: {left} blocks beyond the new end stay in use; run \
+                "the pool has {} and keeps it: {} beyond the new end cannot be moved; run \
                  'onefold pool check'",
-                now()
+                now(),
+                size::count(left, "block")
             )),
             Err(error) if keeps_its_size(&error) => {
                 Some(format!("the pool has {} and keeps it: {error}", now()))
@@ -558,17 +553,17 @@ impl Verb for PoolResize {
     type Reply = PlanReply;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
-        check_size(self.size_bytes, service.store.block_size(), "pool")?;
+        let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "pool")?;
         let before = service.store.size_bytes()?;
-        if self.size_bytes < before {
-            return self.shrink(service, report);
+        if size_bytes < before {
+            return self.shrink(service, size_bytes, report);
         }
         let shrinking = service.store.shrinking_to()?;
-        service.store.grow(self.size_bytes)?;
-        let plan = match self.size_bytes == before {
+        service.store.grow(size_bytes)?;
+        let plan = match size_bytes == before {
             true if shrinking.is_some() => "keep the pool's size: it shrinks no more".to_owned(),
             true => "leave the pool as it is: it has this size".to_owned(),
-            false => format!("grow the pool from {before} to {} bytes", self.size_bytes),
+            false => format!("grow the pool {}", size::change(before, size_bytes)),
         };
         Ok(PlanReply::without_clients(vec![plan], true))
     }
@@ -663,9 +658,12 @@ impl Document for PoolCheckReply {
         }
         writeln!(
             out,
-            "{} mapped blocks and {} metadata pages checked: {} findings, {} repaired, \
-             {} blocks leaked",
-            self.mapped_blocks, self.pages_read, self.findings, self.repaired, self.leaked_blocks
+            "{} and {} checked: {}, {} repaired, {} leaked",
+            size::count(self.mapped_blocks, "mapped block"),
+            size::count(self.pages_read, "metadata page"),
+            size::count(self.findings, "finding"),
+            self.repaired,
+            size::count(self.leaked_blocks, "block")
         )
     }
 }

@@ -4,6 +4,7 @@ use super::{Report, Service, Verb};
 use crate::error::{Error, Result};
 use crate::limits::{SCRUB_POLL_INTERVAL, USERS_LISTED_MAX};
 use crate::output::Document;
+use crate::size;
 use onefold_maintain::{JobKind, JobState, Maintenance, scrub_now};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
@@ -124,12 +125,13 @@ impl Verb for PoolScrub {
         match service.maintenance.as_deref() {
             Some(maintenance) => {
                 maintenance.begin_scrub(self.percent, self.bytes_per_second)?;
-                follow(service, maintenance, report)?;
+                follow(service, maintenance, &mut service.blocks(report))?;
             }
             None => {
                 service
                     .store
                     .begin_scrub(self.percent, self.bytes_per_second)?;
+                let mut report = service.blocks(report);
                 let ended = scrub_now(&service.store, &mut |done, all| {
                     report(done, all);
                     ControlFlow::Continue(())
@@ -195,11 +197,15 @@ impl Document for PoolScrubReply {
             }
         }
         match self.left_blocks {
-            0 => writeln!(out, "{} bad blocks", self.bad_blocks.len()),
+            0 => writeln!(
+                out,
+                "{}",
+                size::count(self.bad_blocks.len() as u64, "bad block")
+            ),
             left => writeln!(
                 out,
-                "{} bad blocks; {left} of {} blocks of the pool are still to be looked at",
-                self.bad_blocks.len(),
+                "{}; {left} of {} blocks of the pool are still to be looked at",
+                size::count(self.bad_blocks.len() as u64, "bad block"),
                 self.pool_blocks
             ),
         }

@@ -265,7 +265,7 @@ impl Verb for SnapshotRollback {
         )];
         if before.size_bytes != to.size_bytes {
             let (before, after) = (before.size_bytes, to.size_bytes);
-            plan.push(format!("resize it from {before} to {after} bytes"));
+            plan.push(format!("resize it {}", size::change(before, after)));
         }
         if !self.yes {
             return Ok(PlanReply::of(service, volume, plan, false));

@@ -49,10 +49,10 @@ impl Document for VolumeImportReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
             out,
-            "volume '{}' imported: {}, {} blocks hold data, {} of them were there already",
+            "volume '{}' imported: {}, {} with data, {} of them there already",
             self.name,
             size::display(self.size_bytes),
-            self.logical_blocks,
+            size::count(self.logical_blocks, "block"),
             self.duplicate_blocks
         )
     }

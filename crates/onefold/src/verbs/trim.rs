@@ -7,7 +7,6 @@ use crate::size;
 use onefold_maintain::trim_now;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
-use std::ops::ControlFlow;
 
 /// Gives all free space back that the host has allocated.
 #[derive(Debug, Serialize, Deserialize)]
@@ -30,13 +29,7 @@ impl Verb for PoolTrim {
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolTrimReply> {
         let before = service.store.stat()?.pool_bytes_on_disk;
-        let trimmed = trim_now(&service.store, &mut |done, all| {
-            report(done, all);
-            match service.is_stopping() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
-        })?;
+        let trimmed = trim_now(&service.store, &mut service.blocks_until_stopped(report))?;
         if trimmed.is_break() {
             return Err(Error::failed(
                 "the daemon was stopped before all free space was given back",

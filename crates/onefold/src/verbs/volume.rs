@@ -1,6 +1,6 @@
 //! What can be done to volumes.
 
-use super::{Report, Service, Verb, check_name, check_size};
+use super::{Report, Service, Verb, check_name, whole_blocks};
 use crate::error::{Error, Result};
 use crate::output::Document;
 use crate::sharing::{Dedup, Sharing};
@@ -123,11 +123,11 @@ impl Document for VolumeReply {
         writeln!(out, "data     {}", size::display(self.logical_bytes))?;
         writeln!(
             out,
-            "dedup    {}, domain {}, verify {}, {} rounds, every {} s, hash cache {}",
+            "dedup    {}, domain {}, verify {}, {}, every {} s, hash cache {}",
             self.dedup.name(),
             self.domain,
             if self.verify { "on" } else { "off" },
-            self.rounds,
+            size::count(self.rounds.into(), "round"),
             self.interval_seconds,
             size::display(self.hash_cache_bytes)
         )?;
@@ -165,9 +165,9 @@ impl Verb for VolumeCreate {
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
         check_name(&self.name)?;
-        check_size(self.size_bytes, service.store.block_size(), "volume")?;
+        let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "volume")?;
         self.sharing.check()?;
-        let options = self.sharing.volume_options(self.size_bytes);
+        let options = self.sharing.volume_options(size_bytes);
         service.store.create_volume(&self.name, &options)?;
         Ok(VolumeReply::of(service, service.find(&self.name)?))
     }
@@ -395,17 +395,18 @@ impl Verb for VolumeResize {
     type Reply = PlanReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PlanReply> {
-        check_size(self.size_bytes, service.store.block_size(), "volume")?;
+        let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "volume")?;
         let volume = service.find(&self.name)?;
-        let shrinks = self.size_bytes < volume.size_bytes;
+        let shrinks = size_bytes < volume.size_bytes;
         let mut plan = vec![format!(
-            "resize volume '{}' from {} to {} bytes",
-            self.name, volume.size_bytes, self.size_bytes
+            "resize volume '{}' {}",
+            self.name,
+            size::change(volume.size_bytes, size_bytes)
         )];
         if shrinks {
             plan.push(format!(
                 "discard everything in its last {}",
-                size::display(volume.size_bytes - self.size_bytes)
+                size::display(volume.size_bytes - size_bytes)
             ));
         }
         if shrinks && !self.yes {
@@ -422,7 +423,7 @@ impl Verb for VolumeResize {
                 clients.join(", ")
             ));
         }
-        service.store.resize_volume(&self.name, self.size_bytes)?;
+        service.store.resize_volume(&self.name, size_bytes)?;
         drop(hold);
         Ok(PlanReply::of(service, &self.name, plan, true))
     }

@@ -11,6 +11,7 @@ mod daemon;
 mod full;
 mod full_host;
 mod harness;
+mod help;
 mod images;
 mod jobs;
 mod peers;

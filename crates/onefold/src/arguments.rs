@@ -1,0 +1,136 @@
+//! From the command line to a [`Cli`], or to a line that says what is wrong and where to read more.
+
+use crate::commands::Cli;
+use crate::output;
+use crate::size;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Command, CommandFactory, FromArgMatches};
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// Wider lines are hard to read, however wide the terminal is.
+const HELP_WIDTH_MAX: usize = 100;
+
+/// What arguments for sizes are called in help.
+const SIZE: &str = "SIZE";
+
+/// The command line, or the exit code after the user has been told.
+pub(crate) fn parse() -> Result<Cli, ExitCode> {
+    let mut command = with_help_on_sizes(Cli::command().max_term_width(HELP_WIDTH_MAX));
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let matches = command.try_get_matches_from_mut(&arguments);
+    let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
+    cli.map_err(|error| refuse(&error, &command, &arguments))
+}
+
+/// Says what a size is wherever one can be given.
+fn with_help_on_sizes(command: Command) -> Command {
+    let command = command.mut_subcommands(with_help_on_sizes);
+    let takes_size = command.get_arguments().any(|argument| {
+        let names = argument.get_value_names().unwrap_or_default();
+        names.iter().any(|name| name.as_str() == SIZE)
+    });
+    match takes_size {
+        true => command.after_help(size::HELP),
+        false => command,
+    }
+}
+
+/// Prints help where that was asked for, and otherwise what is wrong in one line.
+fn refuse(error: &clap::Error, command: &Command, arguments: &[OsString]) -> ExitCode {
+    let asked = !error.use_stderr();
+    if asked || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // As with every other word to the user, there is nobody to tell when it cannot be said.
+        let _ = error.print();
+        return ExitCode::from(u8::from(error.use_stderr()) * 2);
+    }
+    let reached = reached(command, arguments);
+    let rendered = error.render().to_string();
+    let message = rendered.split("\n\n").next().unwrap_or_default();
+    let words: Vec<&str> = message.split_whitespace().collect();
+    let hint = hint(error, command, &reached).map(|hint| format!("; {hint}"));
+    output::say(format_args!(
+        "{}{}; see 'onefold {}--help'",
+        words.join(" "),
+        hint.unwrap_or_default(),
+        reached
+            .iter()
+            .map(|name| format!("{name} "))
+            .collect::<String>()
+    ));
+    ExitCode::from(2)
+}
+
+/// The subcommands that the user had come to: `["volume", "create"]`.
+fn reached(command: &Command, arguments: &[OsString]) -> Vec<String> {
+    let mut command = command;
+    let mut names = Vec::new();
+    let mut arguments = arguments.iter().skip(1).filter_map(|it| it.to_str());
+    let options: Vec<_> = command.get_arguments().collect();
+    while let Some(argument) = arguments.next() {
+        let option = argument.strip_prefix("--");
+        let option = options
+            .iter()
+            .find(|it| it.get_long() == option && option.is_some());
+        if option.is_some_and(|option| option.get_action().takes_values()) {
+            // What follows is its value, whatever it looks like.
+            arguments.next();
+        } else if let Some(subcommand) = command.find_subcommand(argument) {
+            names.push(subcommand.get_name().to_owned());
+            command = subcommand;
+        }
+    }
+    names
+}
+
+/// What the user may have meant.
+fn hint(error: &clap::Error, command: &Command, reached: &[String]) -> Option<String> {
+    let suggested = [
+        ContextKind::SuggestedSubcommand,
+        ContextKind::SuggestedArg,
+        ContextKind::SuggestedValue,
+    ];
+    if let Some(suggested) = suggested.iter().find_map(|kind| error.get(*kind)) {
+        let words = match suggested {
+            ContextValue::Strings(words) => words.join("' or '"),
+            other => other.to_string(),
+        };
+        return Some(format!("did you mean '{words}'?"));
+    }
+    // A verb without its noun: the nouns that have it.
+    let ContextValue::String(verb) = error.get(ContextKind::InvalidSubcommand)? else {
+        return None;
+    };
+    let nouns = command.get_subcommands().filter(|_| reached.is_empty());
+    let places = nouns.filter_map(|noun| {
+        let found = noun.find_subcommand(verb)?;
+        Some(format!("'{} {}'", noun.get_name(), found.get_name()))
+    });
+    let places: Vec<String> = places.collect();
+    (!places.is_empty()).then(|| format!("did you mean {}?", places.join(" or ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(words: &str) -> Vec<String> {
+        let arguments: Vec<OsString> = words.split(' ').map(OsString::from).collect();
+        reached(&Cli::command(), &arguments)
+    }
+
+    #[test]
+    fn what_the_user_had_come_to_is_found() {
+        assert!(of("onefold").is_empty());
+        assert!(of("onefold --quiet").is_empty());
+        assert_eq!(of("onefold volume create x --size y"), ["volume", "create"]);
+        assert_eq!(of("onefold --pool volume pool ls"), ["pool"]);
+        assert_eq!(of("onefold --pool=volume pool status"), ["pool", "stat"]);
+        assert_eq!(of("onefold volume rm pool"), ["volume", "delete"]);
+    }
+
+    #[test]
+    fn the_arguments_fit_together() {
+        with_help_on_sizes(Cli::command()).debug_assert();
+    }
+}

@@ -1,0 +1,97 @@
+//! What the program says to who does not know it by heart.
+
+use crate::harness::{Scene, run};
+
+#[test]
+fn a_refusal_points_to_the_help_of_its_command() {
+    for (arguments, points_to) in [
+        (&["--nonsense"][..], "; see 'onefold --help'"),
+        (
+            &["volume", "create"],
+            "; see 'onefold volume create --help'",
+        ),
+        (
+            &["volume", "rm", "--nonsense"],
+            "; see 'onefold volume delete --help'",
+        ),
+        (
+            &["--pool", "volume", "pool", "create", "x", "--size", "y"],
+            "; see 'onefold pool create --help'",
+        ),
+    ] {
+        run(arguments).is_refusal(2, &[points_to]);
+    }
+}
+
+#[test]
+fn a_slip_of_the_pen_is_understood() {
+    for (arguments, meant) in [
+        (&["volume", "lits"][..], "did you mean 'list'?"),
+        (
+            &["volume", "create", "x", "--sise", "1G"],
+            "did you mean '--size'?",
+        ),
+        (
+            &["pool", "create", "x", "--index", "hahs"],
+            "did you mean 'hash'?",
+        ),
+        (
+            &["ls"],
+            "did you mean 'volume list' or 'snapshot list' or 'job list'?",
+        ),
+        (
+            &["status"],
+            "did you mean 'pool stat' or 'volume stat' or 'index stat'?",
+        ),
+    ] {
+        run(arguments).is_refusal(2, &[meant]);
+    }
+}
+
+#[test]
+fn other_programs_words_are_understood() {
+    let scene = Scene::new();
+    scene.ok(&["volume", "create", "v", "--size", "1M"]);
+    scene.ok(&["snapshot", "create", "v@s"]);
+    for (word, other) in [
+        (["volume", "list"], "ls"),
+        (["snapshot", "list"], "ls"),
+        (["pool", "stat"], "show"),
+        (["pool", "stat"], "status"),
+        (["pool", "stat"], "info"),
+        (["index", "stat"], "status"),
+    ] {
+        let expected = scene.ok(&word).stdout;
+        assert_eq!(scene.ok(&[word[0], other]).stdout, expected, "{word:?}");
+    }
+    let shown = scene.ok(&["volume", "show", "v"]).stdout;
+    assert_eq!(shown, scene.ok(&["volume", "stat", "v"]).stdout);
+    scene.ok(&["snapshot", "rm", "v@s", "--yes"]);
+    scene.ok(&["volume", "rm", "v", "--yes"]);
+}
+
+#[test]
+fn sizes_are_what_their_units_say() {
+    let scene = Scene::new();
+    for (name, size, bytes) in [
+        ("a", "1.5G", 3u64 << 29),
+        ("b", "1GiB", 1 << 30),
+        // Not a whole number of blocks of 4 KiB, and at least so much.
+        ("c", "1GB", 1_000_001_536),
+        ("d", "1.3M", 1_363_968),
+    ] {
+        let made = scene.json(&["volume", "create", name, "--size", size]);
+        assert_eq!(made["size_bytes"], bytes, "{size}");
+    }
+    for command in [
+        &["volume", "create"][..],
+        &["pool", "create"],
+        &["serve"],
+        &["analyze"],
+    ] {
+        let help = run(&[command, &["--help"]].concat()).stdout;
+        let help = String::from_utf8(help).unwrap();
+        assert!(help.contains("GB, TB powers of 1000"), "{help}");
+        assert!(help.contains("\nGlobal options:\n"), "{help}");
+    }
+}
