@@ -6,6 +6,8 @@ use crate::progress::Progress;
 use onefold_study::StudyError;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
@@ -14,19 +16,31 @@ use tokio::signal::unix::{SignalKind, signal};
 /// How often the bar moves.
 const BAR_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The first SIGINT ends the work by `stop`, which says whether it was ending before; a second one ends
-/// the process.
+/// The first SIGINT, SIGTERM or SIGHUP ends the work by `stop`, which says whether it was ending before; a
+/// second one ends the process.
 pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) -> Result<()> {
     let failed = |e: io::Error| Error::io("cannot listen for signals", &e);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(failed)?;
-    let interrupts = runtime.block_on(async { signal(SignalKind::interrupt()) });
-    let mut interrupts = interrupts.map_err(failed)?;
+    let signals = runtime.block_on(async {
+        let listen = |kind| signal(kind);
+        Ok((
+            listen(SignalKind::interrupt())?,
+            listen(SignalKind::terminate())?,
+            listen(SignalKind::hangup())?,
+        ))
+    });
+    let (mut interrupt, mut terminate, mut hangup) = signals.map_err(failed)?;
     thread::spawn(move || {
         runtime.block_on(async {
-            while interrupts.recv().await.is_some() {
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                    _ = hangup.recv() => {}
+                }
                 if stop() {
                     std::process::exit(130);
                 }
@@ -34,6 +48,14 @@ pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) ->
         });
     });
     Ok(())
+}
+
+/// Becomes true when the user wants the work to end.
+pub(super) fn interruption() -> Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&interrupted);
+    stop_when_interrupted(move || told.swap(true, Ordering::Relaxed))?;
+    Ok(interrupted)
 }
 
 /// Works, and moves the bar meanwhile: how much of how much is done.

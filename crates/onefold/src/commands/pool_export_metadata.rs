@@ -1,6 +1,7 @@
 //! `onefold pool export-metadata`
 
 use super::Context;
+use super::foreground::interruption;
 use crate::error::Result;
 use crate::image::writer::ImageWriter;
 use crate::progress::Progress;
@@ -17,12 +18,14 @@ pub(super) struct Args {
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     let bytes = context.with_session(|session| {
+        let interrupted = interruption()?;
         let (bytes, mut pieces) = session.export(&MetadataExport {})?;
         let mut file = ImageWriter::create_secret(&args.file)?;
         let progress = Progress::bytes(&context.output, "exporting");
         let written = receive(
             bytes,
             &mut pieces,
+            &interrupted,
             &mut |done, all| progress.set(done, all),
             &mut |chunk| file.write(chunk),
         )?;

@@ -1,9 +1,10 @@
 //! `onefold volume export`
 
 use super::Context;
+use super::foreground::interruption;
 use crate::error::{Error, Result};
 use crate::image::ImageFormat;
-use crate::image::writer::ImageWriter;
+use crate::image::writer::{ImageWriter, is_block_device};
 use crate::progress::Progress;
 use crate::verbs::transfer::{VolumeExport, VolumeExportReply, receive};
 use crate::verbs::volume::VolumeStat;
@@ -15,12 +16,16 @@ pub(super) struct Args {
     /// The volume's name.
     name: String,
 
-    /// The image to be made: a new file, or - for standard output (raw only).
+    /// The image to be made: a new file, a block device, or - for standard output (these two raw only).
     file: PathBuf,
 
     /// The image's format.
     #[arg(long, value_enum, default_value = "raw")]
     image_format: ImageFormat,
+
+    /// Overwrite a block device.
+    #[arg(long)]
+    yes: bool,
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
@@ -29,6 +34,19 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         return Err(Error::usage(
             "only a raw image can be written to standard output",
         ));
+    }
+    if is_block_device(&args.file) {
+        if args.image_format != ImageFormat::Raw {
+            return Err(Error::usage(
+                "only a raw image can be written to a block device",
+            ));
+        }
+        if !args.yes {
+            return Err(Error::usage(format!(
+                "this overwrites what is on the device {:?}; nothing was changed, --yes goes on",
+                args.file
+            )));
+        }
     }
     let reply = context.with_session(|session| {
         let stat = session.call(
@@ -49,12 +67,14 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         let export = VolumeExport {
             name: args.name.clone(),
         };
+        let interrupted = interruption()?;
         let (size_bytes, mut pieces) = session.export(&export)?;
         let mut image = ImageWriter::create(&args.file, args.image_format, size_bytes)?;
         let progress = Progress::bytes(&context.output, "exporting");
         let written_bytes = receive(
             size_bytes,
             &mut pieces,
+            &interrupted,
             &mut |done, all| progress.set(done, all),
             &mut |chunk| image.write(chunk),
         )?;

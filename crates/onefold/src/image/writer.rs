@@ -1,16 +1,17 @@
-//! Writes an exported volume to a file or to stdout.
+//! Writes an exported volume to a file, a block device or stdout.
 //!
 //! A file appears under its name only when it is complete and on disk. Until then it is called
-//! `NAME.partial`, and it is removed when the export fails.
+//! `NAME.onefold-partial`, and it is removed when the export fails, or when the next export to this name
+//! finds it. A block device is written in place.
 
 use super::ImageFormat;
 use super::chunk::Chunk;
 use crate::error::{Error, Result};
 use onefold_image::Qcow2Writer;
-use rustix::fs::{CWD, RenameFlags};
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use rustix::fs::{CWD, FallocateFlags, FlockOperation, OFlags, RenameFlags};
+use std::fs::{File, FileType};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// An image that is being written.
@@ -29,6 +30,7 @@ enum Target {
         image: Qcow2Writer,
         guard: PartialFile,
     },
+    Device(Device),
     /// Zeros must be written, as nobody can seek; `position` is how far it has come.
     Stdout {
         position: u64,
@@ -39,13 +41,17 @@ enum Target {
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl ImageWriter {
-    /// Starts an image of a disk of `size_bytes`; `-` is stdout.
+    /// Starts an image of a disk of `size_bytes`; `-` is stdout. A block device is overwritten.
     pub(crate) fn create(path: &Path, format: ImageFormat, size_bytes: u64) -> Result<Self> {
         if path == Path::new("-") {
             let (shown, target) = ("standard output".to_owned(), Target::Stdout { position: 0 });
             return Ok(Self { shown, target });
         }
         let shown = format!("{path:?}");
+        if is_block_device(path) {
+            let target = Target::Device(Device::open(path, size_bytes)?);
+            return Ok(Self { shown, target });
+        }
         let failed = |e: &io::Error| Error::io(format_args!("cannot create {shown}"), e);
         let (guard, file) = PartialFile::create(path, 0o666)?;
         let target = match format {
@@ -80,6 +86,7 @@ impl ImageWriter {
         let written = match &mut self.target {
             Target::Raw { file, .. } => file.write_all_at(data, chunk.offset),
             Target::Qcow2 { image, .. } => image.write(chunk.offset, data),
+            Target::Device(device) => device.write(chunk.offset, data),
             Target::Stdout { position } => write_zeros_until(position, chunk.offset)
                 .and_then(|()| io::stdout().lock().write_all(data))
                 .map(|()| *position += data.len() as u64),
@@ -95,6 +102,9 @@ impl ImageWriter {
                 .finish()
                 .and_then(|()| file.sync_all())
                 .and_then(|()| guard.keep()),
+            Target::Device(mut device) => device
+                .zero_until(size_bytes)
+                .and_then(|()| device.file.sync_all()),
             Target::Stdout { mut position } => {
                 write_zeros_until(&mut position, size_bytes).and_then(|()| io::stdout().flush())
             }
@@ -122,28 +132,40 @@ struct PartialFile {
 
 impl PartialFile {
     /// With these permissions, as far as the umask grants them.
+    ///
+    /// Whoever writes one has it locked. So one that is not was left by a process that is dead, and is
+    /// removed: writing into it could be writing into a file that somebody else has put there.
     fn create(wanted: &Path, mode: u32) -> Result<(Self, File)> {
         // Asked first only for the better message; `keep` makes sure of it.
-        if wanted.symlink_metadata().is_ok() {
-            return Err(Error::failed(format!(
-                "{wanted:?} exists already; remove it, or export to another name"
-            )));
+        if let Ok(metadata) = wanted.symlink_metadata() {
+            return Err(in_the_way(wanted, metadata.file_type()));
         }
         let mut partial = wanted.as_os_str().to_owned();
-        partial.push(".partial");
+        partial.push(".onefold-partial");
         let partial = PathBuf::from(partial);
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .open(&partial);
-        let file = file.map_err(|e| Error::io(format_args!("cannot create {partial:?}"), &e))?;
+        let failed = |e: &io::Error| Error::io(format_args!("cannot create {partial:?}"), e);
+        let file = loop {
+            let mut options = File::options();
+            options.read(true).write(true).mode(mode);
+            match options.clone().create_new(true).open(&partial) {
+                Ok(file) => {
+                    if lock(&file, &partial).map_err(|e| failed(&e))? {
+                        break file;
+                    }
+                }
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(failed(&error));
+                }
+                Err(_) => remove_left_over(&partial)?,
+            }
+        };
+        let wanted = wanted.to_owned();
+        let kept = false;
         Ok((
             Self {
                 partial,
-                wanted: wanted.to_owned(),
-                kept: false,
+                wanted,
+                kept,
             },
             file,
         ))
@@ -172,4 +194,103 @@ impl Drop for PartialFile {
             let _ = std::fs::remove_file(&self.partial);
         }
     }
+}
+
+/// Why nothing can be exported to a name that is taken.
+fn in_the_way(wanted: &Path, what: FileType) -> Error {
+    if what.is_file() || what.is_symlink() || what.is_dir() {
+        return Error::failed(format!(
+            "{wanted:?} exists already; export to another name, or move it away"
+        ));
+    }
+    Error::failed(format!(
+        "{wanted:?} is no regular file; export to - and redirect that"
+    ))
+}
+
+/// Locks the file, and says whether it is still the one of this name: somebody may have taken it for a
+/// left over one before it was locked.
+fn lock(file: &File, path: &Path) -> io::Result<bool> {
+    if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Ok(false);
+    }
+    let there = match path.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        there => there?,
+    };
+    let ours = file.metadata()?;
+    Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino()))
+}
+
+/// Removes what a process left that was killed.
+fn remove_left_over(partial: &Path) -> Result<()> {
+    let failed = |e: &io::Error| Error::io(format_args!("cannot replace {partial:?}"), e);
+    let mut options = File::options();
+    options.read(true);
+    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
+    let file = match options.open(partial) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        file => file.map_err(|e| failed(&e))?,
+    };
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Err(Error::failed(format!(
+            "{partial:?} is in the way, and no file"
+        )));
+    }
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => match std::fs::remove_file(partial) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&error)),
+            _ => Ok(()),
+        },
+        Err(_) => Err(Error::failed(format!(
+            "{partial:?} is being written by another process"
+        ))),
+    }
+}
+
+/// A block device that is overwritten.
+struct Device {
+    file: File,
+    /// How far it has been written. What lies between two pieces becomes zeros.
+    position: u64,
+}
+
+impl Device {
+    /// Opens it for this process alone: not if it is mounted, or otherwise in use by the host.
+    fn open(path: &Path, size_bytes: u64) -> Result<Self> {
+        let failed = |e: &io::Error| Error::io(format_args!("cannot write to {path:?}"), e);
+        let mut options = File::options();
+        options.write(true).custom_flags(OFlags::EXCL.bits() as i32);
+        let mut file = options.open(path).map_err(|e| failed(&e))?;
+        let device_bytes = file.seek(SeekFrom::End(0)).map_err(|e| failed(&e))?;
+        if device_bytes < size_bytes {
+            return Err(Error::failed(format!(
+                "{path:?} has {device_bytes} bytes, fewer than the volume's {size_bytes}"
+            )));
+        }
+        Ok(Self { file, position: 0 })
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.zero_until(offset)?;
+        self.file.write_all_at(data, offset)?;
+        self.position = offset + data.len() as u64;
+        Ok(())
+    }
+
+    fn zero_until(&mut self, end: u64) -> io::Result<()> {
+        if self.position < end {
+            // The kernel writes zeros where the device does not know how to do that itself.
+            let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&self.file, flags, self.position, end - self.position)?;
+            self.position = end;
+        }
+        Ok(())
+    }
+}
+
+/// Whether an export to it overwrites a device.
+pub(crate) fn is_block_device(path: &Path) -> bool {
+    let metadata = path.metadata();
+    metadata.is_ok_and(|metadata| metadata.file_type().is_block_device())
 }

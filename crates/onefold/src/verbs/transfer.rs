@@ -16,6 +16,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where the control socket takes images.
 pub(crate) const IMPORT_PATH: &str = "/v1/volume/import";
@@ -280,10 +281,11 @@ fn read_chunk(volume: &Volume, pool: &ChunkPool, start: u64, end: u64) -> Result
 }
 
 /// Takes an export's pieces, telling how far it has come, and gives them to `write`. Returns how many
-/// bytes they had.
+/// bytes they had, unless it is `interrupted`.
 pub(crate) fn receive(
     size_bytes: u64,
     pieces: &mut PieceReceiver,
+    interrupted: &AtomicBool,
     report: Report<'_>,
     write: &mut dyn FnMut(&Chunk) -> Result<()>,
 ) -> Result<u64> {
@@ -293,6 +295,9 @@ pub(crate) fn receive(
             None => return Err(Error::failed("the export was interrupted")),
             Some(Err(error)) => return Err(error),
             Some(Ok(Piece::End { .. })) => return Ok(written_bytes),
+            Some(Ok(Piece::Data(_))) if interrupted.load(Ordering::Relaxed) => {
+                return Err(Error::failed("interrupted; the export is not complete"));
+            }
             Some(Ok(Piece::Data(chunk))) => {
                 write(&chunk)?;
                 written_bytes += chunk.as_ref().len() as u64;

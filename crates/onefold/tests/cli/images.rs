@@ -51,7 +51,7 @@ fn raw_images_come_back_the_same_and_sparse() {
     let on_disk = fs::metadata(&exported).unwrap().blocks() * 512;
     assert!(on_disk < 4 << 20, "{on_disk} bytes for a sparse image");
     assert!(scene.content("vm") == disk());
-    assert!(!fs::exists(scene.path("exported.partial")).unwrap());
+    assert!(!fs::exists(scene.path("exported.onefold-partial")).unwrap());
 }
 
 #[test]

@@ -1,8 +1,12 @@
 //! Images through pipes, and transfers that do not get to their end.
 
 use crate::harness::{Daemon, Outcome, Scene, noise, wait_until};
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread;
 
 /// Runs an import that reads `bytes` from a pipe.
@@ -150,4 +154,113 @@ fn an_export_whose_daemon_dies_leaves_no_file() {
     reader.join().unwrap();
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("interrupted"), "{outcome:?}");
+}
+
+#[test]
+fn an_export_that_is_interrupted_leaves_nothing() {
+    let scene = Scene::new();
+    scene.ok(&[
+        "volume",
+        "import",
+        "vm",
+        &scene.file("image", &noise(1, 64 << 20)),
+    ]);
+    let (image, partial) = (scene.path("copy"), scene.path("copy.onefold-partial"));
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        // It may be done before the signal comes: then there is an image, and another try.
+        wait_until("an export is interrupted", || {
+            let export = scene
+                .command(&["volume", "export", "vm", &image])
+                .spawn()
+                .unwrap();
+            while !fs::exists(&partial).unwrap() && !fs::exists(&image).unwrap() {
+                thread::yield_now();
+            }
+            let _ = kill_process(Pid::from_child(&export), signal);
+            let outcome = Outcome::of(export);
+            assert!(!fs::exists(&partial).unwrap(), "{outcome:?}");
+            let is_complete = fs::exists(&image).unwrap();
+            if is_complete {
+                assert_eq!(outcome.code, Some(0), "{outcome:?}");
+                fs::remove_file(&image).unwrap();
+            } else {
+                outcome.is_refusal(1, &["interrupted"]);
+            }
+            !is_complete
+        });
+    }
+}
+
+#[test]
+fn what_a_killed_export_left_is_in_nobodys_way() {
+    let scene = Scene::new();
+    scene.ok(&[
+        "volume",
+        "import",
+        "vm",
+        &scene.file("image", &noise(1, 1 << 20)),
+    ]);
+    let image = scene.path("copy");
+    let partial = scene.file("copy.onefold-partial", b"half of it");
+    let other = scene.path("other");
+    fs::hard_link(&partial, &other).unwrap();
+    let writing = File::open(&partial).unwrap();
+    flock(&writing, FlockOperation::LockExclusive).unwrap();
+    let export = ["volume", "export", "vm", image.as_str()];
+    scene.run(&export).is_refusal(1, &["another process"]);
+    drop(writing);
+    scene.ok(&export);
+    assert!(fs::read(&image).unwrap() == noise(1, 1 << 20));
+    assert!(!fs::exists(&partial).unwrap());
+    // It was not written into, whoever's it was.
+    assert_eq!(fs::read(&other).unwrap(), b"half of it");
+
+    fs::remove_file(&image).unwrap();
+    std::os::unix::fs::symlink(&other, &partial).unwrap();
+    scene.run(&export).is_refusal(1, &["copy.onefold-partial"]);
+    assert_eq!(fs::read(&other).unwrap(), b"half of it");
+}
+
+/// A block device that is detached when this is dropped.
+struct Loop(String);
+
+impl Loop {
+    /// Of this file; `None` where this is not allowed.
+    fn new(file: &str) -> Option<Self> {
+        let mut losetup = Command::new("losetup");
+        let output = losetup.args(["--find", "--show", file]).output().ok()?;
+        let name = String::from_utf8(output.stdout).unwrap();
+        output
+            .status
+            .success()
+            .then(|| Self(name.trim().to_owned()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_device_is_overwritten_if_the_user_says_so() {
+    let scene = Scene::new();
+    let data = [noise(1, 1 << 20), vec![0; 2 << 20], noise(2, 1 << 20)].concat();
+    scene.ok(&["volume", "import", "vm", &scene.file("image", &data)]);
+    let before = noise(3, 5 << 20);
+    let Some(device) = Loop::new(&scene.file("disk", &before)) else {
+        return;
+    };
+    let export = ["volume", "export", "vm", device.0.as_str()];
+    scene.run(&export).is_refusal(2, &["--yes", "overwrites"]);
+    let to_device = |volume| scene.run(&["volume", "export", volume, &device.0, "--yes"]);
+    scene.ok(&["volume", "create", "large", "--size", "6M"]);
+    to_device("large").is_refusal(1, &["5242880 bytes, fewer"]);
+    assert!(fs::read(&device.0).unwrap() == before);
+    assert_eq!(to_device("vm").code, Some(0));
+    let after = fs::read(&device.0).unwrap();
+    assert!(after[..data.len()] == data, "zeros included");
+    assert!(after[data.len()..] == before[data.len()..]);
+    assert!(Path::new(&device.0).exists());
 }
