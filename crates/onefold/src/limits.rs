@@ -74,6 +74,11 @@ pub(crate) const CONTROL_BODY_BYTES_MAX: usize = 64 << 10;
 /// Progress events that may wait for a slow reader of the control socket.
 pub(crate) const CONTROL_EVENTS_MAX: usize = 64;
 
+/// Segments of maps that a list of volumes or snapshots looks at to say how much data they have, all
+/// together: 32 GiB of volumes with blocks of 4 KiB, within a second. Beyond it they show what was
+/// counted last.
+pub(crate) const LIST_SEGMENTS_MAX: u64 = 16 << 10;
+
 /// Findings that `pool check` lists; beyond it they are only counted, so that a pool that is
 /// broken everywhere does not need memory in proportion.
 pub(crate) const FINDINGS_LISTED_MAX: usize = 10_000;

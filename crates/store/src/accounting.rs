@@ -24,6 +24,7 @@ use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
 use onefold_format::{Entry, LayerId, Pba, SegmentIndex, VolumeId, VolumeRecord};
 use rustc_hash::FxHashMap;
 
+use crate::data;
 use crate::error::Result;
 use crate::limits::VOLUMES_MAX;
 use crate::pool::Pool;
@@ -36,10 +37,10 @@ use crate::tree;
 const BYTES_PER_BLOCK: usize = 3;
 
 /// Pages of a map between two calls of `pace`, which is called at its end in any case.
-const PAGES_AT_ONCE: u64 = 16;
+pub(crate) const PAGES_AT_ONCE: u64 = 16;
 
 /// Pages that are kept for the scan alone before it goes on in a newer checkpoint: 4 MiB.
-const HELD_BACK_MAX: usize = 1024;
+pub(crate) const HELD_BACK_MAX: usize = 1024;
 
 /// Parts of the pool of which is noted who names them.
 const PARTS: usize = 256;
@@ -72,6 +73,8 @@ pub struct Usage {
     pub shared_blocks: u64,
     /// Blocks that become free when it is deleted, and nothing else.
     pub freed_if_deleted_blocks: u64,
+    /// Its blocks in which a reader finds data.
+    pub data_blocks: u64,
 }
 
 /// What is known of all volumes and snapshots.
@@ -93,9 +96,13 @@ impl Store {
         if scan.run()?.is_break() {
             return Ok(false);
         }
+        let Some(data) = scan.count_data()? else {
+            return Ok(false);
+        };
         let usages = scan.usages.into_iter().map(|(id, usage)| {
             let as_of = Usage {
                 as_of_unix_seconds,
+                data_blocks: data.get(&id).copied().unwrap_or(0),
                 ..usage
             };
             (id, as_of)
@@ -215,6 +222,15 @@ impl<'a> Scan<'a> {
             }
         }
         Ok(ControlFlow::Continue(()))
+    }
+
+    fn count_data(&mut self) -> Result<Option<FxHashMap<VolumeId, u64>>> {
+        self.renew()?;
+        let progress = (self.layers_done, self.layers_all);
+        let pace = &mut self.pace;
+        data::count_all(&mut self.held.snapshot, &mut || {
+            pace(progress.0, progress.1)
+        })
     }
 
     fn pace(&mut self) -> ControlFlow<()> {

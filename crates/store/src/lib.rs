@@ -27,7 +27,7 @@
 //! | `recovery.rs` | creating, opening, replay |
 //! | `references.rs` `check.rs` `stat.rs` | counting and proving what the maps say |
 //! | `snapshot.rs` `deletion.rs` | making snapshots and clones, going back; deleting |
-//! | `accounting.rs` | what each volume and snapshot holds alone |
+//! | `accounting.rs` `data.rs` | what each volume and snapshot holds alone; what a reader finds in it |
 //! | `export.rs` | all metadata in one file, and a pool's parts from it |
 //! | `changes.rs` | what changed between two snapshots or volumes |
 //! | `remake.rs` | making the index anew, or one of another kind |
@@ -54,6 +54,7 @@ mod checkpoint;
 mod closing;
 mod collector;
 mod commit;
+mod data;
 mod deletion;
 mod doubted;
 mod epoch;
@@ -101,6 +102,7 @@ pub use aside::Aside;
 pub use changes::{Change, ChangedExtent};
 pub use check::{CheckReport, Finding};
 pub use collector::{COLLECT_BATCH_BLOCKS, CollectReport};
+pub use data::Data;
 pub use deletion::DeletionStat;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use export::{LogAfter, MetadataExport};

@@ -108,7 +108,7 @@ fn view_key(layer: LayerId) -> LayerId {
 }
 
 /// Where nothing is said, what is said below.
-fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
+pub(crate) fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
     for (entry, lower) in entries.iter_mut().zip(lower) {
         if *entry == Entry::ABSENT {
             *entry = *lower;

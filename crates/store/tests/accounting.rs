@@ -71,7 +71,27 @@ fn delete(store: &Store, name: &str) {
         None => store.delete_volume(name),
     }
     .unwrap();
+    check_data(store);
     store.finish_deletions(&mut |_, _| {}).unwrap();
+}
+
+/// What is said of each volume and snapshot is what a reader finds in it.
+fn check_data(store: &Store) {
+    for name in store.volume_names() {
+        let data = store.data(&name, u64::MAX).unwrap().unwrap();
+        assert_eq!(
+            (data.blocks, data.as_of_unix_seconds),
+            (blocks_with_data(store, &name), None),
+            "{name}"
+        );
+    }
+}
+
+fn blocks_with_data(store: &Store, name: &str) -> u64 {
+    let volume = store.volume(name).unwrap();
+    let extents = volume.extents(0..volume.size_bytes(), usize::MAX, Wait::Yes);
+    let extents = extents.unwrap().into_iter();
+    extents.filter(|it| it.data).map(|it| it.len / BLOCK).sum()
 }
 
 fn can_be_deleted(name: &str, names: &[String]) -> bool {
@@ -84,6 +104,8 @@ enum Step {
     /// Volume, first block, blocks, content of the first of them; 0 for zeros.
     Write(usize, u64, u64, u64),
     Trim(usize, u64, u64),
+    /// To so many blocks, and back.
+    Cut(usize, u64),
     Snapshot(usize),
     Clone(usize),
     /// To the first of its snapshots.
@@ -96,8 +118,9 @@ fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (volume.clone(), lba.clone(), count.clone(), 0..20_u64)
             .prop_map(|(volume, lba, count, content)| Step::Write(volume, lba, count, content)),
-        2 => (volume.clone(), lba, count)
+        2 => (volume.clone(), lba.clone(), count)
             .prop_map(|(volume, lba, count)| Step::Trim(volume, lba, count)),
+        1 => (volume.clone(), lba).prop_map(|(volume, end)| Step::Cut(volume, end)),
         1 => volume.clone().prop_map(Step::Snapshot),
         1 => volume.clone().prop_map(Step::Clone),
         1 => volume.clone().prop_map(Step::RollBack),
@@ -126,6 +149,12 @@ fn carry_out(store: &Store, step: &Step, snapshots: &mut u64) {
         Step::Trim(number, lba, count) => {
             let (offset, len) = (lba * BLOCK, count * BLOCK);
             volume(number).trim(offset, len, Wait::Yes).unwrap();
+        }
+        Step::Cut(number, end) => {
+            let name = format!("v{number}");
+            store.resize_volume(&name, end * BLOCK).unwrap();
+            check_data(store);
+            store.resize_volume(&name, BLOCKS * BLOCK).unwrap();
         }
         Step::Snapshot(number) => {
             *snapshots += 1;
@@ -167,6 +196,7 @@ proptest! {
         for step in &steps {
             carry_out(&store, step, &mut snapshots);
         }
+        check_data(&store);
         let mut free = free_blocks(&store);
         for choice in order {
             let names = store.volume_names();
@@ -174,6 +204,7 @@ proptest! {
             account(&store);
             for name in &names {
                 let usage = usage(&store, name);
+                prop_assert_eq!(usage.data_blocks, blocks_with_data(&store, name), "{}", name);
                 exclusive += usage.exclusive_blocks;
                 named += usage.exclusive_blocks + usage.shared_blocks;
                 prop_assert!(usage.freed_if_deleted_blocks <= usage.exclusive_blocks, "{:?}", usage);
@@ -251,4 +282,38 @@ fn figures_are_of_the_last_scan_that_came_to_its_end() {
         Some(usage(&store, "a"))
     );
     assert_eq!(usage(&store, "c").shared_blocks, 0);
+}
+
+#[test]
+fn data_that_takes_long_to_count_is_told_as_it_was() {
+    let store = pool();
+    let options = VolumeOptions::new(BLOCKS * BLOCK);
+    store.create_volume("v", &options).unwrap();
+    let volume = store.volume("v").unwrap();
+    // In both segments.
+    let write = |lba| {
+        volume
+            .write(lba * BLOCK, &contents(1, 20), Wait::Yes)
+            .unwrap()
+    };
+    write(500);
+    let blocks = |segments_max| store.data("v", segments_max).unwrap();
+    // Of a volume without snapshots it is known.
+    assert_eq!(blocks(0).unwrap().blocks, 20);
+    let snapshot = ("v".to_owned(), "s".to_owned());
+    store.create_snapshots(&[snapshot]).unwrap();
+    assert_eq!(blocks(0).unwrap().blocks, 20);
+    write(510);
+    assert_eq!(blocks(1), None);
+    assert_eq!(blocks(2).unwrap().blocks, 30);
+    account(&store);
+    write(530);
+    let told = blocks(1).unwrap();
+    assert_eq!(told.blocks, 30);
+    assert_eq!(
+        told.as_of_unix_seconds,
+        Some(usage(&store, "v").as_of_unix_seconds)
+    );
+    assert_eq!(blocks(2).unwrap().blocks, 50);
+    assert_eq!(store.data("v@s", 0).unwrap().unwrap().blocks, 20);
 }

@@ -18,11 +18,13 @@ pub(crate) mod trim;
 pub(crate) mod volume;
 
 use crate::error::{Error, Result};
+use crate::limits::LIST_SEGMENTS_MAX;
 use crate::output::Document;
+use crate::size;
 use onefold_maintain::Maintenance;
 use onefold_store::{Store, VolumeStat};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -61,6 +63,23 @@ pub(crate) trait Attachments: Send + Sync {
 
     /// How many requests wait for space in the pool.
     fn waiting_for_space(&self) -> u64;
+}
+
+/// The data that a reader of a volume or snapshot finds, over all layers; nothing where counting it now
+/// would take long and nobody has yet.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct DataReply {
+    data_bytes: Option<u64>,
+    /// When it was counted, in seconds since the Unix epoch; nothing if just now.
+    data_as_of: Option<u64>,
+}
+
+impl DataReply {
+    /// For a table.
+    fn short(self) -> String {
+        let data = self.data_bytes;
+        data.map_or_else(|| "-".to_owned(), size::display)
+    }
 }
 
 /// An open pool with whoever uses it.
@@ -136,6 +155,29 @@ impl Service {
 
     fn nbd_uri(&self, volume: &str) -> Option<String> {
         self.attachments.as_ref().and_then(|a| a.nbd_uri(volume))
+    }
+
+    /// What a reader of one of `among` volumes and snapshots finds, if that is known or soon counted.
+    fn data(&self, name: &str, among: usize) -> DataReply {
+        let segments_max = LIST_SEGMENTS_MAX / among.max(1) as u64;
+        // Where a map cannot be read, `pool check` says so; the others are listed all the same.
+        let data = self.store.data(name, segments_max).ok().flatten();
+        DataReply {
+            data_bytes: data.map(|data| data.blocks * u64::from(self.store.block_size())),
+            data_as_of: data.and_then(|data| data.as_of_unix_seconds),
+        }
+    }
+
+    /// The same for a plan, however long it takes to count.
+    fn data_in_words(&self, name: &str) -> String {
+        match self.store.data(name, u64::MAX) {
+            Ok(Some(data)) => {
+                let bytes = data.blocks * u64::from(self.store.block_size());
+                format!("{} of data", size::display(bytes))
+            }
+            Ok(None) => "data".to_owned(),
+            Err(error) => format!("data that cannot be counted ({error})"),
+        }
     }
 
     fn find(&self, name: &str) -> Result<VolumeStat> {

@@ -3,7 +3,7 @@
 use super::job::Counts;
 use super::snapshot::DeletionReply;
 use super::volume::PlanReply;
-use super::{Report, Service, Verb, whole_blocks};
+use super::{DataReply, Report, Service, Verb, whole_blocks};
 use crate::error::{Error, Result};
 use crate::limits::FINDINGS_LISTED_MAX;
 use crate::output::Document;
@@ -99,6 +99,8 @@ pub(crate) struct PoolVolume {
     size_bytes: u64,
     dedup: Dedup,
     domain: String,
+    #[serde(flatten)]
+    data: DataReply,
     logical_blocks: u64,
     dirty_blocks: u64,
     nbd_uri: Option<String>,
@@ -160,7 +162,9 @@ impl Verb for PoolStat {
             0 => 1.0,
             physical_blocks => stat.logical_blocks as f64 / physical_blocks as f64,
         };
+        let count = stat.volumes.len();
         let volumes = stat.volumes.into_iter().map(|volume| PoolVolume {
+            data: service.data(&volume.name, count),
             nbd_uri: service.nbd_uri(&volume.name),
             name: volume.name,
             size_bytes: volume.size_bytes,
@@ -269,7 +273,10 @@ impl Document for PoolStatReply {
                 format!("{}{waiting}", self.when_full.describe()),
             ),
             ("given up", bytes(self.reclaim_blocks)),
-            ("data", format!("{} in volumes", bytes(self.logical_blocks))),
+            (
+                "data",
+                format!("{} in volumes and snapshots", bytes(self.logical_blocks)),
+            ),
             ("", format!("{} in the pool", bytes(self.physical_blocks))),
             ("  private", bytes(self.private_blocks)),
             ("  unsettled", bytes(self.unsettled_blocks)),
@@ -277,7 +284,13 @@ impl Document for PoolStatReply {
             ("  shared", bytes(self.shared_blocks)),
             ("to look at", bytes(self.dirty_blocks)),
             ("saved", size::display(self.saved_bytes)),
-            ("dedup ratio", format!("{:.2}", self.dedup_ratio)),
+            (
+                "dedup ratio",
+                format!(
+                    "{:.2}, of data to what is in the pool for it",
+                    self.dedup_ratio
+                ),
+            ),
             ("index", format!("{}{index_state}", self.index.name())),
             (
                 "on disk",
@@ -302,7 +315,7 @@ impl Document for PoolStatReply {
                 out,
                 "  {}  {} of {}{}",
                 volume.name,
-                bytes(volume.logical_blocks),
+                volume.data.short(),
                 size::display(volume.size_bytes),
                 volume
                     .nbd_uri

@@ -1,11 +1,12 @@
 //! What can be done to snapshots.
 
-use super::{Report, Service, Verb, check_plain};
+use super::{DataReply, Report, Service, Verb, check_plain};
 use crate::error::{Error, Result};
+use crate::limits::DIFF_EXTENTS_MAX;
 use crate::output::Document;
 use crate::size;
 use crate::verbs::volume::{PlanReply, UsageReply};
-use onefold_store::DeletionStat;
+use onefold_store::{Change, DeletionStat, Wait};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::str::FromStr;
@@ -107,6 +108,8 @@ struct SnapshotReply {
     name: String,
     size_bytes: u64,
     created_unix_seconds: u64,
+    #[serde(flatten)]
+    data: DataReply,
     own_blocks: u64,
     own_bytes: u64,
     #[serde(flatten)]
@@ -120,7 +123,10 @@ impl SnapshotListReply {
         let stat = service.store.stat()?;
         let block_size = u64::from(stat.block_size);
         let wanted = stat.snapshots.into_iter().filter(|it| is_wanted(&it.name));
-        let snapshots = wanted.map(|stat| SnapshotReply {
+        let wanted: Vec<_> = wanted.collect();
+        let count = wanted.len();
+        let snapshots = wanted.into_iter().map(|stat| SnapshotReply {
+            data: service.data(&stat.name, count),
             nbd_uri: service.nbd_uri(&stat.name),
             clients: service.clients(&stat.name),
             size_bytes: stat.size_bytes,
@@ -180,16 +186,17 @@ impl Document for SnapshotListReply {
         if !self.snapshots.is_empty() {
             writeln!(
                 out,
-                "{:width$}  {:>10}  {:>10}  {:>10}  {:20}  CLIENTS",
-                "NAME", "SIZE", "OWN", "FREES", "CREATED"
+                "{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:20}  CLIENTS",
+                "NAME", "SIZE", "DATA", "NEW", "ALONE", "CREATED"
             )?;
         }
         for snapshot in &self.snapshots {
             writeln!(
                 out,
-                "{:width$}  {:>10}  {:>10}  {:>10}  {:20}  {}",
+                "{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:20}  {}",
                 snapshot.name,
                 size::display(snapshot.size_bytes),
+                snapshot.data.short(),
                 size::display(snapshot.own_bytes),
                 snapshot.usage.freed(),
                 utc(snapshot.created_unix_seconds),
@@ -229,7 +236,8 @@ impl Verb for SnapshotDelete {
             return Err(Error::failed(format!("no snapshot is named '{full}'")));
         };
         let plan = vec![format!(
-            "delete snapshot '{full}', which alone may hold up to {}",
+            "delete snapshot '{full}' with {}, of which at most {} is in no other",
+            service.data_in_words(&full),
             size::display(stat.own_blocks * u64::from(service.store.block_size()))
         )];
         if !self.yes {
@@ -258,11 +266,21 @@ impl Verb for SnapshotRollback {
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
         let (SnapshotName { volume, snapshot }, full) = (&self.name, self.name.full());
         let (before, to) = (service.find(volume)?, service.find(&full)?);
-        let block_size = u64::from(service.store.block_size());
         let mut plan = vec![format!(
-            "take volume '{volume}' back to '{full}', discarding what was written since: {} or more",
-            size::display(before.logical_blocks * block_size)
+            "take volume '{volume}' with {} back to '{full}' with {}",
+            service.data_in_words(volume),
+            service.data_in_words(&full)
         )];
+        plan.push(match discarded(service, volume, &full) {
+            Ok([written, trimmed]) => format!(
+                "discard what was written since, {}, and bring back what was trimmed, {}",
+                size::display(written),
+                size::display(trimmed)
+            ),
+            Err(error) => {
+                format!("discard what was written since, which cannot be counted ({error})")
+            }
+        });
         if before.size_bytes != to.size_bytes {
             let (before, after) = (before.size_bytes, to.size_bytes);
             plan.push(format!("resize it {}", size::change(before, after)));
@@ -275,6 +293,34 @@ impl Verb for SnapshotRollback {
         service.finish_deletions(report)?;
         Ok(PlanReply::of(service, volume, plan, true))
     }
+}
+
+/// The bytes of a volume that are different in a snapshot of it: with data in the volume, and without.
+fn discarded(service: &Service, volume: &str, snapshot: &str) -> Result<[u64; 2]> {
+    let [volume, snapshot] = [
+        service.store.volume(volume)?,
+        service.store.volume(snapshot)?,
+    ];
+    let sizes = [volume.size_bytes(), snapshot.size_bytes()];
+    let (both, end) = (sizes[0].min(sizes[1]), sizes[0].max(sizes[1]));
+    let (mut written, mut trimmed, mut at) = (0, 0, 0);
+    while at < end {
+        let before = at;
+        let range = at..if at < both { both } else { end };
+        for extent in volume.changes(&snapshot, range, DIFF_EXTENTS_MAX, Wait::Yes)? {
+            match extent.change {
+                Change::Data => written += extent.len,
+                // Where the volume has grown there was nothing.
+                Change::Zero if at < snapshot.size_bytes() => trimmed += extent.len,
+                Change::Zero | Change::Same => {}
+            }
+            at += extent.len;
+        }
+        if at == before {
+            return Err(Error::failed("the maps do not say what lies beyond"));
+        }
+    }
+    Ok([written, trimmed])
 }
 
 #[cfg(test)]

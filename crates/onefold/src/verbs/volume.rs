@@ -1,6 +1,6 @@
 //! What can be done to volumes.
 
-use super::{Report, Service, Verb, check_name, whole_blocks};
+use super::{DataReply, Report, Service, Verb, check_name, whole_blocks};
 use crate::error::{Error, Result};
 use crate::output::Document;
 use crate::sharing::{Dedup, Sharing};
@@ -34,6 +34,11 @@ pub(crate) struct VolumeReply {
     mapped_bytes: u64,
     reservation_bytes: u64,
     kept_bytes: u64,
+    #[serde(flatten)]
+    data: DataReply,
+    /// What its live layer adds to its last snapshot.
+    new_bytes: u64,
+    /// Blocks with data in its live layer.
     logical_blocks: u64,
     logical_bytes: u64,
     private_blocks: u64,
@@ -90,11 +95,18 @@ impl UsageReply {
 
 impl VolumeReply {
     fn of(service: &Service, stat: onefold_store::VolumeStat) -> Self {
+        Self::among(service, stat, 1)
+    }
+
+    /// One of so many in a list.
+    fn among(service: &Service, stat: onefold_store::VolumeStat, volumes: usize) -> Self {
         let block_size = u64::from(service.store.block_size());
         Self {
             usage: UsageReply::of(stat.usage, block_size),
             nbd_uri: service.nbd_uri(&stat.name),
             clients: service.clients(&stat.name),
+            data: service.data(&stat.name, volumes),
+            new_bytes: stat.logical_blocks * block_size,
             size_bytes: stat.size_bytes,
             dedup: stat.dedup.into(),
             domain: stat.domain,
@@ -120,7 +132,14 @@ impl Document for VolumeReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "volume   {}", self.name)?;
         writeln!(out, "size     {}", size::display(self.size_bytes))?;
-        writeln!(out, "data     {}", size::display(self.logical_bytes))?;
+        let as_of = self.data.data_as_of.map(|at| format!(" as of {}", utc(at)));
+        writeln!(
+            out,
+            "data     {}{}, {} of it in no snapshot of this volume",
+            self.data.short(),
+            as_of.unwrap_or_default(),
+            size::display(self.new_bytes)
+        )?;
         writeln!(
             out,
             "dedup    {}, domain {}, verify {}, {}, every {} s, hash cache {}",
@@ -206,9 +225,13 @@ impl Verb for VolumeList {
     type Reply = VolumeListReply;
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeListReply> {
-        let stats = service.store.stat()?.volumes.into_iter();
+        let stats = service.store.stat()?.volumes;
+        let count = stats.len();
+        let volumes = stats.into_iter();
         Ok(VolumeListReply {
-            volumes: stats.map(|stat| VolumeReply::of(service, stat)).collect(),
+            volumes: volumes
+                .map(|stat| VolumeReply::among(service, stat, count))
+                .collect(),
         })
     }
 }
@@ -225,17 +248,19 @@ impl Document for VolumeListReply {
         if !self.volumes.is_empty() {
             writeln!(
                 out,
-                "{:width$}  {:>10}  {:>10}  {:7}  {:>10}  CLIENTS",
-                "NAME", "SIZE", "DATA", "DEDUP", "DIRTY"
+                "{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:7}  {:>10}  CLIENTS",
+                "NAME", "SIZE", "DATA", "NEW", "ALONE", "DEDUP", "DIRTY"
             )?;
         }
         for volume in &self.volumes {
             writeln!(
                 out,
-                "{:width$}  {:>10}  {:>10}  {:7}  {:>10}  {}",
+                "{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:7}  {:>10}  {}",
                 volume.name,
                 size::display(volume.size_bytes),
-                size::display(volume.logical_bytes),
+                volume.data.short(),
+                size::display(volume.new_bytes),
+                volume.usage.freed(),
                 volume.dedup.name(),
                 volume.dirty_blocks,
                 volume.clients.len()
@@ -446,18 +471,21 @@ impl Verb for VolumeDelete {
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
         let volume = service.find(&self.name)?;
-        let data_bytes = volume.logical_blocks * u64::from(service.store.block_size());
         let mut plan = vec![format!(
-            "delete volume '{}' of {} with {} of data",
+            "delete volume '{}' of {} with {}",
             self.name,
             size::display(volume.size_bytes),
-            size::display(data_bytes)
+            service.data_in_words(&self.name)
         )];
         let prefix = format!("{}@", self.name);
         let snapshots = service.store.stat()?.snapshots.into_iter();
         let snapshots = snapshots.filter(|it| self.snapshots && it.name.starts_with(&prefix));
         let snapshots: Vec<String> = snapshots.map(|snapshot| snapshot.name).collect();
-        plan.extend(snapshots.iter().map(|it| format!("delete snapshot '{it}'")));
+        let deleted = |it: &String| {
+            let data = service.data_in_words(it);
+            format!("delete snapshot '{it}' with {data}")
+        };
+        plan.extend(snapshots.iter().map(deleted));
         if !self.yes {
             return Ok(PlanReply::of(service, &self.name, plan, false));
         }

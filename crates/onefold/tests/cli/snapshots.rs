@@ -337,3 +337,88 @@ fn what_a_smaller_volume_lost_stays_with_its_snapshot_only() {
         assert_eq!(scene.json(&["pool", "check"])["findings"], 0);
     }
 }
+
+#[test]
+fn lists_and_plans_say_what_the_user_has_and_loses() {
+    let scene = Scene::new();
+    scene.ok(&[
+        "volume",
+        "import",
+        "web",
+        &scene.file("image", &noise(1, 3 << 19)),
+    ]);
+    scene.ok(&["snapshot", "create", "web@before"]);
+    let text = |arguments: &[&str]| String::from_utf8(scene.run(arguments).stdout).unwrap();
+    let listed = |arguments: &[&str], name: &str| {
+        let table = text(arguments);
+        let line = table.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split("  ")
+            .filter(|it| !it.is_empty())
+            .map(str::trim)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    // Name, size, data, new, alone.
+    assert_eq!(
+        listed(&["volume", "list"], "web")[..5],
+        ["web", "1.5 MiB", "1.5 MiB", "0 B", "-"]
+    );
+    let snapshot = listed(&["snapshot", "list"], "web@before");
+    assert_eq!(
+        snapshot[..5],
+        ["web@before", "1.5 MiB", "1.5 MiB", "1.5 MiB", "-"]
+    );
+
+    scene.ok(&["volume", "clone", "web@before", "copy"]);
+    scene.ok(&["volume", "resize", "web", "--size", "2M"]);
+    let other = scene.file("other", &noise(2, 256 << 10));
+    let daemon = scene.daemon();
+    for command in [
+        format!("write -s {other} 128k 256k"),
+        "discard 1M 64k".to_owned(),
+    ] {
+        let uri = scene.json(&["volume", "stat", "web"])["nbd_uri"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        let mut qemu_io = std::process::Command::new("qemu-io");
+        let done = qemu_io
+            .args(["-f", "raw", "-c", &command, &uri])
+            .output()
+            .unwrap();
+        assert!(done.status.success(), "{done:?}");
+    }
+    daemon.terminate();
+    let web = scene.json(&["volume", "stat", "web"]);
+    assert_eq!(web["data_bytes"], (3 << 19) - (64 << 10));
+    assert_eq!(
+        (&web["new_bytes"], &web["data_as_of"]),
+        (&(256 << 10).into(), &serde_json::Value::Null)
+    );
+    scene.ok(&["volume", "stat", "web", "--exact"]);
+
+    for (arguments, plan) in [
+        (
+            &["volume", "delete", "copy"][..],
+            "plan: delete volume 'copy' of 1.5 MiB with 1.5 MiB of data\n",
+        ),
+        (
+            &["volume", "delete", "web", "--snapshots"],
+            "plan: delete volume 'web' of 2 MiB with 1.4 MiB of data\n\
+             plan: delete snapshot 'web@before' with 1.5 MiB of data\n",
+        ),
+        (
+            &["snapshot", "rollback", "web@before"],
+            "plan: take volume 'web' with 1.4 MiB of data back to 'web@before' with 1.5 MiB of data\n\
+             plan: discard what was written since, 256 KiB, and bring back what was trimmed, 64 KiB\n\
+             plan: resize it from 2 MiB to 1.5 MiB\n",
+        ),
+        (
+            &["snapshot", "delete", "web@before"],
+            "plan: delete snapshot 'web@before' with 1.5 MiB of data, of which at most 1.5 MiB is in no other\n",
+        ),
+    ] {
+        assert_eq!(text(arguments), plan);
+    }
+    assert!(text(&["pool", "stat"]).contains("web  1.4 MiB of 2 MiB"));
+}

@@ -1,0 +1,232 @@
+//! How much data a reader of a volume or snapshot finds, over all layers.
+//!
+//! A layer counts its own entries only, and whether an entry hides one below is not known without reading
+//! both. So what a reader finds is counted from the maps: at once where little is to be read for that, and
+//! for all volumes together whenever [`Store::account`] goes through them.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
+use onefold_format::node::Pointer;
+use onefold_format::units::BLOCKS_PER_SEGMENT;
+use onefold_format::{Entry, LayerId, SegmentIndex, VolumeId};
+use rustc_hash::FxHashMap;
+
+use crate::accounting::{HELD_BACK_MAX, PAGES_AT_ONCE};
+use crate::error::Result;
+use crate::map::{Entries, Layer, Maps, fill_absent};
+use crate::references::Snapshot;
+use crate::segments::Segments;
+use crate::store::Store;
+use crate::volume::{Volume, Wait};
+
+/// Data that a reader finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Data {
+    /// Blocks that hold some.
+    pub blocks: u64,
+    /// When that was, in seconds since the Unix epoch; nothing where it is so now.
+    pub as_of_unix_seconds: Option<u64>,
+}
+
+impl Store {
+    /// The data that a reader of this volume or snapshot finds: counted now, if it takes a look at no more
+    /// than `segments_max` segments of maps; else as [`Store::account`] found it last, if it did.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Damaged` where a map cannot be read; those of the disk.
+    pub fn data(&self, name: &str, segments_max: u64) -> Result<Option<Data>> {
+        let volume = self.volume(name)?;
+        if let Some(blocks) = volume.data_blocks(segments_max)? {
+            let as_of_unix_seconds = None;
+            return Ok(Some(Data {
+                blocks,
+                as_of_unix_seconds,
+            }));
+        }
+        Ok(self.usage(volume.id).map(|usage| Data {
+            blocks: usage.data_blocks,
+            as_of_unix_seconds: Some(usage.as_of_unix_seconds),
+        }))
+    }
+}
+
+impl Volume {
+    /// Nothing where more segments have to be looked at.
+    fn data_blocks(&self, segments_max: u64) -> Result<Option<u64>> {
+        let maps = &self.pool.maps;
+        let changes = maps.frozen_changes();
+        let layer = self.layer();
+        let lineage = Maps::lineage(&layer);
+        let Some((base, above)) = lineage.split_last().filter(|(_, above)| !above.is_empty())
+        else {
+            return Ok(Some(layer.logical_blocks()));
+        };
+        // All of the lowest layer counts, but where those above say something.
+        let before = base.logical_blocks();
+        let counted = count(
+            maps,
+            &layer,
+            Segments::of(above.iter().rev()),
+            Some(base),
+            segments_max,
+        )?;
+        let is_still = changes.is_multiple_of(2) && maps.frozen_changes() == changes;
+        if is_still {
+            return Ok(counted.map(|(found, hidden)| (before + found).saturating_sub(hidden)));
+        }
+        // While layers are being merged each segment is right by itself, and no sum of theirs is.
+        let counted = count(maps, &layer, Segments::under(&layer), None, segments_max)?;
+        Ok(counted.map(|(found, _)| found))
+    }
+}
+
+/// What a reader finds in these segments, and what of it the lowest layer has by itself.
+fn count(
+    maps: &Maps,
+    layer: &Arc<Layer>,
+    mut segments: Segments,
+    base: Option<&Arc<Layer>>,
+    segments_max: u64,
+) -> Result<Option<(u64, u64)>> {
+    let (mut found, mut hidden, mut from) = (0, 0, SegmentIndex(0));
+    let mut entries = Entries::with_capacity(BLOCKS_PER_SEGMENT as usize);
+    for _ in 0..segments_max {
+        let Some(segment) = segments.next(maps, from)? else {
+            return Ok(Some((found, hidden)));
+        };
+        entries.clear();
+        let slots = 0..BLOCKS_PER_SEGMENT as usize;
+        maps.resolve(layer, segment, slots, Wait::Yes, &mut entries)?;
+        found += with_data(&entries);
+        if let Some(base) = base {
+            hidden += maps
+                .leaf(base, segment, Wait::Yes)?
+                .with(|entries| with_data(entries));
+        }
+        from = segment + 1;
+    }
+    Ok(segments
+        .next(maps, from)?
+        .is_none()
+        .then_some((found, hidden)))
+}
+
+fn with_data(entries: &[Entry]) -> u64 {
+    entries.iter().filter(|entry| entry.pba().is_some()).count() as u64
+}
+
+/// Counts for all volumes and snapshots at once, so that each page is read once. Nothing where `pace` ends
+/// it.
+pub(crate) fn count_all(
+    snapshot: &mut Snapshot<'_>,
+    pace: &mut dyn FnMut() -> ControlFlow<()>,
+) -> Result<Option<FxHashMap<VolumeId, u64>>> {
+    let ids = snapshot.volumes.iter().map(|volume| (volume.id, 0));
+    let mut data: FxHashMap<VolumeId, u64> = ids.collect();
+    let mut forest = Forest::new(snapshot, SegmentIndex(0))?;
+    let mut pages = 0;
+    while let Some(segment) = forest.next() {
+        pages += forest.count(snapshot, segment, &mut data)?;
+        if pages >= PAGES_AT_ONCE {
+            pages = 0;
+            if pace().is_break() {
+                return Ok(None);
+            }
+            if snapshot.pool.pages.held_back_count() > HELD_BACK_MAX {
+                snapshot.renew()?;
+                forest = Forest::new(snapshot, segment + 1)?;
+            }
+        }
+    }
+    Ok(Some(data))
+}
+
+/// All layers, each after the one below it.
+struct Forest {
+    trees: Vec<Vec<Node>>,
+}
+
+/// A layer.
+struct Node {
+    /// Its place in the snapshot.
+    number: usize,
+    /// Layers below it.
+    depth: usize,
+    /// Its first page that is not counted.
+    next: Option<(SegmentIndex, Pointer)>,
+}
+
+impl Forest {
+    fn new(snapshot: &Snapshot<'_>, from: SegmentIndex) -> Result<Self> {
+        let mut above: FxHashMap<Option<LayerId>, Vec<usize>> = FxHashMap::default();
+        for (number, volume) in snapshot.volumes.iter().enumerate() {
+            above.entry(volume.below).or_default().push(number);
+        }
+        let mut trees = Vec::new();
+        for root in above.get(&None).into_iter().flatten() {
+            let (mut tree, mut waiting) = (Vec::new(), vec![(*root, 0)]);
+            while let Some((number, depth)) = waiting.pop() {
+                let volume = &snapshot.volumes[number];
+                let next = snapshot.next_map_page(volume, from)?;
+                tree.push(Node {
+                    number,
+                    depth,
+                    next,
+                });
+                let above = above.get(&Some(volume.layer)).into_iter().flatten();
+                waiting.extend(above.map(|number| (*number, depth + 1)));
+            }
+            trees.push(tree);
+        }
+        Ok(Self { trees })
+    }
+
+    /// The first segment of which some layer says something.
+    fn next(&self) -> Option<SegmentIndex> {
+        let nodes = self.trees.iter().flatten();
+        nodes.filter_map(|node| Some(node.next?.0)).min()
+    }
+
+    /// Adds what is found in this segment, and returns how many pages were read for it.
+    fn count(
+        &mut self,
+        snapshot: &Snapshot<'_>,
+        segment: SegmentIndex,
+        data: &mut FxHashMap<VolumeId, u64>,
+    ) -> Result<u64> {
+        let mut pages = 0;
+        for tree in &mut self.trees {
+            let is_next = |node: &Node| node.next.is_some_and(|(next, _)| next == segment);
+            if !tree.iter().any(is_next) {
+                continue;
+            }
+            // What the layers on the way to a node say together, and how much data that is.
+            let mut found: Vec<(Box<Segment>, u64)> = Vec::new();
+            for node in tree {
+                let volume = &snapshot.volumes[node.number];
+                let below = node.depth.checked_sub(1).map(|depth| found[depth].clone());
+                let (lower, count) = below.unwrap_or_else(|| (Box::new(EMPTY_SEGMENT), 0));
+                let resolved = match node.next {
+                    Some((next, pointer)) if next == segment => {
+                        let mut entries = snapshot.entries(volume, segment, pointer)?;
+                        fill_absent(&mut entries[..], &lower[..]);
+                        pages += 1;
+                        node.next = snapshot.next_map_page(volume, segment + 1)?;
+                        let count = with_data(&entries[..]);
+                        (entries, count)
+                    }
+                    _ => (lower, count),
+                };
+                if let Some(data) = data.get_mut(&volume.id) {
+                    *data += resolved.1;
+                }
+                found.truncate(node.depth);
+                found.push(resolved);
+            }
+        }
+        Ok(pages)
+    }
+}
