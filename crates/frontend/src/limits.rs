@@ -88,6 +88,10 @@ pub(crate) const PLACE_TIME_MAX: Duration = Duration::from_secs(5);
 /// disk is bad.
 pub(crate) const FAILURE_LINES_MAX: u32 = 20;
 
+/// Lines about clients that attach or detach, at once; then one a second. A host's guests may all start
+/// together.
+pub(crate) const ATTACHMENT_LINES_MAX: u32 = 256;
+
 /// Pause after the system refused a new connection for lack of descriptors or memory.
 pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 

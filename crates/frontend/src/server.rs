@@ -3,8 +3,8 @@
 use crate::buffer::BufferPool;
 use crate::export::Exports;
 use crate::limits::{
-    ACCEPT_RETRY_PAUSE, CONNECTION_BYTES, FAILURE_LINES_MAX, HANDSHAKE_TIME_MAX, PLACE_RETRY_PAUSE,
-    POOL_FRACTION_PER_CONNECTION,
+    ACCEPT_RETRY_PAUSE, ATTACHMENT_LINES_MAX, CONNECTION_BYTES, FAILURE_LINES_MAX,
+    HANDSHAKE_TIME_MAX, PLACE_RETRY_PAUSE, POOL_FRACTION_PER_CONNECTION,
 };
 use crate::listener::Listener;
 use crate::log_limit::LogLimit;
@@ -88,6 +88,7 @@ impl Server {
             workers: WorkerPool::new(limits.worker_threads),
             parking: Parking::new(),
             refusals: LogLimit::new(1),
+            attachments: LogLimit::new(ATTACHMENT_LINES_MAX),
             failures: Arc::new(LogLimit::new(FAILURE_LINES_MAX)),
             share_bytes: pool_bytes / POOL_FRACTION_PER_CONNECTION,
         });
@@ -318,15 +319,27 @@ fn serve(
         });
         return;
     }
-    tracing::info!(client = id, "{peer} attached to export {export:?}");
+    resources.attachments.line(|left_out| {
+        tracing::info!(
+            client = id,
+            left_out,
+            "{peer} attached to export {export:?}"
+        );
+    });
     let counters = registration.counters();
     match connection::serve(id, Arc::clone(socket), session, counters, resources) {
-        Ok(()) => tracing::info!(client = id, "{peer} left export {export:?}"),
+        Ok(()) => resources.attachments.line(|left_out| {
+            tracing::info!(
+                client = id,
+                left_out,
+                "{peer} detached from export {export:?}"
+            );
+        }),
         Err(error) => resources.refusals.line(|left_out| {
             tracing::warn!(
                 client = id,
                 left_out,
-                "{peer} detached from export {export:?}: {error}"
+                "{peer} lost export {export:?}: {error}"
             );
         }),
     }

@@ -42,6 +42,8 @@ pub(crate) struct Resources {
     pub(crate) share_bytes: usize,
     /// Lines about clients that are not served.
     pub(crate) refusals: LogLimit,
+    /// Who attached and detached: a line each, unless somebody does nothing else.
+    pub(crate) attachments: LogLimit,
     /// Lines about requests that failed.
     pub(crate) failures: Arc<LogLimit>,
 }

@@ -15,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::limits::{
     ACCOUNTING_INTERVAL, CONTROL_COMMANDS_MAX, DRAIN_TIME_MAX, TRANSFERS_MAX, VERBS_END_TIME_MAX,
 };
-use crate::output::say;
 use crate::pool::{self, Claim, Opening};
 use crate::session::recovery_line;
 use crate::verbs::Service;
@@ -85,9 +84,9 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         repair: false,
     };
     let (store, recovery) = pool::open(&options.pool, &opening)?;
-    say(recovery_line(&recovery));
+    tracing::info!("{}", recovery_line(&recovery));
     for warning in recovery.warnings() {
-        say(format_args!("warning: {warning}"));
+        tracing::warn!("{warning}");
     }
     let served = serve_store(
         options,
@@ -100,7 +99,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     runtime.shutdown_timeout(VERBS_END_TIME_MAX);
     let closed = store.close();
     if closed.is_ok() {
-        say("pool closed");
+        tracing::info!("pool closed");
     }
     served.and(closed.map_err(Error::from))
 }
@@ -132,27 +131,27 @@ fn serve_store(
         attachments: Some(nbd.clone()),
         maintenance: Some(Arc::clone(&maintenance)),
     };
-    say(format_args!(
+    tracing::info!(
         "serving {} on {}",
         options.pool.display(),
         nbd.addresses_line()
-    ));
+    );
     let signal = runtime.block_on(async {
         tokio::select! {
             signal = signals.next() => signal,
             never = control.serve(service) => match never {},
         }
     });
-    say(format_args!("{signal}: finishing the requests under way"));
+    tracing::info!("{signal}: finishing the requests under way");
     // First, so that guests have the disk to themselves for their last requests.
     maintenance.stop();
     nbd.shut_down(DRAIN_TIME_MAX);
     Ok(())
 }
 
-/// Warnings and errors of every floor, with their time; `RUST_LOG` asks for more.
+/// A line for whatever happens, with its time; `RUST_LOG` asks for more or less.
 fn log_to_stderr() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -409,4 +410,29 @@ fn the_control_socket_survives_nonsense() {
     stream.write_all(head).unwrap();
     drop(stream);
     assert_eq!(scene.volumes(), [""; 0]);
+}
+
+#[test]
+fn the_log_says_who_attaches_and_has_one_format() {
+    let scene = Scene::new();
+    scene.ok(&["volume", "create", "vm", "--size", "1M"]);
+    let mut daemon = scene.daemon();
+    let stat = scene.json(&["volume", "stat", "vm"]);
+    let uri = stat["nbd_uri"].as_str().unwrap();
+    let read = Command::new("qemu-io")
+        .args(["-f", "raw", "-c", "read 0 4k", uri])
+        .output();
+    assert!(read.unwrap().status.success());
+    daemon.wait_for_line("attached to export \"vm\"");
+    daemon.wait_for_line("detached from export \"vm\"");
+    daemon.signal(Signal::TERM);
+    daemon.wait_for_line("SIGTERM: finishing");
+    daemon.wait_for_line("pool closed");
+    for line in daemon.end_and_lines() {
+        let mut words = line.split_whitespace();
+        let time = words.next().unwrap();
+        assert!(time.starts_with("20") && time.ends_with('Z'), "{line}");
+        let level = words.next();
+        assert!(matches!(level, Some("INFO" | "WARN" | "ERROR")), "{line}");
+    }
 }
