@@ -1,12 +1,13 @@
 //! Harnik's method: how much is redundant, within a bound, in memory that does not depend on the data
 //! [Meister13 §2.4].
 //!
-//! Two passes. The first draws blocks at random, each as likely as any other, and keeps their
-//! fingerprints. The second counts how often each of these occurs in all of the data. Of a block that
-//! occurs `c` times a `c`-th has to be stored, so the mean of that over the sample is an estimate of
-//! the part of the data that is distinct. It is the mean of independent numbers from 0 to 1 whose
-//! expectation is that part, so by Hoeffding's inequality it is off by more than `e` with a probability
-//! of at most `2 exp(-2 m e^2)`, whatever the data.
+//! Two passes. The first draws bytes at random, each as likely as any other, and keeps the fingerprints
+//! of the blocks that they are in. The second counts how often each of these occurs in all of the data. Of
+//! a block that occurs `c` times a `c`-th has to be stored, so the mean of that over the sample is an
+//! estimate of the part of the data that is distinct. It is the mean of independent numbers from 0 to 1
+//! whose expectation is that part, so by Hoeffding's inequality it is off by more than `e` with a
+//! probability of at most `2 exp(-2 m e^2)`, whatever the data. Blocks at the ends of files are short:
+//! drawn as often as whole ones they would count for more than they hold.
 //!
 //! Blocks of zeros are counted and in no sample: drawing goes on until enough others were drawn.
 
@@ -30,11 +31,11 @@ use crate::worker::{fingerprint_key, is_zero};
 /// Rounds of drawing, each for what the last ones were short of.
 const ROUNDS: u32 = 8;
 
-/// Blocks drawn in all, for each that is wanted: where nearly all are zeros, the sample stays smaller,
+/// Bytes drawn in all, for each that is wanted: where nearly all are zeros, the sample stays smaller,
 /// and the bound says so.
 const DRAWS_MAX: u64 = 64;
 
-/// Blocks of a file that are worth a thread.
+/// Bytes drawn from a file that are worth a thread.
 const PLACES_MIN: usize = 256;
 
 /// How an estimate is made.
@@ -60,7 +61,7 @@ pub struct Estimate {
     /// It is not further from the truth than this, with the wanted confidence. More than was wanted if
     /// not enough blocks that are not zero were found.
     pub error: f64,
-    /// Blocks in the sample.
+    /// Bytes that were drawn, each with its block.
     pub sample_blocks: u64,
     /// What was there.
     pub survey: Survey,
@@ -192,9 +193,8 @@ fn draw(
     options: &EstimateOptions,
     progress: &Progress,
 ) -> Sample {
-    let block_bytes = options.block_bytes as u64;
     let files = || paths.iter().flat_map(|path| walk(path, disks));
-    let blocks: u64 = files().map(|met| blocks_of(&met, block_bytes)).sum();
+    let bytes: u64 = files().map(|met| bytes_of(&met)).sum();
     let wanted = wanted(options.error, options.confidence);
     let mut random = Rng::with_seed(options.seed);
     let (mut sample, mut drawn) = (Sample::new(), 0);
@@ -204,10 +204,10 @@ fn draw(
         // As many of those that were drawn were not zero.
         let each = drawn as f64 / sample.blocks().max(1) as f64;
         let count = ((missing as f64 * each.max(1.0)).ceil() as u64).min(most);
-        if blocks == 0 || count == 0 || progress.is_stopping() {
+        if bytes == 0 || count == 0 || progress.is_stopping() {
             break;
         }
-        let mut places: Vec<u64> = (0..count).map(|_| random.u64(..blocks)).collect();
+        let mut places: Vec<u64> = (0..count).map(|_| random.u64(..bytes)).collect();
         places.sort_unstable();
         read_places(files(), &places, options.block_bytes, &mut sample);
         drawn += count;
@@ -223,34 +223,37 @@ fn draw_from_traces(
     options: &EstimateOptions,
     progress: &Progress,
 ) -> Result<Sample, StudyError> {
-    let mut blocks = 0;
-    each_fingerprint(traces, chunking, progress, |_| blocks += 1)?;
+    let mut bytes = 0;
+    each_fingerprint(traces, chunking, progress, |_, chunk_bytes| {
+        bytes += chunk_bytes
+    })?;
     let mut random = Rng::with_seed(options.seed);
     let mut sample = Sample::new();
-    if blocks == 0 {
+    if bytes == 0 {
         return Ok(sample);
     }
     let count = wanted(options.error, options.confidence);
-    let mut places: Vec<u64> = (0..count).map(|_| random.u64(..blocks)).collect();
+    let mut places: Vec<u64> = (0..count).map(|_| random.u64(..bytes)).collect();
     places.sort_unstable();
-    let (mut place, mut places) = (0, places.into_iter().peekable());
-    each_fingerprint(traces, chunking, progress, |fingerprint| {
-        while places.next_if_eq(&place).is_some() {
+    let (mut end, mut places) = (0, places.into_iter().peekable());
+    each_fingerprint(traces, chunking, progress, |fingerprint, chunk_bytes| {
+        end += chunk_bytes;
+        while places.next_if(|place| *place < end).is_some() {
             sample.add(fingerprint);
         }
-        place += 1;
     })?;
     Ok(sample)
 }
 
-fn blocks_of(met: &Met, block_bytes: u64) -> u64 {
+fn bytes_of(met: &Met) -> u64 {
     match met {
-        Met::File(found) => found.bytes.div_ceil(block_bytes),
+        Met::File(found) => found.bytes,
         Met::Skipped | Met::Problem(_) => 0,
     }
 }
 
-/// Reads these blocks of all files one after another, ascending; those of one file on all processors.
+/// Reads the blocks of these bytes of all files one after another, ascending; those of one file on all
+/// processors.
 fn read_places(
     files: impl Iterator<Item = Met>,
     places: &[u64],
@@ -260,7 +263,7 @@ fn read_places(
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let (mut first, mut rest) = (0, places);
     for met in files {
-        let end = first + blocks_of(&met, block_bytes as u64);
+        let end = first + bytes_of(&met);
         let (inside, after) = rest.split_at(rest.partition_point(|place| *place < end));
         if let Met::File(found) = met
             && !inside.is_empty()
@@ -286,7 +289,7 @@ fn read_places(
     }
 }
 
-/// Of those of these blocks of a file that can be read and are not zeros.
+/// Of the blocks of these bytes of a file, if they can be read and are not zeros.
 fn fingerprints(found: &Found, first: u64, places: &[u64], block_bytes: usize) -> Vec<u128> {
     let Ok(mut image) = found.open() else {
         return Vec::new();
@@ -294,13 +297,19 @@ fn fingerprints(found: &Found, first: u64, places: &[u64], block_bytes: usize) -
     let key = fingerprint_key();
     let mut block = vec![0; block_bytes];
     let mut fingerprints = Vec::with_capacity(places.len());
+    let (mut last_at, mut last) = (None, None);
     for place in places {
-        let at = (place - first) * block_bytes as u64;
+        let at = (place - first) / block_bytes as u64 * block_bytes as u64;
+        if last_at == Some(at) {
+            fingerprints.extend(last);
+            continue;
+        }
         let bytes = (found.bytes - at).min(block_bytes as u64) as usize;
         let block = &mut block[..bytes];
-        if image.read(at, block).is_ok() && !is_zero(block) {
-            fingerprints.push(pack_fingerprint(key.fingerprint(block)));
-        }
+        let has_data = image.read(at, block).is_ok() && !is_zero(block);
+        last_at = Some(at);
+        last = has_data.then(|| pack_fingerprint(key.fingerprint(block)));
+        fingerprints.extend(last);
     }
     fingerprints
 }

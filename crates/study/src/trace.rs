@@ -406,12 +406,12 @@ pub(crate) fn replay(
     Ok(scanned)
 }
 
-/// Goes through the fingerprints of chunks that were cut in this way.
+/// Goes through the fingerprints and sizes of chunks that were cut in this way.
 pub(crate) fn each_fingerprint(
     traces: &[PathBuf],
     way: Chunking,
     progress: &Progress,
-    mut met: impl FnMut(u128),
+    mut met: impl FnMut(u128, u64),
 ) -> Result<(), StudyError> {
     for trace in traces {
         let mut reader = TraceReader::open(trace)?;
@@ -428,7 +428,7 @@ pub(crate) fn each_fingerprint(
             }
             for run in &chunks.runs {
                 if let TraceContent::Data(fingerprints) = &run.content {
-                    fingerprints.iter().copied().for_each(&mut met);
+                    fingerprints.iter().for_each(|it| met(*it, run.bytes));
                 }
             }
         }
