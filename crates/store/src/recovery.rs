@@ -229,20 +229,33 @@ fn check_options(options: &CreateOptions) -> Result<u64> {
     } = *options;
     if !BLOCK_SIZES.contains(&block_size) {
         return invalid(format!(
-            "a block has 4K, 8K, 16K or 64K bytes, not {block_size}"
+            "a block has 4, 8, 16 or 64 KiB, not {block_size} bytes"
         ));
     }
     let log_fits = (LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&log_bytes);
     if !log_fits || !log_bytes.is_multiple_of(SECTOR_BYTES) {
-        return invalid(format!("a log has 256K to 1G bytes, not {log_bytes}"));
-    }
-    let pool_blocks = size_bytes / u64::from(block_size);
-    if !(2..=PBA_END).contains(&pool_blocks) {
         return invalid(format!(
-            "a pool of {size_bytes} bytes is too small or too large"
+            "a log has 256 KiB to 1 GiB, in whole sectors of {SECTOR_BYTES} bytes, not {log_bytes} bytes"
         ));
     }
-    Ok(pool_blocks)
+    let pool_blocks = size_bytes / u64::from(block_size);
+    match pool_size_problem(size_bytes, block_size.into()) {
+        Some(problem) => invalid(problem),
+        None => Ok(pool_blocks),
+    }
+}
+
+/// What keeps a pool from having this size.
+pub(crate) fn pool_size_problem(size_bytes: u64, block_size: u64) -> Option<String> {
+    let (least, most) = (2 * block_size, PBA_END.saturating_mul(block_size));
+    let what = match size_bytes {
+        bytes if bytes < least => "too small",
+        bytes if bytes > most => "too large",
+        _ => return None,
+    };
+    Some(format!(
+        "a pool of {size_bytes} bytes is {what}: with blocks of {block_size} it has {least} to {most} bytes"
+    ))
 }
 
 pub(crate) fn part_error(engine: &dyn Engine, part: Part, error: std::io::Error) -> StoreError {

@@ -23,7 +23,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_format::entry::State;
-use onefold_format::units::PBA_END;
 use onefold_format::{Entry, Lba, Record, Root, SegmentIndex};
 use smallvec::smallvec;
 
@@ -33,6 +32,7 @@ use crate::guard::Guard;
 use crate::map::Layer;
 use crate::placement::Wish;
 use crate::pool::Pool;
+use crate::recovery::pool_size_problem;
 use crate::space::PbaRun;
 use crate::store::Store;
 use crate::sync::lock;
@@ -269,8 +269,8 @@ impl Pool {
         let blocks = size_bytes / block_size;
         let message = if !size_bytes.is_multiple_of(block_size) {
             format!("a size of {size_bytes} bytes is no multiple of the block size {block_size}")
-        } else if !(2..=PBA_END).contains(&blocks) {
-            format!("a pool of {size_bytes} bytes is too small or too large")
+        } else if let Some(problem) = pool_size_problem(size_bytes, block_size) {
+            problem
         } else {
             return Ok(blocks);
         };

@@ -95,3 +95,30 @@ fn sizes_are_what_their_units_say() {
         assert!(help.contains("\nGlobal options:\n"), "{help}");
     }
 }
+
+#[test]
+fn a_refused_size_is_refused_with_the_limit() {
+    let scene = Scene::with_pool(&["--size", "16M"]);
+    let other = scene.path("other");
+    for (arguments, limit) in [
+        (
+            &["pool", "create", &other, "--size", "1"][..],
+            "has 8192 to 4503599627370496",
+        ),
+        (
+            &["pool", "create", &other, "--size", "15E"],
+            "has 8192 to 4503599627370496",
+        ),
+        (
+            &["pool", "create", &other, "--log-size", "1K"],
+            "256 KiB to 1 GiB",
+        ),
+        (&["pool", "resize", "--size", "15E"], "has 8192 to"),
+        (&["serve", "--memory", "63M"], "at least 64 MiB"),
+    ] {
+        let refused = scene.run(arguments);
+        assert!(matches!(refused.code, Some(1 | 2)), "{refused:?}");
+        assert!(refused.stderr.contains(limit), "{refused:?}");
+    }
+    assert!(!std::fs::exists(other).unwrap());
+}
