@@ -1,0 +1,312 @@
+//! What a back end does in a second, at a size, in one JSON document for a table.
+//!
+//! `index_bench KIND ROWS BATCHES DIRECTORY MEMORY`: makes an index of ROWS random rows, then asks
+//! BATCHES batches of 16,384 operations of each kind, each durable: *mixed* (half new, half
+//! present) and *release* (all present). MEMORY, in bytes, is what the back end may take.
+//!
+//! With one more word it opens the index that such a run left in the directory, as after `kill -9`:
+//!
+//! - `open` measures how long that takes, and how long until it answers at its usual rate
+//! - `again` asks as above; in a control group that limits its memory, page cache included, what is
+//!   not in MEMORY is on the device
+//!
+//! `cargo xtask bench index` runs it for all back ends.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
+use onefold_engine::{Disk, Engine, Part};
+use onefold_format::{IndexKind, Pba, PoolId};
+use onefold_index::{Counted, Fingerprint, FingerprintIndex, Released, Row, StreamId};
+use serde_json::{Value, json};
+
+const BATCH_ITEMS: u64 = 16_384;
+const STREAM: StreamId = StreamId(1);
+const POOL: PoolId = PoolId([1; 16]);
+
+/// The first batch asked of an index that was made earlier: behind all that made it.
+const FIRST_LATER: u64 = 1 << 30;
+
+/// Bytes of what the host reads from the device at least.
+const PAGE_BYTES: f64 = 4096.0;
+
+/// Rows added at a time before anything is measured.
+const LOAD_ROWS: u64 = 1 << 16;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+struct Arguments {
+    kind: String,
+    rows: u64,
+    batches: u64,
+    directory: String,
+    memory: u64,
+    mode: Mode,
+}
+
+enum Mode {
+    Make,
+    Open,
+    Again,
+}
+
+fn main() -> Result<()> {
+    let mut words = std::env::args().skip(1);
+    let mut word = || {
+        words
+            .next()
+            .ok_or("KIND ROWS BATCHES DIRECTORY MEMORY [open|again]")
+    };
+    let arguments = Arguments {
+        kind: word()?,
+        rows: word()?.parse()?,
+        batches: word()?.parse()?,
+        directory: word()?,
+        memory: word()?.parse()?,
+        mode: match word().ok().as_deref() {
+            None => Mode::Make,
+            Some("open") => Mode::Open,
+            Some("again") => Mode::Again,
+            Some(other) => return Err(format!("there is no mode {other}").into()),
+        },
+    };
+    let engine = EmbeddedEngine::new(&arguments.directory, CacheMode::Host);
+    let measured = match arguments.mode {
+        Mode::Make => measure_made(&engine, &arguments)?,
+        Mode::Open => measure_open(&engine, &arguments)?,
+        Mode::Again => {
+            let index = open(&arguments, engine.open(Part::Index)?)?;
+            measure(&*index, &arguments, FIRST_LATER, 0)?
+        }
+    };
+    println!("{measured}");
+    Ok(())
+}
+
+fn measure_made(engine: &EmbeddedEngine, arguments: &Arguments) -> Result<Value> {
+    let disk = engine.create(Part::Index, 0)?;
+    onefold_index::create(kind(arguments)?, &disk, POOL)?;
+    let before = resident_bytes()?;
+    let index = open(arguments, disk)?;
+    load(&*index, arguments.rows)?;
+    // What the load left to be written to the disk must not slow what is measured.
+    sync_disks();
+    // A turn of merges first, so that what is measured is the steady state.
+    let turn = if arguments.kind == "hash" {
+        arguments.rows / 6 / BATCH_ITEMS
+    } else {
+        0
+    };
+    for n in 0..turn {
+        mixed(&*index, arguments, n, &mut Asked::default())?;
+    }
+    measure(&*index, arguments, turn, before)
+}
+
+/// Asks from batch number `first` on.
+fn measure(
+    index: &dyn FingerprintIndex,
+    arguments: &Arguments,
+    first: u64,
+    resident_before: u64,
+) -> Result<Value> {
+    let end = first + arguments.batches;
+    let (mut mixed_asked, mut release_asked) = (Asked::default(), Asked::default());
+    let (before, cpu_before) = (Transferred::now()?, cpu_seconds()?);
+    for n in first..end {
+        mixed(index, arguments, n, &mut mixed_asked)?;
+    }
+    let (between, cpu) = (Transferred::now()?, cpu_seconds()? - cpu_before);
+    // Before the release: what was allocated for rows that are gone says nothing about a row.
+    let resident_bytes = (resident_bytes()? - resident_before) as f64;
+    let resident_bytes_per_row = resident_bytes / index.counts().rows() as f64;
+    for n in 0..arguments.batches {
+        release(index, arguments, end, n, &mut release_asked)?;
+    }
+    let after = Transferred::now()?;
+    let rows = index.counts().rows();
+    Ok(json!({
+        "kind": arguments.kind,
+        "rows": rows,
+        "mixed": mixed_asked.report(&before, &between),
+        "release": release_asked.report(&between, &after),
+        "resident_bytes_per_row": resident_bytes_per_row,
+        "disk_bytes_per_row": index.bytes_on_disk()? as f64 / rows as f64,
+        "mixed_cpu_us_per_operation": cpu * 1e6 / (arguments.batches * BATCH_ITEMS) as f64,
+    }))
+}
+
+fn measure_open(engine: &EmbeddedEngine, arguments: &Arguments) -> Result<Value> {
+    let start = Instant::now();
+    let index = open(arguments, engine.open(Part::Index)?)?;
+    let opened = start.elapsed().as_secs_f64();
+    let rows = index.counts().rows();
+    let mut seconds = Vec::new();
+    for n in 0..10 {
+        let start = Instant::now();
+        let items: Vec<_> = (0..BATCH_ITEMS)
+            .map(|it| item((1 << 50) + n * BATCH_ITEMS + it))
+            .collect();
+        index.increment(STREAM, (1 << 40) + n, &items)?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    Ok(
+        json!({"kind": arguments.kind, "rows": rows, "open_seconds": opened, "batch_seconds": seconds}),
+    )
+}
+
+fn open(arguments: &Arguments, disk: Arc<dyn Disk>) -> Result<Arc<dyn FingerprintIndex>> {
+    Ok(onefold_index::open(
+        kind(arguments)?,
+        disk,
+        POOL,
+        arguments.memory,
+    )?)
+}
+
+fn kind(arguments: &Arguments) -> Result<IndexKind> {
+    Ok(match arguments.kind.as_str() {
+        "memory" => IndexKind::Memory,
+        "btree" => IndexKind::Btree,
+        "hash" => IndexKind::Hash,
+        other => return Err(format!("there is no back end {other}").into()),
+    })
+}
+
+fn load(index: &dyn FingerprintIndex, rows: u64) -> Result<()> {
+    index.begin_rebuild()?;
+    for first in (0..rows).step_by(LOAD_ROWS as usize) {
+        let some = first..rows.min(first + LOAD_ROWS);
+        let some: Vec<_> = some
+            .map(|n| {
+                let (fingerprint, pba) = item(n);
+                (fingerprint, Row { pba, references: 1 })
+            })
+            .collect();
+        index.add_rows(&some)?;
+    }
+    Ok(index.finish_rebuild(STREAM, 0)?)
+}
+
+/// Latencies of batches.
+#[derive(Default)]
+struct Asked {
+    seconds: Vec<f64>,
+}
+
+impl Asked {
+    fn report(&mut self, before: &Transferred, after: &Transferred) -> Value {
+        self.seconds.sort_by(f64::total_cmp);
+        let last = self.seconds.len().saturating_sub(1) as f64;
+        let at = |share: f64| self.seconds.get((last * share) as usize).map(|it| it * 1e3);
+        let operations = self.seconds.len() as f64 * BATCH_ITEMS as f64;
+        let total: f64 = self.seconds.iter().sum();
+        let pages = (after.read_bytes - before.read_bytes) as f64 / PAGE_BYTES;
+        let written = (after.written_bytes - before.written_bytes) as f64;
+        json!({
+            "batches": self.seconds.len(),
+            "operations_per_second": operations / total,
+            "batch_ms_median": at(0.5),
+            "batch_ms_p99": at(0.99),
+            "batch_ms_max": at(1.0),
+            "pages_read_per_second": pages / total,
+            "written_bytes_per_operation": written / operations,
+        })
+    }
+}
+
+/// What this process has read from the device and written to files so far.
+struct Transferred {
+    read_bytes: u64,
+    written_bytes: u64,
+}
+
+impl Transferred {
+    fn now() -> Result<Transferred> {
+        Ok(Transferred {
+            read_bytes: told("io", "read_bytes:")?,
+            written_bytes: told("io", "wchar:")?,
+        })
+    }
+}
+
+/// Half of the fingerprints are new, half of them are there.
+fn mixed(
+    index: &dyn FingerprintIndex,
+    arguments: &Arguments,
+    n: u64,
+    asked: &mut Asked,
+) -> Result<()> {
+    let mut random = fastrand::Rng::with_seed(n);
+    let items: Vec<_> = (0..BATCH_ITEMS)
+        .map(|at| match at % 2 {
+            0 => item(arguments.rows + n * BATCH_ITEMS / 2 + at / 2),
+            _ => (item(random.u64(..arguments.rows)).0, Pba(1 << 39)),
+        })
+        .collect();
+    let start = Instant::now();
+    let answers = index.increment(STREAM, n + 1, &items)?;
+    asked.seconds.push(start.elapsed().as_secs_f64());
+    for (at, answer) in answers.iter().enumerate() {
+        let is_right = match at % 2 {
+            0 => *answer == Counted::Inserted,
+            _ => matches!(answer, Counted::Shared(_)),
+        };
+        if !is_right {
+            return Err(format!("wrong answer {answer:?}").into());
+        }
+    }
+    Ok(())
+}
+
+/// Rows that the load made, each of which has at least this reference.
+fn release(
+    index: &dyn FingerprintIndex,
+    arguments: &Arguments,
+    after: u64,
+    n: u64,
+    asked: &mut Asked,
+) -> Result<()> {
+    // A step that meets every row once.
+    let row = |at: u64| (n * BATCH_ITEMS + at) * 7_368_787 % arguments.rows;
+    let items: Vec<_> = (0..BATCH_ITEMS).map(|at| item(row(at))).collect();
+    let start = Instant::now();
+    let answers = index.decrement(STREAM, after + n + 1, &items)?;
+    asked.seconds.push(start.elapsed().as_secs_f64());
+    if let Some(wrong) = answers
+        .iter()
+        .find(|it| matches!(it, Released::Unknown | Released::Mismatch))
+    {
+        return Err(format!("wrong answer {wrong:?}").into());
+    }
+    Ok(())
+}
+
+fn item(n: u64) -> (Fingerprint, Pba) {
+    let fingerprint = fastrand::Rng::with_seed(n).u128(..).to_le_bytes();
+    (Fingerprint(fingerprint), Pba(1 + n % (1 << 38)))
+}
+
+fn sync_disks() {
+    // Only the measurement is better for it.
+    let _ = std::process::Command::new("sync").status();
+}
+
+/// A number of this process that Linux tells in a file of /proc/self.
+fn told(file: &str, name: &str) -> Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/self/{file}"))?;
+    let line = text.lines().find(|line| line.starts_with(name));
+    let word = line.and_then(|line| line.split_whitespace().nth(1));
+    Ok(word.ok_or("a line of /proc is missing")?.parse()?)
+}
+
+fn resident_bytes() -> Result<u64> {
+    Ok(told("status", "RssAnon:")? << 10)
+}
+
+fn cpu_seconds() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/self/schedstat")?;
+    let nanoseconds = text.split_whitespace().next().ok_or("schedstat is empty")?;
+    Ok(nanoseconds.parse::<f64>()? / 1e9)
+}
