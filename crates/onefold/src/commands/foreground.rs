@@ -24,12 +24,16 @@ pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) ->
         .enable_all()
         .build()
         .map_err(failed)?;
+    // Under nohup the work is to outlive the terminal.
+    let hangup = match is_ignored(SignalKind::hangup()) {
+        true => SignalKind::interrupt(),
+        false => SignalKind::hangup(),
+    };
     let signals = runtime.block_on(async {
-        let listen = |kind| signal(kind);
         Ok((
-            listen(SignalKind::interrupt())?,
-            listen(SignalKind::terminate())?,
-            listen(SignalKind::hangup())?,
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(hangup)?,
         ))
     });
     let (mut interrupt, mut terminate, mut hangup) = signals.map_err(failed)?;
@@ -48,6 +52,14 @@ pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) ->
         });
     });
     Ok(())
+}
+
+/// Whether this process was started with the signal ignored.
+fn is_ignored(signal: SignalKind) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.unwrap_or(0) >> (signal.as_raw_value() - 1) & 1 == 1
 }
 
 /// Becomes true when the user wants the work to end.

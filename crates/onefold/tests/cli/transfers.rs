@@ -192,6 +192,30 @@ fn an_export_that_is_interrupted_leaves_nothing() {
 }
 
 #[test]
+fn an_export_under_nohup_outlives_the_terminal() {
+    let scene = Scene::new();
+    let bytes = noise(1, 64 << 20);
+    scene.ok(&["volume", "import", "vm", &scene.file("image", &bytes)]);
+    let (image, partial) = (scene.path("copy"), scene.path("copy.onefold-partial"));
+    let export = Command::new("nohup")
+        .arg(env!("CARGO_BIN_EXE_onefold"))
+        .args(["volume", "export", "vm", &image, "--pool"])
+        .arg(scene.pool())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while !fs::exists(&partial).unwrap() && !fs::exists(&image).unwrap() {
+        thread::yield_now();
+    }
+    let _ = kill_process(Pid::from_child(&export), Signal::HUP);
+    let outcome = Outcome::of(export);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(fs::read(&image).unwrap() == bytes);
+}
+
+#[test]
 fn what_a_killed_export_left_is_in_nobodys_way() {
     let scene = Scene::new();
     scene.ok(&[

@@ -422,7 +422,7 @@ impl Document for EstimateReply {
         writeln!(
             out,
             "{:.2} % of the data need not be stored, {}; within {:.2} percent of the data with a \
-             probability of {} % (Harnik's method, blocks of {} drawn bytes, seed {})",
+             probability of {} % (Harnik's method, {} bytes drawn, seed {})",
             100.0 * self.saved_ratio,
             size::display((self.saved_ratio * self.data_bytes as f64) as u64),
             100.0 * self.error,
