@@ -21,7 +21,6 @@
 //! | `advice.rs` | what a pool would make of it |
 //! | `trace.rs` | what data was cut into, in a file: writes it, and analyses from it |
 //! | `harnik.rs` | an estimate with a bound, in memory that does not depend on the data |
-//! | `quick.rs` | a guess from a few blocks |
 //! | `distribution.rs` | how often contents occur, and how long runs are, as a text |
 //! | `load/` | load that follows a distribution, on anything that can be written and read |
 
@@ -32,7 +31,6 @@ mod compression;
 mod distribution;
 mod harnik;
 pub mod load;
-mod quick;
 mod record;
 mod redundancy;
 mod runs;
@@ -48,7 +46,6 @@ pub use chunking::{Chunking, ChunkingError};
 pub use compression::{Compressed, Compressibility};
 pub use distribution::{CopyCount, Distribution, DistributionError, shipped_distributions};
 pub use harnik::{Estimate, EstimateOptions, estimate};
-pub use quick::{MEASURED, Measured, QuickLook, QuickOptions, quick_look};
 pub use redundancy::{Category, Copies, InputShare, Redundancy};
 pub use runs::{RunClass, RunCount, RunLengths};
 pub use scan::{Progress, Totals};

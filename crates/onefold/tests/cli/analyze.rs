@@ -110,39 +110,6 @@ fn an_estimate_says_what_it_may_be_off() {
 }
 
 #[test]
-fn a_sample_says_how_far_others_were_off() {
-    let scratch = TempDir::new().unwrap();
-    let path = scratch.path().join("twice");
-    let half = noise(3, 20_000 * 512);
-    fs::write(&path, [&half[..], &half, &vec![0; 10_000 * 512]].concat()).unwrap();
-    let path = path.to_str().unwrap();
-    let common = [
-        "analyze",
-        path,
-        "--method",
-        "sample",
-        "--chunking",
-        "fixed:512",
-    ];
-    let look = |arguments: &[&str]| run(&[&common[..], arguments].concat());
-    let found = look(&["--part", "20", "--seed", "1", "--format", "json"]).json();
-    let saved = found["saved_ratio"].as_f64().unwrap();
-    assert!((saved - 0.5).abs() < 0.05, "{found}");
-    let drawn = found["sample"]["chunks"].as_u64().unwrap();
-    assert!((9_000..11_000).contains(&drawn), "{found}");
-    let zeros = found["sample"]["zero_chunks"].as_u64().unwrap();
-    assert!((1_700..2_300).contains(&zeros), "{found}");
-    let text = |arguments: &[&str]| String::from_utf8(look(arguments).stdout).unwrap();
-    let with_seed = text(&["--seed", "1"]);
-    assert!(
-        with_seed.contains("such samples were off by up to"),
-        "{with_seed}"
-    );
-    assert_eq!(text(&["--seed", "1"]), with_seed);
-    assert!(text(&["--part", "0.5"]).contains("was not measured"));
-}
-
-#[test]
 fn a_table_has_the_same_for_people() {
     let (_scratch, [a, b]) = inputs();
     let found = run(&["analyze", &a, &b, "--generations"]);
@@ -342,8 +309,7 @@ fn what_makes_no_sense_is_refused() {
         &["analyze", &a, "--method", "harnik", "--error", "0"],
         &["analyze", &a, "--method", "harnik", "--confidence", "100"],
         &["analyze", &a, "--method", "harnik", "--trace", "t"],
-        &["analyze", &a, "--method", "sample", "--part", "60"],
-        &["analyze", &a, "--method", "sample", "--from-traces"],
+        &["analyze", &a, "--method", "sample"],
         &["analyze", &a, "--hide-names"],
         &["analyze", &a, "--from-traces", "--trace", "t"],
         &["analyze", &a, "--from-traces", "--allow-backing"],

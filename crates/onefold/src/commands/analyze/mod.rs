@@ -4,7 +4,7 @@ mod html;
 mod reply;
 mod tables;
 
-use self::reply::{EstimateReply, Reply, SampleReply};
+use self::reply::{EstimateReply, Reply};
 use super::foreground::{self, random_seed, said};
 use super::{Context, parse_size};
 use crate::error::{Error, Result};
@@ -13,8 +13,8 @@ use crate::output::Output;
 use crate::progress::Progress as Bar;
 use onefold_image::Backing;
 use onefold_study::{
-    Analysis, Chunking, Distribution, EstimateOptions, Options, Problem, Progress, QuickOptions,
-    Source, TraceOptions, analyze, estimate, quick_look, trace_ways,
+    Analysis, Chunking, Distribution, EstimateOptions, Options, Problem, Progress, Source,
+    TraceOptions, analyze, estimate, trace_ways,
 };
 use std::fs::File;
 use std::io::Write;
@@ -75,12 +75,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "PERCENT", default_value = "99.9")]
     confidence: f64,
 
-    /// Which part of the blocks a sample has, in percent.
-    #[arg(long, value_name = "PERCENT", default_value = "10")]
-    part: f64,
-
-    /// What is drawn for Harnik's estimate or a sample follows from this number; with none, it is drawn as
-    /// well.
+    /// What is drawn for Harnik's estimate follows from this number; with none, it is drawn as well.
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 
@@ -108,16 +103,12 @@ enum Method {
     Exact,
     /// Harnik's method: an estimate of what fixed blocks save, within a bound, in 16 MiB of memory.
     Harnik,
-    /// A quick look at a few blocks of a fixed size. How far such looks were off elsewhere is said; there is
-    /// no bound.
-    Sample,
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     match args.method {
         Method::Exact => run_exact(context, args),
         Method::Harnik => run_harnik(context, args),
-        Method::Sample => run_sample(context, args),
     }
 }
 
@@ -212,7 +203,7 @@ impl Args {
         }
     }
 
-    /// For the methods that estimate.
+    /// For the method that estimates.
     fn one_size_of_blocks(&self) -> Result<usize> {
         let [Chunking::Fixed { bytes }] = self.chunkings()?[..] else {
             return Err(Error::usage(
@@ -243,28 +234,6 @@ impl Args {
         }
         Ok(chunkings)
     }
-}
-
-fn run_sample(context: &Context, args: &Args) -> Result<ExitCode> {
-    let source = args.source();
-    let Source::Paths { paths, disks } = source else {
-        return Err(Error::usage("a sample is drawn from data, not from traces"));
-    };
-    let options = QuickOptions {
-        block_bytes: args.one_size_of_blocks()?,
-        part: args.part / 100.0,
-        seed: args.seed.unwrap_or_else(random_seed),
-    };
-    let all = source.bytes();
-    let progress = Arc::new(Progress::default());
-    stop_when_interrupted(&progress)?;
-    let look = with_bar(&context.output, &progress, all, || {
-        quick_look(paths, disks, &options, &progress)
-    });
-    let look = look.map_err(said)?;
-    let code = warn(&context.output, &look.problems, look.is_complete);
-    context.output.document(&SampleReply::of(look, &options))?;
-    Ok(code)
 }
 
 fn note_unopened_disks(output: &Output, count: u64) {

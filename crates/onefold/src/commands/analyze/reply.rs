@@ -4,7 +4,7 @@ use crate::output::Document;
 use crate::size;
 use onefold_study::{
     Advice, Analysis, Category, ChunkingReport, Compressed, Compressibility, Copies, Estimate,
-    EstimateOptions, InputShare, Measured, Problem, QuickLook, QuickOptions, RunLengths, Totals,
+    EstimateOptions, InputShare, Problem, RunLengths, Totals,
 };
 use serde::Serialize;
 use std::io::{self, Write};
@@ -430,77 +430,6 @@ impl Document for EstimateReply {
             self.sample_blocks,
             self.seed
         )
-    }
-}
-
-/// The document of `analyze --method sample`.
-#[derive(Debug, Serialize)]
-pub(super) struct SampleReply {
-    pub(super) is_complete: bool,
-    pub(super) chunking: String,
-    pub(super) files: u64,
-    pub(super) skipped_files: u64,
-    pub(super) found_bytes: u64,
-    pub(super) problems: Vec<Problem>,
-    /// What was read.
-    pub(super) sample: Totals,
-    pub(super) sample_part: f64,
-    /// Part of the data that need not be stored, as far as the sample says.
-    pub(super) saved_ratio: f64,
-    /// How far such samples were off elsewhere; no bound.
-    pub(super) measured: Option<Measured>,
-    pub(super) seed: u64,
-}
-
-impl SampleReply {
-    pub(super) fn of(look: QuickLook, options: &QuickOptions) -> Self {
-        Self {
-            is_complete: look.is_complete,
-            chunking: format!("fixed:{}", options.block_bytes),
-            files: look.survey.files,
-            skipped_files: look.survey.skipped,
-            found_bytes: look.survey.bytes,
-            problems: look.problems,
-            sample: look.drawn,
-            sample_part: options.part,
-            saved_ratio: 1.0 - look.distinct_ratio,
-            measured: look.measured,
-            seed: options.seed,
-        }
-    }
-}
-
-impl Document for SampleReply {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(
-            out,
-            "{} files, {} in all; {} blocks of them read, {:.1} % of these zeros (cut as {}, {} % of all, seed {})",
-            self.files,
-            size::display(self.found_bytes),
-            self.sample.chunks,
-            100.0 * part(self.sample.zero_chunks, self.sample.chunks),
-            self.chunking,
-            100.0 * self.sample_part,
-            self.seed
-        )?;
-        writeln!(
-            out,
-            "about {:.0} % of the data need not be stored, as far as a sample can say",
-            100.0 * self.saved_ratio
-        )?;
-        match &self.measured {
-            Some(measured) => writeln!(
-                out,
-                "where the truth is known, 95 of 100 such samples were off by up to {:.0} percent of the data, \
-                 the worst by {:.0}; --method harnik has a bound",
-                (100.0 * measured.usual_error).ceil(),
-                (100.0 * measured.largest_error).ceil()
-            ),
-            None => writeln!(
-                out,
-                "how far such small samples are off was not measured; --method harnik has a bound"
-            ),
-        }
     }
 }
 
