@@ -7,13 +7,14 @@ use std::fmt;
 
 use crate::analysis::ChunkingReport;
 use crate::chunking::Chunking;
+use crate::dedisbench;
 use crate::runs::{RunClass, RunCount};
 
 /// The first line.
 const HEADING: &str = "onefold distribution 1";
 
 /// Blocks that a distribution has at most: 2^48. Sums of what it has stay far below 2^63.
-const BLOCKS_MAX: u64 = 1 << 48;
+pub(crate) const BLOCKS_MAX: u64 = 1 << 48;
 
 /// Contents that occur as often as each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,12 +28,12 @@ pub struct CopyCount {
 /// How often the contents of a data set occur, and how long its runs are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Distribution {
-    block_bytes: u64,
+    pub(crate) block_bytes: u64,
     /// By copies, ascending.
-    copies: Vec<CopyCount>,
+    pub(crate) copies: Vec<CopyCount>,
     /// Of unique contents, and of redundant ones: those of from 2^n blocks to below 2^(n+1), in the
     /// n-th place.
-    runs: [Vec<RunCount>; 2],
+    pub(crate) runs: [Vec<RunCount>; 2],
 }
 
 /// What is wrong with the text of a distribution.
@@ -64,24 +65,28 @@ impl Distribution {
         (found.blocks() > 0).then_some(found)
     }
 
-    /// Reads the text of one.
+    /// Reads the text of one, or of one as DEDISbench has them.
     ///
     /// # Errors
     ///
     /// Names the line where it is not what it should be; sums that contradict each other are found at
     /// its end.
     pub fn parse(text: &str) -> Result<Self, DistributionError> {
-        let mut parsing = Parsing::default();
-        let mut last = 1;
-        for (line, text) in (1..).zip(text.lines()) {
-            last = line;
-            let read = match line {
-                1 if text.trim_end() == HEADING => Ok(()),
-                1 => Err(format!("'{HEADING}' must be the first line")),
-                _ => parsing.line(text.trim()),
-            };
-            read.map_err(|what| DistributionError { line, what })?;
+        if dedisbench::is_meant(text) {
+            let mut parsing = dedisbench::Parsing::default();
+            let last = each_line(text, |_, text| parsing.line(text))?;
+            return parsing
+                .finish()
+                .map_err(|what| DistributionError { line: last, what });
         }
+        let mut parsing = Parsing::default();
+        let last = each_line(text, |line, text| match line {
+            1 if text == HEADING => Ok(()),
+            1 => Err(format!(
+                "'{HEADING}' must be the first line, or two numbers as DEDISbench has them"
+            )),
+            _ => parsing.line(text),
+        })?;
         parsing
             .finish()
             .map_err(|what| DistributionError { line: last, what })
@@ -154,6 +159,19 @@ impl fmt::Display for Distribution {
         }
         Ok(())
     }
+}
+
+/// Hands on each line and its number, from 1 on. Returns the last number, 1 of an empty text.
+fn each_line(
+    text: &str,
+    mut read: impl FnMut(usize, &str) -> Result<(), String>,
+) -> Result<usize, DistributionError> {
+    let mut last = 1;
+    for (line, text) in (1..).zip(text.lines()) {
+        read(line, text.trim()).map_err(|what| DistributionError { line, what })?;
+        last = line;
+    }
+    Ok(last)
 }
 
 /// What the lines so far have said.
@@ -278,7 +296,7 @@ impl Parsing {
 }
 
 /// Digits only: no sign, no unit.
-fn number(text: &str) -> Result<u64, String> {
+pub(crate) fn number(text: &str) -> Result<u64, String> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|_| is_number);
     number.ok_or_else(|| format!("'{text}' is not a number"))

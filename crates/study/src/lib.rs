@@ -22,12 +22,14 @@
 //! | `trace.rs` | what data was cut into, in a file: writes it, and analyses from it |
 //! | `harnik.rs` | an estimate with a bound, in memory that does not depend on the data |
 //! | `distribution.rs` | how often contents occur, and how long runs are, as a text |
+//! | `dedisbench.rs` | the same from a file of DEDISbench's |
 //! | `load/` | load that follows a distribution, on anything that can be written and read |
 
 mod advice;
 mod analysis;
 mod chunking;
 mod compression;
+mod dedisbench;
 mod distribution;
 mod harnik;
 pub mod load;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "how tests fail")]
 
-use onefold_study::{Distribution, RunClass, shipped_distributions};
+use onefold_study::{CopyCount, Distribution, RunClass, shipped_distributions};
 use proptest::prelude::*;
 
 const SMALL: &str = "onefold distribution 1
@@ -93,6 +93,36 @@ fn what_is_wrong_is_named_with_its_line() {
     }
 }
 
+#[test]
+fn distributions_of_dedisbench_are_read() {
+    let found = Distribution::parse("# any order\n5 10\n0 1000\n\n1 250\n7 0\n1 250").unwrap();
+    assert_eq!(found.block_bytes(), 4096);
+    let copies = [(1, 1000), (2, 500), (6, 10)];
+    let copies = copies.map(|(copies, contents)| CopyCount { copies, contents });
+    assert_eq!(found.copies(), copies);
+    // As in a random order: as many runs of each class as there are places where it changes.
+    for (class, blocks) in [(RunClass::Unique, 1000), (RunClass::Redundant, 1060)] {
+        assert_eq!(run_count(&found, class), 1000 * 1060 / 2060);
+        let in_runs: u64 = found.runs(class).iter().map(|count| count.chunks).sum();
+        assert_eq!(in_runs, blocks);
+    }
+    let single = found.runs(RunClass::Unique)[0].runs;
+    assert!((240..=290).contains(&single), "{single} of 514: about half");
+    for (line, text, words) in [
+        (2, "0 10\n1", "1 fields"),
+        (1, "0 10 3", "3 fields"),
+        (2, "# a\n3 x", "'x' is not a number"),
+        (1, "1 -4", "'-4' is not a number"),
+        (3, "0 1\n1 1\n18446744073709551615 1", "2^48"),
+        (2, "0 281474976710655\n0 2", "2^48"),
+        (1, "3 0", "no line has contents"),
+    ] {
+        let error = Distribution::parse(text).unwrap_err();
+        assert_eq!(error.line, line, "{text}: {error}");
+        assert!(error.to_string().contains(words), "{text}: {error}");
+    }
+}
+
 /// Lines that are nearly right.
 fn line() -> impl Strategy<Value = String> {
     let number = prop_oneof![
@@ -117,6 +147,25 @@ fn line() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
+    /// Its runs, too, are such that a text of them is right.
+    #[test]
+    fn any_distribution_of_dedisbench_is_whole(
+        counts in prop::collection::vec(
+            (
+                prop_oneof![0..4_u64, 0..1000_u64, 0..1_u64 << 30],
+                prop_oneof![1..5_u64, 1..1000_u64, 1..1_u64 << 18],
+            ),
+            1..20,
+        ),
+    ) {
+        let text: String = counts.iter().map(|(a, b)| format!("{a} {b}\n")).collect();
+        if let Ok(found) = Distribution::parse(&text) {
+            let blocks: u64 = counts.iter().map(|(duplicates, contents)| (duplicates + 1) * contents).sum();
+            prop_assert_eq!(found.blocks(), blocks);
+            prop_assert_eq!(Distribution::parse(&found.to_string()), Ok(found));
+        }
+    }
+
     #[test]
     fn nothing_makes_it_panic(lines in prop::collection::vec(line(), 0..8), noise in any::<Vec<u8>>()) {
         let _ = Distribution::parse(&String::from_utf8_lossy(&noise));
@@ -131,6 +180,11 @@ fn shipped(name: &str) -> Distribution {
     let mut all = shipped_distributions().into_iter();
     let (_, text) = all.find(|(known, _)| *known == name).unwrap();
     Distribution::parse(text).unwrap()
+}
+
+fn run_count(distribution: &Distribution, class: RunClass) -> u64 {
+    let runs = distribution.runs(class).iter();
+    runs.map(|count| count.runs).sum()
 }
 
 /// Different contents that occur more often than once.
@@ -151,19 +205,26 @@ fn paulo09_has_the_figures_of_its_table() {
     assert_eq!(format!("{per_duplicated:.2}"), "2.76");
     let most = found.copies().last().unwrap();
     assert_eq!((most.copies, most.contents), (225_165 + 1, 1));
+    // Four of the numbers of copies, as DEDISbench has them.
+    for (copies, contents) in [(2, 1_144_196), (3, 221_686), (8, 18_587), (7173, 1)] {
+        assert!(found.copies().contains(&CopyCount { copies, contents }));
+    }
     for class in [RunClass::Unique, RunClass::Redundant] {
-        let runs: u64 = found.runs(class).iter().map(|count| count.runs).sum();
-        assert_eq!(runs, 536_418);
+        assert_eq!(run_count(&found, class), 536_418);
     }
 }
 
 #[test]
-fn dedis_has_a_quarter_of_duplicates_in_about_a_terabyte_and_a_half() {
+fn dedis_has_what_was_published() {
     let found = shipped("dedis");
-    assert_eq!(found.blocks() * 4096, 3 << 39);
-    assert_eq!(found.blocks() - found.contents(), found.blocks() / 4);
-    let per_duplicated = (found.blocks() / 4) as f64 / duplicated(&found) as f64;
-    assert_eq!(format!("{per_duplicated:.2}"), "2.76", "as Paulo09 has it");
+    assert_eq!(found.blocks(), 400_599_152);
+    assert_eq!(found.unique_blocks(), 274_550_471);
+    assert_eq!(found.blocks() - found.contents(), 100_199_335);
+    let most = found.copies().last().unwrap();
+    assert_eq!((most.copies, most.contents), (64_309_767 + 1, 1));
+    let [unique, redundant] =
+        [RunClass::Unique, RunClass::Redundant].map(|class| run_count(&found, class));
+    assert_eq!((unique, redundant), (9_770_616, 9_770_616));
 }
 
 #[test]
@@ -173,12 +234,6 @@ fn guests_has_what_was_measured() {
     assert_eq!(found.contents(), 923_332);
     assert_eq!(found.unique_blocks(), 630_997);
     assert_eq!(found.copies().last().unwrap().copies, 567);
-    let runs = [RunClass::Unique, RunClass::Redundant].map(|class| {
-        found
-            .runs(class)
-            .iter()
-            .map(|count| count.runs)
-            .sum::<u64>()
-    });
+    let runs = [RunClass::Unique, RunClass::Redundant].map(|class| run_count(&found, class));
     assert_eq!(runs, [25_621, 25_623]);
 }

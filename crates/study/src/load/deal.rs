@@ -1,17 +1,22 @@
-//! Deals contents: every run of a scaled distribution exactly as often as it is to occur, in a random
-//! order that follows from a seed.
+//! Deals contents: every one of a scaled distribution exactly as often as it is to occur, in runs of the
+//! lengths that it has, in a random order that follows from a seed.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::permutation::{Permutation, mix};
-use super::scale::{Cell, Scaled};
+use super::scale::{Cell, Runs, Scaled};
 
 /// Names a content; equal ones have equal blocks. Those that occur once have the highest bit.
 pub type ContentId = u64;
 
 /// What tells contents that are never repeated from the others.
 pub const UNIQUE: ContentId = 1 << 63;
+
+/// Runs that are dealt together, at most: where one class has many more than the other, of which then
+/// neighbours become one anyway.
+const RUNS_MAX: u64 = 64;
 
 /// A part of the blocks, of which each of several programs that run side by side deals one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,22 +29,13 @@ pub struct Share {
 
 /// Consecutive contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Piece {
+struct Piece {
     /// The first one; the others are numbered from it on.
-    pub first: ContentId,
-    /// How many.
-    pub blocks: u64,
+    first: ContentId,
+    blocks: u64,
 }
 
 impl Piece {
-    /// Takes the first content from it, if there is one.
-    pub fn take_first(&mut self) -> Option<ContentId> {
-        self.blocks = self.blocks.checked_sub(1)?;
-        let first = self.first;
-        self.first += 1;
-        Some(first)
-    }
-
     /// Cuts off what is beyond so many blocks.
     fn split_off(&mut self, blocks: u64) -> Self {
         let kept = self.blocks.min(blocks);
@@ -52,42 +48,212 @@ impl Piece {
     }
 }
 
-/// Runs of one class, of which each stands in as many slots as it has copies.
+/// Contents that are to be written one after another: a few runs of both classes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Run {
+    pieces: VecDeque<Piece>,
+    blocks: u64,
+}
+
+impl Run {
+    /// How many contents are left of it.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Takes the first content from it, if there is one.
+    pub fn take_first(&mut self) -> Option<ContentId> {
+        let piece = self.pieces.front_mut()?;
+        let first = piece.first;
+        *piece = piece.split_off(1);
+        if piece.blocks == 0 {
+            self.pieces.pop_front();
+        }
+        self.blocks -= 1;
+        Some(first)
+    }
+
+    fn push(&mut self, piece: Piece) {
+        if piece.blocks > 0 {
+            self.blocks += piece.blocks;
+            self.pieces.push_back(piece);
+        }
+    }
+
+    /// Cuts off what is beyond so many blocks.
+    fn split_off(&mut self, blocks: u64) -> Self {
+        let (mut kept, mut rest) = (Self::default(), Self::default());
+        for mut piece in std::mem::take(&mut self.pieces) {
+            let beyond = piece.split_off(blocks - kept.blocks.min(blocks));
+            kept.push(piece);
+            rest.push(beyond);
+        }
+        *self = kept;
+        rest
+    }
+}
+
+/// Unique runs, in slots: those of one length after those of another.
 #[derive(Debug)]
-struct Deck {
+struct Unique {
     /// With the slot, and the content, at which each begins.
-    cells: Vec<(u64, u64, Cell)>,
+    runs: Vec<(u64, u64, Runs)>,
     slots: u64,
     contents: u64,
 }
 
-impl Deck {
-    fn new(cells: &[Cell]) -> Self {
-        let mut deck = Self {
-            cells: Vec::with_capacity(cells.len()),
+impl Unique {
+    fn new(all: &[Runs]) -> Self {
+        let mut unique = Self {
+            runs: Vec::with_capacity(all.len()),
             slots: 0,
             contents: 0,
         };
-        for cell in cells {
-            deck.cells.push((deck.slots, deck.contents, *cell));
-            deck.slots += cell.runs * cell.copies;
-            deck.contents += cell.runs * cell.length;
+        for runs in all {
+            unique.runs.push((unique.slots, unique.contents, *runs));
+            unique.slots += runs.runs;
+            unique.contents += runs.runs * runs.length;
         }
-        deck
+        unique
     }
 
-    /// The run that stands in a slot.
     fn run(&self, slot: u64) -> Piece {
-        let place = self.cells.partition_point(|(start, ..)| *start <= slot);
-        let Some((start, first, cell)) = self.cells.get(place.wrapping_sub(1)) else {
+        let Some((start, first, runs)) = last(&self.runs, |(start, ..)| *start <= slot) else {
             return Piece::default();
         };
-        let run = (slot - start) / cell.copies;
         Piece {
-            first: first + run * cell.length,
-            blocks: cell.length,
+            first: first + (slot - start) * runs.length,
+            blocks: runs.length,
         }
     }
+}
+
+/// Redundant runs, and the pieces that they are laid out of. A run is one piece of its length as long as
+/// there are any; the others are laid out of the pieces that are spare, one after another.
+#[derive(Debug)]
+struct Redundant {
+    lengths: Vec<Length>,
+    /// By length; with the slot, and the content, at which each begins. A piece stands in as many slots as
+    /// it has copies.
+    cells: Vec<(u64, u64, Cell)>,
+    runs: u64,
+    spares: u64,
+}
+
+/// The runs and the pieces of one length.
+#[derive(Debug)]
+struct Length {
+    length: u64,
+    /// Among all runs.
+    runs: Range<u64>,
+    /// The slots of the pieces.
+    pieces: Range<u64>,
+    /// Among all pieces that are spare.
+    spares: Range<u64>,
+}
+
+impl Length {
+    /// How many runs are one piece.
+    fn whole(&self) -> u64 {
+        (self.runs.end - self.runs.start).min(self.pieces.end - self.pieces.start)
+    }
+}
+
+/// What a redundant run is laid out of.
+enum Layout {
+    Whole(Piece),
+    /// Spare pieces, so many blocks together.
+    Spares(u64),
+}
+
+impl Redundant {
+    fn new(runs: &[Runs], pieces: &[Cell]) -> Self {
+        let mut cells = pieces.to_vec();
+        cells.sort_by_key(|cell| cell.length);
+        let mut lengths: Vec<u64> = runs.iter().map(|it| it.length).collect();
+        lengths.extend(cells.iter().map(|cell| cell.length));
+        lengths.sort_unstable();
+        lengths.dedup();
+        let mut redundant = Self {
+            lengths: Vec::with_capacity(lengths.len()),
+            cells: Vec::with_capacity(cells.len()),
+            runs: 0,
+            spares: 0,
+        };
+        let (mut slots, mut contents) = (0, 0);
+        for cell in &cells {
+            redundant.cells.push((slots, contents, *cell));
+            slots += cell.pieces * cell.copies;
+            contents += cell.pieces * cell.length;
+        }
+        slots = 0;
+        for length in lengths {
+            let of_length = runs.iter().filter(|it| it.length == length);
+            let runs: u64 = of_length.map(|it| it.runs).sum();
+            let of_length = cells.iter().filter(|cell| cell.length == length);
+            let pieces: u64 = of_length.map(|cell| cell.pieces * cell.copies).sum();
+            let spares = pieces.saturating_sub(runs);
+            redundant.lengths.push(Length {
+                length,
+                runs: redundant.runs..redundant.runs + runs,
+                pieces: slots..slots + pieces,
+                spares: redundant.spares..redundant.spares + spares,
+            });
+            redundant.runs += runs;
+            redundant.spares += spares;
+            slots += pieces;
+        }
+        redundant
+    }
+
+    fn run(&self, order: &Order, place: u64) -> Layout {
+        let run = order.redundant.at(place);
+        let n = self.lengths.partition_point(|it| it.runs.start <= run);
+        let Some(it) = self.lengths.get(n.wrapping_sub(1)) else {
+            return Layout::Spares(0);
+        };
+        match run - it.runs.start {
+            place if place < it.whole() => Layout::Whole(self.piece(order, n - 1, place)),
+            _ => Layout::Spares(it.length),
+        }
+    }
+
+    fn spare(&self, order: &Order, place: u64) -> Piece {
+        let spare = order.spares.at(place);
+        let n = self.lengths.partition_point(|it| it.spares.start <= spare);
+        match self.lengths.get(n.wrapping_sub(1)) {
+            Some(it) => self.piece(order, n - 1, it.whole() + spare - it.spares.start),
+            None => Piece::default(),
+        }
+    }
+
+    /// The piece in a place of those of the n-th length.
+    fn piece(&self, order: &Order, n: usize, place: u64) -> Piece {
+        let slot = self.lengths[n].pieces.start + order.pieces[n].at(place);
+        match last(&self.cells, |(start, ..)| *start <= slot) {
+            Some((start, first, cell)) => Piece {
+                first: first + (slot - start) / cell.copies * cell.length,
+                blocks: cell.length,
+            },
+            None => Piece::default(),
+        }
+    }
+}
+
+/// The last for which this holds; it holds for those before it.
+fn last<T>(all: &[T], holds: impl FnMut(&T) -> bool) -> Option<&T> {
+    all.get(all.partition_point(holds).wrapping_sub(1))
+}
+
+/// In which order an epoch has its slots.
+#[derive(Debug)]
+struct Order {
+    unique: Permutation,
+    redundant: Permutation,
+    spares: Permutation,
+    /// Of each length.
+    pieces: Vec<Permutation>,
 }
 
 /// Deals to any number of jobs, which together get what the distribution has.
@@ -96,8 +262,8 @@ impl Deck {
 /// another order, and those that occur once are new ones.
 #[derive(Debug)]
 pub struct Dealer {
-    unique: Deck,
-    redundant: Deck,
+    unique: Unique,
+    redundant: Redundant,
     seed: u64,
     /// The blocks of an epoch that are dealt here.
     own: Range<u64>,
@@ -107,13 +273,29 @@ pub struct Dealer {
 #[derive(Debug)]
 struct Dealing {
     epoch: u64,
+    order: Order,
     /// Runs of this epoch that were dealt, and their blocks.
     runs: u64,
     blocks: u64,
-    /// In which slots unique and redundant runs come.
-    orders: [Permutation; 2],
+    /// Spare pieces that were dealt, and what is left of the last one.
+    spares: u64,
+    spare: Piece,
     /// What was cut off.
-    rests: Vec<Piece>,
+    rests: Vec<Run>,
+}
+
+impl Dealing {
+    fn new(epoch: u64, order: Order) -> Self {
+        Self {
+            epoch,
+            order,
+            runs: 0,
+            blocks: 0,
+            spares: 0,
+            spare: Piece::default(),
+            rests: Vec::new(),
+        }
+    }
 }
 
 impl Dealer {
@@ -123,51 +305,44 @@ impl Dealer {
     pub fn new(scaled: &Scaled, share: Share, seed: u64) -> Self {
         let count = share.count.max(1);
         let at = |n: u64| (u128::from(scaled.blocks) * u128::from(n) / u128::from(count)) as u64;
-        let (unique, redundant) = (Deck::new(&scaled.unique), Deck::new(&scaled.redundant));
-        let orders = orders(&unique, &redundant, seed, 0);
+        let unique = Unique::new(&scaled.unique);
+        let redundant = Redundant::new(&scaled.redundant, &scaled.pieces);
+        let order = order(&unique, &redundant, seed, 0);
         Self {
             unique,
             redundant,
             seed,
             own: at(share.index)..at(share.index + 1),
-            dealing: Mutex::new(Dealing {
-                epoch: 0,
-                runs: 0,
-                blocks: 0,
-                orders,
-                rests: Vec::new(),
-            }),
+            dealing: Mutex::new(Dealing::new(0, order)),
         }
     }
 
-    /// The next run, or as much of it as is asked for; the rest is dealt next.
-    pub fn deal(&self, blocks_max: u64) -> Piece {
+    /// The next runs, or as much of them as is asked for; the rest is dealt next.
+    pub fn deal(&self, blocks_max: u64) -> Run {
         let mut dealing = lock(&self.dealing);
-        let mut piece = match dealing.rests.pop() {
+        let mut run = match dealing.rests.pop() {
             Some(rest) => rest,
             None => self.next(&mut dealing),
         };
-        let rest = piece.split_off(blocks_max);
+        let rest = run.split_off(blocks_max);
         if rest.blocks > 0 {
             dealing.rests.push(rest);
         }
-        piece
+        run
     }
 
-    fn next(&self, dealing: &mut Dealing) -> Piece {
+    fn next(&self, dealing: &mut Dealing) -> Run {
         if self.own.is_empty() {
-            return Piece::default();
+            return Run::default();
         }
         loop {
             if dealing.blocks >= self.own.end {
-                dealing.epoch += 1;
-                dealing.runs = 0;
-                dealing.blocks = 0;
-                dealing.orders = orders(&self.unique, &self.redundant, self.seed, dealing.epoch);
+                let epoch = dealing.epoch + 1;
+                let order = order(&self.unique, &self.redundant, self.seed, epoch);
+                *dealing = Dealing::new(epoch, order);
             }
-            let mut run = self.run(dealing);
+            let mut run = self.runs(dealing);
             let start = dealing.blocks;
-            dealing.runs += 1;
             dealing.blocks += run.blocks;
             if dealing.blocks <= self.own.start {
                 continue;
@@ -181,31 +356,69 @@ impl Dealer {
     }
 
     /// Runs of both classes alternate as evenly as their numbers let them, because neighbours of one
-    /// class make one longer run: those of which there are fewer never have such a neighbour.
-    fn run(&self, dealing: &Dealing) -> Piece {
-        let (unique, redundant) = (self.unique.slots, self.redundant.slots);
-        let all = u128::from(unique + redundant);
+    /// class make one longer run. What is dealt ends with one of those of which there are fewer: these have
+    /// no neighbour of their own class, whichever job gets what comes next.
+    fn runs(&self, dealing: &mut Dealing) -> Run {
+        let (unique, redundant) = (self.unique.slots, self.redundant.runs);
+        let all = unique + redundant;
         let redundant_before =
-            |runs: u64| (u128::from(runs) * u128::from(redundant) / all.max(1)) as u64;
-        let before = redundant_before(dealing.runs);
-        if redundant_before(dealing.runs + 1) > before {
-            return self.redundant.run(dealing.orders[1].at(before));
+            |runs: u64| (u128::from(runs) * u128::from(redundant) / u128::from(all.max(1))) as u64;
+        let mut dealt = Run::default();
+        for _ in 0..RUNS_MAX.min(all - dealing.runs) {
+            let redundant_dealt = redundant_before(dealing.runs);
+            let is_redundant = redundant_before(dealing.runs + 1) > redundant_dealt;
+            match is_redundant {
+                true => self.lay_out(dealing, redundant_dealt, &mut dealt),
+                false => dealt.push(self.unique_run(dealing, dealing.runs - redundant_dealt)),
+            }
+            dealing.runs += 1;
+            if is_redundant == (redundant <= unique) {
+                break;
+            }
         }
-        let slot = dealing.orders[0].at(dealing.runs - before);
-        let run = self.unique.run(slot);
+        dealt
+    }
+
+    fn unique_run(&self, dealing: &Dealing, place: u64) -> Piece {
+        let run = self.unique.run(dealing.order.unique.at(place));
         Piece {
             first: UNIQUE | (dealing.epoch * self.unique.contents + run.first),
             ..run
         }
     }
+
+    /// Lays out the redundant run in this place.
+    fn lay_out(&self, dealing: &mut Dealing, place: u64, run: &mut Run) {
+        let mut left = match self.redundant.run(&dealing.order, place) {
+            Layout::Whole(piece) => return run.push(piece),
+            Layout::Spares(blocks) => blocks,
+        };
+        while left > 0 {
+            if dealing.spare.blocks == 0 {
+                dealing.spare = self.redundant.spare(&dealing.order, dealing.spares);
+                dealing.spares += 1;
+            }
+            let rest = dealing.spare.split_off(left);
+            let piece = std::mem::replace(&mut dealing.spare, rest);
+            left -= piece.blocks;
+            run.push(piece);
+        }
+    }
 }
 
-fn orders(unique: &Deck, redundant: &Deck, seed: u64, epoch: u64) -> [Permutation; 2] {
+fn order(unique: &Unique, redundant: &Redundant, seed: u64, epoch: u64) -> Order {
     let seed = mix(seed).wrapping_add(mix(epoch));
-    [
-        Permutation::new(unique.slots, seed),
-        Permutation::new(redundant.slots, !seed),
-    ]
+    let seed_of = |n: u64| mix(seed.wrapping_add(n));
+    let pieces = redundant.lengths.iter().map(|it| {
+        let slots = it.pieces.end - it.pieces.start;
+        Permutation::new(slots, seed_of(it.length << 2))
+    });
+    Order {
+        unique: Permutation::new(unique.slots, seed_of(1)),
+        redundant: Permutation::new(redundant.runs, seed_of(2)),
+        spares: Permutation::new(redundant.spares, seed_of(3)),
+        pieces: pieces.collect(),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

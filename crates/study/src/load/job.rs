@@ -9,7 +9,7 @@ use fastrand::Rng;
 
 use super::addresses::{Addresses, Pattern};
 use super::content::Contents;
-use super::deal::{ContentId, Dealer, Piece};
+use super::deal::{ContentId, Dealer, Run};
 use super::measure::{Measurement, Operation};
 use super::run::{LoadProgress, Region};
 use super::target::{Buffer, Connection, Target};
@@ -115,7 +115,7 @@ pub(super) struct Job<'a> {
     /// For each block of the part, what was written there last.
     written: Vec<ContentId>,
     /// What was dealt and not yet written.
-    piece: Piece,
+    run: Run,
     buffer: Buffer,
 }
 
@@ -141,7 +141,7 @@ impl<'a> Job<'a> {
             region,
             start: number * blocks * block_bytes as u64,
             written: vec![UNKNOWN; blocks as usize],
-            piece: Piece::default(),
+            run: Run::default(),
             buffer: Buffer::new(region.request_blocks as usize * block_bytes),
         })
     }
@@ -242,18 +242,18 @@ impl<'a> Job<'a> {
         let Self {
             buffer,
             written,
-            piece,
+            run,
             dealer,
             contents,
             ..
         } = self;
         for (block, at) in buffer.bytes().chunks_exact_mut(bytes).zip(start..) {
             let id = loop {
-                if let Some(id) = piece.take_first() {
+                if let Some(id) = run.take_first() {
                     break id;
                 }
                 // No more than it needs in this pass, so that all jobs together write what there is.
-                *piece = dealer.deal(if is_sequential { part - at } else { u64::MAX });
+                *run = dealer.deal(if is_sequential { part - at } else { u64::MAX });
             };
             contents.fill(id, block);
             written[at as usize] = id;

@@ -32,11 +32,11 @@ mod target;
 
 pub use addresses::{Addresses, Pattern, nurand, nurand_a};
 pub use content::Contents;
-pub use deal::{ContentId, Dealer, Piece, Share, UNIQUE};
+pub use deal::{ContentId, Dealer, Run, Share, UNIQUE};
 pub use inspection::inspect;
 pub use job::{Found, Mismatch};
 pub use measure::{Measured, Measurement, Operation, Timeline};
 pub use permutation::Permutation;
 pub use run::{Load, LoadProgress, LoadReport, Mode, PhaseReport, Region, run, scaled};
-pub use scale::{Cell, Scaled};
+pub use scale::{Cell, Runs, Scaled};
 pub use target::{Connection, FileTarget, MemoryTarget, Target};

@@ -1,38 +1,42 @@
 //! A distribution in as many blocks as are wanted: which contents there are, in runs of which lengths,
 //! and how often each run is dealt.
 
-use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use crate::distribution::{CopyCount, Distribution};
 use crate::runs::{RunClass, RunCount};
 
-/// Runs that are as long as each other, and whose contents occur as often.
+/// Pieces that are as long as each other, and whose contents occur as often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cell {
-    /// How often each of these runs is dealt.
+    /// How often each of these pieces is dealt.
     pub copies: u64,
     /// Blocks of each, all of different content.
     pub length: u64,
-    /// How many different runs.
+    /// How many different pieces.
+    pub pieces: u64,
+}
+
+/// Runs that are as long as each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Runs {
+    /// Blocks of each.
+    pub length: u64,
+    /// How many.
     pub runs: u64,
 }
 
 /// A distribution that was made larger or smaller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scaled {
-    /// Blocks of all runs, each as often as it is dealt.
+    /// Blocks of all pieces, each as often as it is dealt.
     pub blocks: u64,
-    /// Runs of contents that occur once.
-    pub unique: Vec<Cell>,
-    /// Runs of contents that occur more often.
-    pub redundant: Vec<Cell>,
-}
-
-/// Runs of one length that are still wanted, in blocks.
-#[derive(Debug, Clone, Copy)]
-struct Wanted {
-    length: u64,
-    blocks: u64,
+    /// Runs of contents that occur once, by length, descending.
+    pub unique: Vec<Runs>,
+    /// Runs of contents that occur more often, likewise.
+    pub redundant: Vec<Runs>,
+    /// What these are laid out of: contents that occur more often, cut into pieces that occur as a whole.
+    pub pieces: Vec<Cell>,
 }
 
 impl Scaled {
@@ -40,37 +44,42 @@ impl Scaled {
     ///
     /// Copies come first: of each number of copies there are as many contents as the scale makes, rounded
     /// so that what is lost with one number comes back with a higher one; where so few blocks are wanted
-    /// that the last contents cannot have all of their copies, one has what is left. Then the contents
-    /// of each number of copies are cut into runs in proportion to what is wanted of each length. Those
-    /// of which there are few do not make long runs; what they leave is for those of which there are many.
+    /// that the last contents cannot have all of their copies, one has what is left. Runs are as many of
+    /// each length as the scale makes, rounded in the same way. Then the contents of each number of copies
+    /// are cut into pieces, as long as runs wherever there are enough of them: where pieces and runs of
+    /// a length are equally many, each run occurs as a whole as often as its contents do.
     #[must_use]
     pub fn new(distribution: &Distribution, blocks: u64) -> Self {
         let copies = scale_copies(distribution.copies(), distribution.blocks(), blocks);
-        let cells = |class, copies: &[CopyCount]| {
+        let (unique, redundant) = copies.split_at(copies.partition_point(|it| it.copies == 1));
+        let runs = |class, copies: &[CopyCount]| {
             let in_class = copies.iter().map(|it| it.copies * it.contents).sum();
-            cut(wanted(distribution.runs(class), in_class), copies)
+            scale_runs(distribution.runs(class), in_class)
         };
-        let split = copies.partition_point(|it| it.copies == 1);
+        let redundant_runs = runs(RunClass::Redundant, redundant);
         Self {
             blocks,
-            unique: cells(RunClass::Unique, &copies[..split]),
-            redundant: cells(RunClass::Redundant, &copies[split..]),
+            unique: runs(RunClass::Unique, unique),
+            pieces: cut(&redundant_runs, redundant),
+            redundant: redundant_runs,
         }
     }
 
     /// Different contents.
     #[must_use]
     pub fn contents(&self) -> u64 {
-        let cells = self.unique.iter().chain(&self.redundant);
-        cells.map(|cell| cell.length * cell.runs).sum()
+        self.copies().iter().map(|it| it.contents).sum()
     }
 
     /// How often each content occurs, by copies, ascending.
     #[must_use]
     pub fn copies(&self) -> Vec<CopyCount> {
-        let mut counts = std::collections::BTreeMap::new();
-        for cell in self.unique.iter().chain(&self.redundant) {
-            *counts.entry(cell.copies).or_insert(0) += cell.length * cell.runs;
+        let mut counts = BTreeMap::new();
+        for runs in &self.unique {
+            *counts.entry(1).or_insert(0) += runs.length * runs.runs;
+        }
+        for cell in &self.pieces {
+            *counts.entry(cell.copies).or_insert(0) += cell.length * cell.pieces;
         }
         let counts = counts.into_iter();
         counts
@@ -109,47 +118,52 @@ fn scale_copies(copies: &[CopyCount], from: u64, to: u64) -> Vec<CopyCount> {
     scaled
 }
 
-/// How many blocks of `blocks` runs of each length should have. Runs of one power of two become such
+/// How many runs of each length so many blocks have, longest first. Runs of one power of two become such
 /// of two lengths, next to their mean.
-fn wanted(runs: &[RunCount], blocks: u64) -> Vec<Wanted> {
-    let mut lengths: Vec<(u64, u64)> = Vec::new();
+fn scale_runs(runs: &[RunCount], blocks: u64) -> Vec<Runs> {
+    let mut lengths: Vec<Runs> = Vec::new();
     for count in runs.iter().filter(|count| count.runs > 0) {
-        let (shorter, longer_runs) = (count.chunks / count.runs, count.chunks % count.runs);
-        let with_runs = [
-            (shorter, count.runs - longer_runs),
-            (shorter + 1, longer_runs),
-        ];
-        lengths.extend(with_runs.iter().filter(|(_, runs)| *runs > 0));
+        let (length, longer) = (count.chunks / count.runs, count.chunks % count.runs);
+        for (length, runs) in [(length, count.runs - longer), (length + 1, longer)] {
+            lengths.push(Runs { length, runs });
+        }
     }
-    let all: u64 = lengths.iter().map(|(length, runs)| length * runs).sum();
+    let all: u64 = lengths.iter().map(|it| it.length * it.runs).sum();
     let all = u128::from(all.max(1));
-    let mut scaled: Vec<Wanted> = Vec::new();
+    let mut scaled = BTreeMap::new();
+    let mut left = blocks;
+    // Blocks that were lost by rounding, times `all`.
     let mut lost = 0_u128;
-    for (length, runs) in lengths {
+    for Runs { length, runs } in lengths {
         lost += u128::from(length * runs) * u128::from(blocks);
         let each = u128::from(length) * all;
         let runs = (lost / each) as u64;
         lost -= u128::from(runs) * each;
-        if runs > 0 {
-            let blocks = runs * length;
-            scaled.push(Wanted { length, blocks });
-        }
+        left -= length * runs;
+        *scaled.entry(length).or_insert(0) += runs;
     }
-    // What is left is less than the longest run.
-    let length = (lost / all) as u64;
-    if length > 0 {
-        scaled.push(Wanted {
-            length,
-            blocks: length,
-        });
-    }
-    scaled.sort_by_key(|wanted| Reverse(wanted.length));
+    // Less than the longest run, unless there are none to scale.
+    *scaled.entry(left).or_insert(0) += 1;
+    let scaled = scaled.into_iter().rev();
     scaled
+        .map(|(length, runs)| Runs { length, runs })
+        .filter(|it| it.length > 0 && it.runs > 0)
+        .collect()
 }
 
-/// Cuts the contents of each number of copies into runs. The rarest numbers come first, which have
-/// the least choice.
-fn cut(mut wanted: Vec<Wanted>, copies: &[CopyCount]) -> Vec<Cell> {
+/// Cuts the contents of each number of copies into pieces, as long as runs are. The rarest numbers come
+/// first, which have the least choice.
+fn cut(runs: &[Runs], copies: &[CopyCount]) -> Vec<Cell> {
+    /// Pieces of one length that are still wanted, in blocks.
+    struct Wanted {
+        length: u64,
+        blocks: u64,
+    }
+    let wanted = runs.iter().map(|it| Wanted {
+        length: it.length,
+        blocks: it.length * it.runs,
+    });
+    let mut wanted: Vec<Wanted> = wanted.collect();
     let mut cells = Vec::new();
     for CopyCount { copies, contents } in copies.iter().rev() {
         let (copies, mut left) = (*copies, *contents);
@@ -157,32 +171,32 @@ fn cut(mut wanted: Vec<Wanted>, copies: &[CopyCount]) -> Vec<Cell> {
             let possible = wanted.iter().filter(|it| it.length <= left);
             possible.map(|it| it.blocks).sum()
         };
-        let mut push = |wanted: &mut Wanted, runs: u64, left: &mut u64| {
-            if runs > 0 {
+        let mut push = |wanted: &mut Wanted, pieces: u64, left: &mut u64| {
+            if pieces > 0 {
                 let length = wanted.length;
-                let taken = copies * length * runs;
+                let taken = copies * length * pieces;
                 wanted.blocks = wanted.blocks.saturating_sub(taken);
-                *left -= length * runs;
+                *left -= length * pieces;
                 cells.push(Cell {
                     copies,
                     length,
-                    runs,
+                    pieces,
                 });
             }
         };
         for it in wanted.iter_mut().filter(|it| it.length <= *contents) {
             let share = u128::from(*contents) * u128::from(it.blocks) / u128::from(all.max(1));
-            let runs = (share as u64).min(left) / it.length;
-            push(it, runs, &mut left);
+            let pieces = (share as u64).min(left) / it.length;
+            push(it, pieces, &mut left);
         }
-        // Rounding leaves less than a run of each length: the length of which most is wanted comes first.
+        // Rounding leaves less than a piece of each length: the length of which most is wanted comes first.
         while left > 0 {
             let possible = wanted.iter_mut().filter(|it| it.length <= left);
             let Some(most) = possible
                 .max_by_key(|it| it.blocks)
                 .filter(|it| it.blocks > 0)
             else {
-                // Nothing of this is wanted any more: one run of what is left.
+                // Nothing of this is wanted any more: one piece of what is left.
                 let mut rest = Wanted {
                     length: left,
                     blocks: 0,
@@ -190,8 +204,8 @@ fn cut(mut wanted: Vec<Wanted>, copies: &[CopyCount]) -> Vec<Cell> {
                 push(&mut rest, 1, &mut left);
                 continue;
             };
-            let runs = (most.blocks / (copies * most.length)).clamp(1, left / most.length);
-            push(most, runs, &mut left);
+            let pieces = (most.blocks / (copies * most.length)).clamp(1, left / most.length);
+            push(most, pieces, &mut left);
         }
     }
     cells

@@ -60,7 +60,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "NUMBER", value_parser = parse_rate)]
     rate: Option<f64>,
 
-    /// Which contents, how often: guests, dedis, paulo09, or a file as `analyze --distribution` writes it.
+    /// Which contents, how often: guests, dedis, paulo09, or a file as `analyze --distribution` or DEDISgen
+    /// writes it.
     #[arg(long, value_name = "NAME|FILE", default_value = "guests")]
     distribution: PathBuf,
 
