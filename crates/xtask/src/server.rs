@@ -454,7 +454,7 @@ impl Disks {
                         &self.raw_file(name),
                         &socket,
                         name,
-                        QemuCache::Writeback,
+                        QemuMode::WritebackThreads,
                     )
                     .env("TMPDIR", &self.directory);
                     if *forgetful {
@@ -582,9 +582,11 @@ impl Disks {
 
 /// How `qemu-nbd` uses the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum QemuCache {
-    Writeback,
-    None,
+pub(crate) enum QemuMode {
+    WritebackThreads,
+    WritebackIoUring,
+    NoneNative,
+    NoneIoUring,
 }
 
 /// Completes the command `qemu-nbd` (or one that ends with it) to serve a raw file.
@@ -593,11 +595,13 @@ pub(crate) fn qemu_nbd(
     file: &Path,
     socket: &Path,
     export: &str,
-    cache: QemuCache,
+    mode: QemuMode,
 ) -> Cmd {
-    let cache = match cache {
-        QemuCache::Writeback => "--cache=writeback",
-        QemuCache::None => "--cache=none",
+    let (cache, aio) = match mode {
+        QemuMode::WritebackThreads => ("--cache=writeback", "--aio=threads"),
+        QemuMode::WritebackIoUring => ("--cache=writeback", "--aio=io_uring"),
+        QemuMode::NoneNative => ("--cache=none", "--aio=native"),
+        QemuMode::NoneIoUring => ("--cache=none", "--aio=io_uring"),
     };
     command
         .args([
@@ -606,6 +610,7 @@ pub(crate) fn qemu_nbd(
             "--shared=64",
             "--discard=unmap",
             cache,
+            aio,
         ])
         .arg("-x")
         .arg(export)

@@ -34,7 +34,7 @@ use self::import::Import;
 use self::large::Large;
 use self::open::Open;
 use self::sharing::Sharing;
-use self::slices::{Comparison, Contenders, Measured, Mode, ROWS};
+use self::slices::{Comparison, Contenders, Fill, Measured, Mode, ROWS, SETTINGS};
 use self::snapshots::Snapshots;
 use crate::command::Cmd;
 use crate::packages;
@@ -51,8 +51,8 @@ pub(crate) struct Arguments {
     /// Fewer slices: an impression, not a result
     #[arg(long)]
     quick: bool,
-    /// Only rows whose name contains this text: 'host randread', 'depth 32', 'sharing', 'finder',
-    /// 'import', 'large pool', 'open', 'snapshots', 'check'
+    /// Only rows whose name contains this text: 'host randread', 'depth 32', 'filled in 64k', 'direct',
+    /// 'sharing', 'host sharing', 'finder', 'import', 'large pool', 'open', 'snapshots', 'check'
     #[arg(long)]
     rows: Option<String>,
     /// qemu-nbd in every place: shows what the method itself makes of equals
@@ -91,7 +91,7 @@ struct Plan {
 }
 
 const WHOLE: Plan = Plan {
-    slices: 20,
+    slices: 12,
     layouts: 4,
     slice_seconds: 2,
     sharing_slices: 8,
@@ -122,7 +122,7 @@ const QUICK: Plan = Plan {
 struct Results {
     comparisons: Vec<Comparison>,
     raw_slices: Vec<Value>,
-    sharing: Option<Sharing>,
+    sharing: Vec<Sharing>,
     finder: Option<Finder>,
     import: Option<Import>,
     large: Option<Large>,
@@ -155,11 +155,15 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
             .is_none_or(|rows| name.contains(rows.as_str()))
     };
     let mut results = Results::default();
-    for mode in [Mode::Host, Mode::Direct] {
-        measure_rows(workspace, &plan, mode, &wanted, &mut results)?;
+    for setting in SETTINGS {
+        measure_rows(workspace, &plan, setting, &wanted, &mut results)?;
     }
-    if !plan.control && wanted(sharing::NAME) {
-        results.sharing = attempt(sharing::NAME, sharing::measure(workspace, &plan));
+    for mode in [Mode::Host, Mode::Direct] {
+        let name = sharing::name(mode);
+        if !plan.control && wanted(&name) {
+            let measured = sharing::measure(workspace, &plan, mode);
+            results.sharing.extend(attempt(&name, measured));
+        }
     }
     if !plan.control && wanted(finder::NAME) {
         results.finder = attempt(finder::NAME, finder::measure(workspace, &plan));
@@ -199,20 +203,20 @@ fn attempt<T>(name: &str, measured: Result<T>) -> Option<T> {
 fn measure_rows(
     workspace: &Workspace,
     plan: &Plan,
-    mode: Mode,
+    setting: (Mode, Fill),
     wanted: &dyn Fn(&str) -> bool,
     results: &mut Results,
 ) -> Result<()> {
     let rows: Vec<_> = ROWS
         .iter()
-        .filter(|row| row.mode == mode && wanted(&row.name()))
+        .filter(|row| (row.mode, row.fill) == setting && wanted(&row.name()))
         .collect();
     if rows.is_empty() {
         return Ok(());
     }
     let mut measured: Vec<Measured> = rows.iter().map(|_| Measured::default()).collect();
     for _ in 0..plan.layouts {
-        let contenders = Contenders::start(workspace, plan, mode)?;
+        let contenders = Contenders::start(workspace, plan, setting)?;
         for (row, measured) in rows.iter().zip(&mut measured) {
             // What the row before left to be written to the disk must not slow this one.
             Cmd::new("sync").run()?;

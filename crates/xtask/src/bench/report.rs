@@ -127,7 +127,8 @@ pub(super) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> S
          {} alternating slices of {} s per server and row, over {} layouts, that is with servers \
          and files made anew; {} of {} s for skewed loads, {} where latency counts. `onefold serve --cache host` and \
          `direct` against the same NBD server on a raw file (*pass-through*) and `qemu-nbd` on a \
-         raw file (`--cache=writeback` and `--cache=none`).\n",
+         raw file: `--cache=writeback` with `--aio=threads` or `io_uring`, and `--cache=none` with \
+         `--aio=native` or `io_uring`, each row against whichever is faster there.\n",
         plan.slices,
         plan.slice_seconds,
         plan.layouts,
@@ -152,7 +153,9 @@ pub(super) fn page(conditions: &Conditions, plan: &Plan, results: &Results) -> S
 }
 
 const THROUGHPUT: &str = "\n## Throughput\n\n\
-    Private blocks, rewritten in place: finder and collector rest. *Ratio* is the median over the slices of onefold's requests per second divided by the \
+    Private blocks, rewritten in place: finder and collector rest. *Filled in*: the size of the requests in \
+    which the data was written first. The host keeps a file that was written in 1 MiB in larger pieces of its \
+    cache, in which small writes cost more; onefold's data file is written in small pieces either way. *Ratio* is the median over the slices of onefold's requests per second divided by the \
     baseline's in the same group, with its 95 % interval. *CPU* is the server's processor time \
     per request in µs, user and kernel. Where the interval is wider than ±5 %, the processor time \
     decides: at most 1.15 of the pass-through's. An interval wholly below the number is a miss.\n\n\
@@ -181,13 +184,14 @@ fn table_row(page: &mut String, comparison: &Comparison) {
 }
 
 fn sharing_section(page: &mut String, results: &Results) {
-    let Some(Ok(rows)) = results.sharing.as_ref().map(Sharing::rows) else {
+    let rows: Vec<_> = results.sharing.iter().map(Sharing::rows).collect();
+    if rows.is_empty() {
         return;
-    };
+    }
     let _ = write!(
         page,
         "\n## Sharing\n\nFinder and collector at work, `hash` index, `--latency-budget {}`, \
-         against the pass-through, while which they rest. *Skewed* is 4 KiB random read and write \
+         against the pass-through, while which they rest; data filled in 64 KiB. *Skewed* is 4 KiB random read and write \
          in equal parts at depth 32, `{}`, {} % duplicates; the second rate is half of what the \
          pass-through reached at full speed. A second volume always holds fresh data for the \
          finder. *All shared* is one 4 KiB random write to each block at depth 32 after \
@@ -201,7 +205,7 @@ fn sharing_section(page: &mut String, results: &Results) {
         sharing::SKEW,
         sharing::DUPLICATES_PERCENT,
     );
-    for row in rows {
+    for row in rows.into_iter().flatten().flatten() {
         let _ = writeln!(
             page,
             "| {} | {:.2} | {:.2} to {:.2} | {:.0} | {:.0} | {} | {:.0} | {:+.0} | {:+.0} \
@@ -223,8 +227,10 @@ fn sharing_section(page: &mut String, results: &Results) {
             row.verdict(row.aim),
         );
     }
-    if let Some(Ok(moments)) = results.sharing.as_ref().map(Sharing::with_slow_moments) {
-        let _ = writeln!(page, "\n{}", moments.sentence());
+    for sharing in &results.sharing {
+        if let Ok(moments) = sharing.with_slow_moments() {
+            let _ = writeln!(page, "\n{}", moments.sentence(sharing.mode));
+        }
     }
 }
 
@@ -432,7 +438,7 @@ pub(super) fn raw(conditions: &Conditions, plan: &Plan, results: &Results) -> Va
         "conditions": conditions,
         "slice_seconds": plan.slice_seconds,
         "slices": results.raw_slices,
-        "sharing": results.sharing.as_ref().map(Sharing::raw),
+        "sharing": results.sharing.iter().map(Sharing::raw).collect::<Vec<_>>(),
         "finder": results.finder.as_ref().map(Finder::raw),
         "import": results.import.as_ref().map(Import::raw),
         "large_pool": results.large.as_ref().map(Large::raw),
@@ -478,7 +484,7 @@ mod tests {
     fn a_row_shows_ratio_interval_and_verdicts() {
         let verdict = |met| Verdict { met, by_cpu: false };
         let comparison = Comparison {
-            row: "host randread 4k depth 1".to_owned(),
+            row: "host randread 4k depth 1, filled in 1m".to_owned(),
             baseline: "pass-through",
             ratio: Estimate {
                 median: 0.95,
@@ -500,7 +506,7 @@ mod tests {
         };
         let page = page(&vec![("date", "today".to_owned())], &WHOLE, &results);
         assert!(page.contains("| date | today |"), "{page}");
-        let row = "| host randread 4k depth 1 | pass-through | 0.95 | 0.94 to 0.96 | 95 | 100 \
+        let row = "| host randread 4k depth 1, filled in 1m | pass-through | 0.95 | 0.94 to 0.96 | 95 | 100 \
                    | 3.0 | 2.9 | 0.9 | met | 0.97 | missed |";
         assert!(page.contains(row), "{page}");
         assert!(!page.contains("## Import") && !page.contains("## Open"));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::slices::{Contender, DATA_BYTES, EXPORT, Mode, fill, start_passthrough};
+use super::slices::{Contender, DATA_BYTES, EXPORT, Fill, Mode, fill, start_passthrough};
 use super::statistics::Estimate;
 use super::steadiness::{SlowSpans, Watch};
 use super::{CLIENT_PROCESSOR, Plan, SERVER_PROCESSOR};
@@ -162,14 +162,20 @@ type Pairs = Vec<[Slice; 2]>;
 
 /// All that was measured.
 pub(super) struct Sharing {
+    pub(super) mode: Mode,
     peak: Pairs,
     paced: Pairs,
     paced_per_second: f64,
     copying: Pairs,
 }
 
-pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Sharing> {
-    let mut bench = Bench::start(workspace)?;
+/// What the rows of a mode are asked for by.
+pub(super) fn name(mode: Mode) -> String {
+    format!("{} {NAME}", mode.name())
+}
+
+pub(super) fn measure(workspace: &Workspace, plan: &Plan, mode: Mode) -> Result<Sharing> {
+    let mut bench = Bench::start(workspace, mode)?;
     let (slices, seconds) = (plan.sharing_slices, plan.sharing_slice_seconds);
     let peak = bench.pairs(Load::Peak, slices, seconds)?;
     let passthrough: Vec<f64> = peak.iter().map(|[_, base]| base.iops()).collect();
@@ -183,6 +189,7 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Sharing> {
     let copying = bench.pairs(Load::Copying, plan.slices, plan.slice_seconds)?;
     bench.end()?;
     let measured = Sharing {
+        mode,
         peak,
         paced,
         paced_per_second,
@@ -191,7 +198,7 @@ pub(super) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Sharing> {
     for row in measured.rows()? {
         println!("{}", row.line());
     }
-    println!("{}", measured.with_slow_moments()?.sentence());
+    println!("{}", measured.with_slow_moments()?.sentence(mode));
     Ok(measured)
 }
 
@@ -206,7 +213,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn start(workspace: &Workspace) -> Result<Bench> {
+    fn start(workspace: &Workspace, mode: Mode) -> Result<Bench> {
         let scratch = Scratch::new(&workspace.scratch_parent(), "bench")?;
         let product = Product::build(workspace, scratch.path())?.pin(Some(SERVER_PROCESSOR));
         product.create_pool("16G")?;
@@ -216,11 +223,13 @@ impl Bench {
             .args(["volume", "create", EXPORT, "--size", &size])
             .args(["--interval", "1", "--rounds", "2"])
             .run()?;
-        let daemon = product.serve(&["--latency-budget", LATENCY_BUDGET], &[])?;
+        let options = ["--latency-budget", LATENCY_BUDGET, "--cache", mode.name()];
+        let daemon = product.serve(&options, &[])?;
         product.pause_jobs()?;
         let ours = Contender::product(&product, daemon);
-        let passthrough = start_passthrough(workspace, scratch.path(), Mode::Host)?;
-        fill(scratch.path(), &[&ours, &passthrough], DUPLICATES_PERCENT)?;
+        let passthrough = start_passthrough(workspace, scratch.path(), mode)?;
+        let servers = [&ours, &passthrough];
+        fill(scratch.path(), &servers, Fill::Small, DUPLICATES_PERCENT)?;
         Ok(Bench {
             scratch,
             product,
@@ -431,14 +440,15 @@ pub(super) struct SlowMoments {
 }
 
 impl SlowMoments {
-    pub(super) fn sentence(&self) -> String {
+    pub(super) fn sentence(&self, mode: Mode) -> String {
         let [ours, passthrough] = self.left_out.map(|part| 100.0 * part);
         let estimate = |e: &Estimate| format!("{:.2} ({:.2} to {:.2})", e.median, e.low, e.high);
         format!(
-            "Left out of the p99 are the moments in which the machine itself was slow, as a short \
+            "Left out of the p99 ({}) are the moments in which the machine itself was slow, as a short \
              computation tells that is timed every 5 ms on the client's processor: {ours:.1} % \
              of onefold's requests and {passthrough:.1} % of the pass-through's. With them the \
              ratio is {} for reads and {} for writes.",
+            mode.name(),
             estimate(&self.reads),
             estimate(&self.writes)
         )
@@ -513,12 +523,18 @@ impl Row {
 impl Sharing {
     pub(super) fn rows(&self) -> Result<Vec<Row>> {
         let rate = self.paced_per_second;
-        let half = |what: &str| format!("skewed, {rate:.0} requests/s, p99 of {what}");
+        let mode = self.mode.name();
+        let half = |what: &str| format!("{mode}: skewed, {rate:.0} requests/s, p99 of {what}");
         Ok(vec![
             Row {
                 must: 0.85,
                 aim: 0.95,
-                ..row(&self.peak, "skewed, full speed", "requests/s", Slice::iops)?
+                ..row(
+                    &self.peak,
+                    &format!("{mode}: skewed, full speed"),
+                    "requests/s",
+                    Slice::iops,
+                )?
             },
             Row {
                 must: 1.3,
@@ -542,7 +558,7 @@ impl Sharing {
                 goal: Goal::ThroughputOfCopies,
                 ..row(
                     &self.copying,
-                    "randwrite, all shared",
+                    &format!("{mode}: randwrite, all shared"),
                     "requests/s",
                     Slice::iops,
                 )?
@@ -582,7 +598,7 @@ impl Sharing {
                 .collect();
             json!({"load": name, "pairs": pairs})
         });
-        json!({"latency_budget": LATENCY_BUDGET, "paced_per_second": self.paced_per_second,
+        json!({"mode": self.mode.name(), "latency_budget": LATENCY_BUDGET, "paced_per_second": self.paced_per_second,
                "loads": loads})
     }
 }
@@ -673,6 +689,7 @@ mod tests {
     fn sharing(jobs: Jobs) -> Sharing {
         let pairs = vec![[slice(90.0, 120.0, Some(jobs)), slice(100.0, 100.0, None)]; 6];
         Sharing {
+            mode: Mode::Host,
             peak: pairs.clone(),
             paced: pairs.clone(),
             paced_per_second: 50.0,

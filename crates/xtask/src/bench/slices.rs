@@ -15,7 +15,7 @@ use super::{CLIENT_PROCESSOR, Plan, SERVER_PROCESSOR};
 use crate::cleanup::Scratch;
 use crate::command::Cmd;
 use crate::fio::{Fio, Section};
-use crate::server::{Address, Daemon, Product, QemuCache, qemu_nbd};
+use crate::server::{Address, Daemon, Product, QemuMode, qemu_nbd};
 use crate::workspace::Workspace;
 
 /// Each server's data: small enough to stay in the page cache, large enough for random requests
@@ -42,20 +42,39 @@ impl Mode {
     }
 }
 
+/// In which requests a server's data is written at first. The host's page cache keeps a file that was
+/// written in large ones in large folios, in which small writes cost several times as much: a raw file
+/// that was copied by one program and installed into by another is as one or as the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fill {
+    Large,
+    Small,
+}
+
+impl Fill {
+    pub(super) fn request(self) -> &'static str {
+        match self {
+            Fill::Large => "1m",
+            Fill::Small => "64k",
+        }
+    }
+}
+
 /// What is measured against what, and the numbers that it must and should reach.
 pub(super) struct Row {
     pub(super) mode: Mode,
+    pub(super) fill: Fill,
     rw: &'static str,
     block: &'static str,
     depth: u32,
     /// Against the pass-through: must, aim.
     passthrough: (f64, f64),
-    /// Against `qemu-nbd`, where there is such a number.
+    /// Against the best `qemu-nbd`, where there is such a number.
     qemu: Option<(f64, f64)>,
 }
 
 const fn row(
-    mode: Mode,
+    (mode, fill): (Mode, Fill),
     rw: &'static str,
     block: &'static str,
     depth: u32,
@@ -64,6 +83,7 @@ const fn row(
 ) -> Row {
     Row {
         mode,
+        fill,
         rw,
         block,
         depth,
@@ -77,25 +97,43 @@ const LARGE: (f64, f64) = (0.85, 0.95);
 const QEMU: Option<(f64, f64)> = Some((1.3, 2.0));
 const DIRECT: (f64, f64) = (0.95, 1.0);
 
-pub(super) const ROWS: [Row; 12] = [
-    row(Mode::Host, "randwrite", "4k", 1, SMALL, QEMU),
-    row(Mode::Host, "randwrite", "4k", 32, SMALL, QEMU),
-    row(Mode::Host, "randread", "4k", 1, SMALL, QEMU),
-    row(Mode::Host, "randread", "4k", 32, SMALL, QEMU),
-    row(Mode::Host, "write", "1m", 4, LARGE, None),
-    row(Mode::Host, "read", "1m", 4, LARGE, None),
-    row(Mode::Direct, "randwrite", "4k", 1, DIRECT, Some(DIRECT)),
-    row(Mode::Direct, "randwrite", "4k", 32, DIRECT, Some(DIRECT)),
-    row(Mode::Direct, "randread", "4k", 1, DIRECT, Some(DIRECT)),
-    row(Mode::Direct, "randread", "4k", 32, DIRECT, Some(DIRECT)),
-    row(Mode::Direct, "write", "1m", 4, DIRECT, Some(DIRECT)),
-    row(Mode::Direct, "read", "1m", 4, DIRECT, Some(DIRECT)),
+/// How a file is filled makes no difference where the host's page cache is not used.
+const IN_LARGE_FOLIOS: (Mode, Fill) = (Mode::Host, Fill::Large);
+const IN_SMALL_FOLIOS: (Mode, Fill) = (Mode::Host, Fill::Small);
+const PAST_CACHE: (Mode, Fill) = (Mode::Direct, Fill::Large);
+
+/// What servers are started for, in this order.
+pub(super) const SETTINGS: [(Mode, Fill); 3] = [IN_LARGE_FOLIOS, IN_SMALL_FOLIOS, PAST_CACHE];
+
+pub(super) const ROWS: [Row; 18] = [
+    row(IN_LARGE_FOLIOS, "randwrite", "4k", 1, SMALL, QEMU),
+    row(IN_LARGE_FOLIOS, "randwrite", "4k", 32, SMALL, QEMU),
+    row(IN_LARGE_FOLIOS, "randread", "4k", 1, SMALL, QEMU),
+    row(IN_LARGE_FOLIOS, "randread", "4k", 32, SMALL, QEMU),
+    row(IN_LARGE_FOLIOS, "write", "1m", 4, LARGE, None),
+    row(IN_LARGE_FOLIOS, "read", "1m", 4, LARGE, None),
+    row(IN_SMALL_FOLIOS, "randwrite", "4k", 1, SMALL, QEMU),
+    row(IN_SMALL_FOLIOS, "randwrite", "4k", 32, SMALL, QEMU),
+    row(IN_SMALL_FOLIOS, "randread", "4k", 1, SMALL, QEMU),
+    row(IN_SMALL_FOLIOS, "randread", "4k", 32, SMALL, QEMU),
+    row(IN_SMALL_FOLIOS, "write", "1m", 4, LARGE, None),
+    row(IN_SMALL_FOLIOS, "read", "1m", 4, LARGE, None),
+    row(PAST_CACHE, "randwrite", "4k", 1, DIRECT, Some(DIRECT)),
+    row(PAST_CACHE, "randwrite", "4k", 32, DIRECT, Some(DIRECT)),
+    row(PAST_CACHE, "randread", "4k", 1, DIRECT, Some(DIRECT)),
+    row(PAST_CACHE, "randread", "4k", 32, DIRECT, Some(DIRECT)),
+    row(PAST_CACHE, "write", "1m", 4, DIRECT, Some(DIRECT)),
+    row(PAST_CACHE, "read", "1m", 4, DIRECT, Some(DIRECT)),
 ];
 
 impl Row {
     pub(super) fn name(&self) -> String {
+        let fill = match self.mode {
+            Mode::Host => format!(", filled in {}", self.fill.request()),
+            Mode::Direct => String::new(),
+        };
         format!(
-            "{} {} {} depth {}",
+            "{} {} {} depth {}{fill}",
             self.mode.name(),
             self.rw,
             self.block,
@@ -115,11 +153,27 @@ impl Row {
     }
 }
 
-/// The servers of one mode, all running.
+/// The product, the pass-through, `qemu-nbd` in two ways.
+const SERVERS: usize = 4;
+
+/// The best ways of `qemu-nbd` to reach a file.
+fn qemu_modes(mode: Mode) -> [(&'static str, QemuMode); 2] {
+    match mode {
+        Mode::Host => [
+            ("qemu-nbd, threads", QemuMode::WritebackThreads),
+            ("qemu-nbd, io_uring", QemuMode::WritebackIoUring),
+        ],
+        Mode::Direct => [
+            ("qemu-nbd, native", QemuMode::NoneNative),
+            ("qemu-nbd, io_uring", QemuMode::NoneIoUring),
+        ],
+    }
+}
+
+/// The servers of one setting, all running.
 pub(super) struct Contenders {
     scratch: Scratch,
-    /// The product, the pass-through, `qemu-nbd`.
-    servers: [Contender; 3],
+    servers: [Contender; SERVERS],
 }
 
 /// A server that is being measured.
@@ -130,26 +184,33 @@ pub(super) struct Contender {
 }
 
 impl Contenders {
-    /// Starts the three and fills their data, so that every write is a rewrite.
-    pub(super) fn start(workspace: &Workspace, plan: &Plan, mode: Mode) -> Result<Contenders> {
+    /// Starts them and fills their data, so that every write is a rewrite.
+    pub(super) fn start(
+        workspace: &Workspace,
+        plan: &Plan,
+        (mode, requests): (Mode, Fill),
+    ) -> Result<Contenders> {
         let scratch = Scratch::new(&workspace.scratch_parent(), "bench")?;
         let directory = scratch.path();
+        let [first, second] = qemu_modes(mode);
+        let qemu = |file, (name, way)| start_qemu(directory, name, file, way);
         let servers = if plan.control {
-            // Three times the same: every ratio must come out as 1 within its interval.
-            let qemu = |name, file| start_qemu(directory, name, file, mode);
+            // The same everywhere: every ratio must come out as 1 within its interval.
             [
-                qemu("onefold", "a")?,
-                qemu("pass-through", "b")?,
-                qemu("qemu-nbd", "c")?,
+                qemu("a", ("onefold", first.1))?,
+                qemu("b", ("pass-through", first.1))?,
+                qemu("c", first)?,
+                qemu("d", (second.0, first.1))?,
             ]
         } else {
             [
                 start_product(workspace, directory, mode)?,
                 start_passthrough(workspace, directory, mode)?,
-                start_qemu(directory, "qemu-nbd", "qemu", mode)?,
+                qemu("qemu-a", first)?,
+                qemu("qemu-b", second)?,
             ]
         };
-        fill(directory, &servers.each_ref(), 0)?;
+        fill(directory, &servers.each_ref(), requests, 0)?;
         Ok(Contenders { scratch, servers })
     }
 
@@ -164,19 +225,10 @@ impl Contenders {
     pub(super) fn measure(&self, row: &Row, plan: &Plan, measured: &mut Measured) -> Result<()> {
         let first = measured.groups.len();
         for group in first..first + plan.slices.div_ceil(plan.layouts) {
-            let mut slices = [None, None, None];
-            for turn in 0..self.servers.len() {
-                // Every server follows every other equally often: a disk that was spared for a while
-                // is faster for whoever comes next.
-                let count = self.servers.len();
-                let index = match group % 2 {
-                    0 => (group / 2 + turn) % count,
-                    _ => (group / 2 + count - turn) % count,
-                };
-                // Rows without a number against qemu-nbd need no slices of it.
-                if index == 2 && row.qemu.is_none() {
-                    continue;
-                }
+            let mut slices = [None; SERVERS];
+            // Rows without a number against qemu-nbd need no slices of it.
+            let count = if row.qemu.is_some() { SERVERS } else { 2 };
+            for index in order(group, count) {
                 let (Some(server), Some(slot)) = (self.servers.get(index), slices.get_mut(index))
                 else {
                     continue;
@@ -211,10 +263,25 @@ impl Contenders {
     }
 }
 
+/// In which order a group has its servers, of which there are two or four: in as many groups as servers,
+/// each follows every other once, because a disk that was spared for a while is faster for whoever comes next.
+fn order(group: usize, count: usize) -> impl Iterator<Item = usize> {
+    let zigzag = (0..count).map(move |turn| match turn % 2 {
+        0 => (count - turn / 2) % count,
+        _ => turn.div_ceil(2),
+    });
+    zigzag.map(move |index| (index + group) % count)
+}
+
 /// Writes the data of all servers, in turn and a piece at a time: whoever writes first gets the
 /// larger pieces of the host's memory for its page cache, which decides what rewriting them costs.
 /// So many percent of it are duplicates.
-pub(super) fn fill(directory: &Path, servers: &[&Contender], duplicates: u32) -> Result<()> {
+pub(super) fn fill(
+    directory: &Path,
+    servers: &[&Contender],
+    requests: Fill,
+    duplicates: u32,
+) -> Result<()> {
     for piece in 0..FILL_PIECES {
         for turn in 0..servers.len() {
             let Some(server) = servers.get((piece + turn) % servers.len()) else {
@@ -223,7 +290,7 @@ pub(super) fn fill(directory: &Path, servers: &[&Contender], duplicates: u32) ->
             let bytes = DATA_BYTES / FILL_PIECES as u64;
             let job = Section::new("fill", &server.uri)
                 .set("rw", "write")
-                .set("bs", "1m")
+                .set("bs", requests.request())
                 .set("iodepth", 4)
                 .set("offset", piece as u64 * bytes)
                 .set("size", bytes)
@@ -293,19 +360,15 @@ fn start_qemu(
     directory: &Path,
     name: &'static str,
     file_name: &str,
-    mode: Mode,
+    mode: QemuMode,
 ) -> Result<Contender> {
     let (file, socket) = raw_file(directory, file_name)?;
-    let cache = match mode {
-        Mode::Host => QemuCache::Writeback,
-        Mode::Direct => QemuCache::None,
-    };
     let command = qemu_nbd(
         pinned(Cmd::new("taskset")).arg("qemu-nbd"),
         &file,
         &socket,
         EXPORT,
-        cache,
+        mode,
     );
     contender(
         name,
@@ -354,7 +417,7 @@ struct Slice {
 /// All slices of a row, in groups of one slice per server.
 #[derive(Default)]
 pub(super) struct Measured {
-    groups: Vec<[Option<Slice>; 3]>,
+    groups: Vec<[Option<Slice>; SERVERS]>,
 }
 
 /// A row against one baseline.
@@ -373,10 +436,14 @@ pub(super) struct Comparison {
 }
 
 impl Measured {
-    /// The row against each of its baselines.
+    /// The row against each of its baselines: of the ways of `qemu-nbd` against the one that is faster here.
     pub(super) fn compare(&self, row: &Row) -> Result<Vec<Comparison>> {
         let against_passthrough = Some(("pass-through", 1, row.passthrough));
-        let against_qemu = row.qemu.map(|numbers| ("qemu-nbd", 2, numbers));
+        let against_qemu = row.qemu.map(|numbers| {
+            let [first, second] = [2, 3].map(|server| self.median(server, |slice| slice.iops));
+            let better = usize::from(second > first);
+            (qemu_modes(row.mode)[better].0, 2 + better, numbers)
+        });
         let cpu_ratio = self.ratios(1, |slice| slice.cpu_us);
         [against_passthrough, against_qemu]
             .into_iter()
@@ -434,9 +501,11 @@ impl Measured {
                                "server_cpu_us_per_request": s.cpu_us})
                     })
                 };
-                let [onefold, passthrough, qemu] = group;
+                let [onefold, passthrough, qemu @ ..] = group;
+                let [(first, _), (second, _)] = qemu_modes(row.mode);
+                let [of_first, of_second] = qemu.each_ref().map(of);
                 json!({"onefold": of(onefold), "pass-through": of(passthrough),
-                       "qemu-nbd": of(qemu)})
+                       first: of_first, second: of_second})
             })
             .collect();
         json!({"row": row.name(), "groups": groups})
@@ -466,6 +535,7 @@ mod tests {
                     slice(90.0 * speed, 2.0),
                     slice(100.0 * speed, 2.0),
                     slice(50.0 * speed, 8.0),
+                    slice(60.0 * speed, 9.0),
                 ]
             })
             .collect();
@@ -483,8 +553,9 @@ mod tests {
         );
         assert_eq!(passthrough.must_verdict.text(), "met");
         assert_eq!(passthrough.aim_verdict.text(), "missed");
-        assert_eq!(qemu.ratio.median, 1.8);
-        assert_eq!((qemu.cpu_us, qemu.baseline_cpu_us), (2.0, 8.0));
+        assert_eq!(qemu.baseline, "qemu-nbd, io_uring", "the better one");
+        assert_eq!(qemu.ratio.median, 1.5);
+        assert_eq!((qemu.cpu_us, qemu.baseline_cpu_us), (2.0, 9.0));
     }
 
     #[test]
@@ -493,11 +564,27 @@ mod tests {
     }
 
     #[test]
-    fn every_mode_has_its_rows() {
-        assert_eq!(
-            ROWS.iter().filter(|row| row.mode == Mode::Direct).count(),
-            6
-        );
+    fn every_server_follows_every_other_equally_often() {
+        for count in [2, 4] {
+            let mut followed = std::collections::BTreeMap::new();
+            for group in 0..count {
+                let order: Vec<_> = order(group, count).collect();
+                for pair in order.windows(2) {
+                    *followed.entry((pair[0], pair[1])).or_insert(0) += 1;
+                }
+            }
+            assert_eq!(followed.len(), count * (count - 1), "{followed:?}");
+            assert!(followed.values().all(|times| *times == 1), "{followed:?}");
+        }
+    }
+
+    #[test]
+    fn every_setting_has_its_rows() {
+        for setting in SETTINGS {
+            let rows = ROWS.iter();
+            let rows = rows.filter(|row| (row.mode, row.fill) == setting);
+            assert_eq!(rows.count(), 6, "{setting:?}");
+        }
         assert!(
             ROWS.iter()
                 .all(|row| row.mode == Mode::Host || row.qemu.is_some())

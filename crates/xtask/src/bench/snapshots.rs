@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::open::import_stream;
-use super::slices::{Contender, DATA_BYTES, EXPORT, Mode, fill, start_passthrough};
+use super::slices::{Contender, DATA_BYTES, EXPORT, Fill, Mode, fill, start_passthrough};
 use super::statistics::Estimate;
 use super::steadiness::{SlowSpans, Watch};
 use super::{CLIENT_PROCESSOR, Plan, SERVER_PROCESSOR};
@@ -394,7 +394,7 @@ fn first_writes(workspace: &Workspace, plan: &Plan) -> Result<Vec<Pair>> {
     product.only_delete()?;
     let ours = Contender::product(&product, daemon);
     let passthrough = start_passthrough(workspace, scratch.path(), Mode::Host)?;
-    fill(scratch.path(), &[&ours, &passthrough], 0)?;
+    fill(scratch.path(), &[&ours, &passthrough], Fill::Small, 0)?;
     let write = |server: &Contender| -> Result<f64> {
         let job = Section::new("slice", &server.uri)
             .set("rw", "randwrite")
