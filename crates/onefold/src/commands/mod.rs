@@ -3,6 +3,7 @@
 mod analyze;
 mod bench;
 mod foreground;
+mod html;
 mod index_convert;
 mod index_rebuild;
 mod index_stat;

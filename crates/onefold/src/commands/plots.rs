@@ -1,13 +1,20 @@
-//! Pages with plots that need nothing but a browser, and plots of lines.
+//! Plots of lines, as SVG. They are drawn small, so that what is written in them can be read on a telephone.
 
 use plotters::prelude::*;
 use std::error::Error as Cause;
 
 /// Of each plot, in pixels.
-pub(super) const SIZE: (u32, u32) = (720, 360);
+pub(super) const SIZE: (u32, u32) = (420, 280);
+
+/// How titles, and everything else, are written in plots.
+pub(super) const TITLE: (&str, u32) = ("sans-serif", 17);
+pub(super) const LABEL: (&str, u32) = ("sans-serif", 13);
+
+/// Room for what amounts are called.
+pub(super) const BESIDE: u32 = 70;
 
 /// Amounts at the side of a plot, about.
-pub(super) const AMOUNTS: usize = 8;
+pub(super) const AMOUNTS: usize = 6;
 
 /// Of what there are several, one after another.
 pub(super) const COLOURS: [RGBColor; 4] = [
@@ -16,37 +23,6 @@ pub(super) const COLOURS: [RGBColor; 4] = [
     RGBColor(0x3f, 0x8f, 0x4f),
     RGBColor(0x8a, 0x4f, 0x9e),
 ];
-
-const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}\
-    pre{background:#f4f4f4;padding:1em;overflow-x:auto}svg{max-width:100%;height:auto}\
-    h2{margin-top:2em}";
-
-/// A whole page: its title, remarks under it, a body of HTML, and all figures as text.
-pub(super) fn page(title: &str, remarks: &[String], body: &[String], figures: &str) -> String {
-    let title = escaped(title);
-    let mut page = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <title>{title}</title><style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n"
-    );
-    for remark in remarks {
-        page.push_str(&format!("<p>{}</p>\n", escaped(remark)));
-    }
-    for part in body {
-        page.push_str(part);
-        page.push('\n');
-    }
-    let figures = escaped(figures);
-    page.push_str(&format!(
-        "<h2>All figures</h2>\n<pre>{figures}</pre>\n</body></html>\n"
-    ));
-    page
-}
-
-pub(super) fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-}
 
 /// How amounts are laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,11 +75,11 @@ impl Plot<'_> {
             let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
             area.fill(&WHITE)?;
             let mut chart = ChartBuilder::on(&area)
-                .caption(&self.title, ("sans-serif", 18))
+                .caption(&self.title, TITLE)
                 .margin(10)
                 .margin_right(30)
                 .x_label_area_size(45)
-                .y_label_area_size(75)
+                .y_label_area_size(BESIDE)
                 .build_cartesian_2d(0.0..widest, floor..ceiling)?;
             let amount = |height: &f64| match self.scale {
                 Scale::Linear => (self.y)(*height),
@@ -120,6 +96,7 @@ impl Plot<'_> {
             chart
                 .configure_mesh()
                 .light_line_style(WHITE)
+                .label_style(LABEL)
                 .x_labels(places)
                 .y_labels(amounts)
                 .x_label_formatter(&|x| (self.x)(*x))
@@ -137,6 +114,7 @@ impl Plot<'_> {
             if self.lines.0.len() > 1 {
                 chart
                     .configure_series_labels()
+                    .label_font(LABEL)
                     .position(SeriesLabelPosition::UpperLeft)
                     .background_style(WHITE.mix(0.8))
                     .draw()?;

@@ -155,20 +155,27 @@ fn tables_and_a_page_have_the_figures_too() {
         let lines = table(name).lines().count();
         assert!((2..=3).contains(&lines), "{name}");
     }
-    let page = fs::read_to_string(&page).unwrap();
+    let html = fs::read_to_string(&page).unwrap();
     for words in [
         "<!DOCTYPE html>",
-        "cut as fixed:4096",
+        "<h1>23.3 % need not be stored</h1>",
+        "name=\"viewport\"",
+        "<dt>date</dt><dd>20",
+        "<dt>host</dt>",
+        "<dt>version</dt><dd>onefold ",
+        "<dt>command</dt><dd>onefold analyze ",
+        "Cut as fixed:4096",
         "onefold saves",
         "a.raw",
     ] {
-        assert!(page.contains(words), "no {words:?}");
+        assert!(html.contains(words), "no {words:?}");
     }
-    assert_eq!(page.matches("<svg").count(), 5);
-    let refers = page.contains("href") || page.contains("src=") || page.contains("@import");
+    assert_eq!(html.matches("<svg").count(), 5);
+    let refers = html.contains("href") || html.contains("src=") || html.contains("@import");
     assert!(!refers, "it needs nothing else");
-    // Nothing is written over.
-    run(&arguments).is_refusal(1, &["tables", "File exists"]);
+    // Nothing is written over, which is known before anything is read.
+    run(&arguments).is_refusal(1, &["page.html", "File exists"]);
+    run(&["analyze", &a, "--csv", &tables]).is_refusal(1, &["tables", "File exists"]);
     let both = ["analyze", &a, "--method", "harnik", "--html", "x.html"];
     run(&both).is_refusal(2, &["only with --method exact"]);
 }

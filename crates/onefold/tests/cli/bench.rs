@@ -300,8 +300,8 @@ fn a_table_and_a_page_say_what_was_measured() {
         "content: guests in 512 blocks of 4 KiB",
         "seed 3, instance 1 of 1",
         "p99.9",
-        "fill       write          512      2 MiB",
-        "read-back  read           512      2 MiB",
+        "fill write               512      2 MiB",
+        "read-back read           512      2 MiB",
         "all are equal",
     ] {
         assert!(text.contains(words), "no {words:?} in {text}");
@@ -310,6 +310,10 @@ fn a_table_and_a_page_say_what_was_measured() {
     assert_eq!(drawn.matches("<svg").count(), 4);
     for words in [
         "<!DOCTYPE html>",
+        "<h1>",
+        " requests a second, 99 of 100 within ",
+        "<dt>command</dt><dd>onefold bench memory:2M --mode mixed --seed 3 --html ",
+        "<td data-column=\"requests\">512</td>",
         "Latency by part",
         "Throughput of mixed",
         "all are equal",

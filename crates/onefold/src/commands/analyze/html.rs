@@ -1,19 +1,21 @@
-//! The figures as one page with plots, which needs nothing but a browser.
+//! The figures as a page with plots.
 
-use super::super::plots::{self, AMOUNTS, COLOURS, SIZE, escaped};
+use super::super::html::{Page, Section, Table};
+use super::super::plots::{AMOUNTS, BESIDE, COLOURS, LABEL, SIZE, TITLE};
 use super::reply::{Reply, WayReply};
 use crate::error::{Error, Result};
-use crate::output::Document;
 use crate::size;
 use onefold_study::{Compressed, Compressibility, RunLengths};
 use plotters::prelude::*;
 use std::error::Error as Cause;
-use std::fs::File;
-use std::io::Write as _;
 use std::path::Path;
 
 const UNIQUE: RGBColor = COLOURS[0];
 const REDUNDANT: RGBColor = COLOURS[1];
+
+/// Bars that have their names below them, at most, and letters of all names together.
+const NAMES_MAX: usize = 7;
+const NAME_LETTERS: usize = 44;
 
 /// What a plot shows as bars: what they are called, and their heights, side by side.
 struct Bars<'a> {
@@ -26,34 +28,71 @@ struct Bars<'a> {
     is_logarithmic: bool,
 }
 
-/// Writes the page to a new file.
-pub(super) fn write(reply: &Reply, path: &Path) -> Result<()> {
-    let page = page(reply).map_err(|e| Error::failed(format!("cannot draw the plots: {e}")))?;
-    let failed = |e: std::io::Error| Error::io(format_args!("cannot write {path:?}"), &e);
-    let mut file = File::create_new(path).map_err(failed)?;
-    file.write_all(page.as_bytes()).map_err(failed)
+pub(super) fn page(reply: &Reply) -> Result<Page> {
+    draw(reply).map_err(|e| Error::failed(format!("cannot draw the plots: {e}")))
 }
 
-fn page(reply: &Reply) -> std::result::Result<String, Box<dyn Cause>> {
-    let mut text = Vec::new();
-    reply.text(&mut text)?;
-    let mut remarks = Vec::new();
+fn draw(reply: &Reply) -> std::result::Result<Page, Box<dyn Cause>> {
+    let mut warnings = Vec::new();
     if !reply.is_complete {
-        remarks.push("Stopped: this is of what was read by then.".to_owned());
+        warnings.push("Stopped: this is of what was read by then.".to_owned());
     }
     for problem in &reply.problems {
-        remarks.push(format!("Not read: {:?}: {}", problem.path, problem.what));
+        warnings.push(format!("Not read: {:?}: {}", problem.path, problem.what));
     }
-    let mut body = Vec::new();
+    let mut sections = Vec::new();
     for way in &reply.chunkings {
-        body.push(format!("<h2>Cut as {}</h2>", escaped(&way.chunking)));
-        for bars in plots(way) {
-            body.push(bars.draw()?);
-        }
+        let plots = plots(way).into_iter().map(|bars| bars.draw());
+        sections.push(Section {
+            heading: format!("Cut as {}: {}", way.chunking, saved(way)),
+            plots: plots.collect::<std::result::Result<_, _>>()?,
+            tables: tables(way),
+            notes: way.remarks(),
+        });
     }
-    let text = String::from_utf8_lossy(&text);
-    let title = "What deduplication would save";
-    Ok(plots::page(title, &remarks, &body, &text))
+    let mut remarks = vec![reply.survey()];
+    let first = reply.chunkings.first();
+    remarks.extend(first.map(|way| {
+        format!(
+            "Cut as {}, {} of {} are duplicates; zeros are not counted.",
+            way.chunking,
+            size::display(way.duplicate_bytes),
+            size::display(way.data_bytes)
+        )
+    }));
+    Ok(Page {
+        about: "onefold analyze: what deduplication would save",
+        headline: first.map_or_else(String::new, saved),
+        remarks,
+        warnings,
+        sections,
+    })
+}
+
+fn saved(way: &WayReply) -> String {
+    format!("{:.1} % need not be stored", 100.0 * way.saved_ratio)
+}
+
+fn tables(way: &WayReply) -> Vec<Table> {
+    let table = |caption: &str, columns: &[&'static str], rows: Vec<Vec<String>>| Table {
+        caption: caption.to_owned(),
+        columns: columns.iter().map(|column| (*column).into()).collect(),
+        rows,
+    };
+    let totals = way.totals_rows().map(Vec::from).to_vec();
+    let mut tables = vec![table("All", &["", "chunks", "bytes", "part"], totals)];
+    let inputs = way.inputs.iter().map(|input| {
+        let [data, distinct, elsewhere, new] = input.amounts();
+        let path = input.path.to_string_lossy().into_owned();
+        vec![path, data, distinct, elsewhere, new]
+    });
+    let columns = ["input", "data", "distinct", "elsewhere", "new in order"];
+    tables.push(table("Inputs, in their order", &columns, inputs.collect()));
+    for figures in way.figures() {
+        let rows = figures.rows.into_iter().map(Vec::from).collect();
+        tables.push(table("", &figures.columns, rows));
+    }
+    tables
 }
 
 fn plots(way: &WayReply) -> Vec<Bars<'_>> {
@@ -179,24 +218,30 @@ impl Bars<'_> {
             true => (value + 1.0).log10(),
             false => value,
         };
+        // Above the bars, and for what the series are called.
+        let room = if self.series.len() > 1 { 1.3 } else { 1.05 };
         {
             let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
             area.fill(&WHITE)?;
             let mut chart = ChartBuilder::on(&area)
-                .caption(&self.title, ("sans-serif", 18))
+                .caption(&self.title, TITLE)
                 .margin(10)
                 .x_label_area_size(45)
-                .y_label_area_size(75)
+                .y_label_area_size(BESIDE)
                 .build_cartesian_2d(
                     0.0..self.names.len().max(1) as f64,
-                    0.0..height(most) * 1.05,
+                    0.0..height(most) * room,
                 )?;
+            // Names that would run into each other are left out, and cut.
+            let step = self.names.len().div_ceil(NAMES_MAX).max(1);
+            let letters_max = NAME_LETTERS / self.names.len().div_ceil(step).max(1);
             let name = |at: &f64| {
                 // Labels stand in the middle of their bars.
                 let place = at.floor() as usize;
                 let is_middle = (at - at.floor() - 0.5).abs() < 0.01;
-                let name = self.names.get(place).filter(|_| is_middle);
-                name.cloned().unwrap_or_default()
+                let name = self.names.get(place);
+                let name = name.filter(|_| is_middle && place.is_multiple_of(step));
+                name.map_or_else(String::new, |name| shortened(name, letters_max))
             };
             let amount = |at: &f64| match self.is_logarithmic {
                 true if *at == 0.0 => "0".to_owned(),
@@ -212,6 +257,7 @@ impl Bars<'_> {
                 .configure_mesh()
                 .disable_x_mesh()
                 .light_line_style(WHITE)
+                .label_style(LABEL)
                 .y_labels(amounts)
                 .x_labels(self.names.len() * 2 + 1)
                 .x_label_formatter(&name)
@@ -237,7 +283,8 @@ impl Bars<'_> {
             if self.series.len() > 1 {
                 chart
                     .configure_series_labels()
-                    .position(SeriesLabelPosition::UpperRight)
+                    .label_font(LABEL)
+                    .position(SeriesLabelPosition::UpperLeft)
                     .background_style(WHITE.mix(0.8))
                     .draw()?;
             }
@@ -250,4 +297,14 @@ impl Bars<'_> {
 fn name_of(path: &Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str());
     name.to_string_lossy().into_owned()
+}
+
+fn shortened(name: &str, letters_max: usize) -> String {
+    match name.chars().count() > letters_max {
+        true => {
+            let start: String = name.chars().take(letters_max.saturating_sub(1)).collect();
+            format!("{start}\u{2026}")
+        }
+        false => name.to_owned(),
+    }
 }

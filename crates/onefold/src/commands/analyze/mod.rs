@@ -6,6 +6,7 @@ mod tables;
 
 use self::reply::{EstimateReply, Reply};
 use super::foreground::{self, random_seed, said};
+use super::html::PageFile;
 use super::{Context, parse_size};
 use crate::error::{Error, Result};
 use crate::image::ImageFormat;
@@ -129,6 +130,7 @@ fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
             hides_names: args.hide_names,
         }),
     };
+    let page = args.html.as_deref().map(PageFile::create).transpose()?;
     let source = args.source();
     let all = source.bytes();
     let progress = Arc::new(Progress::default());
@@ -146,8 +148,8 @@ fn run_exact(context: &Context, args: &Args) -> Result<ExitCode> {
     if let Some(folder) = &args.csv {
         tables::write(&reply, folder)?;
     }
-    if let Some(file) = &args.html {
-        html::write(&reply, file)?;
+    if let Some(file) = page {
+        file.write(&html::page(&reply)?)?;
     }
     context.output.document(&reply)?;
     Ok(code)

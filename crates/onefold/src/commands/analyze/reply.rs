@@ -101,6 +101,18 @@ impl Reply {
     }
 }
 
+impl Reply {
+    pub(super) fn survey(&self) -> String {
+        format!(
+            "{} files, {} of them empty, {} links and special files left out, {} in all",
+            self.files,
+            self.empty_files,
+            self.skipped_files,
+            size::display(self.found_bytes)
+        )
+    }
+}
+
 impl WayReply {
     fn of(report: ChunkingReport, paths: &[PathBuf]) -> Self {
         let advice = Advice::of(&report);
@@ -147,25 +159,10 @@ impl WayReply {
 
     fn text(&self, is_by_generation: bool, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "\ncut as {}", self.chunking)?;
-        let (all, data) = ((self.totals.bytes, "all"), (self.data_bytes, "data"));
-        let totals = &self.totals;
-        for (name, chunks, bytes, (of, whole)) in [
-            ("all", totals.chunks, totals.bytes, all),
-            ("zeros", totals.zero_chunks, totals.zero_bytes, all),
-            ("data", self.data_chunks, self.data_bytes, all),
-            ("distinct", self.distinct_chunks, self.distinct_bytes, data),
-            (
-                "duplicate",
-                self.duplicate_chunks,
-                self.duplicate_bytes,
-                data,
-            ),
-        ] {
+        for [name, chunks, bytes, part] in self.totals_rows() {
             writeln!(
                 out,
-                "  {name:10} {chunks:>14} chunks {:>12}  {:6.2} % of {whole}",
-                size::display(bytes),
-                100.0 * part(bytes, of)
+                "  {name:10} {chunks:>14} chunks {bytes:>12}  {part:>6}"
             )?;
         }
         writeln!(
@@ -177,15 +174,38 @@ impl WayReply {
         if self.inputs.len() > 1 || is_by_generation {
             self.inputs_text(is_by_generation, out)?;
         }
-        self.copies_text(out)?;
-        self.files_text(out)?;
-        self.runs_text(out)?;
-        if let Some(compression) = &self.compression {
-            compressed_text("chunk for itself", &compression.chunks, out)?;
-            compressed_text("64 KiB together", &compression.groups, out)?;
+        for figures in self.figures() {
+            figures.text(out)?;
         }
-        let mut advice = self.advice.iter();
-        advice.try_for_each(|advice| advice_text(advice, out))
+        let mut remarks = self.remarks().into_iter();
+        remarks.try_for_each(|remark| writeln!(out, "  {remark}"))
+    }
+
+    /// Of each kind of chunks how many, their bytes, and which part of what these are.
+    pub(super) fn totals_rows(&self) -> [[String; 4]; 5] {
+        let (all, data) = ((self.totals.bytes, "all"), (self.data_bytes, "data"));
+        let totals = &self.totals;
+        let row = |name: &str, chunks: u64, bytes: u64, (of, whole): (u64, &str)| {
+            let part = format!("{:6.2} % of {whole}", 100.0 * part(bytes, of));
+            [
+                name.to_owned(),
+                chunks.to_string(),
+                size::display(bytes),
+                part,
+            ]
+        };
+        [
+            row("all", totals.chunks, totals.bytes, all),
+            row("zeros", totals.zero_chunks, totals.zero_bytes, all),
+            row("data", self.data_chunks, self.data_bytes, all),
+            row("distinct", self.distinct_chunks, self.distinct_bytes, data),
+            row(
+                "duplicate",
+                self.duplicate_chunks,
+                self.duplicate_bytes,
+                data,
+            ),
+        ]
     }
 
     fn inputs_text(&self, is_by_generation: bool, out: &mut dyn Write) -> io::Result<()> {
@@ -200,82 +220,68 @@ impl WayReply {
             "data", "distinct", "elsewhere"
         )?;
         for input in &self.inputs {
+            let [data, distinct, elsewhere, new] = input.amounts();
+            let path = input.path.display();
             writeln!(
                 out,
-                "  {:>12} {:>12} {:>12} {:>12}  {}",
-                size::display(input.totals.bytes - input.totals.zero_bytes),
-                size::display(input.share.distinct_bytes),
-                size::display(input.share.shared_bytes),
-                size::display(input.share.new_bytes),
-                input.path.display()
+                "  {data:>12} {distinct:>12} {elsewhere:>12} {new:>12}  {path}"
             )?;
         }
         Ok(())
     }
 
-    fn copies_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(
-            out,
-            "  {:>12} {:>14} {:>12}",
-            "copies", "chunks", "each once"
-        )?;
-        for copies in self.copies.iter().take(ROWS_MAX) {
-            writeln!(
-                out,
-                "  {:>12} {:>14} {:>12}",
-                copies.copies,
-                copies.chunks,
-                size::display(copies.bytes)
-            )?;
-        }
-        let (mut chunks, mut bytes, mut most) = (0, 0, 0);
-        for copies in self.copies.iter().skip(ROWS_MAX) {
-            chunks += copies.chunks;
-            bytes += copies.bytes;
-            most = copies.copies;
-        }
-        if chunks > 0 {
-            let more = format!("to {most}");
-            writeln!(
-                out,
-                "  {more:>12} {chunks:>14} {:>12}",
-                size::display(bytes)
-            )?;
-        }
-        Ok(())
+    /// Chunks by copies, files by kind and size, runs by length.
+    pub(super) fn figures(&self) -> Vec<Figures> {
+        let mut all = vec![self.copies_figures()];
+        all.extend(self.kinds_figures());
+        all.extend(self.sizes_figures());
+        all.push(self.runs_figures());
+        all
     }
 
-    fn files_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let line = |out: &mut dyn Write, name: &str, share: &Category| {
-            let saved = 100.0 * (1.0 - share.stored_bytes / share.bytes.max(1) as f64);
-            let bytes = size::display(share.bytes);
-            writeln!(out, "  {name:>12} {bytes:>14} {saved:>10.2} %")
+    fn copies_figures(&self) -> Figures {
+        let row = |name: String, chunks: u64, bytes: u64| {
+            [name, chunks.to_string(), size::display(bytes)]
         };
-        if self.kinds.len() > 1 {
-            writeln!(out, "  {:>12} {:>14} {:>12}", "kind", "data", "saved")?;
-            for kind in self.kinds.iter().take(ROWS_MAX) {
-                let name = match kind.kind.as_str() {
-                    "" => "(none)",
-                    kind => kind,
-                };
-                line(out, name, &kind.share)?;
-            }
+        let (first, others) = self.copies.split_at(self.copies.len().min(ROWS_MAX));
+        let mut rows: Vec<_> = first
+            .iter()
+            .map(|it| row(it.copies.to_string(), it.chunks, it.bytes))
+            .collect();
+        if let Some(last) = others.last() {
+            let chunks = others.iter().map(|it| it.chunks).sum();
+            let bytes = others.iter().map(|it| it.bytes).sum();
+            rows.push(row(format!("to {}", last.copies), chunks, bytes));
         }
-        if self.sizes.len() > 1 {
-            writeln!(out, "  {:>12} {:>14} {:>12}", "files from", "data", "saved")?;
-            for size in &self.sizes {
-                line(out, &size::display(size.from_bytes), &size.share)?;
-            }
+        Figures {
+            columns: ["copies", "chunks", "each once"],
+            rows,
         }
-        Ok(())
     }
 
-    fn runs_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(
-            out,
-            "  {:>12} {:>14} {:>14}",
-            "runs from", "of unique", "of redundant"
-        )?;
+    fn kinds_figures(&self) -> Option<Figures> {
+        let name = |kind: &KindReply| match kind.kind.as_str() {
+            "" => "(none)".to_owned(),
+            kind => kind.to_owned(),
+        };
+        let rows = self.kinds.iter().take(ROWS_MAX);
+        (self.kinds.len() > 1).then(|| Figures {
+            columns: ["kind", "data", "saved"],
+            rows: rows.map(|it| category_row(name(it), &it.share)).collect(),
+        })
+    }
+
+    fn sizes_figures(&self) -> Option<Figures> {
+        let rows = self.sizes.iter();
+        (self.sizes.len() > 1).then(|| Figures {
+            columns: ["files from", "data", "saved"],
+            rows: rows
+                .map(|it| category_row(size::display(it.from_bytes), &it.share))
+                .collect(),
+        })
+    }
+
+    fn runs_figures(&self) -> Figures {
         let [unique, redundant] = &self.runs;
         let powers = unique
             .by_power_of_two
@@ -284,88 +290,122 @@ impl WayReply {
         let count =
             |runs: &RunLengths, power: usize| runs.by_power_of_two.get(power).copied().unwrap_or(0);
         let any = (0..powers).filter(|power| count(unique, *power) + count(redundant, *power) > 0);
-        for power in any.take(RUN_ROWS_MAX) {
-            writeln!(
-                out,
-                "  {:>12} {:>14} {:>14}",
+        let row = |power: usize| {
+            [
                 size::display(1 << power),
-                count(unique, power),
-                count(redundant, power)
-            )?;
+                count(unique, power).to_string(),
+                count(redundant, power).to_string(),
+            ]
+        };
+        let mut rows: Vec<_> = any.take(RUN_ROWS_MAX).map(row).collect();
+        let mean = |runs: &RunLengths| size::display(runs.mean_bytes() as u64);
+        rows.push(["mean".to_owned(), mean(unique), mean(redundant)]);
+        Figures {
+            columns: ["runs from", "of unique", "of redundant"],
+            rows,
         }
-        writeln!(
-            out,
-            "  {:>12} {:>14} {:>14}",
-            "mean",
-            size::display(unique.mean_bytes() as u64),
-            size::display(redundant.mean_bytes() as u64)
-        )
+    }
+
+    /// What compressing would leave, and what a pool would make of it.
+    pub(super) fn remarks(&self) -> Vec<String> {
+        let compression = self.compression.iter().flat_map(|found| {
+            let chunks = compressed_remark("chunk for itself", &found.chunks);
+            let groups = compressed_remark("64 KiB together", &found.groups);
+            [chunks, groups].into_iter().flatten()
+        });
+        let advice = self.advice.iter().flat_map(advice_remarks);
+        compression.chain(advice).collect()
     }
 }
 
-fn compressed_text(unit: &str, found: &Compressed, out: &mut dyn Write) -> io::Result<()> {
-    if found.sampled == 0 {
-        return Ok(());
+impl InputReply {
+    /// Its data; of these what is distinct, is in other inputs, and is in none before it.
+    pub(super) fn amounts(&self) -> [String; 4] {
+        let share = &self.share;
+        let data = self.totals.bytes - self.totals.zero_bytes;
+        [
+            data,
+            share.distinct_bytes,
+            share.shared_bytes,
+            share.new_bytes,
+        ]
+        .map(size::display)
     }
-    writeln!(
-        out,
-        "  LZ4 would leave {:.1} % of what is distinct, each {unit} (sample of {}, standard error {:.1} %)",
-        100.0 * found.ratio(),
-        found.sampled,
-        100.0 * found.standard_error
-    )
+}
+
+/// A table whose first column names the rows.
+pub(super) struct Figures {
+    pub(super) columns: [&'static str; 3],
+    pub(super) rows: Vec<[String; 3]>,
+}
+
+impl Figures {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let heading = self.columns.map(str::to_owned);
+        for [name, first, second] in std::iter::once(&heading).chain(&self.rows) {
+            writeln!(out, "  {name:>12} {first:>14} {second:>12}")?;
+        }
+        Ok(())
+    }
+}
+
+fn category_row(name: String, share: &Category) -> [String; 3] {
+    let saved = 100.0 * (1.0 - share.stored_bytes / share.bytes.max(1) as f64);
+    [name, size::display(share.bytes), format!("{saved:.2} %")]
+}
+
+fn compressed_remark(unit: &str, found: &Compressed) -> Option<String> {
+    (found.sampled > 0).then(|| {
+        format!(
+            "LZ4 would leave {:.1} % of what is distinct, each {unit} (sample of {}, standard error {:.1} %)",
+            100.0 * found.ratio(),
+            found.sampled,
+            100.0 * found.standard_error
+        )
+    })
 }
 
 /// The decision, and how it comes about.
-fn advice_text(advice: &Advice, out: &mut dyn Write) -> io::Result<()> {
+fn advice_remarks(advice: &Advice) -> [String; 4] {
     let whole = |blocks: u64| size::display(blocks * advice.block_bytes);
-    writeln!(
-        out,
-        "  in a pool with blocks of {}, to which short ones are filled up:",
-        size::display(advice.block_bytes)
-    )?;
-    writeln!(
-        out,
-        "    maps    {} blocks x {:.2} bytes = {}",
-        advice.mapped_blocks,
-        advice.map_bytes_per_block,
-        size::display(advice.map_bytes)
-    )?;
-    writeln!(
-        out,
-        "    index   {} different ones x {} bytes = {} on disk, x {} bytes in memory: serve with \
-         --memory {}M or more",
-        advice.distinct_blocks,
-        advice.index_bytes_per_row,
-        size::display(advice.index_bytes),
-        advice.memory_bytes_per_row,
-        advice.memory_bytes >> 20
-    )?;
     let costs = size::display(advice.map_bytes + advice.index_bytes);
     let (verb, bytes) = match u64::try_from(advice.saved_bytes) {
         Ok(saved) => ("saves", saved),
         Err(_) => ("would cost", advice.saved_bytes.unsigned_abs()),
     };
-    writeln!(
-        out,
-        "    {} - {} stored - {costs} = onefold {verb} {} ({:.1} %)",
-        whole(advice.mapped_blocks),
-        whole(advice.distinct_blocks),
-        size::display(bytes),
-        100.0 * part(bytes, advice.mapped_blocks * advice.block_bytes)
-    )
+    [
+        format!(
+            "in a pool with blocks of {}, to which short ones are filled up:",
+            size::display(advice.block_bytes)
+        ),
+        format!(
+            "  maps    {} blocks x {:.2} bytes = {}",
+            advice.mapped_blocks,
+            advice.map_bytes_per_block,
+            size::display(advice.map_bytes)
+        ),
+        format!(
+            "  index   {} different ones x {} bytes = {} on disk, x {} bytes in memory: serve with \
+             --memory {}M or more",
+            advice.distinct_blocks,
+            advice.index_bytes_per_row,
+            size::display(advice.index_bytes),
+            advice.memory_bytes_per_row,
+            advice.memory_bytes >> 20
+        ),
+        format!(
+            "  {} - {} stored - {costs} = onefold {verb} {} ({:.1} %)",
+            whole(advice.mapped_blocks),
+            whole(advice.distinct_blocks),
+            size::display(bytes),
+            100.0 * part(bytes, advice.mapped_blocks * advice.block_bytes)
+        ),
+    ]
 }
 
 impl Document for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(
-            out,
-            "{} files, {} of them empty, {} links and special files left out, {} in all",
-            self.files,
-            self.empty_files,
-            self.skipped_files,
-            size::display(self.found_bytes)
-        )?;
+        writeln!(out, "{}", self.survey())?;
         let mut ways = self.chunkings.iter();
         ways.try_for_each(|way| way.text(self.is_by_generation, out))
     }

@@ -10,6 +10,7 @@ use self::content::Content;
 use self::place::Place;
 use self::reply::Reply;
 use super::foreground::{random_seed, said, stop_when_interrupted, with_bar};
+use super::html::PageFile;
 use super::{Context, parse_size};
 use crate::error::{Error, Result};
 use crate::output::Output;
@@ -105,7 +106,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let load = args.load(block_bytes)?;
     let bytes = args.target.bytes(args.size)?;
     let region = load.region(block_bytes, bytes).map_err(said)?;
-    let page = args.html.as_deref().map(page::create).transpose()?;
+    let page = args.html.as_deref().map(PageFile::create).transpose()?;
     let (target, is_new) = args.target.open(bytes, block_bytes, &load, args.direct)?;
     let target = &*target;
     let progress = Arc::new(LoadProgress::default());
@@ -130,7 +131,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
     let reply = Reply::of(&report, &content, &scaled, region, &load, target);
     if let Some(file) = page {
-        page::write(&reply, file)?;
+        file.write(&page::page(&reply)?)?;
     }
     context.output.document(&reply)?;
     Ok(ExitCode::from(u8::from(!is_complete)))

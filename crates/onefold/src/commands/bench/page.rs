@@ -1,70 +1,61 @@
-//! What was measured as one page with plots, which needs nothing but a browser.
+//! What was measured as a page.
 
-use super::super::plots::{Lines, Plot, Scale, page};
-use super::reply::{IntervalReply, PhaseReply, Reply, time_display};
+use super::super::html::{Page, Section, Table};
+use super::super::plots::{Lines, Plot, Scale};
+use super::reply::{COLUMNS, IntervalReply, OperationReply, PhaseReply, Reply, time_display};
 use crate::error::{Error, Result};
-use crate::output::Document;
 use std::error::Error as Cause;
-use std::fs::{self, File};
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
 
 /// Points of a line at most.
 const POINTS_MAX: usize = 150;
 
-/// A new file for the page; gone again if the page is not written.
-pub(super) struct PageFile {
-    path: PathBuf,
-    file: Option<File>,
+pub(super) fn page(reply: &Reply) -> Result<Page> {
+    draw(reply).map_err(|e| Error::failed(format!("cannot draw the plots: {e}")))
 }
 
-/// Makes the file, so that it is known before a long load that it can be made.
-pub(super) fn create(path: &Path) -> Result<PageFile> {
-    let file = File::create_new(path);
-    let file = file.map_err(|e| Error::io(format_args!("cannot make {path:?}"), &e))?;
-    Ok(PageFile {
-        path: path.to_owned(),
-        file: Some(file),
-    })
-}
-
-impl Drop for PageFile {
-    fn drop(&mut self) {
-        if self.file.is_some() {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-pub(super) fn write(reply: &Reply, mut page: PageFile) -> Result<()> {
-    let drawn = draw(reply).map_err(|e| Error::failed(format!("cannot draw the plots: {e}")))?;
-    let written = page
-        .file
-        .as_mut()
-        .map(|file| file.write_all(drawn.as_bytes()));
-    let path = &page.path;
-    let written = written.transpose();
-    written.map_err(|e| Error::io(format_args!("cannot write {path:?}"), &e))?;
-    page.file = None;
-    Ok(())
-}
-
-fn draw(reply: &Reply) -> std::result::Result<String, Box<dyn Cause>> {
-    let mut text = Vec::new();
-    reply.text(&mut text)?;
+fn draw(reply: &Reply) -> std::result::Result<Page, Box<dyn Cause>> {
     let mut plots = vec![latencies(reply).draw()?];
     for phase in &reply.phases {
         plots.push(throughput(phase).draw()?);
     }
-    let mut remarks = vec![format!(
-        "{}, {} {}",
-        reply.target, reply.mode, reply.pattern
-    )];
-    if !reply.is_complete {
-        remarks.push("Stopped: this is of what was done by then.".to_owned());
-    }
-    let text = String::from_utf8_lossy(&text);
-    Ok(page("A load and how it was borne", &remarks, &plots, &text))
+    let stopped =
+        (!reply.is_complete).then(|| "Stopped: this is of what was done by then.".to_owned());
+    Ok(Page {
+        about: "onefold bench: a load with real duplicates, and how it was borne",
+        headline: headline(reply),
+        remarks: reply.load().to_vec(),
+        warnings: stopped.into_iter().collect(),
+        sections: vec![Section {
+            heading: "Latency and throughput".to_owned(),
+            plots,
+            tables: vec![Table {
+                caption: "Requests, and how long they took".to_owned(),
+                columns: COLUMNS.map(Into::into).to_vec(),
+                rows: reply.rows().into_iter().map(Vec::from).collect(),
+            }],
+            notes: vec![reply.verified()],
+        }],
+    })
+}
+
+/// What the first phase did that was not there to fill the target.
+fn headline(reply: &Reply) -> String {
+    let Some(phase) = reply.phases.iter().find(|phase| phase.phase != "fill") else {
+        return "Nothing was measured".to_owned();
+    };
+    let operations = || phase.operations.iter().filter(|it| it.operation != "flush");
+    let per_second: f64 = operations().map(|it| it.requests_per_second).sum();
+    let name = match operations().map(|it| it.operation).collect::<Vec<_>>()[..] {
+        ["read"] => "reads",
+        ["write"] => "writes",
+        _ => "requests",
+    };
+    let p99 = |it: &OperationReply| it.latency_ns.p99;
+    let p99 = operations().map(p99).max().unwrap_or(0);
+    format!(
+        "{per_second:.0} {name} a second, 99 of 100 within {}",
+        time_display(p99 as f64)
+    )
 }
 
 /// How long it took how many of the requests, for each operation but flushes.
@@ -127,7 +118,13 @@ fn throughput(phase: &PhaseReply) -> Plot<'_> {
         beside: "MiB/s",
         lines: Lines(some.map(|(name, line)| (name.to_owned(), line)).collect()),
         x: |seconds| {
-            let digits = if seconds < 10.0 { 1 } else { 0 };
+            let digits = match seconds {
+                0.0 => 0,
+                ..0.1 => 3,
+                ..1.0 => 2,
+                ..10.0 => 1,
+                _ => 0,
+            };
             format!("{seconds:.digits$}")
         },
         x_step: 0.0,

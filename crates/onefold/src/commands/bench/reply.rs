@@ -188,96 +188,134 @@ fn curve(measured: &Measured) -> Vec<(f64, f64)> {
     parts.map(point).collect()
 }
 
+/// What [`Reply::rows`] have.
+pub(super) const COLUMNS: [&str; 11] = [
+    "phase",
+    "requests",
+    "bytes",
+    "seconds",
+    "requests/s",
+    "bytes/s",
+    "p50",
+    "p90",
+    "p99",
+    "p99.9",
+    "max",
+];
+
 impl Reply {
+    /// A row for each operation of each phase.
+    pub(super) fn rows(&self) -> Vec<[String; COLUMNS.len()]> {
+        let of_phase = |phase: &'_ PhaseReply| {
+            let rows = phase.operations.iter().map(|it| it.row(phase));
+            rows.collect::<Vec<_>>()
+        };
+        self.phases.iter().flat_map(of_phase).collect()
+    }
+
     fn phases_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(
-            out,
-            "\n{:10} {:6} {:>11} {:>10} {:>9} {:>11} {:>13} {:>9} {:>9} {:>9} {:>9} {:>9}",
-            "phase",
-            "",
-            "requests",
-            "bytes",
-            "seconds",
-            "requests/s",
-            "bytes/s",
-            "p50",
-            "p90",
-            "p99",
-            "p99.9",
-            "max"
-        )?;
-        for phase in &self.phases {
-            for it in &phase.operations {
-                let latency = &it.latency_ns;
-                let times = [
-                    latency.p50,
-                    latency.p90,
-                    latency.p99,
-                    latency.p99_9,
-                    latency.max,
-                ];
-                write!(
-                    out,
-                    "{:10} {:6} {:>11}",
-                    phase.phase, it.operation, it.requests
-                )?;
-                match it.operation {
-                    "flush" => write!(out, " {:46}", "")?,
-                    _ => write!(
-                        out,
-                        " {:>10} {:>9.3} {:>11.0} {:>13}",
-                        size::display(it.bytes),
-                        phase.seconds,
-                        it.requests_per_second,
-                        format!("{}/s", size::display(it.bytes_per_second as u64)),
-                    )?,
-                }
-                for time in times {
-                    write!(out, " {:>9}", time_display(time as f64))?;
-                }
-                writeln!(out)?;
+        writeln!(out)?;
+        for row in [COLUMNS.map(str::to_owned)].into_iter().chain(self.rows()) {
+            let [
+                phase,
+                requests,
+                bytes,
+                seconds,
+                rate,
+                throughput,
+                latencies @ ..,
+            ] = row;
+            write!(
+                out,
+                "{phase:16} {requests:>11} {bytes:>10} {seconds:>9} {rate:>11} {throughput:>13}"
+            )?;
+            for latency in latencies {
+                write!(out, " {latency:>9}")?;
             }
+            writeln!(out)?;
         }
         Ok(())
     }
 }
 
+impl OperationReply {
+    fn row(&self, phase: &PhaseReply) -> [String; COLUMNS.len()] {
+        let name = match phase.phase == self.operation {
+            true => phase.phase.to_owned(),
+            false => format!("{} {}", phase.phase, self.operation),
+        };
+        // A flush has no size, and nothing is done beside it.
+        let unless_flush = |text: String| match self.operation {
+            "flush" => String::new(),
+            _ => text,
+        };
+        let latency = &self.latency_ns;
+        let time = |nanoseconds: u64| time_display(nanoseconds as f64);
+        let throughput = size::display(self.bytes_per_second as u64);
+        [
+            name,
+            self.requests.to_string(),
+            unless_flush(size::display(self.bytes).to_string()),
+            unless_flush(format!("{:.3}", phase.seconds)),
+            unless_flush(format!("{:.0}", self.requests_per_second)),
+            unless_flush(format!("{throughput}/s")),
+            time(latency.p50),
+            time(latency.p90),
+            time(latency.p99),
+            time(latency.p99_9),
+            time(latency.max),
+        ]
+    }
+}
+
 impl Document for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        for line in self.load() {
+            writeln!(out, "{line}")?;
+        }
+        self.phases_text(out)?;
+        writeln!(out, "\n{}", self.verified())
+    }
+}
+
+impl Reply {
+    /// What was done, and with which contents.
+    pub(super) fn load(&self) -> [String; 2] {
         let rate = match self.rate {
             Some(rate) => format!(", {rate} a second"),
             None => String::new(),
         };
-        writeln!(
-            out,
-            "{}: {} of it, {} {}, requests of {}{rate}, jobs: {}",
-            self.target,
-            size::display(self.region_bytes),
-            self.mode,
-            self.pattern,
-            size::display(self.request_bytes),
-            self.jobs
-        )?;
         let content = &self.content;
-        writeln!(
-            out,
-            "content: {} in {} blocks of {}, {} of them different, {:.2} % need not be stored; \
-             seed {}, instance {} of {}",
-            content.distribution,
-            content.blocks,
-            size::display(self.block_bytes),
-            content.distinct_blocks,
-            100.0 * content.saved_ratio,
-            self.seed,
-            self.instance,
-            self.instances
-        )?;
-        self.phases_text(out)?;
+        [
+            format!(
+                "{}: {} of it, {} {}, requests of {}{rate}, jobs: {}",
+                self.target,
+                size::display(self.region_bytes),
+                self.mode,
+                self.pattern,
+                size::display(self.request_bytes),
+                self.jobs
+            ),
+            format!(
+                "content: {} in {} blocks of {}, {} of them different, {:.2} % need not be stored; \
+                 seed {}, instance {} of {}",
+                content.distribution,
+                content.blocks,
+                size::display(self.block_bytes),
+                content.distinct_blocks,
+                100.0 * content.saved_ratio,
+                self.seed,
+                self.instance,
+                self.instances
+            ),
+        ]
+    }
+
+    pub(super) fn verified(&self) -> String {
         match self.verified_blocks {
-            0 => writeln!(out, "\nnothing was read back"),
-            blocks => writeln!(
-                out,
-                "\n{blocks} blocks were read and compared with what was written: all are equal"
+            0 => "nothing was read back".to_owned(),
+            blocks => format!(
+                "{blocks} blocks were read and compared with what was written: all are equal"
             ),
         }
     }
