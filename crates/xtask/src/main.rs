@@ -3,8 +3,8 @@
 //! Reading order: `command` (running programs), `cleanup` (leaving nothing behind), `workspace`
 //! (where things lie), `packages` and `images` (real input), `server` and `fio` (the two ends of
 //! a test), `background` (its finder and collector), `distinct` (what they must find), then the
-//! subcommands: `demo`, `clients`, `sharing`, `reconnect`, `guest`, `kill_loop`, `ageing`, `study`, `tidy`,
-//! `fuzz`, `test`, `bench`.
+//! subcommands: `demo`, `clients`, `sharing`, `reconnect`, `guest`, `kill_loop`, `ageing`, `study`, `docs`,
+//! `tidy`, `fuzz`, `test`, `bench`.
 //!
 //! Nothing in the product may depend on this crate. Every subcommand does its own set-up, so that
 //! a fresh Debian machine with Rust needs no step before it.
@@ -18,6 +18,7 @@ mod clients;
 mod command;
 mod demo;
 mod distinct;
+mod docs;
 mod fio;
 mod fuzz;
 mod guest;
@@ -55,6 +56,8 @@ enum Task {
     Demo(demo::Arguments),
     /// Run everything that CI runs
     Test(test::Arguments),
+    /// Type what docs/operating tells people to type
+    Docs,
     /// Check the rules of the house: floors, cited steps, format pages, sizes
     Tidy,
     /// Measure against the pass-through and qemu-nbd; write docs/benchmarks.md
@@ -97,6 +100,7 @@ fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Demo(arguments) => demo::run(&workspace, &arguments),
         Task::Test(arguments) => test::run(&workspace, &arguments),
+        Task::Docs => docs::run(&workspace),
         Task::Tidy => tidy::run(&workspace),
         Task::Bench(arguments) => bench::run(&workspace, &arguments),
         Task::Fuzz(arguments) => fuzz::run(&workspace, &arguments),

@@ -20,6 +20,9 @@ pub(crate) const CLIENTS: &[&str] = &[
 /// What `guest` needs in addition.
 pub(crate) const EMULATION: &[&str] = &["qemu-system-x86"];
 
+/// What `docs` needs in addition.
+pub(crate) const DOCUMENTS: &[&str] = &["curl", "jq"];
+
 /// What `bench study` compares with.
 pub(crate) const DUPEREMOVE: &[&str] = &["duperemove"];
 

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::answered;
+use crate::bench;
 use crate::clients;
 use crate::command::Cmd;
 use crate::demo;
+use crate::docs;
 use crate::fuzz;
 use crate::guest;
 use crate::kill_loop;
@@ -66,6 +68,8 @@ const STEPS: &[(&str, Work)] = &[
             },
         )
     }),
+    ("documents", docs::run),
+    ("benchmark of the index", bench::index::try_out),
     ("clients", |w| clients::check(w, Against::Onefold)),
     ("sharing", sharing::check),
     ("memory limit", memory::check),

@@ -153,6 +153,28 @@ pub(super) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     index_report::write(workspace, &conditions, &page, &measured)
 }
 
+/// Asks each back end a little, as the benchmark does: that it still runs, not how fast it is.
+pub(crate) fn try_out(workspace: &Workspace) -> Result<()> {
+    // More rows than all batches have operations, for what is released must be there.
+    const ROWS: u64 = 400_000;
+    const BATCHES: u64 = 4;
+    let bench = Bench {
+        scratch: Scratch::new(&workspace.scratch_parent(), "index")?,
+        program: build(workspace)?,
+    };
+    for kind in KINDS {
+        bench.index(kind)?.make(ROWS, BATCHES, MEMORY_BYTES)?;
+        if kind != "memory" {
+            let index = bench.index(kind)?;
+            index.make(ROWS, 0, MEMORY_BYTES)?;
+            index.leave_cache()?;
+            index.ask(ROWS, BATCHES, MEMORY_BYTES, "again")?;
+            index.ask(ROWS, 0, MEMORY_BYTES, "open")?;
+        }
+    }
+    Ok(())
+}
+
 const COMMAND: &str = "cargo xtask bench index";
 const GROWTH_COMMAND: &str = "cargo xtask bench index --growth";
 

@@ -10,7 +10,7 @@ mod checking;
 mod finder;
 mod goals;
 mod import;
-mod index;
+pub(crate) mod index;
 mod index_report;
 mod large;
 mod open;
