@@ -35,18 +35,18 @@
 //! outcome 17           what has become of consecutive items of the finder's batch
 //!         16 number    u64     of the batch
 //!         24 position  u16     of the first item
-//!         26 count     u16     1 to 4096
+//!         26 count     u16     1 to 16,384
 //!         28 outcome   u32     1 inserted, 2 aliased, 3 dangling, 4 rejected, 5 declined
 //!         32 PBA       u64     the index's block for the first item, the others follow it in a
 //!                              run; 0 if inserted or declined
 //! collect 18           the queue's first elements become the collector's batch: its intent
 //!         16 number    u64     of the batch
-//!         24 elements  u32     1 to 4096
+//!         24 elements  u32     1 to 16,384
 //!         28 reserved  u32
 //! release 19           what has become of consecutive items of the collector's batch
 //!         16 number    u64     of the batch
 //!         24 position  u16     of the first item
-//!         26 count     u16     1 to 4096
+//!         26 count     u16     1 to 16,384
 //!         28 release   u32     1 remaining, 2 freed, 3 quarantined
 //! freeze  20           a volume's live layer becomes a snapshot's, and the volume goes on in an
 //!                      empty one

@@ -19,7 +19,7 @@
 //! 208 batch number     u64    0 where none is open, and so are the next four fields
 //! 216 batch layer      u64    a finder batch's; 0 for a collector batch
 //! 224 batch kind       u32    1 finder, 2 collector
-//! 228 batch items      u32    1 to 4096
+//! 228 batch items      u32    1 to 16,384
 //! 232 batch done       u32    items that have their outcome, the first ones
 //! 236 next domain id   u32    first id never used
 //! 240 shrink to        u64    blocks that the pool is to have; 0 where it is not shrinking

@@ -1,7 +1,7 @@
 //! The background work of a pool: when it is done, how much of it, and who may stop it.
 //!
 //! The store knows how a batch of duplicates is shared and how a batch of given-up references is
-//! released; here is decided which batch is next and how long to rest after it. Three threads:
+//! released; here is decided which batch is next and how long to rest after it. Four threads:
 //!
 //! - The **finder** goes over every volume whose dedup is offline, in rounds.
 //! - The **collector** rebuilds the index if that is needed, and then releases what is given up; its

@@ -36,7 +36,8 @@ use crate::watermarks::{PAGES_FOR_GUESTS, PAGES_FOR_RECLAIMING, Purpose, SpaceRe
 /// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
 const LOG_MARGIN_BYTES: u64 = 8 << 10;
 
-/// What one request's records may take at most: see `write::PIECE_BYTES`.
+/// Log bytes that the records of one call may take. A piece of a write needs at most a map record of
+/// 48 bytes for each of its `write::PIECE_BLOCKS` blocks: 24 KiB.
 pub(crate) const RECORDS_BYTES_MAX: u64 = 32 << 10;
 
 pub(crate) struct Pool {

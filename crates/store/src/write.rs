@@ -1,4 +1,5 @@
-//! The write path, steps 2 to 8 of `docs/life-of-a-write.md`.
+//! The write path from step 2 of `docs/life-of-a-write.md` on. Appending and applying records (steps 6
+//! and 7) is done by `pool.rs`; the reply of step 8 is sent by the front end.
 //!
 //! A block that the live layer owns alone is rewritten where it is, and nothing else happens: no
 //! record, no metadata. Everything else gets new blocks, consecutive where the request is. A block
