@@ -20,7 +20,7 @@
 //! | [`hash`] | rows in sorted runs on the disk, with signatures and recent changes in memory |
 //! | `conformance` | the suite that every back end must pass (cargo feature of that name) |
 //!
-//! A back end lives in the pool's part `index`, a [`Disk`](onefold_engine::Disk), which it owns.
+//! A back end lives in the pool's part `index`, a [`Disk`], which it owns.
 //! `docs/format/index.md` says what stands there, and what a torn or lost write leaves.
 //!
 //! Invariants, of every back end:

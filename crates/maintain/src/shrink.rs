@@ -28,7 +28,8 @@ pub enum Shrunk {
 ///
 /// # Errors
 ///
-/// As [`Store::plan_shrink`] and [`shrink_now`]. What was reached by then stays.
+/// As [`Store::plan_shrink`]; `NoSpace` where guests have filled the pool, and `Io` where a block cannot
+/// be moved; `Busy` or `Damaged` where the index cannot be used. What was reached by then stays.
 pub fn shrink_to(
     store: &Store,
     size_bytes: u64,

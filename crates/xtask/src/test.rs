@@ -54,6 +54,7 @@ const STEPS: &[(&str, Work)] = &[
         w.cargo().args(["fmt", "--all", "--check"]).show()
     }),
     ("clippy", clippy),
+    ("documentation", documentation),
     (LICENSES, licenses),
     ("tidy", tidy::run),
     ("unit and integration tests", unit_tests),
@@ -189,6 +190,15 @@ fn clippy(workspace: &Workspace) -> Result<()> {
             "--locked",
         ])
         .args(["--", "-D", "warnings"])
+        .show()
+}
+
+/// Every link in the documentation leads somewhere.
+fn documentation(workspace: &Workspace) -> Result<()> {
+    workspace
+        .cargo()
+        .args(["doc", "--quiet", "--workspace", "--no-deps", "--locked"])
+        .env("RUSTDOCFLAGS", "-D warnings")
         .show()
 }
 

@@ -4,8 +4,8 @@
 //! to the handshake: the byte after it is the first of a request.
 //!
 //! Invariants:
-//! - Memory is bounded by [`OPTION_BYTES_MAX`] and [`CONTEXTS_LISTED_MAX`], and work by these and
-//!   [`LIST_NAMES_MAX`], whatever a client says and however many exports and snapshots there are.
+//! - Memory is bounded by `OPTION_BYTES_MAX` and `CONTEXTS_LISTED_MAX`, and work by these and
+//!   `LIST_NAMES_MAX`, whatever a client says and however many exports and snapshots there are.
 //! - [`Exports::attach`] is called at most once, as the last thing that can fail but for sending.
 
 use crate::export::{AttachError, Attached, ExportSummary, Exports, Peer};

@@ -27,6 +27,10 @@ use std::time::Duration;
 pub(super) struct Args {
     /// What is written to: a file, which is made if there is none, a block device, nbd://HOST[:PORT]/EXPORT,
     /// nbd+unix:///EXPORT?socket=PATH, or memory:SIZE, which shows what the load itself can do.
+    #[allow(
+        rustdoc::broken_intra_doc_links,
+        reason = "clap prints it as it stands: brackets are for what may be left out"
+    )]
     target: Place,
 
     /// Uses this much of the target, from its start; and makes a new file as large as this.
@@ -38,6 +42,10 @@ pub(super) struct Args {
     mode: Mode,
 
     /// Where: sequential, uniform, nurand[:A] (TPC-C's hot spots) or zipf[:THETA].
+    #[allow(
+        rustdoc::broken_intra_doc_links,
+        reason = "clap prints it as it stands: brackets are for what may be left out"
+    )]
     #[arg(long, value_name = "PATTERN", default_value = "sequential")]
     pattern: Pattern,
 
