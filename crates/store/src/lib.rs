@@ -35,6 +35,9 @@
 //! | `users.rs` | who uses a bad block |
 //! | `resize.rs` | changing the pool's size |
 //!
+//! `examples/volume.rs` makes a pool and a volume and uses them: `cargo run -p onefold-store --example
+//! volume`.
+//!
 //! There are no threads here: every call does its work on its caller's thread, but for what
 //! [`Store::set_aside`] lets others do.
 
