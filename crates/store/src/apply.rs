@@ -14,13 +14,14 @@ use onefold_format::{
     UnmapTo, VolumeState,
 };
 
-use crate::Wait;
 use crate::batch::Batches;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError};
 use crate::map::{Layer, Leaf, Maps};
 use crate::queue::Queue;
-use crate::space::{PbaRun, PbaRuns, Space};
+use crate::run::{PbaRun, PbaRuns};
+use crate::space::Space;
+use crate::wait::Wait;
 
 /// What records change, besides the maps.
 pub(crate) struct Books {

@@ -10,8 +10,8 @@
 use std::ops::Range;
 use std::sync::PoisonError;
 
-use crate::Wait;
 use crate::sync::{Condvar, Mutex, lock};
+use crate::wait::Wait;
 
 /// The locked ranges of one volume.
 #[derive(Default)]
@@ -91,8 +91,8 @@ mod shuttle_tests {
     use shuttle::thread;
 
     use super::BlockLocks;
-    use crate::Wait;
     use crate::sync::{AtomicU64, lock};
+    use crate::wait::Wait;
 
     /// Shuttle itself fails where everybody waits: a lost wake-up, or two that wait for each other.
     #[test]

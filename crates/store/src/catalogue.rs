@@ -15,8 +15,8 @@ use rustc_hash::FxHashMap;
 
 use crate::error::{Result, StoreError};
 use crate::limits::VOLUMES_MAX;
+use crate::names::full_name;
 use crate::pages::Pages;
-use crate::snapshot::full_name;
 use crate::tree;
 
 /// The volume of a snapshot that is the only one left of both.

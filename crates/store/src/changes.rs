@@ -27,7 +27,8 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::map::{Layer, Maps};
 use crate::read::Runs;
 use crate::segments::Segments;
-use crate::volume::{Extent, Volume, Wait};
+use crate::volume::{Extent, Volume};
+use crate::wait::Wait;
 
 /// What a run of bytes holds, for somebody who has an older copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,15 +17,15 @@ use onefold_format::batch_page::BatchItem;
 use onefold_format::{Pba, Record, Release};
 use onefold_index::{Fingerprint, FingerprintIndex, Released};
 
-use crate::Wait;
 use crate::batch::OpenBatch;
 use crate::error::Result;
 use crate::finder::{Fingerprinted, last_answers};
 use crate::guard::Guard;
 use crate::index::STREAM;
 use crate::pool::Pool;
-use crate::space::{PbaRun, PbaRuns};
+use crate::run::{PbaRun, PbaRuns};
 use crate::store::Store;
+use crate::wait::Wait;
 use onefold_format::record::BATCH_ITEMS_MAX;
 
 /// References that one batch releases at most.

@@ -19,7 +19,8 @@ use crate::map::{Entries, Layer, Maps, fill_absent};
 use crate::references::Snapshot;
 use crate::segments::Segments;
 use crate::store::Store;
-use crate::volume::{Volume, Wait};
+use crate::volume::Volume;
+use crate::wait::Wait;
 
 /// Data that a reader finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,15 +19,15 @@ use onefold_format::map_page::EMPTY_SEGMENT;
 use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
 use onefold_format::{Entry, LayerId, Record, SegmentIndex, UnmapTo, VolumeId, VolumeState};
 
-use crate::Wait;
 use crate::apply::owned_runs;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::map::Layer;
-use crate::snapshot::full_name;
+use crate::names::full_name;
 use crate::store::Store;
 use crate::sync::{lock, write};
 use crate::volume::Volume;
+use crate::wait::Wait;
 
 /// Segments that one step deals with: some fifty microseconds, in which writers wait. Whoever takes the
 /// steps rests in between.

@@ -105,3 +105,16 @@ impl StoreError {
         self.kind
     }
 }
+
+/// The pool has blocks for others, or for nobody.
+pub(crate) fn no_space(wanted: u64, free: u64, kept: u64) -> StoreError {
+    let kept = match kept {
+        0 => String::new(),
+        kept => format!(", of which {kept} are kept for other uses"),
+    };
+    let message = format!(
+        "the pool is full: {wanted} blocks wanted, {free} free{kept}; delete volumes or snapshots, \
+         or trim what is not needed"
+    );
+    StoreError::new(StoreErrorKind::NoSpace, message)
+}

@@ -30,7 +30,6 @@ use onefold_format::{
 };
 use onefold_index::{Counted, Fingerprint, FingerprintIndex, Key};
 
-use crate::Wait;
 use crate::batch::OpenBatch;
 use crate::bits;
 use crate::error::{Result, StoreError};
@@ -39,9 +38,10 @@ use crate::heat::{self, SlotBits};
 use crate::index::STREAM;
 use crate::map::Layer;
 use crate::pool::{Ledger, Pool};
-use crate::space::{PbaRun, PbaRuns};
+use crate::run::{PbaRun, PbaRuns};
 use crate::store::Store;
 use crate::volume::Volume;
+use crate::wait::Wait;
 use crate::watermarks::PAGES_FOR_FINDER;
 
 /// Bytes read back and hashed at a time: enough to hash many blocks at once, and so little that the

@@ -19,7 +19,7 @@ use crate::epoch::Epoch;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::pool::Pool;
-use crate::space::{PbaRun, PbaRuns};
+use crate::run::{PbaRun, PbaRuns};
 use crate::store::Store;
 use crate::sync::lock;
 

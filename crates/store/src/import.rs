@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use onefold_format::Lba;
 
-use crate::Wait;
 use crate::error::Result;
 use crate::finder::{BatchReport, Ready};
 use crate::store::Store;
 use crate::sync::{Mutex, lock};
 use crate::volume::Volume;
+use crate::wait::Wait;
 
 /// A volume being loaded. Dropped before [`Import::finish`], it is removed again; if the process
 /// dies, opening the pool does that.

@@ -6,7 +6,8 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `store.rs` | opens, closes, and changes the set of volumes |
-//! | `volume.rs` | checks requests and says where they failed |
+//! | `volume.rs` `volume_options.rs` `names.rs` | checks requests and says where they failed; how volumes are made and called |
+//! | `wait.rs` `run.rs` | whether a request may wait; consecutive blocks of the pool |
 //! | `write.rs` `read.rs` `trim.rs` | the three paths of data |
 //! | `block_lock.rs` `epoch.rs` | who may change a block; who may still be reading one |
 //! | `pool.rs` | what volumes share; room, reuse, failure |
@@ -76,6 +77,7 @@ mod limits;
 mod log;
 mod log_end;
 mod map;
+mod names;
 mod pages;
 mod placement;
 mod pool;
@@ -85,6 +87,7 @@ mod recovery;
 mod references;
 mod remake;
 mod resize;
+mod run;
 mod scrub;
 mod segments;
 mod snapshot;
@@ -97,6 +100,8 @@ mod tree;
 mod trim;
 mod users;
 mod volume;
+mod volume_options;
+mod wait;
 mod watermarks;
 mod write;
 
@@ -124,7 +129,9 @@ pub use resize::{ShrinkPlan, ShrinkReport};
 pub use scrub::{Scrub, ScrubReport, ScrubStatus};
 pub use snapshot::SNAPSHOTS_AT_ONCE_MAX;
 pub use stat::{IndexStat, PoolStat, SnapshotStat, VolumeStat};
-pub use store::{DEFAULT_DOMAIN, Store, VolumeChange, VolumeOptions};
+pub use store::{Store, VolumeChange};
 pub use users::{BadBlockStat, BlockUse};
-pub use volume::{Extent, Volume, Wait};
+pub use volume::{Extent, Volume};
+pub use volume_options::{DEFAULT_DOMAIN, VolumeOptions};
+pub use wait::Wait;
 pub use watermarks::SpaceLevel;

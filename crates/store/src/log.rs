@@ -13,7 +13,7 @@ use onefold_format::record::RECORD_BYTES_MAX;
 use onefold_format::{FormatError, PoolId, Record};
 
 use crate::error::{Result, StoreError};
-use crate::space::PbaRuns;
+use crate::run::PbaRuns;
 
 /// Records that no commit has sealed yet, cut where frames will be.
 pub(crate) struct Tail {

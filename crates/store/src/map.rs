@@ -26,7 +26,6 @@ use onefold_format::{DomainId, Entry, LayerCounts, LayerId, Pointer, SegmentInde
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::Wait;
 use crate::allotment::{Allotment, Allotments};
 use crate::block_lock::BlockLocks;
 use crate::cache::ClockCache;
@@ -37,6 +36,7 @@ use crate::limits::Limits;
 use crate::pages::Pages;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, RwLock, lock, read, write};
 use crate::tree;
+use crate::wait::Wait;
 
 const SHARDS: usize = 16;
 

@@ -9,7 +9,6 @@ use onefold_engine::Disk;
 use onefold_format::record::RECORD_BYTES_MAX;
 use onefold_format::{Record, Root, Secret, Superblock, WhenFull};
 
-use crate::Wait;
 use crate::allotment::Allotment;
 use crate::apply::{self, Books, Failed};
 use crate::aside::AsideWork;
@@ -28,9 +27,10 @@ use crate::log::{Log, Tail};
 use crate::map::Maps;
 use crate::pages::Pages;
 use crate::placement::Wish;
-use crate::space::{PbaRun, PbaRuns};
+use crate::run::{PbaRun, PbaRuns};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Condvar, Mutex, MutexGuard, lock};
 use crate::tail_copy::TailCopy;
+use crate::wait::Wait;
 use crate::watermarks::{PAGES_FOR_GUESTS, PAGES_FOR_RECLAIMING, Purpose, SpaceReport};
 
 /// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.

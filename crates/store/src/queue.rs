@@ -18,7 +18,7 @@ use onefold_format::{DomainId, QueueElement, TreeRoot};
 
 use crate::error::{Result, StoreError};
 use crate::pages::Pages;
-use crate::space::PbaRun;
+use crate::run::PbaRun;
 use crate::tree;
 
 /// Pages at the head that stay in memory: what was counted there can be taken without the disk.

@@ -20,7 +20,8 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::map::Layer;
 use crate::segments::Segments;
-use crate::volume::{Extent, Volume, Wait};
+use crate::volume::{Extent, Volume};
+use crate::wait::Wait;
 
 /// Blocks looked up at a time: bounds the memory of a large read.
 const PIECE_BLOCKS: u64 = 512;

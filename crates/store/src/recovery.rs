@@ -30,7 +30,6 @@ use onefold_format::{
     TreeRoot, WhenFull, record,
 };
 
-use crate::Wait;
 use crate::apply::{self, Books};
 use crate::bad_blocks::BadBlocks;
 use crate::batch::Batches;
@@ -45,9 +44,11 @@ use crate::map::Maps;
 use crate::pages::Pages;
 use crate::pool::{Ledger, Pool};
 use crate::queue::{self, Queue};
-use crate::space::{PbaRun, PbaRuns, Space};
+use crate::run::{PbaRun, PbaRuns};
+use crate::space::Space;
 use crate::tail_copy::TailCopy;
 use crate::tree;
+use crate::wait::Wait;
 use crate::watermarks::PAGES_FOR_FINDER;
 
 /// How to create a pool.

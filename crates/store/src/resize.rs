@@ -26,16 +26,16 @@ use onefold_format::entry::State;
 use onefold_format::{Entry, Lba, Record, Root, SegmentIndex};
 use smallvec::smallvec;
 
-use crate::Wait;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::map::Layer;
 use crate::placement::Wish;
 use crate::pool::Pool;
 use crate::recovery::pool_size_problem;
-use crate::space::PbaRun;
+use crate::run::PbaRun;
 use crate::store::Store;
 use crate::sync::lock;
+use crate::wait::Wait;
 use crate::watermarks::Purpose;
 
 /// Blocks moved under one hold of their locks: a guest that wants one of them waits for so many.

@@ -84,7 +84,7 @@ mod shuttle_tests {
 
     use super::*;
     use crate::map::shuttle_tests::{SEGMENT, forget, layer, maps};
-    use crate::volume::Wait;
+    use crate::wait::Wait;
 
     const LATER: SegmentIndex = SegmentIndex(1);
 

@@ -15,14 +15,15 @@ use onefold_format::{
     LayerCounts, LayerId, Record, SegmentIndex, TreeRoot, VolumeId, VolumeRecord, VolumeState,
 };
 
-use crate::Wait;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::limits::LAYERS_DEEP_MAX;
 use crate::map::Layer;
+use crate::names::full_name;
 use crate::store::{Store, check_name, free_slot};
 use crate::sync::{lock, read, write};
 use crate::volume::Volume;
+use crate::wait::Wait;
 
 /// Most volumes of which snapshots are made at one moment.
 pub const SNAPSHOTS_AT_ONCE_MAX: usize = 16;
@@ -32,11 +33,6 @@ const CLONED: &str = "cloned";
 
 /// What the layer is called that a volume had before it was rolled back.
 const DISCARDED: &str = "discarded";
-
-/// What a snapshot is called where a volume can be named, too.
-pub(crate) fn full_name(volume: &str, snapshot: &str) -> String {
-    format!("{volume}@{snapshot}")
-}
 
 /// Gives the snapshots of a volume the volume's new name.
 pub(crate) fn rename_all(volumes: &mut BTreeMap<String, Arc<Volume>>, old: &str, new: &str) {

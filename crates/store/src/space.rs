@@ -24,12 +24,12 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::bits;
 use crate::cache::ClockCache;
-use crate::error::{Result, StoreError};
+use crate::error::{Result, StoreError, no_space};
 use crate::limits::Limits;
 use crate::pages::Pages;
 use crate::placement::{PLACE_BLOCKS, RecentPlaces, Shift, Wish};
+use crate::run::{PbaRun, PbaRuns};
 use crate::tree;
-use crate::watermarks::no_space;
 
 const PAGE_BLOCKS: usize = BLOCKS_PER_SPACE_PAGE as usize;
 
@@ -38,15 +38,6 @@ const WHOLE_RUN_TRIES: usize = 32;
 
 /// Pages looked at for a whole place, before blocks go where there is room.
 const PLACE_TRIES: usize = 4;
-
-/// Consecutive blocks of the pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PbaRun {
-    pub(crate) start: Pba,
-    pub(crate) count: u64,
-}
-
-pub(crate) type PbaRuns = SmallVec<[PbaRun; 4]>;
 
 pub(crate) struct Space {
     pages: Arc<Pages>,

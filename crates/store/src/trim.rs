@@ -13,7 +13,8 @@ use crate::apply::owned_runs;
 use crate::error::{Result, StoreError};
 use crate::map::Layer;
 use crate::segments::Segments;
-use crate::volume::{Volume, Wait};
+use crate::volume::Volume;
+use crate::wait::Wait;
 use smallvec::SmallVec;
 
 /// Zeros for the parts of blocks at the ends of a range.

@@ -15,18 +15,9 @@ use crate::hash_cache::HashCache;
 use crate::limits::REQUEST_BYTES_MAX;
 use crate::map::Layer;
 use crate::pool::Pool;
-use crate::store::VolumeOptions;
 use crate::sync::{AtomicBool, AtomicU64, RwLock, read, write};
-
-/// Whether a request may wait for the disk, for room, or for another request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
-    /// Answer from memory or fail with [`StoreErrorKind::WouldWait`]. What has been written by
-    /// then is part of what the caller asked for, so that asking again is all there is to do.
-    No,
-    /// Take the time it needs.
-    Yes,
-}
+use crate::volume_options::VolumeOptions;
+use crate::wait::Wait;
 
 /// A run of bytes that are stored, or that read as zeros because nothing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,12 +21,12 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::Wait;
-use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::pool::{Ledger, Pool};
 use crate::space::Space;
 use crate::sync::{AtomicU8, AtomicU64};
+use crate::wait::Wait;
 
 /// Bytes from which on the share of the pool is no reason for a warning, or for stopping anybody.
 const LOW_BYTES_MAX: u64 = 64 << 30;
@@ -305,19 +305,6 @@ impl Pool {
             ),
         }
     }
-}
-
-/// The pool has blocks for others, or for nobody.
-pub(crate) fn no_space(wanted: u64, free: u64, kept: u64) -> StoreError {
-    let kept = match kept {
-        0 => String::new(),
-        kept => format!(", of which {kept} are kept for other uses"),
-    };
-    let message = format!(
-        "the pool is full: {wanted} blocks wanted, {free} free{kept}; delete volumes or snapshots, \
-         or trim what is not needed"
-    );
-    StoreError::new(StoreErrorKind::NoSpace, message)
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
