@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use onefold_frontend::nbd::handshake::negotiate;
-use onefold_frontend::{
+use onefold_nbd::handshake::negotiate;
+use onefold_nbd::{
     AttachError, Attached, Export, ExportError, ExportSummary, Exports, Extent, Peer, Wait,
     ZeroOptions,
 };

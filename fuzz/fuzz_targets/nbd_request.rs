@@ -5,10 +5,10 @@
 use std::ops::Range;
 
 use libfuzzer_sys::fuzz_target;
-use onefold_frontend::PAYLOAD_BYTES_MAX;
-use onefold_frontend::nbd::handshake::Terms;
-use onefold_frontend::nbd::request::{Command, Control, admit};
-use onefold_frontend::nbd::wire::{REQUEST_BYTES, REQUEST_MAGIC, decode_request};
+use onefold_nbd::PAYLOAD_BYTES_MAX;
+use onefold_nbd::handshake::Terms;
+use onefold_nbd::request::{Command, Control, admit};
+use onefold_nbd::wire::{REQUEST_BYTES, REQUEST_MAGIC, decode_request};
 
 fuzz_target!(|input: (u64, bool, bool, bool, u8, &[u8])| {
     let (size_bytes, read_only, structured_replies, base_allocation, bitmaps, bytes) = input;

@@ -1,6 +1,6 @@
 //! Every bound of the command line and the daemon, each with the reason for its value.
 
-use onefold_frontend::HANDSHAKES_MAX;
+use onefold_nbd::HANDSHAKES_MAX;
 use std::time::Duration;
 
 /// What one process may use when `--memory` does not say.

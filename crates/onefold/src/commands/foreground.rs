@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use onefold_study::StudyError;
+use onefold_analyze::StudyError;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::limits::{MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
 use crate::size;
 use onefold_engine::embedded::CacheMode;
-use onefold_frontend::ListenAddress;
+use onefold_nbd::ListenAddress;
 use std::process::ExitCode;
 use std::time::Duration;
 

@@ -23,7 +23,7 @@ use hyper::body::{Body, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use onefold_frontend::{SocketName, lacks_space, listen_unix};
+use onefold_nbd::{SocketName, lacks_space, listen_unix};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

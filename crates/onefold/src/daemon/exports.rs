@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::limits::{DISCONNECT_TIME_MAX, NBD_WORKERS, request_memory_bytes};
 use crate::verbs::{Attachments, Hold};
 use nix::unistd::Group;
-use onefold_frontend::{
+use onefold_nbd::{
     AttachError, Attached, Changes, Client, ExportSummary, Exports, ListenAddress, ListenError,
     ListenOptions, Listener, Peer, Server, ServerLimits, Shutdown, VolumeChanges,
 };

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::output::Document;
 use crate::size;
 use clap::ValueEnum;
-use onefold_maintain::{JobCounts, JobKind, JobSelection, JobState, JobStatus, Maintenance};
+use onefold_jobs::{JobCounts, JobKind, JobSelection, JobState, JobStatus, Maintenance};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::limits::LIST_SEGMENTS_MAX;
 use crate::output::Document;
 use crate::size;
-use onefold_maintain::Maintenance;
+use onefold_jobs::Maintenance;
 use onefold_store::{Store, VolumeStat};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

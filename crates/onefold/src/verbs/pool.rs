@@ -9,7 +9,7 @@ use crate::limits::FINDINGS_LISTED_MAX;
 use crate::output::Document;
 use crate::sharing::{Dedup, Index};
 use crate::size;
-use onefold_maintain::{Shrunk, dedup_now, keeps_its_size, shrink_to};
+use onefold_jobs::{Shrunk, dedup_now, keeps_its_size, shrink_to};
 use onefold_store::{Finding, SpaceLevel, WhenFull};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::limits::{SCRUB_POLL_INTERVAL, USERS_LISTED_MAX};
 use crate::output::Document;
 use crate::size;
-use onefold_maintain::{JobKind, JobState, Maintenance, scrub_now};
+use onefold_jobs::{JobKind, JobState, Maintenance, scrub_now};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::ops::ControlFlow;

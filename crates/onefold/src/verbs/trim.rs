@@ -4,7 +4,7 @@ use super::{Report, Service, Verb};
 use crate::error::{Error, Result};
 use crate::output::Document;
 use crate::size;
-use onefold_maintain::trim_now;
+use onefold_jobs::trim_now;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 

@@ -5,7 +5,7 @@ use super::super::plots::{AMOUNTS, BESIDE, COLOURS, LABEL, SIZE, TITLE};
 use super::reply::{Reply, WayReply};
 use crate::error::{Error, Result};
 use crate::size;
-use onefold_study::{Compressed, Compressibility, RunLengths};
+use onefold_analyze::{Compressed, Compressibility, RunLengths};
 use plotters::prelude::*;
 use std::error::Error as Cause;
 use std::path::Path;

@@ -12,11 +12,11 @@ use crate::error::{Error, Result};
 use crate::image::ImageFormat;
 use crate::output::Output;
 use crate::progress::Progress as Bar;
-use onefold_image::Backing;
-use onefold_study::{
+use onefold_analyze::{
     Analysis, Chunking, Distribution, EstimateOptions, Options, Problem, Progress, Source,
     TraceOptions, analyze, estimate, trace_ways,
 };
+use onefold_image::Backing;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 
 use crate::output::Document;
 use crate::size;
-use onefold_study::{
+use onefold_analyze::{
     Advice, Analysis, Category, ChunkingReport, Compressed, Compressibility, Copies, Estimate,
     EstimateOptions, InputShare, Problem, RunLengths, Totals,
 };

@@ -2,7 +2,7 @@
 
 use super::reply::{Reply, WayReply};
 use crate::error::{Error, Result};
-use onefold_study::Category;
+use onefold_analyze::Category;
 use std::fs::{self, File};
 use std::path::Path;
 
@@ -128,7 +128,7 @@ fn category(name: String, share: &Category) -> Vec<String> {
 }
 
 fn runs(way: &WayReply) -> Vec<Vec<String>> {
-    let of_class = |(class, runs): (&str, &onefold_study::RunLengths)| {
+    let of_class = |(class, runs): (&str, &onefold_analyze::RunLengths)| {
         let counts = (0..).zip(&runs.by_power_of_two);
         let rows = counts.filter(|(_, count)| **count > 0);
         let row = |(power, count): (u32, &u64)| {
@@ -155,7 +155,7 @@ fn compression(way: &WayReply) -> Vec<Vec<String>> {
         return Vec::new();
     };
     let units = [("chunk", &found.chunks), ("group", &found.groups)];
-    let row = |(unit, found): (&str, &onefold_study::Compressed)| {
+    let row = |(unit, found): (&str, &onefold_analyze::Compressed)| {
         let mut row = vec![unit.to_owned()];
         row.extend(numbers([
             found.sampled,

@@ -15,7 +15,7 @@ use super::{Context, parse_size};
 use crate::error::{Error, Result};
 use crate::output::Output;
 use crate::progress::Progress;
-use onefold_study::load::{
+use onefold_analyze::load::{
     self, Load, LoadProgress, Mode, Pattern, Share, Target, inspect, scaled,
 };
 use std::path::PathBuf;

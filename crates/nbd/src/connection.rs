@@ -1,0 +1,675 @@
+//! One client's connection after the handshake: the thread that reads its requests.
+//!
+//! A request is first tried right here, without waiting; the replies of all requests that came
+//! with one read go out with one write. What would wait goes to the workers, and later requests
+//! overtake it. Where no buffer, worker or budget is to be had, this thread does the waiting itself
+//! and thereby stops reading: a client can overload nobody but itself.
+//!
+//! Invariants:
+//! - No reply is held back while this thread waits: it sends the batch before it waits for input,
+//!   for the disk, or for a large payload.
+//! - When [`serve`] returns, no request of this client is under way and its export is dropped.
+
+use crate::buffer::{BufferPool, Share};
+use crate::execution::{
+    HandedOver, Link, Setback, Work, block_status, control_waiting, control_without_waiting,
+};
+use crate::export::Export;
+use crate::handshake::Session;
+use crate::input::Input;
+use crate::limits::{HANDED_OVER_MAX, SMALL_PAYLOAD_BYTES};
+use crate::log_limit::LogLimit;
+use crate::parking::Parking;
+use crate::registry::Counters;
+use crate::reply::Batch;
+use crate::request::{Command, Control, admit};
+use crate::send_queue::{Broken, SendQueue};
+use crate::socket::Socket;
+use crate::wire::{self, Errno, NotARequest, REQUEST_BYTES, ReplyHeader, Request, command};
+use crate::workers::{WorkerPool, submit_with_threads};
+use onefold_store::Wait;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What all connections of a server share.
+pub(crate) struct Resources {
+    pub(crate) pool: Arc<BufferPool>,
+    pub(crate) workers: Arc<WorkerPool<HandedOver>>,
+    pub(crate) parking: Arc<Parking<HandedOver>>,
+    /// How much of the pool one connection may hold.
+    pub(crate) share_bytes: usize,
+    /// Lines about clients that are not served.
+    pub(crate) refusals: LogLimit,
+    /// Who attached and detached: a line each, unless somebody does nothing else.
+    pub(crate) attachments: LogLimit,
+    /// Lines about requests that failed.
+    pub(crate) failures: Arc<LogLimit>,
+}
+
+/// Why a connection ended, other than by the client's wish.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Interruption {
+    #[error("the connection failed: {0}")]
+    Io(io::Error),
+    /// What was asked before is still answered.
+    #[error("the stream ended in the middle of a request")]
+    CutShort,
+    #[error("{0}")]
+    NotARequest(#[from] NotARequest),
+    #[error("the client does not take its replies")]
+    Broken,
+    #[error("a request panicked")]
+    Panicked,
+    #[error("a read failed after its reply had begun")]
+    ReplyCutOff,
+}
+
+impl From<io::Error> for Interruption {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Interruption::CutShort,
+            _ => Interruption::Io(error),
+        }
+    }
+}
+
+impl From<Broken> for Interruption {
+    fn from(Broken: Broken) -> Self {
+        Interruption::Broken
+    }
+}
+
+/// Serves a client until it leaves, or is made to.
+pub(crate) fn serve(
+    id: u64,
+    socket: Arc<Socket>,
+    session: Session,
+    counters: Arc<Counters>,
+    resources: &Resources,
+) -> Result<(), Interruption> {
+    let Session {
+        name,
+        attached,
+        terms,
+    } = session;
+    let link = Arc::new(Link {
+        id,
+        name,
+        terms,
+        changes: attached.changes,
+        socket,
+        queue: SendQueue::new(),
+        counters,
+        workers: Arc::clone(&resources.workers),
+        parking: Arc::clone(&resources.parking),
+        failures: Arc::clone(&resources.failures),
+        ended: AtomicBool::new(false),
+    });
+    let connection = Connection {
+        link: Arc::clone(&link),
+        export: attached.export,
+        input: Input::new()?,
+        batch: Batch::new()?,
+        share: Share::new(resources.share_bytes),
+        resources,
+    };
+    let ended = connection.run();
+    link.ended.store(true, Ordering::Release);
+    if !matches!(ended, Ok(()) | Err(Interruption::CutShort)) {
+        // Workers that wait for the client, or the client for us, wait in vain.
+        link.socket.close();
+    }
+    link.queue.finish();
+    ended
+}
+
+struct Connection<'a> {
+    link: Arc<Link>,
+    export: Arc<dyn Export>,
+    input: Input,
+    batch: Batch,
+    share: Arc<Share>,
+    resources: &'a Resources,
+}
+
+impl Connection<'_> {
+    fn run(mut self) -> Result<(), Interruption> {
+        while let Some(request) = self.next_request()? {
+            let Request { cookie, offset, .. } = request;
+            self.link.counters.requests.fetch_add(1, Ordering::Relaxed);
+            self.input.expect_large_payload(has_large_payload(&request));
+            match admit(&request, &self.link.terms) {
+                Ok(Command::Read { range, whole }) => self.read(cookie, range, whole)?,
+                Ok(Command::Write { fua, .. }) if has_large_payload(&request) => {
+                    self.large_write(cookie, offset, request.len as usize, fua)?;
+                }
+                Ok(Command::Write { fua, .. }) => {
+                    self.small_write(cookie, offset, request.len as usize, fua)?;
+                }
+                Ok(Command::Control(control)) => self.control(cookie, control)?,
+                Ok(Command::Prefetch(range)) => self.prefetch(cookie, range)?,
+                Ok(Command::BlockStatus { range, only_first }) => {
+                    self.block_status(cookie, range, only_first)?;
+                }
+                Ok(Command::Disconnect) => break,
+                Err(errno) => self.refuse(&request, errno)?,
+            }
+        }
+        self.send_batch()
+    }
+
+    /// The next request, without its payload. `None` when the client has left, or is to be left.
+    fn next_request(&mut self) -> Result<Option<Request>, Interruption> {
+        if self.input.len() < REQUEST_BYTES {
+            self.send_batch()?;
+            if self.link.socket.is_draining() {
+                return Ok(None);
+            }
+            if self.export.uses_idle_processors() {
+                self.input.leave_processor();
+            }
+            if !self.input.wait_for(&self.link.socket, REQUEST_BYTES)? {
+                return Ok(None);
+            }
+        }
+        let Some(header) = self.input.bytes().first_chunk::<REQUEST_BYTES>() else {
+            return Ok(None);
+        };
+        let request = wire::decode_request(header)?;
+        self.input.consume(REQUEST_BYTES);
+        Ok(Some(request))
+    }
+
+    fn refuse(&mut self, request: &Request, errno: Errno) -> Result<(), Interruption> {
+        tracing::debug!(client = self.link.id, ?request, ?errno, "request refused");
+        if request.command == command::WRITE {
+            self.skip_payload(request.len as usize)?;
+        }
+        let header = match request.command {
+            command::READ | command::BLOCK_STATUS => {
+                self.link.chunk_error_header(request.cookie, errno)
+            }
+            _ => self.link.error_header(request.cookie, errno),
+        };
+        self.reply(&header)
+    }
+
+    fn skip_payload(&mut self, mut len: usize) -> Result<(), Interruption> {
+        loop {
+            let skipped = len.min(self.input.len());
+            self.input.consume(skipped);
+            len -= skipped;
+            if len == 0 {
+                return Ok(());
+            }
+            self.send_batch()?;
+            if !self.input.wait_for(&self.link.socket, 1)? {
+                return Err(Interruption::CutShort);
+            }
+        }
+    }
+
+    fn read(&mut self, cookie: u64, range: Range<u64>, whole: bool) -> Result<(), Interruption> {
+        let len = (range.end - range.start) as usize;
+        if len > SMALL_PAYLOAD_BYTES {
+            return self.large_read(cookie, range, whole);
+        }
+        self.make_room(len)?;
+        match self.read_to_slot(range.start, len, Wait::No) {
+            Err(Setback::WouldWait) => {}
+            done => return self.reply_to_read(cookie, range.start, len, done),
+        }
+        if let Some(buffer) = self.resources.pool.take(&self.share, len)
+            && self.link.queue.announce(HANDED_OVER_MAX)
+        {
+            self.submit(
+                cookie,
+                Work::Read {
+                    offset: range.start,
+                    buffer,
+                },
+            );
+            return Ok(());
+        }
+        self.send_batch()?;
+        let done = self.read_to_slot(range.start, len, Wait::Yes);
+        self.reply_to_read(cookie, range.start, len, done)
+    }
+
+    fn read_to_slot(&mut self, offset: u64, len: usize, wait: Wait) -> Result<(), Setback> {
+        if len == 0 {
+            return Ok(());
+        }
+        let slot = self.batch.slot(len);
+        self.link
+            .attempt("read", || self.export.read(offset, slot, wait))
+    }
+
+    fn reply_to_read(
+        &mut self,
+        cookie: u64,
+        offset: u64,
+        len: usize,
+        done: Result<(), Setback>,
+    ) -> Result<(), Interruption> {
+        match done {
+            Ok(()) => {
+                self.link.counters.add_read(len);
+                self.batch
+                    .push(self.link.read_header(cookie, offset, len).as_bytes(), len);
+                Ok(())
+            }
+            Err(Setback::Panicked) => Err(Interruption::Panicked),
+            Err(setback) => {
+                let header = self.link.chunk_error_header(cookie, setback.errno());
+                self.reply(&header)
+            }
+        }
+    }
+
+    fn large_read(
+        &mut self,
+        cookie: u64,
+        range: Range<u64>,
+        whole: bool,
+    ) -> Result<(), Interruption> {
+        let len = (range.end - range.start) as usize;
+        let offset = range.start;
+        let Some(mut buffer) = self.resources.pool.take(&self.share, len) else {
+            return self.read_piecewise(cookie, range, whole);
+        };
+        let mut done = self
+            .link
+            .attempt("read", || self.export.read(offset, &mut buffer, Wait::No));
+        if done == Err(Setback::WouldWait) {
+            if self.link.queue.announce(HANDED_OVER_MAX) {
+                self.submit(cookie, Work::Read { offset, buffer });
+                return Ok(());
+            }
+            self.send_batch()?;
+            done = self
+                .link
+                .attempt("read", || self.export.read(offset, &mut buffer, Wait::Yes));
+        }
+        if done.is_err() {
+            return self.reply_to_read(cookie, offset, len, done);
+        }
+        self.send_batch()?;
+        self.link.counters.add_read(len);
+        let header = self.link.read_header(cookie, offset, len);
+        self.send(&mut [IoSlice::new(header.as_bytes()), IoSlice::new(&buffer)])
+    }
+
+    /// A large read without a large buffer.
+    fn read_piecewise(
+        &mut self,
+        cookie: u64,
+        range: Range<u64>,
+        whole: bool,
+    ) -> Result<(), Interruption> {
+        self.send_batch()?;
+        if self.link.terms.structured_replies && !whole {
+            self.read_to_chunks(cookie, range)
+        } else {
+            self.read_to_one_reply(cookie, range)
+        }
+    }
+
+    /// Sends every piece as a chunk, so that a failure can be told at any point.
+    fn read_to_chunks(&mut self, cookie: u64, range: Range<u64>) -> Result<(), Interruption> {
+        let mut offset = range.start;
+        while offset < range.end {
+            let len = piece_bytes(offset, range.end);
+            let done = self.read_to_slot(offset, len, Wait::Yes);
+            if done.is_err() {
+                return self.reply_to_read(cookie, offset, len, done);
+            }
+            let last = offset + len as u64 == range.end;
+            let header = ReplyHeader::data(cookie, last, offset, len as u32);
+            self.link.counters.add_read(len);
+            self.batch.push(header.as_bytes(), len);
+            self.send_batch()?;
+            offset += len as u64;
+        }
+        Ok(())
+    }
+
+    /// Sends the header for everything with the first piece. If a later one fails, only the end of
+    /// the connection can tell the client. Nobody else may send before the last piece is out.
+    fn read_to_one_reply(&mut self, cookie: u64, range: Range<u64>) -> Result<(), Interruption> {
+        let reply_bytes = (range.end - range.start) as usize;
+        let mut offset = range.start;
+        let mut len = piece_bytes(offset, range.end);
+        let done = self.read_to_slot(offset, len, Wait::Yes);
+        if done.is_err() {
+            return self.reply_to_read(cookie, offset, len, done);
+        }
+        self.link.counters.add_read(reply_bytes);
+        self.batch.push(
+            self.link
+                .read_header(cookie, offset, reply_bytes)
+                .as_bytes(),
+            len,
+        );
+
+        let Self {
+            link,
+            export,
+            batch,
+            ..
+        } = self;
+        let mut failed = None;
+        let sent = link.queue.send_from_connection(link.socket.as_ref(), || {
+            loop {
+                batch.send(&link.socket)?;
+                batch.clear();
+                offset += len as u64;
+                if offset == range.end {
+                    return Ok(());
+                }
+                len = piece_bytes(offset, range.end);
+                let slot = batch.slot(len);
+                if let Err(setback) = link.attempt("read", || export.read(offset, slot, Wait::Yes))
+                {
+                    failed = Some(setback);
+                    return Err(io::ErrorKind::Other.into());
+                }
+                batch.push(&[], len);
+            }
+        });
+        match failed {
+            Some(Setback::Panicked) => return Err(Interruption::Panicked),
+            Some(_) => return Err(Interruption::ReplyCutOff),
+            None => sent?,
+        }
+        Ok(())
+    }
+
+    fn small_write(
+        &mut self,
+        cookie: u64,
+        offset: u64,
+        len: usize,
+        fua: bool,
+    ) -> Result<(), Interruption> {
+        if self.input.len() < len {
+            self.send_batch()?;
+            if !self.input.wait_for(&self.link.socket, len)? {
+                return Err(Interruption::CutShort);
+            }
+        }
+        let data = self.input.bytes().get(..len).unwrap_or_default();
+        let mut done = self.link.attempt("write", || match len {
+            0 => Ok(()),
+            _ => self.export.write(offset, data, Wait::No),
+        });
+        if done == Err(Setback::WouldWait) {
+            if let Some(mut buffer) = self.resources.pool.take(&self.share, len)
+                && self.link.queue.announce(HANDED_OVER_MAX)
+            {
+                self.input.move_to(&mut buffer);
+                self.submit(
+                    cookie,
+                    Work::Write {
+                        offset,
+                        buffer,
+                        fua,
+                    },
+                );
+                return Ok(());
+            }
+            self.send_batch()?;
+            let slot = self.batch.slot(len);
+            slot.copy_from_slice(self.input.bytes().get(..len).unwrap_or_default());
+            done = self
+                .link
+                .attempt_until_space("write", || self.export.write(offset, slot, Wait::Yes));
+        }
+        self.input.consume(len);
+        self.reply_to_write(cookie, len, fua, done)
+    }
+
+    fn reply_to_write(
+        &mut self,
+        cookie: u64,
+        len: usize,
+        fua: bool,
+        done: Result<(), Setback>,
+    ) -> Result<(), Interruption> {
+        if done.is_ok() {
+            self.link.counters.add_written(len);
+        }
+        match done {
+            // The data is where it belongs; what is left to do is a flush.
+            Ok(()) if fua => self.control(cookie, Control::Flush),
+            done => self.reply_plainly(cookie, done),
+        }
+    }
+
+    fn large_write(
+        &mut self,
+        cookie: u64,
+        offset: u64,
+        len: usize,
+        fua: bool,
+    ) -> Result<(), Interruption> {
+        let Some(mut buffer) = self.resources.pool.take(&self.share, len) else {
+            return self.write_piecewise(cookie, offset, len, fua);
+        };
+        self.receive_to(&mut buffer)?;
+        let mut done = self
+            .link
+            .attempt("write", || self.export.write(offset, &buffer, Wait::No));
+        if done == Err(Setback::WouldWait) {
+            if self.link.queue.announce(HANDED_OVER_MAX) {
+                self.submit(
+                    cookie,
+                    Work::Write {
+                        offset,
+                        buffer,
+                        fua,
+                    },
+                );
+                return Ok(());
+            }
+            done = self
+                .link
+                .attempt_until_space("write", || self.export.write(offset, &buffer, Wait::Yes));
+        }
+        self.reply_to_write(cookie, len, fua, done)
+    }
+
+    /// A large write without a large buffer. After a piece has failed, the rest is read over.
+    fn write_piecewise(
+        &mut self,
+        cookie: u64,
+        offset: u64,
+        len: usize,
+        fua: bool,
+    ) -> Result<(), Interruption> {
+        self.send_batch()?;
+        let end = offset + len as u64;
+        let mut at = offset;
+        while at < end {
+            let piece = piece_bytes(at, end);
+            let slot = self.batch.slot(piece);
+            let moved = self.input.move_to(slot);
+            self.link
+                .socket
+                .recv_exact(slot.get_mut(moved..).unwrap_or_default())?;
+            let done = self
+                .link
+                .attempt_until_space("write", || self.export.write(at, slot, Wait::Yes));
+            at += piece as u64;
+            match done {
+                Ok(()) => {}
+                Err(Setback::Panicked) => return Err(Interruption::Panicked),
+                failed => {
+                    self.skip_payload((end - at) as usize)?;
+                    return self.reply_plainly(cookie, failed);
+                }
+            }
+        }
+        self.reply_to_write(cookie, len, fua, Ok(()))
+    }
+
+    /// Fills `buffer` with payload: what is at hand is copied, the rest goes there directly.
+    fn receive_to(&mut self, buffer: &mut [u8]) -> Result<(), Interruption> {
+        self.send_batch()?;
+        let moved = self.input.move_to(buffer);
+        Ok(self
+            .link
+            .socket
+            .recv_exact(buffer.get_mut(moved..).unwrap_or_default())?)
+    }
+
+    fn control(&mut self, cookie: u64, control: Control) -> Result<(), Interruption> {
+        let name = control.name();
+        let export = Arc::clone(&self.export);
+        let tried = self
+            .link
+            .attempt(name, || control_without_waiting(export.as_ref(), control));
+        let rest = match tried {
+            Ok(Some(rest)) => rest,
+            Ok(None) => return self.reply_plainly(cookie, Ok(())),
+            Err(setback) => return self.reply_plainly(cookie, Err(setback)),
+        };
+        if self.link.queue.announce(HANDED_OVER_MAX) {
+            self.submit(cookie, Work::Control(rest));
+            return Ok(());
+        }
+        self.send_batch()?;
+        let done = self
+            .link
+            .attempt_until_space(name, || control_waiting(export.as_ref(), &rest));
+        self.reply_plainly(cookie, done)
+    }
+
+    /// Always waits, and so is handed over where that is possible.
+    fn prefetch(&mut self, cookie: u64, range: Range<u64>) -> Result<(), Interruption> {
+        let scratch = self.resources.pool.take(&self.share, SMALL_PAYLOAD_BYTES);
+        if let Some(scratch) = scratch
+            && self.link.queue.announce(HANDED_OVER_MAX)
+        {
+            self.submit(cookie, Work::Prefetch { range, scratch });
+            return Ok(());
+        }
+        self.send_batch()?;
+        let scratch = self.batch.slot(SMALL_PAYLOAD_BYTES);
+        let done = self
+            .link
+            .attempt("prefetch", || self.export.prefetch(range, scratch));
+        self.reply_plainly(cookie, done)
+    }
+
+    fn reply_plainly(
+        &mut self,
+        cookie: u64,
+        done: Result<(), Setback>,
+    ) -> Result<(), Interruption> {
+        let header = match done {
+            Ok(()) => ReplyHeader::simple(cookie, None),
+            Err(Setback::Panicked) => return Err(Interruption::Panicked),
+            Err(setback) => self.link.error_header(cookie, setback.errno()),
+        };
+        self.reply(&header)
+    }
+
+    fn block_status(
+        &mut self,
+        cookie: u64,
+        range: Range<u64>,
+        only_first: bool,
+    ) -> Result<(), Interruption> {
+        let asked = (cookie, range.clone(), only_first);
+        let mut done = self.ask_status(asked.clone(), Wait::No);
+        if done == Err(Setback::WouldWait) {
+            if self.link.queue.announce(HANDED_OVER_MAX) {
+                self.submit(cookie, Work::BlockStatus { range, only_first });
+                return Ok(());
+            }
+            self.send_batch()?;
+            done = self.ask_status(asked, Wait::Yes);
+        }
+        match done {
+            Ok(chunks) => {
+                self.make_room(chunks.len())?;
+                self.batch.slot(chunks.len()).copy_from_slice(&chunks);
+                self.batch.push(&[], chunks.len());
+                Ok(())
+            }
+            Err(Setback::Panicked) => Err(Interruption::Panicked),
+            Err(setback) => {
+                let header = self.link.chunk_error_header(cookie, setback.errno());
+                self.reply(&header)
+            }
+        }
+    }
+
+    fn ask_status(&self, asked: (u64, Range<u64>, bool), wait: Wait) -> Result<Vec<u8>, Setback> {
+        self.link.attempt("block status", || {
+            block_status(&self.link, self.export.as_ref(), asked, wait)
+        })
+    }
+
+    /// Hands over a request that has been announced.
+    fn submit(&mut self, cookie: u64, work: Work) {
+        self.input.leave_processor();
+        let link = Arc::clone(&self.link);
+        let export = Arc::clone(&self.export);
+        let request = HandedOver {
+            link,
+            export,
+            cookie,
+            work,
+            waiting: None,
+        };
+        submit_with_threads(&self.resources.workers, self.link.id, request);
+    }
+
+    fn reply(&mut self, header: &ReplyHeader) -> Result<(), Interruption> {
+        self.make_room(0)?;
+        self.batch.push(header.as_bytes(), 0);
+        Ok(())
+    }
+
+    fn make_room(&mut self, payload_bytes: usize) -> Result<(), Interruption> {
+        if self.batch.has_room(payload_bytes) {
+            Ok(())
+        } else {
+            self.send_batch()
+        }
+    }
+
+    fn send_batch(&mut self) -> Result<(), Interruption> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let Self { link, batch, .. } = self;
+        link.queue
+            .send_from_connection(link.socket.as_ref(), || batch.send(&link.socket))?;
+        batch.clear();
+        Ok(())
+    }
+
+    fn send(&self, slices: &mut [IoSlice<'_>]) -> Result<(), Interruption> {
+        let socket = self.link.socket.as_ref();
+        Ok(self
+            .link
+            .queue
+            .send_from_connection(socket, || socket.send_all(slices))?)
+    }
+}
+
+fn has_large_payload(request: &Request) -> bool {
+    request.command == command::WRITE && request.len as usize > SMALL_PAYLOAD_BYTES
+}
+
+/// How far to go from `offset` with the connection's own memory: to a boundary of device blocks,
+/// so that going on from there does not take the same block twice.
+fn piece_bytes(offset: u64, end: u64) -> usize {
+    let piece = SMALL_PAYLOAD_BYTES as u64;
+    ((end - offset).min(piece - offset % piece)) as usize
+}

@@ -1,0 +1,163 @@
+//! What a client has sent and the connection has not yet taken in.
+
+use crate::buffer::AlignedBuffer;
+use crate::limits::{INPUT_BYTES, INPUT_POLL_FAILURES_MAX, INPUT_POLL_TIME};
+use crate::socket::Socket;
+use crate::wire::REQUEST_BYTES;
+use std::io;
+
+/// After a large payload, the next one is expected to follow a single header: reading not much more
+/// than that leaves its bytes for the memory where they belong, instead of copying them there.
+const READ_AHEAD_OF_LARGE_PAYLOAD: usize = 8 * REQUEST_BYTES;
+
+/// Fewer bytes than this are moved to the front of the buffer whenever more are to be read, so that
+/// the read has the whole buffer for its room.
+const CHEAP_TO_MOVE_BYTES: usize = 4096;
+
+/// The connection's input buffer. One system call fetches as much as is there, so that a deep queue
+/// of small requests costs few calls.
+#[derive(Debug)]
+pub(crate) struct Input {
+    memory: AlignedBuffer,
+    begin: usize,
+    end: usize,
+    expects_large_payload: bool,
+    patience: Patience,
+}
+
+impl Input {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            memory: AlignedBuffer::new(INPUT_BYTES)?,
+            begin: 0,
+            end: 0,
+            expects_large_payload: false,
+            patience: Patience::default(),
+        })
+    }
+
+    /// The bytes at hand.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.memory.get(self.begin..self.end).unwrap_or_default()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.end - self.begin
+    }
+
+    /// Drops `len` bytes from the front, which are at hand.
+    pub(crate) fn consume(&mut self, len: usize) {
+        self.begin += len.min(self.len());
+        if self.begin == self.end {
+            self.begin = 0;
+            self.end = 0;
+        }
+    }
+
+    /// Says whether the request at hand has a payload that does not pass through this buffer.
+    pub(crate) fn expect_large_payload(&mut self, yes: bool) {
+        self.expects_large_payload = yes;
+    }
+
+    /// Others have work now: the next wait is without a look, which would only get into their way.
+    pub(crate) fn leave_processor(&mut self) {
+        self.patience.skipped = self.patience.skipped.max(1);
+    }
+
+    /// Waits until at least `len` bytes are at hand, which must fit. `false`: the stream ended.
+    pub(crate) fn wait_for(&mut self, socket: &Socket, len: usize) -> io::Result<bool> {
+        if self.len() >= len {
+            return Ok(true);
+        }
+        if self.len() < CHEAP_TO_MOVE_BYTES || self.memory.len() - self.begin < len {
+            self.memory.copy_within(self.begin..self.end, 0);
+            self.end -= self.begin;
+            self.begin = 0;
+        }
+        while self.len() < len {
+            let mut room_end = self.memory.len();
+            if self.expects_large_payload {
+                room_end = room_end.min(self.end + READ_AHEAD_OF_LARGE_PAYLOAD);
+            }
+            let room = self.memory.get_mut(self.end..room_end).unwrap_or_default();
+            let received = self.patience.recv(socket, room)?;
+            if received == 0 {
+                return Ok(false);
+            }
+            self.end += received;
+        }
+        Ok(true)
+    }
+
+    /// Moves the bytes at hand to the front of `target`, as many as fit; returns how many.
+    pub(crate) fn move_to(&mut self, target: &mut [u8]) -> usize {
+        let len = self.len().min(target.len());
+        if let (Some(target), Some(bytes)) = (target.get_mut(..len), self.bytes().get(..len)) {
+            target.copy_from_slice(bytes);
+        }
+        self.consume(len);
+        len
+    }
+}
+
+/// Whether to look for input before sleeping until it comes: only for clients for which that has
+/// turned out well lately.
+#[derive(Debug, Default)]
+struct Patience {
+    /// Vain looks in a row.
+    failures: u32,
+    /// Waits to come without a look.
+    skipped: u32,
+}
+
+impl Patience {
+    fn recv(&mut self, socket: &Socket, room: &mut [u8]) -> io::Result<usize> {
+        if self.looks() {
+            let found = socket.recv_within(room, INPUT_POLL_TIME)?;
+            self.looked(found.is_some());
+            if let Some(received) = found {
+                return Ok(received);
+            }
+        }
+        socket.recv(room)
+    }
+
+    fn looks(&mut self) -> bool {
+        let looks = self.skipped == 0;
+        self.skipped = self.skipped.saturating_sub(1);
+        looks
+    }
+
+    fn looked(&mut self, found: bool) {
+        self.failures = if found {
+            0
+        } else {
+            (self.failures + 1).min(INPUT_POLL_FAILURES_MAX)
+        };
+        self.skipped = if found { 0 } else { (1 << self.failures) - 1 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_is_lost_by_and_by_and_regained_at_once() {
+        let mut patience = Patience::default();
+        let mut waits_until_look = |found| {
+            let waits = (1..).find(|_| patience.looks());
+            patience.looked(found);
+            waits
+        };
+        assert_eq!(waits_until_look(false), Some(1));
+        assert_eq!(waits_until_look(false), Some(2));
+        assert_eq!(waits_until_look(false), Some(4));
+        for _ in 0..20 {
+            waits_until_look(false);
+        }
+        assert_eq!(waits_until_look(true), Some(1 << INPUT_POLL_FAILURES_MAX));
+        assert_eq!(waits_until_look(true), Some(1));
+        assert_eq!(waits_until_look(false), Some(1));
+    }
+}

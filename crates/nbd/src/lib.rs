@@ -1,0 +1,62 @@
+//! Block protocols for volumes: an NBD server, and what such servers need of a block device.
+//!
+//! A daemon implements [`Exports`], binds [`Listener`]s and starts a [`Server`]; volumes of the
+//! store are [`Export`]s already. Threads, no async: a request that can be answered from memory is
+//! answered on the thread that reads it from the socket.
+//!
+//! | module | what it is for, in reading order |
+//! | --- | --- |
+//! | `export` | the traits: a block device, and the daemon that owns them |
+//! | `volume` | a volume of the store as an export |
+//! | `server` | accepting connections, shutdown |
+//! | `listener` | unix sockets, TCP, socket activation |
+//! | `unix_socket` | a name with its permissions, on a full file system too |
+//! | `registry` | who is connected; cutting clients off |
+//! | `socket` | system calls on a connected socket |
+//! | [`wire`] | the protocol as bytes |
+//! | [`handshake`] | from the greeting to an attached export |
+//! | [`request`] | which requests are acceptable |
+//! | `connection` | the thread of a connection: reads requests and tries them at once |
+//! | `execution` | doing a request, here or on a worker |
+//! | `input`, `reply` | bytes on their way in and out |
+//! | `send_queue` | who sends on a socket, and when |
+//! | [`client`] | the other end, for loads and tests |
+//! | `buffer`, `workers` | what connections share: memory and threads that may wait |
+//! | `parking` | where requests wait for space, without a thread |
+//! | `log_limit` | what clients can make the log say |
+//! | `limits` | every bound, with its reason |
+
+mod buffer;
+pub mod client;
+mod connection;
+mod execution;
+mod export;
+pub mod handshake;
+mod input;
+mod limits;
+mod listener;
+mod log_limit;
+mod parking;
+mod registry;
+mod reply;
+pub mod request;
+mod send_queue;
+mod server;
+mod socket;
+mod sync;
+mod unix_socket;
+mod volume;
+pub mod wire;
+mod workers;
+
+pub use export::{
+    AttachError, Attached, Change, ChangedExtent, Changes, Export, ExportError, ExportSummary,
+    Exports, Extent, Failure, Peer, ZeroOptions,
+};
+pub use limits::{HANDSHAKES_MAX, PAYLOAD_BYTES_MAX, SMALL_PAYLOAD_BYTES};
+pub use listener::{ListenAddress, ListenError, ListenOptions, Listener};
+pub use onefold_store::Wait;
+pub use registry::{Client, Traffic};
+pub use server::{Server, ServerLimits, Shutdown};
+pub use unix_socket::{SocketName, lacks_space, listen_unix};
+pub use volume::VolumeChanges;

@@ -1,0 +1,164 @@
+//! From a decoded request to what the export is asked: everything that can be refused without
+//! looking at data is refused here.
+
+use crate::export::ZeroOptions;
+use crate::handshake::Terms;
+use crate::limits::PAYLOAD_BYTES_MAX;
+use crate::wire::{Errno, Request, command, command_flag};
+use std::ops::Range;
+
+/// A request that is acceptable to the export it is for. All ranges lie within the export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Send the range's content.
+    Read {
+        /// Which bytes.
+        range: Range<u64>,
+        /// Whether it must come in one chunk.
+        whole: bool,
+    },
+    /// Store the payload.
+    Write {
+        /// Where to.
+        range: Range<u64>,
+        /// Whether it must be durable before the reply.
+        fua: bool,
+    },
+    /// Something without data in either direction.
+    Control(Control),
+    /// Send the range's states.
+    BlockStatus {
+        /// Of what.
+        range: Range<u64>,
+        /// Whether only the first state is wanted.
+        only_first: bool,
+    },
+    /// Bring the range into memory; it is not empty.
+    Prefetch(Range<u64>),
+    /// Finish what is under way and close the connection.
+    Disconnect,
+}
+
+/// A request without data in either direction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Control {
+    /// Do nothing.
+    Nothing,
+    /// Make what was answered durable.
+    Flush,
+    /// Forget the range's content.
+    Trim {
+        /// Of what.
+        range: Range<u64>,
+        /// Whether it must be durable before the reply.
+        fua: bool,
+    },
+    /// Make the range zeros.
+    WriteZeroes {
+        /// Of what.
+        range: Range<u64>,
+        /// How.
+        options: ZeroOptions,
+        /// Whether it must be durable before the reply.
+        fua: bool,
+    },
+}
+
+/// Judges a request. The payload of a refused WRITE must still be read over.
+///
+/// Requests of no length are done at once: the specification leaves them undefined.
+pub fn admit(request: &Request, terms: &Terms) -> Result<Command, Errno> {
+    use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, REQ_ONE};
+    // A server that offers FUA has to bear it on every request: old clients send it so.
+    let allowed = FUA
+        | match request.command {
+            command::READ if terms.structured_replies => DF,
+            command::WRITE_ZEROES => NO_HOLE | FAST_ZERO,
+            command::BLOCK_STATUS => REQ_ONE,
+            _ => 0,
+        };
+    if request.flags & !allowed != 0 {
+        return Err(Errno::Inval);
+    }
+    let changes = matches!(
+        request.command,
+        command::WRITE | command::TRIM | command::WRITE_ZEROES
+    );
+    if changes && terms.read_only {
+        return Err(Errno::Perm);
+    }
+    let fua = request.flags & FUA != 0;
+    Ok(match request.command {
+        command::READ => {
+            payload_fits(request)?;
+            let range = range_within(request, terms, Errno::Inval)?;
+            Command::Read {
+                range,
+                whole: request.flags & DF != 0,
+            }
+        }
+        command::WRITE => {
+            payload_fits(request)?;
+            Command::Write {
+                range: range_within(request, terms, Errno::NoSpace)?,
+                fua,
+            }
+        }
+        command::DISC => Command::Disconnect,
+        command::FLUSH => Command::Control(Control::Flush),
+        command::TRIM => {
+            let range = range_within(request, terms, Errno::Inval)?;
+            control(range.clone(), Control::Trim { range, fua })
+        }
+        command::CACHE => {
+            let range = range_within(request, terms, Errno::Inval)?;
+            match range.is_empty() {
+                true => Command::Control(Control::Nothing),
+                false => Command::Prefetch(range),
+            }
+        }
+        command::WRITE_ZEROES => {
+            let range = range_within(request, terms, Errno::NoSpace)?;
+            let options = ZeroOptions {
+                fast_only: request.flags & FAST_ZERO != 0,
+                keep_allocated: request.flags & NO_HOLE != 0,
+            };
+            control(
+                range.clone(),
+                Control::WriteZeroes {
+                    range,
+                    options,
+                    fua,
+                },
+            )
+        }
+        command::BLOCK_STATUS if terms.has_context() && request.len > 0 => Command::BlockStatus {
+            range: range_within(request, terms, Errno::Inval)?,
+            only_first: request.flags & REQ_ONE != 0,
+        },
+        _ => return Err(Errno::Inval),
+    })
+}
+
+fn control(range: Range<u64>, control: Control) -> Command {
+    Command::Control(if range.is_empty() {
+        Control::Nothing
+    } else {
+        control
+    })
+}
+
+fn payload_fits(request: &Request) -> Result<(), Errno> {
+    if request.len > PAYLOAD_BYTES_MAX {
+        Err(Errno::Inval)
+    } else {
+        Ok(())
+    }
+}
+
+fn range_within(request: &Request, terms: &Terms, beyond: Errno) -> Result<Range<u64>, Errno> {
+    match request.offset.checked_add(u64::from(request.len)) {
+        Some(end) if end <= terms.size_bytes => Ok(request.offset..end),
+        _ => Err(beyond),
+    }
+}

@@ -1,0 +1,346 @@
+//! The server: accepts connections and gives each its thread, until it is shut down.
+
+use crate::buffer::BufferPool;
+use crate::connection::{self, Resources};
+use crate::execution::panic_text;
+use crate::export::Exports;
+use crate::handshake::negotiate;
+use crate::limits::{
+    ACCEPT_RETRY_PAUSE, ATTACHMENT_LINES_MAX, CONNECTION_BYTES, FAILURE_LINES_MAX,
+    HANDSHAKE_TIME_MAX, PLACE_RETRY_PAUSE, POOL_FRACTION_PER_CONNECTION,
+};
+use crate::listener::Listener;
+use crate::log_limit::LogLimit;
+use crate::parking::Parking;
+use crate::registry::{Client, RegisteringExports, Registration, Registry, Traffic};
+use crate::socket::Socket;
+use crate::workers::WorkerPool;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How much a server may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerLimits {
+    /// Memory for requests and replies of all connections together, in bytes. At most half of it
+    /// is for the fixed needs of connections, about 290 KiB each, which may lower the number of
+    /// connections; the rest is shared by large requests and those that wait for the disk.
+    pub memory_bytes: usize,
+    /// Attached clients at a time; more are refused, but for a device's first. Besides, there may be
+    /// [`crate::HANDSHAKES_MAX`] connections that have not chosen an export.
+    pub connections: usize,
+    /// Threads for requests that wait for the disk.
+    pub worker_threads: usize,
+}
+
+impl Default for ServerLimits {
+    fn default() -> Self {
+        Self {
+            memory_bytes: 192 << 20,
+            connections: 256,
+            worker_threads: 64,
+        }
+    }
+}
+
+/// An NBD server at work.
+pub struct Server {
+    registry: Arc<Registry>,
+    resources: Arc<Resources>,
+    /// Readable once no more connections are to be accepted.
+    stop: Arc<OwnedFd>,
+    acceptor: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// How a shutdown went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub struct Shutdown {
+    /// Connections that were cut off because they were not done in time.
+    pub cut_off: usize,
+    /// Whether no request is under way any more. If not, some wait for a disk that does not answer,
+    /// and their threads still hold their exports.
+    pub quiet: bool,
+}
+
+impl Server {
+    /// Begins to serve `exports` at `listeners`.
+    ///
+    /// # Errors
+    /// The system gives no thread or descriptor.
+    pub fn start(
+        listeners: Vec<Listener>,
+        exports: Arc<dyn Exports>,
+        limits: &ServerLimits,
+    ) -> io::Result<Self> {
+        let affordable = (limits.memory_bytes / 2 / CONNECTION_BYTES).max(1);
+        let connections = limits.connections.min(affordable);
+        let pool_bytes = limits
+            .memory_bytes
+            .saturating_sub(connections * CONNECTION_BYTES);
+        let registry = Registry::new(connections);
+        let resources = Arc::new(Resources {
+            pool: BufferPool::new(pool_bytes),
+            workers: WorkerPool::new(limits.worker_threads),
+            parking: Parking::new(),
+            refusals: LogLimit::new(1),
+            attachments: LogLimit::new(ATTACHMENT_LINES_MAX),
+            failures: Arc::new(LogLimit::new(FAILURE_LINES_MAX)),
+            share_bytes: pool_bytes / POOL_FRACTION_PER_CONNECTION,
+        });
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let acceptor = Acceptor {
+            listeners,
+            exports,
+            registry: Arc::clone(&registry),
+            resources: Arc::clone(&resources),
+            stop: Arc::clone(&stop),
+        };
+        let thread = thread::Builder::new()
+            .name("nbd-accept".to_owned())
+            .spawn(move || acceptor.run())?;
+        Ok(Self {
+            registry,
+            resources,
+            stop,
+            acceptor: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// The clients that are attached to an export, in the order in which they came.
+    pub fn clients(&self) -> Vec<Client> {
+        self.registry.clients()
+    }
+
+    /// What all clients have done since the start.
+    pub fn traffic(&self) -> Traffic {
+        self.registry.traffic()
+    }
+
+    /// How many requests wait until their device has space.
+    pub fn requests_waiting_for_space(&self) -> usize {
+        self.resources.parking.waiting()
+    }
+
+    /// The most memory, in bytes, that shared request buffers have taken so far.
+    pub fn shared_memory_peak_bytes(&self) -> usize {
+        self.resources.pool.bytes_peak()
+    }
+
+    /// Cuts off all clients of an export, and waits until their last request has ended. Returns how
+    /// many there were. It keeps nobody from attaching again: let [`Exports::attach`] refuse first.
+    ///
+    /// # Errors
+    /// The number of clients that still have requests under way after `time_max`.
+    pub fn disconnect(&self, export: &str, time_max: Duration) -> Result<usize, usize> {
+        match self.registry.disconnect(export, time_max) {
+            (cut_off, 0) => Ok(cut_off),
+            (_, remaining) => Err(remaining),
+        }
+    }
+
+    /// Stops: accepts nobody any more, lets every client finish what it has sent, and after
+    /// `time_max` cuts off who has not finished. Files of unix sockets are removed.
+    pub fn shutdown(&self, time_max: Duration) -> Shutdown {
+        let started = Instant::now();
+        self.stop_accepting();
+        self.registry.drain();
+        let mut cut_off = 0;
+        let mut quiet = self.registry.wait_until_empty(time_max);
+        if !quiet {
+            cut_off = self.registry.close();
+            // What is cut off still has to be told by the system, which takes no disk.
+            let grace = Duration::from_secs(1).max(time_max.saturating_sub(started.elapsed()));
+            quiet = self.registry.wait_until_empty(grace);
+        }
+        if quiet {
+            self.resources.workers.close();
+        }
+        Shutdown { cut_off, quiet }
+    }
+
+    fn stop_accepting(&self) {
+        // It fails only when the counter is about to overflow, and is readable then all the same.
+        let _ = rustix::io::write(&*self.stop, &[1; 8]);
+        let acceptor = self
+            .acceptor
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = acceptor {
+            // A panic there has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.shutdown(Duration::ZERO);
+    }
+}
+
+/// What the accepting thread has.
+struct Acceptor {
+    listeners: Vec<Listener>,
+    exports: Arc<dyn Exports>,
+    registry: Arc<Registry>,
+    resources: Arc<Resources>,
+    stop: Arc<OwnedFd>,
+}
+
+impl Acceptor {
+    fn run(self) {
+        let mut polled: Vec<PollFd<'_>> = vec![PollFd::from_borrowed_fd(
+            std::os::fd::AsFd::as_fd(&*self.stop),
+            PollFlags::IN,
+        )];
+        polled.extend(
+            self.listeners
+                .iter()
+                .map(|listener| PollFd::new(listener, PollFlags::IN)),
+        );
+        loop {
+            if !self.registry.make_room() {
+                // Who comes meanwhile waits to be accepted.
+                if self.stops_within(PLACE_RETRY_PAUSE) {
+                    return;
+                }
+                continue;
+            }
+            if let Err(error) = poll(&mut polled, None)
+                && error != rustix::io::Errno::INTR
+            {
+                tracing::error!(%error, "cannot wait for connections");
+                thread::sleep(ACCEPT_RETRY_PAUSE);
+                continue;
+            }
+            let mut ready = polled.iter().map(|fd| !fd.revents().is_empty());
+            if ready.next() == Some(true) {
+                return;
+            }
+            for (listener, ready) in self.listeners.iter().zip(ready) {
+                if ready {
+                    self.accept_from(listener);
+                }
+            }
+        }
+    }
+
+    fn accept_from(&self, listener: &Listener) {
+        match listener.accept() {
+            Ok(Some(socket)) => self.admit(socket),
+            Ok(None) => {}
+            Err(error) => {
+                self.resources.refusals.line(|left_out| {
+                    let address = listener.address();
+                    tracing::error!(left_out, %error, "cannot accept a connection at {address}");
+                });
+                self.registry.give_up_one();
+                self.stops_within(ACCEPT_RETRY_PAUSE);
+            }
+        }
+    }
+
+    /// Waits; returns whether the server stops.
+    fn stops_within(&self, time: Duration) -> bool {
+        let mut polled = [PollFd::new(&*self.stop, PollFlags::IN)];
+        let time = Timespec::try_from(time).unwrap_or_default();
+        poll(&mut polled, Some(&time)).is_ok_and(|ready| ready > 0)
+    }
+
+    fn admit(&self, socket: Socket) {
+        let socket = Arc::new(socket);
+        let peer = socket.peer();
+        let Ok(registration) = self.registry.register(Arc::clone(&socket)) else {
+            return;
+        };
+        let exports = Arc::clone(&self.exports);
+        let resources = Arc::clone(&self.resources);
+        let name = format!("nbd-client-{}", registration.id());
+        let started = thread::Builder::new().name(name).spawn(move || {
+            run_connection(&registration, &socket, exports.as_ref(), &resources);
+        });
+        if let Err(error) = started {
+            self.resources.refusals.line(|left_out| {
+                tracing::error!(left_out, %error, "no thread for {peer}, whose connection is closed");
+            });
+        }
+    }
+}
+
+/// The life of a connection's thread.
+fn run_connection(
+    registration: &Registration,
+    socket: &Arc<Socket>,
+    exports: &dyn Exports,
+    resources: &Resources,
+) {
+    let id = registration.id();
+    let peer = socket.peer();
+    let serve = AssertUnwindSafe(|| serve(registration, socket, exports, resources));
+    if let Err(panic) = catch_unwind(serve) {
+        let text = panic_text(panic.as_ref());
+        tracing::error!(client = id, "the connection of {peer} panicked: {text}");
+        socket.close();
+    }
+}
+
+fn serve(
+    registration: &Registration,
+    socket: &Arc<Socket>,
+    exports: &dyn Exports,
+    resources: &Resources,
+) {
+    let id = registration.id();
+    let peer = socket.peer();
+    let offered = RegisteringExports {
+        exports,
+        registration,
+        refusals: &resources.refusals,
+    };
+    let mut stream = socket.with_deadline(HANDSHAKE_TIME_MAX);
+    let session = match negotiate(&mut stream, &offered, &peer) {
+        Ok(Some(session)) => session,
+        Ok(None) => return,
+        Err(error) => {
+            tracing::debug!(client = id, "no session with {peer}: {error}");
+            return;
+        }
+    };
+    let export = session.name.clone();
+    if let Err(error) = socket.without_deadline() {
+        resources.refusals.line(|left_out| {
+            tracing::warn!(client = id, left_out, %error, "cannot serve {peer}");
+        });
+        return;
+    }
+    resources.attachments.line(|left_out| {
+        tracing::info!(
+            client = id,
+            left_out,
+            "{peer} attached to export {export:?}"
+        );
+    });
+    let counters = registration.counters();
+    match connection::serve(id, Arc::clone(socket), session, counters, resources) {
+        Ok(()) => resources.attachments.line(|left_out| {
+            tracing::info!(
+                client = id,
+                left_out,
+                "{peer} detached from export {export:?}"
+            );
+        }),
+        Err(error) => resources.refusals.line(|left_out| {
+            tracing::warn!(
+                client = id,
+                left_out,
+                "{peer} lost export {export:?}: {error}"
+            );
+        }),
+    }
+}

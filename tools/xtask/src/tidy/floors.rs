@@ -1,0 +1,154 @@
+//! The house of floors: a crate uses only floors below its own.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+/// Each crate's floor. A new crate gets its line here with its first working test.
+const FLOORS: &[(&str, u8)] = &[
+    ("onefold-format", 1),
+    ("onefold-image", 1),
+    ("onefold-engine", 2),
+    ("onefold-index", 3),
+    ("onefold-store", 4),
+    ("onefold-nbd", 5),
+    ("onefold-jobs", 5),
+    ("onefold-analyze", 5),
+    ("onefold-backup", 5),
+    ("onefold", 6),
+];
+
+/// Tools round the house: they may use every floor, and no floor may use them.
+const OUTSIDE: &[&str] = &["onefold-model", "xtask"];
+
+/// Words that say nothing about what a crate is for.
+const EMPTY_WORDS: &[&str] = &[
+    "common", "util", "utils", "helper", "helpers", "manager", "misc", "shared",
+];
+
+fn floor(name: &str) -> Option<u8> {
+    FLOORS
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, floor)| *floor)
+}
+
+/// Looks at every arrow between the workspace's crates; dev- and build-dependencies too.
+pub(super) fn faults(metadata: &Value) -> Result<Vec<String>> {
+    let packages = metadata
+        .get("packages")
+        .and_then(Value::as_array)
+        .context("no packages")?;
+    let mut faults = Vec::new();
+    for package in packages {
+        let name = package
+            .get("name")
+            .and_then(Value::as_str)
+            .context("a crate has no name")?;
+        faults.extend(name_fault(name));
+        if floor(name).is_none() && !OUTSIDE.contains(&name) {
+            faults.push(format!(
+                "crate {name} has no floor: give it one in xtask's tidy/floors.rs"
+            ));
+        }
+        let dependencies = package.get("dependencies").and_then(Value::as_array);
+        for dependency in dependencies.context("a crate has no list of dependencies")? {
+            // Crates of the workspace are the ones with a path.
+            if dependency.get("path").and_then(Value::as_str).is_none() {
+                continue;
+            }
+            let used = dependency.get("name").and_then(Value::as_str);
+            faults.extend(arrow_fault(name, used.context("a dependency has no name")?));
+        }
+    }
+    Ok(faults)
+}
+
+fn name_fault(name: &str) -> Option<String> {
+    let word = name
+        .split(['-', '_'])
+        .find(|word| EMPTY_WORDS.contains(word))?;
+    Some(format!(
+        "crate {name}: '{word}' says nothing; name it after what it does"
+    ))
+}
+
+fn arrow_fault(user: &str, used: &str) -> Option<String> {
+    // A crate may be its own dev-dependency: that is how its tests switch its features on.
+    if user == used {
+        return None;
+    }
+    if OUTSIDE.contains(&used) {
+        return Some(format!("{user} uses {used}, which is outside the house"));
+    }
+    if OUTSIDE.contains(&user) {
+        return None;
+    }
+    let (user_floor, used_floor) = (floor(user)?, floor(used)?);
+    (used_floor >= user_floor).then(|| {
+        format!("{user} (floor {user_floor}) uses {used} (floor {used_floor}): arrows point down")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata(arrows: &[(&str, &str, Option<&str>)]) -> Value {
+        let packages: Vec<Value> = arrows
+            .iter()
+            .map(|(user, used, kind)| {
+                serde_json::json!({"name": user, "dependencies": [
+                    {"name": used, "path": "somewhere", "kind": kind},
+                    {"name": "serde", "kind": null},
+                ]})
+            })
+            .collect();
+        serde_json::json!({ "packages": packages })
+    }
+
+    fn faults_of(arrow: (&str, &str, Option<&str>)) -> Vec<String> {
+        faults(&metadata(&[arrow])).unwrap()
+    }
+
+    #[test]
+    fn arrows_that_point_down_are_fine() {
+        assert!(faults_of(("onefold-store", "onefold-format", None)).is_empty());
+        assert!(faults_of(("onefold", "onefold-nbd", None)).is_empty());
+        assert!(faults_of(("xtask", "onefold-store", None)).is_empty());
+        assert!(faults_of(("onefold-engine", "onefold-engine", Some("dev"))).is_empty());
+    }
+
+    #[test]
+    fn arrows_up_and_sideways_are_faults_of_every_kind() {
+        for kind in [None, Some("dev"), Some("build")] {
+            assert_eq!(
+                faults_of(("onefold-engine", "onefold-store", kind)).len(),
+                1
+            );
+            assert_eq!(faults_of(("onefold-nbd", "onefold-jobs", kind)).len(), 1);
+        }
+    }
+
+    #[test]
+    fn nothing_may_use_the_tools() {
+        assert_eq!(
+            faults_of(("onefold-store", "onefold-model", Some("dev"))).len(),
+            1
+        );
+        assert_eq!(faults_of(("xtask", "onefold-model", None)).len(), 1);
+    }
+
+    #[test]
+    fn unknown_crates_and_empty_names_are_faults() {
+        assert_eq!(
+            faults_of(("onefold-attic", "onefold-format", None)).len(),
+            1
+        );
+        // No floor, and an empty name.
+        assert_eq!(
+            faults_of(("onefold-common", "onefold-format", None)).len(),
+            2
+        );
+        assert!(name_fault("onefold-utility").is_none());
+    }
+}
