@@ -1,13 +1,18 @@
 //! `cargo xtask tidy`: the rules of the house that a program can check.
 //!
 //! Fails on: an arrow between crates that does not point down, a crate with no place in the
-//! house, a name that says nothing; a cited step that the document does not have; a format
-//! without its page or a page without its format; a path of somebody's machine.
-//! Prints without failing: long functions and long files.
+//! house, a name that says nothing; files of a crate that import each other beyond its limit; a
+//! largest file or a number of long functions that grew; a cited step that the document does not
+//! have; a format without its page or a page without its format; a path of somebody's machine.
+//! A limit that is looser than what is measured fails too, so that it only goes down.
+//! Prints without failing: the sizes of crates, files and functions, and which are long.
 
 mod citations;
+mod crates;
+mod cycles;
 mod floors;
 mod format_pages;
+mod measures;
 mod paths;
 mod sizes;
 
@@ -18,6 +23,9 @@ use anyhow::{Context, Result, bail};
 use crate::command::Cmd;
 use crate::packages;
 use crate::workspace::Workspace;
+
+use crates::Parsed;
+use sizes::Sizes;
 
 /// A text file of the repository.
 struct SourceFile {
@@ -42,9 +50,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     faults.extend(citations::faults(&files));
     faults.extend(format_pages::faults(&files));
     faults.extend(paths::faults(&files, std::env::var("HOME").ok().as_deref()));
-    for remark in sizes::remarks(&files, &mut faults) {
+    let parsed = crates::parse(&files, &mut faults);
+    for remark in sizes::remarks(&parsed) {
         println!("{remark}");
     }
+    measure(&parsed, &mut faults);
     for fault in &faults {
         eprintln!("tidy: {fault}");
     }
@@ -55,6 +65,30 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         }
         count => bail!("tidy found {count} faults"),
     }
+}
+
+/// Prints how large everything is and which files import each other.
+fn measure(parsed: &[Parsed], faults: &mut Vec<String>) {
+    let crates = crates::crates(parsed, faults);
+    for krate in &crates {
+        let cycle = cycles::largest(krate);
+        if !cycle.is_empty() {
+            let (name, shown) = (&krate.name, cycles::shown(&cycle));
+            println!("{name}: {} files import each other: {shown}", cycle.len());
+        }
+        faults.extend(cycles::fault(&krate.name, &cycle));
+    }
+    let of = |is_product: bool| -> Vec<Sizes> {
+        let wanted = crates.iter().filter(|krate| krate.is_product == is_product);
+        wanted.map(Sizes::of).collect()
+    };
+    let (product, tools) = (of(true), of(false));
+    let total = Sizes::sum("product", &product);
+    let rows: Vec<&Sizes> = product.iter().chain([&total]).chain(&tools).collect();
+    for line in sizes::table(&rows) {
+        println!("{line}");
+    }
+    faults.extend(sizes::faults(&total));
 }
 
 /// What git tracks, and what it would track if it were added.

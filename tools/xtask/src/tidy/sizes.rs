@@ -1,112 +1,220 @@
-//! Long functions and files, for the reviewer: printed, not forbidden, because a table or a
-//! decision in one piece can be clearer than its parts.
+//! How large crates, files and functions are: a table for the reviewer, and two numbers that may
+//! only go down. Single long functions are no faults, because a table or a decision in one piece
+//! can be clearer than its parts.
 
-use proc_macro2::Span;
-use syn::spanned::Spanned;
-use syn::visit::{self, Visit};
+use super::crates::{Crate, Parsed};
+use super::cycles;
+use super::measures::{self, Measures};
 
-use super::SourceFile;
-
+/// A function with more lines is long.
 const FUNCTION_LINES_MAX: usize = 70;
 
-/// Without the tests at a file's end.
+/// A file with more lines is remarked.
 const FILE_LINES_MAX: usize = 800;
 
-/// One line for each function and file that is too long. A file that is not Rust is a fault.
-pub(super) fn remarks(files: &[SourceFile], faults: &mut Vec<String>) -> Vec<String> {
+/// Lines of the product's largest file. May only go down.
+const LARGEST_FILE: usize = 874;
+
+/// The product's long functions. May only go down.
+const LONG_FUNCTIONS: usize = 10;
+
+/// One line for each function and file that is too long, those of tests included.
+pub(super) fn remarks(parsed: &[Parsed]) -> Vec<String> {
     let mut remarks = Vec::new();
-    for file in files.iter().filter(|file| file.is_rust()) {
-        let place = file.path.display();
-        let parsed = match syn::parse_file(&file.text) {
-            Ok(parsed) => parsed,
-            Err(error) => {
-                faults.push(format!("{place}: does not parse: {error}"));
-                continue;
-            }
-        };
-        let lines = lines_before_tests(&parsed, &file.text);
-        if lines > FILE_LINES_MAX {
-            remarks.push(format!("{place}: {lines} lines before its tests"));
+    for parsed in parsed {
+        let place = parsed.file.path.display();
+        let measures = measures::of(parsed);
+        if measures.lines > FILE_LINES_MAX {
+            remarks.push(format!("{place}: {} lines without tests", measures.lines));
         }
-        let mut functions = Functions { long: Vec::new() };
-        functions.visit_file(&parsed);
-        for (name, line, lines) in functions.long {
-            remarks.push(format!("{place}:{line}: function {name} has {lines} lines"));
+        for long in measures
+            .functions
+            .iter()
+            .filter(|of| of.lines > FUNCTION_LINES_MAX)
+        {
+            remarks.push(format!(
+                "{place}:{}: function {} has {} lines",
+                long.line, long.name, long.lines
+            ));
         }
     }
     remarks
 }
 
-fn lines_before_tests(file: &syn::File, text: &str) -> usize {
-    let tests = file.items.iter().find_map(|item| match item {
-        syn::Item::Mod(module) if is_test_only(&module.attrs) => Some(module.span()),
-        _ => None,
-    });
-    match tests {
-        Some(span) => span.start().line.saturating_sub(1),
-        None => text.lines().count(),
-    }
+/// The numbers of a crate, or of several.
+#[derive(Default)]
+pub(super) struct Sizes {
+    name: String,
+    /// Lines of each file.
+    files: Vec<usize>,
+    /// Lines of each function.
+    functions: Vec<usize>,
+    comment_lines: usize,
+    public: usize,
+    undocumented: usize,
+    crate_wide: usize,
+    /// Files of the largest import cycle.
+    cycle: usize,
 }
 
-fn is_test_only(attributes: &[syn::Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        attribute.path().is_ident("cfg")
-            && attribute
-                .parse_args::<syn::Ident>()
-                .is_ok_and(|condition| condition == "test")
-    })
-}
-
-struct Functions {
-    /// Name, line and length.
-    long: Vec<(String, usize, usize)>,
-}
-
-impl Functions {
-    fn look_at(&mut self, signature: &syn::Signature, body: Span) {
-        let first = signature.span().start().line;
-        let lines = body.end().line + 1 - first;
-        if lines > FUNCTION_LINES_MAX {
-            self.long.push((signature.ident.to_string(), first, lines));
+impl Sizes {
+    pub(super) fn of(krate: &Crate) -> Sizes {
+        let mut sizes = Sizes {
+            name: krate.name.clone(),
+            cycle: cycles::largest(krate).len(),
+            ..Sizes::default()
+        };
+        for file in &krate.files {
+            sizes.add_file(&measures::of(file));
         }
+        sizes
+    }
+
+    /// All of these together.
+    pub(super) fn sum(name: &str, parts: &[Sizes]) -> Sizes {
+        let mut sum = Sizes {
+            name: name.to_owned(),
+            ..Sizes::default()
+        };
+        for part in parts {
+            sum.files.extend(&part.files);
+            sum.functions.extend(&part.functions);
+            sum.comment_lines += part.comment_lines;
+            sum.public += part.public;
+            sum.undocumented += part.undocumented;
+            sum.crate_wide += part.crate_wide;
+            sum.cycle = sum.cycle.max(part.cycle);
+        }
+        sum
+    }
+
+    fn add_file(&mut self, measures: &Measures) {
+        self.files.push(measures.lines);
+        let functions = measures.functions.iter().map(|function| function.lines);
+        self.functions.extend(functions);
+        self.comment_lines += measures.comment_lines;
+        self.public += measures.public;
+        self.undocumented += measures.undocumented;
+        self.crate_wide += measures.crate_wide;
+    }
+
+    fn lines(&self) -> usize {
+        self.files.iter().sum()
+    }
+
+    fn long_functions(&self) -> usize {
+        let long = self
+            .functions
+            .iter()
+            .filter(|lines| **lines > FUNCTION_LINES_MAX);
+        long.count()
+    }
+
+    fn row(&self) -> [String; COLUMNS.len()] {
+        let long = percent(self.long_functions(), self.functions.len());
+        [
+            self.name.clone(),
+            self.lines().to_string(),
+            spread(&self.files),
+            spread(&self.functions),
+            format!("{} ({long:.1} %)", self.long_functions()),
+            format!("{:.0} %", percent(self.comment_lines, self.lines())),
+            format!("{} ({})", self.public, self.undocumented),
+            self.crate_wide.to_string(),
+            self.cycle.to_string(),
+        ]
     }
 }
 
-impl<'ast> Visit<'ast> for Functions {
-    fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
-        if !is_test_only(&module.attrs) {
-            visit::visit_item_mod(self, module);
+const COLUMNS: [&str; 9] = [
+    "without tests",
+    "lines",
+    "file med/p90/max",
+    "function med/p90/max",
+    "> 70 lines",
+    "comments",
+    "pub (undoc.)",
+    "pub(crate)",
+    "cycle",
+];
+
+/// A line for each row, in columns as wide as they have to be.
+pub(super) fn table(rows: &[&Sizes]) -> Vec<String> {
+    let mut cells = vec![COLUMNS.map(str::to_owned)];
+    cells.extend(rows.iter().map(|row| row.row()));
+    let width = |column: usize| {
+        let widths = cells.iter().map(|row| row[column].chars().count());
+        widths.max().unwrap_or(0)
+    };
+    let widths: [usize; COLUMNS.len()] = std::array::from_fn(width);
+    let line = |row: &[String; COLUMNS.len()]| {
+        let mut line = format!("{:<width$}", row[0], width = widths[0]);
+        for (cell, width) in row.iter().zip(widths).skip(1) {
+            line.push_str(&format!("  {cell:>width$}"));
         }
-    }
+        line
+    };
+    cells.iter().map(line).collect()
+}
 
-    fn visit_item_fn(&mut self, function: &'ast syn::ItemFn) {
-        self.look_at(&function.sig, function.block.span());
-        visit::visit_item_fn(self, function);
-    }
+/// Where the product has grown beyond a limit, or a limit is looser than what is measured.
+pub(super) fn faults(product: &Sizes) -> Vec<String> {
+    let largest = product.files.iter().copied().max().unwrap_or(0);
+    let limits = [
+        (
+            "the largest file, in lines",
+            largest,
+            "LARGEST_FILE",
+            LARGEST_FILE,
+        ),
+        (
+            "long functions",
+            product.long_functions(),
+            "LONG_FUNCTIONS",
+            LONG_FUNCTIONS,
+        ),
+    ];
+    let faults = limits
+        .into_iter()
+        .filter_map(|(what, measured, name, limit)| {
+            if measured > limit {
+                return Some(format!("{what}: {measured}, and {limit} is the limit"));
+            }
+            (measured < limit).then(|| {
+                format!(
+                    "{what}: {measured}, so {name} in tidy/sizes.rs can be lowered from {limit}"
+                )
+            })
+        });
+    faults.collect()
+}
 
-    fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
-        self.look_at(&function.sig, function.block.span());
-        visit::visit_impl_item_fn(self, function);
-    }
+fn percent(part: usize, whole: usize) -> f64 {
+    100.0 * part as f64 / whole.max(1) as f64
+}
 
-    fn visit_trait_item_fn(&mut self, function: &'ast syn::TraitItemFn) {
-        if let Some(body) = &function.default {
-            self.look_at(&function.sig, body.span());
-        }
-        visit::visit_trait_item_fn(self, function);
-    }
+/// Median, ninetieth percentile and maximum.
+fn spread(numbers: &[usize]) -> String {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    let at = |percent: usize| {
+        let rank = (sorted.len() * percent).div_ceil(100);
+        sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)
+    };
+    format!("{} / {} / {}", at(50), at(90), at(100))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::file;
+    use super::super::{crates, file};
     use super::*;
 
     fn remarks_of(text: &str) -> Vec<String> {
         let mut faults = Vec::new();
-        let remarks = remarks(&[file("a.rs", text)], &mut faults);
+        let files = [file("a.rs", text)];
+        let parsed = crates::parse(&files, &mut faults);
         assert!(faults.is_empty(), "{faults:?}");
-        remarks
+        remarks(&parsed)
     }
 
     fn function(name: &str, lines: usize) -> String {
@@ -118,22 +226,12 @@ mod tests {
         assert!(remarks_of(&function("f", FUNCTION_LINES_MAX)).is_empty());
         let found = remarks_of(&format!("\n{}", function("f", FUNCTION_LINES_MAX + 1)));
         assert_eq!(found, ["a.rs:2: function f has 71 lines"]);
-    }
-
-    #[test]
-    fn methods_and_nested_functions_count_and_tests_do_not() {
         let long = function("g", 80);
-        assert_eq!(
-            remarks_of(&format!("struct S;\nimpl S {{\n{long}}}\n")).len(),
-            1
-        );
-        assert_eq!(remarks_of(&format!("trait T {{\n{long}}}\n")).len(), 1);
-        assert_eq!(remarks_of(&format!("fn f() {{\n{long}}}\n")).len(), 2);
         assert!(remarks_of(&format!("#[cfg(test)]\nmod tests {{\n{long}}}\n")).is_empty());
     }
 
     #[test]
-    fn a_file_counts_until_its_tests() {
+    fn a_file_counts_without_its_tests() {
         let body = "const A: u8 = 0;\n".repeat(FILE_LINES_MAX);
         let tests = "#[cfg(test)]\nmod tests {\n}\n";
         assert!(remarks_of(&format!("{body}{tests}")).is_empty());
@@ -143,9 +241,55 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_does_not_parse_is_a_fault() {
+    fn a_row_has_the_numbers_of_all_files() {
+        let files = [
+            file("crates/a/src/lib.rs", "mod b;\n/// It.\npub fn f() {\n}\n"),
+            file(
+                "crates/a/src/b.rs",
+                &format!("pub(crate) {}", function("g", 71)),
+            ),
+            file("crates/a/tests/t.rs", "not counted"),
+        ];
         let mut faults = Vec::new();
-        remarks(&[file("a.rs", "fn (")], &mut faults);
-        assert_eq!(faults.len(), 1);
+        let parsed = crates::parse(&files[..2], &mut faults);
+        let crates = crates::crates(&parsed, &mut faults);
+        let sizes = Sizes::of(&crates[0]);
+        let row = [
+            "a",
+            "75",
+            "4 / 71 / 71",
+            "2 / 71 / 71",
+            "1 (50.0 %)",
+            "1 %",
+            "1 (0)",
+            "1",
+            "0",
+        ];
+        assert_eq!(sizes.row(), row);
+        let total = Sizes::sum("all", &[Sizes::of(&crates[0]), sizes]);
+        assert_eq!(total.row()[1..3], ["150", "4 / 71 / 71"]);
+        let lines = table(&[&total]);
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0].len(), lines[1].len());
+    }
+
+    #[test]
+    fn percentiles_are_of_numbers_that_occur() {
+        assert_eq!(spread(&[]), "0 / 0 / 0");
+        assert_eq!(spread(&[7]), "7 / 7 / 7");
+        assert_eq!(spread(&(1..=10).collect::<Vec<_>>()), "5 / 9 / 10");
+    }
+
+    #[test]
+    fn limits_hold_exactly() {
+        let product = |largest: usize, long: usize| Sizes {
+            files: vec![1, largest],
+            functions: vec![FUNCTION_LINES_MAX + 1; long],
+            ..Sizes::default()
+        };
+        assert!(faults(&product(LARGEST_FILE, LONG_FUNCTIONS)).is_empty());
+        for (largest, long) in [(1, 0), (LARGEST_FILE + 1, LONG_FUNCTIONS + 1)] {
+            assert_eq!(faults(&product(largest, long)).len(), 2);
+        }
     }
 }

@@ -1,0 +1,377 @@
+//! Import cycles between the files of a crate.
+//!
+//! File A imports file B where product code in A names something that B defines, by `use` or by a
+//! path from `crate`, `self` or `super`. Re-exports are followed to the definition. A `mod`
+//! declaration, a re-export, and a path `child::name` in the parent of `child` are the tree of
+//! modules and no imports. Files that import each other in a circle can only be understood and
+//! tested together, so the largest circle of a crate is limited.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+
+use super::crates::{self, Crate, Found};
+
+/// The largest cycle that a crate may have.
+const LIMIT: usize = 6;
+
+/// Crates that have a larger one. The number may only go down.
+const RATCHET: &[(&str, usize)] = &[("engine", 8), ("index", 11), ("store", 21), ("xtask", 11)];
+
+/// The files of the crate's largest cycle; none if no two files import each other.
+pub(super) fn largest<'a>(krate: &'a Crate) -> Vec<&'a Path> {
+    let edges = imports(krate);
+    let components = components(krate.files.len(), &edges);
+    let largest = components
+        .into_iter()
+        .filter(|files| files.len() > 1)
+        .max_by_key(Vec::len);
+    let mut paths: Vec<&Path> = largest
+        .unwrap_or_default()
+        .into_iter()
+        .map(|file| krate.files[file].file.path.as_path())
+        .collect();
+    paths.sort_unstable();
+    paths
+}
+
+/// A cycle above its crate's limit, and a limit above the cycle.
+pub(super) fn fault(krate: &str, cycle: &[&Path]) -> Option<String> {
+    let known = RATCHET.iter().find(|(name, _)| *name == krate);
+    let limit = known.map_or(LIMIT, |(_, limit)| *limit);
+    let measured = cycle.len();
+    if measured > limit {
+        return Some(format!(
+            "crate {krate}: {measured} files import each other, and {limit} is the limit: {}",
+            shown(cycle)
+        ));
+    }
+    (known.is_some() && measured < limit).then(|| {
+        format!(
+            "crate {krate}: the limit of its import cycles is {limit}, and {measured} is measured: \
+             lower it in tidy/cycles.rs, or take it out where {LIMIT} is enough"
+        )
+    })
+}
+
+/// For the reader: the crate's files, without what all have in common.
+pub(super) fn shown(cycle: &[&Path]) -> String {
+    let name = |path: &&Path| {
+        let path = path.iter().skip_while(|part| *part != "src").skip(1);
+        path.collect::<std::path::PathBuf>().display().to_string()
+    };
+    cycle.iter().map(name).collect::<Vec<_>>().join(" ")
+}
+
+/// Which file imports which.
+fn imports(krate: &Crate) -> BTreeSet<(usize, usize)> {
+    let mut edges = BTreeSet::new();
+    for (id, module) in krate.modules.iter().enumerate() {
+        let mut paths = Paths {
+            krate,
+            module: id,
+            edges: &mut edges,
+        };
+        for import in module.imports().iter().filter(|import| !import.is_reexport) {
+            paths.import(&import.path);
+        }
+        for item in module.items {
+            // Those of the module itself are seen above, as names that paths may begin with.
+            if !matches!(item, syn::Item::Use(_)) {
+                paths.visit_item(item);
+            }
+        }
+    }
+    edges
+}
+
+struct Paths<'a> {
+    krate: &'a Crate<'a>,
+    module: usize,
+    edges: &'a mut BTreeSet<(usize, usize)>,
+}
+
+impl Paths<'_> {
+    fn import(&mut self, path: &[String]) {
+        match self.krate.follow(self.module, path) {
+            Some(Found::Module(module)) => self.edge(self.krate.modules[module].file),
+            Some(Found::Item(file)) => self.edge(file),
+            None => {}
+        }
+    }
+
+    fn edge(&mut self, to: usize) {
+        let from = self.krate.modules[self.module].file;
+        if from != to {
+            self.edges.insert((from, to));
+        }
+    }
+
+    /// A path in code. What other paths begin with was imported by a `use`, or is a child.
+    fn path(&mut self, path: &[String]) {
+        let first = path.first().map_or("", String::as_str);
+        if ["crate", "self", "super"].contains(&first) || self.is_reexported(path) {
+            self.import(path);
+        }
+    }
+
+    /// Whether this is a name that the module re-exports, and so uses itself.
+    fn is_reexported(&self, path: &[String]) -> bool {
+        let module = &self.krate.modules[self.module];
+        let mut reexports = module.imports().iter().filter(|import| import.is_reexport);
+        path.len() == 1 && reexports.any(|import| import.name == path.first().cloned())
+    }
+
+    /// What a macro or an attribute is given is no syntax tree; paths in it are found as names
+    /// joined by `::`.
+    fn tokens(&mut self, tokens: TokenStream) {
+        let mut path: Vec<String> = Vec::new();
+        let mut colons = 0;
+        for token in tokens {
+            match token {
+                TokenTree::Ident(name) => {
+                    if colons != 2 {
+                        self.end_of_path(&mut path);
+                    }
+                    path.push(name.to_string());
+                    colons = 0;
+                }
+                TokenTree::Punct(mark) if mark.as_char() == ':' => colons += 1,
+                TokenTree::Group(group) => {
+                    self.end_of_path(&mut path);
+                    self.tokens(group.stream());
+                }
+                TokenTree::Punct(_) | TokenTree::Literal(_) => {
+                    self.end_of_path(&mut path);
+                    colons = 0;
+                }
+            }
+        }
+        self.end_of_path(&mut path);
+    }
+
+    fn end_of_path(&mut self, path: &mut Vec<String>) {
+        if path.len() > 1 {
+            self.path(path);
+        }
+        path.clear();
+    }
+}
+
+impl<'ast> Visit<'ast> for Paths<'_> {
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        // A module's items are visited as that module's.
+        if !matches!(item, syn::Item::Mod(_)) && !crates::is_test_only(crates::attributes(item)) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        // In a function.
+        for import in crates::leaves(item) {
+            self.import(&import.path);
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
+        if !crates::is_test_only(&function.attrs) {
+            visit::visit_impl_item_fn(self, function);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        if path.leading_colon.is_none() {
+            let names = path
+                .segments
+                .iter()
+                .map(|segment| segment.ident.to_string());
+            self.path(&names.collect::<Vec<_>>());
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        self.tokens(call.tokens.clone());
+        visit::visit_macro(self, call);
+    }
+
+    fn visit_meta_list(&mut self, list: &'ast syn::MetaList) {
+        self.tokens(list.tokens.clone());
+        visit::visit_meta_list(self, list);
+    }
+}
+
+/// Tarjan's strongly connected components.
+fn components(nodes: usize, edges: &BTreeSet<(usize, usize)>) -> Vec<Vec<usize>> {
+    let mut search = Search {
+        edges,
+        next: 0,
+        order: vec![None; nodes],
+        lowest: vec![0; nodes],
+        stack: Vec::new(),
+        found: Vec::new(),
+    };
+    for node in 0..nodes {
+        if search.order[node].is_none() {
+            search.visit(node);
+        }
+    }
+    search.found
+}
+
+struct Search<'a> {
+    edges: &'a BTreeSet<(usize, usize)>,
+    next: usize,
+    /// When each node was visited.
+    order: Vec<Option<usize>>,
+    /// The earliest node on the stack that each one reaches.
+    lowest: Vec<usize>,
+    stack: Vec<usize>,
+    found: Vec<Vec<usize>>,
+}
+
+impl Search<'_> {
+    fn visit(&mut self, node: usize) {
+        let order = self.next;
+        self.next += 1;
+        self.order[node] = Some(order);
+        self.lowest[node] = order;
+        self.stack.push(node);
+        for (_, to) in self.edges.range((node, 0)..(node + 1, 0)) {
+            match self.order[*to] {
+                None => {
+                    self.visit(*to);
+                    self.lowest[node] = self.lowest[node].min(self.lowest[*to]);
+                }
+                Some(reached) if self.stack.contains(to) => {
+                    self.lowest[node] = self.lowest[node].min(reached);
+                }
+                Some(_) => {}
+            }
+        }
+        if self.lowest[node] == order {
+            let at = self.stack.iter().position(|on| *on == node).unwrap_or(0);
+            self.found.push(self.stack.split_off(at));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{SourceFile, file};
+    use super::*;
+
+    fn largest_of(files: &[(&str, &str)]) -> String {
+        let files: Vec<SourceFile> = files
+            .iter()
+            .map(|(path, text)| file(&format!("crates/a/src/{path}"), text))
+            .collect();
+        let mut faults = Vec::new();
+        let parsed = crates::parse(&files, &mut faults);
+        let crates = crates::crates(&parsed, &mut faults);
+        assert!(faults.is_empty(), "{faults:?}");
+        shown(&largest(&crates[0]))
+    }
+
+    #[test]
+    fn components_are_what_reaches_itself() {
+        let edges = BTreeSet::from([(0, 1), (1, 2), (2, 0), (2, 3), (3, 4), (4, 3), (5, 0)]);
+        let mut found = components(6, &edges);
+        for component in &mut found {
+            component.sort_unstable();
+        }
+        found.sort();
+        assert_eq!(found, [vec![0, 1, 2], vec![3, 4], vec![5]]);
+    }
+
+    #[test]
+    fn a_parent_that_only_declares_its_children_is_in_no_cycle() {
+        let files = [
+            ("lib.rs", "mod b; mod c; pub use b::B; pub struct L;"),
+            ("b.rs", "use crate::L; use crate::C; pub struct B(L);"),
+            ("c.rs", "use super::L; pub struct C;"),
+        ];
+        assert_eq!(largest_of(&files), "");
+    }
+
+    #[test]
+    fn uses_paths_macros_and_attributes_are_imports() {
+        let ways = [
+            "use crate::c::C;",
+            "use super::{c::{self}};",
+            "fn f() { use crate::c::*; }",
+            "fn f() -> super::c::C { todo!() }",
+            "fn f() { println!(\"{:?}\", &[crate::c::C]); }",
+            "#[arg(value_parser = crate::c::C)] struct S;",
+            "use crate::Facade;",
+            "fn f(c: <crate::c::C as Clone>::X) {}",
+        ];
+        for way in ways {
+            let files = [
+                ("lib.rs", "mod b; mod c; pub use c::C as Facade;"),
+                ("b.rs", way),
+                ("c.rs", "use crate::b; pub struct C;"),
+            ];
+            assert_eq!(largest_of(&files), "b.rs c.rs", "{way}");
+        }
+    }
+
+    #[test]
+    fn tests_names_and_other_crates_are_no_imports() {
+        let ways = [
+            "#[cfg(test)] mod tests { use crate::c::C; }",
+            "#[cfg(test)] use crate::c::C;",
+            "struct S; impl S { #[cfg(test)] fn f() { crate::c::g() } }",
+            "use ::c::C;",
+            "use other::c::C;",
+            "fn f(c: u8) -> u8 { c }",
+            "/// Not [`crate::c::C`].\nstruct S;",
+        ];
+        for way in ways {
+            let files = [
+                ("lib.rs", "mod b; mod c;"),
+                ("b.rs", way),
+                ("c.rs", "use crate::b; pub struct C;"),
+            ];
+            assert_eq!(largest_of(&files), "", "{way}");
+        }
+    }
+
+    #[test]
+    fn a_reexport_is_an_import_where_its_own_file_uses_the_name() {
+        let child = ("b.rs", "use super::L; pub struct B;");
+        let facade = ("lib.rs", "mod b; pub use b::B; pub struct L;");
+        assert_eq!(largest_of(&[facade, child]), "");
+        let user = ("lib.rs", "mod b; pub use b::B; pub struct L(B);");
+        assert_eq!(largest_of(&[user, child]), "b.rs lib.rs");
+    }
+
+    #[test]
+    fn a_parent_may_reach_into_its_children() {
+        let child = ("b.rs", "use super::L; pub struct B;");
+        let parent = ("lib.rs", "mod b; pub struct L(b::B);");
+        assert_eq!(largest_of(&[parent, child]), "");
+        let importer = ("lib.rs", "mod b; use b::B; pub struct L(B);");
+        assert_eq!(largest_of(&[importer, child]), "b.rs lib.rs");
+    }
+
+    #[test]
+    fn a_cycle_may_not_grow_and_a_limit_may_not_be_loose() {
+        let path = Path::new("crates/a/src/b.rs");
+        assert!(fault("a", &[path; LIMIT]).is_none());
+        assert!(fault("a", &[]).is_none());
+        assert!(fault("a", &[path; LIMIT + 1]).unwrap().contains("b.rs"));
+        for (name, limit) in RATCHET {
+            assert!(*limit > LIMIT);
+            assert!(fault(name, &vec![path; *limit]).is_none());
+            assert!(fault(name, &vec![path; limit + 1]).is_some());
+            assert!(
+                fault(name, &vec![path; limit - 1])
+                    .unwrap()
+                    .contains("lower it")
+            );
+        }
+    }
+}
