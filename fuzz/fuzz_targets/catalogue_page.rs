@@ -68,7 +68,7 @@ fn volume() -> VolumeRecord {
         reservation_bytes: 1 << 29,
         counts: LayerCounts {
             private: 3,
-            kept: 2,
+            unshareable: 2,
             shared: 1,
         },
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use onefold_nbd::handshake::negotiate;
 use onefold_nbd::{
-    AttachError, Attached, Export, ExportError, ExportSummary, Exports, Extent, Peer, Wait,
+    AttachError, Attached, Export, ExportError, ExportSummary, Exports, Extent, Peer, Blocking,
     ZeroOptions,
 };
 
@@ -52,22 +52,22 @@ impl Export for Untouched {
     fn read_only(&self) -> bool {
         self.read_only
     }
-    fn read(&self, _: u64, _: &mut [u8], _: Wait) -> Result<(), ExportError> {
+    fn read(&self, _: u64, _: &mut [u8], _: Blocking) -> Result<(), ExportError> {
         panic!("a read in the handshake")
     }
-    fn write(&self, _: u64, _: &[u8], _: Wait) -> Result<(), ExportError> {
+    fn write(&self, _: u64, _: &[u8], _: Blocking) -> Result<(), ExportError> {
         panic!("a write in the handshake")
     }
     fn flush(&self) -> Result<(), ExportError> {
         panic!("a flush in the handshake")
     }
-    fn trim(&self, _: Range<u64>, _: Wait) -> Result<(), ExportError> {
+    fn trim(&self, _: Range<u64>, _: Blocking) -> Result<(), ExportError> {
         panic!("a trim in the handshake")
     }
-    fn write_zeroes(&self, _: Range<u64>, _: ZeroOptions, _: Wait) -> Result<(), ExportError> {
+    fn write_zeroes(&self, _: Range<u64>, _: ZeroOptions, _: Blocking) -> Result<(), ExportError> {
         panic!("zeroes in the handshake")
     }
-    fn extents(&self, _: Range<u64>, _: usize, _: Wait) -> Result<Vec<Extent>, ExportError> {
+    fn extents(&self, _: Range<u64>, _: usize, _: Blocking) -> Result<Vec<Extent>, ExportError> {
         panic!("block states in the handshake")
     }
     fn prefetch(&self, _: Range<u64>, _: &mut [u8]) -> Result<(), ExportError> {

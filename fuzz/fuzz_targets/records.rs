@@ -103,7 +103,7 @@ fn volume(recipe: &Recipe) -> [u8; 256] {
     bytes
 }
 
-/// Absent, zero, private, kept private, shared, or anything.
+/// Absent, zero, private, unshareable, shared, or anything.
 fn entry(number: u64) -> [u8; 8] {
     let address = (number >> 8) >> (number % 56);
     match number % 8 {

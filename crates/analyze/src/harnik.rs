@@ -28,7 +28,7 @@ use crate::trace::each_fingerprint;
 use crate::walk::{Found, Met, Problem, Survey, walk};
 use crate::worker::{fingerprint_key, is_zero};
 
-/// Rounds of drawing, each for what the last ones were short of.
+/// Passes of drawing, each for what the last ones were short of.
 const ROUNDS: u32 = 8;
 
 /// Bytes drawn in all, for each that is wanted: where nearly all are zeros, the sample stays smaller,

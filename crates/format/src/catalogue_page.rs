@@ -18,7 +18,7 @@
 //!          59 reserved  u8
 //!          60 interval  u32     seconds, 1 to 86400
 //!          64 private   u64     entries of the live layer that are private
-//!          72 kept      u64     that are kept private
+//!          72 unshareable  u64  private for good
 //!          80 shared    u64     that are shared
 //!          88 cache     u64     bytes of the hash cache, 0 to 2^40
 //!          96 below     u64     the layer below, or 0
@@ -97,7 +97,7 @@ pub struct LayerCounts {
     /// Private ones, which the finder has still to look at.
     pub private: u64,
     /// Those that stay private for good.
-    pub kept: u64,
+    pub unshareable: u64,
     /// Shared ones.
     pub shared: u64,
 }
@@ -131,7 +131,7 @@ pub struct VolumeRecord {
     pub domain_name: String,
     /// Whether bytes are compared before two blocks are made one.
     pub verify: bool,
-    /// Rounds of the finder that a block must not be rewritten in before it is published, 1 to
+    /// Passes of the finder that a block must not be rewritten in before it is published, 1 to
     /// [`ROUNDS_MAX`].
     pub rounds: u8,
     /// Time between two rounds, in seconds, 1 to [`INTERVAL_SECONDS_MAX`].
@@ -336,7 +336,7 @@ fn domain_at(bytes: &[u8]) -> Result<DomainId, FormatError> {
 impl LayerCounts {
     fn put(&self, bytes: &mut [u8], at: usize) {
         put(bytes, at, &self.private.to_le_bytes());
-        put(bytes, at + 8, &self.kept.to_le_bytes());
+        put(bytes, at + 8, &self.unshareable.to_le_bytes());
         put(bytes, at + 16, &self.shared.to_le_bytes());
     }
 
@@ -345,7 +345,7 @@ impl LayerCounts {
     fn at(bytes: &[u8], map: &TreeRoot, size_bytes: u64) -> Result<Self, FormatError> {
         let counts = Self {
             private: u64_at(bytes, 64),
-            kept: u64_at(bytes, 72),
+            unshareable: u64_at(bytes, 72),
             shared: u64_at(bytes, 80),
         };
         let most = map
@@ -353,7 +353,7 @@ impl LayerCounts {
             .map_or(0, |_| size_bytes / u64::from(BLOCK_SIZES[0]));
         let sum = counts
             .private
-            .saturating_add(counts.kept)
+            .saturating_add(counts.unshareable)
             .saturating_add(counts.shared);
         if sum > most {
             return Err(FormatError::Field {

@@ -3,13 +3,13 @@
 //! ```text
 //! bits  0..40  PBA                     zero unless private or shared
 //!      40..43  state                   0 absent, 1 zero, 2 private, 3 shared
-//!      43..44  kept private            private for good: never offered to the finder again
+//!      43..44  unshareable             private for good: never offered to the finder again
 //!      44..48  codec                   0 as it is
 //!      48..56  stored length           0 the whole block
 //! ```
 //!
 //! Codec and stored length are not written by this version, which refuses them, as it refuses the
-//! kept-private bit beside any state but private.
+//! unshareable bit beside any state but private.
 
 use crate::error::FormatError;
 use crate::units::{PBA_END, Pba, is_run};
@@ -29,7 +29,7 @@ const STATE_ZERO: u64 = 1;
 const STATE_PRIVATE: u64 = 2;
 const STATE_SHARED: u64 = 3;
 /// The private state together with the bit above the state.
-const STATE_KEPT: u64 = STATE_PRIVATE | 1 << 3;
+const STATE_UNSHAREABLE: u64 = STATE_PRIVATE | 1 << 3;
 
 /// What a layer says of one block.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -46,7 +46,7 @@ pub enum State {
     Private(Pba),
     /// As private, but never published: its bytes differ from those of a block with the same
     /// fingerprint.
-    Kept(Pba),
+    Unshareable(Pba),
     /// The block is published, or about to be: nobody writes it any more.
     Shared(Pba),
 }
@@ -74,8 +74,8 @@ impl Entry {
     ///
     /// As [`Entry::private`].
     #[must_use]
-    pub fn kept(pba: Pba) -> Self {
-        Self::of_block(STATE_KEPT, pba)
+    pub fn unshareable(pba: Pba) -> Self {
+        Self::of_block(STATE_UNSHAREABLE, pba)
     }
 
     /// A block that other entries may name as well.
@@ -99,7 +99,7 @@ impl Entry {
         let pba = Pba(self.0 & (PBA_END - 1));
         match self.0 >> STATE_SHIFT {
             STATE_PRIVATE => State::Private(pba),
-            STATE_KEPT => State::Kept(pba),
+            STATE_UNSHAREABLE => State::Unshareable(pba),
             STATE_SHARED => State::Shared(pba),
             STATE_ZERO => State::Zero,
             _ => State::Absent,
@@ -110,7 +110,7 @@ impl Entry {
     #[must_use]
     pub fn pba(self) -> Option<Pba> {
         match self.state() {
-            State::Private(pba) | State::Kept(pba) | State::Shared(pba) => Some(pba),
+            State::Private(pba) | State::Unshareable(pba) | State::Shared(pba) => Some(pba),
             State::Absent | State::Zero => None,
         }
     }
@@ -119,7 +119,7 @@ impl Entry {
     #[must_use]
     pub fn own_pba(self) -> Option<Pba> {
         match self.state() {
-            State::Private(pba) | State::Kept(pba) => Some(pba),
+            State::Private(pba) | State::Unshareable(pba) => Some(pba),
             State::Shared(_) | State::Absent | State::Zero => None,
         }
     }
@@ -150,7 +150,7 @@ impl Entry {
         let pba = bits & (PBA_END - 1);
         let possible = match bits >> STATE_SHIFT {
             0 | STATE_ZERO => pba == 0,
-            STATE_PRIVATE | STATE_KEPT | STATE_SHARED => pba != 0,
+            STATE_PRIVATE | STATE_UNSHAREABLE | STATE_SHARED => pba != 0,
             _ => false,
         };
         if possible {

@@ -1,10 +1,10 @@
 //! The thread that goes through all maps now and then, to say what each volume holds alone.
 
-use crate::board::{Board, WorkerKind};
 use crate::foreground::Foreground;
 use crate::limits::{ACCOUNTING_SHARE_FLOOR, ACCOUNTING_SLICE, FIRST_ACCOUNTING, POLL_INTERVAL};
 use crate::pacing::Pacer;
-use crate::rounds::retry_pause;
+use crate::passes::retry_pause;
+use crate::registry::{JobRegistry, WorkerKind};
 use onefold_store::Store;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use std::time::{Duration, Instant};
 /// Runs until the board says stop.
 pub(crate) fn run(
     store: &Arc<Store>,
-    board: &Arc<Board>,
+    registry: &Arc<JobRegistry>,
     latency_budget: Duration,
     interval: Duration,
 ) {
     let pacer = Pacer::new(latency_budget, ACCOUNTING_SHARE_FLOOR);
-    let mut foreground = Foreground::new(store, board, WorkerKind::Accountant, pacer);
+    let mut foreground = Foreground::new(store, registry, WorkerKind::Accountant, pacer);
     let mut due = Instant::now() + FIRST_ACCOUNTING.min(interval);
     let mut failures = 0;
-    while !board.is_stopping() {
+    while !registry.is_stopping() {
         foreground.was_idle();
-        if Instant::now() < due || !board.begin_accounting() {
-            board.sleep(POLL_INTERVAL.min(interval));
+        if Instant::now() < due || !registry.begin_accounting() {
+            registry.sleep(POLL_INTERVAL.min(interval));
             continue;
         }
-        match go_through(store, board, &mut foreground) {
+        match go_through(store, registry, &mut foreground) {
             Ok(is_complete) => {
                 failures = 0;
-                board.accounted(is_complete);
+                registry.accounted(is_complete);
                 // One that was paused begins again when it may.
                 due = Instant::now()
                     + if is_complete {
@@ -41,8 +41,8 @@ pub(crate) fn run(
             }
             Err(error) => {
                 failures += 1;
-                board.accounting_failed(&error);
-                board.sleep(retry_pause(failures));
+                registry.accounting_failed(&error);
+                registry.sleep(retry_pause(failures));
             }
         }
     }
@@ -50,7 +50,7 @@ pub(crate) fn run(
 
 fn go_through(
     store: &Store,
-    board: &Board,
+    registry: &JobRegistry,
     foreground: &mut Foreground,
 ) -> onefold_store::Result<bool> {
     let mut began = Instant::now();
@@ -60,7 +60,7 @@ fn go_through(
             foreground.rest_after(worked);
             began = Instant::now();
         }
-        match board.may_account() {
+        match registry.may_account() {
             true => ControlFlow::Continue(()),
             false => ControlFlow::Break(()),
         }

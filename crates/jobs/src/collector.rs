@@ -1,14 +1,14 @@
 //! The thread that gives up what deleted volumes and snapshots hold and releases what was given up,
 //! after it has made sure that the index can be trusted.
 
-use crate::board::{Board, WorkerKind};
 use crate::foreground::Foreground;
 use crate::limits::{
     COLLECT_INTERVAL, COLLECTOR_SHARE_FLOOR, DELETION_SHARE_FLOOR, DELETION_SHARE_MAX,
     GIVE_BACK_BYTES, GIVE_BACK_PAUSE, POLL_INTERVAL,
 };
 use crate::pacing::Pacer;
-use crate::rounds::retry_pause;
+use crate::passes::retry_pause;
+use crate::registry::{JobRegistry, WorkerKind};
 use crate::shrink::{Shrunk, shrink_now};
 use onefold_store::{COLLECT_BATCH_BLOCKS, Store, StoreErrorKind};
 use std::ops::ControlFlow;
@@ -16,40 +16,40 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Runs until the board says stop.
-pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Duration) {
+pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budget: Duration) {
     let pacer = Pacer::new(latency_budget, COLLECTOR_SHARE_FLOOR);
-    let mut foreground = Foreground::new(store, board, WorkerKind::Collector, pacer);
+    let mut foreground = Foreground::new(store, registry, WorkerKind::Collector, pacer);
     let pacer = Pacer::new(latency_budget, DELETION_SHARE_FLOOR).at_most(DELETION_SHARE_MAX);
-    let mut deletions = Foreground::new(store, board, WorkerKind::Collector, pacer);
-    rebuild_index(store, board, &mut foreground);
+    let mut deletions = Foreground::new(store, registry, WorkerKind::Collector, pacer);
+    rebuild_index(store, registry, &mut foreground);
     let mut failures = 0;
     let mut retry = Instant::now();
-    while !board.is_stopping() {
-        let deletes = delete(store, board, &mut deletions, &mut retry);
+    while !registry.is_stopping() {
+        let deletes = delete(store, registry, &mut deletions, &mut retry);
         let has_batch = is_batch_whole(store);
-        if (deletes && !has_batch) || !board.begin_collect() {
+        if (deletes && !has_batch) || !registry.begin_collect() {
             if !deletes {
-                board.wait(POLL_INTERVAL);
+                registry.wait(POLL_INTERVAL);
             }
             continue;
         }
-        finish_shrinking(store, board, &mut foreground);
+        finish_shrinking(store, registry, &mut foreground);
         let began = Instant::now();
         match store.collect_batch() {
             Ok(report) => {
                 failures = 0;
-                board.collected(&report, store.block_size());
+                registry.collected(&report, store.block_size());
                 foreground.rest_after(began.elapsed());
-                let_gather(store, board, &mut foreground);
+                let_gather(store, registry, &mut foreground);
                 deletions.was_idle();
             }
             Err(error) => {
                 failures += 1;
-                board.collect_failed(&error);
-                board.sleep(retry_pause(failures));
+                registry.collect_failed(&error);
+                registry.sleep(retry_pause(failures));
                 // A repair that did not get to its end leaves an index to be counted again.
                 if error.kind() == StoreErrorKind::Busy {
-                    rebuild_index(store, board, &mut foreground);
+                    rebuild_index(store, registry, &mut foreground);
                 }
             }
         }
@@ -58,16 +58,21 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
 
 /// Does a little of what deletions have left to do. Returns whether there is more. Deletions that
 /// failed are tried again once no other is left, and not before `retry`.
-fn delete(store: &Store, board: &Board, foreground: &mut Foreground, retry: &mut Instant) -> bool {
+fn delete(
+    store: &Store,
+    registry: &JobRegistry,
+    foreground: &mut Foreground,
+    retry: &mut Instant,
+) -> bool {
     let Some(failures) = store.next_deletion_failures() else {
         return false;
     };
-    if (failures > 0 && Instant::now() < *retry) || !board.begin_delete() {
+    if (failures > 0 && Instant::now() < *retry) || !registry.begin_delete() {
         return false;
     }
     let began = Instant::now();
     let done = store.deletion_step();
-    board.deleted(&done, store.block_size());
+    registry.deleted(&done, store.block_size());
     match done {
         Ok(blocks) => {
             foreground.rest_after(began.elapsed());
@@ -87,7 +92,7 @@ fn is_batch_whole(store: &Store) -> bool {
 }
 
 /// Goes on with making the pool smaller where a stop cut that short.
-fn finish_shrinking(store: &Store, board: &Board, foreground: &mut Foreground) {
+fn finish_shrinking(store: &Store, registry: &JobRegistry, foreground: &mut Foreground) {
     if !matches!(store.shrinking_to(), Ok(Some(_))) {
         return;
     }
@@ -95,7 +100,7 @@ fn finish_shrinking(store: &Store, board: &Board, foreground: &mut Foreground) {
     let shrunk = shrink_now(store, &mut |_, _| {
         foreground.rest_after(began.elapsed());
         began = Instant::now();
-        match board.begin_collect() {
+        match registry.begin_collect() {
             true => ControlFlow::Continue(()),
             false => ControlFlow::Break(()),
         }
@@ -107,35 +112,35 @@ fn finish_shrinking(store: &Store, board: &Board, foreground: &mut Foreground) {
         ),
         Err(error) => {
             tracing::error!(%error, "making the pool smaller failed");
-            board.sleep(retry_pause(1));
+            registry.sleep(retry_pause(1));
         }
     }
 }
 
 /// A batch costs the disk as much however little is in it, so it waits until it is whole or has
 /// waited for long enough.
-fn let_gather(store: &Store, board: &Board, foreground: &mut Foreground) {
+fn let_gather(store: &Store, registry: &JobRegistry, foreground: &mut Foreground) {
     let began = Instant::now();
-    while !board.is_stopping()
+    while !registry.is_stopping()
         && began.elapsed() < COLLECT_INTERVAL
         && !is_batch_whole(store)
-        && !board.may_delete_now(store)
+        && !registry.may_delete_now(store)
     {
-        give_back(store, board, foreground, Instant::now() + POLL_INTERVAL);
+        give_back(store, registry, foreground, Instant::now() + POLL_INTERVAL);
         foreground.was_idle();
     }
 }
 
 /// Until then gives free space back to the host, a little at a time while guests are busy: a hole
 /// in the pool's file keeps all writes waiting while it is made.
-fn give_back(store: &Store, board: &Board, foreground: &mut Foreground, until: Instant) {
+fn give_back(store: &Store, registry: &JobRegistry, foreground: &mut Foreground, until: Instant) {
     let left = || until.saturating_duration_since(Instant::now());
-    while !left().is_zero() && !board.is_stopping() && board.begin_collect() {
+    while !left().is_zero() && !registry.is_stopping() && registry.begin_collect() {
         let more = store.give_back(GIVE_BACK_BYTES);
-        board.gave_back();
+        registry.gave_back();
         match more {
             Ok(true) if foreground.guests_are_idle() => {}
-            Ok(true) => board.sleep(GIVE_BACK_PAUSE.min(left())),
+            Ok(true) => registry.sleep(GIVE_BACK_PAUSE.min(left())),
             Ok(false) => break,
             Err(error) => {
                 tracing::error!(%error, "giving space back to the host failed");
@@ -144,26 +149,26 @@ fn give_back(store: &Store, board: &Board, foreground: &mut Foreground, until: I
         }
         foreground.was_idle();
     }
-    board.sleep(left());
+    registry.sleep(left());
 }
 
 /// Until it has worked, neither thread does anything else.
-fn rebuild_index(store: &Store, board: &Board, foreground: &mut Foreground) {
+fn rebuild_index(store: &Store, registry: &JobRegistry, foreground: &mut Foreground) {
     let block_size = store.block_size();
     let mut failures = 0;
-    while !board.is_stopping() {
+    while !registry.is_stopping() {
         let mut began = Instant::now();
         let rebuilt = store.rebuild_index_if_needed(&mut |done_blocks, all_blocks| {
-            board.rebuilding(done_blocks, all_blocks, block_size);
+            registry.rebuilding(done_blocks, all_blocks, block_size);
             foreground.rest_after(began.elapsed());
             began = Instant::now();
         });
         match rebuilt {
-            Ok(_) => return board.set_index_ready(),
+            Ok(_) => return registry.set_index_ready(),
             Err(error) => {
                 failures += 1;
-                board.rebuild_failed(&error);
-                board.sleep(retry_pause(failures));
+                registry.rebuild_failed(&error);
+                registry.sleep(retry_pause(failures));
             }
         }
     }

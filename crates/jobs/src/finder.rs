@@ -1,33 +1,33 @@
 //! The thread that looks for duplicates: a batch of the volume whose turn it is, a rest, the next.
 
-use crate::board::{Board, VolumeKey, WorkerKind};
 use crate::foreground::Foreground;
 use crate::limits::{FINDER_SHARE_FLOOR, INDEX_FULL_PAUSE, POLL_INTERVAL, ROUND_INTERVAL_BUSY};
 use crate::pacing::Pacer;
-use crate::rounds::Rounds;
+use crate::passes::Passes;
+use crate::registry::{JobRegistry, VolumeKey, WorkerKind};
 use onefold_store::{Lba, Ready, Store, StoreErrorKind, Volume};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Runs until the board says stop.
-pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Duration) {
+pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budget: Duration) {
     let pacer = Pacer::new(latency_budget, FINDER_SHARE_FLOOR);
     let mut finder = Finder {
         store,
-        board,
-        rounds: Rounds::new(),
+        registry,
+        rounds: Passes::new(),
         refreshed: None,
-        foreground: Foreground::new(store, board, WorkerKind::Finder, pacer),
+        foreground: Foreground::new(store, registry, WorkerKind::Finder, pacer),
     };
-    while !board.is_stopping() {
+    while !registry.is_stopping() {
         finder.step();
     }
 }
 
 struct Finder<'a> {
     store: &'a Store,
-    board: &'a Board,
-    rounds: Rounds<VolumeKey>,
+    registry: &'a JobRegistry,
+    rounds: Passes<VolumeKey>,
     /// When the set of volumes was last looked at.
     refreshed: Option<Instant>,
     foreground: Foreground,
@@ -39,32 +39,32 @@ impl Finder<'_> {
             .refreshed
             .is_none_or(|last| last.elapsed() >= POLL_INTERVAL)
         {
-            self.board.refresh(self.store);
+            self.registry.refresh(self.store);
             let least = if self.foreground.guests_are_idle() {
                 Duration::ZERO
             } else {
                 ROUND_INTERVAL_BUSY
             };
-            let volumes = self.board.volumes().into_iter();
+            let volumes = self.registry.volumes().into_iter();
             self.rounds
                 .set_volumes(volumes.map(|(key, interval)| (key, interval.max(least))));
             self.refreshed = Some(Instant::now());
         }
-        let allowed = |key: &VolumeKey| self.board.may_find(*key);
+        let allowed = |key: &VolumeKey| self.registry.may_find(*key);
         let now = Instant::now();
         let Some((key, cursor)) = self.rounds.next(now, allowed) else {
             let time = self.rounds.idle_time(now, POLL_INTERVAL, allowed);
-            self.board.wait(time);
+            self.registry.wait(time);
             self.foreground.was_idle();
             return;
         };
-        let Some(volume) = self.board.begin_find(key) else {
+        let Some(volume) = self.registry.begin_find(key) else {
             return;
         };
         // A batch that failed half way has nothing dirty any more, but must be settled.
         let is_clean = volume.dirty_blocks() == 0 && !self.rounds.has_failed(key);
         if cursor == Lba(0) && is_clean {
-            self.board.pass_over(key);
+            self.registry.pass_over(key);
             self.rounds.advance(key, None);
             return;
         }
@@ -78,18 +78,18 @@ impl Finder<'_> {
             Ok(report) => {
                 let next = (!report.at_end).then_some(cursor);
                 self.rounds.advance(key, next);
-                if self.board.found(key, &report) {
+                if self.registry.found(key, &report) {
                     self.rounds.put_off(key, Instant::now(), INDEX_FULL_PAUSE);
                 }
             }
             // It was deleted meanwhile: no failure, and no volume either.
             Err(error) if error.kind() == StoreErrorKind::Gone => {
-                self.board.pass_over(key);
+                self.registry.pass_over(key);
                 self.rounds.fail(key, Instant::now());
                 self.refreshed = None;
             }
             Err(error) => {
-                self.board.find_failed(key, &error);
+                self.registry.find_failed(key, &error);
                 self.rounds.fail(key, Instant::now());
             }
         }

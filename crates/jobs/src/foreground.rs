@@ -1,8 +1,8 @@
 //! The clock of [`crate::pacing`]: measures guests' requests, and rests.
 
-use crate::board::{Board, WorkerKind};
 use crate::limits::{BATCH_GAP, WINDOW};
 use crate::pacing::{Pacer, Window};
+use crate::registry::{JobRegistry, WorkerKind};
 use onefold_store::{LatencyCounts, Store};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// What a thread knows of the guests, whom it lets go first.
 pub(crate) struct Foreground {
     store: Arc<Store>,
-    board: Arc<Board>,
+    registry: Arc<JobRegistry>,
     worker: WorkerKind,
     pacer: Pacer,
     /// Where the window under way began: before a batch.
@@ -40,14 +40,14 @@ impl Mark {
 impl Foreground {
     pub(crate) fn new(
         store: &Arc<Store>,
-        board: &Arc<Board>,
+        registry: &Arc<JobRegistry>,
         worker: WorkerKind,
         pacer: Pacer,
     ) -> Self {
         Self {
             window_start: Mark::now(store),
             store: Arc::clone(store),
-            board: Arc::clone(board),
+            registry: Arc::clone(registry),
             worker,
             pacer,
         }
@@ -57,11 +57,11 @@ impl Foreground {
     pub(crate) fn rest_after(&mut self, worked: Duration) {
         let rest = self.pacer.rest_after(worked);
         if rest.is_zero() {
-            self.board.sleep(BATCH_GAP);
+            self.registry.sleep(BATCH_GAP);
         } else {
-            self.board.set_resting(self.worker, true);
+            self.registry.set_resting(self.worker, true);
             self.rest(rest);
-            self.board.set_resting(self.worker, false);
+            self.registry.set_resting(self.worker, false);
         }
         if self.window_start.time.elapsed() >= WINDOW {
             let now = Mark::now(&self.store);
@@ -81,10 +81,10 @@ impl Foreground {
         let mut mark = Mark::now(&self.store);
         loop {
             let left = time.saturating_sub(start.elapsed());
-            if left.is_zero() || self.board.is_stopping() {
+            if left.is_zero() || self.registry.is_stopping() {
                 return;
             }
-            self.board.sleep(left.min(WINDOW));
+            self.registry.sleep(left.min(WINDOW));
             let now = Mark::now(&self.store);
             let window = mark.window_until(&now);
             if window.length >= WINDOW && window.is_idle() {

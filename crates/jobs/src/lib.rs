@@ -17,12 +17,12 @@
 //! | --- | --- |
 //! | `job` | what can be said of a job, and which jobs can be paused |
 //! | `maintenance` | starting, stopping, listing, pausing |
-//! | `board` | what the threads and their callers tell each other |
+//! | `registry` | what the threads and their callers tell each other |
 //! | `finder`, `collector`, `accounting`, `scrub` | the threads |
 //! | `rounds` | which volume is next |
 //! | `pacing` | which share of time work may take: control logic without a clock |
 //! | `foreground` | the clock for it: measuring guests' requests, and resting |
-//! | `aside` | the processor for it, when nobody else wants it |
+//! | `background` | the processor for it, when nobody else wants it |
 //! | `rate` | bytes per second |
 //! | `dedup` | all that is there now, at once |
 //! | `shrink` | making the pool smaller |
@@ -30,8 +30,7 @@
 //! | `limits` | every bound, with its reason |
 
 mod accounting;
-mod aside;
-mod board;
+mod background;
 mod collector;
 mod dedup;
 mod finder;
@@ -40,8 +39,9 @@ mod job;
 mod limits;
 mod maintenance;
 mod pacing;
+mod passes;
 mod rate;
-mod rounds;
+mod registry;
 mod scrub;
 mod shrink;
 mod trim;

@@ -1,8 +1,8 @@
 //! Starting and stopping background work, and what can be asked of it meanwhile.
 
-use crate::board::{Board, WorkerKind};
 use crate::job::{JobSelection, JobStatus, SteerError};
-use crate::{accounting, aside, collector, finder, scrub};
+use crate::registry::{JobRegistry, WorkerKind};
+use crate::{accounting, background, collector, finder, scrub};
 use onefold_store::{Result, Store};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ pub struct MaintenanceOptions {
 /// The background work of an open pool; ends when dropped.
 pub struct Maintenance {
     store: Arc<Store>,
-    board: Arc<Board>,
+    registry: Arc<JobRegistry>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -34,24 +34,34 @@ impl Maintenance {
     pub fn start(store: Arc<Store>, options: MaintenanceOptions) -> io::Result<Self> {
         let maintenance = Self {
             store,
-            board: Arc::new(Board::new()),
+            registry: Arc::new(JobRegistry::new()),
             threads: Mutex::new(Vec::new()),
         };
-        maintenance.store.set_aside(aside::run_aside);
+        maintenance
+            .store
+            .set_background_executor(background::run_in_background);
         // Dropped on the way out of a failure, it ends the first threads when another fails.
         let budget = options.latency_budget;
-        maintenance.spawn("finder", WorkerKind::Finder, move |store, board| {
-            finder::run(store, board, budget);
+        maintenance.spawn("finder", WorkerKind::Finder, move |store, registry| {
+            finder::run(store, registry, budget);
         })?;
-        maintenance.spawn("collector", WorkerKind::Collector, move |store, board| {
-            collector::run(store, board, budget);
-        })?;
+        maintenance.spawn(
+            "collector",
+            WorkerKind::Collector,
+            move |store, registry| {
+                collector::run(store, registry, budget);
+            },
+        )?;
         let interval = options.accounting_interval;
-        maintenance.spawn("accountant", WorkerKind::Accountant, move |store, board| {
-            accounting::run(store, board, budget, interval);
-        })?;
-        maintenance.spawn("scrub", WorkerKind::Scrub, move |store, board| {
-            scrub::run(store, board, budget);
+        maintenance.spawn(
+            "accountant",
+            WorkerKind::Accountant,
+            move |store, registry| {
+                accounting::run(store, registry, budget, interval);
+            },
+        )?;
+        maintenance.spawn("scrub", WorkerKind::Scrub, move |store, registry| {
+            scrub::run(store, registry, budget);
         })?;
         Ok(maintenance)
     }
@@ -60,14 +70,14 @@ impl Maintenance {
         &self,
         name: &str,
         worker: WorkerKind,
-        run: impl FnOnce(&Arc<Store>, &Arc<Board>) + Send + 'static,
+        run: impl FnOnce(&Arc<Store>, &Arc<JobRegistry>) + Send + 'static,
     ) -> io::Result<()> {
-        let (store, board) = (Arc::clone(&self.store), Arc::clone(&self.board));
+        let (store, registry) = (Arc::clone(&self.store), Arc::clone(&self.registry));
         let thread = thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                let _end = End(&board, worker);
-                run(&store, &board);
+                let _end = End(&registry, worker);
+                run(&store, &registry);
             })?;
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         threads.push(thread);
@@ -81,8 +91,8 @@ impl Maintenance {
     ///
     /// Those of [`Store::stat`].
     pub fn jobs(&self) -> Result<Vec<JobStatus>> {
-        self.board.refresh(&self.store);
-        Ok(self.board.jobs(&self.store.stat()?))
+        self.registry.refresh(&self.store);
+        Ok(self.registry.jobs(&self.store.stat()?))
     }
 
     /// Pauses jobs until they are resumed, or to the end of this. Returns when none of them does
@@ -92,8 +102,8 @@ impl Maintenance {
     ///
     /// Where a volume has no finder.
     pub fn pause(&self, selection: &JobSelection) -> std::result::Result<(), SteerError> {
-        self.board.refresh(&self.store);
-        self.board.pause(selection)
+        self.registry.refresh(&self.store);
+        self.registry.pause(selection)
     }
 
     /// Lets paused jobs go on. The finder as a whole goes on for every volume.
@@ -102,8 +112,8 @@ impl Maintenance {
     ///
     /// Where a volume has no finder, or where the finder is paused as a whole.
     pub fn resume(&self, selection: &JobSelection) -> std::result::Result<(), SteerError> {
-        self.board.refresh(&self.store);
-        self.board.resume(selection)
+        self.registry.refresh(&self.store);
+        self.registry.resume(selection)
     }
 
     /// Begins a scrub, or lets one go on: see [`Store::begin_scrub`].
@@ -113,19 +123,19 @@ impl Maintenance {
     /// Those of [`Store::begin_scrub`].
     pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
         self.store.begin_scrub(percent, bytes_per_second)?;
-        self.board.wake();
+        self.registry.wake();
         Ok(())
     }
 
     /// Whether it was stopped, or is about to be.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
-        self.board.is_stopping()
+        self.registry.is_stopping()
     }
 
     /// Ends the threads and waits for that: for the batch under way, at most one of each job.
     pub fn stop(&self) {
-        self.board.stop();
+        self.registry.stop();
         let threads = {
             let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *threads)
@@ -138,7 +148,7 @@ impl Maintenance {
 }
 
 /// Says that a thread has ended, even by a panic.
-struct End<'a>(&'a Board, WorkerKind);
+struct End<'a>(&'a JobRegistry, WorkerKind);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {

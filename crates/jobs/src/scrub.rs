@@ -3,11 +3,11 @@
 //!
 //! A run is part of the pool, not of the thread: one that a stop cut short goes on by itself.
 
-use crate::board::{Board, WorkerKind};
 use crate::foreground::Foreground;
 use crate::limits::{LOOK_AGAIN_INTERVAL, POLL_INTERVAL, SCRUB_SHARE_FLOOR, WINDOW};
 use crate::pacing::Pacer;
-use crate::rounds::retry_pause;
+use crate::passes::retry_pause;
+use crate::registry::{JobRegistry, WorkerKind};
 use onefold_store::{Pba, Result, Scrub, ScrubStatus, Store};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Runs until the board says stop.
-pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Duration) {
+pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budget: Duration) {
     let pacer = Pacer::new(latency_budget, SCRUB_SHARE_FLOOR);
-    let mut foreground = Foreground::new(store, board, WorkerKind::Scrub, pacer);
+    let mut foreground = Foreground::new(store, registry, WorkerKind::Scrub, pacer);
     let (mut scrub, mut bound) = (Scrub::default(), RateBound::new(Instant::now()));
     let mut failures = 0;
     let mut looked = None;
     let (mut looked_again, mut look_from) = (Instant::now(), Pba(0));
-    while !board.is_stopping() {
+    while !registry.is_stopping() {
         if looked.is_none_or(|at: Instant| at.elapsed() >= POLL_INTERVAL) {
             looked = Some(Instant::now());
             if let Err(error) = store.look_at_suspects() {
@@ -39,10 +39,10 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
         }
         let status = store.scrub_status().ok();
         let under_way = status.filter(|status| status.left_blocks > 0);
-        let Some(status) = under_way.filter(|status| board.begin_scrub(status)) else {
+        let Some(status) = under_way.filter(|status| registry.begin_scrub(status)) else {
             // What was noted for the window may be outdated by the time that it goes on.
             scrub = Scrub::default();
-            board.wait(POLL_INTERVAL);
+            registry.wait(POLL_INTERVAL);
             foreground.was_idle();
             continue;
         };
@@ -50,18 +50,18 @@ pub(crate) fn run(store: &Arc<Store>, board: &Arc<Board>, latency_budget: Durati
         match store.scrub_step(&mut scrub) {
             Ok(report) => {
                 failures = 0;
-                board.scrubbed(
+                registry.scrubbed(
                     &report,
                     status.left_blocks.saturating_sub(report.passed_blocks),
                 );
                 foreground.rest_after(began.elapsed());
                 let pause = bound.pause_after(report.bytes, &status, Instant::now());
-                board.sleep(pause);
+                registry.sleep(pause);
             }
             Err(error) => {
                 failures += 1;
-                board.scrub_failed(&error);
-                board.sleep(retry_pause(failures));
+                registry.scrub_failed(&error);
+                registry.sleep(retry_pause(failures));
             }
         }
     }

@@ -75,7 +75,7 @@ pub(crate) fn shrink_now(
         let report = match store.shrink_step(&mut progress) {
             Ok(report) => report,
             Err(error) => {
-                // Left as it is, the finder would rest for ever, which alone can heal a bad block. If
+                // Left as it is, the finder would rest for ever, which alone can repair a bad block. If
                 // this fails as well, the daemon tries all of it again.
                 if keeps_its_size(&error) {
                     let _ = store.cancel_shrink();

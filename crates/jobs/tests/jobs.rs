@@ -10,8 +10,8 @@ use onefold_jobs::{
     dedup_now, trim_now,
 };
 use onefold_store::{
-    CreateOptions, DedupMode, IndexKind, OpenOptions, Store, StoreErrorKind, VolumeChange,
-    VolumeOptions, Wait,
+    Blocking, CreateOptions, DedupMode, IndexKind, OpenOptions, Store, StoreErrorKind,
+    VolumeChange, VolumeOptions,
 };
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
@@ -81,7 +81,7 @@ fn add_volume(store: &Store, name: &str, contents: impl IntoIterator<Item = u64>
     let volume = store.volume(name).unwrap();
     for (lba, content) in (0..).zip(contents) {
         volume
-            .write(lba * BLOCK, &block(content), Wait::Yes)
+            .write(lba * BLOCK, &block(content), Blocking::Yes)
             .unwrap();
     }
     volume.flush().unwrap();
@@ -99,7 +99,7 @@ fn assert_contents(store: &Store, name: &str, contents: impl IntoIterator<Item =
     let volume = store.volume(name).unwrap();
     let mut found = vec![0; BLOCK as usize];
     for (lba, content) in (0..).zip(contents) {
-        volume.read(lba * BLOCK, &mut found, Wait::Yes).unwrap();
+        volume.read(lba * BLOCK, &mut found, Blocking::Yes).unwrap();
         assert!(found == block(content), "{name}, block {lba}");
     }
 }
@@ -133,8 +133,8 @@ fn duplicates_are_found_and_what_is_given_up_is_released() {
         });
 
         let a = store.volume("a").unwrap();
-        a.write(0, &block(7), Wait::Yes).unwrap();
-        a.trim(50 * BLOCK, 50 * BLOCK, Wait::Yes).unwrap();
+        a.write(0, &block(7), Blocking::Yes).unwrap();
+        a.trim(50 * BLOCK, 50 * BLOCK, Blocking::Yes).unwrap();
         wait_until("what is new is looked at", || {
             finder(&maintenance, "a").counts.looked_at == 101
         });
@@ -181,7 +181,7 @@ fn volumes_that_are_paused_or_off_are_left_alone() {
     let left_alone = dirty(&store, "paused");
     wait_until("the busy one has had five rounds", || {
         let volume = store.volume("busy").unwrap();
-        volume.write(0, &block(100), Wait::Yes).unwrap();
+        volume.write(0, &block(100), Blocking::Yes).unwrap();
         finder(&maintenance, "busy").counts.rounds >= 5
     });
     assert_eq!(dirty(&store, "paused"), left_alone);
@@ -288,7 +288,7 @@ fn a_pool_that_takes_no_writes_makes_jobs_fail_and_nothing_else() {
     add_volume(&store, "a", 1..=10);
     engine.fail_once(Part::Data, Op::Sync, 1, ErrorKind::Other);
     let volume = store.volume("a").unwrap();
-    volume.write(0, &block(11), Wait::Yes).unwrap();
+    volume.write(0, &block(11), Blocking::Yes).unwrap();
     volume.flush().unwrap_err();
     let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
     wait_until("both jobs fail", || {
@@ -317,7 +317,7 @@ fn guests_beyond_their_budget_are_let_go_first() {
         scope.spawn(|| {
             let volume = store.volume("guest").unwrap();
             while !is_done.load(Ordering::SeqCst) {
-                volume.write(0, &block(11), Wait::Yes).unwrap();
+                volume.write(0, &block(11), Blocking::Yes).unwrap();
                 thread::sleep(Duration::from_micros(100));
             }
         });
@@ -330,7 +330,7 @@ fn guests_beyond_their_budget_are_let_go_first() {
             let volume = store.volume("backlog").unwrap();
             for lba in 0..40_000 {
                 content += 1;
-                let written = volume.write(lba * BLOCK, &block(content), Wait::Yes);
+                let written = volume.write(lba * BLOCK, &block(content), Blocking::Yes);
                 written.unwrap();
             }
         };
@@ -371,7 +371,7 @@ fn an_index_without_room_leaves_blocks_out_and_says_so() {
     add_volume(&store, "small", 1..=10);
     wait_until("the small one has had some rounds", || {
         let volume = store.volume("small").unwrap();
-        volume.write(0, &block(1), Wait::Yes).unwrap();
+        volume.write(0, &block(1), Blocking::Yes).unwrap();
         finder(&maintenance, "small").counts.rounds >= 4
     });
     assert_eq!(finder(&maintenance, "small").counts.declined, 0);
@@ -458,7 +458,7 @@ fn a_search_for_duplicates_returns_when_what_it_released_is_free() {
         store
             .volume("a")
             .unwrap()
-            .trim(0, 1000 * BLOCK, Wait::Yes)
+            .trim(0, 1000 * BLOCK, Blocking::Yes)
             .unwrap();
         store.delete_volume("b").unwrap();
         dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(())).unwrap();
@@ -573,7 +573,7 @@ fn a_volume_asked_for_by_name_needs_no_dedup_and_must_exist() {
     };
     store.create_volume("off", &options).unwrap();
     let volume = store.volume("off").unwrap();
-    volume.write(0, &block(1), Wait::Yes).unwrap();
+    volume.write(0, &block(1), Blocking::Yes).unwrap();
     let mut go_on = |_, _| ControlFlow::Continue(());
     assert_eq!(
         dedup_now(&store, None, &mut go_on)

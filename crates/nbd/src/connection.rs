@@ -12,7 +12,8 @@
 
 use crate::buffer::{BufferPool, Share};
 use crate::execution::{
-    HandedOver, Link, Setback, Work, block_status, control_waiting, control_without_waiting,
+    AttemptError, ConnectionState, QueuedRequest, Work, block_status, control_waiting,
+    control_without_waiting,
 };
 use crate::export::Export;
 use crate::handshake::Session;
@@ -27,7 +28,7 @@ use crate::send_queue::{Broken, SendQueue};
 use crate::socket::Socket;
 use crate::wire::{self, Errno, NotARequest, REQUEST_BYTES, ReplyHeader, Request, command};
 use crate::workers::{WorkerPool, submit_with_threads};
-use onefold_store::Wait;
+use onefold_store::Blocking;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,8 +37,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// What all connections of a server share.
 pub(crate) struct Resources {
     pub(crate) pool: Arc<BufferPool>,
-    pub(crate) workers: Arc<WorkerPool<HandedOver>>,
-    pub(crate) parking: Arc<Parking<HandedOver>>,
+    pub(crate) workers: Arc<WorkerPool<QueuedRequest>>,
+    pub(crate) parking: Arc<Parking<QueuedRequest>>,
     /// How much of the pool one connection may hold.
     pub(crate) share_bytes: usize,
     /// Lines about clients that are not served.
@@ -50,7 +51,7 @@ pub(crate) struct Resources {
 
 /// Why a connection ended, other than by the client's wish.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Interruption {
+pub(crate) enum ConnectionError {
     #[error("the connection failed: {0}")]
     Io(io::Error),
     /// What was asked before is still answered.
@@ -66,18 +67,18 @@ pub(crate) enum Interruption {
     ReplyCutOff,
 }
 
-impl From<io::Error> for Interruption {
+impl From<io::Error> for ConnectionError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::UnexpectedEof => Interruption::CutShort,
-            _ => Interruption::Io(error),
+            io::ErrorKind::UnexpectedEof => ConnectionError::CutShort,
+            _ => ConnectionError::Io(error),
         }
     }
 }
 
-impl From<Broken> for Interruption {
+impl From<Broken> for ConnectionError {
     fn from(Broken: Broken) -> Self {
-        Interruption::Broken
+        ConnectionError::Broken
     }
 }
 
@@ -88,13 +89,13 @@ pub(crate) fn serve(
     session: Session,
     counters: Arc<Counters>,
     resources: &Resources,
-) -> Result<(), Interruption> {
+) -> Result<(), ConnectionError> {
     let Session {
         name,
         attached,
         terms,
     } = session;
-    let link = Arc::new(Link {
+    let shared = Arc::new(ConnectionState {
         id,
         name,
         terms,
@@ -108,7 +109,7 @@ pub(crate) fn serve(
         ended: AtomicBool::new(false),
     });
     let connection = Connection {
-        link: Arc::clone(&link),
+        shared: Arc::clone(&shared),
         export: attached.export,
         input: Input::new()?,
         batch: Batch::new()?,
@@ -116,17 +117,17 @@ pub(crate) fn serve(
         resources,
     };
     let ended = connection.run();
-    link.ended.store(true, Ordering::Release);
-    if !matches!(ended, Ok(()) | Err(Interruption::CutShort)) {
+    shared.ended.store(true, Ordering::Release);
+    if !matches!(ended, Ok(()) | Err(ConnectionError::CutShort)) {
         // Workers that wait for the client, or the client for us, wait in vain.
-        link.socket.close();
+        shared.socket.close();
     }
-    link.queue.finish();
+    shared.queue.finish();
     ended
 }
 
 struct Connection<'a> {
-    link: Arc<Link>,
+    shared: Arc<ConnectionState>,
     export: Arc<dyn Export>,
     input: Input,
     batch: Batch,
@@ -135,12 +136,15 @@ struct Connection<'a> {
 }
 
 impl Connection<'_> {
-    fn run(mut self) -> Result<(), Interruption> {
+    fn run(mut self) -> Result<(), ConnectionError> {
         while let Some(request) = self.next_request()? {
             let Request { cookie, offset, .. } = request;
-            self.link.counters.requests.fetch_add(1, Ordering::Relaxed);
+            self.shared
+                .counters
+                .requests
+                .fetch_add(1, Ordering::Relaxed);
             self.input.expect_large_payload(has_large_payload(&request));
-            match admit(&request, &self.link.terms) {
+            match admit(&request, &self.shared.terms) {
                 Ok(Command::Read { range, whole }) => self.read(cookie, range, whole)?,
                 Ok(Command::Write { fua, .. }) if has_large_payload(&request) => {
                     self.large_write(cookie, offset, request.len as usize, fua)?;
@@ -161,16 +165,16 @@ impl Connection<'_> {
     }
 
     /// The next request, without its payload. `None` when the client has left, or is to be left.
-    fn next_request(&mut self) -> Result<Option<Request>, Interruption> {
+    fn next_request(&mut self) -> Result<Option<Request>, ConnectionError> {
         if self.input.len() < REQUEST_BYTES {
             self.send_batch()?;
-            if self.link.socket.is_draining() {
+            if self.shared.socket.is_draining() {
                 return Ok(None);
             }
             if self.export.uses_idle_processors() {
                 self.input.leave_processor();
             }
-            if !self.input.wait_for(&self.link.socket, REQUEST_BYTES)? {
+            if !self.input.wait_for(&self.shared.socket, REQUEST_BYTES)? {
                 return Ok(None);
             }
         }
@@ -182,21 +186,21 @@ impl Connection<'_> {
         Ok(Some(request))
     }
 
-    fn refuse(&mut self, request: &Request, errno: Errno) -> Result<(), Interruption> {
-        tracing::debug!(client = self.link.id, ?request, ?errno, "request refused");
+    fn refuse(&mut self, request: &Request, errno: Errno) -> Result<(), ConnectionError> {
+        tracing::debug!(client = self.shared.id, ?request, ?errno, "request refused");
         if request.command == command::WRITE {
             self.skip_payload(request.len as usize)?;
         }
         let header = match request.command {
             command::READ | command::BLOCK_STATUS => {
-                self.link.chunk_error_header(request.cookie, errno)
+                self.shared.chunk_error_header(request.cookie, errno)
             }
-            _ => self.link.error_header(request.cookie, errno),
+            _ => self.shared.error_header(request.cookie, errno),
         };
         self.reply(&header)
     }
 
-    fn skip_payload(&mut self, mut len: usize) -> Result<(), Interruption> {
+    fn skip_payload(&mut self, mut len: usize) -> Result<(), ConnectionError> {
         loop {
             let skipped = len.min(self.input.len());
             self.input.consume(skipped);
@@ -205,24 +209,24 @@ impl Connection<'_> {
                 return Ok(());
             }
             self.send_batch()?;
-            if !self.input.wait_for(&self.link.socket, 1)? {
-                return Err(Interruption::CutShort);
+            if !self.input.wait_for(&self.shared.socket, 1)? {
+                return Err(ConnectionError::CutShort);
             }
         }
     }
 
-    fn read(&mut self, cookie: u64, range: Range<u64>, whole: bool) -> Result<(), Interruption> {
+    fn read(&mut self, cookie: u64, range: Range<u64>, whole: bool) -> Result<(), ConnectionError> {
         let len = (range.end - range.start) as usize;
         if len > SMALL_PAYLOAD_BYTES {
             return self.large_read(cookie, range, whole);
         }
         self.make_room(len)?;
-        match self.read_to_slot(range.start, len, Wait::No) {
-            Err(Setback::WouldWait) => {}
+        match self.read_to_slot(range.start, len, Blocking::No) {
+            Err(AttemptError::WouldBlock) => {}
             done => return self.reply_to_read(cookie, range.start, len, done),
         }
         if let Some(buffer) = self.resources.pool.take(&self.share, len)
-            && self.link.queue.announce(HANDED_OVER_MAX)
+            && self.shared.queue.announce(HANDED_OVER_MAX)
         {
             self.submit(
                 cookie,
@@ -234,17 +238,22 @@ impl Connection<'_> {
             return Ok(());
         }
         self.send_batch()?;
-        let done = self.read_to_slot(range.start, len, Wait::Yes);
+        let done = self.read_to_slot(range.start, len, Blocking::Yes);
         self.reply_to_read(cookie, range.start, len, done)
     }
 
-    fn read_to_slot(&mut self, offset: u64, len: usize, wait: Wait) -> Result<(), Setback> {
+    fn read_to_slot(
+        &mut self,
+        offset: u64,
+        len: usize,
+        blocking: Blocking,
+    ) -> Result<(), AttemptError> {
         if len == 0 {
             return Ok(());
         }
         let slot = self.batch.slot(len);
-        self.link
-            .attempt("read", || self.export.read(offset, slot, wait))
+        self.shared
+            .attempt("read", || self.export.read(offset, slot, blocking))
     }
 
     fn reply_to_read(
@@ -252,18 +261,18 @@ impl Connection<'_> {
         cookie: u64,
         offset: u64,
         len: usize,
-        done: Result<(), Setback>,
-    ) -> Result<(), Interruption> {
+        done: Result<(), AttemptError>,
+    ) -> Result<(), ConnectionError> {
         match done {
             Ok(()) => {
-                self.link.counters.add_read(len);
+                self.shared.counters.add_read(len);
                 self.batch
-                    .push(self.link.read_header(cookie, offset, len).as_bytes(), len);
+                    .push(self.shared.read_header(cookie, offset, len).as_bytes(), len);
                 Ok(())
             }
-            Err(Setback::Panicked) => Err(Interruption::Panicked),
+            Err(AttemptError::Panicked) => Err(ConnectionError::Panicked),
             Err(setback) => {
-                let header = self.link.chunk_error_header(cookie, setback.errno());
+                let header = self.shared.chunk_error_header(cookie, setback.errno());
                 self.reply(&header)
             }
         }
@@ -274,31 +283,31 @@ impl Connection<'_> {
         cookie: u64,
         range: Range<u64>,
         whole: bool,
-    ) -> Result<(), Interruption> {
+    ) -> Result<(), ConnectionError> {
         let len = (range.end - range.start) as usize;
         let offset = range.start;
         let Some(mut buffer) = self.resources.pool.take(&self.share, len) else {
             return self.read_piecewise(cookie, range, whole);
         };
-        let mut done = self
-            .link
-            .attempt("read", || self.export.read(offset, &mut buffer, Wait::No));
-        if done == Err(Setback::WouldWait) {
-            if self.link.queue.announce(HANDED_OVER_MAX) {
+        let mut done = self.shared.attempt("read", || {
+            self.export.read(offset, &mut buffer, Blocking::No)
+        });
+        if done == Err(AttemptError::WouldBlock) {
+            if self.shared.queue.announce(HANDED_OVER_MAX) {
                 self.submit(cookie, Work::Read { offset, buffer });
                 return Ok(());
             }
             self.send_batch()?;
-            done = self
-                .link
-                .attempt("read", || self.export.read(offset, &mut buffer, Wait::Yes));
+            done = self.shared.attempt("read", || {
+                self.export.read(offset, &mut buffer, Blocking::Yes)
+            });
         }
         if done.is_err() {
             return self.reply_to_read(cookie, offset, len, done);
         }
         self.send_batch()?;
-        self.link.counters.add_read(len);
-        let header = self.link.read_header(cookie, offset, len);
+        self.shared.counters.add_read(len);
+        let header = self.shared.read_header(cookie, offset, len);
         self.send(&mut [IoSlice::new(header.as_bytes()), IoSlice::new(&buffer)])
     }
 
@@ -308,9 +317,9 @@ impl Connection<'_> {
         cookie: u64,
         range: Range<u64>,
         whole: bool,
-    ) -> Result<(), Interruption> {
+    ) -> Result<(), ConnectionError> {
         self.send_batch()?;
-        if self.link.terms.structured_replies && !whole {
+        if self.shared.terms.structured_replies && !whole {
             self.read_to_chunks(cookie, range)
         } else {
             self.read_to_one_reply(cookie, range)
@@ -318,17 +327,17 @@ impl Connection<'_> {
     }
 
     /// Sends every piece as a chunk, so that a failure can be told at any point.
-    fn read_to_chunks(&mut self, cookie: u64, range: Range<u64>) -> Result<(), Interruption> {
+    fn read_to_chunks(&mut self, cookie: u64, range: Range<u64>) -> Result<(), ConnectionError> {
         let mut offset = range.start;
         while offset < range.end {
             let len = piece_bytes(offset, range.end);
-            let done = self.read_to_slot(offset, len, Wait::Yes);
+            let done = self.read_to_slot(offset, len, Blocking::Yes);
             if done.is_err() {
                 return self.reply_to_read(cookie, offset, len, done);
             }
             let last = offset + len as u64 == range.end;
             let header = ReplyHeader::data(cookie, last, offset, len as u32);
-            self.link.counters.add_read(len);
+            self.shared.counters.add_read(len);
             self.batch.push(header.as_bytes(), len);
             self.send_batch()?;
             offset += len as u64;
@@ -338,50 +347,53 @@ impl Connection<'_> {
 
     /// Sends the header for everything with the first piece. If a later one fails, only the end of
     /// the connection can tell the client. Nobody else may send before the last piece is out.
-    fn read_to_one_reply(&mut self, cookie: u64, range: Range<u64>) -> Result<(), Interruption> {
+    fn read_to_one_reply(&mut self, cookie: u64, range: Range<u64>) -> Result<(), ConnectionError> {
         let reply_bytes = (range.end - range.start) as usize;
         let mut offset = range.start;
         let mut len = piece_bytes(offset, range.end);
-        let done = self.read_to_slot(offset, len, Wait::Yes);
+        let done = self.read_to_slot(offset, len, Blocking::Yes);
         if done.is_err() {
             return self.reply_to_read(cookie, offset, len, done);
         }
-        self.link.counters.add_read(reply_bytes);
+        self.shared.counters.add_read(reply_bytes);
         self.batch.push(
-            self.link
+            self.shared
                 .read_header(cookie, offset, reply_bytes)
                 .as_bytes(),
             len,
         );
 
         let Self {
-            link,
+            shared,
             export,
             batch,
             ..
         } = self;
         let mut failed = None;
-        let sent = link.queue.send_from_connection(link.socket.as_ref(), || {
-            loop {
-                batch.send(&link.socket)?;
-                batch.clear();
-                offset += len as u64;
-                if offset == range.end {
-                    return Ok(());
+        let sent = shared
+            .queue
+            .send_from_connection(shared.socket.as_ref(), || {
+                loop {
+                    batch.send(&shared.socket)?;
+                    batch.clear();
+                    offset += len as u64;
+                    if offset == range.end {
+                        return Ok(());
+                    }
+                    len = piece_bytes(offset, range.end);
+                    let slot = batch.slot(len);
+                    if let Err(setback) =
+                        shared.attempt("read", || export.read(offset, slot, Blocking::Yes))
+                    {
+                        failed = Some(setback);
+                        return Err(io::ErrorKind::Other.into());
+                    }
+                    batch.push(&[], len);
                 }
-                len = piece_bytes(offset, range.end);
-                let slot = batch.slot(len);
-                if let Err(setback) = link.attempt("read", || export.read(offset, slot, Wait::Yes))
-                {
-                    failed = Some(setback);
-                    return Err(io::ErrorKind::Other.into());
-                }
-                batch.push(&[], len);
-            }
-        });
+            });
         match failed {
-            Some(Setback::Panicked) => return Err(Interruption::Panicked),
-            Some(_) => return Err(Interruption::ReplyCutOff),
+            Some(AttemptError::Panicked) => return Err(ConnectionError::Panicked),
+            Some(_) => return Err(ConnectionError::ReplyCutOff),
             None => sent?,
         }
         Ok(())
@@ -393,21 +405,21 @@ impl Connection<'_> {
         offset: u64,
         len: usize,
         fua: bool,
-    ) -> Result<(), Interruption> {
+    ) -> Result<(), ConnectionError> {
         if self.input.len() < len {
             self.send_batch()?;
-            if !self.input.wait_for(&self.link.socket, len)? {
-                return Err(Interruption::CutShort);
+            if !self.input.wait_for(&self.shared.socket, len)? {
+                return Err(ConnectionError::CutShort);
             }
         }
         let data = self.input.bytes().get(..len).unwrap_or_default();
-        let mut done = self.link.attempt("write", || match len {
+        let mut done = self.shared.attempt("write", || match len {
             0 => Ok(()),
-            _ => self.export.write(offset, data, Wait::No),
+            _ => self.export.write(offset, data, Blocking::No),
         });
-        if done == Err(Setback::WouldWait) {
+        if done == Err(AttemptError::WouldBlock) {
             if let Some(mut buffer) = self.resources.pool.take(&self.share, len)
-                && self.link.queue.announce(HANDED_OVER_MAX)
+                && self.shared.queue.announce(HANDED_OVER_MAX)
             {
                 self.input.move_to(&mut buffer);
                 self.submit(
@@ -424,8 +436,8 @@ impl Connection<'_> {
             let slot = self.batch.slot(len);
             slot.copy_from_slice(self.input.bytes().get(..len).unwrap_or_default());
             done = self
-                .link
-                .attempt_until_space("write", || self.export.write(offset, slot, Wait::Yes));
+                .shared
+                .attempt_until_space("write", || self.export.write(offset, slot, Blocking::Yes));
         }
         self.input.consume(len);
         self.reply_to_write(cookie, len, fua, done)
@@ -436,10 +448,10 @@ impl Connection<'_> {
         cookie: u64,
         len: usize,
         fua: bool,
-        done: Result<(), Setback>,
-    ) -> Result<(), Interruption> {
+        done: Result<(), AttemptError>,
+    ) -> Result<(), ConnectionError> {
         if done.is_ok() {
-            self.link.counters.add_written(len);
+            self.shared.counters.add_written(len);
         }
         match done {
             // The data is where it belongs; what is left to do is a flush.
@@ -454,16 +466,16 @@ impl Connection<'_> {
         offset: u64,
         len: usize,
         fua: bool,
-    ) -> Result<(), Interruption> {
+    ) -> Result<(), ConnectionError> {
         let Some(mut buffer) = self.resources.pool.take(&self.share, len) else {
             return self.write_piecewise(cookie, offset, len, fua);
         };
         self.receive_to(&mut buffer)?;
         let mut done = self
-            .link
-            .attempt("write", || self.export.write(offset, &buffer, Wait::No));
-        if done == Err(Setback::WouldWait) {
-            if self.link.queue.announce(HANDED_OVER_MAX) {
+            .shared
+            .attempt("write", || self.export.write(offset, &buffer, Blocking::No));
+        if done == Err(AttemptError::WouldBlock) {
+            if self.shared.queue.announce(HANDED_OVER_MAX) {
                 self.submit(
                     cookie,
                     Work::Write {
@@ -474,9 +486,9 @@ impl Connection<'_> {
                 );
                 return Ok(());
             }
-            done = self
-                .link
-                .attempt_until_space("write", || self.export.write(offset, &buffer, Wait::Yes));
+            done = self.shared.attempt_until_space("write", || {
+                self.export.write(offset, &buffer, Blocking::Yes)
+            });
         }
         self.reply_to_write(cookie, len, fua, done)
     }
@@ -488,7 +500,7 @@ impl Connection<'_> {
         offset: u64,
         len: usize,
         fua: bool,
-    ) -> Result<(), Interruption> {
+    ) -> Result<(), ConnectionError> {
         self.send_batch()?;
         let end = offset + len as u64;
         let mut at = offset;
@@ -496,16 +508,16 @@ impl Connection<'_> {
             let piece = piece_bytes(at, end);
             let slot = self.batch.slot(piece);
             let moved = self.input.move_to(slot);
-            self.link
+            self.shared
                 .socket
                 .recv_exact(slot.get_mut(moved..).unwrap_or_default())?;
             let done = self
-                .link
-                .attempt_until_space("write", || self.export.write(at, slot, Wait::Yes));
+                .shared
+                .attempt_until_space("write", || self.export.write(at, slot, Blocking::Yes));
             at += piece as u64;
             match done {
                 Ok(()) => {}
-                Err(Setback::Panicked) => return Err(Interruption::Panicked),
+                Err(AttemptError::Panicked) => return Err(ConnectionError::Panicked),
                 failed => {
                     self.skip_payload((end - at) as usize)?;
                     return self.reply_plainly(cookie, failed);
@@ -516,42 +528,42 @@ impl Connection<'_> {
     }
 
     /// Fills `buffer` with payload: what is at hand is copied, the rest goes there directly.
-    fn receive_to(&mut self, buffer: &mut [u8]) -> Result<(), Interruption> {
+    fn receive_to(&mut self, buffer: &mut [u8]) -> Result<(), ConnectionError> {
         self.send_batch()?;
         let moved = self.input.move_to(buffer);
         Ok(self
-            .link
+            .shared
             .socket
             .recv_exact(buffer.get_mut(moved..).unwrap_or_default())?)
     }
 
-    fn control(&mut self, cookie: u64, control: Control) -> Result<(), Interruption> {
+    fn control(&mut self, cookie: u64, control: Control) -> Result<(), ConnectionError> {
         let name = control.name();
         let export = Arc::clone(&self.export);
         let tried = self
-            .link
+            .shared
             .attempt(name, || control_without_waiting(export.as_ref(), control));
         let rest = match tried {
             Ok(Some(rest)) => rest,
             Ok(None) => return self.reply_plainly(cookie, Ok(())),
             Err(setback) => return self.reply_plainly(cookie, Err(setback)),
         };
-        if self.link.queue.announce(HANDED_OVER_MAX) {
+        if self.shared.queue.announce(HANDED_OVER_MAX) {
             self.submit(cookie, Work::Control(rest));
             return Ok(());
         }
         self.send_batch()?;
         let done = self
-            .link
+            .shared
             .attempt_until_space(name, || control_waiting(export.as_ref(), &rest));
         self.reply_plainly(cookie, done)
     }
 
     /// Always waits, and so is handed over where that is possible.
-    fn prefetch(&mut self, cookie: u64, range: Range<u64>) -> Result<(), Interruption> {
+    fn prefetch(&mut self, cookie: u64, range: Range<u64>) -> Result<(), ConnectionError> {
         let scratch = self.resources.pool.take(&self.share, SMALL_PAYLOAD_BYTES);
         if let Some(scratch) = scratch
-            && self.link.queue.announce(HANDED_OVER_MAX)
+            && self.shared.queue.announce(HANDED_OVER_MAX)
         {
             self.submit(cookie, Work::Prefetch { range, scratch });
             return Ok(());
@@ -559,7 +571,7 @@ impl Connection<'_> {
         self.send_batch()?;
         let scratch = self.batch.slot(SMALL_PAYLOAD_BYTES);
         let done = self
-            .link
+            .shared
             .attempt("prefetch", || self.export.prefetch(range, scratch));
         self.reply_plainly(cookie, done)
     }
@@ -567,12 +579,12 @@ impl Connection<'_> {
     fn reply_plainly(
         &mut self,
         cookie: u64,
-        done: Result<(), Setback>,
-    ) -> Result<(), Interruption> {
+        done: Result<(), AttemptError>,
+    ) -> Result<(), ConnectionError> {
         let header = match done {
             Ok(()) => ReplyHeader::simple(cookie, None),
-            Err(Setback::Panicked) => return Err(Interruption::Panicked),
-            Err(setback) => self.link.error_header(cookie, setback.errno()),
+            Err(AttemptError::Panicked) => return Err(ConnectionError::Panicked),
+            Err(setback) => self.shared.error_header(cookie, setback.errno()),
         };
         self.reply(&header)
     }
@@ -582,16 +594,16 @@ impl Connection<'_> {
         cookie: u64,
         range: Range<u64>,
         only_first: bool,
-    ) -> Result<(), Interruption> {
+    ) -> Result<(), ConnectionError> {
         let asked = (cookie, range.clone(), only_first);
-        let mut done = self.ask_status(asked.clone(), Wait::No);
-        if done == Err(Setback::WouldWait) {
-            if self.link.queue.announce(HANDED_OVER_MAX) {
+        let mut done = self.ask_status(asked.clone(), Blocking::No);
+        if done == Err(AttemptError::WouldBlock) {
+            if self.shared.queue.announce(HANDED_OVER_MAX) {
                 self.submit(cookie, Work::BlockStatus { range, only_first });
                 return Ok(());
             }
             self.send_batch()?;
-            done = self.ask_status(asked, Wait::Yes);
+            done = self.ask_status(asked, Blocking::Yes);
         }
         match done {
             Ok(chunks) => {
@@ -600,42 +612,46 @@ impl Connection<'_> {
                 self.batch.push(&[], chunks.len());
                 Ok(())
             }
-            Err(Setback::Panicked) => Err(Interruption::Panicked),
+            Err(AttemptError::Panicked) => Err(ConnectionError::Panicked),
             Err(setback) => {
-                let header = self.link.chunk_error_header(cookie, setback.errno());
+                let header = self.shared.chunk_error_header(cookie, setback.errno());
                 self.reply(&header)
             }
         }
     }
 
-    fn ask_status(&self, asked: (u64, Range<u64>, bool), wait: Wait) -> Result<Vec<u8>, Setback> {
-        self.link.attempt("block status", || {
-            block_status(&self.link, self.export.as_ref(), asked, wait)
+    fn ask_status(
+        &self,
+        asked: (u64, Range<u64>, bool),
+        blocking: Blocking,
+    ) -> Result<Vec<u8>, AttemptError> {
+        self.shared.attempt("block status", || {
+            block_status(&self.shared, self.export.as_ref(), asked, blocking)
         })
     }
 
     /// Hands over a request that has been announced.
     fn submit(&mut self, cookie: u64, work: Work) {
         self.input.leave_processor();
-        let link = Arc::clone(&self.link);
+        let shared = Arc::clone(&self.shared);
         let export = Arc::clone(&self.export);
-        let request = HandedOver {
-            link,
+        let request = QueuedRequest {
+            shared,
             export,
             cookie,
             work,
             waiting: None,
         };
-        submit_with_threads(&self.resources.workers, self.link.id, request);
+        submit_with_threads(&self.resources.workers, self.shared.id, request);
     }
 
-    fn reply(&mut self, header: &ReplyHeader) -> Result<(), Interruption> {
+    fn reply(&mut self, header: &ReplyHeader) -> Result<(), ConnectionError> {
         self.make_room(0)?;
         self.batch.push(header.as_bytes(), 0);
         Ok(())
     }
 
-    fn make_room(&mut self, payload_bytes: usize) -> Result<(), Interruption> {
+    fn make_room(&mut self, payload_bytes: usize) -> Result<(), ConnectionError> {
         if self.batch.has_room(payload_bytes) {
             Ok(())
         } else {
@@ -643,21 +659,22 @@ impl Connection<'_> {
         }
     }
 
-    fn send_batch(&mut self) -> Result<(), Interruption> {
+    fn send_batch(&mut self) -> Result<(), ConnectionError> {
         if self.batch.is_empty() {
             return Ok(());
         }
-        let Self { link, batch, .. } = self;
-        link.queue
-            .send_from_connection(link.socket.as_ref(), || batch.send(&link.socket))?;
+        let Self { shared, batch, .. } = self;
+        shared
+            .queue
+            .send_from_connection(shared.socket.as_ref(), || batch.send(&shared.socket))?;
         batch.clear();
         Ok(())
     }
 
-    fn send(&self, slices: &mut [IoSlice<'_>]) -> Result<(), Interruption> {
-        let socket = self.link.socket.as_ref();
+    fn send(&self, slices: &mut [IoSlice<'_>]) -> Result<(), ConnectionError> {
+        let socket = self.shared.socket.as_ref();
         Ok(self
-            .link
+            .shared
             .queue
             .send_from_connection(socket, || socket.send_all(slices))?)
     }

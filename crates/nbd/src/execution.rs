@@ -16,7 +16,7 @@ use crate::wire::{
     self, BASE_ALLOCATION_ID, Errno, FIRST_BITMAP_ID, ReplyHeader, allocation, bitmap,
 };
 use crate::workers::{Task, WorkerPool};
-use onefold_store::Wait;
+use onefold_store::Blocking;
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 /// What the threads that serve a connection have in common.
-pub(crate) struct Link {
+pub(crate) struct ConnectionState {
     pub(crate) id: u64,
     /// The export's name.
     pub(crate) name: String,
@@ -35,8 +35,8 @@ pub(crate) struct Link {
     pub(crate) socket: Arc<Socket>,
     pub(crate) queue: SendQueue<Reply>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) workers: Arc<WorkerPool<HandedOver>>,
-    pub(crate) parking: Arc<Parking<HandedOver>>,
+    pub(crate) workers: Arc<WorkerPool<QueuedRequest>>,
+    pub(crate) parking: Arc<Parking<QueuedRequest>>,
     pub(crate) failures: Arc<LogLimit>,
     /// Nothing more is read from the client.
     pub(crate) ended: AtomicBool,
@@ -44,9 +44,9 @@ pub(crate) struct Link {
 
 /// How an attempt ended, if not well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Setback {
+pub(crate) enum AttemptError {
     /// It has to be repeated where waiting is allowed.
-    WouldWait,
+    WouldBlock,
     /// It has to be repeated until there is space.
     WaitForSpace,
     /// The client is told this.
@@ -55,23 +55,23 @@ pub(crate) enum Setback {
     Panicked,
 }
 
-impl Link {
+impl ConnectionState {
     /// Calls the export, and reports what goes wrong in a way that is of use to who reads the log.
     pub(crate) fn attempt<T>(
         &self,
         what: &str,
         call: impl FnOnce() -> Result<T, ExportError>,
-    ) -> Result<T, Setback> {
+    ) -> Result<T, AttemptError> {
         match catch_unwind(AssertUnwindSafe(call)) {
             Ok(Ok(value)) => Ok(value),
-            Ok(Err(ExportError::WouldWait)) => Err(Setback::WouldWait),
+            Ok(Err(ExportError::WouldBlock)) => Err(AttemptError::WouldBlock),
             Ok(Err(ExportError::WaitForSpace(source))) => {
-                let Link { id, name, .. } = self;
+                let ConnectionState { id, name, .. } = self;
                 tracing::debug!(client = id, "{what} waits on export {name:?}: {source}");
-                Err(Setback::WaitForSpace)
+                Err(AttemptError::WaitForSpace)
             }
             Ok(Err(ExportError::Failed { failure, source })) => {
-                let Link { id, name, .. } = self;
+                let ConnectionState { id, name, .. } = self;
                 if failure == Failure::Io {
                     self.failures.line(|left_out| {
                         tracing::error!(
@@ -83,31 +83,31 @@ impl Link {
                 } else {
                     tracing::debug!(client = id, "{what} refused on export {name:?}: {source}");
                 }
-                Err(Setback::Failed(errno_of(failure)))
+                Err(AttemptError::Failed(errno_of(failure)))
             }
             Err(panic) => {
-                let Link { id, name, .. } = self;
+                let ConnectionState { id, name, .. } = self;
                 let text = panic_text(panic.as_ref());
                 tracing::error!(
                     client = id,
                     "{what} on export {name:?} panicked, closing this connection: {text}"
                 );
-                Err(Setback::Panicked)
+                Err(AttemptError::Panicked)
             }
         }
     }
 
-    /// As [`Link::attempt`], on a thread that can do nothing else: waits for space as well, unless the
+    /// As [`ConnectionState::attempt`], on a thread that can do nothing else: waits for space as well, unless the
     /// client goes.
     pub(crate) fn attempt_until_space<T>(
         &self,
         what: &str,
         mut call: impl FnMut() -> Result<T, ExportError>,
-    ) -> Result<T, Setback> {
+    ) -> Result<T, AttemptError> {
         let mut waiting = None;
         loop {
             match self.attempt(what, &mut call) {
-                Err(Setback::WaitForSpace) if !self.has_ended() => {
+                Err(AttemptError::WaitForSpace) if !self.has_ended() => {
                     waiting.get_or_insert_with(|| self.parking.enter(&self.workers));
                     thread::sleep(PARKED_RETRY_INTERVAL);
                 }
@@ -174,16 +174,19 @@ pub(crate) fn control_without_waiting(
     let (done, fua) = match &control {
         Control::Nothing => return Ok(None),
         Control::Flush => return Ok(Some(control)),
-        Control::Trim { range, fua } => (export.trim(range.clone(), Wait::No), *fua),
+        Control::Trim { range, fua } => (export.trim(range.clone(), Blocking::No), *fua),
         Control::WriteZeroes {
             range,
             options,
             fua,
-        } => (export.write_zeroes(range.clone(), *options, Wait::No), *fua),
+        } => (
+            export.write_zeroes(range.clone(), *options, Blocking::No),
+            *fua,
+        ),
     };
     match done {
         Ok(()) => Ok(fua.then_some(Control::Flush)),
-        Err(ExportError::WouldWait) => Ok(Some(control)),
+        Err(ExportError::WouldBlock) => Ok(Some(control)),
         Err(error) => Err(error),
     }
 }
@@ -194,7 +197,7 @@ pub(crate) fn control_waiting(export: &dyn Export, control: &Control) -> Result<
         Control::Nothing => false,
         Control::Flush => true,
         Control::Trim { range, fua } => {
-            export.trim(range, Wait::Yes)?;
+            export.trim(range, Blocking::Yes)?;
             fua
         }
         Control::WriteZeroes {
@@ -202,7 +205,7 @@ pub(crate) fn control_waiting(export: &dyn Export, control: &Control) -> Result<
             options,
             fua,
         } => {
-            export.write_zeroes(range, options, Wait::Yes)?;
+            export.write_zeroes(range, options, Blocking::Yes)?;
             fua
         }
     };
@@ -211,21 +214,21 @@ pub(crate) fn control_waiting(export: &dyn Export, control: &Control) -> Result<
 
 /// The whole reply with the range's states, a chunk for each metadata context.
 pub(crate) fn block_status(
-    link: &Link,
+    shared: &ConnectionState,
     export: &dyn Export,
     (cookie, range, only_first): (u64, Range<u64>, bool),
-    wait: Wait,
+    blocking: Blocking,
 ) -> Result<Vec<u8>, ExportError> {
-    let contexts = usize::from(link.terms.base_allocation) + link.changes.len();
+    let contexts = usize::from(shared.terms.base_allocation) + shared.changes.len();
     let extents_max = match only_first {
         true => 1,
         false => EXTENTS_MAX / contexts.max(1),
     };
     let len = range.end - range.start;
     let mut chunks: Vec<(u32, Vec<u8>)> = Vec::with_capacity(contexts);
-    if link.terms.base_allocation {
+    if shared.terms.base_allocation {
         let extents = export
-            .extents(range.clone(), extents_max, wait)?
+            .extents(range.clone(), extents_max, blocking)?
             .into_iter();
         let states = extents.map(|Extent { len, data }| match data {
             true => (len, 0),
@@ -233,9 +236,9 @@ pub(crate) fn block_status(
         });
         chunks.push((BASE_ALLOCATION_ID, descriptors(len, extents_max, states)?));
     }
-    for (changes, id) in link.changes.iter().zip(FIRST_BITMAP_ID..) {
+    for (changes, id) in shared.changes.iter().zip(FIRST_BITMAP_ID..) {
         let extents = changes
-            .extents(range.clone(), extents_max, wait)?
+            .extents(range.clone(), extents_max, blocking)?
             .into_iter();
         let states = extents.map(|ChangedExtent { len, change }| match change {
             Change::Same => (len, 0),
@@ -294,13 +297,13 @@ fn descriptors(
 
 /// A request that has to wait, on its way to a worker. It holds an export of its own so that the
 /// last one is gone before the connection counts the request as delivered.
-pub(crate) struct HandedOver {
-    pub(crate) link: Arc<Link>,
+pub(crate) struct QueuedRequest {
+    pub(crate) shared: Arc<ConnectionState>,
     pub(crate) export: Arc<dyn Export>,
     pub(crate) cookie: u64,
     pub(crate) work: Work,
     /// It has had to wait for space.
-    pub(crate) waiting: Option<Waiting<HandedOver>>,
+    pub(crate) waiting: Option<Waiting<QueuedRequest>>,
 }
 
 /// What is left to do of a request.
@@ -325,51 +328,51 @@ pub(crate) enum Work {
     },
 }
 
-impl Task for HandedOver {
+impl Task for QueuedRequest {
     fn run(mut self) {
         let work = std::mem::replace(&mut self.work, Work::Control(Control::Nothing));
-        match execute(&self.link, self.export.as_ref(), self.cookie, work) {
+        match execute(&self.shared, self.export.as_ref(), self.cookie, work) {
             Ok(reply) => self.deliver(reply),
             Err(work) => Self { work, ..self }.wait_for_space(),
         }
     }
 }
 
-impl HandedOver {
+impl QueuedRequest {
     /// Leaves the worker to others; comes back to one later.
     fn wait_for_space(mut self) {
-        let link = Arc::clone(&self.link);
-        if !link.has_ended() {
+        let shared = Arc::clone(&self.shared);
+        if !shared.has_ended() {
             let waiting = self.waiting.take();
-            self.waiting = waiting.or_else(|| Some(link.parking.enter(&link.workers)));
-            match link.parking.park(link.id, self) {
+            self.waiting = waiting.or_else(|| Some(shared.parking.enter(&shared.workers)));
+            match shared.parking.park(shared.id, self) {
                 Ok(()) => return,
                 Err(unparked) => self = unparked,
             }
         }
-        let header = link.error_header(self.cookie, Setback::WaitForSpace.errno());
+        let header = shared.error_header(self.cookie, AttemptError::WaitForSpace.errno());
         self.deliver(Some(Reply::new(header, Payload::None)));
     }
 
     /// The request is done; no reply means that it panicked.
     fn deliver(self, reply: Option<Reply>) {
         let Self {
-            link,
+            shared,
             export,
             waiting,
             ..
         } = self;
         drop(waiting);
         if reply.is_none() {
-            link.socket.close();
+            shared.socket.close();
         }
         // A panic that escapes from a destructor of the export must not cost the thread either.
-        let _ = link.attempt("detaching", || {
+        let _ = shared.attempt("detaching", || {
             drop(export);
             Ok(())
         });
-        if link.queue.deliver(link.socket.as_ref(), reply) == Delivered::NeedsWriter {
-            start_writer(link);
+        if shared.queue.deliver(shared.socket.as_ref(), reply) == Delivered::NeedsWriter {
+            start_writer(shared);
         }
     }
 }
@@ -377,31 +380,31 @@ impl HandedOver {
 /// Executes a request where waiting is allowed; no reply means that it panicked. What has to wait for
 /// space comes back.
 fn execute(
-    link: &Link,
+    shared: &ConnectionState,
     export: &dyn Export,
     cookie: u64,
     work: Work,
 ) -> Result<Option<Reply>, Work> {
-    let (done, error_header): (_, fn(&Link, u64, Errno) -> ReplyHeader) = match work {
+    let (done, error_header): (_, fn(&ConnectionState, u64, Errno) -> ReplyHeader) = match work {
         Work::Read { offset, mut buffer } => {
-            let done = link.attempt("read", || export.read(offset, &mut buffer, Wait::Yes));
+            let done = shared.attempt("read", || export.read(offset, &mut buffer, Blocking::Yes));
             let reply = done.map(|()| {
-                link.counters.add_read(buffer.len());
-                let header = link.read_header(cookie, offset, buffer.len());
+                shared.counters.add_read(buffer.len());
+                let header = shared.read_header(cookie, offset, buffer.len());
                 Reply::new(header, Payload::Buffer(buffer))
             });
-            (reply, Link::chunk_error_header)
+            (reply, ConnectionState::chunk_error_header)
         }
         Work::Write {
             offset,
             buffer,
             fua,
         } => {
-            let done = link.attempt("write", || {
-                export.write(offset, &buffer, Wait::Yes)?;
+            let done = shared.attempt("write", || {
+                export.write(offset, &buffer, Blocking::Yes)?;
                 if fua { export.flush() } else { Ok(()) }
             });
-            if done == Err(Setback::WaitForSpace) {
+            if done == Err(AttemptError::WaitForSpace) {
                 return Err(Work::Write {
                     offset,
                     buffer,
@@ -409,48 +412,54 @@ fn execute(
                 });
             }
             let reply = done.map(|()| {
-                link.counters.add_written(buffer.len());
+                shared.counters.add_written(buffer.len());
                 plain_reply(cookie)
             });
-            (reply, Link::error_header)
+            (reply, ConnectionState::error_header)
         }
         Work::Control(control) => {
-            let done = link.attempt(control.name(), || control_waiting(export, &control));
-            if done == Err(Setback::WaitForSpace) {
+            let done = shared.attempt(control.name(), || control_waiting(export, &control));
+            if done == Err(AttemptError::WaitForSpace) {
                 return Err(Work::Control(control));
             }
-            (done.map(|()| plain_reply(cookie)), Link::error_header)
+            (
+                done.map(|()| plain_reply(cookie)),
+                ConnectionState::error_header,
+            )
         }
         Work::Prefetch { range, mut scratch } => {
-            let done = link.attempt("prefetch", || export.prefetch(range, &mut scratch));
-            (done.map(|()| plain_reply(cookie)), Link::error_header)
+            let done = shared.attempt("prefetch", || export.prefetch(range, &mut scratch));
+            (
+                done.map(|()| plain_reply(cookie)),
+                ConnectionState::error_header,
+            )
         }
         Work::BlockStatus { range, only_first } => {
-            let done = link.attempt("block status", || {
-                block_status(link, export, (cookie, range, only_first), Wait::Yes)
+            let done = shared.attempt("block status", || {
+                block_status(shared, export, (cookie, range, only_first), Blocking::Yes)
             });
             let reply = done.map(|chunks| Reply::new(ReplyHeader::empty(), Payload::Bytes(chunks)));
-            (reply, Link::chunk_error_header)
+            (reply, ConnectionState::chunk_error_header)
         }
     };
     Ok(match done {
         Ok(reply) => Some(reply),
-        Err(Setback::Panicked) => None,
+        Err(AttemptError::Panicked) => None,
         Err(setback) => Some(Reply::new(
-            error_header(link, cookie, setback.errno()),
+            error_header(shared, cookie, setback.errno()),
             Payload::None,
         )),
     })
 }
 
-impl Setback {
+impl AttemptError {
     /// What the client is told. An export that would wait where it may has a defect.
     pub(crate) fn errno(self) -> Errno {
         match self {
-            Setback::Failed(errno) => errno,
+            AttemptError::Failed(errno) => errno,
             // The client that hears this has gone, or the server goes.
-            Setback::WaitForSpace => Errno::Shutdown,
-            Setback::WouldWait | Setback::Panicked => Errno::Io,
+            AttemptError::WaitForSpace => Errno::Shutdown,
+            AttemptError::WouldBlock | AttemptError::Panicked => Errno::Io,
         }
     }
 }
@@ -471,14 +480,14 @@ fn plain_reply(cookie: u64) -> Reply {
     Reply::new(ReplyHeader::simple(cookie, None), Payload::None)
 }
 
-fn start_writer(link: Arc<Link>) {
-    let name = format!("nbd-writer-{}", link.id);
-    let writer = Arc::clone(&link);
+fn start_writer(shared: Arc<ConnectionState>) {
+    let name = format!("nbd-writer-{}", shared.id);
+    let writer = Arc::clone(&shared);
     let started = std::thread::Builder::new().name(name).spawn(move || {
         writer.queue.write(writer.socket.as_ref());
     });
     if let Err(error) = started {
-        tracing::warn!(client = link.id, %error, "cannot start a thread, closing this connection");
-        link.queue.no_writer(link.socket.as_ref());
+        tracing::warn!(client = shared.id, %error, "cannot start a thread, closing this connection");
+        shared.queue.no_writer(shared.socket.as_ref());
     }
 }

@@ -3,7 +3,7 @@
 //! [`Export`] is one device as one client sees it; [`Exports`] is the daemon's side: it knows the
 //! names and decides who may attach to what. The protocol code knows nothing else of the store.
 
-use onefold_store::Wait;
+use onefold_store::Blocking;
 pub use onefold_store::{Change, ChangedExtent, Extent};
 use std::error::Error;
 use std::fmt;
@@ -17,9 +17,9 @@ use std::sync::Arc;
 /// `len` always lie within the size that [`Export::size_bytes`] gave when the client attached.
 /// Any byte range is allowed. Calls come from many threads at once.
 ///
-/// Every call with [`Wait::No`] is made on the thread that reads the client's socket: it answers
-/// from memory, or returns [`ExportError::WouldWait`] having changed nothing, and is then repeated
-/// with [`Wait::Yes`] on a thread that may wait.
+/// Every call with [`Blocking::No`] is made on the thread that reads the client's socket: it answers
+/// from memory, or returns [`ExportError::WouldBlock`] having changed nothing, and is then repeated
+/// with [`Blocking::Yes`] on a thread that may wait.
 pub trait Export: Send + Sync {
     /// Size in bytes. It may grow while clients are attached: each goes on with the size that it was
     /// told when it attached. It shrinks only while none is.
@@ -42,25 +42,25 @@ pub trait Export: Send + Sync {
 
     /// Fills all of `buf`, which begins on a 4096-byte boundary of memory. Buffers are reused
     /// between clients, so success must mean that every byte was overwritten.
-    fn read(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<(), ExportError>;
+    fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<(), ExportError>;
 
-    /// Writes all of `data`. With [`Wait::Yes`] it begins at a memory address that is congruent
-    /// to 0 modulo 4096; with [`Wait::No`] it may lie anywhere.
-    fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<(), ExportError>;
+    /// Writes all of `data`. With [`Blocking::Yes`] it begins at a memory address that is congruent
+    /// to 0 modulo 4096; with [`Blocking::No`] it may lie anywhere.
+    fn write(&self, offset: u64, data: &[u8], blocking: Blocking) -> Result<(), ExportError>;
 
     /// Returns when every write that was answered before the call, on any connection, is durable.
     /// Always called where waiting is allowed.
     fn flush(&self) -> Result<(), ExportError>;
 
     /// Says that the content of the range is no longer needed.
-    fn trim(&self, range: Range<u64>, wait: Wait) -> Result<(), ExportError>;
+    fn trim(&self, range: Range<u64>, blocking: Blocking) -> Result<(), ExportError>;
 
     /// Makes the range read as zeros.
     fn write_zeroes(
         &self,
         range: Range<u64>,
         options: ZeroOptions,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<(), ExportError>;
 
     /// States of the range from its start, at most `extents_max` of them (so perhaps not all of
@@ -69,7 +69,7 @@ pub trait Export: Send + Sync {
         &self,
         range: Range<u64>,
         extents_max: usize,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Vec<Extent>, ExportError>;
 
     /// Brings the range into memory: a hint. Always called where waiting is allowed. What has to be
@@ -86,7 +86,7 @@ pub trait Changes: Send + Sync {
         &self,
         range: Range<u64>,
         extents_max: usize,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Vec<ChangedExtent>, ExportError>;
 }
 
@@ -102,11 +102,11 @@ pub struct ZeroOptions {
 /// Why an [`Export`] did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// Only with [`Wait::No`]: nothing was changed, ask again with [`Wait::Yes`].
+    /// Only with [`Blocking::No`]: nothing was changed, ask again with [`Blocking::Yes`].
     #[error("the request has to wait for the disk")]
-    WouldWait,
+    WouldBlock,
     /// There is no room for it, and the device is set to let it wait: ask again until there is. Part
-    /// of it may have been done. Only from calls that change data, with [`Wait::Yes`].
+    /// of it may have been done. Only from calls that change data, with [`Blocking::Yes`].
     #[error("{0}")]
     WaitForSpace(Box<dyn Error + Send + Sync>),
     /// It failed; the source says where, and what can be done.

@@ -55,7 +55,7 @@ pub use export::{
 };
 pub use limits::{HANDSHAKES_MAX, PAYLOAD_BYTES_MAX, SMALL_PAYLOAD_BYTES};
 pub use listener::{ListenAddress, ListenError, ListenOptions, Listener};
-pub use onefold_store::Wait;
+pub use onefold_store::Blocking;
 pub use registry::{Client, Traffic};
 pub use server::{Server, ServerLimits, Shutdown};
 pub use unix_socket::{SocketName, lacks_space, listen_unix};

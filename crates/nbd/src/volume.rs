@@ -1,7 +1,7 @@
 //! A volume of the store as an [`Export`]: a translation of types, without behaviour of its own.
 
 use crate::export::{ChangedExtent, Changes, Export, ExportError, Extent, Failure, ZeroOptions};
-use onefold_store::{StoreError, StoreErrorKind, Volume, Wait};
+use onefold_store::{Blocking, StoreError, StoreErrorKind, Volume};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,24 +19,25 @@ impl Export for Volume {
     }
 
     fn uses_idle_processors(&self) -> bool {
-        Volume::works_aside(self)
+        Volume::works_in_background(self)
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<(), ExportError> {
-        Ok(Volume::read(self, offset, buf, wait)?)
+    fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<(), ExportError> {
+        Ok(Volume::read(self, offset, buf, blocking)?)
     }
 
-    fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<(), ExportError> {
-        Volume::write(self, offset, data, wait).map_err(|error| waits_or_fails(self, wait, error))
+    fn write(&self, offset: u64, data: &[u8], blocking: Blocking) -> Result<(), ExportError> {
+        Volume::write(self, offset, data, blocking)
+            .map_err(|error| waits_or_fails(self, blocking, error))
     }
 
     fn flush(&self) -> Result<(), ExportError> {
         Ok(Volume::flush(self)?)
     }
 
-    fn trim(&self, range: Range<u64>, wait: Wait) -> Result<(), ExportError> {
-        Volume::trim(self, range.start, range.end - range.start, wait)
-            .map_err(|error| waits_or_fails(self, wait, error))
+    fn trim(&self, range: Range<u64>, blocking: Blocking) -> Result<(), ExportError> {
+        Volume::trim(self, range.start, range.end - range.start, blocking)
+            .map_err(|error| waits_or_fails(self, blocking, error))
     }
 
     /// Zeros are a change of the map, which is always fast; and since zero blocks are never
@@ -46,19 +47,19 @@ impl Export for Volume {
         &self,
         range: Range<u64>,
         _options: ZeroOptions,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<(), ExportError> {
-        Volume::write_zeroes(self, range.start, range.end - range.start, wait)
-            .map_err(|error| waits_or_fails(self, wait, error))
+        Volume::write_zeroes(self, range.start, range.end - range.start, blocking)
+            .map_err(|error| waits_or_fails(self, blocking, error))
     }
 
     fn extents(
         &self,
         range: Range<u64>,
         extents_max: usize,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Vec<Extent>, ExportError> {
-        Ok(Volume::extents(self, range, extents_max, wait)?)
+        Ok(Volume::extents(self, range, extents_max, blocking)?)
     }
 
     fn prefetch(&self, range: Range<u64>, scratch: &mut [u8]) -> Result<(), ExportError> {
@@ -80,18 +81,20 @@ impl Changes for VolumeChanges {
         &self,
         range: Range<u64>,
         extents_max: usize,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Vec<ChangedExtent>, ExportError> {
-        Ok(self.volume.changes(&self.since, range, extents_max, wait)?)
+        Ok(self
+            .volume
+            .changes(&self.since, range, extents_max, blocking)?)
     }
 }
 
 /// For want of room requests wait, if the pool is set so.
-fn waits_or_fails(volume: &Volume, wait: Wait, error: StoreError) -> ExportError {
+fn waits_or_fails(volume: &Volume, blocking: Blocking, error: StoreError) -> ExportError {
     let waits = error.kind() == StoreErrorKind::NoSpace && volume.pauses_when_full();
-    match wait {
-        Wait::Yes if waits => ExportError::WaitForSpace(Box::new(error)),
-        Wait::No if waits => ExportError::WouldWait,
+    match blocking {
+        Blocking::Yes if waits => ExportError::WaitForSpace(Box::new(error)),
+        Blocking::No if waits => ExportError::WouldBlock,
         _ => error.into(),
     }
 }
@@ -99,7 +102,7 @@ fn waits_or_fails(volume: &Volume, wait: Wait, error: StoreError) -> ExportError
 impl From<StoreError> for ExportError {
     fn from(error: StoreError) -> Self {
         let failure = match error.kind() {
-            StoreErrorKind::WouldWait => return ExportError::WouldWait,
+            StoreErrorKind::WouldBlock => return ExportError::WouldBlock,
             StoreErrorKind::NoSpace | StoreErrorKind::QuotaReached => Failure::NoSpace,
             // The server asks nothing of a snapshot that it could not do, so the pool takes no writes
             // because one failed. That is no matter of permissions: a guest that is told EPERM goes on.

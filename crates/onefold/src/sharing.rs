@@ -90,7 +90,7 @@ impl From<Index> for IndexKind {
     }
 }
 
-/// Rounds that a block can be made to wait for; more would be for ever.
+/// Passes that a block can be made to wait for; more would be for ever.
 pub(crate) fn rounds_parser() -> RangedI64ValueParser<u8> {
     value_parser!(u8).range(1..=16)
 }
@@ -115,7 +115,7 @@ pub(crate) struct Sharing {
     #[arg(long)]
     pub(crate) verify: bool,
 
-    /// Rounds that a block must stay unchanged before it is looked at, 1 to 16. More spares blocks
+    /// Passes that a block must stay unchanged before it is looked at, 1 to 16. More spares blocks
     /// that are rewritten often.
     #[arg(long, value_parser = rounds_parser(), value_name = "N", default_value = "2")]
     pub(crate) rounds: u8,

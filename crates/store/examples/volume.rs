@@ -6,7 +6,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine, PoolLock};
-use onefold_store::{CreateOptions, OpenOptions, Store, VolumeOptions, Wait};
+use onefold_store::{Blocking, CreateOptions, OpenOptions, Store, VolumeOptions};
 
 const MIB: u64 = 1 << 20;
 const BLOCK_BYTES: usize = 4096;
@@ -30,16 +30,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     store.create_volume("disk", &VolumeOptions::new(64 * MIB))?;
     let disk = store.volume("disk")?;
 
-    disk.write(0, &[1; BLOCK_BYTES], Wait::Yes)?;
+    disk.write(0, &[1; BLOCK_BYTES], Blocking::Yes)?;
     store.create_snapshots(&[("disk".to_owned(), "before".to_owned())])?;
-    disk.write(0, &[2; BLOCK_BYTES], Wait::Yes)?;
+    disk.write(0, &[2; BLOCK_BYTES], Blocking::Yes)?;
     // Without it the second write would survive the process, but not a power loss.
     disk.flush()?;
 
     let before = store.volume("disk@before")?;
     let (mut now, mut then) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
-    disk.read(0, &mut now, Wait::Yes)?;
-    before.read(0, &mut then, Wait::Yes)?;
+    disk.read(0, &mut now, Blocking::Yes)?;
+    before.read(0, &mut then, Blocking::Yes)?;
     assert_eq!((now, then), ([2; BLOCK_BYTES], [1; BLOCK_BYTES]));
     println!("disk begins with {}, disk@before with {}", now[0], then[0]);
 

@@ -28,7 +28,7 @@ use crate::data;
 use crate::error::Result;
 use crate::limits::VOLUMES_MAX;
 use crate::pool::Pool;
-use crate::references::Snapshot;
+use crate::references::CheckpointReader;
 use crate::store::Store;
 use crate::sync::lock;
 use crate::tree;
@@ -91,7 +91,7 @@ impl Store {
     /// `Damaged` where a map cannot be read; those of the disk.
     pub fn account(&self, pace: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) -> Result<bool> {
         let as_of_unix_seconds = self.engine.unix_seconds();
-        let snapshot = Snapshot::take(&self.pool)?;
+        let snapshot = CheckpointReader::take(&self.pool)?;
         let mut scan = Scan::new(&self.pool, snapshot, pace);
         if scan.run()?.is_break() {
             return Ok(false);
@@ -118,7 +118,7 @@ impl Store {
 }
 
 /// For each layer that has any above it the only one, by number, or nothing where there are several.
-fn layers_above(snapshot: &Snapshot<'_>) -> FxHashMap<LayerId, Option<usize>> {
+fn layers_above(snapshot: &CheckpointReader<'_>) -> FxHashMap<LayerId, Option<usize>> {
     let mut above = FxHashMap::default();
     for (number, volume) in snapshot.volumes.iter().enumerate() {
         if let Some(below) = volume.below {
@@ -144,14 +144,14 @@ struct Scan<'a> {
 
 /// A checkpoint, and where to find layers in it.
 struct Held<'a> {
-    snapshot: Snapshot<'a>,
+    snapshot: CheckpointReader<'a>,
     above: FxHashMap<LayerId, Option<usize>>,
     /// Each layer's number: its place in the snapshot.
     numbers: FxHashMap<LayerId, usize>,
 }
 
 impl<'a> Held<'a> {
-    fn new(snapshot: Snapshot<'a>) -> Self {
+    fn new(snapshot: CheckpointReader<'a>) -> Self {
         let layers = snapshot.volumes.iter().enumerate();
         Self {
             above: layers_above(&snapshot),
@@ -169,7 +169,7 @@ impl<'a> Held<'a> {
 impl<'a> Scan<'a> {
     fn new(
         pool: &'a Pool,
-        snapshot: Snapshot<'a>,
+        snapshot: CheckpointReader<'a>,
         pace: &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Self {
         Self {

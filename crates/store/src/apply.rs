@@ -15,16 +15,16 @@ use onefold_format::{
 };
 
 use crate::batch::Batches;
+use crate::blocking::Blocking;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError};
 use crate::map::{Layer, Leaf, Maps};
 use crate::queue::Queue;
 use crate::run::{PbaRun, PbaRuns};
 use crate::space::Space;
-use crate::wait::Wait;
 
 /// What records change, besides the maps.
-pub(crate) struct Books {
+pub(crate) struct MetadataState {
     pub(crate) space: Space,
     pub(crate) catalogue: Catalogue,
     /// References given up, for the collector.
@@ -37,7 +37,7 @@ pub(crate) struct Books {
     pub(crate) is_recovered: bool,
 }
 
-impl Books {
+impl MetadataState {
     /// Pages besides those of the maps that the next checkpoint must write.
     pub(crate) fn dirty_pages(&self) -> usize {
         self.space.dirty_count() + self.queue.dirty_count()
@@ -66,7 +66,7 @@ impl From<Failed> for StoreError {
     }
 }
 
-/// Changes maps and books as `record` says, and adds to `given_up` the blocks that nobody names any
+/// Changes maps and metadata as `record` says, and adds to `released` the blocks that nobody names any
 /// more: they are in between until the caller knows that the record is durable and all readers
 /// have drained.
 ///
@@ -74,8 +74,8 @@ impl From<Failed> for StoreError {
 pub(crate) fn apply(
     record: &Record,
     maps: &Maps,
-    books: &mut Books,
-    given_up: &mut PbaRuns,
+    metadata: &mut MetadataState,
+    released: &mut PbaRuns,
 ) -> std::result::Result<(), Failed> {
     match record {
         Record::Map {
@@ -84,7 +84,7 @@ pub(crate) fn apply(
             count,
             old,
             new,
-        } => apply_map(maps, books, given_up, (*layer, *lba, *count), *old, *new),
+        } => apply_map(maps, metadata, released, (*layer, *lba, *count), *old, *new),
         Record::Unmap {
             layer,
             lba,
@@ -92,18 +92,18 @@ pub(crate) fn apply(
             to,
         } => Ok(apply_unmap(
             maps,
-            books,
-            given_up,
+            metadata,
+            released,
             (*layer, *lba, *count),
             *to,
         )?),
         Record::VolumePut { slot, volume } => {
-            let is_new = books.catalogue.by_id(volume.id).is_none();
-            books.catalogue.put(*slot, volume.clone())?;
+            let is_new = metadata.catalogue.by_id(volume.id).is_none();
+            metadata.catalogue.put(*slot, volume.clone())?;
             if is_new {
                 maps.put_above(&maps.add_layer(volume), volume.below)?;
             } else {
-                maps.allotments.of(volume);
+                maps.space_limits_table.of(volume);
             }
             Ok(())
         }
@@ -113,30 +113,32 @@ pub(crate) fn apply(
             live,
             below,
         } => {
-            let volume = books.catalogue.freeze(*slot, snapshot, (*live, *below))?;
+            let volume = metadata
+                .catalogue
+                .freeze(*slot, snapshot, (*live, *below))?;
             Ok(maps.put_above(&maps.add_layer(&volume), volume.below)?)
         }
         Record::Merge {
             layer,
             above,
             segment,
-        } => apply_merge(maps, books, given_up, (*layer, *above), *segment),
+        } => apply_merge(maps, metadata, released, (*layer, *above), *segment),
         Record::VolumeGone {
             slot,
             volume,
             layer,
         } => {
-            let mut record = books.catalogue.remove(*slot, *volume)?;
+            let mut record = metadata.catalogue.remove(*slot, *volume)?;
             // One that was being imported until now still had its reservation.
             record.state = VolumeState::Deleting;
-            maps.allotments.of(&record);
+            maps.space_limits_table.of(&record);
             if let Some(removed) = maps.remove_layer(*layer)? {
                 let left = removed.logical_blocks();
                 if left != 0 {
                     let message = format!("layer {layer} went with {left} blocks still mapped");
                     return Err(StoreError::damaged(message).into());
                 }
-                books.gone.push(removed);
+                metadata.gone.push(removed);
             }
             Ok(())
         }
@@ -144,7 +146,7 @@ pub(crate) fn apply(
             layer,
             number,
             runs,
-        } => apply_publish(maps, books, *layer, *number, runs),
+        } => apply_publish(maps, metadata, *layer, *number, runs),
         Record::Outcome {
             number,
             position,
@@ -152,17 +154,17 @@ pub(crate) fn apply(
             outcome,
             ..
         } => {
-            let (kind, items) = books.batches.settle(*number, *position, *count)?;
+            let (kind, items) = metadata.batches.settle(*number, *position, *count)?;
             let BatchKind::Finder(layer) = kind else {
                 return Err(StoreError::damaged("an outcome of a collector's batch").into());
             };
             Ok(apply_outcome(
-                maps, books, given_up, layer, &items, *outcome,
+                maps, metadata, released, layer, &items, *outcome,
             )?)
         }
         Record::Collect { number, elements } => {
-            let taken = books.queue.take(u64::from(*elements))?;
-            Ok(books.batches.collect(*number, &taken)?)
+            let taken = metadata.queue.take(u64::from(*elements))?;
+            Ok(metadata.batches.collect(*number, &taken)?)
         }
         Record::Release {
             number,
@@ -170,10 +172,10 @@ pub(crate) fn apply(
             count,
             release,
         } => {
-            let (_, items) = books.batches.settle(*number, *position, *count)?;
+            let (_, items) = metadata.batches.settle(*number, *position, *count)?;
             if *release == Release::Freed {
                 for item in items {
-                    free(books, given_up, item.pba)?;
+                    free(metadata, released, item.pba)?;
                 }
             }
             Ok(())
@@ -183,8 +185,8 @@ pub(crate) fn apply(
 
 fn apply_map(
     maps: &Maps,
-    books: &mut Books,
-    given_up: &mut PbaRuns,
+    metadata: &mut MetadataState,
+    released: &mut PbaRuns,
     (layer, lba, count): (LayerId, Lba, u32),
     old: Entry,
     new: Entry,
@@ -194,9 +196,9 @@ fn apply_map(
     let leaf = fitting_leaf(maps, &layer, (lba, count), old).map_err(Failed::Before)?;
     let slots = lba.slot()..lba.slot() + count as usize;
     if let Some(start) = new.pba() {
-        books.space.name(PbaRun { start, count })?;
+        metadata.space.name(PbaRun { start, count })?;
     }
-    give_up(books, given_up, &layer, (lba, count), old)?;
+    give_up(metadata, released, &layer, (lba, count), old)?;
     maps.change(&layer, lba.segment(), &leaf, slots, |entries| {
         for (entry, n) in entries.iter_mut().zip(0..) {
             *entry = new.successor(n);
@@ -207,13 +209,13 @@ fn apply_map(
 
 fn apply_unmap(
     maps: &Maps,
-    books: &mut Books,
-    given_up: &mut PbaRuns,
+    metadata: &mut MetadataState,
+    released: &mut PbaRuns,
     (layer, lba, count): (LayerId, Lba, u32),
     to: UnmapTo,
 ) -> Result<()> {
     let layer = maps.layer(layer)?;
-    let leaf = maps.leaf(&layer, lba.segment(), Wait::Yes)?;
+    let leaf = maps.leaf(&layer, lba.segment(), Blocking::Yes)?;
     let slots = lba.slot()..lba.slot() + count as usize;
     let to = match to {
         UnmapTo::Absent => Entry::ABSENT,
@@ -221,7 +223,7 @@ fn apply_unmap(
     };
     let before = leaf.with(|entries| entries[slots.clone()].to_vec());
     for (start, count, entry) in entry_runs(lba, &before) {
-        give_up(books, given_up, &layer, (start, count), entry)?;
+        give_up(metadata, released, &layer, (start, count), entry)?;
     }
     maps.change(&layer, lba.segment(), &leaf, slots, |entries| {
         entries.fill(to);
@@ -233,8 +235,8 @@ fn apply_unmap(
 /// elsewhere.
 fn apply_merge(
     maps: &Maps,
-    books: &mut Books,
-    given_up: &mut PbaRuns,
+    metadata: &mut MetadataState,
+    released: &mut PbaRuns,
     (layer, above): (LayerId, LayerId),
     segment: SegmentIndex,
 ) -> std::result::Result<(), Failed> {
@@ -244,7 +246,7 @@ fn apply_merge(
     if !is_below || layer.above().len() != 1 {
         return Err(Failed::Before(misfit(layer.id, segment.first())));
     }
-    let leaf = |layer: &Layer| maps.leaf(layer, segment, Wait::Yes);
+    let leaf = |layer: &Layer| maps.leaf(layer, segment, Blocking::Yes);
     let lower = leaf(&layer).map_err(Failed::Before)?;
     let upper = leaf(&above).map_err(Failed::Before)?;
     let mut moved = lower.with(Segment::clone);
@@ -260,7 +262,7 @@ fn apply_merge(
         }
     });
     for (start, count, entry) in entry_runs(segment.first(), &lost) {
-        give_up(books, given_up, &layer, (start, count), entry)?;
+        give_up(metadata, released, &layer, (start, count), entry)?;
     }
     maps.merge(segment, (&layer, &lower), (&above, &upper), &moved);
     Ok(())
@@ -269,24 +271,24 @@ fn apply_merge(
 /// Gives up what a run of entries, of which the first is `entry`, had: its own blocks, or
 /// references to shared ones.
 fn give_up(
-    books: &mut Books,
-    given_up: &mut PbaRuns,
+    metadata: &mut MetadataState,
+    released: &mut PbaRuns,
     layer: &Layer,
     (lba, count): (Lba, u64),
     entry: Entry,
 ) -> Result<()> {
     match entry.state() {
         State::Absent | State::Zero => Ok(()),
-        State::Private(start) | State::Kept(start) => {
+        State::Private(start) | State::Unshareable(start) => {
             let run = PbaRun { start, count };
-            books.space.unname(run)?;
-            given_up.push(run);
+            metadata.space.unname(run)?;
+            released.push(run);
             Ok(())
         }
         State::Shared(start) => {
             for n in 0..count {
                 let pba = start + n;
-                let open = books.batches.open.as_mut();
+                let open = metadata.batches.open.as_mut();
                 let is_unsettled =
                     open.is_some_and(|batch| batch.note_moved(layer.id, lba + n, pba));
                 if !is_unsettled {
@@ -294,7 +296,7 @@ fn give_up(
                         start: pba,
                         count: 1,
                     };
-                    books.queue.push(run, layer.domain);
+                    metadata.queue.push(run, layer.domain);
                 }
             }
             Ok(())
@@ -306,7 +308,7 @@ fn give_up(
 /// them (P1), so what is fingerprinted later is what the entries name.
 fn apply_publish(
     maps: &Maps,
-    books: &mut Books,
+    metadata: &mut MetadataState,
     layer: LayerId,
     number: u64,
     runs: &[PublishRun],
@@ -316,7 +318,7 @@ fn apply_publish(
         let blocks = (run.lba, u64::from(run.count));
         fitting_leaf(maps, &layer, blocks, Entry::private(run.pba)).map_err(Failed::Before)?;
     }
-    books
+    metadata
         .batches
         .announce(layer.id, layer.domain, number, runs)?;
     for run in runs {
@@ -328,8 +330,8 @@ fn apply_publish(
 
 fn apply_outcome(
     maps: &Maps,
-    books: &mut Books,
-    given_up: &mut PbaRuns,
+    metadata: &mut MetadataState,
+    released: &mut PbaRuns,
     layer: LayerId,
     items: &[BatchItem],
     outcome: Outcome,
@@ -352,43 +354,43 @@ fn apply_outcome(
             Outcome::Inserted => {}
             Outcome::Aliased(indexed) => {
                 becomes(Entry::shared(indexed + n))?;
-                free(books, given_up, item.pba)?;
+                free(metadata, released, item.pba)?;
             }
             Outcome::Dangling(indexed) => {
                 if indexed + n != item.pba {
-                    free(books, given_up, item.pba)?;
+                    free(metadata, released, item.pba)?;
                 }
-                queue_one(books, indexed + n, item);
+                queue_one(metadata, indexed + n, item);
             }
             Outcome::Rejected(indexed) => {
-                becomes(Entry::kept(item.pba))?;
-                queue_one(books, indexed + n, item);
+                becomes(Entry::unshareable(item.pba))?;
+                queue_one(metadata, indexed + n, item);
             }
-            Outcome::Declined if item.moved => free(books, given_up, item.pba)?,
+            Outcome::Declined if item.moved => free(metadata, released, item.pba)?,
             Outcome::Declined => becomes(Entry::private(item.pba))?,
         }
     }
     Ok(())
 }
 
-fn queue_one(books: &mut Books, pba: Pba, item: &BatchItem) {
+fn queue_one(metadata: &mut MetadataState, pba: Pba, item: &BatchItem) {
     let run = PbaRun {
         start: pba,
         count: 1,
     };
-    books.queue.push(run, item.domain);
+    metadata.queue.push(run, item.domain);
 }
 
 /// Nobody names this block any more.
-fn free(books: &mut Books, given_up: &mut PbaRuns, pba: Pba) -> Result<()> {
+fn free(metadata: &mut MetadataState, released: &mut PbaRuns, pba: Pba) -> Result<()> {
     let run = PbaRun {
         start: pba,
         count: 1,
     };
-    books.space.unname(run)?;
-    match given_up.last_mut() {
+    metadata.space.unname(run)?;
+    match released.last_mut() {
         Some(last) if last.start.0 + last.count == pba.0 => last.count += 1,
-        _ => given_up.push(run),
+        _ => released.push(run),
     }
     Ok(())
 }
@@ -419,7 +421,7 @@ fn fitting_leaf(
     (lba, count): (Lba, u64),
     old: Entry,
 ) -> Result<Arc<Leaf>> {
-    let leaf = maps.leaf(layer, lba.segment(), Wait::Yes)?;
+    let leaf = maps.leaf(layer, lba.segment(), Blocking::Yes)?;
     let slots = lba.slot()..lba.slot() + count as usize;
     let fits = leaf.with(|entries| {
         let run = entries[slots].iter().zip(0..);

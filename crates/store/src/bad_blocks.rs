@@ -10,7 +10,7 @@
 //! - What the list says is looked up again by whoever relies on it: a read of a shared block in it
 //!   compares the content with the fingerprint. So one that is as it should be does no harm there.
 //!
-//! Lock order: the part, then the ledger, then the list.
+//! Lock order: the part, then the uncommitted state, then the list.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -229,7 +229,7 @@ impl Pool {
             return Ok(());
         }
         {
-            let mut ledger = self.ledger()?;
+            let mut uncommitted = self.uncommitted()?;
             let mut state = write(&self.bad.state);
             for block in blocks {
                 let is_new = !state.listed.contains_key(&block.pba);
@@ -243,7 +243,7 @@ impl Pool {
                         ),
                     ));
                 }
-                ledger.books.space.shun(block.pba)?;
+                uncommitted.metadata.space.quarantine(block.pba)?;
                 state.cleared.remove(&block.pba);
                 state.listed.insert(block.pba, *block);
                 self.bad.count.store(state.listed.len(), SeqCst);
@@ -286,11 +286,11 @@ impl Pool {
     }
 
     fn let_go(&self, cleared: &BTreeSet<Pba>) -> Result<()> {
-        let mut ledger = self.ledger()?;
+        let mut uncommitted = self.uncommitted()?;
         let mut state = write(&self.bad.state);
         for pba in cleared {
             if state.cleared.remove(pba) {
-                ledger.books.space.unshun(*pba)?;
+                uncommitted.metadata.space.end_quarantine(*pba)?;
             }
         }
         Ok(())
@@ -302,7 +302,7 @@ impl Pool {
         if !self.bad.is_any() && read(&self.bad.state).cleared.is_empty() {
             return Ok(());
         }
-        let kept_back = self.ledger()?.books.space.kept_back();
+        let kept_back = self.uncommitted()?.metadata.space.kept_back();
         let readable = kept_back.into_iter().filter(|pba| {
             let listed = self.bad.get(*pba);
             listed.is_some_and(|block| block.fault == Fault::Changed)
@@ -315,15 +315,15 @@ impl Pool {
     }
 
     /// After opening: no block of the list is handed out.
-    pub(crate) fn shun_bad_blocks(&self) -> Result<()> {
-        let mut ledger = self.ledger()?;
-        let space = &mut ledger.books.space;
+    pub(crate) fn quarantine_bad_blocks(&self) -> Result<()> {
+        let mut uncommitted = self.uncommitted()?;
+        let space = &mut uncommitted.metadata.space;
         let blocks = space.blocks();
         let listed = self.bad.all().into_iter();
         let in_pool = listed.filter(|block| block.pba.0 < blocks);
         in_pool
             .into_iter()
-            .try_for_each(|block| space.shun(block.pba))
+            .try_for_each(|block| space.quarantine(block.pba))
     }
 }
 

@@ -10,8 +10,8 @@
 use std::ops::Range;
 use std::sync::PoisonError;
 
+use crate::blocking::Blocking;
 use crate::sync::{Condvar, Mutex, lock};
-use crate::wait::Wait;
 
 /// The locked ranges of one volume.
 #[derive(Default)]
@@ -37,10 +37,10 @@ pub(crate) struct BlockGuard<'a> {
 
 impl BlockLocks {
     /// Locks `blocks`; nothing where they are in use and the caller does not want to wait.
-    pub(crate) fn lock(&self, blocks: Range<u64>, wait: Wait) -> Option<BlockGuard<'_>> {
+    pub(crate) fn lock(&self, blocks: Range<u64>, blocking: Blocking) -> Option<BlockGuard<'_>> {
         let mut queue = lock(&self.queue);
         let free = !queue.is_blocked(u64::MAX, &blocks);
-        if !free && wait == Wait::No {
+        if !free && blocking == Blocking::No {
             return None;
         }
         let ticket = queue.next_ticket;
@@ -91,8 +91,8 @@ mod shuttle_tests {
     use shuttle::thread;
 
     use super::BlockLocks;
+    use crate::blocking::Blocking;
     use crate::sync::{AtomicU64, lock};
-    use crate::wait::Wait;
 
     /// Shuttle itself fails where everybody waits: a lost wake-up, or two that wait for each other.
     #[test]
@@ -105,7 +105,7 @@ mod shuttle_tests {
                     let (locks, users) = (Arc::clone(&locks), Arc::clone(&users));
                     thread::spawn(move || {
                         for _ in 0..2 {
-                            let guard = locks.lock(range.clone(), Wait::Yes);
+                            let guard = locks.lock(range.clone(), Blocking::Yes);
                             for block in range.clone() {
                                 assert_eq!(users[block as usize].fetch_add(1, SeqCst), 0);
                             }
@@ -131,17 +131,17 @@ mod shuttle_tests {
         shuttle::check_random(
             || {
                 let locks = Arc::new(BlockLocks::default());
-                let first = locks.lock(0..1, Wait::Yes);
+                let first = locks.lock(0..1, Blocking::Yes);
                 let large = {
                     let locks = Arc::clone(&locks);
-                    thread::spawn(move || drop(locks.lock(0..4, Wait::Yes)))
+                    thread::spawn(move || drop(locks.lock(0..4, Blocking::Yes)))
                 };
                 while lock(&locks.queue).waiting == 0 {
                     thread::yield_now();
                 }
-                assert!(locks.lock(3..4, Wait::No).is_none());
+                assert!(locks.lock(3..4, Blocking::No).is_none());
                 drop(first);
-                drop(locks.lock(3..4, Wait::Yes));
+                drop(locks.lock(3..4, Blocking::Yes));
                 large.join().unwrap();
             },
             2_000,

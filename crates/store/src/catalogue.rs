@@ -1,6 +1,6 @@
 //! The catalogue in memory: a slot for each volume and each snapshot, written in pages of fifteen.
 //!
-//! It is looked into and changed while everybody waits for the ledger, so what is done often costs the same
+//! It is looked into and changed while everybody waits for the uncommitted state, so what is done often costs the same
 //! however many snapshots there are: records are found by number and by layer, and a checkpoint copies the
 //! pages that it writes. Only what makes or renames a volume goes through all of them.
 

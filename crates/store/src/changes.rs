@@ -23,12 +23,12 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, LayerId, Lba, SegmentIndex};
 use rustc_hash::FxHashSet;
 
+use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::map::{Layer, Maps};
 use crate::read::Runs;
 use crate::segments::Segments;
 use crate::volume::{Extent, Volume};
-use crate::wait::Wait;
 
 /// What a run of bytes holds, for somebody who has an older copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,12 +64,12 @@ impl Volume {
         since: &Self,
         range: Range<u64>,
         extents_max: usize,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Vec<ChangedExtent>> {
         let start = range.start;
         loop {
             let layers = [since.layer(), self.layer()];
-            let compared = self.compare(since, &layers, range.clone(), extents_max, wait);
+            let compared = self.compare(since, &layers, range.clone(), extents_max, blocking);
             since.check_in_use()?;
             self.check_in_use()?;
             let [old, new] = &layers;
@@ -85,7 +85,7 @@ impl Volume {
         [old, new]: &[Arc<Layer>; 2],
         range: Range<u64>,
         extents_max: usize,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Vec<ChangedExtent>> {
         let (old_size, new_size) = (since.size_bytes(), self.size_bytes());
         if range.is_empty() || range.end > old_size.max(new_size) {
@@ -107,11 +107,11 @@ impl Volume {
         };
         let mut runs = Runs::new(range.start, extents_max);
         let in_both = range.end.min(old_size).min(new_size);
-        self.compare_both(&branches, in_both, &mut runs, wait)?;
+        self.compare_both(&branches, in_both, &mut runs, blocking)?;
         let in_new = range.end.min(new_size);
         if runs.at() >= in_both && runs.at() < in_new {
             let beyond = runs.at()..in_new;
-            for Extent { len, data } in self.extents_admitted(beyond, extents_max, wait)? {
+            for Extent { len, data } in self.extents_admitted(beyond, extents_max, blocking)? {
                 let change = if data { Change::Data } else { Change::Zero };
                 runs.add(runs.at() + len, change);
             }
@@ -131,7 +131,7 @@ impl Volume {
         branches: &Branches,
         end: u64,
         runs: &mut Runs<Change>,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<()> {
         let block_size = self.pool.block_size();
         let mut segments = branches.segments();
@@ -145,7 +145,7 @@ impl Volume {
             };
             // Addresses are compared with each other only inside a segment.
             let _pin = self.pool.epochs.pin();
-            let changes = branches.compare(&self.pool.maps, segment, wait)?;
+            let changes = branches.compare(&self.pool.maps, segment, blocking)?;
             for (change, lba) in changes.into_iter().zip(segment.first().0..) {
                 runs.add(((lba + 1) * block_size).min(end), change);
             }
@@ -180,11 +180,16 @@ impl Branches {
         Segments::of(self.old.iter().chain(&self.new))
     }
 
-    fn compare(&self, maps: &Maps, segment: SegmentIndex, wait: Wait) -> Result<Vec<Change>> {
+    fn compare(
+        &self,
+        maps: &Maps,
+        segment: SegmentIndex,
+        blocking: Blocking,
+    ) -> Result<Vec<Change>> {
         let mut sides = [EMPTY_SEGMENT; 2];
         for (side, layers) in sides.iter_mut().zip([&self.old, &self.new]) {
             for layer in layers {
-                let leaf = maps.leaf(layer, segment, wait)?;
+                let leaf = maps.leaf(layer, segment, blocking)?;
                 leaf.with(|upper| lay_over(side, upper));
             }
         }
@@ -192,7 +197,7 @@ impl Branches {
         if *old == EMPTY_SEGMENT && *new == EMPTY_SEGMENT {
             return Ok(vec![Change::Same; BLOCKS_PER_SEGMENT as usize]);
         }
-        let view = maps.view(&self.common, segment, wait)?;
+        let view = maps.view(&self.common, segment, blocking)?;
         let changes = view.with(|common| {
             let slots = old.iter().zip(new).zip(common);
             slots
@@ -254,7 +259,7 @@ mod shuttle_tests {
                         let branches = Branches::of(old, new).unwrap();
                         let next = branches.segments().next(&maps, SEGMENT).unwrap();
                         assert_eq!(next, Some(SEGMENT));
-                        let changes = branches.compare(&maps, SEGMENT, Wait::Yes).unwrap();
+                        let changes = branches.compare(&maps, SEGMENT, Blocking::Yes).unwrap();
                         assert_eq!(changes[..3], expected);
                     }
                 })
@@ -290,15 +295,15 @@ mod tests {
             .create_volume("v", &VolumeOptions::new(1 << 20))
             .unwrap();
         let volume = store.volume("v").unwrap();
-        volume.write(0, &[1; 4096], Wait::Yes).unwrap();
+        volume.write(0, &[1; 4096], Blocking::Yes).unwrap();
         let names = [("v".to_owned(), "s".to_owned())];
         store.create_snapshots(&names).unwrap();
         store.pool.checkpoint().unwrap();
         let below = volume.layer().below().unwrap();
         store.delete_snapshot("v", "s").unwrap();
         store.finish_deletions(&mut |_, _| {}).unwrap();
-        volume.trim(0, 4096, Wait::Yes).unwrap();
-        let leaf = store.pool.maps.leaf(&below, SegmentIndex(0), Wait::Yes);
+        volume.trim(0, 4096, Blocking::Yes).unwrap();
+        let leaf = store.pool.maps.leaf(&below, SegmentIndex(0), Blocking::Yes);
         assert!(leaf.unwrap().with(|entries| *entries == EMPTY_SEGMENT));
     }
 }

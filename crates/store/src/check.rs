@@ -23,7 +23,7 @@ use onefold_index::{Fingerprint, FingerprintIndex, IndexError, Row};
 use crate::bits;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::pool::Pool;
-use crate::references::{Snapshot, Window};
+use crate::references::{CheckpointReader, Window};
 use crate::run::PbaRun;
 use crate::scrub::what_is_wrong;
 use crate::store::Store;
@@ -95,7 +95,7 @@ impl Store {
             settled => settled.and_then(Result::err),
         };
         pool.look_at_bad_again()?;
-        let snapshot = Snapshot::take(pool)?;
+        let snapshot = CheckpointReader::take(pool)?;
         let index = pool.index.ready().ok();
         let mut check = Check {
             pool,
@@ -162,7 +162,7 @@ impl Store {
 
 struct Check<'a> {
     pool: &'a Pool,
-    snapshot: Rc<Snapshot<'a>>,
+    snapshot: Rc<CheckpointReader<'a>>,
     /// Nothing where it cannot be compared with the maps.
     index: Option<Arc<dyn FingerprintIndex>>,
     repair: bool,
@@ -187,7 +187,8 @@ impl Check<'_> {
         let step = Window::blocks_for(self.pool.limits.check_bytes, pool_blocks);
         let rows = self.index.as_ref().map_or(0, |index| index.counts().rows());
         let volumes = self.snapshot.volumes.iter();
-        let entries = volumes.map(|it| it.counts.private + it.counts.kept + it.counts.shared);
+        let entries =
+            volumes.map(|it| it.counts.private + it.counts.unshareable + it.counts.shared);
         self.all = (entries.sum::<u64>() + rows) * pool_blocks.div_ceil(step);
         for start in (0..pool_blocks).step_by(step as usize) {
             if start > 0 {
@@ -445,7 +446,7 @@ impl Check<'_> {
         let last = run.start.0 + run.count - 1;
         self.find(repairable, format!("PBA {} to {last}: {what}", run.start));
         if self.repair && repairable {
-            let space = &mut self.pool.ledger()?.books.space;
+            let space = &mut self.pool.uncommitted()?.metadata.space;
             self.counts.repaired += u64::from(space.correct(run, is_owned)?);
         }
         Ok(())
@@ -483,7 +484,7 @@ impl Check<'_> {
         if self.repair && repairable {
             let mut bitmap = space_page::EMPTY_BITMAP;
             bitmap.copy_from_slice(owned);
-            let space = &mut self.pool.ledger()?.books.space;
+            let space = &mut self.pool.uncommitted()?.metadata.space;
             self.counts.repaired += u64::from(space.rebuild_page(index as u32, bitmap)?);
         }
         Ok(None)

@@ -1,7 +1,7 @@
 //! The checkpoint: what the maps say, written beside what they said before, and one root that
 //! switches over.
 //!
-//! 1. seal under the ledger, in one commit: every changed segment, free-space page and catalogue
+//! 1. seal under the uncommitted state, in one commit: every changed segment, free-space page and catalogue
 //!    page as they are after exactly the records before the log position (a *sharp* checkpoint, so
 //!    that replay can compare each record with the map it changes)
 //! 2. write them to places that no durable root reaches, and the trees above them
@@ -20,7 +20,7 @@ use onefold_format::page::{
 use onefold_format::{LayerCounts, LayerId, Root, TreeRoot};
 use onefold_format::{batch_page, map_page, space_page};
 
-use crate::apply::Books;
+use crate::apply::MetadataState;
 use crate::batch::{self, OpenBatch};
 use crate::catalogue::SealedCatalogue;
 use crate::commit::StopsOnPanic;
@@ -29,7 +29,7 @@ use crate::guard::Guard;
 use crate::log::LogMark;
 use crate::map::{Layer, SealedLeaf};
 use crate::pages::PageWriter;
-use crate::pool::{Ledger, Pool};
+use crate::pool::{Pool, Uncommitted};
 use crate::queue::{self, SealedQueue};
 use crate::space::SealedSpacePage;
 use crate::tree::{self, Change};
@@ -68,7 +68,7 @@ impl Pool {
         // Its first step empties the list of what has changed.
         let _stops = StopsOnPanic::new(self, "a checkpoint");
         let mut log = self.commits.lock();
-        let sealed = self.seal_and_commit(&mut log, |ledger| self.seal(ledger))?;
+        let sealed = self.seal_and_commit(&mut log, |uncommitted| self.seal(uncommitted))?;
         let mark = log.end;
         drop(log);
         if !Guard::LogPrunedAfterRoot.holds() {
@@ -91,8 +91,8 @@ impl Pool {
         Ok(())
     }
 
-    fn seal(&self, ledger: &mut Ledger) -> Result<Sealed> {
-        let books = &mut ledger.books;
+    fn seal(&self, uncommitted: &mut Uncommitted) -> Result<Sealed> {
+        let metadata = &mut uncommitted.metadata;
         let leaves = self.maps.seal();
         let counts = leaves
             .iter()
@@ -102,26 +102,26 @@ impl Pool {
         Ok(Sealed {
             counts,
             leaves,
-            queue: books.queue.seal(),
-            batch: books.batches.open.clone(),
-            batch_root: books.batches.root,
-            next_batch: books.batches.next_number,
-            cut: cut_now(books),
-            space: books.space.seal()?,
-            space_root: books.space.root(),
-            catalogue: books.catalogue.seal(changed.into_iter()),
-            catalogue_root: books.catalogue.root,
-            gone: std::mem::take(&mut books.gone),
+            queue: metadata.queue.seal(),
+            batch: metadata.batches.open.clone(),
+            batch_root: metadata.batches.root,
+            next_batch: metadata.batches.next_number,
+            cut: cut_now(metadata),
+            space: metadata.space.seal()?,
+            space_root: metadata.space.root(),
+            catalogue: metadata.catalogue.seal(changed.into_iter()),
+            catalogue_root: metadata.catalogue.root,
+            gone: std::mem::take(&mut metadata.gone),
         })
     }
 
     fn unseal(&self, sealed: Sealed) -> Result<()> {
-        let mut ledger = self.ledger()?;
+        let mut uncommitted = self.uncommitted()?;
         self.maps.unseal(sealed.leaves);
-        ledger.books.space.unseal(sealed.space)?;
-        ledger.books.catalogue.unseal(sealed.catalogue);
-        ledger.books.queue.unseal(sealed.queue);
-        ledger.books.gone.extend(sealed.gone);
+        uncommitted.metadata.space.unseal(sealed.space)?;
+        uncommitted.metadata.catalogue.unseal(sealed.catalogue);
+        uncommitted.metadata.queue.unseal(sealed.queue);
+        uncommitted.metadata.gone.extend(sealed.gone);
         Ok(())
     }
 
@@ -206,23 +206,23 @@ impl Pool {
         for layer in &sealed.gone {
             self.maps.publish(layer, TreeRoot::default(), &[]);
         }
-        let mut ledger = self.ledger()?;
-        let books = &mut ledger.books;
+        let mut uncommitted = self.uncommitted()?;
+        let metadata = &mut uncommitted.metadata;
         let pages = sealed.catalogue.pages.iter();
         for volume in pages.flat_map(|(_, records)| records.iter().flatten()) {
             if let Some(root) = written.layers.get(&volume.layer) {
                 let counts = sealed.counts.get(&volume.layer).copied();
-                books
+                metadata
                     .catalogue
                     .set_map(volume.layer, *root, counts.unwrap_or_default());
             }
         }
-        books.queue.publish(written.root.queue, &sealed.queue);
-        books.batches.root = written.root.batch;
-        books.catalogue.root = written.root.catalogue;
-        books.space.set_root(written.root.space);
+        metadata.queue.publish(written.root.queue, &sealed.queue);
+        metadata.batches.root = written.root.batch;
+        metadata.catalogue.root = written.root.catalogue;
+        metadata.space.set_root(written.root.space);
         if sealed.cut.is_some() {
-            books.space.cut()?;
+            metadata.space.cut()?;
         }
         self.log_span.set_start(written.root.log_position);
         Ok(())
@@ -232,10 +232,10 @@ impl Pool {
 /// No record before the log position leaves anything beyond the new end, and none behind it can: so
 /// the blocks there can go with this checkpoint. While an opening replays, records behind it can, for
 /// they were written before the shrinking began.
-fn cut_now(books: &Books) -> Option<u64> {
-    let space = &books.space;
+fn cut_now(metadata: &MetadataState) -> Option<u64> {
+    let space = &metadata.space;
     let is_empty = space.busy_beyond() == 0 || !Guard::CutWhenEmpty.holds();
-    let is_recovered = books.is_recovered || !Guard::CutAfterRecovery.holds();
+    let is_recovered = metadata.is_recovered || !Guard::CutAfterRecovery.holds();
     (space.end() < space.blocks() && is_empty && is_recovered).then(|| space.end())
 }
 

@@ -18,6 +18,7 @@ use onefold_format::{Pba, Record, Release};
 use onefold_index::{Fingerprint, FingerprintIndex, Released};
 
 use crate::batch::OpenBatch;
+use crate::blocking::Blocking;
 use crate::error::Result;
 use crate::finder::{Fingerprinted, last_answers};
 use crate::guard::Guard;
@@ -25,13 +26,12 @@ use crate::index::STREAM;
 use crate::pool::Pool;
 use crate::run::{PbaRun, PbaRuns};
 use crate::store::Store;
-use crate::wait::Wait;
 use onefold_format::record::BATCH_ITEMS_MAX;
 
 /// References that one batch releases at most.
 pub const COLLECT_BATCH_BLOCKS: u64 = BATCH_ITEMS_MAX as u64;
 
-/// Items settled under one hold of the ledger.
+/// Items settled under one hold of the uncommitted state.
 const ITEMS_PER_STEP: usize = 512;
 
 /// What a collector's batch did.
@@ -57,21 +57,21 @@ impl Store {
         pool.check_writable()?;
         let index = pool.index.ready()?;
         pool.settle_open_batch()?;
-        let mut ledger = pool.ledger()?;
-        let books = &mut ledger.books;
-        let number = books.batches.next_number;
-        let elements = books.queue.count_head(u64::from(BATCH_ITEMS_MAX))? as u32;
-        drop(ledger);
+        let mut uncommitted = pool.uncommitted()?;
+        let metadata = &mut uncommitted.metadata;
+        let number = metadata.batches.next_number;
+        let elements = metadata.queue.count_head(u64::from(BATCH_ITEMS_MAX))? as u32;
+        drop(uncommitted);
         if elements == 0 {
             return Ok(CollectReport::default());
         }
         // A batch that is open would be in the finder's way, too.
         index.secure(&[elements as usize])?;
-        pool.record(&[Record::Collect { number, elements }], &[], Wait::Yes)?;
+        pool.record(&[Record::Collect { number, elements }], &[], Blocking::Yes)?;
         if Guard::IntentBeforeCall.holds() {
             pool.commit_in_background()?;
         }
-        let open = pool.ledger()?.books.batches.open.clone();
+        let open = pool.uncommitted()?.metadata.batches.open.clone();
         let Some(batch) = open else {
             return Ok(CollectReport::default());
         };
@@ -84,7 +84,7 @@ impl Store {
     ///
     /// Where a request panicked while it changed the maps.
     pub fn queued_blocks(&self) -> Result<u64> {
-        Ok(self.pool.ledger()?.books.queue.blocks())
+        Ok(self.pool.uncommitted()?.metadata.queue.blocks())
     }
 }
 
@@ -92,7 +92,7 @@ impl Pool {
     /// Steps 3 and 4.
     pub(crate) fn settle_collector(&self, batch: &OpenBatch) -> Result<CollectReport> {
         let index = self.index.ready()?;
-        let answers = self.aside.run(|| -> Result<_> {
+        let answers = self.background.run(|| -> Result<_> {
             let items = self.fingerprints_to_release(&*index, batch.unsettled())?;
             Ok(index.decrement(STREAM, batch.number, &items)?)
         })?;
@@ -184,6 +184,6 @@ impl Pool {
                 record
             })
             .collect();
-        self.record(&records, &freed, Wait::Yes)
+        self.record(&records, &freed, Blocking::Yes)
     }
 }

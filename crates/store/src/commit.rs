@@ -14,28 +14,28 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::log::{Log, Tail};
-use crate::pool::{Ledger, Pool};
+use crate::pool::{Pool, Uncommitted};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, lock};
 
 /// A ticket machine: work that many want and one does.
 ///
-/// What is guaranteed: [`Shared::run`] returns only after a run of the work that *started* after
+/// What is guaranteed: [`GroupCommit::run`] returns only after a run of the work that *started* after
 /// the call has ended.
-pub(crate) struct Shared<T> {
+pub(crate) struct GroupCommit<T> {
     started: AtomicU64,
-    state: Mutex<SharedState<T>>,
+    state: Mutex<GroupCommitState<T>>,
 }
 
-struct SharedState<T> {
+struct GroupCommitState<T> {
     ended: u64,
     work: T,
 }
 
-impl<T> Shared<T> {
+impl<T> GroupCommit<T> {
     pub(crate) fn new(work: T) -> Self {
         Self {
             started: AtomicU64::new(0),
-            state: Mutex::new(SharedState { ended: 0, work }),
+            state: Mutex::new(GroupCommitState { ended: 0, work }),
         }
     }
 
@@ -64,8 +64,8 @@ impl<T> Shared<T> {
     }
 }
 
-/// See [`Shared::lock`].
-pub(crate) struct SharedGuard<'a, T>(MutexGuard<'a, SharedState<T>>);
+/// See [`GroupCommit::lock`].
+pub(crate) struct SharedGuard<'a, T>(MutexGuard<'a, GroupCommitState<T>>);
 
 impl<T> std::ops::Deref for SharedGuard<'_, T> {
     type Target = T;
@@ -125,27 +125,27 @@ impl Pool {
     /// first sync. It stands for no commit's own sync, but a failure is told only once, so it
     /// counts as much.
     pub(crate) fn write_data_out(&self) -> Result<()> {
-        if self.aside.is_set() && self.unsynced.load(SeqCst) {
-            self.aside
+        if self.background.is_set() && self.unsynced.load(SeqCst) {
+            self.background
                 .run(|| self.sync_data().and_then(|()| self.sync_data()))?;
         }
         Ok(())
     }
 
-    /// One commit; `at_seal` sees the ledger exactly as the sealed records left it.
+    /// One commit; `at_seal` sees the uncommitted state exactly as the sealed records left it.
     pub(crate) fn seal_and_commit<T>(
         &self,
         log: &mut Log,
-        at_seal: impl FnOnce(&mut Ledger) -> Result<T>,
+        at_seal: impl FnOnce(&mut Uncommitted) -> Result<T>,
     ) -> Result<T> {
         self.check_writable()?;
-        let mut ledger = self.ledger()?;
-        let sealed = at_seal(&mut ledger)?;
+        let mut uncommitted = self.uncommitted()?;
+        let sealed = at_seal(&mut uncommitted)?;
         // From here on the records are nowhere but in `tail`.
         let _stops = StopsOnPanic::new(self, "a commit");
-        let tail = ledger.seal();
+        let tail = uncommitted.seal();
         self.log_span.seal(tail.log_bytes());
-        drop(ledger);
+        drop(uncommitted);
         // Whoever raises this flag has written its data, and does so before its record is
         // appended: a record in `tail` whose flag was seen by an earlier commit is of data that
         // this earlier commit synced.
@@ -157,7 +157,7 @@ impl Pool {
                 }
             })?;
         self.log_span.set_end(log.end.position);
-        self.give_up(tail.given_up);
+        self.give_up(tail.released);
         Ok(sealed)
     }
 
@@ -199,7 +199,7 @@ mod shuttle_tests {
 
     use shuttle::thread;
 
-    use super::Shared;
+    use super::GroupCommit;
     use crate::sync::AtomicBool;
 
     const CALLERS: usize = 4;
@@ -218,7 +218,7 @@ mod shuttle_tests {
         static MOST: AtomicUsize = AtomicUsize::new(0);
         shuttle::check_random(
             || {
-                let shared = Arc::new(Shared::new(Runs::default()));
+                let shared = Arc::new(GroupCommit::new(Runs::default()));
                 let written: Arc<[AtomicBool; CALLERS]> = Arc::default();
                 let callers = [0, 1, 2, 3].map(|caller: usize| {
                     let (shared, written) = (Arc::clone(&shared), Arc::clone(&written));
@@ -259,7 +259,7 @@ mod shuttle_tests {
     fn shuttle_a_failed_run_counts_for_nobody_else() {
         shuttle::check_random(
             || {
-                let shared = Arc::new(Shared::new(0));
+                let shared = Arc::new(GroupCommit::new(0));
                 let failing = {
                     let shared = Arc::clone(&shared);
                     thread::spawn(move || {

@@ -14,13 +14,13 @@ use onefold_format::{Entry, LayerId, SegmentIndex, VolumeId};
 use rustc_hash::FxHashMap;
 
 use crate::accounting::{HELD_BACK_MAX, PAGES_AT_ONCE};
+use crate::blocking::Blocking;
 use crate::error::Result;
 use crate::map::{Entries, Layer, Maps, fill_absent};
-use crate::references::Snapshot;
+use crate::references::CheckpointReader;
 use crate::segments::Segments;
 use crate::store::Store;
 use crate::volume::Volume;
-use crate::wait::Wait;
 
 /// Data that a reader finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,11 +100,11 @@ fn count(
         };
         entries.clear();
         let slots = 0..BLOCKS_PER_SEGMENT as usize;
-        maps.resolve(layer, segment, slots, Wait::Yes, &mut entries)?;
+        maps.resolve(layer, segment, slots, Blocking::Yes, &mut entries)?;
         found += with_data(&entries);
         if let Some(base) = base {
             hidden += maps
-                .leaf(base, segment, Wait::Yes)?
+                .leaf(base, segment, Blocking::Yes)?
                 .with(|entries| with_data(entries));
         }
         from = segment + 1;
@@ -122,7 +122,7 @@ fn with_data(entries: &[Entry]) -> u64 {
 /// Counts for all volumes and snapshots at once, so that each page is read once. Nothing where `pace` ends
 /// it.
 pub(crate) fn count_all(
-    snapshot: &mut Snapshot<'_>,
+    snapshot: &mut CheckpointReader<'_>,
     pace: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<Option<FxHashMap<VolumeId, u64>>> {
     let ids = snapshot.volumes.iter().map(|volume| (volume.id, 0));
@@ -161,7 +161,7 @@ struct Node {
 }
 
 impl Forest {
-    fn new(snapshot: &Snapshot<'_>, from: SegmentIndex) -> Result<Self> {
+    fn new(snapshot: &CheckpointReader<'_>, from: SegmentIndex) -> Result<Self> {
         let mut above: FxHashMap<Option<LayerId>, Vec<usize>> = FxHashMap::default();
         for (number, volume) in snapshot.volumes.iter().enumerate() {
             above.entry(volume.below).or_default().push(number);
@@ -194,7 +194,7 @@ impl Forest {
     /// Adds what is found in this segment, and returns how many pages were read for it.
     fn count(
         &mut self,
-        snapshot: &Snapshot<'_>,
+        snapshot: &CheckpointReader<'_>,
         segment: SegmentIndex,
         data: &mut FxHashMap<VolumeId, u64>,
     ) -> Result<u64> {

@@ -20,6 +20,7 @@ use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
 use onefold_format::{Entry, LayerId, Record, SegmentIndex, UnmapTo, VolumeId, VolumeState};
 
 use crate::apply::owned_runs;
+use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::map::Layer;
@@ -27,7 +28,6 @@ use crate::names::full_name;
 use crate::store::Store;
 use crate::sync::{lock, write};
 use crate::volume::Volume;
-use crate::wait::Wait;
 
 /// Segments that one step deals with: some fifty microseconds, in which writers wait. Whoever takes the
 /// steps rests in between.
@@ -140,7 +140,7 @@ impl Store {
         let deletion = Deletion::new(volume);
         // A request that was admitted before may still change the map, until this has its blocks.
         let layer = deletion.volume.layer();
-        drop(layer.locks.lock(0..VOLUME_BLOCKS_MAX, Wait::Yes));
+        drop(layer.locks.lock(0..VOLUME_BLOCKS_MAX, Blocking::Yes));
         lock(&self.deleting).push(deletion);
     }
 
@@ -259,8 +259,8 @@ impl Store {
     /// Where a request panicked while it changed the maps.
     pub fn deletions(&self) -> Result<Vec<DeletionStat>> {
         let deleting = lock(&self.deleting).clone();
-        let ledger = self.pool.ledger()?;
-        let catalogue = &ledger.books.catalogue;
+        let uncommitted = self.pool.uncommitted()?;
+        let catalogue = &uncommitted.metadata.catalogue;
         let stat = |deletion: &Deletion| {
             let layer = deletion.volume.layer();
             let above = catalogue.above(layer.id);
@@ -299,8 +299,8 @@ impl Store {
         let first = segment.first().0;
         let _locked = layer
             .locks
-            .lock(first..first + BLOCKS_PER_SEGMENT, Wait::Yes);
-        let leaf = self.pool.maps.leaf(layer, segment, Wait::Yes)?;
+            .lock(first..first + BLOCKS_PER_SEGMENT, Blocking::Yes);
+        let leaf = self.pool.maps.leaf(layer, segment, Blocking::Yes)?;
         let entries = leaf.with(|entries| entries.to_vec());
         if entries.iter().all(|it| *it == Entry::ABSENT) {
             return Ok(());
@@ -312,7 +312,7 @@ impl Store {
             to: UnmapTo::Absent,
         };
         self.pool
-            .record(&[record], &owned_runs(&entries), Wait::Yes)
+            .record(&[record], &owned_runs(&entries), Blocking::Yes)
     }
 
     fn merge_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
@@ -332,8 +332,8 @@ impl Store {
         let above = maps.layer(above)?;
         let first = segment.first().0;
         let blocks = first..first + BLOCKS_PER_SEGMENT;
-        let _locked = above.locks.lock(blocks, Wait::Yes);
-        let lower = maps.leaf(layer, segment, Wait::Yes)?;
+        let _locked = above.locks.lock(blocks, Blocking::Yes);
+        let lower = maps.leaf(layer, segment, Blocking::Yes)?;
         if lower.with(|entries| *entries == EMPTY_SEGMENT) {
             return Ok(());
         }
@@ -343,7 +343,7 @@ impl Store {
             above: above.id,
             segment,
         };
-        pool.record(&[merge], &owned, Wait::Yes)
+        pool.record(&[merge], &owned, Blocking::Yes)
     }
 
     /// Nothing is left in it.
@@ -358,9 +358,13 @@ impl Store {
 
     /// Nothing is mapped in the layer any more.
     pub(crate) fn remove_record(&self, id: VolumeId, layer: LayerId) -> Result<()> {
-        let ledger = self.pool.ledger()?;
-        let slot = ledger.books.catalogue.by_id(id).map(|(slot, _)| slot);
-        drop(ledger);
+        let uncommitted = self.pool.uncommitted()?;
+        let slot = uncommitted
+            .metadata
+            .catalogue
+            .by_id(id)
+            .map(|(slot, _)| slot);
+        drop(uncommitted);
         let Some(slot) = slot else { return Ok(()) };
         let gone = Record::VolumeGone {
             slot,

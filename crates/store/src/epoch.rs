@@ -105,7 +105,7 @@ mod shuttle_tests {
         epochs: Epochs,
         entry: AtomicU64,
         /// Given up and not reused yet.
-        limbo: Mutex<Vec<(Epoch, u64)>>,
+        deferred_frees: Mutex<Vec<(Epoch, u64)>>,
         reused_below: AtomicU64,
     }
 
@@ -114,7 +114,7 @@ mod shuttle_tests {
             Arc::new(Self {
                 epochs: Epochs::new(),
                 entry: AtomicU64::new(0),
-                limbo: Mutex::default(),
+                deferred_frees: Mutex::default(),
                 reused_below: AtomicU64::new(0),
             })
         }
@@ -122,12 +122,12 @@ mod shuttle_tests {
         fn replace(&self, block: u64) {
             self.entry.store(block + 1, SeqCst);
             let tag = self.epochs.current();
-            lock(&self.limbo).push((tag, block));
+            lock(&self.deferred_frees).push((tag, block));
         }
 
         fn reclaim(&self) {
             self.epochs.advance();
-            lock(&self.limbo).retain(|(tag, block)| {
+            lock(&self.deferred_frees).retain(|(tag, block)| {
                 let drained = self.epochs.is_drained(*tag);
                 if drained {
                     self.reused_below.fetch_max(block + 1, SeqCst);
@@ -174,7 +174,7 @@ mod shuttle_tests {
             // Nobody reads any more, so everything drains.
             one.reclaim();
             one.reclaim();
-            assert!(lock(&one.limbo).is_empty());
+            assert!(lock(&one.deferred_frees).is_empty());
         };
         shuttle::check_random(interleave, 20_000);
     }

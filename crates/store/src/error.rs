@@ -11,8 +11,8 @@ pub type Result<T> = std::result::Result<T, StoreError>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// Only with [`crate::Wait::No`]: nothing was changed; ask again with [`crate::Wait::Yes`].
-    WouldWait,
+    /// Only with [`crate::Blocking::No`]: nothing was changed; ask again with [`crate::Blocking::Yes`].
+    WouldBlock,
     /// The device failed.
     Io,
     /// Stored metadata is not what was written.
@@ -86,14 +86,14 @@ impl StoreError {
     }
 
     /// The request must be repeated by a thread that may wait.
-    pub(crate) fn would_wait() -> Self {
+    pub(crate) fn would_block() -> Self {
         // An empty string allocates nothing: this error is part of the ordinary course.
-        Self::new(StoreErrorKind::WouldWait, String::new())
+        Self::new(StoreErrorKind::WouldBlock, String::new())
     }
 
     /// The same failure, with what was being done put before its message.
     pub(crate) fn during(mut self, what: impl std::fmt::Display) -> Self {
-        if self.kind != StoreErrorKind::WouldWait {
+        if self.kind != StoreErrorKind::WouldBlock {
             self.message = format!("{what}: {}", self.message);
         }
         self

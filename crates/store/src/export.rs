@@ -23,7 +23,7 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::index;
 use crate::log::{Log, LogMark};
 use crate::recovery::{check_data, check_log, follow_log, part_error};
-use crate::references::Snapshot;
+use crate::references::CheckpointReader;
 use crate::store::Store;
 use crate::tree;
 
@@ -60,7 +60,7 @@ impl Store {
     pub fn export_metadata(&self, into: &mut dyn Write) -> Result<()> {
         let pool = &self.pool;
         pool.check_writable()?;
-        let snapshot = Snapshot::take(pool)?;
+        let snapshot = CheckpointReader::take(pool)?;
         let mark = |place, checksum| ExportMark {
             pool: pool.superblock.pool,
             place,
@@ -101,7 +101,7 @@ impl Store {
 
 /// Visits every page that the root reaches.
 fn each_page(
-    snapshot: &Snapshot<'_>,
+    snapshot: &CheckpointReader<'_>,
     visit: &mut dyn FnMut(&PageBytes) -> Result<()>,
 ) -> Result<()> {
     let (root, pages) = (&snapshot.root, &snapshot.pool.pages);

@@ -15,7 +15,7 @@
 //! A block that cannot be read is known to be bad from then on, and the batch is called off: the
 //! index is asked to count nothing under its number, and all of its blocks are private again. Only
 //! where it has counted them before does it give those answers instead. No batch takes a block that
-//! is known to be bad, and no entry comes to name one: the finder heals it first (`heal.rs`).
+//! is known to be bad, and no entry comes to name one: the finder heals it first (`repair.rs`).
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -32,16 +32,16 @@ use onefold_index::{Counted, Fingerprint, FingerprintIndex, Key};
 
 use crate::batch::OpenBatch;
 use crate::bits;
+use crate::blocking::Blocking;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::heat::{self, SlotBits};
 use crate::index::STREAM;
 use crate::map::Layer;
-use crate::pool::{Ledger, Pool};
+use crate::pool::{Pool, Uncommitted};
 use crate::run::{PbaRun, PbaRuns};
 use crate::store::Store;
 use crate::volume::Volume;
-use crate::wait::Wait;
 use crate::watermarks::PAGES_FOR_FINDER;
 
 /// Bytes read back and hashed at a time: enough to hash many blocks at once, and so little that the
@@ -115,7 +115,7 @@ impl Store {
                 ..BatchReport::default()
             });
         }
-        pool.secure_pages(PAGES_FOR_FINDER, Wait::Yes)?;
+        pool.secure_pages(PAGES_FOR_FINDER, Blocking::Yes)?;
         // Where the index has room for one batch only, it is the collector's.
         index.secure(&[BATCH_ITEMS_MAX as usize; 2])?;
         let announced = pool.announce(volume, cursor, ready);
@@ -137,7 +137,7 @@ impl Store {
 impl Pool {
     /// Settles the batch that is open, if one is. The caller holds the job lock.
     pub(crate) fn settle_open_batch(&self) -> Result<BatchReport> {
-        let open = self.ledger()?.books.batches.open.clone();
+        let open = self.uncommitted()?.metadata.batches.open.clone();
         let Some(batch) = open else {
             return Ok(BatchReport::default());
         };
@@ -156,8 +156,8 @@ impl Pool {
     fn announce(&self, volume: &Volume, cursor: &mut Lba, ready: Ready) -> Result<bool> {
         let layer = &volume.layer();
         let rounds = volume.options().rounds;
-        let number = self.ledger()?.books.batches.next_number;
-        let sharable = self.sharable(&layer.allotment)?;
+        let number = self.uncommitted()?.metadata.batches.next_number;
+        let sharable = self.sharable(&layer.space_limits)?;
         if sharable == 0 {
             return Ok(true);
         }
@@ -168,7 +168,7 @@ impl Pool {
                 .next_publishable_segment(layer, cursor.segment())?;
             let Some(segment) = next else { return Ok(true) };
             let first = segment.first().max(*cursor);
-            let leaf = self.maps.leaf(layer, segment, Wait::Yes)?;
+            let leaf = self.maps.leaf(layer, segment, Blocking::Yes)?;
             let wanted = match ready {
                 Ready::All => [u64::MAX; 8],
                 // A segment's rest, after a batch was full, was looked at with its start.
@@ -193,7 +193,7 @@ impl Pool {
         let segment = first.segment();
         let end = SegmentIndex(segment.0 + 1).first();
         let choose = |within: Range<Lba>| -> Result<_> {
-            let leaf = self.maps.leaf(layer, segment, Wait::Yes)?;
+            let leaf = self.maps.leaf(layer, segment, Blocking::Yes)?;
             let chosen = leaf.with(|entries| {
                 let wanted = self.without_bad(entries, wanted);
                 choose(entries, within, room, &wanted)
@@ -212,7 +212,7 @@ impl Pool {
         // middle of being rewritten: the second choice does not reach beyond the range.
         let range = from.lba..to.lba + u64::from(to.count);
         let next = next.unwrap_or(end);
-        let _locked = layer.locks.lock(range.start.0..range.end.0, Wait::Yes);
+        let _locked = layer.locks.lock(range.start.0..range.end.0, Blocking::Yes);
         // Whoever removes a volume holds all of its blocks until no entry is left.
         volume.check_has_blocks()?;
         let (leaf, (runs, _)) = match Guard::PublishedLocked.holds() {
@@ -231,11 +231,11 @@ impl Pool {
                 runs,
             };
             let is_refused = Cell::new(false);
-            let admit = |ledger: &Ledger| {
-                let admitted = self.admit_sharing(&layer.allotment, ledger, count);
+            let admit = |uncommitted: &Uncommitted| {
+                let admitted = self.admit_sharing(&layer.space_limits, uncommitted, count);
                 admitted.inspect_err(|_| is_refused.set(true))
             };
-            match self.record_if(&[publish], &[], Wait::Yes, &admit) {
+            match self.record_if(&[publish], &[], Blocking::Yes, &admit) {
                 // No blocks could be kept free for those that the volume would own no more.
                 Err(_) if is_refused.get() => {
                     return Ok(Taken { count: 0, next });
@@ -262,7 +262,7 @@ impl Pool {
     /// Steps 3 and 4.
     fn settle_finder(&self, layer: LayerId, batch: &OpenBatch) -> Result<BatchReport> {
         let index = self.index.ready()?;
-        let (answers, cached, unreadable) = self.aside.run(|| -> Result<_> {
+        let (answers, cached, unreadable) = self.background.run(|| -> Result<_> {
             let (found, cached) = self.fingerprints_or_cached(layer, batch.unsettled())?;
             let items = match found.unreadable.is_empty() {
                 true => &found.items[..],
@@ -348,14 +348,14 @@ impl Pool {
         // Kept in memory, so that the records need not read it while everybody waits for them.
         let _leaf = layer
             .as_ref()
-            .map(|layer| self.maps.leaf(layer, first.lba.segment(), Wait::Yes))
+            .map(|layer| self.maps.leaf(layer, first.lba.segment(), Blocking::Yes))
             .transpose()?;
         let _locked = layer
             .as_ref()
-            .and_then(|layer| layer.locks.lock(first.lba.0..last.lba.0 + 1, Wait::Yes));
+            .and_then(|layer| layer.locks.lock(first.lba.0..last.lba.0 + 1, Blocking::Yes));
         let moved: Vec<bool> = {
-            let ledger = self.ledger()?;
-            let open = ledger.books.batches.open.as_ref();
+            let uncommitted = self.uncommitted()?;
+            let open = uncommitted.metadata.batches.open.as_ref();
             let items = open.map_or(&[][..], |batch| &batch.items);
             let now = items.iter().skip(part.position).take(part.items.len());
             now.map(|item| item.moved).collect()
@@ -392,7 +392,7 @@ impl Pool {
                 record
             })
             .collect();
-        self.record(&records, &old_blocks, Wait::Yes)
+        self.record(&records, &old_blocks, Blocking::Yes)
     }
 
     /// Whether each item can become one with the block that the index knows. Where bytes are to be
@@ -407,7 +407,7 @@ impl Pool {
             && let Some(BatchItem { domain, .. }) = part.items.first()
         {
             let blocks = part.items.iter().map(|item| item.pba);
-            self.heal(index, *domain, blocks.zip(part.answers.iter().copied()))?;
+            self.repair(index, *domain, blocks.zip(part.answers.iter().copied()))?;
             for (equal, answer) in equal.iter_mut().zip(part.answers) {
                 *equal = !matches!(answer, Counted::Shared(pba) if self.bad.get(*pba).is_some());
             }
@@ -421,8 +421,8 @@ impl Pool {
     /// Whether equal fingerprints are not enough for this layer. Nobody knows what a volume wanted that
     /// is gone.
     fn verifies(&self, layer: LayerId) -> Result<bool> {
-        let ledger = self.ledger()?;
-        let found = ledger.books.catalogue.by_layer(layer);
+        let uncommitted = self.uncommitted()?;
+        let found = uncommitted.metadata.catalogue.by_layer(layer);
         Ok(found.is_none_or(|(_, volume)| volume.verify))
     }
 

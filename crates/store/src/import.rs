@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use onefold_format::Lba;
 
+use crate::blocking::Blocking;
 use crate::error::Result;
 use crate::finder::{BatchReport, Ready};
 use crate::store::Store;
 use crate::sync::{Mutex, lock};
 use crate::volume::Volume;
-use crate::wait::Wait;
 
 /// A volume being loaded. Dropped before [`Import::finish`], it is removed again; if the process
 /// dies, opening the pool does that.
@@ -40,7 +40,7 @@ impl Import {
         self.store.pool.room()?;
         self.volume
             .iter()
-            .try_for_each(|volume| volume.write(offset, data, Wait::Yes))
+            .try_for_each(|volume| volume.write(offset, data, Blocking::Yes))
     }
 
     /// Publishes blocks that have been written so far, up to 16,384 of them, so that those that are

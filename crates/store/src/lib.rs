@@ -12,14 +12,14 @@
 //! | `block_lock.rs` `epoch.rs` | who may change a block; who may still be reading one |
 //! | `pool.rs` | what volumes share; room, reuse, failure |
 //! | `watermarks.rs` | how full the pool is, and who still gets blocks then |
-//! | `allotment.rs` | quotas and reservations of volumes |
+//! | `space_limits.rs` | quotas and reservations of volumes |
 //! | `give_back.rs` | letting the host have free space |
 //! | `apply.rs` | the one function that changes a map |
 //! | `map.rs` `segments.rs` `space.rs` `catalogue.rs` | what it changes |
 //! | `finder.rs` `collector.rs` | publishing, sharing and releasing blocks, batch by batch |
 //! | `batch.rs` `queue.rs` `index.rs` | what they have announced; what they have to release; the index |
 //! | `heat.rs` `latency.rs` | hints for when to leave what alone |
-//! | `aside.rs` | letting others do what no guest waits for |
+//! | `background.rs` | letting others do what no guest waits for |
 //! | `hash_cache.rs` | fingerprints made while blocks are written |
 //! | `log.rs` `commit.rs` | how changes become durable |
 //! | `doubted.rs` | what is not read after a sync that failed |
@@ -32,7 +32,7 @@
 //! | `export.rs` | all metadata in one file, and a pool's parts from it |
 //! | `changes.rs` | what changed between two snapshots or volumes |
 //! | `remake.rs` | making the index anew, or one of another kind |
-//! | `scrub.rs` `bad_blocks.rs` `heal.rs` | finding blocks that decayed, knowing them, healing them |
+//! | `scrub.rs` `bad_blocks.rs` `repair.rs` | finding blocks that decayed, knowing them, healing them |
 //! | `users.rs` | who uses a bad block |
 //! | `resize.rs` | changing the pool's size |
 //!
@@ -40,38 +40,38 @@
 //! volume`.
 //!
 //! There are no threads here: every call does its work on its caller's thread, but for what
-//! [`Store::set_aside`] lets others do.
+//! [`Store::set_background_executor`] lets others do.
 
 mod accounting;
-mod allotment;
+mod affected;
 mod apply;
-mod aside;
+mod background;
 mod bad_blocks;
 mod batch;
 mod bits;
 mod block_lock;
+mod blocking;
 mod cache;
 mod catalogue;
 mod changes;
 mod check;
 mod checkpoint;
-mod closing;
 mod collector;
 mod commit;
 mod data;
 mod deletion;
+mod discard;
 mod doubted;
 mod epoch;
 mod error;
 mod export;
 mod finder;
-mod give_back;
 mod guard;
 mod hash_cache;
-mod heal;
 mod heat;
 mod import;
 mod index;
+mod index_rebuild;
 mod latency;
 mod limits;
 mod log;
@@ -85,37 +85,39 @@ mod queue;
 mod read;
 mod recovery;
 mod references;
-mod remake;
+mod repair;
 mod resize;
 mod run;
 mod scrub;
 mod segments;
+mod session_end;
 mod snapshot;
 mod space;
+mod space_limits;
 mod stat;
 mod store;
 mod sync;
 mod tail_copy;
 mod tree;
 mod trim;
-mod users;
 mod volume;
 mod volume_options;
-mod wait;
 mod watermarks;
 mod write;
 
 pub use accounting::Usage;
-pub use aside::Aside;
+pub use affected::{BadBlockStat, BlockUse};
+pub use background::BackgroundExecutor;
+pub use blocking::Blocking;
 pub use changes::{Change, ChangedExtent};
 pub use check::{CheckReport, Finding};
 pub use collector::{COLLECT_BATCH_BLOCKS, CollectReport};
 pub use data::Data;
 pub use deletion::DeletionStat;
+pub use discard::Released;
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use export::{LogAfter, MetadataExport};
 pub use finder::{BatchReport, Ready};
-pub use give_back::Released;
 pub use guard::Guard;
 #[cfg(feature = "simulation")]
 pub use guard::Scarcity;
@@ -130,8 +132,6 @@ pub use scrub::{Scrub, ScrubReport, ScrubStatus};
 pub use snapshot::SNAPSHOTS_AT_ONCE_MAX;
 pub use stat::{IndexStat, PoolStat, SnapshotStat, VolumeStat};
 pub use store::{Store, VolumeChange};
-pub use users::{BadBlockStat, BlockUse};
 pub use volume::{Extent, Volume};
 pub use volume_options::{DEFAULT_DOMAIN, VolumeOptions};
-pub use wait::Wait;
 pub use watermarks::SpaceLevel;

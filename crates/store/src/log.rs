@@ -25,7 +25,7 @@ pub(crate) struct Tail {
     /// Bytes that all but the last of the chunks take in the log.
     full_bytes: u64,
     /// Blocks that these records give up.
-    pub(crate) given_up: PbaRuns,
+    pub(crate) released: PbaRuns,
 }
 
 /// How far a tail had come.
@@ -43,7 +43,7 @@ impl Tail {
             chunks: Vec::new(),
             bytes: 0,
             full_bytes: 0,
-            given_up: PbaRuns::new(),
+            released: PbaRuns::new(),
         }
     }
 

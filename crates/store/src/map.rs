@@ -11,7 +11,7 @@
 //! are. The finder and merges change frozen layers all the same; how views keep up is at
 //! [`Maps::view`].
 //!
-//! Lock order: ledger, then a segment, then dirty list, then a layer's set of fresh segments.
+//! Lock order: the uncommitted state, then a segment, then dirty list, then a layer's set of fresh segments.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -26,17 +26,17 @@ use onefold_format::{DomainId, Entry, LayerCounts, LayerId, Pointer, SegmentInde
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::allotment::{Allotment, Allotments};
 use crate::block_lock::BlockLocks;
+use crate::blocking::Blocking;
 use crate::cache::ClockCache;
 use crate::error::{Result, StoreError};
 use crate::hash_cache::HashCache;
 use crate::heat::Heat;
 use crate::limits::Limits;
 use crate::pages::Pages;
+use crate::space_limits::{SpaceLimits, SpaceLimitsTable};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, RwLock, lock, read, write};
 use crate::tree;
-use crate::wait::Wait;
 
 const SHARDS: usize = 16;
 
@@ -59,7 +59,7 @@ pub(crate) struct Layer {
     fresh: Mutex<BTreeSet<SegmentIndex>>,
     counts: Counts,
     /// What it holds counts against this.
-    pub(crate) allotment: Arc<Allotment>,
+    pub(crate) space_limits: Arc<SpaceLimits>,
     hash_cache: RwLock<Option<Arc<HashCache>>>,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Layer {
 #[derive(Default)]
 struct Counts {
     private: AtomicU64,
-    kept: AtomicU64,
+    unshareable: AtomicU64,
     shared: AtomicU64,
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
 pub(crate) struct Maps {
     pages: Arc<Pages>,
     layers: RwLock<FxHashMap<LayerId, Arc<Layer>>>,
-    pub(crate) allotments: Allotments,
+    pub(crate) space_limits_table: SpaceLimitsTable,
     shards: Vec<Mutex<ClockCache<CacheKey, Arc<Leaf>>>>,
     dirty: Mutex<Vec<DirtyLeaf>>,
     dirty_count: AtomicUsize,
@@ -148,7 +148,7 @@ impl Layer {
     pub(crate) fn counts(&self) -> LayerCounts {
         LayerCounts {
             private: self.counts.private.load(Relaxed),
-            kept: self.counts.kept.load(Relaxed),
+            unshareable: self.counts.unshareable.load(Relaxed),
             shared: self.counts.shared.load(Relaxed),
         }
     }
@@ -157,10 +157,10 @@ impl Layer {
     pub(crate) fn logical_blocks(&self) -> u64 {
         let LayerCounts {
             private,
-            kept,
+            unshareable,
             shared,
         } = self.counts();
-        private + kept + shared
+        private + unshareable + shared
     }
 
     /// Fingerprints of blocks that were written of late. Whoever writes looks it up under the
@@ -189,26 +189,26 @@ impl Layer {
 }
 
 impl Counts {
-    /// Adds `each` (or, as its complement, takes it away) for every entry, here and to the allotment.
-    fn add(&self, allotment: &Allotment, entries: &[Entry], each: u64) {
-        let (mut private, mut kept, mut shared) = (0_u64, 0_u64, 0_u64);
+    /// Adds `each` (or, as its complement, takes it away) for every entry, here and to the space_limits.
+    fn add(&self, space_limits: &SpaceLimits, entries: &[Entry], each: u64) {
+        let (mut private, mut unshareable, mut shared) = (0_u64, 0_u64, 0_u64);
         for entry in entries {
             match entry.state() {
                 State::Private(_) => private += 1,
-                State::Kept(_) => kept += 1,
+                State::Unshareable(_) => unshareable += 1,
                 State::Shared(_) => shared += 1,
                 State::Absent | State::Zero => {}
             }
         }
         for (counter, count) in [
             (&self.private, private),
-            (&self.kept, kept),
+            (&self.unshareable, unshareable),
             (&self.shared, shared),
         ] {
             counter.fetch_add(count.wrapping_mul(each), Relaxed);
         }
-        let owned = private + kept;
-        allotment.add(
+        let owned = private + unshareable;
+        space_limits.add(
             (owned + shared).wrapping_mul(each),
             owned.wrapping_mul(each),
         );
@@ -233,7 +233,7 @@ impl Maps {
         Self {
             pages,
             layers: RwLock::default(),
-            allotments: Allotments::new(block_size),
+            space_limits_table: SpaceLimitsTable::new(block_size),
             shards: (0..SHARDS).map(|_| shard()).collect(),
             dirty: Mutex::default(),
             dirty_count: AtomicUsize::new(0),
@@ -245,13 +245,13 @@ impl Maps {
 
     pub(crate) fn add_layer(&self, volume: &VolumeRecord) -> Arc<Layer> {
         let id = volume.layer;
-        let allotment = self.allotments.of(volume);
+        let space_limits = self.space_limits_table.of(volume);
         let LayerCounts {
             private,
-            kept,
+            unshareable,
             shared,
         } = volume.counts;
-        allotment.add(private + kept + shared, private + kept);
+        space_limits.add(private + unshareable + shared, private + unshareable);
         let layer = Arc::new(Layer {
             id,
             domain: volume.domain,
@@ -262,10 +262,10 @@ impl Maps {
             fresh: Mutex::default(),
             counts: Counts {
                 private: AtomicU64::new(private),
-                kept: AtomicU64::new(kept),
+                unshareable: AtomicU64::new(unshareable),
                 shared: AtomicU64::new(shared),
             },
-            allotment,
+            space_limits,
             hash_cache: RwLock::default(),
         });
         write(&self.layers).insert(id, Arc::clone(&layer));
@@ -331,7 +331,7 @@ impl Maps {
         for layer in read(&self.layers).values() {
             let counts = layer.counts();
             all.private += counts.private;
-            all.kept += counts.kept;
+            all.unshareable += counts.unshareable;
             all.shared += counts.shared;
         }
         all
@@ -342,14 +342,14 @@ impl Maps {
         &self,
         layer: &Layer,
         segment: SegmentIndex,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Arc<Leaf>> {
         let shard = self.shard(layer.id, segment);
         if let Some(leaf) = lock(shard).get((layer.id, segment)) {
             return Ok(Arc::clone(leaf));
         }
-        if wait == Wait::No {
-            return Err(StoreError::would_wait());
+        if blocking == Blocking::No {
+            return Err(StoreError::would_block());
         }
         let root = read(&layer.root);
         // What a removed layer's tree still says has gone elsewhere.
@@ -422,10 +422,10 @@ impl Maps {
         layer: &Layer,
         segment: SegmentIndex,
         slots: Range<usize>,
-        wait: Wait,
+        blocking: Blocking,
         into: &mut Entries,
     ) -> Result<()> {
-        let leaf = self.leaf(layer, segment, wait)?;
+        let leaf = self.leaf(layer, segment, blocking)?;
         let first = into.len();
         leaf.entries(slots.clone(), into);
         let resolved = &mut into[first..];
@@ -433,7 +433,7 @@ impl Maps {
             return Ok(());
         }
         if let Some(below) = layer.below() {
-            let view = self.view(&below, segment, wait)?;
+            let view = self.view(&below, segment, blocking)?;
             view.with(|lower| fill_absent(resolved, &lower[slots.clone()]));
         }
         // What a merge moved here meanwhile left the layer below only after it had come; that layer may
@@ -458,10 +458,10 @@ impl Maps {
         &self,
         layer: &Arc<Layer>,
         segment: SegmentIndex,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Arc<Leaf>> {
         if layer.below().is_none() {
-            return self.leaf(layer, segment, wait);
+            return self.leaf(layer, segment, blocking);
         }
         let key = (view_key(layer.id), segment);
         loop {
@@ -471,7 +471,7 @@ impl Maps {
             let changes = self.frozen_changes();
             let is_still =
                 |maps: &Self| changes.is_multiple_of(2) && maps.frozen_changes() == changes;
-            let entries = self.compose(layer, segment, wait)?;
+            let entries = self.compose(layer, segment, blocking)?;
             let view = Arc::new(Leaf {
                 state: RwLock::new(LeafState {
                     entries,
@@ -497,7 +497,7 @@ impl Maps {
         &self,
         layer: &Arc<Layer>,
         segment: SegmentIndex,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Arc<Segment>> {
         let mut entries = EMPTY_SEGMENT;
         let mut next = Some(Arc::clone(layer));
@@ -505,7 +505,7 @@ impl Maps {
             let key = (view_key(layer.id), segment);
             let view = lock(self.shard(key.0, segment)).get(key).cloned();
             let is_view = view.is_some();
-            let leaf = view.map_or_else(|| self.leaf(&layer, segment, wait), Ok)?;
+            let leaf = view.map_or_else(|| self.leaf(&layer, segment, blocking), Ok)?;
             leaf.with(|lower| fill_absent(&mut entries, lower));
             let is_whole = is_view || !entries.contains(&Entry::ABSENT);
             next = layer.below().filter(|_| !is_whole);
@@ -524,7 +524,7 @@ impl Maps {
     }
 
     /// Empties a segment of a frozen layer, after these entries of it have gone to the layer above.
-    /// Only `apply` calls this, holding the ledger.
+    /// Only `apply` calls this, holding the uncommitted state.
     pub(crate) fn merge(
         &self,
         segment: SegmentIndex,
@@ -549,7 +549,7 @@ impl Maps {
         });
     }
 
-    /// Announces that frozen layers are about to change. The caller holds the ledger, and has loaded
+    /// Announces that frozen layers are about to change. The caller holds the uncommitted state, and has loaded
     /// the segments: those who make views wait.
     fn change_frozen(&self) -> FrozenChange<'_> {
         if self.frozen_changing.fetch_add(1, SeqCst) == 0 {
@@ -570,7 +570,7 @@ impl Maps {
         }
     }
 
-    /// Changes the entries of `slots`. Only `apply` calls this, holding the ledger.
+    /// Changes the entries of `slots`. Only `apply` calls this, holding the uncommitted state.
     pub(crate) fn change(
         &self,
         layer: &Arc<Layer>,
@@ -597,7 +597,7 @@ impl Maps {
     ) {
         let mut state = write(&leaf.state);
         let entries = &mut Arc::make_mut(&mut state.entries)[slots];
-        let count = |entries: &[Entry], each| layer.counts.add(&layer.allotment, entries, each);
+        let count = |entries: &[Entry], each| layer.counts.add(&layer.space_limits, entries, each);
         count(entries, u64::wrapping_sub(0, 1));
         change(entries);
         count(entries, 1);
@@ -619,7 +619,7 @@ impl Maps {
     }
 
     /// Takes the dirty list, sorted, each segment with its entries as they are now. The caller holds
-    /// the ledger, so that they are what the records up to now say.
+    /// the uncommitted state, so that they are what the records up to now say.
     pub(crate) fn seal(&self) -> Vec<SealedLeaf> {
         let mut list = lock(&self.dirty);
         self.dirty_count.store(0, SeqCst);

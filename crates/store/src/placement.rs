@@ -23,23 +23,23 @@ const RECENT_PLACES: usize = 256;
 
 /// New blocks that one request asks for.
 #[derive(Debug)]
-pub(crate) struct Wish {
+pub(crate) struct Placement {
     pub(crate) layer: LayerId,
     /// Where the blocks belong in the volume: first block and count, in ascending order.
     pub(crate) runs: SmallVec<[(Lba, u64); 4]>,
     /// What a mapped block of the first run's segment says.
-    pub(crate) beside: Option<Shift>,
+    pub(crate) beside: Option<PlacementOffset>,
 }
 
 /// PBA less LBA, modulo 2^64: the same for all blocks that lie side by side in volume and pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shift(u64);
+pub(crate) struct PlacementOffset(u64);
 
 /// The places given to segments lately. Concurrent requests for one segment find it here before
 /// the map knows of any. Hints all, which never have to be right.
-pub(crate) struct RecentPlaces(Box<[Option<(LayerId, u64, Shift)>; RECENT_PLACES]>);
+pub(crate) struct RecentPlaces(Box<[Option<(LayerId, u64, PlacementOffset)>; RECENT_PLACES]>);
 
-impl Wish {
+impl Placement {
     pub(crate) fn blocks(&self) -> u64 {
         self.runs.iter().map(|(_, count)| count).sum()
     }
@@ -55,7 +55,7 @@ impl Wish {
     }
 
     /// The blocks that `shift` means.
-    pub(crate) fn at(&self, shift: Shift) -> PbaRuns {
+    pub(crate) fn at(&self, shift: PlacementOffset) -> PbaRuns {
         let runs = self.runs.iter().map(|(lba, count)| PbaRun {
             start: shift.apply(*lba),
             count: *count,
@@ -64,7 +64,7 @@ impl Wish {
     }
 }
 
-impl Shift {
+impl PlacementOffset {
     pub(crate) fn between(lba: Lba, pba: Pba) -> Self {
         Self(pba.0.wrapping_sub(lba.0))
     }
@@ -79,18 +79,22 @@ impl RecentPlaces {
         Self(Box::new([None; RECENT_PLACES]))
     }
 
-    pub(crate) fn remember(&mut self, layer: LayerId, first: Lba, shift: Shift) {
+    pub(crate) fn remember(&mut self, layer: LayerId, first: Lba, shift: PlacementOffset) {
         let segment = first.segment().0;
         self.0[slot(layer, segment)] = Some((layer, segment, shift));
     }
 
     /// What the segment's own place says.
-    pub(crate) fn own(&self, layer: LayerId, first: Lba) -> Option<Shift> {
+    pub(crate) fn own(&self, layer: LayerId, first: Lba) -> Option<PlacementOffset> {
         self.of(layer, first.segment().0)
     }
 
     /// What the places of the segments around say, nearest first.
-    pub(crate) fn around(&self, layer: LayerId, first: Lba) -> impl Iterator<Item = Shift> {
+    pub(crate) fn around(
+        &self,
+        layer: LayerId,
+        first: Lba,
+    ) -> impl Iterator<Item = PlacementOffset> {
         let segment = first.segment().0;
         (1..=NEIGHBOURS)
             .flat_map(move |distance| {
@@ -100,7 +104,7 @@ impl RecentPlaces {
             .filter_map(move |neighbour| self.of(layer, neighbour))
     }
 
-    fn of(&self, layer: LayerId, segment: u64) -> Option<Shift> {
+    fn of(&self, layer: LayerId, segment: u64) -> Option<PlacementOffset> {
         let (owner, of, shift) = self.0[slot(layer, segment)]?;
         ((owner, of) == (layer, segment)).then_some(shift)
     }

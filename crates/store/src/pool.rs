@@ -9,15 +9,15 @@ use onefold_engine::Disk;
 use onefold_format::record::RECORD_BYTES_MAX;
 use onefold_format::{Record, Root, Secret, Superblock, WhenFull};
 
-use crate::allotment::Allotment;
-use crate::apply::{self, Books, Failed};
-use crate::aside::AsideWork;
+use crate::apply::{self, Failed, MetadataState};
+use crate::background::BackgroundWork;
 use crate::bad_blocks::BadBlocks;
-use crate::commit::Shared;
+use crate::blocking::Blocking;
+use crate::commit::GroupCommit;
+use crate::discard::Freed;
 use crate::doubted::Doubted;
 use crate::epoch::{Epoch, Epochs};
 use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::give_back::Freed;
 use crate::guard::Guard;
 use crate::hash_cache::Room;
 use crate::index::IndexSlot;
@@ -26,11 +26,11 @@ use crate::limits::Limits;
 use crate::log::{Log, Tail};
 use crate::map::Maps;
 use crate::pages::Pages;
-use crate::placement::Wish;
+use crate::placement::Placement;
 use crate::run::{PbaRun, PbaRuns};
+use crate::space_limits::SpaceLimits;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Condvar, Mutex, MutexGuard, lock};
 use crate::tail_copy::TailCopy;
-use crate::wait::Wait;
 use crate::watermarks::{PAGES_FOR_GUESTS, PAGES_FOR_RECLAIMING, Purpose, SpaceReport};
 
 /// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
@@ -59,19 +59,19 @@ pub(crate) struct Pool {
     pub(crate) scan_memory: Mutex<()>,
     /// Held by whoever moves blocks from beyond the pool's new end.
     pub(crate) shrinking: Mutex<()>,
-    pub(crate) aside: AsideWork,
+    pub(crate) background: BackgroundWork,
     pub(crate) bad: BadBlocks,
     pub(crate) latencies: Latencies,
     pub(crate) hash_cache_room: Arc<Room>,
-    /// Records in memory and what they change. Whoever holds it sees maps and books exactly as the
+    /// Records in memory and what they change. Whoever holds it sees maps and metadata exactly as the
     /// records left them.
-    ledger: Mutex<Ledger>,
-    pub(crate) commits: Shared<Log>,
-    pub(crate) checkpoints: Shared<Root>,
+    uncommitted: Mutex<Uncommitted>,
+    pub(crate) commits: GroupCommit<Log>,
+    pub(crate) checkpoints: GroupCommit<Root>,
     pub(crate) log_span: LogSpan,
     pub(crate) epochs: Epochs,
     /// Blocks that durable records gave up, until their readers have drained.
-    limbo: Mutex<VecDeque<(Epoch, PbaRuns)>>,
+    deferred_frees: Mutex<VecDeque<(Epoch, PbaRuns)>>,
     /// Held while what has drained is on its way from there to free space.
     reclaiming: Mutex<()>,
     pub(crate) freed: Mutex<Freed>,
@@ -88,13 +88,13 @@ pub(crate) struct Pool {
 }
 
 /// The records in memory, and what records change besides the maps.
-pub(crate) struct Ledger {
+pub(crate) struct Uncommitted {
     pub(crate) tail: Tail,
     pub(crate) copy: TailCopy,
-    pub(crate) books: Books,
+    pub(crate) metadata: MetadataState,
 }
 
-impl Ledger {
+impl Uncommitted {
     /// Takes the records in memory; later ones belong to the next commit. The caller holds the log,
     /// and the records that were sealed before are durable.
     pub(crate) fn seal(&mut self) -> Tail {
@@ -168,7 +168,7 @@ impl Pool {
         maps: Maps,
         (index, secret): (IndexSlot, Secret),
         bad: BadBlocks,
-        (books, copy): (Books, TailCopy),
+        (metadata, copy): (MetadataState, TailCopy),
         log: Log,
         root: Root,
     ) -> Self {
@@ -186,20 +186,20 @@ impl Pool {
             jobs: Mutex::default(),
             scan_memory: Mutex::new(()),
             shrinking: Mutex::default(),
-            aside: AsideWork::default(),
+            background: BackgroundWork::default(),
             bad,
             latencies: Latencies::new(),
             hash_cache_room: Room::new(limits.hash_cache_bytes),
-            ledger: Mutex::new(Ledger {
+            uncommitted: Mutex::new(Uncommitted {
                 tail: Tail::new(end),
                 copy,
-                books,
+                metadata,
             }),
             log_span: LogSpan::new(superblock.log_bytes, root.log_position, end),
-            commits: Shared::new(log),
-            checkpoints: Shared::new(root),
+            commits: GroupCommit::new(log),
+            checkpoints: GroupCommit::new(root),
             epochs: Epochs::new(),
-            limbo: Mutex::default(),
+            deferred_frees: Mutex::default(),
             reclaiming: Mutex::default(),
             freed: Mutex::default(),
             free_walk: Mutex::new(Some(0)),
@@ -216,10 +216,10 @@ impl Pool {
         u64::from(self.superblock.block_size)
     }
 
-    /// The ledger, unless a thread panicked in the middle of changing it: then nobody knows what
+    /// The uncommitted state, unless a thread panicked in the middle of changing it: then nobody knows what
     /// it says, and the pool takes no writes until recovery has read it from disk again.
-    pub(crate) fn ledger(&self) -> Result<MutexGuard<'_, Ledger>> {
-        self.ledger.lock().map_err(|_| {
+    pub(crate) fn uncommitted(&self) -> Result<MutexGuard<'_, Uncommitted>> {
+        self.uncommitted.lock().map_err(|_| {
             let error = StoreError::damaged("a request panicked while it changed the maps");
             self.fail(&error);
             self.read_only_error()
@@ -249,13 +249,13 @@ impl Pool {
     pub(crate) fn fail_sync(&self, error: &StoreError) {
         self.fail(error);
         if Guard::TailVoidAfterFailedSync.holds() {
-            lock(&self.ledger).copy.make_void();
+            lock(&self.uncommitted).copy.make_void();
         }
     }
 
     /// The blocks that no durable record names may not hold what was written to them.
     pub(crate) fn doubt_tail(&self) {
-        self.doubt(&lock(&self.ledger).tail);
+        self.doubt(&lock(&self.uncommitted).tail);
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -279,15 +279,15 @@ impl Pool {
     /// Appends records and applies them, once there is room ([step 6 log], [step 7 apply]).
     /// `old_blocks` are those that the records will give up.
     ///
-    /// With [`Wait::No`] nothing has changed if that would have to wait. A first record that does not
+    /// With [`Blocking::No`] nothing has changed if that would have to wait. A first record that does not
     /// fit changes nothing either. Any other error leaves the pool without writes: see [`Pool::fail`].
     pub(crate) fn record(
         &self,
         records: &[Record],
         old_blocks: &[PbaRun],
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<()> {
-        self.record_if(records, old_blocks, wait, &|_| Ok(()))
+        self.record_if(records, old_blocks, blocking, &|_| Ok(()))
     }
 
     /// The same if `admit` says so, with which nothing can happen in between: nothing has changed if
@@ -296,35 +296,35 @@ impl Pool {
         &self,
         records: &[Record],
         old_blocks: &[PbaRun],
-        wait: Wait,
-        admit: &dyn Fn(&Ledger) -> Result<()>,
+        blocking: Blocking,
+        admit: &dyn Fn(&Uncommitted) -> Result<()>,
     ) -> Result<()> {
         loop {
-            let mut ledger = self.ledger()?;
-            let Some(pressure) = self.pressure(&ledger) else {
-                if wait == Wait::No {
-                    let is_copied = ledger.copy.is_there();
-                    let space = &mut ledger.books.space;
+            let mut uncommitted = self.uncommitted()?;
+            let Some(pressure) = self.pressure(&uncommitted) else {
+                if blocking == Blocking::No {
+                    let is_copied = uncommitted.copy.is_there();
+                    let space = &mut uncommitted.metadata.space;
                     if !is_copied || !old_blocks.iter().all(|run| space.is_resident(*run)) {
-                        return Err(StoreError::would_wait());
+                        return Err(StoreError::would_block());
                     }
                 }
-                admit(&ledger)?;
-                ledger.books.space.prepare(old_blocks)?;
+                admit(&uncommitted)?;
+                uncommitted.metadata.space.prepare(old_blocks)?;
                 self.check_writable()?;
-                let is_copied = self.append_and_apply(&mut ledger, records)?;
+                let is_copied = self.append_and_apply(&mut uncommitted, records)?;
                 if !Guard::ReuseAfterCommit.holds() {
-                    self.give_up(std::mem::take(&mut ledger.tail.given_up));
-                    drop(ledger);
+                    self.give_up(std::mem::take(&mut uncommitted.tail.released));
+                    drop(uncommitted);
                     return self.reclaim();
                 }
-                drop(ledger);
+                drop(uncommitted);
                 // What outlives the process neither in memory nor in the log is not answered (P12).
                 return if is_copied { Ok(()) } else { self.commit() };
             };
-            drop(ledger);
-            if wait == Wait::No {
-                return Err(StoreError::would_wait());
+            drop(uncommitted);
+            if blocking == Blocking::No {
+                return Err(StoreError::would_block());
             }
             self.relieve(&pressure)?;
         }
@@ -332,7 +332,7 @@ impl Pool {
 
     /// Makes room for records, so that whoever appends some soon need not wait for it.
     pub(crate) fn make_room(&self) -> Result<()> {
-        let pressure = self.pressure(&*self.ledger()?);
+        let pressure = self.pressure(&*self.uncommitted()?);
         pressure.map_or(Ok(()), |pressure| self.relieve(&pressure))
     }
 
@@ -345,19 +345,21 @@ impl Pool {
     }
 
     /// Returns whether the records are in memory that outlives the process.
-    fn append_and_apply(&self, ledger: &mut Ledger, records: &[Record]) -> Result<bool> {
+    fn append_and_apply(&self, uncommitted: &mut Uncommitted, records: &[Record]) -> Result<bool> {
         if let [Record::Freeze { .. }, ..] = records
             && Guard::FrozenTogether.holds()
         {
             // Several volumes are frozen at one moment, or none of them; a volume is cloned or rolled
             // back whole, or not.
-            ledger.tail.keep_together(records.len() * RECORD_BYTES_MAX);
+            uncommitted
+                .tail
+                .keep_together(records.len() * RECORD_BYTES_MAX);
         }
-        let before = ledger.tail.mark();
+        let before = uncommitted.tail.mark();
         for (n, record) in records.iter().enumerate() {
-            let given_up = &mut ledger.tail.given_up;
-            match apply::apply(record, &self.maps, &mut ledger.books, given_up) {
-                Ok(()) => ledger.tail.append(record),
+            let released = &mut uncommitted.tail.released;
+            match apply::apply(record, &self.maps, &mut uncommitted.metadata, released) {
+                Ok(()) => uncommitted.tail.append(record),
                 Err(Failed::Before(error)) if n == 0 => {
                     tracing::error!("a request failed: {error}; this is a defect of onefold");
                     return Err(error);
@@ -369,8 +371,8 @@ impl Pool {
                 }
             }
         }
-        let is_copied = ledger.copy.append(&ledger.tail, before);
-        if self.is_due(ledger) || self.is_commit_due(ledger) {
+        let is_copied = uncommitted.copy.append(&uncommitted.tail, before);
+        if self.is_due(uncommitted) || self.is_commit_due(uncommitted) {
             let (due, wake) = &self.due;
             if !std::mem::replace(&mut *lock(due), true) {
                 wake.notify_all();
@@ -379,17 +381,19 @@ impl Pool {
         Ok(is_copied)
     }
 
-    fn pressure(&self, ledger: &Ledger) -> Option<Pressure> {
-        let tail = &ledger.tail;
+    fn pressure(&self, uncommitted: &Uncommitted) -> Option<Pressure> {
+        let tail = &uncommitted.tail;
         let log_bytes = self.log_span.used() + tail.log_bytes();
         if log_bytes + RECORDS_BYTES_MAX + LOG_MARGIN_BYTES > self.log_span.ring_bytes
             || self.maps.dirty_count() >= self.limits.dirty_leaves_max
-            || ledger.books.dirty_pages() >= self.limits.dirty_space_pages_max
+            || uncommitted.metadata.dirty_pages() >= self.limits.dirty_space_pages_max
         {
             Some(Pressure::Changes)
-        } else if tail.bytes() >= self.limits.tail_bytes_max || !ledger.copy.has_room() {
+        } else if tail.bytes() >= self.limits.tail_bytes_max || !uncommitted.copy.has_room() {
             Some(Pressure::Tail)
-        } else if self.has_changes(ledger) && !self.has_pages(ledger, PAGES_FOR_RECLAIMING) {
+        } else if self.has_changes(uncommitted)
+            && !self.has_pages(uncommitted, PAGES_FOR_RECLAIMING)
+        {
             Some(Pressure::Pages)
         } else {
             None
@@ -397,21 +401,22 @@ impl Pool {
     }
 
     /// Whether housekeeping should write a checkpoint, well before writers would have to.
-    fn is_due(&self, ledger: &Ledger) -> bool {
-        let log_bytes = self.log_span.used() + ledger.tail.log_bytes();
+    fn is_due(&self, uncommitted: &Uncommitted) -> bool {
+        let log_bytes = self.log_span.used() + uncommitted.tail.log_bytes();
         log_bytes > self.log_span.ring_bytes / 2
             || self.maps.dirty_count() > self.limits.dirty_leaves_max / 2
-            || ledger.books.dirty_pages() > self.limits.dirty_space_pages_max / 2
+            || uncommitted.metadata.dirty_pages() > self.limits.dirty_space_pages_max / 2
     }
 
     /// Whether housekeeping should commit, well before writers would have to.
-    fn is_commit_due(&self, ledger: &Ledger) -> bool {
-        ledger.tail.bytes() > self.limits.tail_bytes_max / 2 || ledger.copy.is_nearly_full()
+    fn is_commit_due(&self, uncommitted: &Uncommitted) -> bool {
+        uncommitted.tail.bytes() > self.limits.tail_bytes_max / 2
+            || uncommitted.copy.is_nearly_full()
     }
 
     /// Whether what was replayed fills its share of memory.
     pub(crate) fn needs_checkpoint(&self) -> Result<bool> {
-        let dirty_pages = self.ledger()?.books.dirty_pages();
+        let dirty_pages = self.uncommitted()?.metadata.dirty_pages();
         Ok(self.maps.dirty_count() >= self.limits.dirty_leaves_max
             || dirty_pages >= self.limits.dirty_space_pages_max)
     }
@@ -432,10 +437,10 @@ impl Pool {
     /// rewritten in place is not synced for its own sake: nobody asked for that, and the host
     /// writes it out in its own time.
     pub(crate) fn tidy(&self, commit: bool) -> Result<()> {
-        let ledger = self.ledger()?;
-        let is_due = self.is_due(&ledger);
-        let commits = self.is_commit_due(&ledger) || (commit && !ledger.tail.is_empty());
-        drop(ledger);
+        let uncommitted = self.uncommitted()?;
+        let is_due = self.is_due(&uncommitted);
+        let commits = self.is_commit_due(&uncommitted) || (commit && !uncommitted.tail.is_empty());
+        drop(uncommitted);
         if is_due {
             self.write_data_out()?;
             self.checkpoint()?;
@@ -465,34 +470,34 @@ impl Pool {
     /// yet, a commit may release them.
     pub(crate) fn allocate(
         &self,
-        wish: &Wish,
-        allotment: &Allotment,
+        placement: &Placement,
+        space_limits: &SpaceLimits,
         purpose: Purpose,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<PbaRuns> {
-        let allocate = |ledger: &mut Ledger| {
-            let kept = self.kept_from(allotment, ledger, wish.blocks(), purpose);
-            ledger.books.space.allocate(wish, kept)
+        let allocate = |uncommitted: &mut Uncommitted| {
+            let kept = self.kept_from(space_limits, uncommitted, placement.blocks(), purpose);
+            uncommitted.metadata.space.allocate(placement, kept)
         };
-        let mut ledger = self.ledger()?;
-        if !self.has_pages(&ledger, PAGES_FOR_GUESTS) {
-            drop(ledger);
-            self.secure_pages(PAGES_FOR_GUESTS, wait)?;
-            ledger = self.ledger()?;
+        let mut uncommitted = self.uncommitted()?;
+        if !self.has_pages(&uncommitted, PAGES_FOR_GUESTS) {
+            drop(uncommitted);
+            self.secure_pages(PAGES_FOR_GUESTS, blocking)?;
+            uncommitted = self.uncommitted()?;
         }
-        match allocate(&mut ledger) {
+        match allocate(&mut uncommitted) {
             Err(error) if error.kind() == StoreErrorKind::NoSpace => {
-                let may_be_released = ledger.books.space.held_blocks() > 0;
-                drop(ledger);
-                if wait == Wait::No {
-                    return Err(StoreError::would_wait());
+                let may_be_released = uncommitted.metadata.space.held_blocks() > 0;
+                drop(uncommitted);
+                if blocking == Blocking::No {
+                    return Err(StoreError::would_block());
                 }
                 if !may_be_released {
                     return Err(error);
                 }
                 self.commit()?;
                 self.reclaim()?;
-                allocate(&mut *self.ledger()?)
+                allocate(&mut *self.uncommitted()?)
             }
             allocated => allocated,
         }
@@ -500,37 +505,44 @@ impl Pool {
 
     /// Takes back blocks that were handed out and that no record names.
     pub(crate) fn take_back(&self, runs: &[PbaRun]) -> Result<()> {
-        let space = &mut self.ledger()?.books.space;
+        let space = &mut self.uncommitted()?.metadata.space;
         runs.iter().try_for_each(|run| space.release(*run))
     }
 
     /// These blocks' records are durable; they wait for their readers now.
     pub(crate) fn give_up(&self, runs: PbaRuns) {
         if !runs.is_empty() {
-            lock(&self.limbo).push_back((self.epochs.current(), runs));
+            lock(&self.deferred_frees).push_back((self.epochs.current(), runs));
         }
     }
 
     /// Frees the blocks whose readers have drained.
     pub(crate) fn reclaim(&self) -> Result<()> {
         let _turn = lock(&self.reclaiming);
-        let mut limbo = lock(&self.limbo);
+        let mut deferred_frees = lock(&self.deferred_frees);
         self.epochs.advance();
         let mut drained = Vec::new();
-        while let Some((epoch, _)) = limbo.front() {
+        while let Some((epoch, _)) = deferred_frees.front() {
             if Guard::ReuseAfterReaders.holds() && !self.epochs.is_drained(*epoch) {
                 break;
             }
-            drained.extend(limbo.pop_front().into_iter().flat_map(|(_, runs)| runs));
+            drained.extend(
+                deferred_frees
+                    .pop_front()
+                    .into_iter()
+                    .flat_map(|(_, runs)| runs),
+            );
         }
-        drop(limbo);
+        drop(deferred_frees);
         self.free(&drained)
     }
 
     /// Whether nothing waits for its readers that was given up by then.
     pub(crate) fn is_reclaimed(&self, then: Epoch) -> bool {
         let _turn = lock(&self.reclaiming);
-        let limbo = lock(&self.limbo);
-        limbo.front().is_none_or(|(epoch, _)| *epoch > then)
+        let deferred_frees = lock(&self.deferred_frees);
+        deferred_frees
+            .front()
+            .is_none_or(|(epoch, _)| *epoch > then)
     }
 }

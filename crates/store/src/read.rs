@@ -15,19 +15,24 @@ use onefold_format::entry::State;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{BadBlock, Entry, Lba, Pba};
 
+use crate::blocking::Blocking;
 use crate::epoch::Pin;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::map::Layer;
 use crate::segments::Segments;
 use crate::volume::{Extent, Volume};
-use crate::wait::Wait;
 
 /// Blocks looked up at a time: bounds the memory of a large read.
 const PIECE_BLOCKS: u64 = 512;
 
 impl Volume {
-    pub(crate) fn read_admitted(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<()> {
+    pub(crate) fn read_admitted(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        blocking: Blocking,
+    ) -> Result<()> {
         let block_size = self.pool.block_size();
         let mut view = PinnedView::of(self);
         let mut at = offset;
@@ -38,14 +43,14 @@ impl Volume {
             let len = (piece_end - at).min(rest.len() as u64);
             let (piece, after) = std::mem::take(&mut rest).split_at_mut(len as usize);
             let count = (at + len).div_ceil(block_size) - first.0;
-            let entries = view.look_up(|layer| self.entries(layer, first, count, wait))?;
+            let entries = view.look_up(|layer| self.entries(layer, first, count, blocking))?;
             self.read_piece(
                 view.layer(),
                 first,
                 &entries,
                 (at - first.0 * block_size) as usize,
                 piece,
-                wait,
+                blocking,
             )?;
             at += len;
             rest = after;
@@ -61,7 +66,7 @@ impl Volume {
         entries: &[Entry],
         skip: usize,
         buf: &mut [u8],
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<()> {
         let block_size = self.pool.block_size() as usize;
         let end = skip + buf.len();
@@ -81,9 +86,9 @@ impl Volume {
                     let (lba, into_run) = (first + n as u64, (from - n * block_size) as u64);
                     let is_shared = matches!(entry.state(), State::Shared(_));
                     if is_shared && self.pool.bad.is_any() {
-                        self.read_beside_bad(layer, lba, pba, into_run, bytes, wait)?;
+                        self.read_beside_bad(layer, lba, pba, into_run, bytes, blocking)?;
                     } else {
-                        self.read_run(lba, pba, into_run, bytes, wait)?;
+                        self.read_run(lba, pba, into_run, bytes, blocking)?;
                     }
                 }
             }
@@ -92,14 +97,21 @@ impl Volume {
         Ok(())
     }
 
-    fn read_run(&self, lba: Lba, pba: Pba, skip: u64, buf: &mut [u8], wait: Wait) -> Result<()> {
+    fn read_run(
+        &self,
+        lba: Lba,
+        pba: Pba,
+        skip: u64,
+        buf: &mut [u8],
+        blocking: Blocking,
+    ) -> Result<()> {
         let block_size = self.pool.block_size();
         let at = pba.0 * block_size + skip;
         let blocks = at / block_size..(at + buf.len() as u64).div_ceil(block_size);
         let what = || format!("block {lba} of the volume, {pba} of the pool");
-        let read = match wait {
-            Wait::Yes => self.pool.data.read_at(buf, at).map(|()| true),
-            Wait::No => self.pool.data.try_read_at(buf, at),
+        let read = match blocking {
+            Blocking::Yes => self.pool.data.read_at(buf, at).map(|()| true),
+            Blocking::No => self.pool.data.try_read_at(buf, at),
         };
         match read {
             // A sync may have failed while the disk was read.
@@ -107,7 +119,7 @@ impl Volume {
                 .pool
                 .check_believed(&blocks)
                 .map_err(|error| StoreError::io(what(), error)),
-            Ok(false) => Err(StoreError::would_wait()),
+            Ok(false) => Err(StoreError::would_block()),
             Err(error) => {
                 self.pool.bad.suspect(blocks);
                 Err(StoreError::io(what(), error))
@@ -123,7 +135,7 @@ impl Volume {
         pba: Pba,
         skip: u64,
         buf: &mut [u8],
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<()> {
         let block_size = self.pool.block_size();
         let end = skip + buf.len() as u64;
@@ -136,20 +148,20 @@ impl Volume {
             let before = start.saturating_sub(at);
             let (good, after) = std::mem::take(&mut rest).split_at_mut(before as usize);
             if !good.is_empty() {
-                self.read_run(lba, pba, at, good, wait)?;
+                self.read_run(lba, pba, at, good, blocking)?;
             }
             at += before;
             let in_block = (start + block_size).min(end) - at;
             let (bytes, after) = after.split_at_mut(in_block as usize);
             let of_block = lba + (bad.pba.0 - pba.0);
-            self.read_compared(layer, of_block, bad, (at - start) as usize, bytes, wait)?;
+            self.read_compared(layer, of_block, bad, (at - start) as usize, bytes, blocking)?;
             at += in_block;
             rest = after;
         }
         if rest.is_empty() {
             return Ok(());
         }
-        self.read_run(lba, pba, at, rest, wait)
+        self.read_run(lba, pba, at, rest, blocking)
     }
 
     /// Part of a shared block that is known to be bad, if by now it is as it should be.
@@ -160,13 +172,13 @@ impl Volume {
         bad: BadBlock,
         skip: usize,
         buf: &mut [u8],
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<()> {
-        if wait == Wait::No {
-            return Err(StoreError::would_wait());
+        if blocking == Blocking::No {
+            return Err(StoreError::would_block());
         }
         let mut block = vec![0; self.pool.block_size() as usize];
-        self.read_run(lba, bad.pba, 0, &mut block, wait)?;
+        self.read_run(lba, bad.pba, 0, &mut block, blocking)?;
         if !self.pool.is_as_stored(&block, layer.domain, &bad) {
             let message = format!(
                 "block {lba} of the volume, {} of the pool: it is not what was stored; it heals when \
@@ -183,7 +195,7 @@ impl Volume {
         &self,
         range: Range<u64>,
         extents_max: usize,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Vec<Extent>> {
         let block_size = self.pool.block_size();
         let mut runs = Runs::new(range.start, extents_max);
@@ -202,7 +214,7 @@ impl Volume {
                 };
                 let start = segment.first().max(lba);
                 let segment_end = Lba((segment.0 + 1) * BLOCKS_PER_SEGMENT).min(end);
-                let entries = self.entries(layer, start, segment_end.0 - start.0, wait)?;
+                let entries = self.entries(layer, start, segment_end.0 - start.0, blocking)?;
                 Ok(Some((start, segment_end, entries)))
             })?;
             let Some((start, segment_end, entries)) = next else {

@@ -30,9 +30,10 @@ use onefold_format::{
     TreeRoot, WhenFull, record,
 };
 
-use crate::apply::{self, Books};
+use crate::apply::{self, MetadataState};
 use crate::bad_blocks::BadBlocks;
 use crate::batch::Batches;
+use crate::blocking::Blocking;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
@@ -42,13 +43,12 @@ use crate::log::{Log, LogMark, LogReader, ReadFrame, Tail};
 use crate::log_end::{self, End, IncompleteCommit};
 use crate::map::Maps;
 use crate::pages::Pages;
-use crate::pool::{Ledger, Pool};
+use crate::pool::{Pool, Uncommitted};
 use crate::queue::{self, Queue};
 use crate::run::{PbaRun, PbaRuns};
 use crate::space::Space;
 use crate::tail_copy::TailCopy;
 use crate::tree;
-use crate::wait::Wait;
 use crate::watermarks::PAGES_FOR_FINDER;
 
 /// How to create a pool.
@@ -329,7 +329,7 @@ pub(crate) fn open(
     ));
     let maps = Maps::new(Arc::clone(&pages), &limits, superblock.block_size);
     let mut report = RecoveryReport::default();
-    let books = open_books(&pages, &maps, &root, &limits, options, &mut report)?;
+    let metadata = open_books(&pages, &maps, &root, &limits, options, &mut report)?;
     let mark = LogMark {
         position: root.log_position,
         commit: root.commit,
@@ -351,7 +351,7 @@ pub(crate) fn open(
         maps,
         (index, secret),
         bad,
-        (books, TailCopy::open(engine, superblock.pool)?),
+        (metadata, TailCopy::open(engine, superblock.pool)?),
         log,
         root,
     ));
@@ -360,7 +360,7 @@ pub(crate) fn open(
     if closed_session != Some(root.session) && Guard::UnclosedDataReadAfresh.holds() {
         pool.read_data_afresh()?;
     }
-    pool.shun_bad_blocks()?;
+    pool.quarantine_bad_blocks()?;
     if is_later_minor {
         pool.fail(&StoreError::new(
             StoreErrorKind::ReadOnly,
@@ -381,7 +381,7 @@ pub(crate) fn open(
             _ => Err(error),
         })?;
     }
-    pool.ledger()?.books.is_recovered = true;
+    pool.uncommitted()?.metadata.is_recovered = true;
     report.clean = report.records_replayed == 0 && report.records_taken_over == 0;
     report.seconds = started.elapsed().as_secs_f64();
     Ok((pool, report))
@@ -493,7 +493,7 @@ fn open_books(
     limits: &Limits,
     options: &OpenOptions,
     report: &mut RecoveryReport,
-) -> Result<Books> {
+) -> Result<MetadataState> {
     let mut catalogue = Catalogue::read(pages, root.catalogue, &mut |page| pages.mark_used(page))?;
     catalogue.next_volume_id = root.next_volume_id;
     catalogue.next_layer_id = root.next_layer_id;
@@ -528,7 +528,7 @@ fn open_books(
         }
         space => space?,
     };
-    Ok(Books {
+    Ok(MetadataState {
         space,
         catalogue,
         queue,
@@ -582,7 +582,7 @@ fn count_free_space(
         let layer = maps.layer(volume.layer)?;
         let mut from = SegmentIndex(0);
         while let Some(segment) = maps.next_segment(&layer, from)? {
-            let leaf = maps.leaf(&layer, segment, Wait::Yes)?;
+            let leaf = maps.leaf(&layer, segment, Blocking::Yes)?;
             let stored = leaf.with(|entries| entries.map(|entry| entry.pba()));
             for start in stored.into_iter().flatten() {
                 claim(PbaRun { start, count: 1 })?;
@@ -657,11 +657,11 @@ impl Pool {
 
     /// The blocks that durable records give up are free at once: nobody reads yet.
     fn replay_frame(&self, payload: &[u8]) -> Result<u64> {
-        let mut ledger = self.ledger()?;
-        let mut given_up = PbaRuns::new();
-        let count = self.apply_all(payload, &mut ledger, &mut given_up)?;
-        for run in given_up {
-            ledger.books.space.release(run)?;
+        let mut uncommitted = self.uncommitted()?;
+        let mut released = PbaRuns::new();
+        let count = self.apply_all(payload, &mut uncommitted, &mut released)?;
+        for run in released {
+            uncommitted.metadata.space.release(run)?;
         }
         Ok(count)
     }
@@ -671,8 +671,8 @@ impl Pool {
     fn apply_all(
         &self,
         payload: &[u8],
-        ledger: &mut Ledger,
-        given_up: &mut PbaRuns,
+        uncommitted: &mut Uncommitted,
+        released: &mut PbaRuns,
     ) -> Result<u64> {
         let mut count = 0;
         for record in record::decode_all(payload) {
@@ -680,12 +680,12 @@ impl Pool {
             if let Record::Map { count, new, .. } = &record
                 && let Some(start) = new.pba()
             {
-                ledger.books.space.take(PbaRun {
+                uncommitted.metadata.space.take(PbaRun {
                     start,
                     count: u64::from(*count),
                 })?;
             }
-            apply::apply(&record, &self.maps, &mut ledger.books, given_up)?;
+            apply::apply(&record, &self.maps, &mut uncommitted.metadata, released)?;
             count += 1;
         }
         Ok(count)
@@ -699,17 +699,17 @@ impl Pool {
     /// finds by the log's end which of them are still missing.
     fn take_over_tail(&self) -> Result<u64> {
         let end = self.commits.lock().end.position;
-        let mut ledger = self.ledger()?;
-        ledger.tail = Tail::new(end);
-        let mut left = ledger.copy.left_behind();
-        drop(ledger);
+        let mut uncommitted = self.uncommitted()?;
+        uncommitted.tail = Tail::new(end);
+        let mut left = uncommitted.copy.left_behind();
+        drop(uncommitted);
         if Guard::TailMatchedToLog.holds() {
             left.retain(|entry| entry.position >= end);
         }
         let mut count = 0;
         for frame in left.chunk_by(|a, b| a.position == b.position) {
-            let mut ledger = self.ledger()?;
-            let (position, expected) = (frame[0].position, ledger.tail.end());
+            let mut uncommitted = self.uncommitted()?;
+            let (position, expected) = (frame[0].position, uncommitted.tail.end());
             if position != expected && Guard::TailMatchedToLog.holds() {
                 tracing::warn!(
                     "an earlier process left records for the log at {position}, but the log goes on \
@@ -718,16 +718,16 @@ impl Pool {
                 break;
             }
             let records: Vec<u8> = frame.iter().flat_map(|it| &it.records).copied().collect();
-            let mut given_up = std::mem::take(&mut ledger.tail.given_up);
-            let applied = self.apply_all(&records, &mut ledger, &mut given_up);
+            let mut released = std::mem::take(&mut uncommitted.tail.released);
+            let applied = self.apply_all(&records, &mut uncommitted, &mut released);
             count += applied.map_err(|error| {
                 error.during(format_args!(
                     "taking over what an earlier process had answered, for the log at {position}"
                 ))
             })?;
-            ledger.tail.given_up = given_up;
-            ledger.tail.append_frame(records);
-            drop(ledger);
+            uncommitted.tail.released = released;
+            uncommitted.tail.append_frame(records);
+            drop(uncommitted);
             if self.needs_checkpoint()? {
                 self.checkpoint()?;
             }
@@ -739,7 +739,7 @@ impl Pool {
             self.reclaim()?;
         }
         let end = self.commits.lock().end.position;
-        self.ledger()?.copy.begin_session(end);
+        self.uncommitted()?.copy.begin_session(end);
         Ok(count)
     }
 

@@ -32,7 +32,7 @@ use crate::tree;
 pub(crate) const ROWS_AT_ONCE: usize = 4096;
 
 /// A checkpoint that stays readable.
-pub(crate) struct Snapshot<'a> {
+pub(crate) struct CheckpointReader<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) root: Root,
     /// Each layer's record, its name being the one that messages use.
@@ -55,7 +55,7 @@ pub(crate) struct Window {
     many: FxHashMap<u64, u64>,
 }
 
-impl<'a> Snapshot<'a> {
+impl<'a> CheckpointReader<'a> {
     /// Writes a checkpoint and keeps it. Who compares it with the index holds the job lock.
     pub(crate) fn take(pool: &'a Pool) -> Result<Self> {
         let is_fresh = pool.check_writable().is_ok();
@@ -224,7 +224,7 @@ impl Pool {
     /// Counts the index again. The caller holds the job lock.
     pub(crate) fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let index = self.index.get()?;
-        let snapshot = Snapshot::take(self)?;
+        let snapshot = CheckpointReader::take(self)?;
         index.begin_rebuild()?;
         let all: u64 = snapshot.volumes.iter().map(|v| v.counts.shared).sum();
         let mut done = 0;
@@ -246,13 +246,13 @@ impl Pool {
                 self.add_rows(&*index, domain, &window, &mut report)?;
             }
         }
-        let next = self.ledger()?.books.batches.next_number;
+        let next = self.uncommitted()?.metadata.batches.next_number;
         let last = snapshot.open.as_ref().map_or(next, |batch| batch.number) - 1;
         Ok(index.finish_rebuild(STREAM, last)?)
     }
 
     fn data_blocks(&self) -> Result<u64> {
-        Ok(self.ledger()?.books.space.blocks())
+        Ok(self.uncommitted()?.metadata.space.blocks())
     }
 
     /// Reads the referenced blocks of a window again and adds their rows.
@@ -278,7 +278,7 @@ impl Pool {
                 let references = window.references(pba);
                 (fingerprint, Row { pba, references })
             };
-            let refused = self.aside.run(|| -> Result<_> {
+            let refused = self.background.run(|| -> Result<_> {
                 let found = self.fingerprint_published(&items)?;
                 let rows: Vec<_> = found.into_iter().map(row).collect();
                 Ok(index.add_rows(&rows)?)
@@ -324,7 +324,11 @@ impl Pool {
 }
 
 /// Counts the references that a domain's entries, and those given up, make to a window's blocks.
-fn count_references(snapshot: &Snapshot<'_>, domain: DomainId, window: &mut Window) -> Result<()> {
+fn count_references(
+    snapshot: &CheckpointReader<'_>,
+    domain: DomainId,
+    window: &mut Window,
+) -> Result<()> {
     snapshot.each_map_page(&mut |volume, segment, pointer| {
         if volume.domain != domain {
             return Ok(());

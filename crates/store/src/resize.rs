@@ -26,16 +26,16 @@ use onefold_format::entry::State;
 use onefold_format::{Entry, Lba, Record, Root, SegmentIndex};
 use smallvec::smallvec;
 
+use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::map::Layer;
-use crate::placement::Wish;
+use crate::placement::Placement;
 use crate::pool::Pool;
 use crate::recovery::pool_size_problem;
 use crate::run::PbaRun;
 use crate::store::Store;
 use crate::sync::lock;
-use crate::wait::Wait;
 use crate::watermarks::Purpose;
 
 /// Blocks moved under one hold of their locks: a guest that wants one of them waits for so many.
@@ -76,7 +76,7 @@ impl Store {
     ///
     /// Where a request panicked while it changed the maps.
     pub fn size_bytes(&self) -> Result<u64> {
-        let blocks = self.pool.ledger()?.books.space.blocks();
+        let blocks = self.pool.uncommitted()?.metadata.space.blocks();
         Ok(blocks * self.pool.block_size())
     }
 
@@ -86,8 +86,8 @@ impl Store {
     ///
     /// As [`Store::size_bytes`].
     pub fn shrinking_to(&self) -> Result<Option<u64>> {
-        let ledger = self.pool.ledger()?;
-        let space = &ledger.books.space;
+        let uncommitted = self.pool.uncommitted()?;
+        let space = &uncommitted.metadata.space;
         let end = (space.end() < space.blocks()).then(|| space.end());
         Ok(end.map(|blocks| blocks * self.pool.block_size()))
     }
@@ -113,7 +113,7 @@ impl Store {
         }
         if (blocks, None) != (root.pool_blocks, root.shrink_to) {
             pool.switch_size(&mut root, blocks, None)?;
-            let space = &mut pool.ledger()?.books.space;
+            let space = &mut pool.uncommitted()?.metadata.space;
             space.grow(blocks);
             space.set_end(blocks)?;
         }
@@ -140,8 +140,8 @@ impl Store {
             beyond[part - 1] += beyond[part];
         }
         let wanted = beyond.first().copied().unwrap_or_default();
-        let mut ledger = pool.ledger()?;
-        let space = &mut ledger.books.space;
+        let mut uncommitted = pool.uncommitted()?;
+        let space = &mut uncommitted.metadata.space;
         // Fewer are beyond a later place, and more is free before it.
         let (mut low, mut high) = (0, beyond.len());
         while low < high {
@@ -188,7 +188,7 @@ impl Store {
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
         }
         let blocks = root.pool_blocks;
-        pool.ledger()?.books.space.set_end(end)?;
+        pool.uncommitted()?.metadata.space.set_end(end)?;
         pool.switch_size(&mut root, blocks, Some(end))
     }
 
@@ -206,7 +206,7 @@ impl Store {
         pool.check_writable()?;
         let blocks = root.pool_blocks;
         pool.switch_size(&mut root, blocks, None)?;
-        pool.ledger()?.books.space.set_end(blocks)
+        pool.uncommitted()?.metadata.space.set_end(blocks)
     }
 
     /// Moves what is beyond the new end of a pool that shrinks, releases what was shared there, and
@@ -223,7 +223,7 @@ impl Store {
     ) -> Result<ShrinkReport> {
         let pool = &self.pool;
         let _alone = lock(&pool.shrinking);
-        let all = pool.ledger()?.books.space.busy_beyond();
+        let all = pool.uncommitted()?.metadata.space.busy_beyond();
         let mut moved = 0;
         let mut told = |moved: u64| progress(moved.min(all), all);
         for layer in pool.maps.layers() {
@@ -235,7 +235,7 @@ impl Store {
             return pool.shrink_report(true);
         }
         pool.forget_bad_beyond()?;
-        if pool.is_shrinking()? && pool.ledger()?.books.space.busy_beyond() == 0 {
+        if pool.is_shrinking()? && pool.uncommitted()?.metadata.space.busy_beyond() == 0 {
             pool.checkpoint()?;
             let root = pool.checkpoints.lock();
             if root.shrink_to.is_none() {
@@ -280,7 +280,7 @@ impl Pool {
     /// The number of blocks of a pool of this size, which is smaller.
     fn smaller_size(&self, size_bytes: u64) -> Result<u64> {
         let end = self.blocks_of_size(size_bytes)?;
-        if end < self.ledger()?.books.space.blocks() {
+        if end < self.uncommitted()?.metadata.space.blocks() {
             return Ok(end);
         }
         let message = format!("the pool is not larger than {size_bytes} bytes");
@@ -289,8 +289,8 @@ impl Pool {
 
     /// Whether the blocks in use, each counted once, fit before this end.
     fn check_fits(&self, end: u64) -> Result<()> {
-        let in_use = self.ledger()?.books.space.busy_blocks();
-        let free = end / FREE_SHARE + self.maps.allotments.kept();
+        let in_use = self.uncommitted()?.metadata.space.busy_blocks();
+        let free = end / FREE_SHARE + self.maps.space_limits_table.unused_reservations();
         if in_use + free <= end {
             return Ok(());
         }
@@ -304,13 +304,13 @@ impl Pool {
     /// Counts the entries that name blocks from `end` on, in up to [`PLAN_PARTS`] equal parts of them.
     /// Returns how many blocks a part has, too.
     fn count_beyond(&self, end: u64) -> Result<(Vec<u64>, u64)> {
-        let beyond = self.ledger()?.books.space.blocks() - end;
+        let beyond = self.uncommitted()?.metadata.space.blocks() - end;
         let part_blocks = beyond.div_ceil(PLAN_PARTS);
         let mut counts = vec![0; beyond.div_ceil(part_blocks) as usize];
         for layer in self.maps.layers() {
             let mut from = SegmentIndex(0);
             while let Some(segment) = self.maps.next_segment(&layer, from)? {
-                let leaf = self.maps.leaf(&layer, segment, Wait::Yes)?;
+                let leaf = self.maps.leaf(&layer, segment, Blocking::Yes)?;
                 leaf.with(|entries| {
                     let named = entries.iter().filter_map(|entry| entry.pba());
                     for pba in named.filter(|pba| pba.0 >= end) {
@@ -353,8 +353,8 @@ impl Pool {
     /// given up before has forgotten nothing.
     fn forget_bad_beyond(&self) -> Result<()> {
         let kept_back = {
-            let ledger = self.ledger()?;
-            let space = &ledger.books.space;
+            let uncommitted = self.uncommitted()?;
+            let space = &uncommitted.metadata.space;
             let mut kept_back = space.kept_back();
             kept_back.retain(|pba| pba.0 >= space.end());
             match kept_back.len() as u64 == space.busy_beyond() {
@@ -369,13 +369,13 @@ impl Pool {
     }
 
     pub(crate) fn is_shrinking(&self) -> Result<bool> {
-        let ledger = self.ledger()?;
-        Ok(ledger.books.space.end() < ledger.books.space.blocks())
+        let uncommitted = self.uncommitted()?;
+        Ok(uncommitted.metadata.space.end() < uncommitted.metadata.space.blocks())
     }
 
     fn shrink_report(&self, was_broken_off: bool) -> Result<ShrinkReport> {
         let is_done = !self.is_shrinking()?;
-        let left_blocks = self.ledger()?.books.space.busy_beyond();
+        let left_blocks = self.uncommitted()?.metadata.space.busy_beyond();
         Ok(ShrinkReport {
             is_done,
             left_blocks,
@@ -392,10 +392,10 @@ impl Pool {
     ) -> Result<ControlFlow<()>> {
         let mut from = SegmentIndex(0);
         while let Some(segment) = self.maps.next_segment(layer, from)? {
-            let end = self.ledger()?.books.space.end();
+            let end = self.uncommitted()?.metadata.space.end();
             let is_beyond = |entry: &Entry| entry.pba().is_some_and(|pba| pba.0 >= end);
             // Looked at without the locks first: most segments have nothing there.
-            let leaf = self.maps.leaf(layer, segment, Wait::Yes)?;
+            let leaf = self.maps.leaf(layer, segment, Blocking::Yes)?;
             let wanted: Vec<u64> = leaf.with(|entries| {
                 let pieces = (0..).zip(entries.chunks(PIECE_BLOCKS));
                 let pieces = pieces.filter(|(_, piece)| piece.iter().any(is_beyond));
@@ -419,14 +419,14 @@ impl Pool {
     fn evacuate_piece(&self, layer: &Arc<Layer>, first: Lba) -> Result<u64> {
         let _job = self.job()?;
         let blocks = first.0..first.0 + PIECE_BLOCKS as u64;
-        let _locked = layer.locks.lock(blocks, Wait::Yes);
+        let _locked = layer.locks.lock(blocks, Blocking::Yes);
         if self.maps.layer(layer.id).is_err() {
             return Ok(0);
         }
-        let end = self.ledger()?.books.space.end();
+        let end = self.uncommitted()?.metadata.space.end();
         let mut entries = Vec::with_capacity(PIECE_BLOCKS);
         self.maps
-            .leaf(layer, first.segment(), Wait::Yes)?
+            .leaf(layer, first.segment(), Blocking::Yes)?
             .entries(first.slot()..first.slot() + PIECE_BLOCKS, &mut entries);
         let (mut lba, mut moved) = (first, 0);
         for run in entries.chunk_by(|one, next| one.successor(1) == *next) {
@@ -451,14 +451,19 @@ impl Pool {
         let (start, copy): (_, fn(_) -> Entry) = match old.state() {
             State::Absent | State::Zero => return Ok(()),
             State::Private(start) | State::Shared(start) => (start, Entry::private),
-            State::Kept(start) => (start, Entry::kept),
+            State::Unshareable(start) => (start, Entry::unshareable),
         };
-        let wish = Wish {
+        let placement = Placement {
             layer: layer.id,
             beside: None,
             runs: smallvec![(lba, count)],
         };
-        let new = self.allocate(&wish, &layer.allotment, Purpose::Overwrite, Wait::Yes)?;
+        let new = self.allocate(
+            &placement,
+            &layer.space_limits,
+            Purpose::Overwrite,
+            Blocking::Yes,
+        )?;
         let mut records = Vec::with_capacity(new.len());
         let mut done = 0;
         let mut copied = Ok(());
@@ -480,10 +485,10 @@ impl Pool {
         if let Some(cache) = layer.hash_cache() {
             cache.forget(lba, count);
         }
-        let given_up = old.own_pba().map(|start| PbaRun { start, count });
-        let given_up: Vec<PbaRun> = given_up.into_iter().collect();
+        let released = old.own_pba().map(|start| PbaRun { start, count });
+        let released: Vec<PbaRun> = released.into_iter().collect();
         copied
-            .and_then(|()| self.record(&records, &given_up, Wait::Yes))
+            .and_then(|()| self.record(&records, &released, Blocking::Yes))
             .or_else(|error| {
                 if self.check_writable().is_ok() {
                     self.take_back(&new)?;
@@ -514,7 +519,7 @@ impl Pool {
                 return Err(StoreError::new(
                     StoreErrorKind::Io,
                     format!(
-                        "block {} of the pool cannot be moved, for it is not what was stored: heal \
+                        "block {} of the pool cannot be moved, for it is not what was stored: repair \
                          it, or delete what uses it; `pool scrub --list` says what does",
                         bad.pba
                     ),

@@ -43,7 +43,7 @@ const ROWS_PER_STEP: usize = 16_384;
 const STEP_BYTES: u64 = 4 << 20;
 
 /// Blocks in which a step looks for the next stored one: 65,536 pages of the free-space map, tens
-/// of microseconds under the ledger where none of them has any.
+/// of microseconds under the uncommitted state where none of them has any.
 const SKIP_BLOCKS: u64 = BLOCKS_PER_SPACE_PAGE << 16;
 
 /// Bytes read and hashed at a time: see the finder's.
@@ -126,7 +126,7 @@ impl Store {
     pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
         let pool = &self.pool;
         pool.check_writable()?;
-        let blocks = pool.ledger()?.books.space.blocks();
+        let blocks = pool.uncommitted()?.metadata.space.blocks();
         let part = match percent {
             Some(percent @ 1..=100) => Some((blocks * u64::from(percent)).div_ceil(100)),
             None => None,
@@ -152,7 +152,7 @@ impl Store {
     ///
     /// Where a request panicked while it changed the maps.
     pub fn scrub_status(&self) -> Result<ScrubStatus> {
-        let pool_blocks = self.pool.ledger()?.books.space.blocks();
+        let pool_blocks = self.pool.uncommitted()?.metadata.space.blocks();
         let progress = self.pool.bad.progress();
         Ok(ScrubStatus {
             pool_blocks,
@@ -277,8 +277,8 @@ impl Pool {
     /// Passes blocks of which none is stored or known to be bad, up to one that is, if a step would not.
     /// Returns how many.
     fn skip_free(&self) -> Result<u64> {
-        let mut ledger = self.ledger()?;
-        let space = &mut ledger.books.space;
+        let mut uncommitted = self.uncommitted()?;
+        let space = &mut uncommitted.metadata.space;
         let pool_blocks = space.blocks();
         let progress = self.bad.progress();
         // The pool may have become smaller.
@@ -291,7 +291,7 @@ impl Pool {
         let bad = self.bad.within(start..end);
         let bad = bad.first().map_or(end, |bad| bad.pba.0);
         let next = space.next_named(start..bad)?;
-        drop(ledger);
+        drop(uncommitted);
         if next - start <= STEP_BYTES / self.block_size() {
             return Ok(0);
         }
@@ -315,7 +315,7 @@ impl Pool {
 
     /// The window in which the run goes on; none if no run is under way.
     fn scrub_window<'a>(&self, kept: &'a mut Option<Window>) -> Result<Option<&'a mut Window>> {
-        let pool_blocks = self.ledger()?.books.space.blocks();
+        let pool_blocks = self.uncommitted()?.metadata.space.blocks();
         let progress = self.bad.change_progress(|progress| {
             // The pool may have become smaller.
             if progress.next_block >= pool_blocks {
@@ -342,7 +342,7 @@ impl Pool {
         // A conversion puts another index into its place, and nobody may hold the old one then.
         let _job = self.job()?;
         let index = self.index.ready()?;
-        let rows = self.aside.run(|| index.rows(from, ROWS_PER_STEP))?;
+        let rows = self.background.run(|| index.rows(from, ROWS_PER_STEP))?;
         for (fingerprint, row) in &rows {
             if window.blocks.contains(&row.pba.0) {
                 window.note(row.pba, *fingerprint);
@@ -363,9 +363,9 @@ impl Pool {
         let start = progress.next_block;
         let step = (STEP_BYTES / self.block_size()).min(progress.left_blocks);
         let (mut blocks, end, pool_blocks) = {
-            let mut ledger = self.ledger()?;
-            domains.set_end(ledger.books.catalogue.next_domain_id);
-            let space = &mut ledger.books.space;
+            let mut uncommitted = self.uncommitted()?;
+            domains.set_end(uncommitted.metadata.catalogue.next_domain_id);
+            let space = &mut uncommitted.metadata.space;
             // The pool may have become smaller since the window was made.
             let end = window.blocks.end.min(start + step).min(space.blocks());
             if start >= end {
@@ -382,7 +382,7 @@ impl Pool {
         let looked = match blocks.is_empty() {
             true => Looked::default(),
             false => self
-                .aside
+                .background
                 .run(|| self.look(window, &blocks, domains, buf))?,
         };
         let mut report = ScrubReport {
@@ -537,7 +537,7 @@ impl Pool {
     /// Returns how many left the list.
     fn look_again(&self, listed: Vec<BadBlock>) -> Result<u64> {
         let mut domains = Domains::default();
-        domains.set_end(self.ledger()?.books.catalogue.next_domain_id);
+        domains.set_end(self.uncommitted()?.metadata.catalogue.next_domain_id);
         let mut good = Vec::new();
         let mut block = vec![0; self.block_size() as usize];
         for bad in listed {
@@ -555,7 +555,7 @@ impl Pool {
     }
 
     pub(crate) fn is_named(&self, pba: Pba) -> Result<bool> {
-        let space = &mut self.ledger()?.books.space;
+        let space = &mut self.uncommitted()?.metadata.space;
         if pba.0 >= space.blocks() {
             return Ok(false);
         }

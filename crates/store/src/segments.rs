@@ -83,8 +83,8 @@ mod shuttle_tests {
     use shuttle::thread;
 
     use super::*;
+    use crate::blocking::Blocking;
     use crate::map::shuttle_tests::{SEGMENT, forget, layer, maps};
-    use crate::wait::Wait;
 
     const LATER: SegmentIndex = SegmentIndex(1);
 
@@ -93,7 +93,7 @@ mod shuttle_tests {
         let interleave = || {
             let (maps, [_, middle, upper]) = maps();
             let live = layer(&maps, 4, Some(3), &[]);
-            let leaf = |layer| maps.leaf(layer, LATER, Wait::Yes).unwrap();
+            let leaf = |layer| maps.leaf(layer, LATER, Blocking::Yes).unwrap();
             maps.change(&middle, LATER, &leaf(&middle), 0..1, |entries| {
                 entries[0] = Entry::shared(Pba(20));
             });

@@ -15,6 +15,7 @@ use onefold_format::{
     LayerCounts, LayerId, Record, SegmentIndex, TreeRoot, VolumeId, VolumeRecord, VolumeState,
 };
 
+use crate::blocking::Blocking;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::limits::LAYERS_DEEP_MAX;
@@ -23,7 +24,6 @@ use crate::names::full_name;
 use crate::store::{Store, check_name, free_slot};
 use crate::sync::{lock, read, write};
 use crate::volume::Volume;
-use crate::wait::Wait;
 
 /// Most volumes of which snapshots are made at one moment.
 pub const SNAPSHOTS_AT_ONCE_MAX: usize = 16;
@@ -122,15 +122,15 @@ impl Store {
         let shared = self.layer_to_share(&source)?;
         let clone = match shared {
             Some(below) => {
-                let ledger = self.pool.ledger()?;
-                let catalogue = &ledger.books.catalogue;
+                let uncommitted = self.pool.uncommitted()?;
+                let catalogue = &uncommitted.metadata.catalogue;
                 let slot = free_slot(&mut catalogue.free_slots())?;
                 let clone = self.clone_record(catalogue, 0, (record_of(catalogue, &source)?, name));
                 let clone = VolumeRecord {
                     below: Some(below.id),
                     ..clone
                 };
-                drop(ledger);
+                drop(uncommitted);
                 let volume = clone.clone();
                 self.change_catalogue(&[Record::VolumePut { slot, volume }])?;
                 clone
@@ -149,7 +149,7 @@ impl Store {
         if source.is_snapshot() {
             return Ok(Some(layer));
         }
-        let _drained = layer.locks.lock(0..VOLUME_BLOCKS_MAX, Wait::Yes);
+        let _drained = layer.locks.lock(0..VOLUME_BLOCKS_MAX, Blocking::Yes);
         let first = self.pool.maps.next_segment(&layer, SegmentIndex(0))?;
         Ok(layer.below().filter(|_| first.is_none()))
     }
@@ -251,10 +251,10 @@ impl Store {
         let all = 0..VOLUME_BLOCKS_MAX;
         let drained: Vec<_> = layers
             .iter()
-            .map(|layer| layer.locks.lock(all.clone(), Wait::Yes))
+            .map(|layer| layer.locks.lock(all.clone(), Blocking::Yes))
             .collect();
-        let records = records(&self.pool.ledger()?.books.catalogue)?;
-        self.pool.record(&records, &[], Wait::Yes)?;
+        let records = records(&self.pool.uncommitted()?.metadata.catalogue)?;
+        self.pool.record(&records, &[], Blocking::Yes)?;
         for (source, record) in sources.iter().zip(&records) {
             if let Record::Freeze { live, .. } = record {
                 source.set_layer(self.pool.maps.layer(*live)?);

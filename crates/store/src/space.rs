@@ -27,7 +27,7 @@ use crate::cache::ClockCache;
 use crate::error::{Result, StoreError, no_space};
 use crate::limits::Limits;
 use crate::pages::Pages;
-use crate::placement::{PLACE_BLOCKS, RecentPlaces, Shift, Wish};
+use crate::placement::{PLACE_BLOCKS, Placement, PlacementOffset, RecentPlaces};
 use crate::run::{PbaRun, PbaRuns};
 use crate::tree;
 
@@ -61,7 +61,7 @@ pub(crate) struct Space {
     cursor: u64,
     /// Blocks that are not handed out, and whether they could be: they were released, and stay in
     /// between.
-    shunned: BTreeMap<u64, bool>,
+    quarantined: BTreeMap<u64, bool>,
 }
 
 struct SpacePage {
@@ -109,7 +109,7 @@ impl Space {
             recent: RecentPlaces::new(),
             next_place: 0,
             cursor: 0,
-            shunned: BTreeMap::new(),
+            quarantined: BTreeMap::new(),
         };
         tree::walk(&pages, SPACE_OWNER, root, &mut |visit| match visit {
             tree::Visit::Node(page) => pages.mark_used(page),
@@ -259,39 +259,43 @@ impl Space {
         }
     }
 
-    /// Hands out the blocks that `wish` asks for, in the order of its runs: beside those of their
+    /// Hands out the blocks that `placement` asks for, in the order of its runs: beside those of their
     /// segment; else in a place of their own; else in one run where there is one. At least `kept`
     /// blocks stay free.
     ///
     /// # Errors
     ///
     /// `NoSpace`, with nothing handed out, where there are not as many.
-    pub(crate) fn allocate(&mut self, wish: &Wish, kept: u64) -> Result<PbaRuns> {
-        let count = wish.blocks();
+    pub(crate) fn allocate(&mut self, placement: &Placement, kept: u64) -> Result<PbaRuns> {
+        let count = placement.blocks();
         if count.saturating_add(kept) > self.free_blocks() {
             return Err(no_space(count, self.free_blocks(), kept));
         }
-        let (first, span) = wish.span();
-        let own = self.recent.own(wish.layer, first).or(wish.beside);
-        let is_before_end =
-            |shift: &Shift| wish.at(*shift).iter().all(|run| run.start.0 < self.end);
+        let (first, span) = placement.span();
+        let own = self.recent.own(placement.layer, first).or(placement.beside);
+        let is_before_end = |shift: &PlacementOffset| {
+            placement
+                .at(*shift)
+                .iter()
+                .all(|run| run.start.0 < self.end)
+        };
         let own = own.filter(is_before_end);
-        let beside: SmallVec<[Shift; 8]> = match own {
+        let beside: SmallVec<[PlacementOffset; 8]> = match own {
             Some(shift) => smallvec![shift],
-            None => self.recent.around(wish.layer, first).collect(),
+            None => self.recent.around(placement.layer, first).collect(),
         };
         for shift in beside {
-            if let Some(runs) = self.take_all_free(wish.at(shift))? {
-                self.recent.remember(wish.layer, first, shift);
+            if let Some(runs) = self.take_all_free(placement.at(shift))? {
+                self.recent.remember(placement.layer, first, shift);
                 return Ok(runs);
             }
         }
         if own.is_none() {
             let slot = first.slot() as u64;
             if let Some(place) = self.find_places(slot + span)? {
-                let shift = Shift::between(first, Pba(place + slot));
-                self.recent.remember(wish.layer, first, shift);
-                if let Some(runs) = self.take_all_free(wish.at(shift))? {
+                let shift = PlacementOffset::between(first, Pba(place + slot));
+                self.recent.remember(placement.layer, first, shift);
+                if let Some(runs) = self.take_all_free(placement.at(shift))? {
                     return Ok(runs);
                 }
             }
@@ -505,11 +509,11 @@ impl Space {
         })
     }
 
-    /// These blocks, in between so far, can be handed out again, but for those that are shunned.
+    /// These blocks, in between so far, can be handed out again, but for those that are quarantined.
     pub(crate) fn release(&mut self, run: PbaRun) -> Result<()> {
         let end = run.start.0 + run.count;
         let (mut at, mut pieces) = (run.start.0, PbaRuns::new());
-        for (&block, is_kept_back) in self.shunned.range_mut(run.start.0..end) {
+        for (&block, is_kept_back) in self.quarantined.range_mut(run.start.0..end) {
             *is_kept_back = true;
             pieces.push(PbaRun {
                 start: Pba(at),
@@ -526,25 +530,25 @@ impl Space {
     }
 
     /// Keeps a block from being handed out.
-    pub(crate) fn shun(&mut self, pba: Pba) -> Result<()> {
+    pub(crate) fn quarantine(&mut self, pba: Pba) -> Result<()> {
         let block = PbaRun {
             start: pba,
             count: 1,
         };
-        if self.shunned.contains_key(&pba.0) {
+        if self.quarantined.contains_key(&pba.0) {
             return Ok(());
         }
         let is_free = self.is_free(block)?;
         if is_free {
             self.take(block)?;
         }
-        self.shunned.insert(pba.0, is_free);
+        self.quarantined.insert(pba.0, is_free);
         Ok(())
     }
 
     /// The block may be handed out, once it is released or if it has been.
-    pub(crate) fn unshun(&mut self, pba: Pba) -> Result<()> {
-        match self.shunned.remove(&pba.0) {
+    pub(crate) fn end_quarantine(&mut self, pba: Pba) -> Result<()> {
+        match self.quarantined.remove(&pba.0) {
             Some(true) => self.let_go(PbaRun {
                 start: pba,
                 count: 1,
@@ -553,10 +557,10 @@ impl Space {
         }
     }
 
-    /// Blocks that would be free if they were not shunned.
+    /// Blocks that would be free if they were not quarantined.
     pub(crate) fn kept_back(&self) -> Vec<Pba> {
-        let shunned = self.shunned.iter();
-        let kept_back = shunned.filter(|(_, is_kept_back)| **is_kept_back);
+        let quarantined = self.quarantined.iter();
+        let kept_back = quarantined.filter(|(_, is_kept_back)| **is_kept_back);
         kept_back.map(|(block, _)| Pba(*block)).collect()
     }
 
@@ -745,7 +749,7 @@ impl Space {
         self.resident.get(index).ok_or_else(missing)
     }
 
-    /// Calls `change` for the part of `run` that lies in each page, and books what it did.
+    /// Calls `change` for the part of `run` that lies in each page, and counts what it did.
     fn each_page(
         &mut self,
         run: PbaRun,
@@ -787,7 +791,7 @@ impl Space {
     }
 }
 
-/// What a change did to one page, for the books.
+/// What a change did to one page.
 struct Effect {
     free: i32,
     held: i64,

@@ -45,7 +45,7 @@ pub struct VolumeStat {
     /// Bytes of the pool that others leave to it and its snapshots.
     pub reservation_bytes: u64,
     /// Free blocks that are kept for that.
-    pub kept_blocks: u64,
+    pub reserved_unused_blocks: u64,
     /// What it holds alone, if [`Store::account`] has gone through it.
     pub usage: Option<Usage>,
 }
@@ -100,7 +100,7 @@ pub struct PoolStat {
     /// Of the free blocks, those that only what overwrites data gets.
     pub reserve_blocks: u64,
     /// Of the free blocks, those that are kept for volumes with a reservation.
-    pub kept_blocks: u64,
+    pub reserved_unused_blocks: u64,
     /// What becomes of writes for which there is no room.
     pub when_full: WhenFull,
     /// Blocks that were given up and are not free yet, queued ones included.
@@ -189,14 +189,14 @@ impl Store {
             usage: self.usage(snapshot.id),
         });
         let snapshots = snapshots.collect();
-        let ledger = pool.ledger()?;
-        let books = &ledger.books;
+        let uncommitted = pool.uncommitted()?;
+        let metadata = &uncommitted.metadata;
         let counts = pool.maps.counts();
-        let (pool_blocks, free_blocks) = (books.space.blocks(), books.space.free_blocks());
-        let end = books.space.end();
-        let marks = pool.watermarks(&books.space);
-        let physical_blocks = books.space.named_count();
-        let open = books.batches.open.as_ref();
+        let (pool_blocks, free_blocks) = (metadata.space.blocks(), metadata.space.free_blocks());
+        let end = metadata.space.end();
+        let marks = pool.watermarks(&metadata.space);
+        let physical_blocks = metadata.space.named_count();
+        let open = metadata.batches.open.as_ref();
         let (unsettled_blocks, collecting) = open.map_or((0, 0), |batch| {
             let unsettled = batch.unsettled().len() as u64;
             match batch.kind {
@@ -204,9 +204,9 @@ impl Store {
                 BatchKind::Collector => (0, unsettled),
             }
         });
-        let queued_blocks = books.queue.blocks() + collecting;
-        let reclaim_blocks = books.space.held_blocks() + queued_blocks;
-        drop(ledger);
+        let queued_blocks = metadata.queue.blocks() + collecting;
+        let reclaim_blocks = metadata.space.held_blocks() + queued_blocks;
+        drop(uncommitted);
         let index = pool.index.get().ok();
         let index_counts = index
             .as_ref()
@@ -215,8 +215,8 @@ impl Store {
         let index_bytes_on_disk = index
             .as_ref()
             .map_or(Ok(0), |index| index.bytes_on_disk())?;
-        let private_blocks = counts.private + counts.kept;
-        // The index changes before the records that say so, and while nobody holds the ledger. What it
+        let private_blocks = counts.private + counts.unshareable;
+        // The index changes before the records that say so, and while nobody holds the uncommitted state. What it
         // knows only tells apart the blocks that are left.
         let published_blocks = physical_blocks.saturating_sub(private_blocks + unsettled_blocks);
         let shared_blocks = index_counts.shared.min(published_blocks);
@@ -241,7 +241,7 @@ impl Store {
             host_free_bytes: room.host_free_bytes,
             space: room.level,
             reserve_blocks: marks.reserve,
-            kept_blocks: pool.maps.allotments.kept(),
+            reserved_unused_blocks: pool.maps.space_limits_table.unused_reservations(),
             when_full: pool.when_full(),
             reclaim_blocks,
             pool_bytes_on_disk: room.allocated_bytes,
@@ -264,12 +264,12 @@ impl Store {
 
     fn stat_of(&self, volume: &Volume) -> VolumeStat {
         let (layer, options) = (volume.layer(), volume.options());
-        let (counts, allotment) = (layer.counts(), &layer.allotment);
+        let (counts, space_limits) = (layer.counts(), &layer.space_limits);
         VolumeStat {
             name: volume.name(),
             size_bytes: volume.size_bytes(),
             logical_blocks: volume.logical_blocks(),
-            private_blocks: counts.private + counts.kept,
+            private_blocks: counts.private + counts.unshareable,
             shared_blocks: counts.shared,
             dirty_blocks: counts.private,
             dedup: options.dedup,
@@ -279,9 +279,9 @@ impl Store {
             interval_seconds: options.interval_seconds,
             hash_cache_bytes: options.hash_cache_bytes,
             quota_bytes: options.quota_bytes,
-            mapped_blocks: allotment.mapped(),
+            mapped_blocks: space_limits.mapped(),
             reservation_bytes: options.reservation_bytes,
-            kept_blocks: allotment.kept(),
+            reserved_unused_blocks: space_limits.unused_reservation(),
             usage: self.usage(volume.id),
         }
     }

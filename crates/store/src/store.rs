@@ -17,7 +17,8 @@ use onefold_format::{
 };
 
 use crate::accounting::Usages;
-use crate::aside::Aside;
+use crate::background::BackgroundExecutor;
+use crate::blocking::Blocking;
 use crate::catalogue::Catalogue;
 use crate::commit::StopsOnPanic;
 use crate::deletion::Deletion;
@@ -27,13 +28,12 @@ use crate::heat::ROUNDS_MAX;
 use crate::import::Import;
 use crate::latency::LatencyCounts;
 use crate::limits::{INTERVAL_SECONDS_MAX, VOLUMES_MAX};
-use crate::pool::{Ledger, Pool};
+use crate::pool::{Pool, Uncommitted};
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
 use crate::snapshot;
 use crate::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
 use crate::volume::Volume;
 use crate::volume_options::{DEFAULT_DOMAIN, VolumeOptions};
-use crate::wait::Wait;
 
 /// How much is given back to the host at a time when nobody uses the pool any more.
 const GIVE_BACK_AT_CLOSE_BYTES: u64 = 64 << 20;
@@ -97,9 +97,9 @@ impl Store {
     ) -> Result<(Arc<Self>, RecoveryReport)> {
         let (pool, mut report) = recovery::open(&*engine, options)?;
         let records: Vec<VolumeRecord> = {
-            let ledger = pool.ledger()?;
-            ledger
-                .books
+            let uncommitted = pool.uncommitted()?;
+            uncommitted
+                .metadata
                 .catalogue
                 .volumes()
                 .map(|(_, record)| record.clone())
@@ -109,7 +109,7 @@ impl Store {
         let (mut unfinished, mut deleting) = (Vec::new(), Vec::new());
         for record in &records {
             let volume = Arc::new(Volume::new(Arc::clone(&pool), record)?);
-            let name = pool.ledger()?.books.catalogue.name_of(record);
+            let name = pool.uncommitted()?.metadata.catalogue.name_of(record);
             volume.set_name(&name);
             match record.state {
                 VolumeState::Deleting => deleting.push(Deletion::new(volume)),
@@ -244,11 +244,11 @@ impl Store {
     pub fn volume(&self, name: &str) -> Result<Arc<Volume>> {
         let found = read(&self.volumes).get(name).cloned();
         found.ok_or_else(|| {
-            let is_importing = |ledger: MutexGuard<'_, Ledger>| {
-                let found = ledger.books.catalogue.by_name(name);
+            let is_importing = |uncommitted: MutexGuard<'_, Uncommitted>| {
+                let found = uncommitted.metadata.catalogue.by_name(name);
                 found.is_some_and(|(_, record)| record.state == VolumeState::Importing)
             };
-            let message = match self.pool.ledger().is_ok_and(is_importing) {
+            let message = match self.pool.uncommitted().is_ok_and(is_importing) {
                 true => format!("volume '{name}' is still being imported"),
                 false => format!("no volume is named '{name}'"),
             };
@@ -308,12 +308,12 @@ impl Store {
         check_name(name, "volume")?;
         check_name(&options.domain, "domain")?;
         check_finder(options)?;
-        self.check_allotment(options)?;
+        self.check_space_limits(options)?;
         self.check_size(options.size_bytes)?;
         let _changing = self.changing();
         self.check_name_is_free(name)?;
-        let ledger = self.pool.ledger()?;
-        let catalogue = &ledger.books.catalogue;
+        let uncommitted = self.pool.uncommitted()?;
+        let catalogue = &uncommitted.metadata.catalogue;
         let volume = VolumeRecord {
             id: VolumeId(catalogue.next_volume_id),
             layer: LayerId(catalogue.next_layer_id),
@@ -336,14 +336,14 @@ impl Store {
             reservation_bytes: options.reservation_bytes,
         };
         let slot = free_slot(&mut catalogue.free_slots())?;
-        drop(ledger);
+        drop(uncommitted);
         let put = Record::VolumePut {
             slot,
             volume: volume.clone(),
         };
-        let admit = |ledger: &Ledger| {
+        let admit = |uncommitted: &Uncommitted| {
             let pool = &self.pool;
-            pool.admit_reservation(None, ledger, options.reservation_bytes)
+            pool.admit_reservation(None, uncommitted, options.reservation_bytes)
         };
         self.change_catalogue_if(&[put], &admit)?;
         Ok(Arc::new(Volume::new(Arc::clone(&self.pool), &volume)?))
@@ -386,7 +386,7 @@ impl Store {
             .reservation_bytes
             .unwrap_or(options.reservation_bytes);
         check_finder(&options)?;
-        self.check_allotment(&options)?;
+        self.check_space_limits(&options)?;
         // What was announced under the old setting is settled under it.
         let _job = self.pool.job()?;
         if change.verify == Some(false) {
@@ -401,10 +401,10 @@ impl Store {
             record.quota_bytes = options.quota_bytes;
             record.reservation_bytes = options.reservation_bytes;
         };
-        let allotment = &volume.layer().allotment;
-        let admit = |ledger: &Ledger| {
+        let space_limits = &volume.layer().space_limits;
+        let admit = |uncommitted: &Uncommitted| {
             let pool = &self.pool;
-            pool.admit_reservation(Some(allotment), ledger, options.reservation_bytes)
+            pool.admit_reservation(Some(space_limits), uncommitted, options.reservation_bytes)
         };
         self.change_volume_if(volume.id, change, &admit)?;
         volume.set_options(&options);
@@ -429,8 +429,8 @@ impl Store {
 
     /// Lets `run` do, from now on, what no guest waits for: reading blocks back, fingerprinting
     /// them, and calls of the index. It can use processors that nobody else wants.
-    pub fn set_aside(&self, run: Aside) {
-        self.pool.aside.set(run);
+    pub fn set_background_executor(&self, run: BackgroundExecutor) {
+        self.pool.background.set(run);
     }
 
     /// How long the reads and writes of all volumes took, since the pool was opened.
@@ -454,7 +454,7 @@ impl Store {
         volume.mark_gone();
         let layer = volume.layer();
         // A request that was admitted before may still change the map, until this has its blocks.
-        drop(layer.locks.lock(0..VOLUME_BLOCKS_MAX, Wait::Yes));
+        drop(layer.locks.lock(0..VOLUME_BLOCKS_MAX, Blocking::Yes));
         let mut from = SegmentIndex(0);
         while let Some(segment) = self.pool.maps.next_segment(&layer, from)? {
             self.clear_segment(&layer, segment)?;
@@ -499,7 +499,7 @@ impl Store {
             volume.set_size_bytes(size_bytes);
             let block_size = self.pool.block_size();
             let beyond = Lba(size_bytes / block_size)..Lba(old_size / block_size);
-            let cut = volume.with_blocks(beyond.start.0..beyond.end.0, Wait::Yes, |layer| {
+            let cut = volume.with_blocks(beyond.start.0..beyond.end.0, Blocking::Yes, |layer| {
                 volume.unmap(layer, beyond)
             });
             cut.inspect_err(|_| volume.set_size_bytes(old_size))?;
@@ -537,8 +537,8 @@ impl Store {
 
     /// Also of those that are being imported.
     pub(crate) fn check_name_is_free(&self, name: &str) -> Result<()> {
-        let ledger = self.pool.ledger()?;
-        let Some((_, taken)) = ledger.books.catalogue.by_name(name) else {
+        let uncommitted = self.pool.uncommitted()?;
+        let Some((_, taken)) = uncommitted.metadata.catalogue.by_name(name) else {
             return Ok(());
         };
         let state = match taken.state {
@@ -566,7 +566,7 @@ impl Store {
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 
-    fn check_allotment(&self, options: &VolumeOptions) -> Result<()> {
+    fn check_space_limits(&self, options: &VolumeOptions) -> Result<()> {
         let block_size = self.pool.block_size();
         for (what, bytes) in [
             ("quota", options.quota_bytes),
@@ -606,17 +606,17 @@ impl Store {
         &self,
         id: VolumeId,
         change: impl FnOnce(&mut VolumeRecord),
-        admit: &dyn Fn(&Ledger) -> Result<()>,
+        admit: &dyn Fn(&Uncommitted) -> Result<()>,
     ) -> Result<()> {
-        let ledger = self.pool.ledger()?;
-        let found = ledger.books.catalogue.by_id(id);
+        let uncommitted = self.pool.uncommitted()?;
+        let found = uncommitted.metadata.catalogue.by_id(id);
         let Some((slot, mut volume)) = found.map(|(slot, volume)| (slot, volume.clone())) else {
             return Err(StoreError::new(
                 StoreErrorKind::NotFound,
                 format!("there is no volume {id}"),
             ));
         };
-        drop(ledger);
+        drop(uncommitted);
         change(&mut volume);
         self.change_catalogue_if(&[Record::VolumePut { slot, volume }], admit)
     }
@@ -628,9 +628,9 @@ impl Store {
     fn change_catalogue_if(
         &self,
         records: &[Record],
-        admit: &dyn Fn(&Ledger) -> Result<()>,
+        admit: &dyn Fn(&Uncommitted) -> Result<()>,
     ) -> Result<()> {
-        self.pool.record_if(records, &[], Wait::Yes, admit)?;
+        self.pool.record_if(records, &[], Blocking::Yes, admit)?;
         self.pool.commit_in_background()
     }
 }

@@ -10,33 +10,33 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, Lba, Record, UnmapTo};
 
 use crate::apply::owned_runs;
+use crate::blocking::Blocking;
 use crate::error::{Result, StoreError};
 use crate::map::Layer;
 use crate::segments::Segments;
 use crate::volume::Volume;
-use crate::wait::Wait;
 use smallvec::SmallVec;
 
 /// Zeros for the parts of blocks at the ends of a range.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Volume {
-    pub(crate) fn trim_admitted(&self, offset: u64, len: u64, wait: Wait) -> Result<()> {
+    pub(crate) fn trim_admitted(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
         let block_size = self.pool.block_size();
         let first = Lba(offset.div_ceil(block_size));
         let end = Lba((offset + len) / block_size);
         if first >= end {
             return Ok(());
         }
-        if wait == Wait::No {
+        if blocking == Blocking::No {
             // Segments may have to be loaded, and how many is not known beforehand.
-            return Err(StoreError::would_wait());
+            return Err(StoreError::would_block());
         }
         let blocks = first.0..end.0;
-        self.with_own_blocks(blocks, wait, |layer| self.unmap(layer, first..end))
+        self.with_own_blocks(blocks, blocking, |layer| self.unmap(layer, first..end))
     }
 
-    pub(crate) fn zero_admitted(&self, offset: u64, len: u64, wait: Wait) -> Result<()> {
+    pub(crate) fn zero_admitted(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
         let block_size = self.pool.block_size();
         let end = offset + len;
         let (first_whole, last_whole) = (
@@ -44,21 +44,21 @@ impl Volume {
             end / block_size * block_size,
         );
         if first_whole >= last_whole {
-            return self.write_zero_bytes(offset, end, wait);
+            return self.write_zero_bytes(offset, end, blocking);
         }
-        self.write_zero_bytes(offset, first_whole, wait)?;
-        self.trim_admitted(first_whole, last_whole - first_whole, wait)?;
-        self.write_zero_bytes(last_whole, end, wait)
+        self.write_zero_bytes(offset, first_whole, blocking)?;
+        self.trim_admitted(first_whole, last_whole - first_whole, blocking)?;
+        self.write_zero_bytes(last_whole, end, blocking)
     }
 
     /// Less than two blocks.
-    fn write_zero_bytes(&self, start: u64, end: u64, wait: Wait) -> Result<()> {
+    fn write_zero_bytes(&self, start: u64, end: u64, blocking: Blocking) -> Result<()> {
         let mut at = start;
         while at < end {
             // A crash between two writes tears no sector.
             let piece = ZEROS.len() as u64;
             let len = (end - at).min(piece - at % piece);
-            self.write_admitted(at, &ZEROS[..len as usize], wait)?;
+            self.write_admitted(at, &ZEROS[..len as usize], blocking)?;
             at += len;
         }
         Ok(())
@@ -88,12 +88,12 @@ impl Volume {
         let (first, slots) = (blocks.start, blocks.start.slot());
         let slots = slots..slots + (blocks.end.0 - first.0) as usize;
         let mut entries = Vec::with_capacity(slots.len());
-        maps.leaf(layer, first.segment(), Wait::Yes)?
+        maps.leaf(layer, first.segment(), Blocking::Yes)?
             .entries(slots.clone(), &mut entries);
         let hidden: Vec<bool> = match layer.below() {
             None => vec![false; slots.len()],
             Some(below) => maps
-                .view(&below, first.segment(), Wait::Yes)?
+                .view(&below, first.segment(), Blocking::Yes)?
                 .with(|lower| lower[slots].iter().map(|it| it.pba().is_some()).collect()),
         };
         let mut records: SmallVec<[Record; 1]> = SmallVec::new();
@@ -116,6 +116,7 @@ impl Volume {
         if records.is_empty() {
             return Ok(());
         }
-        self.pool.record(&records, &owned_runs(&entries), Wait::Yes)
+        self.pool
+            .record(&records, &owned_runs(&entries), Blocking::Yes)
     }
 }

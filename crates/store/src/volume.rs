@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use onefold_format::{VolumeId, VolumeRecord, VolumeState, WhenFull};
 
+use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::hash_cache::HashCache;
 use crate::limits::REQUEST_BYTES_MAX;
@@ -17,7 +18,6 @@ use crate::map::Layer;
 use crate::pool::Pool;
 use crate::sync::{AtomicBool, AtomicU64, RwLock, read, write};
 use crate::volume_options::VolumeOptions;
-use crate::wait::Wait;
 
 /// A run of bytes that are stored, or that read as zeros because nothing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,10 +178,10 @@ impl Volume {
     }
 
     /// Whether the pool is at work that waits for processors which nobody else wants: see
-    /// [`crate::Store::set_aside`].
+    /// [`crate::Store::set_background_executor`].
     #[must_use]
-    pub fn works_aside(&self) -> bool {
-        self.pool.aside.is_working()
+    pub fn works_in_background(&self) -> bool {
+        self.pool.background.is_working()
     }
 
     /// Fills `buf` from `offset`. What was never written, and what is zero, reads as zeros.
@@ -189,11 +189,11 @@ impl Volume {
     /// # Errors
     ///
     /// `Invalid` beyond the end or over 32 MiB; `Io` and `Damaged` with the block's addresses;
-    /// `Gone` once the volume is deleted; `WouldWait`.
-    pub fn read(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<()> {
+    /// `Gone` once the volume is deleted; `WouldBlock`.
+    pub fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<()> {
         self.admit(offset, buf.len() as u64)?;
         let started = Instant::now();
-        let read = self.read_admitted(offset, buf, wait);
+        let read = self.read_admitted(offset, buf, blocking);
         self.count_latency(started, &read);
         read.map_err(|error| self.told(self.during("reading", offset, error)))
     }
@@ -204,11 +204,11 @@ impl Volume {
     ///
     /// As [`Volume::read`], and `NoSpace`, `ReadOnly`. A write that fails may have changed part of
     /// its range, as on any disk.
-    pub fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<()> {
+    pub fn write(&self, offset: u64, data: &[u8], blocking: Blocking) -> Result<()> {
         self.admit(offset, data.len() as u64)?;
         self.check_writable()?;
         let started = Instant::now();
-        let written = self.write_admitted(offset, data, wait);
+        let written = self.write_admitted(offset, data, blocking);
         self.count_latency(started, &written);
         written.map_err(|error| self.refused(self.during("writing", offset, error)))
     }
@@ -231,10 +231,10 @@ impl Volume {
     /// # Errors
     ///
     /// As [`Volume::write`]; no limit on the length.
-    pub fn trim(&self, offset: u64, len: u64, wait: Wait) -> Result<()> {
+    pub fn trim(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
         self.admit_range(offset, len)?;
         self.check_writable()?;
-        self.trim_admitted(offset, len, wait)
+        self.trim_admitted(offset, len, blocking)
             .map_err(|error| self.refused(self.during("trimming", offset, error)))
     }
 
@@ -243,10 +243,10 @@ impl Volume {
     /// # Errors
     ///
     /// As [`Volume::trim`].
-    pub fn write_zeroes(&self, offset: u64, len: u64, wait: Wait) -> Result<()> {
+    pub fn write_zeroes(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
         self.admit_range(offset, len)?;
         self.check_writable()?;
-        self.zero_admitted(offset, len, wait)
+        self.zero_admitted(offset, len, blocking)
             .map_err(|error| self.refused(self.during("zeroing", offset, error)))
     }
 
@@ -260,11 +260,11 @@ impl Volume {
         &self,
         range: Range<u64>,
         extents_max: usize,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Vec<Extent>> {
         self.admit_range(range.start, range.end.saturating_sub(range.start))?;
         let start = range.start;
-        self.extents_admitted(range, extents_max, wait)
+        self.extents_admitted(range, extents_max, blocking)
             .map_err(|error| self.during("looking up", start, error))
     }
 
@@ -279,7 +279,7 @@ impl Volume {
         let mut at = offset;
         while at < offset + len && !scratch.is_empty() {
             let piece = (scratch.len() as u64).min(offset + len - at) as usize;
-            self.read(at, &mut scratch[..piece], Wait::Yes)?;
+            self.read(at, &mut scratch[..piece], Blocking::Yes)?;
             at += piece as u64;
         }
         Ok(())
@@ -287,7 +287,7 @@ impl Volume {
 
     /// A request that has to be asked again is counted when it is.
     fn count_latency(&self, started: Instant, done: &Result<()>) {
-        if !matches!(done, Err(error) if error.kind() == StoreErrorKind::WouldWait) {
+        if !matches!(done, Err(error) if error.kind() == StoreErrorKind::WouldBlock) {
             self.pool.latencies.add(started.elapsed());
         }
     }

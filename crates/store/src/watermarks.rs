@@ -21,12 +21,12 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
+use crate::blocking::Blocking;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
-use crate::pool::{Ledger, Pool};
+use crate::pool::{Pool, Uncommitted};
 use crate::space::Space;
 use crate::sync::{AtomicU8, AtomicU64};
-use crate::wait::Wait;
 
 /// Bytes from which on the share of the pool is no reason for a warning, or for stopping anybody.
 const LOW_BYTES_MAX: u64 = 64 << 30;
@@ -158,11 +158,11 @@ impl Pool {
         let allocated_bytes = self.data.allocated_bytes();
         let allocated_bytes = allocated_bytes.map_err(|e| StoreError::io(&self.data_name, e))?;
         let host_free_bytes = self.data.host_free_bytes();
-        let ledger = self.ledger()?;
-        let space = &ledger.books.space;
+        let uncommitted = self.uncommitted()?;
+        let space = &uncommitted.metadata.space;
         let (marks, free) = (self.watermarks(space), space.free_blocks());
         let busy_bytes = space.busy_blocks() * self.block_size();
-        drop(ledger);
+        drop(uncommitted);
         let spare_bytes = allocated_bytes.saturating_sub(busy_bytes);
         let available = host_free_bytes.map_or(free, |host_free| {
             free.min(host_free.saturating_add(spare_bytes) / self.block_size())
@@ -208,31 +208,31 @@ impl Pool {
 
     /// Makes sure that so many pages for metadata are left after the next checkpoint; that checkpoint
     /// is written if it helps.
-    pub(crate) fn secure_pages(&self, beyond: u64, wait: Wait) -> Result<()> {
-        let ledger = self.ledger()?;
-        if self.has_pages(&ledger, beyond) {
+    pub(crate) fn secure_pages(&self, beyond: u64, blocking: Blocking) -> Result<()> {
+        let uncommitted = self.uncommitted()?;
+        if self.has_pages(&uncommitted, beyond) {
             return Ok(());
         }
         let (wanted, has_changes) = (
-            self.pages_wanted(&ledger, beyond),
-            self.has_changes(&ledger),
+            self.pages_wanted(&uncommitted, beyond),
+            self.has_changes(&uncommitted),
         );
-        drop(ledger);
-        if wait == Wait::No {
-            return Err(StoreError::would_wait());
+        drop(uncommitted);
+        if blocking == Blocking::No {
+            return Err(StoreError::would_block());
         }
         let secured = self.pages.secure(wanted);
         if secured.is_ok() || !has_changes {
             return secured;
         }
         self.checkpoint()?;
-        let wanted = self.pages_wanted(&*self.ledger()?, beyond);
+        let wanted = self.pages_wanted(&*self.uncommitted()?, beyond);
         self.pages.secure(wanted)
     }
 
     /// Makes sure that the next checkpoint can be written, after more changes or now.
     pub(crate) fn make_room_for_pages(&self) -> Result<()> {
-        let wanted = self.pages_wanted(&*self.ledger()?, PAGES_FOR_RECLAIMING);
+        let wanted = self.pages_wanted(&*self.uncommitted()?, PAGES_FOR_RECLAIMING);
         match self.pages.secure(wanted) {
             Ok(()) => Ok(()),
             Err(_) => self.checkpoint(),
@@ -240,18 +240,18 @@ impl Pool {
     }
 
     /// Whether the next checkpoint leaves so many pages.
-    pub(crate) fn has_pages(&self, ledger: &Ledger, beyond: u64) -> bool {
-        self.pages.spare() >= self.pages_wanted(ledger, beyond)
+    pub(crate) fn has_pages(&self, uncommitted: &Uncommitted, beyond: u64) -> bool {
+        self.pages.spare() >= self.pages_wanted(uncommitted, beyond)
     }
 
     /// Whether there is anything for a checkpoint to write.
-    pub(crate) fn has_changes(&self, ledger: &Ledger) -> bool {
-        self.maps.dirty_count() + ledger.books.dirty_pages() > 0
+    pub(crate) fn has_changes(&self, uncommitted: &Uncommitted) -> bool {
+        self.maps.dirty_count() + uncommitted.metadata.dirty_pages() > 0
     }
 
     /// Pages that the next checkpoint may write, and so many more.
-    fn pages_wanted(&self, ledger: &Ledger, beyond: u64) -> u64 {
-        let changes = self.maps.dirty_count() + ledger.books.dirty_pages();
+    fn pages_wanted(&self, uncommitted: &Uncommitted, beyond: u64) -> u64 {
+        let changes = self.maps.dirty_count() + uncommitted.metadata.dirty_pages();
         2 * changes as u64 + beyond
     }
 
@@ -264,7 +264,7 @@ impl Pool {
     pub(crate) fn report_level(&self) -> Result<()> {
         let refused_at = self.space_report.refused_at.load(SeqCst);
         let room = self.room()?;
-        let marks = self.watermarks(&self.ledger()?.books.space);
+        let marks = self.watermarks(&self.uncommitted()?.metadata.space);
         let fewer = room.available - room.available / 8;
         let surely = match fewer >= refused_at {
             true => marks.level(fewer),

@@ -12,14 +12,14 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, LayerId, Lba, Pba, Record, UnmapTo};
 use smallvec::SmallVec;
 
+use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::hash_cache::HashCache;
 use crate::map::{Entries, Layer};
-use crate::placement::{Shift, Wish};
+use crate::placement::{Placement, PlacementOffset};
 use crate::run::{PbaRun, PbaRuns};
 use crate::volume::Volume;
-use crate::wait::Wait;
 use crate::watermarks::Purpose;
 use std::ops::Range;
 use std::sync::Arc;
@@ -61,9 +61,14 @@ type PlacedRuns = SmallVec<[Placed; 4]>;
 
 impl Volume {
     /// Cuts the request into pieces: a part of a block at either end, whole blocks in between.
-    pub(crate) fn write_admitted(&self, offset: u64, data: &[u8], wait: Wait) -> Result<()> {
-        if wait == Wait::No && self.pool.writes_wait {
-            return Err(StoreError::would_wait());
+    pub(crate) fn write_admitted(
+        &self,
+        offset: u64,
+        data: &[u8],
+        blocking: Blocking,
+    ) -> Result<()> {
+        if blocking == Blocking::No && self.pool.writes_wait {
+            return Err(StoreError::would_block());
         }
         let block_size = self.pool.block_size();
         let (mut at, mut rest) = (offset, data);
@@ -77,9 +82,9 @@ impl Volume {
             };
             let (bytes, after) = rest.split_at(piece as usize);
             if piece.is_multiple_of(block_size) {
-                self.write_blocks(Lba(at / block_size), bytes, wait)?;
+                self.write_blocks(Lba(at / block_size), bytes, blocking)?;
             } else {
-                self.write_part(Lba(at / block_size), into_block as usize, bytes, wait)?;
+                self.write_part(Lba(at / block_size), into_block as usize, bytes, blocking)?;
             }
             at += piece;
             rest = after;
@@ -88,22 +93,22 @@ impl Volume {
     }
 
     /// Steps 2 to 8 for whole blocks.
-    fn write_blocks(&self, first: Lba, data: &[u8], wait: Wait) -> Result<()> {
+    fn write_blocks(&self, first: Lba, data: &[u8], blocking: Blocking) -> Result<()> {
         let count = data.len() as u64 / self.pool.block_size();
         let blocks = first.0..first.0 + count;
-        self.with_own_blocks(blocks, wait, |layer| {
-            self.write_locked(layer, first, data, wait)
+        self.with_own_blocks(blocks, blocking, |layer| {
+            self.write_locked(layer, first, data, blocking)
         })
     }
 
     /// Steps 2 to 8 for part of one block: what is around it is read under the lock.
-    fn write_part(&self, lba: Lba, at: usize, data: &[u8], wait: Wait) -> Result<()> {
+    fn write_part(&self, lba: Lba, at: usize, data: &[u8], blocking: Blocking) -> Result<()> {
         let block_size = self.pool.block_size();
-        self.with_own_blocks(lba.0..lba.0 + 1, wait, |layer| {
+        self.with_own_blocks(lba.0..lba.0 + 1, blocking, |layer| {
             let mut block = vec![0; block_size as usize];
-            self.read_admitted(lba.0 * block_size, &mut block, wait)?;
+            self.read_admitted(lba.0 * block_size, &mut block, blocking)?;
             block[at..at + data.len()].copy_from_slice(data);
-            self.write_locked(layer, lba, &block, wait)
+            self.write_locked(layer, lba, &block, blocking)
         })
     }
 
@@ -112,7 +117,7 @@ impl Volume {
     pub(crate) fn with_blocks<T>(
         &self,
         blocks: Range<u64>,
-        wait: Wait,
+        blocking: Blocking,
         work: impl FnOnce(&Arc<Layer>) -> Result<T>,
     ) -> Result<T> {
         loop {
@@ -120,8 +125,8 @@ impl Volume {
             if !Guard::BlocksLocked.holds() {
                 return work(&layer);
             }
-            let locked = layer.locks.lock(blocks.clone(), wait);
-            let _locked = locked.ok_or_else(StoreError::would_wait)?;
+            let locked = layer.locks.lock(blocks.clone(), blocking);
+            let _locked = locked.ok_or_else(StoreError::would_block)?;
             // A snapshot may have frozen it while this waited; or the volume is deleted.
             if Arc::ptr_eq(&layer, &self.layer()) {
                 self.check_in_use()?;
@@ -135,11 +140,11 @@ impl Volume {
     pub(crate) fn with_own_blocks<T>(
         &self,
         blocks: Range<u64>,
-        wait: Wait,
+        blocking: Blocking,
         work: impl FnOnce(&Arc<Layer>) -> Result<T>,
     ) -> Result<T> {
         let block_size = self.pool.block_size();
-        self.with_blocks(blocks.clone(), wait, |layer| {
+        self.with_blocks(blocks.clone(), blocking, |layer| {
             if Guard::EndLookedAtLocked.holds() {
                 let len = (blocks.end - blocks.start) * block_size;
                 self.admit_range(blocks.start * block_size, len)?;
@@ -149,14 +154,20 @@ impl Volume {
     }
 
     /// The blocks are locked. [step 3 shape] to [step 8 reply]
-    fn write_locked(&self, layer: &Arc<Layer>, first: Lba, data: &[u8], wait: Wait) -> Result<()> {
+    fn write_locked(
+        &self,
+        layer: &Arc<Layer>,
+        first: Lba,
+        data: &[u8],
+        blocking: Blocking,
+    ) -> Result<()> {
         let count = data.len() as u64 / self.pool.block_size();
-        let entries = self.entries_to_write(layer, first, count, wait)?;
-        let runs = self.shape(layer, first, data, &entries, wait)?;
+        let entries = self.entries_to_write(layer, first, count, blocking)?;
+        let runs = self.shape(layer, first, data, &entries, blocking)?;
         let more = entries_more(first, &entries, &runs);
-        let within_quota = || layer.allotment.admit(more, self.pool.block_size());
+        let within_quota = || layer.space_limits.admit(more, self.pool.block_size());
         within_quota()?;
-        let placed = self.place(layer, (first, &entries), &runs, wait)?;
+        let placed = self.place(layer, (first, &entries), &runs, blocking)?;
         let (records, old_blocks) = changes(layer.id, first, &entries, &placed);
         let hash_cache = layer.hash_cache();
         if let Some(cache) = &hash_cache {
@@ -168,16 +179,12 @@ impl Volume {
         if !records.is_empty() {
             // Others may have used up the quota meanwhile.
             let pool = &self.pool;
-            let logged =
-                pool.record_if(
-                    &records,
-                    &old_blocks,
-                    wait,
-                    &|_| match Guard::QuotaLookedAtLocked.holds() {
-                        true => within_quota(),
-                        false => Ok(()),
-                    },
-                );
+            let logged = pool.record_if(&records, &old_blocks, blocking, &|_| {
+                match Guard::QuotaLookedAtLocked.holds() {
+                    true => within_quota(),
+                    false => Ok(()),
+                }
+            });
             logged.or_else(|error| self.take_back(&placed, error))?;
         }
         if !Guard::DataBeforeRecord.holds() {
@@ -196,13 +203,13 @@ impl Volume {
         layer: &Layer,
         first: Lba,
         count: u64,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Entries> {
         let mut entries = Entries::with_capacity(count as usize);
         for (lba, in_segment) in segments(first, count) {
             let slots = lba.slot()..lba.slot() + in_segment as usize;
             let maps = &self.pool.maps;
-            maps.resolve(layer, lba.segment(), slots, wait, &mut entries)?;
+            maps.resolve(layer, lba.segment(), slots, blocking, &mut entries)?;
         }
         Ok(entries)
     }
@@ -213,14 +220,14 @@ impl Volume {
         layer: &Layer,
         first: Lba,
         count: u64,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Entries> {
         if !Guard::FrozenNotInPlace.holds() {
-            return self.entries(layer, first, count, wait);
+            return self.entries(layer, first, count, blocking);
         }
         let mut entries = Entries::with_capacity(count as usize);
         for (lba, in_segment) in segments(first, count) {
-            let leaf = self.pool.maps.leaf(layer, lba.segment(), wait)?;
+            let leaf = self.pool.maps.leaf(layer, lba.segment(), blocking)?;
             let slots = lba.slot()..lba.slot() + in_segment as usize;
             leaf.heat.touch(slots.clone());
             leaf.entries(slots, &mut entries);
@@ -235,7 +242,7 @@ impl Volume {
         first: Lba,
         data: &[u8],
         entries: &[Entry],
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Runs> {
         let blocks = data.chunks_exact(self.pool.block_size() as usize);
         let mut runs = Runs::new();
@@ -249,7 +256,7 @@ impl Volume {
                 _ if is_zero(block) => {
                     let below = match &mut below {
                         Some(below) => below,
-                        none => none.insert(self.entries_below(layer, first, entries, wait)?),
+                        none => none.insert(self.entries_below(layer, first, entries, blocking)?),
                     };
                     zero_fate(*entry, below.get(n as usize))
                 }
@@ -274,7 +281,7 @@ impl Volume {
         layer: &Layer,
         first: Lba,
         own: &[Entry],
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Entries> {
         let mut entries = Entries::new();
         let Some(below) = layer.below() else {
@@ -282,7 +289,7 @@ impl Volume {
         };
         for (lba, count) in segments(first, own.len() as u64) {
             let slots = lba.slot()..lba.slot() + count as usize;
-            let view = self.pool.maps.view(&below, lba.segment(), wait)?;
+            let view = self.pool.maps.view(&below, lba.segment(), blocking)?;
             view.entries(slots, &mut entries);
         }
         Ok(entries)
@@ -294,7 +301,7 @@ impl Volume {
         layer: &Layer,
         before: (Lba, &[Entry]),
         runs: &[Run],
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<PlacedRuns> {
         let new = runs.iter().filter(|run| run.fate == Fate::New);
         let new: SmallVec<_> = new.map(|run| (run.lba, run.count)).collect();
@@ -305,12 +312,12 @@ impl Volume {
             });
             return Ok(placed.collect());
         };
-        let wish = Wish {
+        let placement = Placement {
             layer: layer.id,
-            beside: self.beside(layer, *first_new, wait)?,
+            beside: self.beside(layer, *first_new, blocking)?,
             runs: new,
         };
-        let free = self.allocate(layer, before, &wish, wait)?;
+        let free = self.allocate(layer, before, &placement, blocking)?;
         let mut free = free.into_iter().peekable();
         let mut placed = PlacedRuns::new();
         for run in runs {
@@ -350,21 +357,24 @@ impl Volume {
         &self,
         layer: &Layer,
         before: (Lba, &[Entry]),
-        wish: &Wish,
-        wait: Wait,
+        placement: &Placement,
+        blocking: Blocking,
     ) -> Result<PbaRuns> {
         let purpose = match self.is_importing() {
             true => Purpose::Import,
             false => Purpose::New,
         };
-        match self.pool.allocate(wish, &layer.allotment, purpose, wait) {
+        match self
+            .pool
+            .allocate(placement, &layer.space_limits, purpose, blocking)
+        {
             Err(error) if error.kind() == StoreErrorKind::NoSpace => {
-                let overwrites = self.replaces_data(layer, before, wish)?;
+                let overwrites = self.replaces_data(layer, before, placement)?;
                 if purpose == Purpose::Import || !overwrites {
                     return Err(error);
                 }
                 let pool = &self.pool;
-                pool.allocate(wish, &layer.allotment, Purpose::Overwrite, wait)
+                pool.allocate(placement, &layer.space_limits, Purpose::Overwrite, blocking)
             }
             allocated => allocated,
         }
@@ -375,9 +385,9 @@ impl Volume {
         &self,
         layer: &Layer,
         (first, entries): (Lba, &[Entry]),
-        wish: &Wish,
+        placement: &Placement,
     ) -> Result<bool> {
-        let below = self.entries_below(layer, first, entries, Wait::Yes)?;
+        let below = self.entries_below(layer, first, entries, Blocking::Yes)?;
         let holds_data = |lba: Lba| {
             let at = (lba.0 - first.0) as usize;
             match entries[at] {
@@ -385,13 +395,18 @@ impl Volume {
                 own => own.pba().is_some(),
             }
         };
-        let mut runs = wish.runs.iter();
+        let mut runs = placement.runs.iter();
         Ok(runs.all(|(start, count)| (0..*count).all(|n| holds_data(*start + n))))
     }
 
     /// Where the nearest block of its own in the same segment says that this one would best go.
-    fn beside(&self, layer: &Layer, lba: Lba, wait: Wait) -> Result<Option<Shift>> {
-        let leaf = self.pool.maps.leaf(layer, lba.segment(), wait)?;
+    fn beside(
+        &self,
+        layer: &Layer,
+        lba: Lba,
+        blocking: Blocking,
+    ) -> Result<Option<PlacementOffset>> {
+        let leaf = self.pool.maps.leaf(layer, lba.segment(), blocking)?;
         let first = lba.0 - lba.slot() as u64;
         Ok(leaf.with(|segment| {
             let (before, after) = segment.split_at(lba.slot());
@@ -399,7 +414,7 @@ impl Volume {
             let before = before.iter().enumerate().rev().find_map(stored);
             let after = || after.iter().enumerate().find_map(stored);
             let (slot, pba) = before.or_else(|| after().map(|(n, pba)| (lba.slot() + n, pba)))?;
-            Some(Shift::between(Lba(first + slot as u64), pba))
+            Some(PlacementOffset::between(Lba(first + slot as u64), pba))
         }))
     }
 

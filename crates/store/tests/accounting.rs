@@ -6,7 +6,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use onefold_engine::simulated::SimulatedEngine;
-use onefold_store::{CreateOptions, Lba, OpenOptions, Ready, Store, Usage, VolumeOptions, Wait};
+use onefold_store::{
+    Blocking, CreateOptions, Lba, OpenOptions, Ready, Store, Usage, VolumeOptions,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -89,7 +91,7 @@ fn check_data(store: &Store) {
 
 fn blocks_with_data(store: &Store, name: &str) -> u64 {
     let volume = store.volume(name).unwrap();
-    let extents = volume.extents(0..volume.size_bytes(), usize::MAX, Wait::Yes);
+    let extents = volume.extents(0..volume.size_bytes(), usize::MAX, Blocking::Yes);
     let extents = extents.unwrap().into_iter();
     extents.filter(|it| it.data).map(|it| it.len / BLOCK).sum()
 }
@@ -143,12 +145,12 @@ fn carry_out(store: &Store, step: &Step, snapshots: &mut u64) {
                 content => contents(*content, *count),
             };
             volume(number)
-                .write(lba * BLOCK, &bytes, Wait::Yes)
+                .write(lba * BLOCK, &bytes, Blocking::Yes)
                 .unwrap();
         }
         Step::Trim(number, lba, count) => {
             let (offset, len) = (lba * BLOCK, count * BLOCK);
-            volume(number).trim(offset, len, Wait::Yes).unwrap();
+            volume(number).trim(offset, len, Blocking::Yes).unwrap();
         }
         Step::Cut(number, end) => {
             let name = format!("v{number}");
@@ -246,7 +248,7 @@ fn figures_are_of_the_last_scan_that_came_to_its_end() {
         let options = VolumeOptions::new(BLOCKS * BLOCK);
         store.create_volume(name, &options).unwrap();
         let volume = store.volume(name).unwrap();
-        volume.write(0, &contents(1, 100), Wait::Yes).unwrap();
+        volume.write(0, &contents(1, 100), Blocking::Yes).unwrap();
     }
     assert_eq!(store.volume_stat("a").unwrap().usage, None);
     let mut end_at = |done: u64, all| match done == all {
@@ -293,7 +295,7 @@ fn data_that_takes_long_to_count_is_told_as_it_was() {
     // In both segments.
     let write = |lba| {
         volume
-            .write(lba * BLOCK, &contents(1, 20), Wait::Yes)
+            .write(lba * BLOCK, &contents(1, 20), Blocking::Yes)
             .unwrap()
     };
     write(500);

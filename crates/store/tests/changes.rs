@@ -10,8 +10,8 @@ use std::thread;
 use onefold_engine::Engine;
 use onefold_engine::simulated::SimulatedEngine;
 use onefold_store::{
-    Change, ChangedExtent, CreateOptions, Lba, OpenOptions, Ready, Store, StoreErrorKind, Volume,
-    VolumeOptions, Wait,
+    Blocking, Change, ChangedExtent, CreateOptions, Lba, OpenOptions, Ready, Store, StoreErrorKind,
+    Volume, VolumeOptions,
 };
 use proptest::prelude::*;
 
@@ -204,13 +204,15 @@ impl World {
                 live.touch(range.clone(), number);
                 live.bytes[range.clone()].fill(byte);
                 let data = &live.bytes[range.clone()];
-                volume.write(range.start as u64, data, Wait::Yes).unwrap();
+                volume
+                    .write(range.start as u64, data, Blocking::Yes)
+                    .unwrap();
             }
             Request::Trim { at, len } => {
                 let range = self.range(at, len);
                 let len = (range.end - range.start) as u64;
                 self.volume(turn)
-                    .trim(range.start as u64, len, Wait::Yes)
+                    .trim(range.start as u64, len, Blocking::Yes)
                     .unwrap();
                 let block = BLOCK as usize;
                 let whole = range.start.next_multiple_of(block)..range.end / block * block;
@@ -326,7 +328,7 @@ fn changes(new: &Volume, since: &Volume, blocks: u64) -> Vec<Change> {
     let mut at = 0;
     while at < blocks * BLOCK {
         let pieces = new
-            .changes(since, at..blocks * BLOCK, 3, Wait::Yes)
+            .changes(since, at..blocks * BLOCK, 3, Blocking::Yes)
             .unwrap();
         assert!((1..=3).contains(&pieces.len()), "{pieces:?}");
         for ChangedExtent { len, change } in pieces {
@@ -366,7 +368,7 @@ fn a_range_is_answered_to_the_byte() {
     world.serve(&write(20, 4));
     let ask = |range: Range<u64>| {
         let (new, since) = (world.volume(0), world.volume(1));
-        let changes = new.changes(&since, range, 10, Wait::Yes).unwrap();
+        let changes = new.changes(&since, range, 10, Blocking::Yes).unwrap();
         let pairs = changes.into_iter().map(|it| (it.len, it.change));
         pairs.collect::<Vec<_>>()
     };
@@ -393,16 +395,16 @@ fn what_cannot_be_compared_is_refused() {
     let names = [("a".to_owned(), "s".to_owned())];
     store.create_snapshots(&names).unwrap();
     let [a, b, s] = ["a", "b", "a@s"].map(|name| store.volume(name).unwrap());
-    let error = a.changes(&b, 0..MIB, 10, Wait::Yes).unwrap_err();
+    let error = a.changes(&b, 0..MIB, 10, Blocking::Yes).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Invalid);
     assert!(error.to_string().contains("in common"), "{error}");
     for range in [0..MIB + 1, 0..0] {
-        let error = a.changes(&s, range, 10, Wait::Yes).unwrap_err();
+        let error = a.changes(&s, range, 10, Blocking::Yes).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Invalid);
     }
     store.delete_snapshot("a", "s").unwrap();
     for (new, since) in [(&a, &s), (&s, &a)] {
-        let error = new.changes(since, 0..MIB, 10, Wait::Yes).unwrap_err();
+        let error = new.changes(since, 0..MIB, 10, Blocking::Yes).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Gone);
     }
 }
@@ -420,7 +422,7 @@ fn merges_and_the_finder_hide_nothing() {
     let fill = |lba: u64, round: u64| {
         let data = (lba << 32 | round | 1 << 60).to_le_bytes();
         let data = data.repeat(BLOCK as usize / 8);
-        live.write(lba * BLOCK, &data, Wait::Yes).unwrap();
+        live.write(lba * BLOCK, &data, Blocking::Yes).unwrap();
     };
     let snapshot = |name: String| {
         store.create_snapshots(&[("v".to_owned(), name)]).unwrap();

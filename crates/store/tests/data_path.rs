@@ -7,7 +7,7 @@ use std::sync::Arc;
 use onefold_engine::simulated::{FailureRates, Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, OpenOptions, Store, StoreErrorKind, Volume, VolumeOptions, Wait,
+    Blocking, CreateOptions, OpenOptions, Store, StoreErrorKind, Volume, VolumeOptions,
 };
 
 const MIB: u64 = 1 << 20;
@@ -73,7 +73,7 @@ fn pattern(len: u64, seed: u8) -> Vec<u8> {
 
 fn read(volume: &Volume, offset: u64, len: u64) -> Vec<u8> {
     let mut buf = vec![0xaa; len as usize];
-    volume.read(offset, &mut buf, Wait::Yes).unwrap();
+    volume.read(offset, &mut buf, Blocking::Yes).unwrap();
     buf
 }
 
@@ -81,8 +81,8 @@ fn read(volume: &Volume, offset: u64, len: u64) -> Vec<u8> {
 fn a_failed_sync_ahead_of_a_commit_stops_all_writes() {
     let world = World::new(64 * MIB);
     let volume = world.volume("a", MIB);
-    world.store.set_aside(|work| work());
-    volume.write(0, &pattern(4096, 1), Wait::Yes).unwrap();
+    world.store.set_background_executor(|work| work());
+    volume.write(0, &pattern(4096, 1), Blocking::Yes).unwrap();
     // What it lost is told once only: the commit's own sync would succeed.
     world.engine.set_failure_rates(FailureRates {
         sync: 1.0,
@@ -90,7 +90,9 @@ fn a_failed_sync_ahead_of_a_commit_stops_all_writes() {
     });
     assert_eq!(world.store.tick().unwrap_err().kind(), StoreErrorKind::Io);
     world.engine.set_failure_rates(FailureRates::default());
-    let refused = volume.write(0, &pattern(4096, 2), Wait::Yes).unwrap_err();
+    let refused = volume
+        .write(0, &pattern(4096, 2), Blocking::Yes)
+        .unwrap_err();
     assert_eq!(refused.kind(), StoreErrorKind::ReadOnly);
     assert!(volume.flush().is_err());
 }
@@ -100,7 +102,7 @@ fn what_was_written_is_read_again_after_reopening() {
     let world = World::new(64 * MIB);
     let volume = world.volume("a", 16 * MIB);
     let data = pattern(MIB + 1000, 7);
-    volume.write(12_345, &data, Wait::Yes).unwrap();
+    volume.write(12_345, &data, Blocking::Yes).unwrap();
     assert_eq!(read(&volume, 12_345, data.len() as u64), data);
     assert_eq!(read(&volume, 0, 12_345), vec![0; 12_345]);
     world.assert_clean();
@@ -117,7 +119,7 @@ fn flushed_writes_survive_without_a_checkpoint() {
     let world = World::new(64 * MIB);
     let volume = world.volume("a", 16 * MIB);
     let data = pattern(3 * MIB, 9);
-    volume.write(4096 * 3, &data, Wait::Yes).unwrap();
+    volume.write(4096 * 3, &data, Blocking::Yes).unwrap();
     volume.flush().unwrap();
     let engine = world
         .engine
@@ -140,7 +142,9 @@ fn flushed_writes_survive_without_a_checkpoint() {
 fn rewriting_private_blocks_writes_no_metadata() {
     let world = World::new(64 * MIB);
     let volume = world.volume("a", 16 * MIB);
-    volume.write(0, &pattern(16 * MIB, 1), Wait::Yes).unwrap();
+    volume
+        .write(0, &pattern(16 * MIB, 1), Blocking::Yes)
+        .unwrap();
     volume.flush().unwrap();
     let metadata_writes = || {
         let count = |part| world.engine.count(part, Op::Write).count;
@@ -150,7 +154,7 @@ fn rewriting_private_blocks_writes_no_metadata() {
     let block = pattern(4096, 2);
     for n in 0..100_000 {
         volume
-            .write(n * 7919 % 4096 * 4096, &block, Wait::Yes)
+            .write(n * 7919 % 4096 * 4096, &block, Blocking::Yes)
             .unwrap();
     }
     volume.flush().unwrap();
@@ -163,7 +167,9 @@ fn a_mebibyte_of_unmapped_space_is_one_pool_write() {
     let world = World::new(64 * MIB);
     let volume = world.volume("a", 16 * MIB);
     let before = world.engine.count(Part::Data, Op::Write).count;
-    volume.write(5 * MIB, &pattern(MIB, 3), Wait::Yes).unwrap();
+    volume
+        .write(5 * MIB, &pattern(MIB, 3), Blocking::Yes)
+        .unwrap();
     assert_eq!(world.engine.count(Part::Data, Op::Write).count - before, 1);
 }
 
@@ -176,10 +182,12 @@ fn what_is_consecutive_in_the_volume_is_so_in_the_pool() {
         for piece in [0, 2, 1, 3, 5, 4, 7, 6, 8, 11, 9, 10, 15, 12, 14, 13] {
             if n == 0 {
                 let block = piece * MIB + 77 * 4096;
-                volume.write(block, &pattern(4096, 1), Wait::Yes).unwrap();
+                volume
+                    .write(block, &pattern(4096, 1), Blocking::Yes)
+                    .unwrap();
             }
             volume
-                .write(piece * MIB, &pattern(MIB, 1), Wait::Yes)
+                .write(piece * MIB, &pattern(MIB, 1), Blocking::Yes)
                 .unwrap();
         }
     }
@@ -195,11 +203,13 @@ fn what_is_consecutive_in_the_volume_is_so_in_the_pool() {
 fn zeros_are_not_stored() {
     let world = World::new(64 * MIB);
     let volume = world.volume("a", 16 * MIB);
-    volume.write(0, &vec![0; MIB as usize], Wait::Yes).unwrap();
+    volume
+        .write(0, &vec![0; MIB as usize], Blocking::Yes)
+        .unwrap();
     assert_eq!(volume.logical_blocks(), 0);
-    volume.write(0, &pattern(MIB, 4), Wait::Yes).unwrap();
+    volume.write(0, &pattern(MIB, 4), Blocking::Yes).unwrap();
     assert_eq!(volume.logical_blocks(), 256);
-    volume.write(4096, &[0; 8192], Wait::Yes).unwrap();
+    volume.write(4096, &[0; 8192], Blocking::Yes).unwrap();
     assert_eq!(volume.logical_blocks(), 254);
     assert_eq!(read(&volume, 4096, 8192), vec![0; 8192]);
     world.assert_clean();
@@ -211,13 +221,13 @@ fn trimming_gives_blocks_and_disk_back() {
     let volume = world.volume("a", 128 * MIB);
     for n in 0..64 {
         volume
-            .write(n * MIB, &pattern(MIB, n as u8), Wait::Yes)
+            .write(n * MIB, &pattern(MIB, n as u8), Blocking::Yes)
             .unwrap();
     }
     volume.flush().unwrap();
     let before = world.store.stat().unwrap();
     assert_eq!(before.private_blocks, 64 * 256);
-    volume.trim(100, 64 * MIB - 100, Wait::Yes).unwrap();
+    volume.trim(100, 64 * MIB - 100, Blocking::Yes).unwrap();
     for _ in 0..3 {
         world.store.tick().unwrap();
     }
@@ -239,15 +249,17 @@ fn what_is_in_use_again_is_not_given_back() {
     let reserve = world.store.stat().unwrap().reserve_blocks;
     let bytes = 4 * MIB - (1 + reserve) * 4096;
     for byte in [1, 2] {
-        volume.write(0, &pattern(bytes, byte), Wait::Yes).unwrap();
+        volume
+            .write(0, &pattern(bytes, byte), Blocking::Yes)
+            .unwrap();
         if byte == 1 {
-            volume.trim(0, bytes, Wait::Yes).unwrap();
+            volume.trim(0, bytes, Blocking::Yes).unwrap();
             volume.flush().unwrap();
             world.store.tick().unwrap();
             world.store.tick().unwrap();
         }
     }
-    volume.trim(MIB, MIB, Wait::Yes).unwrap();
+    volume.trim(MIB, MIB, Blocking::Yes).unwrap();
     volume.flush().unwrap();
     world.store.tick().unwrap();
     world.store.tick().unwrap();
@@ -266,8 +278,10 @@ fn what_is_in_use_again_is_not_given_back() {
 fn closing_gives_back_what_nobody_has_yet() {
     let world = World::new(64 * MIB);
     let volume = world.volume("a", 32 * MIB);
-    volume.write(0, &pattern(16 * MIB, 1), Wait::Yes).unwrap();
-    volume.trim(0, 16 * MIB, Wait::Yes).unwrap();
+    volume
+        .write(0, &pattern(16 * MIB, 1), Blocking::Yes)
+        .unwrap();
+    volume.trim(0, 16 * MIB, Blocking::Yes).unwrap();
     world.store.close().unwrap();
     let discarded = world.engine.count(Part::Data, Op::Discard).bytes;
     assert!(discarded * 10 >= 16 * MIB * 9, "{discarded} bytes");
@@ -277,13 +291,15 @@ fn closing_gives_back_what_nobody_has_yet() {
 fn trimming_nothing_costs_nothing() {
     let world = World::new(64 * MIB);
     let volume = world.volume("a", 4 << 40);
-    volume.write(3 << 40, &pattern(4096, 1), Wait::Yes).unwrap();
+    volume
+        .write(3 << 40, &pattern(4096, 1), Blocking::Yes)
+        .unwrap();
     volume.flush().unwrap();
     let (reads, log) = (
         world.engine.count(Part::Meta, Op::Read).count,
         world.engine.count(Part::Log, Op::Write).count,
     );
-    volume.trim(0, 1 << 40, Wait::Yes).unwrap();
+    volume.trim(0, 1 << 40, Blocking::Yes).unwrap();
     volume.flush().unwrap();
     assert!(world.engine.count(Part::Meta, Op::Read).count - reads < 8);
     assert_eq!(world.engine.count(Part::Log, Op::Write).count, log);
@@ -296,7 +312,7 @@ fn a_full_pool_fails_writes_and_recovers_when_room_is_made() {
     let block = pattern(4096, 1);
     let mut written = 0;
     let full = loop {
-        match volume.write(written * 4096, &block, Wait::Yes) {
+        match volume.write(written * 4096, &block, Blocking::Yes) {
             Ok(()) => written += 1,
             Err(error) => break error,
         }
@@ -304,9 +320,11 @@ fn a_full_pool_fails_writes_and_recovers_when_room_is_made() {
     assert_eq!(full.kind(), StoreErrorKind::NoSpace, "{full}");
     let reserve = world.store.stat().unwrap().reserve_blocks;
     assert_eq!(written, 32 * 256 - 1 - reserve);
-    volume.write(0, &pattern(4096, 2), Wait::Yes).unwrap();
-    volume.trim(MIB, MIB, Wait::Yes).unwrap();
-    volume.write(40 * MIB, &pattern(MIB, 5), Wait::Yes).unwrap();
+    volume.write(0, &pattern(4096, 2), Blocking::Yes).unwrap();
+    volume.trim(MIB, MIB, Blocking::Yes).unwrap();
+    volume
+        .write(40 * MIB, &pattern(MIB, 5), Blocking::Yes)
+        .unwrap();
     assert_eq!(read(&volume, 40 * MIB, MIB), pattern(MIB, 5));
     world.assert_clean();
 }
@@ -334,7 +352,7 @@ fn a_large_volume_works_with_little_memory() {
     let place = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (4 << 28) * 4096;
     for n in 0..20_000 {
         volume
-            .write(place(n), &pattern(4096, n as u8), Wait::Yes)
+            .write(place(n), &pattern(4096, n as u8), Blocking::Yes)
             .unwrap();
     }
     volume.flush().unwrap();
@@ -362,17 +380,20 @@ fn volumes_come_and_go() {
             .kind(),
         StoreErrorKind::Exists
     );
-    volume.write(0, &pattern(MIB, 1), Wait::Yes).unwrap();
+    volume.write(0, &pattern(MIB, 1), Blocking::Yes).unwrap();
     world.store.rename_volume("a", "b").unwrap();
     world.store.resize_volume("b", MIB / 2).unwrap();
     assert_eq!(volume.logical_blocks(), 128);
     assert_eq!(
-        volume.write(MIB / 2, &[1], Wait::Yes).unwrap_err().kind(),
+        volume
+            .write(MIB / 2, &[1], Blocking::Yes)
+            .unwrap_err()
+            .kind(),
         StoreErrorKind::Invalid
     );
     world.delete_volume("b");
     assert_eq!(
-        volume.write(0, &[1], Wait::Yes).unwrap_err().kind(),
+        volume.write(0, &[1], Blocking::Yes).unwrap_err().kind(),
         StoreErrorKind::Gone
     );
     assert!(world.store.volume_names().is_empty());
@@ -428,9 +449,11 @@ fn an_interrupted_import_leaves_nothing() {
 fn extents_tell_data_from_holes() {
     let world = World::new(64 * MIB);
     let volume = world.volume("a", 16 * MIB);
-    volume.write(MIB, &pattern(MIB, 1), Wait::Yes).unwrap();
-    volume.write(9 * MIB, &pattern(4096, 1), Wait::Yes).unwrap();
-    let extents = volume.extents(0..16 * MIB, 100, Wait::Yes).unwrap();
+    volume.write(MIB, &pattern(MIB, 1), Blocking::Yes).unwrap();
+    volume
+        .write(9 * MIB, &pattern(4096, 1), Blocking::Yes)
+        .unwrap();
+    let extents = volume.extents(0..16 * MIB, 100, Blocking::Yes).unwrap();
     let lens: Vec<(u64, bool)> = extents
         .iter()
         .map(|extent| (extent.len, extent.data))
@@ -446,7 +469,7 @@ fn extents_tell_data_from_holes() {
             (rest, false)
         ]
     );
-    let first = volume.extents(100..16 * MIB, 1, Wait::Yes).unwrap();
+    let first = volume.extents(100..16 * MIB, 1, Blocking::Yes).unwrap();
     assert_eq!(
         (first.len(), first[0].len, first[0].data),
         (1, MIB - 100, false)
@@ -461,7 +484,7 @@ fn a_map_grows_by_a_level_at_a_time() {
     let places = [0, 3 * MIB, 700 * MIB, 1 << 30, 200 << 30, 1023 << 30];
     for (n, place) in places.into_iter().enumerate() {
         volume
-            .write(place, &pattern(8192, n as u8), Wait::Yes)
+            .write(place, &pattern(8192, n as u8), Blocking::Yes)
             .unwrap();
         world.assert_clean();
     }
@@ -485,14 +508,14 @@ fn a_failed_log_sync_and_a_restart_do_not_cost_the_pool() {
         Store::create(&*engine, &options).unwrap();
         let world = World::open(engine);
         let volume = world.volume("a", 16 * MIB);
-        volume.write(0, &pattern(8192, 1), Wait::Yes).unwrap();
+        volume.write(0, &pattern(8192, 1), Blocking::Yes).unwrap();
         volume.flush().unwrap();
-        volume.write(MIB, &pattern(8192, 2), Wait::Yes).unwrap();
+        volume.write(MIB, &pattern(8192, 2), Blocking::Yes).unwrap();
         world
             .engine
             .fail_once(Part::Log, Op::Sync, 1, std::io::ErrorKind::Other);
         assert!(volume.flush().is_err());
-        let read_only = volume.write(0, &[1], Wait::Yes).unwrap_err();
+        let read_only = volume.write(0, &[1], Blocking::Yes).unwrap_err();
         assert_eq!(read_only.kind(), StoreErrorKind::ReadOnly);
 
         let killed = world
@@ -502,7 +525,7 @@ fn a_failed_log_sync_and_a_restart_do_not_cost_the_pool() {
         let volume = world.store.volume("a").unwrap();
         for n in 2..4 {
             volume
-                .write(n * MIB, &pattern(8192, n as u8), Wait::Yes)
+                .write(n * MIB, &pattern(8192, n as u8), Blocking::Yes)
                 .unwrap();
             volume.flush().unwrap();
         }

@@ -8,7 +8,7 @@ use onefold_engine::simulated::SimulatedEngine;
 use onefold_engine::{Engine, Part};
 use onefold_format::page::{self, PAGE_BYTES, PageKind};
 use onefold_format::{PageNumber, Superblock};
-use onefold_store::{CreateOptions, OpenOptions, Store, StoreErrorKind, VolumeOptions, Wait};
+use onefold_store::{Blocking, CreateOptions, OpenOptions, Store, StoreErrorKind, VolumeOptions};
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -60,7 +60,7 @@ fn with_damaged_map() -> (Arc<SimulatedEngine>, Vec<u64>) {
         store.create_volume(name, &VolumeOptions::new(MIB)).unwrap();
         let volume = store.volume(name).unwrap();
         let data = vec![7; 100 * BLOCK as usize];
-        volume.write(0, &data, Wait::Yes).unwrap();
+        volume.write(0, &data, Blocking::Yes).unwrap();
     }
     store.close().unwrap();
     drop(store);

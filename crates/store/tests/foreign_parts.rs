@@ -10,8 +10,8 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
 use onefold_store::{
-    CreateOptions, IndexKind, OpenOptions, Scrub, Store, StoreError, StoreErrorKind, VolumeOptions,
-    Wait,
+    Blocking, CreateOptions, IndexKind, OpenOptions, Scrub, Store, StoreError, StoreErrorKind,
+    VolumeOptions,
 };
 use tempfile::TempDir;
 
@@ -40,7 +40,7 @@ fn closed_pool(pool: &Path, index: IndexKind) {
     let store = open(pool).unwrap();
     store.create_volume("v", &VolumeOptions::new(MIB)).unwrap();
     let volume = store.volume("v").unwrap();
-    volume.write(0, &[7; 4096], Wait::Yes).unwrap();
+    volume.write(0, &[7; 4096], Blocking::Yes).unwrap();
     store.close().unwrap();
 }
 
@@ -68,9 +68,9 @@ fn findings(store: &Store, repair: bool) -> Vec<String> {
 fn volumes_are_served(store: &Store) {
     let volume = store.volume("v").unwrap();
     let mut block = [0; 4096];
-    volume.read(0, &mut block, Wait::Yes).unwrap();
+    volume.read(0, &mut block, Blocking::Yes).unwrap();
     assert_eq!(block, [7; 4096]);
-    volume.write(8192, &[8; 4096], Wait::Yes).unwrap();
+    volume.write(8192, &[8; 4096], Blocking::Yes).unwrap();
     volume.flush().unwrap();
 }
 

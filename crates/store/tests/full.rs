@@ -7,7 +7,7 @@ use std::sync::Arc;
 use onefold_engine::simulated::{CrashKind, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, OpenOptions, SpaceLevel, Store, StoreErrorKind, Volume, VolumeOptions, Wait,
+    Blocking, CreateOptions, OpenOptions, SpaceLevel, Store, StoreErrorKind, Volume, VolumeOptions,
     WhenFull,
 };
 
@@ -62,7 +62,7 @@ impl World {
 
 fn write(volume: &Volume, block: u64) -> Result<(), StoreErrorKind> {
     let data = [block as u8 | 1; BLOCK as usize];
-    let written = volume.write(block * BLOCK, &data, Wait::Yes);
+    let written = volume.write(block * BLOCK, &data, Blocking::Yes);
     written.map_err(|error| error.kind())
 }
 
@@ -92,7 +92,7 @@ fn levels_come_one_after_the_other_and_go_again() {
             (SpaceLevel::Full, 32),
         ]
     );
-    volume.trim(0, 8 * MIB, Wait::Yes).unwrap();
+    volume.trim(0, 8 * MIB, Blocking::Yes).unwrap();
     world.store.tick().unwrap();
     world.store.tick().unwrap();
     assert_eq!(world.level(), (SpaceLevel::Enough, 32 + 2048));
@@ -106,7 +106,7 @@ fn a_pool_is_full_when_a_write_finds_too_little_room_until_there_is_more() {
     // All but 200 blocks, and then a write that wants more.
     let data = vec![7; 256 * BLOCK as usize];
     let many = |n: u64| {
-        let written = volume.write(n * MIB, &data, Wait::Yes);
+        let written = volume.write(n * MIB, &data, Blocking::Yes);
         written.map_err(|error| error.kind())
     };
     (0..15).for_each(|n| many(n).unwrap());
@@ -117,7 +117,7 @@ fn a_pool_is_full_when_a_write_finds_too_little_room_until_there_is_more() {
     // A smaller write may find room; the other would still find none.
     write(&volume, 18 * 256).unwrap();
     assert_eq!(world.level(), (SpaceLevel::Full, 199));
-    volume.trim(0, MIB, Wait::Yes).unwrap();
+    volume.trim(0, MIB, Blocking::Yes).unwrap();
     (0..2).for_each(|_| world.store.tick().unwrap());
     assert_eq!(world.level(), (SpaceLevel::Enough, 199 + 256));
     many(20).unwrap();
@@ -157,7 +157,7 @@ fn what_the_host_has_counts_where_it_is_less() {
     assert_eq!(refused, Some(StoreErrorKind::NoSpace));
     assert_eq!(level().0, SpaceLevel::Full);
     // What is freed inside needs no room of the host.
-    volume.trim(0, 200 * BLOCK, Wait::Yes).unwrap();
+    volume.trim(0, 200 * BLOCK, Blocking::Yes).unwrap();
     world.store.tick().unwrap();
     assert_eq!(level().1, 200);
     host_has(1000);

@@ -10,8 +10,8 @@ use onefold_engine::{Engine, Part};
 use onefold_format::frame::{self, FRAME_HEADER_BYTES, FrameHeader};
 use onefold_format::{PageNumber, PoolId, Root, Superblock};
 use onefold_store::{
-    CreateOptions, OpenOptions, RecoveryReport, Store, StoreError, StoreErrorKind, VolumeOptions,
-    Wait,
+    Blocking, CreateOptions, OpenOptions, RecoveryReport, Store, StoreError, StoreErrorKind,
+    VolumeOptions,
 };
 
 const MIB: u64 = 1 << 20;
@@ -45,7 +45,7 @@ fn powerless(seed: u64, commits: u64) -> Arc<SimulatedEngine> {
     store.create_volume("v", &VolumeOptions::new(MIB)).unwrap();
     let volume = store.volume("v").unwrap();
     for n in 0..commits {
-        volume.write(n * 4096, &[7; 4096], Wait::Yes).unwrap();
+        volume.write(n * 4096, &[7; 4096], Blocking::Yes).unwrap();
         volume.flush().unwrap();
     }
     after_power_loss(&engine)
@@ -164,7 +164,7 @@ fn a_new_pool_and_a_closed_one_have_nothing_to_report() {
         let (store, report) = open(&engine).unwrap();
         assert_eq!(report.warnings(), [""; 0]);
         let volume = store.volume("v").unwrap();
-        volume.write(0, &[9; 4096], Wait::Yes).unwrap();
+        volume.write(0, &[9; 4096], Blocking::Yes).unwrap();
         volume.flush().unwrap();
         store.close().unwrap();
     }
@@ -186,7 +186,7 @@ fn a_log_that_was_emptied_is_reported() {
     assert_eq!(report.warnings().len(), 1);
     // Not any more once it has something.
     let volume = store.volume("v").unwrap();
-    volume.write(20 * 4096, &[9; 4096], Wait::Yes).unwrap();
+    volume.write(20 * 4096, &[9; 4096], Blocking::Yes).unwrap();
     store.close().unwrap();
     drop(store);
     let (_, report) = open(&engine).unwrap();
@@ -213,7 +213,7 @@ fn a_damaged_last_commit_is_reported_with_its_length_and_once() {
         assert!(report.warnings()[0].contains(&found.bytes.to_string()));
         let mut block = [1; 4096];
         let volume = store.volume("v").unwrap();
-        volume.read(3 * 4096, &mut block, Wait::Yes).unwrap();
+        volume.read(3 * 4096, &mut block, Blocking::Yes).unwrap();
         assert_eq!(block, [0; 4096], "the record was lost: byte {byte}");
         // The next opening is not concerned, whether a commit came in its place or not.
         drop((volume, store));
@@ -226,9 +226,9 @@ fn a_damaged_last_commit_is_reported_with_its_length_and_once() {
             "byte {byte}"
         );
         let volume = store.volume("v").unwrap();
-        volume.write(0, &[9; 4096], Wait::Yes).unwrap();
+        volume.write(0, &[9; 4096], Blocking::Yes).unwrap();
         volume.flush().unwrap();
-        volume.trim(4096, 4096, Wait::Yes).unwrap();
+        volume.trim(4096, 4096, Blocking::Yes).unwrap();
         volume.flush().unwrap();
         drop((volume, store));
         let (_, report) = open(&after_power_loss(&engine)).unwrap();
@@ -311,10 +311,10 @@ fn a_commit_that_the_process_left_in_the_hosts_memory_is_not_reported() {
     let (store, _) = open(&engine).unwrap();
     store.create_volume("v", &VolumeOptions::new(MIB)).unwrap();
     let volume = store.volume("v").unwrap();
-    volume.write(0, &[7; 4096], Wait::Yes).unwrap();
+    volume.write(0, &[7; 4096], Blocking::Yes).unwrap();
     volume.flush().unwrap();
     let whole = frames(&engine).len();
-    volume.write(4096, &[8; 4096], Wait::Yes).unwrap();
+    volume.write(4096, &[8; 4096], Blocking::Yes).unwrap();
     // The process ends while the next frame is being written: only its header got there.
     let (after, commit) = end(&engine);
     append(&engine, after, (root(&engine).session, commit + 1, true));
@@ -327,7 +327,7 @@ fn a_commit_that_the_process_left_in_the_hosts_memory_is_not_reported() {
     assert_eq!(report.warnings(), [""; 0]);
     let mut block = [0; 4096];
     let volume = store.volume("v").unwrap();
-    volume.read(4096, &mut block, Wait::Yes).unwrap();
+    volume.read(4096, &mut block, Blocking::Yes).unwrap();
     assert_eq!(block, [8; 4096]);
 }
 

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use onefold_engine::Engine;
 use onefold_engine::simulated::SimulatedEngine;
 use onefold_store::{
-    Change, CreateOptions, Guard, IndexKind, Lba, OpenOptions, Ready, Store, StoreError,
-    StoreErrorKind, Volume, VolumeOptions, Wait,
+    Blocking, Change, CreateOptions, Guard, IndexKind, Lba, OpenOptions, Ready, Store, StoreError,
+    StoreErrorKind, Volume, VolumeOptions,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner, thread};
@@ -67,7 +67,9 @@ fn blocks(content: u8, count: u64) -> Vec<u8> {
 /// The content of each block, of which every byte says the same.
 fn read(volume: &Volume, first: u64, count: u64) -> Vec<u8> {
     let mut bytes = blocks(0, count);
-    volume.read(first * BLOCK, &mut bytes, Wait::Yes).unwrap();
+    volume
+        .read(first * BLOCK, &mut bytes, Blocking::Yes)
+        .unwrap();
     let blocks = bytes.chunks(BLOCK as usize);
     let content = |block: &[u8]| {
         assert!(block.iter().all(|byte| *byte == block[0]), "a torn block");
@@ -78,7 +80,7 @@ fn read(volume: &Volume, first: u64, count: u64) -> Vec<u8> {
 
 fn write(volume: &Volume, first: u64, content: u8, count: u64) {
     let bytes = blocks(content, count);
-    volume.write(first * BLOCK, &bytes, Wait::Yes).unwrap();
+    volume.write(first * BLOCK, &bytes, Blocking::Yes).unwrap();
 }
 
 fn dedup(store: &Store, volume: &Volume) {
@@ -112,9 +114,9 @@ fn finder_beside_writer() {
     write(&written, 0, 1, 1);
     write(&written, 0, 2, 1);
     assert_eq!(read(&written, 0, 3), [2, 7, 7]);
-    written.trim(0, BLOCK, Wait::Yes).unwrap();
+    written.trim(0, BLOCK, Blocking::Yes).unwrap();
     write(&written, 3, 3, 1);
-    written.trim(3 * BLOCK, BLOCK, Wait::Yes).unwrap();
+    written.trim(3 * BLOCK, BLOCK, Blocking::Yes).unwrap();
     finder.join().unwrap();
     assert_eq!(read(&written, 0, 4), [0, 7, 7, 0]);
     check(&store);
@@ -141,7 +143,7 @@ fn layer_emptied_while_read() {
         })
     };
     assert_eq!(read(&read_from, 0, 4), [2, 2, 2, 1]);
-    let extents = read_from.extents(0..16 * BLOCK, 16, Wait::Yes).unwrap();
+    let extents = read_from.extents(0..16 * BLOCK, 16, Blocking::Yes).unwrap();
     let data: u64 = extents.iter().filter(|it| it.data).map(|it| it.len).sum();
     assert_eq!(data, 5 * BLOCK, "{extents:?}");
     snapshots.join().unwrap();
@@ -167,16 +169,16 @@ fn layers_below_go_while_read() {
     let readers = [
         reader(|kept, _| assert_eq!(read(kept, 0, 4), [0, 1, 2, 0])),
         reader(|kept, _| {
-            let extents = kept.extents(0..4 * BLOCK, 16, Wait::Yes).unwrap();
+            let extents = kept.extents(0..4 * BLOCK, 16, Blocking::Yes).unwrap();
             let data: u64 = extents.iter().filter(|it| it.data).map(|it| it.len).sum();
             assert_eq!(data, 2 * BLOCK, "{extents:?}");
         }),
         reader(|kept, live| {
             write(live, 1, 3, 1);
-            let changed = live.changes(kept, 0..4 * BLOCK, 16, Wait::Yes).unwrap();
+            let changed = live.changes(kept, 0..4 * BLOCK, 16, Blocking::Yes).unwrap();
             let same = changed.iter().filter(|it| it.change == Change::Same);
             assert_eq!(same.map(|it| it.len).sum::<u64>(), 3 * BLOCK, "{changed:?}");
-            live.trim(BLOCK, BLOCK, Wait::Yes).unwrap();
+            live.trim(BLOCK, BLOCK, Blocking::Yes).unwrap();
             assert_eq!(read(live, 0, 4), [0, 0, 2, 0]);
         }),
     ];
@@ -202,7 +204,7 @@ fn all_jobs() {
                 assert_eq!(read(&volume, own, 1), [content]);
             }
             volume.flush().unwrap();
-            volume.trim(own * BLOCK, BLOCK, Wait::Yes).unwrap();
+            volume.trim(own * BLOCK, BLOCK, Blocking::Yes).unwrap();
             write(&volume, own, 7, 1);
             assert_eq!(read(&volume, own, 1), [7]);
         })

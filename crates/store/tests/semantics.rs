@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use onefold_engine::simulated::SimulatedEngine;
-use onefold_store::{CreateOptions, Extent, OpenOptions, Store, Volume, VolumeOptions, Wait};
+use onefold_store::{Blocking, CreateOptions, Extent, OpenOptions, Store, Volume, VolumeOptions};
 use proptest::prelude::*;
 
 const KIB: u64 = 1 << 10;
@@ -99,12 +99,12 @@ impl Pair {
                         }
                     })
                     .collect();
-                volume.write(at, &data, Wait::Yes).unwrap();
+                volume.write(at, &data, Blocking::Yes).unwrap();
                 self.expected[at as usize..][..len as usize].copy_from_slice(&data);
             }
             Request::Trim { at, len } => {
                 let (at, len) = self.range(at, len);
-                volume.trim(at, len, Wait::Yes).unwrap();
+                volume.trim(at, len, Blocking::Yes).unwrap();
                 let first = at.next_multiple_of(self.block_size);
                 let end = (at + len) / self.block_size * self.block_size;
                 if first < end {
@@ -113,13 +113,13 @@ impl Pair {
             }
             Request::Zero { at, len } => {
                 let (at, len) = self.range(at, len);
-                volume.write_zeroes(at, len, Wait::Yes).unwrap();
+                volume.write_zeroes(at, len, Blocking::Yes).unwrap();
                 self.expected[at as usize..][..len as usize].fill(0);
             }
             Request::Read { at, len } => {
                 let (at, len) = self.range(at, len);
                 let mut found = vec![0xaa; len as usize];
-                volume.read(at, &mut found, Wait::Yes).unwrap();
+                volume.read(at, &mut found, Blocking::Yes).unwrap();
                 assert!(found == self.expected[at as usize..][..len as usize]);
             }
             Request::Resize { blocks } => {
@@ -143,7 +143,7 @@ impl Pair {
         let size = self.expected.len() as u64;
         assert_eq!(volume.size_bytes(), size);
         let mut found = vec![0xaa; size as usize];
-        volume.read(0, &mut found, Wait::Yes).unwrap();
+        volume.read(0, &mut found, Blocking::Yes).unwrap();
         assert!(found == self.expected);
         let blocks = self.expected.chunks(self.block_size as usize);
         let has_data: Vec<bool> = blocks
@@ -155,7 +155,7 @@ impl Pair {
             len: run.len() as u64 * self.block_size,
             data: run[0],
         });
-        let extents = volume.extents(0..size, 1000, Wait::Yes).unwrap();
+        let extents = volume.extents(0..size, 1000, Blocking::Yes).unwrap();
         assert_eq!(extents, expected.collect::<Vec<_>>());
         let report = self
             .store

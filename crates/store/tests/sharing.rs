@@ -8,8 +8,8 @@ use std::sync::Arc;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    BatchReport, CreateOptions, DedupMode, IndexKind, Lba, OpenOptions, PoolStat, Ready, Store,
-    Volume, VolumeChange, VolumeOptions, Wait,
+    BatchReport, Blocking, CreateOptions, DedupMode, IndexKind, Lba, OpenOptions, PoolStat, Ready,
+    Store, Volume, VolumeChange, VolumeOptions,
 };
 
 const BLOCK: u64 = 4096;
@@ -125,12 +125,12 @@ fn blocks(first: u64, count: u64) -> Vec<u8> {
 }
 
 fn write(volume: &Volume, lba: u64, bytes: &[u8]) {
-    volume.write(lba * BLOCK, bytes, Wait::Yes).unwrap();
+    volume.write(lba * BLOCK, bytes, Blocking::Yes).unwrap();
 }
 
 fn read(volume: &Volume, lba: u64, count: u64) -> Vec<u8> {
     let mut bytes = vec![0xdd; (count * BLOCK) as usize];
-    volume.read(lba * BLOCK, &mut bytes, Wait::Yes).unwrap();
+    volume.read(lba * BLOCK, &mut bytes, Blocking::Yes).unwrap();
     bytes
 }
 
@@ -168,7 +168,7 @@ fn the_hash_cache_spares_reading_what_was_written() {
         write(&a, 0, &blocks(0, 1000));
         // Each of these takes the slot of the one before.
         write(&a, 7, &blocks(2000, 1));
-        a.write(8 * BLOCK + 5, &[9; 10], Wait::Yes).unwrap();
+        a.write(8 * BLOCK + 5, &[9; 10], Blocking::Yes).unwrap();
         write(&a, 9, &vec![0; BLOCK as usize]);
         let expected = read(&a, 0, 1000);
         world.engine.reset_counts();
@@ -210,7 +210,7 @@ fn the_hash_cache_forgets_a_block_whose_rewrite_failed() {
         world
             .engine
             .fail_once(Part::Data, Op::Write, 1, ErrorKind::Other);
-        a.write(0, &blocks(5, 2), Wait::Yes).unwrap_err();
+        a.write(0, &blocks(5, 2), Blocking::Yes).unwrap_err();
         let left = read(&a, 0, 2);
         world.dedup(&a);
         world.dedup(&b);
@@ -239,8 +239,8 @@ fn a_shared_block_is_copied_on_write_and_released() {
         assert_eq!((stat.queued_blocks, stat.private_blocks), (0, 20));
         world.assert_clean();
         // The last reference takes the block with it.
-        a.trim(0, 16 * MIB, Wait::Yes).unwrap();
-        b.trim(0, 16 * MIB, Wait::Yes).unwrap();
+        a.trim(0, 16 * MIB, Blocking::Yes).unwrap();
+        b.trim(0, 16 * MIB, Blocking::Yes).unwrap();
         world.collect();
         let stat = world.stat();
         assert_eq!((stat.logical_blocks, stat.physical_blocks), (0, 0));

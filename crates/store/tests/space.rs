@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, IndexKind, Lba, MetadataExport, OpenOptions, Pba, Ready, Scrub, Store,
-    StoreErrorKind, Volume, VolumeChange, VolumeOptions, Wait, WhenFull,
+    Blocking, CreateOptions, IndexKind, Lba, MetadataExport, OpenOptions, Pba, Ready, Scrub, Store,
+    StoreErrorKind, Volume, VolumeChange, VolumeOptions, WhenFull,
 };
 
 const BLOCK: u64 = 4096;
@@ -54,7 +54,7 @@ fn filled(store: &Store, name: &str, blocks: u64, salt: u64) -> Arc<Volume> {
         let end = blocks.min(lba + 256);
         let words = (lba..end).flat_map(|n| [n + 1, salt].repeat(BLOCK as usize / 16));
         let data: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        volume.write(lba * BLOCK, &data, Wait::Yes).unwrap();
+        volume.write(lba * BLOCK, &data, Blocking::Yes).unwrap();
         lba = end;
     }
     volume.flush().unwrap();
@@ -112,10 +112,10 @@ fn a_scrub_costs_what_is_stored_and_not_what_could_be() {
 fn with_bad_free_block(volume: &Volume, engine: &SimulatedEngine, store: &Store, block: u64) {
     engine.make_unreadable(Part::Data, block * BLOCK..(block + 1) * BLOCK);
     let mut found = vec![0; MIB as usize];
-    let reads = (0..15).map(|n| volume.read(n * MIB, &mut found, Wait::Yes));
+    let reads = (0..15).map(|n| volume.read(n * MIB, &mut found, Blocking::Yes));
     assert_eq!(reads.filter(Result::is_err).count(), 1);
     assert_eq!(store.look_at_suspects().unwrap(), 1);
-    volume.trim(0, 15 * MIB, Wait::Yes).unwrap();
+    volume.trim(0, 15 * MIB, Blocking::Yes).unwrap();
     volume.flush().unwrap();
     (0..4).for_each(|_| store.tick().unwrap());
 }
@@ -207,7 +207,7 @@ fn each_block_is_counted_once_while_batches_are_under_way() {
 
         // What the collector releases is there until it says that it is not.
         for volume in [&a, &b] {
-            volume.trim(0, BLOCKS * BLOCK, Wait::Yes).unwrap();
+            volume.trim(0, BLOCKS * BLOCK, Blocking::Yes).unwrap();
         }
         let look = {
             let store = Arc::clone(&store);
@@ -227,7 +227,7 @@ fn each_block_is_counted_once_while_batches_are_under_way() {
 fn scattered(store: &Store, blocks: u64, keep: u64) -> Arc<Volume> {
     let volume = filled(store, "scattered", blocks, 1);
     for lba in (0..blocks).filter(|lba| !lba.is_multiple_of(keep)) {
-        volume.trim(lba * BLOCK, BLOCK, Wait::Yes).unwrap();
+        volume.trim(lba * BLOCK, BLOCK, Blocking::Yes).unwrap();
     }
     volume.flush().unwrap();
     (0..3).for_each(|_| store.tick().unwrap());
@@ -260,11 +260,11 @@ fn trimming_gives_back_single_blocks_and_what_a_crash_forgot() {
     assert_eq!(stat.free_bytes_on_disk, 0);
     for lba in 0..4096 {
         let mut found = vec![9; BLOCK as usize];
-        volume.read(lba * BLOCK, &mut found, Wait::Yes).unwrap();
+        volume.read(lba * BLOCK, &mut found, Blocking::Yes).unwrap();
         assert_eq!(found[0] != 0, lba % 2 == 0 && (lba + 1) % 256 != 0, "{lba}");
     }
     // What was freed and not given back before the process died.
-    volume.trim(0, 4096 * BLOCK, Wait::Yes).unwrap();
+    volume.trim(0, 4096 * BLOCK, Blocking::Yes).unwrap();
     volume.flush().unwrap();
     (0..3).for_each(|_| store.tick().unwrap());
     assert_eq!(store.stat().unwrap().free_blocks, (1 << 28) - 1);
@@ -281,7 +281,7 @@ fn trimming_gives_back_single_blocks_and_what_a_crash_forgot() {
 fn background_work_gives_back_what_a_crash_forgot() {
     let (engine, store) = create(1 << 30);
     let volume = filled(&store, "v", 8192, 1);
-    volume.trim(0, 8192 * BLOCK, Wait::Yes).unwrap();
+    volume.trim(0, 8192 * BLOCK, Blocking::Yes).unwrap();
     volume.flush().unwrap();
     (0..3).for_each(|_| store.tick().unwrap());
     drop((volume, store));
@@ -304,7 +304,7 @@ fn background_work_gives_back_what_a_crash_forgot() {
 fn what_was_released_is_free_once_nobody_reads_it() {
     let (_engine, store) = create(16 * MIB);
     let volume = filled(&store, "v", 1024, 1);
-    volume.trim(0, 1024 * BLOCK, Wait::Yes).unwrap();
+    volume.trim(0, 1024 * BLOCK, Blocking::Yes).unwrap();
     assert_eq!(store.stat().unwrap().free_blocks, 4095 - 1024);
     let released = store.commit_released().unwrap();
     let mut looks = 0;
@@ -327,9 +327,11 @@ fn what_lies_beyond_the_size_of_a_snapshot_does_not_come_back() {
     let hook = {
         let (volume, written) = (Arc::clone(&volume), Arc::clone(&written));
         move || {
-            let beyond = volume.write(3 * MIB / 2, &[7; BLOCK as usize], Wait::Yes);
+            let beyond = volume.write(3 * MIB / 2, &[7; BLOCK as usize], Blocking::Yes);
             assert_eq!(beyond.unwrap_err().kind(), StoreErrorKind::Invalid);
-            volume.write(0, &[7; BLOCK as usize], Wait::Yes).unwrap();
+            volume
+                .write(0, &[7; BLOCK as usize], Blocking::Yes)
+                .unwrap();
             written.store(1, SeqCst);
         }
     };
@@ -339,10 +341,10 @@ fn what_lies_beyond_the_size_of_a_snapshot_does_not_come_back() {
     assert_eq!(volume.size_bytes(), MIB);
     store.resize_volume("v", 2 * MIB).unwrap();
     let mut found = vec![1; MIB as usize];
-    volume.read(MIB, &mut found, Wait::Yes).unwrap();
+    volume.read(MIB, &mut found, Blocking::Yes).unwrap();
     assert!(found.iter().all(|byte| *byte == 0), "it came back");
     volume
-        .read(0, &mut found[..BLOCK as usize], Wait::Yes)
+        .read(0, &mut found[..BLOCK as usize], Blocking::Yes)
         .unwrap();
     assert_eq!(found[0], 7);
 }
@@ -376,7 +378,7 @@ impl Checkpoints {
             for segment in 0..self.segments {
                 let at = segment * 2 * MIB + n % 512 * BLOCK;
                 let data = [n as u8 | 1; BLOCK as usize];
-                self.volume.write(at, &data, Wait::Yes).unwrap();
+                self.volume.write(at, &data, Blocking::Yes).unwrap();
             }
             self.volume.flush().unwrap();
             self.store.set_when_full(WhenFull::Pause).unwrap();
@@ -486,6 +488,6 @@ fn metadata_of_what_was_deleted_goes_back_to_the_host() {
 fn checkpoints_written(store: &Store) -> u64 {
     let volume = store.volume("mapped").unwrap();
     let mut found = vec![0; 2 * MIB as usize];
-    volume.read(0, &mut found, Wait::Yes).unwrap();
+    volume.read(0, &mut found, Blocking::Yes).unwrap();
     found.chunks(BLOCK as usize).filter(|it| it[0] != 0).count() as u64
 }

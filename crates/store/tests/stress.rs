@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use onefold_engine::Engine;
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
 use onefold_store::{
-    CreateOptions, Lba, OpenOptions, Ready, Store, StoreError, StoreErrorKind, Volume,
-    VolumeOptions, Wait,
+    Blocking, CreateOptions, Lba, OpenOptions, Ready, Store, StoreError, StoreErrorKind, Volume,
+    VolumeOptions,
 };
 
 const BLOCK: u64 = 4096;
@@ -107,7 +107,7 @@ fn content(bytes: &[u8]) -> u64 {
 fn all_of(volume: &Volume) -> Vec<u8> {
     let mut bytes = vec![0; volume.size_bytes() as usize];
     for (n, piece) in bytes.chunks_mut(MIB as usize).enumerate() {
-        volume.read(n as u64 * MIB, piece, Wait::Yes).unwrap();
+        volume.read(n as u64 * MIB, piece, Blocking::Yes).unwrap();
     }
     bytes
 }
@@ -141,13 +141,13 @@ fn write_and_compare(store: &Store, run: &Run, writer: u64) {
         let own = &mut held[which][n as usize];
         match draw.below(12) {
             0 => {
-                volume.trim(offset, BLOCK, Wait::Yes).unwrap();
+                volume.trim(offset, BLOCK, Blocking::Yes).unwrap();
                 *own = 0;
             }
             1 => volume.flush().unwrap(),
             2..=5 => {
                 let mut found = vec![0; BLOCK as usize];
-                volume.read(offset, &mut found, Wait::Yes).unwrap();
+                volume.read(offset, &mut found, Blocking::Yes).unwrap();
                 assert_eq!(
                     content(&found),
                     *own,
@@ -156,7 +156,7 @@ fn write_and_compare(store: &Store, run: &Run, writer: u64) {
             }
             _ => {
                 let new = 1 + draw.below(CONTENTS) + draw.below(2) * (1 + draw.below(1 << 40)) * 64;
-                if tolerate(volume.write(offset, &block(new), Wait::Yes)).is_some() {
+                if tolerate(volume.write(offset, &block(new), Blocking::Yes)).is_some() {
                     *own = new;
                 }
             }
@@ -171,7 +171,7 @@ fn write_and_compare(store: &Store, run: &Run, writer: u64) {
 /// Reads the whole volume in one request, and compares the blocks of one writer.
 fn compare_own(volume: &Volume, writer: u64, held: &[u64]) {
     let mut bytes = vec![0; volume.size_bytes() as usize];
-    volume.read(0, &mut bytes, Wait::Yes).unwrap();
+    volume.read(0, &mut bytes, Blocking::Yes).unwrap();
     for (n, own) in held.iter().enumerate() {
         let at = (n as u64 * WRITERS + writer) as usize * BLOCK as usize;
         let found = content(&bytes[at..at + BLOCK as usize]);
@@ -258,7 +258,7 @@ fn snapshot_and_clone(store: &Store, run: &Run) {
             assert!(all_of(&volume) == seen, "a clone differs from its snapshot");
             let mut scribble = || {
                 let at = draw.below(run.volume_bytes / BLOCK) * BLOCK;
-                tolerate(volume.write(at, &block(77), Wait::Yes));
+                tolerate(volume.write(at, &block(77), Blocking::Yes));
             };
             scribble();
             roll_back(store, &volume, &mut scribble);
@@ -312,7 +312,9 @@ fn look(store: &Store, run: &Run) {
             .account(&mut |_, _| ControlFlow::Continue(()))
             .unwrap();
         let volume = store.volume("a").unwrap();
-        volume.extents(0..run.volume_bytes, 64, Wait::Yes).unwrap();
+        volume
+            .extents(0..run.volume_bytes, 64, Blocking::Yes)
+            .unwrap();
         store.stat().unwrap();
     });
 }

@@ -10,7 +10,7 @@ use std::thread;
 use onefold_engine::Engine;
 use onefold_engine::simulated::{CrashKind, SimulatedEngine};
 use onefold_store::{
-    CreateOptions, OpenOptions, Store, StoreErrorKind, Volume, VolumeOptions, Wait,
+    Blocking, CreateOptions, OpenOptions, Store, StoreErrorKind, Volume, VolumeOptions,
 };
 
 const BLOCK: u64 = 4096;
@@ -72,13 +72,13 @@ fn writer(n: u64, volumes: &[Arc<Volume>; 2], done: &AtomicU64) -> [Vec<u64>; 2]
         let own = &mut held[which][first as usize..(first + count) as usize];
         match draw(8) {
             0 => {
-                volume.trim(offset, count * BLOCK, Wait::Yes).unwrap();
+                volume.trim(offset, count * BLOCK, Blocking::Yes).unwrap();
                 own.fill(0);
             }
             1 => volume.flush().unwrap(),
             2 | 3 => {
                 let mut found = vec![0; (count * BLOCK) as usize];
-                volume.read(offset, &mut found, Wait::Yes).unwrap();
+                volume.read(offset, &mut found, Blocking::Yes).unwrap();
                 for (block, expected) in found.chunks(BLOCK as usize).zip(own) {
                     assert_eq!(value(block), *expected);
                 }
@@ -86,16 +86,20 @@ fn writer(n: u64, volumes: &[Arc<Volume>; 2], done: &AtomicU64) -> [Vec<u64>; 2]
             4 => {
                 let at = (WRITERS * OWN_BLOCKS + draw(COMMON_BLOCKS - 4)) * BLOCK;
                 let common = block(round << 8 | n).repeat(4);
-                volume.write(at, &common, Wait::Yes).unwrap();
+                volume.write(at, &common, Blocking::Yes).unwrap();
             }
             choice => {
                 let new = round << 8 | n;
-                let wait = if choice == 5 { Wait::No } else { Wait::Yes };
+                let blocking = if choice == 5 {
+                    Blocking::No
+                } else {
+                    Blocking::Yes
+                };
                 let data = block(new).repeat(count as usize);
-                match volume.write(offset, &data, wait) {
+                match volume.write(offset, &data, blocking) {
                     Ok(()) => {}
-                    Err(error) if error.kind() == StoreErrorKind::WouldWait => {
-                        volume.write(offset, &data, Wait::Yes).unwrap();
+                    Err(error) if error.kind() == StoreErrorKind::WouldBlock => {
+                        volume.write(offset, &data, Blocking::Yes).unwrap();
                     }
                     Err(error) => panic!("{error}"),
                 }
@@ -138,7 +142,7 @@ fn many_threads_do_not_get_into_each_others_way() {
                     .unwrap();
                 let common = WRITERS * OWN_BLOCKS * BLOCK;
                 let mut buf = vec![0; BLOCK as usize];
-                volumes[0].read(common, &mut buf, Wait::Yes).unwrap();
+                volumes[0].read(common, &mut buf, Blocking::Yes).unwrap();
             }
         });
         let (volumes, done) = (&volumes, &done);
@@ -161,7 +165,7 @@ fn verify(engine: &Arc<SimulatedEngine>, held: &[[Vec<u64>; 2]]) {
         let mut found = vec![0; (OWN_BLOCKS * BLOCK) as usize];
         for (held, n) in held.iter().zip(0..) {
             volume
-                .read(n * OWN_BLOCKS * BLOCK, &mut found, Wait::Yes)
+                .read(n * OWN_BLOCKS * BLOCK, &mut found, Blocking::Yes)
                 .unwrap();
             for (block, expected) in found.chunks(BLOCK as usize).zip(&held[which]) {
                 assert_eq!(value(block), *expected);
@@ -169,7 +173,7 @@ fn verify(engine: &Arc<SimulatedEngine>, held: &[[Vec<u64>; 2]]) {
         }
         let mut common = vec![0; (COMMON_BLOCKS * BLOCK) as usize];
         let offset = WRITERS * OWN_BLOCKS * BLOCK;
-        volume.read(offset, &mut common, Wait::Yes).unwrap();
+        volume.read(offset, &mut common, Blocking::Yes).unwrap();
         common.chunks(BLOCK as usize).for_each(|block| {
             value(block);
         });

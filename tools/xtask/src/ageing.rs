@@ -44,7 +44,7 @@ struct Round {
     writes: u64,
     p99_us: f64,
     /// References given up: one for each write to a block that the finder had been over.
-    given_up: u64,
+    released: u64,
     /// When the last write was answered.
     backlog: Backlog,
 }
@@ -57,7 +57,7 @@ impl Round {
             self.writes as f64 / self.seconds,
             bytes as f64 / 1e6 / self.seconds,
             self.p99_us,
-            100.0 * self.given_up as f64 / self.writes as f64,
+            100.0 * self.released as f64 / self.writes as f64,
             self.backlog.dirty,
             self.backlog.queued
         );
@@ -101,7 +101,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
 }
 
 fn round(product: &Product, scratch: &Scratch, size: &str) -> Result<Round> {
-    let given_up_before = given_up(product)?;
+    let given_up_before = released(product)?;
     let start = Instant::now();
     let (writes, p99_us) = write_all(product, scratch, size, "randwrite")?;
     let seconds = start.elapsed().as_secs_f64();
@@ -109,18 +109,18 @@ fn round(product: &Product, scratch: &Scratch, size: &str) -> Result<Round> {
         seconds,
         writes,
         p99_us,
-        given_up: given_up(product)?.saturating_sub(given_up_before),
+        released: released(product)?.saturating_sub(given_up_before),
         backlog: product.backlog()?,
     })
 }
 
 /// References given up since the daemon was started.
-fn given_up(product: &Product) -> Result<u64> {
+fn released(product: &Product) -> Result<u64> {
     // A release between the two questions would be counted twice; so the collector rests.
     product.pause_jobs()?;
-    let given_up = product.work()?.released + product.backlog()?.queued;
+    let released = product.work()?.released + product.backlog()?.queued;
     product.resume_jobs()?;
-    Ok(given_up)
+    Ok(released)
 }
 
 /// Writes every block once. Returns how many requests that took, and their p99.

@@ -1,6 +1,6 @@
 //! A pseudo-random order of the numbers below a bound, without a list of them.
 
-/// Rounds of mixing. With two of them chi-square still tells the order from a random one.
+/// Passes of mixing. With two of them chi-square still tells the order from a random one.
 const ROUNDS: usize = 4;
 
 /// A bijection of the numbers below a bound, which follows from a seed.

@@ -67,7 +67,7 @@ fn blocks(count: u64) -> impl Strategy<Value = Pba> {
 
 /// Entries that a run of a whole segment can start with.
 fn entries() -> impl Strategy<Value = Entry> {
-    let states = select(vec![Entry::private, Entry::kept, Entry::shared]);
+    let states = select(vec![Entry::private, Entry::unshareable, Entry::shared]);
     prop_oneof![
         Just(Entry::ABSENT),
         Just(Entry::ZERO),
@@ -127,16 +127,16 @@ fn sharing() -> impl Strategy<Value = (u16, String, DedupMode, bool, u8, u32)> {
 }
 
 /// Numbers of entries that a layer with this map and this many blocks can have.
-fn counts_of(map: &TreeRoot, blocks: u64, [private, kept, shared]: [u64; 3]) -> LayerCounts {
+fn counts_of(map: &TreeRoot, blocks: u64, [private, unshareable, shared]: [u64; 3]) -> LayerCounts {
     if map.top.is_none() {
         return LayerCounts::default();
     }
     let private = private % (blocks + 1);
-    let kept = kept % (blocks - private + 1);
-    let shared = shared % (blocks - private - kept + 1);
+    let unshareable = unshareable % (blocks - private + 1);
+    let shared = shared % (blocks - private - unshareable + 1);
     LayerCounts {
         private,
-        kept,
+        unshareable,
         shared,
     }
 }
@@ -415,7 +415,7 @@ proptest! {
         prop_assert_eq!(Entry::from_bits(later.to_bits()), Ok(later));
         let moved = entry.pba().map(|pba| pba + count);
         prop_assert_eq!(later.pba(), moved);
-        let has_own_block = matches!(later.state(), State::Private(_) | State::Kept(_));
+        let has_own_block = matches!(later.state(), State::Private(_) | State::Unshareable(_));
         prop_assert_eq!(later.own_pba(), moved.filter(|_| has_own_block));
         prop_assert_eq!(
             std::mem::discriminant(&later.state()),

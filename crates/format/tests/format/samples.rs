@@ -93,7 +93,7 @@ pub(crate) fn segment() -> Box<Segment> {
     segment[0] = Entry::private(Pba(1));
     segment[1] = Entry::ZERO;
     segment[3] = Entry::private(Pba(0xff_ffff_ffff));
-    segment[4] = Entry::kept(Pba(0x12_3456_7899));
+    segment[4] = Entry::unshareable(Pba(0x12_3456_7899));
     segment[5] = Entry::shared(Pba(0xff_ffff_fffe));
     segment[511] = Entry::private(Pba(0x12_3456_789a));
     segment
@@ -211,7 +211,7 @@ fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecor
         counts: match map.top {
             Some(_) => LayerCounts {
                 private: 0x1_0000 + id,
-                kept: 0x200 + id,
+                unshareable: 0x200 + id,
                 shared: 0x3_0000 + id,
             },
             None => LayerCounts::default(),

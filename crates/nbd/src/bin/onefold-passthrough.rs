@@ -9,8 +9,8 @@
 //! with each request, so that the difference to a volume is what the store costs.
 
 use onefold_nbd::{
-    AttachError, Attached, Export, ExportError, ExportSummary, Exports, Extent, Failure,
-    ListenAddress, ListenOptions, Listener, Peer, Server, ServerLimits, Wait, ZeroOptions,
+    AttachError, Attached, Blocking, Export, ExportError, ExportSummary, Exports, Extent, Failure,
+    ListenAddress, ListenOptions, Listener, Peer, Server, ServerLimits, ZeroOptions,
 };
 use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom, fadvise, fallocate, seek};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
@@ -169,7 +169,7 @@ impl RawFile {
         match read {
             Ok(read) if read == len => Ok(()),
             Ok(_) | Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INTR) => {
-                Err(ExportError::WouldWait)
+                Err(ExportError::WouldBlock)
             }
             Err(error) => Err(failed(error.into())),
         }
@@ -212,11 +212,11 @@ impl Export for RawFile {
         4096
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<(), ExportError> {
-        match (wait, &self.direct) {
-            (Wait::No, None) => self.read_cached(offset, buf),
-            (Wait::No, Some(_)) => Err(ExportError::WouldWait),
-            (Wait::Yes, _) => self
+    fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<(), ExportError> {
+        match (blocking, &self.direct) {
+            (Blocking::No, None) => self.read_cached(offset, buf),
+            (Blocking::No, Some(_)) => Err(ExportError::WouldBlock),
+            (Blocking::Yes, _) => self
                 .file_for(offset, buf)
                 .read_exact_at(buf, offset)
                 .map_err(failed),
@@ -224,9 +224,9 @@ impl Export for RawFile {
     }
 
     /// A write to the page cache is not made to wait: few file systems can say whether it would.
-    fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<(), ExportError> {
-        if wait == Wait::No && self.direct.is_some() {
-            return Err(ExportError::WouldWait);
+    fn write(&self, offset: u64, data: &[u8], blocking: Blocking) -> Result<(), ExportError> {
+        if blocking == Blocking::No && self.direct.is_some() {
+            return Err(ExportError::WouldBlock);
         }
         self.file_for(offset, data)
             .write_all_at(data, offset)
@@ -237,10 +237,10 @@ impl Export for RawFile {
         self.cached.sync_data().map_err(failed)
     }
 
-    fn trim(&self, range: Range<u64>, wait: Wait) -> Result<(), ExportError> {
-        match wait {
-            Wait::No => Err(ExportError::WouldWait),
-            Wait::Yes => self.punch(&range, FallocateFlags::PUNCH_HOLE),
+    fn trim(&self, range: Range<u64>, blocking: Blocking) -> Result<(), ExportError> {
+        match blocking {
+            Blocking::No => Err(ExportError::WouldBlock),
+            Blocking::Yes => self.punch(&range, FallocateFlags::PUNCH_HOLE),
         }
     }
 
@@ -248,12 +248,14 @@ impl Export for RawFile {
         &self,
         range: Range<u64>,
         options: ZeroOptions,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<(), ExportError> {
-        match wait {
-            Wait::No => Err(ExportError::WouldWait),
-            Wait::Yes if options.keep_allocated => self.punch(&range, FallocateFlags::ZERO_RANGE),
-            Wait::Yes => self.punch(&range, FallocateFlags::PUNCH_HOLE),
+        match blocking {
+            Blocking::No => Err(ExportError::WouldBlock),
+            Blocking::Yes if options.keep_allocated => {
+                self.punch(&range, FallocateFlags::ZERO_RANGE)
+            }
+            Blocking::Yes => self.punch(&range, FallocateFlags::PUNCH_HOLE),
         }
     }
 
@@ -261,10 +263,10 @@ impl Export for RawFile {
         &self,
         range: Range<u64>,
         extents_max: usize,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Vec<Extent>, ExportError> {
-        if wait == Wait::No {
-            return Err(ExportError::WouldWait);
+        if blocking == Blocking::No {
+            return Err(ExportError::WouldBlock);
         }
         let mut extents = Vec::new();
         let mut at = range.start;

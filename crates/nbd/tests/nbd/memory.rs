@@ -1,7 +1,7 @@
 //! An export in memory that waits, fails and panics where it is told to.
 
 use onefold_nbd::{
-    Change, ChangedExtent, Changes, Export, ExportError, Extent, Failure, Wait, ZeroOptions,
+    Blocking, Change, ChangedExtent, Changes, Export, ExportError, Extent, Failure, ZeroOptions,
 };
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -66,11 +66,11 @@ impl MemoryExport {
         self.data.lock().unwrap()[offset as usize]
     }
 
-    fn enter(&self, offset: u64, len: u64, wait: Wait) -> Result<(), ExportError> {
+    fn enter(&self, offset: u64, len: u64, blocking: Blocking) -> Result<(), ExportError> {
         let touches = |range: &Range<u64>| offset < range.end && range.start < offset + len;
         let gated = self.gated.iter().any(touches);
-        if wait == Wait::No && (gated || self.waits.iter().any(touches)) {
-            return Err(ExportError::WouldWait);
+        if blocking == Blocking::No && (gated || self.waits.iter().any(touches)) {
+            return Err(ExportError::WouldBlock);
         }
         if gated {
             let mut gate = self.gate.lock().unwrap();
@@ -92,20 +92,20 @@ impl MemoryExport {
     }
 
     /// Also [`MemoryExport::enter`].
-    fn change(&self, offset: u64, len: u64, wait: Wait) -> Result<(), ExportError> {
-        self.enter(offset, len, wait)?;
+    fn change(&self, offset: u64, len: u64, blocking: Blocking) -> Result<(), ExportError> {
+        self.enter(offset, len, blocking)?;
         let touches = |range: &Range<u64>| offset < range.end && range.start < offset + len;
         if !self.new.iter().any(touches) || !self.is_full.load(Ordering::SeqCst) {
             return Ok(());
         }
-        match wait {
-            Wait::No => Err(ExportError::WouldWait),
-            Wait::Yes => Err(ExportError::WaitForSpace("told to be full".into())),
+        match blocking {
+            Blocking::No => Err(ExportError::WouldBlock),
+            Blocking::Yes => Err(ExportError::WaitForSpace("told to be full".into())),
         }
     }
 
-    fn zero(&self, range: Range<u64>, wait: Wait) -> Result<(), ExportError> {
-        self.change(range.start, range.end - range.start, wait)?;
+    fn zero(&self, range: Range<u64>, blocking: Blocking) -> Result<(), ExportError> {
+        self.change(range.start, range.end - range.start, blocking)?;
         self.data.lock().unwrap()[range.start as usize..range.end as usize].fill(0);
         Ok(())
     }
@@ -124,17 +124,17 @@ impl Export for MemoryExport {
         self.read_only
     }
 
-    fn read(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<(), ExportError> {
+    fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<(), ExportError> {
         assert_eq!(buf.as_ptr().addr() % 4096, 0);
-        self.enter(offset, buf.len() as u64, wait)?;
+        self.enter(offset, buf.len() as u64, blocking)?;
         let at = offset as usize;
         buf.copy_from_slice(&self.data.lock().unwrap()[at..at + buf.len()]);
         Ok(())
     }
 
-    fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<(), ExportError> {
-        assert!(wait == Wait::No || data.as_ptr().addr().is_multiple_of(4096));
-        self.change(offset, data.len() as u64, wait)?;
+    fn write(&self, offset: u64, data: &[u8], blocking: Blocking) -> Result<(), ExportError> {
+        assert!(blocking == Blocking::No || data.as_ptr().addr().is_multiple_of(4096));
+        self.change(offset, data.len() as u64, blocking)?;
         let at = offset as usize;
         self.data.lock().unwrap()[at..at + data.len()].copy_from_slice(data);
         Ok(())
@@ -145,26 +145,26 @@ impl Export for MemoryExport {
         Ok(())
     }
 
-    fn trim(&self, range: Range<u64>, wait: Wait) -> Result<(), ExportError> {
-        self.zero(range, wait)
+    fn trim(&self, range: Range<u64>, blocking: Blocking) -> Result<(), ExportError> {
+        self.zero(range, blocking)
     }
 
     fn write_zeroes(
         &self,
         range: Range<u64>,
         _options: ZeroOptions,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<(), ExportError> {
-        self.zero(range, wait)
+        self.zero(range, blocking)
     }
 
     fn extents(
         &self,
         range: Range<u64>,
         extents_max: usize,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Vec<Extent>, ExportError> {
-        self.enter(range.start, range.end - range.start, wait)?;
+        self.enter(range.start, range.end - range.start, blocking)?;
         let data = self.data.lock().unwrap();
         let mut extents: Vec<Extent> = Vec::new();
         for block in data[range.start as usize..range.end as usize].chunks(4096) {
@@ -186,7 +186,7 @@ impl Export for MemoryExport {
         let now = self.scratch.fetch_add(scratch.len(), Ordering::SeqCst) + scratch.len();
         self.scratch_peak.fetch_max(now, Ordering::SeqCst);
         self.prefetches.fetch_add(1, Ordering::SeqCst);
-        let entered = self.enter(range.start, range.end - range.start, Wait::Yes);
+        let entered = self.enter(range.start, range.end - range.start, Blocking::Yes);
         self.scratch.fetch_sub(scratch.len(), Ordering::SeqCst);
         entered
     }
@@ -215,10 +215,10 @@ impl Changes for Since {
         &self,
         range: Range<u64>,
         extents_max: usize,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Vec<ChangedExtent>, ExportError> {
         // Waits and fails as the export does.
-        self.export.extents(range.clone(), 1, wait)?;
+        self.export.extents(range.clone(), 1, blocking)?;
         let mut extents = Vec::new();
         let mut at = range.start;
         while at < range.end && extents.len() < extents_max {
@@ -269,33 +269,33 @@ impl Export for Counted {
     fn read_only(&self) -> bool {
         self.export.read_only()
     }
-    fn read(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<(), ExportError> {
-        self.export.read(offset, buf, wait)
+    fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<(), ExportError> {
+        self.export.read(offset, buf, blocking)
     }
-    fn write(&self, offset: u64, data: &[u8], wait: Wait) -> Result<(), ExportError> {
-        self.export.write(offset, data, wait)
+    fn write(&self, offset: u64, data: &[u8], blocking: Blocking) -> Result<(), ExportError> {
+        self.export.write(offset, data, blocking)
     }
     fn flush(&self) -> Result<(), ExportError> {
         self.export.flush()
     }
-    fn trim(&self, range: Range<u64>, wait: Wait) -> Result<(), ExportError> {
-        self.export.trim(range, wait)
+    fn trim(&self, range: Range<u64>, blocking: Blocking) -> Result<(), ExportError> {
+        self.export.trim(range, blocking)
     }
     fn write_zeroes(
         &self,
         range: Range<u64>,
         options: ZeroOptions,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<(), ExportError> {
-        self.export.write_zeroes(range, options, wait)
+        self.export.write_zeroes(range, options, blocking)
     }
     fn extents(
         &self,
         range: Range<u64>,
         extents_max: usize,
-        wait: Wait,
+        blocking: Blocking,
     ) -> Result<Vec<Extent>, ExportError> {
-        self.export.extents(range, extents_max, wait)
+        self.export.extents(range, extents_max, blocking)
     }
     fn prefetch(&self, range: Range<u64>, scratch: &mut [u8]) -> Result<(), ExportError> {
         self.export.prefetch(range, scratch)

@@ -21,7 +21,7 @@ pub(super) struct Args {
     #[arg(long, value_enum, group = "change")]
     verify: Option<Switch>,
 
-    /// Rounds that a block must stay unchanged before it is looked at, 1 to 16.
+    /// Passes that a block must stay unchanged before it is looked at, 1 to 16.
     #[arg(long, value_parser = rounds_parser(), value_name = "N", group = "change")]
     rounds: Option<u8>,
 

@@ -261,7 +261,7 @@ fn volume_of(name: &str) -> &str {
 
 impl VolumeExports {
     fn volume(&self, name: &str) -> std::result::Result<Arc<Volume>, AttachError> {
-        // Without a look at the catalogue for the reason, which takes time and the ledger.
+        // Without a look at the catalogue for the reason, which takes time and the lock of the uncommitted state.
         if !self.store.has_volume(name) {
             return Err(AttachError::Unknown);
         }

@@ -4,7 +4,7 @@ use super::{Report, Service, Verb};
 use crate::error::{Error, Result};
 use crate::limits::DIFF_EXTENTS_MAX;
 use crate::output::Document;
-use onefold_store::{Change, ChangedExtent, Wait};
+use onefold_store::{Blocking, Change, ChangedExtent};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 
@@ -70,7 +70,7 @@ impl Verb for SnapshotDiff {
         let mut at = self.page.map_or(0, |page| page.offset);
         let mut extents = Vec::new();
         if at < end {
-            for extent in volume.changes(&since, at..end, DIFF_EXTENTS_MAX, Wait::Yes)? {
+            for extent in volume.changes(&since, at..end, DIFF_EXTENTS_MAX, Blocking::Yes)? {
                 let ChangedExtent { len, change } = extent;
                 let content = match change {
                     Change::Same => None,

@@ -127,7 +127,7 @@ pub(crate) struct PoolStatReply {
     /// Of these, those that only what overwrites data gets.
     reserve_blocks: u64,
     /// Of the free ones, those that are kept for volumes with a reservation.
-    kept_blocks: u64,
+    reserved_unused_blocks: u64,
     space: Space,
     when_full: Full,
     /// Clients' requests that wait for room.
@@ -189,7 +189,7 @@ impl Verb for PoolStat {
             available_blocks: stat.available_blocks,
             host_free_bytes: stat.host_free_bytes,
             reserve_blocks: stat.reserve_blocks,
-            kept_blocks: stat.kept_blocks,
+            reserved_unused_blocks: stat.reserved_unused_blocks,
             space: stat.space.into(),
             when_full: stat.when_full.into(),
             waiting_requests: service.waiting_for_space(),
@@ -257,7 +257,7 @@ impl Document for PoolStatReply {
             ("block size", size::display(self.block_size.into())),
             (
                 "free",
-                match self.kept_blocks {
+                match self.reserved_unused_blocks {
                     0 => bytes(self.free_blocks),
                     kept => format!(
                         "{}, of which {} are reserved",

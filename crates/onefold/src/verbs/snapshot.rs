@@ -6,7 +6,7 @@ use crate::limits::DIFF_EXTENTS_MAX;
 use crate::output::Document;
 use crate::size;
 use crate::verbs::volume::{PlanReply, UsageReply};
-use onefold_store::{Change, DeletionStat, Wait};
+use onefold_store::{Blocking, Change, DeletionStat};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::str::FromStr;
@@ -307,7 +307,7 @@ fn discarded(service: &Service, volume: &str, snapshot: &str) -> Result<[u64; 2]
     while at < end {
         let before = at;
         let range = at..if at < both { both } else { end };
-        for extent in volume.changes(&snapshot, range, DIFF_EXTENTS_MAX, Wait::Yes)? {
+        for extent in volume.changes(&snapshot, range, DIFF_EXTENTS_MAX, Blocking::Yes)? {
             match extent.change {
                 Change::Data => written += extent.len,
                 // Where the volume has grown there was nothing.

@@ -11,7 +11,7 @@ use crate::limits::TRANSFER_CHUNK_BYTES;
 use crate::output::Document;
 use crate::sharing::{Dedup, Sharing};
 use crate::size;
-use onefold_store::{Import, Volume, Wait};
+use onefold_store::{Blocking, Import, Volume};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
@@ -247,7 +247,7 @@ impl VolumeSource {
         let pool = ChunkPool::default();
         let mut position = 0;
         while position < size_bytes {
-            let extents = volume.extents(position..size_bytes, EXTENTS_PER_CALL, Wait::Yes)?;
+            let extents = volume.extents(position..size_bytes, EXTENTS_PER_CALL, Blocking::Yes)?;
             if extents.iter().all(|extent| extent.len == 0) {
                 return Err(Error::failed(format!(
                     "volume '{}' does not say what lies at byte {position}",
@@ -276,7 +276,7 @@ impl VolumeSource {
 fn read_chunk(volume: &Volume, pool: &ChunkPool, start: u64, end: u64) -> Result<Chunk> {
     let mut chunk = pool.take(start);
     chunk.set_len((end - start).min(TRANSFER_CHUNK_BYTES as u64) as usize);
-    volume.read(start, chunk.as_mut(), Wait::Yes)?;
+    volume.read(start, chunk.as_mut(), Blocking::Yes)?;
     Ok(chunk)
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct VolumeReply {
     quota_bytes: u64,
     mapped_bytes: u64,
     reservation_bytes: u64,
-    kept_bytes: u64,
+    reserved_unused_bytes: u64,
     #[serde(flatten)]
     data: DataReply,
     /// What its live layer adds to its last snapshot.
@@ -117,7 +117,7 @@ impl VolumeReply {
             quota_bytes: stat.quota_bytes,
             mapped_bytes: stat.mapped_blocks * block_size,
             reservation_bytes: stat.reservation_bytes,
-            kept_bytes: stat.kept_blocks * block_size,
+            reserved_unused_bytes: stat.reserved_unused_blocks * block_size,
             logical_blocks: stat.logical_blocks,
             private_blocks: stat.private_blocks,
             shared_blocks: stat.shared_blocks,
@@ -164,7 +164,7 @@ impl Document for VolumeReply {
                 out,
                 "reserved {}, of which {} are kept free",
                 size::display(self.reservation_bytes),
-                size::display(self.kept_bytes)
+                size::display(self.reserved_unused_bytes)
             )?;
         }
         self.usage.text(out)?;

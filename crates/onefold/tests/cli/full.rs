@@ -294,7 +294,7 @@ fn a_reservation_is_there_for_its_volume_alone() {
     let daemon = scene.daemon();
     has_failed(client(&scene, "b", &["aio_write -P 2 0 16M", "aio_flush"]));
     let stat = scene.json(&["pool", "stat"]);
-    assert_eq!(stat["kept_blocks"], 5120);
+    assert_eq!(stat["reserved_unused_blocks"], 5120);
     daemon.kill();
     let _daemon = scene.daemon();
     io_ok(
@@ -304,7 +304,7 @@ fn a_reservation_is_there_for_its_volume_alone() {
     );
     let stat = scene.json(&["volume", "stat", "a"]);
     assert_eq!(
-        (&stat["reservation_bytes"], &stat["kept_bytes"]),
+        (&stat["reservation_bytes"], &stat["reserved_unused_bytes"]),
         (&json!(20 << 20), &json!(0))
     );
     assert_clean(&scene);

@@ -236,7 +236,7 @@ fn options_are_kept_and_can_be_changed() {
         assert_eq!(stat["hash_cache_bytes"], 0);
         assert_eq!(stat["quota_bytes"], 3_u64 << 20);
         assert_eq!(stat["reservation_bytes"], 0);
-        assert_eq!(stat["kept_bytes"], 0);
+        assert_eq!(stat["reserved_unused_bytes"], 0);
         assert_eq!(stat["rounds"], 1);
         scene
             .run(&["volume", "set", "gone", "--rounds", "1"])

@@ -47,7 +47,7 @@ pub(crate) fn layer(
 }
 
 fn set(maps: &Maps, layer: &Arc<Layer>, slot: usize, block: u64) {
-    let leaf = maps.leaf(layer, SEGMENT, Wait::Yes).unwrap();
+    let leaf = maps.leaf(layer, SEGMENT, Blocking::Yes).unwrap();
     maps.change(layer, SEGMENT, &leaf, slot..slot + 1, |entries| {
         entries[0] = Entry::shared(Pba(block));
     });
@@ -70,7 +70,7 @@ pub(crate) fn maps() -> (Arc<Maps>, [Arc<Layer>; 3]) {
 
 /// Into a layer that has nothing of its own where the other has something.
 pub(crate) fn merge_away(maps: &Maps, gone: &Arc<Layer>, above: &Arc<Layer>) {
-    let [lower, upper] = [gone, above].map(|it| maps.leaf(it, SEGMENT, Wait::Yes).unwrap());
+    let [lower, upper] = [gone, above].map(|it| maps.leaf(it, SEGMENT, Blocking::Yes).unwrap());
     let moved = lower.with(Segment::clone);
     maps.merge(SEGMENT, (gone, &lower), (above, &upper), &moved);
     maps.remove_layer(gone.id).unwrap();
@@ -83,7 +83,7 @@ pub(crate) fn forget(layer: &Layer, segment: SegmentIndex) {
 
 fn blocks(maps: &Maps, layer: &Layer) -> Vec<u64> {
     let mut entries = Entries::new();
-    maps.resolve(layer, SEGMENT, 0..3, Wait::Yes, &mut entries)
+    maps.resolve(layer, SEGMENT, 0..3, Blocking::Yes, &mut entries)
         .unwrap();
     let blocks = entries.iter().map(|entry| entry.pba().map_or(0, |it| it.0));
     blocks.collect()

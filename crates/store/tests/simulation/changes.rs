@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use onefold_store::{Change, StoreError, Volume, Wait};
+use onefold_store::{Blocking, Change, StoreError, Volume};
 
 use crate::world::{MIB, Step, World, violation};
 
@@ -38,7 +38,7 @@ impl World {
                 new.name(),
                 since.name()
             ))),
-            Err(error) => self.judge("comparing", &error, Wait::Yes),
+            Err(error) => self.judge("comparing", &error, Blocking::Yes),
         }
     }
 }
@@ -49,7 +49,7 @@ fn find_difference(since: &Volume, new: &Volume) -> Result<Option<String>, Store
     let (both, end) = (old_size.min(new_size), old_size.max(new_size));
     let mut at = 0;
     while at < end {
-        for extent in new.changes(since, at..end, 100, Wait::Yes)? {
+        for extent in new.changes(since, at..end, 100, Blocking::Yes)? {
             let range = at..at + extent.len;
             at = range.end;
             let is_wrong = match extent.change {
@@ -69,7 +69,7 @@ fn is_equal(one: &Volume, other: &Volume, range: Range<u64>) -> Result<bool, Sto
     for (first, second) in [(one, other), (other, one)] {
         let mut at = range.start;
         while at < range.end {
-            for extent in first.extents(at..range.end, 256, Wait::Yes)? {
+            for extent in first.extents(at..range.end, 256, Blocking::Yes)? {
                 let end = at + extent.len;
                 while at < end {
                     let len = (end - at).min(MIB);
@@ -86,7 +86,7 @@ fn is_equal(one: &Volume, other: &Volume, range: Range<u64>) -> Result<bool, Sto
 
 fn read(volume: &Volume, at: u64, len: u64) -> Result<Vec<u8>, StoreError> {
     let mut bytes = vec![0xdd; len as usize];
-    volume.read(at, &mut bytes, Wait::Yes)?;
+    volume.read(at, &mut bytes, Blocking::Yes)?;
     Ok(bytes)
 }
 
@@ -94,6 +94,6 @@ fn has_data(volume: &Volume, range: Range<u64>) -> Result<bool, StoreError> {
     if range.is_empty() {
         return Ok(false);
     }
-    let extents = volume.extents(range, 2, Wait::Yes)?;
+    let extents = volume.extents(range, 2, Blocking::Yes)?;
     Ok(extents.iter().any(|extent| extent.data))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op};
-use onefold_store::{CreateOptions, OpenOptions, Ready, Store, StoreErrorKind, Wait};
+use onefold_store::{Blocking, CreateOptions, OpenOptions, Ready, Store, StoreErrorKind};
 
 use crate::crash::Recovery;
 use crate::guards::{power_loss, small_pool};
@@ -23,7 +23,7 @@ fn pool(seed: u64) -> (Arc<World>, u64) {
     world.open(8 * MIB).unwrap();
     world.create_volume(MIB).unwrap();
     let id = world.volume_ids()[0];
-    world.write(id, 0, MIB, Fill::Data, Wait::Yes).unwrap();
+    world.write(id, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
     world.flush(id).unwrap();
     (world, id)
 }
@@ -45,7 +45,7 @@ fn a_closed_session_leaves_the_cache_warm() {
     let (world, id) = pool(1);
     for _ in 0..3 {
         assert!(!reopens_afresh(&world));
-        world.write(id, 0, MIB, Fill::Data, Wait::Yes).unwrap();
+        world.write(id, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
     }
 }
 
@@ -56,7 +56,7 @@ fn without_a_close_data_is_read_afresh_whether_or_not_there_are_records() {
     for fill in [None, Some(Fill::Data), Some(Fill::Comb)] {
         assert!(!reopens_afresh(&world));
         if let Some(fill) = fill {
-            world.write(id, 0, MIB, fill, Wait::Yes).unwrap();
+            world.write(id, 0, MIB, fill, Blocking::Yes).unwrap();
         }
         for recovery in [Recovery::KILLED, Recovery::POWER_LOSS] {
             world.recover_by(recovery).unwrap();
@@ -73,7 +73,7 @@ fn without_a_close_data_is_read_afresh_whether_or_not_there_are_records() {
 fn a_session_whose_sync_failed_is_not_closed() {
     for (part, nth) in [(Part::Data, 1), (Part::Log, 1), (Part::Meta, 1)] {
         let (world, id) = pool(3);
-        world.write(id, 0, MIB, Fill::Comb, Wait::Yes).unwrap();
+        world.write(id, 0, MIB, Fill::Comb, Blocking::Yes).unwrap();
         world.state().faulty = true;
         let engine = world.engine();
         engine.fail_once(part, Op::Sync, nth, ErrorKind::Other);
@@ -89,12 +89,12 @@ fn a_session_whose_sync_failed_is_not_closed() {
 fn a_close_that_fails_at_its_end_loses_nothing() {
     for seed in 1..=20 {
         let (world, id) = pool(seed);
-        world.write(id, 0, MIB, Fill::Data, Wait::Yes).unwrap();
+        world.write(id, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
         let syncs = |world: &World| world.engine().count(Part::Log, Op::Sync).count;
         let before = syncs(&world);
         world.close_and_open(8 * MIB).unwrap();
         let closing = syncs(&world) - before;
-        world.write(id, 0, MIB, Fill::Data, Wait::Yes).unwrap();
+        world.write(id, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
         world.state().faulty = true;
         let engine = world.engine();
         // Opening syncs the log once.
@@ -114,9 +114,11 @@ fn an_opening_whose_sync_fails_is_refused() {
     for seed in 1..=20 {
         let (world, id) = pool(seed);
         world.create_snapshots(&[id]).unwrap();
-        world.write(id, 0, MIB / 2, Fill::Data, Wait::Yes).unwrap();
+        world
+            .write(id, 0, MIB / 2, Fill::Data, Blocking::Yes)
+            .unwrap();
         world.flush(id).unwrap();
-        world.write(id, 0, MIB, Fill::Data, Wait::Yes).unwrap();
+        world.write(id, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
         world.engine().halt();
         let engine = world.engine().crash(CrashKind::ProcessKilled);
         engine.fail_once(Part::Data, Op::Sync, 1, ErrorKind::Other);
@@ -141,15 +143,15 @@ pub(crate) fn shared_after_failed_sync(seed: u64) -> Step {
     world.create_volume(MIB)?;
     world.create_volume(MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
-    world.write(a, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(a)?;
-    world.write(a, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(a, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.state().faulty = true;
     let engine = world.engine();
     engine.fail_once(Part::Data, Op::Sync, 1, ErrorKind::Other);
     world.flush(a)?;
     world.recover_by(Recovery::KILLED)?;
-    world.write(b, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(b, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.flush(b)?;
     world.dedup(a, Ready::All, 9)?;
     world.dedup(b, Ready::All, 9)?;

@@ -44,7 +44,7 @@ coverage! {
     hooks_run,
     /// Commits and checkpoints that a panic ended.
     panics,
-    would_wait,
+    would_block,
     no_space,
     quota_reached,
     failed_requests,

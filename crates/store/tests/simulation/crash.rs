@@ -7,7 +7,7 @@ use onefold_engine::simulated::{CrashKind, FailureRates, Op, SimulatedEngine};
 use onefold_format::page::{PAGE_BYTES, PageBytes};
 use onefold_format::tail::TAIL_HEADER_BYTES;
 use onefold_format::{PageNumber, Root, Superblock, TailHeader};
-use onefold_store::{IndexKind, Store, Wait};
+use onefold_store::{Blocking, IndexKind, Store};
 
 use crate::model::Violation;
 use crate::world::{MIB, State, Step, Stop, World, discarded_layers, violation};
@@ -246,7 +246,9 @@ impl World {
         let mut at = 0;
         let mut buf = vec![0; MIB as usize];
         while at < size {
-            let extents = volume.extents(at..size, 256, Wait::Yes).map_err(failed)?;
+            let extents = volume
+                .extents(at..size, 256, Blocking::Yes)
+                .map_err(failed)?;
             for extent in extents {
                 let end = at + extent.len;
                 if !extent.data {
@@ -256,7 +258,7 @@ impl World {
                 while at < end {
                     let len = (end - at).min(MIB) as usize;
                     let found = &mut buf[..len];
-                    volume.read(at, found, Wait::Yes).map_err(failed)?;
+                    volume.read(at, found, Blocking::Yes).map_err(failed)?;
                     self.with(id, |volume| volume.recovered(at, &buf[..len], survived))?;
                     at += len as u64;
                 }

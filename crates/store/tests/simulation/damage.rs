@@ -8,7 +8,7 @@ use onefold_engine::simulated::{CrashKind, SimulatedEngine};
 use onefold_format::page::{self, PAGE_BYTES, PageBytes};
 use onefold_format::{PageNumber, Root, Superblock};
 use onefold_store::{
-    CreateOptions, Finding, Store, StoreError, StoreErrorKind, VolumeOptions, Wait,
+    Blocking, CreateOptions, Finding, Store, StoreError, StoreErrorKind, VolumeOptions,
 };
 
 use crate::crash::Recovery;
@@ -33,17 +33,17 @@ fn pool() -> Arc<World> {
     for n in 0..3 {
         let offset = n * 2 * MIB;
         world
-            .write(ids[0], offset, MIB, Fill::Data, Wait::Yes)
+            .write(ids[0], offset, MIB, Fill::Data, Blocking::Yes)
             .unwrap();
     }
     world
-        .write(ids[1], 0, MIB / 2, Fill::Data, Wait::Yes)
+        .write(ids[1], 0, MIB / 2, Fill::Data, Blocking::Yes)
         .unwrap();
     world.check().unwrap();
     for n in 0..4 {
         let offset = (n + 1) * 16 * BLOCK;
         world
-            .write(ids[1], offset, BLOCK, Fill::Zeros, Wait::Yes)
+            .write(ids[1], offset, BLOCK, Fill::Zeros, Blocking::Yes)
             .unwrap();
         world.flush(ids[1]).unwrap();
     }
@@ -218,13 +218,13 @@ fn a_flipped_bit_in_a_map_page_hurts_its_segment_only() {
     let volume = store.volume("volume-1").unwrap();
     let mut buf = vec![0; 4096];
     for offset in [0, MIB, 4 * MIB, 6 * MIB] {
-        volume.read(offset, &mut buf, Wait::Yes).unwrap();
+        volume.read(offset, &mut buf, Blocking::Yes).unwrap();
     }
     let page = format!("page {} of simulated:meta", at / PAGE_BYTES as u64);
     for error in [
-        volume.read(2 * MIB, &mut buf, Wait::Yes).unwrap_err(),
-        volume.write(3 * MIB, &buf, Wait::Yes).unwrap_err(),
-        volume.trim(2 * MIB, MIB, Wait::Yes).unwrap_err(),
+        volume.read(2 * MIB, &mut buf, Blocking::Yes).unwrap_err(),
+        volume.write(3 * MIB, &buf, Blocking::Yes).unwrap_err(),
+        volume.trim(2 * MIB, MIB, Blocking::Yes).unwrap_err(),
     ] {
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
         let message = error.to_string();
@@ -233,7 +233,7 @@ fn a_flipped_bit_in_a_map_page_hurts_its_segment_only() {
             "{message}"
         );
     }
-    volume.write(0, &[9; 4096], Wait::Yes).unwrap();
+    volume.write(0, &[9; 4096], Blocking::Yes).unwrap();
     let found = findings(&store, false);
     assert!(
         found[0]
@@ -264,7 +264,9 @@ fn a_finding_in_a_snapshot_names_its_volume() {
     world.open(8 * MIB).unwrap();
     world.create_volume(8 * MIB).unwrap();
     let ids = world.volume_ids();
-    world.write(ids[0], 0, MIB, Fill::Data, Wait::Yes).unwrap();
+    world
+        .write(ids[0], 0, MIB, Fill::Data, Blocking::Yes)
+        .unwrap();
     world.create_snapshots(&ids).unwrap();
     world.check().unwrap();
     let snapshot = world.store().stat().unwrap().snapshots;
@@ -373,7 +375,7 @@ fn newer_versions_are_refused_or_only_read() {
     }
     let store = world.store();
     let volume = store.volume("volume-1").unwrap();
-    let error = volume.write(0, &[1], Wait::Yes).unwrap_err();
+    let error = volume.write(0, &[1], Blocking::Yes).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::ReadOnly, "{error}");
     assert!(error.to_string().contains("later version"), "{error}");
     assert_eq!(

@@ -8,8 +8,8 @@ use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_format::page::PAGE_BYTES;
 use onefold_store::{
-    CreateOptions, IndexKind, LogAfter, MetadataExport, OpenOptions, Ready, Store, StoreError,
-    StoreErrorKind, Wait,
+    Blocking, CreateOptions, IndexKind, LogAfter, MetadataExport, OpenOptions, Ready, Store,
+    StoreError, StoreErrorKind,
 };
 
 use crate::world::{Fill, MIB, World};
@@ -37,17 +37,17 @@ fn pool(index: IndexKind) -> Arc<World> {
     let ids = world.volume_ids();
     for id in &ids {
         world
-            .write(*id, 0, 32 * BLOCK, Fill::Common, Wait::Yes)
+            .write(*id, 0, 32 * BLOCK, Fill::Common, Blocking::Yes)
             .unwrap();
         world
-            .write(*id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Wait::Yes)
+            .write(*id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)
             .unwrap();
         world.dedup(*id, Ready::All, 9).unwrap();
     }
     world.create_snapshots(&ids[..1]).unwrap();
     for id in &ids {
         world
-            .write(*id, 8 * BLOCK, 50 * BLOCK, Fill::Data, Wait::Yes)
+            .write(*id, 8 * BLOCK, 50 * BLOCK, Fill::Data, Blocking::Yes)
             .unwrap();
         world.flush(*id).unwrap();
     }
@@ -87,7 +87,7 @@ fn contents(store: &Store) -> Contents {
     let read = |name: String| {
         let volume = store.volume(&name).unwrap();
         let mut bytes = vec![0; volume.size_bytes() as usize];
-        volume.read(0, &mut bytes, Wait::Yes).unwrap();
+        volume.read(0, &mut bytes, Blocking::Yes).unwrap();
         (name, bytes)
     };
     store.volume_names().into_iter().map(read).collect()
@@ -109,13 +109,13 @@ fn with_its_log_an_export_brings_back_what_was_flushed_after_it() {
         let ids = world.volume_ids();
         let bytes = export(&world.store());
         world
-            .write(ids[0], 0, 20 * BLOCK, Fill::Data, Wait::Yes)
+            .write(ids[0], 0, 20 * BLOCK, Fill::Data, Blocking::Yes)
             .unwrap();
         world.dedup(ids[1], Ready::All, 9).unwrap();
         world.collect().unwrap();
         world.create_snapshots(&ids).unwrap();
         world
-            .write(ids[1], 3 * BLOCK, 90 * BLOCK, Fill::Data, Wait::Yes)
+            .write(ids[1], 3 * BLOCK, 90 * BLOCK, Fill::Data, Blocking::Yes)
             .unwrap();
         world.flush(ids[1]).unwrap();
         let expected = contents(&world.store());
@@ -139,7 +139,7 @@ fn without_a_log_an_export_brings_back_its_own_moment() {
     world.create_volume(MIB).unwrap();
     let new = *world.volume_ids().last().unwrap();
     assert!(!ids.contains(&new));
-    world.write(new, 0, MIB, Fill::Data, Wait::Yes).unwrap();
+    world.write(new, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
     world.flush(new).unwrap();
     let mut lost = MADE.to_vec();
     lost.push(Part::Log);
@@ -165,10 +165,10 @@ fn a_log_that_has_gone_round_since_is_told() {
     while matches!(log_after(), LogAfter::All(_)) {
         for n in 0..100 {
             world
-                .write(id, (n % 50) * 2 * BLOCK, BLOCK, Fill::Data, Wait::Yes)
+                .write(id, (n % 50) * 2 * BLOCK, BLOCK, Fill::Data, Blocking::Yes)
                 .unwrap();
             world
-                .trim(id, (n % 50) * 2 * BLOCK, BLOCK, Wait::Yes)
+                .trim(id, (n % 50) * 2 * BLOCK, BLOCK, Blocking::Yes)
                 .unwrap();
             world.flush(id).unwrap();
         }
@@ -193,8 +193,8 @@ fn an_export_is_of_one_moment_while_guests_write() {
     let writer = Arc::clone(&world);
     let hook = move || {
         for _ in 0..2 {
-            writer.trim(id, 0, MIB, Wait::Yes).unwrap();
-            writer.write(id, 0, MIB, Fill::Data, Wait::Yes).unwrap();
+            writer.trim(id, 0, MIB, Blocking::Yes).unwrap();
+            writer.write(id, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
             writer.flush(id).unwrap();
             writer.store().check(false, &mut |_| {}).unwrap();
         }
@@ -290,7 +290,7 @@ fn what_is_not_a_whole_export_is_refused() {
         "more behind it",
     );
     world
-        .write(world.volume_ids()[0], 0, MIB, Fill::Data, Wait::Yes)
+        .write(world.volume_ids()[0], 0, MIB, Fill::Data, Blocking::Yes)
         .unwrap();
     let later = export(&store);
     let page = 5 * PAGE_BYTES;

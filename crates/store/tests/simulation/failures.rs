@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::Op;
-use onefold_store::{CreateOptions, PoolStat, StoreErrorKind, VolumeOptions, Wait};
+use onefold_store::{Blocking, CreateOptions, PoolStat, StoreErrorKind, VolumeOptions};
 
 use crate::crash::Recovery;
 use crate::guards::crash_is_fine;
@@ -25,7 +25,9 @@ fn pool() -> (Arc<World>, u64) {
     world.open(8 * MIB).unwrap();
     world.create_volume(8 * MIB).unwrap();
     let id = world.volume_ids()[0];
-    world.write(id, 0, 2 * MIB, Fill::Data, Wait::Yes).unwrap();
+    world
+        .write(id, 0, 2 * MIB, Fill::Data, Blocking::Yes)
+        .unwrap();
     world.flush(id).unwrap();
     (world, id)
 }
@@ -47,7 +49,7 @@ fn failed(world: &World) -> u64 {
 
 /// The pool works on, and holds what it should, now and after a crash.
 fn goes_on(world: &World, id: u64) {
-    let write = world.write(id, 4 * MIB, MIB, Fill::Data, Wait::Yes);
+    let write = world.write(id, 4 * MIB, MIB, Fill::Data, Blocking::Yes);
     write.unwrap();
     world.flush(id).unwrap();
     world.check().unwrap();
@@ -66,7 +68,7 @@ fn a_write_that_fails_takes_no_room() {
         let (world, id) = pool();
         let before = stat(&world);
         fail(&world, Part::Data, Op::Write, kind);
-        let write = world.write(id, 3 * MIB, MIB, Fill::Data, Wait::Yes);
+        let write = world.write(id, 3 * MIB, MIB, Fill::Data, Blocking::Yes);
         write.unwrap();
         assert_eq!(failed(&world), 1, "{kind}");
         let after = stat(&world);
@@ -86,10 +88,10 @@ fn a_write_that_fails_takes_no_room() {
 fn a_rewrite_that_fails_leaves_the_old_or_the_new() {
     let (world, id) = pool();
     fail(&world, Part::Data, Op::Write, ErrorKind::Other);
-    let write = world.write(id, MIB / 2, MIB, Fill::Data, Wait::Yes);
+    let write = world.write(id, MIB / 2, MIB, Fill::Data, Blocking::Yes);
     write.unwrap();
     assert_eq!(failed(&world), 1);
-    world.read(id, 0, 2 * MIB, Wait::Yes).unwrap();
+    world.read(id, 0, 2 * MIB, Blocking::Yes).unwrap();
     goes_on(&world, id);
 }
 
@@ -98,13 +100,13 @@ fn a_read_that_fails_changes_nothing() {
     let (world, id) = pool();
     let before = stat(&world);
     fail(&world, Part::Data, Op::Read, ErrorKind::Other);
-    world.read(id, 0, MIB, Wait::Yes).unwrap();
+    world.read(id, 0, MIB, Blocking::Yes).unwrap();
     assert_eq!((failed(&world), stat(&world)), (1, before));
-    world.read(id, 0, 2 * MIB, Wait::Yes).unwrap();
+    world.read(id, 0, 2 * MIB, Blocking::Yes).unwrap();
 
     // A part of a block cannot be written without its rest.
     fail(&world, Part::Data, Op::Read, ErrorKind::Other);
-    let write = world.write(id, 512, 512, Fill::Data, Wait::Yes);
+    let write = world.write(id, 512, 512, Fill::Data, Blocking::Yes);
     write.unwrap();
     assert_eq!(failed(&world), 2);
     goes_on(&world, id);
@@ -115,18 +117,18 @@ fn after_a_failed_sync_the_pool_takes_no_writes() {
     for part in [Part::Data, Part::Log] {
         let (world, id) = pool();
         let handle = world.store().volume("volume-1").unwrap();
-        world.write(id, 0, MIB, Fill::Data, Wait::Yes).unwrap();
+        world.write(id, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
         world
-            .write(id, 3 * MIB, MIB, Fill::Data, Wait::Yes)
+            .write(id, 3 * MIB, MIB, Fill::Data, Blocking::Yes)
             .unwrap();
         fail(&world, part, Op::Sync, ErrorKind::Other);
         world.flush(id).unwrap();
         assert_eq!(failed(&world), 1, "{part:?}");
-        world.read(id, 0, 8 * MIB, Wait::Yes).unwrap();
+        world.read(id, 0, 8 * MIB, Blocking::Yes).unwrap();
         for error in [
-            handle.write(0, &[1; 4096], Wait::Yes).unwrap_err(),
-            handle.trim(0, MIB, Wait::Yes).unwrap_err(),
-            handle.write_zeroes(0, MIB, Wait::Yes).unwrap_err(),
+            handle.write(0, &[1; 4096], Blocking::Yes).unwrap_err(),
+            handle.trim(0, MIB, Blocking::Yes).unwrap_err(),
+            handle.write_zeroes(0, MIB, Blocking::Yes).unwrap_err(),
             handle.flush().unwrap_err(),
             world
                 .store()
@@ -146,7 +148,7 @@ fn after_a_failed_sync_the_pool_takes_no_writes() {
 fn a_log_that_cannot_be_written_stops_writes() {
     let (world, id) = pool();
     world
-        .write(id, 3 * MIB, MIB, Fill::Data, Wait::Yes)
+        .write(id, 3 * MIB, MIB, Fill::Data, Blocking::Yes)
         .unwrap();
     fail(&world, Part::Log, Op::Write, ErrorKind::Other);
     world.flush(id).unwrap();
@@ -197,7 +199,7 @@ fn a_root_whose_sync_fails_stops_writes() {
 fn a_discard_that_fails_loses_no_room() {
     let (world, id) = pool();
     fail(&world, Part::Data, Op::Discard, ErrorKind::Other);
-    world.trim(id, 0, 2 * MIB, Wait::Yes).unwrap();
+    world.trim(id, 0, 2 * MIB, Blocking::Yes).unwrap();
     world.flush(id).unwrap();
     world.tick().unwrap();
     world.tick().unwrap();
@@ -217,11 +219,13 @@ fn a_host_without_room_fails_writes_until_it_has_some() {
     let engine = world.engine();
     let allocated = stat(&world).pool_bytes_on_disk;
     engine.set_capacity(Part::Data, Some(allocated + 100 * BLOCK));
-    let write = world.write(id, 3 * MIB, MIB, Fill::Data, Wait::Yes);
+    let write = world.write(id, 3 * MIB, MIB, Fill::Data, Blocking::Yes);
     write.unwrap();
     assert_eq!(world.state().coverage.no_space, 1);
     // What has its place is rewritten all the same.
-    world.write(id, 0, 2 * MIB, Fill::Data, Wait::Yes).unwrap();
+    world
+        .write(id, 0, 2 * MIB, Fill::Data, Blocking::Yes)
+        .unwrap();
     world.flush(id).unwrap();
     assert_eq!(world.state().coverage.no_space, 1);
     engine.set_capacity(Part::Data, None);
@@ -243,11 +247,11 @@ fn a_zeroing_that_is_cut_short_tears_no_sector() {
         world.open(8 * MIB).unwrap();
         world.create_volume(8 * MIB).unwrap();
         let id = world.volume_ids()[0];
-        let write = world.write(id, 0, 4 * large, Fill::Data, Wait::Yes);
+        let write = world.write(id, 0, 4 * large, Fill::Data, Blocking::Yes);
         write.unwrap();
         world.flush(id).unwrap();
         world.engine().crash_after(ios);
-        let zero = world.write_zeroes(id, large + 1666, large + 22_223, Wait::Yes);
+        let zero = world.write_zeroes(id, large + 1666, large + 22_223, Blocking::Yes);
         crash_is_fine(zero).unwrap();
         world.recover_by(Recovery::KILLED).unwrap();
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, IndexKind, Lba, PoolStat, Ready, SpaceLevel, StoreErrorKind, Wait, WhenFull,
+    Blocking, CreateOptions, IndexKind, Lba, PoolStat, Ready, SpaceLevel, StoreErrorKind, WhenFull,
 };
 
 use crate::crash::Recovery;
@@ -45,7 +45,7 @@ fn works(world: &World, what: &str, request: impl FnOnce() -> Step) -> Step {
 fn read_all(world: &World) -> Step {
     let ids = [world.volume_ids(), world.snapshot_ids()].concat();
     ids.into_iter()
-        .try_for_each(|id| world.read(id, 0, MIB, Wait::Yes))
+        .try_for_each(|id| world.read(id, 0, MIB, Blocking::Yes))
 }
 
 fn expect_level(world: &World, level: SpaceLevel, free: u64) -> Step {
@@ -63,7 +63,7 @@ pub(crate) fn fill(world: &World, id: u64, from: u64) -> Result<u64, Stop> {
     let mut at = from;
     for count in [32, 1] {
         while !is_refused(world, || {
-            world.write(id, at * BLOCK, count * BLOCK, Fill::Data, Wait::Yes)
+            world.write(id, at * BLOCK, count * BLOCK, Fill::Data, Blocking::Yes)
         })? {
             at += count;
         }
@@ -78,11 +78,11 @@ fn filled(world: &Arc<World>) -> Result<(u64, u64, u64), Stop> {
     world.create_volume(4 * MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
     for id in [a, b] {
-        world.write(id, 0, 24 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.write(id, 0, 24 * BLOCK, Fill::Common, Blocking::Yes)?;
         world.dedup(id, Ready::All, 2)?;
     }
     world.create_snapshots(&[a])?;
-    world.write(a, 32 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 32 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(a)?;
     let end = fill(world, b, 24)?;
     let reserve = stat(world)?.reserve_blocks;
@@ -91,7 +91,7 @@ fn filled(world: &Arc<World>) -> Result<(u64, u64, u64), Stop> {
         // What is in the snapshot, and what is shared.
         let (id, at) = if n % 2 == 0 { (a, n) } else { (b, n) };
         works(world, "overwriting data", || {
-            world.write(id, at * BLOCK, BLOCK, Fill::Data, Wait::Yes)
+            world.write(id, at * BLOCK, BLOCK, Fill::Data, Blocking::Yes)
         })?;
     }
     Ok((a, b, end))
@@ -101,13 +101,13 @@ fn filled(world: &Arc<World>) -> Result<(u64, u64, u64), Stop> {
 fn lives_on_full(world: &Arc<World>) -> Step {
     let (a, b, end) = filled(world)?;
     expect_level(world, SpaceLevel::Full, 0)?;
-    let overwrite = || world.write(a, 20 * BLOCK, BLOCK, Fill::Data, Wait::Yes);
+    let overwrite = || world.write(a, 20 * BLOCK, BLOCK, Fill::Data, Blocking::Yes);
     if !is_refused(world, overwrite)? {
         return Err(violation("a full pool had a block".to_owned()));
     }
     works(world, "reading", || read_all(world))?;
     works(world, "rewriting in place", || {
-        world.write(a, 33 * BLOCK + 100, 3 * BLOCK, Fill::Data, Wait::Yes)
+        world.write(a, 33 * BLOCK + 100, 3 * BLOCK, Fill::Data, Blocking::Yes)
     })?;
     works(world, "flushing", || world.flush(b))?;
     works(world, "a checkpoint", || world.check())?;
@@ -124,15 +124,15 @@ fn lives_on_full(world: &Arc<World>) -> Step {
     }
     works(world, "merging", || world.finish_deletions())?;
     works(world, "trimming", || {
-        world.trim(b, 40 * BLOCK, 16 * BLOCK, Wait::Yes)
+        world.trim(b, 40 * BLOCK, 16 * BLOCK, Blocking::Yes)
     })?;
     works(world, "writing zeros", || {
-        world.write_zeroes(b, 60 * BLOCK, 8 * BLOCK, Wait::Yes)
+        world.write_zeroes(b, 60 * BLOCK, 8 * BLOCK, Blocking::Yes)
     })?;
     works(world, "the collector", || world.collect())?;
     works(world, "a commit", || world.tick())?;
     works(world, "using what was made free", || {
-        world.write(b, end * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)
+        world.write(b, end * BLOCK, 8 * BLOCK, Fill::Data, Blocking::Yes)
     })?;
     fill(world, b, end + 8)?;
     works(world, "deleting a volume", || world.delete_volume(b))?;
@@ -140,7 +140,7 @@ fn lives_on_full(world: &Arc<World>) -> Step {
     works(world, "the collector", || world.collect())?;
     works(world, "a commit", || world.tick())?;
     works(world, "the space of a volume", || {
-        world.write(a, 0, 64 * BLOCK, Fill::Data, Wait::Yes)
+        world.write(a, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)
     })?;
     read_all(world)
 }
@@ -186,7 +186,7 @@ fn a_host_without_room_for_metadata_stops_nothing_that_makes_room() {
     world.create_volume(64 << 30).unwrap();
     world.create_volume(MIB).unwrap();
     let (wide, b) = (world.volume_ids()[0], world.volume_ids()[1]);
-    world.write(b, 0, MIB, Fill::Common, Wait::Yes).unwrap();
+    world.write(b, 0, MIB, Fill::Common, Blocking::Yes).unwrap();
     let engine = world.engine();
     let allocated = engine.open(Part::Meta).unwrap().allocated_bytes().unwrap();
     engine.set_capacity(Part::Meta, Some(allocated));
@@ -194,14 +194,14 @@ fn a_host_without_room_for_metadata_stops_nothing_that_makes_room() {
     // A block in each segment: each takes a page of its map.
     let segment = |n: u64| n * 2 * MIB;
     let refused = (0..8192).find(|n| {
-        let write = || world.write(wide, segment(*n), BLOCK, Fill::Data, Wait::Yes);
+        let write = || world.write(wide, segment(*n), BLOCK, Fill::Data, Blocking::Yes);
         is_refused(&world, write).unwrap()
     });
     let refused = refused.expect("there were pages for everything");
     assert!((2000..4096).contains(&refused), "{refused} pages");
     assert!(!world.state().must_reopen);
     works(&world, "rewriting in place", || {
-        world.write(wide, segment(7), BLOCK, Fill::Data, Wait::Yes)
+        world.write(wide, segment(7), BLOCK, Fill::Data, Blocking::Yes)
     })
     .unwrap();
     let found = world.store().volume("volume-2").unwrap();
@@ -210,7 +210,7 @@ fn a_host_without_room_for_metadata_stops_nothing_that_makes_room() {
     drop(found);
     for n in 0..refused / 2 {
         works(&world, "trimming", || {
-            world.trim(wide, segment(2 * n), BLOCK, Wait::Yes)
+            world.trim(wide, segment(2 * n), BLOCK, Blocking::Yes)
         })
         .unwrap();
         if n % 64 == 0 {
@@ -219,7 +219,7 @@ fn a_host_without_room_for_metadata_stops_nothing_that_makes_room() {
     }
     works(&world, "a checkpoint", || world.check()).unwrap();
     works(&world, "new data", || {
-        world.write(wide, segment(9000), BLOCK, Fill::Data, Wait::Yes)
+        world.write(wide, segment(9000), BLOCK, Fill::Data, Blocking::Yes)
     })
     .unwrap();
     works(&world, "the finder", || {
@@ -231,7 +231,7 @@ fn a_host_without_room_for_metadata_stops_nothing_that_makes_room() {
     // With room again all goes on, as after a crash.
     engine.set_capacity(Part::Meta, None);
     world
-        .write(wide, segment(refused), 8 * MIB, Fill::Data, Wait::Yes)
+        .write(wide, segment(refused), 8 * MIB, Fill::Data, Blocking::Yes)
         .unwrap();
     world.flush(wide).unwrap();
     world.recover_by(Recovery::POWER_LOSS).unwrap();

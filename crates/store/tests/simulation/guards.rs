@@ -9,7 +9,7 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_format::{frame, page};
-use onefold_store::{CreateOptions, Guard, IndexKind, Ready, Scarcity, VolumeOptions, Wait};
+use onefold_store::{Blocking, CreateOptions, Guard, IndexKind, Ready, Scarcity, VolumeOptions};
 
 use crate::crash::Recovery;
 use crate::model::Violation;
@@ -58,9 +58,9 @@ fn flushed(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
-    world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     power_loss(&world)
 }
@@ -71,11 +71,11 @@ fn reused_before_commit(seed: u64) -> Step {
     world.create_volume(8 * MIB)?;
     world.create_volume(8 * MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
-    world.write(a, 0, MIB, Fill::Data, Wait::Yes)?;
-    world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 0, MIB, Fill::Data, Blocking::Yes)?;
+    world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(a)?;
-    world.trim(a, 0, MIB, Wait::Yes)?;
-    world.write(b, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.trim(a, 0, MIB, Blocking::Yes)?;
+    world.write(b, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     power_loss(&world)
 }
 
@@ -85,18 +85,18 @@ fn reused_while_read(seed: u64) -> Step {
     world.create_volume(8 * MIB)?;
     world.create_volume(8 * MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
-    world.write(a, 0, MIB, Fill::Data, Wait::Yes)?;
-    world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 0, MIB, Fill::Data, Blocking::Yes)?;
+    world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.meanwhile(Part::Data, Op::Read, When::Before, move |world| {
-        world.trim(a, 0, MIB, Wait::Yes)?;
+        world.trim(a, 0, MIB, Blocking::Yes)?;
         world.flush(a)?;
         world.tick()?;
         world.tick()?;
-        world.write(b, 0, 64 * BLOCK, Fill::Data, Wait::Yes)
+        world.write(b, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)
     });
-    world.read(a, 0, MIB, Wait::Yes)?;
+    world.read(a, 0, MIB, Blocking::Yes)?;
     world.found()?;
-    world.write(b, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(b, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     power_loss(&world)
 }
 
@@ -106,15 +106,15 @@ fn reused_while_discarded(seed: u64) -> Step {
     world.create_volume(8 * MIB)?;
     world.create_volume(8 * MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
-    world.write(a, 0, 4 * MIB - 10 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.trim(a, 0, MIB, Wait::Yes)?;
+    world.write(a, 0, 4 * MIB - 10 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.trim(a, 0, MIB, Blocking::Yes)?;
     world.flush(a)?;
     world.meanwhile(Part::Data, Op::Discard, When::Before, move |world| {
-        world.write(b, 0, 64 * BLOCK, Fill::Data, Wait::Yes)
+        world.write(b, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)
     });
     world.tick()?;
     world.found()?;
-    world.read(b, 0, MIB, Wait::Yes)?;
+    world.read(b, 0, MIB, Blocking::Yes)?;
     power_loss(&world)
 }
 
@@ -123,14 +123,14 @@ fn two_writers_of_a_block(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 4 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     world.meanwhile(Part::Data, Op::Read, When::After, move |world| {
-        world.write(id, 1024, 512, Fill::Data, Wait::No)
+        world.write(id, 1024, 512, Fill::Data, Blocking::No)
     });
-    world.write(id, 0, 512, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 512, Fill::Data, Blocking::Yes)?;
     world.found()?;
-    world.read(id, 0, BLOCK, Wait::Yes)?;
+    world.read(id, 0, BLOCK, Blocking::Yes)?;
     power_loss(&world)
 }
 
@@ -139,20 +139,20 @@ fn cut_while_written(seed: u64) -> Step {
     let world = pool(seed, 16 * MIB, MIB)?;
     world.create_volume(4 * MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 2 * MIB, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 2 * MIB, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     let volume = world.handle(id)?;
     let mut bytes = vec![0xab; 3 << 20];
-    let read = volume.read(0, &mut bytes[..2 << 20], Wait::Yes);
+    let read = volume.read(0, &mut bytes[..2 << 20], Blocking::Yes);
     read.map_err(|error| violation(error.to_string()))?;
     world.meanwhile(Part::Data, Op::Write, When::After, move |world| {
         world.resize_volume(id, 2 * MIB)
     });
     // The model knows the first half, and that nothing is behind it once the volume has shrunk.
-    let written = volume.write(0, &bytes, Wait::Yes);
+    let written = volume.write(0, &bytes, Blocking::Yes);
     world.found()?;
     world.resize_volume(id, 4 * MIB)?;
-    world.read(id, 0, 4 * MIB, Wait::Yes)?;
+    world.read(id, 0, 4 * MIB, Blocking::Yes)?;
     if written.is_ok() {
         return Err(violation("a write beyond the end was answered"));
     }
@@ -165,10 +165,10 @@ fn committed_before_written(seed: u64) -> Step {
     world.create_volume(8 * MIB)?;
     world.create_volume(8 * MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
-    world.write(a, 0, MIB, Fill::Data, Wait::Yes)?;
-    world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 0, MIB, Fill::Data, Blocking::Yes)?;
+    world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Blocking::Yes)?;
     // Too few to be given back to the host, so they keep what was in them.
-    world.trim(a, 0, 8 * BLOCK, Wait::Yes)?;
+    world.trim(a, 0, 8 * BLOCK, Blocking::Yes)?;
     world.flush(a)?;
     world.tick()?;
     world.meanwhile(Part::Data, Op::Write, When::Before, move |world| {
@@ -176,7 +176,7 @@ fn committed_before_written(seed: u64) -> Step {
         world.engine().halt();
         Ok(())
     });
-    crash_is_fine(world.write(b, 0, 8 * BLOCK, Fill::Data, Wait::Yes))?;
+    crash_is_fine(world.write(b, 0, 8 * BLOCK, Fill::Data, Blocking::Yes))?;
     power_loss(&world)
 }
 
@@ -189,7 +189,7 @@ fn checkpoints_cut_short(seed: u64) -> Step {
     world.engine().crash_after(crash_at);
     for n in 0..20 {
         let step = world
-            .write(id, n * 37 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)
+            .write(id, n * 37 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::Yes)
             .and_then(|()| world.flush(id))
             .and_then(|()| world.check());
         match step {
@@ -205,18 +205,18 @@ fn log_wanted_during_checkpoint(seed: u64) -> Step {
     let world = pool(seed, 64 * MIB, 256 << 10)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
-    let round = move |world: &World, wait| {
-        world.write(id, 0, MIB, Fill::Zeros, wait)?;
-        world.write(id, 0, MIB, Fill::Comb, wait)?;
+    let round = move |world: &World, blocking| {
+        world.write(id, 0, MIB, Fill::Zeros, blocking)?;
+        world.write(id, 0, MIB, Fill::Comb, blocking)?;
         world.flush(id)
     };
     // Each takes some 10 KiB: not enough for a checkpoint before the one that is meant.
     for _ in 0..18 {
-        round(&world, Wait::Yes)?;
+        round(&world, Blocking::Yes)?;
     }
     world.meanwhile(Part::Meta, Op::Write, When::Before, move |world| {
         for _ in 0..18 {
-            round(world, Wait::No)?;
+            round(world, Blocking::No)?;
         }
         world.engine().halt();
         Ok(())
@@ -230,9 +230,9 @@ fn committed_during_checkpoint(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(8 * MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.meanwhile(Part::Meta, Op::Write, When::Before, move |world| {
-        world.write(id, 16 * BLOCK, 8 * BLOCK, Fill::Data, Wait::No)?;
+        world.write(id, 16 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::No)?;
         world.flush(id)
     });
     world.check()?;
@@ -244,9 +244,9 @@ fn killed_then_power_loss(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
-    world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.recover_by(Recovery::KILLED)?;
     power_loss(&world)
 }
@@ -257,7 +257,7 @@ fn frame_decays(seed: u64) -> Step {
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
     for n in 0..6 {
-        world.write(id, n * 8 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.write(id, n * 8 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
         world.flush(id)?;
     }
     let at = world.draw(|random| 1024 + random.below(64 + 48));
@@ -335,7 +335,7 @@ fn fill_two_frames(world: &Arc<World>, id: u64) -> Result<(u64, u64), Stop> {
     world.flush(id)?;
     // 256 records of 48 bytes each time: more than fit one frame, less than fit two.
     for n in 0..frame::FRAME_PAYLOAD_MAX as u64 * 4 / 3 / (256 * 48) {
-        world.write(id, n * 2 * MIB, 2 * MIB, Fill::Comb, Wait::Yes)?;
+        world.write(id, n * 2 * MIB, 2 * MIB, Fill::Comb, Blocking::Yes)?;
     }
     world.meanwhile(Part::Log, Op::Sync, When::Before, |world| {
         world.engine().halt();
@@ -359,9 +359,9 @@ fn sync_fails(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
-    world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.state().faulty = true;
     let engine = world.engine();
     engine.fail_once(Part::Data, Op::Sync, 1, std::io::ErrorKind::Other);
@@ -375,17 +375,17 @@ fn neighbours_read_after_failed_sync(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.create_snapshots(&[id])?;
     world.flush(id)?;
-    world.write(id, 0, BLOCK / 2, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, BLOCK / 2, Fill::Data, Blocking::Yes)?;
     world.state().faulty = true;
     let engine = world.engine();
     engine.set_eviction_rate(Part::Data, 1.0);
     engine.fail_once(Part::Data, Op::Sync, 1, std::io::ErrorKind::Other);
     world.flush(id)?;
-    world.read(id, 0, BLOCK, Wait::Yes)?;
-    world.read(id, BLOCK, 7 * BLOCK, Wait::Yes)?;
+    world.read(id, 0, BLOCK, Blocking::Yes)?;
+    world.read(id, BLOCK, 7 * BLOCK, Blocking::Yes)?;
     power_loss(&world)
 }
 
@@ -404,7 +404,7 @@ pub(crate) fn shared_pool(seed: u64) -> Result<(Arc<World>, u64, u64), Stop> {
     world.create_volume(MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
     for id in [a, b] {
-        world.write(id, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.write(id, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
         world.dedup(id, Ready::All, 9)?;
     }
     world.flush(a)?;
@@ -414,8 +414,8 @@ pub(crate) fn shared_pool(seed: u64) -> Result<(Arc<World>, u64, u64), Stop> {
 /// A block that two volumes share is written in one of them.
 fn shared_is_rewritten(seed: u64) -> Step {
     let (world, a, b) = shared_pool(seed)?;
-    world.write(a, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.read(b, 0, 16 * BLOCK, Wait::Yes)?;
+    world.write(a, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.read(b, 0, 16 * BLOCK, Blocking::Yes)?;
     power_loss(&world)
 }
 
@@ -424,7 +424,7 @@ fn index_hears_first(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(id, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.meanwhile(Part::Index, Op::Sync, When::After, |world| {
         world.engine().halt();
         Ok(())
@@ -432,24 +432,24 @@ fn index_hears_first(seed: u64) -> Step {
     crash_is_fine(world.dedup(id, Ready::All, 9).map(|_| ()))?;
     world.found()?;
     world.recover_by(Recovery::POWER_LOSS)?;
-    world.write(id, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.write(id, 16 * BLOCK, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(id, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.write(id, 16 * BLOCK, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.dedup(id, Ready::All, 9)?;
-    world.read(id, 0, MIB, Wait::Yes)?;
+    world.read(id, 0, MIB, Blocking::Yes)?;
     power_loss(&world)
 }
 
 /// Blocks are rewritten while the finder fingerprints them.
 fn rewritten_while_published(seed: u64) -> Step {
     let (world, a, b) = shared_pool(seed)?;
-    world.write(a, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(a, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.meanwhile(Part::Data, Op::Read, When::After, move |world| {
-        world.write(a, 4 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)
+        world.write(a, 4 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::Yes)
     });
     world.dedup(a, Ready::All, 9)?;
     world.found()?;
-    world.read(a, 0, 16 * BLOCK, Wait::Yes)?;
-    world.read(b, 0, 16 * BLOCK, Wait::Yes)?;
+    world.read(a, 0, 16 * BLOCK, Blocking::Yes)?;
+    world.read(b, 0, 16 * BLOCK, Blocking::Yes)?;
     world.flush(a)?;
     power_loss(&world)?;
     world.settle()
@@ -470,32 +470,32 @@ fn fingerprints_collide(seed: u64) -> Step {
     };
     world.create_volume_as(&options)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 4 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.write(id, 8 * BLOCK, 24 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(id, 0, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.write(id, 8 * BLOCK, 24 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.dedup(id, Ready::All, 9)?;
-    world.read(id, 0, MIB, Wait::Yes)?;
+    world.read(id, 0, MIB, Blocking::Yes)?;
     world.flush(id)?;
     power_loss(&world)?;
-    world.write(id, 4 * BLOCK, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(id, 4 * BLOCK, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.settle()
 }
 
 /// One of two references to a block is given up, and its place is wanted.
 fn one_reference_of_two(seed: u64) -> Step {
     let (world, a, b) = shared_pool(seed)?;
-    world.trim(a, 0, MIB, Wait::Yes)?;
+    world.trim(a, 0, MIB, Blocking::Yes)?;
     world.collect()?;
     world.flush(a)?;
     world.tick()?;
-    world.write(a, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.read(b, 0, MIB, Wait::Yes)?;
+    world.write(a, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.read(b, 0, MIB, Blocking::Yes)?;
     power_loss(&world)
 }
 
 /// The index becomes one of another kind right after a batch.
 fn converted_after_batch(seed: u64) -> Step {
     let (world, a, _) = shared_pool(seed)?;
-    world.write(a, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(a, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.dedup(a, Ready::All, 1)?;
     world.remake_index(Some(IndexKind::Btree))?;
     power_loss(&world)?;
@@ -507,9 +507,9 @@ fn written_after_snapshot(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.create_snapshots(&[id])?;
-    world.write(id, 4 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 4 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     world.verify_contents()?;
     power_loss(&world)
@@ -532,7 +532,7 @@ fn frozen_across_frames(seed: u64) -> Step {
             block * BLOCK,
             blocks * BLOCK,
             Fill::Comb,
-            Wait::Yes,
+            Blocking::Yes,
         )?;
     }
     world.meanwhile(Part::Log, Op::Write, When::After, |world| {
@@ -548,7 +548,7 @@ fn merged_while_published(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(id, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.create_snapshots(&[id])?;
     let snapshot = world.snapshot_ids()[0];
     world.meanwhile(Part::Index, Op::Sync, When::After, |world| {
@@ -568,7 +568,7 @@ fn grown_before_root(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(8 * MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 3 * MIB, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 3 * MIB, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     world.engine().crash_after(1 + seed % 4);
     crash_is_fine(world.grow_pool(4 * MIB))?;
@@ -580,10 +580,10 @@ fn cut_when_empty(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(4 * MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 3 * MIB, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 3 * MIB, Fill::Data, Blocking::Yes)?;
     // The first two have the pool's second half, and the last one its first.
-    world.trim(id, 0, MIB, Wait::Yes)?;
-    world.trim(id, 2 * MIB, MIB, Wait::Yes)?;
+    world.trim(id, 0, MIB, Blocking::Yes)?;
+    world.trim(id, 2 * MIB, MIB, Blocking::Yes)?;
     world.flush(id)?;
     world.engine().crash_after(2 + seed % 14);
     let shrunk = world.shrink_pool(2 * MIB).map(|_| ());
@@ -601,13 +601,13 @@ fn shrinking_begun_then_crash(seed: u64) -> Step {
     world.create_volume(1024 * MIB)?;
     let id = world.volume_ids()[0];
     for segment in 0..300 {
-        world.write(id, segment * 2 * MIB, BLOCK, Fill::Data, Wait::Yes)?;
-        world.trim(id, segment * 2 * MIB, BLOCK, Wait::Yes)?;
+        world.write(id, segment * 2 * MIB, BLOCK, Fill::Data, Blocking::Yes)?;
+        world.trim(id, segment * 2 * MIB, BLOCK, Blocking::Yes)?;
     }
     world.flush(id)?;
     // More than there is before the new end.
-    world.write(id, BLOCK, 13 * MIB, Fill::Data, Wait::Yes)?;
-    world.trim(id, BLOCK, 12 * MIB, Wait::Yes)?;
+    world.write(id, BLOCK, 13 * MIB, Fill::Data, Blocking::Yes)?;
+    world.trim(id, BLOCK, 12 * MIB, Blocking::Yes)?;
     world.durably("begin to shrink the pool", || {
         let first_size_bytes = world.store().plan_shrink(12 * MIB)?.first_size_bytes;
         world.state().pool_sizes.push(first_size_bytes);
@@ -628,16 +628,16 @@ fn answered_then_killed(seed: u64) -> Step {
     let world = pool(seed, 16 * MIB, MIB)?;
     world.create_volume(8 * MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
-    world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.trim(id, 0, 8 * BLOCK, Wait::Yes)?;
+    world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.trim(id, 0, 8 * BLOCK, Blocking::Yes)?;
     if seed.is_multiple_of(2) {
         // More records than one frame has.
         let blocks = 4 * frame::FRAME_PAYLOAD_MAX as u64 / 3 / 48;
         for block in (128..128 + 2 * blocks).step_by(128) {
             let (at, len) = (block % 1920 * BLOCK, 128 * BLOCK);
-            world.write(id, at, len, Fill::Comb, Wait::Yes)?;
+            world.write(id, at, len, Fill::Comb, Blocking::Yes)?;
         }
     }
     if seed.is_multiple_of(3) {
@@ -662,10 +662,10 @@ fn left_behind_then_power_loss(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     // So that what is written next needs new blocks.
     world.create_snapshots(&[id])?;
-    world.write(id, 16 * BLOCK, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 16 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     power_loss(&world)?;
     power_loss(&world)
 }
@@ -675,10 +675,10 @@ fn failed_sync_then_killed(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     // So that what is written next needs new blocks.
     world.create_snapshots(&[id])?;
-    world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.state().faulty = true;
     world.state().sync_failed = true;
     let kind = std::io::ErrorKind::Other;
@@ -694,7 +694,7 @@ fn panic_in_commit(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     let part = if seed.is_multiple_of(2) {
         Part::Log
     } else {
@@ -714,7 +714,7 @@ fn panic_in_commit(seed: u64) -> Step {
     }
     world.state().faulty = true;
     world.flush(id)?;
-    world.write(id, 32 * BLOCK, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 32 * BLOCK, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     drop(volume);
     power_loss(&world)
@@ -725,9 +725,9 @@ fn layer_emptied_while_read(seed: u64) -> Step {
     let world = pool(seed, 32 * MIB, MIB)?;
     world.create_volume(8 * MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 8 * MIB, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 8 * MIB, Fill::Data, Blocking::Yes)?;
     world.create_snapshots(&[id])?;
-    world.write(id, 0, 8 * MIB, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 8 * MIB, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     world.meanwhile(Part::Data, Op::Read, When::Before, move |world| {
         world.create_snapshots(&[id])?;
@@ -735,7 +735,7 @@ fn layer_emptied_while_read(seed: u64) -> Step {
         newest.map_or(Ok(()), |newest| world.delete_snapshot(newest))?;
         world.finish_deletions()
     });
-    world.read(id, 0, 8 * MIB, Wait::Yes)?;
+    world.read(id, 0, 8 * MIB, Blocking::Yes)?;
     world.found()?;
     power_loss(&world)
 }
@@ -785,8 +785,8 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::ListedNotReused => |seed| Ok(scrub_guards::wanted_while_forgotten(seed)?),
         Guard::ReserveForOverwrites => crate::full::overwritten_when_full,
         Guard::UnclosedDataReadAfresh => crate::closing::shared_after_failed_sync,
-        Guard::QuotaLookedAtLocked => crate::allotments::quota_wanted_twice,
-        Guard::ReservedKeptFromOthers => crate::allotments::reserved_then_wanted,
+        Guard::QuotaLookedAtLocked => crate::space_limits::quota_wanted_twice,
+        Guard::ReservedKeptFromOthers => crate::space_limits::reserved_then_wanted,
         Guard::RepeatTakesFirstAnswers => crate::open_batches::counted_then_repeated,
     };
     Some(script)

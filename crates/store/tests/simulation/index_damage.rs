@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use onefold_engine::simulated::{CrashKind, SimulatedEngine};
 use onefold_engine::{Engine, Part};
-use onefold_store::{CreateOptions, Finding, IndexKind, Ready, Store, StoreErrorKind, Wait};
+use onefold_store::{Blocking, CreateOptions, Finding, IndexKind, Ready, Store, StoreErrorKind};
 
 use crate::crash::Recovery;
 use crate::index_rows;
@@ -29,11 +29,11 @@ fn pool(index: IndexKind, seed: u64) -> Arc<World> {
         world.create_volume(MIB)?;
         world.create_volume(MIB)?;
         for id in world.volume_ids() {
-            world.write(id, 0, 32 * BLOCK, Fill::Common, Wait::Yes)?;
-            world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Wait::Yes)?;
+            world.write(id, 0, 32 * BLOCK, Fill::Common, Blocking::Yes)?;
+            world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
             world.dedup(id, Ready::All, 9)?;
-            world.trim(id, 16 * BLOCK, 24 * BLOCK, Wait::Yes)?;
-            world.write(id, 16 * BLOCK, 8 * BLOCK, Fill::Common, Wait::Yes)?;
+            world.trim(id, 16 * BLOCK, 24 * BLOCK, Blocking::Yes)?;
+            world.write(id, 16 * BLOCK, 8 * BLOCK, Fill::Common, Blocking::Yes)?;
         }
         world.close_and_open(8 * MIB)?;
         world.durably("close", || world.store().close())?;
@@ -73,12 +73,12 @@ fn check(store: &Store, repair: bool) -> Vec<Finding> {
 fn volumes_are_served(world: &World) -> Step {
     world.verify_contents()?;
     for id in world.volume_ids() {
-        world.write(id, 8 * BLOCK, 16 * BLOCK, Fill::Common, Wait::Yes)?;
-        world.write(id, 100 * BLOCK, 16 * BLOCK, Fill::Data, Wait::Yes)?;
-        world.trim(id, 40 * BLOCK, 8 * BLOCK, Wait::Yes)?;
+        world.write(id, 8 * BLOCK, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
+        world.write(id, 100 * BLOCK, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
+        world.trim(id, 40 * BLOCK, 8 * BLOCK, Blocking::Yes)?;
         world.flush(id)?;
         world.dedup(id, Ready::All, 2)?;
-        world.read(id, 0, MIB, Wait::Yes)?;
+        world.read(id, 0, MIB, Blocking::Yes)?;
     }
     world.collect()?;
     world.verify_contents()
@@ -271,7 +271,7 @@ fn a_content_that_was_published_twice_is_put_right() {
         world.open_after(Recovery::KILLED, engine).unwrap();
         let run = || -> Step {
             let id = world.volume_ids()[0];
-            world.write(id, 100 * BLOCK, 32 * BLOCK, Fill::Common, Wait::Yes)?;
+            world.write(id, 100 * BLOCK, 32 * BLOCK, Fill::Common, Blocking::Yes)?;
             world.dedup(id, Ready::All, 9)?;
             world.verify_contents()
         };
@@ -283,7 +283,7 @@ fn a_content_that_was_published_twice_is_put_right() {
         assert!(!left.is_empty() && left.iter().all(is_said), "{left:?}");
         let forget = || -> Step {
             for id in world.volume_ids() {
-                world.trim(id, 0, MIB, Wait::Yes)?;
+                world.trim(id, 0, MIB, Blocking::Yes)?;
             }
             world.verify_contents()?;
             world.collect()

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, IndexKind, Lba, OpenOptions, Ready, Scarcity, Store, StoreErrorKind, Volume,
-    VolumeOptions, Wait,
+    Blocking, CreateOptions, IndexKind, Lba, OpenOptions, Ready, Scarcity, Store, StoreErrorKind,
+    Volume, VolumeOptions,
 };
 
 use crate::script::stop_everywhere_in;
@@ -46,9 +46,9 @@ fn allocated(engine: &SimulatedEngine) -> io::Result<u64> {
 fn share_and_release(world: &World, round: u64) -> Step {
     for id in world.volume_ids() {
         let at = 64 * round * BLOCK;
-        world.write(id, at, 24 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.write(id, at, 24 * BLOCK, Fill::Common, Blocking::Yes)?;
         world.dedup(id, Ready::All, 1)?;
-        world.trim(id, at, 16 * BLOCK, Wait::Yes)?;
+        world.trim(id, at, 16 * BLOCK, Blocking::Yes)?;
         world.tick()?;
         world.collect_batch()?;
     }
@@ -149,7 +149,7 @@ fn the_finder_leaves_room_to_the_collector() {
         let volume = store.volume(name).unwrap();
         for n in 0..BLOCKS {
             let content = (n + 1).to_le_bytes().repeat(512);
-            volume.write(n * BLOCK, &content, Wait::Yes).unwrap();
+            volume.write(n * BLOCK, &content, Blocking::Yes).unwrap();
         }
         volume.flush().unwrap();
         volume
@@ -167,7 +167,7 @@ fn the_finder_leaves_room_to_the_collector() {
     assert_eq!(store.index_stat().unwrap().shared_blocks, BLOCKS);
     full();
     for volume in &volumes {
-        volume.trim(0, 6 * MIB, Wait::Yes).unwrap();
+        volume.trim(0, 6 * MIB, Blocking::Yes).unwrap();
     }
     store.tick().unwrap();
     let kind = ErrorKind::StorageFull;
@@ -201,14 +201,14 @@ fn a_conversion_leaves_an_index_that_can_be_used() {
         let volume = store.volume("a").unwrap();
         let contents = (1..=MIB / BLOCK).flat_map(|n| n.to_le_bytes().repeat(512));
         let contents: Vec<u8> = contents.collect();
-        volume.write(0, &contents, Wait::Yes).unwrap();
+        volume.write(0, &contents, Blocking::Yes).unwrap();
         assert_eq!(dedup(&store, &volume), Ok(()));
         engine.fail_once(Part::Index, Op::Read, nth, ErrorKind::Other);
         let progress = &mut |_, _| {};
         if store.convert_index(IndexKind::Memory, progress).is_ok() {
             converted += 1;
             assert_eq!(collect(&store), Ok(0), "read {nth} failed");
-            volume.trim(0, MIB / 2, Wait::Yes).unwrap();
+            volume.trim(0, MIB / 2, Blocking::Yes).unwrap();
             store.tick().unwrap();
             assert_eq!(collect(&store), Ok(MIB / 2 / BLOCK));
             let report = store.check(false, &mut |finding| panic!("{finding:?}"));

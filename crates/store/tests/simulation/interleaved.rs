@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{Op, When};
-use onefold_store::{CreateOptions, Ready, Wait, WhenFull};
+use onefold_store::{Blocking, CreateOptions, Ready, WhenFull};
 
 use crate::crash::Recovery;
 use crate::world::{Fill, MIB, Step, World};
@@ -42,7 +42,7 @@ fn checkpoints_go_on_during_a_check() {
         }
         for id in world.volume_ids() {
             for n in 0..6 {
-                world.write(id, n * 100 * SEGMENT, BLOCK, Fill::Data, Wait::Yes)?;
+                world.write(id, n * 100 * SEGMENT, BLOCK, Fill::Data, Blocking::Yes)?;
             }
         }
         world.check()?;
@@ -50,14 +50,14 @@ fn checkpoints_go_on_during_a_check() {
         let ids = world.volume_ids();
         world.meanwhile(Part::Meta, Op::Read, When::Before, move |world| {
             for id in &ids {
-                world.write(*id, 50 * SEGMENT, BLOCK, Fill::Data, Wait::Yes)?;
+                world.write(*id, 50 * SEGMENT, BLOCK, Fill::Data, Blocking::Yes)?;
             }
             // Until housekeeping writes a checkpoint.
             let pages_written = || world.engine().count(Part::Meta, Op::Write).count;
             let before = pages_written();
             while pages_written() == before {
-                world.write(ids[0], 0, MIB, Fill::Comb, Wait::Yes)?;
-                world.trim(ids[0], 0, MIB, Wait::Yes)?;
+                world.write(ids[0], 0, MIB, Fill::Comb, Blocking::Yes)?;
+                world.trim(ids[0], 0, MIB, Blocking::Yes)?;
                 world.tick()?;
             }
             Ok(())
@@ -67,7 +67,7 @@ fn checkpoints_go_on_during_a_check() {
         for round in 0..8 {
             for id in world.volume_ids() {
                 let offset = (3 + round * 70) * SEGMENT;
-                world.write(id, offset, BLOCK, Fill::Data, Wait::Yes)?;
+                world.write(id, offset, BLOCK, Fill::Data, Blocking::Yes)?;
             }
             world.check()?;
             world.verify()?;
@@ -89,9 +89,9 @@ fn less_memory_than_before_replays_as_much() {
             world.create_volume(600 * SEGMENT)?;
             let id = world.volume_ids()[0];
             // Many records first, so that the first frame ends among the segments.
-            world.write(id, 0, 18 * MIB, Fill::Comb, Wait::Yes)?;
+            world.write(id, 0, 18 * MIB, Fill::Comb, Blocking::Yes)?;
             for n in 9..600 {
-                world.write(id, n * SEGMENT, BLOCK, Fill::Data, Wait::Yes)?;
+                world.write(id, n * SEGMENT, BLOCK, Fill::Data, Blocking::Yes)?;
             }
             world.flush(id)?;
             let cut_short = Recovery {
@@ -119,10 +119,10 @@ fn a_volume_goes_during_a_checkpoint_that_fails() {
         world.create_volume(8 * MIB)?;
         let ids = world.volume_ids();
         for id in &ids {
-            world.write(*id, 0, MIB, Fill::Data, Wait::Yes)?;
+            world.write(*id, 0, MIB, Fill::Data, Blocking::Yes)?;
         }
         world.check()?;
-        world.trim(ids[0], 0, 8 * MIB, Wait::Yes)?;
+        world.trim(ids[0], 0, 8 * MIB, Blocking::Yes)?;
         let gone = ids[0];
         world.meanwhile(Part::Meta, Op::Write, When::Before, move |world| {
             world.delete_volume(gone)
@@ -134,7 +134,7 @@ fn a_volume_goes_during_a_checkpoint_that_fails() {
         world.found()?;
         world.state().faulty = false;
         for _ in 0..3 {
-            world.write(ids[1], 2 * MIB, MIB, Fill::Data, Wait::Yes)?;
+            world.write(ids[1], 2 * MIB, MIB, Fill::Data, Blocking::Yes)?;
             world.check()?;
         }
         let pages = world.store().stat().unwrap().metadata_bytes_on_disk;
@@ -183,10 +183,10 @@ fn a_shrinking_ends_while_another_is_planned() {
         }
         let ids = world.volume_ids();
         for id in &ids {
-            world.write(*id, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+            world.write(*id, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
             world.dedup(*id, Ready::All, 9)?;
         }
-        world.trim(ids[0], 0, MIB, Wait::Yes)?;
+        world.trim(ids[0], 0, MIB, Blocking::Yes)?;
         world.flush(ids[0])?;
         world.state().pool_sizes.push(8 * MIB);
         world.store().begin_shrink(8 * MIB).unwrap();
@@ -214,19 +214,19 @@ fn what_equals_a_bad_block_stays_private() {
             world.create_volume(MIB)?;
         }
         let ids = world.volume_ids();
-        world.write(ids[0], 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.write(ids[0], 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
         world.dedup(ids[0], Ready::All, 9)?;
         world.state().faulty = true;
         let engine = world.engine();
         engine.make_unreadable(Part::Data, 0..16 * MIB);
         for n in 0..16 {
-            world.read(ids[0], n * BLOCK, BLOCK, Wait::Yes)?;
+            world.read(ids[0], n * BLOCK, BLOCK, Blocking::Yes)?;
         }
         let listed = world.store().look_at_suspects().unwrap();
         assert!(listed > 1, "{listed} blocks are bad");
         engine.clear_unreadable(Part::Data);
-        world.write(ids[1], 0, BLOCK, Fill::Common, Wait::Yes)?;
-        // Read to be fingerprinted, and then once more to heal the bad block, which fails.
+        world.write(ids[1], 0, BLOCK, Fill::Common, Blocking::Yes)?;
+        // Read to be fingerprinted, and then once more to repair the bad block, which fails.
         engine.fail_once(Part::Data, Op::Read, 2, ErrorKind::Other);
         world.dedup(ids[1], Ready::All, 9)?;
         world.state().faulty = false;
@@ -252,7 +252,7 @@ fn an_answer_after_the_machine_stopped_is_none() {
             world.engine().halt();
             Ok(())
         });
-        world.write(id, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.write(id, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
         world.found()?;
         world.recover_by(Recovery::KILLED)?;
         assert_eq!(world.store().stat().unwrap().logical_blocks, 0);

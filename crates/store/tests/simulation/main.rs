@@ -22,19 +22,18 @@
 //! | `open_batches.rs` | batches of finder and collector that stay half done |
 //! | `failures.rs` | I/Os that fail while the machine goes on |
 //! | `full.rs` | pools filled to the last block |
-//! | `allotments.rs` | quotas and reservations, and others that want them |
+//! | `space_limits_table.rs` | quotas and reservations, and others that want them |
 //! | `damage.rs` | bytes that decayed, parts that are gone, newer versions |
 //! | `index_damage.rs` | an index that decayed, is gone, or disagrees with the maps |
 //! | `index_room.rs` | a host that has no room for the index for a while |
 //! | `index_rows.rs` | the index, changed behind the store's back |
 //! | `repair.rs` | `check --repair` |
 //! | `export.rs` | all metadata in one file, and pools made from it |
-//! | `rig.rs` `scrub.rs` `scrub_guards.rs` | blocks that decay, are found, and heal |
+//! | `rig.rs` `scrub.rs` `scrub_guards.rs` | blocks that decay, are found, and are repaired |
 //! | `coverage.rs` | what must have happened in them |
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
-mod allotments;
 mod changes;
 mod closing;
 mod coverage;
@@ -59,6 +58,7 @@ mod scrub;
 mod scrub_guards;
 mod session;
 mod sharing;
+mod space_limits;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

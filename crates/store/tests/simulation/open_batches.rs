@@ -6,7 +6,7 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, When};
 use onefold_format::OpenBatchHead;
-use onefold_store::{CreateOptions, IndexKind, Ready, VolumeOptions, Wait};
+use onefold_store::{Blocking, CreateOptions, IndexKind, Ready, VolumeOptions};
 
 use crate::crash::{Recovery, newest_root};
 use crate::guards::{crash_is_fine, shared_pool};
@@ -44,7 +44,7 @@ fn checkpoint(world: &World, wide: u64) -> Step {
     let before = pages_written();
     for fill in [Fill::Zeros, Fill::Data] {
         for n in 0..MANY_SEGMENTS {
-            world.write(wide, n * SEGMENT, BLOCK, fill, Wait::Yes)?;
+            world.write(wide, n * SEGMENT, BLOCK, fill, Blocking::Yes)?;
         }
     }
     world.tick()?;
@@ -75,12 +75,12 @@ fn settled_in_part(index: IndexKind, nth: u64) -> Result<bool, Stop> {
         ..VolumeOptions::new(4 * MIB)
     })?;
     let id = world.volume_ids()[1];
-    world.write(id, 3 * MIB, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(id, 3 * MIB, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.dedup(id, Ready::All, 9)?;
     for segment in 0..2 {
         let at = segment * SEGMENT;
-        world.write(id, at, 12 * BLOCK, Fill::Common, Wait::Yes)?;
-        world.write(id, at + MIB / 2, 4 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.write(id, at, 12 * BLOCK, Fill::Common, Blocking::Yes)?;
+        world.write(id, at + MIB / 2, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
     }
     world.state().faulty = true;
     let engine = world.engine();
@@ -89,8 +89,8 @@ fn settled_in_part(index: IndexKind, nth: u64) -> Result<bool, Stop> {
     checkpoint(&world, wide)?;
     let batch = stored_batch(&world);
     // What the first blocks gave up is used again.
-    world.write(id, MIB, 24 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.trim(id, 4 * BLOCK, 2 * BLOCK, Wait::Yes)?;
+    world.write(id, MIB, 24 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.trim(id, 4 * BLOCK, 2 * BLOCK, Blocking::Yes)?;
     world.flush(id)?;
     without_index(&world)?;
     world.settle()?;
@@ -121,20 +121,20 @@ fn collected_in_part(index: IndexKind, rounds: u64, crash_at: u64) -> Result<(bo
     }
     let ids = world.volume_ids();
     let (a, b, c) = (ids[1], ids[2], ids[3]);
-    world.write(b, 0, 32 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(b, 0, 32 * BLOCK, Fill::Common, Blocking::Yes)?;
     // Some references are the last ones of their blocks, those beside them are not.
     for n in 0..1400 {
         let fill = [Fill::Common, Fill::Data][n as usize % 2];
-        world.write(a, n * BLOCK, BLOCK, fill, Wait::Yes)?;
+        world.write(a, n * BLOCK, BLOCK, fill, Blocking::Yes)?;
     }
     for id in [b, a] {
         world.dedup(id, Ready::All, 9)?;
     }
-    world.trim(a, 0, 6 * MIB, Wait::Yes)?;
+    world.trim(a, 0, 6 * MIB, Blocking::Yes)?;
     world.check()?;
     for _ in 0..rounds {
-        world.write(c, 0, 2 * MIB, Fill::Zeros, Wait::Yes)?;
-        world.write(c, 0, 2 * MIB, Fill::Comb, Wait::Yes)?;
+        world.write(c, 0, 2 * MIB, Fill::Zeros, Blocking::Yes)?;
+        world.write(c, 0, 2 * MIB, Fill::Comb, Blocking::Yes)?;
         world.flush(c)?;
     }
     world.engine().crash_after(crash_at);
@@ -147,7 +147,7 @@ fn collected_in_part(index: IndexKind, rounds: u64, crash_at: u64) -> Result<(bo
     } else {
         without_index(&world)?;
     }
-    world.write(b, MIB, MIB, Fill::Data, Wait::Yes)?;
+    world.write(b, MIB, MIB, Fill::Data, Blocking::Yes)?;
     world.settle()?;
     Ok((has_stopped, batch.is_some_and(|batch| batch.done > 0)))
 }
@@ -182,15 +182,15 @@ fn checkpoint_in_the_middle(
     let (world, wide) = pool(index)?;
     world.create_volume(4 * MIB)?;
     let id = world.volume_ids()[1];
-    world.write(id, 0, 40 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(id, 0, 40 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.dedup(id, Ready::All, 9)?;
-    world.write(id, SEGMENT, 16 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.write(id, 0, 20 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(id, SEGMENT, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.write(id, 0, 20 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.meanwhile(Part::Data, Op::Read, When::Before, move |world| {
-        world.write(id, 4 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.write(id, 4 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
         checkpoint(world, wide)?;
-        world.write(id, 10 * BLOCK, 4 * BLOCK, Fill::Common, Wait::Yes)?;
-        world.trim(id, SEGMENT, 4 * BLOCK, Wait::Yes)?;
+        world.write(id, 10 * BLOCK, 4 * BLOCK, Fill::Common, Blocking::Yes)?;
+        world.trim(id, SEGMENT, 4 * BLOCK, Blocking::Yes)?;
         world.engine().crash_after(crash_at);
         Ok(())
     });
@@ -237,13 +237,13 @@ fn elements_at_the_end_of_a_page_are_the_same_after_a_crash() {
         let (world, _) = pool(IndexKind::Btree)?;
         world.create_volume(8 * MIB)?;
         let id = world.volume_ids()[1];
-        world.write(id, 0, 1010 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.write(id, 0, 1010 * BLOCK, Fill::Data, Blocking::Yes)?;
         world.dedup(id, Ready::All, 9)?;
         for n in 0..504 {
-            world.trim(id, n * 2 * BLOCK, BLOCK, Wait::Yes)?;
+            world.trim(id, n * 2 * BLOCK, BLOCK, Blocking::Yes)?;
         }
         world.meanwhile(Part::Meta, Op::Write, When::Before, move |world| {
-            world.trim(id, 1007 * BLOCK, BLOCK, Wait::Yes)
+            world.trim(id, 1007 * BLOCK, BLOCK, Blocking::Yes)
         });
         world.check()?;
         world.found()?;
@@ -265,7 +265,7 @@ fn a_volume_goes_while_the_finder_looks_at_it() {
             world.create_volume(8 * MIB)?;
             let id = world.volume_ids()[1];
             for n in 0..4 {
-                world.write(id, n * SEGMENT, 8 * BLOCK, Fill::Common, Wait::Yes)?;
+                world.write(id, n * SEGMENT, 8 * BLOCK, Fill::Common, Blocking::Yes)?;
             }
             world.check()?;
             // Nothing of the map is in memory then.
@@ -291,7 +291,7 @@ fn a_volume_goes_while_the_finder_looks_at_it() {
 /// The machine stops right after the index has counted a batch, which is then repeated.
 pub(crate) fn counted_then_repeated(seed: u64) -> Step {
     let (world, a, _) = shared_pool(seed)?;
-    world.write(a, 16 * BLOCK, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(a, 16 * BLOCK, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.meanwhile(Part::Index, Op::Sync, When::After, |world| {
         world.engine().halt();
         Ok(())
@@ -302,7 +302,7 @@ pub(crate) fn counted_then_repeated(seed: u64) -> Step {
     world.settle()?;
     // What is counted twice is never free.
     for id in world.volume_ids() {
-        world.trim(id, 0, MIB, Wait::Yes)?;
+        world.trim(id, 0, MIB, Blocking::Yes)?;
     }
     world.settle()
 }

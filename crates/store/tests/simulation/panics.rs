@@ -6,7 +6,7 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{Op, When};
 use onefold_format::Lba;
-use onefold_store::{CreateOptions, Ready, StoreErrorKind, Wait};
+use onefold_store::{Blocking, CreateOptions, Ready, StoreErrorKind};
 
 use crate::crash::Recovery;
 use crate::world::{Fill, MIB, World};
@@ -23,7 +23,9 @@ fn pool() -> (Arc<World>, u64) {
     world.open(8 * MIB).unwrap();
     world.create_volume(8 * MIB).unwrap();
     let id = world.volume_ids()[0];
-    world.write(id, 0, 8 * MIB, Fill::Data, Wait::Yes).unwrap();
+    world
+        .write(id, 0, 8 * MIB, Fill::Data, Blocking::Yes)
+        .unwrap();
     world.flush(id).unwrap();
     world.check().unwrap();
     reopens(&world);
@@ -60,7 +62,7 @@ fn a_job_that_panics_is_the_last_one_and_guests_go_on() {
         assert!(error.to_string().contains("a job ended by a panic"));
     }
     drop((store, volume));
-    world.write(id, 0, MIB, Fill::Data, Wait::Yes).unwrap();
+    world.write(id, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
     world.flush(id).unwrap();
     assert_eq!(world.state().coverage.failed_requests, 0);
     reopens(&world);

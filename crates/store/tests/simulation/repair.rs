@@ -9,7 +9,7 @@ use onefold_format::page::{self, PAGE_BYTES, PageBytes, PageHeader, PageKind, SP
 use onefold_format::space_page::{self, Bitmap};
 use onefold_format::{PageNumber, Root, Superblock};
 use onefold_store::{
-    CheckReport, CreateOptions, Finding, OpenOptions, Store, StoreErrorKind, Wait,
+    Blocking, CheckReport, CreateOptions, Finding, OpenOptions, Store, StoreErrorKind,
 };
 
 use crate::crash::Recovery;
@@ -32,7 +32,9 @@ fn closed_pool() -> Arc<World> {
     let id = world.volume_ids()[0];
     for n in 0..3 {
         let offset = n * 2 * MIB;
-        world.write(id, offset, MIB, Fill::Data, Wait::Yes).unwrap();
+        world
+            .write(id, offset, MIB, Fill::Data, Blocking::Yes)
+            .unwrap();
     }
     world.close_and_open(8 * MIB).unwrap();
     world.engine().halt();

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_store::{
-    CreateOptions, IndexKind, Lba, OpenOptions, Ready, Scrub, ScrubReport, Store, StoreError,
-    StoreErrorKind, VolumeOptions, Wait,
+    Blocking, CreateOptions, IndexKind, Lba, OpenOptions, Ready, Scrub, ScrubReport, Store,
+    StoreError, StoreErrorKind, VolumeOptions,
 };
 
 use crate::model::Violation;
@@ -97,7 +97,7 @@ impl Rig {
         }
         let bytes: Vec<u8> = contents.iter().flat_map(|it| bytes_of(*it)).collect();
         let handle = self.store.volume(&name(volume)).unwrap();
-        let done = handle.write(lba * BLOCK, &bytes, Wait::Yes);
+        let done = handle.write(lba * BLOCK, &bytes, Blocking::Yes);
         let done = done.and_then(|()| handle.flush());
         if self.tried("write", done)?.is_none() {
             return Ok(None);
@@ -112,7 +112,7 @@ impl Rig {
     pub(crate) fn read(&mut self, volume: usize, lba: u64) -> Tried<bool> {
         let handle = self.store.volume(&name(volume)).unwrap();
         let mut found = vec![0; BLOCK as usize];
-        let read = handle.read(lba * BLOCK, &mut found, Wait::Yes);
+        let read = handle.read(lba * BLOCK, &mut found, Blocking::Yes);
         let possible = &mut self.volumes[volume][lba as usize];
         match read {
             Ok(()) => {
@@ -248,7 +248,9 @@ impl Rig {
         self.engine.fail_once(Part::Data, Op::Read, 1, kind);
         let handle = self.store.volume(&name(volume)).unwrap();
         let mut block = vec![0; BLOCK as usize];
-        let error = handle.read(lba * BLOCK, &mut block, Wait::Yes).unwrap_err();
+        let error = handle
+            .read(lba * BLOCK, &mut block, Blocking::Yes)
+            .unwrap_err();
         let message = error.to_string();
         let (before, _) = message.split_once(" of the pool")?;
         before.rsplit(' ').next()?.parse().ok()

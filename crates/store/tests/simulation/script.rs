@@ -5,7 +5,7 @@ use std::sync::Arc;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, IndexKind, OpenOptions, Ready, Store, StoreErrorKind, VolumeOptions, Wait,
+    Blocking, CreateOptions, IndexKind, OpenOptions, Ready, Store, StoreErrorKind, VolumeOptions,
 };
 
 use crate::coverage::Coverage;
@@ -29,18 +29,18 @@ fn requests(world: &Arc<World>) -> Step {
     world.create_volume(4 * MIB)?;
     world.create_volume(MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
-    world.write(a, 0, MIB, Fill::Data, Wait::Yes)?;
-    world.write(b, 5 * BLOCK + 512, 3 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 0, MIB, Fill::Data, Blocking::Yes)?;
+    world.write(b, 5 * BLOCK + 512, 3 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(a)?;
-    world.write(a, 100 * BLOCK, 4 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.write(a, 100 * BLOCK + 1000, 700, Fill::Data, Wait::Yes)?;
-    world.write(a, 2 * MIB - BLOCK, 2 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.trim(a, 20 * BLOCK + 7, 40 * BLOCK, Wait::Yes)?;
+    world.write(a, 100 * BLOCK, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.write(a, 100 * BLOCK + 1000, 700, Fill::Data, Blocking::Yes)?;
+    world.write(a, 2 * MIB - BLOCK, 2 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.trim(a, 20 * BLOCK + 7, 40 * BLOCK, Blocking::Yes)?;
     world.flush(b)?;
-    world.write(b, 0, 64 * BLOCK, Fill::Comb, Wait::Yes)?;
-    world.write(a, 30 * BLOCK, 20 * BLOCK, Fill::Zeros, Wait::Yes)?;
+    world.write(b, 0, 64 * BLOCK, Fill::Comb, Blocking::Yes)?;
+    world.write(a, 30 * BLOCK, 20 * BLOCK, Fill::Zeros, Blocking::Yes)?;
     world.check()?;
-    world.write_zeroes(a, 60 * BLOCK + 100, 30 * BLOCK, Wait::Yes)?;
+    world.write_zeroes(a, 60 * BLOCK + 100, 30 * BLOCK, Blocking::Yes)?;
     world.tick()?;
     world.rename_volume(b)?;
     world.resize_volume(a, 3 * MIB)?;
@@ -51,17 +51,17 @@ fn requests(world: &Arc<World>) -> Step {
     world.begin_import(MIB)?;
     world.write_import(0, 4 * BLOCK, Fill::Data)?;
     world.abort_import()?;
-    world.read(a, 10 * BLOCK, 200 * BLOCK, Wait::Yes)?;
-    world.write(a, 8 * BLOCK, 8 * BLOCK, Fill::Data, Wait::No)?;
+    world.read(a, 10 * BLOCK, 200 * BLOCK, Blocking::Yes)?;
+    world.write(a, 8 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::No)?;
     world.delete_volume(b)?;
     world.tick()?;
-    world.write(a, 20 * BLOCK, 128 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 20 * BLOCK, 128 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.resize_volume(a, 5 * MIB)?;
-    world.write(a, 4 * MIB, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 4 * MIB, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(a)?;
-    world.write(a, 4 * MIB, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 4 * MIB, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.close_and_open(8 * MIB)?;
-    world.write(a, 0, 8 * BLOCK, Fill::Data, Wait::Yes)
+    world.write(a, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)
 }
 
 /// Finder, collector, check and rebuild, with writes in the middle of the first two.
@@ -76,27 +76,27 @@ fn sharing(world: &Arc<World>) -> Step {
     let ids = world.volume_ids();
     let (a, b, c) = (ids[0], ids[1], ids[2]);
     for id in [a, b, c] {
-        world.write(id, 0, 24 * BLOCK, Fill::Common, Wait::Yes)?;
-        world.write(id, 32 * BLOCK, 4 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.write(id, 0, 24 * BLOCK, Fill::Common, Blocking::Yes)?;
+        world.write(id, 32 * BLOCK, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
         world.dedup(id, Ready::All, 2)?;
     }
-    world.write(a, 4 * BLOCK, 6 * BLOCK, Fill::Common, Wait::Yes)?;
-    world.write(b, 2 * BLOCK + 512, BLOCK, Fill::Data, Wait::Yes)?;
-    world.trim(b, 10 * BLOCK, 8 * BLOCK, Wait::Yes)?;
+    world.write(a, 4 * BLOCK, 6 * BLOCK, Fill::Common, Blocking::Yes)?;
+    world.write(b, 2 * BLOCK + 512, BLOCK, Fill::Data, Blocking::Yes)?;
+    world.trim(b, 10 * BLOCK, 8 * BLOCK, Blocking::Yes)?;
     world.collect()?;
-    world.write(b, 40 * BLOCK, 8 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(b, 40 * BLOCK, 8 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.meanwhile(Part::Data, Op::Read, When::Before, move |world| {
-        world.write(b, 42 * BLOCK, 2 * BLOCK, Fill::Data, Wait::Yes)?;
-        world.trim(b, 46 * BLOCK, BLOCK, Wait::Yes)?;
+        world.write(b, 42 * BLOCK, 2 * BLOCK, Fill::Data, Blocking::Yes)?;
+        world.trim(b, 46 * BLOCK, BLOCK, Blocking::Yes)?;
         world.flush(b)
     });
     world.dedup(b, Ready::All, 2)?;
     world.found()?;
     world.check()?;
-    world.trim(c, 0, 12 * BLOCK, Wait::Yes)?;
-    world.trim(a, 34 * BLOCK, 2 * BLOCK, Wait::Yes)?;
+    world.trim(c, 0, 12 * BLOCK, Blocking::Yes)?;
+    world.trim(a, 34 * BLOCK, 2 * BLOCK, Blocking::Yes)?;
     world.meanwhile(Part::Data, Op::Read, When::After, move |world| {
-        world.write(a, 0, 4 * BLOCK, Fill::Data, Wait::Yes)
+        world.write(a, 0, 4 * BLOCK, Fill::Data, Blocking::Yes)
     });
     world.collect()?;
     world.found()?;
@@ -108,7 +108,7 @@ fn sharing(world: &Arc<World>) -> Step {
     world.delete_volume(a)?;
     world.collect()?;
     world.close_and_open(8 * MIB)?;
-    world.write(b, 0, 16 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(b, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.dedup(b, Ready::Cold, 2)?;
     world.collect()
 }
@@ -118,9 +118,9 @@ fn remaking(world: &Arc<World>) -> Step {
     world.create_volume(MIB)?;
     world.create_volume(MIB)?;
     for id in world.volume_ids() {
-        world.write(id, 0, 24 * BLOCK, Fill::Common, Wait::Yes)?;
+        world.write(id, 0, 24 * BLOCK, Fill::Common, Blocking::Yes)?;
         world.dedup(id, Ready::All, 1)?;
-        world.trim(id, 4 * BLOCK, 4 * BLOCK, Wait::Yes)?;
+        world.trim(id, 4 * BLOCK, 4 * BLOCK, Blocking::Yes)?;
     }
     let kinds = [IndexKind::Hash, IndexKind::Memory, IndexKind::Btree].map(Some);
     for kind in kinds.into_iter().chain([None]) {
@@ -137,24 +137,24 @@ fn snapshots(world: &Arc<World>) -> Step {
     world.create_volume(MIB)?;
     world.create_volume(MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
-    world.write(a, 0, 24 * BLOCK, Fill::Common, Wait::Yes)?;
-    world.write(a, 32 * BLOCK, 16 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.write(b, 0, 8 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(a, 0, 24 * BLOCK, Fill::Common, Blocking::Yes)?;
+    world.write(a, 32 * BLOCK, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.write(b, 0, 8 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.create_snapshots(&[a])?;
     let first = world.snapshot_ids()[0];
-    world.write(a, 4 * BLOCK, 6 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.write(a, 34 * BLOCK + 512, 3 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.trim(a, 16 * BLOCK, 4 * BLOCK, Wait::Yes)?;
-    world.trim(a, 60 * BLOCK, 4 * BLOCK, Wait::Yes)?;
-    world.write(a, 38 * BLOCK, 4 * BLOCK, Fill::Comb, Wait::Yes)?;
-    world.write_zeroes(a, 44 * BLOCK + 100, 2 * BLOCK, Wait::Yes)?;
+    world.write(a, 4 * BLOCK, 6 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.write(a, 34 * BLOCK + 512, 3 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.trim(a, 16 * BLOCK, 4 * BLOCK, Blocking::Yes)?;
+    world.trim(a, 60 * BLOCK, 4 * BLOCK, Blocking::Yes)?;
+    world.write(a, 38 * BLOCK, 4 * BLOCK, Fill::Comb, Blocking::Yes)?;
+    world.write_zeroes(a, 44 * BLOCK + 100, 2 * BLOCK, Blocking::Yes)?;
     world.dedup(first, Ready::All, 2)?;
-    world.read(a, 0, MIB, Wait::Yes)?;
+    world.read(a, 0, MIB, Blocking::Yes)?;
     world.create_snapshots(&[a, b])?;
     let second = world.snapshot_ids()[1];
-    world.write(a, 6 * BLOCK, 6 * BLOCK, Fill::Common, Wait::Yes)?;
-    world.write(a, 17 * BLOCK, BLOCK, Fill::Data, Wait::Yes)?;
-    world.write(b, 2 * BLOCK, 2 * BLOCK, Fill::Zeros, Wait::Yes)?;
+    world.write(a, 6 * BLOCK, 6 * BLOCK, Fill::Common, Blocking::Yes)?;
+    world.write(a, 17 * BLOCK, BLOCK, Fill::Data, Blocking::Yes)?;
+    world.write(b, 2 * BLOCK, 2 * BLOCK, Fill::Zeros, Blocking::Yes)?;
     world.dedup(second, Ready::All, 2)?;
     world.dedup(a, Ready::All, 2)?;
     world.rename_volume(a)?;
@@ -168,7 +168,7 @@ fn snapshots(world: &Arc<World>) -> Step {
     world.close_and_open(8 * MIB)?;
     world.resize_volume(a, 24 * BLOCK)?;
     world.resize_volume(a, MIB)?;
-    world.write(a, 0, 2 * BLOCK, Fill::Zeros, Wait::Yes)?;
+    world.write(a, 0, 2 * BLOCK, Fill::Zeros, Blocking::Yes)?;
     world.flush(a)?;
     for id in world.snapshot_ids() {
         world.delete_snapshot(id)?;
@@ -184,25 +184,25 @@ fn snapshots(world: &Arc<World>) -> Step {
 fn clones(world: &Arc<World>) -> Step {
     world.create_volume(MIB)?;
     let a = world.volume_ids()[0];
-    world.write(a, 0, 24 * BLOCK, Fill::Common, Wait::Yes)?;
-    world.write(a, 32 * BLOCK, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 0, 24 * BLOCK, Fill::Common, Blocking::Yes)?;
+    world.write(a, 32 * BLOCK, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.create_snapshots(&[a])?;
     let first = world.snapshot_ids()[0];
-    world.write(a, 4 * BLOCK, 6 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.trim(a, 34 * BLOCK, 4 * BLOCK, Wait::Yes)?;
+    world.write(a, 4 * BLOCK, 6 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.trim(a, 34 * BLOCK, 4 * BLOCK, Blocking::Yes)?;
     world.clone_volume(first)?;
     let b = world.volume_ids()[1];
-    world.write(b, 2 * BLOCK, 4 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.trim(b, 40 * BLOCK, 2 * BLOCK, Wait::Yes)?;
+    world.write(b, 2 * BLOCK, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.trim(b, 40 * BLOCK, 2 * BLOCK, Blocking::Yes)?;
     world.clone_volume(a)?;
     // Nothing was written since: this one shares the same layer.
     world.clone_volume(a)?;
     let (c, d) = (world.volume_ids()[2], world.volume_ids()[3]);
-    world.write(a, 8 * BLOCK + 512, 2 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.write(c, 0, 6 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(a, 8 * BLOCK + 512, 2 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.write(c, 0, 6 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.clone_volume(c)?;
     let e = world.volume_ids()[4];
-    world.write(e, 5 * BLOCK, 2 * BLOCK, Fill::Zeros, Wait::Yes)?;
+    world.write(e, 5 * BLOCK, 2 * BLOCK, Fill::Zeros, Blocking::Yes)?;
     for id in [first, a, b, c, e] {
         world.dedup(id, Ready::All, 2)?;
     }
@@ -210,10 +210,10 @@ fn clones(world: &Arc<World>) -> Step {
     world.create_snapshots(&[a])?;
     let newer = *world.snapshot_ids().last().expect("just made");
     world.resize_volume(a, 2 * MIB)?;
-    world.write(a, MIB, 4 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, MIB, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.roll_back(first)?;
     world.verify_contents()?;
-    world.write(a, 6 * BLOCK, 2 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(a, 6 * BLOCK, 2 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.deletion_step()?;
     world.check()?;
     world.delete_snapshot(first)?;
@@ -241,20 +241,20 @@ fn clones(world: &Arc<World>) -> Step {
 fn growing(world: &Arc<World>) -> Step {
     world.create_volume(128 * MIB)?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 2 * MIB, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 2 * MIB, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     for grown in [4 * BLOCK, 2 * MIB, 54 * MIB - 4 * BLOCK, 4 * MIB] {
         world.grow_pool(grown)?;
         let at = 8 * MIB + world.pool_size();
-        world.write(id, at, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.write(id, at, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
         world.tick()?;
     }
     world.flush(id)?;
-    world.trim(id, 0, 2 * MIB, Wait::Yes)?;
+    world.trim(id, 0, 2 * MIB, Blocking::Yes)?;
     world.check()?;
     world.close_and_open(8 * MIB)?;
     world.grow_pool(BLOCK)?;
-    world.write(id, 0, MIB, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, MIB, Fill::Data, Blocking::Yes)?;
     world.flush(id)
 }
 
@@ -266,23 +266,23 @@ fn shrinking(world: &Arc<World>) -> Step {
     }
     let ids = world.volume_ids();
     let (a, b, c) = (ids[0], ids[1], ids[2]);
-    world.write(a, 0, 3 * MIB, Fill::Data, Wait::Yes)?;
+    world.write(a, 0, 3 * MIB, Fill::Data, Blocking::Yes)?;
     for id in [b, c] {
-        world.write(id, 0, 24 * BLOCK, Fill::Common, Wait::Yes)?;
-        world.write(id, 32 * BLOCK, 8 * BLOCK, Fill::Data, Wait::Yes)?;
+        world.write(id, 0, 24 * BLOCK, Fill::Common, Blocking::Yes)?;
+        world.write(id, 32 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
         world.dedup(id, Ready::All, 1)?;
     }
     world.create_snapshots(&[b])?;
-    world.write(b, 4 * BLOCK, 40 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(b, 4 * BLOCK, 40 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.dedup(b, Ready::All, 1)?;
-    world.write(b, 8 * BLOCK, 8 * BLOCK, Fill::Comb, Wait::Yes)?;
-    world.trim(c, 0, 4 * BLOCK, Wait::Yes)?;
-    world.trim(a, 0, 3 * MIB - 8 * BLOCK, Wait::Yes)?;
+    world.write(b, 8 * BLOCK, 8 * BLOCK, Fill::Comb, Blocking::Yes)?;
+    world.trim(c, 0, 4 * BLOCK, Blocking::Yes)?;
+    world.trim(a, 0, 3 * MIB - 8 * BLOCK, Blocking::Yes)?;
     world.flush(a)?;
     world.meanwhile(Part::Data, Op::Write, When::Before, move |world| {
-        world.write(a, 3 * MIB + BLOCK, 4 * BLOCK, Fill::Data, Wait::Yes)?;
-        world.write(c, 2 * MIB, 4 * BLOCK, Fill::Data, Wait::Yes)?;
-        world.read(b, 0, 64 * BLOCK, Wait::No)?;
+        world.write(a, 3 * MIB + BLOCK, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
+        world.write(c, 2 * MIB, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
+        world.read(b, 0, 64 * BLOCK, Blocking::No)?;
         world.flush(c)
     });
     world.shrink_pool(3 * MIB + 3 * BLOCK)?;
@@ -295,7 +295,7 @@ fn shrinking(world: &Arc<World>) -> Step {
     world.delete_snapshot(snapshot)?;
     world.shrink_pool(2 * MIB)?;
     world.close_and_open(8 * MIB)?;
-    world.write(a, 0, 8 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(a, 0, 8 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.flush(a)
 }
 
@@ -317,8 +317,8 @@ fn stopped_at(n: u64, world: &Arc<World>, script: Script, kind: CrashKind) -> St
     world.check()?;
     world.create_volume(MIB)?;
     let id = *world.volume_ids().last().expect("just created");
-    world.write(id, BLOCK / 2, 9 * BLOCK, Fill::Data, Wait::Yes)?;
-    world.write(id, 16 * BLOCK, 8 * BLOCK, Fill::Common, Wait::Yes)?;
+    world.write(id, BLOCK / 2, 9 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.write(id, 16 * BLOCK, 8 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.flush(id)?;
     world.recover_by(Recovery::POWER_LOSS)?;
     world

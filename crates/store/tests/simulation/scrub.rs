@@ -1,8 +1,8 @@
-//! Blocks that decay are found, all of them and no others; nobody reads them; they heal.
+//! Blocks that decay are found, all of them and no others; no read returns them; they are repaired.
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op};
-use onefold_store::{BlockUse, IndexKind, Pba, Scrub, StoreErrorKind, Wait};
+use onefold_store::{BlockUse, Blocking, IndexKind, Pba, Scrub, StoreErrorKind};
 
 use std::ops::ControlFlow;
 
@@ -71,7 +71,7 @@ fn an_error_names_volume_and_blocks_and_other_requests_go_on() {
     rig.scrub().unwrap();
     let volume = rig.store.volume("volume-0").unwrap();
     let mut buf = vec![0; 64 * BLOCK as usize];
-    let error = volume.read(0, &mut buf, Wait::Yes).unwrap_err();
+    let error = volume.read(0, &mut buf, Blocking::Yes).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Io);
     let message = error.to_string();
     for part in [
@@ -83,10 +83,10 @@ fn an_error_names_volume_and_blocks_and_other_requests_go_on() {
     }
     // A part of it can be neither read nor written; the blocks beside it can.
     let part = 6 * BLOCK + 512;
-    assert!(volume.read(part, &mut [0; 512], Wait::Yes).is_err());
-    assert!(volume.write(part, &[1; 512], Wait::Yes).is_err());
+    assert!(volume.read(part, &mut [0; 512], Blocking::Yes).is_err());
+    assert!(volume.write(part, &[1; 512], Blocking::Yes).is_err());
     for at in [6 * BLOCK - 512, 7 * BLOCK] {
-        volume.read(at, &mut [0; 512], Wait::Yes).unwrap();
+        volume.read(at, &mut [0; 512], Blocking::Yes).unwrap();
     }
     // Written as a whole it is another block.
     rig.write(0, 6, &[200]).unwrap();

@@ -2,7 +2,7 @@
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, When};
-use onefold_store::{IndexKind, Lba, Ready, Scrub, Wait};
+use onefold_store::{Blocking, IndexKind, Lba, Ready, Scrub};
 
 use crate::model::Violation;
 use crate::rig::{BLOCK, Content, Rig, bytes_of, name, violation};
@@ -79,7 +79,7 @@ pub(crate) fn wanted_while_forgotten(seed: u64) -> Ended {
     let (store, engine) = (rig.store.clone(), rig.engine.clone());
     let take = move || {
         let volume = store.volume(&name(1)).unwrap();
-        let taken = volume.write(30 * BLOCK, &bytes_of(99), Wait::Yes);
+        let taken = volume.write(30 * BLOCK, &bytes_of(99), Blocking::Yes);
         if taken.is_ok() {
             let mut cursor = Lba(0);
             let batch = store.dedup_batch(&volume, &mut cursor, Ready::All);

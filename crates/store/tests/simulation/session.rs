@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, When};
 use onefold_engine::{Engine, Part};
-use onefold_store::{CreateOptions, IndexKind, Ready, Scarcity, VolumeChange, VolumeOptions, Wait};
+use onefold_store::{
+    Blocking, CreateOptions, IndexKind, Ready, Scarcity, VolumeChange, VolumeOptions,
+};
 
 use crate::crash::Recovery;
 use crate::model::Violation;
@@ -147,8 +149,8 @@ impl World {
         let id = self.volume_ids()[0];
         let rounds = 256 * 1024 / (len / block_size / 2 * 48 + 600);
         for _ in 0..rounds + 2 {
-            self.trim(id, 0, len, Wait::Yes)?;
-            self.write(id, 0, len, Fill::Comb, Wait::Yes)?;
+            self.trim(id, 0, len, Blocking::Yes)?;
+            self.write(id, 0, len, Fill::Comb, Blocking::Yes)?;
             self.flush(id)?;
         }
         Ok(())
@@ -163,7 +165,13 @@ impl World {
         })?;
         let id = self.volume_ids()[0];
         for n in 0..self.draw(|random| random.between(250, 500)) {
-            self.write(id, n * 512 * block_size, block_size, Fill::Data, Wait::Yes)?;
+            self.write(
+                id,
+                n * 512 * block_size,
+                block_size,
+                Fill::Data,
+                Blocking::Yes,
+            )?;
         }
         self.flush(id)
     }
@@ -289,17 +297,17 @@ impl World {
             }
             30..42 => {
                 self.arm(Part::Data, Op::Read, Held::Nothing);
-                self.read_some(id, Wait::Yes)
+                self.read_some(id, Blocking::Yes)
             }
-            42..45 => self.read_some(id, Wait::No),
+            42..45 => self.read_some(id, Blocking::No),
             45..50 => {
                 self.arm_housekeeping();
-                self.trim_some(id, Wait::Yes)
+                self.trim_some(id, Blocking::Yes)
             }
             50..54 => self.zero_some(id),
             54..58 => self.scatter(id),
             58..64 => self.comb(id),
-            64..72 => self.write_some(id, Wait::No),
+            64..72 => self.write_some(id, Blocking::No),
             100..115 => {
                 self.arm_job();
                 self.dedup_some(id)
@@ -330,7 +338,7 @@ impl World {
             149 => self.panic_some(id),
             _ => {
                 self.arm_write(id);
-                self.write_some(id, Wait::Yes)
+                self.write_some(id, Blocking::Yes)
             }
         }
     }
@@ -363,7 +371,7 @@ impl World {
         }
         if self.panics(|| self.flush(id))? {
             self.flush(id)?;
-            self.write_some(id, Wait::Yes)?;
+            self.write_some(id, Blocking::Yes)?;
             self.flush(id)?;
         }
         Ok(())
@@ -540,25 +548,25 @@ impl World {
         })
     }
 
-    fn write_some(&self, id: u64, wait: Wait) -> Step {
+    fn write_some(&self, id: u64, blocking: Blocking) -> Step {
         let (offset, len) = self.draw_range(id, MIB);
         let fill = self.draw(|random| *random.pick(&[Fill::Data, Fill::Common]));
-        self.write(id, offset, len, fill, wait)
+        self.write(id, offset, len, fill, blocking)
     }
 
-    fn read_some(&self, id: u64, wait: Wait) -> Step {
+    fn read_some(&self, id: u64, blocking: Blocking) -> Step {
         let (offset, len) = self.draw_range(id, MIB);
-        self.read(id, offset, len, wait)
+        self.read(id, offset, len, blocking)
     }
 
-    fn trim_some(&self, id: u64, wait: Wait) -> Step {
+    fn trim_some(&self, id: u64, blocking: Blocking) -> Step {
         let (offset, len) = self.draw_range(id, 4 * MIB);
-        self.trim(id, offset, len, wait)
+        self.trim(id, offset, len, blocking)
     }
 
     fn zero_some(&self, id: u64) -> Step {
         let (offset, len) = self.draw_range(id, MIB);
-        self.write_zeroes(id, offset, len, Wait::Yes)
+        self.write_zeroes(id, offset, len, Blocking::Yes)
     }
 
     /// Many records at once: every other block is given up, or needs a new place.
@@ -572,7 +580,7 @@ impl World {
         } else {
             Fill::Comb
         };
-        self.write(id, offset * block_size, len, fill, Wait::Yes)
+        self.write(id, offset * block_size, len, fill, Blocking::Yes)
     }
 
     /// Single blocks in many segments: each makes a page dirty.
@@ -584,7 +592,7 @@ impl World {
         let first = self.draw(|random| random.below(segments.max(1)));
         for n in 0..count {
             let offset = (first + n) % segments * segment;
-            self.write(id, offset, block_size, Fill::Data, Wait::Yes)?;
+            self.write(id, offset, block_size, Fill::Data, Blocking::Yes)?;
             if self.state().must_reopen {
                 break;
             }
@@ -660,11 +668,11 @@ impl World {
         let other = self.draw_other(id);
         for id in [id, other] {
             let len = (64 * block_size).min(self.size(id));
-            self.write(id, 0, len, Fill::Common, Wait::Yes)?;
+            self.write(id, 0, len, Fill::Common, Blocking::Yes)?;
             self.dedup(id, Ready::All, 2)?;
         }
         let (offset, len) = self.draw_range(id, 32 * block_size);
-        self.write(id, offset, len, Fill::Common, Wait::Yes)?;
+        self.write(id, offset, len, Fill::Common, Blocking::Yes)?;
         self.collect_batch().map(|_| ())
     }
 
@@ -775,10 +783,10 @@ impl World {
             return Ok(());
         }
         let id = self.draw(|random| *random.pick(&volumes));
-        let wait = match held {
-            Held::Nothing | Held::Job | Held::Index => Wait::Yes,
-            Held::Blocks(own) if own != id => Wait::Yes,
-            _ => Wait::No,
+        let blocking = match held {
+            Held::Nothing | Held::Job | Held::Index => Blocking::Yes,
+            Held::Blocks(own) if own != id => Blocking::Yes,
+            _ => Blocking::No,
         };
         let is_locked = held == Held::Blocks(id);
         if let Held::Job | Held::Index = held
@@ -803,13 +811,13 @@ impl World {
         let may_commit = held != Held::Commit;
         let may_checkpoint = may_commit && held != Held::Checkpoint;
         match self.draw(|random| random.below(8)) {
-            0..3 => self.write_some(id, wait),
-            3 => self.trim_some(id, wait),
+            0..3 => self.write_some(id, blocking),
+            3 => self.trim_some(id, blocking),
             4 if may_commit => self.flush(id),
             5 if may_checkpoint => self.tick(),
-            6 => self.read_some(id, wait),
+            6 => self.read_some(id, blocking),
             7 if held == Held::Job => self.look(),
-            _ => self.write_some(id, wait),
+            _ => self.write_some(id, blocking),
         }
     }
 

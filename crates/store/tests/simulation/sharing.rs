@@ -10,8 +10,8 @@ use std::ops::ControlFlow;
 use onefold_engine::Part;
 use onefold_engine::simulated::Op;
 use onefold_store::{
-    BatchReport, CollectReport, Import, IndexKind, Lba, PoolStat, Ready, Scarcity, Store,
-    StoreError, StoreErrorKind, VolumeChange, Wait,
+    BatchReport, Blocking, CollectReport, Import, IndexKind, Lba, PoolStat, Ready, Scarcity, Store,
+    StoreError, StoreErrorKind, VolumeChange,
 };
 
 use crate::model::VolumeModel;
@@ -216,8 +216,12 @@ impl World {
     pub(crate) fn compare_counts(&self, stat: &PoolStat) -> Step {
         let held = stat.reclaim_blocks - stat.queued_blocks;
         let counted = stat.free_blocks + held + stat.physical_blocks + 1;
-        let kept: u64 = stat.volumes.iter().map(|volume| volume.kept_blocks).sum();
-        if kept != stat.kept_blocks {
+        let kept: u64 = stat
+            .volumes
+            .iter()
+            .map(|volume| volume.reserved_unused_blocks)
+            .sum();
+        if kept != stat.reserved_unused_blocks {
             return Err(violation(format!("{kept} blocks are kept: {stat:?}")));
         }
         self.compare_kept(stat)?;
@@ -252,7 +256,7 @@ impl World {
         let is_complete = state.import.is_none() && state.job.is_none() && !state.faulty;
         drop(state);
         let held = stat.reclaim_blocks - stat.queued_blocks;
-        if !may_lack && stat.kept_blocks > stat.free_blocks + held {
+        if !may_lack && stat.reserved_unused_blocks > stat.free_blocks + held {
             return Err(violation(format!("less is free than is kept: {stat:?}")));
         }
         if !is_complete || !self.store().deletions().unwrap_or_default().is_empty() {
@@ -344,7 +348,7 @@ impl World {
                 _ => {}
             }
         }
-        self.judge(what, &error, Wait::Yes).map(|()| None)
+        self.judge(what, &error, Blocking::Yes).map(|()| None)
     }
 
     fn cover_batch(&self, report: &BatchReport) {
@@ -387,7 +391,7 @@ impl World {
             return Ok(());
         }
         if let Err(error) = store.cancel_shrink() {
-            return self.judge("cancel", &error, Wait::Yes);
+            return self.judge("cancel", &error, Blocking::Yes);
         }
         let mut state = self.state();
         state.pool_sizes = vec![store.size_bytes().expect("nobody panicked")];
@@ -524,13 +528,15 @@ impl World {
         let mut buf = vec![0; MIB as usize];
         let mut at = 0;
         while at < size {
-            let extents = volume.extents(at..size, 256, Wait::Yes).map_err(failed)?;
+            let extents = volume
+                .extents(at..size, 256, Blocking::Yes)
+                .map_err(failed)?;
             for extent in extents {
                 let end = at + extent.len;
                 while extent.data && at < end {
                     let len = (end - at).min(MIB) as usize;
                     let found = &mut buf[..len];
-                    volume.read(at, found, Wait::Yes).map_err(failed)?;
+                    volume.read(at, found, Blocking::Yes).map_err(failed)?;
                     for block in found.chunks(block_size) {
                         truth.add(&domain, block);
                     }

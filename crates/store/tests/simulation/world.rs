@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use onefold_engine::simulated::{Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    CreateOptions, Import, IndexKind, OpenOptions, RecoveryReport, Scarcity, Store, StoreError,
-    StoreErrorKind, Volume, VolumeOptions, Wait,
+    Blocking, CreateOptions, Import, IndexKind, OpenOptions, RecoveryReport, Scarcity, Store,
+    StoreError, StoreErrorKind, Volume, VolumeOptions,
 };
 
 use crate::coverage::Coverage;
@@ -248,15 +248,15 @@ impl World {
     }
 
     /// Whether a request may have failed like this. What nobody can explain is a violation.
-    pub(crate) fn judge(&self, what: &str, error: &StoreError, wait: Wait) -> Step {
+    pub(crate) fn judge(&self, what: &str, error: &StoreError, blocking: Blocking) -> Step {
         self.trace(|| format!("{what}: {:?}: {error}", error.kind()));
         let mut state = self.state();
         if state.engine.is_crashed() {
             return Err(Stop::Crashed);
         }
         match error.kind() {
-            StoreErrorKind::WouldWait if wait == Wait::No => {
-                state.coverage.would_wait += 1;
+            StoreErrorKind::WouldBlock if blocking == Blocking::No => {
+                state.coverage.would_block += 1;
                 Ok(())
             }
             StoreErrorKind::NoSpace => {
@@ -304,39 +304,47 @@ impl World {
 
     // Requests to volumes.
 
-    pub(crate) fn write(&self, id: u64, offset: u64, len: u64, fill: Fill, wait: Wait) -> Step {
+    pub(crate) fn write(
+        &self,
+        id: u64,
+        offset: u64,
+        len: u64,
+        fill: Fill,
+        blocking: Blocking,
+    ) -> Step {
         if !self.settle_ends(id, offset, len)? {
             return Ok(());
         }
         self.state().partial_sectors |= !(offset | len).is_multiple_of(SECTOR);
         let (versions, bytes) = self.prepare(id, offset, len, fill);
-        let what = || format!("write {len} bytes at {offset} of {id}, {fill:?}, wait {wait:?}");
-        self.change(id, offset, &versions, what, wait, |volume| {
-            volume.write(offset, &bytes, wait)
+        let what =
+            || format!("write {len} bytes at {offset} of {id}, {fill:?}, blocking {blocking:?}");
+        self.change(id, offset, &versions, what, blocking, |volume| {
+            volume.write(offset, &bytes, blocking)
         })
     }
 
-    pub(crate) fn write_zeroes(&self, id: u64, offset: u64, len: u64, wait: Wait) -> Step {
+    pub(crate) fn write_zeroes(&self, id: u64, offset: u64, len: u64, blocking: Blocking) -> Step {
         if !self.settle_ends(id, offset, len)? {
             return Ok(());
         }
         self.state().partial_sectors |= !(offset | len).is_multiple_of(SECTOR);
         let (versions, _) = self.prepare(id, offset, len, Fill::Zeros);
-        let what = || format!("zero {len} bytes at {offset} of {id}, wait {wait:?}");
-        self.change(id, offset, &versions, what, wait, |volume| {
-            volume.write_zeroes(offset, len, wait)
+        let what = || format!("zero {len} bytes at {offset} of {id}, blocking {blocking:?}");
+        self.change(id, offset, &versions, what, blocking, |volume| {
+            volume.write_zeroes(offset, len, blocking)
         })
     }
 
-    pub(crate) fn trim(&self, id: u64, offset: u64, len: u64, wait: Wait) -> Step {
+    pub(crate) fn trim(&self, id: u64, offset: u64, len: u64, blocking: Blocking) -> Step {
         let block_size = self.state().block_size;
         let start = offset.next_multiple_of(block_size);
         let end = (offset + len) / block_size * block_size;
         let sectors = end.saturating_sub(start) / SECTOR;
         let versions = vec![0; sectors as usize];
-        let what = || format!("trim {len} bytes at {offset} of {id}, wait {wait:?}");
-        self.change(id, start, &versions, what, wait, |volume| {
-            volume.trim(offset, len, wait)
+        let what = || format!("trim {len} bytes at {offset} of {id}, blocking {blocking:?}");
+        self.change(id, start, &versions, what, blocking, |volume| {
+            volume.trim(offset, len, blocking)
         })
     }
 
@@ -347,7 +355,7 @@ impl World {
         offset: u64,
         versions: &[Version],
         what: impl Fn() -> String,
-        wait: Wait,
+        blocking: Blocking,
         request: impl FnOnce(&Volume) -> Result<(), StoreError>,
     ) -> Step {
         let volume = self.handle(id)?;
@@ -370,7 +378,7 @@ impl World {
         match done {
             Ok(()) => Ok(()),
             Err(error) => {
-                self.judge(&what(), &error, wait)?;
+                self.judge(&what(), &error, blocking)?;
                 let bytes = versions.len() as u64 * SECTOR;
                 self.explain_quota(&error, quota_before, bytes)?;
                 self.explain_no_space(&error, room_before, bytes)
@@ -396,7 +404,7 @@ impl World {
         let bad = self.store().scrub_status().ok()?.bad_blocks;
         Some(Room {
             blocks: (stat.free_blocks + stat.reclaim_blocks - stat.queued_blocks)
-                .saturating_sub(stat.reserve_blocks + stat.kept_blocks + bad),
+                .saturating_sub(stat.reserve_blocks + stat.reserved_unused_blocks + bad),
             hooks_run,
         })
     }
@@ -425,7 +433,7 @@ impl World {
         let is_certain = |sector: u64| self.with(id, |volume| volume.certain(sector).is_some());
         for (sector, _, _) in ends() {
             if !is_certain(sector) {
-                self.read(id, sector * SECTOR, SECTOR, Wait::Yes)?;
+                self.read(id, sector * SECTOR, SECTOR, Blocking::Yes)?;
             }
         }
         // A request in the middle of the second read may have changed what the first one found.
@@ -463,13 +471,13 @@ impl World {
         (versions, bytes)
     }
 
-    pub(crate) fn read(&self, id: u64, offset: u64, len: u64, wait: Wait) -> Step {
+    pub(crate) fn read(&self, id: u64, offset: u64, len: u64, blocking: Blocking) -> Step {
         let volume = self.handle(id)?;
         let begun = self.with(id, VolumeModel::begin_read);
-        let what = || format!("read {len} bytes at {offset} of {id}, wait {wait:?}");
+        let what = || format!("read {len} bytes at {offset} of {id}, blocking {blocking:?}");
         self.trace(what);
         let mut found = vec![0xdd; len as usize];
-        match volume.read(offset, &mut found, wait) {
+        match volume.read(offset, &mut found, blocking) {
             Ok(()) => {
                 // The kernel may have evicted what it could not write.
                 let may_be_gone = self.engine().failures(Part::Data, Op::Sync) > 0;
@@ -485,7 +493,7 @@ impl World {
             }
             Err(error) => {
                 self.with(id, VolumeModel::abandon_read);
-                self.judge(&what(), &error, wait)
+                self.judge(&what(), &error, blocking)
             }
         }
     }
@@ -504,7 +512,7 @@ impl World {
             while self.store().give_back(MIB)? {}
             Ok(())
         });
-        done.or_else(|error| self.judge("tick", &error, Wait::Yes))
+        done.or_else(|error| self.judge("tick", &error, Blocking::Yes))
     }
 
     /// A request after which everything that had been answered before is durable.
@@ -520,7 +528,7 @@ impl World {
                 self.flushed(&asked);
                 Ok(())
             }
-            Err(error) => self.judge(what, &error, Wait::Yes),
+            Err(error) => self.judge(what, &error, Blocking::Yes),
         }
     }
 
@@ -663,7 +671,7 @@ impl World {
                 state.coverage.pool_grown += 1;
                 Ok(())
             }
-            Err(error) => self.judge("grow the pool", &error, Wait::Yes),
+            Err(error) => self.judge("grow the pool", &error, Blocking::Yes),
         }
     }
 
@@ -689,7 +697,7 @@ impl World {
                 Ok(false)
             }
             Err(error) => {
-                self.judge("begin to shrink the pool", &error, Wait::Yes)?;
+                self.judge("begin to shrink the pool", &error, Blocking::Yes)?;
                 Ok(false)
             }
         }
@@ -738,7 +746,7 @@ impl World {
         self.trace(|| format!("{what}, while another change is undecided"));
         match request() {
             Ok(()) => Err(violation(format!("{what}: a pool without writes did it"))),
-            Err(error) => self.judge(what, &error, Wait::Yes),
+            Err(error) => self.judge(what, &error, Blocking::Yes),
         }
     }
 
@@ -782,7 +790,7 @@ impl World {
         };
         volume.end(begun, sectors, version, ended);
         self.state().import = Some((import, volume));
-        done.or_else(|error| self.judge("import", &error, Wait::Yes))
+        done.or_else(|error| self.judge("import", &error, Blocking::Yes))
     }
 
     pub(crate) fn finish_import(&self) -> Step {

@@ -278,7 +278,7 @@ impl Bench {
             }
         }
         Cmd::new("sync").run()?;
-        let given_up_before = self.given_up()?;
+        let given_up_before = self.released()?;
         self.product.resume_jobs()?;
         let cpu_before = self.ours.daemon.cpu_seconds()?;
         let watch = Watch::start(CLIENT_PROCESSOR)?;
@@ -293,10 +293,10 @@ impl Bench {
         let results = results.context("onefold failed under load")?;
         let cpu = self.ours.daemon.cpu_seconds()? - cpu_before;
         self.product.pause_jobs()?;
-        let given_up = self.given_up()? - given_up_before;
+        let released = self.released()? - given_up_before;
         let mut slice = self.slice(load, results, cpu, &slow)?;
         slice.jobs = Some(Jobs {
-            copied: given_up as f64 / slice.result.write.requests.max(1) as f64,
+            copied: released as f64 / slice.result.write.requests.max(1) as f64,
             ..last.since(&first)
         });
         Ok(slice)
@@ -343,7 +343,7 @@ impl Bench {
     }
 
     /// References given up so far. The jobs must rest.
-    fn given_up(&self) -> Result<u64> {
+    fn released(&self) -> Result<u64> {
         Ok(self.product.work()?.released + self.product.backlog()?.queued)
     }
 

@@ -455,8 +455,8 @@ fn entry_document() {
             Trial::Part(entry_bits(Entry::ABSENT), entry_bits(Entry::ZERO)),
         ),
         (
-            "kept private",
-            Trial::Whole(first.clone(), entry_bits(Entry::kept(Pba(1)))),
+            "unshareable",
+            Trial::Whole(first.clone(), entry_bits(Entry::unshareable(Pba(1)))),
         ),
         ("codec", Trial::Is(vec![0; 4])),
         ("stored length", Trial::Is(vec![0; 8])),

@@ -478,7 +478,10 @@ fn volume_record_document() {
             whole(&|record| record.interval_seconds = u32::MAX),
         ),
         ("private", whole(&|record| record.counts.private = ALL)),
-        ("kept", whole(&|record| record.counts.kept = ALL)),
+        (
+            "unshareable",
+            whole(&|record| record.counts.unshareable = ALL),
+        ),
         ("shared", whole(&|record| record.counts.shared = ALL)),
         ("cache", whole(&|record| record.hash_cache_bytes = u64::MAX)),
         ("below", whole(&|record| record.below = Some(LayerId(ALL)))),

@@ -146,8 +146,8 @@ impl Pool {
         if Guard::SettledBeforeConversion.holds() {
             self.commit_in_background()?;
         }
-        let ledger = self.ledger()?;
-        let batches = &ledger.books.batches;
+        let uncommitted = self.uncommitted()?;
+        let batches = &uncommitted.metadata.batches;
         match &batches.open {
             None => Ok(batches.next_number - 1),
             Some(batch) => Err(StoreError::new(
@@ -166,7 +166,7 @@ impl Pool {
         let all = from.counts().rows();
         let (mut next, mut done) = (Some(Fingerprint::default()), 0);
         while let Some(first) = next {
-            let (rows, refused) = self.aside.run(|| -> Result<_> {
+            let (rows, refused) = self.background.run(|| -> Result<_> {
                 let rows = from.rows(first, ROWS_AT_ONCE)?;
                 let refused = into.add_rows(&rows)?;
                 Ok((rows, refused))

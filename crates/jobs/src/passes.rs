@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// The volumes, by what identifies them, and how far each is.
 #[derive(Debug)]
-pub(crate) struct Rounds<K> {
+pub(crate) struct Passes<K> {
     turns: BTreeMap<K, Turn>,
     /// Whose turn it is: the first of these that has anything to do.
     order: VecDeque<K>,
@@ -49,7 +49,7 @@ pub(crate) fn retry_pause(failures: u32) -> Duration {
     (RETRY_PAUSE_MIN * (1 << doublings)).min(RETRY_PAUSE_MAX)
 }
 
-impl<K: Copy + Ord> Rounds<K> {
+impl<K: Copy + Ord> Passes<K> {
     pub(crate) fn new() -> Self {
         Self {
             turns: BTreeMap::new(),
@@ -152,8 +152,8 @@ mod tests {
         true
     }
 
-    fn rounds(volumes: &str) -> Rounds<char> {
-        let mut rounds = Rounds::new();
+    fn rounds(volumes: &str) -> Passes<char> {
+        let mut rounds = Passes::new();
         rounds.set_volumes(volumes.chars().map(|key| (key, TEN)));
         rounds
     }

@@ -3,7 +3,7 @@
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{Op, When};
-use onefold_store::{StoreError, StoreErrorKind, VolumeOptions, Wait};
+use onefold_store::{Blocking, StoreError, StoreErrorKind, VolumeOptions};
 
 use crate::full::{fill, is_refused};
 use crate::guards::{power_loss, small_pool};
@@ -85,11 +85,11 @@ pub(crate) fn quota_wanted_twice(seed: u64) -> Step {
         ..VolumeOptions::new(MIB)
     })?;
     let id = world.volume_ids()[0];
-    world.write(id, 0, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.meanwhile(Part::Data, Op::Write, When::Before, move |world| {
-        world.write(id, 64 * BLOCK, 16 * BLOCK, Fill::Data, Wait::No)
+        world.write(id, 64 * BLOCK, 16 * BLOCK, Fill::Data, Blocking::No)
     });
-    world.write(id, 128 * BLOCK, 16 * BLOCK, Fill::Data, Wait::Yes)?;
+    world.write(id, 128 * BLOCK, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.found()?;
     power_loss(&world)
 }
@@ -104,7 +104,7 @@ pub(crate) fn reserved_then_wanted(seed: u64) -> Step {
     world.create_volume(8 * MIB)?;
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
     fill(&world, b, 0)?;
-    let wanted = || world.write(a, 0, 64 * BLOCK, Fill::Data, Wait::Yes);
+    let wanted = || world.write(a, 0, 64 * BLOCK, Fill::Data, Blocking::Yes);
     if is_refused(&world, wanted)? {
         return Err(violation("a volume did not get what it has reserved"));
     }

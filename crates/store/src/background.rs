@@ -6,18 +6,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::sync::AtomicU64;
 
 /// Runs work to its end and returns, once.
-pub type Aside = fn(&mut (dyn FnMut() + Send));
+pub type BackgroundExecutor = fn(&mut (dyn FnMut() + Send));
 
 /// Who does it, and how much of it is under way.
 #[derive(Default)]
-pub(crate) struct AsideWork {
-    run: OnceLock<Aside>,
+pub(crate) struct BackgroundWork {
+    run: OnceLock<BackgroundExecutor>,
     under_way: AtomicU64,
 }
 
-impl AsideWork {
+impl BackgroundWork {
     /// Whoever is set first stays.
-    pub(crate) fn set(&self, run: Aside) {
+    pub(crate) fn set(&self, run: BackgroundExecutor) {
         let _ = self.run.set(run);
     }
 
@@ -33,7 +33,7 @@ impl AsideWork {
     /// set for it.
     #[expect(
         clippy::expect_used,
-        reason = "whoever is set runs its work, see `Aside`"
+        reason = "whoever is set runs its work, see `BackgroundExecutor`"
     )]
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let Some(run) = self.run.get() else {
@@ -47,7 +47,7 @@ impl AsideWork {
                 done = Some(work());
             }
         });
-        done.expect("work set aside was not run")
+        done.expect("the background executor has not run its work")
     }
 }
 
@@ -64,16 +64,18 @@ impl Drop for Ended<'_> {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use super::AsideWork;
+    use super::BackgroundWork;
 
     #[test]
     fn work_counts_for_as_long_as_it_is_under_way_even_if_it_panics() {
-        let aside = AsideWork::default();
-        assert!(!aside.run(|| aside.is_working()), "nobody is set");
-        aside.set(|work| work());
-        assert!(aside.run(|| aside.is_working()));
-        assert!(!aside.is_working());
-        let panicked = catch_unwind(AssertUnwindSafe(|| aside.run(|| panic!("broken work"))));
-        assert!(panicked.is_err() && !aside.is_working());
+        let background = BackgroundWork::default();
+        assert!(!background.run(|| background.is_working()), "nobody is set");
+        background.set(|work| work());
+        assert!(background.run(|| background.is_working()));
+        assert!(!background.is_working());
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            background.run(|| panic!("broken work"))
+        }));
+        assert!(panicked.is_err() && !background.is_working());
     }
 }

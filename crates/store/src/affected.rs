@@ -7,7 +7,7 @@
 use onefold_format::{BadBlock, Entry, Fault, LayerId, Lba, Pba, VolumeRecord, VolumeState};
 
 use crate::error::Result;
-use crate::references::Snapshot;
+use crate::references::CheckpointReader;
 use crate::store::Store;
 use crate::tree;
 
@@ -50,7 +50,7 @@ impl Store {
         let snapshot = {
             let _job = pool.job()?;
             pool.look_at_bad_again()?;
-            Snapshot::take(pool)?
+            CheckpointReader::take(pool)?
         };
         let bad = pool.bad.all();
         snapshot.each_map_page(&mut |record, segment, pointer| {
@@ -80,7 +80,12 @@ fn describe(bad: &BadBlock) -> BadBlockStat {
     }
 }
 
-fn name_use(snapshot: &Snapshot<'_>, record: &VolumeRecord, pba: Pba, lba: u64) -> BlockUse {
+fn name_use(
+    snapshot: &CheckpointReader<'_>,
+    record: &VolumeRecord,
+    pba: Pba,
+    lba: u64,
+) -> BlockUse {
     let of = record.snapshot_of.and_then(|id| {
         let mut volumes = snapshot.volumes.iter();
         volumes.find(|volume| volume.id == id)
@@ -102,7 +107,7 @@ fn name_use(snapshot: &Snapshot<'_>, record: &VolumeRecord, pba: Pba, lba: u64) 
 
 /// Visits everything that has a name and in which what `record` says of a block is read.
 fn each_view(
-    snapshot: &Snapshot<'_>,
+    snapshot: &CheckpointReader<'_>,
     record: &VolumeRecord,
     lba: Lba,
     visit: &mut dyn FnMut(&VolumeRecord),
@@ -122,7 +127,7 @@ fn each_view(
 }
 
 /// What one layer says of a block.
-fn entry(snapshot: &Snapshot<'_>, record: &VolumeRecord, lba: Lba) -> Result<Entry> {
+fn entry(snapshot: &CheckpointReader<'_>, record: &VolumeRecord, lba: Lba) -> Result<Entry> {
     let pages = &snapshot.pool.pages;
     let (owner, segment) = (record.layer.0, lba.segment());
     let Some(pointer) = tree::lookup(pages, owner, record.map, segment.0)? else {

@@ -72,7 +72,7 @@ impl Pool {
 
     /// Heals those of the answers' blocks that are bad by the items' own, as far as that works. The
     /// caller holds the job lock, and nobody writes to the items' blocks.
-    pub(crate) fn heal(
+    pub(crate) fn repair(
         &self,
         index: &dyn FingerprintIndex,
         domain: DomainId,

@@ -14,11 +14,11 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 /// Does `work` and returns.
-pub(crate) fn run_aside(work: &mut (dyn FnMut() + Send)) {
+pub(crate) fn run_in_background(work: &mut (dyn FnMut() + Send)) {
     let work = Mutex::new(work);
     let run = || (work.lock().unwrap_or_else(PoisonError::into_inner))();
     thread::scope(|scope| {
-        let thread = thread::Builder::new().name("aside".to_owned());
+        let thread = thread::Builder::new().name("background".to_owned());
         let spawned = thread.spawn_scoped(scope, || {
             give_way();
             run();
@@ -47,14 +47,14 @@ fn give_way() {
 
 #[cfg(test)]
 mod tests {
-    use super::run_aside;
+    use super::run_in_background;
     use std::thread;
 
     #[test]
     fn work_is_done_on_another_thread_of_the_idle_policy() {
         let caller = thread::current().id();
         let mut seen = None;
-        run_aside(&mut || {
+        run_in_background(&mut || {
             let stat = std::fs::read_to_string("/proc/thread-self/sched").unwrap_or_default();
             let policy = stat.lines().find_map(|line| {
                 let (name, value) = line.split_once(':')?;
@@ -71,6 +71,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "broken work")]
     fn a_panic_reaches_the_caller() {
-        run_aside(&mut || panic!("broken work"));
+        run_in_background(&mut || panic!("broken work"));
     }
 }

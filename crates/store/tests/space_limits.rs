@@ -9,8 +9,8 @@ use std::thread;
 use onefold_engine::Engine;
 use onefold_engine::simulated::{CrashKind, SimulatedEngine};
 use onefold_store::{
-    CreateOptions, DedupMode, IndexKind, Lba, OpenOptions, Ready, Store, StoreErrorKind,
-    VolumeChange, VolumeOptions, VolumeStat, Wait,
+    Blocking, CreateOptions, DedupMode, IndexKind, Lba, OpenOptions, Ready, Store, StoreErrorKind,
+    VolumeChange, VolumeOptions, VolumeStat,
 };
 
 const BLOCK: u64 = 4096;
@@ -76,12 +76,12 @@ impl World {
         };
         let set = self.store.set_volume(name, &change);
         // What is not an error is as good as any kind that this cannot be.
-        set.map_or_else(|error| error.kind(), |()| StoreErrorKind::WouldWait)
+        set.map_or_else(|error| error.kind(), |()| StoreErrorKind::WouldBlock)
     }
 
     fn write(&self, name: &str, lba: u64, content: u64) -> Result<(), StoreErrorKind> {
         let volume = self.store.volume(name).unwrap();
-        let written = volume.write(lba * BLOCK, &block(content), Wait::Yes);
+        let written = volume.write(lba * BLOCK, &block(content), Blocking::Yes);
         written.map_err(|error| error.kind())
     }
 
@@ -97,7 +97,9 @@ impl World {
 
     fn trim(&self, name: &str, lba: u64, count: u64) {
         let volume = self.store.volume(name).unwrap();
-        volume.trim(lba * BLOCK, count * BLOCK, Wait::Yes).unwrap();
+        volume
+            .trim(lba * BLOCK, count * BLOCK, Blocking::Yes)
+            .unwrap();
         volume.flush().unwrap();
         self.store.tick().unwrap();
     }
@@ -132,8 +134,12 @@ impl World {
         let report = self.store.check(false, &mut |_| {}).unwrap();
         assert_eq!((report.findings, report.leaked_blocks), (0, 0));
         let stat = self.store.stat().unwrap();
-        let kept: u64 = stat.volumes.iter().map(|volume| volume.kept_blocks).sum();
-        assert_eq!(stat.kept_blocks, kept);
+        let kept: u64 = stat
+            .volumes
+            .iter()
+            .map(|volume| volume.reserved_unused_blocks)
+            .sum();
+        assert_eq!(stat.reserved_unused_blocks, kept);
         assert!(kept <= stat.free_blocks, "{stat:?}");
     }
 }
@@ -162,13 +168,13 @@ fn a_quota_is_for_a_volume_and_its_snapshots() {
     let world = world.crash();
     assert_eq!(world.stat("a").mapped_blocks, 99);
     assert_eq!(world.fill("a", 300), (1, StoreErrorKind::QuotaReached));
-    assert_eq!(world.set("a", Some(60), None), StoreErrorKind::WouldWait);
+    assert_eq!(world.set("a", Some(60), None), StoreErrorKind::WouldBlock);
     world.write("a", 60, 3).unwrap();
     world.trim("a", 55, 40);
     assert_eq!(world.fill("a", 400), (0, StoreErrorKind::QuotaReached));
     world.trim("a", 95, 3);
     assert_eq!(world.fill("a", 400), (3, StoreErrorKind::QuotaReached));
-    assert_eq!(world.set("a", Some(0), None), StoreErrorKind::WouldWait);
+    assert_eq!(world.set("a", Some(0), None), StoreErrorKind::WouldBlock);
     assert_eq!(world.fill("a", 500).1, StoreErrorKind::NoSpace);
     world.assert_clean();
 }
@@ -236,7 +242,7 @@ fn what_is_reserved_is_there_when_everybody_else_has_filled_the_pool() {
             world.write("a", lba, lba).unwrap();
         }
         world.store.volume("a").unwrap().flush().unwrap();
-        assert_eq!(world.stat("a").kept_blocks, 500);
+        assert_eq!(world.stat("a").reserved_unused_blocks, 500);
         assert_eq!(world.fill("b", 0), (FREE - 600, StoreErrorKind::NoSpace));
         // Overwriting what a snapshot has takes the reserve, and nothing that is kept.
         world.snapshot("b", "s");
@@ -272,7 +278,7 @@ fn a_reservation_holds_when_a_volume_becomes_less_alike_to_others() {
     }
     assert_eq!(world.store.stat().unwrap().physical_blocks, 600);
     assert_eq!(
-        world.stat("a").kept_blocks,
+        world.stat("a").reserved_unused_blocks,
         600,
         "all of its blocks are shared"
     );
@@ -289,7 +295,7 @@ fn blocks_stay_private_as_long_as_no_other_could_be_kept_for_them() {
     let world = World::new();
     world.volume("a", 0, 600);
     world.volume("b", 0, 0);
-    assert_eq!(world.set("b", Some(0), None), StoreErrorKind::WouldWait);
+    assert_eq!(world.set("b", Some(0), None), StoreErrorKind::WouldBlock);
     for lba in 0..600 {
         world.write("a", lba, lba).unwrap();
     }
@@ -328,20 +334,20 @@ fn nothing_is_promised_twice() {
         .plan_shrink(POOL_BLOCKS / 2 * BLOCK)
         .unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::NoSpace, "{error}");
-    assert_eq!(world.set("a", None, Some(999)), StoreErrorKind::WouldWait);
+    assert_eq!(world.set("a", None, Some(999)), StoreErrorKind::WouldBlock);
     world.store.create_volume("c", &too_much).unwrap();
     // A clone has no reservation, and what is deleted needs none.
     world.store.clone_volume("b", "d").unwrap();
-    assert_eq!(world.stat("d").kept_blocks, 0);
+    assert_eq!(world.stat("d").reserved_unused_blocks, 0);
     world.store.delete_volume("b").unwrap();
-    assert_eq!(world.store.stat().unwrap().kept_blocks, 1000);
+    assert_eq!(world.store.stat().unwrap().reserved_unused_blocks, 1000);
     assert_eq!(
         world.set("a", None, Some(FREE - 1)),
-        StoreErrorKind::WouldWait
+        StoreErrorKind::WouldBlock
     );
     world.collect();
     let world = world.crash();
-    assert_eq!(world.store.stat().unwrap().kept_blocks, FREE);
+    assert_eq!(world.store.stat().unwrap().reserved_unused_blocks, FREE);
     for (quota, reservation) in [(100, 0), (0, 4095), (1 << 61, 0), (0, 1 << 61)] {
         let options = VolumeOptions {
             quota_bytes: quota,

@@ -17,8 +17,8 @@ impl Pool {
     /// request is under way.
     pub(crate) fn close_session(&self) -> Result<()> {
         let mut log = self.commits.lock();
-        self.seal_and_commit(&mut log, |ledger| {
-            ledger.tail.append_closing();
+        self.seal_and_commit(&mut log, |uncommitted| {
+            uncommitted.tail.append_closing();
             Ok(())
         })
     }

@@ -177,8 +177,8 @@ impl Pool {
         let Some(from) = data.map(|at| at / block_size) else {
             return Ok(None);
         };
-        let mut ledger = self.ledger()?;
-        let space = &mut ledger.books.space;
+        let mut uncommitted = self.uncommitted()?;
+        let space = &mut uncommitted.metadata.space;
         if from >= space.end() {
             return Ok(None);
         }
@@ -188,7 +188,7 @@ impl Pool {
             return Ok(Some(0));
         };
         space.take(run)?;
-        drop(ledger);
+        drop(uncommitted);
         // What was found is data before the run, perhaps, and the run a hole already.
         let end = (run.start.0 + run.count) * block_size;
         match self.data.next_data(run.start.0 * block_size) {
@@ -228,7 +228,7 @@ impl Pool {
     /// Hands out those of the units of which every block is free.
     fn take_free_units(&self, units: Range<u64>) -> Result<PbaRuns> {
         let unit = self.unit_blocks();
-        let space = &mut self.ledger()?.books.space;
+        let space = &mut self.uncommitted()?.metadata.space;
         let mut taken = PbaRuns::new();
         let looked = units.map(|number| number * unit).try_for_each(|start| {
             let run = PbaRun {

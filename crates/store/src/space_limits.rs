@@ -10,12 +10,12 @@
 //!   less alike to others than it was.
 //!
 //! Invariant: the pool has as many free blocks as are kept for all volumes together. Whoever takes a
-//! block for another, makes a private one shared, or reserves more, looks first, holding the ledger;
+//! block for another, makes a private one shared, or reserves more, looks first, holding the uncommitted state;
 //! what is given up is kept before it is free. It does not hold for a while where a clone inherits
 //! what a deleted snapshot owned, or the device loses blocks; then others get none.
 //!
 //! All of it follows from the records, and is counted again when the pool is opened. Numbers change
-//! under the ledger alone; whoever only reads them needs no lock.
+//! under the uncommitted state alone; whoever only reads them needs no lock.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -25,12 +25,12 @@ use rustc_hash::FxHashMap;
 
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::pool::{Ledger, Pool};
+use crate::pool::{Pool, Uncommitted};
 use crate::sync::{AtomicU64, Mutex, lock};
 use crate::watermarks::Purpose;
 
 /// What one volume has, may have, and can count on, in blocks.
-pub(crate) struct Allotment {
+pub(crate) struct SpaceLimits {
     /// Entries that hold data.
     mapped: AtomicU64,
     /// Of these, the private ones.
@@ -39,39 +39,39 @@ pub(crate) struct Allotment {
     quota: AtomicU64,
     reserved: AtomicU64,
     /// What is kept for all volumes.
-    kept_for_all: Arc<AtomicU64>,
+    unused_reservations: Arc<AtomicU64>,
 }
 
 /// Those of all volumes.
-pub(crate) struct Allotments {
+pub(crate) struct SpaceLimitsTable {
     block_size: u64,
-    kept_for_all: Arc<AtomicU64>,
+    unused_reservations: Arc<AtomicU64>,
     /// Those whose layers exist.
-    volumes: Mutex<FxHashMap<VolumeId, Weak<Allotment>>>,
+    volumes: Mutex<FxHashMap<VolumeId, Weak<SpaceLimits>>>,
 }
 
-impl Allotments {
+impl SpaceLimitsTable {
     pub(crate) fn new(block_size: u32) -> Self {
         Self {
             block_size: block_size.into(),
-            kept_for_all: Arc::default(),
+            unused_reservations: Arc::default(),
             volumes: Mutex::default(),
         }
     }
 
     /// That of a volume, as its record says from now on, or of a snapshot's volume.
-    pub(crate) fn of(&self, record: &VolumeRecord) -> Arc<Allotment> {
+    pub(crate) fn of(&self, record: &VolumeRecord) -> Arc<SpaceLimits> {
         let mut volumes = lock(&self.volumes);
         let id = record.snapshot_of.unwrap_or(record.id);
         let known = volumes.get(&id).and_then(Weak::upgrade);
-        let allotment = known.unwrap_or_else(|| {
+        let space_limits = known.unwrap_or_else(|| {
             // Now and then, so that it costs little however many there are.
             if volumes.len().is_power_of_two() {
-                volumes.retain(|_, allotment| allotment.strong_count() > 0);
+                volumes.retain(|_, space_limits| space_limits.strong_count() > 0);
             }
-            let allotment = Arc::new(Allotment::new(&self.kept_for_all));
-            volumes.insert(id, Arc::downgrade(&allotment));
-            allotment
+            let space_limits = Arc::new(SpaceLimits::new(&self.unused_reservations));
+            volumes.insert(id, Arc::downgrade(&space_limits));
+            space_limits
         });
         if record.snapshot_of.is_none() {
             let is_in_use = record.state != VolumeState::Deleting;
@@ -83,25 +83,25 @@ impl Allotments {
                 0 => u64::MAX,
                 bytes => bytes / self.block_size,
             };
-            allotment.set(quota, reserved / self.block_size);
+            space_limits.set(quota, reserved / self.block_size);
         }
-        allotment
+        space_limits
     }
 
     /// Blocks that are kept for all volumes.
-    pub(crate) fn kept(&self) -> u64 {
-        self.kept_for_all.load(Relaxed)
+    pub(crate) fn unused_reservations(&self) -> u64 {
+        self.unused_reservations.load(Relaxed)
     }
 }
 
-impl Allotment {
-    fn new(kept_for_all: &Arc<AtomicU64>) -> Self {
+impl SpaceLimits {
+    fn new(unused_reservations: &Arc<AtomicU64>) -> Self {
         Self {
             mapped: AtomicU64::new(0),
             owned: AtomicU64::new(0),
             quota: AtomicU64::new(u64::MAX),
             reserved: AtomicU64::new(0),
-            kept_for_all: Arc::clone(kept_for_all),
+            unused_reservations: Arc::clone(unused_reservations),
         }
     }
 
@@ -111,39 +111,41 @@ impl Allotment {
     }
 
     /// Blocks that are kept for it.
-    pub(crate) fn kept(&self) -> u64 {
+    pub(crate) fn unused_reservation(&self) -> u64 {
         let (reserved, owned) = (self.reserved.load(Relaxed), self.owned.load(Relaxed));
         reserved.saturating_sub(owned)
     }
 
     /// Blocks that are kept for others.
-    pub(crate) fn kept_for_others(&self) -> u64 {
-        self.kept_for_all.load(Relaxed).saturating_sub(self.kept())
+    pub(crate) fn unused_by_others(&self) -> u64 {
+        self.unused_reservations
+            .load(Relaxed)
+            .saturating_sub(self.unused_reservation())
     }
 
-    /// Counts so many more entries; or, as complements, fewer. The caller holds the ledger.
+    /// Counts so many more entries; or, as complements, fewer. The caller holds the uncommitted state.
     pub(crate) fn add(&self, mapped: u64, owned: u64) {
-        let before = self.kept();
+        let before = self.unused_reservation();
         self.mapped.fetch_add(mapped, Relaxed);
         self.owned.fetch_add(owned, Relaxed);
         self.keep_instead_of(before);
     }
 
     fn set(&self, quota: u64, reserved: u64) {
-        let before = self.kept();
+        let before = self.unused_reservation();
         self.quota.store(quota, Relaxed);
         self.reserved.store(reserved, Relaxed);
         self.keep_instead_of(before);
     }
 
     fn keep_instead_of(&self, before: u64) {
-        let more = self.kept().wrapping_sub(before);
+        let more = self.unused_reservation().wrapping_sub(before);
         if more != 0 {
-            self.kept_for_all.fetch_add(more, Relaxed);
+            self.unused_reservations.fetch_add(more, Relaxed);
         }
     }
 
-    /// Whether so many more entries may hold data. Exact while the ledger is held.
+    /// Whether so many more entries may hold data. Exact while the uncommitted state is held.
     pub(crate) fn admit(&self, more: u64, block_size: u64) -> Result<()> {
         let (mapped, quota) = (self.mapped(), self.quota.load(Relaxed));
         if more == 0 || mapped.saturating_add(more) <= quota {
@@ -159,7 +161,7 @@ impl Allotment {
     }
 
     /// What would be kept for it if it owned so many blocks fewer and so many were reserved for it.
-    fn kept_if(&self, fewer: u64, reserved: u64) -> u64 {
+    fn unused_reservation_if(&self, fewer: u64, reserved: u64) -> u64 {
         reserved.saturating_sub(self.owned.load(Relaxed).saturating_sub(fewer))
     }
 }
@@ -169,14 +171,16 @@ impl Pool {
     /// the pool's reserve.
     pub(crate) fn kept_from(
         &self,
-        allotment: &Allotment,
-        ledger: &Ledger,
+        space_limits: &SpaceLimits,
+        uncommitted: &Uncommitted,
         count: u64,
         purpose: Purpose,
     ) -> u64 {
-        let reserve = match count <= allotment.kept() {
+        let reserve = match count <= space_limits.unused_reservation() {
             true => 0,
-            false => self.watermarks(&ledger.books.space).kept_from(purpose),
+            false => self
+                .watermarks(&uncommitted.metadata.space)
+                .kept_from(purpose),
         };
         // A guest's write may find blocks that the host has allocated; an import leaves those to it.
         let host_lacks = match purpose {
@@ -184,55 +188,63 @@ impl Pool {
             Purpose::New | Purpose::Overwrite => 0,
         };
         match Guard::ReservedKeptFromOthers.holds() {
-            true => host_lacks + reserve + allotment.kept_for_others(),
+            true => host_lacks + reserve + space_limits.unused_by_others(),
             false => host_lacks + reserve,
         }
     }
 
     /// How many of the blocks that the volume owns others could be kept for, were they shared.
-    pub(crate) fn sharable(&self, allotment: &Allotment) -> Result<u64> {
-        let reserved = allotment.reserved.load(Relaxed);
+    pub(crate) fn sharable(&self, space_limits: &SpaceLimits) -> Result<u64> {
+        let reserved = space_limits.reserved.load(Relaxed);
         if reserved == 0 {
             return Ok(u64::MAX);
         }
-        let ledger = self.ledger()?;
-        let space = &ledger.books.space;
-        let spoken_for = self.maps.allotments.kept() + self.watermarks(space).reserve;
+        let uncommitted = self.uncommitted()?;
+        let space = &uncommitted.metadata.space;
+        let spoken_for =
+            self.maps.space_limits_table.unused_reservations() + self.watermarks(space).reserve;
         let unclaimed = space.free_blocks().saturating_sub(spoken_for);
-        let beyond = allotment.owned.load(Relaxed).saturating_sub(reserved);
+        let beyond = space_limits.owned.load(Relaxed).saturating_sub(reserved);
         Ok(beyond + unclaimed)
     }
 
     /// Whether the volume can go on to own so many blocks fewer: more are kept for it then.
     pub(crate) fn admit_sharing(
         &self,
-        allotment: &Allotment,
-        ledger: &Ledger,
+        space_limits: &SpaceLimits,
+        uncommitted: &Uncommitted,
         fewer: u64,
     ) -> Result<()> {
-        let reserved = allotment.reserved.load(Relaxed);
-        self.admit_keeping(ledger, allotment.kept(), allotment.kept_if(fewer, reserved))
+        let reserved = space_limits.reserved.load(Relaxed);
+        self.admit_keeping(
+            uncommitted,
+            space_limits.unused_reservation(),
+            space_limits.unused_reservation_if(fewer, reserved),
+        )
     }
 
-    /// Whether so many bytes can be reserved for a volume; without an allotment, for a new one.
+    /// Whether so many bytes can be reserved for a volume; without an space_limits, for a new one.
     pub(crate) fn admit_reservation(
         &self,
-        allotment: Option<&Allotment>,
-        ledger: &Ledger,
+        space_limits: Option<&SpaceLimits>,
+        uncommitted: &Uncommitted,
         bytes: u64,
     ) -> Result<()> {
         let blocks = bytes / self.block_size();
-        let (before, after) = allotment.map_or((0, blocks), |allotment| {
-            (allotment.kept(), allotment.kept_if(0, blocks))
+        let (before, after) = space_limits.map_or((0, blocks), |space_limits| {
+            (
+                space_limits.unused_reservation(),
+                space_limits.unused_reservation_if(0, blocks),
+            )
         });
-        self.admit_keeping(ledger, before, after)
+        self.admit_keeping(uncommitted, before, after)
     }
 
     /// Whether a volume can have `after` free blocks kept for it, and not only `before`.
-    fn admit_keeping(&self, ledger: &Ledger, before: u64, after: u64) -> Result<()> {
-        let space = &ledger.books.space;
+    fn admit_keeping(&self, uncommitted: &Uncommitted, before: u64, after: u64) -> Result<()> {
+        let space = &uncommitted.metadata.space;
         let reserve = self.watermarks(space).reserve;
-        let kept = self.maps.allotments.kept() + reserve;
+        let kept = self.maps.space_limits_table.unused_reservations() + reserve;
         let (more, free) = (after.saturating_sub(before), space.free_blocks());
         if more == 0 || kept.saturating_add(more) <= free {
             return Ok(());
@@ -249,16 +261,20 @@ impl Pool {
 mod tests {
     use super::*;
 
-    fn allotment(kept_for_all: &Arc<AtomicU64>, quota: u64, reserved: u64) -> Allotment {
-        let allotment = Allotment::new(kept_for_all);
-        allotment.set(quota, reserved);
-        allotment
+    fn space_limits(
+        unused_reservations: &Arc<AtomicU64>,
+        quota: u64,
+        reserved: u64,
+    ) -> SpaceLimits {
+        let space_limits = SpaceLimits::new(unused_reservations);
+        space_limits.set(quota, reserved);
+        space_limits
     }
 
     #[test]
     fn what_is_kept_for_all_is_the_sum_whatever_happens() {
         let all = Arc::new(AtomicU64::new(0));
-        let volumes = [0, 10, 25].map(|reserved| allotment(&all, u64::MAX, reserved));
+        let volumes = [0, 10, 25].map(|reserved| space_limits(&all, u64::MAX, reserved));
         let mut state = 12345_u64;
         for _ in 0..10_000 {
             state = state
@@ -272,15 +288,15 @@ mod tests {
                 _ if owned > 0 => volume.add(u64::wrapping_sub(0, 1), u64::wrapping_sub(0, 1)),
                 _ => {}
             }
-            let sum: u64 = volumes.iter().map(Allotment::kept).sum();
+            let sum: u64 = volumes.iter().map(SpaceLimits::unused_reservation).sum();
             assert_eq!(all.load(Relaxed), sum);
-            assert_eq!(volume.kept_for_others(), sum - volume.kept());
+            assert_eq!(volume.unused_by_others(), sum - volume.unused_reservation());
         }
     }
 
     #[test]
     fn a_quota_is_used_up_to_the_last_block() {
-        let volume = allotment(&Arc::default(), 10, 0);
+        let volume = space_limits(&Arc::default(), 10, 0);
         volume.add(9, 3);
         assert!(volume.admit(1, 4096).is_ok());
         let error = volume.admit(2, 4096).unwrap_err();

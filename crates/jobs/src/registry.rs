@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Shared by everything that has to do with jobs.
-pub(crate) struct Board {
+pub(crate) struct JobRegistry {
     state: Mutex<State>,
     /// Anything in it has changed.
     changed: Condvar,
@@ -165,7 +165,7 @@ pub(crate) enum WorkerKind {
     Scrub,
 }
 
-impl Board {
+impl JobRegistry {
     pub(crate) fn new() -> Self {
         Self {
             state: Mutex::new(State {
@@ -744,7 +744,7 @@ mod tests {
             host_free_bytes: None,
             space: SpaceLevel::Full,
             reserve_blocks: 0,
-            kept_blocks: 0,
+            reserved_unused_blocks: 0,
             when_full: WhenFull::Pause,
             reclaim_blocks: 0,
             queued_blocks: 0,
@@ -760,61 +760,64 @@ mod tests {
         }
     }
 
-    fn collector_state(board: &Board) -> JobState {
-        board.jobs(&nothing())[0].state.clone()
+    fn collector_state(registry: &JobRegistry) -> JobState {
+        registry.jobs(&nothing())[0].state.clone()
     }
 
     #[test]
     fn pausing_waits_for_the_end_of_the_batch_under_way() {
-        let board = Board::new();
-        assert!(board.begin_collect());
+        let registry = JobRegistry::new();
+        assert!(registry.begin_collect());
         thread::scope(|scope| {
-            let pausing = scope.spawn(|| board.pause(&JobSelection::Collector));
-            while !board.state().collector.is_paused {
+            let pausing = scope.spawn(|| registry.pause(&JobSelection::Collector));
+            while !registry.state().collector.is_paused {
                 thread::yield_now();
             }
-            assert_ne!(collector_state(&board), JobState::Paused);
+            assert_ne!(collector_state(&registry), JobState::Paused);
             assert!(!pausing.is_finished());
-            board.collected(&CollectReport::default(), 4096);
+            registry.collected(&CollectReport::default(), 4096);
             assert_eq!(pausing.join().unwrap(), Ok(()));
         });
-        assert_eq!(collector_state(&board), JobState::Paused);
-        assert!(!board.begin_collect());
-        board.resume(&JobSelection::Collector).unwrap();
-        assert!(board.begin_collect());
+        assert_eq!(collector_state(&registry), JobState::Paused);
+        assert!(!registry.begin_collect());
+        registry.resume(&JobSelection::Collector).unwrap();
+        assert!(registry.begin_collect());
     }
 
     #[test]
     fn a_thread_that_panics_is_a_failure_and_nobody_waits_for_it() {
-        let board = Board::new();
-        assert!(board.begin_collect());
-        board.ended(WorkerKind::Collector);
-        board.pause(&JobSelection::All).unwrap();
-        assert_eq!(collector_state(&board), JobState::Failed(GONE.to_owned()));
+        let registry = JobRegistry::new();
+        assert!(registry.begin_collect());
+        registry.ended(WorkerKind::Collector);
+        registry.pause(&JobSelection::All).unwrap();
+        assert_eq!(
+            collector_state(&registry),
+            JobState::Failed(GONE.to_owned())
+        );
     }
 
     #[test]
     fn a_thread_that_was_told_to_end_is_no_failure() {
-        let board = Board::new();
-        board.stop();
-        board.ended(WorkerKind::Collector);
-        assert_eq!(collector_state(&board), JobState::Idle);
-        assert!(!board.begin_collect());
+        let registry = JobRegistry::new();
+        registry.stop();
+        registry.ended(WorkerKind::Collector);
+        assert_eq!(collector_state(&registry), JobState::Idle);
+        assert!(!registry.begin_collect());
     }
 
     #[test]
     fn a_rebuild_is_listed_once_there_was_one() {
-        let board = Board::new();
-        assert_eq!(board.jobs(&nothing()).len(), 1);
-        board.rebuilding(10, 30, 4096);
-        let rebuild = board.jobs(&nothing()).remove(1);
+        let registry = JobRegistry::new();
+        assert_eq!(registry.jobs(&nothing()).len(), 1);
+        registry.rebuilding(10, 30, 4096);
+        let rebuild = registry.jobs(&nothing()).remove(1);
         assert_eq!(rebuild.kind, JobKind::Rebuild);
         assert_eq!(
             (rebuild.state, rebuild.backlog_blocks),
             (JobState::Running, 20)
         );
-        board.set_index_ready();
-        let rebuild = board.jobs(&nothing()).remove(1);
+        registry.set_index_ready();
+        let rebuild = registry.jobs(&nothing()).remove(1);
         assert_eq!((rebuild.state, rebuild.backlog_blocks), (JobState::Idle, 0));
     }
 }
