@@ -271,8 +271,8 @@ impl Connection<'_> {
                 Ok(())
             }
             Err(AttemptError::Panicked) => Err(ConnectionError::Panicked),
-            Err(setback) => {
-                let header = self.shared.chunk_error_header(cookie, setback.errno());
+            Err(failure) => {
+                let header = self.shared.chunk_error_header(cookie, failure.errno());
                 self.reply(&header)
             }
         }
@@ -382,10 +382,10 @@ impl Connection<'_> {
                     }
                     len = piece_bytes(offset, range.end);
                     let slot = batch.slot(len);
-                    if let Err(setback) =
+                    if let Err(failure) =
                         shared.attempt("read", || export.read(offset, slot, Blocking::Yes))
                     {
-                        failed = Some(setback);
+                        failed = Some(failure);
                         return Err(io::ErrorKind::Other.into());
                     }
                     batch.push(&[], len);
@@ -546,7 +546,7 @@ impl Connection<'_> {
         let rest = match tried {
             Ok(Some(rest)) => rest,
             Ok(None) => return self.reply_plainly(cookie, Ok(())),
-            Err(setback) => return self.reply_plainly(cookie, Err(setback)),
+            Err(failure) => return self.reply_plainly(cookie, Err(failure)),
         };
         if self.shared.queue.announce(HANDED_OVER_MAX) {
             self.submit(cookie, Work::Control(rest));
@@ -584,7 +584,7 @@ impl Connection<'_> {
         let header = match done {
             Ok(()) => ReplyHeader::simple(cookie, None),
             Err(AttemptError::Panicked) => return Err(ConnectionError::Panicked),
-            Err(setback) => self.shared.error_header(cookie, setback.errno()),
+            Err(failure) => self.shared.error_header(cookie, failure.errno()),
         };
         self.reply(&header)
     }
@@ -613,8 +613,8 @@ impl Connection<'_> {
                 Ok(())
             }
             Err(AttemptError::Panicked) => Err(ConnectionError::Panicked),
-            Err(setback) => {
-                let header = self.shared.chunk_error_header(cookie, setback.errno());
+            Err(failure) => {
+                let header = self.shared.chunk_error_header(cookie, failure.errno());
                 self.reply(&header)
             }
         }

@@ -385,6 +385,7 @@ fn execute(
     cookie: u64,
     work: Work,
 ) -> Result<Option<Reply>, Work> {
+    let plain = |()| plain_reply(cookie);
     let (done, error_header): (_, fn(&ConnectionState, u64, Errno) -> ReplyHeader) = match work {
         Work::Read { offset, mut buffer } => {
             let done = shared.attempt("read", || export.read(offset, &mut buffer, Blocking::Yes));
@@ -422,17 +423,11 @@ fn execute(
             if done == Err(AttemptError::WaitForSpace) {
                 return Err(Work::Control(control));
             }
-            (
-                done.map(|()| plain_reply(cookie)),
-                ConnectionState::error_header,
-            )
+            (done.map(plain), ConnectionState::error_header)
         }
         Work::Prefetch { range, mut scratch } => {
             let done = shared.attempt("prefetch", || export.prefetch(range, &mut scratch));
-            (
-                done.map(|()| plain_reply(cookie)),
-                ConnectionState::error_header,
-            )
+            (done.map(plain), ConnectionState::error_header)
         }
         Work::BlockStatus { range, only_first } => {
             let done = shared.attempt("block status", || {
@@ -445,8 +440,8 @@ fn execute(
     Ok(match done {
         Ok(reply) => Some(reply),
         Err(AttemptError::Panicked) => None,
-        Err(setback) => Some(Reply::new(
-            error_header(shared, cookie, setback.errno()),
+        Err(failure) => Some(Reply::new(
+            error_header(shared, cookie, failure.errno()),
             Payload::None,
         )),
     })
