@@ -354,7 +354,7 @@ impl QueuedRequest {
         self.deliver(Some(Reply::new(header, Payload::None)));
     }
 
-    /// The request is done; no reply means that it panicked.
+    /// The request is done ([step 8 reply]); no reply means that it panicked.
     fn deliver(self, reply: Option<Reply>) {
         let Self {
             shared,

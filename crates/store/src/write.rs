@@ -153,7 +153,7 @@ impl Volume {
         })
     }
 
-    /// The blocks are locked. [step 3 shape] to [step 8 reply]
+    /// Steps 3 to 8. The blocks are locked.
     fn write_locked(
         &self,
         layer: &Arc<Layer>,

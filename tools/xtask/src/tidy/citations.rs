@@ -1,13 +1,19 @@
 //! Code cites the steps of a write as `step`, number and name in square brackets; the document
 //! has them as headings `## NUMBER NAME`. Both must agree, so that a renumbered step can not
-//! leave a comment that points to another one.
+//! leave a comment that points to another one. Every step is cited by the product's code, and in
+//! the file of the write path the steps are cited once and in order, so that it can be read beside
+//! the document.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::SourceFile;
 
 const DOCUMENT: &str = "docs/life-of-a-write.md";
 const OPENING: &str = "[step ";
+
+/// The file of the write path.
+const WRITE_PATH: &str = "crates/store/src/write.rs";
 
 /// A step by number and name.
 type Step = (u32, String);
@@ -23,23 +29,47 @@ pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
             "{DOCUMENT} has no heading of the form '## 4 place'"
         ));
     }
+    let mut cited = BTreeSet::new();
     for file in files.iter().filter(|file| file.is_rust()) {
-        for (index, line) in file.text.lines().enumerate() {
-            for cited in cited(line) {
-                let place = format!("{}:{}", file.path.display(), index + 1);
-                match cited {
-                    Ok(step) if steps.contains(&step) => {}
-                    Ok((number, name)) => faults.push(format!(
-                        "{place}: step {number} {name} is not a heading of {DOCUMENT}"
-                    )),
-                    Err(text) => {
-                        faults.push(format!("{place}: '{text}' is not a step's number and name"))
-                    }
+        let mut before = 0;
+        for (index, found) in citations(&file.text) {
+            let place = format!("{}:{}", file.path.display(), index + 1);
+            let step = match found {
+                Ok(step) => step,
+                Err(text) => {
+                    faults.push(format!("{place}: '{text}' is not a step's number and name"));
+                    continue;
                 }
+            };
+            let (number, name) = &step;
+            if !steps.contains(&step) {
+                faults.push(format!(
+                    "{place}: step {number} {name} is not a heading of {DOCUMENT}"
+                ));
+            }
+            if file.path == Path::new(WRITE_PATH) && *number <= before {
+                faults.push(format!(
+                    "{place}: step {number} is cited behind step {before}: here each is cited \
+                     once and in order"
+                ));
+            }
+            before = *number;
+            if file.path.starts_with("crates") {
+                cited.insert(step);
             }
         }
     }
+    let uncited = steps.iter().filter(|step| !cited.contains(step));
+    faults.extend(uncited.map(|(number, name)| {
+        format!("{DOCUMENT}: step {number} {name} is cited by no code of the product")
+    }));
     faults
+}
+
+/// The steps that a text cites, with the indices of their lines.
+fn citations(text: &str) -> impl Iterator<Item = (usize, Result<Step, String>)> + '_ {
+    let lines = text.lines().enumerate();
+    lines.flat_map(|(index, line)| cited(line).map(move |found| (index, found)))
 }
 
 fn headings(text: &str) -> Vec<Step> {
@@ -69,29 +99,55 @@ mod tests {
     use super::super::file;
     use super::*;
 
-    fn faults_of(code: &str) -> Vec<String> {
-        // Put together here, because this file is itself looked at.
-        let code = code.replace("STEP", OPENING);
-        faults(&[
-            file(DOCUMENT, "# x\n## 3 shape\n## 4 place\n"),
-            file("a.rs", &code),
-        ])
+    /// Put together, because this file is itself looked at.
+    fn code(path: &str, text: &str) -> SourceFile {
+        file(path, &text.replace("STEP", OPENING))
+    }
+
+    fn document() -> SourceFile {
+        file(DOCUMENT, "# x\n## 3 shape\n## 4 place\n")
+    }
+
+    /// Of a file beside one that cites all steps.
+    fn faults_of(path: &str, text: &str) -> Vec<String> {
+        let citing = code("crates/a/src/lib.rs", "// STEP4 place] and STEP3 shape]\n");
+        faults(&[document(), citing, code(path, text)])
     }
 
     #[test]
     fn a_step_that_exists_may_be_cited() {
-        assert!(faults_of("// STEP4 place] and STEP3 shape]\n").is_empty());
+        assert!(faults_of("a.rs", "// STEP4 place] and STEP3 shape]\n").is_empty());
     }
 
     #[test]
     fn a_wrong_number_or_name_is_a_fault() {
         assert_eq!(
-            faults_of("\n// STEP5 place]")[0].split(' ').next(),
+            faults_of("a.rs", "\n// STEP5 place]")[0].split(' ').next(),
             Some("a.rs:2:")
         );
-        assert_eq!(faults_of("// STEP4 shape]").len(), 1);
-        assert_eq!(faults_of("// STEPfour]").len(), 1);
-        assert!(faults_of("let x = STEPas u8; 3];").is_empty());
+        assert_eq!(faults_of("a.rs", "// STEP4 shape]").len(), 1);
+        assert_eq!(faults_of("a.rs", "// STEPfour]").len(), 1);
+        assert!(faults_of("a.rs", "let x = STEPas u8; 3];").is_empty());
+    }
+
+    #[test]
+    fn the_write_path_cites_each_step_once_and_in_order() {
+        assert!(faults_of(WRITE_PATH, "// STEP3 shape]\n// STEP4 place]").is_empty());
+        assert!(faults_of(WRITE_PATH, "// STEP4 place]").is_empty());
+        for text in [
+            "// STEP4 place]\n// STEP3 shape]",
+            "// STEP3 shape] STEP3 shape]",
+        ] {
+            let found = faults_of(WRITE_PATH, text);
+            assert_eq!(found.len(), 1, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn every_step_is_cited_by_the_product() {
+        let of = |path: &str| faults(&[document(), code(path, "// STEP3 shape]")]);
+        assert_eq!(of("crates/a/src/lib.rs").len(), 1);
+        assert_eq!(of("tools/a/src/lib.rs").len(), 2);
     }
 
     #[test]
