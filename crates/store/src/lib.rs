@@ -7,13 +7,13 @@
 //! | --- | --- |
 //! | `store.rs` | opens, closes, and changes the set of volumes |
 //! | `volume.rs` `volume_options.rs` `names.rs` | checks requests and says where they failed; how volumes are made and called |
-//! | `wait.rs` `run.rs` | whether a request may wait; consecutive blocks of the pool |
+//! | `blocking.rs` `run.rs` | whether a request may wait; consecutive blocks of the pool |
 //! | `write.rs` `read.rs` `trim.rs` | the three paths of data |
 //! | `block_lock.rs` `epoch.rs` | who may change a block; who may still be reading one |
 //! | `pool.rs` | what volumes share; room, reuse, failure |
 //! | `watermarks.rs` | how full the pool is, and who still gets blocks then |
 //! | `space_limits.rs` | quotas and reservations of volumes |
-//! | `give_back.rs` | letting the host have free space |
+//! | `discard.rs` | letting the host have free space |
 //! | `apply.rs` | the one function that changes a map |
 //! | `map.rs` `segments.rs` `space.rs` `catalogue.rs` | what it changes |
 //! | `finder.rs` `collector.rs` | publishing, sharing and releasing blocks, batch by batch |
@@ -31,9 +31,9 @@
 //! | `accounting.rs` `data.rs` | what each volume and snapshot holds alone; what a reader finds in it |
 //! | `export.rs` | all metadata in one file, and a pool's parts from it |
 //! | `changes.rs` | what changed between two snapshots or volumes |
-//! | `remake.rs` | making the index anew, or one of another kind |
+//! | `index_rebuild.rs` | making the index anew, or one of another kind |
 //! | `scrub.rs` `bad_blocks.rs` `repair.rs` | finding blocks that decayed, knowing them, healing them |
-//! | `users.rs` | who uses a bad block |
+//! | `affected.rs` | who uses a bad block |
 //! | `resize.rs` | changing the pool's size |
 //!
 //! `examples/volume.rs` makes a pool and a volume and uses them: `cargo run -p onefold-store --example

@@ -3,7 +3,8 @@
 //! Fails on: an arrow between crates that does not point down, a crate with no place in the
 //! house, a name that says nothing; files of a crate that import each other beyond its limit; a
 //! largest file or a number of long functions that grew; a cited step that the document does not
-//! have; a format without its page or a page without its format; a path of somebody's machine.
+//! have; a format without its page or a page without its format; a name in backticks that nothing has; a path of
+//! somebody's machine.
 //! A limit that is looser than what is measured fails too, so that it only goes down.
 //! Prints without failing: the sizes of crates, files and functions, and which are long.
 
@@ -12,6 +13,7 @@ mod crates;
 mod cycles;
 mod floors;
 mod format_pages;
+mod identifiers;
 mod measures;
 mod paths;
 mod sizes;
@@ -49,6 +51,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut faults = floors::faults(&workspace.metadata)?;
     faults.extend(citations::faults(&files));
     faults.extend(format_pages::faults(&files));
+    faults.extend(identifiers::faults(&files));
     faults.extend(paths::faults(&files, std::env::var("HOME").ok().as_deref()));
     let parsed = crates::parse(&files, &mut faults);
     for remark in sizes::remarks(&parsed) {
