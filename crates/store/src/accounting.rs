@@ -28,19 +28,14 @@ use crate::data;
 use crate::error::Result;
 use crate::limits::VOLUMES_MAX;
 use crate::pool::Pool;
-use crate::references::CheckpointReader;
+use crate::references::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use crate::store::Store;
 use crate::sync::lock;
 use crate::tree;
+use crate::usage::{Usage, Usages};
 
 /// Bytes of memory for a block of the window: the last layer that names it, and flags.
 const BYTES_PER_BLOCK: usize = 3;
-
-/// Pages of a map between two calls of `pace`, which is called at its end in any case.
-pub(crate) const PAGES_AT_ONCE: u64 = 16;
-
-/// Pages that are kept for the scan alone before it goes on in a newer checkpoint: 4 MiB.
-pub(crate) const HELD_BACK_MAX: usize = 1024;
 
 /// Parts of the pool of which is noted who names them.
 const PARTS: usize = 256;
@@ -61,24 +56,6 @@ const SEVERAL: u8 = 1;
 const STAYS: u8 = 2;
 
 const _: () = assert!(VOLUMES_MAX <= NOBODY as u64, "layers are numbered");
-
-/// What a volume or a snapshot held when its pool was last gone through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Usage {
-    /// When that was, in seconds since the Unix epoch.
-    pub as_of_unix_seconds: u64,
-    /// Blocks of the pool that nothing but its own entries names.
-    pub exclusive_blocks: u64,
-    /// Blocks of the pool that its own entries name, and those of other volumes or snapshots.
-    pub shared_blocks: u64,
-    /// Blocks that become free when it is deleted, and nothing else.
-    pub freed_if_deleted_blocks: u64,
-    /// Its blocks in which a reader finds data.
-    pub data_blocks: u64,
-}
-
-/// What is known of all volumes and snapshots.
-pub(crate) type Usages = FxHashMap<VolumeId, Usage>;
 
 impl Store {
     /// Goes through all maps, and keeps for [`Store::stat`] and [`Store::volume_stat`] what each

@@ -13,7 +13,7 @@ use onefold_format::{
 };
 use rustc_hash::FxHashMap;
 
-use crate::error::{Result, StoreError};
+use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::limits::VOLUMES_MAX;
 use crate::names::full_name;
 use crate::pages::Pages;
@@ -320,6 +320,15 @@ pub(crate) struct SealedCatalogue {
     pub(crate) next_volume_id: u64,
     pub(crate) next_layer_id: u64,
     pub(crate) next_domain_id: u32,
+}
+
+/// The next slot for a volume or snapshot.
+pub(crate) fn free_slot(slots: &mut dyn Iterator<Item = u64>) -> Result<u64> {
+    let found = slots.next().filter(|slot| *slot < VOLUMES_MAX);
+    found.ok_or_else(|| {
+        let message = format!("a pool has {VOLUMES_MAX} volumes and snapshots at most");
+        StoreError::new(StoreErrorKind::Invalid, message)
+    })
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -23,8 +23,8 @@ use onefold_format::{batch_page, map_page, space_page};
 use crate::apply::MetadataState;
 use crate::batch::{self, OpenBatch};
 use crate::catalogue::SealedCatalogue;
-use crate::commit::StopsOnPanic;
 use crate::error::{Result, StoreError};
+use crate::failure::StopsOnPanic;
 use crate::guard::Guard;
 use crate::log::LogMark;
 use crate::map::{Layer, SealedLeaf};
@@ -66,7 +66,7 @@ impl Pool {
 
     fn write_checkpoint(&self, current: &mut Root) -> Result<()> {
         // Its first step empties the list of what has changed.
-        let _stops = StopsOnPanic::new(self, "a checkpoint");
+        let _stops = StopsOnPanic::new(&self.failure, "a checkpoint");
         let mut log = self.commits.lock();
         let sealed = self.seal_and_commit(&mut log, |uncommitted| self.seal(uncommitted))?;
         let mark = log.end;

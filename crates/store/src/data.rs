@@ -13,11 +13,10 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, LayerId, SegmentIndex, VolumeId};
 use rustc_hash::FxHashMap;
 
-use crate::accounting::{HELD_BACK_MAX, PAGES_AT_ONCE};
 use crate::blocking::Blocking;
 use crate::error::Result;
 use crate::map::{Entries, Layer, Maps, fill_absent};
-use crate::references::CheckpointReader;
+use crate::references::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use crate::segments::Segments;
 use crate::store::Store;
 use crate::volume::Volume;

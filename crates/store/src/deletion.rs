@@ -21,6 +21,7 @@ use onefold_format::{Entry, LayerId, Record, SegmentIndex, UnmapTo, VolumeId, Vo
 
 use crate::apply::owned_runs;
 use crate::blocking::Blocking;
+use crate::deletions::Deletion;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::map::Layer;
@@ -32,49 +33,6 @@ use crate::volume::Volume;
 /// Segments that one step deals with: some fifty microseconds, in which writers wait. Whoever takes the
 /// steps rests in between.
 const SEGMENTS_PER_STEP: usize = 1;
-
-/// A volume or snapshot that was deleted and still holds something.
-#[derive(Clone)]
-pub(crate) struct Deletion {
-    pub(crate) volume: Arc<Volume>,
-    /// Nothing is left before it.
-    cursor: SegmentIndex,
-    /// Why its last step failed.
-    failure: Option<String>,
-    /// Steps in a row that failed.
-    failures: u32,
-}
-
-impl Deletion {
-    pub(crate) fn new(volume: Arc<Volume>) -> Self {
-        volume.mark_gone();
-        Self {
-            volume,
-            cursor: SegmentIndex(0),
-            failure: None,
-            failures: 0,
-        }
-    }
-
-    /// The log hears of the first failure in a row only.
-    fn failed(&mut self, error: &StoreError) {
-        if self.failures == 0 {
-            tracing::warn!(
-                "{error}; other deletions go on, and this one is tried again after them"
-            );
-        }
-        self.failures = self.failures.saturating_add(1);
-        self.failure = Some(error.to_string());
-    }
-
-    fn went_on(&mut self, cursor: SegmentIndex) {
-        self.cursor = cursor;
-        self.failures = 0;
-        if self.failure.take().is_some() {
-            tracing::info!("deleting '{}' works again", self.volume.name());
-        }
-    }
-}
 
 /// What was deleted and still holds something.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,7 +99,7 @@ impl Store {
         // A request that was admitted before may still change the map, until this has its blocks.
         let layer = deletion.volume.layer();
         drop(layer.locks.lock(0..VOLUME_BLOCKS_MAX, Blocking::Yes));
-        lock(&self.deleting).push(deletion);
+        self.deletions.add(deletion);
     }
 
     /// Does a little of what deletions have left to do. Returns how many blocks were dealt with, or
@@ -154,7 +112,7 @@ impl Store {
     /// of the disk. The next step takes another deletion, or goes on with this one.
     pub fn deletion_step(&self) -> Result<Option<u64>> {
         let _turn = lock(&self.deletion_turn);
-        let Some(Deletion { volume, cursor, .. }) = self.next_deletion() else {
+        let Some(Deletion { volume, cursor, .. }) = self.deletions.next() else {
             return Ok(None);
         };
         let layer = volume.layer();
@@ -162,13 +120,7 @@ impl Store {
         let done = self
             .empty_segments(&volume, &layer, cursor)
             .map_err(|error| error.during(format_args!("deleting '{}'", volume.name())));
-        let mut deleting = lock(&self.deleting);
-        let own = deleting.iter_mut().find(|it| it.volume.id == volume.id);
-        match (&done, own) {
-            (Ok(cursor), Some(own)) => own.went_on(*cursor),
-            (Err(error), Some(own)) => own.failed(error),
-            (_, None) => {}
-        }
+        self.deletions.note_step(volume.id, &done);
         done.map(|_| Some(before - layer.logical_blocks()))
     }
 
@@ -193,34 +145,17 @@ impl Store {
         Ok(cursor)
     }
 
-    /// Of those that neither need to stay nor wait for another one, the first of those that failed
-    /// least often.
-    fn next_deletion(&self) -> Option<Deletion> {
-        let deleting = lock(&self.deleting);
-        let goes = |layer: LayerId| {
-            let found = deleting.iter().find(|it| it.volume.layer().id == layer);
-            found.is_some_and(|it| it.volume.layer().above().len() <= 1)
-        };
-        let is_next = |deletion: &&Deletion| match deletion.volume.layer().above()[..] {
-            [] => true,
-            [above] => !goes(above),
-            _ => false,
-        };
-        let candidates = deleting.iter().filter(is_next);
-        candidates.min_by_key(|it| it.failures).cloned()
-    }
-
     /// Whether [`Store::deletion_step`] would find something to do.
     #[must_use]
     pub fn has_deletion_to_do(&self) -> bool {
-        self.next_deletion().is_some()
+        self.deletions.next().is_some()
     }
 
     /// How often in a row the deletion that goes next has failed; nothing where none has anything to
     /// do.
     #[must_use]
     pub fn next_deletion_failures(&self) -> Option<u32> {
-        self.next_deletion().map(|next| next.failures)
+        self.deletions.next().map(|next| next.failures)
     }
 
     /// Does all that deletions have left to do. `progress` is told how many blocks are done and how
@@ -234,9 +169,7 @@ impl Store {
         let waiting = waiting.iter().filter(|it| it.needed_by.is_empty());
         let all: u64 = waiting.map(|it| it.own_blocks).sum();
         // Each is tried once at least, whatever became of it before.
-        lock(&self.deleting)
-            .iter_mut()
-            .for_each(|it| it.failures = 0);
+        self.deletions.forget_failures();
         let (mut done, mut is_any, mut failed) = (0, false, None);
         while self.next_deletion_failures() == Some(0) {
             match self.deletion_step() {
@@ -258,7 +191,7 @@ impl Store {
     ///
     /// Where a request panicked while it changed the maps.
     pub fn deletions(&self) -> Result<Vec<DeletionStat>> {
-        let deleting = lock(&self.deleting).clone();
+        let deleting = self.deletions.all();
         let uncommitted = self.pool.uncommitted()?;
         let catalogue = &uncommitted.metadata.catalogue;
         let stat = |deletion: &Deletion| {
@@ -287,11 +220,9 @@ impl Store {
     /// Deleted layers that stay because several others need them: nobody can use them, but what they
     /// hold may be shared like everything else.
     pub(crate) fn deletions_that_stay(&self) -> Vec<Arc<Volume>> {
-        let deleting = lock(&self.deleting);
-        let stay = deleting
-            .iter()
-            .filter(|it| it.volume.layer().above().len() > 1);
-        stay.map(|it| Arc::clone(&it.volume)).collect()
+        let stay = self.deletions.all().into_iter();
+        let stay = stay.filter(|it| it.volume.layer().above().len() > 1);
+        stay.map(|it| it.volume).collect()
     }
 
     /// Gives up what a layer maps there, which nobody uses any more.
@@ -352,7 +283,7 @@ impl Store {
         // The finder publishes what is in a layer only while nobody holds this.
         let _job = self.pool.job()?;
         self.remove_record(volume.id, volume.layer().id)?;
-        lock(&self.deleting).retain(|other| other.volume.id != volume.id);
+        self.deletions.remove(volume.id);
         Ok(())
     }
 

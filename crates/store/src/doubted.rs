@@ -14,7 +14,6 @@ use onefold_format::{Record, record};
 
 use crate::guard::Guard;
 use crate::log::Tail;
-use crate::pool::Pool;
 use crate::sync::{RwLock, read, write};
 
 /// Where each run begins, and where it ends.
@@ -22,17 +21,9 @@ use crate::sync::{RwLock, read, write};
 pub(crate) struct Doubted(RwLock<BTreeMap<u64, u64>>);
 
 impl Doubted {
-    fn contains_any(&self, blocks: &Range<u64>) -> bool {
-        let runs = read(&self.0);
-        let last = runs.range(..blocks.end).next_back();
-        last.is_some_and(|(_, end)| *end > blocks.start)
-    }
-}
-
-impl Pool {
     /// A sync of the data failed: the new blocks that these records name are not believed.
-    pub(crate) fn doubt(&self, tail: &Tail) {
-        let mut runs = write(&self.doubted.0);
+    pub(crate) fn add(&self, tail: &Tail) {
+        let mut runs = write(&self.0);
         let records = tail.frames().flat_map(record::decode_all);
         for record in records.filter_map(std::result::Result::ok) {
             if let Record::Map { count, new, .. } = record
@@ -44,16 +35,19 @@ impl Pool {
     }
 
     /// Refuses what was read of blocks whose content may be another's.
-    pub(crate) fn check_believed(&self, blocks: &Range<u64>) -> io::Result<()> {
-        if !self.has_failed() || !Guard::DoubtedNotRead.holds() {
-            return Ok(());
-        }
-        if !self.doubted.contains_any(blocks) {
+    pub(crate) fn check(&self, blocks: &Range<u64>) -> io::Result<()> {
+        if !Guard::DoubtedNotRead.holds() || !self.contains_any(blocks) {
             return Ok(());
         }
         Err(io::Error::other(
             "it was written before a sync of the data failed, so the disk may not have it; what is \
              durable can be read once the pool is opened again",
         ))
+    }
+
+    fn contains_any(&self, blocks: &Range<u64>) -> bool {
+        let runs = read(&self.0);
+        let last = runs.range(..blocks.end).next_back();
+        last.is_some_and(|(_, end)| *end > blocks.start)
     }
 }

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use onefold_format::Lba;
+use onefold_format::units::VOLUME_BLOCKS_MAX;
+use onefold_format::{Lba, SegmentIndex, VolumeState};
 
 use crate::blocking::Blocking;
 use crate::error::Result;
 use crate::finder::{BatchReport, Ready};
 use crate::store::Store;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, lock, write};
 use crate::volume::Volume;
+use crate::volume_options::VolumeOptions;
 
 /// A volume being loaded. Dropped before [`Import::finish`], it is removed again; if the process
 /// dies, opening the pool does that.
@@ -93,5 +95,42 @@ impl Drop for Import {
                 volume.name()
             );
         }
+    }
+}
+
+impl Store {
+    /// Starts loading a new volume, which appears once [`Import::finish`] is called and is removed
+    /// again if that never happens.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::create_volume`].
+    pub fn begin_import(self: &Arc<Self>, name: &str, options: &VolumeOptions) -> Result<Import> {
+        let volume = self.add(name, options, VolumeState::Importing)?;
+        Ok(Import::new(Arc::clone(self), volume))
+    }
+
+    /// The import of this volume is complete and durable.
+    pub(crate) fn finish_import(&self, volume: Arc<Volume>) -> Result<()> {
+        let _changing = self.changing();
+        let name = volume.name();
+        self.change_volume(volume.id, |record| record.state = VolumeState::Ready)?;
+        volume.end_import();
+        write(&self.volumes).insert(name, volume);
+        Ok(())
+    }
+
+    /// Removes a volume whose import was not finished. It is nobody's yet, so it goes at once.
+    pub(crate) fn remove(&self, volume: &Volume) -> Result<()> {
+        volume.mark_gone();
+        let layer = volume.layer();
+        // A request that was admitted before may still change the map, until this has its blocks.
+        drop(layer.locks.lock(0..VOLUME_BLOCKS_MAX, Blocking::Yes));
+        let mut from = SegmentIndex(0);
+        while let Some(segment) = self.pool.maps.next_segment(&layer, from)? {
+            self.clear_segment(&layer, segment)?;
+            from = segment + 1;
+        }
+        self.remove_record(volume.id, layer.id)
     }
 }

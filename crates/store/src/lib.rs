@@ -13,7 +13,8 @@
 //! | `pool.rs` | what volumes share; room, reuse, failure |
 //! | `watermarks.rs` | how full the pool is, and who still gets blocks then |
 //! | `space_limits.rs` | quotas and reservations of volumes |
-//! | `discard.rs` | letting the host have free space |
+//! | `room.rs` | what there is to hand out, and what is kept for whom |
+//! | `discard.rs` `freed.rs` | letting the host have free space |
 //! | `apply.rs` | the one function that changes a map |
 //! | `map.rs` `segments.rs` `space.rs` `catalogue.rs` | what it changes |
 //! | `finder.rs` `collector.rs` | publishing, sharing and releasing blocks, batch by batch |
@@ -21,14 +22,14 @@
 //! | `heat.rs` `latency.rs` | hints for when to leave what alone |
 //! | `background.rs` | letting others do what no guest waits for |
 //! | `hash_cache.rs` | fingerprints made while blocks are written |
-//! | `log.rs` `commit.rs` | how changes become durable |
-//! | `doubted.rs` | what is not read after a sync that failed |
+//! | `log.rs` `commit.rs` `group_commit.rs` | how changes become durable |
+//! | `failure.rs` `doubted.rs` | what is not written, and not read, after a sync that failed |
 //! | `tail_copy.rs` | how changes that are not durable yet outlive the process |
 //! | `checkpoint.rs` `tree.rs` `pages.rs` | how the log is kept short |
 //! | `recovery.rs` | creating, opening, replay |
 //! | `references.rs` `check.rs` `stat.rs` | counting and proving what the maps say |
-//! | `snapshot.rs` `deletion.rs` | making snapshots and clones, going back; deleting |
-//! | `accounting.rs` `data.rs` | what each volume and snapshot holds alone; what a reader finds in it |
+//! | `snapshot.rs` `deletion.rs` `deletions.rs` | making snapshots and clones, going back; deleting |
+//! | `accounting.rs` `data.rs` `usage.rs` | what each volume and snapshot holds alone; what a reader finds in it |
 //! | `export.rs` | all metadata in one file, and a pool's parts from it |
 //! | `changes.rs` | what changed between two snapshots or volumes |
 //! | `index_rebuild.rs` | making the index anew, or one of another kind |
@@ -60,12 +61,16 @@ mod collector;
 mod commit;
 mod data;
 mod deletion;
+mod deletions;
 mod discard;
 mod doubted;
 mod epoch;
 mod error;
 mod export;
+mod failure;
 mod finder;
+mod freed;
+mod group_commit;
 mod guard;
 mod hash_cache;
 mod heat;
@@ -87,6 +92,7 @@ mod recovery;
 mod references;
 mod repair;
 mod resize;
+mod room;
 mod run;
 mod scrub;
 mod segments;
@@ -100,12 +106,12 @@ mod sync;
 mod tail_copy;
 mod tree;
 mod trim;
+mod usage;
 mod volume;
 mod volume_options;
 mod watermarks;
 mod write;
 
-pub use accounting::Usage;
 pub use affected::{BadBlockStat, BlockUse};
 pub use background::BackgroundExecutor;
 pub use blocking::Blocking;
@@ -132,6 +138,7 @@ pub use scrub::{Scrub, ScrubReport, ScrubStatus};
 pub use snapshot::SNAPSHOTS_AT_ONCE_MAX;
 pub use stat::{IndexStat, PoolStat, SnapshotStat, VolumeStat};
 pub use store::{Store, VolumeChange};
+pub use usage::Usage;
 pub use volume::{Extent, Volume};
 pub use volume_options::{DEFAULT_DOMAIN, VolumeOptions};
 pub use watermarks::SpaceLevel;

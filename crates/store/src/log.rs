@@ -15,6 +15,10 @@ use onefold_format::{FormatError, PoolId, Record};
 use crate::error::{Result, StoreError};
 use crate::run::PbaRuns;
 
+/// Log bytes that the records of one call may take. A piece of a write needs at most a map record of
+/// 48 bytes for each of its `write::PIECE_BLOCKS` blocks: 24 KiB.
+pub(crate) const RECORDS_BYTES_MAX: u64 = 32 << 10;
+
 /// Records that no commit has sealed yet, cut where frames will be.
 pub(crate) struct Tail {
     /// Where its first frame will stand.

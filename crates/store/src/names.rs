@@ -1,6 +1,24 @@
 //! How volumes and snapshots are called.
 
+use onefold_format::catalogue_page::name_is_valid;
+
+use crate::error::{Result, StoreError, StoreErrorKind};
+
 /// What a snapshot is called where a volume can be named, too.
 pub(crate) fn full_name(volume: &str, snapshot: &str) -> String {
     format!("{volume}@{snapshot}")
+}
+
+pub(crate) fn check_name(name: &str, of: &str) -> Result<()> {
+    if name_is_valid(name) {
+        return Ok(());
+    }
+    Err(StoreError::new(
+        StoreErrorKind::Invalid,
+        format!(
+            "'{}' cannot name a {of}: letters, digits, '.', '_' and '-', beginning with a letter \
+             or digit, 63 at most",
+            name.escape_debug()
+        ),
+    ))
 }

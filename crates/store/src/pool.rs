@@ -1,8 +1,10 @@
 //! What all volumes of an open pool share, and the rules about room, reuse and failure.
 
 use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use onefold_engine::Disk;
@@ -13,17 +15,18 @@ use crate::apply::{self, Failed, MetadataState};
 use crate::background::BackgroundWork;
 use crate::bad_blocks::BadBlocks;
 use crate::blocking::Blocking;
-use crate::commit::GroupCommit;
-use crate::discard::Freed;
 use crate::doubted::Doubted;
 use crate::epoch::{Epoch, Epochs};
 use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::failure::Failure;
+use crate::freed::Freed;
+use crate::group_commit::GroupCommit;
 use crate::guard::Guard;
 use crate::hash_cache::Room;
 use crate::index::IndexSlot;
 use crate::latency::Latencies;
 use crate::limits::Limits;
-use crate::log::{Log, Tail};
+use crate::log::{Log, RECORDS_BYTES_MAX, Tail};
 use crate::map::Maps;
 use crate::pages::Pages;
 use crate::placement::Placement;
@@ -35,10 +38,6 @@ use crate::watermarks::{PAGES_FOR_GUESTS, PAGES_FOR_RECLAIMING, Purpose, SpaceRe
 
 /// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
 const LOG_MARGIN_BYTES: u64 = 8 << 10;
-
-/// Log bytes that the records of one call may take. A piece of a write needs at most a map record of
-/// 48 bytes for each of its `write::PIECE_BLOCKS` blocks: 24 KiB.
-pub(crate) const RECORDS_BYTES_MAX: u64 = 32 << 10;
 
 pub(crate) struct Pool {
     pub(crate) superblock: Superblock,
@@ -79,7 +78,7 @@ pub(crate) struct Pool {
     pub(crate) free_walk: Mutex<Option<u64>>,
     /// Data was written since the last sync of the pool started.
     pub(crate) unsynced: AtomicBool,
-    failure: OnceLock<String>,
+    pub(crate) failure: Failure,
     pub(crate) doubted: Doubted,
     /// What becomes of writes for which there is no room: the next checkpoint makes it durable.
     when_full: AtomicU8,
@@ -204,7 +203,7 @@ impl Pool {
             freed: Mutex::default(),
             free_walk: Mutex::new(Some(0)),
             unsynced: AtomicBool::new(false),
-            failure: OnceLock::new(),
+            failure: Failure::default(),
             doubted: Doubted::default(),
             when_full: AtomicU8::new(root.when_full as u8),
             space_report: SpaceReport::default(),
@@ -222,7 +221,7 @@ impl Pool {
         self.uncommitted.lock().map_err(|_| {
             let error = StoreError::damaged("a request panicked while it changed the maps");
             self.fail(&error);
-            self.read_only_error()
+            self.failure.read_only_error()
         })
     }
 
@@ -237,11 +236,9 @@ impl Pool {
         })
     }
 
-    /// Stops all writes until the pool is opened again (P8). The first reason is kept.
+    /// Stops all writes until the pool is opened again (P8).
     pub(crate) fn fail(&self, error: &StoreError) {
-        if self.failure.set(error.to_string()).is_ok() {
-            tracing::error!("the pool takes no writes from now on: {error}");
-        }
+        self.failure.set(error);
     }
 
     /// The same after a failed sync. What the copy of the tail describes may be gone from the disk, so
@@ -255,25 +252,20 @@ impl Pool {
 
     /// The blocks that no durable record names may not hold what was written to them.
     pub(crate) fn doubt_tail(&self) {
-        self.doubt(&lock(&self.uncommitted).tail);
+        self.doubted.add(&lock(&self.uncommitted).tail);
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
-        self.failure.get().is_some()
-    }
-
-    pub(crate) fn check_writable(&self) -> Result<()> {
-        if self.has_failed() {
-            Err(self.read_only_error())
-        } else {
-            Ok(())
+    /// Refuses what was read of blocks whose content may be another's: see [`Doubted`].
+    pub(crate) fn check_believed(&self, blocks: &Range<u64>) -> io::Result<()> {
+        // No lock is taken while all is well.
+        match self.failure.is_set() {
+            true => self.doubted.check(blocks),
+            false => Ok(()),
         }
     }
 
-    fn read_only_error(&self) -> StoreError {
-        let reason = self.failure.get().map_or("", String::as_str);
-        let message = format!("the pool takes no writes until it is opened again: {reason}");
-        StoreError::new(StoreErrorKind::ReadOnly, message)
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        self.failure.check()
     }
 
     /// Appends records and applies them, once there is room ([step 6 log], [step 7 apply]).

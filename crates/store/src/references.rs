@@ -28,6 +28,12 @@ use crate::queue;
 use crate::sync::lock;
 use crate::tree;
 
+/// Pages of a map between two calls of `pace`, which is called at its end in any case.
+pub(crate) const PAGES_AT_ONCE: u64 = 16;
+
+/// Pages that are kept for the scan alone before it goes on in a newer checkpoint: 4 MiB.
+pub(crate) const HELD_BACK_MAX: usize = 1024;
+
 /// Rows made at a time.
 pub(crate) const ROWS_AT_ONCE: usize = 4096;
 

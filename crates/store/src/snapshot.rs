@@ -7,7 +7,6 @@
 //!
 //! What a call makes is in one frame of the log: a crash leaves all of it or nothing.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use onefold_format::units::VOLUME_BLOCKS_MAX;
@@ -16,12 +15,12 @@ use onefold_format::{
 };
 
 use crate::blocking::Blocking;
-use crate::catalogue::Catalogue;
+use crate::catalogue::{Catalogue, free_slot};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::limits::LAYERS_DEEP_MAX;
 use crate::map::Layer;
-use crate::names::full_name;
-use crate::store::{Store, check_name, free_slot};
+use crate::names::{check_name, full_name};
+use crate::store::Store;
 use crate::sync::{lock, read, write};
 use crate::volume::Volume;
 
@@ -33,23 +32,6 @@ const CLONED: &str = "cloned";
 
 /// What the layer is called that a volume had before it was rolled back.
 const DISCARDED: &str = "discarded";
-
-/// Gives the snapshots of a volume the volume's new name.
-pub(crate) fn rename_all(volumes: &mut BTreeMap<String, Arc<Volume>>, old: &str, new: &str) {
-    let prefix = full_name(old, "");
-    let names: Vec<String> = volumes
-        .range(prefix.clone()..)
-        .map(|(name, _)| name.clone())
-        .take_while(|name| name.starts_with(&prefix))
-        .collect();
-    for name in names {
-        if let Some(snapshot) = volumes.remove(&name) {
-            let name = full_name(new, &name[prefix.len()..]);
-            snapshot.set_name(&name);
-            volumes.insert(name, snapshot);
-        }
-    }
-}
 
 impl Store {
     /// Makes a snapshot of each of these volumes, all of the same moment, and durable when this

@@ -24,10 +24,7 @@ use onefold_format::{VolumeId, VolumeRecord, VolumeState};
 use rustc_hash::FxHashMap;
 
 use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
-use crate::pool::{Pool, Uncommitted};
 use crate::sync::{AtomicU64, Mutex, lock};
-use crate::watermarks::Purpose;
 
 /// What one volume has, may have, and can count on, in blocks.
 pub(crate) struct SpaceLimits {
@@ -110,10 +107,18 @@ impl SpaceLimits {
         self.mapped.load(Relaxed)
     }
 
+    /// Of these, the private ones.
+    pub(crate) fn owned(&self) -> u64 {
+        self.owned.load(Relaxed)
+    }
+
+    pub(crate) fn reserved(&self) -> u64 {
+        self.reserved.load(Relaxed)
+    }
+
     /// Blocks that are kept for it.
     pub(crate) fn unused_reservation(&self) -> u64 {
-        let (reserved, owned) = (self.reserved.load(Relaxed), self.owned.load(Relaxed));
-        reserved.saturating_sub(owned)
+        self.reserved().saturating_sub(self.owned())
     }
 
     /// Blocks that are kept for others.
@@ -161,99 +166,8 @@ impl SpaceLimits {
     }
 
     /// What would be kept for it if it owned so many blocks fewer and so many were reserved for it.
-    fn unused_reservation_if(&self, fewer: u64, reserved: u64) -> u64 {
-        reserved.saturating_sub(self.owned.load(Relaxed).saturating_sub(fewer))
-    }
-}
-
-impl Pool {
-    /// Blocks that a volume leaves to others when it takes so many: what is kept for it comes before
-    /// the pool's reserve.
-    pub(crate) fn kept_from(
-        &self,
-        space_limits: &SpaceLimits,
-        uncommitted: &Uncommitted,
-        count: u64,
-        purpose: Purpose,
-    ) -> u64 {
-        let reserve = match count <= space_limits.unused_reservation() {
-            true => 0,
-            false => self
-                .watermarks(&uncommitted.metadata.space)
-                .kept_from(purpose),
-        };
-        // A guest's write may find blocks that the host has allocated; an import leaves those to it.
-        let host_lacks = match purpose {
-            Purpose::Import => self.host_lacks(),
-            Purpose::New | Purpose::Overwrite => 0,
-        };
-        match Guard::ReservedKeptFromOthers.holds() {
-            true => host_lacks + reserve + space_limits.unused_by_others(),
-            false => host_lacks + reserve,
-        }
-    }
-
-    /// How many of the blocks that the volume owns others could be kept for, were they shared.
-    pub(crate) fn sharable(&self, space_limits: &SpaceLimits) -> Result<u64> {
-        let reserved = space_limits.reserved.load(Relaxed);
-        if reserved == 0 {
-            return Ok(u64::MAX);
-        }
-        let uncommitted = self.uncommitted()?;
-        let space = &uncommitted.metadata.space;
-        let spoken_for =
-            self.maps.space_limits_table.unused_reservations() + self.watermarks(space).reserve;
-        let unclaimed = space.free_blocks().saturating_sub(spoken_for);
-        let beyond = space_limits.owned.load(Relaxed).saturating_sub(reserved);
-        Ok(beyond + unclaimed)
-    }
-
-    /// Whether the volume can go on to own so many blocks fewer: more are kept for it then.
-    pub(crate) fn admit_sharing(
-        &self,
-        space_limits: &SpaceLimits,
-        uncommitted: &Uncommitted,
-        fewer: u64,
-    ) -> Result<()> {
-        let reserved = space_limits.reserved.load(Relaxed);
-        self.admit_keeping(
-            uncommitted,
-            space_limits.unused_reservation(),
-            space_limits.unused_reservation_if(fewer, reserved),
-        )
-    }
-
-    /// Whether so many bytes can be reserved for a volume; without an space_limits, for a new one.
-    pub(crate) fn admit_reservation(
-        &self,
-        space_limits: Option<&SpaceLimits>,
-        uncommitted: &Uncommitted,
-        bytes: u64,
-    ) -> Result<()> {
-        let blocks = bytes / self.block_size();
-        let (before, after) = space_limits.map_or((0, blocks), |space_limits| {
-            (
-                space_limits.unused_reservation(),
-                space_limits.unused_reservation_if(0, blocks),
-            )
-        });
-        self.admit_keeping(uncommitted, before, after)
-    }
-
-    /// Whether a volume can have `after` free blocks kept for it, and not only `before`.
-    fn admit_keeping(&self, uncommitted: &Uncommitted, before: u64, after: u64) -> Result<()> {
-        let space = &uncommitted.metadata.space;
-        let reserve = self.watermarks(space).reserve;
-        let kept = self.maps.space_limits_table.unused_reservations() + reserve;
-        let (more, free) = (after.saturating_sub(before), space.free_blocks());
-        if more == 0 || kept.saturating_add(more) <= free {
-            return Ok(());
-        }
-        let message = format!(
-            "{more} blocks cannot be kept free for it: {free} are free, of which {kept} are kept \
-             already; make room, or reserve less"
-        );
-        Err(StoreError::new(StoreErrorKind::NoSpace, message))
+    pub(crate) fn unused_reservation_if(&self, fewer: u64, reserved: u64) -> u64 {
+        reserved.saturating_sub(self.owned().saturating_sub(fewer))
     }
 }
 

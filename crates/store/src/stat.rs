@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::accounting::Usage;
 use crate::deletion::DeletionStat;
 use crate::error::Result;
 use crate::store::Store;
+use crate::usage::Usage;
 use crate::volume::Volume;
 use crate::watermarks::SpaceLevel;
 use onefold_format::page::PAGE_BYTES;

@@ -9,29 +9,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onefold_engine::Engine;
-use onefold_format::catalogue_page::{ALLOTMENT_BYTES_MAX, HASH_CACHE_BYTES_MAX, name_is_valid};
+use onefold_format::catalogue_page::{ALLOTMENT_BYTES_MAX, HASH_CACHE_BYTES_MAX};
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
-    DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record,
-    SegmentIndex, TreeRoot, VolumeId, VolumeRecord, VolumeState, WhenFull,
+    DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record, TreeRoot,
+    VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
 
-use crate::accounting::Usages;
 use crate::background::BackgroundExecutor;
 use crate::blocking::Blocking;
-use crate::catalogue::Catalogue;
-use crate::commit::StopsOnPanic;
-use crate::deletion::Deletion;
+use crate::catalogue::{Catalogue, free_slot};
+use crate::deletions::{Deletion, Deletions};
 use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::failure::StopsOnPanic;
 use crate::guard::Guard;
 use crate::heat::ROUNDS_MAX;
-use crate::import::Import;
 use crate::latency::LatencyCounts;
-use crate::limits::{INTERVAL_SECONDS_MAX, VOLUMES_MAX};
+use crate::limits::INTERVAL_SECONDS_MAX;
+use crate::names::{check_name, full_name};
 use crate::pool::{Pool, Uncommitted};
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
-use crate::snapshot;
 use crate::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
+use crate::usage::Usages;
 use crate::volume::Volume;
 use crate::volume_options::{DEFAULT_DOMAIN, VolumeOptions};
 
@@ -65,7 +64,7 @@ pub struct Store {
     /// deleted is not in it.
     pub(crate) volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
     /// Volumes and snapshots that were deleted and still hold something.
-    pub(crate) deleting: Mutex<Vec<Deletion>>,
+    pub(crate) deletions: Deletions,
     /// Held by whoever goes on with a deletion, or needs that nobody does. Taken before `changing`.
     pub(crate) deletion_turn: Mutex<()>,
     /// What is known of volumes and snapshots since the maps were last gone through.
@@ -123,7 +122,7 @@ impl Store {
             pool,
             engine,
             volumes: RwLock::new(volumes),
-            deleting: Mutex::new(deleting),
+            deletions: Deletions::new(deleting),
             deletion_turn: Mutex::default(),
             usages: Mutex::new(Usages::default()),
             changing: Mutex::new(()),
@@ -283,28 +282,22 @@ impl Store {
         Ok(())
     }
 
-    /// Starts loading a new volume, which appears once [`Import::finish`] is called and is removed
-    /// again if that never happens.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::create_volume`].
-    pub fn begin_import(self: &Arc<Self>, name: &str, options: &VolumeOptions) -> Result<Import> {
-        let volume = self.add(name, options, VolumeState::Importing)?;
-        Ok(Import::new(Arc::clone(self), volume))
-    }
-
     /// The turn to change the catalogue, from the check of a name to the record. A panic in between
     /// stops all writes, for what is known of volumes is then half of what the records say.
     pub(crate) fn changing(&self) -> (StopsOnPanic<'_>, MutexGuard<'_, ()>) {
         let turn = lock(&self.changing);
         (
-            StopsOnPanic::new(&self.pool, "a change of the catalogue"),
+            StopsOnPanic::new(&self.pool.failure, "a change of the catalogue"),
             turn,
         )
     }
 
-    fn add(&self, name: &str, options: &VolumeOptions, state: VolumeState) -> Result<Arc<Volume>> {
+    pub(crate) fn add(
+        &self,
+        name: &str,
+        options: &VolumeOptions,
+        state: VolumeState,
+    ) -> Result<Arc<Volume>> {
         check_name(name, "volume")?;
         check_name(&options.domain, "domain")?;
         check_finder(options)?;
@@ -439,30 +432,6 @@ impl Store {
         self.pool.latencies.counts()
     }
 
-    /// The import of this volume is complete and durable.
-    pub(crate) fn finish_import(&self, volume: Arc<Volume>) -> Result<()> {
-        let _changing = self.changing();
-        let name = volume.name();
-        self.change_volume(volume.id, |record| record.state = VolumeState::Ready)?;
-        volume.end_import();
-        write(&self.volumes).insert(name, volume);
-        Ok(())
-    }
-
-    /// Removes a volume whose import was not finished. It is nobody's yet, so it goes at once.
-    pub(crate) fn remove(&self, volume: &Volume) -> Result<()> {
-        volume.mark_gone();
-        let layer = volume.layer();
-        // A request that was admitted before may still change the map, until this has its blocks.
-        drop(layer.locks.lock(0..VOLUME_BLOCKS_MAX, Blocking::Yes));
-        let mut from = SegmentIndex(0);
-        while let Some(segment) = self.pool.maps.next_segment(&layer, from)? {
-            self.clear_segment(&layer, segment)?;
-            from = segment + 1;
-        }
-        self.remove_record(volume.id, layer.id)
-    }
-
     /// Gives a volume another name.
     ///
     /// # Errors
@@ -478,7 +447,7 @@ impl Store {
         let mut volumes = write(&self.volumes);
         volumes.remove(name);
         volumes.insert(new_name.to_owned(), volume);
-        snapshot::rename_all(&mut volumes, name, new_name);
+        rename_snapshots(&mut volumes, name, new_name);
         Ok(())
     }
 
@@ -635,27 +604,21 @@ impl Store {
     }
 }
 
-/// The next slot for a volume or snapshot.
-pub(crate) fn free_slot(slots: &mut dyn Iterator<Item = u64>) -> Result<u64> {
-    let found = slots.next().filter(|slot| *slot < VOLUMES_MAX);
-    found.ok_or_else(|| {
-        let message = format!("a pool has {VOLUMES_MAX} volumes and snapshots at most");
-        StoreError::new(StoreErrorKind::Invalid, message)
-    })
-}
-
-pub(crate) fn check_name(name: &str, of: &str) -> Result<()> {
-    if name_is_valid(name) {
-        return Ok(());
+/// Gives the snapshots of a volume the volume's new name.
+fn rename_snapshots(volumes: &mut BTreeMap<String, Arc<Volume>>, old: &str, new: &str) {
+    let prefix = full_name(old, "");
+    let names: Vec<String> = volumes
+        .range(prefix.clone()..)
+        .map(|(name, _)| name.clone())
+        .take_while(|name| name.starts_with(&prefix))
+        .collect();
+    for name in names {
+        if let Some(snapshot) = volumes.remove(&name) {
+            let name = full_name(new, &name[prefix.len()..]);
+            snapshot.set_name(&name);
+            volumes.insert(name, snapshot);
+        }
     }
-    Err(StoreError::new(
-        StoreErrorKind::Invalid,
-        format!(
-            "'{}' cannot name a {of}: letters, digits, '.', '_' and '-', beginning with a letter \
-             or digit, 63 at most",
-            name.escape_debug()
-        ),
-    ))
 }
 
 fn check_finder(options: &VolumeOptions) -> Result<()> {

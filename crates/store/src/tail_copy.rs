@@ -21,8 +21,7 @@ use onefold_format::{FormatError, PoolId, TailHeader};
 
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::log::{Tail, TailMark};
-use crate::pool::RECORDS_BYTES_MAX;
+use crate::log::{RECORDS_BYTES_MAX, Tail, TailMark};
 
 /// Bytes of both halves: room for some 130,000 changes between two commits. With less room guests that
 /// write much at random make housekeeping commit so often that they notice.

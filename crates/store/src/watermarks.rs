@@ -19,13 +19,7 @@
 //! nothing that makes room, the pages of the next checkpoint are always secured before its changes are made, and
 //! others stop first: the finder, whose index grows, then what maps new blocks.
 
-use std::sync::atomic::Ordering::SeqCst;
-
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError};
 use crate::guard::Guard;
-use crate::pool::{Pool, Uncommitted};
-use crate::space::Space;
 use crate::sync::{AtomicU8, AtomicU64};
 
 /// Bytes from which on the share of the pool is no reason for a warning, or for stopping anybody.
@@ -71,7 +65,7 @@ impl SpaceLevel {
     ];
 
     /// The levels between the one that the log was told of and this one, which it is to hear of now.
-    fn news_since(self, reported: u8) -> impl Iterator<Item = Self> {
+    pub(crate) fn news_since(self, reported: u8) -> impl Iterator<Item = Self> {
         let all = Self::ALL.into_iter();
         all.filter(move |level| *level as u8 > reported && *level <= self)
     }
@@ -130,181 +124,12 @@ impl Watermarks {
 #[derive(Default)]
 pub(crate) struct SpaceReport {
     /// The level that the log was told of.
-    level: AtomicU8,
+    pub(crate) level: AtomicU8,
     /// One more than the blocks that were available when a write found too few; 0 where none has, or
     /// more are available since.
-    refused_at: AtomicU64,
+    pub(crate) refused_at: AtomicU64,
     /// Free blocks that the host had no space for at the last look.
-    host_lacks: AtomicU64,
-}
-
-/// How many blocks can be handed out, and what that means.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Room {
-    pub(crate) level: SpaceLevel,
-    /// Free blocks that the host has space for.
-    pub(crate) available: u64,
-    /// What the host could still allocate, where that says anything.
-    pub(crate) host_free_bytes: Option<u64>,
-    /// Bytes that the host has allocated for data.
-    pub(crate) allocated_bytes: u64,
-    /// Of these, for blocks that are free, which need no more space of the host.
-    pub(crate) spare_bytes: u64,
-}
-
-impl Pool {
-    /// Asks the host, and compares its space with the pool's.
-    pub(crate) fn room(&self) -> Result<Room> {
-        let allocated_bytes = self.data.allocated_bytes();
-        let allocated_bytes = allocated_bytes.map_err(|e| StoreError::io(&self.data_name, e))?;
-        let host_free_bytes = self.data.host_free_bytes();
-        let uncommitted = self.uncommitted()?;
-        let space = &uncommitted.metadata.space;
-        let (marks, free) = (self.watermarks(space), space.free_blocks());
-        let busy_bytes = space.busy_blocks() * self.block_size();
-        drop(uncommitted);
-        let spare_bytes = allocated_bytes.saturating_sub(busy_bytes);
-        let available = host_free_bytes.map_or(free, |host_free| {
-            free.min(host_free.saturating_add(spare_bytes) / self.block_size())
-        });
-        let report = &self.space_report;
-        report.host_lacks.store(free - available, SeqCst);
-        let refused_at = report.refused_at.load(SeqCst);
-        if available >= refused_at {
-            // One that was refused meanwhile stays.
-            let _ = report
-                .refused_at
-                .compare_exchange(refused_at, 0, SeqCst, SeqCst);
-        }
-        let level = match available >= refused_at {
-            true => marks.level(available),
-            false => SpaceLevel::Full,
-        };
-        Ok(Room {
-            level,
-            available,
-            host_free_bytes,
-            allocated_bytes,
-            spare_bytes,
-        })
-    }
-
-    /// A guest's write found too few blocks, or the host too little space for them. The log hears of it
-    /// before the client does.
-    pub(crate) fn refused(&self) -> Result<()> {
-        let room = self.room()?;
-        let refused_at = &self.space_report.refused_at;
-        let is_known = refused_at.fetch_max(room.available + 1, SeqCst) > 0;
-        match is_known {
-            true => Ok(()),
-            false => self.report_level(),
-        }
-    }
-
-    /// Free blocks that are not for imports because the host has no space for them.
-    pub(crate) fn host_lacks(&self) -> u64 {
-        self.space_report.host_lacks.load(SeqCst)
-    }
-
-    /// Makes sure that so many pages for metadata are left after the next checkpoint; that checkpoint
-    /// is written if it helps.
-    pub(crate) fn secure_pages(&self, beyond: u64, blocking: Blocking) -> Result<()> {
-        let uncommitted = self.uncommitted()?;
-        if self.has_pages(&uncommitted, beyond) {
-            return Ok(());
-        }
-        let (wanted, has_changes) = (
-            self.pages_wanted(&uncommitted, beyond),
-            self.has_changes(&uncommitted),
-        );
-        drop(uncommitted);
-        if blocking == Blocking::No {
-            return Err(StoreError::would_block());
-        }
-        let secured = self.pages.secure(wanted);
-        if secured.is_ok() || !has_changes {
-            return secured;
-        }
-        self.checkpoint()?;
-        let wanted = self.pages_wanted(&*self.uncommitted()?, beyond);
-        self.pages.secure(wanted)
-    }
-
-    /// Makes sure that the next checkpoint can be written, after more changes or now.
-    pub(crate) fn make_room_for_pages(&self) -> Result<()> {
-        let wanted = self.pages_wanted(&*self.uncommitted()?, PAGES_FOR_RECLAIMING);
-        match self.pages.secure(wanted) {
-            Ok(()) => Ok(()),
-            Err(_) => self.checkpoint(),
-        }
-    }
-
-    /// Whether the next checkpoint leaves so many pages.
-    pub(crate) fn has_pages(&self, uncommitted: &Uncommitted, beyond: u64) -> bool {
-        self.pages.spare() >= self.pages_wanted(uncommitted, beyond)
-    }
-
-    /// Whether there is anything for a checkpoint to write.
-    pub(crate) fn has_changes(&self, uncommitted: &Uncommitted) -> bool {
-        self.maps.dirty_count() + uncommitted.metadata.dirty_pages() > 0
-    }
-
-    /// Pages that the next checkpoint may write, and so many more.
-    fn pages_wanted(&self, uncommitted: &Uncommitted, beyond: u64) -> u64 {
-        let changes = self.maps.dirty_count() + uncommitted.metadata.dirty_pages();
-        2 * changes as u64 + beyond
-    }
-
-    pub(crate) fn watermarks(&self, space: &Space) -> Watermarks {
-        Watermarks::of(space.blocks(), self.block_size())
-    }
-
-    /// Tells the log of each level that is reached, one after the other, and once there is enough
-    /// again. What is better by less than an eighth is not news: the next write may take it.
-    pub(crate) fn report_level(&self) -> Result<()> {
-        let refused_at = self.space_report.refused_at.load(SeqCst);
-        let room = self.room()?;
-        let marks = self.watermarks(&self.uncommitted()?.metadata.space);
-        let fewer = room.available - room.available / 8;
-        let surely = match fewer >= refused_at {
-            true => marks.level(fewer),
-            false => SpaceLevel::Full,
-        };
-        let reported = &self.space_report.level;
-        let before = reported.load(SeqCst);
-        if room.level as u8 > before {
-            if reported.swap(room.level as u8, SeqCst) == before {
-                for level in room.level.news_since(before) {
-                    tracing::warn!("{}", self.describe_level(level, room.available));
-                }
-            }
-        } else if (surely as u8) < before {
-            reported.store(surely as u8, SeqCst);
-            if surely == SpaceLevel::Enough {
-                tracing::info!("{}", self.describe_level(surely, room.available));
-            }
-        }
-        Ok(())
-    }
-
-    fn describe_level(&self, level: SpaceLevel, free: u64) -> String {
-        let then = match level {
-            SpaceLevel::Enough => "the pool has enough space again",
-            SpaceLevel::Low => "the pool is low on space",
-            SpaceLevel::Scarce => "the pool is short of space, and imports stop",
-            SpaceLevel::Reserve => {
-                "the pool is down to its reserve, and only what overwrites data is written"
-            }
-            SpaceLevel::Full => "the pool is full",
-        };
-        let bytes = free * self.block_size();
-        match self.host_lacks() {
-            0 => format!("{then}: {free} blocks, {bytes} bytes, are free"),
-            _ => format!(
-                "{then}: the file system under it has room for {free} blocks, {bytes} bytes"
-            ),
-        }
-    }
+    pub(crate) host_lacks: AtomicU64,
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -1,0 +1,114 @@
+//! Volumes and snapshots that were deleted and still hold something, and which of them goes next.
+
+use std::sync::Arc;
+
+use onefold_format::{LayerId, SegmentIndex, VolumeId};
+
+use crate::error::{Result, StoreError};
+use crate::sync::{Mutex, lock};
+use crate::volume::Volume;
+
+/// A volume or snapshot that was deleted and still holds something.
+#[derive(Clone)]
+pub(crate) struct Deletion {
+    pub(crate) volume: Arc<Volume>,
+    /// Nothing is left before it.
+    pub(crate) cursor: SegmentIndex,
+    /// Why its last step failed.
+    pub(crate) failure: Option<String>,
+    /// Steps in a row that failed.
+    pub(crate) failures: u32,
+}
+
+impl Deletion {
+    pub(crate) fn new(volume: Arc<Volume>) -> Self {
+        volume.mark_gone();
+        Self {
+            volume,
+            cursor: SegmentIndex(0),
+            failure: None,
+            failures: 0,
+        }
+    }
+
+    /// The log hears of the first failure in a row only.
+    fn failed(&mut self, error: &StoreError) {
+        if self.failures == 0 {
+            tracing::warn!(
+                "{error}; other deletions go on, and this one is tried again after them"
+            );
+        }
+        self.failures = self.failures.saturating_add(1);
+        self.failure = Some(error.to_string());
+    }
+
+    fn went_on(&mut self, cursor: SegmentIndex) {
+        self.cursor = cursor;
+        self.failures = 0;
+        if self.failure.take().is_some() {
+            tracing::info!("deleting '{}' works again", self.volume.name());
+        }
+    }
+}
+
+/// All of them.
+#[derive(Default)]
+pub(crate) struct Deletions {
+    list: Mutex<Vec<Deletion>>,
+}
+
+impl Deletions {
+    pub(crate) fn new(list: Vec<Deletion>) -> Self {
+        Self {
+            list: Mutex::new(list),
+        }
+    }
+
+    pub(crate) fn add(&self, deletion: Deletion) {
+        lock(&self.list).push(deletion);
+    }
+
+    /// Nothing is left of this one.
+    pub(crate) fn remove(&self, id: VolumeId) {
+        lock(&self.list).retain(|deletion| deletion.volume.id != id);
+    }
+
+    /// As they are now.
+    pub(crate) fn all(&self) -> Vec<Deletion> {
+        lock(&self.list).clone()
+    }
+
+    /// Of those that neither need to stay nor wait for another one, the first of those that failed
+    /// least often.
+    pub(crate) fn next(&self) -> Option<Deletion> {
+        let deleting = lock(&self.list);
+        let goes = |layer: LayerId| {
+            let found = deleting.iter().find(|it| it.volume.layer().id == layer);
+            found.is_some_and(|it| it.volume.layer().above().len() <= 1)
+        };
+        let is_next = |deletion: &&Deletion| match deletion.volume.layer().above()[..] {
+            [] => true,
+            [above] => !goes(above),
+            _ => false,
+        };
+        let candidates = deleting.iter().filter(is_next);
+        candidates.min_by_key(|it| it.failures).cloned()
+    }
+
+    /// Notes what a step of this one came to: where the next step goes on, or an error.
+    pub(crate) fn note_step(&self, id: VolumeId, done: &Result<SegmentIndex>) {
+        let mut list = lock(&self.list);
+        let own = list.iter_mut().find(|it| it.volume.id == id);
+        match (done, own) {
+            (Ok(cursor), Some(own)) => own.went_on(*cursor),
+            (Err(error), Some(own)) => own.failed(error),
+            (_, None) => {}
+        }
+    }
+
+    /// Each one is tried once at least, whatever became of it before.
+    pub(crate) fn forget_failures(&self) {
+        let mut list = lock(&self.list);
+        list.iter_mut().for_each(|it| it.failures = 0);
+    }
+}

@@ -1,0 +1,65 @@
+//! Why a pool takes no writes any more (P8).
+//!
+//! The first failure is kept, and ends with the process: what is on disk is known again only once the
+//! pool has been opened anew.
+
+use std::sync::OnceLock;
+
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+
+/// The first failure after which nothing may be written, if there was one.
+#[derive(Default)]
+pub(crate) struct Failure(OnceLock<String>);
+
+impl Failure {
+    /// Stops all writes until the pool is opened again. The first reason is kept.
+    pub(crate) fn set(&self, error: &StoreError) {
+        if self.0.set(error.to_string()).is_ok() {
+            tracing::error!("the pool takes no writes from now on: {error}");
+        }
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    /// The error of a write, if no writes are taken.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.is_set() {
+            true => Err(self.read_only_error()),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn read_only_error(&self) -> StoreError {
+        let reason = self.0.get().map_or("", String::as_str);
+        let message = format!("the pool takes no writes until it is opened again: {reason}");
+        StoreError::new(StoreErrorKind::ReadOnly, message)
+    }
+}
+
+/// Stops the pool if it is dropped by a panic: the work under way is half done, and the next caller
+/// must not go on as if it had been done.
+pub(crate) struct StopsOnPanic<'a> {
+    failure: &'a Failure,
+    what: &'static str,
+}
+
+impl<'a> StopsOnPanic<'a> {
+    pub(crate) fn new(failure: &'a Failure, what: &'static str) -> Self {
+        Self { failure, what }
+    }
+}
+
+impl Drop for StopsOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() && Guard::PanicStopsWrites.holds() {
+            let what = format!(
+                "{} ended by a panic; this is a defect of onefold",
+                self.what
+            );
+            self.failure.set(&StoreError::damaged(what));
+        }
+    }
+}

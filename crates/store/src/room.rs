@@ -1,0 +1,270 @@
+//! How much room the pool has, and what that means for those who want some: what the host lacks, what
+//! has to stay free for others, and the pages that the next checkpoint needs.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use crate::blocking::Blocking;
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+use crate::pool::{Pool, Uncommitted};
+use crate::space::Space;
+use crate::space_limits::SpaceLimits;
+use crate::watermarks::{PAGES_FOR_RECLAIMING, Purpose, SpaceLevel, Watermarks};
+
+/// How many blocks can be handed out, and what that means.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    pub(crate) level: SpaceLevel,
+    /// Free blocks that the host has space for.
+    pub(crate) available: u64,
+    /// What the host could still allocate, where that says anything.
+    pub(crate) host_free_bytes: Option<u64>,
+    /// Bytes that the host has allocated for data.
+    pub(crate) allocated_bytes: u64,
+    /// Of these, for blocks that are free, which need no more space of the host.
+    pub(crate) spare_bytes: u64,
+}
+
+impl Pool {
+    /// Asks the host, and compares its space with the pool's.
+    pub(crate) fn room(&self) -> Result<Room> {
+        let allocated_bytes = self.data.allocated_bytes();
+        let allocated_bytes = allocated_bytes.map_err(|e| StoreError::io(&self.data_name, e))?;
+        let host_free_bytes = self.data.host_free_bytes();
+        let uncommitted = self.uncommitted()?;
+        let space = &uncommitted.metadata.space;
+        let (marks, free) = (self.watermarks(space), space.free_blocks());
+        let busy_bytes = space.busy_blocks() * self.block_size();
+        drop(uncommitted);
+        let spare_bytes = allocated_bytes.saturating_sub(busy_bytes);
+        let available = host_free_bytes.map_or(free, |host_free| {
+            free.min(host_free.saturating_add(spare_bytes) / self.block_size())
+        });
+        let report = &self.space_report;
+        report.host_lacks.store(free - available, SeqCst);
+        let refused_at = report.refused_at.load(SeqCst);
+        if available >= refused_at {
+            // One that was refused meanwhile stays.
+            let _ = report
+                .refused_at
+                .compare_exchange(refused_at, 0, SeqCst, SeqCst);
+        }
+        let level = match available >= refused_at {
+            true => marks.level(available),
+            false => SpaceLevel::Full,
+        };
+        Ok(Room {
+            level,
+            available,
+            host_free_bytes,
+            allocated_bytes,
+            spare_bytes,
+        })
+    }
+
+    /// A guest's write found too few blocks, or the host too little space for them. The log hears of it
+    /// before the client does.
+    pub(crate) fn refused(&self) -> Result<()> {
+        let room = self.room()?;
+        let refused_at = &self.space_report.refused_at;
+        let is_known = refused_at.fetch_max(room.available + 1, SeqCst) > 0;
+        match is_known {
+            true => Ok(()),
+            false => self.report_level(),
+        }
+    }
+
+    /// Free blocks that are not for imports because the host has no space for them.
+    pub(crate) fn host_lacks(&self) -> u64 {
+        self.space_report.host_lacks.load(SeqCst)
+    }
+
+    /// Makes sure that so many pages for metadata are left after the next checkpoint; that checkpoint
+    /// is written if it helps.
+    pub(crate) fn secure_pages(&self, beyond: u64, blocking: Blocking) -> Result<()> {
+        let uncommitted = self.uncommitted()?;
+        if self.has_pages(&uncommitted, beyond) {
+            return Ok(());
+        }
+        let (wanted, has_changes) = (
+            self.pages_wanted(&uncommitted, beyond),
+            self.has_changes(&uncommitted),
+        );
+        drop(uncommitted);
+        if blocking == Blocking::No {
+            return Err(StoreError::would_block());
+        }
+        let secured = self.pages.secure(wanted);
+        if secured.is_ok() || !has_changes {
+            return secured;
+        }
+        self.checkpoint()?;
+        let wanted = self.pages_wanted(&*self.uncommitted()?, beyond);
+        self.pages.secure(wanted)
+    }
+
+    /// Makes sure that the next checkpoint can be written, after more changes or now.
+    pub(crate) fn make_room_for_pages(&self) -> Result<()> {
+        let wanted = self.pages_wanted(&*self.uncommitted()?, PAGES_FOR_RECLAIMING);
+        match self.pages.secure(wanted) {
+            Ok(()) => Ok(()),
+            Err(_) => self.checkpoint(),
+        }
+    }
+
+    /// Whether the next checkpoint leaves so many pages.
+    pub(crate) fn has_pages(&self, uncommitted: &Uncommitted, beyond: u64) -> bool {
+        self.pages.spare() >= self.pages_wanted(uncommitted, beyond)
+    }
+
+    /// Whether there is anything for a checkpoint to write.
+    pub(crate) fn has_changes(&self, uncommitted: &Uncommitted) -> bool {
+        self.maps.dirty_count() + uncommitted.metadata.dirty_pages() > 0
+    }
+
+    /// Pages that the next checkpoint may write, and so many more.
+    fn pages_wanted(&self, uncommitted: &Uncommitted, beyond: u64) -> u64 {
+        let changes = self.maps.dirty_count() + uncommitted.metadata.dirty_pages();
+        2 * changes as u64 + beyond
+    }
+
+    pub(crate) fn watermarks(&self, space: &Space) -> Watermarks {
+        Watermarks::of(space.blocks(), self.block_size())
+    }
+
+    /// Tells the log of each level that is reached, one after the other, and once there is enough
+    /// again. What is better by less than an eighth is not news: the next write may take it.
+    pub(crate) fn report_level(&self) -> Result<()> {
+        let refused_at = self.space_report.refused_at.load(SeqCst);
+        let room = self.room()?;
+        let marks = self.watermarks(&self.uncommitted()?.metadata.space);
+        let fewer = room.available - room.available / 8;
+        let surely = match fewer >= refused_at {
+            true => marks.level(fewer),
+            false => SpaceLevel::Full,
+        };
+        let reported = &self.space_report.level;
+        let before = reported.load(SeqCst);
+        if room.level as u8 > before {
+            if reported.swap(room.level as u8, SeqCst) == before {
+                for level in room.level.news_since(before) {
+                    tracing::warn!("{}", self.describe_level(level, room.available));
+                }
+            }
+        } else if (surely as u8) < before {
+            reported.store(surely as u8, SeqCst);
+            if surely == SpaceLevel::Enough {
+                tracing::info!("{}", self.describe_level(surely, room.available));
+            }
+        }
+        Ok(())
+    }
+
+    fn describe_level(&self, level: SpaceLevel, free: u64) -> String {
+        let then = match level {
+            SpaceLevel::Enough => "the pool has enough space again",
+            SpaceLevel::Low => "the pool is low on space",
+            SpaceLevel::Scarce => "the pool is short of space, and imports stop",
+            SpaceLevel::Reserve => {
+                "the pool is down to its reserve, and only what overwrites data is written"
+            }
+            SpaceLevel::Full => "the pool is full",
+        };
+        let bytes = free * self.block_size();
+        match self.host_lacks() {
+            0 => format!("{then}: {free} blocks, {bytes} bytes, are free"),
+            _ => format!(
+                "{then}: the file system under it has room for {free} blocks, {bytes} bytes"
+            ),
+        }
+    }
+
+    /// Blocks that a volume leaves to others when it takes so many: what is kept for it comes before
+    /// the pool's reserve.
+    pub(crate) fn kept_from(
+        &self,
+        space_limits: &SpaceLimits,
+        uncommitted: &Uncommitted,
+        count: u64,
+        purpose: Purpose,
+    ) -> u64 {
+        let reserve = match count <= space_limits.unused_reservation() {
+            true => 0,
+            false => self
+                .watermarks(&uncommitted.metadata.space)
+                .kept_from(purpose),
+        };
+        // A guest's write may find blocks that the host has allocated; an import leaves those to it.
+        let host_lacks = match purpose {
+            Purpose::Import => self.host_lacks(),
+            Purpose::New | Purpose::Overwrite => 0,
+        };
+        match Guard::ReservedKeptFromOthers.holds() {
+            true => host_lacks + reserve + space_limits.unused_by_others(),
+            false => host_lacks + reserve,
+        }
+    }
+
+    /// How many of the blocks that the volume owns others could be kept for, were they shared.
+    pub(crate) fn sharable(&self, space_limits: &SpaceLimits) -> Result<u64> {
+        let reserved = space_limits.reserved();
+        if reserved == 0 {
+            return Ok(u64::MAX);
+        }
+        let uncommitted = self.uncommitted()?;
+        let space = &uncommitted.metadata.space;
+        let spoken_for =
+            self.maps.space_limits_table.unused_reservations() + self.watermarks(space).reserve;
+        let unclaimed = space.free_blocks().saturating_sub(spoken_for);
+        let beyond = space_limits.owned().saturating_sub(reserved);
+        Ok(beyond + unclaimed)
+    }
+
+    /// Whether the volume can go on to own so many blocks fewer: more are kept for it then.
+    pub(crate) fn admit_sharing(
+        &self,
+        space_limits: &SpaceLimits,
+        uncommitted: &Uncommitted,
+        fewer: u64,
+    ) -> Result<()> {
+        let reserved = space_limits.reserved();
+        self.admit_keeping(
+            uncommitted,
+            space_limits.unused_reservation(),
+            space_limits.unused_reservation_if(fewer, reserved),
+        )
+    }
+
+    /// Whether so many bytes can be reserved for a volume; without an space_limits, for a new one.
+    pub(crate) fn admit_reservation(
+        &self,
+        space_limits: Option<&SpaceLimits>,
+        uncommitted: &Uncommitted,
+        bytes: u64,
+    ) -> Result<()> {
+        let blocks = bytes / self.block_size();
+        let (before, after) = space_limits.map_or((0, blocks), |space_limits| {
+            (
+                space_limits.unused_reservation(),
+                space_limits.unused_reservation_if(0, blocks),
+            )
+        });
+        self.admit_keeping(uncommitted, before, after)
+    }
+
+    /// Whether a volume can have `after` free blocks kept for it, and not only `before`.
+    fn admit_keeping(&self, uncommitted: &Uncommitted, before: u64, after: u64) -> Result<()> {
+        let space = &uncommitted.metadata.space;
+        let reserve = self.watermarks(space).reserve;
+        let kept = self.maps.space_limits_table.unused_reservations() + reserve;
+        let (more, free) = (after.saturating_sub(before), space.free_blocks());
+        if more == 0 || kept.saturating_add(more) <= free {
+            return Ok(());
+        }
+        let message = format!(
+            "{more} blocks cannot be kept free for it: {free} are free, of which {kept} are kept \
+             already; make room, or reserve less"
+        );
+        Err(StoreError::new(StoreErrorKind::NoSpace, message))
+    }
+}
