@@ -306,13 +306,13 @@ impl Client {
         self.input.read_exact(bytes)
     }
 
-    /// Writes all of `bytes` to `at`.
+    /// Writes all of `bytes` to `at`; `flags` are of [`wire::command_flag`].
     ///
     /// # Errors
     ///
     /// See [`read`](Self::read).
-    pub fn write(&mut self, bytes: &[u8], at: u64) -> io::Result<()> {
-        self.call(command::WRITE, 0, at, bytes.len(), bytes)
+    pub fn write(&mut self, flags: u16, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.call(command::WRITE, flags, at, bytes.len(), bytes)
     }
 
     /// Makes zeros of so many bytes; `flags` are of [`wire::command_flag`].

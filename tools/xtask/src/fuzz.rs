@@ -5,8 +5,8 @@
 
 use anyhow::{Context, Result, ensure};
 
-use crate::packages;
-use crate::workspace::Workspace;
+use onefold_harness::packages;
+use onefold_harness::workspace::Workspace;
 
 /// Options of `cargo xtask fuzz`.
 #[derive(Debug, Clone, clap::Args)]
@@ -64,7 +64,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
             .arg("-print_final_stats=1");
         let output = command.output()?;
         let said = String::from_utf8_lossy(&output.stderr);
-        let shown = crate::command::last_lines(&said);
+        let shown = onefold_harness::command::last_lines(&said);
         ensure!(
             output.status.success(),
             "fuzz target {target} found something\n{shown}"

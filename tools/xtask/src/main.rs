@@ -1,46 +1,24 @@
-//! `cargo xtask`: everything that surrounds the product and is not part of it.
+//! `cargo xtask`: the one command for everything that surrounds the product and is not part of it.
 //!
-//! Reading order: `command` (running programs), `cleanup` (leaving nothing behind), `workspace`
-//! (where things lie), `packages` and `images` (real input), `server` and `fio` (the two ends of
-//! a test), `background` (its finder and collector), `distinct` (what they must find), then the
-//! subcommands: `demo`, `clients`, `sharing`, `reconnect`, `guest`, `kill_loop`, `ageing`, `study`, `docs`,
-//! `tidy`, `fuzz`, `test`, `bench`.
+//! May use: the harness, for programs and packages. May not use any crate of the product, servers or
+//! plots, so that `cargo xtask tidy` is built in seconds. Checks that run the product are in
+//! `onefold-acceptance` and measurements in `onefold-bench`; this builds and starts them.
+//! Nothing uses this crate.
 //!
-//! Nothing in the product may depend on this crate. Every subcommand does its own set-up, so that
-//! a fresh Debian machine with Rust needs no step before it.
+//! Reading order: `tools` (starting the others), `tidy`, `fuzz`, `test` (all steps of CI).
 
-mod ageing;
-mod answered;
-mod background;
-mod bench;
-mod cleanup;
-mod clients;
-mod command;
-mod demo;
-mod distinct;
-mod docs;
-mod fio;
 mod fuzz;
-mod guest;
-mod guest_image;
-mod images;
-mod kill_loop;
-mod memory;
-mod memory_limit;
-mod packages;
-mod reconnect;
-mod server;
-mod sharing;
-mod study;
 mod test;
 mod tidy;
-mod workspace;
+mod tools;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use onefold_harness::cleanup;
+use onefold_harness::workspace::Workspace;
 
-use crate::workspace::Workspace;
+use crate::tools::Forwarded;
 
 /// Development tasks of onefold.
 #[derive(Parser)]
@@ -53,34 +31,36 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Task {
     /// Run the main job on real input: import two disk images, serve, kill, recover, verify
-    Demo(demo::Arguments),
+    Demo(Forwarded),
     /// Run everything that CI runs
     Test(test::Arguments),
     /// Type what docs/operating tells people to type
-    Docs,
-    /// Check the rules of the house: floors, cited steps, format pages, sizes
+    Docs(Forwarded),
+    /// Check the rules of the house: floors, import cycles, sizes, cited steps, names, format pages
     Tidy,
     /// Measure against the pass-through and qemu-nbd; write docs/benchmarks.md
-    Bench(bench::Arguments),
+    Bench(Forwarded),
     /// Run every fuzz target for a bounded time
     Fuzz(fuzz::Arguments),
     /// Make the two disk images that demo uses, and say where they are
-    Images,
+    Images(Forwarded),
     /// Run the checks with foreign clients alone
-    Clients(clients::Arguments),
+    Clients(Forwarded),
     /// Share the duplicates of three disk images in every way, and count them alone; or say what
     /// can be saved on images of your own
-    Sharing(sharing::Arguments),
+    Sharing(Forwarded),
+    /// Compare the daemon's peak memory under load with its limit
+    MemoryLimit(Forwarded),
     /// Run the kill -9 loop alone
-    KillLoop(kill_loop::Arguments),
+    KillLoop(Forwarded),
     /// Kill the server behind a client that reconnects, and look for every answered request
-    Reconnect(reconnect::Arguments),
+    Reconnect(Forwarded),
     /// Kill the server behind an emulated guest, which must find every block and file again
-    Guest(guest::Arguments),
+    Guest(Forwarded),
     /// Rewrite a deduplicated volume again and again, and print what becomes of it
-    Ageing(ageing::Arguments),
+    Ageing(Forwarded),
     /// Make the study of João Paulo's dissertation with the files below some paths, and print its tables
-    Study(study::Arguments),
+    Study(Forwarded),
 }
 
 fn main() -> ExitCode {
@@ -95,22 +75,57 @@ fn main() -> ExitCode {
 }
 
 fn run(task: Task) -> anyhow::Result<()> {
-    cleanup::install_signal_handler()?;
     let workspace = Workspace::find()?;
-    match task {
-        Task::Demo(arguments) => demo::run(&workspace, &arguments),
-        Task::Test(arguments) => test::run(&workspace, &arguments),
-        Task::Docs => docs::run(&workspace),
+    let forward = |arguments: &Forwarded, command: &str| {
+        arguments.run(tools::acceptance(&workspace)?, &[command])
+    };
+    match &task {
+        Task::Test(arguments) => {
+            cleanup::install_signal_handler()?;
+            test::run(&workspace, arguments)
+        }
         Task::Tidy => tidy::run(&workspace),
-        Task::Bench(arguments) => bench::run(&workspace, &arguments),
-        Task::Fuzz(arguments) => fuzz::run(&workspace, &arguments),
-        Task::Images => images::run(&workspace),
-        Task::Clients(arguments) => clients::run(&workspace, &arguments),
-        Task::Sharing(arguments) => sharing::run(&workspace, &arguments),
-        Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
-        Task::Reconnect(arguments) => reconnect::run(&workspace, &arguments),
-        Task::Guest(arguments) => guest::run(&workspace, &arguments),
-        Task::Ageing(arguments) => ageing::run(&workspace, &arguments),
-        Task::Study(arguments) => study::run(&workspace, &arguments),
+        Task::Fuzz(arguments) => {
+            cleanup::install_signal_handler()?;
+            fuzz::run(&workspace, arguments)
+        }
+        Task::Bench(arguments) => arguments.run(tools::bench(&workspace)?, NO_COMMAND),
+        Task::Study(arguments) => arguments.run(tools::bench(&workspace)?, &["dissertation"]),
+        Task::Demo(arguments) => forward(arguments, "demo"),
+        Task::Docs(arguments) => forward(arguments, "docs"),
+        Task::Images(arguments) => forward(arguments, "images"),
+        Task::Clients(arguments) => forward(arguments, "clients"),
+        Task::Sharing(arguments) => forward(arguments, "sharing"),
+        Task::MemoryLimit(arguments) => forward(arguments, "memory-limit"),
+        Task::KillLoop(arguments) => forward(arguments, "kill-loop"),
+        Task::Reconnect(arguments) => forward(arguments, "reconnect"),
+        Task::Guest(arguments) => forward(arguments, "guest"),
+        Task::Ageing(arguments) => forward(arguments, "ageing"),
+    }
+}
+
+/// The tool's own arguments are the user's.
+const NO_COMMAND: &[&str] = &[];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn arguments_fit_together() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn options_of_other_tools_are_left_to_them() {
+        for arguments in [&["--against", "qemu-nbd"][..], &["--help"], &["a", "-x"]] {
+            let typed = ["xtask", "kill-loop"].iter().chain(arguments);
+            let parsed = Arguments::try_parse_from(typed).unwrap();
+            let Task::KillLoop(forwarded) = parsed.task else {
+                panic!("another task");
+            };
+            assert_eq!(forwarded.arguments(), arguments);
+        }
     }
 }

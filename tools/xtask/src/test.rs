@@ -8,25 +8,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::answered;
-use crate::bench;
-use crate::clients;
-use crate::command::Cmd;
-use crate::demo;
-use crate::docs;
 use crate::fuzz;
-use crate::guest;
-use crate::kill_loop;
-use crate::memory;
-use crate::packages;
-use crate::reconnect;
-use crate::server::Against;
-use crate::sharing;
 use crate::tidy;
-use crate::workspace::Workspace;
+use crate::tools;
+use onefold_harness::command::Cmd;
+use onefold_harness::packages;
+use onefold_harness::workspace::Workspace;
 
 /// How often CI kills the daemon. More by `cargo xtask kill-loop --rounds N`.
-const KILL_ROUNDS: u64 = 12;
+const KILL_ROUNDS: &str = "12";
 
 /// How long CI runs each fuzz target. More by `cargo xtask fuzz --seconds N`.
 const FUZZ_SECONDS: u32 = 4;
@@ -71,26 +61,41 @@ const STEPS: &[(&str, Work)] = &[
             },
         )
     }),
-    ("documents", docs::run),
-    ("benchmark of the index", bench::index::try_out),
-    ("clients", |w| clients::check(w, Against::Onefold)),
-    ("sharing", sharing::check),
-    ("memory limit", memory::check),
-    ("reconnect", reconnect::check),
-    ("guest", guest::check),
-    ("kill loop finds a server that forgets", kill_loop::control),
+    ("documents", |w| acceptance(w, &["docs"])),
+    ("benchmark of the index", |w| {
+        tools::bench(w)?.args(["index", "--try-out"]).show()
+    }),
+    ("clients", |w| acceptance(w, &["clients"])),
+    ("sharing", |w| acceptance(w, &["sharing"])),
+    ("memory limit", |w| acceptance(w, &["memory-limit"])),
+    ("reconnect", |w| {
+        acceptance(w, &["reconnect", "--control"])?;
+        acceptance(w, &["reconnect"])
+    }),
+    ("guest", |w| {
+        acceptance(w, &["guest", "--control"])?;
+        acceptance(w, &["guest"])
+    }),
+    ("kill loop finds a server that forgets", |w| {
+        acceptance(w, &["kill-loop", "--control"])
+    }),
     ("kill loop", |w| {
-        kill_loop::kill_and_verify(w, Against::Onefold, KILL_ROUNDS)
+        acceptance(w, &["kill-loop", "--rounds", KILL_ROUNDS])
     }),
     (
         "loop of answered requests finds a server that forgets",
-        answered::control,
+        |w| acceptance(w, &["kill-loop", "--answered", "--control"]),
     ),
     ("loop of answered requests", |w| {
-        answered::kill_and_compare(w, Against::Onefold, KILL_ROUNDS)
+        acceptance(w, &["kill-loop", "--answered", "--rounds", KILL_ROUNDS])
     }),
-    ("demo", |w| demo::run(w, &demo::Arguments::default())),
+    ("demo", |w| acceptance(w, &["demo"])),
 ];
+
+/// A check of `onefold-acceptance`.
+fn acceptance(workspace: &Workspace, arguments: &[&str]) -> Result<()> {
+    tools::acceptance(workspace)?.args(arguments).show()
+}
 
 /// The step that needs cargo-deny.
 const LICENSES: &str = "licenses and sources";
@@ -305,7 +310,6 @@ fn model_check(workspace: &Workspace) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::Cmd;
 
     #[test]
     fn the_closing_line_is_plain() {

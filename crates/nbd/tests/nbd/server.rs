@@ -10,10 +10,8 @@ use onefold_nbd::{
 use std::fs;
 use std::io::Read;
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -265,28 +263,4 @@ fn tcp_is_for_this_machine_unless_allowed() {
         .unwrap();
     assert_eq!(&greeting[..8], b"NBDMAGIC");
     drop(server);
-}
-
-#[test]
-fn sockets_handed_down_are_served() {
-    let directory = tempfile::tempdir().unwrap();
-    let (path, image) = (
-        directory.path().join("nbd.sock"),
-        directory.path().join("image"),
-    );
-    fs::write(&image, vec![42; 8192]).unwrap();
-    let listener = UnixListener::bind(&path).unwrap();
-    let script = "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" --export vol --file \"$1\" 3<&0";
-    let mut child = Command::new("sh")
-        .args(["-c", script, env!("CARGO_BIN_EXE_onefold-passthrough")])
-        .arg(&image)
-        .stdin(Stdio::from(OwnedFd::from(listener)))
-        .spawn()
-        .unwrap();
-    let mut client = Client::attach(&path, true);
-    assert_eq!(client.read(4096, 4096), vec![42; 4096]);
-    assert_eq!(client.write(1, 5000, &[43]).error, 0);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert_eq!(fs::read(&image).unwrap()[4999..5002], [42, 43, 42]);
 }

@@ -17,8 +17,19 @@ const FLOORS: &[(&str, u8)] = &[
     ("onefold", 6),
 ];
 
-/// Tools round the house: they may use every floor, and no floor may use them.
-const OUTSIDE: &[&str] = &["onefold-model", "xtask"];
+/// What the tools around the house have in common, and may all use.
+const HARNESS: &str = "onefold-harness";
+
+/// Tools that may use no floor: [`HARNESS`] knows the product as its binary only, and what all wait
+/// for is built in seconds.
+const WITHOUT_PRODUCT: &[&str] = &[HARNESS, "onefold-model", "xtask"];
+
+/// Tools that may use every floor. No floor uses any tool.
+const WITH_PRODUCT: &[&str] = &["onefold-acceptance", "onefold-bench"];
+
+fn is_tool(name: &str) -> bool {
+    WITHOUT_PRODUCT.contains(&name) || WITH_PRODUCT.contains(&name)
+}
 
 /// Words that say nothing about what a crate is for.
 const EMPTY_WORDS: &[&str] = &[
@@ -45,7 +56,7 @@ pub(super) fn faults(metadata: &Value) -> Result<Vec<String>> {
             .and_then(Value::as_str)
             .context("a crate has no name")?;
         faults.extend(name_fault(name));
-        if floor(name).is_none() && !OUTSIDE.contains(&name) {
+        if floor(name).is_none() && !is_tool(name) {
             faults.push(format!(
                 "crate {name} has no floor: give it one in xtask's tidy/floors.rs"
             ));
@@ -77,10 +88,14 @@ fn arrow_fault(user: &str, used: &str) -> Option<String> {
     if user == used {
         return None;
     }
-    if OUTSIDE.contains(&used) {
-        return Some(format!("{user} uses {used}, which is outside the house"));
+    if is_tool(used) {
+        return (used != HARNESS || !is_tool(user))
+            .then(|| format!("{user} uses {used}, which is outside the house"));
     }
-    if OUTSIDE.contains(&user) {
+    if WITHOUT_PRODUCT.contains(&user) {
+        return Some(format!("{user} uses {used}, a crate of the product"));
+    }
+    if WITH_PRODUCT.contains(&user) {
         return None;
     }
     let (user_floor, used_floor) = (floor(user)?, floor(used)?);
@@ -114,7 +129,7 @@ mod tests {
     fn arrows_that_point_down_are_fine() {
         assert!(faults_of(("onefold-store", "onefold-format", None)).is_empty());
         assert!(faults_of(("onefold", "onefold-nbd", None)).is_empty());
-        assert!(faults_of(("xtask", "onefold-store", None)).is_empty());
+        assert!(faults_of(("onefold-bench", "onefold-nbd", None)).is_empty());
         assert!(faults_of(("onefold-engine", "onefold-engine", Some("dev"))).is_empty());
     }
 
@@ -136,6 +151,21 @@ mod tests {
             1
         );
         assert_eq!(faults_of(("xtask", "onefold-model", None)).len(), 1);
+        assert_eq!(
+            faults_of(("onefold-acceptance", "onefold-bench", None)).len(),
+            1
+        );
+        assert_eq!(faults_of(("onefold-store", HARNESS, Some("dev"))).len(), 1);
+    }
+
+    #[test]
+    fn tools_may_use_the_harness_and_only_some_the_product() {
+        for tool in WITH_PRODUCT.iter().chain(&["xtask"]) {
+            assert!(faults_of((tool, HARNESS, None)).is_empty());
+        }
+        for tool in WITHOUT_PRODUCT {
+            assert_eq!(faults_of((tool, "onefold-format", None)).len(), 1);
+        }
     }
 
     #[test]

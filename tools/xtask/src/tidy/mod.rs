@@ -22,9 +22,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::Cmd;
-use crate::packages;
-use crate::workspace::Workspace;
+use onefold_harness::command::Cmd;
+use onefold_harness::packages;
+use onefold_harness::workspace::Workspace;
 
 use crates::Parsed;
 use sizes::Sizes;

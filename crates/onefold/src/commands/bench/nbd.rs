@@ -80,7 +80,7 @@ impl Connection for Job {
     }
 
     fn write(&mut self, bytes: &[u8], at: u64) -> io::Result<()> {
-        self.0.write(bytes, at)
+        self.0.write(0, bytes, at)
     }
 
     fn flush(&mut self) -> io::Result<()> {

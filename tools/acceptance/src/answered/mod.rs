@@ -1,0 +1,244 @@
+//! Kills the server again and again under load, and looks for everything that it has answered.
+//!
+//! Beside `kill_loop`, where fio compares what was flushed, because fio cannot know which of its
+//! requests were answered when the kill came. The load here does: it keeps each volume's content in
+//! memory and changes it with every answer.
+//!
+//! # What a round does
+//! 1. Several connections on each volume write, zero, trim and read ranges of any size, with few
+//!    flushes or none. Ranges in flight at the same time do not overlap. Meanwhile commands make and
+//!    delete snapshots and clones, resize volumes, take them back to snapshots, and share duplicates.
+//! 2. A SIGKILL hits the server after a number of answers that differs from round to round.
+//! 3. The next to open the pool is a daemon, a command, or a daemon that is killed at once.
+//! 4. A FLUSH succeeds, and every byte of every volume, snapshot and clone is compared.
+//!
+//! # What is compared with what
+//! A byte that no unanswered request was about must be as answered; one of a request that was in
+//! flight may also be as that request makes it. A command that was killed was carried out as a whole
+//! or not at all. What is found counts as answered in the next round.
+
+mod commands;
+mod volume;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use onefold_harness::cleanup::Scratch;
+use onefold_harness::packages;
+use onefold_harness::server::{Against, Disks, VolumeSpec};
+use onefold_harness::workspace::Workspace;
+
+use commands::Commands;
+use volume::Volume;
+
+const VOLUMES: [VolumeSpec; 3] = [("red", 16 << 20), ("green", 16 << 20), ("blue", 16 << 20)];
+
+/// Connections to each volume.
+const CONNECTIONS: usize = 3;
+
+/// A round is over after this many answers at most, and this many at least.
+const ANSWERS: std::ops::Range<u64> = 20..1500;
+
+/// How long that many answers may take.
+const WORK_LIMIT: Duration = Duration::from_secs(300);
+
+/// A run of at least so many rounds must have seen shared blocks, and unflushed requests.
+const ROUNDS_WITH_EVERYTHING: u64 = 8;
+
+/// Shared by the threads of a round.
+#[derive(Default)]
+struct Round {
+    answered: AtomicU64,
+    /// The server is about to be killed: from here on requests may fail.
+    is_over: AtomicBool,
+    has_failed: AtomicBool,
+    /// Of a thousand requests, how many are flushes.
+    flushes_per_mille: u32,
+}
+
+impl Round {
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::SeqCst)
+    }
+
+    /// An error is the test's finding, unless the server is being killed.
+    fn judge(&self, result: Result<()>) -> Result<()> {
+        if result.is_ok() || self.is_over() {
+            return Ok(());
+        }
+        self.has_failed.store(true, Ordering::SeqCst);
+        result
+    }
+
+    fn wait_for_answers(&self, count: u64) -> Result<()> {
+        let start = Instant::now();
+        while self.answered.load(Ordering::SeqCst) < count {
+            if self.has_failed.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+            if start.elapsed() > WORK_LIMIT {
+                bail!("the server does not answer");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+/// The good server must pass, and the forgetful one be found out.
+pub(crate) fn control(workspace: &Workspace) -> Result<()> {
+    kill_and_compare(workspace, Against::QemuNbd, 3).context("a good server was found guilty")?;
+    match kill_and_compare(workspace, Against::Forgetful, 1) {
+        Ok(()) => bail!("a server that forgets everything was not found out"),
+        Err(error) if format!("{error:#}").contains(volume::FINDING) => {
+            println!("the forgetful server was found out, as it must be");
+            Ok(())
+        }
+        Err(error) => Err(error.context("the forgetful server failed for another reason")),
+    }
+}
+
+/// Runs the loop. Its first finding is an error.
+pub(crate) fn kill_and_compare(workspace: &Workspace, against: Against, rounds: u64) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    let scratch = Scratch::new(&workspace.scratch_parent(), "answered")?;
+    let mut disks = Disks::new(workspace, against, scratch.path(), &VOLUMES)?;
+    let volumes = VOLUMES
+        .iter()
+        .map(|(name, bytes)| Volume::new(name, *bytes, &disks))
+        .collect::<Result<Vec<_>>>()?;
+    let mut commands = disks.product().cloned().map(Commands::new);
+    let start = Instant::now();
+    let mut random = fastrand::Rng::new();
+    let (mut answered, mut taken_over, mut published_max) = (0, 0, None);
+    for round in 0..rounds {
+        let seed = random.u64(..);
+        let one = One {
+            volumes: &volumes,
+            disks: &mut disks,
+            commands: &mut commands,
+            random: fastrand::Rng::with_seed(seed),
+        };
+        let outcome = one
+            .run()
+            .with_context(|| format!("in round {round}, which had the seed {seed}"))?;
+        answered += outcome.answered;
+        taken_over += outcome.taken_over;
+        published_max = published_max.max(disks.published_blocks()?);
+    }
+    disks.stop()?;
+    disks.start()?;
+    compare(&volumes, &mut commands).context("after a clean stop")?;
+    disks.stop()?;
+    let is_long = rounds >= ROUNDS_WITH_EVERYTHING && against == Against::Onefold;
+    if is_long && published_max == Some(0) {
+        bail!("nothing was ever shared: the finder did not work");
+    }
+    if is_long && taken_over == 0 {
+        bail!("nothing was ever taken over: all that was answered was flushed");
+    }
+    let done = commands.map_or(0, |commands| commands.done);
+    println!(
+        "{rounds} kills in {:.0} s: each of {answered} answered requests and {done} commands found; \
+         {taken_over} records taken over; at most {} blocks shared",
+        start.elapsed().as_secs_f64(),
+        published_max.unwrap_or(0)
+    );
+    Ok(())
+}
+
+/// Counts of one round.
+struct Outcome {
+    /// Requests.
+    answered: u64,
+    /// Records of the killed daemon that were not in its log.
+    taken_over: u64,
+}
+
+/// One round.
+struct One<'a> {
+    volumes: &'a [Volume],
+    disks: &'a mut Disks,
+    commands: &'a mut Option<Commands>,
+    random: fastrand::Rng,
+}
+
+impl One<'_> {
+    fn run(mut self) -> Result<Outcome> {
+        let round = Round {
+            // Two rounds of three make nothing durable but what commands do.
+            flushes_per_mille: *self.random.choice(&[0, 0, 10]).unwrap_or(&0),
+            ..Round::default()
+        };
+        self.load_and_kill(&round)?;
+        let taken_over = self.open_again()?;
+        compare(self.volumes, self.commands).context("after the kill")?;
+        self.disks.check().context("check after the kill")?;
+        Ok(Outcome {
+            answered: round.answered.into_inner(),
+            taken_over,
+        })
+    }
+
+    fn load_and_kill(&mut self, round: &Round) -> Result<()> {
+        let answers = self.random.u64(ANSWERS);
+        std::thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for volume in self.volumes {
+                for connection in 0..CONNECTIONS {
+                    let random = self.random.fork();
+                    threads.push(
+                        scope.spawn(move || round.judge(volume.load(round, connection, random))),
+                    );
+                }
+            }
+            if let Some(commands) = self.commands {
+                let (volumes, random) = (self.volumes, self.random.fork());
+                threads
+                    .push(scope.spawn(move || round.judge(commands.go_on(round, volumes, random))));
+            }
+            let waited = round.wait_for_answers(answers);
+            round.is_over.store(true, Ordering::SeqCst);
+            let killed = self.disks.kill();
+            let ended = threads.into_iter().map(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(anyhow!("a thread of the load panicked")))
+            });
+            let ended = ended
+                .collect::<Vec<_>>()
+                .into_iter()
+                .collect::<Result<()>>();
+            killed.and(ended).and(waited)
+        })
+    }
+
+    /// The first to open the pool takes over what the killed daemon had answered. Returns how many
+    /// records that were.
+    fn open_again(&mut self) -> Result<u64> {
+        let first = self.random.u8(..4);
+        let mut taken_over = 0;
+        if let (Some(product), 0 | 1) = (self.disks.product(), first) {
+            let command = [["volume", "list"], ["pool", "check"]][usize::from(first)];
+            taken_over += product.take_over_by(&command)?;
+        }
+        if first == 2 {
+            self.disks.start().context("starting after the kill")?;
+            taken_over += self.disks.records_taken_over()?;
+            self.disks.kill()?;
+        }
+        self.disks.start().context("starting after the kill")?;
+        Ok(taken_over + self.disks.records_taken_over()?)
+    }
+}
+
+/// Compares everything there is.
+fn compare(volumes: &[Volume], commands: &mut Option<Commands>) -> Result<()> {
+    volumes.iter().try_for_each(Volume::compare)?;
+    match (commands, volumes.first()) {
+        (Some(commands), Some(volume)) => commands.compare(volume),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,254 @@
+//! A real guest that outlives its server: Linux in QEMU, whose disks are volumes.
+//!
+//! The guest is emulated, so that no KVM is needed. It has a disk without a file system, on which fio
+//! works, and one with ext4. QEMU waits for a server that is gone, so that the guest sees nothing but
+//! a slow disk when the server gets a SIGKILL and is started again:
+//! 1. while fio writes blocks of 4 KiB at random, unflushed;
+//! 2. when fio has written everything, unflushed, before it reads and compares in the guest;
+//! 3. while files are copied to the ext4 file system and older ones discarded.
+//!
+//! Every byte is compared in the guest: each block holds the round's number and its own offset, and
+//! copied files are compared with their originals after `e2fsck` has found nothing. The server's
+//! cache mode changes with each start, and each of the kills meets both in two rounds.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ChildStdin;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::guest_image::GuestImage;
+use onefold_harness::cleanup::Scratch;
+use onefold_harness::command::{Cmd, Running, last_lines};
+use onefold_harness::packages;
+use onefold_harness::server::{Against, Disks, STOP_LIMIT, VolumeSpec};
+use onefold_harness::workspace::Workspace;
+
+/// The guest's disks, in the order of their names there: `vda` and `vdb`.
+const DISKS: [VolumeSpec; 2] = [("blocks", 64 << 20), ("files", 256 << 20)];
+
+/// How much the guest has written when the kill comes in the middle.
+const BLOCKS_KILL_BYTES: u64 = 8 << 20;
+const FILES_KILL_BYTES: u64 = 24 << 20;
+
+/// Files of a few hundred sizes, which the guest boots with.
+const FILES: &str = "/bin /lib";
+
+/// The second round reads what the first has left, in the other cache mode.
+const ROUNDS: u64 = 2;
+
+/// A guest that has not come to its end by then hangs.
+const TIME_LIMIT: Duration = Duration::from_secs(900);
+
+/// Printed on the console at the end of each command, before its status.
+const STATUS: &str = "guest: status ";
+
+/// Printed on the console when a command has written enough for the kill.
+const WRITING: &str = "guest: writing";
+
+/// Options of `cargo xtask guest`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// How often to kill the server in each of three ways
+    #[arg(long, default_value_t = ROUNDS)]
+    rounds: u64,
+    /// Which server to kill
+    #[arg(long, value_enum, default_value_t = Against::Onefold)]
+    against: Against,
+    /// See that this check finds a server that forgets
+    #[arg(long, conflicts_with = "against")]
+    control: bool,
+}
+
+/// `cargo xtask guest`
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    if arguments.control {
+        return control(workspace);
+    }
+    outlive(workspace, arguments.against, arguments.rounds)
+}
+
+fn control(workspace: &Workspace) -> Result<()> {
+    match outlive(workspace, Against::Forgetful, 1) {
+        Ok(()) => bail!("a server that forgets everything was not found out"),
+        Err(error) if format!("{error:#}").contains("verify failed at") => {
+            println!("the forgetful server was found out, as it must be");
+            Ok(())
+        }
+        Err(error) => Err(error.context("the forgetful server failed for another reason")),
+    }
+}
+
+fn outlive(workspace: &Workspace, against: Against, rounds: u64) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    packages::require(packages::EMULATION)?;
+    let image = GuestImage::make(workspace)?;
+    let scratch = Scratch::new(&workspace.scratch_parent(), "guest")?;
+    let mut disks = Disks::new(workspace, against, scratch.path(), &DISKS)?;
+    let start = Instant::now();
+    let mut guest = Guest::boot(&image, &disks, &scratch)?;
+    guest.run("mkfs.ext4 -q /dev/vdb")?;
+    for round in 0..rounds {
+        one_round(&mut guest, &mut disks, round)
+            .with_context(|| format!("in round {round} of the guest"))?;
+    }
+    guest.power_off()?;
+    disks.check().context("check after the guest")?;
+    disks.stop()?;
+    println!(
+        "a guest outlived {} kills of its server in {:.0} s and found every block and every file",
+        3 * rounds,
+        start.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+fn one_round(guest: &mut Guest, disks: &mut Disks, round: u64) -> Result<()> {
+    guest.begin_writing("vda", BLOCKS_KILL_BYTES, &fio(round, "--do_verify=0"))?;
+    kill_and_start(disks)?;
+    guest.finish().context("fio, killed in the middle")?;
+    kill_and_start(disks)?;
+    guest
+        .run(&fio(round, "--verify_only=1"))
+        .context("what fio wrote is not there")?;
+    let mount = "mount -t ext4 -o discard /dev/vdb /mnt";
+    guest.run(mount)?;
+    let copy = format!("rm -rf /mnt/*; cp -r {FILES} /mnt/");
+    guest.begin_writing("vdb", FILES_KILL_BYTES, &format!("{{ {copy} && sync; }}"))?;
+    kill_and_start(disks)?;
+    guest.finish().context("copying, killed in the middle")?;
+    guest.run("umount /mnt && e2fsck -f -n /dev/vdb")?;
+    guest.run(mount)?;
+    for directory in FILES.split_whitespace() {
+        guest.run(&format!("diff -r {directory} /mnt{directory}"))?;
+    }
+    guest.run("umount /mnt")
+}
+
+fn kill_and_start(disks: &mut Disks) -> Result<()> {
+    disks.kill()?;
+    disks.start().context("cannot start again after the kill")
+}
+
+/// fio on the first disk. Each block holds its offset and the round's number, so that an older
+/// round's block is not taken for this one's.
+fn fio(round: u64, mode: &str) -> String {
+    format!(
+        "fio --name=blocks --filename=/dev/vda --thread --ioengine=libaio --direct=1 --iodepth=16 \
+         --rw=randwrite --bs=4k --size=32m --randseed={} --verify=pattern \
+         --verify_pattern='\"r{round:05}\"%o' --verify_interval=4096 --verify_fatal=1 \
+         --verify_state_save=0 --output=/dev/null {mode}",
+        1 + round
+    )
+}
+
+/// A machine that does what its console is told.
+struct Guest {
+    running: Running,
+    console: ChildStdin,
+    log: PathBuf,
+    started: Instant,
+    /// Commands given so far, and times that it was asked to say that it writes.
+    commands: usize,
+    signs: usize,
+}
+
+impl Guest {
+    fn boot(image: &GuestImage, disks: &Disks, scratch: &Scratch) -> Result<Guest> {
+        let log = scratch.path().join("console.log");
+        let mut command = Cmd::new("qemu-system-x86_64")
+            .args(["-accel", "tcg", "-m", "512", "-nodefaults", "-no-reboot"])
+            .args(["-display", "none", "-serial", "stdio"])
+            .arg("-kernel")
+            .arg(&image.kernel)
+            .arg("-initrd")
+            .arg(&image.initramfs)
+            .args(["-append", "console=ttyS0 quiet panic=-1"]);
+        for (name, _) in &DISKS {
+            let disk = format!(
+                "{},node-name={name},discard=unmap",
+                disks.qemu_options(name)?
+            );
+            command = command
+                .args(["-blockdev", &disk, "-device"])
+                .arg(format!("virtio-blk-pci,drive={name}"));
+        }
+        let mut running = command.spawn_piped(&log)?;
+        let console = running.take_stdin()?;
+        let mut guest = Guest {
+            running,
+            console,
+            log,
+            started: Instant::now(),
+            commands: 0,
+            signs: 0,
+        };
+        guest.finish().context("the guest does not boot")?;
+        guest.run("test -b /dev/vda -a -b /dev/vdb")?;
+        Ok(guest)
+    }
+
+    /// A command of the guest's shell. One that fails is an error.
+    fn run(&mut self, command: &str) -> Result<()> {
+        self.begin(command)?;
+        self.finish().with_context(|| format!("guest: {command}"))
+    }
+
+    /// Starts a command, and comes back when it has written so much to a disk, or has ended. The
+    /// rest is for [`Guest::finish`].
+    fn begin_writing(&mut self, disk: &str, bytes: u64, command: &str) -> Result<()> {
+        let sectors = format!("read -r _ _ _ _ _ _ sectors _ </sys/block/{disk}/stat");
+        let target = bytes / 512;
+        self.begin(&format!(
+            "{sectors}; end=$((sectors + {target})); {command} & \
+             while kill -0 $! && {sectors} && test $sectors -lt $end; do sleep 0.05; done; \
+             echo '{WRITING}'; wait $!"
+        ))?;
+        self.signs += 1;
+        self.wait_until(|guest, said| said.matches(WRITING).count() == guest.signs)
+            .map(drop)
+    }
+
+    fn begin(&mut self, command: &str) -> Result<()> {
+        self.commands += 1;
+        writeln!(self.console, "{command}").context("the guest's console is gone")
+    }
+
+    /// Waits for the end of the last command. Before the first, the guest says that it is there.
+    fn finish(&mut self) -> Result<()> {
+        let said = self.wait_until(|guest, said| said.matches(STATUS).count() > guest.commands)?;
+        let status = said.rsplit(STATUS).next().unwrap_or_default().trim();
+        ensure!(
+            status == "0",
+            "a command ended with status {status}\n{}",
+            last_lines(&said)
+        );
+        Ok(())
+    }
+
+    fn power_off(mut self) -> Result<()> {
+        self.begin("poweroff -f")?;
+        self.running.wait_at_most(STOP_LIMIT).map(drop)
+    }
+
+    /// Waits until the console has said what is waited for, and returns all of it.
+    fn wait_until(&mut self, is_said: impl Fn(&Guest, &str) -> bool) -> Result<String> {
+        loop {
+            let said = std::fs::read(&self.log).context("cannot read the guest's console")?;
+            let said = String::from_utf8_lossy(&said).into_owned();
+            // A line may be there in part.
+            let whole = said.rfind('\n').map_or("", |end| said.split_at(end).0);
+            if is_said(self, whole) {
+                return Ok(whole.to_owned());
+            }
+            if let Some(status) = self.running.try_wait()? {
+                bail!("QEMU ended ({status})\n{}", last_lines(&said));
+            }
+            if self.started.elapsed() > TIME_LIMIT {
+                bail!("the guest hangs\n{}", last_lines(&said));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

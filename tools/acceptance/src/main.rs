@@ -1,0 +1,98 @@
+//! `onefold-acceptance`: the product as its users see it, each check by itself.
+//!
+//! May use: the harness, and of the product its binary and its NBD client. May not use the crates of
+//! the product below that: what is looked for is what a user would find. Nothing uses this crate;
+//! `cargo xtask` runs it.
+//!
+//! Every subcommand does its own set-up, so that a fresh Debian machine with Rust needs no step
+//! before it.
+
+mod ageing;
+mod answered;
+mod clients;
+mod demo;
+mod docs;
+mod guest;
+mod guest_image;
+mod kill_loop;
+mod memory_limit;
+mod reconnect;
+mod sharing;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use onefold_harness::workspace::Workspace;
+use onefold_harness::{cleanup, images};
+
+/// Checks of the product as its users see it.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run the main job on real input: import two disk images, serve, kill, recover, verify
+    Demo,
+    /// Type what docs/operating tells people to type
+    Docs,
+    /// Make the two disk images that demo uses, and say where they are
+    Images,
+    /// Run the checks with foreign clients
+    Clients(clients::Arguments),
+    /// Share the duplicates of three disk images in every way, and count them alone; or say what
+    /// can be saved on images of your own
+    Sharing(sharing::Arguments),
+    /// Compare the daemon's peak memory under load with its limit
+    MemoryLimit,
+    /// Kill the server again and again, and look for what was flushed
+    KillLoop(kill_loop::Arguments),
+    /// Kill the server behind a client that reconnects, and look for every answered request
+    Reconnect(reconnect::Arguments),
+    /// Kill the server behind an emulated guest, which must find every block and file again
+    Guest(guest::Arguments),
+    /// Rewrite a deduplicated volume again and again, and print what becomes of it
+    Ageing(ageing::Arguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments.task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> anyhow::Result<()> {
+    cleanup::install_signal_handler()?;
+    let workspace = Workspace::find()?;
+    match task {
+        Task::Demo => demo::run(&workspace),
+        Task::Docs => docs::run(&workspace),
+        Task::Images => images::run(&workspace),
+        Task::Clients(arguments) => clients::run(&workspace, &arguments),
+        Task::Sharing(arguments) => sharing::run(&workspace, &arguments),
+        Task::MemoryLimit => memory_limit::run(&workspace),
+        Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
+        Task::Reconnect(arguments) => reconnect::run(&workspace, &arguments),
+        Task::Guest(arguments) => guest::run(&workspace, &arguments),
+        Task::Ageing(arguments) => ageing::run(&workspace, &arguments),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn arguments_fit_together() {
+        Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,116 @@
+//! `pool check` of a pool with ten million mapped blocks, by a daemon within its memory limit; and
+//! `pool scrub` of its data, on one processor.
+//!
+//! Mapped blocks are entries of maps. So that they need no 40 GiB of disk, they are those of one
+//! image of distinct blocks, imported again and again: each is shared by all imports, and `check`
+//! has to count all references to it.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::import::{IMAGE_BYTES, import, make_image};
+use crate::plan::{Plan, SERVER_PROCESSOR};
+use onefold_harness::cleanup::Scratch;
+use onefold_harness::distinct::BLOCK_BYTES;
+use onefold_harness::server::Product;
+use onefold_harness::workspace::Workspace;
+
+pub(crate) const NAME: &str = "check";
+
+/// What must be mapped for the row to count, and seconds that it must take at most.
+pub(crate) const MAPPED_BLOCKS: u64 = 10_000_000;
+pub(crate) const MUST_SECONDS: f64 = 60.0;
+
+/// GB/s of shared blocks in the page cache that a scrub must get through.
+pub(crate) const SCRUB_MUST: f64 = 1.0;
+
+/// The daemon's limit, as it is by default.
+const MEMORY: &str = "512M";
+pub(crate) const MEMORY_BYTES: u64 = 512 << 20;
+
+pub(crate) struct Check {
+    pub(crate) mapped_blocks: u64,
+    /// Of each check.
+    seconds: Vec<f64>,
+    pub(crate) peak_memory_bytes: u64,
+    /// Of each scrub of [`IMAGE_BYTES`] but the first, opening and closing the pool included.
+    scrub_seconds: Vec<f64>,
+}
+
+impl Check {
+    /// Of the slowest.
+    pub(crate) fn slowest(&self) -> f64 {
+        self.seconds.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// GB/s of the slowest scrub.
+    pub(crate) fn scrub_rate(&self) -> f64 {
+        let slowest = self.scrub_seconds.iter().copied().fold(0.0, f64::max);
+        IMAGE_BYTES as f64 / 1e9 / slowest
+    }
+
+    /// Whether it was met, or why nothing is shown.
+    pub(crate) fn verdict(&self) -> &'static str {
+        match self {
+            _ if self.mapped_blocks < MAPPED_BLOCKS => "not shown: fewer blocks were mapped",
+            _ if self.peak_memory_bytes > MEMORY_BYTES => "missed: beyond the memory limit",
+            _ if self.slowest() <= MUST_SECONDS => "met",
+            _ => "missed",
+        }
+    }
+
+    pub(crate) fn raw(&self) -> Value {
+        json!({"mapped_blocks": self.mapped_blocks, "seconds": self.seconds,
+               "peak_memory_bytes": self.peak_memory_bytes, "scrub_seconds": self.scrub_seconds})
+    }
+}
+
+pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Check> {
+    let scratch = Scratch::new(&workspace.scratch_parent(), NAME)?;
+    let product = Product::build(workspace, scratch.path())?;
+    product.create_pool("64G")?;
+    let image = scratch.path().join("image.raw");
+    make_image(&image, 0)?;
+    let daemon = product.serve(&["--memory", MEMORY], &[])?;
+    for n in 0..plan.check_imports {
+        import(&product, &format!("import{n}"), &image, "offline")?;
+    }
+    let mapped_blocks = product.stat_number("logical_blocks")?;
+    let distinct = IMAGE_BYTES / BLOCK_BYTES as u64;
+    ensure!(
+        mapped_blocks == plan.check_imports * distinct,
+        "{mapped_blocks} blocks are mapped"
+    );
+    let mut seconds = Vec::new();
+    for _ in 0..plan.opens {
+        let start = Instant::now();
+        product.check().context("the pool")?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    let peak_memory_bytes = daemon.peak_memory_bytes()?;
+    daemon.stop()?;
+    let product = product.pin(Some(SERVER_PROCESSOR));
+    let mut scrub_seconds = Vec::new();
+    for n in 0..=plan.opens {
+        let start = Instant::now();
+        let scrub = product.pinned_command().args(["--quiet", "pool", "scrub"]);
+        scrub.run().context("the scrub")?;
+        // The first brings the data into the page cache.
+        scrub_seconds.extend((n > 0).then(|| start.elapsed().as_secs_f64()));
+    }
+    let measured = Check {
+        mapped_blocks,
+        seconds,
+        peak_memory_bytes,
+        scrub_seconds,
+    };
+    println!(
+        "{NAME}: {mapped_blocks} mapped blocks in {:.1} s, {} MiB of memory at most",
+        measured.slowest(),
+        measured.peak_memory_bytes >> 20
+    );
+    println!("{NAME}: scrub {:.2} GB/s", measured.scrub_rate());
+    Ok(measured)
+}

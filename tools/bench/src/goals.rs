@@ -1,0 +1,96 @@
+//! What a number must and should be, for the pages of single commands.
+
+use std::fmt::Write as _;
+
+/// A measured number with those that it must and should reach.
+#[derive(Debug, Clone)]
+pub(crate) struct Goal {
+    pub(crate) what: String,
+    /// Nothing where it could not be measured.
+    pub(crate) value: Option<f64>,
+    pub(crate) must: f64,
+    pub(crate) aim: Option<f64>,
+    /// Whether more is better.
+    at_least: bool,
+}
+
+impl Goal {
+    pub(crate) fn at_least(
+        what: impl Into<String>,
+        value: Option<f64>,
+        must: f64,
+        aim: impl Into<Option<f64>>,
+    ) -> Goal {
+        Goal {
+            what: what.into(),
+            value,
+            must,
+            aim: aim.into(),
+            at_least: true,
+        }
+    }
+
+    pub(crate) fn at_most(
+        what: impl Into<String>,
+        value: Option<f64>,
+        must: f64,
+        aim: impl Into<Option<f64>>,
+    ) -> Goal {
+        Goal {
+            at_least: false,
+            ..Goal::at_least(what, value, must, aim)
+        }
+    }
+
+    pub(crate) fn verdict(&self, number: f64) -> &'static str {
+        match self.value {
+            None => "not measured",
+            Some(value) if self.at_least && value >= number => "met",
+            Some(value) if !self.at_least && value <= number => "met",
+            Some(_) => "missed",
+        }
+    }
+}
+
+/// A table of them.
+pub(crate) fn table(page: &mut String, goals: &[Goal]) {
+    page.push_str("| | | must | | aim | |\n| --- | --- | --- | --- | --- | --- |\n");
+    for goal in goals {
+        let value = goal.value.map_or("-".to_owned(), |it| format!("{it:.2}"));
+        let aim = match goal.aim {
+            Some(aim) => format!("{aim} | {}", goal.verdict(aim)),
+            None => "- |".to_owned(),
+        };
+        // Writing to a String can not fail.
+        let _ = writeln!(
+            page,
+            "| {} | {value} | {} | {} | {aim} |",
+            goal.what,
+            goal.must,
+            goal.verdict(goal.must),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_meets_what_it_reaches_and_nothing_meets_nothing() {
+        let rate = |value| Goal::at_least("rate", value, 2.0, 4.0);
+        assert_eq!(rate(Some(2.0)).verdict(2.0), "met");
+        assert_eq!(rate(Some(1.9)).verdict(2.0), "missed");
+        assert_eq!(rate(None).verdict(2.0), "not measured");
+        let time = Goal::at_most("time", Some(1.0), 1.0, None);
+        assert_eq!((time.verdict(1.0), time.verdict(0.9)), ("met", "missed"));
+        let mut page = String::new();
+        table(&mut page, &[rate(Some(3.0)), time]);
+        assert!(
+            page.ends_with(
+                "| rate | 3.00 | 2 | met | 4 | missed |\n| time | 1.00 | 1 | met | - | |\n"
+            ),
+            "{page}"
+        );
+    }
+}

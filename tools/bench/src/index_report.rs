@@ -1,0 +1,356 @@
+//! The page `docs/benchmarks-index.md`, the raw results beside it, and the plot of growth.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, Result};
+use plotters::prelude::*;
+use serde_json::{Value, json};
+
+use crate::goals::{self, Goal};
+use crate::index::{KINDS, Measured, Plan};
+use crate::report::{Conditions, heading, write_files};
+use onefold_harness::workspace::Workspace;
+
+const PAGE: &str = "docs/benchmarks-index.md";
+const RAW: &str = "docs/benchmarks-index.json";
+const GROWTH_PAGE: &str = "docs/benchmarks-index-growth.md";
+const GROWTH_PLOT: &str = "docs/benchmarks-index-growth.svg";
+
+/// A number of each back end, with its digits behind the point.
+const NUMBERS: [(&str, &str, usize); 10] = [
+    ("mixed, operations/s", "/mixed/operations_per_second", 0),
+    (
+        "mixed, processor time, µs an operation",
+        "/mixed_cpu_us_per_operation",
+        2,
+    ),
+    ("mixed, batch, median, ms", "/mixed/batch_ms_median", 1),
+    ("mixed, batch, p99, ms", "/mixed/batch_ms_p99", 1),
+    (
+        "mixed, written, bytes an operation",
+        "/mixed/written_bytes_per_operation",
+        0,
+    ),
+    ("release, operations/s", "/release/operations_per_second", 0),
+    ("release, batch, median, ms", "/release/batch_ms_median", 1),
+    ("release, batch, p99, ms", "/release/batch_ms_p99", 1),
+    ("resident, bytes a row", "/resident_bytes_per_row", 1),
+    ("on disk, bytes a row", "/disk_bytes_per_row", 1),
+];
+
+/// The same, asked with memory for a quarter.
+const TIGHT_NUMBERS: [(&str, &str); 4] = [
+    ("mixed, operations/s", "/mixed/operations_per_second"),
+    ("mixed, pages read/s", "/mixed/pages_read_per_second"),
+    ("release, operations/s", "/release/operations_per_second"),
+    ("release, pages read/s", "/release/pages_read_per_second"),
+];
+
+/// What `hash` must and should reach.
+fn goals(measured: &Measured) -> Vec<Goal> {
+    let [hash, btree, _] = &measured.back_ends;
+    let times = |one: Option<f64>, other: Option<f64>| Some(one? / other?);
+    let ratio = |pointer: &str| times(hash.median(pointer), btree.median(pointer));
+    let mixed = "/mixed/operations_per_second";
+    let reads = hash.tight("/mixed/pages_read_per_second");
+    let p99 = times(
+        hash.median("/mixed/batch_ms_p99"),
+        hash.median("/mixed/batch_ms_median"),
+    );
+    vec![
+        Goal::at_least("mixed, operations/s", hash.median(mixed), 400e3, 1.5e6),
+        Goal::at_least("mixed, times `btree`", ratio(mixed), 8.0, None),
+        Goal::at_least(
+            "release, times `btree`",
+            ratio("/release/operations_per_second"),
+            6.0,
+            None,
+        ),
+        Goal::at_least(
+            "a quarter of the memory: mixed, pages read/s, part of fio's",
+            times(reads, Some(measured.fio_reads_per_second)),
+            0.5,
+            0.8,
+        ),
+        Goal::at_least(
+            "a quarter of the memory: mixed, operations/s, times `btree`",
+            times(hash.tight(mixed), btree.tight(mixed)),
+            8.0,
+            20.0,
+        ),
+        Goal::at_most(
+            "resident, bytes a row",
+            hash.median("/resident_bytes_per_row"),
+            6.0,
+            3.0,
+        ),
+        Goal::at_most(
+            "on disk, bytes a row",
+            hash.median("/disk_bytes_per_row"),
+            64.0,
+            40.0,
+        ),
+        Goal::at_most(
+            "written, bytes an operation",
+            hash.median("/mixed/written_bytes_per_operation"),
+            500.0,
+            250.0,
+        ),
+        Goal::at_most("batch, p99, times the median", p99, 3.0, 1.5),
+        Goal::at_most(
+            "open, and a first batch answered, s",
+            hash.ready_seconds(),
+            5.0,
+            1.0,
+        ),
+    ]
+}
+
+pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) -> String {
+    let mut page = heading(
+        "Index back ends, measured",
+        Some("benchmarks-index.json"),
+        conditions,
+    );
+    // Writing to a String can not fail.
+    let _ = write!(
+        page,
+        "\n{} rows of random fingerprints; batches of 16,384 operations, each durable but for \
+         `memory`; one processor; files in the page cache. *Mixed*: half new, half present; \
+         *release*: all present. Medians of {} runs of {} batches of each kind ({} of `btree`). A \
+         back end may take 2 GiB of memory.\n\n| | {} |\n| --- | --- | --- | --- |\n",
+        plan.rows,
+        plan.runs,
+        plan.batches,
+        plan.btree_batches,
+        KINDS.map(|kind| format!("`{kind}`")).join(" | "),
+    );
+    for (what, pointer, digits) in NUMBERS {
+        let cells = measured.back_ends.iter().map(|it| it.median(pointer));
+        table_row(&mut page, what, cells, digits);
+    }
+    let ready = measured.back_ends.iter().map(|it| it.ready_seconds());
+    table_row(
+        &mut page,
+        "open with nothing in the page cache, and a first batch, s",
+        ready,
+        2,
+    );
+    let _ = write!(
+        page,
+        "\nBoth in a control group of {} MiB, a quarter of the file of `hash` (64 MiB at least), half of \
+         it the back end's own and half for the page cache; {} batches of each kind ({} of `btree`), \
+         one run. Pages are those that came from the device, for lookups and for merges. fio, 32 \
+         random reads of 4 KiB of that file in flight past the page cache, on the same processor: \
+         {:.0} reads/s.\n\n| | `hash` | `btree` |\n| --- | --- | --- |\n",
+        measured.tight_bytes >> 20,
+        plan.tight_batches,
+        plan.tight_batches.min(plan.btree_batches),
+        measured.fio_reads_per_second,
+    );
+    for (what, pointer) in TIGHT_NUMBERS {
+        let cells = measured.back_ends[..2].iter().map(|it| it.tight(pointer));
+        table_row(&mut page, what, cells, 0);
+    }
+    page.push_str("\nWhat `hash` must and should reach:\n\n");
+    goals::table(&mut page, &goals(measured));
+    page
+}
+
+fn table_row(
+    page: &mut String,
+    what: &str,
+    cells: impl Iterator<Item = Option<f64>>,
+    digits: usize,
+) {
+    let cells: Vec<String> = cells
+        .map(|cell| cell.map_or("-".to_owned(), |number| format!("{number:.digits$}")))
+        .collect();
+    let _ = writeln!(page, "| {what} | {} |", cells.join(" | "));
+}
+
+pub(crate) fn write(
+    workspace: &Workspace,
+    conditions: &Conditions,
+    page: &str,
+    measured: &Measured,
+) -> Result<()> {
+    let conditions: Vec<Value> = conditions.iter().map(|it| json!(it)).collect();
+    let raw = json!({"conditions": conditions, "measured": measured.raw()});
+    let raw = serde_json::to_string_pretty(&raw).context("cannot write the raw results")?;
+    write_files(workspace, &[(PAGE, page), (RAW, &raw)])
+}
+
+/// A size, and what was measured there.
+struct Grown {
+    rows: f64,
+    cpu_us: f64,
+    wall_us: f64,
+    resident_bytes: f64,
+}
+
+pub(crate) fn write_growth(
+    workspace: &Workspace,
+    conditions: &Conditions,
+    runs: &[Value],
+) -> Result<()> {
+    let grown: Option<Vec<Grown>> = runs.iter().map(grown).collect();
+    let grown = grown.context("a number is missing")?;
+    let mut page = heading(
+        "What an operation of the `hash` index costs, by its size",
+        None,
+        conditions,
+    );
+    page.push_str(
+        "\nBatches of 16,384 operations, half new and half present, each durable, one processor, \
+         files in the page cache.\n\n![µs an operation by rows](benchmarks-index-growth.svg)\n\n\
+         | rows | processor time, µs an operation | wall clock, µs | resident, bytes a row |\n\
+         | --- | --- | --- | --- |\n",
+    );
+    for it in &grown {
+        let _ = writeln!(
+            page,
+            "| {:.1} M | {:.2} | {:.2} | {:.1} |",
+            it.rows / 1e6,
+            it.cpu_us,
+            it.wall_us,
+            it.resident_bytes
+        );
+    }
+    let plot = plot(&grown).map_err(|error| anyhow::anyhow!("cannot draw the plot: {error}"))?;
+    write_files(workspace, &[(GROWTH_PAGE, &page), (GROWTH_PLOT, &plot)])
+}
+
+fn grown(run: &Value) -> Option<Grown> {
+    let number = |pointer: &str| run.pointer(pointer).and_then(Value::as_f64);
+    Some(Grown {
+        rows: number("/rows")?,
+        cpu_us: number("/mixed_cpu_us_per_operation")?,
+        wall_us: 1e6 / number("/mixed/operations_per_second")?,
+        resident_bytes: number("/resident_bytes_per_row")?,
+    })
+}
+
+fn plot(grown: &[Grown]) -> std::result::Result<String, Box<dyn std::error::Error>> {
+    let most = |of: fn(&Grown) -> f64| grown.iter().map(of).fold(0.0, f64::max);
+    let least_rows = grown.iter().map(|it| it.rows).fold(f64::MAX, f64::min);
+    let costs_max = 1.2 * most(|it| it.wall_us);
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, (720, 400)).into_drawing_area();
+        area.fill(&WHITE)?;
+        let rows = (0.8 * least_rows..1.2 * most(|it| it.rows)).log_scale();
+        let mut chart = ChartBuilder::on(&area)
+            .margin(16)
+            .x_label_area_size(40)
+            .y_label_area_size(48)
+            .build_cartesian_2d(rows, 0.0..costs_max)?;
+        chart
+            .configure_mesh()
+            .x_desc("rows, millions")
+            .y_desc("µs an operation")
+            .x_label_formatter(&|rows| format!("{}", rows / 1e6))
+            .draw()?;
+        let line = |cost: fn(&Grown) -> f64| -> Vec<(f64, f64)> {
+            grown.iter().map(|it| (it.rows, cost(it))).collect()
+        };
+        for (name, color, points) in [
+            ("wall clock", BLUE, line(|it| it.wall_us)),
+            ("processor time", RED, line(|it| it.cpu_us)),
+        ] {
+            chart
+                .draw_series(LineSeries::new(points, color).point_size(3))?
+                .label(name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color));
+        }
+        chart
+            .configure_series_labels()
+            .background_style(WHITE)
+            .border_style(BLACK)
+            .draw()?;
+        area.present()?;
+    }
+    Ok(svg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::BackEnd;
+
+    fn back_end(rate: f64, tight_rate: f64) -> BackEnd {
+        let asked = |rate: f64| {
+            json!({"operations_per_second": rate, "batch_ms_median": 10.0, "batch_ms_p99": 25.0,
+                   "written_bytes_per_operation": 300.0, "pages_read_per_second": 60e3})
+        };
+        let run = json!({"mixed": asked(rate), "release": asked(rate),
+                         "resident_bytes_per_row": 6.5, "disk_bytes_per_row": 51.0});
+        BackEnd {
+            runs: vec![run],
+            opens: vec![json!({"open_seconds": 0.5, "batch_seconds": [0.25, 0.1]})],
+            tight: Some(json!({"mixed": asked(tight_rate)})),
+        }
+    }
+
+    #[test]
+    fn goals_are_of_hash_and_beside_btree() {
+        let measured = Measured {
+            back_ends: [
+                back_end(450e3, 80e3),
+                back_end(50e3, 8e3),
+                BackEnd::default(),
+            ],
+            tight_bytes: 64 << 20,
+            fio_reads_per_second: 100e3,
+        };
+        let verdicts: Vec<_> = goals(&measured)
+            .iter()
+            .map(|goal| (goal.value.unwrap(), goal.verdict(goal.must)))
+            .collect();
+        let expected = [
+            (450e3, "met"),
+            (9.0, "met"),
+            (9.0, "met"),
+            (0.6, "met"),
+            (10.0, "met"),
+            (6.5, "missed"),
+            (51.0, "met"),
+            (300.0, "met"),
+            (2.5, "met"),
+            (0.75, "met"),
+        ];
+        assert_eq!(verdicts, expected);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_met() {
+        let measured = Measured {
+            back_ends: Default::default(),
+            tight_bytes: 64 << 20,
+            fio_reads_per_second: 0.0,
+        };
+        let goals = goals(&measured);
+        assert!(
+            goals
+                .iter()
+                .all(|goal| goal.verdict(goal.must) == "not measured")
+        );
+    }
+
+    #[test]
+    fn growth_is_drawn() {
+        let grown: Vec<Grown> = [1e6, 1e7, 1e8]
+            .map(|rows| Grown {
+                rows,
+                cpu_us: 1.5,
+                wall_us: 2.0,
+                resident_bytes: 5.0,
+            })
+            .into();
+        let svg = plot(&grown).unwrap();
+        assert!(
+            svg.starts_with("<svg") && svg.contains("processor time"),
+            "{svg}"
+        );
+    }
+}

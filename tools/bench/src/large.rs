@@ -1,0 +1,143 @@
+//! Import and finder in a pool that holds millions of blocks already: what an index costs shows when
+//! there is much in it. As in `import` and `finder`, with other data each time.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::import::{self, IMAGE_BYTES};
+use crate::plan::{Plan, SERVER_PROCESSOR};
+use crate::statistics::Estimate;
+use onefold_harness::cleanup::Scratch;
+use onefold_harness::command::Cmd;
+use onefold_harness::distinct::BLOCK_BYTES;
+use onefold_harness::server::Product;
+use onefold_harness::workspace::Workspace;
+
+pub(crate) const NAME: &str = "large pool";
+
+/// Distinct data in the pool before anything is measured: four million blocks.
+pub(crate) const HELD_BYTES: u64 = 16 << 30;
+
+/// By how much the first of [`INDEXES`] must surpass the second.
+pub(crate) const MUST_RATIO: f64 = 3.0;
+
+const INDEXES: [&str; 2] = ["hash", "btree"];
+
+/// MB/s, of each run.
+#[derive(Default)]
+struct Rates {
+    import: Vec<f64>,
+    finder: Vec<f64>,
+}
+
+/// As [`INDEXES`].
+pub(crate) struct Large {
+    rates: [Rates; 2],
+}
+
+/// A rate with each of [`INDEXES`], and their ratio.
+pub(crate) struct Row {
+    pub(crate) title: &'static str,
+    pub(crate) rates: [Estimate; 2],
+    pub(crate) ratio: f64,
+}
+
+impl Large {
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let row = |title, of: fn(&Rates) -> &Vec<f64>| {
+            let [hash, btree] = self.rates.each_ref().map(|rates| Estimate::of(of(rates)));
+            let rates = [hash?, btree?];
+            Some(Row {
+                title,
+                ratio: rates[0].median / rates[1].median,
+                rates,
+            })
+        };
+        let rows = [
+            row("import", |rates| &rates.import),
+            row("finder", |rates| &rates.finder),
+        ];
+        rows.into_iter().flatten().collect()
+    }
+
+    pub(crate) fn raw(&self) -> Value {
+        let rates = INDEXES.iter().zip(&self.rates).map(|(index, rates)| {
+            json!({"index": index, "import_mb_per_second": rates.import,
+                   "finder_mb_per_second": rates.finder})
+        });
+        json!({"held_bytes": HELD_BYTES, "image_bytes": IMAGE_BYTES,
+               "rates": rates.collect::<Vec<_>>()})
+    }
+}
+
+pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Large> {
+    let scratch = Scratch::new(&workspace.scratch_parent(), "large")?;
+    let mut measured = Large {
+        rates: Default::default(),
+    };
+    for (index, rates) in INDEXES.iter().zip(&mut measured.rates) {
+        let directory = scratch.path().join("pool-directory");
+        std::fs::create_dir(&directory).context("cannot make a directory")?;
+        let product = Product::build(workspace, &directory)?;
+        product.create_pool_with("64G", &["--index", index])?;
+        fill(&product, &directory)?;
+        let product = product.pin(Some(SERVER_PROCESSOR));
+        let image = scratch.path().join("image.raw");
+        for run in 0..plan.imports as u64 {
+            rates
+                .import
+                .push(one_import(&product, &image, 2 * run + 1)?);
+            rates
+                .finder
+                .push(one_search(&product, &image, 2 * run + 2)?);
+        }
+        std::fs::remove_dir_all(&directory).context("cannot remove the pool")?;
+    }
+    for row in measured.rows() {
+        let [hash, btree] = row.rates.each_ref().map(|rate| rate.median);
+        println!(
+            "{NAME}: {}: {hash:.0} MB/s with hash, {btree:.0} with btree, {:.1} times",
+            row.title, row.ratio
+        );
+    }
+    Ok(measured)
+}
+
+/// Imports what the pool is to hold, as it is made.
+fn fill(product: &Product, directory: &Path) -> Result<()> {
+    let mut import = product
+        .command()
+        .args(["--quiet", "volume", "import", "held", "-", "--size"])
+        .arg(HELD_BYTES.to_string())
+        .args(["--image-format", "raw", "--dedup", "offline"])
+        .spawn_piped(&directory.join("import.log"))?;
+    let written = import::write_blocks(&mut import.take_stdin()?, HELD_BYTES, 0);
+    let status = import.wait()?;
+    ensure!(status.success(), "the import ended with {status}");
+    written.context("cannot write to the import")
+}
+
+/// MB/s of an import, its end on the disk included.
+fn one_import(product: &Product, image: &Path, seed: u64) -> Result<f64> {
+    import::make_image(image, seed)?;
+    import::timed(|| import::import(product, &format!("import{seed}"), image, "offline"))
+}
+
+/// MB/s of `pool dedup` over what was imported without it.
+fn one_search(product: &Product, image: &Path, seed: u64) -> Result<f64> {
+    import::make_image(image, seed)?;
+    let name = format!("search{seed}");
+    import::import(product, &name, image, "off")?;
+    // What the import left to be written to the disk must not slow this.
+    Cmd::new("sync").run()?;
+    let dedup = product.dedup(Some(&name))?;
+    ensure!(
+        dedup.looked_at * BLOCK_BYTES as u64 == IMAGE_BYTES && dedup.duplicates == 0,
+        "{} blocks were looked at, {} of them duplicates",
+        dedup.looked_at,
+        dedup.duplicates
+    );
+    Ok(dedup.mb_per_second(BLOCK_BYTES as u64))
+}

@@ -1,0 +1,93 @@
+//! `onefold-bench`: what onefold costs, beside what does less.
+//!
+//! May use: the harness, the NBD server for the pass-through, and of the rest of the product its
+//! binary. May not use the store or what is below it: volumes are measured as users have them.
+//! Nothing uses this crate; `cargo xtask bench` and `cargo xtask study` run it.
+//!
+//! Reading order: `volumes` (the benchmark as a whole), `plan` (how much), `slices` (throughput
+//! rows), `sharing` (rows with the finder at work), `snapshots`, `finder`, `import`, `large`, `open`,
+//! `checking`, `statistics` (what decides), `results`, `report` (what is written). `index` and
+//! `index_report` are a command of their own, and so are `study` and `study_report`; `goals` is what
+//! all are held to. `dissertation` counts in files of one's own.
+
+mod checking;
+mod dissertation;
+mod finder;
+mod goals;
+mod import;
+mod index;
+mod index_report;
+mod large;
+mod memory_limit;
+mod open;
+mod plan;
+mod report;
+mod results;
+mod sharing;
+mod slices;
+mod snapshots;
+mod statistics;
+mod steadiness;
+mod study;
+mod study_report;
+mod volumes;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use onefold_harness::cleanup;
+use onefold_harness::workspace::Workspace;
+
+/// Measure against the pass-through and qemu-nbd; write docs/benchmarks.md
+#[derive(Parser)]
+#[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
+#[command(args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(flatten)]
+    volumes: volumes::Arguments,
+    #[command(subcommand)]
+    of: Option<Of>,
+}
+
+#[derive(clap::Subcommand)]
+enum Of {
+    /// The index back ends by themselves; writes docs/benchmarks-index.md
+    Index(index::Arguments),
+    /// `onefold analyze` on data in the page cache; writes docs/benchmarks-study.md
+    Study(study::Arguments),
+    /// Make the study of João Paulo's dissertation with the files below some paths, and print its tables
+    Dissertation(dissertation::Arguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = Cli::parse();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Cli) -> anyhow::Result<()> {
+    cleanup::install_signal_handler()?;
+    let workspace = Workspace::find()?;
+    match &arguments.of {
+        None => volumes::run(&workspace, &arguments.volumes),
+        Some(Of::Index(arguments)) => index::run(&workspace, arguments),
+        Some(Of::Study(arguments)) => study::run(&workspace, arguments),
+        Some(Of::Dissertation(arguments)) => dissertation::run(&workspace, arguments),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn arguments_fit_together() {
+        Cli::command().debug_assert();
+    }
+}

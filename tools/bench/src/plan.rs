@@ -1,0 +1,53 @@
+//! How much the benchmark of volumes measures, and where.
+
+/// fio runs here, and every server on the other: neither steals the other's time, and no server
+/// gains by luck of placement.
+pub(crate) const CLIENT_PROCESSOR: usize = 0;
+pub(crate) const SERVER_PROCESSOR: usize = 1;
+
+/// How much to measure.
+pub(crate) struct Plan {
+    pub(crate) slices: usize,
+    /// How often servers and their files are made anew, with as many slices each time: where a
+    /// file lies on the disk decides what its I/O costs.
+    pub(crate) layouts: usize,
+    pub(crate) slice_seconds: u32,
+    pub(crate) sharing_slices: usize,
+    pub(crate) sharing_slice_seconds: u32,
+    /// Of the load whose latency counts.
+    pub(crate) latency_slices: usize,
+    pub(crate) imports: usize,
+    pub(crate) opens: usize,
+    /// Snapshots made and deleted under load.
+    pub(crate) snapshot_rounds: usize,
+    /// Imports of one image into the pool that is checked.
+    pub(crate) check_imports: u64,
+    pub(crate) control: bool,
+}
+
+pub(crate) const WHOLE: Plan = Plan {
+    slices: 12,
+    layouts: 4,
+    slice_seconds: 2,
+    sharing_slices: 8,
+    sharing_slice_seconds: 8,
+    latency_slices: 12,
+    imports: 5,
+    opens: 5,
+    snapshot_rounds: 12,
+    check_imports: 39,
+    control: false,
+};
+pub(crate) const QUICK: Plan = Plan {
+    slices: 4,
+    layouts: 2,
+    slice_seconds: 1,
+    sharing_slices: 2,
+    sharing_slice_seconds: 8,
+    latency_slices: 4,
+    imports: 2,
+    opens: 2,
+    snapshot_rounds: 2,
+    check_imports: 4,
+    control: false,
+};

@@ -1,0 +1,758 @@
+//! Rows with finder and collector at work, against the pass-through, which has neither.
+//!
+//! As in `slices`, both servers are measured in turn and compared pair by pair. Finder and
+//! collector rest while the pass-through is measured, and go on, paced by their latency budget,
+//! while onefold is.
+//!
+//! Latencies are those of the moments in which the machine itself was not slow, see `steadiness`.
+//!
+//! The load alone does not dirty 60 MB/s at half of the peak rate, and most of what it rewrites is
+//! too hot to be published. So that the finder never runs out of work, a second volume holds data
+//! that was written just before, and that one look has found to be unchanged.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::plan::{CLIENT_PROCESSOR, Plan, SERVER_PROCESSOR};
+use crate::slices::{Contender, DATA_BYTES, EXPORT, Fill, Mode, fill, start_passthrough};
+use crate::statistics::Estimate;
+use crate::steadiness::{SlowSpans, Watch};
+use onefold_harness::cleanup::Scratch;
+use onefold_harness::command::Cmd;
+use onefold_harness::fio::{Direction, Fio, JobResult, Request, Section, read_latencies};
+use onefold_harness::server::Product;
+use onefold_harness::workspace::Workspace;
+
+pub(crate) const NAME: &str = "sharing";
+
+/// What the daemon is told to keep guests' p99 within.
+pub(crate) const LATENCY_BUDGET: &str = "500us";
+
+/// Of all that is written.
+pub(crate) const DUPLICATES_PERCENT: u32 = 25;
+
+/// Most requests go to few blocks: 90 % of them to the first tenth.
+pub(crate) const SKEW: &str = "zoned:90/10:10/90";
+
+/// What the finder has to do at the start of each slice, besides the load: more than it gets done in
+/// a slice, and in the moment before fio's first request in which it has all the time it wants.
+const SUPPLY_BYTES: u64 = 2 << 30;
+
+/// What the finder must complete for its row to count.
+const FINDER_MB_PER_SECOND_MIN: f64 = 60.0;
+
+/// Of the writes to a fully shared volume, how many must have been copies for the row to count.
+const COPIED_MIN: f64 = 0.95;
+
+/// Finder and pacing are watched this long after fio was started, and this long before it ends:
+/// fio takes a moment to begin, and until then the guests seem idle.
+const WATCH_MARGIN: Duration = Duration::from_millis(1000);
+
+/// The log of the load whose latency counts.
+const LATENCIES: &str = "latencies";
+
+/// How long the jobs may take for what a slice has left.
+const DRAIN_LIMIT: Duration = Duration::from_secs(300);
+
+/// How often the finder is asked whether it has gone over a volume.
+const LOOK_POLL: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Clone, Copy)]
+enum Load {
+    /// Skewed reads and writes, as fast as they go.
+    Peak,
+    /// The same, so many per second.
+    Paced { per_second: f64 },
+    /// One random write to each block, all of which are shared, however long that takes: what is
+    /// written twice is no copy the second time.
+    Copying,
+}
+
+impl Load {
+    fn job(self, uri: &str, seconds: u32) -> Section {
+        let job = Section::new("slice", uri)
+            .set("bs", "4k")
+            .set("iodepth", 32)
+            .set("size", DATA_BYTES)
+            .set("randrepeat", 0);
+        let skewed = |job: Section| {
+            job.set("rw", "randrw")
+                .set("time_based", 1)
+                .set("runtime", seconds)
+                .set("norandommap", 1)
+                .set("random_distribution", SKEW)
+                .set("refill_buffers", 1)
+                .set("dedupe_percentage", DUPLICATES_PERCENT)
+        };
+        match self {
+            Load::Peak => skewed(job),
+            // The limit is for each direction.
+            Load::Paced { per_second } => {
+                let each = (per_second / 2.0) as u64;
+                skewed(job)
+                    .set("rate_iops", format!("{each},{each}"))
+                    .log_latencies(LATENCIES)
+            }
+            Load::Copying => job.set("rw", "randwrite"),
+        }
+    }
+}
+
+/// One server for one slice.
+#[derive(Debug, Clone)]
+struct Slice {
+    result: JobResult,
+    cpu_us: f64,
+    /// Of the paced load.
+    latency: Option<Latency>,
+    /// Of onefold.
+    jobs: Option<Jobs>,
+}
+
+/// The 99th percentiles of a slice while the machine was not slow.
+#[derive(Debug, Clone, Copy)]
+struct Latency {
+    read_p99_us: f64,
+    write_p99_us: f64,
+    /// The part of all requests that was answered while it was.
+    left_out: f64,
+}
+
+impl Latency {
+    fn of(requests: &[Request], slow: &SlowSpans) -> Result<Latency> {
+        let counted = |request: &&Request| !slow.contain(request.at_ms);
+        let p99 = |is_write: bool| {
+            let requests = requests.iter().filter(counted);
+            let requests = requests.filter(|request| request.is_write == is_write);
+            let mut latencies: Vec<f64> = requests.map(|request| request.latency_us).collect();
+            latencies.sort_by(f64::total_cmp);
+            let found = latencies.get(latencies.len() * 99 / 100).copied();
+            found.context("the machine was slow all the time")
+        };
+        let left_out = requests.len() - requests.iter().filter(counted).count();
+        Ok(Latency {
+            read_p99_us: p99(false)?,
+            write_p99_us: p99(true)?,
+            left_out: left_out as f64 / requests.len() as f64,
+        })
+    }
+}
+
+impl Slice {
+    fn iops(&self) -> f64 {
+        self.result.read.iops + self.result.write.iops
+    }
+}
+
+/// What finder and collector did during a slice.
+#[derive(Debug, Clone, Copy)]
+struct Jobs {
+    finder_mb_per_second: f64,
+    /// Blocks to be looked at and references to be released, per second: positive if it grows.
+    dirty_growth: f64,
+    queued_growth: f64,
+    /// Of the writes, those to published blocks.
+    copied: f64,
+}
+
+/// Slices of one load, onefold's first.
+type Pairs = Vec<[Slice; 2]>;
+
+/// All that was measured.
+pub(crate) struct Sharing {
+    pub(crate) mode: Mode,
+    peak: Pairs,
+    paced: Pairs,
+    paced_per_second: f64,
+    copying: Pairs,
+}
+
+/// What the rows of a mode are asked for by.
+pub(crate) fn name(mode: Mode) -> String {
+    format!("{} {NAME}", mode.name())
+}
+
+pub(crate) fn measure(workspace: &Workspace, plan: &Plan, mode: Mode) -> Result<Sharing> {
+    let mut bench = Bench::start(workspace, mode)?;
+    let (slices, seconds) = (plan.sharing_slices, plan.sharing_slice_seconds);
+    let peak = bench.pairs(Load::Peak, slices, seconds)?;
+    let passthrough: Vec<f64> = peak.iter().map(|[_, base]| base.iops()).collect();
+    let passthrough = Estimate::of(&passthrough).context("no slices")?;
+    let paced_per_second = passthrough.median / 2.0;
+    let load = Load::Paced {
+        per_second: paced_per_second,
+    };
+    let paced = bench.pairs(load, plan.latency_slices, seconds)?;
+    bench.share_everything()?;
+    let copying = bench.pairs(Load::Copying, plan.slices, plan.slice_seconds)?;
+    bench.end()?;
+    let measured = Sharing {
+        mode,
+        peak,
+        paced,
+        paced_per_second,
+        copying,
+    };
+    for row in measured.rows()? {
+        println!("{}", row.line());
+    }
+    println!("{}", measured.with_slow_moments()?.sentence(mode));
+    Ok(measured)
+}
+
+/// The two servers, with finder and collector at rest.
+struct Bench {
+    scratch: Scratch,
+    product: Product,
+    ours: Contender,
+    passthrough: Contender,
+    /// Volumes with work for the finder that there have been; the last one exists.
+    supplies: usize,
+}
+
+impl Bench {
+    fn start(workspace: &Workspace, mode: Mode) -> Result<Bench> {
+        let scratch = Scratch::new(&workspace.scratch_parent(), "bench")?;
+        let product = Product::build(workspace, scratch.path())?.pin(Some(SERVER_PROCESSOR));
+        product.create_pool("16G")?;
+        let size = DATA_BYTES.to_string();
+        product
+            .command()
+            .args(["volume", "create", EXPORT, "--size", &size])
+            .args(["--interval", "1", "--rounds", "2"])
+            .run()?;
+        let options = ["--latency-budget", LATENCY_BUDGET, "--cache", mode.name()];
+        let daemon = product.serve(&options, &[])?;
+        product.pause_jobs()?;
+        let ours = Contender::product(&product, daemon);
+        let passthrough = start_passthrough(workspace, scratch.path(), mode)?;
+        let servers = [&ours, &passthrough];
+        fill(scratch.path(), &servers, Fill::Small, DUPLICATES_PERCENT)?;
+        Ok(Bench {
+            scratch,
+            product,
+            ours,
+            passthrough,
+            supplies: 0,
+        })
+    }
+
+    fn end(self) -> Result<()> {
+        self.ours.daemon.kill()?;
+        self.passthrough.daemon.kill()
+    }
+
+    fn pairs(&mut self, load: Load, slices: usize, seconds: u32) -> Result<Pairs> {
+        let mut pairs = Vec::new();
+        for group in 0..slices {
+            pairs.push(if group % 2 == 0 {
+                let ours = self.our_slice(load, seconds)?;
+                [ours, self.passthrough_slice(load, seconds)?]
+            } else {
+                let base = self.passthrough_slice(load, seconds)?;
+                [self.our_slice(load, seconds)?, base]
+            });
+        }
+        Ok(pairs)
+    }
+
+    fn passthrough_slice(&self, load: Load, seconds: u32) -> Result<Slice> {
+        Cmd::new("sync").run()?;
+        let before = self.passthrough.daemon.cpu_seconds()?;
+        let watch = Watch::start(CLIENT_PROCESSOR)?;
+        let results = self.fio(load, &self.passthrough, seconds).run();
+        let slow = watch.end()?;
+        let results = results.context("the pass-through failed under load")?;
+        let cpu = self.passthrough.daemon.cpu_seconds()? - before;
+        self.slice(load, results, cpu, &slow)
+    }
+
+    /// The jobs rest before and after it.
+    fn our_slice(&mut self, load: Load, seconds: u32) -> Result<Slice> {
+        match load {
+            Load::Peak | Load::Paced { .. } => self.renew_supply()?,
+            Load::Copying => {
+                self.product.dedup(None)?;
+            }
+        }
+        Cmd::new("sync").run()?;
+        let given_up_before = self.released()?;
+        self.product.resume_jobs()?;
+        let cpu_before = self.ours.daemon.cpu_seconds()?;
+        let watch = Watch::start(CLIENT_PROCESSOR)?;
+        let mut fio = self.fio(load, &self.ours, seconds).spawn()?;
+        let length = Duration::from_secs(seconds.into());
+        std::thread::sleep(WATCH_MARGIN.min(length / 4));
+        let first = self.look_at_jobs()?;
+        std::thread::sleep(length.saturating_sub(2 * WATCH_MARGIN.min(length / 4)));
+        let last = self.look_at_jobs()?;
+        let results = fio.wait_for_success();
+        let slow = watch.end()?;
+        let results = results.context("onefold failed under load")?;
+        let cpu = self.ours.daemon.cpu_seconds()? - cpu_before;
+        self.product.pause_jobs()?;
+        let released = self.released()? - given_up_before;
+        let mut slice = self.slice(load, results, cpu, &slow)?;
+        slice.jobs = Some(Jobs {
+            copied: released as f64 / slice.result.write.requests.max(1) as f64,
+            ..last.since(&first)
+        });
+        Ok(slice)
+    }
+
+    fn fio(&self, load: Load, server: &Contender, seconds: u32) -> Fio {
+        Fio::new(self.scratch.path(), "slice")
+            .pin(Some(CLIENT_PROCESSOR))
+            .job(load.job(&server.uri, seconds))
+    }
+
+    /// What was measured before anything else runs that writes logs.
+    fn slice(
+        &self,
+        load: Load,
+        results: Vec<JobResult>,
+        cpu_seconds: f64,
+        slow: &SlowSpans,
+    ) -> Result<Slice> {
+        let result = results.into_iter().next().context("fio reported no job")?;
+        let latency = match load {
+            Load::Paced { .. } => {
+                let requests = read_latencies(self.scratch.path(), LATENCIES)?;
+                Some(Latency::of(&requests, slow)?)
+            }
+            Load::Peak | Load::Copying => None,
+        };
+        Ok(Slice {
+            cpu_us: cpu_seconds * 1e6 / result.requests().max(1) as f64,
+            result,
+            latency,
+            jobs: None,
+        })
+    }
+
+    fn look_at_jobs(&self) -> Result<Look> {
+        let backlog = self.product.backlog()?;
+        Ok(Look {
+            at: Instant::now(),
+            found_bytes: self.product.work()?.found_bytes,
+            dirty: backlog.dirty,
+            queued: backlog.queued,
+        })
+    }
+
+    /// References given up so far. The jobs must rest.
+    fn released(&self) -> Result<u64> {
+        Ok(self.product.work()?.released + self.product.backlog()?.queued)
+    }
+
+    /// A new volume with fresh data; the last one, whose blocks are published, goes. The finder
+    /// looks at it once, so that it can begin with it at once when the slice begins.
+    fn renew_supply(&mut self) -> Result<()> {
+        self.remove_supply()?;
+        self.supplies += 1;
+        let (name, size) = (self.supply(), SUPPLY_BYTES.to_string());
+        self.product
+            .command()
+            .args(["volume", "create", &name, "--size", &size])
+            .args(["--interval", "1", "--rounds", "1"])
+            .run()?;
+        let job = Section::new("supply", &self.product.default_address().uri(&name))
+            .set("rw", "write")
+            .set("bs", "1m")
+            .set("iodepth", 4)
+            .set("size", SUPPLY_BYTES)
+            .set("refill_buffers", 1)
+            .set("dedupe_percentage", DUPLICATES_PERCENT)
+            .set("randrepeat", 0)
+            .set("end_fsync", 1);
+        Fio::new(self.scratch.path(), "supply").job(job).run()?;
+        self.product.resume_jobs()?;
+        let start = Instant::now();
+        while self.product.finder_rounds(&name)? == 0 {
+            ensure!(
+                start.elapsed() < DRAIN_LIMIT,
+                "the finder does not look at {name}"
+            );
+            std::thread::sleep(LOOK_POLL);
+        }
+        self.product.pause_jobs()
+    }
+
+    fn supply(&self) -> String {
+        format!("supply{}", self.supplies)
+    }
+
+    /// Waits until the collector has nothing to do any more.
+    fn remove_supply(&mut self) -> Result<()> {
+        if self.supplies > 0 {
+            let name = self.supply();
+            self.product
+                .command()
+                .args(["--quiet", "volume", "delete", &name, "--yes"])
+                .run()?;
+        }
+        self.product.resume_jobs()?;
+        self.product
+            .wait_for_backlog(DRAIN_LIMIT, |backlog| backlog.queued == 0)?;
+        self.product.pause_jobs()
+    }
+
+    /// From here on only `pool dedup` publishes anything.
+    fn share_everything(&mut self) -> Result<()> {
+        self.remove_supply()?;
+        self.product
+            .command()
+            .args(["--quiet", "volume", "set", EXPORT])
+            .args(["--interval", "86400", "--rounds", "16"])
+            .run()
+    }
+}
+
+/// The jobs at one moment.
+struct Look {
+    at: Instant,
+    found_bytes: u64,
+    dirty: u64,
+    queued: u64,
+}
+
+impl Look {
+    fn since(&self, first: &Look) -> Jobs {
+        let seconds = (self.at - first.at).as_secs_f64();
+        let per_second = |last: u64, first: u64| (last as f64 - first as f64) / seconds;
+        Jobs {
+            finder_mb_per_second: per_second(self.found_bytes, first.found_bytes) / 1e6,
+            dirty_growth: per_second(self.dirty, first.dirty),
+            queued_growth: per_second(self.queued, first.queued),
+            copied: 0.0,
+        }
+    }
+}
+
+/// What is seen of the p99 when moments count in which the machine was slow.
+pub(crate) struct SlowMoments {
+    /// The part of requests in them: of onefold's, of the pass-through's.
+    pub(crate) left_out: [f64; 2],
+    pub(crate) reads: Estimate,
+    pub(crate) writes: Estimate,
+}
+
+impl SlowMoments {
+    pub(crate) fn sentence(&self, mode: Mode) -> String {
+        let [ours, passthrough] = self.left_out.map(|part| 100.0 * part);
+        let estimate = |e: &Estimate| format!("{:.2} ({:.2} to {:.2})", e.median, e.low, e.high);
+        format!(
+            "Left out of the p99 ({}) are the moments in which the machine itself was slow, as a short \
+             computation tells that is timed every 5 ms on the client's processor: {ours:.1} % \
+             of onefold's requests and {passthrough:.1} % of the pass-through's. With them the \
+             ratio is {} for reads and {} for writes.",
+            mode.name(),
+            estimate(&self.reads),
+            estimate(&self.writes)
+        )
+    }
+}
+
+/// One number of a load against the pass-through's.
+pub(crate) struct Row {
+    pub(crate) title: String,
+    pub(crate) unit: &'static str,
+    pub(crate) ratio: Estimate,
+    pub(crate) ours: f64,
+    pub(crate) passthrough: f64,
+    pub(crate) finder_mb_per_second: f64,
+    pub(crate) dirty_growth: f64,
+    pub(crate) queued_growth: f64,
+    pub(crate) copied: f64,
+    pub(crate) must: f64,
+    pub(crate) aim: f64,
+    goal: Goal,
+}
+
+/// What a ratio is of, which says on which side of its number it has to be, and what must hold for
+/// it to count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Goal {
+    /// With the finder at work.
+    Throughput,
+    /// With the finder at its rate and a backlog that does not grow.
+    LatencyWithFinder,
+    /// With nearly all writes copied.
+    ThroughputOfCopies,
+}
+
+impl Row {
+    /// Whether the ratio is as good as this number.
+    pub(crate) fn verdict(&self, number: f64) -> &'static str {
+        let met = match self.goal {
+            Goal::LatencyWithFinder if self.finder_mb_per_second < FINDER_MB_PER_SECOND_MIN => {
+                return "not shown: the finder was slower";
+            }
+            Goal::LatencyWithFinder if self.dirty_growth > 0.0 => {
+                return "not shown: the backlog grew";
+            }
+            Goal::ThroughputOfCopies if self.copied < COPIED_MIN => {
+                return "not shown: too few copies";
+            }
+            Goal::LatencyWithFinder => self.ratio.median <= number,
+            Goal::Throughput | Goal::ThroughputOfCopies => self.ratio.median >= number,
+        };
+        if met { "met" } else { "missed" }
+    }
+
+    fn line(&self) -> String {
+        format!(
+            "{NAME}: {}: {:.2} ({:.2} to {:.2}), must {}: {}; finder {:.0} MB/s, backlog \
+             {:+.0} blocks/s, queue {:+.0} references/s, {:.0} % of writes copied",
+            self.title,
+            self.ratio.median,
+            self.ratio.low,
+            self.ratio.high,
+            self.must,
+            self.verdict(self.must),
+            self.finder_mb_per_second,
+            self.dirty_growth,
+            self.queued_growth,
+            100.0 * self.copied,
+        )
+    }
+}
+
+impl Sharing {
+    pub(crate) fn rows(&self) -> Result<Vec<Row>> {
+        let rate = self.paced_per_second;
+        let mode = self.mode.name();
+        let half = |what: &str| format!("{mode}: skewed, {rate:.0} requests/s, p99 of {what}");
+        Ok(vec![
+            Row {
+                must: 0.85,
+                aim: 0.95,
+                ..row(
+                    &self.peak,
+                    &format!("{mode}: skewed, full speed"),
+                    "requests/s",
+                    Slice::iops,
+                )?
+            },
+            Row {
+                must: 1.3,
+                aim: 1.1,
+                goal: Goal::LatencyWithFinder,
+                ..row(&self.paced, &half("reads"), "µs", |s| {
+                    s.latency.map_or(f64::NAN, |l| l.read_p99_us)
+                })?
+            },
+            Row {
+                must: 1.3,
+                aim: 1.1,
+                goal: Goal::LatencyWithFinder,
+                ..row(&self.paced, &half("writes"), "µs", |s| {
+                    s.latency.map_or(f64::NAN, |l| l.write_p99_us)
+                })?
+            },
+            Row {
+                must: 0.60,
+                aim: 0.80,
+                goal: Goal::ThroughputOfCopies,
+                ..row(
+                    &self.copying,
+                    &format!("{mode}: randwrite, all shared"),
+                    "requests/s",
+                    Slice::iops,
+                )?
+            },
+        ])
+    }
+
+    /// The paced load with what the rows leave out.
+    pub(crate) fn with_slow_moments(&self) -> Result<SlowMoments> {
+        let ratio = |p99_us: fn(&JobResult) -> f64| {
+            let ratios = self.paced.iter();
+            let ratios = ratios.map(|[ours, base]| p99_us(&ours.result) / p99_us(&base.result));
+            Estimate::of(&ratios.collect::<Vec<_>>()).context("no slices")
+        };
+        let left_out = [0, 1].map(|server| {
+            let slices = self.paced.iter().map(|pair| &pair[server]);
+            let parts = slices.filter_map(|slice| Some(slice.latency?.left_out));
+            parts.sum::<f64>() / self.paced.len() as f64
+        });
+        Ok(SlowMoments {
+            left_out,
+            reads: ratio(|result| result.read.p99_us)?,
+            writes: ratio(|result| result.write.p99_us)?,
+        })
+    }
+
+    pub(crate) fn raw(&self) -> Value {
+        let loads = [
+            ("peak", &self.peak),
+            ("paced", &self.paced),
+            ("copying", &self.copying),
+        ];
+        let loads = loads.map(|(name, pairs)| {
+            let pairs: Vec<Value> = pairs
+                .iter()
+                .map(|[ours, base]| json!({"onefold": ours.raw(), "pass-through": base.raw()}))
+                .collect();
+            json!({"load": name, "pairs": pairs})
+        });
+        json!({"mode": self.mode.name(), "latency_budget": LATENCY_BUDGET, "paced_per_second": self.paced_per_second,
+               "loads": loads})
+    }
+}
+
+impl Slice {
+    fn raw(&self) -> Value {
+        let direction =
+            |d: &Direction| json!({"iops": d.iops, "mean_us": d.mean_us, "p99_us": d.p99_us});
+        let mut raw = json!({"read": direction(&self.result.read),
+                             "write": direction(&self.result.write),
+                             "server_cpu_us_per_request": self.cpu_us});
+        if let (Some(latency), Some(object)) = (self.latency, raw.as_object_mut()) {
+            let latency = json!({"read_p99_us": latency.read_p99_us,
+                                 "write_p99_us": latency.write_p99_us,
+                                 "left_out": latency.left_out});
+            object.insert("steady".to_owned(), latency);
+        }
+        if let (Some(jobs), Some(object)) = (self.jobs, raw.as_object_mut()) {
+            let jobs = json!({"finder_mb_per_second": jobs.finder_mb_per_second,
+                              "dirty_blocks_growth_per_second": jobs.dirty_growth,
+                              "queued_blocks_growth_per_second": jobs.queued_growth,
+                              "copied_writes": jobs.copied});
+            object.insert("jobs".to_owned(), jobs);
+        }
+        raw
+    }
+}
+
+/// A row without numbers to reach.
+fn row(
+    pairs: &Pairs,
+    title: &str,
+    unit: &'static str,
+    value: impl Fn(&Slice) -> f64,
+) -> Result<Row> {
+    let median = |values: Vec<f64>| Estimate::of(&values).map_or(f64::NAN, |e| e.median);
+    let jobs = |of: fn(&Jobs) -> f64| {
+        let ours = pairs.iter().filter_map(|[ours, _]| ours.jobs.as_ref());
+        median(ours.map(of).collect())
+    };
+    let ratios: Vec<f64> = pairs
+        .iter()
+        .map(|[ours, base]| value(ours) / value(base))
+        .collect();
+    Ok(Row {
+        title: title.to_owned(),
+        unit,
+        ratio: Estimate::of(&ratios).with_context(|| format!("{title}: no slices"))?,
+        ours: median(pairs.iter().map(|[ours, _]| value(ours)).collect()),
+        passthrough: median(pairs.iter().map(|[_, base]| value(base)).collect()),
+        finder_mb_per_second: jobs(|jobs| jobs.finder_mb_per_second),
+        dirty_growth: jobs(|jobs| jobs.dirty_growth),
+        queued_growth: jobs(|jobs| jobs.queued_growth),
+        copied: jobs(|jobs| jobs.copied),
+        must: f64::NAN,
+        aim: f64::NAN,
+        goal: Goal::Throughput,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slice(iops: f64, p99_us: f64, jobs: Option<Jobs>) -> Slice {
+        let direction = Direction {
+            requests: 100,
+            bytes: 100 * 4096,
+            iops: iops / 2.0,
+            mean_us: 1.0,
+            p99_us,
+        };
+        Slice {
+            result: JobResult {
+                read: direction.clone(),
+                write: direction,
+            },
+            cpu_us: 1.0,
+            latency: Some(Latency {
+                read_p99_us: p99_us,
+                write_p99_us: p99_us,
+                left_out: 0.0,
+            }),
+            jobs,
+        }
+    }
+
+    fn sharing(jobs: Jobs) -> Sharing {
+        let pairs = vec![[slice(90.0, 120.0, Some(jobs)), slice(100.0, 100.0, None)]; 6];
+        Sharing {
+            mode: Mode::Host,
+            peak: pairs.clone(),
+            paced: pairs.clone(),
+            paced_per_second: 50.0,
+            copying: pairs,
+        }
+    }
+
+    const GOOD: Jobs = Jobs {
+        finder_mb_per_second: 61.0,
+        dirty_growth: -5.0,
+        queued_growth: 0.0,
+        copied: 0.99,
+    };
+
+    fn verdicts(jobs: Jobs) -> Vec<&'static str> {
+        let rows = sharing(jobs).rows().unwrap();
+        rows.iter().map(|row| row.verdict(row.must)).collect()
+    }
+
+    #[test]
+    fn throughput_counts_from_below_and_latency_from_above() {
+        let rows = sharing(GOOD).rows().unwrap();
+        let ratios: Vec<f64> = rows.iter().map(|row| row.ratio.median).collect();
+        assert_eq!(ratios, [0.9, 1.2, 1.2, 0.9]);
+        let aims: Vec<_> = rows.iter().map(|row| row.verdict(row.aim)).collect();
+        assert_eq!(verdicts(GOOD), ["met"; 4]);
+        assert_eq!(aims, ["missed", "missed", "missed", "met"]);
+    }
+
+    #[test]
+    fn what_is_answered_while_the_machine_is_slow_does_not_count() {
+        let request = |n: u32, latency_us| Request {
+            at_ms: f64::from(n),
+            latency_us,
+            is_write: n % 2 == 1,
+        };
+        let mut requests: Vec<Request> =
+            (0..1000).map(|n| request(n, f64::from(n % 100))).collect();
+        requests.extend((2000..2050).map(|n| request(n, 9999.0)));
+        let steady = Latency::of(&requests, &SlowSpans::from([(1990.0, 2060.0)])).unwrap();
+        assert_eq!([steady.read_p99_us, steady.write_p99_us], [98.0, 99.0]);
+        assert_eq!(steady.left_out, 50.0 / 1050.0);
+        let all = Latency::of(&requests, &SlowSpans::from([])).unwrap();
+        assert_eq!([all.read_p99_us, all.write_p99_us], [9999.0; 2]);
+        assert!(Latency::of(&requests, &SlowSpans::from([(0.0, 3000.0)])).is_err());
+    }
+
+    #[test]
+    fn a_row_whose_conditions_were_not_there_shows_nothing() {
+        let slow = Jobs {
+            finder_mb_per_second: 59.0,
+            ..GOOD
+        };
+        assert_eq!(verdicts(slow)[1], "not shown: the finder was slower");
+        let growing = Jobs {
+            dirty_growth: 1.0,
+            ..GOOD
+        };
+        assert_eq!(verdicts(growing)[2], "not shown: the backlog grew");
+        let in_place = Jobs {
+            copied: 0.5,
+            ..GOOD
+        };
+        assert_eq!(verdicts(in_place)[3], "not shown: too few copies");
+    }
+}

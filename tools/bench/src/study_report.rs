@@ -1,0 +1,233 @@
+//! The page `docs/benchmarks-study.md`, and the raw results beside it.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::goals::{self, Goal};
+use crate::report::{Conditions, heading, write_files};
+use crate::study::{FILES, Measured, Plan, TIMES, WAYS, Way};
+use onefold_harness::distinct::BLOCK_BYTES;
+use onefold_harness::workspace::Workspace;
+
+const PAGE: &str = "docs/benchmarks-study.md";
+const RAW: &str = "docs/benchmarks-study.json";
+
+/// What the program may need besides its memory for records.
+const SLACK_MIB: f64 = 32.0;
+
+/// What Harnik's estimate is said to take, in MiB.
+const HARNIK_MIB: f64 = 16.0;
+
+fn goals(plan: &Plan, measured: &Measured) -> Vec<Goal> {
+    let median = |way| Some(measured.rate(plan, way)?.median);
+    let ratio = |one, other| Some(measured.ratio(plan, one, other)?.median);
+    let excess = |way| plan.excess(way).unwrap_or(f64::NAN);
+    let little = plan.little_mib;
+    let peaks = [Way::Little, Way::SmallLittle].map(|way| measured.peak_mib(way));
+    let peak = peaks.into_iter().flatten().reduce(f64::max);
+    vec![
+        Goal::at_least("4 KiB, GB/s", median(Way::Exact), 1.5, 4.0),
+        Goal::at_least(
+            format!(
+                "4 KiB in {little} MiB, {:.1} times more records than fit: part of that speed",
+                excess(Way::Little)
+            ),
+            ratio(Way::Little, Way::Exact),
+            0.5,
+            0.9,
+        ),
+        Goal::at_least(
+            format!(
+                "512 bytes in {little} MiB, {:.1} times more records than fit: part of the speed \
+                 with enough memory",
+                excess(Way::SmallLittle)
+            ),
+            ratio(Way::SmallLittle, Way::SmallMuch),
+            0.5,
+            0.9,
+        ),
+        Goal::at_most(
+            format!("either in {little} MiB: peak memory, MiB"),
+            peak,
+            little as f64 + SLACK_MIB,
+            None,
+        ),
+        Goal::at_least(
+            "content-defined, 8 KiB on average, GB/s",
+            median(Way::Content),
+            0.6,
+            1.2,
+        ),
+        Goal::at_most(
+            "Harnik's estimate: time, times that of 4 KiB",
+            ratio(Way::Exact, Way::Harnik),
+            1.0,
+            None,
+        ),
+        Goal::at_most(
+            "Harnik's estimate: peak memory, MiB",
+            measured.peak_mib(Way::Harnik),
+            HARNIK_MIB,
+            None,
+        ),
+        Goal::at_least(
+            "`onefold bench` on memory, one processor: blocks written, read back and compared, a second",
+            median(Way::Load).map(|rate| rate * 1e9 / BLOCK_BYTES as f64),
+            300e3,
+            1e6,
+        ),
+    ]
+}
+
+pub(crate) fn page(conditions: &Conditions, plan: &Plan, measured: &Measured) -> String {
+    let mut page = heading(
+        "Analysis, measured",
+        Some("benchmarks-study.json"),
+        conditions,
+    );
+    let runs = measured.runs.iter().flatten();
+    let from_device = runs.map(|run| run.device_read_bytes).max().unwrap_or(0);
+    // Writing to a String can not fail.
+    let _ = write!(
+        page,
+        "\n{FILES} files of {} MiB of random blocks, all different, in the page cache: at most {:.1} MB \
+         of any run came from the device. `onefold analyze` as it is shipped, from its start to its \
+         end, on two processors; `onefold bench` on one, with the time that it takes to write all blocks and \
+         to read them back. Medians of {} rounds, in each of which everything runs once; ratios \
+         are of runs of one round. Peak memory is the most that was resident in any round, as the \
+         kernel counts it.\n\n\
+         Where memory is little, more records must come than fit: they take 48 bytes a chunk. As much \
+         data in blocks of 4 KiB is more than the page cache has room for, so each file is named {TIMES} \
+         times; a record is kept of each chunk all the same. In blocks of 512 bytes the data gives as \
+         many records that are all different; there sorting is a larger part of the work, and what they \
+         are compared with is the same with `--memory {}`.\n\n",
+        plan.file_bytes >> 20,
+        from_device as f64 / 1e6,
+        plan.rounds,
+        plan.memory(Way::Much).unwrap_or_default(),
+    );
+    goals::table(&mut page, &goals(plan, measured));
+    page.push_str(
+        "\nAll that was measured:\n\n| | `--memory` | data, GB | s | GB/s | lowest and highest | peak memory, MiB |\n\
+         | --- | --- | --- | --- | --- | --- | --- |\n",
+    );
+    for way in WAYS {
+        way_row(&mut page, plan, measured, way);
+    }
+    let factor = measured.ratio(plan, Way::Exact, Way::Duperemove);
+    let duperemove = match (&measured.duperemove, factor) {
+        (Ok(version), Some(factor)) => format!(
+            "`duperemove` {version} makes checksums of the same blocks with two threads into a new file \
+             (`--hashfile`, without `-d`, so that nothing is shared) and looks for equal ones: it \
+             takes {:.1} times as long as `analyze` with blocks of 4 KiB.",
+            factor.median
+        ),
+        (Ok(version), None) => format!("`duperemove` {version} could not be measured."),
+        (Err(why), _) => format!("`duperemove` was not measured: {}", why.replace('\n', " ")),
+    };
+    let _ = write!(
+        page,
+        "\n{duperemove}\n\nFor context, from another machine and other data, six disk images of 12 GiB in \
+         all with their zeros: `vdoestimator` took 28.8 s for blocks of 4 KiB, DEDISgen 161 s.\n"
+    );
+    page
+}
+
+fn way_row(page: &mut String, plan: &Plan, measured: &Measured, way: Way) {
+    let (Some(rate), Some(peak)) = (measured.rate(plan, way), measured.peak_mib(way)) else {
+        let _ = writeln!(page, "| {} | - | - | - | - | - | - |", way.title());
+        return;
+    };
+    let gigabytes = plan.read_bytes(way) as f64 / 1e9;
+    let _ = writeln!(
+        page,
+        "| {} | {} | {gigabytes:.1} | {:.2} | {:.2} | {:.2} to {:.2} | {peak:.0} |",
+        way.title(),
+        plan.memory(way).as_deref().unwrap_or("-"),
+        gigabytes / rate.median,
+        rate.median,
+        rate.low,
+        rate.high,
+    );
+}
+
+pub(crate) fn write(
+    workspace: &Workspace,
+    conditions: &Conditions,
+    page: &str,
+    plan: &Plan,
+    measured: &Measured,
+) -> Result<()> {
+    let conditions: Vec<Value> = conditions.iter().map(|it| json!(it)).collect();
+    let raw = json!({"conditions": conditions, "measured": measured.raw(plan)});
+    let raw = serde_json::to_string_pretty(&raw).context("cannot write the raw results")?;
+    write_files(workspace, &[(PAGE, page), (RAW, &raw)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::study::Run;
+
+    const PLAN: Plan = Plan {
+        file_bytes: 1_250_000_000,
+        rounds: 1,
+        little_mib: 64,
+        load_mib: 4000,
+    };
+
+    fn measured(seconds: [f64; WAYS.len()]) -> Measured {
+        let runs = seconds.map(|seconds| {
+            vec![Run {
+                seconds,
+                peak_memory_bytes: 97 << 20,
+                device_read_bytes: 0,
+            }]
+        });
+        Measured {
+            runs,
+            duperemove: Ok("1".to_owned()),
+        }
+    }
+
+    #[test]
+    fn goals_are_of_the_same_round_and_of_what_is_read() {
+        // Ten gigabytes, or seventy.
+        let measured = measured([5.0, 70.0, 35.0, 20.0, 8.0, 20.0, 6.0, 50.0, 2.0]);
+        let verdicts: Vec<_> = goals(&PLAN, &measured)
+            .iter()
+            .map(|goal| (goal.value.unwrap(), goal.verdict(goal.must)))
+            .collect();
+        let expected = [
+            (2.0, "met"),
+            (0.5, "met"),
+            (0.4, "missed"),
+            (97.0, "missed"),
+            (0.5, "missed"),
+            (1.2, "missed"),
+            (97.0, "missed"),
+            (512_000.0, "met"),
+        ];
+        assert_eq!(verdicts, expected);
+        let page = page(&Vec::new(), &PLAN, &measured);
+        assert!(page.contains("takes 10.0 times as long"), "{page}");
+    }
+
+    #[test]
+    fn what_was_not_measured_says_so() {
+        let nothing = Measured {
+            runs: [const { Vec::new() }; WAYS.len()],
+            duperemove: Err("it is\nmissing".to_owned()),
+        };
+        let goals = goals(&PLAN, &nothing);
+        assert!(
+            goals
+                .iter()
+                .all(|goal| goal.verdict(goal.must) == "not measured")
+        );
+        let page = page(&Vec::new(), &PLAN, &nothing);
+        assert!(page.contains("was not measured: it is missing"), "{page}");
+    }
+}

@@ -1,0 +1,127 @@
+//! `cargo xtask bench`: the numbers in `docs/benchmarks.md`, measured side by side in one run. Only
+//! a whole run writes into `docs/`; a part of one is printed.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use onefold_harness::command::Cmd;
+use onefold_harness::packages;
+use onefold_harness::workspace::Workspace;
+
+use crate::plan::{Plan, QUICK, SERVER_PROCESSOR, WHOLE};
+use crate::results::Results;
+use crate::slices::{Contenders, Fill, Measured, Mode, ROWS, SETTINGS};
+use crate::{checking, finder, import, large, open, report, sharing, snapshots};
+
+/// Options of `cargo xtask bench`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Fewer slices: an impression, not a result
+    #[arg(long)]
+    quick: bool,
+    /// Only rows whose name contains this text: 'host randread', 'depth 32', 'filled in 64k', 'direct',
+    /// 'sharing', 'host sharing', 'finder', 'import', 'large pool', 'open', 'snapshots', 'check'
+    #[arg(long)]
+    rows: Option<String>,
+    /// qemu-nbd in every place: shows what the method itself makes of equals
+    #[arg(long)]
+    control: bool,
+}
+
+/// `cargo xtask bench`
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    let processors = std::thread::available_parallelism().context("cannot count processors")?;
+    if processors.get() <= SERVER_PROCESSOR {
+        bail!("this needs two processors, one for the client and one for the server");
+    }
+    let start = Instant::now();
+    let plan = Plan {
+        control: arguments.control,
+        ..if arguments.quick { QUICK } else { WHOLE }
+    };
+    let wanted = |name: &str| {
+        arguments
+            .rows
+            .as_ref()
+            .is_none_or(|rows| name.contains(rows.as_str()))
+    };
+    let mut results = Results::default();
+    for setting in SETTINGS {
+        measure_rows(workspace, &plan, setting, &wanted, &mut results)?;
+    }
+    for mode in [Mode::Host, Mode::Direct] {
+        let name = sharing::name(mode);
+        if !plan.control && wanted(&name) {
+            let measured = sharing::measure(workspace, &plan, mode);
+            results.sharing.extend(attempt(&name, measured));
+        }
+    }
+    if !plan.control && wanted(finder::NAME) {
+        results.finder = attempt(finder::NAME, finder::measure(workspace, &plan));
+    }
+    if !plan.control && wanted(import::NAME) {
+        results.import = attempt(import::NAME, import::measure(workspace, &plan));
+    }
+    if !plan.control && wanted(large::NAME) {
+        results.large = attempt(large::NAME, large::measure(workspace, &plan));
+    }
+    if !plan.control && wanted(open::NAME) {
+        results.open = attempt(open::NAME, open::measure(workspace, &plan));
+    }
+    if !plan.control && wanted(snapshots::NAME) {
+        results.snapshots = attempt(snapshots::NAME, snapshots::measure(workspace, &plan));
+    }
+    if !plan.control && wanted(checking::NAME) {
+        results.check = attempt(checking::NAME, checking::measure(workspace, &plan));
+    }
+    let conditions = report::conditions(workspace, "cargo xtask bench", start.elapsed())?;
+    let page = report::page(&conditions, &plan, &results);
+    let whole = !arguments.quick && !arguments.control && arguments.rows.is_none();
+    if !whole {
+        println!("\n{page}\n(not a whole run: docs/benchmarks.md stays as it is)");
+        return Ok(());
+    }
+    report::write(workspace, &page, &report::raw(&conditions, &plan, &results))
+}
+
+/// A row that cannot be measured is missing from the page; the others took too long to be lost.
+fn attempt<T>(name: &str, measured: Result<T>) -> Option<T> {
+    measured
+        .inspect_err(|error| println!("{name} could not be measured: {error:#}"))
+        .ok()
+}
+
+fn measure_rows(
+    workspace: &Workspace,
+    plan: &Plan,
+    setting: (Mode, Fill),
+    wanted: &dyn Fn(&str) -> bool,
+    results: &mut Results,
+) -> Result<()> {
+    let rows: Vec<_> = ROWS
+        .iter()
+        .filter(|row| (row.mode, row.fill) == setting && wanted(&row.name()))
+        .collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let mut measured: Vec<Measured> = rows.iter().map(|_| Measured::default()).collect();
+    for _ in 0..plan.layouts {
+        let contenders = Contenders::start(workspace, plan, setting)?;
+        for (row, measured) in rows.iter().zip(&mut measured) {
+            // What the row before left to be written to the disk must not slow this one.
+            Cmd::new("sync").run()?;
+            contenders.measure(row, plan, measured)?;
+        }
+        contenders.end()?;
+    }
+    for (row, measured) in rows.iter().zip(&measured) {
+        for comparison in measured.compare(row)? {
+            println!("{}", report::line(&comparison));
+            results.comparisons.push(comparison);
+        }
+        results.raw_slices.push(measured.raw(row));
+    }
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! The finder and the collector as a user sees and steers them: `pool dedup` and `job`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::server::Product;
+
+/// How often a queue that has to become empty is looked at.
+const DRAIN_POLL: Duration = Duration::from_millis(100);
+
+/// What one `pool dedup` did.
+pub struct Dedup {
+    /// Blocks that were read and fingerprinted.
+    pub looked_at: u64,
+    /// Those of them that were stored already.
+    pub duplicates: u64,
+    /// The whole command, from its start to its end.
+    pub took: Duration,
+}
+
+impl Dedup {
+    /// Megabytes that were looked at per second, for blocks of so many bytes.
+    pub fn mb_per_second(&self, block_bytes: u64) -> f64 {
+        (self.looked_at * block_bytes) as f64 / 1e6 / self.took.as_secs_f64()
+    }
+}
+
+/// What the daemon's jobs have done since it was started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Bytes that the finder has read and fingerprinted.
+    pub found_bytes: u64,
+    /// References that the collector has released.
+    pub released: u64,
+}
+
+/// What is still to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backlog {
+    /// Blocks that the finder has not looked at since they were written.
+    pub dirty: u64,
+    /// References that were given up and not yet released, and blocks of what was deleted and has still
+    /// to be given up.
+    pub queued: u64,
+}
+
+impl Product {
+    /// Finds and shares every duplicate that is there now; in one volume whatever its mode, or in
+    /// all whose dedup is on.
+    pub fn dedup(&self, volume: Option<&str>) -> Result<Dedup> {
+        let mut command = self
+            .pinned_command()
+            .args(["--quiet", "--format", "json", "pool", "dedup"]);
+        if let Some(volume) = volume {
+            command = command.args(["--volume", volume]);
+        }
+        let start = Instant::now();
+        let text = command.read()?;
+        let took = start.elapsed();
+        let reply: Value = serde_json::from_str(&text).context("pool dedup did not print JSON")?;
+        Ok(Dedup {
+            looked_at: number(&reply, "looked_at").context("pool dedup")?,
+            duplicates: number(&reply, "duplicates").context("pool dedup")?,
+            took,
+        })
+    }
+
+    /// Lets finder and collector rest; they do nothing any more when this returns.
+    pub fn pause_jobs(&self) -> Result<()> {
+        self.command().args(["--quiet", "job", "pause"]).run()
+    }
+
+    /// Lets finder and collector go on.
+    pub fn resume_jobs(&self) -> Result<()> {
+        self.command().args(["--quiet", "job", "resume"]).run()
+    }
+
+    /// Lets finder and collector rest, but what was deleted be given up.
+    pub fn only_delete(&self) -> Result<()> {
+        self.pause_jobs()?;
+        self.command()
+            .args(["--quiet", "job", "resume", "deletion"])
+            .run()
+    }
+
+    /// What all jobs together have done.
+    pub fn work(&self) -> Result<Work> {
+        let mut work = Work::default();
+        for job in self.jobs()? {
+            work.found_bytes += number(&job, "bytes")?;
+            work.released += number(&job, "released")?;
+        }
+        Ok(work)
+    }
+
+    /// How often the finder has gone through a volume.
+    pub fn finder_rounds(&self, volume: &str) -> Result<u64> {
+        let jobs = self.jobs()?;
+        let of_volume = |job: &&Value| job.get("volume").and_then(Value::as_str) == Some(volume);
+        jobs.iter()
+            .find(of_volume)
+            .map_or(Ok(0), |job| number(job, "rounds"))
+    }
+
+    /// What finder and collector have before them.
+    pub fn backlog(&self) -> Result<Backlog> {
+        let stat = self.stat()?;
+        Ok(Backlog {
+            dirty: number(&stat, "dirty_blocks").context("pool stat")?,
+            queued: number(&stat, "queued_blocks").context("pool stat")? + deleted_blocks(&stat),
+        })
+    }
+
+    /// Waits until the backlog is as wanted. One that never gets there is an error.
+    pub fn wait_for_backlog(
+        &self,
+        limit: Duration,
+        wanted: impl Fn(Backlog) -> bool,
+    ) -> Result<Duration> {
+        let start = Instant::now();
+        loop {
+            let backlog = self.backlog()?;
+            if wanted(backlog) {
+                return Ok(start.elapsed());
+            }
+            if start.elapsed() > limit {
+                bail!(
+                    "finder and collector do not come to an end: after {} s there are still \
+                     {} blocks to be looked at and {} references to be released",
+                    limit.as_secs(),
+                    backlog.dirty,
+                    backlog.queued
+                );
+            }
+            std::thread::sleep(DRAIN_POLL);
+        }
+    }
+
+    fn jobs(&self) -> Result<Vec<Value>> {
+        let text = self
+            .command()
+            .args(["--format", "json", "job", "list"])
+            .read()?;
+        let reply: Value = serde_json::from_str(&text).context("job list did not print JSON")?;
+        let jobs = reply.get("jobs").and_then(Value::as_array);
+        jobs.cloned().context("job list lacks jobs")
+    }
+}
+
+fn number(document: &Value, key: &str) -> Result<u64> {
+    let number = document.get(key).and_then(Value::as_u64);
+    number.with_context(|| format!("there is no number {key}"))
+}
+
+/// What nobody needs any more of what was deleted.
+fn deleted_blocks(stat: &Value) -> u64 {
+    let deletions = stat["being_deleted"].as_array().into_iter().flatten();
+    let gone = deletions.filter(|it| it["needed_by"].as_array().is_none_or(Vec::is_empty));
+    // One block more than it counts: with none left, its record is still there.
+    gone.map(|it| it["own_blocks"].as_u64().unwrap_or(0) + 1)
+        .sum()
+}

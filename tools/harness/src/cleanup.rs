@@ -1,0 +1,197 @@
+//! Leaves nothing behind: processes, mounts and scratch directories are listed here while they
+//! exist, so that a signal can end what a normal return ends through `Drop`.
+//!
+//! Processes are held by pidfd: a number that was reaped and given to another process can not be
+//! hit by mistake. A SIGKILL of this process can not be caught; then servers stay until killed.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, pidfd_send_signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// What exists now and has to go when a signal ends the run.
+struct Leftovers {
+    processes: Vec<Process>,
+    mounts: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
+}
+
+/// A process that was started and has not been waited for.
+struct Process {
+    pidfd: Arc<OwnedFd>,
+    /// It leaves nothing behind itself, if it is asked to end and given time.
+    cleans_up: bool,
+}
+
+/// How long all processes that clean up may take.
+const CLEANING_LIMIT: Duration = Duration::from_secs(10);
+
+static LEFTOVERS: Mutex<Leftovers> = Mutex::new(Leftovers {
+    processes: Vec::new(),
+    mounts: Vec::new(),
+    directories: Vec::new(),
+});
+
+fn leftovers() -> MutexGuard<'static, Leftovers> {
+    // The lists are valid after any panic: each change to them is one push or one retain.
+    LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From here on SIGINT, SIGTERM and SIGHUP clean up and exit with 128 + the signal's number.
+pub fn install_signal_handler() -> Result<()> {
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot install the signal handler")?;
+    std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            eprintln!("\nstopped by a signal, cleaning up");
+            remove_everything();
+            std::process::exit(128 + signal);
+        }
+    });
+    Ok(())
+}
+
+fn remove_everything() {
+    // The lock is kept until the exit, so that no thread starts anything new meanwhile.
+    let left = leftovers();
+    let (cleaning, other): (Vec<_>, Vec<_>) = left.processes.iter().partition(|it| it.cleans_up);
+    // A process that is already gone is what we want.
+    for process in other {
+        let _ = pidfd_send_signal(&process.pidfd, Signal::KILL);
+    }
+    for process in &cleaning {
+        let _ = pidfd_send_signal(&process.pidfd, Signal::TERM);
+    }
+    let deadline = Instant::now() + CLEANING_LIMIT;
+    for process in &cleaning {
+        wait_until(&process.pidfd, deadline);
+        let _ = pidfd_send_signal(&process.pidfd, Signal::KILL);
+    }
+    for mount in &left.mounts {
+        unmount(mount);
+    }
+    for directory in &left.directories {
+        // A killed process may still be creating files for an instant; a second try is enough.
+        if std::fs::remove_dir_all(directory).is_err() && directory.exists() {
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            if let Err(error) = std::fs::remove_dir_all(directory) {
+                eprintln!("cannot remove {}: {error}", directory.display());
+            }
+        }
+    }
+    std::mem::forget(left);
+}
+
+/// Waits until the process has ended, or it is later than that.
+fn wait_until(process: &OwnedFd, deadline: Instant) {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let timeout = Timespec::try_from(left).ok();
+    // A wait that fails is one that is over.
+    let _ = poll(&mut [PollFd::new(process, PollFlags::IN)], timeout.as_ref());
+}
+
+/// Lists a process until [`forget_process`]. One that cleans up is asked to end; any other is
+/// killed.
+pub(crate) fn remember_process(pidfd: Arc<OwnedFd>, cleans_up: bool) {
+    let process = Process { pidfd, cleans_up };
+    leftovers().processes.push(process);
+}
+
+pub(crate) fn forget_process(pidfd: &Arc<OwnedFd>) {
+    leftovers()
+        .processes
+        .retain(|listed| !Arc::ptr_eq(&listed.pidfd, pidfd));
+}
+
+/// A FUSE mount point that is unmounted at the end.
+pub struct Mount {
+    path: PathBuf,
+}
+
+impl Mount {
+    /// Where something is mounted, or will be.
+    pub fn new(path: PathBuf) -> Mount {
+        leftovers().mounts.push(path.clone());
+        Mount { path }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        unmount(&self.path);
+        leftovers().mounts.retain(|listed| *listed != self.path);
+    }
+}
+
+fn unmount(path: &Path) {
+    // Lazily, because the server behind the mount may be dead; and quietly, because the usual
+    // case is that the FUSE process has unmounted it already.
+    let _ = Command::new("fusermount3")
+        .args(["-u", "-z"])
+        .arg(path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+}
+
+/// A directory that is removed with all that is in it, on success, failure and signals.
+pub struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// Makes an empty directory in `parent`, which is made if it does not exist.
+    pub fn new(parent: &Path, purpose: &str) -> Result<Scratch> {
+        std::fs::create_dir_all(parent)
+            .with_context(|| format!("cannot make the directory {}", parent.display()))?;
+        let path = tempfile::Builder::new()
+            .prefix(&format!("onefold-{purpose}-"))
+            .tempdir_in(parent)
+            .with_context(|| format!("cannot make a directory in {}", parent.display()))?
+            .keep();
+        leftovers().directories.push(path.clone());
+        Ok(Scratch { path })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+            eprintln!("cannot remove {}: {error}", self.path.display());
+        }
+        leftovers()
+            .directories
+            .retain(|listed| *listed != self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scratch_disappears_with_its_content() {
+        let parent = tempfile::tempdir().unwrap();
+        let scratch = Scratch::new(&parent.path().join("made"), "unit").unwrap();
+        let path = scratch.path().to_path_buf();
+        std::fs::create_dir_all(path.join("a/b")).unwrap();
+        std::fs::write(path.join("a/b/file"), b"x").unwrap();
+        assert!(leftovers().directories.contains(&path));
+        drop(scratch);
+        assert!(!path.exists());
+        assert!(!leftovers().directories.contains(&path));
+    }
+}

@@ -1,0 +1,436 @@
+//! Runs other programs, and shows what a program said when, and only when, it failed.
+//!
+//! Addresses of package registries are cut out of what is shown: they differ from machine to
+//! machine and may name private mirrors.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::cleanup;
+
+/// How often a process that has to end is looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Of a failed program's output, how many of the last lines are shown.
+const SHOWN_LINES_MAX: usize = 60;
+
+/// A program with its arguments, and the text that a person would type for it.
+pub struct Cmd {
+    inner: Command,
+    text: String,
+    cleans_up: bool,
+}
+
+impl Cmd {
+    /// A program by its path or, if that is on the search path, its name.
+    pub fn new(program: impl AsRef<OsStr>) -> Cmd {
+        let text = program.as_ref().to_string_lossy().into_owned();
+        let mut inner = Command::new(program);
+        // Nothing here is interactive; CI has no standard input at all.
+        inner.stdin(Stdio::null());
+        // mke2fs and its relatives are not on the path of an ordinary Debian user.
+        let path = std::env::var("PATH").unwrap_or_default();
+        inner.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+        // What we parse must not depend on the user's language.
+        inner.env("LC_ALL", "C.UTF-8");
+        Cmd {
+            inner,
+            text,
+            cleans_up: false,
+        }
+    }
+
+    /// Adds an argument.
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Cmd {
+        let shown = argument.as_ref().to_string_lossy();
+        self.text.push(' ');
+        if shown.is_empty() || shown.contains(|c: char| c.is_whitespace() || "'\"?*&;$".contains(c))
+        {
+            self.text
+                .push_str(&format!("'{}'", shown.replace('\'', "'\\''")));
+        } else {
+            self.text.push_str(&shown);
+        }
+        self.inner.arg(argument);
+        self
+    }
+
+    /// Adds arguments.
+    pub fn args<A: AsRef<OsStr>>(self, arguments: impl IntoIterator<Item = A>) -> Cmd {
+        arguments.into_iter().fold(self, Cmd::arg)
+    }
+
+    /// Sets a variable of its environment.
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Cmd {
+        self.text = format!("{name}={} {}", value.as_ref().to_string_lossy(), self.text);
+        self.inner.env(name, value);
+        self
+    }
+
+    /// Takes a variable that the program must not see out of its environment.
+    pub fn env_remove(mut self, name: &str) -> Cmd {
+        self.inner.env_remove(name);
+        self
+    }
+
+    /// Sets its working directory.
+    pub fn dir(mut self, directory: impl AsRef<Path>) -> Cmd {
+        self.inner.current_dir(directory);
+        self
+    }
+
+    /// Says that the program ends what it started when it is asked to end, so that it is asked
+    /// when a signal ends us. Others are killed.
+    pub fn cleans_up(mut self) -> Cmd {
+        self.cleans_up = true;
+        self
+    }
+
+    /// Becomes the program, and comes back only if that fails.
+    pub fn exec(mut self) -> anyhow::Error {
+        let error = self.inner.exec();
+        anyhow::Error::new(error).context(format!("cannot start: {}", self.text))
+    }
+
+    /// Runs to the end and returns standard output. A failure shows both outputs.
+    pub fn read(self) -> Result<String> {
+        let text = self.text.clone();
+        let output = self.output()?;
+        if !output.status.success() {
+            bail!("{}", failure(&text, output.status, &said(&output)));
+        }
+        String::from_utf8(output.stdout)
+            .with_context(|| format!("{text} printed something that is not UTF-8"))
+    }
+
+    /// Runs to the end, quietly.
+    pub fn run(self) -> Result<()> {
+        let text = self.text.clone();
+        let output = self.output()?;
+        if !output.status.success() {
+            bail!("{}", failure(&text, output.status, &said(&output)));
+        }
+        Ok(())
+    }
+
+    /// Runs to the end and hands back whatever it said and however it ended.
+    pub fn output(mut self) -> Result<Output> {
+        self.inner.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let text = self.text.clone();
+        let mut running = self.spawn()?;
+        let child = running
+            .child
+            .take()
+            .context("the process was waited for already")?;
+        // The pidfd stays listed while we wait, so that a signal to us ends the program too.
+        child
+            .wait_with_output()
+            .with_context(|| format!("cannot wait for: {text}"))
+    }
+
+    /// Runs to the end with its output going where ours goes.
+    pub fn show(self) -> Result<()> {
+        let text = self.text.clone();
+        let status = self.spawn()?.wait()?;
+        if !status.success() {
+            bail!("{} ({status})", format_args!("failed: {text}"));
+        }
+        Ok(())
+    }
+
+    /// Starts it with both outputs appended to one file.
+    pub fn spawn_logged(mut self, log: &Path) -> Result<Running> {
+        let open = || -> Result<File> {
+            File::options()
+                .create(true)
+                .append(true)
+                .open(log)
+                .with_context(|| format!("cannot write {}", log.display()))
+        };
+        self.inner.stdout(open()?).stderr(open()?);
+        self.spawn()
+    }
+
+    /// Starts it with standard input as a pipe that the caller writes to; the rest is dropped.
+    pub fn spawn_piped(mut self, log: &Path) -> Result<Running> {
+        self.inner.stdin(Stdio::piped());
+        self.spawn_logged(log)
+    }
+
+    fn spawn(mut self) -> Result<Running> {
+        let child = self
+            .inner
+            .spawn()
+            .with_context(|| format!("cannot start: {}", self.text))?;
+        let pid = Pid::from_child(&child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())
+            .with_context(|| format!("cannot hold on to: {}", self.text))?;
+        let pidfd = Arc::new(pidfd);
+        cleanup::remember_process(Arc::clone(&pidfd), self.cleans_up);
+        Ok(Running {
+            child: Some(child),
+            pidfd,
+            text: self.text,
+            ended: None,
+        })
+    }
+}
+
+/// A started program. Dropped while it runs, it is killed.
+pub struct Running {
+    child: Option<Child>,
+    pidfd: Arc<OwnedFd>,
+    text: String,
+    ended: Option<ExitStatus>,
+}
+
+impl Running {
+    /// The process number, for `/proc`.
+    pub fn pid(&self) -> Result<u32> {
+        self.child
+            .as_ref()
+            .map(Child::id)
+            .context("the process has ended")
+    }
+
+    /// The pipe to its standard input, once.
+    pub fn take_stdin(&mut self) -> Result<std::process::ChildStdin> {
+        self.child
+            .as_mut()
+            .and_then(|child| child.stdin.take())
+            .with_context(|| format!("no standard input to write to: {}", self.text))
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        pidfd_send_signal(&self.pidfd, signal)
+            .with_context(|| format!("cannot send {signal:?} to: {}", self.text))
+    }
+
+    /// Processor time used so far, in seconds, in user and kernel mode, by all threads.
+    pub fn cpu_seconds(&self) -> Result<f64> {
+        let path = format!("/proc/{}/stat", self.pid()?);
+        let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        cpu_ticks(&stat)
+            .map(|ticks| ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+            .with_context(|| format!("cannot understand {path}"))
+    }
+
+    /// The most memory that was resident so far, as the kernel counts it.
+    pub fn peak_memory_bytes(&self) -> Result<u64> {
+        self.field("status", "VmHWM:").map(|kib| kib << 10)
+    }
+
+    /// What it has read so far that was not in the page cache.
+    pub fn device_read_bytes(&self) -> Result<u64> {
+        self.field("io", "read_bytes:")
+    }
+
+    /// A number of a file of the process in `/proc`.
+    fn field(&self, file: &str, name: &str) -> Result<u64> {
+        let path = format!("/proc/{}/{file}", self.pid()?);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.split_whitespace().next()?.parse().ok())
+            .with_context(|| format!("cannot understand {path}"))
+    }
+
+    /// The exit status if it has ended.
+    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        if let Some(child) = &mut self.child
+            && self.ended.is_none()
+        {
+            self.ended = child
+                .try_wait()
+                .with_context(|| format!("cannot wait for: {}", self.text))?;
+        }
+        Ok(self.ended)
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> Result<ExitStatus> {
+        if let Some(status) = self.ended {
+            return Ok(status);
+        }
+        let child = self
+            .child
+            .as_mut()
+            .context("the process was waited for already")?;
+        let status = child
+            .wait()
+            .with_context(|| format!("cannot wait for: {}", self.text))?;
+        self.ended = Some(status);
+        Ok(status)
+    }
+
+    /// Waits at most `limit`; a process that is still there then is an error (and is killed).
+    pub fn wait_at_most(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.try_wait()? {
+                return Ok(status);
+            }
+            if start.elapsed() > limit {
+                self.kill();
+                bail!(
+                    "did not end within {} s and was killed: {}",
+                    limit.as_secs(),
+                    self.text
+                );
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// SIGKILL, and waits until the process is gone.
+    pub fn kill(&mut self) {
+        // Either call fails only if the process is gone already.
+        let _ = self.signal(Signal::KILL);
+        let _ = self.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.child.is_some() && self.ended.is_none() {
+            self.kill();
+        }
+        cleanup::forget_process(&self.pidfd);
+    }
+}
+
+/// utime + stime of a `/proc/PID/stat` line. The name in parentheses may hold anything.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
+
+fn said(output: &Output) -> String {
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+fn failure(text: &str, status: ExitStatus, said: &str) -> String {
+    format!(
+        "failed ({status}): {text}\n{}",
+        last_lines(&without_addresses(said))
+    )
+}
+
+/// The last lines of a long text, with a note of what was left out.
+pub fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    let skipped = lines.len().saturating_sub(SHOWN_LINES_MAX);
+    let mut shown = String::new();
+    if skipped > 0 {
+        shown.push_str(&format!("  ({skipped} lines before these)\n"));
+    }
+    for line in lines.iter().skip(skipped) {
+        shown.push_str("  | ");
+        shown.push_str(line);
+        shown.push('\n');
+    }
+    shown
+}
+
+/// Replaces the host and path of every web address.
+pub fn without_addresses(text: &str) -> String {
+    let mut cleaned = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = ["http://", "https://"]
+        .iter()
+        .filter_map(|s| rest.find(s))
+        .min()
+    {
+        let (before, address) = rest.split_at(at);
+        cleaned.push_str(before);
+        cleaned.push_str("<address>");
+        let end = address.find(|c: char| c.is_whitespace() || "'\"`)>,".contains(c));
+        rest = end.map_or("", |end| address.split_at(end).1);
+    }
+    cleaned.push_str(rest);
+    cleaned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_is_returned_and_failure_shows_command_and_output() {
+        assert_eq!(Cmd::new("echo").arg("a b").read().unwrap(), "a b\n");
+        let error = Cmd::new("sh")
+            .args(["-c", "echo out; echo err >&2; exit 3"])
+            .run();
+        let message = format!("{:#}", error.unwrap_err());
+        assert!(message.contains("exit status: 3"), "{message}");
+        assert!(
+            message.contains("sh -c 'echo out; echo err >&2; exit 3'"),
+            "{message}"
+        );
+        assert!(
+            message.contains("| out") && message.contains("| err"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let error = Cmd::new("no-such-program-at-all").run().unwrap_err();
+        assert!(format!("{error:#}").contains("no-such-program-at-all"));
+    }
+
+    #[test]
+    fn a_dropped_process_is_gone() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let running = Cmd::new("sleep")
+            .arg("1000")
+            .spawn_logged(log.path())
+            .unwrap();
+        let proc_entry = format!("/proc/{}", running.pid().unwrap());
+        assert!(Path::new(&proc_entry).exists());
+        drop(running);
+        assert!(!Path::new(&proc_entry).exists());
+    }
+
+    #[test]
+    fn processor_time_is_read_past_any_name() {
+        let stat = "12 (a ) b) S 1 2 3 4 5 6 7 8 9 10 400 56 0 0 20 0 1 0 100 0 0";
+        assert_eq!(cpu_ticks(stat), Some(456));
+        assert_eq!(cpu_ticks("12 (a) S 1"), None);
+    }
+
+    #[test]
+    fn addresses_are_cut_out() {
+        assert_eq!(
+            without_addresses("Get:1 http://host.example/debian bookworm, see \"https://x/y\"."),
+            "Get:1 <address> bookworm, see \"<address>\"."
+        );
+        assert_eq!(without_addresses("nothing"), "nothing");
+        assert_eq!(without_addresses("at https://x"), "at <address>");
+    }
+
+    #[test]
+    fn only_the_last_lines_are_shown() {
+        let text: String = (0..100).map(|n| format!("line{n}\n")).collect();
+        let shown = last_lines(&text);
+        assert!(
+            shown.starts_with("  (40 lines before these)\n  | line40\n"),
+            "{shown}"
+        );
+        assert!(shown.ends_with("  | line99\n"));
+    }
+}

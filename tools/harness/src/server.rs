@@ -1,0 +1,645 @@
+//! NBD servers as the tests see them: started, waited for, killed, started again.
+//!
+//! [`Product`] is a pool and the `onefold` binary. [`Disks`] is a set of volumes behind some
+//! server: the product, or `qemu-nbd` on raw files as a control. A test that fails on `qemu-nbd`
+//! is wrong itself; one that does not fail on the *forgetful* server finds nothing.
+
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::command::{Cmd, Running, last_lines};
+use crate::workspace::Workspace;
+
+/// How long a server may take until it greets clients, before we call it stuck.
+const START_LIMIT: Duration = Duration::from_secs(120);
+
+/// How long a server may take to end after SIGTERM, before we call it stuck.
+pub const STOP_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long QEMU waits for a server that is gone.
+const RECONNECT_LIMIT: Duration = Duration::from_secs(120);
+
+/// How often a starting server is asked whether it serves.
+const START_POLL: Duration = Duration::from_millis(1);
+
+/// Where a server listens.
+#[derive(Debug, Clone)]
+pub enum Address {
+    /// A socket in the file system.
+    Unix(PathBuf),
+    /// A port on the loopback interface.
+    Tcp(u16),
+}
+
+impl Address {
+    /// A loopback port that was free a moment ago.
+    pub fn free_tcp_port() -> Result<Address> {
+        let probe = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .context("cannot find a free TCP port")?;
+        let port = probe
+            .local_addr()
+            .context("cannot find a free TCP port")?
+            .port();
+        Ok(Address::Tcp(port))
+    }
+
+    /// The NBD URI of an export.
+    pub fn uri(&self, export: &str) -> String {
+        match self {
+            Address::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
+            Address::Tcp(port) => format!("nbd://127.0.0.1:{port}/{export}"),
+        }
+    }
+
+    /// The value of `onefold serve --nbd`.
+    fn option(&self) -> String {
+        match self {
+            Address::Unix(path) => format!("unix:{}", path.display()),
+            Address::Tcp(port) => format!("127.0.0.1:{port}"),
+        }
+    }
+
+    /// Whether a client is served. To be connected is not enough: a server may listen before it
+    /// has recovered, and then the connection only waits.
+    fn serves(&self) -> bool {
+        match self {
+            Address::Unix(path) => UnixStream::connect(path).is_ok_and(|stream| {
+                stream.set_read_timeout(Some(START_LIMIT)).is_ok() && greets(stream)
+            }),
+            Address::Tcp(port) => {
+                TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).is_ok_and(|stream| {
+                    stream.set_read_timeout(Some(START_LIMIT)).is_ok() && greets(stream)
+                })
+            }
+        }
+    }
+}
+
+/// Every NBD server begins with this word. A server that dies ends the connection without it.
+fn greets(mut stream: impl Read) -> bool {
+    let mut word = [0; 8];
+    stream.read_exact(&mut word).is_ok() && &word == b"NBDMAGIC"
+}
+
+/// A server process that serves clients.
+pub struct Daemon {
+    running: Running,
+    log: PathBuf,
+    /// Where in the log this process begins; a log holds the lives of one server in turn.
+    log_start: usize,
+    /// From its start until it greeted a client at every address.
+    pub started_in: Duration,
+}
+
+impl Daemon {
+    /// Starts a server and waits until it greets clients at every address.
+    pub fn start(command: Cmd, addresses: &[Address], log: &Path) -> Result<Daemon> {
+        let log_start = std::fs::metadata(log).map_or(0, |metadata| metadata.len() as usize);
+        let start = Instant::now();
+        let running = command.spawn_logged(log)?;
+        let log = log.to_path_buf();
+        let mut daemon = Daemon {
+            running,
+            log,
+            log_start,
+            started_in: Duration::ZERO,
+        };
+        for address in addresses {
+            while !address.serves() {
+                if let Some(status) = daemon.running.try_wait()? {
+                    let said = last_lines(&daemon.said());
+                    bail!("the server ended while starting ({status})\n{said}");
+                }
+                if start.elapsed() > START_LIMIT {
+                    let said = last_lines(&daemon.said());
+                    bail!("the server greets nobody at {address:?}\n{said}");
+                }
+                std::thread::sleep(START_POLL);
+            }
+        }
+        daemon.started_in = start.elapsed();
+        Ok(daemon)
+    }
+
+    /// What this process has printed.
+    pub fn said(&self) -> String {
+        let log = std::fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(log.get(self.log_start..).unwrap_or_default()).into_owned()
+    }
+
+    /// SIGKILL, in the middle of whatever it does. A server that ended before that by itself is
+    /// an error: no test may take a crash of the server for its own doing.
+    pub fn kill(mut self) -> Result<()> {
+        self.must_run()?;
+        self.running.kill();
+        Ok(())
+    }
+
+    /// SIGTERM, and waits for a clean end.
+    pub fn stop(mut self) -> Result<Duration> {
+        self.must_run()?;
+        let start = Instant::now();
+        self.running.signal(Signal::TERM)?;
+        let status = self.running.wait_at_most(STOP_LIMIT)?;
+        if !status.success() {
+            bail!(
+                "the server did not end cleanly ({status})\n{}",
+                last_lines(&self.said())
+            );
+        }
+        Ok(start.elapsed())
+    }
+
+    /// An error with what it said, if it has ended.
+    pub fn must_run(&mut self) -> Result<()> {
+        if let Some(status) = self.running.try_wait()? {
+            bail!(
+                "the server ended by itself ({status})\n{}",
+                last_lines(&self.said())
+            );
+        }
+        Ok(())
+    }
+
+    /// Processor time used so far, in seconds.
+    pub fn cpu_seconds(&self) -> Result<f64> {
+        self.running.cpu_seconds()
+    }
+
+    /// The most memory that was resident at any time, in bytes, as the kernel counted it.
+    pub fn peak_memory_bytes(&self) -> Result<u64> {
+        self.running.peak_memory_bytes()
+    }
+
+    /// The line in which the product says what recovery did.
+    pub fn recovery_line(&self) -> Result<String> {
+        let said = self.said();
+        let line = said.lines().find(|line| line.contains("replayed"));
+        line.map(str::to_owned).with_context(|| {
+            format!(
+                "the daemon did not say how many records it replayed\n{}",
+                last_lines(&said)
+            )
+        })
+    }
+}
+
+/// The number in a recovery line, which says "... N log records (M bytes) replayed".
+pub fn records_replayed(line: &str) -> Option<u64> {
+    let (before, _) = line.split_once(" log records")?;
+    before.split_whitespace().next_back()?.parse().ok()
+}
+
+/// The number in the same line of records that were answered and not yet in the log.
+pub fn records_taken_over(line: &str) -> Option<u64> {
+    let (before, _) = line.split_once(" records taken over")?;
+    before.split_whitespace().next_back()?.parse().ok()
+}
+
+/// The number of bytes in the same line.
+pub fn log_bytes_replayed(line: &str) -> Option<u64> {
+    let (_, after) = line.split_once(" log records (")?;
+    after.split_once(" bytes)")?.0.parse().ok()
+}
+
+/// A pool and the binary that works on it.
+#[derive(Clone)]
+pub struct Product {
+    binary: PathBuf,
+    /// The pool's directory.
+    pub pool: PathBuf,
+    log: PathBuf,
+    pinned_to: Option<usize>,
+}
+
+impl Product {
+    /// Builds the binary; the pool will be `directory/pool`.
+    pub fn build(workspace: &Workspace, directory: &Path) -> Result<Product> {
+        let binary = workspace.build_release("onefold", "onefold")?;
+        Ok(Product {
+            binary,
+            pool: directory.join("pool"),
+            log: directory.join("serve.log"),
+            pinned_to: None,
+        })
+    }
+
+    /// Keeps the daemon, and `pool dedup` without one, on one processor.
+    pub fn pin(mut self, processor: Option<usize>) -> Product {
+        self.pinned_to = processor;
+        self
+    }
+
+    /// Makes the pool.
+    pub fn create_pool(&self, size: &str) -> Result<()> {
+        self.create_pool_with(size, &[])
+    }
+
+    /// With further options of `pool create`.
+    pub fn create_pool_with(&self, size: &str, options: &[&str]) -> Result<()> {
+        Cmd::new(&self.binary)
+            .args(["pool", "create"])
+            .arg(&self.pool)
+            .args(["--size", size])
+            .args(options)
+            .run()
+    }
+
+    /// The command line on this pool.
+    pub fn command(&self) -> Cmd {
+        Cmd::new(&self.binary).arg("--pool").arg(&self.pool)
+    }
+
+    /// The command line on this pool, on the processor that was chosen.
+    pub fn pinned_command(&self) -> Cmd {
+        match self.pinned_to {
+            Some(processor) => Cmd::new("taskset")
+                .arg("-c")
+                .arg(processor.to_string())
+                .arg(&self.binary)
+                .arg("--pool")
+                .arg(&self.pool),
+            None => self.command(),
+        }
+    }
+
+    /// Where the daemon listens by default.
+    pub fn default_address(&self) -> Address {
+        Address::Unix(self.pool.join("nbd.sock"))
+    }
+
+    /// Starts the daemon with further options; without addresses it listens at its default one.
+    pub fn serve(&self, options: &[&str], addresses: &[Address]) -> Result<Daemon> {
+        let mut command = self.pinned_command().arg("serve").args(options);
+        for address in addresses {
+            command = command.arg("--nbd").arg(address.option());
+        }
+        match addresses {
+            [] => Daemon::start(command, &[self.default_address()], &self.log),
+            _ => Daemon::start(command, addresses, &self.log),
+        }
+    }
+
+    /// `pool stat` as JSON.
+    pub fn stat(&self) -> Result<Value> {
+        let text = self
+            .command()
+            .args(["--format", "json", "pool", "stat"])
+            .read()?;
+        serde_json::from_str(&text).context("pool stat did not print JSON")
+    }
+
+    /// One number of `pool stat`.
+    pub fn stat_number(&self, key: &str) -> Result<u64> {
+        let stat = self.stat()?;
+        stat.get(key)
+            .and_then(Value::as_u64)
+            .with_context(|| format!("pool stat lacks {key}"))
+    }
+
+    /// Runs a command that opens the pool without a daemon, and returns how many records it took
+    /// over from one that was killed.
+    pub fn take_over_by(&self, command: &[&str]) -> Result<u64> {
+        let output = self.command().args(command).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if !output.status.success() {
+            bail!("{command:?} fails\n{}", last_lines(&said));
+        }
+        // It says nothing if the pool was closed cleanly.
+        Ok(said.lines().find_map(records_taken_over).unwrap_or(0))
+    }
+
+    /// `pool check`: any finding is an error. Returns what it printed.
+    pub fn check(&self) -> Result<String> {
+        self.command().args(["pool", "check"]).read()
+    }
+
+    /// What the pool takes on disk, in bytes.
+    pub fn disk_usage(&self) -> Result<u64> {
+        let text = Cmd::new("du").args(["-s", "-B1"]).arg(&self.pool).read()?;
+        let bytes = text
+            .split_whitespace()
+            .next()
+            .and_then(|bytes| bytes.parse().ok());
+        bytes.with_context(|| format!("cannot understand what du printed: {text}"))
+    }
+}
+
+/// What serves the volumes of a test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Against {
+    /// The product
+    Onefold,
+    /// A known good server, to see that the test itself is right
+    QemuNbd,
+    /// A server that forgets everything when it is killed, to see that the test can fail
+    Forgetful,
+}
+
+/// The finder looks at every block as soon as it ever does, so that short tests see it at work.
+const EAGER_DEDUP: [&str; 4] = ["--interval", "1", "--rounds", "1"];
+
+/// Both values of `--cache`.
+pub const CACHES: [&str; 2] = ["host", "direct"];
+
+/// A volume by name and size.
+pub type VolumeSpec = (&'static str, u64);
+
+/// Some volumes, all empty at first, behind a server that can be killed and started again.
+pub struct Disks {
+    backing: Backing,
+    volumes: Vec<VolumeSpec>,
+    directory: PathBuf,
+    /// Of the product: a second address besides the default one.
+    second: Option<Address>,
+    daemons: Vec<Daemon>,
+    /// Of the product: values of `--cache`, which its starts take in turn.
+    caches: &'static [&'static str],
+    starts: usize,
+}
+
+enum Backing {
+    Product(Product),
+    RawFiles { forgetful: bool },
+}
+
+impl Disks {
+    /// Makes the volumes and starts serving them; the product in both cache modes by turns.
+    pub fn new(
+        workspace: &Workspace,
+        against: Against,
+        directory: &Path,
+        volumes: &[VolumeSpec],
+    ) -> Result<Disks> {
+        Disks::with_caches(workspace, against, directory, volumes, &CACHES)
+    }
+
+    /// The same, with the product's cache modes chosen.
+    pub fn with_caches(
+        workspace: &Workspace,
+        against: Against,
+        directory: &Path,
+        volumes: &[VolumeSpec],
+        caches: &'static [&'static str],
+    ) -> Result<Disks> {
+        let backing = match against {
+            Against::Onefold => Backing::Product(Product::build(workspace, directory)?),
+            Against::QemuNbd => Backing::RawFiles { forgetful: false },
+            Against::Forgetful => Backing::RawFiles { forgetful: true },
+        };
+        let second = match against {
+            Against::Onefold => Some(Address::free_tcp_port()?),
+            Against::QemuNbd | Against::Forgetful => None,
+        };
+        let mut disks = Disks {
+            backing,
+            volumes: volumes.to_vec(),
+            directory: directory.to_path_buf(),
+            second,
+            daemons: Vec::new(),
+            caches,
+            starts: 0,
+        };
+        disks.create()?;
+        disks.start()?;
+        Ok(disks)
+    }
+
+    fn create(&self) -> Result<()> {
+        match &self.backing {
+            Backing::Product(product) => {
+                product.create_pool("20G")?;
+                for (name, size_bytes) in &self.volumes {
+                    let size = size_bytes.to_string();
+                    product
+                        .command()
+                        .args(["volume", "create", name, "--size", &size])
+                        .args(EAGER_DEDUP)
+                        .run()?;
+                }
+            }
+            Backing::RawFiles { .. } => {
+                for (name, size_bytes) in &self.volumes {
+                    let path = self.raw_file(name);
+                    std::fs::File::create(&path)
+                        .and_then(|file| file.set_len(*size_bytes))
+                        .with_context(|| format!("cannot make {}", path.display()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts what was killed or stopped.
+    pub fn start(&mut self) -> Result<()> {
+        match &self.backing {
+            Backing::Product(product) => {
+                let mut addresses = vec![product.default_address()];
+                addresses.extend(self.second.clone());
+                let options = match self.caches.iter().cycle().nth(self.starts) {
+                    Some(cache) => vec!["--cache", cache],
+                    None => Vec::new(),
+                };
+                self.daemons.push(product.serve(&options, &addresses)?);
+            }
+            Backing::RawFiles { forgetful } => {
+                for (name, _) in &self.volumes {
+                    let socket = self.directory.join(format!("{name}.sock"));
+                    let log = self.directory.join(format!("{name}.log"));
+                    let mut command = qemu_nbd(
+                        Cmd::new("qemu-nbd"),
+                        &self.raw_file(name),
+                        &socket,
+                        name,
+                        QemuMode::WritebackThreads,
+                    )
+                    .env("TMPDIR", &self.directory);
+                    if *forgetful {
+                        command = command.arg("--snapshot");
+                    }
+                    self.daemons
+                        .push(Daemon::start(command, &[Address::Unix(socket)], &log)?);
+                }
+            }
+        }
+        self.starts += 1;
+        Ok(())
+    }
+
+    /// SIGKILL to every server.
+    pub fn kill(&mut self) -> Result<()> {
+        self.daemons.drain(..).try_for_each(Daemon::kill)
+    }
+
+    /// SIGTERM to every server, and waits for their clean ends.
+    pub fn stop(&mut self) -> Result<()> {
+        self.daemons
+            .drain(..)
+            .try_for_each(|daemon| daemon.stop().map(drop))
+    }
+
+    /// The URI of a volume.
+    pub fn uri(&self, volume: &str) -> String {
+        match &self.backing {
+            Backing::Product(product) => product.default_address().uri(volume),
+            Backing::RawFiles { .. } => {
+                Address::Unix(self.directory.join(format!("{volume}.sock"))).uri(volume)
+            }
+        }
+    }
+
+    /// The volume for QEMU, which waits for a server that is gone to come back.
+    pub fn qemu_options(&self, volume: &str) -> Result<String> {
+        let uri = self.uri(volume);
+        let (_, socket) = uri
+            .split_once("?socket=")
+            .with_context(|| format!("{uri} is not a unix socket"))?;
+        // QEMU takes a doubled comma for one.
+        let socket = socket.replace(',', ",,");
+        let seconds = RECONNECT_LIMIT.as_secs();
+        Ok(format!(
+            "driver=nbd,server.type=unix,server.path={socket},export={volume},\
+             reconnect-delay={seconds}"
+        ))
+    }
+
+    /// The same volume at the server's second address, or at the only one.
+    pub fn second_uri(&self, volume: &str) -> String {
+        self.second
+            .as_ref()
+            .map_or_else(|| self.uri(volume), |address| address.uri(volume))
+    }
+
+    /// The product, if that is what serves.
+    pub fn product(&self) -> Option<&Product> {
+        match &self.backing {
+            Backing::Product(product) => Some(product),
+            Backing::RawFiles { .. } => None,
+        }
+    }
+
+    /// The server's own examination of what it stores.
+    pub fn check(&self) -> Result<()> {
+        match &self.backing {
+            Backing::Product(product) => product.check().map(drop),
+            Backing::RawFiles { .. } => Ok(()),
+        }
+    }
+
+    /// Begins to share all duplicates that there are, where the server can; the command ends when
+    /// the server does, at the latest.
+    pub fn start_dedup(&self) -> Result<Option<Running>> {
+        match &self.backing {
+            Backing::Product(product) => {
+                let log = self.directory.join("dedup.log");
+                let command = product.command().args(["--quiet", "pool", "dedup"]);
+                command.spawn_logged(&log).map(Some)
+            }
+            Backing::RawFiles { .. } => Ok(None),
+        }
+    }
+
+    /// How many blocks the finder has shared, or made ready to be; none where there is no finder.
+    pub fn published_blocks(&self) -> Result<Option<u64>> {
+        match &self.backing {
+            Backing::Product(product) => {
+                let number = |key| product.stat_number(key);
+                Ok(Some(number("unique_blocks")? + number("shared_blocks")?))
+            }
+            Backing::RawFiles { .. } => Ok(None),
+        }
+    }
+
+    /// How many records the last start replayed; servers without a log replay none.
+    pub fn records_replayed(&self) -> Result<u64> {
+        match (&self.backing, self.daemons.first()) {
+            (Backing::Product(_), Some(daemon)) => {
+                let line = daemon.recovery_line()?;
+                records_replayed(&line).with_context(|| format!("no number in: {line}"))
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// How many records the last start took over from a daemon that was killed.
+    pub fn records_taken_over(&self) -> Result<u64> {
+        match (&self.backing, self.daemons.first()) {
+            (Backing::Product(_), Some(daemon)) => {
+                let line = daemon.recovery_line()?;
+                records_taken_over(&line).with_context(|| format!("no number in: {line}"))
+            }
+            _ => Ok(0),
+        }
+    }
+
+    fn raw_file(&self, volume: &str) -> PathBuf {
+        self.directory.join(format!("{volume}.raw"))
+    }
+}
+
+/// How `qemu-nbd` uses the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QemuMode {
+    /// Through the page cache, with threads.
+    WritebackThreads,
+    /// Through the page cache, with io_uring.
+    WritebackIoUring,
+    /// Past the page cache, with Linux AIO.
+    NoneNative,
+    /// Past the page cache, with io_uring.
+    NoneIoUring,
+}
+
+/// Completes the command `qemu-nbd` (or one that ends with it) to serve a raw file.
+pub fn qemu_nbd(command: Cmd, file: &Path, socket: &Path, export: &str, mode: QemuMode) -> Cmd {
+    let (cache, aio) = match mode {
+        QemuMode::WritebackThreads => ("--cache=writeback", "--aio=threads"),
+        QemuMode::WritebackIoUring => ("--cache=writeback", "--aio=io_uring"),
+        QemuMode::NoneNative => ("--cache=none", "--aio=native"),
+        QemuMode::NoneIoUring => ("--cache=none", "--aio=io_uring"),
+    };
+    command
+        .args([
+            "--format=raw",
+            "--persistent",
+            "--shared=64",
+            "--discard=unmap",
+            cache,
+            aio,
+        ])
+        .arg("-x")
+        .arg(export)
+        .arg("-k")
+        .arg(socket)
+        .arg(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_records_is_found() {
+        let line = "pool opened in 0.012 s, 17 log records (4096 bytes) replayed, \
+                    5 records taken over from a process that died";
+        assert_eq!(records_taken_over(line), Some(5));
+        assert_eq!(records_replayed(line), Some(17));
+        assert_eq!(log_bytes_replayed(line), Some(4096));
+        assert_eq!(records_replayed("some log records replayed"), None);
+        assert_eq!(records_replayed("INFO nothing"), None);
+    }
+
+    #[test]
+    fn uris_name_the_export() {
+        let unix = Address::Unix(PathBuf::from("/run/s"));
+        assert_eq!(unix.uri("vol"), "nbd+unix:///vol?socket=/run/s");
+        assert_eq!(Address::Tcp(10809).uri("vol"), "nbd://127.0.0.1:10809/vol");
+    }
+}

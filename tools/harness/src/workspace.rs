@@ -1,0 +1,93 @@
+//! Where things lie, and how the product is built.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::command::Cmd;
+
+/// The workspace's directories, as Cargo sees them.
+pub struct Workspace {
+    /// The repository.
+    pub root: PathBuf,
+    /// Cargo's target directory; `CARGO_TARGET_DIR` is respected.
+    pub target: PathBuf,
+    /// `cargo metadata` without dependencies.
+    pub metadata: Value,
+}
+
+impl Workspace {
+    /// Asks Cargo.
+    ///
+    /// # Errors
+    /// Where this is not run inside the workspace.
+    pub fn find() -> Result<Workspace> {
+        let text = cargo()
+            .args(["metadata", "--format-version", "1", "--no-deps"])
+            .read()?;
+        let metadata: Value =
+            serde_json::from_str(&text).context("cannot read what cargo metadata printed")?;
+        let directory = |key: &str| -> Result<PathBuf> {
+            let path = metadata.get(key).and_then(Value::as_str);
+            path.map(PathBuf::from)
+                .with_context(|| format!("cargo metadata has no {key}"))
+        };
+        Ok(Workspace {
+            root: directory("workspace_root")?,
+            target: directory("target_directory")?,
+            metadata,
+        })
+    }
+
+    /// Cargo, started in the workspace.
+    pub fn cargo(&self) -> Cmd {
+        // The variables that `cargo run` sets for us would make every build script that looks at
+        // them run again.
+        cargo()
+            .dir(&self.root)
+            .env_remove("CARGO_MANIFEST_DIR")
+            .env_remove("CARGO_PKG_NAME")
+    }
+
+    /// Builds one binary of the workspace in release mode and returns its path.
+    pub fn build_release(&self, package: &str, binary: &str) -> Result<PathBuf> {
+        self.cargo()
+            .args([
+                "build",
+                "--release",
+                "--locked",
+                "--quiet",
+                "-p",
+                package,
+                "--bin",
+                binary,
+            ])
+            .show()?;
+        Ok(self.target.join("release").join(binary))
+    }
+
+    /// Makes a directory for what a second run can use again.
+    pub fn cache(&self, name: &str) -> Result<PathBuf> {
+        let path = self.target.join("xtask").join(name);
+        std::fs::create_dir_all(&path)
+            .with_context(|| format!("cannot make the directory {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Where scratch directories go: below the target directory, because it is on a real disk
+    /// and has room, where `/tmp` may be neither.
+    pub fn scratch_parent(&self) -> PathBuf {
+        self.target.join("xtask")
+    }
+
+    /// A path as a person wants to read it: relative to the repository where it is inside.
+    pub fn shown<'a>(&self, path: &'a Path) -> std::path::Display<'a> {
+        path.strip_prefix(&self.root).unwrap_or(path).display()
+    }
+}
+
+/// The cargo that runs us, or the one on the path.
+fn cargo() -> Cmd {
+    Cmd::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
