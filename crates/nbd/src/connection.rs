@@ -18,14 +18,14 @@ use crate::execution::{
 use crate::export::Export;
 use crate::handshake::Session;
 use crate::input::Input;
-use crate::limits::{HANDED_OVER_MAX, SMALL_PAYLOAD_BYTES};
+use crate::limits::{BATCH_REPLIES_MAX, HANDED_OVER_MAX, SMALL_PAYLOAD_BYTES};
 use crate::log_limit::LogLimit;
 use crate::parking::Parking;
-use crate::registry::Counters;
 use crate::reply::Batch;
 use crate::request::{Command, Control, admit};
 use crate::send_queue::{Broken, SendQueue};
 use crate::socket::Socket;
+use crate::statistics::{Counters, Outcome, Received};
 use crate::wire::{self, Errno, NotARequest, REQUEST_BYTES, ReplyHeader, Request, command};
 use crate::workers::{WorkerPool, submit_with_threads};
 use onefold_store::Blocking;
@@ -33,6 +33,7 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// What all connections of a server share.
 pub(crate) struct Resources {
@@ -113,6 +114,8 @@ pub(crate) fn serve(
         export: attached.export,
         input: Input::new()?,
         batch: Batch::new()?,
+        current: None,
+        answered: Vec::with_capacity(BATCH_REPLIES_MAX),
         share: Share::new(resources.share_bytes),
         resources,
     };
@@ -131,33 +134,54 @@ struct Connection<'a> {
     export: Arc<dyn Export>,
     input: Input,
     batch: Batch,
+    /// The request that this thread is about, once it has come whole.
+    current: Option<Received>,
+    /// The requests whose replies are in the batch. They are counted when it is sent, so that one
+    /// look at the clock does for all.
+    answered: Vec<Answered>,
     share: Arc<Share>,
     resources: &'a Resources,
+}
+
+struct Answered {
+    request: Received,
+    outcome: Outcome,
+}
+
+/// A request that its connection did not survive is counted as well.
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        self.count_answered();
+        self.count_current(Outcome::Error);
+    }
 }
 
 impl Connection<'_> {
     fn run(mut self) -> Result<(), ConnectionError> {
         while let Some(request) = self.next_request()? {
-            let Request { cookie, offset, .. } = request;
-            self.shared
-                .counters
-                .requests
-                .fetch_add(1, Ordering::Relaxed);
+            let cookie = request.cookie;
+            self.shared.counters.note_request();
             self.input.expect_large_payload(has_large_payload(&request));
+            if request.command != command::WRITE {
+                self.begin(&request, self.input.received_at());
+            }
             match admit(&request, &self.shared.terms) {
                 Ok(Command::Read { range, whole }) => self.read(cookie, range, whole)?,
                 Ok(Command::Write { fua, .. }) if has_large_payload(&request) => {
-                    self.large_write(cookie, offset, request.len as usize, fua)?;
+                    self.large_write(&request, fua)?;
                 }
                 Ok(Command::Write { fua, .. }) => {
-                    self.small_write(cookie, offset, request.len as usize, fua)?;
+                    self.small_write(&request, fua)?;
                 }
                 Ok(Command::Control(control)) => self.control(cookie, control)?,
                 Ok(Command::Prefetch(range)) => self.prefetch(cookie, range)?,
                 Ok(Command::BlockStatus { range, only_first }) => {
                     self.block_status(cookie, range, only_first)?;
                 }
-                Ok(Command::Disconnect) => break,
+                Ok(Command::Disconnect) => {
+                    self.current = None;
+                    break;
+                }
                 Err(errno) => self.refuse(&request, errno)?,
             }
         }
@@ -186,10 +210,40 @@ impl Connection<'_> {
         Ok(Some(request))
     }
 
+    /// Notes that a request has come whole.
+    fn begin(&mut self, request: &Request, at: Instant) {
+        self.current = Some(Received::new(request, at));
+    }
+
+    /// Notes that the reply to the current request is in the batch.
+    fn end(&mut self, outcome: Outcome) {
+        if let Some(request) = self.current.take() {
+            self.answered.push(Answered { request, outcome });
+        }
+    }
+
+    /// Counts the current request, whose reply does not go by way of the batch.
+    fn count_current(&mut self, outcome: Outcome) {
+        if let Some(request) = self.current.take() {
+            self.shared.counters.count(request, outcome, Instant::now());
+        }
+    }
+
+    fn count_answered(&mut self) {
+        if self.answered.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        for Answered { request, outcome } in self.answered.drain(..) {
+            self.shared.counters.count(request, outcome, now);
+        }
+    }
+
     fn refuse(&mut self, request: &Request, errno: Errno) -> Result<(), ConnectionError> {
         tracing::debug!(client = self.shared.id, ?request, ?errno, "request refused");
         if request.command == command::WRITE {
             self.skip_payload(request.len as usize)?;
+            self.begin(request, self.input.received_at());
         }
         let header = match request.command {
             command::READ | command::BLOCK_STATUS => {
@@ -197,7 +251,7 @@ impl Connection<'_> {
             }
             _ => self.shared.error_header(request.cookie, errno),
         };
-        self.reply(&header)
+        self.reply(&header, Outcome::Error)
     }
 
     fn skip_payload(&mut self, mut len: usize) -> Result<(), ConnectionError> {
@@ -265,15 +319,15 @@ impl Connection<'_> {
     ) -> Result<(), ConnectionError> {
         match done {
             Ok(()) => {
-                self.shared.counters.add_read(len);
                 self.batch
                     .push(self.shared.read_header(cookie, offset, len).as_bytes(), len);
+                self.end(Outcome::Ok);
                 Ok(())
             }
             Err(AttemptError::Panicked) => Err(ConnectionError::Panicked),
             Err(failure) => {
                 let header = self.shared.chunk_error_header(cookie, failure.errno());
-                self.reply(&header)
+                self.reply(&header, Outcome::Error)
             }
         }
     }
@@ -306,7 +360,7 @@ impl Connection<'_> {
             return self.reply_to_read(cookie, offset, len, done);
         }
         self.send_batch()?;
-        self.shared.counters.add_read(len);
+        self.count_current(Outcome::Ok);
         let header = self.shared.read_header(cookie, offset, len);
         self.send(&mut [IoSlice::new(header.as_bytes()), IoSlice::new(&buffer)])
     }
@@ -337,8 +391,10 @@ impl Connection<'_> {
             }
             let last = offset + len as u64 == range.end;
             let header = ReplyHeader::data(cookie, last, offset, len as u32);
-            self.shared.counters.add_read(len);
             self.batch.push(header.as_bytes(), len);
+            if last {
+                self.end(Outcome::Ok);
+            }
             self.send_batch()?;
             offset += len as u64;
         }
@@ -355,7 +411,6 @@ impl Connection<'_> {
         if done.is_err() {
             return self.reply_to_read(cookie, offset, len, done);
         }
-        self.shared.counters.add_read(reply_bytes);
         self.batch.push(
             self.shared
                 .read_header(cookie, offset, reply_bytes)
@@ -367,6 +422,7 @@ impl Connection<'_> {
             shared,
             export,
             batch,
+            current,
             ..
         } = self;
         let mut failed = None;
@@ -374,6 +430,11 @@ impl Connection<'_> {
             .queue
             .send_from_connection(shared.socket.as_ref(), || {
                 loop {
+                    if offset + len as u64 == range.end
+                        && let Some(request) = current.take()
+                    {
+                        shared.counters.count(request, Outcome::Ok, Instant::now());
+                    }
                     batch.send(&shared.socket)?;
                     batch.clear();
                     offset += len as u64;
@@ -399,19 +460,16 @@ impl Connection<'_> {
         Ok(())
     }
 
-    fn small_write(
-        &mut self,
-        cookie: u64,
-        offset: u64,
-        len: usize,
-        fua: bool,
-    ) -> Result<(), ConnectionError> {
+    fn small_write(&mut self, request: &Request, fua: bool) -> Result<(), ConnectionError> {
+        let Request { cookie, offset, .. } = *request;
+        let len = request.len as usize;
         if self.input.len() < len {
             self.send_batch()?;
             if !self.input.wait_for(&self.shared.socket, len)? {
                 return Err(ConnectionError::CutShort);
             }
         }
+        self.begin(request, self.input.received_at());
         let data = self.input.bytes().get(..len).unwrap_or_default();
         let mut done = self.shared.attempt("write", || match len {
             0 => Ok(()),
@@ -440,19 +498,15 @@ impl Connection<'_> {
                 .attempt_until_space("write", || self.export.write(offset, slot, Blocking::Yes));
         }
         self.input.consume(len);
-        self.reply_to_write(cookie, len, fua, done)
+        self.reply_to_write(cookie, fua, done)
     }
 
     fn reply_to_write(
         &mut self,
         cookie: u64,
-        len: usize,
         fua: bool,
         done: Result<(), AttemptError>,
     ) -> Result<(), ConnectionError> {
-        if done.is_ok() {
-            self.shared.counters.add_written(len);
-        }
         match done {
             // The data is where it belongs; what is left to do is a flush.
             Ok(()) if fua => self.control(cookie, Control::Flush),
@@ -460,17 +514,14 @@ impl Connection<'_> {
         }
     }
 
-    fn large_write(
-        &mut self,
-        cookie: u64,
-        offset: u64,
-        len: usize,
-        fua: bool,
-    ) -> Result<(), ConnectionError> {
-        let Some(mut buffer) = self.resources.pool.take(&self.share, len) else {
-            return self.write_piecewise(cookie, offset, len, fua);
+    fn large_write(&mut self, request: &Request, fua: bool) -> Result<(), ConnectionError> {
+        let Request { cookie, offset, .. } = *request;
+        let taken = self.resources.pool.take(&self.share, request.len as usize);
+        let Some(mut buffer) = taken else {
+            return self.write_piecewise(request, fua);
         };
         self.receive_to(&mut buffer)?;
+        self.begin(request, Instant::now());
         let mut done = self
             .shared
             .attempt("write", || self.export.write(offset, &buffer, Blocking::No));
@@ -490,19 +541,14 @@ impl Connection<'_> {
                 self.export.write(offset, &buffer, Blocking::Yes)
             });
         }
-        self.reply_to_write(cookie, len, fua, done)
+        self.reply_to_write(cookie, fua, done)
     }
 
     /// A large write without a large buffer. After a piece has failed, the rest is read over.
-    fn write_piecewise(
-        &mut self,
-        cookie: u64,
-        offset: u64,
-        len: usize,
-        fua: bool,
-    ) -> Result<(), ConnectionError> {
+    fn write_piecewise(&mut self, request: &Request, fua: bool) -> Result<(), ConnectionError> {
         self.send_batch()?;
-        let end = offset + len as u64;
+        let Request { cookie, offset, .. } = *request;
+        let end = offset + u64::from(request.len);
         let mut at = offset;
         while at < end {
             let piece = piece_bytes(at, end);
@@ -511,6 +557,9 @@ impl Connection<'_> {
             self.shared
                 .socket
                 .recv_exact(slot.get_mut(moved..).unwrap_or_default())?;
+            if at == offset {
+                self.current = Some(Received::new(request, Instant::now()));
+            }
             let done = self
                 .shared
                 .attempt_until_space("write", || self.export.write(at, slot, Blocking::Yes));
@@ -524,7 +573,7 @@ impl Connection<'_> {
                 }
             }
         }
-        self.reply_to_write(cookie, len, fua, Ok(()))
+        self.reply_to_write(cookie, fua, Ok(()))
     }
 
     /// Fills `buffer` with payload: what is at hand is copied, the rest goes there directly.
@@ -581,12 +630,14 @@ impl Connection<'_> {
         cookie: u64,
         done: Result<(), AttemptError>,
     ) -> Result<(), ConnectionError> {
-        let header = match done {
-            Ok(()) => ReplyHeader::simple(cookie, None),
-            Err(AttemptError::Panicked) => return Err(ConnectionError::Panicked),
-            Err(failure) => self.shared.error_header(cookie, failure.errno()),
-        };
-        self.reply(&header)
+        match done {
+            Ok(()) => self.reply(&ReplyHeader::simple(cookie, None), Outcome::Ok),
+            Err(AttemptError::Panicked) => Err(ConnectionError::Panicked),
+            Err(failure) => {
+                let header = self.shared.error_header(cookie, failure.errno());
+                self.reply(&header, Outcome::Error)
+            }
+        }
     }
 
     fn block_status(
@@ -610,12 +661,13 @@ impl Connection<'_> {
                 self.make_room(chunks.len())?;
                 self.batch.slot(chunks.len()).copy_from_slice(&chunks);
                 self.batch.push(&[], chunks.len());
+                self.end(Outcome::Ok);
                 Ok(())
             }
             Err(AttemptError::Panicked) => Err(ConnectionError::Panicked),
             Err(failure) => {
                 let header = self.shared.chunk_error_header(cookie, failure.errno());
-                self.reply(&header)
+                self.reply(&header, Outcome::Error)
             }
         }
     }
@@ -639,15 +691,17 @@ impl Connection<'_> {
             shared,
             export,
             cookie,
+            received: self.current.take(),
             work,
             waiting: None,
         };
         submit_with_threads(&self.resources.workers, self.shared.id, request);
     }
 
-    fn reply(&mut self, header: &ReplyHeader) -> Result<(), ConnectionError> {
+    fn reply(&mut self, header: &ReplyHeader, outcome: Outcome) -> Result<(), ConnectionError> {
         self.make_room(0)?;
         self.batch.push(header.as_bytes(), 0);
+        self.end(outcome);
         Ok(())
     }
 
@@ -663,6 +717,7 @@ impl Connection<'_> {
         if self.batch.is_empty() {
             return Ok(());
         }
+        self.count_answered();
         let Self { shared, batch, .. } = self;
         shared
             .queue

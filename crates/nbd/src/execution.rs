@@ -7,11 +7,11 @@ use crate::limits::EXTENTS_MAX;
 use crate::limits::PARKED_RETRY_INTERVAL;
 use crate::log_limit::LogLimit;
 use crate::parking::{Parking, Waiting};
-use crate::registry::Counters;
 use crate::reply::{Payload, Reply};
 use crate::request::Control;
 use crate::send_queue::{Delivered, SendQueue};
 use crate::socket::Socket;
+use crate::statistics::{Counters, Outcome, Received};
 use crate::wire::{
     self, BASE_ALLOCATION_ID, Errno, FIRST_BITMAP_ID, ReplyHeader, allocation, bitmap,
 };
@@ -23,6 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Instant;
 
 /// What the threads that serve a connection have in common.
 pub(crate) struct ConnectionState {
@@ -134,7 +135,6 @@ impl ConnectionState {
 
     /// The header of the reply to a READ or BLOCK_STATUS that failed.
     pub(crate) fn chunk_error_header(&self, cookie: u64, errno: Errno) -> ReplyHeader {
-        self.counters.errors.fetch_add(1, Ordering::Relaxed);
         if self.terms.structured_replies {
             ReplyHeader::error(cookie, errno)
         } else {
@@ -144,7 +144,6 @@ impl ConnectionState {
 
     /// The header of the reply to any other request that failed.
     pub(crate) fn error_header(&self, cookie: u64, errno: Errno) -> ReplyHeader {
-        self.counters.errors.fetch_add(1, Ordering::Relaxed);
         ReplyHeader::simple(cookie, Some(errno))
     }
 }
@@ -301,6 +300,7 @@ pub(crate) struct QueuedRequest {
     pub(crate) shared: Arc<ConnectionState>,
     pub(crate) export: Arc<dyn Export>,
     pub(crate) cookie: u64,
+    pub(crate) received: Option<Received>,
     pub(crate) work: Work,
     /// It has had to wait for space.
     pub(crate) waiting: Option<Waiting<QueuedRequest>>,
@@ -332,7 +332,7 @@ impl Task for QueuedRequest {
     fn run(mut self) {
         let work = std::mem::replace(&mut self.work, Work::Control(Control::Nothing));
         match execute(&self.shared, self.export.as_ref(), self.cookie, work) {
-            Ok(reply) => self.deliver(reply),
+            Ok(executed) => self.deliver(executed),
             Err(work) => Self { work, ..self }.wait_for_space(),
         }
     }
@@ -351,18 +351,26 @@ impl QueuedRequest {
             }
         }
         let header = shared.error_header(self.cookie, AttemptError::WaitForSpace.errno());
-        self.deliver(Some(Reply::new(header, Payload::None)));
+        self.deliver(Executed {
+            reply: Some(Reply::new(header, Payload::None)),
+            outcome: Outcome::Error,
+        });
     }
 
-    /// The request is done ([step 8 reply]); no reply means that it panicked.
-    fn deliver(self, reply: Option<Reply>) {
+    /// The request is done ([step 8 reply]).
+    fn deliver(self, executed: Executed) {
         let Self {
             shared,
             export,
+            received,
             waiting,
             ..
         } = self;
+        let Executed { reply, outcome } = executed;
         drop(waiting);
+        if let Some(received) = received {
+            shared.counters.count(received, outcome, Instant::now());
+        }
         if reply.is_none() {
             shared.socket.close();
         }
@@ -377,20 +385,25 @@ impl QueuedRequest {
     }
 }
 
-/// Executes a request where waiting is allowed; no reply means that it panicked. What has to wait for
-/// space comes back.
+/// How a request ended on a worker.
+struct Executed {
+    /// None if it panicked.
+    reply: Option<Reply>,
+    outcome: Outcome,
+}
+
+/// Executes a request where waiting is allowed. What has to wait for space comes back.
 fn execute(
     shared: &ConnectionState,
     export: &dyn Export,
     cookie: u64,
     work: Work,
-) -> Result<Option<Reply>, Work> {
+) -> Result<Executed, Work> {
     let plain = |()| plain_reply(cookie);
     let (done, error_header): (_, fn(&ConnectionState, u64, Errno) -> ReplyHeader) = match work {
         Work::Read { offset, mut buffer } => {
             let done = shared.attempt("read", || export.read(offset, &mut buffer, Blocking::Yes));
             let reply = done.map(|()| {
-                shared.counters.add_read(buffer.len());
                 let header = shared.read_header(cookie, offset, buffer.len());
                 Reply::new(header, Payload::Buffer(buffer))
             });
@@ -412,11 +425,7 @@ fn execute(
                     fua,
                 });
             }
-            let reply = done.map(|()| {
-                shared.counters.add_written(buffer.len());
-                plain_reply(cookie)
-            });
-            (reply, ConnectionState::error_header)
+            (done.map(plain), ConnectionState::error_header)
         }
         Work::Control(control) => {
             let done = shared.attempt(control.name(), || control_waiting(export, &control));
@@ -437,14 +446,19 @@ fn execute(
             (reply, ConnectionState::chunk_error_header)
         }
     };
-    Ok(match done {
+    let outcome = match done {
+        Ok(_) => Outcome::Ok,
+        Err(_) => Outcome::Error,
+    };
+    let reply = match done {
         Ok(reply) => Some(reply),
         Err(AttemptError::Panicked) => None,
         Err(failure) => Some(Reply::new(
             error_header(shared, cookie, failure.errno()),
             Payload::None,
         )),
-    })
+    };
+    Ok(Executed { reply, outcome })
 }
 
 impl AttemptError {

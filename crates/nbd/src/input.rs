@@ -5,6 +5,7 @@ use crate::limits::{INPUT_BYTES, INPUT_POLL_FAILURES_MAX, INPUT_POLL_TIME};
 use crate::socket::Socket;
 use crate::wire::REQUEST_BYTES;
 use std::io;
+use std::time::Instant;
 
 /// After a large payload, the next one is expected to follow a single header: reading not much more
 /// than that leaves its bytes for the memory where they belong, instead of copying them there.
@@ -21,6 +22,8 @@ pub(crate) struct Input {
     memory: AlignedBuffer,
     begin: usize,
     end: usize,
+    /// When the last of the bytes at hand came.
+    received_at: Instant,
     expects_large_payload: bool,
     patience: Patience,
 }
@@ -31,6 +34,7 @@ impl Input {
             memory: AlignedBuffer::new(INPUT_BYTES)?,
             begin: 0,
             end: 0,
+            received_at: Instant::now(),
             expects_large_payload: false,
             patience: Patience::default(),
         })
@@ -43,6 +47,10 @@ impl Input {
 
     pub(crate) fn len(&self) -> usize {
         self.end - self.begin
+    }
+
+    pub(crate) fn received_at(&self) -> Instant {
+        self.received_at
     }
 
     /// Drops `len` bytes from the front, which are at hand.
@@ -86,6 +94,7 @@ impl Input {
             }
             self.end += received;
         }
+        self.received_at = Instant::now();
         Ok(true)
     }
 

@@ -12,6 +12,7 @@
 //! | `listener` | unix sockets, TCP, socket activation |
 //! | `unix_socket` | a name with its permissions, on a full file system too |
 //! | `registry` | who is connected; cutting clients off |
+//! | `statistics` | what clients ask for, counted |
 //! | `socket` | system calls on a connected socket |
 //! | [`wire`] | the protocol as bytes |
 //! | [`handshake`] | from the greeting to an attached export |
@@ -43,6 +44,7 @@ pub mod request;
 mod send_queue;
 mod server;
 mod socket;
+mod statistics;
 mod sync;
 mod unix_socket;
 mod volume;
@@ -56,7 +58,10 @@ pub use export::{
 pub use limits::{HANDSHAKES_MAX, PAYLOAD_BYTES_MAX, SMALL_PAYLOAD_BYTES};
 pub use listener::{ListenAddress, ListenError, ListenOptions, Listener};
 pub use onefold_store::Blocking;
-pub use registry::{Client, Traffic};
+pub use registry::Client;
 pub use server::{Server, ServerLimits, Shutdown};
+pub use statistics::{
+    DURATION_BUCKETS, ExportStatistics, Histogram, Op, Outcomes, PerOp, ServerStatistics, Totals,
+};
 pub use unix_socket::{SocketName, lacks_space, listen_unix};
 pub use volume::VolumeChanges;

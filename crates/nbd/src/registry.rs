@@ -17,8 +17,8 @@ use crate::export::{AttachError, Attached, ExportSummary, Exports, Peer};
 use crate::limits::{HANDSHAKES_MAX, PLACE_RETRY_PAUSE, PLACE_TIME_MAX, SILENCE_TIME_MIN};
 use crate::log_limit::LogLimit;
 use crate::socket::Socket;
+use crate::statistics::{Counters, ServerStatistics, Totals};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -33,59 +33,8 @@ pub struct Client {
     pub peer: Peer,
     /// When it connected.
     pub since: SystemTime,
-    /// What it has done so far.
-    pub traffic: Traffic,
-}
-
-/// What clients have done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Traffic {
-    /// Requests received.
-    pub requests: u64,
-    /// Requests that were answered with an error.
-    pub errors: u64,
-    /// Bytes of data sent.
-    pub read_bytes: u64,
-    /// Bytes of data stored.
-    pub written_bytes: u64,
-}
-
-impl Traffic {
-    fn add(&mut self, more: Traffic) {
-        self.requests += more.requests;
-        self.errors += more.errors;
-        self.read_bytes += more.read_bytes;
-        self.written_bytes += more.written_bytes;
-    }
-}
-
-/// [`Traffic`] in the making.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) requests: AtomicU64,
-    pub(crate) errors: AtomicU64,
-    read_bytes: AtomicU64,
-    written_bytes: AtomicU64,
-}
-
-impl Counters {
-    pub(crate) fn add_read(&self, bytes: usize) {
-        self.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    pub(crate) fn add_written(&self, bytes: usize) {
-        self.written_bytes
-            .fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    fn snapshot(&self) -> Traffic {
-        Traffic {
-            requests: self.requests.load(Ordering::Relaxed),
-            errors: self.errors.load(Ordering::Relaxed),
-            read_bytes: self.read_bytes.load(Ordering::Relaxed),
-            written_bytes: self.written_bytes.load(Ordering::Relaxed),
-        }
-    }
+    /// What it has asked for so far.
+    pub totals: Totals,
 }
 
 #[derive(Debug)]
@@ -101,7 +50,7 @@ struct RegistryState {
     last_id: u64,
     closed: bool,
     /// Of connections that have ended.
-    past_traffic: Traffic,
+    past: ServerStatistics,
 }
 
 #[derive(Debug)]
@@ -119,7 +68,7 @@ struct Entry {
 
 impl Entry {
     fn is_silent(&self) -> bool {
-        !self.dropped && self.counters.requests.load(Ordering::Relaxed) == 0
+        !self.dropped && !self.counters.has_asked()
     }
 }
 
@@ -216,19 +165,26 @@ impl Registry {
                 export: entry.export.clone()?,
                 peer: entry.socket.peer(),
                 since: entry.since,
-                traffic: entry.counters.snapshot(),
+                totals: entry.counters.totals(),
             })
         };
         state.connections.iter().filter_map(attached).collect()
     }
 
-    pub(crate) fn traffic(&self) -> Traffic {
+    pub(crate) fn statistics(&self) -> ServerStatistics {
         let state = self.lock();
-        let mut traffic = state.past_traffic;
+        let mut statistics = state.past.clone();
         for entry in state.connections.values() {
-            traffic.add(entry.counters.snapshot());
+            if let Some(export) = &entry.export {
+                statistics.add(export, &entry.counters).clients += 1;
+            }
         }
-        traffic
+        statistics
+    }
+
+    /// Drops what connections to an export that have ended had asked for.
+    pub(crate) fn forget_statistics(&self, export: &str) {
+        self.lock().past.exports.remove(export);
     }
 
     /// Cuts off the clients of an export. Returns how many there were, and how many of its clients
@@ -373,8 +329,10 @@ fn has_place(state: &RegistryState, limit: usize, name: &str, devices: usize) ->
 impl Drop for Registration {
     fn drop(&mut self) {
         let mut state = self.registry.lock();
-        state.connections.remove(&self.id);
-        state.past_traffic.add(self.counters.snapshot());
+        let entry = state.connections.remove(&self.id);
+        if let Some(export) = entry.and_then(|entry| entry.export) {
+            state.past.add(&export, &self.counters);
+        }
         self.registry.gone.notify_all();
     }
 }
@@ -460,10 +418,7 @@ mod tests {
     fn client_of(registry: &Arc<Registry>, export: &str, devices: usize) -> Option<Registration> {
         let registration = connection(registry);
         registration.enter_export(export, &Devices(devices)).ok()?;
-        registration
-            .counters()
-            .requests
-            .fetch_add(1, Ordering::Relaxed);
+        registration.counters().note_request();
         Some(registration)
     }
 

@@ -12,8 +12,9 @@ use crate::limits::{
 use crate::listener::Listener;
 use crate::log_limit::LogLimit;
 use crate::parking::Parking;
-use crate::registry::{Client, RegisteringExports, Registration, Registry, Traffic};
+use crate::registry::{Client, RegisteringExports, Registration, Registry};
 use crate::socket::Socket;
+use crate::statistics::ServerStatistics;
 use crate::workers::WorkerPool;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
@@ -116,9 +117,16 @@ impl Server {
         self.registry.clients()
     }
 
-    /// What all clients have done since the start.
-    pub fn traffic(&self) -> Traffic {
-        self.registry.traffic()
+    /// What clients have done since the start, by export. Totals never go down, whoever comes and
+    /// goes, until [`Server::forget_statistics`].
+    pub fn statistics(&self) -> ServerStatistics {
+        self.registry.statistics()
+    }
+
+    /// Drops the totals of an export that is deleted, once its clients are disconnected: otherwise
+    /// they are kept as long as the server lives. [`ServerStatistics::durations`] stay.
+    pub fn forget_statistics(&self, export: &str) {
+        self.registry.forget_statistics(export);
     }
 
     /// How many requests wait until their device has space.

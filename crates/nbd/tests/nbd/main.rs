@@ -15,6 +15,7 @@ mod memory;
 mod pressure;
 mod rude;
 mod server;
+mod statistics;
 mod store;
 
 use memory::MemoryExport;

@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::memory::{MemoryExport, pattern};
 use crate::{TestExports, TestServer};
 use onefold_nbd::{
-    HANDSHAKES_MAX, ListenAddress, ListenError, ListenOptions, Listener, Peer, Server,
+    HANDSHAKES_MAX, ListenAddress, ListenError, ListenOptions, Listener, Op, Peer, Server,
     ServerLimits, Shutdown,
 };
 use std::fs;
@@ -33,7 +33,10 @@ fn clients_are_known_by_export_and_process() {
     let clients = server.server.clients();
     assert_eq!(clients.len(), 1);
     assert_eq!(
-        (clients[0].export.as_str(), clients[0].traffic.read_bytes),
+        (
+            clients[0].export.as_str(),
+            clients[0].totals.bytes[Op::Read]
+        ),
         ("vol", 4096)
     );
     let Peer::Unix { pid, .. } = clients[0].peer else {
