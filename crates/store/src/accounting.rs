@@ -26,9 +26,9 @@ use rustc_hash::FxHashMap;
 
 use crate::data;
 use crate::error::Result;
+use crate::journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use crate::limits::VOLUMES_MAX;
 use crate::pool::Pool;
-use crate::references::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use crate::store::Store;
 use crate::sync::lock;
 use crate::tree;
@@ -68,7 +68,7 @@ impl Store {
     /// `Damaged` where a map cannot be read; those of the disk.
     pub fn account(&self, pace: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) -> Result<bool> {
         let as_of_unix_seconds = self.engine.unix_seconds();
-        let snapshot = CheckpointReader::take(&self.pool)?;
+        let snapshot = CheckpointReader::take(&self.pool.journal)?;
         let mut scan = Scan::new(&self.pool, snapshot, pace);
         if scan.run()?.is_break() {
             return Ok(false);
@@ -246,7 +246,7 @@ impl<'a> Scan<'a> {
                 if self.pace().is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
-                if self.pool.pages.held_back_count() > HELD_BACK_MAX {
+                if self.held.snapshot.held_back_count() > HELD_BACK_MAX {
                     self.renew()?;
                 }
             }
@@ -295,7 +295,7 @@ impl Held<'_> {
             Some(None) => return Ok(Box::new(EMPTY_SEGMENT)),
             Some(Some(above)) => &self.snapshot.volumes[*above],
         };
-        let pages = &self.snapshot.pool.pages;
+        let pages = self.snapshot.pages();
         match tree::lookup(pages, above.layer.0, above.map, segment.0)? {
             Some(pointer) => self.snapshot.entries(above, segment, pointer),
             None => Ok(Box::new(EMPTY_SEGMENT)),

@@ -7,7 +7,7 @@
 use onefold_format::{BadBlock, Entry, Fault, LayerId, Lba, Pba, VolumeRecord, VolumeState};
 
 use crate::error::Result;
-use crate::references::CheckpointReader;
+use crate::journal::CheckpointReader;
 use crate::store::Store;
 use crate::tree;
 
@@ -50,7 +50,7 @@ impl Store {
         let snapshot = {
             let _job = pool.job()?;
             pool.look_at_bad_again()?;
-            CheckpointReader::take(pool)?
+            CheckpointReader::take(&pool.journal)?
         };
         let bad = pool.bad.all();
         snapshot.each_map_page(&mut |record, segment, pointer| {
@@ -128,7 +128,7 @@ fn each_view(
 
 /// What one layer says of a block.
 fn entry(snapshot: &CheckpointReader<'_>, record: &VolumeRecord, lba: Lba) -> Result<Entry> {
-    let pages = &snapshot.pool.pages;
+    let pages = snapshot.pages();
     let (owner, segment) = (record.layer.0, lba.segment());
     let Some(pointer) = tree::lookup(pages, owner, record.map, segment.0)? else {
         return Ok(Entry::ABSENT);

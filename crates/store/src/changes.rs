@@ -137,15 +137,15 @@ impl Volume {
         let mut segments = branches.segments();
         while runs.at() < end && !runs.is_full() {
             let from = Lba(runs.at() / block_size);
-            let next = segments.next(&self.pool.maps, from.segment())?;
+            let next = segments.next(self.pool.maps(), from.segment())?;
             let first = next.map_or(u64::MAX, |segment| segment.first().0 * block_size);
             runs.add(first.min(end), Change::Same);
             let Some(segment) = next.filter(|_| first < end) else {
                 break;
             };
             // Addresses are compared with each other only inside a segment.
-            let _pin = self.pool.epochs.pin();
-            let changes = branches.compare(&self.pool.maps, segment, blocking)?;
+            let _pin = self.pool.journal.pin();
+            let changes = branches.compare(self.pool.maps(), segment, blocking)?;
             for (change, lba) in changes.into_iter().zip(segment.first().0..) {
                 runs.add(((lba + 1) * block_size).min(end), change);
             }
@@ -298,12 +298,15 @@ mod tests {
         volume.write(0, &[1; 4096], Blocking::Yes).unwrap();
         let names = [("v".to_owned(), "s".to_owned())];
         store.create_snapshots(&names).unwrap();
-        store.pool.checkpoint().unwrap();
+        store.pool.journal.checkpoint().unwrap();
         let below = volume.layer().below().unwrap();
         store.delete_snapshot("v", "s").unwrap();
         store.finish_deletions(&mut |_, _| {}).unwrap();
         volume.trim(0, 4096, Blocking::Yes).unwrap();
-        let leaf = store.pool.maps.leaf(&below, SegmentIndex(0), Blocking::Yes);
+        let leaf = store
+            .pool
+            .maps()
+            .leaf(&below, SegmentIndex(0), Blocking::Yes);
         assert!(leaf.unwrap().with(|entries| *entries == EMPTY_SEGMENT));
     }
 }

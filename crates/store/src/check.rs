@@ -22,8 +22,9 @@ use onefold_index::{Fingerprint, FingerprintIndex, IndexError, Row};
 
 use crate::bits;
 use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::journal::CheckpointReader;
 use crate::pool::Pool;
-use crate::references::{CheckpointReader, Window};
+use crate::references::Window;
 use crate::run::PbaRun;
 use crate::scrub::what_is_wrong;
 use crate::store::Store;
@@ -88,14 +89,14 @@ impl Store {
     ) -> Result<CheckReport> {
         let pool = &*self.pool;
         let _job = pool.job()?;
-        let is_writable = pool.check_writable().is_ok();
+        let is_writable = pool.journal.check_writable().is_ok();
         let index_problem = match is_writable.then(|| self.settle_index()) {
             // The disk fails, and not the index.
-            Some(Err(error)) if pool.check_writable().is_err() => return Err(error),
+            Some(Err(error)) if pool.journal.check_writable().is_err() => return Err(error),
             settled => settled.and_then(Result::err),
         };
         pool.look_at_bad_again()?;
-        let snapshot = CheckpointReader::take(pool)?;
+        let snapshot = CheckpointReader::take(&pool.journal)?;
         let index = pool.index.ready().ok();
         let mut check = Check {
             pool,
@@ -127,7 +128,7 @@ impl Store {
             counts.repaired += index_findings;
         }
         if counts.repaired > 0 {
-            pool.checkpoint()?;
+            pool.journal.checkpoint()?;
         }
         Ok(counts)
     }
@@ -446,8 +447,8 @@ impl Check<'_> {
         let last = run.start.0 + run.count - 1;
         self.find(repairable, format!("PBA {} to {last}: {what}", run.start));
         if self.repair && repairable {
-            let space = &mut self.pool.uncommitted()?.metadata.space;
-            self.counts.repaired += u64::from(space.correct(run, is_owned)?);
+            let corrected = self.pool.journal.correct_space(run, is_owned)?;
+            self.counts.repaired += u64::from(corrected);
         }
         Ok(())
     }
@@ -459,7 +460,7 @@ impl Check<'_> {
         index: u64,
         owned: &[u64],
     ) -> Result<Option<Box<space_page::Bitmap>>> {
-        let pages = &self.pool.pages;
+        let pages = self.snapshot.pages();
         let Some(pointer) = tree::lookup(pages, SPACE_OWNER, self.snapshot.root.space, index)?
         else {
             return Ok(Some(Box::new(space_page::EMPTY_BITMAP)));
@@ -484,8 +485,9 @@ impl Check<'_> {
         if self.repair && repairable {
             let mut bitmap = space_page::EMPTY_BITMAP;
             bitmap.copy_from_slice(owned);
-            let space = &mut self.pool.uncommitted()?.metadata.space;
-            self.counts.repaired += u64::from(space.rebuild_page(index as u32, bitmap)?);
+            let journal = &self.pool.journal;
+            let rebuilt = journal.rebuild_space_page(index as u32, bitmap)?;
+            self.counts.repaired += u64::from(rebuilt);
         }
         Ok(None)
     }

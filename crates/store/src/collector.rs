@@ -54,24 +54,24 @@ impl Store {
     pub fn collect_batch(&self) -> Result<CollectReport> {
         let pool = &self.pool;
         let _job = pool.job()?;
-        pool.check_writable()?;
+        pool.journal.check_writable()?;
         let index = pool.index.ready()?;
         pool.settle_open_batch()?;
-        let mut uncommitted = pool.uncommitted()?;
-        let metadata = &mut uncommitted.metadata;
+        let mut metadata = pool.journal.metadata()?;
         let number = metadata.batches.next_number;
-        let elements = metadata.queue.count_head(u64::from(BATCH_ITEMS_MAX))? as u32;
-        drop(uncommitted);
+        let elements = metadata.count_queue_head(u64::from(BATCH_ITEMS_MAX))? as u32;
+        drop(metadata);
         if elements == 0 {
             return Ok(CollectReport::default());
         }
         // A batch that is open would be in the finder's way, too.
         index.secure(&[elements as usize])?;
-        pool.record(&[Record::Collect { number, elements }], &[], Blocking::Yes)?;
+        pool.journal
+            .append(&[Record::Collect { number, elements }], &[], Blocking::Yes)?;
         if Guard::IntentBeforeCall.holds() {
-            pool.commit_in_background()?;
+            pool.journal.commit_in_background()?;
         }
-        let open = pool.uncommitted()?.metadata.batches.open.clone();
+        let open = pool.journal.metadata()?.batches.open.clone();
         let Some(batch) = open else {
             return Ok(CollectReport::default());
         };
@@ -84,7 +84,7 @@ impl Store {
     ///
     /// Where a request panicked while it changed the maps.
     pub fn queued_blocks(&self) -> Result<u64> {
-        Ok(self.pool.uncommitted()?.metadata.queue.blocks())
+        Ok(self.pool.journal.metadata()?.queue.blocks())
     }
 }
 
@@ -184,6 +184,6 @@ impl Pool {
                 record
             })
             .collect();
-        self.record(&records, &freed, Blocking::Yes)
+        self.journal.append(&records, &freed, Blocking::Yes)
     }
 }

@@ -15,8 +15,8 @@ use rustc_hash::FxHashMap;
 
 use crate::blocking::Blocking;
 use crate::error::Result;
+use crate::journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use crate::map::{Entries, Layer, Maps, fill_absent};
-use crate::references::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use crate::segments::Segments;
 use crate::store::Store;
 use crate::volume::Volume;
@@ -56,7 +56,7 @@ impl Store {
 impl Volume {
     /// Nothing where more segments have to be looked at.
     fn data_blocks(&self, segments_max: u64) -> Result<Option<u64>> {
-        let maps = &self.pool.maps;
+        let maps = &self.pool.maps();
         let changes = maps.frozen_changes();
         let layer = self.layer();
         let lineage = Maps::lineage(&layer);
@@ -135,7 +135,7 @@ pub(crate) fn count_all(
             if pace().is_break() {
                 return Ok(None);
             }
-            if snapshot.pool.pages.held_back_count() > HELD_BACK_MAX {
+            if snapshot.held_back_count() > HELD_BACK_MAX {
                 snapshot.renew()?;
                 forest = Forest::new(snapshot, segment + 1)?;
             }

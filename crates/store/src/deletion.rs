@@ -132,7 +132,7 @@ impl Store {
         mut cursor: SegmentIndex,
     ) -> Result<SegmentIndex> {
         for _ in 0..SEGMENTS_PER_STEP {
-            let Some(segment) = self.pool.maps.next_segment(layer, cursor)? else {
+            let Some(segment) = self.pool.maps().next_segment(layer, cursor)? else {
                 self.end_deletion(volume)?;
                 break;
             };
@@ -192,8 +192,8 @@ impl Store {
     /// Where a request panicked while it changed the maps.
     pub fn deletions(&self) -> Result<Vec<DeletionStat>> {
         let deleting = self.deletions.all();
-        let uncommitted = self.pool.uncommitted()?;
-        let catalogue = &uncommitted.metadata.catalogue;
+        let metadata = self.pool.journal.metadata()?;
+        let catalogue = &metadata.catalogue;
         let stat = |deletion: &Deletion| {
             let layer = deletion.volume.layer();
             let above = catalogue.above(layer.id);
@@ -231,7 +231,7 @@ impl Store {
         let _locked = layer
             .locks
             .lock(first..first + BLOCKS_PER_SEGMENT, Blocking::Yes);
-        let leaf = self.pool.maps.leaf(layer, segment, Blocking::Yes)?;
+        let leaf = self.pool.maps().leaf(layer, segment, Blocking::Yes)?;
         let entries = leaf.with(|entries| entries.to_vec());
         if entries.iter().all(|it| *it == Entry::ABSENT) {
             return Ok(());
@@ -243,7 +243,8 @@ impl Store {
             to: UnmapTo::Absent,
         };
         self.pool
-            .record(&[record], &owned_runs(&entries), Blocking::Yes)
+            .journal
+            .append(&[record], &owned_runs(&entries), Blocking::Yes)
     }
 
     fn merge_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
@@ -253,7 +254,7 @@ impl Store {
         if Guard::SettledBeforeMerge.holds() {
             pool.settle_open_batch()?;
         }
-        let maps = &pool.maps;
+        let maps = &pool.maps();
         let [above] = layer.above()[..] else {
             return Err(StoreError::damaged(format!(
                 "frozen layer {} has not one layer above it",
@@ -274,7 +275,7 @@ impl Store {
             above: above.id,
             segment,
         };
-        pool.record(&[merge], &owned, Blocking::Yes)
+        pool.journal.append(&[merge], &owned, Blocking::Yes)
     }
 
     /// Nothing is left in it.
@@ -289,13 +290,9 @@ impl Store {
 
     /// Nothing is mapped in the layer any more.
     pub(crate) fn remove_record(&self, id: VolumeId, layer: LayerId) -> Result<()> {
-        let uncommitted = self.pool.uncommitted()?;
-        let slot = uncommitted
-            .metadata
-            .catalogue
-            .by_id(id)
-            .map(|(slot, _)| slot);
-        drop(uncommitted);
+        let metadata = self.pool.journal.metadata()?;
+        let slot = metadata.catalogue.by_id(id).map(|(slot, _)| slot);
+        drop(metadata);
         let Some(slot) = slot else { return Ok(()) };
         let gone = Record::VolumeGone {
             slot,

@@ -1,35 +1,10 @@
-//! Giving free space back to the host.
-//!
-//! Freed blocks can be handed out again at once. That the host may have their space is only
-//! remembered, and done later by whoever calls [`Store::give_back`]: while the host punches a hole
-//! into a file it lets nobody write to that file, and by then many of the blocks may be in use
-//! again, which spares both the hole and the allocation after it.
-//!
-//! What is remembered is a hint in memory, of whole units of 64 KiB, and a crash forgets it. So after
-//! each opening all free space is walked once, as slowly, for what else the host has allocated.
-//! [`Store::trim_step`] walks it on demand, and gives single blocks back as well.
-
-use std::ops::Range;
+//! Giving free space back to the host, and knowing when there is some: see `journal/host_space.rs`.
 
 use onefold_format::Pba;
-use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 
-use crate::epoch::Epoch;
-use crate::error::{Result, StoreError};
-use crate::guard::Guard;
-use crate::pool::Pool;
-use crate::run::{PbaRun, PbaRuns};
+use crate::error::Result;
+use crate::journal::Epoch;
 use crate::store::Store;
-use crate::sync::lock;
-
-/// The granularity: smaller holes cost the file system more than the space is worth.
-const UNIT_BYTES: u64 = 64 << 10;
-
-/// Ranges looked at for one that can be given back: looking is cheap, but not for nothing.
-const LOOKS_MAX: usize = 64;
-
-/// Blocks that a step of the walk looks at: 256 pages of the free-space map.
-const WALK_BLOCKS: u64 = BLOCKS_PER_SPACE_PAGE << 8;
 
 /// What was released before a moment: see [`Store::commit_released`].
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +18,7 @@ impl Store {
     ///
     /// Those of reading the free-space map.
     pub fn give_back(&self, bytes: u64) -> Result<bool> {
-        Ok(self.pool.give_back(bytes)? || self.pool.walk_free(bytes)?)
+        Ok(self.pool.journal.give_back(bytes)? || self.pool.journal.walk_free(bytes)?)
     }
 
     /// Gives the next free blocks from `cursor` on back to the host, `bytes` at most, and moves the
@@ -55,7 +30,11 @@ impl Store {
     /// Those of reading the free-space map, and of asking the host.
     pub fn trim_step(&self, cursor: &mut Pba, bytes: u64) -> Result<bool> {
         let most = (bytes / self.pool.block_size()).max(1);
-        Ok(self.pool.trim_step(&mut cursor.0, most, 1)?.is_some())
+        Ok(self
+            .pool
+            .journal
+            .trim_step(&mut cursor.0, most, 1)?
+            .is_some())
     }
 
     /// Makes durable what was released until now. It is free once nobody reads it any more:
@@ -65,8 +44,8 @@ impl Store {
     ///
     /// Those of the disk.
     pub fn commit_released(&self) -> Result<Released> {
-        self.pool.commit_in_background()?;
-        Ok(Released(self.pool.epochs.current()))
+        self.pool.journal.commit_in_background()?;
+        Ok(Released(self.pool.journal.epoch()))
     }
 
     /// Frees what nobody reads any more. Returns whether that is all that had been released.
@@ -75,148 +54,7 @@ impl Store {
     ///
     /// Those of reading the free-space map.
     pub fn is_free(&self, released: Released) -> Result<bool> {
-        self.pool.reclaim()?;
-        Ok(self.pool.is_reclaimed(released.0))
-    }
-}
-
-impl Pool {
-    /// Lets blocks that no reader uses any more be handed out again.
-    pub(crate) fn free(&self, runs: &[PbaRun]) -> Result<()> {
-        let unit = self.unit_blocks();
-        for run in runs {
-            self.take_back(&[*run])?;
-            let end = (run.start.0 + run.count).div_ceil(unit);
-            if lock(&self.freed).add(run.start.0 / unit..end) {
-                self.give_back(UNIT_BYTES)?;
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) fn give_back(&self, bytes: u64) -> Result<bool> {
-        for _ in 0..LOOKS_MAX {
-            let Some(units) = lock(&self.freed).take(bytes.div_ceil(UNIT_BYTES).max(1)) else {
-                return Ok(false);
-            };
-            let free = self.take_free_units(units)?;
-            if !free.is_empty() {
-                self.discard(&free)?;
-                break;
-            }
-        }
-        Ok(true)
-    }
-
-    /// Goes on with the walk that is due after opening. Returns whether there is more of it to do for
-    /// this caller: one walks at a time, and holds no lock while the host punches holes.
-    fn walk_free(&self, bytes: u64) -> Result<bool> {
-        let Some(mut cursor) = lock(&self.free_walk).take() else {
-            return Ok(false);
-        };
-        let most = (bytes / self.block_size()).max(1);
-        let walked = self.walk_free_from(&mut cursor, most);
-        let is_over = matches!(walked, Ok(true));
-        *lock(&self.free_walk) = (!is_over).then_some(cursor);
-        walked.map(|is_over| !is_over)
-    }
-
-    /// Returns whether the walk is over.
-    fn walk_free_from(&self, cursor: &mut u64, most: u64) -> Result<bool> {
-        for _ in 0..LOOKS_MAX {
-            match self.trim_step(cursor, most, self.unit_blocks().min(most))? {
-                None => return Ok(true),
-                Some(0) => {}
-                Some(_) => break,
-            }
-        }
-        Ok(false)
-    }
-
-    /// Gives back the next free blocks at or after the cursor for which the host may have allocated
-    /// space, if there are so many side by side. Returns how many, or nothing at the end.
-    fn trim_step(&self, cursor: &mut u64, most: u64, fewest: u64) -> Result<Option<u64>> {
-        let block_size = self.block_size();
-        let data = self.data.next_data(*cursor * block_size);
-        let data = data.map_err(|error| StoreError::io(&self.data_name, error))?;
-        let Some(from) = data.map(|at| at / block_size) else {
-            return Ok(None);
-        };
-        let mut uncommitted = self.uncommitted()?;
-        let space = &mut uncommitted.metadata.space;
-        if from >= space.end() {
-            return Ok(None);
-        }
-        let found = space.next_free(from..from + WALK_BLOCKS, most)?;
-        *cursor = found.map_or(from + WALK_BLOCKS, |run| run.start.0 + run.count);
-        let Some(run) = found.filter(|run| run.count >= fewest) else {
-            return Ok(Some(0));
-        };
-        space.take(run)?;
-        drop(uncommitted);
-        // What was found is data before the run, perhaps, and the run a hole already.
-        let end = (run.start.0 + run.count) * block_size;
-        match self.data.next_data(run.start.0 * block_size) {
-            Ok(Some(at)) if at < end => {
-                self.discard(&[run])?;
-                Ok(Some(run.count))
-            }
-            looked => {
-                self.take_back(&[run])?;
-                let failed = |error| StoreError::io(&self.data_name, error);
-                looked.map_err(failed).map(|_| Some(0))
-            }
-        }
-    }
-
-    /// Nobody gets these blocks meanwhile, for they would lose what is written to them.
-    fn discard(&self, free: &[PbaRun]) -> Result<()> {
-        if !Guard::DiscardBeforeReuse.holds() {
-            self.take_back(free)?;
-        }
-        for run in free {
-            let (at, len) = (
-                run.start.0 * self.block_size(),
-                run.count * self.block_size(),
-            );
-            if let Err(error) = self.data.discard(at, len) {
-                let name = &self.data_name;
-                tracing::warn!("giving back {len} bytes at {at} of {name}: {error}");
-            }
-        }
-        if Guard::DiscardBeforeReuse.holds() {
-            self.take_back(free)?;
-        }
-        Ok(())
-    }
-
-    /// Hands out those of the units of which every block is free.
-    fn take_free_units(&self, units: Range<u64>) -> Result<PbaRuns> {
-        let unit = self.unit_blocks();
-        let space = &mut self.uncommitted()?.metadata.space;
-        let mut taken = PbaRuns::new();
-        let looked = units.map(|number| number * unit).try_for_each(|start| {
-            let run = PbaRun {
-                start: Pba(start),
-                count: unit.min(space.end().saturating_sub(start)),
-            };
-            if run.count == 0 || !space.is_free(run)? {
-                return Ok(());
-            }
-            space.take(run)?;
-            match taken.last_mut() {
-                Some(last) if last.start.0 + last.count == start => last.count += run.count,
-                _ => taken.push(run),
-            }
-            Ok(())
-        });
-        if looked.is_err() {
-            taken.iter().try_for_each(|run| space.release(*run))?;
-        }
-        looked.map(|()| taken)
-    }
-
-    fn unit_blocks(&self) -> u64 {
-        (UNIT_BYTES / self.block_size()).max(1)
+        self.pool.journal.reclaim()?;
+        Ok(self.pool.journal.is_reclaimed(released.0))
     }
 }

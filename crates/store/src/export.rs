@@ -21,9 +21,9 @@ use onefold_format::{
 
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::index;
-use crate::log::{Log, LogMark};
-use crate::recovery::{check_data, check_log, follow_log, part_error};
-use crate::references::CheckpointReader;
+use crate::journal::{CheckpointReader, follow_log};
+use crate::journal::{Log, LogMark};
+use crate::recovery::{check_data, check_log, part_error};
 use crate::store::Store;
 use crate::tree;
 
@@ -59,8 +59,8 @@ impl Store {
     /// `Damaged` where a page cannot be read; `ReadOnly`; those of the disk and of `into`.
     pub fn export_metadata(&self, into: &mut dyn Write) -> Result<()> {
         let pool = &self.pool;
-        pool.check_writable()?;
-        let snapshot = CheckpointReader::take(pool)?;
+        pool.journal.check_writable()?;
+        let snapshot = CheckpointReader::take(&pool.journal)?;
         let mark = |place, checksum| ExportMark {
             pool: pool.superblock.pool,
             place,
@@ -95,7 +95,7 @@ impl Store {
     /// Bytes that an export has if it is made now.
     #[must_use]
     pub fn export_bytes(&self) -> u64 {
-        (self.pool.pages.used_count() - ROOT_SLOTS + OTHER_PAGES) * PAGE_BYTES as u64
+        (self.pool.journal.page_count() - ROOT_SLOTS + OTHER_PAGES) * PAGE_BYTES as u64
     }
 }
 
@@ -104,7 +104,7 @@ fn each_page(
     snapshot: &CheckpointReader<'_>,
     visit: &mut dyn FnMut(&PageBytes) -> Result<()>,
 ) -> Result<()> {
-    let (root, pages) = (&snapshot.root, &snapshot.pool.pages);
+    let (root, pages) = (&snapshot.root, snapshot.pages());
     let of_pool = [
         (CATALOGUE_OWNER, root.catalogue, PageKind::Catalogue),
         (SPACE_OWNER, root.space, PageKind::Space),

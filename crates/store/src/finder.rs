@@ -30,6 +30,7 @@ use onefold_format::{
 };
 use onefold_index::{Counted, Fingerprint, FingerprintIndex, Key};
 
+use crate::apply::MetadataState;
 use crate::batch::OpenBatch;
 use crate::bits;
 use crate::blocking::Blocking;
@@ -37,12 +38,12 @@ use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::heat::{self, SlotBits};
 use crate::index::STREAM;
+use crate::journal::PAGES_FOR_FINDER;
 use crate::map::Layer;
-use crate::pool::{Pool, Uncommitted};
+use crate::pool::Pool;
 use crate::run::{PbaRun, PbaRuns};
 use crate::store::Store;
 use crate::volume::Volume;
-use crate::watermarks::PAGES_FOR_FINDER;
 
 /// Bytes read back and hashed at a time: enough to hash many blocks at once, and so little that the
 /// processor's nearest cache still holds them, and that a kernel which is not preempted in the
@@ -103,7 +104,7 @@ impl Store {
     ) -> Result<BatchReport> {
         let pool = &self.pool;
         let _job = pool.job()?;
-        pool.check_writable()?;
+        pool.journal.check_writable()?;
         let index = pool.index.ready()?;
         pool.settle_open_batch()?;
         volume.check_has_blocks()?;
@@ -115,7 +116,7 @@ impl Store {
                 ..BatchReport::default()
             });
         }
-        pool.secure_pages(PAGES_FOR_FINDER, Blocking::Yes)?;
+        pool.journal.secure_pages(PAGES_FOR_FINDER, Blocking::Yes)?;
         // Where the index has room for one batch only, it is the collector's.
         index.secure(&[BATCH_ITEMS_MAX as usize; 2])?;
         let announced = pool.announce(volume, cursor, ready);
@@ -137,12 +138,12 @@ impl Store {
 impl Pool {
     /// Settles the batch that is open, if one is. The caller holds the job lock.
     pub(crate) fn settle_open_batch(&self) -> Result<BatchReport> {
-        let open = self.uncommitted()?.metadata.batches.open.clone();
+        let open = self.journal.metadata()?.batches.open.clone();
         let Some(batch) = open else {
             return Ok(BatchReport::default());
         };
         if Guard::IntentBeforeCall.holds() {
-            self.commit_in_background()?;
+            self.journal.commit_in_background()?;
         }
         match batch.kind {
             BatchKind::Finder(layer) => self.settle_finder(layer, &batch),
@@ -156,19 +157,19 @@ impl Pool {
     fn announce(&self, volume: &Volume, cursor: &mut Lba, ready: Ready) -> Result<bool> {
         let layer = &volume.layer();
         let rounds = volume.options().rounds;
-        let number = self.uncommitted()?.metadata.batches.next_number;
-        let sharable = self.sharable(&layer.space_limits)?;
+        let number = self.journal.metadata()?.batches.next_number;
+        let sharable = self.journal.sharable(&layer.space_limits)?;
         if sharable == 0 {
             return Ok(true);
         }
         let mut room = u64::from(BATCH_ITEMS_MAX).min(sharable);
         while room > 0 {
             let next = self
-                .maps
+                .maps()
                 .next_publishable_segment(layer, cursor.segment())?;
             let Some(segment) = next else { return Ok(true) };
             let first = segment.first().max(*cursor);
-            let leaf = self.maps.leaf(layer, segment, Blocking::Yes)?;
+            let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
             let wanted = match ready {
                 Ready::All => [u64::MAX; 8],
                 // A segment's rest, after a batch was full, was looked at with its start.
@@ -193,7 +194,7 @@ impl Pool {
         let segment = first.segment();
         let end = SegmentIndex(segment.0 + 1).first();
         let choose = |within: Range<Lba>| -> Result<_> {
-            let leaf = self.maps.leaf(layer, segment, Blocking::Yes)?;
+            let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
             let chosen = leaf.with(|entries| {
                 let wanted = self.without_bad(entries, wanted);
                 choose(entries, within, room, &wanted)
@@ -231,11 +232,16 @@ impl Pool {
                 runs,
             };
             let is_refused = Cell::new(false);
-            let admit = |uncommitted: &Uncommitted| {
-                let admitted = self.admit_sharing(&layer.space_limits, uncommitted, count);
+            let admit = |metadata: &MetadataState| {
+                let admitted = self
+                    .journal
+                    .admit_sharing(&layer.space_limits, metadata, count);
                 admitted.inspect_err(|_| is_refused.set(true))
             };
-            match self.record_if(&[publish], &[], Blocking::Yes, &admit) {
+            match self
+                .journal
+                .append_if(&[publish], &[], Blocking::Yes, &admit)
+            {
                 // No blocks could be kept free for those that the volume would own no more.
                 Err(_) if is_refused.get() => {
                     return Ok(Taken { count: 0, next });
@@ -344,18 +350,18 @@ impl Pool {
             return Ok(());
         };
         // A layer that is gone has nobody left who could write to it.
-        let layer = self.maps.layer(part.layer).ok();
+        let layer = self.maps().layer(part.layer).ok();
         // Kept in memory, so that the records need not read it while everybody waits for them.
         let _leaf = layer
             .as_ref()
-            .map(|layer| self.maps.leaf(layer, first.lba.segment(), Blocking::Yes))
+            .map(|layer| self.maps().leaf(layer, first.lba.segment(), Blocking::Yes))
             .transpose()?;
         let _locked = layer
             .as_ref()
             .and_then(|layer| layer.locks.lock(first.lba.0..last.lba.0 + 1, Blocking::Yes));
         let moved: Vec<bool> = {
-            let uncommitted = self.uncommitted()?;
-            let open = uncommitted.metadata.batches.open.as_ref();
+            let metadata = self.journal.metadata()?;
+            let open = metadata.batches.open.as_ref();
             let items = open.map_or(&[][..], |batch| &batch.items);
             let now = items.iter().skip(part.position).take(part.items.len());
             now.map(|item| item.moved).collect()
@@ -392,7 +398,7 @@ impl Pool {
                 record
             })
             .collect();
-        self.record(&records, &old_blocks, Blocking::Yes)
+        self.journal.append(&records, &old_blocks, Blocking::Yes)
     }
 
     /// Whether each item can become one with the block that the index knows. Where bytes are to be
@@ -421,8 +427,8 @@ impl Pool {
     /// Whether equal fingerprints are not enough for this layer. Nobody knows what a volume wanted that
     /// is gone.
     fn verifies(&self, layer: LayerId) -> Result<bool> {
-        let uncommitted = self.uncommitted()?;
-        let found = uncommitted.metadata.catalogue.by_layer(layer);
+        let metadata = self.journal.metadata()?;
+        let found = metadata.catalogue.by_layer(layer);
         Ok(found.is_none_or(|(_, volume)| volume.verify))
     }
 
@@ -463,7 +469,7 @@ impl Pool {
         layer: LayerId,
         items: &[BatchItem],
     ) -> Result<(Fingerprinted, u64)> {
-        let layer = self.maps.layer(layer).ok();
+        let layer = self.maps().layer(layer).ok();
         let Some(cache) = layer.and_then(|layer| layer.hash_cache()) else {
             return Ok((self.fingerprint_items(items)?, 0));
         };
@@ -560,7 +566,7 @@ impl Pool {
 
     pub(crate) fn read_back(&self, pba: Pba, buf: &mut [u8]) -> Result<()> {
         let at = pba.0 * self.block_size();
-        self.data.read_at(buf, at).map_err(|error| {
+        self.data().read_at(buf, at).map_err(|error| {
             let what = format_args!("reading block {pba} of the pool to fingerprint it");
             StoreError::io(what, error)
         })

@@ -39,7 +39,7 @@ impl Import {
     /// As [`Volume::write`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         // What the host has left is the guests'.
-        self.store.pool.room()?;
+        self.store.pool.journal.room()?;
         self.volume
             .iter()
             .try_for_each(|volume| volume.write(offset, data, Blocking::Yes))
@@ -127,7 +127,7 @@ impl Store {
         // A request that was admitted before may still change the map, until this has its blocks.
         drop(layer.locks.lock(0..VOLUME_BLOCKS_MAX, Blocking::Yes));
         let mut from = SegmentIndex(0);
-        while let Some(segment) = self.pool.maps.next_segment(&layer, from)? {
+        while let Some(segment) = self.pool.maps().next_segment(&layer, from)? {
             self.clear_segment(&layer, segment)?;
             from = segment + 1;
         }

@@ -41,7 +41,7 @@ impl Store {
             pool.rebuild_index(progress)?;
         }
         match pool.index.next_kind() {
-            Some(kind) if pool.check_writable().is_ok() => {
+            Some(kind) if pool.journal.check_writable().is_ok() => {
                 self.copy_index(kind, progress)?;
                 Ok(true)
             }
@@ -59,7 +59,7 @@ impl Store {
     /// Those of the disk and the index; `Damaged` where a map cannot be read; `ReadOnly`.
     pub fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let _job = self.pool.job()?;
-        self.pool.check_writable()?;
+        self.pool.journal.check_writable()?;
         self.recount_index(self.pool.index.kind(), progress)
     }
 
@@ -74,7 +74,7 @@ impl Store {
     pub fn convert_index(&self, kind: IndexKind, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let pool = &self.pool;
         let _job = pool.job()?;
-        pool.check_writable()?;
+        pool.journal.check_writable()?;
         // Nothing may hold the old index when the new one takes its place.
         let is_ready = pool.index.ready().is_ok();
         if !is_ready {
@@ -144,10 +144,10 @@ impl Pool {
     fn settle_durably(&self) -> Result<u64> {
         self.settle_open_batch()?;
         if Guard::SettledBeforeConversion.holds() {
-            self.commit_in_background()?;
+            self.journal.commit_in_background()?;
         }
-        let uncommitted = self.uncommitted()?;
-        let batches = &uncommitted.metadata.batches;
+        let metadata = self.journal.metadata()?;
+        let batches = &metadata.batches;
         match &batches.open {
             None => Ok(batches.next_number - 1),
             Some(batch) => Err(StoreError::new(

@@ -9,31 +9,25 @@
 //! | `volume.rs` `volume_options.rs` `names.rs` | checks requests and says where they failed; how volumes are made and called |
 //! | `blocking.rs` `run.rs` | whether a request may wait; consecutive blocks of the pool |
 //! | `write.rs` `read.rs` `trim.rs` | the three paths of data |
-//! | `block_lock.rs` `epoch.rs` | who may change a block; who may still be reading one |
-//! | `pool.rs` | what volumes share; room, reuse, failure |
-//! | `watermarks.rs` | how full the pool is, and who still gets blocks then |
+//! | `pool.rs` | what volumes share |
+//! | `block_lock.rs` | who may change a block |
+//! | `journal/` | how changes become durable, and blocks are used again |
 //! | `space_limits.rs` | quotas and reservations of volumes |
-//! | `room.rs` | what there is to hand out, and what is kept for whom |
-//! | `discard.rs` `freed.rs` | letting the host have free space |
+//! | `discard.rs` | letting the host have free space |
 //! | `apply.rs` | the one function that changes a map |
-//! | `map.rs` `segments.rs` `space.rs` `catalogue.rs` | what it changes |
+//! | `map.rs` `segments.rs` `space.rs` `catalogue.rs` `tree.rs` `pages.rs` | what it changes |
 //! | `finder.rs` `collector.rs` | publishing, sharing and releasing blocks, batch by batch |
 //! | `batch.rs` `queue.rs` `index.rs` | what they have announced; what they have to release; the index |
 //! | `heat.rs` `latency.rs` | hints for when to leave what alone |
-//! | `background.rs` | letting others do what no guest waits for |
 //! | `hash_cache.rs` | fingerprints made while blocks are written |
-//! | `log.rs` `commit.rs` `group_commit.rs` | how changes become durable |
-//! | `failure.rs` `doubted.rs` | what is not written, and not read, after a sync that failed |
-//! | `tail_copy.rs` | how changes that are not durable yet outlive the process |
-//! | `checkpoint.rs` `tree.rs` `pages.rs` | how the log is kept short |
-//! | `recovery.rs` | creating, opening, replay |
+//! | `recovery.rs` | creating and opening |
 //! | `references.rs` `check.rs` `stat.rs` | counting and proving what the maps say |
 //! | `snapshot.rs` `deletion.rs` `deletions.rs` | making snapshots and clones, going back; deleting |
 //! | `accounting.rs` `data.rs` `usage.rs` | what each volume and snapshot holds alone; what a reader finds in it |
 //! | `export.rs` | all metadata in one file, and a pool's parts from it |
 //! | `changes.rs` | what changed between two snapshots or volumes |
 //! | `index_rebuild.rs` | making the index anew, or one of another kind |
-//! | `scrub.rs` `bad_blocks.rs` `repair.rs` | finding blocks that decayed, knowing them, healing them |
+//! | `scrub.rs` `repair.rs` | finding blocks that decayed, healing them |
 //! | `affected.rs` | who uses a bad block |
 //! | `resize.rs` | changing the pool's size |
 //!
@@ -46,8 +40,6 @@
 mod accounting;
 mod affected;
 mod apply;
-mod background;
-mod bad_blocks;
 mod batch;
 mod bits;
 mod block_lock;
@@ -56,31 +48,23 @@ mod cache;
 mod catalogue;
 mod changes;
 mod check;
-mod checkpoint;
 mod collector;
-mod commit;
 mod data;
 mod deletion;
 mod deletions;
 mod discard;
-mod doubted;
-mod epoch;
 mod error;
 mod export;
-mod failure;
 mod finder;
-mod freed;
-mod group_commit;
 mod guard;
 mod hash_cache;
 mod heat;
 mod import;
 mod index;
 mod index_rebuild;
+mod journal;
 mod latency;
 mod limits;
-mod log;
-mod log_end;
 mod map;
 mod names;
 mod pages;
@@ -92,28 +76,23 @@ mod recovery;
 mod references;
 mod repair;
 mod resize;
-mod room;
 mod run;
 mod scrub;
 mod segments;
-mod session_end;
 mod snapshot;
 mod space;
 mod space_limits;
 mod stat;
 mod store;
 mod sync;
-mod tail_copy;
 mod tree;
 mod trim;
 mod usage;
 mod volume;
 mod volume_options;
-mod watermarks;
 mod write;
 
 pub use affected::{BadBlockStat, BlockUse};
-pub use background::BackgroundExecutor;
 pub use blocking::Blocking;
 pub use changes::{Change, ChangedExtent};
 pub use check::{CheckReport, Finding};
@@ -128,9 +107,11 @@ pub use guard::Guard;
 #[cfg(feature = "simulation")]
 pub use guard::Scarcity;
 pub use import::Import;
+pub use journal::BackgroundExecutor;
+pub use journal::IncompleteCommit;
+pub use journal::SpaceLevel;
 pub use latency::LatencyCounts;
 pub use limits::REQUEST_BYTES_MAX;
-pub use log_end::IncompleteCommit;
 pub use onefold_format::{DedupMode, IndexKind, Lba, Pba, WhenFull};
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
 pub use resize::{ShrinkPlan, ShrinkReport};
@@ -141,4 +122,3 @@ pub use store::{Store, VolumeChange};
 pub use usage::Usage;
 pub use volume::{Extent, Volume};
 pub use volume_options::{DEFAULT_DOMAIN, VolumeOptions};
-pub use watermarks::SpaceLevel;

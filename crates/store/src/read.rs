@@ -16,9 +16,9 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{BadBlock, Entry, Lba, Pba};
 
 use crate::blocking::Blocking;
-use crate::epoch::Pin;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
+use crate::journal::Pin;
 use crate::map::Layer;
 use crate::segments::Segments;
 use crate::volume::{Extent, Volume};
@@ -110,13 +110,14 @@ impl Volume {
         let blocks = at / block_size..(at + buf.len() as u64).div_ceil(block_size);
         let what = || format!("block {lba} of the volume, {pba} of the pool");
         let read = match blocking {
-            Blocking::Yes => self.pool.data.read_at(buf, at).map(|()| true),
-            Blocking::No => self.pool.data.try_read_at(buf, at),
+            Blocking::Yes => self.pool.data().read_at(buf, at).map(|()| true),
+            Blocking::No => self.pool.data().try_read_at(buf, at),
         };
         match read {
             // A sync may have failed while the disk was read.
             Ok(true) => self
                 .pool
+                .journal
                 .check_believed(&blocks)
                 .map_err(|error| StoreError::io(what(), error)),
             Ok(false) => Err(StoreError::would_block()),
@@ -208,7 +209,7 @@ impl Volume {
                 if !segments.is_under(layer) {
                     segments = Segments::under(layer);
                 }
-                let next = segments.next(&self.pool.maps, lba.segment())?;
+                let next = segments.next(self.pool.maps(), lba.segment())?;
                 let Some(segment) = next.filter(|segment| segment.first() < end) else {
                     return Ok(None);
                 };
@@ -251,7 +252,7 @@ impl<'a> PinnedView<'a> {
     pub(crate) fn of(volume: &'a Volume) -> Self {
         Self {
             volume,
-            _pin: volume.pool.epochs.pin(),
+            _pin: volume.pool.journal.pin(),
             layer: volume.layer(),
         }
     }

@@ -17,7 +17,6 @@
 //! Recovery changes nothing but by ordinary checkpoints, so a crash in it is a crash before it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use onefold_engine::{Disk, Engine, Part};
@@ -26,30 +25,29 @@ use onefold_format::page::{self, PAGE_BYTES, PageBytes};
 use onefold_format::superblock::{self, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use onefold_format::units::{BLOCK_SIZES, PBA_END, SECTOR_BYTES};
 use onefold_format::{
-    FormatError, IndexKind, PageNumber, PoolId, Record, Root, Secret, SegmentIndex, Superblock,
-    TreeRoot, WhenFull, record,
+    FormatError, IndexKind, PageNumber, PoolId, Root, Secret, SegmentIndex, Superblock, TreeRoot,
+    WhenFull,
 };
 
-use crate::apply::{self, MetadataState};
-use crate::bad_blocks::BadBlocks;
+use crate::apply::MetadataState;
 use crate::batch::Batches;
 use crate::blocking::Blocking;
 use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::index::{self, IndexSlot};
+use crate::journal::{
+    BackgroundWork, BadBlocks, DataDisk, IncompleteCommit, Journal, JournalParts, Log, LogMark,
+    TailCopy, check_length,
+};
 use crate::limits::Limits;
-use crate::log::{Log, LogMark, LogReader, ReadFrame, Tail};
-use crate::log_end::{self, End, IncompleteCommit};
 use crate::map::Maps;
 use crate::pages::Pages;
-use crate::pool::{Pool, Uncommitted};
+use crate::pool::{Pool, PoolParts};
 use crate::queue::{self, Queue};
-use crate::run::{PbaRun, PbaRuns};
+use crate::run::PbaRun;
 use crate::space::Space;
-use crate::tail_copy::TailCopy;
 use crate::tree;
-use crate::watermarks::PAGES_FOR_FINDER;
 
 /// How to create a pool.
 #[derive(Debug, Clone)]
@@ -342,46 +340,54 @@ pub(crate) fn open(
         superblock.log_bytes,
         mark,
     );
-    let data = (data, name(Part::Data));
-    let pool = Arc::new(Pool::new(
+    let background = Arc::new(BackgroundWork::default());
+    let journal = Journal::new(JournalParts {
         superblock,
         limits,
-        data,
+        data: DataDisk::new(data, name(Part::Data)),
         pages,
         maps,
-        (index, secret),
-        bad,
-        (metadata, TailCopy::open(engine, superblock.pool)?),
+        metadata,
+        tail_copy: TailCopy::open(engine, superblock.pool)?,
         log,
         root,
-    ));
+        background: Arc::clone(&background),
+    });
 
-    let closed_session = pool.replay(&mut report, is_later_minor)?;
-    if closed_session != Some(root.session) && Guard::UnclosedDataReadAfresh.holds() {
-        pool.read_data_afresh()?;
+    let replayed = journal.replay(is_later_minor)?;
+    report.records_replayed = replayed.records;
+    report.log_bytes_replayed = replayed.log_bytes;
+    report.incomplete_commit = replayed.incomplete_commit;
+    report.is_log_replaced = replayed.is_log_replaced;
+    if replayed.closed_session != Some(root.session) && Guard::UnclosedDataReadAfresh.holds() {
+        journal.read_data_afresh()?;
     }
-    pool.quarantine_bad_blocks()?;
+    bad.quarantine_listed(&journal)?;
     if is_later_minor {
-        pool.fail(&StoreError::new(
+        journal.fail(&StoreError::new(
             StoreErrorKind::ReadOnly,
             "a later version of onefold wrote it; this one only reads it",
         ));
     } else {
-        pool.start_session()?;
-        report.records_taken_over = pool.take_over_tail()?;
+        journal.start_session()?;
+        report.records_taken_over = journal.take_over_tail()?;
         if report.records_taken_over > 0 {
             // They go on where the log ended: the commit was cut short by the end of its process, and
             // all of its records are there.
             report.incomplete_commit = None;
         }
-        // That the host has no room for more is no reason not to open: it is told when it matters.
-        let secured = pool.pages.secure(PAGES_FOR_FINDER);
-        secured.or_else(|error| match error.kind() {
-            StoreErrorKind::NoSpace => Ok(()),
-            _ => Err(error),
-        })?;
+        journal.secure_first_pages()?;
     }
-    pool.uncommitted()?.metadata.is_recovered = true;
+    journal.end_recovery()?;
+    let pool = Arc::new(Pool::new(PoolParts {
+        superblock,
+        limits,
+        journal,
+        background,
+        index,
+        secret,
+        bad,
+    }));
     report.clean = report.records_replayed == 0 && report.records_taken_over == 0;
     report.seconds = started.elapsed().as_secs_f64();
     Ok((pool, report))
@@ -450,7 +456,7 @@ fn read_root(meta: &dyn Disk, pool: PoolId, name: &str, is_later_minor: &mut boo
 
 pub(crate) fn check_log(log: &dyn Disk, superblock: &Superblock, name: &str) -> Result<()> {
     let len = log.len().map_err(|e| StoreError::io(name, e))?;
-    log_end::check_length(len, superblock.log_bytes, name)
+    check_length(len, superblock.log_bytes, name)
 }
 
 pub(crate) fn check_data(
@@ -591,225 +597,4 @@ fn count_free_space(
         }
     }
     Ok(space)
-}
-
-impl Pool {
-    /// Replays the log from the root's position on. Returns the session that was closed at its end.
-    fn replay(&self, report: &mut RecoveryReport, is_later_minor: bool) -> Result<Option<u64>> {
-        let mut closed_session = None;
-        let newest_session = self.checkpoints.lock().session;
-        loop {
-            let log = self.commits.lock();
-            let mut reader = log.reader();
-            let mut end = log.end;
-            let mut session = log.session;
-            let mut is_commit_whole = true;
-            let is_full = loop {
-                let next = next_frame(&mut reader, end, session, is_commit_whole)?;
-                let Some((frame, payload)) = next else {
-                    break false;
-                };
-                let at = end.position;
-                let is_closing = payload.is_empty();
-                let replayed = self
-                    .replay_frame(payload)
-                    .map_err(|error| error.during(format_args!("replaying the log at {at}")))?;
-                report.records_replayed += replayed;
-                if !is_closing {
-                    report.log_bytes_replayed += frame.bytes;
-                }
-                closed_session = is_closing.then_some(frame.header.session);
-                session = frame.header.session;
-                is_commit_whole = frame.header.last;
-                end = frame.end();
-                // Only between commits: a root cannot say that replay starts inside one. What one
-                // commit makes dirty was bounded when it was written.
-                if is_commit_whole && !is_later_minor && self.needs_checkpoint()? {
-                    break true;
-                }
-            };
-            if !is_full {
-                let behind = log_end::examine(
-                    &mut reader,
-                    &End {
-                        mark: end,
-                        session,
-                        is_commit_whole,
-                        newest_session,
-                    },
-                )?;
-                report.incomplete_commit = behind.incomplete;
-                report.is_log_replaced = end.commit > 0 && !behind.has_frames;
-            }
-            drop(log);
-            let mut log = self.commits.lock();
-            log.end = end;
-            log.session = session;
-            drop(log);
-            self.log_span.set_end(end.position);
-            if !is_full {
-                return Ok(closed_session);
-            }
-            // Memory is bounded here as well: what was replayed so far becomes a checkpoint.
-            self.checkpoint()?;
-        }
-    }
-
-    /// The blocks that durable records give up are free at once: nobody reads yet.
-    fn replay_frame(&self, payload: &[u8]) -> Result<u64> {
-        let mut uncommitted = self.uncommitted()?;
-        let mut released = PbaRuns::new();
-        let count = self.apply_all(payload, &mut uncommitted, &mut released)?;
-        for run in released {
-            uncommitted.metadata.space.release(run)?;
-        }
-        Ok(count)
-    }
-
-    /// Applies encoded records; the blocks that they name anew are taken first. Returns how many
-    /// records there were.
-    fn apply_all(
-        &self,
-        payload: &[u8],
-        uncommitted: &mut Uncommitted,
-        released: &mut PbaRuns,
-    ) -> Result<u64> {
-        let mut count = 0;
-        for record in record::decode_all(payload) {
-            let record = record.map_err(|error| StoreError::format("a record", error))?;
-            if let Record::Map { count, new, .. } = &record
-                && let Some(start) = new.pba()
-            {
-                uncommitted.metadata.space.take(PbaRun {
-                    start,
-                    count: u64::from(*count),
-                })?;
-            }
-            apply::apply(&record, &self.maps, &mut uncommitted.metadata, released)?;
-            count += 1;
-        }
-        Ok(count)
-    }
-
-    /// Takes over what a process that died had answered and not made durable, and makes it durable
-    /// (P12). Returns how many records that were.
-    ///
-    /// The log is replayed, and everything that the host's cache had was synced. Records become frames
-    /// at the very places for which they were meant. So if this process dies as well, the next one
-    /// finds by the log's end which of them are still missing.
-    fn take_over_tail(&self) -> Result<u64> {
-        let end = self.commits.lock().end.position;
-        let mut uncommitted = self.uncommitted()?;
-        uncommitted.tail = Tail::new(end);
-        let mut left = uncommitted.copy.left_behind();
-        drop(uncommitted);
-        if Guard::TailMatchedToLog.holds() {
-            left.retain(|entry| entry.position >= end);
-        }
-        let mut count = 0;
-        for frame in left.chunk_by(|a, b| a.position == b.position) {
-            let mut uncommitted = self.uncommitted()?;
-            let (position, expected) = (frame[0].position, uncommitted.tail.end());
-            if position != expected && Guard::TailMatchedToLog.holds() {
-                tracing::warn!(
-                    "an earlier process left records for the log at {position}, but the log goes on \
-                     at {expected}: they are ignored"
-                );
-                break;
-            }
-            let records: Vec<u8> = frame.iter().flat_map(|it| &it.records).copied().collect();
-            let mut released = std::mem::take(&mut uncommitted.tail.released);
-            let applied = self.apply_all(&records, &mut uncommitted, &mut released);
-            count += applied.map_err(|error| {
-                error.during(format_args!(
-                    "taking over what an earlier process had answered, for the log at {position}"
-                ))
-            })?;
-            uncommitted.tail.released = released;
-            uncommitted.tail.append_frame(records);
-            drop(uncommitted);
-            if self.needs_checkpoint()? {
-                self.checkpoint()?;
-            }
-        }
-        if count > 0 {
-            // Their data was synced when the pool was opened; this says so to the commit.
-            self.unsynced.store(true, SeqCst);
-            self.commit()?;
-            self.reclaim()?;
-        }
-        let end = self.commits.lock().end.position;
-        self.uncommitted()?.copy.begin_session(end);
-        Ok(count)
-    }
-
-    /// Makes a root with the next session's number durable, before any frame carries it: so a frame
-    /// that the crash tore can never be taken for one of the frames to come.
-    fn start_session(&self) -> Result<()> {
-        let mut root = self.checkpoints.lock();
-        let mut log = self.commits.lock();
-        let last = root.session.max(log.session);
-        let session = if Guard::SessionsKeptApart.holds() {
-            last + 1
-        } else {
-            last
-        };
-        let next = Root {
-            sequence: root.sequence + 1,
-            session,
-            ..*root
-        };
-        self.write_root(&next)?;
-        *root = next;
-        log.session = session;
-        Ok(())
-    }
-}
-
-/// The frame that was written after those read so far, if there is one.
-fn next_frame<'a>(
-    reader: &'a mut LogReader<'_>,
-    end: LogMark,
-    session: u64,
-    is_commit_whole: bool,
-) -> Result<Option<(ReadFrame, &'a [u8])>> {
-    match reader.frame(end.position)? {
-        Ok((frame, payload)) if follows(&frame, end, session, is_commit_whole) => {
-            Ok(Some((frame, payload)))
-        }
-        Err(newer @ FormatError::Newer { .. }) => Err(StoreError::format("the log", newer)),
-        _ => Ok(None),
-    }
-}
-
-/// Where a log ends, by its frames alone. Damage where it does not go on without a gap.
-pub(crate) fn follow_log(log: &Log) -> Result<LogMark> {
-    let mut reader = log.reader();
-    let (mut end, mut session, mut is_commit_whole) = (log.end, log.session, true);
-    while let Some((frame, _)) = next_frame(&mut reader, end, session, is_commit_whole)? {
-        (end, session, is_commit_whole) = (frame.end(), frame.header.session, frame.header.last);
-    }
-    let found = End {
-        mark: end,
-        session,
-        is_commit_whole,
-        newest_session: u64::MAX,
-    };
-    log_end::examine(&mut reader, &found)?;
-    Ok(end)
-}
-
-/// Whether a whole frame is the one that was written after those read so far.
-fn follows(frame: &ReadFrame, end: LogMark, session: u64, is_commit_whole: bool) -> bool {
-    let header = &frame.header;
-    if !Guard::SessionsKeptApart.holds() {
-        return header.commit >= end.commit;
-    }
-    let same_session = header.session == session;
-    let commit_follows = if same_session && !is_commit_whole {
-        header.commit == end.commit
-    } else {
-        header.commit == end.commit + 1
-    };
-    header.previous_checksum == end.checksum && header.session >= session && commit_follows
 }

@@ -9,46 +9,20 @@ use std::ops::Range;
 
 use onefold_format::batch_page::BatchItem;
 use onefold_format::entry::State;
-use onefold_format::map_page::{self, Segment};
-use onefold_format::node::Pointer;
-use onefold_format::page::PageKind;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
-use onefold_format::{BatchKind, DomainId, Pba, QueueElement, Root, SegmentIndex, VolumeRecord};
+use onefold_format::{DomainId, Pba};
 use onefold_index::{Fingerprint, FingerprintIndex, Row};
 use rustc_hash::FxHashMap;
 
-use crate::batch::{Batches, OpenBatch};
 use crate::bits;
-use crate::catalogue::Catalogue;
-use crate::error::{Result, StoreError};
+use crate::error::Result;
 use crate::index::STREAM;
-use crate::pages::PagesHold;
+use crate::journal::CheckpointReader;
 use crate::pool::Pool;
-use crate::queue;
 use crate::sync::lock;
-use crate::tree;
-
-/// Pages of a map between two calls of `pace`, which is called at its end in any case.
-pub(crate) const PAGES_AT_ONCE: u64 = 16;
-
-/// Pages that are kept for the scan alone before it goes on in a newer checkpoint: 4 MiB.
-pub(crate) const HELD_BACK_MAX: usize = 1024;
 
 /// Rows made at a time.
 pub(crate) const ROWS_AT_ONCE: usize = 4096;
-
-/// A checkpoint that stays readable.
-pub(crate) struct CheckpointReader<'a> {
-    pub(crate) pool: &'a Pool,
-    pub(crate) root: Root,
-    /// Each layer's record, its name being the one that messages use.
-    pub(crate) volumes: Vec<VolumeRecord>,
-    /// What finder or collector had still to settle.
-    pub(crate) open: Option<OpenBatch>,
-    /// It is of just now: nothing but requests has changed anything since.
-    pub(crate) is_fresh: bool,
-    hold: Option<PagesHold<'a>>,
-}
 
 /// What maps and queue say of some consecutive blocks of the pool.
 pub(crate) struct Window {
@@ -59,115 +33,6 @@ pub(crate) struct Window {
     /// many entries that the maps are some ten thousand times as large as what it takes.
     references: Vec<u16>,
     many: FxHashMap<u64, u64>,
-}
-
-impl<'a> CheckpointReader<'a> {
-    /// Writes a checkpoint and keeps it. Who compares it with the index holds the job lock.
-    pub(crate) fn take(pool: &'a Pool) -> Result<Self> {
-        let is_fresh = pool.check_writable().is_ok();
-        if is_fresh {
-            pool.checkpoint()?;
-        }
-        let current = pool.checkpoints.lock();
-        let (root, hold) = (*current, pool.pages.hold());
-        drop(current);
-        let catalogue = Catalogue::read(&pool.pages, root.catalogue, &mut |_| Ok(()))?;
-        Ok(Self {
-            pool,
-            root,
-            volumes: catalogue.into_fully_named(),
-            open: Batches::read(&pool.pages, &root, &mut |_| Ok(()))?.open,
-            is_fresh,
-            hold: Some(hold),
-        })
-    }
-
-    /// Becomes one of now. What it held is let go of first, so that the pages of the two are not kept
-    /// together; after an error nothing can be read by it.
-    pub(crate) fn renew(&mut self) -> Result<()> {
-        drop(self.hold.take());
-        *self = Self::take(self.pool)?;
-        Ok(())
-    }
-
-    /// Visits every page of every map.
-    pub(crate) fn each_map_page(
-        &self,
-        visit: &mut dyn FnMut(&VolumeRecord, SegmentIndex, Pointer) -> Result<()>,
-    ) -> Result<()> {
-        for volume in &self.volumes {
-            let mut from = SegmentIndex(0);
-            while let Some((segment, pointer)) = self.next_map_page(volume, from)? {
-                visit(volume, segment, pointer)?;
-                from = segment + 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// The first page of a map at or after `from`.
-    pub(crate) fn next_map_page(
-        &self,
-        volume: &VolumeRecord,
-        from: SegmentIndex,
-    ) -> Result<Option<(SegmentIndex, Pointer)>> {
-        let (pages, owner) = (&self.pool.pages, volume.layer.0);
-        let found = tree::next_leaf(pages, owner, volume.map, from.0, &|_| true)?;
-        Ok(found.map(|(index, pointer)| (SegmentIndex(index), pointer)))
-    }
-
-    /// The entries of one page.
-    pub(crate) fn entries(
-        &self,
-        volume: &VolumeRecord,
-        segment: SegmentIndex,
-        pointer: Pointer,
-    ) -> Result<Box<Segment>> {
-        let layer = volume.layer.0;
-        let page = self
-            .pool
-            .pages
-            .read(PageKind::Map, 0, layer, segment.0, pointer)?;
-        map_page::decode(&page).map_err(|error| StoreError::format("map page", error))
-    }
-
-    /// Visits the references that were given up and not released yet.
-    pub(crate) fn each_given_up(&self, visit: &mut dyn FnMut(QueueElement)) -> Result<()> {
-        let numbers = self.root.queue_head..self.root.queue_end;
-        queue::read_elements(&self.pool.pages, self.root.queue, numbers, &mut |element| {
-            visit(element);
-            Ok(())
-        })?;
-        let open = self.open.as_ref();
-        let collected = open.filter(|batch| batch.kind == BatchKind::Collector);
-        for item in collected.iter().flat_map(|batch| batch.unsettled()) {
-            visit(QueueElement {
-                pba: item.pba,
-                count: 1,
-                domain: item.domain,
-            });
-        }
-        Ok(())
-    }
-
-    /// Blocks that an open batch of the finder has still to settle, of whatever volume.
-    pub(crate) fn unsettled_blocks(&self) -> Vec<Pba> {
-        let batch = self.open.iter();
-        let finder = batch.filter(|batch| batch.kind != BatchKind::Collector);
-        let items = finder.flat_map(|batch| batch.unsettled());
-        let mut blocks: Vec<Pba> = items.map(|item| item.pba).collect();
-        blocks.sort_unstable();
-        blocks
-    }
-
-    /// Items that an open batch of the finder has announced and the index may not know: they
-    /// count once they are settled.
-    pub(crate) fn unpublished(&self, volume: &VolumeRecord) -> &[BatchItem] {
-        match &self.open {
-            Some(batch) if batch.kind == BatchKind::Finder(volume.layer) => batch.unsettled(),
-            _ => &[],
-        }
-    }
 }
 
 impl Window {
@@ -230,7 +95,7 @@ impl Pool {
     /// Counts the index again. The caller holds the job lock.
     pub(crate) fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let index = self.index.get()?;
-        let snapshot = CheckpointReader::take(self)?;
+        let snapshot = CheckpointReader::take(&self.journal)?;
         index.begin_rebuild()?;
         let all: u64 = snapshot.volumes.iter().map(|v| v.counts.shared).sum();
         let mut done = 0;
@@ -252,13 +117,13 @@ impl Pool {
                 self.add_rows(&*index, domain, &window, &mut report)?;
             }
         }
-        let next = self.uncommitted()?.metadata.batches.next_number;
+        let next = self.journal.metadata()?.batches.next_number;
         let last = snapshot.open.as_ref().map_or(next, |batch| batch.number) - 1;
         Ok(index.finish_rebuild(STREAM, last)?)
     }
 
     fn data_blocks(&self) -> Result<u64> {
-        Ok(self.uncommitted()?.metadata.space.blocks())
+        Ok(self.journal.metadata()?.space.blocks())
     }
 
     /// Reads the referenced blocks of a window again and adds their rows.

@@ -23,7 +23,6 @@
 use onefold_format::scrub_page::ATTEMPTS_MAX;
 use onefold_format::{BadBlock, DomainId, Pba};
 use onefold_index::{Counted, Fingerprint, FingerprintIndex};
-use std::sync::atomic::Ordering::SeqCst;
 
 use crate::error::{Result, StoreErrorKind};
 use crate::guard::Guard;
@@ -126,11 +125,10 @@ impl Pool {
     /// Steps 2 to 4.
     fn apply_cures(&self, mut cures: Vec<Cure>, domain: DomainId) -> Result<()> {
         let attempts: Vec<BadBlock> = cures.iter().map(|cure| cure.bad).collect();
-        self.list_bad(&attempts)?;
+        self.bad.list(&self.journal, &attempts)?;
         cures.retain(|Cure { bad, content }| {
             let at = bad.pba.0 * self.block_size();
-            let written = self.data.write_at(content, at);
-            self.unsynced.store(true, SeqCst);
+            let written = self.data().write_at(content, at);
             if let Err(error) = &written {
                 tracing::error!("block {} of the pool cannot be healed: {error}", bad.pba);
             }
@@ -140,7 +138,7 @@ impl Pool {
             return Ok(());
         }
         if Guard::HealedBeforeUnlisted.holds() {
-            self.commit_in_background()?;
+            self.journal.commit_in_background()?;
             let mut block = vec![0; self.block_size() as usize];
             cures.retain(|Cure { bad, .. }| {
                 let read = self.read_back(bad.pba, &mut block);
@@ -150,7 +148,8 @@ impl Pool {
         for Cure { bad, .. } in &cures {
             tracing::warn!("block {} of the pool is healed", bad.pba);
         }
-        self.unlist(cures.iter().map(|cure| cure.bad.pba))
+        self.bad
+            .unlist(&self.journal, cures.iter().map(|cure| cure.bad.pba))
     }
 
     /// Whether the block can be read; an error of another kind than the device's is passed on.

@@ -20,15 +20,14 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_format::entry::State;
-use onefold_format::{Entry, Lba, Record, Root, SegmentIndex};
+use onefold_format::{Entry, Lba, Record, SegmentIndex};
 use smallvec::smallvec;
 
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
+use crate::journal::Purpose;
 use crate::map::Layer;
 use crate::placement::Placement;
 use crate::pool::Pool;
@@ -36,7 +35,6 @@ use crate::recovery::pool_size_problem;
 use crate::run::PbaRun;
 use crate::store::Store;
 use crate::sync::lock;
-use crate::watermarks::Purpose;
 
 /// Blocks moved under one hold of their locks: a guest that wants one of them waits for so many.
 const PIECE_BLOCKS: usize = 64;
@@ -76,7 +74,7 @@ impl Store {
     ///
     /// Where a request panicked while it changed the maps.
     pub fn size_bytes(&self) -> Result<u64> {
-        let blocks = self.pool.uncommitted()?.metadata.space.blocks();
+        let blocks = self.pool.journal.metadata()?.space.blocks();
         Ok(blocks * self.pool.block_size())
     }
 
@@ -86,8 +84,8 @@ impl Store {
     ///
     /// As [`Store::size_bytes`].
     pub fn shrinking_to(&self) -> Result<Option<u64>> {
-        let uncommitted = self.pool.uncommitted()?;
-        let space = &uncommitted.metadata.space;
+        let metadata = self.pool.journal.metadata()?;
+        let space = &metadata.space;
         let end = (space.end() < space.blocks()).then(|| space.end());
         Ok(end.map(|blocks| blocks * self.pool.block_size()))
     }
@@ -102,22 +100,7 @@ impl Store {
     pub fn grow(&self, size_bytes: u64) -> Result<()> {
         let pool = &self.pool;
         let blocks = pool.blocks_of_size(size_bytes)?;
-        let mut root = pool.checkpoints.lock();
-        pool.check_writable()?;
-        if blocks < root.pool_blocks {
-            let message = format!("the pool is larger than {size_bytes} bytes already");
-            return Err(StoreError::new(StoreErrorKind::Invalid, message));
-        }
-        if blocks == root.pool_blocks || Guard::DataGrownBeforeRoot.holds() {
-            pool.set_data_len(size_bytes)?;
-        }
-        if (blocks, None) != (root.pool_blocks, root.shrink_to) {
-            pool.switch_size(&mut root, blocks, None)?;
-            let space = &mut pool.uncommitted()?.metadata.space;
-            space.grow(blocks);
-            space.set_end(blocks)?;
-        }
-        Ok(())
+        pool.journal.grow(blocks)
     }
 
     /// What making the pool so small would take. Releases before what has been given up, and reads all
@@ -140,15 +123,14 @@ impl Store {
             beyond[part - 1] += beyond[part];
         }
         let wanted = beyond.first().copied().unwrap_or_default();
-        let mut uncommitted = pool.uncommitted()?;
-        let space = &mut uncommitted.metadata.space;
+        let mut metadata = pool.journal.metadata()?;
         // Fewer are beyond a later place, and more is free before it.
         let (mut low, mut high) = (0, beyond.len());
         while low < high {
             let middle = (low + high) / 2;
             let first = end + middle as u64 * part_blocks;
-            let fits = first >= space.blocks()
-                || beyond[middle] + first / FREE_SHARE <= space.free_before(first)?;
+            let fits = first >= metadata.space.blocks()
+                || beyond[middle] + first / FREE_SHARE <= metadata.free_before(first)?;
             (low, high) = if fits {
                 (low, middle)
             } else {
@@ -181,15 +163,7 @@ impl Store {
         pool.check_fits(end)?;
         // The batch under way is the finder's last one for now.
         let _job = pool.job()?;
-        let mut root = pool.checkpoints.lock();
-        pool.check_writable()?;
-        if end >= root.pool_blocks {
-            let message = "the pool has become smaller meanwhile";
-            return Err(StoreError::new(StoreErrorKind::Invalid, message));
-        }
-        let blocks = root.pool_blocks;
-        pool.uncommitted()?.metadata.space.set_end(end)?;
-        pool.switch_size(&mut root, blocks, Some(end))
+        pool.journal.begin_shrink(end)
     }
 
     /// Lets the pool keep its size. What was moved stays where it is.
@@ -198,15 +172,7 @@ impl Store {
     ///
     /// Those of the disk.
     pub fn cancel_shrink(&self) -> Result<()> {
-        let pool = &self.pool;
-        let mut root = pool.checkpoints.lock();
-        if root.shrink_to.is_none() {
-            return Ok(());
-        }
-        pool.check_writable()?;
-        let blocks = root.pool_blocks;
-        pool.switch_size(&mut root, blocks, None)?;
-        pool.uncommitted()?.metadata.space.set_end(blocks)
+        self.pool.journal.cancel_shrink()
     }
 
     /// Moves what is beyond the new end of a pool that shrinks, releases what was shared there, and
@@ -223,10 +189,10 @@ impl Store {
     ) -> Result<ShrinkReport> {
         let pool = &self.pool;
         let _alone = lock(&pool.shrinking);
-        let all = pool.uncommitted()?.metadata.space.busy_beyond();
+        let all = pool.journal.metadata()?.space.busy_beyond();
         let mut moved = 0;
         let mut told = |moved: u64| progress(moved.min(all), all);
-        for layer in pool.maps.layers() {
+        for layer in pool.maps().layers() {
             if pool.evacuate(&layer, &mut moved, &mut told)?.is_break() {
                 return pool.shrink_report(true);
             }
@@ -235,12 +201,9 @@ impl Store {
             return pool.shrink_report(true);
         }
         pool.forget_bad_beyond()?;
-        if pool.is_shrinking()? && pool.uncommitted()?.metadata.space.busy_beyond() == 0 {
-            pool.checkpoint()?;
-            let root = pool.checkpoints.lock();
-            if root.shrink_to.is_none() {
-                pool.set_data_len(root.pool_blocks * pool.block_size())?;
-            }
+        if pool.is_shrinking()? && pool.journal.metadata()?.space.busy_beyond() == 0 {
+            pool.journal.checkpoint()?;
+            pool.journal.cut_data()?;
         }
         pool.shrink_report(false)
     }
@@ -256,8 +219,8 @@ impl Store {
                 return Ok(ControlFlow::Break(()));
             }
         }
-        self.pool.commit_in_background()?;
-        self.pool.reclaim()?;
+        self.pool.journal.commit_in_background()?;
+        self.pool.journal.reclaim()?;
         Ok(ControlFlow::Continue(()))
     }
 }
@@ -280,7 +243,7 @@ impl Pool {
     /// The number of blocks of a pool of this size, which is smaller.
     fn smaller_size(&self, size_bytes: u64) -> Result<u64> {
         let end = self.blocks_of_size(size_bytes)?;
-        if end < self.uncommitted()?.metadata.space.blocks() {
+        if end < self.journal.metadata()?.space.blocks() {
             return Ok(end);
         }
         let message = format!("the pool is not larger than {size_bytes} bytes");
@@ -289,8 +252,8 @@ impl Pool {
 
     /// Whether the blocks in use, each counted once, fit before this end.
     fn check_fits(&self, end: u64) -> Result<()> {
-        let in_use = self.uncommitted()?.metadata.space.busy_blocks();
-        let free = end / FREE_SHARE + self.maps.space_limits_table.unused_reservations();
+        let in_use = self.journal.metadata()?.space.busy_blocks();
+        let free = end / FREE_SHARE + self.maps().space_limits_table.unused_reservations();
         if in_use + free <= end {
             return Ok(());
         }
@@ -304,13 +267,13 @@ impl Pool {
     /// Counts the entries that name blocks from `end` on, in up to [`PLAN_PARTS`] equal parts of them.
     /// Returns how many blocks a part has, too.
     fn count_beyond(&self, end: u64) -> Result<(Vec<u64>, u64)> {
-        let beyond = self.uncommitted()?.metadata.space.blocks() - end;
+        let beyond = self.journal.metadata()?.space.blocks() - end;
         let part_blocks = beyond.div_ceil(PLAN_PARTS);
         let mut counts = vec![0; beyond.div_ceil(part_blocks) as usize];
-        for layer in self.maps.layers() {
+        for layer in self.maps().layers() {
             let mut from = SegmentIndex(0);
-            while let Some(segment) = self.maps.next_segment(&layer, from)? {
-                let leaf = self.maps.leaf(&layer, segment, Blocking::Yes)?;
+            while let Some(segment) = self.maps().next_segment(&layer, from)? {
+                let leaf = self.maps().leaf(&layer, segment, Blocking::Yes)?;
                 leaf.with(|entries| {
                     let named = entries.iter().filter_map(|entry| entry.pba());
                     for pba in named.filter(|pba| pba.0 >= end) {
@@ -327,34 +290,13 @@ impl Pool {
         Ok((counts, part_blocks))
     }
 
-    /// Makes the data part as long as a pool of this size. The caller holds the root.
-    fn set_data_len(&self, size_bytes: u64) -> Result<()> {
-        let set = self.data.set_len(size_bytes);
-        set.map_err(|error| StoreError::io("resizing the pool", error))?;
-        self.sync_data()
-    }
-
-    /// Makes a root durable that differs from the one before in the pool's size only.
-    fn switch_size(&self, root: &mut Root, blocks: u64, shrink_to: Option<u64>) -> Result<()> {
-        let next = Root {
-            sequence: root.sequence + 1,
-            pool_blocks: blocks,
-            shrink_to,
-            ..*root
-        };
-        self.write_root(&next)
-            .inspect_err(|error| self.fail_sync(error))?;
-        *root = next;
-        Ok(())
-    }
-
     /// Free blocks that are kept out of use because they are bad do not keep the pool from ending
     /// before them. They leave the list once nothing else is beyond the end, so that a shrinking that is
     /// given up before has forgotten nothing.
     fn forget_bad_beyond(&self) -> Result<()> {
         let kept_back = {
-            let uncommitted = self.uncommitted()?;
-            let space = &uncommitted.metadata.space;
+            let metadata = self.journal.metadata()?;
+            let space = &metadata.space;
             let mut kept_back = space.kept_back();
             kept_back.retain(|pba| pba.0 >= space.end());
             match kept_back.len() as u64 == space.busy_beyond() {
@@ -364,18 +306,18 @@ impl Pool {
         };
         match kept_back.is_empty() {
             true => Ok(()),
-            false => self.forget_bad(kept_back),
+            false => self.bad.forget(&self.journal, kept_back),
         }
     }
 
     pub(crate) fn is_shrinking(&self) -> Result<bool> {
-        let uncommitted = self.uncommitted()?;
-        Ok(uncommitted.metadata.space.end() < uncommitted.metadata.space.blocks())
+        let metadata = self.journal.metadata()?;
+        Ok(metadata.space.end() < metadata.space.blocks())
     }
 
     fn shrink_report(&self, was_broken_off: bool) -> Result<ShrinkReport> {
         let is_done = !self.is_shrinking()?;
-        let left_blocks = self.uncommitted()?.metadata.space.busy_beyond();
+        let left_blocks = self.journal.metadata()?.space.busy_beyond();
         Ok(ShrinkReport {
             is_done,
             left_blocks,
@@ -391,11 +333,11 @@ impl Pool {
         told: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
         let mut from = SegmentIndex(0);
-        while let Some(segment) = self.maps.next_segment(layer, from)? {
-            let end = self.uncommitted()?.metadata.space.end();
+        while let Some(segment) = self.maps().next_segment(layer, from)? {
+            let end = self.journal.metadata()?.space.end();
             let is_beyond = |entry: &Entry| entry.pba().is_some_and(|pba| pba.0 >= end);
             // Looked at without the locks first: most segments have nothing there.
-            let leaf = self.maps.leaf(layer, segment, Blocking::Yes)?;
+            let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
             let wanted: Vec<u64> = leaf.with(|entries| {
                 let pieces = (0..).zip(entries.chunks(PIECE_BLOCKS));
                 let pieces = pieces.filter(|(_, piece)| piece.iter().any(is_beyond));
@@ -420,12 +362,12 @@ impl Pool {
         let _job = self.job()?;
         let blocks = first.0..first.0 + PIECE_BLOCKS as u64;
         let _locked = layer.locks.lock(blocks, Blocking::Yes);
-        if self.maps.layer(layer.id).is_err() {
+        if self.maps().layer(layer.id).is_err() {
             return Ok(0);
         }
-        let end = self.uncommitted()?.metadata.space.end();
+        let end = self.journal.metadata()?.space.end();
         let mut entries = Vec::with_capacity(PIECE_BLOCKS);
-        self.maps
+        self.maps()
             .leaf(layer, first.segment(), Blocking::Yes)?
             .entries(first.slot()..first.slot() + PIECE_BLOCKS, &mut entries);
         let (mut lba, mut moved) = (first, 0);
@@ -458,7 +400,7 @@ impl Pool {
             beside: None,
             runs: smallvec![(lba, count)],
         };
-        let new = self.allocate(
+        let new = self.journal.allocate(
             &placement,
             &layer.space_limits,
             Purpose::Overwrite,
@@ -488,10 +430,10 @@ impl Pool {
         let released = old.own_pba().map(|start| PbaRun { start, count });
         let released: Vec<PbaRun> = released.into_iter().collect();
         copied
-            .and_then(|()| self.record(&records, &released, Blocking::Yes))
+            .and_then(|()| self.journal.append(&records, &released, Blocking::Yes))
             .or_else(|error| {
-                if self.check_writable().is_ok() {
-                    self.take_back(&new)?;
+                if self.journal.check_writable().is_ok() {
+                    self.journal.take_back(&new)?;
                 }
                 Err(error)
             })
@@ -506,7 +448,7 @@ impl Pool {
             let what = format!("{doing} block {pba} of the pool, which is being moved");
             move |error| StoreError::io(what, error)
         };
-        let read = self.data.read_at(&mut bytes, from.start.0 * block_size);
+        let read = self.data().read_at(&mut bytes, from.start.0 * block_size);
         read.map_err(failed("reading", from.start))?;
         let listed = match self.bad.is_any() {
             true => self.bad.within(from.start.0..from.start.0 + from.count),
@@ -526,9 +468,7 @@ impl Pool {
                 ));
             }
         }
-        let written = self.data.write_at(&bytes, to.start.0 * block_size);
-        // As in [step 5 store].
-        self.unsynced.store(true, SeqCst);
+        let written = self.data().write_at(&bytes, to.start.0 * block_size);
         written.map_err(failed("writing", to.start))
     }
 }

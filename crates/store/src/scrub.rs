@@ -125,8 +125,8 @@ impl Store {
     /// `Invalid` for another percentage; `ReadOnly`; those of the disk.
     pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
         let pool = &self.pool;
-        pool.check_writable()?;
-        let blocks = pool.uncommitted()?.metadata.space.blocks();
+        pool.journal.check_writable()?;
+        let blocks = pool.journal.metadata()?.space.blocks();
         let part = match percent {
             Some(percent @ 1..=100) => Some((blocks * u64::from(percent)).div_ceil(100)),
             None => None,
@@ -143,7 +143,7 @@ impl Store {
             };
             progress.bytes_per_second = bytes_per_second;
         });
-        pool.save_bad_blocks()
+        pool.bad.save(&pool.journal)
     }
 
     /// How far the scrub has come.
@@ -152,7 +152,7 @@ impl Store {
     ///
     /// Where a request panicked while it changed the maps.
     pub fn scrub_status(&self) -> Result<ScrubStatus> {
-        let pool_blocks = self.pool.uncommitted()?.metadata.space.blocks();
+        let pool_blocks = self.pool.journal.metadata()?.space.blocks();
         let progress = self.pool.bad.progress();
         Ok(ScrubStatus {
             pool_blocks,
@@ -172,7 +172,7 @@ impl Store {
     /// those of the disk, but for what the run is meant to find.
     pub fn scrub_step(&self, scrub: &mut Scrub) -> Result<ScrubReport> {
         let pool = &self.pool;
-        pool.check_writable()?;
+        pool.journal.check_writable()?;
         if pool.bad.progress().left_blocks == 0 {
             return Ok(ScrubReport {
                 is_over: true,
@@ -199,10 +199,10 @@ impl Store {
             pool.bad
                 .change_progress(|progress| progress.ended_unix_seconds = now);
             *scrub = Scrub::default();
-            pool.save_bad_blocks()?;
+            pool.bad.save(&pool.journal)?;
         } else if scrub.unsaved_bytes >= SAVE_BYTES {
             scrub.unsaved_bytes = 0;
-            pool.save_bad_blocks()?;
+            pool.bad.save(&pool.journal)?;
         }
         Ok(report)
     }
@@ -213,7 +213,7 @@ impl Store {
     ///
     /// Those of the disk.
     pub fn save_scrub(&self) -> Result<()> {
-        self.pool.save_bad_blocks()
+        self.pool.bad.save(&self.pool.journal)
     }
 
     /// Has a look at blocks that requests could not read. Returns how many of them are bad.
@@ -223,7 +223,7 @@ impl Store {
     /// Those of the disk, but for what is looked for.
     pub fn look_at_suspects(&self) -> Result<u64> {
         let suspects = self.pool.bad.take_suspects();
-        if suspects.is_empty() || self.pool.check_writable().is_err() {
+        if suspects.is_empty() || self.pool.journal.check_writable().is_err() {
             return Ok(0);
         }
         let _job = self.pool.job()?;
@@ -247,7 +247,7 @@ impl Store {
     /// Those of the disk, but for what is looked for.
     pub fn look_at_unreadable(&self, from: &mut Pba) -> Result<u64> {
         let pool = &self.pool;
-        if !pool.bad.is_any() || pool.check_writable().is_err() {
+        if !pool.bad.is_any() || pool.journal.check_writable().is_err() {
             return Ok(0);
         }
         let listed = pool.bad.all().into_iter();
@@ -277,9 +277,8 @@ impl Pool {
     /// Passes blocks of which none is stored or known to be bad, up to one that is, if a step would not.
     /// Returns how many.
     fn skip_free(&self) -> Result<u64> {
-        let mut uncommitted = self.uncommitted()?;
-        let space = &mut uncommitted.metadata.space;
-        let pool_blocks = space.blocks();
+        let mut metadata = self.journal.metadata()?;
+        let pool_blocks = metadata.space.blocks();
         let progress = self.bad.progress();
         // The pool may have become smaller.
         let start = match progress.next_block {
@@ -290,8 +289,8 @@ impl Pool {
         let end = pool_blocks.min(start.saturating_add(most));
         let bad = self.bad.within(start..end);
         let bad = bad.first().map_or(end, |bad| bad.pba.0);
-        let next = space.next_named(start..bad)?;
-        drop(uncommitted);
+        let next = metadata.next_named(start..bad)?;
+        drop(metadata);
         if next - start <= STEP_BYTES / self.block_size() {
             return Ok(0);
         }
@@ -315,7 +314,7 @@ impl Pool {
 
     /// The window in which the run goes on; none if no run is under way.
     fn scrub_window<'a>(&self, kept: &'a mut Option<Window>) -> Result<Option<&'a mut Window>> {
-        let pool_blocks = self.uncommitted()?.metadata.space.blocks();
+        let pool_blocks = self.journal.metadata()?.space.blocks();
         let progress = self.bad.change_progress(|progress| {
             // The pool may have become smaller.
             if progress.next_block >= pool_blocks {
@@ -363,15 +362,22 @@ impl Pool {
         let start = progress.next_block;
         let step = (STEP_BYTES / self.block_size()).min(progress.left_blocks);
         let (mut blocks, end, pool_blocks) = {
-            let mut uncommitted = self.uncommitted()?;
-            domains.set_end(uncommitted.metadata.catalogue.next_domain_id);
-            let space = &mut uncommitted.metadata.space;
+            let mut metadata = self.journal.metadata()?;
+            domains.set_end(metadata.catalogue.next_domain_id);
             // The pool may have become smaller since the window was made.
-            let end = window.blocks.end.min(start + step).min(space.blocks());
+            let end = window
+                .blocks
+                .end
+                .min(start + step)
+                .min(metadata.space.blocks());
             if start >= end {
                 return Ok(ScrubReport::default());
             }
-            (space.named_blocks(start, end)?, end, space.blocks())
+            (
+                metadata.named_blocks(start, end)?,
+                end,
+                metadata.space.blocks(),
+            )
         };
         let bad = self.bad.within(start..end);
         if !bad.is_empty() {
@@ -475,8 +481,8 @@ impl Pool {
         for it in &bad {
             tracing::error!("block {} of the pool {}", it.pba, what_is_wrong(it.fault));
         }
-        self.list_bad(&bad)?;
-        self.unlist(good)
+        self.bad.list(&self.journal, &bad)?;
+        self.bad.unlist(&self.journal, good)
     }
 
     /// What is wrong with a block, if anything is. The caller holds the job lock.
@@ -528,7 +534,7 @@ impl Pool {
     /// holds the job lock.
     pub(crate) fn look_at_bad_again(&self) -> Result<()> {
         let listed = self.bad.all();
-        if listed.is_empty() || self.check_writable().is_err() {
+        if listed.is_empty() || self.journal.check_writable().is_err() {
             return Ok(());
         }
         self.look_again(listed).map(|_| ())
@@ -537,7 +543,7 @@ impl Pool {
     /// Returns how many left the list.
     fn look_again(&self, listed: Vec<BadBlock>) -> Result<u64> {
         let mut domains = Domains::default();
-        domains.set_end(self.uncommitted()?.metadata.catalogue.next_domain_id);
+        domains.set_end(self.journal.metadata()?.catalogue.next_domain_id);
         let mut good = Vec::new();
         let mut block = vec![0; self.block_size() as usize];
         for bad in listed {
@@ -550,16 +556,16 @@ impl Pool {
             }
         }
         let count = good.len() as u64;
-        self.unlist(good)?;
+        self.bad.unlist(&self.journal, good)?;
         Ok(count)
     }
 
     pub(crate) fn is_named(&self, pba: Pba) -> Result<bool> {
-        let space = &mut self.uncommitted()?.metadata.space;
-        if pba.0 >= space.blocks() {
+        let mut metadata = self.journal.metadata()?;
+        if pba.0 >= metadata.space.blocks() {
             return Ok(false);
         }
-        Ok(!space.named_blocks(pba.0, pba.0 + 1)?.is_empty())
+        Ok(!metadata.named_blocks(pba.0, pba.0 + 1)?.is_empty())
     }
 
     /// Puts blocks that cannot be read on the list. Returns how many are new there.
@@ -600,7 +606,7 @@ impl Pool {
         for it in &bad {
             tracing::error!("block {} of the pool {}", it.pba, what_is_wrong(it.fault));
         }
-        self.list_bad(&bad)?;
+        self.bad.list(&self.journal, &bad)?;
         Ok(bad.len() as u64)
     }
 }

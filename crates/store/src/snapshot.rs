@@ -104,15 +104,15 @@ impl Store {
         let shared = self.layer_to_share(&source)?;
         let clone = match shared {
             Some(below) => {
-                let uncommitted = self.pool.uncommitted()?;
-                let catalogue = &uncommitted.metadata.catalogue;
+                let metadata = self.pool.journal.metadata()?;
+                let catalogue = &metadata.catalogue;
                 let slot = free_slot(&mut catalogue.free_slots())?;
                 let clone = self.clone_record(catalogue, 0, (record_of(catalogue, &source)?, name));
                 let clone = VolumeRecord {
                     below: Some(below.id),
                     ..clone
                 };
-                drop(uncommitted);
+                drop(metadata);
                 let volume = clone.clone();
                 self.change_catalogue(&[Record::VolumePut { slot, volume }])?;
                 clone
@@ -132,7 +132,7 @@ impl Store {
             return Ok(Some(layer));
         }
         let _drained = layer.locks.lock(0..VOLUME_BLOCKS_MAX, Blocking::Yes);
-        let first = self.pool.maps.next_segment(&layer, SegmentIndex(0))?;
+        let first = self.pool.maps().next_segment(&layer, SegmentIndex(0))?;
         Ok(layer.below().filter(|_| first.is_none()))
     }
 
@@ -228,25 +228,25 @@ impl Store {
         records: impl FnOnce(&Catalogue) -> Result<Vec<Record>>,
     ) -> Result<Vec<Record>> {
         // Before the writes are held up, which a checkpoint would do for long.
-        self.pool.make_room()?;
+        self.pool.journal.make_room()?;
         let layers: Vec<Arc<Layer>> = sources.iter().map(|source| source.layer()).collect();
         let all = 0..VOLUME_BLOCKS_MAX;
         let drained: Vec<_> = layers
             .iter()
             .map(|layer| layer.locks.lock(all.clone(), Blocking::Yes))
             .collect();
-        let records = records(&self.pool.uncommitted()?.metadata.catalogue)?;
-        self.pool.record(&records, &[], Blocking::Yes)?;
+        let records = records(&self.pool.journal.metadata()?.catalogue)?;
+        self.pool.journal.append(&records, &[], Blocking::Yes)?;
         for (source, record) in sources.iter().zip(&records) {
             if let Record::Freeze { live, .. } = record {
-                source.set_layer(self.pool.maps.layer(*live)?);
+                source.set_layer(self.pool.maps().layer(*live)?);
                 if let Some(size_bytes) = size_bytes {
                     source.set_size_bytes(size_bytes);
                 }
             }
         }
         drop(drained);
-        self.pool.commit()?;
+        self.pool.journal.commit()?;
         Ok(records)
     }
 

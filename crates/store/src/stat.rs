@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use crate::deletion::DeletionStat;
 use crate::error::Result;
+use crate::journal::SpaceLevel;
 use crate::store::Store;
 use crate::usage::Usage;
 use crate::volume::Volume;
-use crate::watermarks::SpaceLevel;
 use onefold_format::page::PAGE_BYTES;
 use onefold_format::{BatchKind, DedupMode, IndexKind, WhenFull};
 
@@ -180,7 +180,7 @@ impl Store {
         let snapshots = self.snapshots_in_use();
         let deletions = self.deletions()?;
         let pool = &self.pool;
-        let room = pool.room()?;
+        let room = pool.journal.room()?;
         let snapshots = snapshots.iter().map(|snapshot| SnapshotStat {
             name: snapshot.name(),
             size_bytes: snapshot.size_bytes(),
@@ -189,12 +189,11 @@ impl Store {
             usage: self.usage(snapshot.id),
         });
         let snapshots = snapshots.collect();
-        let uncommitted = pool.uncommitted()?;
-        let metadata = &uncommitted.metadata;
-        let counts = pool.maps.counts();
+        let metadata = pool.journal.metadata()?;
+        let counts = pool.maps().counts();
         let (pool_blocks, free_blocks) = (metadata.space.blocks(), metadata.space.free_blocks());
         let end = metadata.space.end();
-        let marks = pool.watermarks(&metadata.space);
+        let reserve_blocks = pool.journal.reserve_blocks(&metadata);
         let physical_blocks = metadata.space.named_count();
         let open = metadata.batches.open.as_ref();
         let (unsettled_blocks, collecting) = open.map_or((0, 0), |batch| {
@@ -206,7 +205,7 @@ impl Store {
         });
         let queued_blocks = metadata.queue.blocks() + collecting;
         let reclaim_blocks = metadata.space.held_blocks() + queued_blocks;
-        drop(uncommitted);
+        drop(metadata);
         let index = pool.index.get().ok();
         let index_counts = index
             .as_ref()
@@ -220,7 +219,7 @@ impl Store {
         // knows only tells apart the blocks that are left.
         let published_blocks = physical_blocks.saturating_sub(private_blocks + unsettled_blocks);
         let shared_blocks = index_counts.shared.min(published_blocks);
-        let pages = pool.pages.used_count() + 1;
+        let pages = pool.journal.page_count() + 1;
         Ok(PoolStat {
             block_size: self.block_size(),
             pool_blocks,
@@ -240,9 +239,9 @@ impl Store {
             available_blocks: room.available.min(free_blocks),
             host_free_bytes: room.host_free_bytes,
             space: room.level,
-            reserve_blocks: marks.reserve,
-            reserved_unused_blocks: pool.maps.space_limits_table.unused_reservations(),
-            when_full: pool.when_full(),
+            reserve_blocks,
+            reserved_unused_blocks: pool.maps().space_limits_table.unused_reservations(),
+            when_full: pool.journal.when_full(),
             reclaim_blocks,
             pool_bytes_on_disk: room.allocated_bytes,
             free_bytes_on_disk: room.spare_bytes,

@@ -16,18 +16,18 @@ use onefold_format::{
     VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
 
-use crate::background::BackgroundExecutor;
+use crate::apply::MetadataState;
 use crate::blocking::Blocking;
 use crate::catalogue::{Catalogue, free_slot};
 use crate::deletions::{Deletion, Deletions};
 use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::failure::StopsOnPanic;
 use crate::guard::Guard;
 use crate::heat::ROUNDS_MAX;
+use crate::journal::{BackgroundExecutor, Metadata, StopsOnPanic};
 use crate::latency::LatencyCounts;
 use crate::limits::INTERVAL_SECONDS_MAX;
 use crate::names::{check_name, full_name};
-use crate::pool::{Pool, Uncommitted};
+use crate::pool::Pool;
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
 use crate::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
 use crate::usage::Usages;
@@ -96,9 +96,8 @@ impl Store {
     ) -> Result<(Arc<Self>, RecoveryReport)> {
         let (pool, mut report) = recovery::open(&*engine, options)?;
         let records: Vec<VolumeRecord> = {
-            let uncommitted = pool.uncommitted()?;
-            uncommitted
-                .metadata
+            let metadata = pool.journal.metadata()?;
+            metadata
                 .catalogue
                 .volumes()
                 .map(|(_, record)| record.clone())
@@ -108,7 +107,7 @@ impl Store {
         let (mut unfinished, mut deleting) = (Vec::new(), Vec::new());
         for record in &records {
             let volume = Arc::new(Volume::new(Arc::clone(&pool), record)?);
-            let name = pool.uncommitted()?.metadata.catalogue.name_of(record);
+            let name = pool.journal.metadata()?.catalogue.name_of(record);
             volume.set_name(&name);
             match record.state {
                 VolumeState::Deleting => deleting.push(Deletion::new(volume)),
@@ -127,7 +126,7 @@ impl Store {
             usages: Mutex::new(Usages::default()),
             changing: Mutex::new(()),
         });
-        if store.pool.check_writable().is_ok() {
+        if store.pool.journal.check_writable().is_ok() {
             for volume in unfinished {
                 store.remove(&volume)?;
                 report.volumes_removed.push(volume.name());
@@ -152,11 +151,11 @@ impl Store {
         for volume in read(&self.volumes).values() {
             volume.mark_gone();
         }
-        self.pool.checkpoint()?;
-        self.pool.reclaim()?;
-        self.pool.tidy_bad_blocks()?;
-        while self.pool.give_back(GIVE_BACK_AT_CLOSE_BYTES)? {}
-        self.pool.close_session()?;
+        self.pool.journal.checkpoint()?;
+        self.pool.journal.reclaim()?;
+        self.pool.bad.tidy(&self.pool.journal)?;
+        while self.pool.journal.give_back(GIVE_BACK_AT_CLOSE_BYTES)? {}
+        self.pool.journal.close_session()?;
         // Without an index that can be used there is nothing to put away.
         self.pool
             .index
@@ -170,7 +169,7 @@ impl Store {
     ///
     /// `ReadOnly` where a later version wrote it, and after a failure.
     pub fn format_version(&self) -> Result<(u8, u8)> {
-        self.pool.check_writable()?;
+        self.pool.journal.check_writable()?;
         Ok((MAJOR_VERSION, MINOR_VERSION))
     }
 
@@ -243,11 +242,11 @@ impl Store {
     pub fn volume(&self, name: &str) -> Result<Arc<Volume>> {
         let found = read(&self.volumes).get(name).cloned();
         found.ok_or_else(|| {
-            let is_importing = |uncommitted: MutexGuard<'_, Uncommitted>| {
-                let found = uncommitted.metadata.catalogue.by_name(name);
+            let is_importing = |metadata: Metadata<'_>| {
+                let found = metadata.catalogue.by_name(name);
                 found.is_some_and(|(_, record)| record.state == VolumeState::Importing)
             };
-            let message = match self.pool.uncommitted().is_ok_and(is_importing) {
+            let message = match self.pool.journal.metadata().is_ok_and(is_importing) {
                 true => format!("volume '{name}' is still being imported"),
                 false => format!("no volume is named '{name}'"),
             };
@@ -287,7 +286,9 @@ impl Store {
     pub(crate) fn changing(&self) -> (StopsOnPanic<'_>, MutexGuard<'_, ()>) {
         let turn = lock(&self.changing);
         (
-            StopsOnPanic::new(&self.pool.failure, "a change of the catalogue"),
+            self.pool
+                .journal
+                .stops_on_panic("a change of the catalogue"),
             turn,
         )
     }
@@ -305,8 +306,8 @@ impl Store {
         self.check_size(options.size_bytes)?;
         let _changing = self.changing();
         self.check_name_is_free(name)?;
-        let uncommitted = self.pool.uncommitted()?;
-        let catalogue = &uncommitted.metadata.catalogue;
+        let metadata = self.pool.journal.metadata()?;
+        let catalogue = &metadata.catalogue;
         let volume = VolumeRecord {
             id: VolumeId(catalogue.next_volume_id),
             layer: LayerId(catalogue.next_layer_id),
@@ -329,14 +330,15 @@ impl Store {
             reservation_bytes: options.reservation_bytes,
         };
         let slot = free_slot(&mut catalogue.free_slots())?;
-        drop(uncommitted);
+        drop(metadata);
         let put = Record::VolumePut {
             slot,
             volume: volume.clone(),
         };
-        let admit = |uncommitted: &Uncommitted| {
+        let admit = |metadata: &MetadataState| {
             let pool = &self.pool;
-            pool.admit_reservation(None, uncommitted, options.reservation_bytes)
+            pool.journal
+                .admit_reservation(None, metadata, options.reservation_bytes)
         };
         self.change_catalogue_if(&[put], &admit)?;
         Ok(Arc::new(Volume::new(Arc::clone(&self.pool), &volume)?))
@@ -395,9 +397,10 @@ impl Store {
             record.reservation_bytes = options.reservation_bytes;
         };
         let space_limits = &volume.layer().space_limits;
-        let admit = |uncommitted: &Uncommitted| {
+        let admit = |metadata: &MetadataState| {
             let pool = &self.pool;
-            pool.admit_reservation(Some(space_limits), uncommitted, options.reservation_bytes)
+            pool.journal
+                .admit_reservation(Some(space_limits), metadata, options.reservation_bytes)
         };
         self.change_volume_if(volume.id, change, &admit)?;
         volume.set_options(&options);
@@ -407,7 +410,7 @@ impl Store {
     /// What becomes of writes for which the pool has no room: see [`Volume::pauses_when_full`].
     #[must_use]
     pub fn when_full(&self) -> WhenFull {
-        self.pool.when_full()
+        self.pool.journal.when_full()
     }
 
     /// Sets what becomes of them. Durable when it returns.
@@ -417,7 +420,7 @@ impl Store {
     /// Those of a checkpoint; then it is as it was.
     pub fn set_when_full(&self, when_full: WhenFull) -> Result<()> {
         let _changing = self.changing();
-        self.pool.set_when_full(when_full)
+        self.pool.journal.set_when_full(when_full)
     }
 
     /// Lets `run` do, from now on, what no guest waits for: reading blocks back, fingerprinting
@@ -501,13 +504,13 @@ impl Store {
 
     /// Sleeps until [`Store::tidy`] has more to do than usual, `timeout` at most.
     pub fn wait_until_due(&self, timeout: Duration) {
-        self.pool.wait_until_due(timeout);
+        self.pool.journal.wait_until_due(timeout);
     }
 
     /// Also of those that are being imported.
     pub(crate) fn check_name_is_free(&self, name: &str) -> Result<()> {
-        let uncommitted = self.pool.uncommitted()?;
-        let Some((_, taken)) = uncommitted.metadata.catalogue.by_name(name) else {
+        let metadata = self.pool.journal.metadata()?;
+        let Some((_, taken)) = metadata.catalogue.by_name(name) else {
             return Ok(());
         };
         let state = match taken.state {
@@ -575,17 +578,17 @@ impl Store {
         &self,
         id: VolumeId,
         change: impl FnOnce(&mut VolumeRecord),
-        admit: &dyn Fn(&Uncommitted) -> Result<()>,
+        admit: &dyn Fn(&MetadataState) -> Result<()>,
     ) -> Result<()> {
-        let uncommitted = self.pool.uncommitted()?;
-        let found = uncommitted.metadata.catalogue.by_id(id);
+        let metadata = self.pool.journal.metadata()?;
+        let found = metadata.catalogue.by_id(id);
         let Some((slot, mut volume)) = found.map(|(slot, volume)| (slot, volume.clone())) else {
             return Err(StoreError::new(
                 StoreErrorKind::NotFound,
                 format!("there is no volume {id}"),
             ));
         };
-        drop(uncommitted);
+        drop(metadata);
         change(&mut volume);
         self.change_catalogue_if(&[Record::VolumePut { slot, volume }], admit)
     }
@@ -597,10 +600,12 @@ impl Store {
     fn change_catalogue_if(
         &self,
         records: &[Record],
-        admit: &dyn Fn(&Uncommitted) -> Result<()>,
+        admit: &dyn Fn(&MetadataState) -> Result<()>,
     ) -> Result<()> {
-        self.pool.record_if(records, &[], Blocking::Yes, admit)?;
-        self.pool.commit_in_background()
+        self.pool
+            .journal
+            .append_if(records, &[], Blocking::Yes, admit)?;
+        self.pool.journal.commit_in_background()
     }
 }
 

@@ -66,7 +66,7 @@ impl Volume {
 
     /// Gives up what these blocks map, which are locked, and hides what the layers below have there.
     pub(crate) fn unmap(&self, layer: &Arc<Layer>, blocks: Range<Lba>) -> Result<()> {
-        let maps = &self.pool.maps;
+        let maps = &self.pool.maps();
         let mut segments = Segments::under(layer);
         let mut lba = blocks.start;
         while lba < blocks.end {
@@ -84,7 +84,7 @@ impl Volume {
     }
 
     fn unmap_in_segment(&self, layer: &Arc<Layer>, blocks: Range<Lba>) -> Result<()> {
-        let maps = &self.pool.maps;
+        let maps = &self.pool.maps();
         let (first, slots) = (blocks.start, blocks.start.slot());
         let slots = slots..slots + (blocks.end.0 - first.0) as usize;
         let mut entries = Vec::with_capacity(slots.len());
@@ -117,6 +117,7 @@ impl Volume {
             return Ok(());
         }
         self.pool
-            .record(&records, &owned_runs(&entries), Blocking::Yes)
+            .journal
+            .append(&records, &owned_runs(&entries), Blocking::Yes)
     }
 }

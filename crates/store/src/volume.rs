@@ -48,7 +48,7 @@ impl Volume {
     pub(crate) fn new(pool: Arc<Pool>, record: &VolumeRecord) -> Result<Self> {
         let volume = Self {
             id: record.id,
-            layer: RwLock::new(pool.maps.layer(record.layer)?),
+            layer: RwLock::new(pool.maps().layer(record.layer)?),
             is_snapshot: record.snapshot_of.is_some(),
             created_unix_seconds: record.created_unix_seconds,
             pool,
@@ -159,7 +159,7 @@ impl Volume {
     /// is room, as the pool is set. It holds nothing meanwhile.
     #[must_use]
     pub fn pauses_when_full(&self) -> bool {
-        self.pool.when_full() == WhenFull::Pause
+        self.pool.journal.when_full() == WhenFull::Pause
     }
 
     /// It is being loaded from an image.
@@ -221,6 +221,7 @@ impl Volume {
     /// `Io` where the disk failed: from then on the pool takes no writes until it is opened again.
     pub fn flush(&self) -> Result<()> {
         self.pool
+            .journal
             .commit()
             .map_err(|e| e.during(format_args!("flushing '{}'", self.name())))
     }
@@ -321,7 +322,7 @@ impl Volume {
             let message = format!("'{}' is a snapshot, which cannot be written", self.name());
             return Err(StoreError::new(StoreErrorKind::ReadOnly, message));
         }
-        self.pool.check_writable()
+        self.pool.journal.check_writable()
     }
 
     pub(crate) fn check_in_use(&self) -> Result<()> {
@@ -335,7 +336,7 @@ impl Volume {
     /// Its blocks may still be published in the index: a deleted layer's only while others need it.
     pub(crate) fn check_has_blocks(&self) -> Result<()> {
         let layer = self.layer();
-        if !layer.above().is_empty() && self.pool.maps.layer(layer.id).is_ok() {
+        if !layer.above().is_empty() && self.pool.maps().layer(layer.id).is_ok() {
             return Ok(());
         }
         self.check_in_use()
@@ -358,7 +359,7 @@ impl Volume {
     fn refused(&self, error: StoreError) -> StoreError {
         if error.kind() == StoreErrorKind::NoSpace
             && !self.is_importing()
-            && let Err(error) = self.pool.refused()
+            && let Err(error) = self.pool.journal.refused()
         {
             tracing::error!("how full the pool is cannot be found out: {error}");
         }

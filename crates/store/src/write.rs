@@ -1,5 +1,5 @@
 //! The write path from step 2 of `docs/life-of-a-write.md` on. Appending and applying records (steps 6
-//! and 7) is done by `pool.rs`; the reply of step 8 is sent by the front end.
+//! and 7) is done by `journal/append.rs`; the reply of step 8 is sent by the front end.
 //!
 //! A block that the live layer owns alone is rewritten where it is, and nothing else happens: no
 //! record, no metadata. Everything else gets new blocks, consecutive where the request is. A block
@@ -16,14 +16,13 @@ use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::hash_cache::HashCache;
+use crate::journal::Purpose;
 use crate::map::{Entries, Layer};
 use crate::placement::{Placement, PlacementOffset};
 use crate::run::{PbaRun, PbaRuns};
 use crate::volume::Volume;
-use crate::watermarks::Purpose;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 
 /// A request is worked off in pieces of this many blocks: bounds its records, and how long its
 /// blocks stay locked. 1 MiB of consecutive blocks is one write to the pool.
@@ -67,7 +66,7 @@ impl Volume {
         data: &[u8],
         blocking: Blocking,
     ) -> Result<()> {
-        if blocking == Blocking::No && self.pool.writes_wait {
+        if blocking == Blocking::No && self.pool.data().writes_wait() {
             return Err(StoreError::would_block());
         }
         let block_size = self.pool.block_size();
@@ -179,12 +178,14 @@ impl Volume {
         if !records.is_empty() {
             // Others may have used up the quota meanwhile.
             let pool = &self.pool;
-            let logged = pool.record_if(&records, &old_blocks, blocking, &|_| {
-                match Guard::QuotaLookedAtLocked.holds() {
-                    true => within_quota(),
-                    false => Ok(()),
-                }
-            });
+            let logged =
+                pool.journal
+                    .append_if(&records, &old_blocks, blocking, &|_| {
+                        match Guard::QuotaLookedAtLocked.holds() {
+                            true => within_quota(),
+                            false => Ok(()),
+                        }
+                    });
             logged.or_else(|error| self.take_back(&placed, error))?;
         }
         if !Guard::DataBeforeRecord.holds() {
@@ -208,7 +209,7 @@ impl Volume {
         let mut entries = Entries::with_capacity(count as usize);
         for (lba, in_segment) in segments(first, count) {
             let slots = lba.slot()..lba.slot() + in_segment as usize;
-            let maps = &self.pool.maps;
+            let maps = &self.pool.maps();
             maps.resolve(layer, lba.segment(), slots, blocking, &mut entries)?;
         }
         Ok(entries)
@@ -227,7 +228,7 @@ impl Volume {
         }
         let mut entries = Entries::with_capacity(count as usize);
         for (lba, in_segment) in segments(first, count) {
-            let leaf = self.pool.maps.leaf(layer, lba.segment(), blocking)?;
+            let leaf = self.pool.maps().leaf(layer, lba.segment(), blocking)?;
             let slots = lba.slot()..lba.slot() + in_segment as usize;
             leaf.heat.touch(slots.clone());
             leaf.entries(slots, &mut entries);
@@ -289,7 +290,7 @@ impl Volume {
         };
         for (lba, count) in segments(first, own.len() as u64) {
             let slots = lba.slot()..lba.slot() + count as usize;
-            let view = self.pool.maps.view(&below, lba.segment(), blocking)?;
+            let view = self.pool.maps().view(&below, lba.segment(), blocking)?;
             view.entries(slots, &mut entries);
         }
         Ok(entries)
@@ -366,6 +367,7 @@ impl Volume {
         };
         match self
             .pool
+            .journal
             .allocate(placement, &layer.space_limits, purpose, blocking)
         {
             Err(error) if error.kind() == StoreErrorKind::NoSpace => {
@@ -374,7 +376,8 @@ impl Volume {
                     return Err(error);
                 }
                 let pool = &self.pool;
-                pool.allocate(placement, &layer.space_limits, Purpose::Overwrite, blocking)
+                pool.journal
+                    .allocate(placement, &layer.space_limits, Purpose::Overwrite, blocking)
             }
             allocated => allocated,
         }
@@ -406,7 +409,7 @@ impl Volume {
         lba: Lba,
         blocking: Blocking,
     ) -> Result<Option<PlacementOffset>> {
-        let leaf = self.pool.maps.leaf(layer, lba.segment(), blocking)?;
+        let leaf = self.pool.maps().leaf(layer, lba.segment(), blocking)?;
         let first = lba.0 - lba.slot() as u64;
         Ok(leaf.with(|segment| {
             let (before, after) = segment.split_at(lba.slot());
@@ -426,10 +429,7 @@ impl Volume {
             let run = part.run;
             let start = ((run.lba.0 - first.0) * block_size) as usize;
             let bytes = &data[start..start + (run.count * block_size) as usize];
-            let written = self.pool.data.write_at(bytes, pba.0 * block_size);
-            // Raised after the write and before the record, or the reply: what a commit that
-            // finds it raised then syncs includes this write.
-            self.pool.unsynced.store(true, SeqCst);
+            let written = self.pool.data().write_at(bytes, pba.0 * block_size);
             if let Err(error) = written {
                 let what = format_args!("block {} of the volume, {pba} of the pool", run.lba);
                 return self.take_back(placed, StoreError::io(what, error));
@@ -465,14 +465,14 @@ impl Volume {
     fn take_back(&self, placed: &[Placed], error: StoreError) -> Result<()> {
         // After a failure inside `apply` some of them may have been recorded; the pool takes no
         // writes then, and recovery finds out.
-        if self.pool.check_writable().is_ok() {
+        if self.pool.journal.check_writable().is_ok() {
             let new = placed.iter().filter_map(|placed| {
                 placed.new.map(|start| PbaRun {
                     start,
                     count: placed.run.count,
                 })
             });
-            self.pool.take_back(&new.collect::<PbaRuns>())?;
+            self.pool.journal.take_back(&new.collect::<PbaRuns>())?;
         }
         Err(error)
     }

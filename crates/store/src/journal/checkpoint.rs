@@ -20,16 +20,16 @@ use onefold_format::page::{
 use onefold_format::{LayerCounts, LayerId, Root, TreeRoot};
 use onefold_format::{batch_page, map_page, space_page};
 
+use super::failure::StopsOnPanic;
+use super::log::LogMark;
+use super::{Journal, Uncommitted};
 use crate::apply::MetadataState;
 use crate::batch::{self, OpenBatch};
 use crate::catalogue::SealedCatalogue;
 use crate::error::{Result, StoreError};
-use crate::failure::StopsOnPanic;
 use crate::guard::Guard;
-use crate::log::LogMark;
 use crate::map::{Layer, SealedLeaf};
 use crate::pages::PageWriter;
-use crate::pool::{Pool, Uncommitted};
 use crate::queue::{self, SealedQueue};
 use crate::space::SealedSpacePage;
 use crate::tree::{self, Change};
@@ -58,7 +58,7 @@ struct Written {
     layers: BTreeMap<LayerId, TreeRoot>,
 }
 
-impl Pool {
+impl Journal {
     /// Writes a checkpoint that holds everything up to some moment after this call.
     pub(crate) fn checkpoint(&self) -> Result<()> {
         self.checkpoints.run(|root| self.write_checkpoint(root))
@@ -179,7 +179,7 @@ impl Pool {
     }
 
     /// Writes a root to its slot and makes it durable.
-    pub(crate) fn write_root(&self, root: &Root) -> Result<()> {
+    pub(super) fn write_root(&self, root: &Root) -> Result<()> {
         let page = root.encode(self.superblock.pool);
         let at = root.slot().0 * PAGE_BYTES as u64;
         let disk = self.pages.disk();

@@ -12,17 +12,17 @@ use std::ops::Range;
 
 use onefold_format::{Record, record};
 
+use super::log::Tail;
 use crate::guard::Guard;
-use crate::log::Tail;
 use crate::sync::{RwLock, read, write};
 
 /// Where each run begins, and where it ends.
 #[derive(Default)]
-pub(crate) struct Doubted(RwLock<BTreeMap<u64, u64>>);
+pub(super) struct Doubted(RwLock<BTreeMap<u64, u64>>);
 
 impl Doubted {
     /// A sync of the data failed: the new blocks that these records name are not believed.
-    pub(crate) fn add(&self, tail: &Tail) {
+    pub(super) fn add(&self, tail: &Tail) {
         let mut runs = write(&self.0);
         let records = tail.frames().flat_map(record::decode_all);
         for record in records.filter_map(std::result::Result::ok) {
@@ -35,7 +35,7 @@ impl Doubted {
     }
 
     /// Refuses what was read of blocks whose content may be another's.
-    pub(crate) fn check(&self, blocks: &Range<u64>) -> io::Result<()> {
+    pub(super) fn check(&self, blocks: &Range<u64>) -> io::Result<()> {
         if !Guard::DoubtedNotRead.holds() || !self.contains_any(blocks) {
             return Ok(());
         }

@@ -9,15 +9,14 @@
 //! for the lock and find, when they get it, that a commit sealed after they arrived is done (P5).
 //! So any number of flushes that arrive during one commit share the next.
 
-use std::sync::atomic::Ordering::SeqCst;
-
+use super::failure::StopsOnPanic;
+use super::log::{Log, Tail};
+use super::{Journal, Uncommitted};
 use crate::error::{Result, StoreError};
-use crate::failure::StopsOnPanic;
 use crate::guard::Guard;
-use crate::log::{Log, Tail};
-use crate::pool::{Pool, Uncommitted};
+use crate::sync::lock;
 
-impl Pool {
+impl Journal {
     /// Makes everything durable that was answered before this call.
     pub(crate) fn commit(&self) -> Result<()> {
         self.commits
@@ -35,8 +34,8 @@ impl Pool {
     /// Syncs the data aside, if anyone does work aside, and once more what was written during the
     /// first sync. It stands for no commit's own sync, but a failure is told only once, so it
     /// counts as much.
-    pub(crate) fn write_data_out(&self) -> Result<()> {
-        if self.background.is_set() && self.unsynced.load(SeqCst) {
+    pub(super) fn write_data_out(&self) -> Result<()> {
+        if self.background.is_set() && self.data.is_unsynced() {
             self.background
                 .run(|| self.sync_data().and_then(|()| self.sync_data()))?;
         }
@@ -44,7 +43,7 @@ impl Pool {
     }
 
     /// One commit; `at_seal` sees the uncommitted state exactly as the sealed records left it.
-    pub(crate) fn seal_and_commit<T>(
+    pub(super) fn seal_and_commit<T>(
         &self,
         log: &mut Log,
         at_seal: impl FnOnce(&mut Uncommitted) -> Result<T>,
@@ -60,7 +59,7 @@ impl Pool {
         // Whoever raises this flag has written its data, and does so before its record is
         // appended: a record in `tail` whose flag was seen by an earlier commit is of data that
         // this earlier commit synced.
-        let has_unsynced = self.unsynced.swap(false, SeqCst);
+        let has_unsynced = self.data.take_unsynced();
         self.make_durable(log, &tail, has_unsynced)
             .inspect_err(|error| {
                 if Guard::FailedSyncStopsWrites.holds() {
@@ -74,7 +73,7 @@ impl Pool {
 
     fn make_durable(&self, log: &mut Log, tail: &Tail, has_unsynced: bool) -> Result<()> {
         if has_unsynced && Guard::PoolSyncedBeforeLog.holds() {
-            self.sync_data().inspect_err(|_| self.doubted.add(tail))?;
+            self.sync_data().inspect_err(|_| self.data.doubt(tail))?;
         }
         if tail.is_empty() {
             return Ok(());
@@ -88,15 +87,15 @@ impl Pool {
 
     /// Once it fails there are no more writes, and records to come, so all that are not durable are in
     /// the tail and in those of commits under way.
-    pub(crate) fn sync_data(&self) -> Result<()> {
-        let what = || format!("syncing the pool's data {}", self.data_name);
+    pub(super) fn sync_data(&self) -> Result<()> {
+        let what = || format!("syncing the pool's data {}", self.data.name());
         let synced = self.data.sync();
         synced
             .map_err(|error| StoreError::io(what(), error))
             .inspect_err(|error| {
                 if Guard::FailedSyncStopsWrites.holds() {
                     self.fail_sync(error);
-                    self.doubt_tail();
+                    self.data.doubt(&lock(&self.uncommitted).tail);
                 }
             })
     }

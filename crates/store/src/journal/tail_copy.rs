@@ -19,9 +19,9 @@ use onefold_engine::{Engine, HostMemory};
 use onefold_format::tail::{self, TAIL_ENTRY_BYTES, TAIL_HEADER_BYTES, TailEntries};
 use onefold_format::{FormatError, PoolId, TailHeader};
 
+use super::log::{RECORDS_BYTES_MAX, Tail, TailMark};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::log::{RECORDS_BYTES_MAX, Tail, TailMark};
 
 /// Bytes of both halves: room for some 130,000 changes between two commits. With less room guests that
 /// write much at random make housekeeping commit so often that they notice.
@@ -47,9 +47,9 @@ pub(crate) struct TailCopy {
 }
 
 /// Records that a process left behind: where the frame stands that has or should have them.
-pub(crate) struct LeftBehind {
-    pub(crate) position: u64,
-    pub(crate) records: Vec<u8>,
+pub(super) struct LeftBehind {
+    pub(super) position: u64,
+    pub(super) records: Vec<u8>,
 }
 
 impl TailCopy {
@@ -80,24 +80,24 @@ impl TailCopy {
     }
 
     /// Whether appending records to it lets a request be answered.
-    pub(crate) fn is_there(&self) -> bool {
+    pub(super) fn is_there(&self) -> bool {
         self.memory.is_some()
     }
 
     /// Whether the records of one more request fit.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         let free = |memory: &Arc<dyn HostMemory>| (memory.len() / 2).saturating_sub(self.at);
         self.memory.as_ref().map(free) > Some(REQUEST_BYTES_MAX) || self.memory.is_none()
     }
 
     /// Whether a commit should make room before a request has to wait for one.
-    pub(crate) fn is_nearly_full(&self) -> bool {
+    pub(super) fn is_nearly_full(&self) -> bool {
         let most = self.memory.as_ref().map(|memory| memory.len() / 8 * 3);
         most.is_some_and(|most| self.at > most)
     }
 
     /// What earlier processes left for this pool in this boot of the host, in the log's order.
-    pub(crate) fn left_behind(&self) -> Vec<LeftBehind> {
+    pub(super) fn left_behind(&self) -> Vec<LeftBehind> {
         let Some(memory) = &self.memory else {
             return Vec::new();
         };
@@ -152,7 +152,7 @@ impl TailCopy {
 
     /// From now on the half that has no records in need of it takes those of a new tail, whose first
     /// frame will stand at `position`.
-    pub(crate) fn begin(&mut self, position: u64) {
+    pub(super) fn begin(&mut self, position: u64) {
         self.half = 1 - self.half;
         self.at = TAIL_HEADER_BYTES;
         let Some(memory) = self.memory.as_ref().filter(|_| !self.is_void) else {
@@ -171,14 +171,14 @@ impl TailCopy {
     }
 
     /// Begins anew after an opening: all records that there were are in the log.
-    pub(crate) fn begin_session(&mut self, position: u64) {
+    pub(super) fn begin_session(&mut self, position: u64) {
         self.erase();
         self.is_void = false;
         self.begin(position);
     }
 
     /// Appends what came to `tail` after `mark`. Returns whether it is there for the next process.
-    pub(crate) fn append(&mut self, tail: &Tail, mark: TailMark) -> bool {
+    pub(super) fn append(&mut self, tail: &Tail, mark: TailMark) -> bool {
         let Some(memory) = self.memory.as_ref().filter(|_| !self.is_void) else {
             return false;
         };

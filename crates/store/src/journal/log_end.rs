@@ -15,9 +15,9 @@ use onefold_format::PoolId;
 use onefold_format::frame::{self, FRAME_HEADER_BYTES};
 use onefold_format::units::SECTOR_BYTES;
 
+use super::log::{LogMark, LogReader};
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
-use crate::log::{LogMark, LogReader};
 
 /// A commit at the end of the log of which some frames are missing or do not verify.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,22 +33,22 @@ pub struct IncompleteCommit {
 
 /// Where replay ended.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct End {
-    pub(crate) mark: LogMark,
+pub(super) struct End {
+    pub(super) mark: LogMark,
     /// Session of the last frame that was replayed; 0 if there was none.
-    pub(crate) session: u64,
+    pub(super) session: u64,
     /// That frame was the last of its commit.
-    pub(crate) is_commit_whole: bool,
+    pub(super) is_commit_whole: bool,
     /// The highest session that a frame can be of.
-    pub(crate) newest_session: u64,
+    pub(super) newest_session: u64,
 }
 
 /// What was found behind the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Behind {
-    pub(crate) incomplete: Option<IncompleteCommit>,
+pub(super) struct Behind {
+    pub(super) incomplete: Option<IncompleteCommit>,
     /// The ring has frames of this pool, of whatever age.
-    pub(crate) has_frames: bool,
+    pub(super) has_frames: bool,
 }
 
 /// Makes sure that the log has the length that the superblock says.
@@ -77,7 +77,7 @@ fn remedy(log_bytes: u64) -> String {
 /// # Errors
 ///
 /// `Damaged` where the end cannot be one, or the ring has frames of another pool; `Io`.
-pub(crate) fn examine(reader: &mut LogReader<'_>, end: &End) -> Result<Behind> {
+pub(super) fn examine(reader: &mut LogReader<'_>, end: &End) -> Result<Behind> {
     let (start, pool) = (end.mark.position, reader.pool());
     let mut behind = Behind::default();
     let mut last = resembling(reader, end)?;

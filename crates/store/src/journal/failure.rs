@@ -10,29 +10,29 @@ use crate::guard::Guard;
 
 /// The first failure after which nothing may be written, if there was one.
 #[derive(Default)]
-pub(crate) struct Failure(OnceLock<String>);
+pub(super) struct Failure(OnceLock<String>);
 
 impl Failure {
     /// Stops all writes until the pool is opened again. The first reason is kept.
-    pub(crate) fn set(&self, error: &StoreError) {
+    pub(super) fn set(&self, error: &StoreError) {
         if self.0.set(error.to_string()).is_ok() {
             tracing::error!("the pool takes no writes from now on: {error}");
         }
     }
 
-    pub(crate) fn is_set(&self) -> bool {
+    pub(super) fn is_set(&self) -> bool {
         self.0.get().is_some()
     }
 
     /// The error of a write, if no writes are taken.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         match self.is_set() {
             true => Err(self.read_only_error()),
             false => Ok(()),
         }
     }
 
-    pub(crate) fn read_only_error(&self) -> StoreError {
+    pub(super) fn read_only_error(&self) -> StoreError {
         let reason = self.0.get().map_or("", String::as_str);
         let message = format!("the pool takes no writes until it is opened again: {reason}");
         StoreError::new(StoreErrorKind::ReadOnly, message)
@@ -47,7 +47,7 @@ pub(crate) struct StopsOnPanic<'a> {
 }
 
 impl<'a> StopsOnPanic<'a> {
-    pub(crate) fn new(failure: &'a Failure, what: &'static str) -> Self {
+    pub(super) fn new(failure: &'a Failure, what: &'static str) -> Self {
         Self { failure, what }
     }
 }

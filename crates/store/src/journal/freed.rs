@@ -1,4 +1,4 @@
-//! Space that was freed and that the host may have back, as far as it is remembered: see `discard.rs`.
+//! Space that was freed and that the host may have back, as far as it is remembered: see `host_space.rs`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,14 +8,14 @@ const RANGES_MAX: usize = 16_384;
 
 /// Space that was freed and that nobody has looked at since, as ranges of units.
 #[derive(Default)]
-pub(crate) struct Freed {
+pub(super) struct Freed {
     /// From the first unit to the one behind the last; they do not touch.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl Freed {
     /// Remembers a range, which may overlap others. Returns whether there are too many now.
-    pub(crate) fn add(&mut self, mut added: Range<u64>) -> bool {
+    pub(super) fn add(&mut self, mut added: Range<u64>) -> bool {
         while let Some((&start, &end)) = self.ranges.range(..=added.end).next_back()
             && end >= added.start
         {
@@ -27,7 +27,7 @@ impl Freed {
     }
 
     /// Takes up to so many units off the front.
-    pub(crate) fn take(&mut self, units: u64) -> Option<Range<u64>> {
+    pub(super) fn take(&mut self, units: u64) -> Option<Range<u64>> {
         let (start, end) = self.ranges.pop_first()?;
         let cut = end.min(start.saturating_add(units));
         if cut < end {

@@ -19,7 +19,7 @@ const COUNTERS: u64 = 4;
 #[repr(align(64))]
 struct Counter(AtomicU64);
 
-pub(crate) struct Epochs {
+pub(super) struct Epochs {
     current: AtomicU64,
     pins: [Counter; COUNTERS as usize],
 }
@@ -34,7 +34,7 @@ pub(crate) struct Pin<'a> {
 pub(crate) struct Epoch(u64);
 
 impl Epochs {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         // Starting above the number of counters keeps the subtraction in `is_drained` positive.
         Self {
             current: AtomicU64::new(COUNTERS),
@@ -42,7 +42,7 @@ impl Epochs {
         }
     }
 
-    pub(crate) fn pin(&self) -> Pin<'_> {
+    pub(super) fn pin(&self) -> Pin<'_> {
         loop {
             let epoch = self.current.load(SeqCst);
             let counter = self.counter(epoch);
@@ -57,12 +57,12 @@ impl Epochs {
     }
 
     /// The tag for blocks that the maps no longer name.
-    pub(crate) fn current(&self) -> Epoch {
+    pub(super) fn current(&self) -> Epoch {
         Epoch(self.current.load(SeqCst))
     }
 
     /// Moves on to the next epoch if its counter is free. To be called by one thread at a time.
-    pub(crate) fn advance(&self) {
+    pub(super) fn advance(&self) {
         let next = self.current.load(SeqCst) + 1;
         if self.counter(next).load(SeqCst) == 0 {
             self.current.store(next, SeqCst);
@@ -70,7 +70,7 @@ impl Epochs {
     }
 
     /// Whether no read that pinned `epoch` or an earlier one is still under way.
-    pub(crate) fn is_drained(&self, epoch: Epoch) -> bool {
+    pub(super) fn is_drained(&self, epoch: Epoch) -> bool {
         let current = self.current.load(SeqCst);
         let oldest_counted = current - (COUNTERS - 1);
         // Epochs older than that gave their counter away, so they had drained.

@@ -24,9 +24,9 @@ use onefold_format::scrub_page::{self, BAD_BLOCKS_MAX, SLOT_PAGES, SLOTS, ScrubP
 use onefold_format::units::SECTOR_BYTES;
 use onefold_format::{BadBlock, Fault, FormatError, PageNumber, Pba, PoolId, ScrubProgress};
 
+use super::Journal;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::pool::Pool;
 use crate::sync::{AtomicUsize, Mutex, RwLock, lock, read, write};
 
 /// Blocks remembered that a reader could not read, until somebody has had a look at them.
@@ -219,18 +219,16 @@ impl BadBlocks {
         let unshared = written.filter(|block| block.fingerprint.is_none());
         self.clear(unshared.map(|block| block.pba));
     }
-}
 
-impl Pool {
     /// Puts blocks on the list, or says more of those that are there. Durable when it returns. The
     /// caller holds the job lock, or the blocks' entries cannot change for another reason.
-    pub(crate) fn list_bad(&self, blocks: &[BadBlock]) -> Result<()> {
+    pub(crate) fn list(&self, journal: &Journal, blocks: &[BadBlock]) -> Result<()> {
         if blocks.is_empty() {
             return Ok(());
         }
         {
-            let mut uncommitted = self.uncommitted()?;
-            let mut state = write(&self.bad.state);
+            let mut uncommitted = journal.uncommitted()?;
+            let mut state = write(&self.state);
             for block in blocks {
                 let is_new = !state.listed.contains_key(&block.pba);
                 if is_new && state.listed.len() == BAD_BLOCKS_MAX as usize {
@@ -239,55 +237,59 @@ impl Pool {
                         format!(
                             "more than {BAD_BLOCKS_MAX} blocks of {} are bad: the device fails, \
                              or the file was written over",
-                            self.data_name
+                            journal.data.name()
                         ),
                     ));
                 }
                 uncommitted.metadata.space.quarantine(block.pba)?;
                 state.cleared.remove(&block.pba);
                 state.listed.insert(block.pba, *block);
-                self.bad.count.store(state.listed.len(), SeqCst);
+                self.count.store(state.listed.len(), SeqCst);
             }
         }
-        self.save_bad_blocks()
+        self.save(journal)
     }
 
     /// Takes blocks off the list that are as they should be, or that nothing names any more.
     /// Durable when it returns.
-    pub(crate) fn unlist(&self, blocks: impl IntoIterator<Item = Pba>) -> Result<()> {
-        match self.bad.clear(blocks) {
-            true => self.save_bad_blocks(),
+    pub(crate) fn unlist(
+        &self,
+        journal: &Journal,
+        blocks: impl IntoIterator<Item = Pba>,
+    ) -> Result<()> {
+        match self.clear(blocks) {
+            true => self.save(journal),
             false => Ok(()),
         }
     }
 
     /// Takes blocks off the list, listed still or cleared already, and lets them go. Durable when it
     /// returns.
-    pub(crate) fn forget_bad(&self, blocks: Vec<Pba>) -> Result<()> {
-        self.bad.clear(blocks);
-        self.save_bad_blocks()
+    pub(crate) fn forget(&self, journal: &Journal, blocks: Vec<Pba>) -> Result<()> {
+        self.clear(blocks);
+        self.save(journal)
     }
 
     /// Writes list and progress as they are now, and lets go of the blocks that were cleared.
-    pub(crate) fn save_bad_blocks(&self) -> Result<()> {
-        let mut part = lock(&self.bad.part);
+    pub(crate) fn save(&self, journal: &Journal) -> Result<()> {
+        let mut part = lock(&self.part);
         let (listed, progress, cleared) = {
-            let state = read(&self.bad.state);
+            let state = read(&self.state);
             let listed: Vec<BadBlock> = state.listed.values().copied().collect();
             (listed, state.progress, state.cleared.clone())
         };
         if Guard::ListedNotReused.holds() {
             part.write(&listed, &progress)?;
-            self.let_go(&cleared)
+            self.let_go(journal, &cleared)
         } else {
-            self.let_go(&cleared)?;
+            self.let_go(journal, &cleared)?;
             part.write(&listed, &progress)
         }
     }
 
-    fn let_go(&self, cleared: &BTreeSet<Pba>) -> Result<()> {
-        let mut uncommitted = self.uncommitted()?;
-        let mut state = write(&self.bad.state);
+    fn let_go(&self, journal: &Journal, cleared: &BTreeSet<Pba>) -> Result<()> {
+        let mut uncommitted = journal.uncommitted()?;
+        let mut state = write(&self.state);
         for pba in cleared {
             if state.cleared.remove(pba) {
                 uncommitted.metadata.space.end_quarantine(*pba)?;
@@ -298,28 +300,28 @@ impl Pool {
 
     /// Housekeeping: what was cleared is let go. So is a block that was freed, and that the device
     /// could read; one that it cannot stays out of use.
-    pub(crate) fn tidy_bad_blocks(&self) -> Result<()> {
-        if !self.bad.is_any() && read(&self.bad.state).cleared.is_empty() {
+    pub(crate) fn tidy(&self, journal: &Journal) -> Result<()> {
+        if !self.is_any() && read(&self.state).cleared.is_empty() {
             return Ok(());
         }
-        let kept_back = self.uncommitted()?.metadata.space.kept_back();
+        let kept_back = journal.uncommitted()?.metadata.space.kept_back();
         let readable = kept_back.into_iter().filter(|pba| {
-            let listed = self.bad.get(*pba);
+            let listed = self.get(*pba);
             listed.is_some_and(|block| block.fault == Fault::Changed)
         });
-        self.bad.clear(readable.collect::<Vec<Pba>>());
-        if read(&self.bad.state).cleared.is_empty() {
+        self.clear(readable.collect::<Vec<Pba>>());
+        if read(&self.state).cleared.is_empty() {
             return Ok(());
         }
-        self.save_bad_blocks()
+        self.save(journal)
     }
 
     /// After opening: no block of the list is handed out.
-    pub(crate) fn quarantine_bad_blocks(&self) -> Result<()> {
-        let mut uncommitted = self.uncommitted()?;
+    pub(crate) fn quarantine_listed(&self, journal: &Journal) -> Result<()> {
+        let mut uncommitted = journal.uncommitted()?;
         let space = &mut uncommitted.metadata.space;
         let blocks = space.blocks();
-        let listed = self.bad.all().into_iter();
+        let listed = self.all().into_iter();
         let in_pool = listed.filter(|block| block.pba.0 < blocks);
         in_pool
             .into_iter()

@@ -10,7 +10,7 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, lock};
 ///
 /// What is guaranteed: [`GroupCommit::run`] returns only after a run of the work that *started* after
 /// the call has ended.
-pub(crate) struct GroupCommit<T> {
+pub(super) struct GroupCommit<T> {
     started: AtomicU64,
     state: Mutex<GroupCommitState<T>>,
 }
@@ -21,7 +21,7 @@ struct GroupCommitState<T> {
 }
 
 impl<T> GroupCommit<T> {
-    pub(crate) fn new(work: T) -> Self {
+    pub(super) fn new(work: T) -> Self {
         Self {
             started: AtomicU64::new(0),
             state: Mutex::new(GroupCommitState { ended: 0, work }),
@@ -30,7 +30,7 @@ impl<T> GroupCommit<T> {
 
     /// Does the work, unless a run of it that started after this call has ended by the time that
     /// it is this caller's turn. A failed run counts for nobody but the one who ran it.
-    pub(crate) fn run(&self, work: impl FnOnce(&mut T) -> Result<()>) -> Result<()> {
+    pub(super) fn run(&self, work: impl FnOnce(&mut T) -> Result<()>) -> Result<()> {
         let arrived = self.started.load(SeqCst);
         let mut state = lock(&self.state);
         let joins = if Guard::FlushJoinsLaterCommit.holds() {
@@ -48,13 +48,13 @@ impl<T> GroupCommit<T> {
     }
 
     /// The work's state, for those who do part of it themselves.
-    pub(crate) fn lock(&self) -> SharedGuard<'_, T> {
+    pub(super) fn lock(&self) -> SharedGuard<'_, T> {
         SharedGuard(lock(&self.state))
     }
 }
 
 /// See [`GroupCommit::lock`].
-pub(crate) struct SharedGuard<'a, T>(MutexGuard<'a, GroupCommitState<T>>);
+pub(super) struct SharedGuard<'a, T>(MutexGuard<'a, GroupCommitState<T>>);
 
 impl<T> std::ops::Deref for SharedGuard<'_, T> {
     type Target = T;

@@ -30,10 +30,10 @@ const RESERVE_BYTES_MAX: u64 = 1 << 30;
 /// Pages for metadata beyond two for each change, one for itself and one for those above it, without
 /// which a checkpoint is written before anything else is changed: those of a whole batch, of the
 /// catalogue, and to spare. This is what trims, deletions and the collector can count on.
-pub(crate) const PAGES_FOR_RECLAIMING: u64 = 256;
+pub(super) const PAGES_FOR_RECLAIMING: u64 = 256;
 
 /// Pages without which no new block is mapped.
-pub(crate) const PAGES_FOR_GUESTS: u64 = 512;
+pub(super) const PAGES_FOR_GUESTS: u64 = 512;
 
 /// Pages without which the finder rests.
 pub(crate) const PAGES_FOR_FINDER: u64 = 768;
@@ -65,7 +65,7 @@ impl SpaceLevel {
     ];
 
     /// The levels between the one that the log was told of and this one, which it is to hear of now.
-    pub(crate) fn news_since(self, reported: u8) -> impl Iterator<Item = Self> {
+    pub(super) fn news_since(self, reported: u8) -> impl Iterator<Item = Self> {
         let all = Self::ALL.into_iter();
         all.filter(move |level| *level as u8 > reported && *level <= self)
     }
@@ -84,14 +84,14 @@ pub(crate) enum Purpose {
 
 /// The levels of one pool: numbers of free blocks at which they begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Watermarks {
+pub(super) struct Watermarks {
     low: u64,
     scarce: u64,
-    pub(crate) reserve: u64,
+    pub(super) reserve: u64,
 }
 
 impl Watermarks {
-    pub(crate) fn of(pool_blocks: u64, block_size: u64) -> Self {
+    pub(super) fn of(pool_blocks: u64, block_size: u64) -> Self {
         let mark = |part: u64, bytes_max: u64| (pool_blocks / part).min(bytes_max / block_size);
         Self {
             low: mark(10, LOW_BYTES_MAX),
@@ -100,7 +100,7 @@ impl Watermarks {
         }
     }
 
-    pub(crate) fn level(&self, free: u64) -> SpaceLevel {
+    pub(super) fn level(&self, free: u64) -> SpaceLevel {
         match free {
             0 => SpaceLevel::Full,
             _ if free <= self.reserve => SpaceLevel::Reserve,
@@ -111,7 +111,7 @@ impl Watermarks {
     }
 
     /// Blocks that have to stay free for others.
-    pub(crate) fn kept_from(&self, purpose: Purpose) -> u64 {
+    pub(super) fn kept_from(&self, purpose: Purpose) -> u64 {
         match purpose {
             Purpose::Import => self.scarce,
             Purpose::New if Guard::ReserveForOverwrites.holds() => self.reserve,
@@ -122,14 +122,14 @@ impl Watermarks {
 
 /// What is remembered from one look at the free space to the next.
 #[derive(Default)]
-pub(crate) struct SpaceReport {
+pub(super) struct SpaceReport {
     /// The level that the log was told of.
-    pub(crate) level: AtomicU8,
+    pub(super) level: AtomicU8,
     /// One more than the blocks that were available when a write found too few; 0 where none has, or
     /// more are available since.
-    pub(crate) refused_at: AtomicU64,
+    pub(super) refused_at: AtomicU64,
     /// Free blocks that the host had no space for at the last look.
-    pub(crate) host_lacks: AtomicU64,
+    pub(super) host_lacks: AtomicU64,
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

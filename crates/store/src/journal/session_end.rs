@@ -9,10 +9,10 @@
 //! it carries the session's number, while any later session has made a root with a higher one durable
 //! before it wrote anything.
 
+use super::Journal;
 use crate::error::{Result, StoreError};
-use crate::pool::Pool;
 
-impl Pool {
+impl Journal {
     /// Commits what is left, with the mark that closes the session. The caller sees to it that no
     /// request is under way.
     pub(crate) fn close_session(&self) -> Result<()> {
@@ -27,7 +27,7 @@ impl Pool {
     pub(crate) fn read_data_afresh(&self) -> Result<()> {
         let forgotten = self.data.forget_cached();
         forgotten.map_err(|error| {
-            let what = format_args!("reading {} afresh", self.data_name);
+            let what = format_args!("reading {} afresh", self.data.name());
             StoreError::io(what, error)
         })
     }

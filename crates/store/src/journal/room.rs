@@ -3,13 +3,14 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
+use super::Journal;
+use super::watermarks::{PAGES_FOR_RECLAIMING, Purpose, SpaceLevel, Watermarks};
+use crate::apply::MetadataState;
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::pool::{Pool, Uncommitted};
 use crate::space::Space;
 use crate::space_limits::SpaceLimits;
-use crate::watermarks::{PAGES_FOR_RECLAIMING, Purpose, SpaceLevel, Watermarks};
 
 /// How many blocks can be handed out, and what that means.
 #[derive(Debug, Clone, Copy)]
@@ -25,17 +26,17 @@ pub(crate) struct Room {
     pub(crate) spare_bytes: u64,
 }
 
-impl Pool {
+impl Journal {
     /// Asks the host, and compares its space with the pool's.
     pub(crate) fn room(&self) -> Result<Room> {
         let allocated_bytes = self.data.allocated_bytes();
-        let allocated_bytes = allocated_bytes.map_err(|e| StoreError::io(&self.data_name, e))?;
+        let allocated_bytes = allocated_bytes.map_err(|e| StoreError::io(self.data.name(), e))?;
         let host_free_bytes = self.data.host_free_bytes();
-        let uncommitted = self.uncommitted()?;
-        let space = &uncommitted.metadata.space;
+        let metadata = self.metadata()?;
+        let space = &metadata.space;
         let (marks, free) = (self.watermarks(space), space.free_blocks());
         let busy_bytes = space.busy_blocks() * self.block_size();
-        drop(uncommitted);
+        drop(metadata);
         let spare_bytes = allocated_bytes.saturating_sub(busy_bytes);
         let available = host_free_bytes.map_or(free, |host_free| {
             free.min(host_free.saturating_add(spare_bytes) / self.block_size())
@@ -82,15 +83,15 @@ impl Pool {
     /// Makes sure that so many pages for metadata are left after the next checkpoint; that checkpoint
     /// is written if it helps.
     pub(crate) fn secure_pages(&self, beyond: u64, blocking: Blocking) -> Result<()> {
-        let uncommitted = self.uncommitted()?;
-        if self.has_pages(&uncommitted, beyond) {
+        let metadata = self.metadata()?;
+        if self.has_pages(&metadata, beyond) {
             return Ok(());
         }
         let (wanted, has_changes) = (
-            self.pages_wanted(&uncommitted, beyond),
-            self.has_changes(&uncommitted),
+            self.pages_wanted(&metadata, beyond),
+            self.has_changes(&metadata),
         );
-        drop(uncommitted);
+        drop(metadata);
         if blocking == Blocking::No {
             return Err(StoreError::would_block());
         }
@@ -99,13 +100,13 @@ impl Pool {
             return secured;
         }
         self.checkpoint()?;
-        let wanted = self.pages_wanted(&*self.uncommitted()?, beyond);
+        let wanted = self.pages_wanted(&*self.metadata()?, beyond);
         self.pages.secure(wanted)
     }
 
     /// Makes sure that the next checkpoint can be written, after more changes or now.
     pub(crate) fn make_room_for_pages(&self) -> Result<()> {
-        let wanted = self.pages_wanted(&*self.uncommitted()?, PAGES_FOR_RECLAIMING);
+        let wanted = self.pages_wanted(&*self.metadata()?, PAGES_FOR_RECLAIMING);
         match self.pages.secure(wanted) {
             Ok(()) => Ok(()),
             Err(_) => self.checkpoint(),
@@ -113,22 +114,27 @@ impl Pool {
     }
 
     /// Whether the next checkpoint leaves so many pages.
-    pub(crate) fn has_pages(&self, uncommitted: &Uncommitted, beyond: u64) -> bool {
-        self.pages.spare() >= self.pages_wanted(uncommitted, beyond)
+    pub(crate) fn has_pages(&self, metadata: &MetadataState, beyond: u64) -> bool {
+        self.pages.spare() >= self.pages_wanted(metadata, beyond)
     }
 
     /// Whether there is anything for a checkpoint to write.
-    pub(crate) fn has_changes(&self, uncommitted: &Uncommitted) -> bool {
-        self.maps.dirty_count() + uncommitted.metadata.dirty_pages() > 0
+    pub(crate) fn has_changes(&self, metadata: &MetadataState) -> bool {
+        self.maps.dirty_count() + metadata.dirty_pages() > 0
     }
 
     /// Pages that the next checkpoint may write, and so many more.
-    fn pages_wanted(&self, uncommitted: &Uncommitted, beyond: u64) -> u64 {
-        let changes = self.maps.dirty_count() + uncommitted.metadata.dirty_pages();
+    fn pages_wanted(&self, metadata: &MetadataState, beyond: u64) -> u64 {
+        let changes = self.maps.dirty_count() + metadata.dirty_pages();
         2 * changes as u64 + beyond
     }
 
-    pub(crate) fn watermarks(&self, space: &Space) -> Watermarks {
+    /// Blocks that only what overwrites data gets.
+    pub(crate) fn reserve_blocks(&self, metadata: &MetadataState) -> u64 {
+        self.watermarks(&metadata.space).reserve
+    }
+
+    fn watermarks(&self, space: &Space) -> Watermarks {
         Watermarks::of(space.blocks(), self.block_size())
     }
 
@@ -137,7 +143,7 @@ impl Pool {
     pub(crate) fn report_level(&self) -> Result<()> {
         let refused_at = self.space_report.refused_at.load(SeqCst);
         let room = self.room()?;
-        let marks = self.watermarks(&self.uncommitted()?.metadata.space);
+        let marks = self.watermarks(&self.metadata()?.space);
         let fewer = room.available - room.available / 8;
         let surely = match fewer >= refused_at {
             true => marks.level(fewer),
@@ -184,15 +190,13 @@ impl Pool {
     pub(crate) fn kept_from(
         &self,
         space_limits: &SpaceLimits,
-        uncommitted: &Uncommitted,
+        metadata: &MetadataState,
         count: u64,
         purpose: Purpose,
     ) -> u64 {
         let reserve = match count <= space_limits.unused_reservation() {
             true => 0,
-            false => self
-                .watermarks(&uncommitted.metadata.space)
-                .kept_from(purpose),
+            false => self.watermarks(&metadata.space).kept_from(purpose),
         };
         // A guest's write may find blocks that the host has allocated; an import leaves those to it.
         let host_lacks = match purpose {
@@ -211,8 +215,8 @@ impl Pool {
         if reserved == 0 {
             return Ok(u64::MAX);
         }
-        let uncommitted = self.uncommitted()?;
-        let space = &uncommitted.metadata.space;
+        let metadata = self.metadata()?;
+        let space = &metadata.space;
         let spoken_for =
             self.maps.space_limits_table.unused_reservations() + self.watermarks(space).reserve;
         let unclaimed = space.free_blocks().saturating_sub(spoken_for);
@@ -224,12 +228,12 @@ impl Pool {
     pub(crate) fn admit_sharing(
         &self,
         space_limits: &SpaceLimits,
-        uncommitted: &Uncommitted,
+        metadata: &MetadataState,
         fewer: u64,
     ) -> Result<()> {
         let reserved = space_limits.reserved();
         self.admit_keeping(
-            uncommitted,
+            metadata,
             space_limits.unused_reservation(),
             space_limits.unused_reservation_if(fewer, reserved),
         )
@@ -239,7 +243,7 @@ impl Pool {
     pub(crate) fn admit_reservation(
         &self,
         space_limits: Option<&SpaceLimits>,
-        uncommitted: &Uncommitted,
+        metadata: &MetadataState,
         bytes: u64,
     ) -> Result<()> {
         let blocks = bytes / self.block_size();
@@ -249,12 +253,12 @@ impl Pool {
                 space_limits.unused_reservation_if(0, blocks),
             )
         });
-        self.admit_keeping(uncommitted, before, after)
+        self.admit_keeping(metadata, before, after)
     }
 
     /// Whether a volume can have `after` free blocks kept for it, and not only `before`.
-    fn admit_keeping(&self, uncommitted: &Uncommitted, before: u64, after: u64) -> Result<()> {
-        let space = &uncommitted.metadata.space;
+    fn admit_keeping(&self, metadata: &MetadataState, before: u64, after: u64) -> Result<()> {
+        let space = &metadata.space;
         let reserve = self.watermarks(space).reserve;
         let kept = self.maps.space_limits_table.unused_reservations() + reserve;
         let (more, free) = (after.saturating_sub(before), space.free_blocks());

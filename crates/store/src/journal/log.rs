@@ -17,10 +17,10 @@ use crate::run::PbaRuns;
 
 /// Log bytes that the records of one call may take. A piece of a write needs at most a map record of
 /// 48 bytes for each of its `write::PIECE_BLOCKS` blocks: 24 KiB.
-pub(crate) const RECORDS_BYTES_MAX: u64 = 32 << 10;
+pub(super) const RECORDS_BYTES_MAX: u64 = 32 << 10;
 
 /// Records that no commit has sealed yet, cut where frames will be.
-pub(crate) struct Tail {
+pub(super) struct Tail {
     /// Where its first frame will stand.
     position: u64,
     chunks: Vec<Vec<u8>>,
@@ -29,12 +29,12 @@ pub(crate) struct Tail {
     /// Bytes that all but the last of the chunks take in the log.
     full_bytes: u64,
     /// Blocks that these records give up.
-    pub(crate) released: PbaRuns,
+    pub(super) released: PbaRuns,
 }
 
 /// How far a tail had come.
 #[derive(Clone, Copy)]
-pub(crate) struct TailMark {
+pub(super) struct TailMark {
     chunk: usize,
     bytes: usize,
 }
@@ -53,7 +53,7 @@ impl Tail {
 
     /// Makes all of the next records, of so many bytes together, part of one frame: a crash leaves all
     /// of them or none.
-    pub(crate) fn keep_together(&mut self, bytes: usize) {
+    pub(super) fn keep_together(&mut self, bytes: usize) {
         let fits = |chunk: &&mut Vec<u8>| chunk.len() + bytes <= FRAME_PAYLOAD_MAX;
         if self.chunks.last_mut().filter(fits).is_none() {
             self.push(Vec::new());
@@ -61,7 +61,7 @@ impl Tail {
     }
 
     /// Appends a record ([step 6 log]).
-    pub(crate) fn append(&mut self, record: &Record) {
+    pub(super) fn append(&mut self, record: &Record) {
         self.keep_together(RECORD_BYTES_MAX);
         if let Some(chunk) = self.chunks.last_mut() {
             let before = chunk.len();
@@ -71,12 +71,12 @@ impl Tail {
     }
 
     /// Appends the records of one frame as they are.
-    pub(crate) fn append_frame(&mut self, records: Vec<u8>) {
+    pub(super) fn append_frame(&mut self, records: Vec<u8>) {
         self.bytes += records.len();
         self.push(records);
     }
 
-    pub(crate) fn mark(&self) -> TailMark {
+    pub(super) fn mark(&self) -> TailMark {
         TailMark {
             chunk: self.chunks.len().saturating_sub(1),
             bytes: self.chunks.last().map_or(0, Vec::len),
@@ -84,12 +84,12 @@ impl Tail {
     }
 
     /// The records, frame by frame.
-    pub(crate) fn frames(&self) -> impl Iterator<Item = &[u8]> {
+    pub(super) fn frames(&self) -> impl Iterator<Item = &[u8]> {
         self.chunks.iter().map(Vec::as_slice)
     }
 
     /// The records that came after `mark`: where the frame will stand that has them, and their bytes.
-    pub(crate) fn since(&self, mark: TailMark) -> impl Iterator<Item = (u64, &[u8])> {
+    pub(super) fn since(&self, mark: TailMark) -> impl Iterator<Item = (u64, &[u8])> {
         let chunks = &self.chunks[mark.chunk.min(self.chunks.len())..];
         let mut position = self.end() - log_bytes(chunks);
         let frames = chunks.iter().zip(0..).map(move |(chunk, n)| {
@@ -101,28 +101,28 @@ impl Tail {
     }
 
     /// Where the next tail's first frame will stand.
-    pub(crate) fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.position + self.log_bytes()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
 
     /// Bytes of records.
-    pub(crate) fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Bytes that these records take in the log at most, wherever frames are cut.
-    pub(crate) fn log_bytes(&self) -> u64 {
+    pub(super) fn log_bytes(&self) -> u64 {
         let last = self.chunks.last();
         self.full_bytes + last.map_or(0, |chunk| frame::frame_bytes(chunk.len()))
     }
 
-    /// Appends a frame without records: see `closing.rs`. The caller seals the tail at once, so that
+    /// Appends a frame without records: see `session_end.rs`. The caller seals the tail at once, so that
     /// it stays without.
-    pub(crate) fn append_closing(&mut self) {
+    pub(super) fn append_closing(&mut self) {
         self.push(Vec::new());
     }
 
@@ -156,8 +156,8 @@ pub(crate) struct Log {
     name: String,
     pool: PoolId,
     ring_bytes: u64,
-    pub(crate) session: u64,
-    pub(crate) end: LogMark,
+    pub(super) session: u64,
+    pub(super) end: LogMark,
 }
 
 impl Log {
@@ -179,7 +179,7 @@ impl Log {
     }
 
     /// Writes the records of one commit. They are durable after [`Log::sync`].
-    pub(crate) fn append(&mut self, tail: &Tail) -> Result<()> {
+    pub(super) fn append(&mut self, tail: &Tail) -> Result<()> {
         let commit = self.end.commit + 1;
         let mut bytes = Vec::new();
         let mut position = self.end.position;
@@ -220,13 +220,13 @@ impl Log {
         written.map_err(|e| StoreError::io(format_args!("writing the log {}", self.name), e))
     }
 
-    pub(crate) fn sync(&self) -> Result<()> {
+    pub(super) fn sync(&self) -> Result<()> {
         self.disk
             .sync()
             .map_err(|e| StoreError::io(format_args!("syncing the log {}", self.name), e))
     }
 
-    pub(crate) fn reader(&self) -> LogReader<'_> {
+    pub(super) fn reader(&self) -> LogReader<'_> {
         LogReader {
             log: self,
             window: Vec::new(),
@@ -236,7 +236,7 @@ impl Log {
 }
 
 /// Reads frames through a window, so that small frames do not cost a call each.
-pub(crate) struct LogReader<'a> {
+pub(super) struct LogReader<'a> {
     log: &'a Log,
     window: Vec<u8>,
     window_start: u64,
@@ -245,15 +245,15 @@ pub(crate) struct LogReader<'a> {
 const WINDOW_BYTES: u64 = 1 << 20;
 
 /// A frame that was read and checked.
-pub(crate) struct ReadFrame {
-    pub(crate) header: FrameHeader,
-    pub(crate) checksum: u32,
-    pub(crate) bytes: u64,
+pub(super) struct ReadFrame {
+    pub(super) header: FrameHeader,
+    pub(super) checksum: u32,
+    pub(super) bytes: u64,
 }
 
 impl ReadFrame {
     /// The place behind it.
-    pub(crate) fn end(&self) -> LogMark {
+    pub(super) fn end(&self) -> LogMark {
         LogMark {
             position: self.header.position + self.bytes,
             commit: self.header.commit,
@@ -263,21 +263,21 @@ impl ReadFrame {
 }
 
 impl LogReader<'_> {
-    pub(crate) fn pool(&self) -> PoolId {
+    pub(super) fn pool(&self) -> PoolId {
         self.log.pool
     }
 
-    pub(crate) fn ring_bytes(&self) -> u64 {
+    pub(super) fn ring_bytes(&self) -> u64 {
         self.log.ring_bytes
     }
 
     /// What errors call the log.
-    pub(crate) fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         &self.log.name
     }
 
     /// The frame at `position`, whole and of this pool, and its payload; or why there is none.
-    pub(crate) fn frame(
+    pub(super) fn frame(
         &mut self,
         position: u64,
     ) -> Result<std::result::Result<(ReadFrame, &[u8]), FormatError>> {
@@ -303,7 +303,7 @@ impl LogReader<'_> {
     }
 
     /// The position that a whole frame of some pool names, wherever it stands.
-    pub(crate) fn frame_of(
+    pub(super) fn frame_of(
         &mut self,
         position: u64,
         pool: PoolId,

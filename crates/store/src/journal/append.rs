@@ -1,0 +1,205 @@
+//! Appending records: they are applied at once, and durable with the next commit.
+
+use std::time::Duration;
+
+use onefold_format::Record;
+use onefold_format::record::RECORD_BYTES_MAX;
+
+use super::log::RECORDS_BYTES_MAX;
+use super::watermarks::PAGES_FOR_RECLAIMING;
+use super::{Journal, Uncommitted};
+use crate::apply::{self, Failed, MetadataState};
+use crate::blocking::Blocking;
+use crate::error::{Result, StoreError};
+use crate::guard::Guard;
+use crate::run::PbaRun;
+use crate::sync::lock;
+
+/// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
+const LOG_MARGIN_BYTES: u64 = 8 << 10;
+
+/// Why a record cannot be appended now.
+enum Pressure {
+    /// A commit helps.
+    Tail,
+    /// A checkpoint helps.
+    Changes,
+    /// More pages for metadata help, or a checkpoint while there are enough for it.
+    Pages,
+}
+
+impl Journal {
+    /// Appends records and applies them, once there is room ([step 6 log], [step 7 apply]).
+    /// `old_blocks` are those that the records will give up.
+    ///
+    /// With [`Blocking::No`] nothing has changed if that would have to wait. A first record that does not
+    /// fit changes nothing either. Any other error leaves the pool without writes: see [`Journal::fail`].
+    pub(crate) fn append(
+        &self,
+        records: &[Record],
+        old_blocks: &[PbaRun],
+        blocking: Blocking,
+    ) -> Result<()> {
+        self.append_if(records, old_blocks, blocking, &|_| Ok(()))
+    }
+
+    /// The same if `admit` says so, with which nothing can happen in between: nothing has changed if
+    /// it does not.
+    pub(crate) fn append_if(
+        &self,
+        records: &[Record],
+        old_blocks: &[PbaRun],
+        blocking: Blocking,
+        admit: &dyn Fn(&MetadataState) -> Result<()>,
+    ) -> Result<()> {
+        loop {
+            let mut uncommitted = self.uncommitted()?;
+            let Some(pressure) = self.pressure(&uncommitted) else {
+                if blocking == Blocking::No {
+                    let is_copied = uncommitted.copy.is_there();
+                    let space = &mut uncommitted.metadata.space;
+                    if !is_copied || !old_blocks.iter().all(|run| space.is_resident(*run)) {
+                        return Err(StoreError::would_block());
+                    }
+                }
+                admit(&uncommitted.metadata)?;
+                uncommitted.metadata.space.prepare(old_blocks)?;
+                self.check_writable()?;
+                let is_copied = self.append_and_apply(&mut uncommitted, records)?;
+                if !Guard::ReuseAfterCommit.holds() {
+                    self.give_up(std::mem::take(&mut uncommitted.tail.released));
+                    drop(uncommitted);
+                    return self.reclaim();
+                }
+                drop(uncommitted);
+                // What outlives the process neither in memory nor in the log is not answered (P12).
+                return if is_copied { Ok(()) } else { self.commit() };
+            };
+            drop(uncommitted);
+            if blocking == Blocking::No {
+                return Err(StoreError::would_block());
+            }
+            self.relieve(&pressure)?;
+        }
+    }
+
+    /// Makes room for records, so that whoever appends some soon need not wait for it.
+    pub(crate) fn make_room(&self) -> Result<()> {
+        let pressure = self.pressure(&*self.uncommitted()?);
+        pressure.map_or(Ok(()), |pressure| self.relieve(&pressure))
+    }
+
+    fn relieve(&self, pressure: &Pressure) -> Result<()> {
+        match pressure {
+            Pressure::Tail => self.commit(),
+            Pressure::Changes => self.checkpoint(),
+            Pressure::Pages => self.make_room_for_pages(),
+        }
+    }
+
+    /// Returns whether the records are in memory that outlives the process.
+    fn append_and_apply(&self, uncommitted: &mut Uncommitted, records: &[Record]) -> Result<bool> {
+        if let [Record::Freeze { .. }, ..] = records
+            && Guard::FrozenTogether.holds()
+        {
+            // Several volumes are frozen at one moment, or none of them; a volume is cloned or rolled
+            // back whole, or not.
+            uncommitted
+                .tail
+                .keep_together(records.len() * RECORD_BYTES_MAX);
+        }
+        let before = uncommitted.tail.mark();
+        for (n, record) in records.iter().enumerate() {
+            let released = &mut uncommitted.tail.released;
+            match apply::apply(record, &self.maps, &mut uncommitted.metadata, released) {
+                Ok(()) => uncommitted.tail.append(record),
+                Err(Failed::Before(error)) if n == 0 => {
+                    tracing::error!("a request failed: {error}; this is a defect of onefold");
+                    return Err(error);
+                }
+                Err(failed) => {
+                    let error = StoreError::from(failed);
+                    self.fail(&error);
+                    return Err(error);
+                }
+            }
+        }
+        let is_copied = uncommitted.copy.append(&uncommitted.tail, before);
+        if self.is_due(uncommitted) || self.is_commit_due(uncommitted) {
+            let (due, wake) = &self.due;
+            if !std::mem::replace(&mut *lock(due), true) {
+                wake.notify_all();
+            }
+        }
+        Ok(is_copied)
+    }
+
+    fn pressure(&self, uncommitted: &Uncommitted) -> Option<Pressure> {
+        let tail = &uncommitted.tail;
+        let log_bytes = self.log_span.used() + tail.log_bytes();
+        if log_bytes + RECORDS_BYTES_MAX + LOG_MARGIN_BYTES > self.log_span.ring_bytes
+            || self.maps.dirty_count() >= self.limits.dirty_leaves_max
+            || uncommitted.metadata.dirty_pages() >= self.limits.dirty_space_pages_max
+        {
+            Some(Pressure::Changes)
+        } else if tail.bytes() >= self.limits.tail_bytes_max || !uncommitted.copy.has_room() {
+            Some(Pressure::Tail)
+        } else if self.has_changes(&uncommitted.metadata)
+            && !self.has_pages(&uncommitted.metadata, PAGES_FOR_RECLAIMING)
+        {
+            Some(Pressure::Pages)
+        } else {
+            None
+        }
+    }
+
+    /// Whether housekeeping should write a checkpoint, well before writers would have to.
+    fn is_due(&self, uncommitted: &Uncommitted) -> bool {
+        let log_bytes = self.log_span.used() + uncommitted.tail.log_bytes();
+        log_bytes > self.log_span.ring_bytes / 2
+            || self.maps.dirty_count() > self.limits.dirty_leaves_max / 2
+            || uncommitted.metadata.dirty_pages() > self.limits.dirty_space_pages_max / 2
+    }
+
+    /// Whether housekeeping should commit, well before writers would have to.
+    fn is_commit_due(&self, uncommitted: &Uncommitted) -> bool {
+        uncommitted.tail.bytes() > self.limits.tail_bytes_max / 2
+            || uncommitted.copy.is_nearly_full()
+    }
+
+    /// Whether what was replayed fills its share of memory.
+    pub(super) fn needs_checkpoint(&self) -> Result<bool> {
+        let dirty_pages = self.uncommitted()?.metadata.dirty_pages();
+        Ok(self.maps.dirty_count() >= self.limits.dirty_leaves_max
+            || dirty_pages >= self.limits.dirty_space_pages_max)
+    }
+
+    /// Sleeps until a checkpoint is due, `timeout` at most.
+    pub(crate) fn wait_until_due(&self, timeout: Duration) {
+        let (due, wake) = &self.due;
+        let slept = wake.wait_timeout_while(lock(due), timeout, |due| !*due);
+        let mut due = match slept {
+            Ok((due, _)) => due,
+            Err(poisoned) => poisoned.into_inner().0,
+        };
+        *due = false;
+    }
+
+    /// Housekeeping: writes a checkpoint if one is due, else commits the records in memory if they
+    /// are many or `commit` says so, and frees what durable records gave up. Data that was
+    /// rewritten in place is not synced for its own sake: nobody asked for that, and the host
+    /// writes it out in its own time.
+    pub(crate) fn tidy(&self, commit: bool) -> Result<()> {
+        let uncommitted = self.uncommitted()?;
+        let is_due = self.is_due(&uncommitted);
+        let commits = self.is_commit_due(&uncommitted) || (commit && !uncommitted.tail.is_empty());
+        drop(uncommitted);
+        if is_due {
+            self.write_data_out()?;
+            self.checkpoint()?;
+        } else if commits {
+            self.commit_in_background()?;
+        }
+        self.reclaim()
+    }
+}

@@ -1,0 +1,112 @@
+//! The pool's data: where blocks are read and written. Only a commit syncs it.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use onefold_engine::Disk;
+
+use super::doubted::Doubted;
+use super::log::Tail;
+use crate::sync::AtomicBool;
+
+pub(crate) struct DataDisk {
+    disk: Arc<dyn Disk>,
+    name: String,
+    /// Writes go past the host's cache, so that each of them waits for the disk.
+    writes_wait: bool,
+    /// Data was written since the last sync started.
+    unsynced: AtomicBool,
+    doubted: Doubted,
+}
+
+impl DataDisk {
+    pub(crate) fn new(disk: Arc<dyn Disk>, name: String) -> Self {
+        Self {
+            writes_wait: disk.alignment() > 1,
+            disk,
+            name,
+            unsynced: AtomicBool::new(false),
+            doubted: Doubted::default(),
+        }
+    }
+
+    pub(crate) fn writes_wait(&self) -> bool {
+        self.writes_wait
+    }
+
+    pub(crate) fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        self.disk.read_at(buf, at)
+    }
+
+    /// Reads what the host has in memory; false where it has not.
+    pub(crate) fn try_read_at(&self, buf: &mut [u8], at: u64) -> io::Result<bool> {
+        self.disk.try_read_at(buf, at)
+    }
+
+    /// The flag is raised after the write and before the record, or the reply: a commit that finds it
+    /// raised then syncs this write.
+    pub(crate) fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        let written = self.disk.write_at(bytes, at);
+        self.mark_unsynced();
+        written
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn is_unsynced(&self) -> bool {
+        self.unsynced.load(SeqCst)
+    }
+
+    pub(super) fn mark_unsynced(&self) {
+        self.unsynced.store(true, SeqCst);
+    }
+
+    /// Whether there is anything to sync; there is nothing any more from now on, until the next write.
+    pub(super) fn take_unsynced(&self) -> bool {
+        self.unsynced.swap(false, SeqCst)
+    }
+
+    pub(super) fn sync(&self) -> io::Result<()> {
+        self.disk.sync()
+    }
+
+    /// A sync failed: the new blocks that these records name are not believed.
+    pub(super) fn doubt(&self, tail: &Tail) {
+        self.doubted.add(tail);
+    }
+
+    /// Refuses what was read of blocks whose content may be another's.
+    pub(super) fn check_believed(&self, blocks: &Range<u64>) -> io::Result<()> {
+        self.doubted.check(blocks)
+    }
+
+    /// Later reads come from the medium.
+    pub(super) fn forget_cached(&self) -> io::Result<()> {
+        self.disk.forget_cached()
+    }
+
+    pub(super) fn discard(&self, at: u64, len: u64) -> io::Result<()> {
+        self.disk.discard(at, len)
+    }
+
+    pub(super) fn set_len(&self, len: u64) -> io::Result<()> {
+        self.disk.set_len(len)
+    }
+
+    /// Where the host has allocated something next.
+    pub(super) fn next_data(&self, at: u64) -> io::Result<Option<u64>> {
+        self.disk.next_data(at)
+    }
+
+    pub(super) fn allocated_bytes(&self) -> io::Result<u64> {
+        self.disk.allocated_bytes()
+    }
+
+    pub(super) fn host_free_bytes(&self) -> Option<u64> {
+        self.disk.host_free_bytes()
+    }
+}

@@ -1,0 +1,44 @@
+//! Which part of the log's ring is in use.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use crate::sync::AtomicU64;
+
+/// How much of the log's ring is in use.
+pub(super) struct LogSpan {
+    pub(super) ring_bytes: u64,
+    start: AtomicU64,
+    end: AtomicU64,
+    /// Sealed and being written.
+    sealed: AtomicU64,
+}
+
+impl LogSpan {
+    pub(super) fn new(ring_bytes: u64, start: u64, end: u64) -> Self {
+        let (start, end) = (AtomicU64::new(start), AtomicU64::new(end));
+        Self {
+            ring_bytes,
+            start,
+            end,
+            sealed: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes that replay would read now, those of a commit under way included.
+    pub(super) fn used(&self) -> u64 {
+        self.end.load(SeqCst) + self.sealed.load(SeqCst) - self.start.load(SeqCst)
+    }
+
+    pub(super) fn seal(&self, bytes: u64) {
+        self.sealed.store(bytes, SeqCst);
+    }
+
+    pub(super) fn set_end(&self, end: u64) {
+        self.end.store(end, SeqCst);
+        self.sealed.store(0, SeqCst);
+    }
+
+    pub(super) fn set_start(&self, start: u64) {
+        self.start.store(start, SeqCst);
+    }
+}

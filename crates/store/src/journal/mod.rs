@@ -1,0 +1,311 @@
+//! How changes of a pool's metadata become durable: records are appended, applied and copied to memory
+//! that outlives the process; a commit writes them to the log; a checkpoint folds them into the pages.
+//!
+//! A journal is an instance, of which a process can have several. Nothing but it syncs the pool's data,
+//! writes its log or its root, or changes what records change: its fields are private, and others see
+//! maps and metadata as they are.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `append.rs` | appends and applies records |
+//! | `commit.rs` `group_commit.rs` `log.rs` `log_span.rs` | makes them durable |
+//! | `checkpoint.rs` `reader.rs` | keeps the log short; reads what a checkpoint has |
+//! | `replay.rs` `log_end.rs` `session_end.rs` | brings a pool to where the last commit left it |
+//! | `tail_copy.rs` | how changes that are not durable yet outlive the process |
+//! | `data_disk.rs` `doubted.rs` `failure.rs` | the data; what is not read, and not written, after a sync that failed |
+//! | `reuse.rs` `epoch.rs` | hands out blocks, and frees them once nobody reads them |
+//! | `room.rs` `watermarks.rs` | what there is to hand out, and what is kept for whom |
+//! | `host_space.rs` `freed.rs` | lets the host have free space |
+//! | `size.rs` | the pool's size |
+//! | `bad_blocks.rs` | the list of bad blocks, and the scrub's progress |
+//! | `background.rs` | lets others do what no guest waits for |
+//!
+//! Lock order: the root (checkpoints), the log (commits), the uncommitted state, then what maps and
+//! metadata say.
+
+mod append;
+mod background;
+mod bad_blocks;
+mod checkpoint;
+mod commit;
+mod data_disk;
+mod doubted;
+mod epoch;
+mod failure;
+mod freed;
+mod group_commit;
+mod host_space;
+mod log;
+mod log_end;
+mod log_span;
+mod reader;
+mod replay;
+mod reuse;
+mod room;
+mod session_end;
+mod size;
+mod tail_copy;
+mod watermarks;
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use onefold_format::{Pba, Root, Superblock, WhenFull};
+
+use self::epoch::Epochs;
+use self::failure::Failure;
+use self::freed::Freed;
+use self::group_commit::GroupCommit;
+use self::log::Tail;
+use self::log_span::LogSpan;
+use self::watermarks::SpaceReport;
+use crate::apply::MetadataState;
+use crate::error::{Result, StoreError};
+use crate::guard::Guard;
+use crate::limits::Limits;
+use crate::map::Maps;
+use crate::pages::Pages;
+use crate::run::PbaRuns;
+use crate::sync::{AtomicU8, Condvar, Mutex, MutexGuard, lock};
+
+pub use background::BackgroundExecutor;
+pub(crate) use background::BackgroundWork;
+pub(crate) use bad_blocks::BadBlocks;
+pub(crate) use data_disk::DataDisk;
+pub(crate) use epoch::{Epoch, Pin};
+pub(crate) use failure::StopsOnPanic;
+pub(crate) use log::{Log, LogMark};
+pub use log_end::IncompleteCommit;
+pub(crate) use log_end::check_length;
+pub(crate) use reader::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
+pub(crate) use replay::follow_log;
+pub(crate) use tail_copy::TailCopy;
+pub use watermarks::SpaceLevel;
+pub(crate) use watermarks::{PAGES_FOR_FINDER, Purpose};
+
+/// What a pool's metadata becomes durable with.
+pub(crate) struct Journal {
+    superblock: Superblock,
+    limits: Limits,
+    data: DataDisk,
+    pages: Arc<Pages>,
+    maps: Maps,
+    background: Arc<BackgroundWork>,
+    /// Records in memory and what they change. Whoever holds it sees maps and metadata exactly as the
+    /// records left them.
+    uncommitted: Mutex<Uncommitted>,
+    commits: GroupCommit<Log>,
+    checkpoints: GroupCommit<Root>,
+    log_span: LogSpan,
+    epochs: Epochs,
+    /// Blocks that durable records gave up, until their readers have drained.
+    deferred_frees: Mutex<VecDeque<(Epoch, PbaRuns)>>,
+    /// Held while what has drained is on its way from there to free space.
+    reclaiming: Mutex<()>,
+    freed: Mutex<Freed>,
+    /// Where the walk over free space that follows opening goes on.
+    free_walk: Mutex<Option<u64>>,
+    failure: Failure,
+    /// What becomes of writes for which there is no room: the next checkpoint makes it durable.
+    when_full: AtomicU8,
+    space_report: SpaceReport,
+    due: (Mutex<bool>, Condvar),
+}
+
+/// What a journal is made of.
+pub(crate) struct JournalParts {
+    pub(crate) superblock: Superblock,
+    pub(crate) limits: Limits,
+    pub(crate) data: DataDisk,
+    pub(crate) pages: Arc<Pages>,
+    pub(crate) maps: Maps,
+    /// As the root has it.
+    pub(crate) metadata: MetadataState,
+    pub(crate) tail_copy: TailCopy,
+    pub(crate) log: Log,
+    pub(crate) root: Root,
+    pub(crate) background: Arc<BackgroundWork>,
+}
+
+/// The records in memory, and what records change besides the maps.
+struct Uncommitted {
+    tail: Tail,
+    copy: TailCopy,
+    metadata: MetadataState,
+}
+
+impl Uncommitted {
+    /// Takes the records in memory; later ones belong to the next commit. The caller holds the log,
+    /// and the records that were sealed before are durable.
+    fn seal(&mut self) -> Tail {
+        let next = Tail::new(self.tail.end());
+        if !self.tail.is_empty() {
+            self.copy.begin(self.tail.end());
+        }
+        std::mem::replace(&mut self.tail, next)
+    }
+}
+
+/// The metadata as the records left it. Nothing changes while this is held.
+pub(crate) struct Metadata<'a>(MutexGuard<'a, Uncommitted>);
+
+impl Deref for Metadata<'_> {
+    type Target = MetadataState;
+
+    fn deref(&self) -> &MetadataState {
+        &self.0.metadata
+    }
+}
+
+/// Looking may load pages of the free-space map, and of the queue.
+impl Metadata<'_> {
+    pub(crate) fn next_named(&mut self, blocks: Range<u64>) -> Result<u64> {
+        self.0.metadata.space.next_named(blocks)
+    }
+
+    pub(crate) fn named_blocks(&mut self, start: u64, end: u64) -> Result<Vec<Pba>> {
+        self.0.metadata.space.named_blocks(start, end)
+    }
+
+    pub(crate) fn free_before(&mut self, end: u64) -> Result<u64> {
+        self.0.metadata.space.free_before(end)
+    }
+
+    pub(crate) fn count_queue_head(&mut self, blocks_max: u64) -> Result<u64> {
+        self.0.metadata.queue.count_head(blocks_max)
+    }
+}
+
+impl Journal {
+    pub(crate) fn new(parts: JournalParts) -> Self {
+        let JournalParts {
+            superblock,
+            limits,
+            data,
+            pages,
+            maps,
+            metadata,
+            tail_copy,
+            log,
+            root,
+            background,
+        } = parts;
+        let end = log.end.position;
+        Self {
+            superblock,
+            limits,
+            data,
+            pages,
+            maps,
+            background,
+            uncommitted: Mutex::new(Uncommitted {
+                tail: Tail::new(end),
+                copy: tail_copy,
+                metadata,
+            }),
+            log_span: LogSpan::new(superblock.log_bytes, root.log_position, end),
+            commits: GroupCommit::new(log),
+            checkpoints: GroupCommit::new(root),
+            epochs: Epochs::new(),
+            deferred_frees: Mutex::default(),
+            reclaiming: Mutex::default(),
+            freed: Mutex::default(),
+            free_walk: Mutex::new(Some(0)),
+            failure: Failure::default(),
+            when_full: AtomicU8::new(root.when_full as u8),
+            space_report: SpaceReport::default(),
+            due: (Mutex::new(false), Condvar::new()),
+        }
+    }
+
+    fn block_size(&self) -> u64 {
+        u64::from(self.superblock.block_size)
+    }
+
+    pub(crate) fn maps(&self) -> &Maps {
+        &self.maps
+    }
+
+    /// Pages of metadata in use, the root slots included.
+    pub(crate) fn page_count(&self) -> u64 {
+        self.pages.used_count()
+    }
+
+    /// Blocks that are given up from now on are of a later epoch than all before, or of the same.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.epochs.current()
+    }
+
+    pub(crate) fn data(&self) -> &DataDisk {
+        &self.data
+    }
+
+    /// Keeps every block that is mapped now from being reused (P3).
+    pub(crate) fn pin(&self) -> Pin<'_> {
+        self.epochs.pin()
+    }
+
+    /// The metadata as the records left it: see [`Journal::uncommitted`].
+    pub(crate) fn metadata(&self) -> Result<Metadata<'_>> {
+        self.uncommitted().map(Metadata)
+    }
+
+    /// The uncommitted state, unless a thread panicked in the middle of changing it: then nobody knows what
+    /// it says, and the pool takes no writes until recovery has read it from disk again.
+    fn uncommitted(&self) -> Result<MutexGuard<'_, Uncommitted>> {
+        self.uncommitted.lock().map_err(|_| {
+            let error = StoreError::damaged("a request panicked while it changed the maps");
+            self.fail(&error);
+            self.failure.read_only_error()
+        })
+    }
+
+    /// Stops all writes until the pool is opened again (P8).
+    pub(crate) fn fail(&self, error: &StoreError) {
+        self.failure.set(error);
+    }
+
+    /// Does so if it is dropped by a panic.
+    pub(crate) fn stops_on_panic(&self, what: &'static str) -> StopsOnPanic<'_> {
+        StopsOnPanic::new(&self.failure, what)
+    }
+
+    /// Stops all writes after a failed sync. What the copy of the tail describes may be gone from the
+    /// disk, so the next opening must not believe it.
+    fn fail_sync(&self, error: &StoreError) {
+        self.fail(error);
+        if Guard::TailVoidAfterFailedSync.holds() {
+            lock(&self.uncommitted).copy.make_void();
+        }
+    }
+
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        self.failure.check()
+    }
+
+    /// Refuses what was read of blocks whose content may be another's, after a failed sync.
+    pub(crate) fn check_believed(&self, blocks: &Range<u64>) -> io::Result<()> {
+        // No lock is taken while all is well.
+        match self.failure.is_set() {
+            true => self.data.check_believed(blocks),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn when_full(&self) -> WhenFull {
+        match self.when_full.load(SeqCst) {
+            0 => WhenFull::Pause,
+            _ => WhenFull::Fail,
+        }
+    }
+
+    /// Durable when it returns.
+    pub(crate) fn set_when_full(&self, when_full: WhenFull) -> Result<()> {
+        let before = self.when_full.swap(when_full as u8, SeqCst);
+        self.checkpoint()
+            .inspect_err(|_| self.when_full.store(before, SeqCst))
+    }
+}

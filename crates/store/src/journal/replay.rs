@@ -1,0 +1,266 @@
+//! Replay: what the log and the copy of its tail have, applied after an opening.
+
+use onefold_format::{FormatError, Record, Root, record};
+
+use super::log::{Log, LogMark, LogReader, ReadFrame, Tail};
+use super::log_end::{self, End, IncompleteCommit};
+use super::watermarks::PAGES_FOR_FINDER;
+use super::{Journal, Uncommitted};
+use crate::apply;
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+use crate::run::{PbaRun, PbaRuns};
+
+/// What the log had.
+#[derive(Debug, Default)]
+pub(crate) struct Replayed {
+    pub(crate) records: u64,
+    /// Bytes of frames with records.
+    pub(crate) log_bytes: u64,
+    /// The log ends in a commit that is not whole.
+    pub(crate) incomplete_commit: Option<IncompleteCommit>,
+    /// There were commits, and the log has none of them left.
+    pub(crate) is_log_replaced: bool,
+    /// The session that was closed at its end.
+    pub(crate) closed_session: Option<u64>,
+}
+
+impl Journal {
+    /// Replays the log from the root's position on.
+    pub(crate) fn replay(&self, is_later_minor: bool) -> Result<Replayed> {
+        let mut report = Replayed::default();
+        let mut closed_session = None;
+        let newest_session = self.checkpoints.lock().session;
+        loop {
+            let log = self.commits.lock();
+            let mut reader = log.reader();
+            let mut end = log.end;
+            let mut session = log.session;
+            let mut is_commit_whole = true;
+            let is_full = loop {
+                let next = next_frame(&mut reader, end, session, is_commit_whole)?;
+                let Some((frame, payload)) = next else {
+                    break false;
+                };
+                let at = end.position;
+                let is_closing = payload.is_empty();
+                let replayed = self
+                    .replay_frame(payload)
+                    .map_err(|error| error.during(format_args!("replaying the log at {at}")))?;
+                report.records += replayed;
+                if !is_closing {
+                    report.log_bytes += frame.bytes;
+                }
+                closed_session = is_closing.then_some(frame.header.session);
+                session = frame.header.session;
+                is_commit_whole = frame.header.last;
+                end = frame.end();
+                // Only between commits: a root cannot say that replay starts inside one. What one
+                // commit makes dirty was bounded when it was written.
+                if is_commit_whole && !is_later_minor && self.needs_checkpoint()? {
+                    break true;
+                }
+            };
+            if !is_full {
+                let behind = log_end::examine(
+                    &mut reader,
+                    &End {
+                        mark: end,
+                        session,
+                        is_commit_whole,
+                        newest_session,
+                    },
+                )?;
+                report.incomplete_commit = behind.incomplete;
+                report.is_log_replaced = end.commit > 0 && !behind.has_frames;
+            }
+            drop(log);
+            let mut log = self.commits.lock();
+            log.end = end;
+            log.session = session;
+            drop(log);
+            self.log_span.set_end(end.position);
+            if !is_full {
+                report.closed_session = closed_session;
+                return Ok(report);
+            }
+            // Memory is bounded here as well: what was replayed so far becomes a checkpoint.
+            self.checkpoint()?;
+        }
+    }
+
+    /// The blocks that durable records give up are free at once: nobody reads yet.
+    fn replay_frame(&self, payload: &[u8]) -> Result<u64> {
+        let mut uncommitted = self.uncommitted()?;
+        let mut released = PbaRuns::new();
+        let count = self.apply_all(payload, &mut uncommitted, &mut released)?;
+        for run in released {
+            uncommitted.metadata.space.release(run)?;
+        }
+        Ok(count)
+    }
+
+    /// Applies encoded records; the blocks that they name anew are taken first. Returns how many
+    /// records there were.
+    fn apply_all(
+        &self,
+        payload: &[u8],
+        uncommitted: &mut Uncommitted,
+        released: &mut PbaRuns,
+    ) -> Result<u64> {
+        let mut count = 0;
+        for record in record::decode_all(payload) {
+            let record = record.map_err(|error| StoreError::format("a record", error))?;
+            if let Record::Map { count, new, .. } = &record
+                && let Some(start) = new.pba()
+            {
+                uncommitted.metadata.space.take(PbaRun {
+                    start,
+                    count: u64::from(*count),
+                })?;
+            }
+            apply::apply(&record, &self.maps, &mut uncommitted.metadata, released)?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Takes over what a process that died had answered and not made durable, and makes it durable
+    /// (P12). Returns how many records that were.
+    ///
+    /// The log is replayed, and everything that the host's cache had was synced. Records become frames
+    /// at the very places for which they were meant. So if this process dies as well, the next one
+    /// finds by the log's end which of them are still missing.
+    pub(crate) fn take_over_tail(&self) -> Result<u64> {
+        let end = self.commits.lock().end.position;
+        let mut uncommitted = self.uncommitted()?;
+        uncommitted.tail = Tail::new(end);
+        let mut left = uncommitted.copy.left_behind();
+        drop(uncommitted);
+        if Guard::TailMatchedToLog.holds() {
+            left.retain(|entry| entry.position >= end);
+        }
+        let mut count = 0;
+        for frame in left.chunk_by(|a, b| a.position == b.position) {
+            let mut uncommitted = self.uncommitted()?;
+            let (position, expected) = (frame[0].position, uncommitted.tail.end());
+            if position != expected && Guard::TailMatchedToLog.holds() {
+                tracing::warn!(
+                    "an earlier process left records for the log at {position}, but the log goes on \
+                     at {expected}: they are ignored"
+                );
+                break;
+            }
+            let records: Vec<u8> = frame.iter().flat_map(|it| &it.records).copied().collect();
+            let mut released = std::mem::take(&mut uncommitted.tail.released);
+            let applied = self.apply_all(&records, &mut uncommitted, &mut released);
+            count += applied.map_err(|error| {
+                error.during(format_args!(
+                    "taking over what an earlier process had answered, for the log at {position}"
+                ))
+            })?;
+            uncommitted.tail.released = released;
+            uncommitted.tail.append_frame(records);
+            drop(uncommitted);
+            if self.needs_checkpoint()? {
+                self.checkpoint()?;
+            }
+        }
+        if count > 0 {
+            // Their data was synced when the pool was opened; this says so to the commit.
+            self.data.mark_unsynced();
+            self.commit()?;
+            self.reclaim()?;
+        }
+        let end = self.commits.lock().end.position;
+        self.uncommitted()?.copy.begin_session(end);
+        Ok(count)
+    }
+
+    /// Makes a root with the next session's number durable, before any frame carries it: so a frame
+    /// that the crash tore can never be taken for one of the frames to come.
+    pub(crate) fn start_session(&self) -> Result<()> {
+        let mut root = self.checkpoints.lock();
+        let mut log = self.commits.lock();
+        let last = root.session.max(log.session);
+        let session = if Guard::SessionsKeptApart.holds() {
+            last + 1
+        } else {
+            last
+        };
+        let next = Root {
+            sequence: root.sequence + 1,
+            session,
+            ..*root
+        };
+        self.write_root(&next)?;
+        *root = next;
+        log.session = session;
+        Ok(())
+    }
+}
+
+impl Journal {
+    /// All that the log and the copy of its tail have is applied.
+    pub(crate) fn end_recovery(&self) -> Result<()> {
+        self.uncommitted()?.metadata.is_recovered = true;
+        Ok(())
+    }
+
+    /// That the host has no room for more pages is no reason not to open: it is told when it matters.
+    pub(crate) fn secure_first_pages(&self) -> Result<()> {
+        let secured = self.pages.secure(PAGES_FOR_FINDER);
+        secured.or_else(|error| match error.kind() {
+            StoreErrorKind::NoSpace => Ok(()),
+            _ => Err(error),
+        })
+    }
+}
+
+/// The frame that was written after those read so far, if there is one.
+fn next_frame<'a>(
+    reader: &'a mut LogReader<'_>,
+    end: LogMark,
+    session: u64,
+    is_commit_whole: bool,
+) -> Result<Option<(ReadFrame, &'a [u8])>> {
+    match reader.frame(end.position)? {
+        Ok((frame, payload)) if follows(&frame, end, session, is_commit_whole) => {
+            Ok(Some((frame, payload)))
+        }
+        Err(newer @ FormatError::Newer { .. }) => Err(StoreError::format("the log", newer)),
+        _ => Ok(None),
+    }
+}
+
+/// Where a log ends, by its frames alone. Damage where it does not go on without a gap.
+pub(crate) fn follow_log(log: &Log) -> Result<LogMark> {
+    let mut reader = log.reader();
+    let (mut end, mut session, mut is_commit_whole) = (log.end, log.session, true);
+    while let Some((frame, _)) = next_frame(&mut reader, end, session, is_commit_whole)? {
+        (end, session, is_commit_whole) = (frame.end(), frame.header.session, frame.header.last);
+    }
+    let found = End {
+        mark: end,
+        session,
+        is_commit_whole,
+        newest_session: u64::MAX,
+    };
+    log_end::examine(&mut reader, &found)?;
+    Ok(end)
+}
+
+/// Whether a whole frame is the one that was written after those read so far.
+fn follows(frame: &ReadFrame, end: LogMark, session: u64, is_commit_whole: bool) -> bool {
+    let header = &frame.header;
+    if !Guard::SessionsKeptApart.holds() {
+        return header.commit >= end.commit;
+    }
+    let same_session = header.session == session;
+    let commit_follows = if same_session && !is_commit_whole {
+        header.commit == end.commit
+    } else {
+        header.commit == end.commit + 1
+    };
+    header.previous_checksum == end.checksum && header.session >= session && commit_follows
+}

@@ -1,0 +1,115 @@
+//! Blocks are handed out, given up, and handed out again once no reader can still see what they held
+//! (P3).
+
+use onefold_format::space_page::Bitmap;
+
+use super::epoch::Epoch;
+use super::watermarks::{PAGES_FOR_GUESTS, Purpose};
+use super::{Journal, Uncommitted};
+use crate::blocking::Blocking;
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+use crate::placement::Placement;
+use crate::run::{PbaRun, PbaRuns};
+use crate::space_limits::SpaceLimits;
+use crate::sync::lock;
+
+impl Journal {
+    /// Hands out new blocks ([step 4 place]). Where only blocks are left that nobody has released
+    /// yet, a commit may release them.
+    pub(crate) fn allocate(
+        &self,
+        placement: &Placement,
+        space_limits: &SpaceLimits,
+        purpose: Purpose,
+        blocking: Blocking,
+    ) -> Result<PbaRuns> {
+        let allocate = |uncommitted: &mut Uncommitted| {
+            let kept = self.kept_from(
+                space_limits,
+                &uncommitted.metadata,
+                placement.blocks(),
+                purpose,
+            );
+            uncommitted.metadata.space.allocate(placement, kept)
+        };
+        let mut uncommitted = self.uncommitted()?;
+        if !self.has_pages(&uncommitted.metadata, PAGES_FOR_GUESTS) {
+            drop(uncommitted);
+            self.secure_pages(PAGES_FOR_GUESTS, blocking)?;
+            uncommitted = self.uncommitted()?;
+        }
+        match allocate(&mut uncommitted) {
+            Err(error) if error.kind() == StoreErrorKind::NoSpace => {
+                let may_be_released = uncommitted.metadata.space.held_blocks() > 0;
+                drop(uncommitted);
+                if blocking == Blocking::No {
+                    return Err(StoreError::would_block());
+                }
+                if !may_be_released {
+                    return Err(error);
+                }
+                self.commit()?;
+                self.reclaim()?;
+                allocate(&mut *self.uncommitted()?)
+            }
+            allocated => allocated,
+        }
+    }
+
+    /// Takes back blocks that were handed out and that no record names.
+    pub(crate) fn take_back(&self, runs: &[PbaRun]) -> Result<()> {
+        let space = &mut self.uncommitted()?.metadata.space;
+        runs.iter().try_for_each(|run| space.release(*run))
+    }
+
+    /// These blocks' records are durable; they wait for their readers now.
+    pub(super) fn give_up(&self, runs: PbaRuns) {
+        if !runs.is_empty() {
+            lock(&self.deferred_frees).push_back((self.epochs.current(), runs));
+        }
+    }
+
+    /// Frees the blocks whose readers have drained.
+    pub(crate) fn reclaim(&self) -> Result<()> {
+        let _turn = lock(&self.reclaiming);
+        let mut deferred_frees = lock(&self.deferred_frees);
+        self.epochs.advance();
+        let mut drained = Vec::new();
+        while let Some((epoch, _)) = deferred_frees.front() {
+            if Guard::ReuseAfterReaders.holds() && !self.epochs.is_drained(*epoch) {
+                break;
+            }
+            drained.extend(
+                deferred_frees
+                    .pop_front()
+                    .into_iter()
+                    .flat_map(|(_, runs)| runs),
+            );
+        }
+        drop(deferred_frees);
+        self.free(&drained)
+    }
+
+    /// Whether nothing waits for its readers that was given up by then.
+    pub(crate) fn is_reclaimed(&self, then: Epoch) -> bool {
+        let _turn = lock(&self.reclaiming);
+        let deferred_frees = lock(&self.deferred_frees);
+        deferred_frees
+            .front()
+            .is_none_or(|(epoch, _)| *epoch > then)
+    }
+
+    /// Makes the free-space map say what the maps do of these blocks. Returns whether it did not.
+    pub(crate) fn correct_space(&self, run: PbaRun, named: bool) -> Result<bool> {
+        self.uncommitted()?.metadata.space.correct(run, named)
+    }
+
+    /// The same for a page of it that cannot be read.
+    pub(crate) fn rebuild_space_page(&self, index: u32, named: Bitmap) -> Result<bool> {
+        self.uncommitted()?
+            .metadata
+            .space
+            .rebuild_page(index, named)
+    }
+}

@@ -1,0 +1,85 @@
+//! The pool's size, as the root says it: see `resize.rs`.
+
+use onefold_format::Root;
+
+use super::Journal;
+use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::guard::Guard;
+
+impl Journal {
+    /// Makes the pool larger, durably; one that has as many blocks already shrinks no more.
+    pub(crate) fn grow(&self, blocks: u64) -> Result<()> {
+        let size_bytes = blocks * self.block_size();
+        let mut root = self.checkpoints.lock();
+        self.check_writable()?;
+        if blocks < root.pool_blocks {
+            let message = format!("the pool is larger than {size_bytes} bytes already");
+            return Err(StoreError::new(StoreErrorKind::Invalid, message));
+        }
+        if blocks == root.pool_blocks || Guard::DataGrownBeforeRoot.holds() {
+            self.set_data_len(size_bytes)?;
+        }
+        if (blocks, None) != (root.pool_blocks, root.shrink_to) {
+            self.switch_size(&mut root, blocks, None)?;
+            let space = &mut self.uncommitted()?.metadata.space;
+            space.grow(blocks);
+            space.set_end(blocks)?;
+        }
+        Ok(())
+    }
+
+    /// Hands out nothing beyond `end` from now on, durably.
+    pub(crate) fn begin_shrink(&self, end: u64) -> Result<()> {
+        let mut root = self.checkpoints.lock();
+        self.check_writable()?;
+        if end >= root.pool_blocks {
+            let message = "the pool has become smaller meanwhile";
+            return Err(StoreError::new(StoreErrorKind::Invalid, message));
+        }
+        let blocks = root.pool_blocks;
+        self.uncommitted()?.metadata.space.set_end(end)?;
+        self.switch_size(&mut root, blocks, Some(end))
+    }
+
+    /// Lets the pool keep its size, durably.
+    pub(crate) fn cancel_shrink(&self) -> Result<()> {
+        let mut root = self.checkpoints.lock();
+        if root.shrink_to.is_none() {
+            return Ok(());
+        }
+        self.check_writable()?;
+        let blocks = root.pool_blocks;
+        self.switch_size(&mut root, blocks, None)?;
+        self.uncommitted()?.metadata.space.set_end(blocks)
+    }
+
+    /// Cuts the data part of a pool that does not shrink any more.
+    pub(crate) fn cut_data(&self) -> Result<()> {
+        let root = self.checkpoints.lock();
+        match root.shrink_to {
+            None => self.set_data_len(root.pool_blocks * self.block_size()),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Makes the data part as long as a pool of this size. The caller holds the root.
+    fn set_data_len(&self, size_bytes: u64) -> Result<()> {
+        let set = self.data.set_len(size_bytes);
+        set.map_err(|error| StoreError::io("resizing the pool", error))?;
+        self.sync_data()
+    }
+
+    /// Makes a root durable that differs from the one before in the pool's size only.
+    fn switch_size(&self, root: &mut Root, blocks: u64, shrink_to: Option<u64>) -> Result<()> {
+        let next = Root {
+            sequence: root.sequence + 1,
+            pool_blocks: blocks,
+            shrink_to,
+            ..*root
+        };
+        self.write_root(&next)
+            .inspect_err(|error| self.fail_sync(error))?;
+        *root = next;
+        Ok(())
+    }
+}
