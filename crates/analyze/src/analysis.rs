@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use onefold_image::Backing;
 
-use crate::StudyError;
+use crate::AnalyzeError;
 use crate::chunking::Chunking;
 use crate::compression::{Compressibility, Sampler};
 use crate::record::INPUTS_MAX;
@@ -51,16 +51,16 @@ impl Source<'_> {
         &self,
         cutting: &Cutting<'_>,
         progress: &Progress,
-    ) -> Result<Scanned, StudyError> {
+    ) -> Result<Scanned, AnalyzeError> {
         match *self {
             Self::Paths { paths, .. } if paths.len() > INPUTS_MAX => {
-                Err(StudyError::usage("more than 65,536 inputs"))
+                Err(AnalyzeError::usage("more than 65,536 inputs"))
             }
             Self::Paths { paths, disks } => scan((paths, disks), cutting, progress),
             Self::Traces(traces) => {
                 let known = trace_ways(traces)?;
                 if let Some(way) = cutting.chunkings.iter().find(|way| !known.contains(way)) {
-                    return Err(StudyError::usage(format!(
+                    return Err(AnalyzeError::usage(format!(
                         "the traces do not say how the data is cut as {way}"
                     )));
                 }
@@ -132,9 +132,9 @@ pub fn analyze(
     source: Source<'_>,
     options: &Options,
     progress: &Progress,
-) -> Result<Analysis, StudyError> {
+) -> Result<Analysis, AnalyzeError> {
     let window = window_bytes(&options.chunkings).ok_or_else(|| {
-        StudyError::usage("blocks whose sizes have no common multiple up to 16 MiB")
+        AnalyzeError::usage("blocks whose sizes have no common multiple up to 16 MiB")
     })?;
     let share = options.memory_bytes / options.chunkings.len().max(1);
     // Places take half as much as chunks.
@@ -150,7 +150,9 @@ pub fn analyze(
             Some(TraceWriter::create(trace, &options.chunkings, paths)?)
         }
         (Some(_), Source::Traces(_)) => {
-            return Err(StudyError::usage("a trace is made of data, not of traces"));
+            return Err(AnalyzeError::usage(
+                "a trace is made of data, not of traces",
+            ));
         }
     };
     let cutting = Cutting {
@@ -164,7 +166,7 @@ pub fn analyze(
         trace.finish(&scanned, &sinks)?;
     }
     let spill_error =
-        |error| StudyError::new("the temporary file of the analysis (see TMPDIR)", error);
+        |error| AnalyzeError::new("the temporary file of the analysis (see TMPDIR)", error);
     let mut chunkings = Vec::with_capacity(sinks.len());
     let found = options.chunkings.iter().zip(sinks).zip(scanned.totals);
     let count = scanned.inputs.len();

@@ -19,7 +19,7 @@ use fastrand::Rng;
 use onefold_image::Backing;
 use rustc_hash::FxHashMap;
 
-use crate::StudyError;
+use crate::AnalyzeError;
 use crate::analysis::Source;
 use crate::chunking::Chunking;
 use crate::record::pack_fingerprint;
@@ -148,11 +148,11 @@ pub fn estimate(
     source: Source<'_>,
     options: &EstimateOptions,
     progress: &Progress,
-) -> Result<Estimate, StudyError> {
-    let chunking = Chunking::fixed(options.block_bytes).map_err(StudyError::usage)?;
+) -> Result<Estimate, AnalyzeError> {
+    let chunking = Chunking::fixed(options.block_bytes).map_err(AnalyzeError::usage)?;
     let is_part = |value: f64| value > 0.0 && value < 1.0;
     if !is_part(options.error) || !is_part(options.confidence) {
-        return Err(StudyError::usage(
+        return Err(AnalyzeError::usage(
             "error and confidence are above 0 and below 1",
         ));
     }
@@ -161,7 +161,7 @@ pub fn estimate(
         Source::Traces(traces) => draw_from_traces(traces, chunking, options, progress)?,
     };
     let window = window_bytes(&[chunking])
-        .ok_or_else(|| StudyError::usage("blocks of this size do not fit a window"))?;
+        .ok_or_else(|| AnalyzeError::usage("blocks of this size do not fit a window"))?;
     let cutting = Cutting {
         chunkings: &[chunking],
         sinks: &[Sink::Count(&sample)],
@@ -222,7 +222,7 @@ fn draw_from_traces(
     chunking: Chunking,
     options: &EstimateOptions,
     progress: &Progress,
-) -> Result<Sample, StudyError> {
+) -> Result<Sample, AnalyzeError> {
     let mut bytes = 0;
     each_fingerprint(traces, chunking, progress, |_, chunk_bytes| {
         bytes += chunk_bytes

@@ -1,5 +1,7 @@
-//! What deduplication would save: data sets read, cut into chunks, and counted; and load with the
-//! duplicates that were counted.
+//! What deduplication would save: data sets read, cut into chunks, and counted.
+//!
+//! May use: `onefold-image`, `onefold-format` for traces, and the fingerprints of `onefold-index`. May
+//! not use the store: an analysis needs no pool.
 //!
 //! An analysis reads every input once and cuts it in several ways at the same time. What is kept of a
 //! chunk is a record of 32 bytes: its fingerprint, where it is, how long it is, and what it belongs to.
@@ -21,18 +23,12 @@
 //! | `advice.rs` | what a pool would make of it |
 //! | `trace.rs` | what data was cut into, in a file: writes it, and analyses from it |
 //! | `harnik.rs` | an estimate with a bound, in memory that does not depend on the data |
-//! | `distribution.rs` | how often contents occur, and how long runs are, as a text |
-//! | `dedisbench.rs` | the same from a file of DEDISbench's |
-//! | `load/` | load that follows a distribution, on anything that can be written and read |
 
 mod advice;
 mod analysis;
 mod chunking;
 mod compression;
-mod dedisbench;
-mod distribution;
 mod harnik;
-pub mod load;
 mod record;
 mod redundancy;
 mod runs;
@@ -46,17 +42,17 @@ pub use advice::Advice;
 pub use analysis::{Analysis, ChunkingReport, Options, Source, analyze};
 pub use chunking::{Chunking, ChunkingError};
 pub use compression::{Compressed, Compressibility};
-pub use distribution::{CopyCount, Distribution, DistributionError, shipped_distributions};
 pub use harnik::{Estimate, EstimateOptions, estimate};
 pub use redundancy::{Category, Copies, InputShare, Redundancy};
 pub use runs::{RunClass, RunCount, RunLengths};
 pub use scan::{Progress, Totals};
 pub use trace::{TraceOptions, trace_ways};
 pub use walk::{Problem, Survey, survey};
+pub use worker::is_zero;
 
 /// What keeps an analysis from being made at all.
 #[derive(Debug, thiserror::Error)]
-pub enum StudyError {
+pub enum AnalyzeError {
     /// What was asked for makes no sense.
     #[error("{0}")]
     Usage(String),
@@ -66,12 +62,9 @@ pub enum StudyError {
     /// A trace is not what was written, or is not of one kind with the others.
     #[error("{0}")]
     Trace(String),
-    /// A target has not kept what was written.
-    #[error("{0}")]
-    Mismatch(load::Mismatch),
 }
 
-impl StudyError {
+impl AnalyzeError {
     fn new(what: impl Into<String>, source: std::io::Error) -> Self {
         Self::Io(what.into(), source)
     }

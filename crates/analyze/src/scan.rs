@@ -15,7 +15,7 @@ use std::thread;
 use onefold_image::Backing;
 use serde::Serialize;
 
-use crate::StudyError;
+use crate::AnalyzeError;
 use crate::chunking::Chunking;
 use crate::compression::Sampler;
 use crate::harnik::Sample;
@@ -239,7 +239,7 @@ pub(crate) fn scan(
     (paths, disks): (&[PathBuf], Option<Backing>),
     cutting: &Cutting<'_>,
     progress: &Progress,
-) -> Result<Scanned, StudyError> {
+) -> Result<Scanned, AnalyzeError> {
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let (units, waiting) = sync_channel::<Unit>(QUEUE);
     let waiting = Mutex::new(waiting);
@@ -263,7 +263,7 @@ pub(crate) fn scan(
             Ok(done) => done,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        let done: Vec<Result<_, StudyError>> = workers.into_iter().map(join).collect();
+        let done: Vec<Result<_, AnalyzeError>> = workers.into_iter().map(join).collect();
         (walked, done)
     });
     walked.map_err(sink_error)?;
@@ -372,8 +372,8 @@ impl Totals {
 }
 
 /// The temporary file, or the trace, cannot be written.
-pub(crate) fn sink_error(error: io::Error) -> StudyError {
-    StudyError::new(
+pub(crate) fn sink_error(error: io::Error) -> AnalyzeError {
+    AnalyzeError::new(
         "what was found cannot be kept, in the temporary file (see TMPDIR) or in the trace",
         error,
     )

@@ -13,7 +13,7 @@ use onefold_format::trace::{
     TraceRun,
 };
 
-use crate::StudyError;
+use crate::AnalyzeError;
 use crate::chunking::Chunking;
 use crate::record::{Chunk, INPUTS_MAX, POSITION_END};
 use crate::scan::{Category, KINDS_MAX, Progress, Scanned, Sink, Totals, add_to, sink_error};
@@ -60,9 +60,9 @@ impl TraceWriter {
         options: &TraceOptions,
         ways: &[Chunking],
         inputs: &[PathBuf],
-    ) -> Result<Self, StudyError> {
+    ) -> Result<Self, AnalyzeError> {
         if ways.len() > WAYS_MAX {
-            return Err(StudyError::usage(format!(
+            return Err(AnalyzeError::usage(format!(
                 "a trace can have {WAYS_MAX} ways to cut"
             )));
         }
@@ -113,7 +113,7 @@ impl TraceWriter {
         })
     }
 
-    pub(crate) fn finish(self, scanned: &Scanned, sinks: &[Sink<'_>]) -> Result<(), StudyError> {
+    pub(crate) fn finish(self, scanned: &Scanned, sinks: &[Sink<'_>]) -> Result<(), AnalyzeError> {
         let failed = |error| cannot_write(&self.path, error);
         for (way, sink) in (0..).zip(sinks) {
             let Some(sampler) = sink.sampler() else {
@@ -176,8 +176,8 @@ impl TraceWriter {
     }
 }
 
-fn cannot_write(path: &Path, error: io::Error) -> StudyError {
-    StudyError::new(format!("cannot write the trace {path:?}"), error)
+fn cannot_write(path: &Path, error: io::Error) -> AnalyzeError {
+    AnalyzeError::new(format!("cannot write the trace {path:?}"), error)
 }
 
 /// What one worker has for a trace: chunks of one file that follow one another, for each way to cut.
@@ -274,7 +274,7 @@ impl<'a> Tracing<'a> {
 /// # Errors
 ///
 /// For files that are no traces, and for traces that were cut in different ways.
-pub fn trace_ways(traces: &[PathBuf]) -> Result<Vec<Chunking>, StudyError> {
+pub fn trace_ways(traces: &[PathBuf]) -> Result<Vec<Chunking>, AnalyzeError> {
     let mut known: Option<(Vec<Chunking>, &Path)> = None;
     for path in traces {
         let ways = TraceReader::open(path)?.ways;
@@ -284,7 +284,7 @@ pub fn trace_ways(traces: &[PathBuf]) -> Result<Vec<Chunking>, StudyError> {
                     let texts: Vec<String> = ways.iter().map(Chunking::to_string).collect();
                     texts.join(" ")
                 };
-                return Err(StudyError::usage(format!(
+                return Err(AnalyzeError::usage(format!(
                     "{path:?} was cut as {}, but {of:?} as {}: traces are analysed together only \
                      if they were cut in the same ways",
                     shown(&ways),
@@ -309,9 +309,9 @@ pub(crate) struct TraceReader {
 }
 
 impl TraceReader {
-    pub(crate) fn open(path: &Path) -> Result<Self, StudyError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, AnalyzeError> {
         let file = File::open(path)
-            .map_err(|error| StudyError::new(format!("cannot open the trace {path:?}"), error))?;
+            .map_err(|error| AnalyzeError::new(format!("cannot open the trace {path:?}"), error))?;
         let mut reader = Self {
             path: path.to_owned(),
             file: BufReader::with_capacity(1 << 20, file),
@@ -329,7 +329,7 @@ impl TraceReader {
     }
 
     /// The next frame; none after the last one.
-    pub(crate) fn next(&mut self) -> Result<Option<TraceFrame>, StudyError> {
+    pub(crate) fn next(&mut self) -> Result<Option<TraceFrame>, AnalyzeError> {
         if self.has_ended {
             return match self.file.read(&mut [0]) {
                 Ok(0) => Ok(None),
@@ -351,7 +351,7 @@ impl TraceReader {
         Ok(Some(frame))
     }
 
-    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), StudyError> {
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), AnalyzeError> {
         match self.file.read_exact(bytes) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -361,16 +361,16 @@ impl TraceReader {
         }
     }
 
-    fn wrong(&self, what: impl std::fmt::Display) -> StudyError {
-        StudyError::Trace(format!(
+    fn wrong(&self, what: impl std::fmt::Display) -> AnalyzeError {
+        AnalyzeError::Trace(format!(
             "trace {:?}, byte {}: {what}",
             self.path, self.position
         ))
     }
 
-    fn failed(&self, error: io::Error) -> StudyError {
+    fn failed(&self, error: io::Error) -> AnalyzeError {
         let Self { path, position, .. } = self;
-        StudyError::new(
+        AnalyzeError::new(
             format!("cannot read trace {path:?} at byte {position}"),
             error,
         )
@@ -384,7 +384,7 @@ pub(crate) fn replay(
     ways: &[Chunking],
     sinks: &[Sink<'_>],
     progress: &Progress,
-) -> Result<Scanned, StudyError> {
+) -> Result<Scanned, AnalyzeError> {
     let mut scanned = Scanned {
         totals: vec![Vec::new(); ways.len()],
         is_complete: true,
@@ -412,7 +412,7 @@ pub(crate) fn each_fingerprint(
     way: Chunking,
     progress: &Progress,
     mut met: impl FnMut(u128, u64),
-) -> Result<(), StudyError> {
+) -> Result<(), AnalyzeError> {
     for trace in traces {
         let mut reader = TraceReader::open(trace)?;
         let number = reader.ways.iter().position(|known| *known == way);
@@ -463,7 +463,7 @@ impl Replaying<'_> {
         mut reader: TraceReader,
         scanned: &mut Scanned,
         progress: &Progress,
-    ) -> Result<(), StudyError> {
+    ) -> Result<(), AnalyzeError> {
         let own_ways = reader.ways.iter();
         let way_of = |way: &Chunking| self.ways.iter().position(|known| known == way);
         let mut known = Known {
@@ -626,7 +626,7 @@ enum ReplayError {
     Sink(io::Error),
 }
 impl ReplayError {
-    fn of(self, reader: &TraceReader) -> StudyError {
+    fn of(self, reader: &TraceReader) -> AnalyzeError {
         match self {
             Self::Wrong(what) => reader.wrong(what),
             Self::Sink(error) => sink_error(error),

@@ -13,7 +13,7 @@ use fastcdc::v2020::FastCDC;
 use onefold_image::{Image, ImageError};
 use onefold_index::{Fingerprint, Key};
 
-use crate::StudyError;
+use crate::AnalyzeError;
 use crate::chunking::Chunking;
 use crate::compression::GROUP_BYTES;
 use crate::record::{Chunk, pack_fingerprint};
@@ -93,7 +93,7 @@ impl<'a> Worker<'a> {
         waiting: &Mutex<Receiver<Unit>>,
         problems: &Mutex<Vec<Problem>>,
         progress: &Progress,
-    ) -> Result<(), StudyError> {
+    ) -> Result<(), AnalyzeError> {
         let mut failure = None;
         loop {
             let unit = lock(waiting).recv();
@@ -423,7 +423,8 @@ fn truncated(hasher: &blake3::Hasher) -> Fingerprint {
     fingerprint
 }
 
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+/// Whether every byte is zero.
+pub fn is_zero(bytes: &[u8]) -> bool {
     let mut words = bytes.chunks(64);
     words.all(|bytes| bytes.iter().fold(0, |any, byte| any | byte) == 0)
 }

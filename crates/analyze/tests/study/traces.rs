@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use fastrand::Rng;
 use onefold_analyze::{
-    Analysis, Chunking, Progress, Source, StudyError, TraceOptions, analyze, trace_ways,
+    Analysis, AnalyzeError, Chunking, Progress, Source, TraceOptions, analyze, trace_ways,
 };
 use tempfile::TempDir;
 
@@ -32,7 +32,7 @@ fn from_traces(
     traces: &[PathBuf],
     ways: Vec<Chunking>,
     memory_bytes: usize,
-) -> Result<Analysis, StudyError> {
+) -> Result<Analysis, AnalyzeError> {
     let options = options(ways, memory_bytes);
     analyze(Source::Traces(traces), &options, &Progress::default())
 }

@@ -3,7 +3,6 @@
 
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use onefold_analyze::StudyError;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::Arc;
@@ -92,13 +91,4 @@ pub(super) fn with_bar<T>(
 
 pub(super) fn random_seed() -> u64 {
     RandomState::new().hash_one(0)
-}
-
-pub(super) fn said(error: StudyError) -> Error {
-    match error {
-        StudyError::Usage(message) => Error::usage(message),
-        StudyError::Io(..) | StudyError::Trace(_) | StudyError::Mismatch(_) => {
-            Error::failed(error.to_string())
-        }
-    }
 }

@@ -14,7 +14,8 @@ const FLOORS: &[(&str, u8)] = &[
     ("onefold-jobs", 5),
     ("onefold-analyze", 5),
     ("onefold-backup", 5),
-    ("onefold", 6),
+    ("onefold-workload", 6),
+    ("onefold", 7),
 ];
 
 /// What the tools around the house have in common, and may all use.

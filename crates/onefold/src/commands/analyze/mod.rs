@@ -5,7 +5,7 @@ mod reply;
 mod tables;
 
 use self::reply::{EstimateReply, Reply};
-use super::foreground::{self, random_seed, said};
+use super::foreground::{self, random_seed};
 use super::html::PageFile;
 use super::{Context, parse_size};
 use crate::error::{Error, Result};
@@ -13,10 +13,11 @@ use crate::image::ImageFormat;
 use crate::output::Output;
 use crate::progress::Progress as Bar;
 use onefold_analyze::{
-    Analysis, Chunking, Distribution, EstimateOptions, Options, Problem, Progress, Source,
+    Analysis, AnalyzeError, Chunking, EstimateOptions, Options, Problem, Progress, Source,
     TraceOptions, analyze, estimate, trace_ways,
 };
 use onefold_image::Backing;
+use onefold_workload::Distribution;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -270,4 +271,11 @@ fn stop_when_interrupted(progress: &Arc<Progress>) -> Result<()> {
 fn with_bar<T>(output: &Output, progress: &Progress, all: u64, work: impl FnOnce() -> T) -> T {
     let bar = Bar::bytes(output, "analysing");
     foreground::with_bar(&bar, || (progress.done_bytes().min(all), all), work)
+}
+
+fn said(error: AnalyzeError) -> Error {
+    match error {
+        AnalyzeError::Usage(message) => Error::usage(message),
+        AnalyzeError::Io(..) | AnalyzeError::Trace(_) => Error::failed(error.to_string()),
+    }
 }

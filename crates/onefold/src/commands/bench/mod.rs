@@ -9,14 +9,15 @@ mod reply;
 use self::content::Content;
 use self::place::Place;
 use self::reply::Reply;
-use super::foreground::{random_seed, said, stop_when_interrupted, with_bar};
+use super::foreground::{random_seed, stop_when_interrupted, with_bar};
 use super::html::PageFile;
 use super::{Context, parse_size};
 use crate::error::{Error, Result};
 use crate::output::Output;
 use crate::progress::Progress;
-use onefold_analyze::load::{
-    self, Load, LoadProgress, Mode, Pattern, Share, Target, inspect, scaled,
+use onefold_workload::{
+    Load, LoadProgress, Mode, Pattern, Share, Target, WorkloadError, inspect, run as run_load,
+    scaled,
 };
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -129,7 +130,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
     let scaled = scaled(&content.distribution, region, load.share);
     let bar = Progress::steps(&context.output, "benching");
-    let work = || load::run(target, region, &scaled, &load, &progress);
+    let work = || run_load(target, region, &scaled, &load, &progress);
     let report = with_bar(&bar, || progress.steps(), work).map_err(said)?;
     drop(bar);
     let is_complete = report.is_complete;
@@ -215,5 +216,12 @@ fn parse_instance(text: &str) -> std::result::Result<Share, String> {
         _ => Err(format!(
             "'{text}' is no instance: 2/4 is the second of four"
         )),
+    }
+}
+
+fn said(error: WorkloadError) -> Error {
+    match error {
+        WorkloadError::Usage(message) => Error::usage(message),
+        WorkloadError::Io(..) | WorkloadError::Mismatch(_) => Error::failed(error.to_string()),
     }
 }

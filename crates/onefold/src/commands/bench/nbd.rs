@@ -1,9 +1,9 @@
 //! An NBD export as the target of a load.
 
 use crate::error::{Error, Result};
-use onefold_analyze::load::{Connection, Load, Target};
 use onefold_nbd::client::{Address, Client};
 use onefold_nbd::wire::transmission_flag;
+use onefold_workload::{Connection, Load, Target};
 use std::io;
 
 /// An export that can be connected to.

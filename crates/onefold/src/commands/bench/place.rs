@@ -3,8 +3,8 @@
 use super::nbd::NbdTarget;
 use crate::error::{Error, Result};
 use crate::size;
-use onefold_analyze::load::{FileTarget, Load, MemoryTarget, Target};
 use onefold_nbd::client::Address;
+use onefold_workload::{FileTarget, Load, MemoryTarget, Target};
 use std::path::PathBuf;
 use std::str::FromStr;
 

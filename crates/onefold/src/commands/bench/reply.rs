@@ -3,7 +3,7 @@
 use super::content::Content;
 use crate::output::Document;
 use crate::size;
-use onefold_analyze::load::{
+use onefold_workload::{
     Load, LoadReport, Measured, Operation, PhaseReport, Region, Scaled, Target,
 };
 use serde::Serialize;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::distribution::{CopyCount, Distribution};
-use crate::runs::{RunClass, RunCount};
+use onefold_analyze::{RunClass, RunCount};
 
 /// Pieces that are as long as each other, and whose contents occur as often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! Whole loads, on memory and on targets that do not keep what they are given.
 
-use onefold_analyze::load::{
+use onefold_workload::{
     Connection, Found, Load, LoadProgress, LoadReport, MemoryTarget, Mode, Operation, Pattern,
     Share, Target, inspect, run, scaled,
 };
-use onefold_analyze::{Distribution, StudyError, shipped_distributions};
+use onefold_workload::{Distribution, WorkloadError, shipped_distributions};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn load(mode: Mode, pattern: Pattern) -> Load {
     }
 }
 
-fn put(target: &dyn Target, load: &Load) -> Result<LoadReport, StudyError> {
+fn put(target: &dyn Target, load: &Load) -> Result<LoadReport, WorkloadError> {
     put_until(target, load, &LoadProgress::default())
 }
 
@@ -35,7 +35,7 @@ fn put_until(
     target: &dyn Target,
     load: &Load,
     progress: &LoadProgress,
-) -> Result<LoadReport, StudyError> {
+) -> Result<LoadReport, WorkloadError> {
     let guests = Distribution::parse(shipped_distributions()[0].1).unwrap();
     put_contents(target, load, &guests, progress)
 }
@@ -45,7 +45,7 @@ fn put_contents(
     load: &Load,
     distribution: &Distribution,
     progress: &LoadProgress,
-) -> Result<LoadReport, StudyError> {
+) -> Result<LoadReport, WorkloadError> {
     let region = load.region(4096, target.bytes())?;
     let scaled = scaled(distribution, region, load.share);
     run(target, region, &scaled, load, progress)
@@ -163,7 +163,7 @@ fn every_mode_and_pattern_reads_what_it_has_written() {
 }
 
 /// What becomes of contents of which no two are alike, on such a target.
-fn lost_on(fault: Fault) -> StudyError {
+fn lost_on(fault: Fault) -> WorkloadError {
     let unique = "onefold distribution 1\nblock 4096\ncopies 1 9\nruns unique 1 9 9\n";
     let unique = Distribution::parse(unique).unwrap();
     let load = Load {
@@ -183,7 +183,7 @@ fn lost_on(fault: Fault) -> StudyError {
 #[test]
 fn what_a_target_does_not_keep_is_found_and_named() {
     let mismatch = |fault| match lost_on(fault) {
-        StudyError::Mismatch(mismatch) => mismatch,
+        WorkloadError::Mismatch(mismatch) => mismatch,
         other => panic!("{other}"),
     };
     let flipped = mismatch(Fault::Flip);
@@ -343,7 +343,7 @@ fn what_makes_no_sense_is_refused() {
     ] {
         assert!(matches!(
             load.region(4096, bytes),
-            Err(StudyError::Usage(_))
+            Err(WorkloadError::Usage(_))
         ));
     }
     assert_eq!(
@@ -352,7 +352,7 @@ fn what_makes_no_sense_is_refused() {
     );
     assert!(matches!(
         MemoryTarget::new(u64::MAX),
-        Err(StudyError::Usage(_))
+        Err(WorkloadError::Usage(_))
     ));
     for text in ["", "writes", "mixed:", "mixed:101", "read:5"] {
         assert!(text.parse::<Mode>().is_err(), "{text}");

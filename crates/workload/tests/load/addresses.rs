@@ -1,7 +1,7 @@
 //! Where requests go: each pattern against its definition.
 
 use super::{DEVIATION_MAX, deviation};
-use onefold_analyze::load::{Addresses, Pattern, nurand, nurand_a};
+use onefold_workload::{Addresses, Pattern, nurand, nurand_a};
 use proptest::prelude::*;
 
 fn counts(pattern: Pattern, slots: u64, seed: u64, draws: u64) -> Vec<u64> {

@@ -5,10 +5,9 @@
 
 use std::fmt;
 
-use crate::analysis::ChunkingReport;
-use crate::chunking::Chunking;
+use onefold_analyze::{Chunking, ChunkingReport, RunClass, RunCount};
+
 use crate::dedisbench;
-use crate::runs::{RunClass, RunCount};
 
 /// The first line.
 const HEADING: &str = "onefold distribution 1";

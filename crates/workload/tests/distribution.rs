@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "how tests fail")]
 
-use onefold_analyze::{CopyCount, Distribution, RunClass, shipped_distributions};
+use onefold_analyze::RunClass;
+use onefold_workload::{CopyCount, Distribution, shipped_distributions};
 use proptest::prelude::*;
 
 const SMALL: &str = "onefold distribution 1

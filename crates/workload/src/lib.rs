@@ -1,5 +1,10 @@
-//! Synthetic load: writes contents whose duplicates follow a distribution, reads them, compares every
-//! byte, and measures how long that takes.
+//! Load whose duplicates follow a distribution: writes contents, reads them, compares every byte, and
+//! measures how long that takes; and the distributions, which are counted in real data.
+//!
+//! May use: `onefold-analyze`, for what counts chunks and runs, and `onefold-image`, for what a target
+//! holds before. May not use the store or the NBD server: a load knows files, devices and memory, and
+//! any other target is given to it as a [`Target`]. No crate of the product but the binary uses
+//! this one.
 //!
 //! A region of a target has a contiguous part for each job. Contents are dealt by one dealer to all
 //! jobs, a run at a time, so that what they write together has the distribution. A job keeps eight bytes
@@ -8,6 +13,8 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
+//! | `distribution.rs` | how often contents occur, and how long runs are, as a text |
+//! | `dedisbench.rs` | the same from a file of DEDISbench's |
 //! | `run.rs` | what a load is; its phases, one after another |
 //! | `job.rs` | requests, one after another, and the comparing |
 //! | `addresses.rs` | where: sequential, uniform, NURand, Zipf |
@@ -22,6 +29,9 @@
 mod addresses;
 mod content;
 mod deal;
+mod dedisbench;
+mod distribution;
+mod error;
 mod inspection;
 mod job;
 mod measure;
@@ -33,6 +43,8 @@ mod target;
 pub use addresses::{Addresses, Pattern, nurand, nurand_a};
 pub use content::Contents;
 pub use deal::{ContentId, Dealer, Run, Share, UNIQUE};
+pub use distribution::{CopyCount, Distribution, DistributionError, shipped_distributions};
+pub use error::WorkloadError;
 pub use inspection::inspect;
 pub use job::{Found, Mismatch};
 pub use measure::{Measured, Measurement, Operation, Timeline};

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
-use super::addresses::{Addresses, Pattern};
-use super::content::Contents;
-use super::deal::{ContentId, Dealer, Run};
-use super::measure::{Measurement, Operation};
-use super::run::{LoadProgress, Region};
-use super::target::{Buffer, Connection, Target};
-use crate::StudyError;
+use crate::addresses::{Addresses, Pattern};
+use crate::content::Contents;
+use crate::deal::{ContentId, Dealer, Run};
+use crate::error::WorkloadError;
+use crate::measure::{Measurement, Operation};
+use crate::run::{LoadProgress, Region};
+use crate::target::{Buffer, Connection, Target};
 
 /// Stands for what a block holds that was not written yet. No content has this number.
 const UNKNOWN: ContentId = ContentId::MAX;
@@ -26,17 +26,17 @@ const SECONDS_MAX: f64 = 1e9;
 
 /// A part of a load.
 #[derive(Debug, Clone)]
-pub(super) struct Phase {
+pub(crate) struct Phase {
     /// How many of a hundred requests read.
-    pub(super) read_percent: u8,
-    pub(super) pattern: Pattern,
+    pub(crate) read_percent: u8,
+    pub(crate) pattern: Pattern,
     /// Of all jobs.
-    pub(super) requests: Option<u64>,
-    pub(super) time: Option<Duration>,
+    pub(crate) requests: Option<u64>,
+    pub(crate) time: Option<Duration>,
     /// Requests per second of all jobs.
-    pub(super) rate: Option<f64>,
+    pub(crate) rate: Option<f64>,
     /// Reads what was written, and nothing else.
-    pub(super) is_read_back: bool,
+    pub(crate) is_read_back: bool,
 }
 
 /// A block that is not what was written there.
@@ -104,7 +104,7 @@ impl fmt::Display for Mismatch {
     }
 }
 
-pub(super) struct Job<'a> {
+pub(crate) struct Job<'a> {
     name: String,
     connection: Box<dyn Connection + 'a>,
     contents: &'a Contents,
@@ -120,17 +120,17 @@ pub(super) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         number: u64,
         target: &'a dyn Target,
         region: Region,
         contents: &'a Contents,
         dealer: &'a Dealer,
-    ) -> Result<Self, StudyError> {
+    ) -> Result<Self, WorkloadError> {
         let name = target.name();
         let connection = target.connect();
         let connection =
-            connection.map_err(|e| StudyError::new(format!("cannot connect to {name}"), e))?;
+            connection.map_err(|e| WorkloadError::new(format!("cannot connect to {name}"), e))?;
         let blocks = region.slots * region.request_blocks;
         let block_bytes = contents.block_bytes();
         Ok(Self {
@@ -147,7 +147,7 @@ impl<'a> Job<'a> {
     }
 
     /// Does its part of a phase: it is one of so many jobs.
-    pub(super) fn work(
+    pub(crate) fn work(
         &mut self,
         phase: &Phase,
         (number, jobs): (u64, u64),
@@ -155,8 +155,8 @@ impl<'a> Job<'a> {
         start: Instant,
         progress: &LoadProgress,
         is_ending: &dyn Fn() -> bool,
-    ) -> Result<Measurement, StudyError> {
-        let mut measurement = Measurement::new().map_err(StudyError::usage)?;
+    ) -> Result<Measurement, WorkloadError> {
+        let mut measurement = Measurement::new().map_err(WorkloadError::usage)?;
         let mut addresses = Addresses::new(phase.pattern, self.region.slots, seed);
         let mut drawn = Rng::with_seed(!seed);
         // Every job has an equal part of the requests; what is left is for the first ones.
@@ -211,12 +211,12 @@ impl<'a> Job<'a> {
         Ok(measurement)
     }
 
-    pub(super) fn flush(&mut self) -> Result<(), StudyError> {
+    pub(crate) fn flush(&mut self) -> Result<(), WorkloadError> {
         let flushed = self.connection.flush();
-        flushed.map_err(|e| StudyError::new(format!("cannot flush {}", self.name), e))
+        flushed.map_err(|e| WorkloadError::new(format!("cannot flush {}", self.name), e))
     }
 
-    fn request(&mut self, slot: u64, reads: bool) -> Result<Operation, StudyError> {
+    fn request(&mut self, slot: u64, reads: bool) -> Result<Operation, WorkloadError> {
         let bytes = self.buffer.bytes();
         let (at, len) = (self.start + slot * bytes.len() as u64, bytes.len());
         let (done, what, operation) = match reads {
@@ -228,7 +228,7 @@ impl<'a> Job<'a> {
             Ok(()) => Ok(operation),
             Err(error) => {
                 let what = format!("cannot {what} {len} bytes at byte {at} of {name}");
-                Err(StudyError::new(what, error))
+                Err(WorkloadError::new(what, error))
             }
         }
     }
@@ -267,7 +267,7 @@ impl<'a> Job<'a> {
     }
 
     /// Compares what was read with what was written.
-    fn verify(&mut self, slot: u64) -> Result<(), StudyError> {
+    fn verify(&mut self, slot: u64) -> Result<(), WorkloadError> {
         let block_bytes = self.contents.block_bytes();
         let blocks = self.region.request_blocks;
         for (n, block) in (0..).zip(self.buffer.bytes().chunks_exact(block_bytes)) {
@@ -275,7 +275,7 @@ impl<'a> Job<'a> {
             let expected = self.written[place as usize];
             if expected != UNKNOWN && !self.contents.is(expected, block) {
                 let block = block.to_vec();
-                return Err(StudyError::Mismatch(self.mismatch(place, &block)));
+                return Err(WorkloadError::Mismatch(self.mismatch(place, &block)));
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! What is in a block.
 
-use onefold_analyze::load::{Contents, UNIQUE};
+use onefold_workload::{Contents, UNIQUE};
 use proptest::prelude::*;
 use std::collections::HashSet;
 

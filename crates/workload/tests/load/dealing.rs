@@ -1,8 +1,9 @@
 //! What is dealt has exactly the distribution that was asked for, in a random order.
 
 use super::{DEVIATION_MAX, deviation};
-use onefold_analyze::load::{ContentId, Dealer, Permutation, Scaled, Share, UNIQUE};
-use onefold_analyze::{CopyCount, Distribution, RunClass, shipped_distributions};
+use onefold_analyze::RunClass;
+use onefold_workload::{ContentId, Dealer, Permutation, Scaled, Share, UNIQUE};
+use onefold_workload::{CopyCount, Distribution, shipped_distributions};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 

@@ -8,7 +8,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand_distr::{Distribution, Zipf};
 
-use super::permutation::Permutation;
+use crate::permutation::Permutation;
 
 /// The part of a region's slots that NURand's A is at most, unless it is given.
 const NURAND_PART: u64 = 8;

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use onefold_image::{Image, RawImage};
 use rustix::fs::OFlags;
 
-use crate::StudyError;
+use crate::error::WorkloadError;
 
 /// What direct access asks of the addresses of buffers, at most.
 const ALIGNMENT: usize = 4096;
@@ -82,8 +82,8 @@ impl FileTarget {
     /// # Errors
     ///
     /// Where it cannot be looked at, or is neither a file nor a block device.
-    pub fn size(path: &Path) -> Result<Option<u64>, StudyError> {
-        let failed = |e| StudyError::new(format!("cannot look at {path:?}"), e);
+    pub fn size(path: &Path) -> Result<Option<u64>, WorkloadError> {
+        let failed = |e| WorkloadError::new(format!("cannot look at {path:?}"), e);
         let metadata = match path.metadata() {
             Ok(metadata) => metadata,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -91,7 +91,7 @@ impl FileTarget {
         };
         if !metadata.is_file() && !is_device(&metadata) {
             let message = format!("{path:?} is neither a file nor a block device");
-            return Err(StudyError::Usage(message));
+            return Err(WorkloadError::Usage(message));
         }
         let end = File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));
         end.map(Some).map_err(failed)
@@ -103,8 +103,8 @@ impl FileTarget {
     /// # Errors
     ///
     /// Where that fails.
-    pub fn open(path: &Path, bytes: u64, is_direct: bool) -> Result<Self, StudyError> {
-        let failed = |e| StudyError::new(format!("cannot open {path:?}"), e);
+    pub fn open(path: &Path, bytes: u64, is_direct: bool) -> Result<Self, WorkloadError> {
+        let failed = |e| WorkloadError::new(format!("cannot open {path:?}"), e);
         let found = path.metadata().ok();
         let mut flags = OFlags::empty();
         if is_direct {
@@ -122,7 +122,7 @@ impl FileTarget {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let message = format!("{path:?} is in use: a pool or another load has locked it");
-                return Err(StudyError::Usage(message));
+                return Err(WorkloadError::Usage(message));
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
@@ -194,10 +194,10 @@ impl MemoryTarget {
     /// # Errors
     ///
     /// For more than the machine has.
-    pub fn new(bytes: u64) -> Result<Self, StudyError> {
+    pub fn new(bytes: u64) -> Result<Self, WorkloadError> {
         let all = machine_memory_bytes();
         if bytes > all {
-            return Err(StudyError::Usage(format!(
+            return Err(WorkloadError::Usage(format!(
                 "{bytes} bytes of memory: this machine has {all}"
             )));
         }

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::permutation::{Permutation, mix};
-use super::scale::{Cell, Runs, Scaled};
+use crate::permutation::{Permutation, mix};
+use crate::scale::{Cell, Runs, Scaled};
 
 /// Names a content; equal ones have equal blocks. Those that occur once have the highest bit.
 pub type ContentId = u64;

@@ -2,11 +2,11 @@
 
 use std::io;
 
+use onefold_analyze::is_zero;
 use onefold_image::QCOW2_MAGIC;
 
-use super::run::LoadProgress;
-use super::target::{Buffer, Target};
-use crate::worker::is_zero;
+use crate::run::LoadProgress;
+use crate::target::{Buffer, Target};
 
 /// Bytes looked at for the marks of what a target may hold: btrfs' is the last.
 const MARKS_BYTES: u64 = 128 << 10;

@@ -5,16 +5,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::addresses::Pattern;
-use super::content::Contents;
-use super::deal::{ContentId, Dealer, Share};
-use super::job::{Job, Phase};
-use super::measure::{Measurement, Operation};
-use super::permutation::mix;
-use super::scale::Scaled;
-use super::target::{Target, machine_memory_bytes};
-use crate::StudyError;
+use crate::addresses::Pattern;
+use crate::content::Contents;
+use crate::deal::{ContentId, Dealer, Share};
 use crate::distribution::Distribution;
+use crate::error::WorkloadError;
+use crate::job::{Job, Phase};
+use crate::measure::{Measurement, Operation};
+use crate::permutation::mix;
+use crate::scale::Scaled;
+use crate::target::{Target, machine_memory_bytes};
 
 /// Bytes of a request at most.
 const REQUEST_BYTES_MAX: u64 = 64 << 20;
@@ -118,23 +118,23 @@ impl Load {
     ///
     /// Where a request is not of whole blocks, where there is no room for one of each job, and where
     /// there are more blocks than memory can be had for.
-    pub fn region(&self, block_bytes: u64, bytes: u64) -> Result<Region, StudyError> {
+    pub fn region(&self, block_bytes: u64, bytes: u64) -> Result<Region, WorkloadError> {
         let request_bytes = self.request_bytes;
         let is_fine = (block_bytes..=REQUEST_BYTES_MAX).contains(&request_bytes);
         if !is_fine || !request_bytes.is_multiple_of(block_bytes) {
-            return Err(StudyError::usage(format!(
+            return Err(WorkloadError::usage(format!(
                 "requests of {request_bytes} bytes: whole blocks of {block_bytes} bytes they must be, \
                  and {REQUEST_BYTES_MAX} bytes at most"
             )));
         }
         if !(1..=JOBS_MAX).contains(&self.jobs) {
-            return Err(StudyError::usage(format!(
+            return Err(WorkloadError::usage(format!(
                 "1 to {JOBS_MAX} jobs there can be"
             )));
         }
         let slots = bytes / request_bytes / self.jobs;
         if slots == 0 {
-            return Err(StudyError::usage(format!(
+            return Err(WorkloadError::usage(format!(
                 "{bytes} bytes have no room for a request of {request_bytes} bytes in each of {} \
                  parts",
                 self.jobs
@@ -147,7 +147,7 @@ impl Load {
             machine_memory_bytes(),
         );
         if needed > there {
-            return Err(StudyError::usage(format!(
+            return Err(WorkloadError::usage(format!(
                 "{blocks} blocks: to know what was written to them takes {needed} bytes of memory, and \
                  this machine has {there}; use less of the target"
             )));
@@ -188,16 +188,16 @@ impl LoadProgress {
         self.stops.load(Ordering::Relaxed)
     }
 
-    pub(super) fn begin(&self, all: u64) {
+    pub(crate) fn begin(&self, all: u64) {
         self.done.store(0, Ordering::Relaxed);
         self.all.store(all, Ordering::Relaxed);
     }
 
-    pub(super) fn add(&self) {
+    pub(crate) fn add(&self) {
         self.done.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn set(&self, done: u64) {
+    pub(crate) fn set(&self, done: u64) {
         self.done.fetch_max(done, Ordering::Relaxed);
     }
 }
@@ -233,7 +233,7 @@ pub fn run(
     scaled: &Scaled,
     load: &Load,
     progress: &LoadProgress,
-) -> Result<LoadReport, StudyError> {
+) -> Result<LoadReport, WorkloadError> {
     let block_bytes = (load.request_bytes / region.request_blocks) as usize;
     let contents = Contents::new(load.seed, block_bytes, load.compressible_percent);
     let dealer = Dealer::new(scaled, load.share, load.seed);
@@ -301,14 +301,14 @@ fn run_phase(
     jobs: &mut [Job<'_>],
     load: &Load,
     progress: &LoadProgress,
-) -> Result<PhaseReport, StudyError> {
+) -> Result<PhaseReport, WorkloadError> {
     let steps = phase.time.map(|time| time.as_millis() as u64);
     progress.begin(steps.or(phase.requests).unwrap_or(0));
-    let mut all = Measurement::new().map_err(StudyError::usage)?;
+    let mut all = Measurement::new().map_err(WorkloadError::usage)?;
     let has_failed = AtomicBool::new(false);
     let count = jobs.len() as u64;
     let start = Instant::now();
-    let done: Vec<Result<Measurement, StudyError>> = thread::scope(|scope| {
+    let done: Vec<Result<Measurement, WorkloadError>> = thread::scope(|scope| {
         let work = |n: u64, job| {
             let (phase, has_failed) = (phase, &has_failed);
             scope.spawn(move || {

@@ -1,7 +1,7 @@
 //! What is in a block: a function of its content's number and a seed.
 
-use super::deal::ContentId;
-use super::permutation::mix;
+use crate::deal::ContentId;
+use crate::permutation::mix;
 
 /// Numbers that are generated side by side, so that the processor does several at a time.
 const LANES: usize = 8;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::distribution::{BLOCKS_MAX, CopyCount, Distribution, number};
-use crate::runs::RunCount;
+use onefold_analyze::RunCount;
 
 /// What DEDISgen cuts into unless told otherwise.
 const BLOCK_BYTES: u64 = 4096;
