@@ -31,7 +31,6 @@ use crate::limits::VOLUMES_MAX;
 use crate::pool::Pool;
 use crate::store::Store;
 use crate::sync::lock;
-use crate::tree;
 use crate::usage::{Usage, Usages};
 
 /// Bytes of memory for a block of the window: the last layer that names it, and flags.
@@ -295,8 +294,7 @@ impl Held<'_> {
             Some(None) => return Ok(Box::new(EMPTY_SEGMENT)),
             Some(Some(above)) => &self.snapshot.volumes[*above],
         };
-        let pages = self.snapshot.pages();
-        match tree::lookup(pages, above.layer.0, above.map, segment.0)? {
+        match self.snapshot.map_page(above, segment)? {
             Some(pointer) => self.snapshot.entries(above, segment, pointer),
             None => Ok(Box::new(EMPTY_SEGMENT)),
         }

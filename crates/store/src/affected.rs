@@ -9,7 +9,6 @@ use onefold_format::{BadBlock, Entry, Fault, LayerId, Lba, Pba, VolumeRecord, Vo
 use crate::error::Result;
 use crate::journal::CheckpointReader;
 use crate::store::Store;
-use crate::tree;
 
 /// A block of the pool that is known to be bad.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,9 +127,8 @@ fn each_view(
 
 /// What one layer says of a block.
 fn entry(snapshot: &CheckpointReader<'_>, record: &VolumeRecord, lba: Lba) -> Result<Entry> {
-    let pages = snapshot.pages();
-    let (owner, segment) = (record.layer.0, lba.segment());
-    let Some(pointer) = tree::lookup(pages, owner, record.map, segment.0)? else {
+    let segment = lba.segment();
+    let Some(pointer) = snapshot.map_page(record, segment)? else {
         return Ok(Entry::ABSENT);
     };
     Ok(snapshot.entries(record, segment, pointer)?[lba.slot()])

@@ -25,9 +25,9 @@ use rustc_hash::FxHashSet;
 
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::map::{Layer, Maps};
+use crate::metadata::Segments;
+use crate::metadata::{Layer, Maps};
 use crate::read::Runs;
-use crate::segments::Segments;
 use crate::volume::{Extent, Volume};
 
 /// What a run of bytes holds, for somebody who has an older copy.
@@ -239,7 +239,7 @@ mod shuttle_tests {
     use shuttle::thread;
 
     use super::*;
-    use crate::map::shuttle_tests::{SEGMENT, layer, maps, merge_away};
+    use crate::metadata::shuttle_tests::{SEGMENT, layer, maps, merge_away};
 
     #[test]
     fn shuttle_merging_hides_no_change() {

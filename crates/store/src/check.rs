@@ -15,21 +15,19 @@ use std::sync::Arc;
 
 use onefold_format::map_page::{self, Segment};
 use onefold_format::node::Pointer;
-use onefold_format::page::{PageKind, SPACE_OWNER};
 use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE};
 use onefold_format::{Pba, SegmentIndex, VolumeRecord};
 use onefold_index::{Fingerprint, FingerprintIndex, IndexError, Row};
 
-use crate::bits;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::journal::CheckpointReader;
+use crate::metadata::PbaRun;
+use crate::metadata::bits;
 use crate::pool::Pool;
 use crate::references::Window;
-use crate::run::PbaRun;
 use crate::scrub::what_is_wrong;
 use crate::store::Store;
 use crate::sync::lock;
-use crate::tree;
 
 /// Rows of the index looked at together.
 const ROWS_AT_ONCE: usize = 4096;
@@ -460,13 +458,11 @@ impl Check<'_> {
         index: u64,
         owned: &[u64],
     ) -> Result<Option<Box<space_page::Bitmap>>> {
-        let pages = self.snapshot.pages();
-        let Some(pointer) = tree::lookup(pages, SPACE_OWNER, self.snapshot.root.space, index)?
-        else {
+        let Some(pointer) = self.snapshot.space_page(index)? else {
             return Ok(Some(Box::new(space_page::EMPTY_BITMAP)));
         };
         self.counts.pages_read += 1;
-        let page = pages.read(PageKind::Space, 0, SPACE_OWNER, index, pointer);
+        let page = self.snapshot.read_space_page(index, pointer);
         let bitmap = page.and_then(|page| {
             space_page::decode(&page).map_err(|e| StoreError::format("space page", e))
         });

@@ -17,14 +17,14 @@ use onefold_format::batch_page::BatchItem;
 use onefold_format::{Pba, Record, Release};
 use onefold_index::{Fingerprint, FingerprintIndex, Released};
 
-use crate::batch::OpenBatch;
 use crate::blocking::Blocking;
 use crate::error::Result;
 use crate::finder::{Fingerprinted, last_answers};
 use crate::guard::Guard;
 use crate::index::STREAM;
+use crate::metadata::OpenBatch;
+use crate::metadata::{PbaRun, PbaRuns};
 use crate::pool::Pool;
-use crate::run::{PbaRun, PbaRuns};
 use crate::store::Store;
 use onefold_format::record::BATCH_ITEMS_MAX;
 
@@ -58,7 +58,7 @@ impl Store {
         let index = pool.index.ready()?;
         pool.settle_open_batch()?;
         let mut metadata = pool.journal.metadata()?;
-        let number = metadata.batches.next_number;
+        let number = metadata.batches().next_number();
         let elements = metadata.count_queue_head(u64::from(BATCH_ITEMS_MAX))? as u32;
         drop(metadata);
         if elements == 0 {
@@ -71,7 +71,7 @@ impl Store {
         if Guard::IntentBeforeCall.holds() {
             pool.journal.commit_in_background()?;
         }
-        let open = pool.journal.metadata()?.batches.open.clone();
+        let open = pool.journal.metadata()?.batches().open().cloned();
         let Some(batch) = open else {
             return Ok(CollectReport::default());
         };
@@ -84,7 +84,7 @@ impl Store {
     ///
     /// Where a request panicked while it changed the maps.
     pub fn queued_blocks(&self) -> Result<u64> {
-        Ok(self.pool.journal.metadata()?.queue.blocks())
+        Ok(self.pool.journal.metadata()?.queue().blocks())
     }
 }
 

@@ -16,8 +16,8 @@ use rustc_hash::FxHashMap;
 use crate::blocking::Blocking;
 use crate::error::Result;
 use crate::journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
-use crate::map::{Entries, Layer, Maps, fill_absent};
-use crate::segments::Segments;
+use crate::metadata::Segments;
+use crate::metadata::{Entries, Layer, Maps, fill_absent};
 use crate::store::Store;
 use crate::volume::Volume;
 

@@ -19,13 +19,13 @@ use onefold_format::map_page::EMPTY_SEGMENT;
 use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
 use onefold_format::{Entry, LayerId, Record, SegmentIndex, UnmapTo, VolumeId, VolumeState};
 
-use crate::apply::owned_runs;
 use crate::blocking::Blocking;
 use crate::deletions::Deletion;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::map::Layer;
-use crate::names::full_name;
+use crate::metadata::Layer;
+use crate::metadata::full_name;
+use crate::metadata::owned_runs;
 use crate::store::Store;
 use crate::sync::{lock, write};
 use crate::volume::Volume;
@@ -193,7 +193,7 @@ impl Store {
     pub fn deletions(&self) -> Result<Vec<DeletionStat>> {
         let deleting = self.deletions.all();
         let metadata = self.pool.journal.metadata()?;
-        let catalogue = &metadata.catalogue;
+        let catalogue = &metadata.catalogue();
         let stat = |deletion: &Deletion| {
             let layer = deletion.volume.layer();
             let above = catalogue.above(layer.id);
@@ -291,7 +291,7 @@ impl Store {
     /// Nothing is mapped in the layer any more.
     pub(crate) fn remove_record(&self, id: VolumeId, layer: LayerId) -> Result<()> {
         let metadata = self.pool.journal.metadata()?;
-        let slot = metadata.catalogue.by_id(id).map(|(slot, _)| slot);
+        let slot = metadata.catalogue().by_id(id).map(|(slot, _)| slot);
         drop(metadata);
         let Some(slot) = slot else { return Ok(()) };
         let gone = Record::VolumeGone {

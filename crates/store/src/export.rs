@@ -11,10 +11,7 @@ use std::io::{ErrorKind, Read, Write};
 
 use onefold_engine::{Engine, Part};
 use onefold_format::node::ROOT_SLOTS;
-use onefold_format::page::{
-    self, BATCH_OWNER, CATALOGUE_OWNER, PAGE_BYTES, PageBytes, PageHeader, PageKind, QUEUE_OWNER,
-    SPACE_OWNER,
-};
+use onefold_format::page::{self, PAGE_BYTES, PageBytes, PageHeader, PageKind};
 use onefold_format::{
     ExportMark, PageNumber, Root, Secret, Superblock, VolumeRecord, catalogue_page, export,
 };
@@ -25,7 +22,6 @@ use crate::journal::{CheckpointReader, follow_log};
 use crate::journal::{Log, LogMark};
 use crate::recovery::{check_data, check_log, part_error};
 use crate::store::Store;
-use crate::tree;
 
 /// Pages of an export that no tree has: marks, superblock, secret and root.
 const OTHER_PAGES: u64 = 5;
@@ -85,7 +81,7 @@ impl Store {
             .encode(),
         )?;
         write(&pool.secret.encode(pool.superblock.pool))?;
-        each_page(&snapshot, &mut write)?;
+        snapshot.each_page(&mut write)?;
         write(&snapshot.root.encode(pool.superblock.pool))?;
         let last = mark(place, checksum).encode();
         let written = into.write_all(&last[..]).and_then(|()| into.flush());
@@ -97,27 +93,6 @@ impl Store {
     pub fn export_bytes(&self) -> u64 {
         (self.pool.journal.page_count() - ROOT_SLOTS + OTHER_PAGES) * PAGE_BYTES as u64
     }
-}
-
-/// Visits every page that the root reaches.
-fn each_page(
-    snapshot: &CheckpointReader<'_>,
-    visit: &mut dyn FnMut(&PageBytes) -> Result<()>,
-) -> Result<()> {
-    let (root, pages) = (&snapshot.root, snapshot.pages());
-    let of_pool = [
-        (CATALOGUE_OWNER, root.catalogue, PageKind::Catalogue),
-        (SPACE_OWNER, root.space, PageKind::Space),
-        (QUEUE_OWNER, root.queue, PageKind::Queue),
-        (BATCH_OWNER, root.batch, PageKind::Batch),
-    ];
-    for (owner, tree, leaf) in of_pool {
-        tree::each_page(pages, owner, tree, leaf, visit)?;
-    }
-    snapshot.volumes.iter().try_for_each(|volume| {
-        let walked = tree::each_page(pages, volume.layer.0, volume.map, PageKind::Map, visit);
-        walked.map_err(|e| e.during(format_args!("the map of volume '{}'", volume.name)))
-    })
 }
 
 impl MetadataExport {

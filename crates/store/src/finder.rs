@@ -30,18 +30,18 @@ use onefold_format::{
 };
 use onefold_index::{Counted, Fingerprint, FingerprintIndex, Key};
 
-use crate::apply::MetadataState;
-use crate::batch::OpenBatch;
-use crate::bits;
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
-use crate::heat::{self, SlotBits};
 use crate::index::STREAM;
 use crate::journal::PAGES_FOR_FINDER;
-use crate::map::Layer;
+use crate::metadata::Layer;
+use crate::metadata::MetadataState;
+use crate::metadata::OpenBatch;
+use crate::metadata::bits;
+use crate::metadata::heat::{self, SlotBits};
+use crate::metadata::{PbaRun, PbaRuns};
 use crate::pool::Pool;
-use crate::run::{PbaRun, PbaRuns};
 use crate::store::Store;
 use crate::volume::Volume;
 
@@ -138,7 +138,7 @@ impl Store {
 impl Pool {
     /// Settles the batch that is open, if one is. The caller holds the job lock.
     pub(crate) fn settle_open_batch(&self) -> Result<BatchReport> {
-        let open = self.journal.metadata()?.batches.open.clone();
+        let open = self.journal.metadata()?.batches().open().cloned();
         let Some(batch) = open else {
             return Ok(BatchReport::default());
         };
@@ -157,7 +157,7 @@ impl Pool {
     fn announce(&self, volume: &Volume, cursor: &mut Lba, ready: Ready) -> Result<bool> {
         let layer = &volume.layer();
         let rounds = volume.options().rounds;
-        let number = self.journal.metadata()?.batches.next_number;
+        let number = self.journal.metadata()?.batches().next_number();
         let sharable = self.journal.sharable(&layer.space_limits)?;
         if sharable == 0 {
             return Ok(true);
@@ -361,7 +361,7 @@ impl Pool {
             .and_then(|layer| layer.locks.lock(first.lba.0..last.lba.0 + 1, Blocking::Yes));
         let moved: Vec<bool> = {
             let metadata = self.journal.metadata()?;
-            let open = metadata.batches.open.as_ref();
+            let open = metadata.batches().open();
             let items = open.map_or(&[][..], |batch| &batch.items);
             let now = items.iter().skip(part.position).take(part.items.len());
             now.map(|item| item.moved).collect()
@@ -428,7 +428,7 @@ impl Pool {
     /// is gone.
     fn verifies(&self, layer: LayerId) -> Result<bool> {
         let metadata = self.journal.metadata()?;
-        let found = metadata.catalogue.by_layer(layer);
+        let found = metadata.catalogue().by_layer(layer);
         Ok(found.is_none_or(|(_, volume)| volume.verify))
     }
 

@@ -147,9 +147,9 @@ impl Pool {
             self.journal.commit_in_background()?;
         }
         let metadata = self.journal.metadata()?;
-        let batches = &metadata.batches;
-        match &batches.open {
-            None => Ok(batches.next_number - 1),
+        let batches = &metadata.batches();
+        match batches.open() {
+            None => Ok(batches.next_number() - 1),
             Some(batch) => Err(StoreError::new(
                 StoreErrorKind::Busy,
                 format!("batch {} cannot be ended", batch.number),

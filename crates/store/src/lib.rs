@@ -6,20 +6,14 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `store.rs` | opens, closes, and changes the set of volumes |
-//! | `volume.rs` `volume_options.rs` `names.rs` | checks requests and says where they failed; how volumes are made and called |
-//! | `blocking.rs` `run.rs` | whether a request may wait; consecutive blocks of the pool |
+//! | `volume.rs` `volume_options.rs` | checks requests and says where they failed; how volumes are made |
 //! | `write.rs` `read.rs` `trim.rs` | the three paths of data |
+//! | `blocking.rs` | whether a request may wait |
 //! | `pool.rs` | what volumes share |
-//! | `block_lock.rs` | who may change a block |
+//! | `metadata/` | what records change: maps, free space, catalogue, queue, batches |
 //! | `journal/` | how changes become durable, and blocks are used again |
-//! | `space_limits.rs` | quotas and reservations of volumes |
-//! | `discard.rs` | letting the host have free space |
-//! | `apply.rs` | the one function that changes a map |
-//! | `map.rs` `segments.rs` `space.rs` `catalogue.rs` `tree.rs` `pages.rs` | what it changes |
-//! | `finder.rs` `collector.rs` | publishing, sharing and releasing blocks, batch by batch |
-//! | `batch.rs` `queue.rs` `index.rs` | what they have announced; what they have to release; the index |
-//! | `heat.rs` `latency.rs` | hints for when to leave what alone |
-//! | `hash_cache.rs` | fingerprints made while blocks are written |
+//! | `finder.rs` `collector.rs` `index.rs` | publishing, sharing and releasing blocks, batch by batch; the index |
+//! | `latency.rs` | how long requests take |
 //! | `recovery.rs` | creating and opening |
 //! | `references.rs` `check.rs` `stat.rs` | counting and proving what the maps say |
 //! | `snapshot.rs` `deletion.rs` `deletions.rs` | making snapshots and clones, going back; deleting |
@@ -29,7 +23,7 @@
 //! | `index_rebuild.rs` | making the index anew, or one of another kind |
 //! | `scrub.rs` `repair.rs` | finding blocks that decayed, healing them |
 //! | `affected.rs` | who uses a bad block |
-//! | `resize.rs` | changing the pool's size |
+//! | `discard.rs` `resize.rs` | letting the host have free space; changing the pool's size |
 //!
 //! `examples/volume.rs` makes a pool and a volume and uses them: `cargo run -p onefold-store --example
 //! volume`.
@@ -39,13 +33,7 @@
 
 mod accounting;
 mod affected;
-mod apply;
-mod batch;
-mod bits;
-mod block_lock;
 mod blocking;
-mod cache;
-mod catalogue;
 mod changes;
 mod check;
 mod collector;
@@ -57,35 +45,24 @@ mod error;
 mod export;
 mod finder;
 mod guard;
-mod hash_cache;
-mod heat;
 mod import;
 mod index;
 mod index_rebuild;
 mod journal;
 mod latency;
 mod limits;
-mod map;
-mod names;
-mod pages;
-mod placement;
+mod metadata;
 mod pool;
-mod queue;
 mod read;
 mod recovery;
 mod references;
 mod repair;
 mod resize;
-mod run;
 mod scrub;
-mod segments;
 mod snapshot;
-mod space;
-mod space_limits;
 mod stat;
 mod store;
 mod sync;
-mod tree;
 mod trim;
 mod usage;
 mod volume;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use onefold_format::{Secret, Superblock};
 
 use crate::error::{Result, StoreError};
-use crate::hash_cache::Room;
 use crate::index::IndexSlot;
 use crate::journal::{BackgroundWork, BadBlocks, DataDisk, Journal};
 use crate::latency::Latencies;
 use crate::limits::Limits;
-use crate::map::Maps;
+use crate::metadata::Maps;
+use crate::metadata::Room;
 use crate::sync::{Mutex, MutexGuard};
 
 pub(crate) struct Pool {

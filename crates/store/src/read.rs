@@ -19,8 +19,8 @@ use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::journal::Pin;
-use crate::map::Layer;
-use crate::segments::Segments;
+use crate::metadata::Layer;
+use crate::metadata::Segments;
 use crate::volume::{Extent, Volume};
 
 /// Blocks looked up at a time: bounds the memory of a large read.

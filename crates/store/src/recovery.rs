@@ -25,14 +25,9 @@ use onefold_format::page::{self, PAGE_BYTES, PageBytes};
 use onefold_format::superblock::{self, LOG_BYTES_MAX, LOG_BYTES_MIN};
 use onefold_format::units::{BLOCK_SIZES, PBA_END, SECTOR_BYTES};
 use onefold_format::{
-    FormatError, IndexKind, PageNumber, PoolId, Root, Secret, SegmentIndex, Superblock, TreeRoot,
-    WhenFull,
+    FormatError, IndexKind, PageNumber, PoolId, Root, Secret, Superblock, TreeRoot, WhenFull,
 };
 
-use crate::apply::MetadataState;
-use crate::batch::Batches;
-use crate::blocking::Blocking;
-use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::index::{self, IndexSlot};
@@ -41,13 +36,8 @@ use crate::journal::{
     TailCopy, check_length,
 };
 use crate::limits::Limits;
-use crate::map::Maps;
-use crate::pages::Pages;
+use crate::metadata::{self, Maps, Pages};
 use crate::pool::{Pool, PoolParts};
-use crate::queue::{self, Queue};
-use crate::run::PbaRun;
-use crate::space::Space;
-use crate::tree;
 
 /// How to create a pool.
 #[derive(Debug, Clone)]
@@ -327,7 +317,9 @@ pub(crate) fn open(
     ));
     let maps = Maps::new(Arc::clone(&pages), &limits, superblock.block_size);
     let mut report = RecoveryReport::default();
-    let metadata = open_books(&pages, &maps, &root, &limits, options, &mut report)?;
+    let rebuild_free_space = options.rebuild_free_space;
+    let (metadata, is_rebuilt) = metadata::open(&pages, &maps, &root, &limits, rebuild_free_space)?;
+    report.free_space_rebuilt = is_rebuilt;
     let mark = LogMark {
         position: root.log_position,
         commit: root.commit,
@@ -489,112 +481,4 @@ pub(crate) fn check_data(
     label.copy_from_slice(&block[..PAGE_BYTES]);
     superblock::check_data_label(&label, superblock.pool)
         .map_err(|error| StoreError::format(format_args!("the label of {name}"), error))
-}
-
-/// Walks all inner pages: finds out which pages are in use and how much is mapped.
-fn open_books(
-    pages: &Arc<Pages>,
-    maps: &Maps,
-    root: &Root,
-    limits: &Limits,
-    options: &OpenOptions,
-    report: &mut RecoveryReport,
-) -> Result<MetadataState> {
-    let mut catalogue = Catalogue::read(pages, root.catalogue, &mut |page| pages.mark_used(page))?;
-    catalogue.next_volume_id = root.next_volume_id;
-    catalogue.next_layer_id = root.next_layer_id;
-    catalogue.next_domain_id = root.next_domain_id;
-    for (_, volume) in catalogue.volumes() {
-        tree::walk(
-            pages,
-            volume.layer.0,
-            volume.map,
-            &mut |visit| match visit {
-                tree::Visit::Node(page) => pages.mark_used(page),
-                tree::Visit::Leaf(_, pointer) => pages.mark_used(pointer.page),
-            },
-        )
-        .map_err(|error| {
-            let name = catalogue.name_of(volume);
-            error.during(format_args!("the map of volume '{name}'"))
-        })?;
-        maps.add_layer(volume);
-    }
-    for (_, volume) in catalogue.volumes() {
-        maps.put_above(&maps.layer(volume.layer)?, volume.below)?;
-    }
-    let queue_span = (root.queue_head, root.queue_end);
-    let queue = Queue::open(Arc::clone(pages), root.queue, queue_span)?;
-    let batches = Batches::read(pages, root, &mut |page| pages.mark_used(page))?;
-    let size = (root.pool_blocks, root.shrink_to);
-    let space = match Space::open(Arc::clone(pages), root.space, size, limits) {
-        Err(error) if options.rebuild_free_space && error.kind() == StoreErrorKind::Damaged => {
-            report.free_space_rebuilt = true;
-            count_free_space(pages, maps, &catalogue, &batches, root, limits)?
-        }
-        space => space?,
-    };
-    Ok(MetadataState {
-        space,
-        catalogue,
-        queue,
-        batches,
-        gone: Vec::new(),
-        is_recovered: false,
-    })
-}
-
-/// What the free-space map must have said, by all maps as the checkpoint has them.
-fn count_free_space(
-    pages: &Arc<Pages>,
-    maps: &Maps,
-    catalogue: &Catalogue,
-    batches: &Batches,
-    root: &Root,
-    limits: &Limits,
-) -> Result<Space> {
-    let nothing = TreeRoot::default();
-    let size = (root.pool_blocks, root.shrink_to);
-    let mut space = Space::open(Arc::clone(pages), nothing, size, limits)?;
-    // A shared block may be met many times.
-    let mut claim = |run: PbaRun| -> Result<()> {
-        for n in 0..run.count {
-            let block = PbaRun {
-                start: run.start + n,
-                count: 1,
-            };
-            if space.is_free(block)? {
-                space.take(block)?;
-                space.name(block)?;
-            }
-        }
-        Ok(())
-    };
-    let unsettled = batches.open.iter().flat_map(|batch| batch.unsettled());
-    for item in unsettled {
-        claim(PbaRun {
-            start: item.pba,
-            count: 1,
-        })?;
-    }
-    let numbers = root.queue_head..root.queue_end;
-    queue::read_elements(pages, root.queue, numbers, &mut |element| {
-        claim(PbaRun {
-            start: element.pba,
-            count: u64::from(element.count),
-        })
-    })?;
-    for (_, volume) in catalogue.volumes() {
-        let layer = maps.layer(volume.layer)?;
-        let mut from = SegmentIndex(0);
-        while let Some(segment) = maps.next_segment(&layer, from)? {
-            let leaf = maps.leaf(&layer, segment, Blocking::Yes)?;
-            let stored = leaf.with(|entries| entries.map(|entry| entry.pba()));
-            for start in stored.into_iter().flatten() {
-                claim(PbaRun { start, count: 1 })?;
-            }
-            from = segment + 1;
-        }
-    }
-    Ok(space)
 }

@@ -14,10 +14,10 @@ use onefold_format::{DomainId, Pba};
 use onefold_index::{Fingerprint, FingerprintIndex, Row};
 use rustc_hash::FxHashMap;
 
-use crate::bits;
 use crate::error::Result;
 use crate::index::STREAM;
 use crate::journal::CheckpointReader;
+use crate::metadata::bits;
 use crate::pool::Pool;
 use crate::sync::lock;
 
@@ -117,13 +117,13 @@ impl Pool {
                 self.add_rows(&*index, domain, &window, &mut report)?;
             }
         }
-        let next = self.journal.metadata()?.batches.next_number;
+        let next = self.journal.metadata()?.batches().next_number();
         let last = snapshot.open.as_ref().map_or(next, |batch| batch.number) - 1;
         Ok(index.finish_rebuild(STREAM, last)?)
     }
 
     fn data_blocks(&self) -> Result<u64> {
-        Ok(self.journal.metadata()?.space.blocks())
+        Ok(self.journal.metadata()?.space().blocks())
     }
 
     /// Reads the referenced blocks of a window again and adds their rows.

@@ -28,11 +28,11 @@ use smallvec::smallvec;
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::journal::Purpose;
-use crate::map::Layer;
-use crate::placement::Placement;
+use crate::metadata::Layer;
+use crate::metadata::PbaRun;
+use crate::metadata::Placement;
 use crate::pool::Pool;
 use crate::recovery::pool_size_problem;
-use crate::run::PbaRun;
 use crate::store::Store;
 use crate::sync::lock;
 
@@ -74,7 +74,7 @@ impl Store {
     ///
     /// Where a request panicked while it changed the maps.
     pub fn size_bytes(&self) -> Result<u64> {
-        let blocks = self.pool.journal.metadata()?.space.blocks();
+        let blocks = self.pool.journal.metadata()?.space().blocks();
         Ok(blocks * self.pool.block_size())
     }
 
@@ -85,7 +85,7 @@ impl Store {
     /// As [`Store::size_bytes`].
     pub fn shrinking_to(&self) -> Result<Option<u64>> {
         let metadata = self.pool.journal.metadata()?;
-        let space = &metadata.space;
+        let space = &metadata.space();
         let end = (space.end() < space.blocks()).then(|| space.end());
         Ok(end.map(|blocks| blocks * self.pool.block_size()))
     }
@@ -129,7 +129,7 @@ impl Store {
         while low < high {
             let middle = (low + high) / 2;
             let first = end + middle as u64 * part_blocks;
-            let fits = first >= metadata.space.blocks()
+            let fits = first >= metadata.space().blocks()
                 || beyond[middle] + first / FREE_SHARE <= metadata.free_before(first)?;
             (low, high) = if fits {
                 (low, middle)
@@ -189,7 +189,7 @@ impl Store {
     ) -> Result<ShrinkReport> {
         let pool = &self.pool;
         let _alone = lock(&pool.shrinking);
-        let all = pool.journal.metadata()?.space.busy_beyond();
+        let all = pool.journal.metadata()?.space().busy_beyond();
         let mut moved = 0;
         let mut told = |moved: u64| progress(moved.min(all), all);
         for layer in pool.maps().layers() {
@@ -201,7 +201,7 @@ impl Store {
             return pool.shrink_report(true);
         }
         pool.forget_bad_beyond()?;
-        if pool.is_shrinking()? && pool.journal.metadata()?.space.busy_beyond() == 0 {
+        if pool.is_shrinking()? && pool.journal.metadata()?.space().busy_beyond() == 0 {
             pool.journal.checkpoint()?;
             pool.journal.cut_data()?;
         }
@@ -243,7 +243,7 @@ impl Pool {
     /// The number of blocks of a pool of this size, which is smaller.
     fn smaller_size(&self, size_bytes: u64) -> Result<u64> {
         let end = self.blocks_of_size(size_bytes)?;
-        if end < self.journal.metadata()?.space.blocks() {
+        if end < self.journal.metadata()?.space().blocks() {
             return Ok(end);
         }
         let message = format!("the pool is not larger than {size_bytes} bytes");
@@ -252,8 +252,8 @@ impl Pool {
 
     /// Whether the blocks in use, each counted once, fit before this end.
     fn check_fits(&self, end: u64) -> Result<()> {
-        let in_use = self.journal.metadata()?.space.busy_blocks();
-        let free = end / FREE_SHARE + self.maps().space_limits_table.unused_reservations();
+        let in_use = self.journal.metadata()?.space().busy_blocks();
+        let free = end / FREE_SHARE + self.maps().unused_reservations();
         if in_use + free <= end {
             return Ok(());
         }
@@ -267,7 +267,7 @@ impl Pool {
     /// Counts the entries that name blocks from `end` on, in up to [`PLAN_PARTS`] equal parts of them.
     /// Returns how many blocks a part has, too.
     fn count_beyond(&self, end: u64) -> Result<(Vec<u64>, u64)> {
-        let beyond = self.journal.metadata()?.space.blocks() - end;
+        let beyond = self.journal.metadata()?.space().blocks() - end;
         let part_blocks = beyond.div_ceil(PLAN_PARTS);
         let mut counts = vec![0; beyond.div_ceil(part_blocks) as usize];
         for layer in self.maps().layers() {
@@ -296,7 +296,7 @@ impl Pool {
     fn forget_bad_beyond(&self) -> Result<()> {
         let kept_back = {
             let metadata = self.journal.metadata()?;
-            let space = &metadata.space;
+            let space = &metadata.space();
             let mut kept_back = space.kept_back();
             kept_back.retain(|pba| pba.0 >= space.end());
             match kept_back.len() as u64 == space.busy_beyond() {
@@ -312,12 +312,12 @@ impl Pool {
 
     pub(crate) fn is_shrinking(&self) -> Result<bool> {
         let metadata = self.journal.metadata()?;
-        Ok(metadata.space.end() < metadata.space.blocks())
+        Ok(metadata.space().end() < metadata.space().blocks())
     }
 
     fn shrink_report(&self, was_broken_off: bool) -> Result<ShrinkReport> {
         let is_done = !self.is_shrinking()?;
-        let left_blocks = self.journal.metadata()?.space.busy_beyond();
+        let left_blocks = self.journal.metadata()?.space().busy_beyond();
         Ok(ShrinkReport {
             is_done,
             left_blocks,
@@ -334,7 +334,7 @@ impl Pool {
     ) -> Result<ControlFlow<()>> {
         let mut from = SegmentIndex(0);
         while let Some(segment) = self.maps().next_segment(layer, from)? {
-            let end = self.journal.metadata()?.space.end();
+            let end = self.journal.metadata()?.space().end();
             let is_beyond = |entry: &Entry| entry.pba().is_some_and(|pba| pba.0 >= end);
             // Looked at without the locks first: most segments have nothing there.
             let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
@@ -365,7 +365,7 @@ impl Pool {
         if self.maps().layer(layer.id).is_err() {
             return Ok(0);
         }
-        let end = self.journal.metadata()?.space.end();
+        let end = self.journal.metadata()?.space().end();
         let mut entries = Vec::with_capacity(PIECE_BLOCKS);
         self.maps()
             .leaf(layer, first.segment(), Blocking::Yes)?

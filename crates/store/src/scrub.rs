@@ -30,9 +30,9 @@ use onefold_format::{BadBlock, DomainId, Fault, Pba};
 use onefold_index::{Fingerprint, FingerprintIndex, Key};
 use std::collections::BTreeSet;
 
-use crate::bits;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
+use crate::metadata::bits;
 use crate::pool::Pool;
 use crate::store::Store;
 
@@ -126,7 +126,7 @@ impl Store {
     pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
         let pool = &self.pool;
         pool.journal.check_writable()?;
-        let blocks = pool.journal.metadata()?.space.blocks();
+        let blocks = pool.journal.metadata()?.space().blocks();
         let part = match percent {
             Some(percent @ 1..=100) => Some((blocks * u64::from(percent)).div_ceil(100)),
             None => None,
@@ -152,7 +152,7 @@ impl Store {
     ///
     /// Where a request panicked while it changed the maps.
     pub fn scrub_status(&self) -> Result<ScrubStatus> {
-        let pool_blocks = self.pool.journal.metadata()?.space.blocks();
+        let pool_blocks = self.pool.journal.metadata()?.space().blocks();
         let progress = self.pool.bad.progress();
         Ok(ScrubStatus {
             pool_blocks,
@@ -278,7 +278,7 @@ impl Pool {
     /// Returns how many.
     fn skip_free(&self) -> Result<u64> {
         let mut metadata = self.journal.metadata()?;
-        let pool_blocks = metadata.space.blocks();
+        let pool_blocks = metadata.space().blocks();
         let progress = self.bad.progress();
         // The pool may have become smaller.
         let start = match progress.next_block {
@@ -314,7 +314,7 @@ impl Pool {
 
     /// The window in which the run goes on; none if no run is under way.
     fn scrub_window<'a>(&self, kept: &'a mut Option<Window>) -> Result<Option<&'a mut Window>> {
-        let pool_blocks = self.journal.metadata()?.space.blocks();
+        let pool_blocks = self.journal.metadata()?.space().blocks();
         let progress = self.bad.change_progress(|progress| {
             // The pool may have become smaller.
             if progress.next_block >= pool_blocks {
@@ -363,20 +363,20 @@ impl Pool {
         let step = (STEP_BYTES / self.block_size()).min(progress.left_blocks);
         let (mut blocks, end, pool_blocks) = {
             let mut metadata = self.journal.metadata()?;
-            domains.set_end(metadata.catalogue.next_domain_id);
+            domains.set_end(metadata.catalogue().next_domain_id());
             // The pool may have become smaller since the window was made.
             let end = window
                 .blocks
                 .end
                 .min(start + step)
-                .min(metadata.space.blocks());
+                .min(metadata.space().blocks());
             if start >= end {
                 return Ok(ScrubReport::default());
             }
             (
                 metadata.named_blocks(start, end)?,
                 end,
-                metadata.space.blocks(),
+                metadata.space().blocks(),
             )
         };
         let bad = self.bad.within(start..end);
@@ -543,7 +543,7 @@ impl Pool {
     /// Returns how many left the list.
     fn look_again(&self, listed: Vec<BadBlock>) -> Result<u64> {
         let mut domains = Domains::default();
-        domains.set_end(self.journal.metadata()?.catalogue.next_domain_id);
+        domains.set_end(self.journal.metadata()?.catalogue().next_domain_id());
         let mut good = Vec::new();
         let mut block = vec![0; self.block_size() as usize];
         for bad in listed {
@@ -562,7 +562,7 @@ impl Pool {
 
     pub(crate) fn is_named(&self, pba: Pba) -> Result<bool> {
         let mut metadata = self.journal.metadata()?;
-        if pba.0 >= metadata.space.blocks() {
+        if pba.0 >= metadata.space().blocks() {
             return Ok(false);
         }
         Ok(!metadata.named_blocks(pba.0, pba.0 + 1)?.is_empty())

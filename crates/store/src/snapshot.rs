@@ -15,11 +15,11 @@ use onefold_format::{
 };
 
 use crate::blocking::Blocking;
-use crate::catalogue::{Catalogue, free_slot};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::limits::LAYERS_DEEP_MAX;
-use crate::map::Layer;
-use crate::names::{check_name, full_name};
+use crate::metadata::Layer;
+use crate::metadata::{Catalogue, free_slot};
+use crate::metadata::{check_name, full_name};
 use crate::store::Store;
 use crate::sync::{lock, read, write};
 use crate::volume::Volume;
@@ -69,7 +69,7 @@ impl Store {
                 Ok(Record::Freeze {
                     slot: free_slot(&mut slots)?,
                     snapshot: self.snapshot_record(catalogue, n, volume, name),
-                    live: LayerId(catalogue.next_layer_id + n),
+                    live: LayerId(catalogue.next_layer_id() + n),
                     below: volume.layer,
                 })
             });
@@ -105,7 +105,7 @@ impl Store {
         let clone = match shared {
             Some(below) => {
                 let metadata = self.pool.journal.metadata()?;
-                let catalogue = &metadata.catalogue;
+                let catalogue = &metadata.catalogue();
                 let slot = free_slot(&mut catalogue.free_slots())?;
                 let clone = self.clone_record(catalogue, 0, (record_of(catalogue, &source)?, name));
                 let clone = VolumeRecord {
@@ -148,7 +148,7 @@ impl Store {
                     state: VolumeState::Deleting,
                     ..frozen
                 },
-                live: LayerId(catalogue.next_layer_id),
+                live: LayerId(catalogue.next_layer_id()),
                 below: volume.layer,
             };
             let put = Record::VolumePut {
@@ -187,7 +187,7 @@ impl Store {
         let records = self.freeze(sources, Some(size_bytes), |catalogue| {
             let (volume, live) = (
                 record_of(catalogue, &source)?,
-                LayerId(catalogue.next_layer_id),
+                LayerId(catalogue.next_layer_id()),
             );
             let discarded = self.snapshot_record(catalogue, 0, volume, DISCARDED);
             let freeze = Record::Freeze {
@@ -235,7 +235,7 @@ impl Store {
             .iter()
             .map(|layer| layer.locks.lock(all.clone(), Blocking::Yes))
             .collect();
-        let records = records(&self.pool.journal.metadata()?.catalogue)?;
+        let records = records(self.pool.journal.metadata()?.catalogue())?;
         self.pool.journal.append(&records, &[], Blocking::Yes)?;
         for (source, record) in sources.iter().zip(&records) {
             if let Record::Freeze { live, .. } = record {
@@ -259,7 +259,7 @@ impl Store {
         name: &str,
     ) -> VolumeRecord {
         VolumeRecord {
-            id: VolumeId(catalogue.next_volume_id + n),
+            id: VolumeId(catalogue.next_volume_id() + n),
             snapshot_of: Some(volume.id),
             state: VolumeState::Ready,
             created_unix_seconds: self.engine.unix_seconds(),
@@ -281,7 +281,7 @@ impl Store {
         (of, name): (&VolumeRecord, &str),
     ) -> VolumeRecord {
         VolumeRecord {
-            layer: LayerId(catalogue.next_layer_id + n),
+            layer: LayerId(catalogue.next_layer_id() + n),
             snapshot_of: None,
             ..self.snapshot_record(catalogue, n, of, name)
         }

@@ -191,11 +191,12 @@ impl Store {
         let snapshots = snapshots.collect();
         let metadata = pool.journal.metadata()?;
         let counts = pool.maps().counts();
-        let (pool_blocks, free_blocks) = (metadata.space.blocks(), metadata.space.free_blocks());
-        let end = metadata.space.end();
+        let (pool_blocks, free_blocks) =
+            (metadata.space().blocks(), metadata.space().free_blocks());
+        let end = metadata.space().end();
         let reserve_blocks = pool.journal.reserve_blocks(&metadata);
-        let physical_blocks = metadata.space.named_count();
-        let open = metadata.batches.open.as_ref();
+        let physical_blocks = metadata.space().named_count();
+        let open = metadata.batches().open();
         let (unsettled_blocks, collecting) = open.map_or((0, 0), |batch| {
             let unsettled = batch.unsettled().len() as u64;
             match batch.kind {
@@ -203,8 +204,8 @@ impl Store {
                 BatchKind::Collector => (0, unsettled),
             }
         });
-        let queued_blocks = metadata.queue.blocks() + collecting;
-        let reclaim_blocks = metadata.space.held_blocks() + queued_blocks;
+        let queued_blocks = metadata.queue().blocks() + collecting;
+        let reclaim_blocks = metadata.space().held_blocks() + queued_blocks;
         drop(metadata);
         let index = pool.index.get().ok();
         let index_counts = index
@@ -240,7 +241,7 @@ impl Store {
             host_free_bytes: room.host_free_bytes,
             space: room.level,
             reserve_blocks,
-            reserved_unused_blocks: pool.maps().space_limits_table.unused_reservations(),
+            reserved_unused_blocks: pool.maps().unused_reservations(),
             when_full: pool.journal.when_full(),
             reclaim_blocks,
             pool_bytes_on_disk: room.allocated_bytes,

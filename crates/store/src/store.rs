@@ -16,17 +16,17 @@ use onefold_format::{
     VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
 
-use crate::apply::MetadataState;
 use crate::blocking::Blocking;
-use crate::catalogue::{Catalogue, free_slot};
 use crate::deletions::{Deletion, Deletions};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::heat::ROUNDS_MAX;
 use crate::journal::{BackgroundExecutor, Metadata, StopsOnPanic};
 use crate::latency::LatencyCounts;
 use crate::limits::INTERVAL_SECONDS_MAX;
-use crate::names::{check_name, full_name};
+use crate::metadata::MetadataState;
+use crate::metadata::heat::ROUNDS_MAX;
+use crate::metadata::{Catalogue, free_slot};
+use crate::metadata::{check_name, full_name};
 use crate::pool::Pool;
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
 use crate::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
@@ -98,7 +98,7 @@ impl Store {
         let records: Vec<VolumeRecord> = {
             let metadata = pool.journal.metadata()?;
             metadata
-                .catalogue
+                .catalogue()
                 .volumes()
                 .map(|(_, record)| record.clone())
                 .collect()
@@ -107,7 +107,7 @@ impl Store {
         let (mut unfinished, mut deleting) = (Vec::new(), Vec::new());
         for record in &records {
             let volume = Arc::new(Volume::new(Arc::clone(&pool), record)?);
-            let name = pool.journal.metadata()?.catalogue.name_of(record);
+            let name = pool.journal.metadata()?.catalogue().name_of(record);
             volume.set_name(&name);
             match record.state {
                 VolumeState::Deleting => deleting.push(Deletion::new(volume)),
@@ -243,7 +243,7 @@ impl Store {
         let found = read(&self.volumes).get(name).cloned();
         found.ok_or_else(|| {
             let is_importing = |metadata: Metadata<'_>| {
-                let found = metadata.catalogue.by_name(name);
+                let found = metadata.catalogue().by_name(name);
                 found.is_some_and(|(_, record)| record.state == VolumeState::Importing)
             };
             let message = match self.pool.journal.metadata().is_ok_and(is_importing) {
@@ -307,10 +307,10 @@ impl Store {
         let _changing = self.changing();
         self.check_name_is_free(name)?;
         let metadata = self.pool.journal.metadata()?;
-        let catalogue = &metadata.catalogue;
+        let catalogue = &metadata.catalogue();
         let volume = VolumeRecord {
-            id: VolumeId(catalogue.next_volume_id),
-            layer: LayerId(catalogue.next_layer_id),
+            id: VolumeId(catalogue.next_volume_id()),
+            layer: LayerId(catalogue.next_layer_id()),
             below: None,
             snapshot_of: None,
             state,
@@ -353,7 +353,7 @@ impl Store {
             return Ok(domain);
         }
         // Numbers are never used again: a domain's key is made from it.
-        let next = u16::try_from(catalogue.next_domain_id);
+        let next = u16::try_from(catalogue.next_domain_id());
         let none_left = |_| {
             let message = "this pool has had 65,535 domains, which is all it can have";
             StoreError::new(StoreErrorKind::Invalid, message)
@@ -510,7 +510,7 @@ impl Store {
     /// Also of those that are being imported.
     pub(crate) fn check_name_is_free(&self, name: &str) -> Result<()> {
         let metadata = self.pool.journal.metadata()?;
-        let Some((_, taken)) = metadata.catalogue.by_name(name) else {
+        let Some((_, taken)) = metadata.catalogue().by_name(name) else {
             return Ok(());
         };
         let state = match taken.state {
@@ -581,7 +581,7 @@ impl Store {
         admit: &dyn Fn(&MetadataState) -> Result<()>,
     ) -> Result<()> {
         let metadata = self.pool.journal.metadata()?;
-        let found = metadata.catalogue.by_id(id);
+        let found = metadata.catalogue().by_id(id);
         let Some((slot, mut volume)) = found.map(|(slot, volume)| (slot, volume.clone())) else {
             return Err(StoreError::new(
                 StoreErrorKind::NotFound,

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, Lba, Record, UnmapTo};
 
-use crate::apply::owned_runs;
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError};
-use crate::map::Layer;
-use crate::segments::Segments;
+use crate::metadata::Layer;
+use crate::metadata::Segments;
+use crate::metadata::owned_runs;
 use crate::volume::Volume;
 use smallvec::SmallVec;
 

@@ -12,9 +12,9 @@ use onefold_format::{VolumeId, VolumeRecord, VolumeState, WhenFull};
 
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::hash_cache::HashCache;
 use crate::limits::REQUEST_BYTES_MAX;
-use crate::map::Layer;
+use crate::metadata::HashCache;
+use crate::metadata::Layer;
 use crate::pool::Pool;
 use crate::sync::{AtomicBool, AtomicU64, RwLock, read, write};
 use crate::volume_options::VolumeOptions;

@@ -15,11 +15,11 @@ use smallvec::SmallVec;
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::hash_cache::HashCache;
 use crate::journal::Purpose;
-use crate::map::{Entries, Layer};
-use crate::placement::{Placement, PlacementOffset};
-use crate::run::{PbaRun, PbaRuns};
+use crate::metadata::HashCache;
+use crate::metadata::{Entries, Layer};
+use crate::metadata::{PbaRun, PbaRuns};
+use crate::metadata::{Placement, PlacementOffset};
 use crate::volume::Volume;
 use std::ops::Range;
 use std::sync::Arc;
@@ -523,7 +523,7 @@ fn changes(
         let before = &entries[at..at + run.count as usize];
         match (run.fate, new) {
             (Fate::Zero(to), _) => {
-                old_blocks.extend(crate::apply::owned_runs(before));
+                old_blocks.extend(crate::metadata::owned_runs(before));
                 for (lba, count) in segments(run.lba, run.count) {
                     let count = count as u32;
                     records.push(Record::Unmap {

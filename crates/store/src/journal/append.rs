@@ -8,11 +8,11 @@ use onefold_format::record::RECORD_BYTES_MAX;
 use super::log::RECORDS_BYTES_MAX;
 use super::watermarks::PAGES_FOR_RECLAIMING;
 use super::{Journal, Uncommitted};
-use crate::apply::{self, Failed, MetadataState};
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
-use crate::run::PbaRun;
+use crate::metadata::PbaRun;
+use crate::metadata::{Failed, MetadataState, apply};
 use crate::sync::lock;
 
 /// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
@@ -57,13 +57,13 @@ impl Journal {
             let Some(pressure) = self.pressure(&uncommitted) else {
                 if blocking == Blocking::No {
                     let is_copied = uncommitted.copy.is_there();
-                    let space = &mut uncommitted.metadata.space;
+                    let space = uncommitted.metadata.space_mut();
                     if !is_copied || !old_blocks.iter().all(|run| space.is_resident(*run)) {
                         return Err(StoreError::would_block());
                     }
                 }
                 admit(&uncommitted.metadata)?;
-                uncommitted.metadata.space.prepare(old_blocks)?;
+                uncommitted.metadata.space_mut().prepare(old_blocks)?;
                 self.check_writable()?;
                 let is_copied = self.append_and_apply(&mut uncommitted, records)?;
                 if !Guard::ReuseAfterCommit.holds() {
@@ -111,7 +111,7 @@ impl Journal {
         let before = uncommitted.tail.mark();
         for (n, record) in records.iter().enumerate() {
             let released = &mut uncommitted.tail.released;
-            match apply::apply(record, &self.maps, &mut uncommitted.metadata, released) {
+            match apply(record, &self.maps, &mut uncommitted.metadata, released) {
                 Ok(()) => uncommitted.tail.append(record),
                 Err(Failed::Before(error)) if n == 0 => {
                     tracing::error!("a request failed: {error}; this is a defect of onefold");

@@ -241,7 +241,7 @@ impl BadBlocks {
                         ),
                     ));
                 }
-                uncommitted.metadata.space.quarantine(block.pba)?;
+                uncommitted.metadata.space_mut().quarantine(block.pba)?;
                 state.cleared.remove(&block.pba);
                 state.listed.insert(block.pba, *block);
                 self.count.store(state.listed.len(), SeqCst);
@@ -292,7 +292,7 @@ impl BadBlocks {
         let mut state = write(&self.state);
         for pba in cleared {
             if state.cleared.remove(pba) {
-                uncommitted.metadata.space.end_quarantine(*pba)?;
+                uncommitted.metadata.space_mut().end_quarantine(*pba)?;
             }
         }
         Ok(())
@@ -304,7 +304,7 @@ impl BadBlocks {
         if !self.is_any() && read(&self.state).cleared.is_empty() {
             return Ok(());
         }
-        let kept_back = journal.uncommitted()?.metadata.space.kept_back();
+        let kept_back = journal.uncommitted()?.metadata.space().kept_back();
         let readable = kept_back.into_iter().filter(|pba| {
             let listed = self.get(*pba);
             listed.is_some_and(|block| block.fault == Fault::Changed)
@@ -319,7 +319,7 @@ impl BadBlocks {
     /// After opening: no block of the list is handed out.
     pub(crate) fn quarantine_listed(&self, journal: &Journal) -> Result<()> {
         let mut uncommitted = journal.uncommitted()?;
-        let space = &mut uncommitted.metadata.space;
+        let space = uncommitted.metadata.space_mut();
         let blocks = space.blocks();
         let listed = self.all().into_iter();
         let in_pool = listed.filter(|block| block.pba.0 < blocks);

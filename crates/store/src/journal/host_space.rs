@@ -17,7 +17,7 @@ use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 use super::Journal;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
-use crate::run::{PbaRun, PbaRuns};
+use crate::metadata::{PbaRun, PbaRuns};
 use crate::sync::lock;
 
 /// The granularity: smaller holes cost the file system more than the space is worth.
@@ -97,7 +97,7 @@ impl Journal {
             return Ok(None);
         };
         let mut uncommitted = self.uncommitted()?;
-        let space = &mut uncommitted.metadata.space;
+        let space = uncommitted.metadata.space_mut();
         if from >= space.end() {
             return Ok(None);
         }
@@ -147,7 +147,8 @@ impl Journal {
     /// Hands out those of the units of which every block is free.
     fn take_free_units(&self, units: Range<u64>) -> Result<PbaRuns> {
         let unit = self.unit_blocks();
-        let space = &mut self.uncommitted()?.metadata.space;
+        let mut uncommitted = self.uncommitted()?;
+        let space = uncommitted.metadata.space_mut();
         let mut taken = PbaRuns::new();
         let looked = units.map(|number| number * unit).try_for_each(|start| {
             let run = PbaRun {

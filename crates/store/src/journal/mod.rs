@@ -62,13 +62,13 @@ use self::group_commit::GroupCommit;
 use self::log::Tail;
 use self::log_span::LogSpan;
 use self::watermarks::SpaceReport;
-use crate::apply::MetadataState;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::limits::Limits;
-use crate::map::Maps;
-use crate::pages::Pages;
-use crate::run::PbaRuns;
+use crate::metadata::Maps;
+use crate::metadata::MetadataState;
+use crate::metadata::Pages;
+use crate::metadata::PbaRuns;
 use crate::sync::{AtomicU8, Condvar, Mutex, MutexGuard, lock};
 
 pub use background::BackgroundExecutor;
@@ -163,19 +163,19 @@ impl Deref for Metadata<'_> {
 /// Looking may load pages of the free-space map, and of the queue.
 impl Metadata<'_> {
     pub(crate) fn next_named(&mut self, blocks: Range<u64>) -> Result<u64> {
-        self.0.metadata.space.next_named(blocks)
+        self.0.metadata.space_mut().next_named(blocks)
     }
 
     pub(crate) fn named_blocks(&mut self, start: u64, end: u64) -> Result<Vec<Pba>> {
-        self.0.metadata.space.named_blocks(start, end)
+        self.0.metadata.space_mut().named_blocks(start, end)
     }
 
     pub(crate) fn free_before(&mut self, end: u64) -> Result<u64> {
-        self.0.metadata.space.free_before(end)
+        self.0.metadata.space_mut().free_before(end)
     }
 
     pub(crate) fn count_queue_head(&mut self, blocks_max: u64) -> Result<u64> {
-        self.0.metadata.queue.count_head(blocks_max)
+        self.0.metadata.count_queue_head(blocks_max)
     }
 }
 

@@ -3,16 +3,18 @@
 use onefold_format::batch_page::BatchItem;
 use onefold_format::map_page::{self, Segment};
 use onefold_format::node::Pointer;
-use onefold_format::page::PageKind;
+use onefold_format::page::{
+    BATCH_OWNER, CATALOGUE_OWNER, PageBytes, PageKind, QUEUE_OWNER, SPACE_OWNER,
+};
 use onefold_format::{BatchKind, Pba, QueueElement, Root, SegmentIndex, VolumeRecord};
 
 use super::Journal;
-use crate::batch::{Batches, OpenBatch};
-use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError};
-use crate::pages::{Pages, PagesHold};
-use crate::queue;
-use crate::tree;
+use crate::metadata::Catalogue;
+use crate::metadata::PagesHold;
+use crate::metadata::read_elements;
+use crate::metadata::tree;
+use crate::metadata::{Batches, OpenBatch};
 
 /// Pages of a map between two calls of `pace`, which is called at its end in any case.
 pub(crate) const PAGES_AT_ONCE: u64 = 16;
@@ -48,7 +50,7 @@ impl<'a> CheckpointReader<'a> {
             journal,
             root,
             volumes: catalogue.into_fully_named(),
-            open: Batches::read(&journal.pages, &root, &mut |_| Ok(()))?.open,
+            open: Batches::read(&journal.pages, &root, &mut |_| Ok(()))?.into_open(),
             is_fresh,
             hold: Some(hold),
         })
@@ -60,11 +62,6 @@ impl<'a> CheckpointReader<'a> {
         drop(self.hold.take());
         *self = Self::take(self.journal)?;
         Ok(())
-    }
-
-    /// To look up what the checkpoint's trees have.
-    pub(crate) fn pages(&self) -> &Pages {
-        &self.journal.pages
     }
 
     /// Pages that are kept for checkpoints that are held.
@@ -98,6 +95,44 @@ impl<'a> CheckpointReader<'a> {
         Ok(found.map(|(index, pointer)| (SegmentIndex(index), pointer)))
     }
 
+    /// The page of one segment of a map, if it has any.
+    pub(crate) fn map_page(
+        &self,
+        volume: &VolumeRecord,
+        segment: SegmentIndex,
+    ) -> Result<Option<Pointer>> {
+        tree::lookup(&self.journal.pages, volume.layer.0, volume.map, segment.0)
+    }
+
+    /// A page of the free-space map, if it says anything.
+    pub(crate) fn space_page(&self, index: u64) -> Result<Option<Pointer>> {
+        tree::lookup(&self.journal.pages, SPACE_OWNER, self.root.space, index)
+    }
+
+    /// Reads it.
+    pub(crate) fn read_space_page(&self, index: u64, pointer: Pointer) -> Result<Box<PageBytes>> {
+        let pages = &self.journal.pages;
+        pages.read(PageKind::Space, 0, SPACE_OWNER, index, pointer)
+    }
+
+    /// Visits every page that the root reaches.
+    pub(crate) fn each_page(&self, visit: &mut dyn FnMut(&PageBytes) -> Result<()>) -> Result<()> {
+        let (root, pages) = (&self.root, &self.journal.pages);
+        let of_pool = [
+            (CATALOGUE_OWNER, root.catalogue, PageKind::Catalogue),
+            (SPACE_OWNER, root.space, PageKind::Space),
+            (QUEUE_OWNER, root.queue, PageKind::Queue),
+            (BATCH_OWNER, root.batch, PageKind::Batch),
+        ];
+        for (owner, tree, leaf) in of_pool {
+            tree::each_page(pages, owner, tree, leaf, visit)?;
+        }
+        self.volumes.iter().try_for_each(|volume| {
+            let walked = tree::each_page(pages, volume.layer.0, volume.map, PageKind::Map, visit);
+            walked.map_err(|e| e.during(format_args!("the map of volume '{}'", volume.name)))
+        })
+    }
+
     /// The entries of one page.
     pub(crate) fn entries(
         &self,
@@ -116,7 +151,7 @@ impl<'a> CheckpointReader<'a> {
     /// Visits the references that were given up and not released yet.
     pub(crate) fn each_given_up(&self, visit: &mut dyn FnMut(QueueElement)) -> Result<()> {
         let numbers = self.root.queue_head..self.root.queue_end;
-        queue::read_elements(
+        read_elements(
             &self.journal.pages,
             self.root.queue,
             numbers,

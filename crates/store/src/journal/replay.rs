@@ -6,10 +6,10 @@ use super::log::{Log, LogMark, LogReader, ReadFrame, Tail};
 use super::log_end::{self, End, IncompleteCommit};
 use super::watermarks::PAGES_FOR_FINDER;
 use super::{Journal, Uncommitted};
-use crate::apply;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::run::{PbaRun, PbaRuns};
+use crate::metadata::apply;
+use crate::metadata::{PbaRun, PbaRuns};
 
 /// What the log had.
 #[derive(Debug, Default)]
@@ -95,7 +95,7 @@ impl Journal {
         let mut released = PbaRuns::new();
         let count = self.apply_all(payload, &mut uncommitted, &mut released)?;
         for run in released {
-            uncommitted.metadata.space.release(run)?;
+            uncommitted.metadata.space_mut().release(run)?;
         }
         Ok(count)
     }
@@ -114,12 +114,12 @@ impl Journal {
             if let Record::Map { count, new, .. } = &record
                 && let Some(start) = new.pba()
             {
-                uncommitted.metadata.space.take(PbaRun {
+                uncommitted.metadata.space_mut().take(PbaRun {
                     start,
                     count: u64::from(*count),
                 })?;
             }
-            apply::apply(&record, &self.maps, &mut uncommitted.metadata, released)?;
+            apply(&record, &self.maps, &mut uncommitted.metadata, released)?;
             count += 1;
         }
         Ok(count)
@@ -203,7 +203,7 @@ impl Journal {
 impl Journal {
     /// All that the log and the copy of its tail have is applied.
     pub(crate) fn end_recovery(&self) -> Result<()> {
-        self.uncommitted()?.metadata.is_recovered = true;
+        self.uncommitted()?.metadata.end_recovery();
         Ok(())
     }
 

@@ -9,9 +9,9 @@ use super::{Journal, Uncommitted};
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::placement::Placement;
-use crate::run::{PbaRun, PbaRuns};
-use crate::space_limits::SpaceLimits;
+use crate::metadata::Placement;
+use crate::metadata::SpaceLimits;
+use crate::metadata::{PbaRun, PbaRuns};
 use crate::sync::lock;
 
 impl Journal {
@@ -31,7 +31,7 @@ impl Journal {
                 placement.blocks(),
                 purpose,
             );
-            uncommitted.metadata.space.allocate(placement, kept)
+            uncommitted.metadata.space_mut().allocate(placement, kept)
         };
         let mut uncommitted = self.uncommitted()?;
         if !self.has_pages(&uncommitted.metadata, PAGES_FOR_GUESTS) {
@@ -41,7 +41,7 @@ impl Journal {
         }
         match allocate(&mut uncommitted) {
             Err(error) if error.kind() == StoreErrorKind::NoSpace => {
-                let may_be_released = uncommitted.metadata.space.held_blocks() > 0;
+                let may_be_released = uncommitted.metadata.space().held_blocks() > 0;
                 drop(uncommitted);
                 if blocking == Blocking::No {
                     return Err(StoreError::would_block());
@@ -59,7 +59,8 @@ impl Journal {
 
     /// Takes back blocks that were handed out and that no record names.
     pub(crate) fn take_back(&self, runs: &[PbaRun]) -> Result<()> {
-        let space = &mut self.uncommitted()?.metadata.space;
+        let mut uncommitted = self.uncommitted()?;
+        let space = uncommitted.metadata.space_mut();
         runs.iter().try_for_each(|run| space.release(*run))
     }
 
@@ -102,14 +103,14 @@ impl Journal {
 
     /// Makes the free-space map say what the maps do of these blocks. Returns whether it did not.
     pub(crate) fn correct_space(&self, run: PbaRun, named: bool) -> Result<bool> {
-        self.uncommitted()?.metadata.space.correct(run, named)
+        self.uncommitted()?.metadata.space_mut().correct(run, named)
     }
 
     /// The same for a page of it that cannot be read.
     pub(crate) fn rebuild_space_page(&self, index: u32, named: Bitmap) -> Result<bool> {
         self.uncommitted()?
             .metadata
-            .space
+            .space_mut()
             .rebuild_page(index, named)
     }
 }

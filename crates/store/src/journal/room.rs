@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::Journal;
 use super::watermarks::{PAGES_FOR_RECLAIMING, Purpose, SpaceLevel, Watermarks};
-use crate::apply::MetadataState;
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::space::Space;
-use crate::space_limits::SpaceLimits;
+use crate::metadata::MetadataState;
+use crate::metadata::Space;
+use crate::metadata::SpaceLimits;
 
 /// How many blocks can be handed out, and what that means.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +33,7 @@ impl Journal {
         let allocated_bytes = allocated_bytes.map_err(|e| StoreError::io(self.data.name(), e))?;
         let host_free_bytes = self.data.host_free_bytes();
         let metadata = self.metadata()?;
-        let space = &metadata.space;
+        let space = &metadata.space();
         let (marks, free) = (self.watermarks(space), space.free_blocks());
         let busy_bytes = space.busy_blocks() * self.block_size();
         drop(metadata);
@@ -131,7 +131,7 @@ impl Journal {
 
     /// Blocks that only what overwrites data gets.
     pub(crate) fn reserve_blocks(&self, metadata: &MetadataState) -> u64 {
-        self.watermarks(&metadata.space).reserve
+        self.watermarks(metadata.space()).reserve
     }
 
     fn watermarks(&self, space: &Space) -> Watermarks {
@@ -143,7 +143,7 @@ impl Journal {
     pub(crate) fn report_level(&self) -> Result<()> {
         let refused_at = self.space_report.refused_at.load(SeqCst);
         let room = self.room()?;
-        let marks = self.watermarks(&self.metadata()?.space);
+        let marks = self.watermarks(self.metadata()?.space());
         let fewer = room.available - room.available / 8;
         let surely = match fewer >= refused_at {
             true => marks.level(fewer),
@@ -196,7 +196,7 @@ impl Journal {
     ) -> u64 {
         let reserve = match count <= space_limits.unused_reservation() {
             true => 0,
-            false => self.watermarks(&metadata.space).kept_from(purpose),
+            false => self.watermarks(metadata.space()).kept_from(purpose),
         };
         // A guest's write may find blocks that the host has allocated; an import leaves those to it.
         let host_lacks = match purpose {
@@ -216,9 +216,8 @@ impl Journal {
             return Ok(u64::MAX);
         }
         let metadata = self.metadata()?;
-        let space = &metadata.space;
-        let spoken_for =
-            self.maps.space_limits_table.unused_reservations() + self.watermarks(space).reserve;
+        let space = &metadata.space();
+        let spoken_for = self.maps.unused_reservations() + self.watermarks(space).reserve;
         let unclaimed = space.free_blocks().saturating_sub(spoken_for);
         let beyond = space_limits.owned().saturating_sub(reserved);
         Ok(beyond + unclaimed)
@@ -258,9 +257,9 @@ impl Journal {
 
     /// Whether a volume can have `after` free blocks kept for it, and not only `before`.
     fn admit_keeping(&self, metadata: &MetadataState, before: u64, after: u64) -> Result<()> {
-        let space = &metadata.space;
+        let space = &metadata.space();
         let reserve = self.watermarks(space).reserve;
-        let kept = self.maps.space_limits_table.unused_reservations() + reserve;
+        let kept = self.maps.unused_reservations() + reserve;
         let (more, free) = (after.saturating_sub(before), space.free_blocks());
         if more == 0 || kept.saturating_add(more) <= free {
             return Ok(());

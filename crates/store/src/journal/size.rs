@@ -21,7 +21,8 @@ impl Journal {
         }
         if (blocks, None) != (root.pool_blocks, root.shrink_to) {
             self.switch_size(&mut root, blocks, None)?;
-            let space = &mut self.uncommitted()?.metadata.space;
+            let mut uncommitted = self.uncommitted()?;
+            let space = uncommitted.metadata.space_mut();
             space.grow(blocks);
             space.set_end(blocks)?;
         }
@@ -37,7 +38,7 @@ impl Journal {
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
         }
         let blocks = root.pool_blocks;
-        self.uncommitted()?.metadata.space.set_end(end)?;
+        self.uncommitted()?.metadata.space_mut().set_end(end)?;
         self.switch_size(&mut root, blocks, Some(end))
     }
 
@@ -50,7 +51,7 @@ impl Journal {
         self.check_writable()?;
         let blocks = root.pool_blocks;
         self.switch_size(&mut root, blocks, None)?;
-        self.uncommitted()?.metadata.space.set_end(blocks)
+        self.uncommitted()?.metadata.space_mut().set_end(blocks)
     }
 
     /// Cuts the data part of a pool that does not shrink any more.

@@ -26,17 +26,17 @@ use onefold_format::{DomainId, Entry, LayerCounts, LayerId, Pointer, SegmentInde
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::block_lock::BlockLocks;
+use super::block_lock::BlockLocks;
+use super::cache::ClockCache;
+use super::hash_cache::HashCache;
+use super::heat::Heat;
+use super::pages::Pages;
+use super::space_limits::{SpaceLimits, SpaceLimitsTable};
+use super::tree;
 use crate::blocking::Blocking;
-use crate::cache::ClockCache;
 use crate::error::{Result, StoreError};
-use crate::hash_cache::HashCache;
-use crate::heat::Heat;
 use crate::limits::Limits;
-use crate::pages::Pages;
-use crate::space_limits::{SpaceLimits, SpaceLimitsTable};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, RwLock, lock, read, write};
-use crate::tree;
 
 const SHARDS: usize = 16;
 
@@ -85,16 +85,16 @@ struct LeafState {
 }
 
 /// A segment on the dirty list.
-pub(crate) struct DirtyLeaf {
-    pub(crate) layer: Arc<Layer>,
-    pub(crate) segment: SegmentIndex,
+pub(super) struct DirtyLeaf {
+    pub(super) layer: Arc<Layer>,
+    pub(super) segment: SegmentIndex,
     leaf: Arc<Leaf>,
 }
 
 /// A segment as it was when a checkpoint was sealed.
-pub(crate) struct SealedLeaf {
-    pub(crate) dirty: DirtyLeaf,
-    pub(crate) entries: Arc<Segment>,
+pub(super) struct SealedLeaf {
+    pub(super) dirty: DirtyLeaf,
+    pub(super) entries: Arc<Segment>,
 }
 
 type CacheKey = (LayerId, SegmentIndex);
@@ -120,7 +120,7 @@ pub(crate) fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
 pub(crate) struct Maps {
     pages: Arc<Pages>,
     layers: RwLock<FxHashMap<LayerId, Arc<Layer>>>,
-    pub(crate) space_limits_table: SpaceLimitsTable,
+    pub(super) space_limits_table: SpaceLimitsTable,
     shards: Vec<Mutex<ClockCache<CacheKey, Arc<Leaf>>>>,
     dirty: Mutex<Vec<DirtyLeaf>>,
     dirty_count: AtomicUsize,
@@ -173,7 +173,7 @@ impl Layer {
         *write(&self.hash_cache) = cache;
     }
 
-    pub(crate) fn root(&self) -> TreeRoot {
+    pub(super) fn root(&self) -> TreeRoot {
         *read(&self.root)
     }
 
@@ -243,7 +243,7 @@ impl Maps {
         }
     }
 
-    pub(crate) fn add_layer(&self, volume: &VolumeRecord) -> Arc<Layer> {
+    pub(super) fn add_layer(&self, volume: &VolumeRecord) -> Arc<Layer> {
         let id = volume.layer;
         let space_limits = self.space_limits_table.of(volume);
         let LayerCounts {
@@ -283,7 +283,7 @@ impl Maps {
     }
 
     /// Puts a layer above another, which is frozen from now on, or above none.
-    pub(crate) fn put_above(&self, layer: &Arc<Layer>, below: Option<LayerId>) -> Result<()> {
+    pub(super) fn put_above(&self, layer: &Arc<Layer>, below: Option<LayerId>) -> Result<()> {
         let below = below.map(|id| self.layer(id)).transpose()?;
         if let Some(below) = &below {
             lock(&below.above).push(layer.id);
@@ -318,6 +318,11 @@ impl Maps {
             lock(shard).retain(|(layer, _)| *layer != id && *layer != view_key(id));
         }
         Ok(removed)
+    }
+
+    /// Blocks that are kept free for all volumes together.
+    pub(crate) fn unused_reservations(&self) -> u64 {
+        self.space_limits_table.unused_reservations()
     }
 
     /// Segments that the next checkpoint must write.
@@ -525,7 +530,7 @@ impl Maps {
 
     /// Empties a segment of a frozen layer, after these entries of it have gone to the layer above.
     /// Only `apply` calls this, holding the uncommitted state.
-    pub(crate) fn merge(
+    pub(super) fn merge(
         &self,
         segment: SegmentIndex,
         (layer, lower): (&Arc<Layer>, &Arc<Leaf>),
@@ -571,7 +576,7 @@ impl Maps {
     }
 
     /// Changes the entries of `slots`. Only `apply` calls this, holding the uncommitted state.
-    pub(crate) fn change(
+    pub(super) fn change(
         &self,
         layer: &Arc<Layer>,
         segment: SegmentIndex,
@@ -620,7 +625,7 @@ impl Maps {
 
     /// Takes the dirty list, sorted, each segment with its entries as they are now. The caller holds
     /// the uncommitted state, so that they are what the records up to now say.
-    pub(crate) fn seal(&self) -> Vec<SealedLeaf> {
+    pub(super) fn seal(&self) -> Vec<SealedLeaf> {
         let mut list = lock(&self.dirty);
         self.dirty_count.store(0, SeqCst);
         let sealed = std::mem::take(&mut *list).into_iter().map(|dirty| {
@@ -637,7 +642,7 @@ impl Maps {
 
     /// The checkpoint that sealed these segments failed: they are dirty still.
     /// Those of a layer that was removed meanwhile went with it.
-    pub(crate) fn unseal(&self, sealed: Vec<SealedLeaf>) {
+    pub(super) fn unseal(&self, sealed: Vec<SealedLeaf>) {
         for SealedLeaf { dirty, .. } in sealed {
             if !read(&self.layers).contains_key(&dirty.layer.id) {
                 continue;
@@ -651,7 +656,7 @@ impl Maps {
     }
 
     /// The root that reaches this tree is durable: it is what is on disk now.
-    pub(crate) fn publish(&self, layer: &Layer, root: TreeRoot, sealed: &[SealedLeaf]) {
+    pub(super) fn publish(&self, layer: &Layer, root: TreeRoot, sealed: &[SealedLeaf]) {
         *write(&layer.root) = root;
         for SealedLeaf { dirty, .. } in sealed {
             // A segment that was changed again is fresh again; its lock orders the two.

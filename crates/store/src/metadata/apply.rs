@@ -14,35 +14,11 @@ use onefold_format::{
     UnmapTo, VolumeState,
 };
 
-use crate::batch::Batches;
+use super::map::{Layer, Leaf, Maps};
+use super::run::{PbaRun, PbaRuns};
+use super::state::MetadataState;
 use crate::blocking::Blocking;
-use crate::catalogue::Catalogue;
 use crate::error::{Result, StoreError};
-use crate::map::{Layer, Leaf, Maps};
-use crate::queue::Queue;
-use crate::run::{PbaRun, PbaRuns};
-use crate::space::Space;
-
-/// What records change, besides the maps.
-pub(crate) struct MetadataState {
-    pub(crate) space: Space,
-    pub(crate) catalogue: Catalogue,
-    /// References given up, for the collector.
-    pub(crate) queue: Queue,
-    /// What finder or collector have announced and not settled.
-    pub(crate) batches: Batches,
-    /// Trees of layers that are gone: the next checkpoint gives their pages up.
-    pub(crate) gone: Vec<Arc<Layer>>,
-    /// An opening has applied all that the log and the copy of its tail have.
-    pub(crate) is_recovered: bool,
-}
-
-impl MetadataState {
-    /// Pages besides those of the maps that the next checkpoint must write.
-    pub(crate) fn dirty_pages(&self) -> usize {
-        self.space.dirty_count() + self.queue.dirty_count()
-    }
-}
 
 /// Why a record could not be applied.
 pub(crate) enum Failed {

@@ -40,7 +40,7 @@ pub(crate) struct SpaceLimits {
 }
 
 /// Those of all volumes.
-pub(crate) struct SpaceLimitsTable {
+pub(super) struct SpaceLimitsTable {
     block_size: u64,
     unused_reservations: Arc<AtomicU64>,
     /// Those whose layers exist.
@@ -48,7 +48,7 @@ pub(crate) struct SpaceLimitsTable {
 }
 
 impl SpaceLimitsTable {
-    pub(crate) fn new(block_size: u32) -> Self {
+    pub(super) fn new(block_size: u32) -> Self {
         Self {
             block_size: block_size.into(),
             unused_reservations: Arc::default(),
@@ -57,7 +57,7 @@ impl SpaceLimitsTable {
     }
 
     /// That of a volume, as its record says from now on, or of a snapshot's volume.
-    pub(crate) fn of(&self, record: &VolumeRecord) -> Arc<SpaceLimits> {
+    pub(super) fn of(&self, record: &VolumeRecord) -> Arc<SpaceLimits> {
         let mut volumes = lock(&self.volumes);
         let id = record.snapshot_of.unwrap_or(record.id);
         let known = volumes.get(&id).and_then(Weak::upgrade);
@@ -129,7 +129,7 @@ impl SpaceLimits {
     }
 
     /// Counts so many more entries; or, as complements, fewer. The caller holds the uncommitted state.
-    pub(crate) fn add(&self, mapped: u64, owned: u64) {
+    pub(super) fn add(&self, mapped: u64, owned: u64) {
         let before = self.unused_reservation();
         self.mapped.fetch_add(mapped, Relaxed);
         self.owned.fetch_add(owned, Relaxed);

@@ -16,10 +16,10 @@ use onefold_format::queue_page::{self, ELEMENT_BLOCKS_MAX, ELEMENTS_PER_PAGE, NO
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{DomainId, QueueElement, TreeRoot};
 
+use super::pages::Pages;
+use super::run::PbaRun;
+use super::tree;
 use crate::error::{Result, StoreError};
-use crate::pages::Pages;
-use crate::run::PbaRun;
-use crate::tree;
 
 /// Pages at the head that stay in memory: what was counted there can be taken without the disk.
 const HEAD_PAGES: u64 = BATCH_ITEMS_MAX as u64 / ELEMENTS_PER_PAGE as u64 + 2;
@@ -29,7 +29,7 @@ type Elements = Vec<QueueElement>;
 
 pub(crate) struct Queue {
     pages: Arc<Pages>,
-    pub(crate) root: TreeRoot,
+    pub(super) root: TreeRoot,
     /// Number of the first element, and of the first that does not exist yet.
     head: u64,
     end: u64,
@@ -44,18 +44,18 @@ pub(crate) struct Queue {
 }
 
 /// The queue as it was when a checkpoint was sealed.
-pub(crate) struct SealedQueue {
-    pub(crate) root: TreeRoot,
-    pub(crate) head: u64,
-    pub(crate) end: u64,
-    pub(crate) pages: Vec<(u64, Arc<Elements>)>,
+pub(super) struct SealedQueue {
+    pub(super) root: TreeRoot,
+    pub(super) head: u64,
+    pub(super) end: u64,
+    pub(super) pages: Vec<(u64, Arc<Elements>)>,
     /// Pages whose elements are all consumed.
-    pub(crate) gone: Range<u64>,
+    pub(super) gone: Range<u64>,
 }
 
 impl Queue {
     /// The queue as the last checkpoint left it. Reads all of it, to count its blocks.
-    pub(crate) fn open(pages: Arc<Pages>, root: TreeRoot, (head, end): (u64, u64)) -> Result<Self> {
+    pub(super) fn open(pages: Arc<Pages>, root: TreeRoot, (head, end): (u64, u64)) -> Result<Self> {
         tree::walk(&pages, QUEUE_OWNER, root, &mut |visit| match visit {
             tree::Visit::Node(page) => pages.mark_used(page),
             tree::Visit::Leaf(_, pointer) => pages.mark_used(pointer.page),
@@ -91,12 +91,12 @@ impl Queue {
     }
 
     /// Pages that the next checkpoint must write.
-    pub(crate) fn dirty_count(&self) -> usize {
+    pub(super) fn dirty_count(&self) -> usize {
         self.dirty.len()
     }
 
     /// Appends the references to the blocks of `run`.
-    pub(crate) fn push(&mut self, mut run: PbaRun, domain: DomainId) {
+    pub(super) fn push(&mut self, mut run: PbaRun, domain: DomainId) {
         self.blocks += run.count;
         while run.count > 0 {
             let taken = self.extend_last(run, domain).unwrap_or_else(|| {
@@ -144,7 +144,7 @@ impl Queue {
 
     /// How many elements at the head have `blocks_max` blocks at most, whatever is pushed meanwhile;
     /// their pages are in memory then.
-    pub(crate) fn count_head(&mut self, blocks_max: u64) -> Result<u64> {
+    pub(super) fn count_head(&mut self, blocks_max: u64) -> Result<u64> {
         let (mut count, mut blocks) = (0, 0);
         for number in self.head..self.end {
             let element = self.element(number)?;
@@ -162,7 +162,7 @@ impl Queue {
     }
 
     /// Takes `count` elements off the head.
-    pub(crate) fn take(&mut self, count: u64) -> Result<Elements> {
+    pub(super) fn take(&mut self, count: u64) -> Result<Elements> {
         if count > self.len() {
             return Err(StoreError::damaged(format!(
                 "{count} elements are taken from a queue of {}",
@@ -193,7 +193,7 @@ impl Queue {
         element.copied().ok_or_else(missing)
     }
 
-    pub(crate) fn seal(&mut self) -> SealedQueue {
+    pub(super) fn seal(&mut self) -> SealedQueue {
         let dirty = std::mem::take(&mut self.dirty);
         let pages = dirty.into_iter().filter_map(|page| {
             let elements = self.resident.get(&page)?;
@@ -209,14 +209,14 @@ impl Queue {
     }
 
     /// The checkpoint that sealed these pages failed: they are dirty still.
-    pub(crate) fn unseal(&mut self, sealed: SealedQueue) {
+    pub(super) fn unseal(&mut self, sealed: SealedQueue) {
         let first = page_of(self.head);
         let pages = sealed.pages.into_iter().map(|(page, _)| page);
         self.dirty.extend(pages.filter(|page| *page >= first));
     }
 
     /// The checkpoint is durable: its pages can be read again when they are needed.
-    pub(crate) fn publish(&mut self, root: TreeRoot, sealed: &SealedQueue) {
+    pub(super) fn publish(&mut self, root: TreeRoot, sealed: &SealedQueue) {
         self.root = root;
         self.first_stored = sealed.gone.end;
         let (dirty, last) = (&self.dirty, page_of(self.end));
@@ -236,7 +236,7 @@ impl Queue {
 }
 
 /// A page's body.
-pub(crate) fn encode(elements: &[QueueElement], page: &mut PageBytes) {
+pub(super) fn encode(elements: &[QueueElement], page: &mut PageBytes) {
     let mut places = Box::new(NO_ELEMENTS);
     for (place, element) in places.iter_mut().zip(elements) {
         *place = Some(*element);

@@ -19,8 +19,8 @@ use onefold_format::node::{Node, ROOT_SLOTS};
 use onefold_format::page::{self, PAGE_BYTES, PageBytes, PageHeader, PageKind};
 use onefold_format::{FormatError, PageNumber, Pointer, PoolId};
 
-use crate::bits;
-use crate::cache::ClockCache;
+use super::bits;
+use super::cache::ClockCache;
 use crate::error::{Result, StoreError};
 use crate::sync::{AtomicU64, Mutex, lock};
 
@@ -129,7 +129,7 @@ impl Pages {
     }
 
     /// Reads an inner page, from memory where it is there.
-    pub(crate) fn node(
+    pub(super) fn node(
         &self,
         level: u8,
         owner: u64,
@@ -159,7 +159,7 @@ impl Pages {
     /// # Errors
     ///
     /// Two pointers to one page are damage.
-    pub(crate) fn mark_used(&self, place: PageNumber) -> Result<()> {
+    pub(super) fn mark_used(&self, place: PageNumber) -> Result<()> {
         let mut places = lock(&self.places);
         if !places.mark(place) {
             return Err(StoreError::damaged(format!(
@@ -258,7 +258,7 @@ impl Pages {
     }
 
     /// Gives pages up that no durable root reaches any more.
-    pub(crate) fn release(&self, released: &[PageNumber]) {
+    pub(super) fn release(&self, released: &[PageNumber]) {
         let mut nodes = lock(&self.nodes);
         for place in released {
             nodes.remove(*place);
@@ -402,12 +402,12 @@ impl<'a> PageWriter<'a> {
         }
     }
 
-    pub(crate) fn pages(&self) -> &'a Pages {
+    pub(super) fn pages(&self) -> &'a Pages {
         self.pages
     }
 
     /// Writes a new page whose body `fill` completes.
-    pub(crate) fn write(
+    pub(super) fn write(
         &mut self,
         kind: PageKind,
         level: u8,
@@ -445,7 +445,7 @@ impl<'a> PageWriter<'a> {
     }
 
     /// Notes that the new checkpoint does not reach this page.
-    pub(crate) fn replace(&mut self, page: PageNumber) {
+    pub(super) fn replace(&mut self, page: PageNumber) {
         self.replaced.push(page);
     }
 
@@ -459,7 +459,7 @@ impl<'a> PageWriter<'a> {
     }
 
     /// Writes what was put together so far.
-    pub(crate) fn flush(&mut self) -> Result<()> {
+    pub(super) fn flush(&mut self) -> Result<()> {
         if self.run.is_empty() {
             return Ok(());
         }

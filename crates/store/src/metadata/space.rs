@@ -22,14 +22,14 @@ use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE, Bitmap, EMPTY_BITM
 use onefold_format::{Pba, TreeRoot};
 use smallvec::{SmallVec, smallvec};
 
-use crate::bits;
-use crate::cache::ClockCache;
+use super::bits;
+use super::cache::ClockCache;
+use super::pages::Pages;
+use super::placement::{PLACE_BLOCKS, Placement, PlacementOffset, RecentPlaces};
+use super::run::{PbaRun, PbaRuns};
+use super::tree;
 use crate::error::{Result, StoreError, no_space};
 use crate::limits::Limits;
-use crate::pages::Pages;
-use crate::placement::{PLACE_BLOCKS, Placement, PlacementOffset, RecentPlaces};
-use crate::run::{PbaRun, PbaRuns};
-use crate::tree;
 
 const PAGE_BLOCKS: usize = BLOCKS_PER_SPACE_PAGE as usize;
 
@@ -73,9 +73,9 @@ struct SpacePage {
 }
 
 /// A page as it was when a checkpoint was sealed.
-pub(crate) struct SealedSpacePage {
-    pub(crate) index: u32,
-    pub(crate) named: Arc<Bitmap>,
+pub(super) struct SealedSpacePage {
+    pub(super) index: u32,
+    pub(super) named: Arc<Bitmap>,
 }
 
 impl SpacePage {
@@ -86,7 +86,7 @@ impl SpacePage {
 
 impl Space {
     /// A pool of `blocks` blocks, which may be about to shrink, as the last checkpoint left it.
-    pub(crate) fn open(
+    pub(super) fn open(
         pages: Arc<Pages>,
         root: TreeRoot,
         (blocks, shrink_to): (u64, Option<u64>),
@@ -133,11 +133,11 @@ impl Space {
         Ok(space)
     }
 
-    pub(crate) fn root(&self) -> TreeRoot {
+    pub(super) fn root(&self) -> TreeRoot {
         self.root
     }
 
-    pub(crate) fn set_root(&mut self, root: TreeRoot) {
+    pub(super) fn set_root(&mut self, root: TreeRoot) {
         self.root = root;
     }
 
@@ -200,7 +200,7 @@ impl Space {
     }
 
     /// Cuts off what is beyond the end, where nothing is busy and a durable root ends the pool.
-    pub(crate) fn cut(&mut self) -> Result<()> {
+    pub(super) fn cut(&mut self) -> Result<()> {
         let pages = self.end.div_ceil(BLOCKS_PER_SPACE_PAGE);
         self.free_total -= self.free_beyond;
         let cut = self.end as usize % PAGE_BLOCKS;
@@ -234,7 +234,7 @@ impl Space {
         self.busy_blocks() - self.held_total - 1
     }
 
-    pub(crate) fn dirty_count(&self) -> usize {
+    pub(super) fn dirty_count(&self) -> usize {
         self.dirty.len()
     }
 
@@ -472,7 +472,7 @@ impl Space {
     }
 
     /// A map names these blocks now; they were in between.
-    pub(crate) fn name(&mut self, run: PbaRun) -> Result<()> {
+    pub(super) fn name(&mut self, run: PbaRun) -> Result<()> {
         self.each_page(run, |page, index, bits_| {
             let held = bits::all(&page.busy[..], bits_.clone(), true)
                 && bits::all(&page.named[..], bits_.clone(), false);
@@ -490,7 +490,7 @@ impl Space {
     }
 
     /// No map names these blocks any more; they are in between until [`Space::release`].
-    pub(crate) fn unname(&mut self, run: PbaRun) -> Result<()> {
+    pub(super) fn unname(&mut self, run: PbaRun) -> Result<()> {
         self.each_page(run, |page, index, bits_| {
             if !bits::all(&page.named[..], bits_.clone(), true) {
                 return Err(double_use(index, &bits_));
@@ -714,7 +714,7 @@ impl Space {
     }
 
     /// Takes the list of changed pages, as they are now.
-    pub(crate) fn seal(&mut self) -> Result<Vec<SealedSpacePage>> {
+    pub(super) fn seal(&mut self) -> Result<Vec<SealedSpacePage>> {
         let mut indices = std::mem::take(&mut self.dirty);
         indices.sort_unstable();
         let mut sealed = Vec::with_capacity(indices.len());
@@ -730,7 +730,7 @@ impl Space {
     }
 
     /// The checkpoint that sealed these pages failed: they are dirty still.
-    pub(crate) fn unseal(&mut self, sealed: Vec<SealedSpacePage>) -> Result<()> {
+    pub(super) fn unseal(&mut self, sealed: Vec<SealedSpacePage>) -> Result<()> {
         for SealedSpacePage { index, .. } in sealed {
             let page = self.page(index)?;
             if !std::mem::replace(&mut page.dirty, true) {

@@ -12,9 +12,9 @@ use onefold_format::{
     TreeRoot,
 };
 
+use super::pages::Pages;
+use super::tree;
 use crate::error::{Result, StoreError};
-use crate::pages::Pages;
-use crate::tree;
 
 /// A batch under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,11 +29,11 @@ pub(crate) struct OpenBatch {
 /// The pool's batches.
 #[derive(Default)]
 pub(crate) struct Batches {
-    pub(crate) open: Option<OpenBatch>,
+    pub(super) open: Option<OpenBatch>,
     /// First number never used; never goes back.
-    pub(crate) next_number: u64,
+    pub(super) next_number: u64,
     /// The tree on disk.
-    pub(crate) root: TreeRoot,
+    pub(super) root: TreeRoot,
 }
 
 impl OpenBatch {
@@ -44,7 +44,7 @@ impl OpenBatch {
 
     /// Notes that `lba` of `layer` no longer names `pba`. Returns whether the batch was still to
     /// settle that: then the block is the batch's business and nobody else's.
-    pub(crate) fn note_moved(&mut self, layer: LayerId, lba: Lba, pba: Pba) -> bool {
+    pub(super) fn note_moved(&mut self, layer: LayerId, lba: Lba, pba: Pba) -> bool {
         if self.kind != BatchKind::Finder(layer) {
             return false;
         }
@@ -60,7 +60,7 @@ impl OpenBatch {
         true
     }
 
-    pub(crate) fn head(&self) -> OpenBatchHead {
+    pub(super) fn head(&self) -> OpenBatchHead {
         OpenBatchHead {
             number: self.number,
             kind: self.kind,
@@ -71,6 +71,20 @@ impl OpenBatch {
 }
 
 impl Batches {
+    /// The batch that is open, if one is.
+    pub(crate) fn open(&self) -> Option<&OpenBatch> {
+        self.open.as_ref()
+    }
+
+    pub(crate) fn into_open(self) -> Option<OpenBatch> {
+        self.open
+    }
+
+    /// The first number never used.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.next_number
+    }
+
     /// As a checkpoint has them; tells `visit_page` of each page that it met.
     pub(crate) fn read(
         pages: &Pages,
@@ -111,7 +125,7 @@ impl Batches {
     }
 
     /// A record announces blocks of `layer` that will be published.
-    pub(crate) fn announce(
+    pub(super) fn announce(
         &mut self,
         layer: LayerId,
         domain: onefold_format::DomainId,
@@ -177,7 +191,7 @@ impl Batches {
     }
 
     /// The next `count` items of batch `number`, which a record settles from `position` on.
-    pub(crate) fn settle(
+    pub(super) fn settle(
         &mut self,
         number: u64,
         position: u32,
@@ -205,7 +219,7 @@ impl Batches {
 }
 
 /// The pages of a batch, as slices of its items.
-pub(crate) fn page_slices(batch: &OpenBatch) -> impl Iterator<Item = (u64, &[BatchItem])> {
+pub(super) fn page_slices(batch: &OpenBatch) -> impl Iterator<Item = (u64, &[BatchItem])> {
     (0..).zip(batch.items.chunks(ITEMS_PER_PAGE))
 }
 

@@ -10,7 +10,7 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{LayerId, Lba, Pba};
 use smallvec::SmallVec;
 
-use crate::run::{PbaRun, PbaRuns};
+use super::run::{PbaRun, PbaRuns};
 
 /// Blocks of a place.
 pub(crate) const PLACE_BLOCKS: u64 = BLOCKS_PER_SEGMENT;

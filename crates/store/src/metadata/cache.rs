@@ -4,7 +4,7 @@ use std::hash::Hash;
 
 use rustc_hash::FxHashMap;
 
-pub(crate) struct ClockCache<K, V> {
+pub(super) struct ClockCache<K, V> {
     index: FxHashMap<K, usize>,
     slots: Vec<Slot<K, V>>,
     hand: usize,
@@ -18,7 +18,7 @@ struct Slot<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V> ClockCache<K, V> {
-    pub(crate) fn new(slots_max: usize) -> Self {
+    pub(super) fn new(slots_max: usize) -> Self {
         Self {
             index: FxHashMap::default(),
             slots: Vec::new(),
@@ -27,7 +27,7 @@ impl<K: Copy + Eq + Hash, V> ClockCache<K, V> {
         }
     }
 
-    pub(crate) fn get(&mut self, key: K) -> Option<&mut V> {
+    pub(super) fn get(&mut self, key: K) -> Option<&mut V> {
         let slot = &mut self.slots[*self.index.get(&key)?];
         slot.used = true;
         Some(&mut slot.value)
@@ -35,7 +35,7 @@ impl<K: Copy + Eq + Hash, V> ClockCache<K, V> {
 
     /// Adds a value that is not there yet. Where the cache is full, one that `may_go` makes room;
     /// where none may, the cache exceeds its bound, which whoever pins values keeps in check.
-    pub(crate) fn insert(&mut self, key: K, value: V, may_go: impl Fn(&V) -> bool) -> &mut V {
+    pub(super) fn insert(&mut self, key: K, value: V, may_go: impl Fn(&V) -> bool) -> &mut V {
         if self.slots.len() >= self.slots_max {
             self.evict(may_go);
         }
@@ -50,12 +50,12 @@ impl<K: Copy + Eq + Hash, V> ClockCache<K, V> {
         &mut self.slots[at].value
     }
 
-    pub(crate) fn remove(&mut self, key: K) -> Option<V> {
+    pub(super) fn remove(&mut self, key: K) -> Option<V> {
         let at = self.index.get(&key).copied()?;
         Some(self.remove_slot(at))
     }
 
-    pub(crate) fn retain(&mut self, keep: impl Fn(&K) -> bool) {
+    pub(super) fn retain(&mut self, keep: impl Fn(&K) -> bool) {
         for at in (0..self.slots.len()).rev() {
             if !keep(&self.slots[at].key) {
                 self.remove_slot(at);

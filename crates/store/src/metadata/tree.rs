@@ -7,8 +7,8 @@ use onefold_format::node::{LEVELS_MAX, NODE_FANOUT, Node};
 use onefold_format::page::{PageBytes, PageKind};
 use onefold_format::{PageNumber, Pointer, TreeRoot};
 
+use super::pages::{PageWriter, Pages};
 use crate::error::{Result, StoreError};
-use crate::pages::{PageWriter, Pages};
 
 /// Leaves below a node of this level.
 fn span(level: u8) -> u64 {
@@ -83,7 +83,7 @@ fn next_below(
 }
 
 /// What [`walk`] meets, in order.
-pub(crate) enum Visit {
+pub(super) enum Visit {
     /// An inner page, before what lies below it.
     Node(PageNumber),
     /// A leaf, which is not read.
@@ -91,7 +91,7 @@ pub(crate) enum Visit {
 }
 
 /// Visits every inner page and every pointer to a leaf.
-pub(crate) fn walk(
+pub(super) fn walk(
     pages: &Pages,
     owner: u64,
     root: TreeRoot,
@@ -160,11 +160,11 @@ fn each_page_below(
 }
 
 /// A leaf that changed: where it is now, or that it is gone.
-pub(crate) type Change = (u64, Option<Pointer>);
+pub(super) type Change = (u64, Option<Pointer>);
 
 /// Writes the next version of a tree, in which the leaves in `changes`, sorted and each named
 /// once, have moved.
-pub(crate) fn rewrite(
+pub(super) fn rewrite(
     writer: &mut PageWriter<'_>,
     owner: u64,
     root: TreeRoot,
@@ -253,7 +253,7 @@ fn write_node(
 }
 
 /// Gives up every page of a tree that the next root does not reach at all.
-pub(crate) fn discard(writer: &mut PageWriter<'_>, owner: u64, root: TreeRoot) -> Result<()> {
+pub(super) fn discard(writer: &mut PageWriter<'_>, owner: u64, root: TreeRoot) -> Result<()> {
     let mut gone = Vec::new();
     walk(writer.pages(), owner, root, &mut |visit| {
         gone.push(visit);

@@ -13,18 +13,18 @@ use onefold_format::{
 };
 use rustc_hash::FxHashMap;
 
+use super::names::full_name;
+use super::pages::Pages;
+use super::tree;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::limits::VOLUMES_MAX;
-use crate::names::full_name;
-use crate::pages::Pages;
-use crate::tree;
 
 /// The volume of a snapshot that is the only one left of both.
 const DELETED: &str = "(deleted)";
 
 #[derive(Default)]
 pub(crate) struct Catalogue {
-    pub(crate) root: TreeRoot,
+    pub(super) root: TreeRoot,
     slots: Vec<Option<VolumeRecord>>,
     /// The slots of all of them, by number and by layer.
     by_id: FxHashMap<VolumeId, u64>,
@@ -32,9 +32,9 @@ pub(crate) struct Catalogue {
     /// The layers above a layer, where there are any.
     above: FxHashMap<LayerId, Vec<LayerId>>,
     dirty_pages: BTreeSet<u64>,
-    pub(crate) next_volume_id: u64,
-    pub(crate) next_layer_id: u64,
-    pub(crate) next_domain_id: u32,
+    pub(super) next_volume_id: u64,
+    pub(super) next_layer_id: u64,
+    pub(super) next_domain_id: u32,
 }
 
 impl Catalogue {
@@ -110,6 +110,21 @@ impl Catalogue {
         Some((slot, record))
     }
 
+    /// The number of the next volume or snapshot.
+    pub(crate) fn next_volume_id(&self) -> u64 {
+        self.next_volume_id
+    }
+
+    /// The number of the next layer.
+    pub(crate) fn next_layer_id(&self) -> u64 {
+        self.next_layer_id
+    }
+
+    /// The number of the next domain.
+    pub(crate) fn next_domain_id(&self) -> u32 {
+        self.next_domain_id
+    }
+
     /// The domain of this name, if a volume is in it.
     pub(crate) fn domain_by_name(&self, name: &str) -> Option<DomainId> {
         let found = self
@@ -181,7 +196,7 @@ impl Catalogue {
     }
 
     /// Puts a volume into a slot, as a record says. The map of one that was there is kept.
-    pub(crate) fn put(&mut self, slot: u64, mut volume: VolumeRecord) -> Result<()> {
+    pub(super) fn put(&mut self, slot: u64, mut volume: VolumeRecord) -> Result<()> {
         let at = slot as usize;
         if at > self.slots.len() + RECORDS_PER_PAGE {
             return Err(StoreError::damaged(format!(
@@ -215,7 +230,7 @@ impl Catalogue {
 
     /// The live layer of a volume becomes a snapshot's, as a record says, and the volume goes on in
     /// another one. Returns what the volume is now.
-    pub(crate) fn freeze(
+    pub(super) fn freeze(
         &mut self,
         slot: u64,
         snapshot: &VolumeRecord,
@@ -246,7 +261,7 @@ impl Catalogue {
     }
 
     /// Empties a slot, as a record says. What was above the layer is above the one below it.
-    pub(crate) fn remove(&mut self, slot: u64, id: VolumeId) -> Result<VolumeRecord> {
+    pub(super) fn remove(&mut self, slot: u64, id: VolumeId) -> Result<VolumeRecord> {
         let is_it = self.by_id.get(&id) == Some(&slot);
         let record = match is_it {
             true => self.set(slot as usize, None),
@@ -271,7 +286,7 @@ impl Catalogue {
     }
 
     /// A checkpoint wrote this layer's map.
-    pub(crate) fn set_map(&mut self, layer: LayerId, map: TreeRoot, counts: LayerCounts) {
+    pub(super) fn set_map(&mut self, layer: LayerId, map: TreeRoot, counts: LayerCounts) {
         let slot = self.by_layer.get(&layer);
         let volume = slot.and_then(|slot| self.slots.get_mut(*slot as usize));
         if let Some(volume) = volume.and_then(Option::as_mut) {
@@ -280,13 +295,13 @@ impl Catalogue {
         }
     }
 
-    pub(crate) fn mark_dirty(&mut self, slot: u64) {
+    pub(super) fn mark_dirty(&mut self, slot: u64) {
         self.dirty_pages.insert(slot / RECORDS_PER_PAGE as u64);
     }
 
     /// What a checkpoint must write that changes these layers' maps: the records of all pages that
     /// change, as they are now.
-    pub(crate) fn seal(&mut self, layers: impl Iterator<Item = LayerId>) -> SealedCatalogue {
+    pub(super) fn seal(&mut self, layers: impl Iterator<Item = LayerId>) -> SealedCatalogue {
         let dirty_pages = std::mem::take(&mut self.dirty_pages);
         let slots = layers.filter_map(|layer| self.by_layer.get(&layer));
         let changed = slots.map(|slot| slot / RECORDS_PER_PAGE as u64);
@@ -306,20 +321,20 @@ impl Catalogue {
     }
 
     /// The checkpoint that sealed these pages failed: they are dirty still.
-    pub(crate) fn unseal(&mut self, sealed: SealedCatalogue) {
+    pub(super) fn unseal(&mut self, sealed: SealedCatalogue) {
         self.dirty_pages.extend(sealed.dirty_pages);
     }
 }
 
 /// What a checkpoint writes of the catalogue, as it was when it was sealed.
-pub(crate) struct SealedCatalogue {
+pub(super) struct SealedCatalogue {
     /// The records of each page by its number; empty once all its slots are.
-    pub(crate) pages: Vec<(u64, Vec<Option<VolumeRecord>>)>,
+    pub(super) pages: Vec<(u64, Vec<Option<VolumeRecord>>)>,
     /// Of these, those that changed in more than the layers' maps.
     dirty_pages: BTreeSet<u64>,
-    pub(crate) next_volume_id: u64,
-    pub(crate) next_layer_id: u64,
-    pub(crate) next_domain_id: u32,
+    pub(super) next_volume_id: u64,
+    pub(super) next_layer_id: u64,
+    pub(super) next_domain_id: u32,
 }
 
 /// The next slot for a volume or snapshot.

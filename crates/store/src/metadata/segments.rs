@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use onefold_format::SegmentIndex;
 
+use super::map::{Layer, Maps};
 use crate::error::Result;
-use crate::map::{Layer, Maps};
 
 /// The segments in which one of some layers may have something.
 pub(crate) struct Segments {
@@ -82,9 +82,9 @@ mod shuttle_tests {
     use onefold_format::{Entry, Pba};
     use shuttle::thread;
 
+    use super::super::map::shuttle_tests::{SEGMENT, forget, layer, maps};
     use super::*;
     use crate::blocking::Blocking;
-    use crate::map::shuttle_tests::{SEGMENT, forget, layer, maps};
 
     const LATER: SegmentIndex = SegmentIndex(1);
 

@@ -1,0 +1,128 @@
+//! The metadata as the last checkpoint left it.
+
+use std::sync::Arc;
+
+use onefold_format::{Root, SegmentIndex, TreeRoot};
+
+use super::batch::Batches;
+use super::catalogue::Catalogue;
+use super::map::Maps;
+use super::pages::Pages;
+use super::queue::{self, Queue};
+use super::run::PbaRun;
+use super::space::Space;
+use super::state::MetadataState;
+use super::tree;
+use crate::blocking::Blocking;
+use crate::error::{Result, StoreErrorKind};
+use crate::limits::Limits;
+
+/// Walks all inner pages: finds out which pages are in use and how much is mapped. With
+/// `rebuild_free_space` a free-space map that cannot be opened is counted again. Returns whether it was.
+pub(crate) fn open(
+    pages: &Arc<Pages>,
+    maps: &Maps,
+    root: &Root,
+    limits: &Limits,
+    rebuild_free_space: bool,
+) -> Result<(MetadataState, bool)> {
+    let mut is_rebuilt = false;
+    let mut catalogue = Catalogue::read(pages, root.catalogue, &mut |page| pages.mark_used(page))?;
+    catalogue.next_volume_id = root.next_volume_id;
+    catalogue.next_layer_id = root.next_layer_id;
+    catalogue.next_domain_id = root.next_domain_id;
+    for (_, volume) in catalogue.volumes() {
+        tree::walk(
+            pages,
+            volume.layer.0,
+            volume.map,
+            &mut |visit| match visit {
+                tree::Visit::Node(page) => pages.mark_used(page),
+                tree::Visit::Leaf(_, pointer) => pages.mark_used(pointer.page),
+            },
+        )
+        .map_err(|error| {
+            let name = catalogue.name_of(volume);
+            error.during(format_args!("the map of volume '{name}'"))
+        })?;
+        maps.add_layer(volume);
+    }
+    for (_, volume) in catalogue.volumes() {
+        maps.put_above(&maps.layer(volume.layer)?, volume.below)?;
+    }
+    let queue_span = (root.queue_head, root.queue_end);
+    let queue = Queue::open(Arc::clone(pages), root.queue, queue_span)?;
+    let batches = Batches::read(pages, root, &mut |page| pages.mark_used(page))?;
+    let size = (root.pool_blocks, root.shrink_to);
+    let space = match Space::open(Arc::clone(pages), root.space, size, limits) {
+        Err(error) if rebuild_free_space && error.kind() == StoreErrorKind::Damaged => {
+            is_rebuilt = true;
+            count_free_space(pages, maps, &catalogue, &batches, root, limits)?
+        }
+        space => space?,
+    };
+    let state = MetadataState {
+        space,
+        catalogue,
+        queue,
+        batches,
+        gone: Vec::new(),
+        is_recovered: false,
+    };
+    Ok((state, is_rebuilt))
+}
+
+/// What the free-space map must have said, by all maps as the checkpoint has them.
+fn count_free_space(
+    pages: &Arc<Pages>,
+    maps: &Maps,
+    catalogue: &Catalogue,
+    batches: &Batches,
+    root: &Root,
+    limits: &Limits,
+) -> Result<Space> {
+    let nothing = TreeRoot::default();
+    let size = (root.pool_blocks, root.shrink_to);
+    let mut space = Space::open(Arc::clone(pages), nothing, size, limits)?;
+    // A shared block may be met many times.
+    let mut claim = |run: PbaRun| -> Result<()> {
+        for n in 0..run.count {
+            let block = PbaRun {
+                start: run.start + n,
+                count: 1,
+            };
+            if space.is_free(block)? {
+                space.take(block)?;
+                space.name(block)?;
+            }
+        }
+        Ok(())
+    };
+    let unsettled = batches.open.iter().flat_map(|batch| batch.unsettled());
+    for item in unsettled {
+        claim(PbaRun {
+            start: item.pba,
+            count: 1,
+        })?;
+    }
+    let numbers = root.queue_head..root.queue_end;
+    queue::read_elements(pages, root.queue, numbers, &mut |element| {
+        claim(PbaRun {
+            start: element.pba,
+            count: u64::from(element.count),
+        })
+    })?;
+    for (_, volume) in catalogue.volumes() {
+        let layer = maps.layer(volume.layer)?;
+        let mut from = SegmentIndex(0);
+        while let Some(segment) = maps.next_segment(&layer, from)? {
+            let leaf = maps.leaf(&layer, segment, Blocking::Yes)?;
+            let stored = leaf.with(|entries| entries.map(|entry| entry.pba()));
+            for start in stored.into_iter().flatten() {
+                claim(PbaRun { start, count: 1 })?;
+            }
+            from = segment + 1;
+        }
+    }
+    Ok(space)
+}

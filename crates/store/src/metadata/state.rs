@@ -1,0 +1,62 @@
+//! What records change besides the maps.
+
+use std::sync::Arc;
+
+use super::batch::Batches;
+use super::catalogue::Catalogue;
+use super::map::Layer;
+use super::queue::Queue;
+use super::space::Space;
+use crate::error::Result;
+
+/// What records change, besides the maps.
+pub(crate) struct MetadataState {
+    pub(super) space: Space,
+    pub(super) catalogue: Catalogue,
+    /// References given up, for the collector.
+    pub(super) queue: Queue,
+    /// What finder or collector have announced and not settled.
+    pub(super) batches: Batches,
+    /// Trees of layers that are gone: the next checkpoint gives their pages up.
+    pub(super) gone: Vec<Arc<Layer>>,
+    /// An opening has applied all that the log and the copy of its tail have.
+    pub(super) is_recovered: bool,
+}
+
+impl MetadataState {
+    pub(crate) fn space(&self) -> &Space {
+        &self.space
+    }
+
+    /// To hand out blocks and take them back. What is *named* changes by records only.
+    pub(crate) fn space_mut(&mut self) -> &mut Space {
+        &mut self.space
+    }
+
+    pub(crate) fn catalogue(&self) -> &Catalogue {
+        &self.catalogue
+    }
+
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    pub(crate) fn batches(&self) -> &Batches {
+        &self.batches
+    }
+
+    /// Elements at the head of the queue with so many blocks at most: it may have to read them.
+    pub(crate) fn count_queue_head(&mut self, blocks_max: u64) -> Result<u64> {
+        self.queue.count_head(blocks_max)
+    }
+
+    /// An opening has applied all that the log and the copy of its tail have.
+    pub(crate) fn end_recovery(&mut self) {
+        self.is_recovered = true;
+    }
+
+    /// Pages besides those of the maps that the next checkpoint must write.
+    pub(crate) fn dirty_pages(&self) -> usize {
+        self.space.dirty_count() + self.queue.dirty_count()
+    }
+}
