@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use onefold_format::{Secret, Superblock};
 
+use crate::dedup::{Fingerprinter, IndexSlot};
 use crate::error::{Result, StoreError};
-use crate::index::IndexSlot;
 use crate::journal::{BackgroundWork, BadBlocks, DataDisk, Journal};
 use crate::latency::Latencies;
 use crate::limits::Limits;
-use crate::metadata::Maps;
-use crate::metadata::Room;
+use crate::metadata::{Maps, Room};
 use crate::sync::{Mutex, MutexGuard};
 
 pub(crate) struct Pool {
@@ -20,8 +19,7 @@ pub(crate) struct Pool {
     pub(crate) background: Arc<BackgroundWork>,
     /// Which blocks have the same content.
     pub(crate) index: IndexSlot,
-    /// What the keys of the domains' fingerprints are made from.
-    pub(crate) secret: Secret,
+    pub(crate) fingerprinter: Fingerprinter,
     pub(crate) bad: BadBlocks,
     /// Held from a batch's first record to its last.
     jobs: Mutex<()>,
@@ -61,7 +59,7 @@ impl Pool {
             journal,
             background,
             index,
-            secret,
+            fingerprinter: Fingerprinter::new(secret, superblock.block_size),
             bad,
             jobs: Mutex::default(),
             scan_memory: Mutex::default(),

@@ -28,9 +28,9 @@ use onefold_format::{
     FormatError, IndexKind, PageNumber, PoolId, Root, Secret, Superblock, TreeRoot, WhenFull,
 };
 
+use crate::dedup::{self, IndexSlot};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::index::{self, IndexSlot};
 use crate::journal::{
     BackgroundWork, BadBlocks, DataDisk, IncompleteCommit, Journal, JournalParts, Log, LogMark,
     TailCopy, check_length,
@@ -151,7 +151,7 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
     let log = part(Part::Log, options.log_bytes)?;
     let data = part(Part::Data, options.size_bytes)?;
     let secret_part = part(Part::Secret, PAGE_BYTES as u64)?;
-    index::create(engine, options.index, pool)?;
+    dedup::create(engine, options.index, pool)?;
 
     let step = |what, done: std::io::Result<()>| {
         done.map_err(|e| StoreError::io(format_args!("creating the pool: {what}"), e))

@@ -16,21 +16,19 @@ use onefold_format::{
     VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
 
+use crate::admin::Usages;
 use crate::blocking::Blocking;
-use crate::deletions::{Deletion, Deletions};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::journal::{BackgroundExecutor, Metadata, StopsOnPanic};
 use crate::latency::LatencyCounts;
 use crate::limits::INTERVAL_SECONDS_MAX;
-use crate::metadata::MetadataState;
 use crate::metadata::heat::ROUNDS_MAX;
-use crate::metadata::{Catalogue, free_slot};
-use crate::metadata::{check_name, full_name};
+use crate::metadata::{Catalogue, MetadataState, check_name, free_slot, full_name};
 use crate::pool::Pool;
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
+use crate::snapshots::{Deletion, Deletions};
 use crate::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
-use crate::usage::Usages;
 use crate::volume::Volume;
 use crate::volume_options::{DEFAULT_DOMAIN, VolumeOptions};
 

@@ -11,8 +11,7 @@ use super::{Journal, Uncommitted};
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
-use crate::metadata::PbaRun;
-use crate::metadata::{Failed, MetadataState, apply};
+use crate::metadata::{Failed, MetadataState, PbaRun, apply};
 use crate::sync::lock;
 
 /// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.

@@ -65,10 +65,7 @@ use self::watermarks::SpaceReport;
 use crate::error::{Result, StoreError};
 use crate::guard::Guard;
 use crate::limits::Limits;
-use crate::metadata::Maps;
-use crate::metadata::MetadataState;
-use crate::metadata::Pages;
-use crate::metadata::PbaRuns;
+use crate::metadata::{Maps, MetadataState, Pages, PbaRuns};
 use crate::sync::{AtomicU8, Condvar, Mutex, MutexGuard, lock};
 
 pub use background::BackgroundExecutor;

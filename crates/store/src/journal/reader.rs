@@ -10,11 +10,7 @@ use onefold_format::{BatchKind, Pba, QueueElement, Root, SegmentIndex, VolumeRec
 
 use super::Journal;
 use crate::error::{Result, StoreError};
-use crate::metadata::Catalogue;
-use crate::metadata::PagesHold;
-use crate::metadata::read_elements;
-use crate::metadata::tree;
-use crate::metadata::{Batches, OpenBatch};
+use crate::metadata::{Batches, Catalogue, OpenBatch, PagesHold, read_elements, tree};
 
 /// Pages of a map between two calls of `pace`, which is called at its end in any case.
 pub(crate) const PAGES_AT_ONCE: u64 = 16;

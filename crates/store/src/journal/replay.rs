@@ -8,8 +8,7 @@ use super::watermarks::PAGES_FOR_FINDER;
 use super::{Journal, Uncommitted};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::metadata::apply;
-use crate::metadata::{PbaRun, PbaRuns};
+use crate::metadata::{PbaRun, PbaRuns, apply};
 
 /// What the log had.
 #[derive(Debug, Default)]

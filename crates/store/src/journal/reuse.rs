@@ -9,9 +9,7 @@ use super::{Journal, Uncommitted};
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::metadata::Placement;
-use crate::metadata::SpaceLimits;
-use crate::metadata::{PbaRun, PbaRuns};
+use crate::metadata::{PbaRun, PbaRuns, Placement, SpaceLimits};
 use crate::sync::lock;
 
 impl Journal {

@@ -8,9 +8,7 @@ use super::watermarks::{PAGES_FOR_RECLAIMING, Purpose, SpaceLevel, Watermarks};
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::metadata::MetadataState;
-use crate::metadata::Space;
-use crate::metadata::SpaceLimits;
+use crate::metadata::{MetadataState, Space, SpaceLimits};
 
 /// How many blocks can be handed out, and what that means.
 #[derive(Debug, Clone, Copy)]

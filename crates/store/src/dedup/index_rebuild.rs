@@ -16,11 +16,11 @@
 use onefold_format::IndexKind;
 use onefold_index::{Fingerprint, FingerprintIndex};
 
+use super::index::STREAM;
+use super::references::ROWS_AT_ONCE;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::index::STREAM;
 use crate::pool::Pool;
-use crate::references::ROWS_AT_ONCE;
 use crate::store::Store;
 use crate::sync::lock;
 

@@ -24,14 +24,14 @@ use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
 use onefold_format::{Entry, LayerId, Pba, SegmentIndex, VolumeId, VolumeRecord};
 use rustc_hash::FxHashMap;
 
-use crate::data;
+use super::data;
+use super::usage::{Usage, Usages};
 use crate::error::Result;
 use crate::journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use crate::limits::VOLUMES_MAX;
 use crate::pool::Pool;
 use crate::store::Store;
 use crate::sync::lock;
-use crate::usage::{Usage, Usages};
 
 /// Bytes of memory for a block of the window: the last layer that names it, and flags.
 const BYTES_PER_BLOCK: usize = 3;
@@ -88,7 +88,7 @@ impl Store {
     }
 
     /// What was found of a volume or snapshot; nothing if it was made since, or nobody looked yet.
-    pub(crate) fn usage(&self, id: VolumeId) -> Option<Usage> {
+    pub(super) fn usage(&self, id: VolumeId) -> Option<Usage> {
         lock(&self.usages).get(&id).copied()
     }
 }

@@ -11,13 +11,13 @@ use crate::volume::Volume;
 /// A volume or snapshot that was deleted and still holds something.
 #[derive(Clone)]
 pub(crate) struct Deletion {
-    pub(crate) volume: Arc<Volume>,
+    pub(super) volume: Arc<Volume>,
     /// Nothing is left before it.
-    pub(crate) cursor: SegmentIndex,
+    pub(super) cursor: SegmentIndex,
     /// Why its last step failed.
-    pub(crate) failure: Option<String>,
+    pub(super) failure: Option<String>,
     /// Steps in a row that failed.
-    pub(crate) failures: u32,
+    pub(super) failures: u32,
 }
 
 impl Deletion {
@@ -64,23 +64,23 @@ impl Deletions {
         }
     }
 
-    pub(crate) fn add(&self, deletion: Deletion) {
+    pub(super) fn add(&self, deletion: Deletion) {
         lock(&self.list).push(deletion);
     }
 
     /// Nothing is left of this one.
-    pub(crate) fn remove(&self, id: VolumeId) {
+    pub(super) fn remove(&self, id: VolumeId) {
         lock(&self.list).retain(|deletion| deletion.volume.id != id);
     }
 
     /// As they are now.
-    pub(crate) fn all(&self) -> Vec<Deletion> {
+    pub(super) fn all(&self) -> Vec<Deletion> {
         lock(&self.list).clone()
     }
 
     /// Of those that neither need to stay nor wait for another one, the first of those that failed
     /// least often.
-    pub(crate) fn next(&self) -> Option<Deletion> {
+    pub(super) fn next(&self) -> Option<Deletion> {
         let deleting = lock(&self.list);
         let goes = |layer: LayerId| {
             let found = deleting.iter().find(|it| it.volume.layer().id == layer);
@@ -96,7 +96,7 @@ impl Deletions {
     }
 
     /// Notes what a step of this one came to: where the next step goes on, or an error.
-    pub(crate) fn note_step(&self, id: VolumeId, done: &Result<SegmentIndex>) {
+    pub(super) fn note_step(&self, id: VolumeId, done: &Result<SegmentIndex>) {
         let mut list = lock(&self.list);
         let own = list.iter_mut().find(|it| it.volume.id == id);
         match (done, own) {
@@ -107,7 +107,7 @@ impl Deletions {
     }
 
     /// Each one is tried once at least, whatever became of it before.
-    pub(crate) fn forget_failures(&self) {
+    pub(super) fn forget_failures(&self) {
         let mut list = lock(&self.list);
         list.iter_mut().for_each(|it| it.failures = 0);
     }

@@ -17,9 +17,7 @@ use onefold_format::{
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::limits::LAYERS_DEEP_MAX;
-use crate::metadata::Layer;
-use crate::metadata::{Catalogue, free_slot};
-use crate::metadata::{check_name, full_name};
+use crate::metadata::{Catalogue, Layer, check_name, free_slot, full_name};
 use crate::store::Store;
 use crate::sync::{lock, read, write};
 use crate::volume::Volume;
@@ -305,7 +303,7 @@ impl Store {
     }
 
     /// A snapshot in use.
-    pub(crate) fn snapshot(&self, volume: &str, snapshot: &str) -> Result<Arc<Volume>> {
+    pub(super) fn snapshot(&self, volume: &str, snapshot: &str) -> Result<Arc<Volume>> {
         let name = full_name(volume, snapshot);
         let not_found = |_| {
             let message = format!("no snapshot is named '{name}'");

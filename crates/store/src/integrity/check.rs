@@ -19,13 +19,12 @@ use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE};
 use onefold_format::{Pba, SegmentIndex, VolumeRecord};
 use onefold_index::{Fingerprint, FingerprintIndex, IndexError, Row};
 
+use super::scrub::what_is_wrong;
+use crate::dedup::Window;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::journal::CheckpointReader;
-use crate::metadata::PbaRun;
-use crate::metadata::bits;
+use crate::metadata::{PbaRun, bits};
 use crate::pool::Pool;
-use crate::references::Window;
-use crate::scrub::what_is_wrong;
 use crate::store::Store;
 use crate::sync::lock;
 

@@ -16,10 +16,9 @@ use onefold_format::{
     ExportMark, PageNumber, Root, Secret, Superblock, VolumeRecord, catalogue_page, export,
 };
 
+use crate::dedup;
 use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::index;
-use crate::journal::{CheckpointReader, follow_log};
-use crate::journal::{Log, LogMark};
+use crate::journal::{CheckpointReader, Log, LogMark, follow_log};
 use crate::recovery::{check_data, check_log, part_error};
 use crate::store::Store;
 
@@ -80,7 +79,7 @@ impl Store {
             }
             .encode(),
         )?;
-        write(&pool.secret.encode(pool.superblock.pool))?;
+        write(&pool.fingerprinter.secret().encode(pool.superblock.pool))?;
         snapshot.each_page(&mut write)?;
         write(&snapshot.root.encode(pool.superblock.pool))?;
         let last = mark(place, checksum).encode();
@@ -229,7 +228,7 @@ impl MetadataExport {
             step(Part::Log, log.reserve(self.superblock.log_bytes))?;
             step(Part::Log, log.sync())?;
         }
-        index::create_uncounted(engine, self.superblock.index, pool)?;
+        dedup::create_uncounted(engine, self.superblock.index, pool)?;
         let pages = [
             (Part::Secret, self.secret.encode(pool)),
             (Part::Superblock, self.superblock.encode()),

@@ -19,13 +19,11 @@ use onefold_format::map_page::EMPTY_SEGMENT;
 use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
 use onefold_format::{Entry, LayerId, Record, SegmentIndex, UnmapTo, VolumeId, VolumeState};
 
+use super::deletions::Deletion;
 use crate::blocking::Blocking;
-use crate::deletions::Deletion;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
-use crate::metadata::Layer;
-use crate::metadata::full_name;
-use crate::metadata::owned_runs;
+use crate::metadata::{Layer, full_name, owned_runs};
 use crate::store::Store;
 use crate::sync::{lock, write};
 use crate::volume::Volume;
@@ -94,7 +92,7 @@ impl Store {
     }
 
     /// Nobody uses it from now on, and its record says so.
-    pub(crate) fn leave(&self, volume: Arc<Volume>) {
+    pub(super) fn leave(&self, volume: Arc<Volume>) {
         let deletion = Deletion::new(volume);
         // A request that was admitted before may still change the map, until this has its blocks.
         let layer = deletion.volume.layer();

@@ -3,6 +3,11 @@
 //! The steps of a write are in `write.rs`, of a read in `read.rs`; this file checks requests
 //! before they start and says on which volume they failed.
 
+mod changes;
+mod read;
+mod trim;
+mod write;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -13,11 +18,12 @@ use onefold_format::{VolumeId, VolumeRecord, VolumeState, WhenFull};
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::limits::REQUEST_BYTES_MAX;
-use crate::metadata::HashCache;
-use crate::metadata::Layer;
+use crate::metadata::{HashCache, Layer};
 use crate::pool::Pool;
 use crate::sync::{AtomicBool, AtomicU64, RwLock, read, write};
 use crate::volume_options::VolumeOptions;
+
+pub use changes::{Change, ChangedExtent};
 
 /// A run of bytes that are stored, or that read as zeros because nothing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,7 +125,7 @@ impl Volume {
         let layer = self.layer();
         layer.set_hash_cache(None);
         if bytes > 0 && !self.is_snapshot {
-            let key = self.pool.domain_key(layer.domain);
+            let key = self.pool.fingerprinter.key(layer.domain);
             let cache = HashCache::new(&self.pool.hash_cache_room, bytes, key);
             layer.set_hash_cache(cache);
         }

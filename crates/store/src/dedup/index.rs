@@ -10,10 +10,11 @@ use onefold_format::{IndexKind, PoolId};
 use onefold_index::{FingerprintIndex, IndexError, StreamId};
 
 use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::metadata::OpenBatch;
 use crate::sync::{RwLock, read, write};
 
 /// All batches of a pool are one stream: P4 holds for each layer, as part of it.
-pub(crate) const STREAM: StreamId = StreamId(1);
+pub(super) const STREAM: StreamId = StreamId(1);
 
 /// The index, or why there is none.
 pub(crate) struct IndexSlot {
@@ -118,7 +119,7 @@ impl IndexSlot {
 
     /// Makes an index without rows that is to take the place of the one that is there, which is
     /// used meanwhile.
-    pub(crate) fn begin_next(
+    pub(super) fn begin_next(
         &self,
         engine: &dyn Engine,
         kind: IndexKind,
@@ -134,7 +135,7 @@ impl IndexSlot {
     }
 
     /// Gives up what [`IndexSlot::begin_next`] made, or what a stop left of it.
-    pub(crate) fn give_up_next(&self, engine: &dyn Engine) -> Result<()> {
+    pub(super) fn give_up_next(&self, engine: &dyn Engine) -> Result<()> {
         let part = Part::NextIndex;
         let removed = engine.remove(part);
         removed.map_err(|error| StoreError::io(engine.describe(part), error))?;
@@ -144,7 +145,7 @@ impl IndexSlot {
 
     /// Puts the next index, which is closed, into the place of the one that is there. After an error
     /// there is none until the pool is opened again: nobody knows which of the two that will find.
-    pub(crate) fn install_next(
+    pub(super) fn install_next(
         &self,
         engine: &dyn Engine,
         created_with: IndexKind,
@@ -208,6 +209,19 @@ fn open(engine: &dyn Engine, created_with: IndexKind, pool: PoolId, bytes: usize
         kind,
         next: next.filter(|next| *next != kind),
         index: Ok(onefold_index::open(kind, disk, pool, bytes as u64)?),
+    })
+}
+
+/// The answers to a batch's unsettled items. The index was asked for these alone, or, in a call
+/// before a crash, for all of those of then: what is still unsettled is the end of them.
+pub(super) fn last_answers<'a, T>(answers: &'a [T], batch: &OpenBatch) -> Result<&'a [T]> {
+    let wanted = batch.unsettled().len();
+    let first = answers.len().checked_sub(wanted);
+    first.map(|first| &answers[first..]).ok_or_else(|| {
+        StoreError::damaged(format!(
+            "the index has {} answers for a batch of {wanted}",
+            answers.len()
+        ))
     })
 }
 

@@ -16,8 +16,7 @@ use rustc_hash::FxHashMap;
 use crate::blocking::Blocking;
 use crate::error::Result;
 use crate::journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
-use crate::metadata::Segments;
-use crate::metadata::{Entries, Layer, Maps, fill_absent};
+use crate::metadata::{Entries, Layer, Maps, Segments, fill_absent};
 use crate::store::Store;
 use crate::volume::Volume;
 
@@ -120,7 +119,7 @@ fn with_data(entries: &[Entry]) -> u64 {
 
 /// Counts for all volumes and snapshots at once, so that each page is read once. Nothing where `pace` ends
 /// it.
-pub(crate) fn count_all(
+pub(super) fn count_all(
     snapshot: &mut CheckpointReader<'_>,
     pace: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<Option<FxHashMap<VolumeId, u64>>> {

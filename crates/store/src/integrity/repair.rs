@@ -40,12 +40,14 @@ struct Cure {
 impl Pool {
     /// Whether this is what the index has the block for.
     pub(crate) fn is_as_stored(&self, block: &[u8], domain: DomainId, listed: &BadBlock) -> bool {
-        let found = self.fingerprints(&self.domain_key(domain), domain, block);
+        let found = self
+            .fingerprinter
+            .fingerprints(&self.fingerprinter.key(domain), domain, block);
         found.first().map(|found| found.0) == listed.fingerprint
     }
 
     /// The fingerprint under which the index has a block, of which the first bytes are known.
-    pub(crate) fn fingerprint_in(
+    pub(super) fn fingerprint_in(
         &self,
         index: &dyn FingerprintIndex,
         first_bytes: [u8; 4],
@@ -106,7 +108,9 @@ impl Pool {
         if listed.attempts == ATTEMPTS_MAX || self.read_back(own, &mut content).is_err() {
             return Ok(None);
         }
-        let found = self.fingerprints(&self.domain_key(domain), domain, &content);
+        let found =
+            self.fingerprinter
+                .fingerprints(&self.fingerprinter.key(domain), domain, &content);
         let Some(found) = found.first() else {
             return Ok(None);
         };

@@ -12,15 +12,12 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, LayerId, Lba, Pba, Record, UnmapTo};
 use smallvec::SmallVec;
 
+use super::Volume;
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::journal::Purpose;
-use crate::metadata::HashCache;
-use crate::metadata::{Entries, Layer};
-use crate::metadata::{PbaRun, PbaRuns};
-use crate::metadata::{Placement, PlacementOffset};
-use crate::volume::Volume;
+use crate::metadata::{Entries, HashCache, Layer, PbaRun, PbaRuns, Placement, PlacementOffset};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -60,7 +57,7 @@ type PlacedRuns = SmallVec<[Placed; 4]>;
 
 impl Volume {
     /// Cuts the request into pieces: a part of a block at either end, whole blocks in between.
-    pub(crate) fn write_admitted(
+    pub(super) fn write_admitted(
         &self,
         offset: u64,
         data: &[u8],
@@ -136,7 +133,7 @@ impl Volume {
 
     /// The same for a request. By the time it has its lock the volume may have become smaller, or be
     /// gone; what it stored then would be nobody's, or come back when the volume grows again.
-    pub(crate) fn with_own_blocks<T>(
+    pub(super) fn with_own_blocks<T>(
         &self,
         blocks: Range<u64>,
         blocking: Blocking,
@@ -199,7 +196,7 @@ impl Volume {
 
     /// What a layer and those below it say of these blocks, which are locked or whose epoch is
     /// pinned.
-    pub(crate) fn entries(
+    pub(super) fn entries(
         &self,
         layer: &Layer,
         first: Lba,
@@ -455,7 +452,10 @@ impl Volume {
             for (lba, count) in segments(placed.run.lba, placed.run.count) {
                 let start = ((lba.0 - first.0) * block_size) as usize;
                 let bytes = &data[start..start + (count * block_size) as usize];
-                let fingerprints = self.pool.fingerprints(&cache.key, layer.domain, bytes);
+                let fingerprints =
+                    self.pool
+                        .fingerprinter
+                        .fingerprints(&cache.key, layer.domain, bytes);
                 cache.note(lba, pba + (lba.0 - placed.run.lba.0), &fingerprints);
             }
         }
@@ -560,7 +560,7 @@ fn changes(
 }
 
 /// Cuts a range of blocks where segments end.
-pub(crate) fn segments(first: Lba, count: u64) -> impl Iterator<Item = (Lba, u64)> {
+pub(super) fn segments(first: Lba, count: u64) -> impl Iterator<Item = (Lba, u64)> {
     let mut at = first;
     let end = first + count;
     std::iter::from_fn(move || {

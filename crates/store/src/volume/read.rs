@@ -15,19 +15,18 @@ use onefold_format::entry::State;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{BadBlock, Entry, Lba, Pba};
 
+use super::{Extent, Volume};
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::journal::Pin;
-use crate::metadata::Layer;
-use crate::metadata::Segments;
-use crate::volume::{Extent, Volume};
+use crate::metadata::{Layer, Segments};
 
 /// Blocks looked up at a time: bounds the memory of a large read.
 const PIECE_BLOCKS: u64 = 512;
 
 impl Volume {
-    pub(crate) fn read_admitted(
+    pub(super) fn read_admitted(
         &self,
         offset: u64,
         buf: &mut [u8],
@@ -192,7 +191,7 @@ impl Volume {
         Ok(())
     }
 
-    pub(crate) fn extents_admitted(
+    pub(super) fn extents_admitted(
         &self,
         range: Range<u64>,
         extents_max: usize,
@@ -241,7 +240,7 @@ impl Volume {
 /// snapshot of the volume is deleted, its layer is emptied into the one above; a lookup that began in
 /// it would fall through to older content. So a lookup counts only if its layer is still the volume's
 /// own when the lookup ends, and a new one starts in the layer that has taken its place.
-pub(crate) struct PinnedView<'a> {
+pub(super) struct PinnedView<'a> {
     volume: &'a Volume,
     /// Taken before the layer is looked up, as P3 asks.
     _pin: Pin<'a>,
@@ -249,7 +248,7 @@ pub(crate) struct PinnedView<'a> {
 }
 
 impl<'a> PinnedView<'a> {
-    pub(crate) fn of(volume: &'a Volume) -> Self {
+    pub(super) fn of(volume: &'a Volume) -> Self {
         Self {
             volume,
             _pin: volume.pool.journal.pin(),
@@ -258,13 +257,13 @@ impl<'a> PinnedView<'a> {
     }
 
     /// The layer of the last lookup.
-    pub(crate) fn layer(&self) -> &Layer {
+    pub(super) fn layer(&self) -> &Layer {
         &self.layer
     }
 
     /// Runs `look` on the volume's layer, again if another one took its place meanwhile. `Gone` where
     /// the volume was deleted: what it held may be leaving its layer.
-    pub(crate) fn look_up<T>(
+    pub(super) fn look_up<T>(
         &mut self,
         mut look: impl FnMut(&Arc<Layer>) -> Result<T>,
     ) -> Result<T> {
@@ -285,7 +284,7 @@ impl<'a> PinnedView<'a> {
 
 /// Runs of bytes put together so far, with what each is. One more than asked for may be begun: it ends
 /// the one before.
-pub(crate) struct Runs<T> {
+pub(super) struct Runs<T> {
     found: Vec<(u64, T)>,
     runs_max: usize,
     at: u64,
@@ -293,7 +292,7 @@ pub(crate) struct Runs<T> {
 
 impl<T: PartialEq> Runs<T> {
     /// None yet, from `start` on.
-    pub(crate) fn new(start: u64, runs_max: usize) -> Self {
+    pub(super) fn new(start: u64, runs_max: usize) -> Self {
         Self {
             found: Vec::new(),
             runs_max,
@@ -302,16 +301,16 @@ impl<T: PartialEq> Runs<T> {
     }
 
     /// How far it is known what the bytes are.
-    pub(crate) fn at(&self) -> u64 {
+    pub(super) fn at(&self) -> u64 {
         self.at
     }
 
-    pub(crate) fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.found.len() > self.runs_max
     }
 
     /// Everything up to `end` is alike.
-    pub(crate) fn add(&mut self, end: u64, what: T) {
+    pub(super) fn add(&mut self, end: u64, what: T) {
         if end <= self.at || self.is_full() {
             return;
         }
@@ -323,7 +322,7 @@ impl<T: PartialEq> Runs<T> {
         self.at = end;
     }
 
-    pub(crate) fn finish(mut self) -> Vec<(u64, T)> {
+    pub(super) fn finish(mut self) -> Vec<(u64, T)> {
         self.found.truncate(self.runs_max);
         self.found
     }

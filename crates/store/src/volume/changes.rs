@@ -23,12 +23,11 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, LayerId, Lba, SegmentIndex};
 use rustc_hash::FxHashSet;
 
+use super::read::Runs;
+use super::{Extent, Volume};
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::metadata::Segments;
-use crate::metadata::{Layer, Maps};
-use crate::read::Runs;
-use crate::volume::{Extent, Volume};
+use crate::metadata::{Layer, Maps, Segments};
 
 /// What a run of bytes holds, for somebody who has an older copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::deletion::DeletionStat;
+use super::usage::Usage;
 use crate::error::Result;
 use crate::journal::SpaceLevel;
+use crate::snapshots::DeletionStat;
 use crate::store::Store;
-use crate::usage::Usage;
 use crate::volume::Volume;
 use onefold_format::page::PAGE_BYTES;
 use onefold_format::{BatchKind, DedupMode, IndexKind, WhenFull};

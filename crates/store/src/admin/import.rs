@@ -6,8 +6,8 @@ use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{Lba, SegmentIndex, VolumeState};
 
 use crate::blocking::Blocking;
+use crate::dedup::{BatchReport, Ready};
 use crate::error::Result;
-use crate::finder::{BatchReport, Ready};
 use crate::store::Store;
 use crate::sync::{Mutex, lock, write};
 use crate::volume::Volume;
@@ -24,7 +24,7 @@ pub struct Import {
 }
 
 impl Import {
-    pub(crate) fn new(store: Arc<Store>, volume: Arc<Volume>) -> Self {
+    pub(super) fn new(store: Arc<Store>, volume: Arc<Volume>) -> Self {
         Self {
             store,
             volume: Some(volume),
@@ -111,7 +111,7 @@ impl Store {
     }
 
     /// The import of this volume is complete and durable.
-    pub(crate) fn finish_import(&self, volume: Arc<Volume>) -> Result<()> {
+    pub(super) fn finish_import(&self, volume: Arc<Volume>) -> Result<()> {
         let _changing = self.changing();
         let name = volume.name();
         self.change_volume(volume.id, |record| record.state = VolumeState::Ready)?;

@@ -9,19 +9,17 @@ use std::sync::Arc;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, Lba, Record, UnmapTo};
 
+use super::Volume;
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError};
-use crate::metadata::Layer;
-use crate::metadata::Segments;
-use crate::metadata::owned_runs;
-use crate::volume::Volume;
+use crate::metadata::{Layer, Segments, owned_runs};
 use smallvec::SmallVec;
 
 /// Zeros for the parts of blocks at the ends of a range.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Volume {
-    pub(crate) fn trim_admitted(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
+    pub(super) fn trim_admitted(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
         let block_size = self.pool.block_size();
         let first = Lba(offset.div_ceil(block_size));
         let end = Lba((offset + len) / block_size);
@@ -36,7 +34,7 @@ impl Volume {
         self.with_own_blocks(blocks, blocking, |layer| self.unmap(layer, first..end))
     }
 
-    pub(crate) fn zero_admitted(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
+    pub(super) fn zero_admitted(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
         let block_size = self.pool.block_size();
         let end = offset + len;
         let (first_whole, last_whole) = (

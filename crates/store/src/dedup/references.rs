@@ -14,15 +14,15 @@ use onefold_format::{DomainId, Pba};
 use onefold_index::{Fingerprint, FingerprintIndex, Row};
 use rustc_hash::FxHashMap;
 
+use super::index::STREAM;
 use crate::error::Result;
-use crate::index::STREAM;
 use crate::journal::CheckpointReader;
 use crate::metadata::bits;
 use crate::pool::Pool;
 use crate::sync::lock;
 
 /// Rows made at a time.
-pub(crate) const ROWS_AT_ONCE: usize = 4096;
+pub(super) const ROWS_AT_ONCE: usize = 4096;
 
 /// What maps and queue say of some consecutive blocks of the pool.
 pub(crate) struct Window {

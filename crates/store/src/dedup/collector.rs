@@ -17,13 +17,12 @@ use onefold_format::batch_page::BatchItem;
 use onefold_format::{Pba, Record, Release};
 use onefold_index::{Fingerprint, FingerprintIndex, Released};
 
+use super::index::{STREAM, last_answers};
+use super::reading::Fingerprinted;
 use crate::blocking::Blocking;
 use crate::error::Result;
-use crate::finder::{Fingerprinted, last_answers};
 use crate::guard::Guard;
-use crate::index::STREAM;
-use crate::metadata::OpenBatch;
-use crate::metadata::{PbaRun, PbaRuns};
+use crate::metadata::{OpenBatch, PbaRun, PbaRuns};
 use crate::pool::Pool;
 use crate::store::Store;
 use onefold_format::record::BATCH_ITEMS_MAX;
@@ -90,7 +89,7 @@ impl Store {
 
 impl Pool {
     /// Steps 3 and 4.
-    pub(crate) fn settle_collector(&self, batch: &OpenBatch) -> Result<CollectReport> {
+    pub(super) fn settle_collector(&self, batch: &OpenBatch) -> Result<CollectReport> {
         let index = self.index.ready()?;
         let answers = self.background.run(|| -> Result<_> {
             let items = self.fingerprints_to_release(&*index, batch.unsettled())?;

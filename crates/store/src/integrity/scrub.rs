@@ -532,7 +532,7 @@ impl Pool {
 
     /// Looks once more at all blocks of the list, and takes off it what is good by now. The caller
     /// holds the job lock.
-    pub(crate) fn look_at_bad_again(&self) -> Result<()> {
+    pub(super) fn look_at_bad_again(&self) -> Result<()> {
         let listed = self.bad.all();
         if listed.is_empty() || self.journal.check_writable().is_err() {
             return Ok(());
@@ -560,7 +560,7 @@ impl Pool {
         Ok(count)
     }
 
-    pub(crate) fn is_named(&self, pba: Pba) -> Result<bool> {
+    pub(super) fn is_named(&self, pba: Pba) -> Result<bool> {
         let mut metadata = self.journal.metadata()?;
         if pba.0 >= metadata.space().blocks() {
             return Ok(false);
@@ -612,7 +612,7 @@ impl Pool {
 }
 
 /// As the rest of a sentence.
-pub(crate) fn what_is_wrong(fault: Fault) -> &'static str {
+pub(super) fn what_is_wrong(fault: Fault) -> &'static str {
     match fault {
         Fault::Unreadable => "cannot be read: the device fails there",
         Fault::Changed => "is not what was stored",
@@ -673,20 +673,23 @@ impl Domains {
         let first = self.order.first().copied().unwrap_or_default();
         (
             first,
-            self.key.get_or_insert_with(|| pool.domain_key(first)),
+            self.key
+                .get_or_insert_with(|| pool.fingerprinter.key(first)),
         )
     }
 
     /// Of consecutive blocks, with the key that fitted last.
     fn fingerprints(&mut self, pool: &Pool, blocks: &[u8]) -> Vec<Fingerprint> {
         let (domain, key) = self.first(pool);
-        pool.fingerprints(key, domain, blocks)
+        pool.fingerprinter.fingerprints(key, domain, blocks)
     }
 
     /// Whether the block's fingerprint, with any of the keys, is as wanted.
     fn find(&mut self, pool: &Pool, block: &[u8], is_wanted: impl Fn(Fingerprint) -> bool) -> bool {
         let fits = |domain: DomainId| {
-            let found = pool.fingerprints(&pool.domain_key(domain), domain, block);
+            let found =
+                pool.fingerprinter
+                    .fingerprints(&pool.fingerprinter.key(domain), domain, block);
             found.into_iter().any(&is_wanted)
         };
         let Some(place) = self.order.iter().position(|domain| fits(*domain)) else {

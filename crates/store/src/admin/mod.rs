@@ -1,0 +1,20 @@
+//! What administrators do with an open pool besides its volumes' data: size, import and export, figures,
+//! giving free space back to the host.
+
+mod accounting;
+mod data;
+mod discard;
+mod export;
+mod import;
+mod resize;
+mod stat;
+mod usage;
+
+pub use data::Data;
+pub use discard::Released;
+pub use export::{LogAfter, MetadataExport};
+pub use import::Import;
+pub use resize::{ShrinkPlan, ShrinkReport};
+pub use stat::{IndexStat, PoolStat, SnapshotStat, VolumeStat};
+pub use usage::Usage;
+pub(crate) use usage::Usages;

@@ -1,0 +1,78 @@
+//! Whether blocks with equal fingerprints may become one.
+
+use onefold_format::batch_page::BatchItem;
+use onefold_format::{LayerId, Pba};
+use onefold_index::{Counted, FingerprintIndex};
+
+use super::settle::Part;
+use crate::error::Result;
+use crate::guard::Guard;
+use crate::pool::Pool;
+
+impl Pool {
+    /// Whether each item can become one with the block that the index knows. Where bytes are to be
+    /// compared, nothing is healed, for equal fingerprints are not enough then; and what has the same
+    /// bytes is not bad, whatever it was.
+    pub(super) fn heal_and_compare(
+        &self,
+        index: &dyn FingerprintIndex,
+        part: &Part<'_>,
+    ) -> Result<Vec<bool>> {
+        let mut equal = vec![true; part.items.len()];
+        let verify = self.verifies(part.layer)? && Guard::VerifyBytes.holds();
+        if Guard::BadNotShared.holds()
+            && !verify
+            && self.bad.is_any()
+            && let Some(BatchItem { domain, .. }) = part.items.first()
+        {
+            let blocks = part.items.iter().map(|item| item.pba);
+            self.repair(index, *domain, blocks.zip(part.answers.iter().copied()))?;
+            for (equal, answer) in equal.iter_mut().zip(part.answers) {
+                *equal = !matches!(answer, Counted::Shared(pba) if self.bad.get(*pba).is_some());
+            }
+        }
+        if verify {
+            self.compare(part, &mut equal)?;
+        }
+        Ok(equal)
+    }
+
+    /// Whether equal fingerprints are not enough for this layer. Nobody knows what a volume wanted that
+    /// is gone.
+    fn verifies(&self, layer: LayerId) -> Result<bool> {
+        let metadata = self.journal.metadata()?;
+        let found = metadata.catalogue().by_layer(layer);
+        Ok(found.is_none_or(|(_, volume)| volume.verify))
+    }
+
+    /// Whether those items that are `equal` so far have the same bytes as the block that the index
+    /// knows. That block has been counted for the item, so nobody frees it meanwhile. What cannot be
+    /// read is known to be bad from then on; the batch is settled another time, and then it is not
+    /// equal, unless it could be healed.
+    fn compare(&self, part: &Part<'_>, equal: &mut [bool]) -> Result<()> {
+        let block_size = self.block_size() as usize;
+        let (mut ours, mut theirs) = (vec![0; block_size], vec![0; block_size]);
+        let pairs = part.items.iter().zip(part.answers);
+        for ((item, answer), equal) in pairs.zip(equal) {
+            if let Counted::Shared(indexed) = answer
+                && *equal
+            {
+                *equal = self.read_unless_bad(item.pba, &mut ours)?
+                    && self.read_unless_bad(*indexed, &mut theirs)?
+                    && ours == theirs;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_unless_bad(&self, pba: Pba, buf: &mut [u8]) -> Result<bool> {
+        match self.read_back(pba, buf) {
+            Ok(()) => Ok(true),
+            Err(_) if self.bad.get(pba).is_some() => Ok(false),
+            Err(error) => {
+                self.list_unreadable(&[pba])?;
+                Err(error)
+            }
+        }
+    }
+}

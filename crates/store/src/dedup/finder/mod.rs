@@ -1,0 +1,138 @@
+//! The finder: publishes private blocks in the index, and lets equal ones share one block
+//! ([DEDIS §4.3]).
+//!
+//! 1. mark: under the blocks' locks their entries become shared, announced by a record; from here
+//!    on no write goes to these blocks (P1)
+//! 2. commit: content, owner's record and announcement are durable (P2)
+//! 3. read the blocks back, fingerprint them, count all of them in the index by one call (P3)
+//! 4. under the locks again, log what became of each: *inserted*, *aliased*, *dangling*,
+//!    *rejected* or *declined* (see [`Outcome`])
+//!
+//! A crash after 1 leaves an open batch; it is settled by doing 3 and 4 again under the same
+//! number, for which the index gives its original answers (P4). One batch is open at a time in a
+//! pool, so nothing that a batch has to settle can be touched by another.
+//!
+//! A block that cannot be read is known to be bad from then on, and the batch is called off: the
+//! index is asked to count nothing under its number, and all of its blocks are private again. Only
+//! where it has counted them before does it give those answers instead. No batch takes a block that
+//! is known to be bad, and no entry comes to name one: the finder heals it first (`repair.rs`).
+
+mod compare;
+mod lookup;
+mod publish;
+mod settle;
+
+use onefold_format::record::BATCH_ITEMS_MAX;
+use onefold_format::{BatchKind, Lba};
+
+use crate::blocking::Blocking;
+use crate::error::Result;
+use crate::guard::Guard;
+use crate::journal::PAGES_FOR_FINDER;
+use crate::pool::Pool;
+use crate::store::Store;
+use crate::volume::Volume;
+
+/// Which private blocks a batch takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ready {
+    /// Every one.
+    All,
+    /// Those that were not written for as many looks as the volume's rounds ([DEDIS §4.5]). Each
+    /// pass over the whole volume is one look.
+    Cold,
+}
+
+/// What a finder's batch did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BatchReport {
+    /// Blocks looked up by their fingerprints.
+    pub looked_at: u64,
+    /// Of these, the first of their content.
+    pub unique: u64,
+    /// Of these, those that name another block now, so that theirs is free.
+    pub duplicates: u64,
+    /// Of these, rewritten meanwhile.
+    pub moved: u64,
+    /// Of these, those whose bytes differ from the block with the same fingerprint. They stay
+    /// private for good.
+    pub rejected: u64,
+    /// Of these, those that the index had no room for. They are private again.
+    pub declined: u64,
+    /// Of these, those whose fingerprint the volume's hash cache knew: they were not read.
+    pub cached: u64,
+    /// Blocks that cannot be read. If there are any, the batch was called off, and nothing else is
+    /// counted.
+    pub unreadable: u64,
+    /// Bytes of the blocks looked up.
+    pub bytes: u64,
+    /// Nothing is left behind the cursor.
+    pub at_end: bool,
+}
+
+impl Store {
+    /// Publishes up to 16,384 private blocks of `volume`, from `cursor` on, and moves the cursor.
+    /// Settles first what a crash or an error left open. Publishes nothing while the pool shrinks.
+    ///
+    /// # Errors
+    ///
+    /// `Gone` once the volume is deleted; `Busy` while the index is being counted again; `Damaged`
+    /// where it cannot be used; `NoSpace` where the host has no room for metadata or for the index; those of
+    /// the disk. What was announced by then is settled by the next call.
+    pub fn dedup_batch(
+        &self,
+        volume: &Volume,
+        cursor: &mut Lba,
+        ready: Ready,
+    ) -> Result<BatchReport> {
+        let pool = &self.pool;
+        let _job = pool.job()?;
+        pool.journal.check_writable()?;
+        let index = pool.index.ready()?;
+        pool.settle_open_batch()?;
+        volume.check_has_blocks()?;
+        let start = *cursor;
+        if pool.is_shrinking()? {
+            // A copy would only be aliased to the block that it was made to empty.
+            return Ok(BatchReport {
+                at_end: true,
+                ..BatchReport::default()
+            });
+        }
+        pool.journal.secure_pages(PAGES_FOR_FINDER, Blocking::Yes)?;
+        // Where the index has room for one batch only, it is the collector's.
+        index.secure(&[BATCH_ITEMS_MAX as usize; 2])?;
+        let announced = pool.announce(volume, cursor, ready);
+        let at_end = announced.map_err(|e| {
+            e.during(format_args!(
+                "looking for duplicates in '{}'",
+                volume.name()
+            ))
+        })?;
+        let report = pool.settle_open_batch()?;
+        if report.unreadable > 0 {
+            *cursor = start;
+            return Ok(report);
+        }
+        Ok(BatchReport { at_end, ..report })
+    }
+}
+
+impl Pool {
+    /// Settles the batch that is open, if one is. The caller holds the job lock.
+    pub(crate) fn settle_open_batch(&self) -> Result<BatchReport> {
+        let open = self.journal.metadata()?.batches().open().cloned();
+        let Some(batch) = open else {
+            return Ok(BatchReport::default());
+        };
+        if Guard::IntentBeforeCall.holds() {
+            self.journal.commit_in_background()?;
+        }
+        match batch.kind {
+            BatchKind::Finder(layer) => self.settle_finder(layer, &batch),
+            BatchKind::Collector => self
+                .settle_collector(&batch)
+                .map(|_| BatchReport::default()),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Step 1 of a batch: what is published.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::Arc;
+
+use onefold_format::entry::State;
+use onefold_format::record::BATCH_ITEMS_MAX;
+use onefold_format::units::BLOCKS_PER_SEGMENT;
+use onefold_format::{Entry, Lba, PublishRun, Record, SegmentIndex};
+
+use super::Ready;
+use crate::blocking::Blocking;
+use crate::error::Result;
+use crate::guard::Guard;
+use crate::metadata::heat::{self, SlotBits};
+use crate::metadata::{Layer, MetadataState, bits};
+use crate::pool::Pool;
+use crate::volume::Volume;
+
+struct Taken {
+    count: u64,
+    /// Where the next look starts.
+    next: Lba,
+}
+
+impl Pool {
+    /// Step 1. Returns whether the volume's end was reached.
+    pub(super) fn announce(&self, volume: &Volume, cursor: &mut Lba, ready: Ready) -> Result<bool> {
+        let layer = &volume.layer();
+        let rounds = volume.options().rounds;
+        let number = self.journal.metadata()?.batches().next_number();
+        let sharable = self.journal.sharable(&layer.space_limits)?;
+        if sharable == 0 {
+            return Ok(true);
+        }
+        let mut room = u64::from(BATCH_ITEMS_MAX).min(sharable);
+        while room > 0 {
+            let next = self
+                .maps()
+                .next_publishable_segment(layer, cursor.segment())?;
+            let Some(segment) = next else { return Ok(true) };
+            let first = segment.first().max(*cursor);
+            let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
+            let wanted = match ready {
+                Ready::All => [u64::MAX; 8],
+                // A segment's rest, after a batch was full, was looked at with its start.
+                Ready::Cold if first == segment.first() => leaf.heat.look(rounds),
+                Ready::Cold => leaf.heat.still_cold(rounds),
+            };
+            let taken =
+                self.announce_in_segment((volume, layer), (first, number), room, &wanted)?;
+            room -= taken.count;
+            *cursor = taken.next;
+        }
+        Ok(false)
+    }
+
+    fn announce_in_segment(
+        &self,
+        (volume, layer): (&Volume, &Arc<Layer>),
+        (first, number): (Lba, u64),
+        room: u64,
+        wanted: &SlotBits,
+    ) -> Result<Taken> {
+        let segment = first.segment();
+        let end = SegmentIndex(segment.0 + 1).first();
+        let choose = |within: Range<Lba>| -> Result<_> {
+            let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
+            let chosen = leaf.with(|entries| {
+                let wanted = self.without_bad(entries, wanted);
+                choose(entries, within, room, &wanted)
+            });
+            Ok((leaf, chosen))
+        };
+        // Looked at without the lock first: most segments have nothing to publish.
+        let (_, (runs, next)) = choose(first..end)?;
+        let (Some(from), Some(to)) = (runs.first(), runs.last()) else {
+            return Ok(Taken {
+                count: 0,
+                next: end,
+            });
+        };
+        // A block outside the locked range may have become private meanwhile, and may be in the
+        // middle of being rewritten: the second choice does not reach beyond the range.
+        let range = from.lba..to.lba + u64::from(to.count);
+        let next = next.unwrap_or(end);
+        let _locked = layer.locks.lock(range.start.0..range.end.0, Blocking::Yes);
+        // Whoever removes a volume holds all of its blocks until no entry is left.
+        volume.check_has_blocks()?;
+        let (leaf, (runs, _)) = match Guard::PublishedLocked.holds() {
+            true => choose(range)?,
+            false => choose(first..end)?,
+        };
+        let count: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
+        if count > 0 {
+            for run in &runs {
+                (run.lba.slot()..run.lba.slot() + run.count as usize)
+                    .for_each(|slot| leaf.heat.published(slot));
+            }
+            let publish = Record::Publish {
+                layer: layer.id,
+                number,
+                runs,
+            };
+            let is_refused = Cell::new(false);
+            let admit = |metadata: &MetadataState| {
+                let admitted = self
+                    .journal
+                    .admit_sharing(&layer.space_limits, metadata, count);
+                admitted.inspect_err(|_| is_refused.set(true))
+            };
+            match self
+                .journal
+                .append_if(&[publish], &[], Blocking::Yes, &admit)
+            {
+                // No blocks could be kept free for those that the volume would own no more.
+                Err(_) if is_refused.get() => {
+                    return Ok(Taken { count: 0, next });
+                }
+                recorded => recorded?,
+            }
+        }
+        Ok(Taken { count, next })
+    }
+
+    /// The slots that are wanted, but for those of blocks that are known to be bad.
+    fn without_bad(&self, entries: &[Entry], wanted: &SlotBits) -> SlotBits {
+        let mut wanted = *wanted;
+        if self.bad.is_any() {
+            for (slot, entry) in entries.iter().enumerate() {
+                if entry.pba().is_some_and(|pba| self.bad.get(pba).is_some()) {
+                    bits::fill(&mut wanted, slot..slot + 1, false);
+                }
+            }
+        }
+        wanted
+    }
+}
+
+/// Private entries of a part of a segment whose slots are wanted, `room` of them at most, as runs;
+/// and where to go on if that was not all.
+fn choose(
+    entries: &[Entry],
+    within: Range<Lba>,
+    room: u64,
+    wanted: &SlotBits,
+) -> (Vec<PublishRun>, Option<Lba>) {
+    let mut runs: Vec<PublishRun> = Vec::new();
+    let mut left = room;
+    let first = within.start;
+    for (lba, entry) in (first.0..within.end.0).zip(&entries[first.slot()..]) {
+        let slot = (lba % BLOCKS_PER_SEGMENT) as usize;
+        let State::Private(pba) = entry.state() else {
+            continue;
+        };
+        if !heat::has(wanted, slot) {
+            continue;
+        }
+        if left == 0 {
+            return (runs, Some(Lba(lba)));
+        }
+        left -= 1;
+        match runs.last_mut() {
+            Some(run)
+                if run.lba.0 + u64::from(run.count) == lba
+                    && run.pba.0 + u64::from(run.count) == pba.0 =>
+            {
+                run.count += 1;
+            }
+            _ => runs.push(PublishRun {
+                lba: Lba(lba),
+                pba,
+                count: 1,
+            }),
+        }
+    }
+    (runs, None)
+}

@@ -1,0 +1,207 @@
+//! Steps 3 and 4 of a batch: the index is asked, and what it answers is logged.
+
+use onefold_format::batch_page::BatchItem;
+use onefold_format::{LayerId, Outcome, Pba, Record};
+use onefold_index::{Counted, FingerprintIndex};
+
+use super::super::index::{STREAM, last_answers};
+use super::BatchReport;
+use crate::blocking::Blocking;
+use crate::error::Result;
+use crate::guard::Guard;
+use crate::metadata::{OpenBatch, PbaRun, PbaRuns};
+use crate::pool::Pool;
+
+impl Pool {
+    /// Steps 3 and 4.
+    pub(super) fn settle_finder(&self, layer: LayerId, batch: &OpenBatch) -> Result<BatchReport> {
+        let index = self.index.ready()?;
+        let (answers, cached, unreadable) = self.background.run(|| -> Result<_> {
+            let (found, cached) = self.fingerprints_or_cached(layer, batch.unsettled())?;
+            let items = match found.unreadable.is_empty() {
+                true => &found.items[..],
+                false => &[],
+            };
+            let answers = index.increment(STREAM, batch.number, items)?;
+            Ok((answers, cached, found.unreadable))
+        })?;
+        self.list_unreadable(&unreadable)?;
+        if answers.is_empty() {
+            self.call_off(&*index, layer, batch)?;
+            let unreadable = (unreadable.len() as u64).max(1);
+            return Ok(BatchReport {
+                unreadable,
+                ..BatchReport::default()
+            });
+        }
+        let answers = last_answers(&answers, batch)?;
+        self.settle_answered(&*index, (layer, batch), answers, cached)
+    }
+
+    /// Nothing was counted: all blocks are private again, or free where they were rewritten.
+    fn call_off(
+        &self,
+        index: &dyn FingerprintIndex,
+        layer: LayerId,
+        batch: &OpenBatch,
+    ) -> Result<()> {
+        let declined = vec![Counted::Full; batch.unsettled().len()];
+        self.settle_answered(index, (layer, batch), &declined, 0)
+            .map(|_| ())
+    }
+
+    fn settle_answered(
+        &self,
+        index: &dyn FingerprintIndex,
+        (layer, batch): (LayerId, &OpenBatch),
+        answers: &[Counted],
+        cached: u64,
+    ) -> Result<BatchReport> {
+        let looked_at = answers.len() as u64;
+        let mut report = BatchReport {
+            looked_at,
+            cached,
+            bytes: looked_at * self.block_size(),
+            ..BatchReport::default()
+        };
+        let mut position = batch.done;
+        while position < batch.items.len() {
+            let segment = batch.items[position].lba.segment();
+            let rest = &batch.items[position..];
+            let count = rest
+                .iter()
+                .take_while(|item| item.lba.segment() == segment)
+                .count();
+            let end = position + count;
+            let part = Part {
+                layer,
+                number: batch.number,
+                position,
+                items: &batch.items[position..end],
+                answers: &answers[position - batch.done..end - batch.done],
+            };
+            self.settle_part(index, &part, &mut report)?;
+            position = end;
+        }
+        Ok(report)
+    }
+
+    /// Step 4 for items of one segment.
+    fn settle_part(
+        &self,
+        index: &dyn FingerprintIndex,
+        part: &Part<'_>,
+        report: &mut BatchReport,
+    ) -> Result<()> {
+        let equal = self.heal_and_compare(index, part)?;
+        let (Some(first), Some(last)) = (part.items.first(), part.items.last()) else {
+            return Ok(());
+        };
+        // A layer that is gone has nobody left who could write to it.
+        let layer = self.maps().layer(part.layer).ok();
+        // Kept in memory, so that the records need not read it while everybody waits for them.
+        let _leaf = layer
+            .as_ref()
+            .map(|layer| self.maps().leaf(layer, first.lba.segment(), Blocking::Yes))
+            .transpose()?;
+        let _locked = layer
+            .as_ref()
+            .and_then(|layer| layer.locks.lock(first.lba.0..last.lba.0 + 1, Blocking::Yes));
+        let moved: Vec<bool> = {
+            let metadata = self.journal.metadata()?;
+            let open = metadata.batches().open();
+            let items = open.map_or(&[][..], |batch| &batch.items);
+            let now = items.iter().skip(part.position).take(part.items.len());
+            now.map(|item| item.moved).collect()
+        };
+        let mut outcomes: Vec<(u32, Outcome)> = Vec::new();
+        let mut old_blocks = PbaRuns::new();
+        for (n, item) in part.items.iter().enumerate() {
+            let moved = moved.get(n).copied().unwrap_or(true);
+            let outcome = outcome(item.pba, part.answers[n], moved, equal[n]);
+            count(report, outcome, moved);
+            if frees(outcome, item.pba, moved) {
+                old_blocks.push(PbaRun {
+                    start: item.pba,
+                    count: 1,
+                });
+            }
+            match outcomes.last_mut() {
+                Some((count, first)) if follows(*first, *count, outcome) => *count += 1,
+                _ => outcomes.push((1, outcome)),
+            }
+        }
+        let mut position = part.position as u32;
+        let records: Vec<Record> = outcomes
+            .into_iter()
+            .map(|(count, outcome)| {
+                let record = Record::Outcome {
+                    layer: part.layer,
+                    number: part.number,
+                    position,
+                    count,
+                    outcome,
+                };
+                position += count;
+                record
+            })
+            .collect();
+        self.journal.append(&records, &old_blocks, Blocking::Yes)
+    }
+}
+
+/// Items of one segment, and what the index said of them.
+pub(super) struct Part<'a> {
+    pub(super) layer: LayerId,
+    pub(super) number: u64,
+    pub(super) position: usize,
+    pub(super) items: &'a [BatchItem],
+    pub(super) answers: &'a [Counted],
+}
+
+fn outcome(own: Pba, answer: Counted, moved: bool, equal: bool) -> Outcome {
+    let moved = moved && Guard::AliasOnlyIfUnmoved.holds();
+    let indexed = match answer {
+        Counted::Full => return Outcome::Declined,
+        Counted::Inserted => own,
+        Counted::Shared(indexed) => indexed,
+    };
+    match (moved, answer) {
+        (true, _) if !Guard::DanglingGivesBack.holds() => Outcome::Declined,
+        (true, _) => Outcome::Dangling(indexed),
+        (false, Counted::Shared(_)) if equal => Outcome::Aliased(indexed),
+        (false, Counted::Shared(_)) => Outcome::Rejected(indexed),
+        (false, _) => Outcome::Inserted,
+    }
+}
+
+fn frees(outcome: Outcome, own: Pba, moved: bool) -> bool {
+    match outcome {
+        Outcome::Aliased(_) => true,
+        Outcome::Dangling(indexed) => indexed != own,
+        Outcome::Declined => moved,
+        Outcome::Inserted | Outcome::Rejected(_) => false,
+    }
+}
+
+fn count(report: &mut BatchReport, outcome: Outcome, moved: bool) {
+    match outcome {
+        Outcome::Inserted => report.unique += 1,
+        Outcome::Aliased(_) => report.duplicates += 1,
+        Outcome::Rejected(_) => report.rejected += 1,
+        Outcome::Declined if !moved => report.declined += 1,
+        Outcome::Dangling(_) | Outcome::Declined => report.moved += 1,
+    }
+}
+
+/// Whether an outcome continues a run of `count` that began with `first`.
+fn follows(first: Outcome, count: u32, next: Outcome) -> bool {
+    let count = u64::from(count);
+    match (first, next) {
+        (Outcome::Inserted, Outcome::Inserted) | (Outcome::Declined, Outcome::Declined) => true,
+        (Outcome::Aliased(first), Outcome::Aliased(next))
+        | (Outcome::Dangling(first), Outcome::Dangling(next))
+        | (Outcome::Rejected(first), Outcome::Rejected(next)) => first + count == next,
+        _ => false,
+    }
+}

@@ -1,0 +1,80 @@
+//! Reading blocks back, to fingerprint them.
+
+use onefold_format::Pba;
+use onefold_format::batch_page::BatchItem;
+use onefold_index::Fingerprint;
+
+use crate::error::{Result, StoreError};
+use crate::pool::Pool;
+
+/// Bytes read back and hashed at a time: enough to hash many blocks at once, and so little that the
+/// processor's nearest cache still holds them, and that a kernel which is not preempted in the
+/// middle of a system call holds up nobody for long.
+const READ_BYTES: usize = 256 << 10;
+
+/// Fingerprints of blocks that were read back.
+pub(super) struct Fingerprinted {
+    /// All that were asked for, in order.
+    pub(super) items: Vec<(Fingerprint, Pba)>,
+    /// Those of which nothing can be said: their fingerprints mean nothing.
+    pub(super) unreadable: Vec<Pba>,
+}
+
+impl Pool {
+    /// Step 3: the fingerprints of blocks that nobody writes to any more. However scattered the
+    /// blocks are, many are hashed at once.
+    pub(super) fn fingerprint_items(&self, items: &[BatchItem]) -> Result<Fingerprinted> {
+        let mut found = Vec::with_capacity(items.len());
+        let mut unreadable = Vec::new();
+        let block_size = self.block_size() as usize;
+        let mut buf = vec![0; READ_BYTES.min(items.len() * block_size)];
+        for same_domain in items.chunk_by(|a, b| a.domain == b.domain) {
+            let Some(BatchItem { domain, .. }) = same_domain.first() else {
+                continue;
+            };
+            let key = self.fingerprinter.key(*domain);
+            for piece in same_domain.chunks(READ_BYTES / block_size) {
+                let blocks = &mut buf[..piece.len() * block_size];
+                let mut rest = &mut *blocks;
+                for run in piece.chunk_by(|a, b| a.pba + 1 == b.pba) {
+                    let (bytes, after) = rest.split_at_mut(run.len() * block_size);
+                    self.read_run_back(run[0].pba, bytes, &mut unreadable)?;
+                    rest = after;
+                }
+                let fingerprints = self.fingerprinter.fingerprints(&key, *domain, blocks);
+                found.extend(fingerprints.into_iter().zip(piece.iter().map(|i| i.pba)));
+            }
+        }
+        Ok(Fingerprinted {
+            items: found,
+            unreadable,
+        })
+    }
+
+    /// Reads consecutive blocks, and notes which of them cannot be read.
+    pub(crate) fn read_run_back(
+        &self,
+        first: Pba,
+        buf: &mut [u8],
+        unreadable: &mut Vec<Pba>,
+    ) -> Result<()> {
+        if self.read_if_readable(first, buf)? {
+            return Ok(());
+        }
+        let blocks = buf.chunks_exact_mut(self.block_size() as usize);
+        for (block, n) in blocks.zip(0..) {
+            if !self.read_if_readable(first + n, block)? {
+                unreadable.push(first + n);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn read_back(&self, pba: Pba, buf: &mut [u8]) -> Result<()> {
+        let at = pba.0 * self.block_size();
+        self.data().read_at(buf, at).map_err(|error| {
+            let what = format_args!("reading block {pba} of the pool to fingerprint it");
+            StoreError::io(what, error)
+        })
+    }
+}

@@ -1,0 +1,10 @@
+//! Integrity: what decayed is found, repaired and told; free space and index are compared with the maps.
+
+mod affected;
+mod check;
+mod repair;
+mod scrub;
+
+pub use affected::{BadBlockStat, BlockUse};
+pub use check::{CheckReport, Finding};
+pub use scrub::{Scrub, ScrubReport, ScrubStatus};
