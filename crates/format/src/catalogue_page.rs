@@ -81,13 +81,23 @@ pub enum VolumeState {
     Deleting = 3,
 }
 
-/// Whether and when a volume's blocks are shared.
+/// Whether and when a volume's blocks are deduplicated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "api",
+    derive(
+        clap::ValueEnum,
+        serde::Serialize,
+        serde::Deserialize,
+        utoipa::ToSchema
+    )
+)]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 #[repr(u8)]
 pub enum DedupMode {
-    /// Never: all blocks written from now on stay private.
+    /// Never: blocks written from now on stay private.
     Off = 0,
-    /// In the background, some time after they were written.
+    /// In the background, some time after the write.
     Offline = 1,
 }
 

@@ -51,14 +51,24 @@ const OPEN_BATCH_BYTES: usize = 28;
 /// Where [`Root::when_full`] is: settings fill the page from its end.
 const WHEN_FULL: usize = PAGE_BYTES - 4;
 
-/// What becomes of a write for which the pool has no room.
+/// How the pool treats a write for which it has no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(
+    feature = "api",
+    derive(
+        clap::ValueEnum,
+        serde::Serialize,
+        serde::Deserialize,
+        utoipa::ToSchema
+    )
+)]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 #[repr(u32)]
 pub enum WhenFull {
-    /// It waits until there is room.
+    /// The write waits until there is room.
     #[default]
     Pause = 0,
-    /// It fails at once.
+    /// The write fails at once with ENOSPC.
     Fail = 1,
 }
 

@@ -24,14 +24,24 @@ pub const LOG_BYTES_MAX: u64 = 1 << 30;
 
 /// The back end that keeps the index of fingerprints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "api",
+    derive(
+        clap::ValueEnum,
+        serde::Serialize,
+        serde::Deserialize,
+        utoipa::ToSchema
+    )
+)]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 #[repr(u32)]
 pub enum IndexKind {
-    /// A B-tree on disk: memory bounds its cache alone.
-    Btree = 1,
-    /// All rows in memory, and on disk only between a clean stop and the next start.
-    Memory = 2,
-    /// Sorted runs on disk, with signatures and recent changes in memory.
+    /// On disk, made for fingerprints: a few bytes of memory for each block.
     Hash = 3,
+    /// On disk, in a copy-on-write B-tree.
+    Btree = 1,
+    /// In memory: fast, bounded by the memory limit, and rebuilt from the pool after a crash.
+    Memory = 2,
 }
 
 /// What a pool is, for ever.

@@ -173,7 +173,10 @@ fn change(model: &mut BTreeMap<Fingerprint, (Pba, u64)>, (items, is_release): &(
 fn check(index: &dyn FingerprintIndex, model: &BTreeMap<Fingerprint, (Pba, u64)>) {
     let counts = index.counts();
     assert_eq!(counts.rows(), model.len() as u64);
-    assert_eq!(counts.references, model.values().map(|it| it.1).sum());
+    assert_eq!(
+        counts.references,
+        model.values().map(|it| it.1).sum::<u64>()
+    );
 }
 
 #[test]

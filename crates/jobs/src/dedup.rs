@@ -92,11 +92,11 @@ fn find_all(
             };
             counts.add_batch(&report);
             // What guests wrote meanwhile is looked at too, but was not promised.
-            if progress(counts.looked_at.min(all), all).is_break() {
+            if progress(counts.scanned.min(all), all).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
             if report.at_end {
-                counts.rounds += 1;
+                counts.passes += 1;
                 break;
             }
             thread::sleep(BATCH_GAP);

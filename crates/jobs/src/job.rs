@@ -4,64 +4,80 @@ use onefold_store::{BatchReport, CollectReport, ScrubReport};
 
 /// A kind of background work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "api",
+    derive(
+        clap::ValueEnum,
+        serde::Serialize,
+        serde::Deserialize,
+        utoipa::ToSchema
+    )
+)]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 pub enum JobKind {
-    /// Looks for duplicates in one volume and shares them.
+    /// Finds duplicates in one volume and shares them.
     Finder,
-    /// Releases references that volumes gave up, and frees blocks that have none left.
+    /// Releases references that volumes no longer hold, and frees blocks without references.
     Collector,
-    /// Gives up what deleted volumes and snapshots hold, and moves what others need of it.
+    /// Releases the blocks of deleted volumes and snapshots, and moves those that others need.
     Deletion,
-    /// Reads the index anew from the pool; the others wait for it.
+    /// Rebuilds the index from the pool; other jobs wait for it. It cannot be paused.
+    #[cfg_attr(feature = "api", value(skip))]
     Rebuild,
-    /// Goes through all maps, to say what each volume and each snapshot holds alone.
+    /// Walks all maps to count what each volume and snapshot holds exclusively.
     Accounting,
-    /// Reads what is stored, and finds blocks that have decayed.
+    /// Reads stored blocks and finds those that have decayed.
     Scrub,
 }
 
-/// What a job is doing.
+/// The present state of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobState {
     /// There is nothing to do, or it is not time yet.
     Idle,
-    /// A round, or another piece of work, is under way.
+    /// A pass, or another piece of work, is under way.
     Running,
     /// Work is under way and rests, so that guests' requests stay within the latency budget.
     WaitingForBudget,
     /// It was paused and waits to be resumed.
     Paused,
-    /// It failed with this message and is going to be tried again.
+    /// It failed with this message and will be retried.
     Failed(String),
 }
 
-/// What a job has done since the daemon was started. Blocks, unless it says otherwise.
+/// Work done by a job since the daemon started, or by one `pool dedup`. Counts are blocks unless stated
+/// otherwise.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "api",
+    derive(serde::Serialize, serde::Deserialize, utoipa::ToSchema)
+)]
 pub struct JobCounts {
-    /// Looked at.
-    pub looked_at: u64,
-    /// Found to be the first of their content.
+    /// Scanned for duplicates.
+    pub scanned: u64,
+    /// Scanned, and the first with their content.
     pub unique: u64,
-    /// Found to be there already, and shared.
+    /// Scanned, found to be duplicates, and shared.
     pub duplicates: u64,
-    /// Rewritten by a guest while they were looked at.
+    /// Rewritten by a guest during the scan.
     pub moved: u64,
-    /// With a fingerprint from the volume's hash cache, so that they were not read.
+    /// Scanned with a fingerprint from the volume's hash cache, without reading the block.
     pub cached: u64,
-    /// With the fingerprint, but not the bytes, of another block.
+    /// Rejected by verification: the fingerprint of another block, but not its bytes.
     pub rejected: u64,
-    /// That the index had no room for.
+    /// Left unshared because the index had no room.
     pub declined: u64,
-    /// Bytes that were looked at for duplicates.
+    /// Bytes scanned for duplicates.
     pub bytes: u64,
-    /// Times that the whole of a volume, or of all maps, was gone through.
-    pub rounds: u64,
+    /// Completed passes over a volume, or over all maps.
+    pub passes: u64,
     /// References released.
     pub released: u64,
-    /// Freed, because nothing names them any more.
+    /// Freed, because no reference is left.
     pub freed: u64,
-    /// Given up or moved, because what held them was deleted.
+    /// Released or moved, because their volume or snapshot was deleted.
     pub deleted: u64,
-    /// Taken out of use, because the index does not know them as it should.
+    /// Quarantined, because the index does not have them as it should.
     pub quarantined: u64,
     /// Found to be bad.
     pub bad: u64,
@@ -69,7 +85,7 @@ pub struct JobCounts {
 
 impl JobCounts {
     pub(crate) fn add_batch(&mut self, report: &BatchReport) {
-        self.looked_at += report.looked_at;
+        self.scanned += report.looked_at;
         self.unique += report.unique;
         self.duplicates += report.duplicates;
         self.moved += report.moved;
@@ -80,10 +96,10 @@ impl JobCounts {
     }
 
     pub(crate) fn add_scrubbed(&mut self, report: &ScrubReport) {
-        self.looked_at += report.passed_blocks;
+        self.scanned += report.passed_blocks;
         self.bytes += report.bytes;
         self.bad += report.found_bad;
-        self.rounds += u64::from(report.is_over);
+        self.passes += u64::from(report.is_over);
     }
 
     pub(crate) fn add_collected(&mut self, report: &CollectReport) {
@@ -96,17 +112,17 @@ impl JobCounts {
 /// A job as it is now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobStatus {
-    /// What it does.
+    /// Its kind.
     pub kind: JobKind,
-    /// For which volume, in the case of a finder; of a deletion that failed, what was deleted.
+    /// The finder's volume; for a failed deletion, the deleted volume or snapshot.
     pub volume: Option<String>,
-    /// What it is doing.
+    /// Its present state.
     pub state: JobState,
-    /// What it has done.
+    /// Its work since the daemon started.
     pub counts: JobCounts,
-    /// Blocks that it has yet to look at, to release, or to read.
+    /// Blocks left to scan, release or read.
     pub backlog_blocks: u64,
-    /// Bytes that it got through each second of late, rests included.
+    /// Its recent rate, rests included.
     pub bytes_per_second: u64,
 }
 

@@ -410,7 +410,7 @@ impl JobRegistry {
             rebuild.job.is_under_way = true;
             rebuild.done_blocks = done_blocks;
             rebuild.all_blocks = all_blocks;
-            rebuild.job.counts.looked_at = done_blocks;
+            rebuild.job.counts.scanned = done_blocks;
             let bytes = more * u64::from(block_size);
             rebuild.job.rate.add(Instant::now(), bytes);
         });
@@ -430,7 +430,7 @@ impl JobRegistry {
             state.is_index_ready = true;
             if let Some(rebuild) = &mut state.rebuild {
                 rebuild.job.is_under_way = false;
-                rebuild.job.counts.rounds += 1;
+                rebuild.job.counts.passes += 1;
                 rebuild.done_blocks = rebuild.all_blocks;
                 rebuild.job.recover("the rebuild of the index");
             }
@@ -460,7 +460,7 @@ impl JobRegistry {
     pub(crate) fn accounted(&self, is_complete: bool) {
         self.change(|state| {
             state.end_accounting(|job| {
-                job.counts.rounds += u64::from(is_complete);
+                job.counts.passes += u64::from(is_complete);
                 job.recover("the accounting");
             });
         });
@@ -691,7 +691,7 @@ impl VolumeJob {
         let job = &mut self.job;
         job.recover(&what);
         job.counts.add_batch(report);
-        job.counts.rounds += u64::from(report.at_end);
+        job.counts.passes += u64::from(report.at_end);
         job.is_under_way = !report.at_end;
         job.rate.add(Instant::now(), report.bytes);
         self.declined += report.declined;

@@ -136,7 +136,7 @@ fn duplicates_are_found_and_what_is_given_up_is_released() {
         a.write(0, &block(7), Blocking::Yes).unwrap();
         a.trim(50 * BLOCK, 50 * BLOCK, Blocking::Yes).unwrap();
         wait_until("what is new is looked at", || {
-            finder(&maintenance, "a").counts.looked_at == 101
+            finder(&maintenance, "a").counts.scanned == 101
         });
         wait_until("all is released", || {
             store.stat().unwrap().queued_blocks == 0
@@ -146,7 +146,7 @@ fn duplicates_are_found_and_what_is_given_up_is_released() {
 
         let found = finder(&maintenance, "a");
         assert_eq!(found.backlog_blocks, 0);
-        assert!(found.counts.rounds >= 1);
+        assert!(found.counts.passes >= 1);
         wait_until("the finder rests", || {
             finder(&maintenance, "a").state == JobState::Idle
         });
@@ -182,7 +182,7 @@ fn volumes_that_are_paused_or_off_are_left_alone() {
     wait_until("the busy one has had five rounds", || {
         let volume = store.volume("busy").unwrap();
         volume.write(0, &block(100), Blocking::Yes).unwrap();
-        finder(&maintenance, "busy").counts.rounds >= 5
+        finder(&maintenance, "busy").counts.passes >= 5
     });
     assert_eq!(dirty(&store, "paused"), left_alone);
     assert_eq!(dirty(&store, "off"), 10);
@@ -339,10 +339,10 @@ fn guests_beyond_their_budget_are_let_go_first() {
             finder(&maintenance, "backlog").state == JobState::WaitingForBudget
         });
         // It goes on all the same.
-        let before = finder(&maintenance, "backlog").counts.looked_at;
+        let before = finder(&maintenance, "backlog").counts.scanned;
         wait_until("it gets on", || {
             keep_busy();
-            finder(&maintenance, "backlog").counts.looked_at > before
+            finder(&maintenance, "backlog").counts.scanned > before
         });
         is_done.store(true, Ordering::SeqCst);
     });
@@ -372,7 +372,7 @@ fn an_index_without_room_leaves_blocks_out_and_says_so() {
     wait_until("the small one has had some rounds", || {
         let volume = store.volume("small").unwrap();
         volume.write(0, &block(1), Blocking::Yes).unwrap();
-        finder(&maintenance, "small").counts.rounds >= 4
+        finder(&maintenance, "small").counts.passes >= 4
     });
     assert_eq!(finder(&maintenance, "small").counts.declined, 0);
     let later = finder(&maintenance, "large");
@@ -516,8 +516,8 @@ fn a_lost_index_is_counted_again_before_anything_is_shared() {
     });
     let rebuild = job(&maintenance, JobKind::Rebuild, None);
     assert_eq!(rebuild.state, JobState::Idle);
-    assert_eq!((rebuild.counts.rounds, rebuild.backlog_blocks), (1, 0));
-    assert_eq!(rebuild.counts.looked_at, 100);
+    assert_eq!((rebuild.counts.passes, rebuild.backlog_blocks), (1, 0));
+    assert_eq!(rebuild.counts.scanned, 100);
     drop(maintenance);
     assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
 }
@@ -533,11 +533,11 @@ fn everything_can_be_done_at_once() {
         ControlFlow::Continue(())
     })
     .unwrap();
-    assert_eq!(totals.counts.looked_at, 12_000);
+    assert_eq!(totals.counts.scanned, 12_000);
     assert_eq!(totals.counts.unique, 6000);
     assert_eq!(totals.counts.duplicates, 6000);
     assert_eq!(totals.counts.bytes, 12_000 * BLOCK);
-    assert_eq!(totals.counts.rounds, 2);
+    assert_eq!(totals.counts.passes, 2);
     assert!(!totals.was_broken_off);
     assert!(
         seen.is_sorted() && seen.contains(&(12_000, 12_000)),
@@ -547,7 +547,7 @@ fn everything_can_be_done_at_once() {
 
     store.delete_volume("b").unwrap();
     let totals = dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    assert_eq!((totals.counts.looked_at, totals.counts.released), (0, 6000));
+    assert_eq!((totals.counts.scanned, totals.counts.released), (0, 6000));
     assert_eq!(totals.counts.freed, 0);
     assert_eq!(store.stat().unwrap().queued_blocks, 0);
 }
@@ -558,9 +558,9 @@ fn work_that_is_broken_off_can_be_taken_up_again() {
     add_volume(&store, "a", (1..=10_000).chain(1..=10_000));
     let totals = dedup_now(&store, None, &mut |_, _| ControlFlow::Break(())).unwrap();
     assert!(totals.was_broken_off);
-    assert_eq!(totals.counts.looked_at, 16_384, "one batch");
+    assert_eq!(totals.counts.scanned, 16_384, "one batch");
     let totals = dedup_now(&store, None, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    assert_eq!(totals.counts.looked_at, 20_000 - 16_384);
+    assert_eq!(totals.counts.scanned, 20_000 - 16_384);
     assert_eq!(store.stat().unwrap().physical_blocks, 10_000);
 }
 
@@ -576,10 +576,7 @@ fn a_volume_asked_for_by_name_needs_no_dedup_and_must_exist() {
     volume.write(0, &block(1), Blocking::Yes).unwrap();
     let mut go_on = |_, _| ControlFlow::Continue(());
     assert_eq!(
-        dedup_now(&store, None, &mut go_on)
-            .unwrap()
-            .counts
-            .looked_at,
+        dedup_now(&store, None, &mut go_on).unwrap().counts.scanned,
         0
     );
     let totals = dedup_now(&store, Some("off"), &mut go_on).unwrap();
@@ -601,7 +598,7 @@ fn what_volumes_hold_alone_is_found_out_now_and_then() {
         let jobs = maintenance.jobs().unwrap();
         jobs.into_iter().find(|job| job.kind == JobKind::Accounting)
     };
-    let rounds = || accounting().map_or(0, |job| job.counts.rounds);
+    let rounds = || accounting().map_or(0, |job| job.counts.passes);
     wait_until("all maps were gone through twice", || rounds() >= 2);
     let usage = store.volume_stat("alone").unwrap().usage.unwrap();
     assert_eq!((usage.exclusive_blocks, usage.shared_blocks), (100, 0));

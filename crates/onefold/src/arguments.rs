@@ -1,10 +1,10 @@
 //! From the command line to a [`Cli`], or to a line that says what is wrong and where to read more.
 
 use crate::commands::Cli;
-use crate::output;
-use crate::size;
+use crate::output::{Format, Output};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, FromArgMatches};
+use onefold_api::{Error, size};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -49,7 +49,7 @@ fn refuse(error: &clap::Error, command: &Command, arguments: &[OsString]) -> Exi
     let message = rendered.split("\n\n").next().unwrap_or_default();
     let words: Vec<&str> = message.split_whitespace().collect();
     let hint = hint(error, command, &reached).map(|hint| format!("; {hint}"));
-    output::say(format_args!(
+    let message = format!(
         "{}{}; see 'onefold {}--help'",
         words.join(" "),
         hint.unwrap_or_default(),
@@ -57,8 +57,22 @@ fn refuse(error: &clap::Error, command: &Command, arguments: &[OsString]) -> Exi
             .iter()
             .map(|name| format!("{name} "))
             .collect::<String>()
-    ));
+    );
+    // clap's own messages begin with "error: ".
+    let message = message.strip_prefix("error: ").unwrap_or(&message);
+    Output::new(wanted_format(arguments), true).failure(&Error::usage(message));
     ExitCode::from(2)
+}
+
+/// The format that the user asked for, although the arguments as a whole make no sense.
+fn wanted_format(arguments: &[OsString]) -> Format {
+    let pairs = arguments.windows(2);
+    let is_json = arguments.iter().any(|it| it == "--format=json")
+        || pairs.into_iter().any(|it| it == ["--format", "json"]);
+    match is_json {
+        true => Format::Json,
+        false => Format::Text,
+    }
 }
 
 /// The subcommands that the user had come to: `["volume", "create"]`.

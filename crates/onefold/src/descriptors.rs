@@ -4,8 +4,8 @@
 //! pool need. Where the system has none left all the same, one that was kept back lets the next
 //! command be heard.
 
-use crate::error::{Error, Result};
 use crate::limits::{DESCRIPTORS_RESERVED, NBD_CONNECTIONS_MAX, NBD_CONNECTIONS_MIN};
+use onefold_api::{Error, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
 use std::io;

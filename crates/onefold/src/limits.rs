@@ -23,24 +23,7 @@ pub(crate) const fn request_memory_bytes(memory_bytes: u64) -> u64 {
 // The last quarter is the reserve: transfers over the control socket (bounded below), stacks,
 // and what the allocator cannot give back.
 
-/// Bytes moved as one piece by import and export. Large enough that per-piece costs vanish
-/// against copying it, small enough to stay in a second-level cache.
-pub(crate) const TRANSFER_CHUNK_BYTES: usize = 1 << 20;
-
-/// Pieces under way between the side that reads and the side that writes: two for each to work
-/// on, so that neither waits for the other as long as both are equally fast.
-pub(crate) const TRANSFER_CHUNKS_MAX: usize = 4;
-
-/// Blocks that an import writes for each batch that it publishes: as many as the store takes at a
-/// time, so that batches are full.
-pub(crate) const IMPORT_BATCH_BLOCKS: u64 = 4096;
-
-/// Batches by which writing an image may be ahead of publishing it. A few, so that neither waits
-/// for the other; no more, so that an image of duplicates needs little room in the pool, and what
-/// is published is still in the host's cache.
-pub(crate) const IMPORT_BATCHES_AHEAD_MAX: u64 = 4;
-
-/// Imports and exports that a daemon runs at once; with the two limits above they stay within
+/// Imports and exports that a daemon runs at once; with the bounds of transfers they stay within
 /// 32 MiB, half of the smallest reserve being the rest's.
 pub(crate) const TRANSFERS_MAX: usize = 4;
 
@@ -73,25 +56,6 @@ pub(crate) const CONTROL_BODY_BYTES_MAX: usize = 64 << 10;
 
 /// Progress events that may wait for a slow reader of the control socket.
 pub(crate) const CONTROL_EVENTS_MAX: usize = 64;
-
-/// Segments of maps that a list of volumes or snapshots looks at to say how much data they have, all
-/// together: 32 GiB of volumes with blocks of 4 KiB, within a second. Beyond it they show what was
-/// counted last.
-pub(crate) const LIST_SEGMENTS_MAX: u64 = 16 << 10;
-
-/// Findings that `pool check` lists; beyond it they are only counted, so that a pool that is
-/// broken everywhere does not need memory in proportion.
-pub(crate) const FINDINGS_LISTED_MAX: usize = 10_000;
-
-/// Runs of bytes that the store looks up for one page of `snapshot diff`: a page of some 100 KiB,
-/// however large the volume is.
-pub(crate) const DIFF_EXTENTS_MAX: usize = 4096;
-/// Places that `pool scrub` lists where bad blocks are used; beyond it they are only counted, for the
-/// same reason.
-pub(crate) const USERS_LISTED_MAX: usize = 10_000;
-
-/// How often a command looks how far the daemon's scrub has come.
-pub(crate) const SCRUB_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often the store does its housekeeping.
 pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
@@ -134,4 +98,4 @@ pub(crate) const DISCONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 pub(crate) const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// How long a stopping daemon then waits for commands under way to give up.
-pub(crate) const VERBS_END_TIME_MAX: Duration = Duration::from_secs(2);
+pub(crate) const REQUESTS_END_TIME_MAX: Duration = Duration::from_secs(2);

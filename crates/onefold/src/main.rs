@@ -1,27 +1,26 @@
 //! onefold: volumes for virtual machines, every block stored once.
 //!
-//! The command line, and the daemon behind `onefold serve`. Reading order: [`commands`] has a file
-//! for each command; most of them call one of the [`verbs`] through a [`session`], which opens the
-//! pool itself or asks the [`daemon`] over its [`control`] socket. [`image`] is the other side of
+//! The command line, and the daemon behind `onefold serve`. Reading order: [`commands`] parses requests of
+//! `onefold-api`; a [`session`] opens the pool and carries them out, or sends them to the [`daemon`] over
+//! its [`control`] socket; [`rendering`] prints the replies for people. [`image`] is the other side of
 //! import and export.
+//!
+//! May use every crate of the product. Must not decide what a request does: `onefold-api` does.
 
 mod arguments;
 mod commands;
 mod control;
 mod daemon;
 mod descriptors;
-mod duration;
-mod error;
 mod image;
 mod limits;
 mod output;
 mod pool;
 mod progress;
+mod rendering;
 mod session;
-mod sharing;
-mod size;
-mod verbs;
 
+use onefold_api::{Error, ErrorKind};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -29,11 +28,20 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(code) => return code,
     };
+    let output = cli.output();
     match cli.run() {
         Ok(code) => code,
         Err(error) => {
-            output::say(format_args!("error: {error}"));
-            error.exit_code()
+            output.failure(&error);
+            exit_code(&error)
         }
+    }
+}
+
+/// Failures of `pool check` and `pool scrub` that have a code of their own are not errors.
+fn exit_code(error: &Error) -> ExitCode {
+    match error.kind {
+        ErrorKind::Usage => ExitCode::from(2),
+        _ => ExitCode::FAILURE,
     }
 }

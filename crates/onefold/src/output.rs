@@ -1,8 +1,10 @@
 //! Where words go: one document on stdout, everything else on stderr.
 
-use crate::error::{Error, Result};
+use onefold_api::{Error, Result, Versioned};
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// How a command prints its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -14,10 +16,13 @@ pub(crate) enum Format {
 }
 
 /// A result that people can read as well as programs.
-pub(crate) trait Document: Serialize {
+pub(crate) trait Render: Serialize {
     /// Writes it for people, ending in a line break unless it is empty.
     fn text(&self, out: &mut dyn Write) -> io::Result<()>;
 }
+
+/// Whether stdout has a document, or a part of one: there is at most one.
+static PRINTED: AtomicBool = AtomicBool::new(false);
 
 /// The two output streams of one command.
 #[derive(Debug, Clone, Copy)]
@@ -32,17 +37,32 @@ impl Output {
     }
 
     /// Prints the command's only result on stdout.
-    pub(crate) fn document(&self, document: &impl Document) -> Result<()> {
+    pub(crate) fn document(&self, document: &impl Render) -> Result<()> {
+        PRINTED.store(true, Relaxed);
         let mut out = io::BufWriter::new(io::stdout().lock());
         let written = match self.format {
             Format::Text => document.text(&mut out),
-            Format::Json => serde_json::to_writer_pretty(&mut out, document)
+            Format::Json => serde_json::to_writer_pretty(&mut out, &Versioned::new(document))
                 .map_err(io::Error::from)
                 .and_then(|()| out.write_all(b"\n")),
         };
         written
             .and_then(|()| out.flush())
             .map_err(|e| Error::io("cannot write to stdout", &e))
+    }
+
+    /// Says why the command failed: on stderr, and as JSON on stdout where that is wanted and has no
+    /// document yet, such as a plan that was not carried out.
+    pub(crate) fn failure(&self, error: &Error) {
+        say(format_args!("error: {error}"));
+        if self.format == Format::Json && !PRINTED.load(Relaxed) {
+            let mut out = io::stdout().lock();
+            // A closed stdout leaves only stderr to say it.
+            let written = serde_json::to_writer_pretty(&mut out, &Versioned::new(error));
+            let _ = written
+                .map_err(io::Error::from)
+                .and_then(|()| out.write_all(b"\n"));
+        }
     }
 
     /// Says something that is worth knowing but not the result; silent with `--quiet`.

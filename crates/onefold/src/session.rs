@@ -6,12 +6,12 @@
 
 use crate::control::client::ControlClient;
 use crate::control::socket_path;
-use crate::error::{Error, Result};
-use crate::image::chunk::{PieceReceiver, transfer};
 use crate::output::Output;
 use crate::pool::{self, Claim, Opening};
-use crate::verbs::transfer::{Export, VolumeImport, VolumeImportReply};
-use crate::verbs::{Report, Service, Verb};
+use onefold_api::transfer::{Export, VolumeImport, VolumeImportReply};
+use onefold_api::transfer::{PieceReceiver, transfer};
+use onefold_api::{Error, Result};
+use onefold_api::{Report, Request, Service};
 use onefold_engine::embedded::PoolLock;
 use onefold_store::{RecoveryReport, StoreErrorKind};
 use std::path::Path;
@@ -109,11 +109,11 @@ impl Session {
         }
     }
 
-    /// Does a verb.
-    pub(crate) fn call<V: Verb>(&self, verb: &V, report: Report<'_>) -> Result<V::Reply> {
+    /// Carries out a request.
+    pub(crate) fn call<R: Request>(&self, request: &R, report: Report<'_>) -> Result<R::Reply> {
         match self {
-            Self::Direct { service, .. } => verb.run(service, report),
-            Self::Remote(client) => client.call(verb, report),
+            Self::Direct { service, .. } => service.call(request, report),
+            Self::Remote(client) => client.call(request, report),
         }
     }
 

@@ -84,7 +84,7 @@ fn levels_come_one_after_the_other_and_go_again() {
     assert_eq!(
         levels,
         [
-            (SpaceLevel::Enough, 4095),
+            (SpaceLevel::Ok, 4095),
             (SpaceLevel::Low, 409),
             (SpaceLevel::Scarce, 128),
             (SpaceLevel::Reserve, 32),
@@ -95,7 +95,7 @@ fn levels_come_one_after_the_other_and_go_again() {
     volume.trim(0, 8 * MIB, Blocking::Yes).unwrap();
     world.store.tick().unwrap();
     world.store.tick().unwrap();
-    assert_eq!(world.level(), (SpaceLevel::Enough, 32 + 2048));
+    assert_eq!(world.level(), (SpaceLevel::Ok, 32 + 2048));
     write(&volume, 0).unwrap();
 }
 
@@ -119,7 +119,7 @@ fn a_pool_is_full_when_a_write_finds_too_little_room_until_there_is_more() {
     assert_eq!(world.level(), (SpaceLevel::Full, 199));
     volume.trim(0, MIB, Blocking::Yes).unwrap();
     (0..2).for_each(|_| world.store.tick().unwrap());
-    assert_eq!(world.level(), (SpaceLevel::Enough, 199 + 256));
+    assert_eq!(world.level(), (SpaceLevel::Ok, 199 + 256));
     many(20).unwrap();
 }
 
@@ -132,7 +132,7 @@ fn what_the_host_has_counts_where_it_is_less() {
         (stat.space, stat.available_blocks, stat.free_blocks)
     };
     assert_eq!(world.store.stat().unwrap().host_free_bytes, None);
-    assert_eq!(level(), (SpaceLevel::Enough, 4095, 4095));
+    assert_eq!(level(), (SpaceLevel::Ok, 4095, 4095));
     // Each block that is written has its place on the host from then on.
     let host_has = |blocks: u64| {
         let disk = world.store.stat().unwrap().pool_bytes_on_disk;
@@ -161,9 +161,9 @@ fn what_the_host_has_counts_where_it_is_less() {
     world.store.tick().unwrap();
     assert_eq!(level().1, 200);
     host_has(1000);
-    assert_eq!(level(), (SpaceLevel::Enough, 1200, 3895));
+    assert_eq!(level(), (SpaceLevel::Ok, 1200, 3895));
     world.engine.set_capacity(Part::Data, None);
-    assert_eq!(level(), (SpaceLevel::Enough, 3895, 3895));
+    assert_eq!(level(), (SpaceLevel::Ok, 3895, 3895));
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn an_import_leaves_the_last_blocks_to_guests() {
     // The image goes, and its space is there for everybody.
     drop(import);
     world.store.tick().unwrap();
-    assert_eq!(world.level().0, SpaceLevel::Enough);
+    assert_eq!(world.level().0, SpaceLevel::Ok);
     write(&volume, 96).unwrap();
 }
 

@@ -74,7 +74,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     product
         .command()
         .args(["volume", "create", VOLUME, "--size", &size])
-        .args(["--interval", "1", "--rounds", "1"])
+        .args(["--interval", "1", "--cold-passes", "1"])
         .run()?;
     let daemon = product.serve(&[], &[])?;
     write_all(&product, &scratch, &size, "write")?;

@@ -35,7 +35,7 @@ fn peak(workspace: &Workspace, cache: &str) -> Result<u64> {
     product
         .command()
         .args(["volume", "create", "load", "--size", "2G"])
-        .args(["--interval", "1", "--rounds", "1"])
+        .args(["--interval", "1", "--cold-passes", "1"])
         .run()?;
     let limit = format!("{LIMIT_MIB}M");
     let options = ["--cache", cache, "--memory", &limit];

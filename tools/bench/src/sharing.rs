@@ -221,7 +221,7 @@ impl Bench {
         product
             .command()
             .args(["volume", "create", EXPORT, "--size", &size])
-            .args(["--interval", "1", "--rounds", "2"])
+            .args(["--interval", "1", "--cold-passes", "2"])
             .run()?;
         let options = ["--latency-budget", LATENCY_BUDGET, "--cache", mode.name()];
         let daemon = product.serve(&options, &[])?;
@@ -356,7 +356,7 @@ impl Bench {
         self.product
             .command()
             .args(["volume", "create", &name, "--size", &size])
-            .args(["--interval", "1", "--rounds", "1"])
+            .args(["--interval", "1", "--cold-passes", "1"])
             .run()?;
         let job = Section::new("supply", &self.product.default_address().uri(&name))
             .set("rw", "write")
@@ -405,7 +405,7 @@ impl Bench {
         self.product
             .command()
             .args(["--quiet", "volume", "set", EXPORT])
-            .args(["--interval", "86400", "--rounds", "16"])
+            .args(["--interval", "86400", "--cold-passes", "16"])
             .run()
     }
 }

@@ -61,7 +61,7 @@ impl Product {
         let took = start.elapsed();
         let reply: Value = serde_json::from_str(&text).context("pool dedup did not print JSON")?;
         Ok(Dedup {
-            looked_at: number(&reply, "looked_at").context("pool dedup")?,
+            looked_at: number(&reply, "scanned").context("pool dedup")?,
             duplicates: number(&reply, "duplicates").context("pool dedup")?,
             took,
         })
@@ -101,15 +101,16 @@ impl Product {
         let of_volume = |job: &&Value| job.get("volume").and_then(Value::as_str) == Some(volume);
         jobs.iter()
             .find(of_volume)
-            .map_or(Ok(0), |job| number(job, "rounds"))
+            .map_or(Ok(0), |job| number(job, "passes"))
     }
 
     /// What finder and collector have before them.
     pub fn backlog(&self) -> Result<Backlog> {
         let stat = self.stat()?;
         Ok(Backlog {
-            dirty: number(&stat, "dirty_blocks").context("pool stat")?,
-            queued: number(&stat, "queued_blocks").context("pool stat")? + deleted_blocks(&stat),
+            dirty: number(&stat, "pending_dedup_blocks").context("pool stat")?,
+            queued: number(&stat, "pending_release_blocks").context("pool stat")?
+                + deleted_blocks(&stat),
         })
     }
 

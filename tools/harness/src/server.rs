@@ -344,7 +344,7 @@ pub enum Against {
 }
 
 /// The finder looks at every block as soon as it ever does, so that short tests see it at work.
-const EAGER_DEDUP: [&str; 4] = ["--interval", "1", "--rounds", "1"];
+const EAGER_DEDUP: [&str; 4] = ["--interval", "1", "--cold-passes", "1"];
 
 /// Both values of `--cache`.
 pub const CACHES: [&str; 2] = ["host", "direct"];

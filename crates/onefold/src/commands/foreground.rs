@@ -1,8 +1,8 @@
 //! What commands have in common that read or write for long by themselves: a bar, and an end when they
 //! are interrupted.
 
-use crate::error::{Error, Result};
 use crate::progress::Progress;
+use onefold_api::{Error, Result};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Pages that need nothing but a browser: what was found as a headline, when and where and by which command,
 //! plots, and the figures as tables. Nothing in them is wider than the window, down to that of a telephone.
 
-use crate::error::{Error, Result};
+use onefold_api::{Error, Result};
 use rustix::system::uname;
 use std::borrow::Cow;
 use std::ffi::OsStr;

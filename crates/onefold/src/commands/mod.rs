@@ -1,52 +1,34 @@
-//! The command line: one file a command.
+//! The command line. Most commands are requests of `onefold-api`, which carry their own arguments; those
+//! that do more have a file here.
 
 mod analyze;
 mod bench;
+mod copy_out;
 mod foreground;
 mod html;
-mod index_convert;
-mod index_rebuild;
-mod index_stat;
-mod job_list;
-mod job_pause;
-mod job_resume;
 mod plots;
 mod pool_check;
 mod pool_create;
-mod pool_dedup;
 mod pool_export_metadata;
 mod pool_import_metadata;
-mod pool_resize;
 mod pool_scrub;
-mod pool_set;
-mod pool_stat;
-mod pool_trim;
-mod pool_upgrade;
 mod serve;
-mod snapshot_create;
-mod snapshot_delete;
 mod snapshot_diff;
-mod snapshot_list;
-mod snapshot_rollback;
-mod volume_clone;
-mod volume_create;
-mod volume_delete;
 mod volume_export;
 mod volume_import;
-mod volume_list;
-mod volume_rename;
-mod volume_resize;
-mod volume_set;
-mod volume_stat;
 
-use crate::duration;
-use crate::error::{Error, Result};
-use crate::output::{Document, Format, Output};
+use crate::output::{Format, Output, Render};
+use crate::progress::Progress;
+use crate::rendering;
 use crate::session::Session;
-use crate::size;
-use crate::verbs::Verb;
-use crate::verbs::volume::PlanReply;
 use clap::{Parser, Subcommand};
+use onefold_api::{
+    Error, IndexConvert, IndexRebuild, IndexStat, JobList, JobPause, JobResume, PlanReply,
+    PoolDedup, PoolResize, PoolSet, PoolStat, PoolTrim, PoolUpgrade, Request, Result,
+    SnapshotCreate, SnapshotDelete, SnapshotDiff, SnapshotList, SnapshotRollback, VolumeClone,
+    VolumeCreate, VolumeDelete, VolumeList, VolumeRename, VolumeResize, VolumeSet, VolumeStat,
+    size,
+};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -112,124 +94,123 @@ enum Noun {
 
 #[derive(Debug, Subcommand)]
 enum PoolVerb {
-    /// Make a pool in a new or empty directory.
+    /// Create a pool in a new or empty directory.
     Create(pool_create::Args),
-    /// Print numbers of blocks and bytes.
+    /// Describe the pool: blocks and bytes over everything.
     #[command(visible_aliases = SHOW)]
-    Stat,
-    /// Change how the pool behaves, also while it is in use.
-    Set(pool_set::Args),
+    Stat(PoolStat),
+    /// Change the pool's settings, also while it is in use.
+    Set(PoolSet),
     /// Prove that every block is accounted for; exit code 3 if one is not.
     Check(pool_check::Args),
-    /// Find and share all duplicates that are there now.
+    /// Find and share all present duplicates.
     ///
-    /// Looks at every block that has changed since it was last looked at, whatever rounds and
-    /// interval its volume has and whether or not the finder is paused, and then gives back what
-    /// nothing names any more.
-    Dedup(pool_dedup::Args),
+    /// Scans every block that has changed since its last scan, whatever cold passes and interval its
+    /// volume has and whether or not the finder is paused, and then releases unused blocks.
+    Dedup(PoolDedup),
     /// Copy everything but the blocks, of one moment, to a file.
     ///
-    /// With it, and with the blocks, a pool can be made again whose metadata is lost. Volumes are
-    /// served meanwhile. Keep it as secret as the pool's own files.
+    /// From it and the blocks, a pool whose metadata is lost can be restored. Volumes are served
+    /// meanwhile. Keep it as secret as the pool's own files.
     ExportMetadata(pool_export_metadata::Args),
-    /// Make a pool's metadata again from such a file.
+    /// Restore a pool's metadata from such a file.
     ///
-    /// Needs the blocks to be where they were. What is there of the metadata is renamed, not deleted.
+    /// The blocks must be where they were. Existing metadata is renamed, not deleted.
     ImportMetadata(pool_import_metadata::Args),
     /// Bring the pool to the newest format.
     ///
     /// There is only one so far: this says so, and changes nothing.
-    Upgrade,
-    /// Read what is stored, and find blocks that have decayed; exit code 3 if there are any.
+    Upgrade(PoolUpgrade),
+    /// Read stored blocks and find those that have decayed; exit code 3 if there are any.
     ///
-    /// Every block that is in use is read once, and compared with its fingerprint if it is shared.
-    /// Volumes are served meanwhile. A daemon does it in the background: ending this command leaves
-    /// it running. One that was cut short goes on where it was.
+    /// Every block in use is read once; a shared block is compared with its fingerprint. Volumes are
+    /// served meanwhile. A daemon scrubs in the background: ending this command leaves it running. An
+    /// interrupted scrub continues where it was.
     Scrub(pool_scrub::Args),
     /// Change the pool's size, also while it is in use.
-    Resize(pool_resize::Args),
-    /// Give all free space back to the host, single blocks included.
+    Resize(PoolResize),
+    /// Return all free space to the host, single blocks included.
     ///
-    /// What is freed is given back in the background, in units of 64 KiB; this gives back the rest.
-    Trim,
+    /// Freed space is returned in the background in units of 64 KiB; this returns the rest.
+    Trim(PoolTrim),
 }
 
 #[derive(Debug, Subcommand)]
 enum SnapshotVerb {
-    /// Make snapshots of one or several volumes, all of one moment.
+    /// Create snapshots of one or several volumes, all at one moment.
     ///
     /// A client can read a snapshot as the export VOLUME@SNAPSHOT.
-    Create(snapshot_create::Args),
-    /// Name the snapshots.
+    Create(SnapshotCreate),
+    /// List snapshots.
     #[command(visible_alias = LIST)]
-    List(snapshot_list::Args),
-    /// List what is different in one snapshot or volume from another one of the same family.
+    List(SnapshotList),
+    /// List the differences of a snapshot or volume from an older one of the same family.
     ///
-    /// Looks at the maps only, so it takes time in proportion to what was written in between. A volume
-    /// is compared as it is now. What is listed may have got the content back that it had.
-    Diff(snapshot_diff::Args),
+    /// Reads the maps only, so it takes time in proportion to the data written between the two. A volume
+    /// is compared as it is now. A listed run may hold the same content again.
+    Diff(SnapshotDiff),
     /// Delete a snapshot; its volume, its clones and other snapshots stay as they are.
     #[command(visible_alias = DELETE)]
-    Delete(snapshot_delete::Args),
-    /// Take a volume back to a snapshot; what was written since is gone.
-    Rollback(snapshot_rollback::Args),
+    Delete(SnapshotDelete),
+    /// Roll a volume back to a snapshot; data written since is discarded.
+    Rollback(SnapshotRollback),
 }
 
 #[derive(Debug, Subcommand)]
 enum IndexVerb {
-    /// Print what the index holds and takes.
+    /// Describe the index.
     #[command(visible_aliases = SHOW)]
-    Stat,
-    /// Count the index again, by reading every shared block of the pool.
+    Stat(IndexStat),
+    /// Rebuild the index by reading every shared block of the pool.
     ///
-    /// Volumes are served meanwhile, and nothing is shared. If this is interrupted, the daemon goes on
-    /// with it.
-    Rebuild,
-    /// Make it an index of another kind, by copying its rows.
+    /// Volumes are served meanwhile, and no blocks are shared. If this is interrupted, the daemon
+    /// continues it.
+    Rebuild(IndexRebuild),
+    /// Convert the index to another back end, by copying its rows.
     ///
-    /// The old one is used until the new one takes its place. If this is interrupted, the daemon does
+    /// The old one is used until the new one takes its place. If this is interrupted, the daemon starts
     /// it again.
-    Convert(index_convert::Args),
+    Convert(IndexConvert),
 }
 
 #[derive(Debug, Subcommand)]
 enum JobVerb {
-    /// Print what each job does and has done since the daemon was started.
+    /// List jobs: their state, and their work since the daemon started.
     #[command(visible_alias = LIST)]
-    List,
-    /// Let jobs rest until they are resumed or the daemon is started anew.
+    List(JobList),
+    /// Pause jobs until they are resumed or the daemon restarts.
     ///
-    /// Returns when none of them does anything any more.
-    Pause(job_pause::Args),
-    /// Let paused jobs go on.
-    Resume(job_resume::Args),
+    /// Returns once they rest.
+    Pause(JobPause),
+    /// Resume paused jobs.
+    Resume(JobResume),
 }
 
 #[derive(Debug, Subcommand)]
 enum VolumeVerb {
-    /// Make an empty volume.
-    Create(volume_create::Args),
-    /// Make a volume that holds what another one, or a snapshot, does, without copying it.
-    Clone(volume_clone::Args),
-    /// Make a volume from a disk image.
+    /// Create an empty volume.
+    Create(VolumeCreate),
+    /// Create a volume with the content of another volume or a snapshot, without copying it.
+    Clone(VolumeClone),
+    /// Create a volume from a disk image.
     Import(volume_import::Args),
     /// Copy a volume to a new disk image.
     Export(volume_export::Args),
-    /// Name all volumes.
+    /// List all volumes.
     #[command(visible_alias = LIST)]
-    List,
+    List(VolumeList),
     /// Describe a volume.
     #[command(visible_aliases = SHOW)]
-    Stat(volume_stat::Args),
-    /// Change how a volume takes part in sharing, also while it is in use.
-    Set(volume_set::Args),
+    Stat(VolumeStat),
+    /// Change a volume's settings, also while it is in use.
+    Set(VolumeSet),
     /// Change a volume's size.
-    Resize(volume_resize::Args),
-    /// Give a volume another name.
-    Rename(volume_rename::Args),
+    Resize(VolumeResize),
+    /// Rename a volume.
+    Rename(VolumeRename),
     /// Delete a volume.
     #[command(visible_alias = DELETE)]
-    Delete(volume_delete::Args),
+    Delete(VolumeDelete),
 }
 
 /// What every command gets to know.
@@ -250,21 +231,50 @@ impl Context {
         Session::with(self.pool()?, &self.output, false, work)
     }
 
-    /// Does a short verb and prints its reply.
-    fn call<V: Verb>(&self, verb: &V) -> Result<ExitCode> {
-        let reply = self.with_session(|session| session.call(verb, &mut |_, _| {}))?;
+    /// Carries out a request, while a bar shows its progress.
+    fn request<R: Request>(&self, request: &R, bar: Bar) -> Result<R::Reply> {
+        // Nonsense is refused before the pool is opened.
+        request.check()?;
+        let progress = match bar {
+            Bar::None => None,
+            Bar::Bytes(label) => Some(Progress::bytes(&self.output, label)),
+            Bar::Steps(label) => Some(Progress::steps(&self.output, label)),
+        };
+        self.with_session(|session| {
+            session.call(request, &mut |done, all| {
+                if let Some(progress) = &progress {
+                    progress.set(done, all);
+                }
+            })
+        })
+    }
+
+    /// Carries out a short request and prints its reply.
+    fn call<R: Request<Reply: Render>>(&self, request: &R) -> Result<ExitCode> {
+        self.call_showing(request, Bar::None)
+    }
+
+    /// Carries out a long request and prints its reply.
+    fn call_showing<R: Request<Reply: Render>>(&self, request: &R, bar: Bar) -> Result<ExitCode> {
+        let reply = self.request(request, bar)?;
         self.print(&reply)
     }
 
-    /// Does a verb that only a daemon can do, and prints its reply.
-    fn call_daemon<V: Verb>(&self, verb: &V) -> Result<ExitCode> {
+    /// Carries out a request that only a daemon can, and prints its reply.
+    fn call_daemon<R: Request<Reply: Render>>(&self, request: &R) -> Result<ExitCode> {
+        request.check()?;
         let session = Session::of_daemon(self.pool()?, &self.output)?;
-        self.print(&session.call(verb, &mut |_, _| {})?)
+        self.print(&session.call(request, &mut |_, _| {})?)
     }
 
-    /// Prints what was done, or what would be done if the user said so.
-    fn print_plan(&self, reply: &PlanReply) -> Result<ExitCode> {
-        self.output.document(reply)?;
+    /// Carries out a destructive request, and prints its plan.
+    fn call_planned<R: Request<Reply = PlanReply>>(
+        &self,
+        request: &R,
+        bar: Bar,
+    ) -> Result<ExitCode> {
+        let reply = self.request(request, bar)?;
+        self.output.document(&reply)?;
         if !reply.done {
             return Err(Error::usage(
                 "nothing was changed; --yes carries out this plan",
@@ -273,55 +283,104 @@ impl Context {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn print(&self, document: &impl Document) -> Result<ExitCode> {
+    fn dedup(&self, request: &PoolDedup) -> Result<ExitCode> {
+        let reply = self.request(request, Bar::Bytes("deduplicating"))?;
+        for warning in rendering::pool::warnings(&reply) {
+            self.output.warn(warning);
+        }
+        self.print(&reply)
+    }
+
+    fn print(&self, document: &impl Render) -> Result<ExitCode> {
         self.output.document(document)?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
+/// The bar that shows the progress of a request.
+#[derive(Clone, Copy)]
+enum Bar {
+    None,
+    Bytes(&'static str),
+    Steps(&'static str),
+}
+
 impl Cli {
+    /// Where results and remarks go.
+    pub(crate) fn output(&self) -> Output {
+        Output::new(self.format, self.quiet)
+    }
+
     /// Does what the user asked for.
     pub(crate) fn run(self) -> Result<ExitCode> {
         let context = Context {
+            output: self.output(),
             pool: self.pool,
-            output: Output::new(self.format, self.quiet),
         };
         match self.noun {
-            Noun::Pool(PoolVerb::Create(args)) => pool_create::run(&context, args),
-            Noun::Pool(PoolVerb::Stat) => pool_stat::run(&context),
-            Noun::Pool(PoolVerb::Set(args)) => pool_set::run(&context, &args),
-            Noun::Pool(PoolVerb::Check(args)) => pool_check::run(&context, &args),
-            Noun::Pool(PoolVerb::Dedup(args)) => pool_dedup::run(&context, args),
-            Noun::Pool(PoolVerb::ExportMetadata(args)) => pool_export_metadata::run(&context, args),
-            Noun::Pool(PoolVerb::ImportMetadata(args)) => pool_import_metadata::run(&context, args),
-            Noun::Pool(PoolVerb::Upgrade) => pool_upgrade::run(&context),
-            Noun::Pool(PoolVerb::Scrub(args)) => pool_scrub::run(&context, &args),
-            Noun::Pool(PoolVerb::Resize(args)) => pool_resize::run(&context, &args),
-            Noun::Pool(PoolVerb::Trim) => pool_trim::run(&context),
-            Noun::Index(IndexVerb::Stat) => index_stat::run(&context),
-            Noun::Index(IndexVerb::Rebuild) => index_rebuild::run(&context, None),
-            Noun::Index(IndexVerb::Convert(args)) => index_convert::run(&context, &args),
-            Noun::Job(JobVerb::List) => job_list::run(&context),
-            Noun::Job(JobVerb::Pause(args)) => job_pause::run(&context, args),
-            Noun::Job(JobVerb::Resume(args)) => job_resume::run(&context, args),
-            Noun::Snapshot(SnapshotVerb::Create(args)) => snapshot_create::run(&context, args),
-            Noun::Snapshot(SnapshotVerb::List(args)) => snapshot_list::run(&context, args),
-            Noun::Snapshot(SnapshotVerb::Diff(args)) => snapshot_diff::run(&context, args),
-            Noun::Snapshot(SnapshotVerb::Delete(args)) => snapshot_delete::run(&context, args),
-            Noun::Snapshot(SnapshotVerb::Rollback(args)) => snapshot_rollback::run(&context, args),
-            Noun::Volume(VolumeVerb::Clone(args)) => volume_clone::run(&context, args),
-            Noun::Volume(VolumeVerb::Create(args)) => volume_create::run(&context, args),
-            Noun::Volume(VolumeVerb::Import(args)) => volume_import::run(&context, args),
-            Noun::Volume(VolumeVerb::Export(args)) => volume_export::run(&context, args),
-            Noun::Volume(VolumeVerb::List) => volume_list::run(&context),
-            Noun::Volume(VolumeVerb::Stat(args)) => volume_stat::run(&context, args),
-            Noun::Volume(VolumeVerb::Set(args)) => volume_set::run(&context, args),
-            Noun::Volume(VolumeVerb::Resize(args)) => volume_resize::run(&context, args),
-            Noun::Volume(VolumeVerb::Rename(args)) => volume_rename::run(&context, args),
-            Noun::Volume(VolumeVerb::Delete(args)) => volume_delete::run(&context, args),
+            Noun::Pool(verb) => verb.run(&context),
+            Noun::Volume(verb) => verb.run(&context),
+            Noun::Snapshot(verb) => verb.run(&context),
+            Noun::Index(IndexVerb::Stat(request)) => context.call(&request),
+            Noun::Index(IndexVerb::Rebuild(request)) => {
+                context.call_showing(&request, Bar::Bytes("counting the index"))
+            }
+            Noun::Index(IndexVerb::Convert(request)) => {
+                context.call_showing(&request, Bar::Bytes("converting the index"))
+            }
+            Noun::Job(JobVerb::List(request)) => context.call_daemon(&request),
+            Noun::Job(JobVerb::Pause(request)) => context.call_daemon(&request),
+            Noun::Job(JobVerb::Resume(request)) => context.call_daemon(&request),
             Noun::Analyze(args) => analyze::run(&context, &args),
             Noun::Bench(args) => bench::run(&context, &args),
             Noun::Serve(args) => serve::run(&context, args),
+        }
+    }
+}
+
+impl PoolVerb {
+    fn run(self, context: &Context) -> Result<ExitCode> {
+        match self {
+            Self::Create(args) => pool_create::run(context, args),
+            Self::Stat(request) => context.call(&request),
+            Self::Set(request) => context.call(&request),
+            Self::Check(args) => pool_check::run(context, &args),
+            Self::Dedup(request) => context.dedup(&request),
+            Self::ExportMetadata(args) => pool_export_metadata::run(context, args),
+            Self::ImportMetadata(args) => pool_import_metadata::run(context, args),
+            Self::Upgrade(request) => context.call(&request),
+            Self::Scrub(args) => pool_scrub::run(context, args),
+            Self::Resize(request) => context.call_planned(&request, Bar::Bytes("resizing")),
+            Self::Trim(request) => context.call_showing(&request, Bar::Bytes("trimming")),
+        }
+    }
+}
+
+impl VolumeVerb {
+    fn run(self, context: &Context) -> Result<ExitCode> {
+        match self {
+            Self::Create(request) => context.call(&request),
+            Self::Clone(request) => context.call(&request),
+            Self::Import(args) => volume_import::run(context, args),
+            Self::Export(args) => volume_export::run(context, args),
+            Self::List(request) => context.call(&request),
+            Self::Stat(request) => context.call_showing(&request, Bar::Steps("walking the maps")),
+            Self::Set(request) => context.call(&request),
+            Self::Resize(request) => context.call_planned(&request, Bar::None),
+            Self::Rename(request) => context.call(&request),
+            Self::Delete(request) => context.call_planned(&request, Bar::Bytes("deleting")),
+        }
+    }
+}
+
+impl SnapshotVerb {
+    fn run(self, context: &Context) -> Result<ExitCode> {
+        match self {
+            Self::Create(request) => context.call(&request),
+            Self::List(request) => context.call(&request),
+            Self::Diff(request) => snapshot_diff::run(context, request),
+            Self::Delete(request) => context.call_planned(&request, Bar::Bytes("deleting")),
+            Self::Rollback(request) => context.call_planned(&request, Bar::Bytes("rolling back")),
         }
     }
 }
@@ -331,7 +390,12 @@ fn parse_size(text: &str) -> std::result::Result<u64, String> {
     size::parse(text)
 }
 
-/// For clap: a time such as `2ms`.
+/// For clap: a time such as `2ms`, above 0.
 fn parse_duration(text: &str) -> std::result::Result<Duration, String> {
-    duration::parse(text)
+    let unusable = || format!("'{text}' is not a time; write for example 500us, 2ms or 1s");
+    match humantime::parse_duration(text) {
+        Ok(time) if time.is_zero() => Err("the time must be above 0".to_owned()),
+        Ok(time) => Ok(time),
+        Err(_) => Err(unusable()),
+    }
 }

@@ -1,30 +1,21 @@
 //! `onefold pool check`
 
 use super::Context;
-use crate::error::{ErrorKind, Result};
 use crate::progress::Progress;
 use crate::session::Session;
-use crate::verbs::pool::{PoolCheck, PoolCheckReply};
+use onefold_api::{ErrorKind, Result};
+use onefold_api::{PoolCheck, PoolCheckReply};
 use std::process::ExitCode;
 
 /// The exit code that tells damage from failure.
 pub(super) const FOUND_DAMAGE: u8 = 3;
 
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    /// Rebuild free space from the maps where they disagree. Data that cannot be accounted for
-    /// is never deleted.
-    #[arg(long)]
-    repair: bool,
-}
+pub(super) type Args = PoolCheck;
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let check = PoolCheck {
-        repair: args.repair,
-    };
     let progress = Progress::steps(&context.output, "checking");
     let checked = Session::with(context.pool()?, &context.output, args.repair, |session| {
-        session.call(&check, &mut |done, all| progress.set(done, all))
+        session.call(args, &mut |done, all| progress.set(done, all))
     });
     drop(progress);
     let reply = match checked {

@@ -1,12 +1,13 @@
 //! `onefold pool create`
 
 use super::{Context, parse_size};
-use crate::error::{Error, Result};
-use crate::output::Document;
+use crate::output::Render;
 use crate::pool::NewPool;
-use crate::sharing::Index;
-use crate::size;
+use crate::rendering::word;
+use onefold_api::size;
+use onefold_api::{Error, Result};
 use onefold_store::CreateOptions;
+use onefold_store::IndexKind;
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -36,7 +37,7 @@ pub(super) struct Args {
 
     /// Where the fingerprints of shared blocks are kept.
     #[arg(long, value_enum, default_value = "hash")]
-    index: Index,
+    index: IndexKind,
 
     /// The size of the log; more makes checkpoints rarer and recovery longer.
     #[arg(long, value_parser = parse_size, value_name = "SIZE", default_value = "32M")]
@@ -61,14 +62,14 @@ struct PoolCreateReply {
     size_bytes: u64,
     block_size: u32,
     log_bytes: u64,
-    index: Index,
+    index: IndexKind,
     data: Option<String>,
     /// What the file system has free in which its blocks are; nothing for a device.
     host_free_bytes: Option<u64>,
     done: bool,
 }
 
-impl Document for PoolCreateReply {
+impl Render for PoolCreateReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let mark = if self.done { "done" } else { "plan" };
         let (size, block) = (
@@ -79,7 +80,7 @@ impl Document for PoolCreateReply {
             out,
             "{mark}: create a pool of {size} in {}, block size {block}, {} index",
             self.pool,
-            self.index.name()
+            word(self.index)
         )?;
         match &self.data {
             Some(data) => writeln!(out, "{mark}: keep its blocks in {data}"),
@@ -119,7 +120,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         block_size: args.block_size,
         size_bytes,
         log_bytes: args.log_size,
-        index: args.index.into(),
+        index: args.index,
     };
     let pool = NewPool {
         directory: args.directory,

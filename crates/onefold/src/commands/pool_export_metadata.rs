@@ -1,12 +1,12 @@
 //! `onefold pool export-metadata`
 
 use super::Context;
+use super::copy_out::receive;
 use super::foreground::interruption;
-use crate::error::Result;
 use crate::image::writer::ImageWriter;
 use crate::progress::Progress;
-use crate::verbs::metadata::{MetadataExport, MetadataExportReply};
-use crate::verbs::transfer::receive;
+use onefold_api::Result;
+use onefold_api::transfer::{MetadataExport, MetadataExportReply};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

@@ -1,12 +1,12 @@
 //! `onefold pool import-metadata`
 
 use super::Context;
-use crate::error::{Error, Result};
-use crate::output::Document;
+use crate::output::Render;
 use crate::pool::restoration::Restoration;
 use crate::pool::{self, Opening};
 use crate::progress::Progress;
 use crate::session::recovery_line;
+use onefold_api::{Error, Result};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ struct ImportReply {
     is_complete: bool,
 }
 
-impl Document for ImportReply {
+impl Render for ImportReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let mark = if self.done { "done" } else { "plan" };
         self.plan

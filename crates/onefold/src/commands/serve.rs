@@ -2,9 +2,9 @@
 
 use super::{Context, parse_duration, parse_size};
 use crate::daemon::{self, ServeOptions};
-use crate::error::{Error, Result};
 use crate::limits::{MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN};
-use crate::size;
+use onefold_api::size;
+use onefold_api::{Error, Result};
 use onefold_engine::embedded::CacheMode;
 use onefold_nbd::ListenAddress;
 use std::process::ExitCode;

@@ -1,41 +1,25 @@
 //! `onefold snapshot diff`
 
 use super::Context;
-use crate::error::{Error, Result};
-use crate::output::Document;
+use crate::output::Render;
 use crate::session::Session;
-use crate::size;
-use crate::verbs::diff::{DiffContent, DiffExtent, DiffPage, SnapshotDiff};
+use onefold_api::size;
+use onefold_api::{DiffContent, DiffExtent, DiffPage, SnapshotDiff};
+use onefold_api::{Error, Result};
 use serde::ser::{Error as _, SerializeStruct};
 use serde::{Serialize, Serializer};
 use std::cell::{Cell, RefCell};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    /// The older state, or whatever the other one is compared with.
-    #[arg(value_name = "VOLUME[@SNAPSHOT]")]
-    since: String,
-
-    /// What is listed is what is different in this one.
-    #[arg(value_name = "VOLUME[@SNAPSHOT]")]
-    name: String,
-}
-
-pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
+pub(super) fn run(context: &Context, request: SnapshotDiff) -> Result<ExitCode> {
     context.with_session(|session| {
-        let verb = SnapshotDiff {
-            since: args.since,
-            name: args.name,
-            page: None,
-        };
         // What is refused is refused before anything is printed.
-        let first = session.call(&verb, &mut |_, _| {})?;
+        let first = session.call(&request, &mut |_, _| {})?;
         let diff = Diff {
             session,
-            since: &verb.since,
-            name: &verb.name,
+            since: &request.since,
+            name: &request.name,
             sizes: [first.since_size_bytes, first.size_bytes],
             first: Cell::new(Some(first)),
             totals: Cell::default(),
@@ -74,12 +58,12 @@ impl Diff<'_> {
     /// The pages in order, up to the last or to one that cannot be had.
     fn pages(&self) -> impl Iterator<Item = DiffPage> {
         std::iter::successors(self.first.take(), |page| {
-            let verb = SnapshotDiff {
+            let request = SnapshotDiff {
                 since: self.since.to_owned(),
                 name: self.name.to_owned(),
                 page: Some(page.next?),
             };
-            let next = self.session.call(&verb, &mut |_, _| {});
+            let next = self.session.call(&request, &mut |_, _| {});
             next.map_err(|error| self.failure.replace(Some(error))).ok()
         })
         .inspect(|page| self.totals.set(self.totals.get().and(page)))
@@ -102,7 +86,7 @@ impl Totals {
     }
 }
 
-impl Document for Diff<'_> {
+impl Render for Diff<'_> {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{:>18}  {:>18}  CONTENT", "OFFSET", "LENGTH")?;
         for page in self.pages() {

@@ -1,13 +1,14 @@
 //! `onefold volume export`
 
 use super::Context;
+use super::copy_out::receive;
 use super::foreground::interruption;
-use crate::error::{Error, Result};
 use crate::image::ImageFormat;
 use crate::image::writer::{ImageWriter, is_block_device};
 use crate::progress::Progress;
-use crate::verbs::transfer::{VolumeExport, VolumeExportReply, receive};
-use crate::verbs::volume::VolumeStat;
+use onefold_api::VolumeStat;
+use onefold_api::transfer::{VolumeExport, VolumeExportReply};
+use onefold_api::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

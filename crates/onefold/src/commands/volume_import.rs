@@ -1,13 +1,12 @@
 //! `onefold volume import`
 
 use super::{Context, parse_size};
-use crate::error::Result;
 use crate::image::ImageFormat;
 use crate::image::reader::{ImageOptions, ImageReader};
 use crate::progress::Progress;
-use crate::sharing::Sharing;
-use crate::verbs::check_name;
-use crate::verbs::transfer::VolumeImport;
+use onefold_api::NewVolumeOptions;
+use onefold_api::Result;
+use onefold_api::transfer::VolumeImport;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -33,23 +32,24 @@ pub(super) struct Args {
     size: Option<u64>,
 
     #[command(flatten)]
-    sharing: Sharing,
+    options: NewVolumeOptions,
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
-    check_name(&args.name)?;
-    args.sharing.check()?;
-    let options = ImageOptions {
+    let mut import = VolumeImport {
+        name: args.name,
+        image_bytes: 0,
+        options: args.options,
+    };
+    // Nonsense is refused before the image is opened.
+    import.check()?;
+    let image_options = ImageOptions {
         format: args.image_format,
         allow_backing: args.allow_backing,
         stream_bytes: args.size,
     };
-    let image = ImageReader::open(&args.file, &options, &context.output)?;
-    let import = VolumeImport {
-        name: args.name,
-        image_bytes: image.image_bytes(),
-        sharing: args.sharing,
-    };
+    let image = ImageReader::open(&args.file, &image_options, &context.output)?;
+    import.image_bytes = image.image_bytes();
     let reply = context.with_session(|session| {
         let progress = Progress::bytes(&context.output, "importing");
         let pieces = image.start(move |done, all| progress.set(done, all));
@@ -63,7 +63,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     }
     if let Some(failure) = &reply.sharing_failure {
         context.output.warn(format_args!(
-            "not all duplicates were looked for while importing, so the finder will do that: \
+            "not all duplicates were found while importing; the finder will find the rest: \
              {failure}"
         ));
     }

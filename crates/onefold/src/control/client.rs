@@ -2,19 +2,19 @@
 
 use super::frame::{Flow, PieceBody, PieceDecoder};
 use super::{Event, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
-use crate::error::{Error, Result};
-use crate::image::chunk::{Piece, PieceReceiver, PieceSender, transfer};
 use crate::limits::{ANSWER_PATIENCE, TRANSFERS_MAX};
 use crate::output::Output;
-use crate::verbs::transfer::{Export, IMPORT_PATH, VolumeImport, VolumeImportReply};
-use crate::verbs::{Report, Verb};
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::HeaderValue;
-use hyper::{Request, Response, StatusCode};
+use hyper::{Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use onefold_api::transfer::{Export, IMPORT_PATH, VolumeImport, VolumeImportReply};
+use onefold_api::transfer::{Piece, PieceReceiver, PieceSender, transfer};
+use onefold_api::{Error, Result};
+use onefold_api::{Report, Request, Versioned};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -51,11 +51,11 @@ impl ControlClient {
         })
     }
 
-    /// Lets the daemon run a verb.
-    pub(crate) fn call<V: Verb>(&self, verb: &V, report: Report<'_>) -> Result<V::Reply> {
-        let body = Full::new(json(verb)?);
+    /// Lets the daemon carry out a request.
+    pub(crate) fn call<R: Request>(&self, asked: &R, report: Report<'_>) -> Result<R::Reply> {
+        let body = Full::new(json(asked)?);
         runtime()?.block_on(async {
-            let answer = self.send(request(V::PATH, body)?, &Flow::default()).await?;
+            let answer = self.send(request(R::PATH, body)?, &Flow::default()).await?;
             read_events(answer.into_body(), report).await
         })
     }
@@ -104,7 +104,7 @@ impl ControlClient {
 
     /// Sends a request and waits for the head of the answer. Where that takes long, and not because
     /// an image is slow to come, it says so once.
-    async fn send<B>(&self, request: Request<B>, flow: &Flow) -> Result<Response<Incoming>>
+    async fn send<B>(&self, request: hyper::Request<B>, flow: &Flow) -> Result<Response<Incoming>>
     where
         B: Body<Data = Bytes, Error = std::convert::Infallible> + Send + 'static,
     {
@@ -152,8 +152,8 @@ fn json(request: &impl serde::Serialize) -> Result<Bytes> {
     json.map_err(|e| Error::failed(format!("cannot send the request: {e}")))
 }
 
-fn request<B>(path: &str, body: B) -> Result<Request<B>> {
-    let request = Request::post(path)
+fn request<B>(path: &str, body: B) -> Result<hyper::Request<B>> {
+    let request = hyper::Request::post(path)
         .header(hyper::header::HOST, "onefold")
         .body(body);
     request.map_err(|e| Error::failed(format!("cannot send the request: {e}")))
@@ -182,7 +182,7 @@ async fn read_events<R: DeserializeOwned>(mut body: Incoming, report: Report<'_>
             received.advance(1);
             match serde_json::from_slice(&line).map_err(|_| not_understood())? {
                 Event::Progress { done, all } => report(done, all),
-                Event::Result(result) => return Ok(result),
+                Event::Result(result) => return Ok(Versioned::into_document(result)),
                 Event::Error(error) => return Err(error),
             }
         }

@@ -4,11 +4,11 @@
 //! the offset being its size. The offset [`OFFSET_OF_ERROR`] stands for a failure of the sender,
 //! the bytes being an [`Error`] as JSON. A stream that ends without either was interrupted.
 
-use crate::error::{Error, Result};
-use crate::image::chunk::{Chunk, ChunkPool, Piece, PieceReceiver};
-use crate::limits::TRANSFER_CHUNK_BYTES;
 use bytes::{Buf, Bytes, BytesMut};
 use hyper::body::{Body, Frame};
+use onefold_api::limits::TRANSFER_CHUNK_BYTES;
+use onefold_api::transfer::{Chunk, ChunkPool, Piece, PieceReceiver};
+use onefold_api::{Error, Result};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -177,7 +177,7 @@ impl PieceDecoder {
                 return self
                     .frame
                     .take()
-                    .map(|complete| complete.chunk.into_piece())
+                    .map(|complete| into_piece(complete.chunk))
                     .transpose();
             }
         }
@@ -185,21 +185,19 @@ impl PieceDecoder {
     }
 }
 
-impl Chunk {
-    fn into_piece(self) -> Result<Piece> {
-        if self.offset != OFFSET_OF_ERROR {
-            return Ok(Piece::Data(self));
-        }
-        Err(serde_json::from_slice(self.as_ref())
-            .unwrap_or_else(|_| Error::failed("the other end of the control socket failed")))
+fn into_piece(chunk: Chunk) -> Result<Piece> {
+    if chunk.offset != OFFSET_OF_ERROR {
+        return Ok(Piece::Data(chunk));
     }
+    Err(serde_json::from_slice(chunk.as_ref())
+        .unwrap_or_else(|_| Error::failed("the other end of the control socket failed")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::chunk::transfer;
     use http_body_util::BodyExt;
+    use onefold_api::transfer::transfer;
 
     /// Sends pieces through a body and hands its bytes to a decoder in parts of `part` bytes.
     fn through_the_wire(pieces: Vec<Result<Piece>>, part: usize) -> Vec<Result<Piece>> {

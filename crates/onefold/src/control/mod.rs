@@ -1,6 +1,6 @@
 //! The control interface: HTTP and JSON on `DIR/control.sock`.
 //!
-//! `POST` to a verb's path with its request as JSON. The answer is a line of JSON for each
+//! `POST` to a request's path with the request as JSON. The answer is a line of JSON for each
 //! [`Event`]: any number of progress reports, then the result or an error. An import sends its
 //! request in a header and the image as the body; an export answers with the image. Both are made
 //! of the [`frame`]s that carry pieces.
@@ -13,7 +13,7 @@ mod connections;
 pub(crate) mod frame;
 pub(crate) mod server;
 
-use crate::error::Error;
+use onefold_api::{Error, Versioned};
 use serde::{Deserialize, Serialize};
 use std::env;
 use std::fs;
@@ -38,7 +38,7 @@ pub(crate) enum Event<R> {
         all: u64,
     },
     /// It worked; the last line.
-    Result(R),
+    Result(Versioned<R>),
     /// It did not; the last line.
     Error(Error),
 }

@@ -1,28 +1,33 @@
 //! The daemon's end of the control socket.
 //!
-//! One thread serves all connections and never does a verb itself: verbs wait for the disk, so
-//! each runs on a thread for blocking work and sends its events here.
+//! One thread serves all connections and never carries out a request itself: requests wait for the disk,
+//! so each runs on a thread for blocking work and sends its events here.
 
 use super::connections::{Connections, Permit, Permits, Stage};
 use super::frame::{PieceBody, PieceDecoder};
 use super::{Event, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
 use crate::descriptors::{Spare, are_lacking};
-use crate::error::{Error, ErrorKind, Result};
-use crate::image::chunk::{Piece, PieceSender, transfer};
 use crate::limits::{
     ACCEPT_RETRY_PAUSE, ACCEPT_WARNING_INTERVAL, CONTROL_BODY_BYTES_MAX, CONTROL_COMMANDS_MAX,
     CONTROL_EVENTS_MAX, CONTROL_REQUEST_TIME_MAX, CONTROL_REQUEST_TIME_MIN, IMPORT_PAUSE_MAX,
     TRANSFERS_MAX,
 };
-use crate::verbs::metadata::MetadataExport;
-use crate::verbs::transfer::{Export, IMPORT_PATH, VolumeExport, VolumeImport};
-use crate::verbs::{Service, Verb, diff, index, job, pool, scrub, snapshot, trim, volume};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderName, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
-use hyper::body::{Body, Frame, Incoming};
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::body::Frame;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use onefold_api::transfer::{
+    Export, IMPORT_PATH, MetadataExport, Piece, PieceSender, VolumeExport, VolumeImport, transfer,
+};
+use onefold_api::{Error, ErrorKind, Request, Result, Service, Versioned, Visitor, visit_requests};
 use onefold_nbd::{SocketName, lacks_space, listen_unix};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
@@ -39,8 +44,6 @@ use std::time::Instant;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
-
-type Answer = Response<AnswerBody>;
 
 /// Takes the lines of an answer, each with the status that it would mean as the first.
 type LineSender = mpsc::Sender<(StatusCode, Bytes)>;
@@ -74,10 +77,7 @@ impl ControlSocket {
 
     /// Serves until the future is dropped.
     pub(crate) async fn serve(&self, service: Service) -> Infallible {
-        let server = Arc::new(Server {
-            service,
-            permits: Permits::new(),
-        });
+        let routes = routes(service);
         let mut connections = Connections::default();
         let mut spare = Spare::new();
         let mut warned: Option<Instant> = None;
@@ -93,7 +93,7 @@ impl ControlSocket {
                 Ok((stream, _)) => {
                     connections.make_room().await;
                     let stage = Stage::default();
-                    let task = serve_connection(Arc::clone(&server), stage.clone(), stream);
+                    let task = serve_connection(routes.clone(), stage.clone(), stream);
                     connections.add(stage, task);
                     spare.refill();
                 }
@@ -143,15 +143,12 @@ struct Server {
     permits: Permits,
 }
 
-async fn serve_connection(server: Arc<Server>, stage: Stage, stream: UnixStream) {
-    let service = service_fn(move |request| {
-        let (server, stage) = (Arc::clone(&server), stage.clone());
-        async move { Ok::<_, Infallible>(server.answer(request, &stage).await) }
-    });
+async fn serve_connection(routes: Router, stage: Stage, stream: UnixStream) {
+    let service = TowerToHyperService::new(routes.layer(Extension(stage)));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(CONTROL_REQUEST_TIME_MAX)
-        // A connection has one request, so that what becomes of it is clear.
+        // A connection has one request, so that its stage is that of the request.
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
@@ -159,123 +156,126 @@ async fn serve_connection(server: Arc<Server>, stage: Stage, stream: UnixStream)
     }
 }
 
-impl Server {
-    async fn answer(&self, request: Request<Incoming>, stage: &Stage) -> Answer {
-        if request.method() != Method::POST {
-            return refusal(StatusCode::METHOD_NOT_ALLOWED, Error::usage("use POST"));
-        }
-        match request.uri().path() {
-            pool::PoolStat::PATH => self.run::<pool::PoolStat>(request, stage).await,
-            pool::PoolSet::PATH => self.run::<pool::PoolSet>(request, stage).await,
-            index::IndexStat::PATH => self.run::<index::IndexStat>(request, stage).await,
-            index::IndexRebuild::PATH => self.run::<index::IndexRebuild>(request, stage).await,
-            pool::PoolUpgrade::PATH => self.run::<pool::PoolUpgrade>(request, stage).await,
-            pool::PoolCheck::PATH => self.run::<pool::PoolCheck>(request, stage).await,
-            trim::PoolTrim::PATH => self.run::<trim::PoolTrim>(request, stage).await,
-            pool::PoolDedup::PATH => self.run::<pool::PoolDedup>(request, stage).await,
-            scrub::PoolScrub::PATH => self.run::<scrub::PoolScrub>(request, stage).await,
-            scrub::PoolBadBlocks::PATH => self.run::<scrub::PoolBadBlocks>(request, stage).await,
-            pool::PoolResize::PATH => self.run::<pool::PoolResize>(request, stage).await,
-            job::JobList::PATH => self.run::<job::JobList>(request, stage).await,
-            job::JobPause::PATH => self.run::<job::JobPause>(request, stage).await,
-            job::JobResume::PATH => self.run::<job::JobResume>(request, stage).await,
-            volume::VolumeCreate::PATH => self.run::<volume::VolumeCreate>(request, stage).await,
-            volume::VolumeClone::PATH => self.run::<volume::VolumeClone>(request, stage).await,
-            volume::VolumeList::PATH => self.run::<volume::VolumeList>(request, stage).await,
-            volume::VolumeStat::PATH => self.run::<volume::VolumeStat>(request, stage).await,
-            volume::VolumeSet::PATH => self.run::<volume::VolumeSet>(request, stage).await,
-            volume::VolumeRename::PATH => self.run::<volume::VolumeRename>(request, stage).await,
-            volume::VolumeResize::PATH => self.run::<volume::VolumeResize>(request, stage).await,
-            volume::VolumeDelete::PATH => self.run::<volume::VolumeDelete>(request, stage).await,
-            snapshot::SnapshotCreate::PATH => {
-                self.run::<snapshot::SnapshotCreate>(request, stage).await
-            }
-            snapshot::SnapshotList::PATH => {
-                self.run::<snapshot::SnapshotList>(request, stage).await
-            }
-            snapshot::SnapshotDelete::PATH => {
-                self.run::<snapshot::SnapshotDelete>(request, stage).await
-            }
-            snapshot::SnapshotRollback::PATH => {
-                self.run::<snapshot::SnapshotRollback>(request, stage).await
-            }
-            diff::SnapshotDiff::PATH => self.run::<diff::SnapshotDiff>(request, stage).await,
-            IMPORT_PATH => self.import(request, stage).await,
-            VolumeExport::PATH => self.export::<VolumeExport>(request, stage).await,
-            MetadataExport::PATH => self.export::<MetadataExport>(request, stage).await,
-            path => {
-                let message = format!("this daemon has nothing at {path}; is it an older version?");
-                refusal(StatusCode::NOT_FOUND, Error::failed(message))
-            }
-        }
-    }
+/// All requests of the API at their paths.
+fn routes(service: Service) -> Router {
+    let mut routes = Routes(Router::new());
+    visit_requests(&mut routes);
+    let server = Server {
+        service,
+        permits: Permits::new(),
+    };
+    routes
+        .0
+        .route(IMPORT_PATH, post(import))
+        .route(VolumeExport::PATH, post(export::<VolumeExport>))
+        .route(MetadataExport::PATH, post(export::<MetadataExport>))
+        .route(OPENAPI_PATH, get(openapi))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(Arc::new(server))
+}
 
-    async fn run<V: Verb>(&self, request: Request<Incoming>, stage: &Stage) -> Answer {
-        let verb: V = match body_json(request.into_body()).await {
-            Ok(verb) => verb,
-            Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
-        };
-        let Some(permit) = self.permits.for_command(stage) else {
-            return busy();
-        };
-        let service = self.service.clone();
-        answer_with(permit, move |events| {
-            verb.run(&service, &mut |done, all| {
-                // Progress is only news: where the reader is slow it is left out. The last place is
-                // for the result, so that no reader keeps the command from its end.
-                if events.capacity() > 1 {
-                    let progress = line(&Event::<()>::Progress { done, all });
-                    let _ = events.try_send((StatusCode::OK, progress));
-                }
-            })
-        })
-        .await
-    }
+/// Where the daemon describes its requests.
+const OPENAPI_PATH: &str = "/openapi.json";
 
-    async fn import(&self, request: Request<Incoming>, stage: &Stage) -> Answer {
-        let import: VolumeImport = match header_json(&request) {
-            Ok(import) => import,
-            Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
-        };
-        let Some(permit) = self.permits.for_transfer(stage).await else {
-            return busy();
-        };
-        let (sender, receiver) = transfer();
-        // Goes on after the answer: a client that is still sending when it is refused must not
-        // find its connection closed before it reads why.
-        tokio::spawn(receive_pieces(request.into_body(), sender));
-        let service = self.service.clone();
-        answer_with(permit, move |_| import.run(&service, receiver)).await
-    }
+struct Routes(Router<Arc<Server>>);
 
-    async fn export<E: Export>(&self, request: Request<Incoming>, stage: &Stage) -> Answer {
-        let export: E = match body_json(request.into_body()).await {
-            Ok(export) => export,
-            Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
-        };
-        let Some(permit) = self.permits.for_transfer(stage).await else {
-            return busy();
-        };
-        let service = self.service.clone();
-        let opened = spawn_blocking(move || export.open(&service)).await;
-        let opened = match opened.unwrap_or_else(|e| Err(Error::failed(e.to_string()))) {
-            Ok(opened) => opened,
-            Err(error) => return refusal(status_of(&error), error),
-        };
-        let size_bytes = opened.size_bytes();
-        let (sender, receiver) = transfer();
-        spawn_blocking(move || {
-            let _permit = permit;
-            opened.run(&sender);
-        });
-        let mut image = answer(StatusCode::OK, AnswerBody::Pieces(PieceBody::new(receiver)));
-        image.headers_mut().insert(SIZE_HEADER, size_bytes.into());
-        image
+impl Visitor for Routes {
+    fn request<R: Request>(&mut self) {
+        self.0 = std::mem::take(&mut self.0).route(R::PATH, post(run::<R>));
     }
 }
 
+async fn openapi() -> Response {
+    let document = onefold_api::openapi::document(env!("CARGO_PKG_VERSION"));
+    let json = document.to_pretty_json().unwrap_or_default();
+    ([(CONTENT_TYPE, "application/json")], json).into_response()
+}
+
+async fn wrong_method() -> Response {
+    refusal(StatusCode::METHOD_NOT_ALLOWED, Error::usage("use POST"))
+}
+
+async fn unknown(uri: Uri) -> Response {
+    let path = uri.path();
+    let message = format!("this daemon has nothing at {path}; is it an older version?");
+    refusal(StatusCode::NOT_FOUND, Error::failed(message))
+}
+
+async fn run<R: Request>(
+    State(server): State<Arc<Server>>,
+    Extension(stage): Extension<Stage>,
+    body: Body,
+) -> Response {
+    let request: R = match body_json(body).await {
+        Ok(request) => request,
+        Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
+    };
+    let Some(permit) = server.permits.for_command(&stage) else {
+        return busy();
+    };
+    answer_with(permit, move |events| {
+        server.service.call(&request, &mut |done, all| {
+            // Progress is only news: where the reader is slow it is left out. The last place is
+            // for the result, so that no reader keeps the command from its end.
+            if events.capacity() > 1 {
+                let progress = line(&Event::<()>::Progress { done, all });
+                let _ = events.try_send((StatusCode::OK, progress));
+            }
+        })
+    })
+    .await
+}
+
+async fn import(
+    State(server): State<Arc<Server>>,
+    Extension(stage): Extension<Stage>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let import: VolumeImport = match header_json(&headers) {
+        Ok(import) => import,
+        Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
+    };
+    let Some(permit) = server.permits.for_transfer(&stage).await else {
+        return busy();
+    };
+    let (sender, receiver) = transfer();
+    // Goes on after the answer: a client that is still sending when it is refused must not
+    // find its connection closed before it reads why.
+    tokio::spawn(receive_pieces(body, sender));
+    answer_with(permit, move |_| import.run(&server.service, receiver)).await
+}
+
+async fn export<E: Export>(
+    State(server): State<Arc<Server>>,
+    Extension(stage): Extension<Stage>,
+    body: Body,
+) -> Response {
+    let export: E = match body_json(body).await {
+        Ok(export) => export,
+        Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
+    };
+    let Some(permit) = server.permits.for_transfer(&stage).await else {
+        return busy();
+    };
+    let opened = spawn_blocking(move || export.open(&server.service)).await;
+    let opened = match opened.unwrap_or_else(|e| Err(Error::failed(e.to_string()))) {
+        Ok(opened) => opened,
+        Err(error) => return refusal(status_of(&error), error),
+    };
+    let size_bytes = opened.size_bytes();
+    let (sender, receiver) = transfer();
+    spawn_blocking(move || {
+        let _permit = permit;
+        opened.run(&sender);
+    });
+    let body = Body::new(PieceBody::new(receiver));
+    ([(SIZE_HEADER, size_bytes.to_string())], body).into_response()
+}
+
 /// Hands what arrives on to the importing thread; after a failure there, throws it away.
-async fn receive_pieces(mut body: Incoming, pieces: PieceSender) {
+async fn receive_pieces(mut body: Body, pieces: PieceSender) {
     let mut decoder = PieceDecoder::default();
     loop {
         let frame = match tokio::time::timeout(IMPORT_PAUSE_MAX, body.frame()).await {
@@ -307,7 +307,7 @@ async fn receive_pieces(mut body: Incoming, pieces: PieceSender) {
 
 /// Runs `work` on a thread for blocking work and streams the lines that it sends. The first one
 /// decides the status, so that is right unless progress was reported before a failure.
-async fn answer_with<R, W>(permit: Permit, work: W) -> Answer
+async fn answer_with<R, W>(permit: Permit, work: W) -> Response
 where
     R: Serialize + Send + 'static,
     W: FnOnce(&LineSender) -> Result<R> + Send + 'static,
@@ -315,7 +315,7 @@ where
     let (sender, mut lines) = mpsc::channel(CONTROL_EVENTS_MAX);
     spawn_blocking(move || {
         let last = match work(&sender) {
-            Ok(result) => (StatusCode::OK, line(&Event::Result(result))),
+            Ok(result) => (StatusCode::OK, line(&Event::Result(Versioned::new(result)))),
             Err(error) => (status_of(&error), line(&Event::<()>::Error(error))),
         };
         drop(permit);
@@ -326,27 +326,21 @@ where
         let error = Error::failed("the daemon failed at this; its log says how");
         (status_of(&error), line(&Event::<()>::Error(error)))
     });
-    answer(
-        status,
-        AnswerBody::Lines {
-            first: Some(first),
-            lines: Some(lines),
-        },
-    )
+    let lines = LineBody {
+        first: Some(first),
+        lines,
+    };
+    (status, LINES, Body::new(lines)).into_response()
 }
 
-fn answer(status: StatusCode, body: AnswerBody) -> Answer {
-    let mut answer = Response::new(body);
-    *answer.status_mut() = status;
-    answer
+/// The header of an answer that is a line of JSON for each event.
+const LINES: [(HeaderName, &str); 1] = [(CONTENT_TYPE, "application/jsonl")];
+
+fn refusal(status: StatusCode, error: Error) -> Response {
+    (status, LINES, line(&Event::<()>::Error(error))).into_response()
 }
 
-fn refusal(status: StatusCode, error: Error) -> Answer {
-    let first = Some(line(&Event::<()>::Error(error)));
-    answer(status, AnswerBody::Lines { first, lines: None })
-}
-
-fn busy() -> Answer {
+fn busy() -> Response {
     let message = format!(
         "the daemon is at work on as many commands as it can do at a time, {CONTROL_COMMANDS_MAX}, \
          or too many imports and exports wait for one of {TRANSFERS_MAX} to end; try again later"
@@ -357,7 +351,10 @@ fn busy() -> Answer {
 fn status_of(error: &Error) -> StatusCode {
     match error.kind {
         ErrorKind::Usage => StatusCode::BAD_REQUEST,
-        ErrorKind::Failed => StatusCode::CONFLICT,
+        ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::Exists | ErrorKind::InUse | ErrorKind::Failed => StatusCode::CONFLICT,
+        ErrorKind::ReadOnly => StatusCode::FORBIDDEN,
+        ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
         ErrorKind::Damaged => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
@@ -369,7 +366,7 @@ fn line<R: Serialize>(event: &Event<R>) -> Bytes {
     Bytes::from(line)
 }
 
-async fn body_json<T: DeserializeOwned>(body: Incoming) -> Result<T> {
+async fn body_json<T: DeserializeOwned>(body: Body) -> Result<T> {
     let collected = Limited::new(body, CONTROL_BODY_BYTES_MAX).collect();
     let collected = tokio::time::timeout(CONTROL_REQUEST_TIME_MAX, collected)
         .await
@@ -379,11 +376,8 @@ async fn body_json<T: DeserializeOwned>(body: Incoming) -> Result<T> {
         .map_err(|e| Error::usage(format!("cannot understand the request: {e}")))
 }
 
-fn header_json<T: DeserializeOwned>(request: &Request<Incoming>) -> Result<T> {
-    let header = request
-        .headers()
-        .get(REQUEST_HEADER)
-        .map(|value| value.as_bytes());
+fn header_json<T: DeserializeOwned>(headers: &HeaderMap) -> Result<T> {
+    let header = headers.get(REQUEST_HEADER).map(|value| value.as_bytes());
     serde_json::from_slice(header.unwrap_or_default()).map_err(|e| {
         Error::usage(format!(
             "cannot understand the header {REQUEST_HEADER}: {e}"
@@ -391,18 +385,13 @@ fn header_json<T: DeserializeOwned>(request: &Request<Incoming>) -> Result<T> {
     })
 }
 
-/// What an answer consists of.
-enum AnswerBody {
-    /// A line for each event; without a channel there is only the first.
-    Lines {
-        first: Option<Bytes>,
-        lines: Option<mpsc::Receiver<(StatusCode, Bytes)>>,
-    },
-    /// An image.
-    Pieces(PieceBody),
+/// The lines of an answer as they come.
+struct LineBody {
+    first: Option<Bytes>,
+    lines: mpsc::Receiver<(StatusCode, Bytes)>,
 }
 
-impl Body for AnswerBody {
+impl hyper::body::Body for LineBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -410,16 +399,12 @@ impl Body for AnswerBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
-        match &mut *self {
-            Self::Pieces(pieces) => Pin::new(pieces).poll_frame(cx),
-            Self::Lines { first, lines } => match (first.take(), lines) {
-                (Some(first), _) => Poll::Ready(Some(Ok(Frame::data(first)))),
-                (None, None) => Poll::Ready(None),
-                (None, Some(lines)) => {
-                    let received = lines.poll_recv(cx);
-                    received.map(|line| line.map(|(_, line)| Ok(Frame::data(line))))
-                }
-            },
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
+            None => {
+                let received = self.lines.poll_recv(cx);
+                received.map(|line| line.map(|(_, line)| Ok(Frame::data(line))))
+            }
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use super::ServeOptions;
 use crate::control::runtime_directories;
-use crate::error::{Error, Result};
 use crate::limits::{DISCONNECT_TIME_MAX, NBD_WORKERS, request_memory_bytes};
-use crate::verbs::{Attachments, Hold};
 use nix::unistd::Group;
+use onefold_api::{Clients, Hold};
+use onefold_api::{Error, Result};
 use onefold_nbd::{
     AttachError, Attached, Changes, Client, ExportSummary, Exports, ListenAddress, ListenError,
     ListenOptions, Listener, Peer, Server, ServerLimits, Shutdown, VolumeChanges,
@@ -145,7 +145,7 @@ fn group_id(group: &str) -> Result<u32> {
     }
 }
 
-impl Attachments for NbdService {
+impl Clients for NbdService {
     fn clients(&self, volume: &str) -> Vec<String> {
         let here = |client: &Client| client.export == volume;
         let clients = self.server.clients().into_iter().filter(here);

@@ -11,15 +11,15 @@ mod housekeeping;
 
 use crate::control::server::ControlSocket;
 use crate::descriptors;
-use crate::error::{Error, Result};
 use crate::limits::{
-    ACCOUNTING_INTERVAL, CONTROL_COMMANDS_MAX, DRAIN_TIME_MAX, TRANSFERS_MAX, VERBS_END_TIME_MAX,
+    ACCOUNTING_INTERVAL, CONTROL_COMMANDS_MAX, DRAIN_TIME_MAX, REQUESTS_END_TIME_MAX, TRANSFERS_MAX,
 };
 use crate::pool::{self, Claim, Opening};
 use crate::session::recovery_line;
-use crate::verbs::Service;
 use exports::{NbdService, listen};
 use housekeeping::Housekeeping;
+use onefold_api::Service;
+use onefold_api::{Error, Result};
 use onefold_engine::embedded::CacheMode;
 use onefold_jobs::{Maintenance, MaintenanceOptions};
 use onefold_nbd::{ListenAddress, Listener};
@@ -96,7 +96,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         &mut signals,
     );
     // Ends imports under way, which then take back what they stored.
-    runtime.shutdown_timeout(VERBS_END_TIME_MAX);
+    runtime.shutdown_timeout(REQUESTS_END_TIME_MAX);
     let closed = store.close();
     if closed.is_ok() {
         tracing::info!("pool closed");
@@ -128,7 +128,7 @@ fn serve_store(
     let maintenance = Arc::new(maintenance);
     let service = Service {
         store: Arc::clone(store),
-        attachments: Some(nbd.clone()),
+        clients: Some(nbd.clone()),
         maintenance: Some(Arc::clone(&maintenance)),
     };
     tracing::info!(
@@ -160,7 +160,7 @@ fn log_to_stderr() {
     let _ = subscriber.try_init();
 }
 
-/// One thread for the control socket and signals, and a bounded number for the verbs.
+/// One thread for the control socket and signals, and a bounded number for requests.
 fn control_runtime() -> Result<Runtime> {
     Builder::new_current_thread()
         .enable_all()

@@ -4,7 +4,6 @@
 //! then mean what the user thinks they mean. A format is what the user says it is. Guessing it
 //! from content would let a guest, who writes the content, choose which files are opened.
 
-pub(crate) mod chunk;
 pub(crate) mod reader;
 pub(crate) mod writer;
 
@@ -15,4 +14,9 @@ pub(crate) enum ImageFormat {
     Raw,
     /// QEMU's format, versions 2 and 3.
     Qcow2,
+}
+
+/// An image's failure as the user's.
+fn failed(error: onefold_image::ImageError) -> onefold_api::Error {
+    onefold_api::Error::failed(error.to_string())
 }

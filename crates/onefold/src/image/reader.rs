@@ -1,10 +1,11 @@
 //! Reads an image into pieces, on a thread of its own so that reading and storing overlap.
 
 use super::ImageFormat;
-use super::chunk::{ChunkPool, Piece, PieceReceiver, PieceSender, transfer};
-use crate::error::{Error, Result};
-use crate::limits::TRANSFER_CHUNK_BYTES;
+use super::failed;
 use crate::output::Output;
+use onefold_api::limits::TRANSFER_CHUNK_BYTES;
+use onefold_api::transfer::{ChunkPool, Piece, PieceReceiver, PieceSender, transfer};
+use onefold_api::{Error, Result};
 use onefold_image::{Backing, Container, HEAD_BYTES, Image, Qcow2Image, RawImage};
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
@@ -63,7 +64,7 @@ impl ImageReader {
                     true => Backing::Follow,
                     false => Backing::Refuse,
                 };
-                Box::new(Qcow2Image::open(file, path, shown, backing)?)
+                Box::new(Qcow2Image::open(file, path, shown, backing).map_err(failed)?)
             }
         };
         Ok(Self::seekable(image))
@@ -227,7 +228,7 @@ fn raw_image(
             advice(container, &shown)
         ));
     }
-    Ok(Box::new(RawImage::new(file, shown)?))
+    Ok(Box::new(RawImage::new(file, shown).map_err(failed)?))
 }
 
 /// Copies a stream of unknown length to a file that has no name and so needs no clean-up.
@@ -260,7 +261,7 @@ fn send_image(
 ) -> Result<()> {
     let pool = ChunkPool::default();
     let mut position = 0;
-    while let Some(data) = image.next_data(position)? {
+    while let Some(data) = image.next_data(position).map_err(failed)? {
         // Widened to whole pieces; what that adds are zeros, or data that comes next anyway.
         position = position.max(data.start - data.start % PIECE_ALIGNMENT);
         let end = data
@@ -271,7 +272,7 @@ fn send_image(
         while position < end {
             let mut chunk = pool.take(position);
             chunk.set_len((end - position).min(TRANSFER_CHUNK_BYTES as u64) as usize);
-            image.read(position, chunk.as_mut())?;
+            image.read(position, chunk.as_mut()).map_err(failed)?;
             position += chunk.as_ref().len() as u64;
             report(position);
             if pieces.blocking_send(Ok(Piece::Data(chunk))).is_err() {

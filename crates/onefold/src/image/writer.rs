@@ -5,8 +5,8 @@
 //! finds it. A block device is written in place.
 
 use super::ImageFormat;
-use super::chunk::Chunk;
-use crate::error::{Error, Result};
+use onefold_api::transfer::Chunk;
+use onefold_api::{Error, Result};
 use onefold_image::Qcow2Writer;
 use rustix::fs::{CWD, FallocateFlags, FlockOperation, OFlags, RenameFlags};
 use std::fs::{File, FileType};

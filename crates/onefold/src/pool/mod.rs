@@ -2,8 +2,8 @@
 
 pub(crate) mod restoration;
 
-use crate::error::{Error, ErrorKind, Result};
 use crate::limits::{MEMORY_BYTES_DEFAULT, store_memory_bytes};
+use onefold_api::{Error, ErrorKind, Result};
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine, LockError, PoolLock};
 use onefold_store::{CreateOptions, OpenOptions, RecoveryReport, Store, StoreErrorKind};
 use std::fs;

@@ -1,8 +1,8 @@
 //! A pool's metadata made again from an export, for the data that is there.
 
 use super::{Claim, lock_directory};
-use crate::error::{Error, Result};
-use crate::verbs::snapshot::utc;
+use crate::rendering::utc;
+use onefold_api::{Error, Result};
 use onefold_engine::Part;
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine, PoolLock, Replacement};
 use onefold_store::{LogAfter, MetadataExport, Store};

@@ -190,7 +190,10 @@ fn what_waits_ends_when_its_client_is_disconnected_or_the_daemon_stops() {
 fn writes_fail_where_the_pool_is_set_so() {
     let scene = scene();
     let set = ["pool", "set", "--when-full", "fail"];
-    assert_eq!(scene.json(&set), json!({"when_full": "fail"}));
+    assert_eq!(
+        scene.json(&set),
+        json!({"schema_version": 1, "when_full": "fail"})
+    );
     let daemon = scene.daemon();
     fill(&scene);
     let refused = io(&scene, "a", &["write -P 3 20M 2M"]);
@@ -258,7 +261,7 @@ fn a_volume_at_its_quota_fails_at_once_and_others_go_on() {
     io_ok(&scene, "b", &["write -P 3 0 8M", "flush"]);
     let shown = scene.ok(&["volume", "stat", "a"]);
     let text = String::from_utf8_lossy(&shown.stdout);
-    assert!(text.contains("quota    4 MiB of 4 MiB used"), "{text}");
+    assert!(text.contains("quota      4 MiB of 4 MiB used"), "{text}");
     scene.ok(&["volume", "set", "a", "--quota", "8M"]);
     io_ok(
         &scene,
@@ -349,7 +352,7 @@ fn goes_on_after_a_full_host(scene: &Scene, has_daemon: bool) {
     for name in ["b", "c"] {
         scene.ok(&["volume", "delete", name, "--yes"]);
     }
-    let queued = || scene.json(&["pool", "stat"])["queued_blocks"].as_u64();
+    let queued = || scene.json(&["pool", "stat"])["pending_release_blocks"].as_u64();
     if has_daemon {
         // The finder left room for this.
         wait_until("the collector releases all", || queued() == Some(0));

@@ -42,7 +42,7 @@ impl Outcome {
         serde_json::from_slice(&self.stdout).unwrap_or_else(|e| panic!("{e}: {self:?}"))
     }
 
-    /// Asserts a refusal: the exit code, one line on stderr that has all of `words`, no document.
+    /// Asserts a refusal: the exit code, one line on stderr that has all of `words`, no result.
     #[track_caller]
     pub(crate) fn is_refusal(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -51,7 +51,14 @@ impl Outcome {
         for word in words {
             assert!(self.stderr.contains(word), "no {word:?} in {self:?}");
         }
-        assert_eq!(String::from_utf8_lossy(&self.stdout), "");
+        // Without a document, unless it was asked for: then it says the same.
+        if !self.stdout.is_empty() {
+            let document: Value = serde_json::from_slice(&self.stdout).unwrap();
+            assert_eq!(document["schema_version"], 1, "{self:?}");
+            assert!(document["kind"].is_string(), "{self:?}");
+            let message = document["message"].as_str().unwrap();
+            assert_eq!(self.stderr, format!("onefold: error: {message}\n"));
+        }
     }
 }
 

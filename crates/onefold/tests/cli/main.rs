@@ -7,6 +7,7 @@ mod analyze;
 mod analyze_memory;
 mod bench;
 mod clones;
+mod contract;
 mod daemon;
 mod full;
 mod full_host;

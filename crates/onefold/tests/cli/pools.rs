@@ -16,9 +16,9 @@ fn a_new_pool_is_empty_and_sound() {
         "unsettled_blocks",
         "unique_blocks",
         "shared_blocks",
-        "reclaim_blocks",
-        "queued_blocks",
-        "dirty_blocks",
+        "pending_free_blocks",
+        "pending_release_blocks",
+        "pending_dedup_blocks",
         "saved_bytes",
     ] {
         assert_eq!(stat[field], 0, "{field} in {stat}");
@@ -134,7 +134,7 @@ fn trimming_gives_back_what_a_killed_daemon_had_not() {
         let _daemon = has_daemon.then(|| scene.daemon());
         wait_until("the volume is gone", || {
             let stat = scene.json(&["pool", "stat"]);
-            let reclaimed = stat["physical_blocks"] == 0 && stat["reclaim_blocks"] == 0;
+            let reclaimed = stat["physical_blocks"] == 0 && stat["pending_free_blocks"] == 0;
             reclaimed || !has_daemon && scene.json(&["pool", "dedup"])["freed"].is_u64()
         });
         let trimmed = scene.json(&["pool", "trim"]);
@@ -337,7 +337,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 #[test]
 fn the_only_format_is_the_newest() {
     let scene = Scene::new();
-    let upgraded = serde_json::json!({"format": "1.0", "upgraded": false});
+    let upgraded = serde_json::json!({"schema_version": 1, "format": "1.0", "upgraded": false});
     assert_eq!(scene.json(&["pool", "upgrade"]), upgraded);
     let daemon = scene.daemon();
     assert_eq!(scene.json(&["pool", "upgrade"]), upgraded);

@@ -75,10 +75,10 @@ fn a_block_that_decayed_is_found_named_and_healed() {
         let block = &found["bad_blocks"][0];
         assert_eq!(block["pba"], pba, "{found}");
         assert_eq!(
-            (&block["fault"], &block["heals"]),
+            (&block["fault"], &block["repairable"]),
             (&"changed".into(), &true.into())
         );
-        let users = block["users"].as_array().unwrap();
+        let users = block["places"].as_array().unwrap();
         assert_eq!(users.len(), 2, "{found}");
         for (user, volume) in users.iter().zip(["a", "b"]) {
             assert_eq!(
@@ -135,7 +135,7 @@ fn a_daemons_scrub_is_a_job_that_outlives_command_and_daemon() {
     let mut command = scene.command(&["pool", "scrub", "--rate", "4K"]);
     let mut command = command.spawn().unwrap();
     wait_until("the scrub runs", || {
-        let looked_at = &job(&scene.json(&["job", "list"]))["looked_at"];
+        let looked_at = &job(&scene.json(&["job", "list"]))["scanned"];
         looked_at.as_u64().is_some_and(|blocks| blocks > 0)
     });
     command.kill().unwrap();
@@ -154,7 +154,7 @@ fn a_daemons_scrub_is_a_job_that_outlives_command_and_daemon() {
     let (done, is_damaged) = scrub(&scene, &[]);
     assert!(done["left_blocks"] == 0 && !is_damaged, "{done}");
     assert!(
-        job(&scene.json(&["job", "list"]))["looked_at"]
+        job(&scene.json(&["job", "list"]))["scanned"]
             .as_u64()
             .unwrap()
             <= backlog

@@ -64,7 +64,7 @@ fn an_import_stores_only_what_is_not_there() {
         assert_eq!(imported["duplicate_blocks"], 503, "{imported}");
         let stat = assert_stored_once(scene, &[&first, &second]);
         assert_eq!(stat["private_blocks"], 0, "{stat}");
-        assert_eq!(stat["dirty_blocks"], 0, "{stat}");
+        assert_eq!(stat["pending_dedup_blocks"], 0, "{stat}");
         assert!(scene.content("first") == first);
         assert!(scene.content("second") == second);
     });
@@ -100,7 +100,7 @@ fn pool_dedup_finds_what_was_imported_without() {
 
         // Not asked for by name, volumes without dedup are left alone.
         let dedup = scene.json(&["pool", "dedup"]);
-        assert_eq!(dedup["looked_at"], 0, "{dedup}");
+        assert_eq!(dedup["scanned"], 0, "{dedup}");
         let dedup = scene.json(&["pool", "dedup", "--volume", "a"]);
         assert_eq!(
             (&dedup["unique"], &dedup["duplicates"]),
@@ -114,7 +114,7 @@ fn pool_dedup_finds_what_was_imported_without() {
         assert!(dedup["seconds"].as_f64().unwrap() > 0.0);
         assert_stored_once(scene, &[&contents[0], &contents[1]]);
         assert_eq!(
-            scene.json(&["pool", "dedup", "--volume", "b"])["looked_at"],
+            scene.json(&["pool", "dedup", "--volume", "b"])["scanned"],
             0
         );
 
@@ -133,13 +133,13 @@ fn what_is_deleted_is_given_back_when_nobody_else_has_it() {
     scene.ok(&["volume", "import", "drop", &file]);
     scene.ok(&["volume", "delete", "drop", "--yes"]);
     let stat = scene.json(&["pool", "stat"]);
-    assert_eq!(stat["queued_blocks"], 151, "{stat}");
+    assert_eq!(stat["pending_release_blocks"], 151, "{stat}");
     let dedup = scene.json(&["pool", "dedup"]);
     assert_eq!(dedup["released"], 151, "{dedup}");
     assert_eq!(dedup["freed"], 100, "{dedup}");
     assert_eq!(dedup["quarantined"], 0, "{dedup}");
     let stat = assert_stored_once(&scene, &[&keep]);
-    assert_eq!(stat["queued_blocks"], 0, "{stat}");
+    assert_eq!(stat["pending_release_blocks"], 0, "{stat}");
     assert!(scene.content("keep") == keep);
 }
 
@@ -174,7 +174,7 @@ fn options_are_kept_and_can_be_changed() {
             ("dedup", Value::from("offline")),
             ("domain", "default".into()),
             ("verify", false.into()),
-            ("rounds", 2.into()),
+            ("cold_passes", 2.into()),
             ("interval_seconds", 10.into()),
             ("hash_cache_bytes", 0.into()),
             ("quota_bytes", 0.into()),
@@ -189,7 +189,7 @@ fn options_are_kept_and_can_be_changed() {
             "--domain",
             "d1",
             "--verify",
-            "--rounds",
+            "--cold-passes",
             "16",
             "--hash-cache",
             "4M",
@@ -212,7 +212,7 @@ fn options_are_kept_and_can_be_changed() {
             ("dedup", Value::from("off")),
             ("domain", "d1".into()),
             ("verify", true.into()),
-            ("rounds", 16.into()),
+            ("cold_passes", 16.into()),
             ("interval_seconds", 86_400.into()),
             ("hash_cache_bytes", (4_u64 << 20).into()),
             ("quota_bytes", (2_u64 << 20).into()),
@@ -221,11 +221,18 @@ fn options_are_kept_and_can_be_changed() {
         for (name, value) in wanted {
             assert_eq!(made[name], value, "{name} in {made}");
         }
-        let change = ["--dedup", "offline", "--verify", "off", "--rounds", "1"];
+        let change = [
+            "--dedup",
+            "offline",
+            "--verify",
+            "off",
+            "--cold-passes",
+            "1",
+        ];
         let changed = scene.json(&[&["volume", "set", "odd"][..], &change].concat());
         assert_eq!(changed["dedup"], "offline");
         assert_eq!(changed["verify"], false);
-        assert_eq!(changed["rounds"], 1);
+        assert_eq!(changed["cold_passes"], 1);
         assert_eq!(changed["interval_seconds"], 86_400, "was not named");
         scene.ok(&["volume", "set", "odd", "--hash-cache", "0"]);
         scene.ok(&["volume", "set", "odd", "--interval", "7"]);
@@ -237,9 +244,9 @@ fn options_are_kept_and_can_be_changed() {
         assert_eq!(stat["quota_bytes"], 3_u64 << 20);
         assert_eq!(stat["reservation_bytes"], 0);
         assert_eq!(stat["reserved_unused_bytes"], 0);
-        assert_eq!(stat["rounds"], 1);
+        assert_eq!(stat["cold_passes"], 1);
         scene
-            .run(&["volume", "set", "gone", "--rounds", "1"])
+            .run(&["volume", "set", "gone", "--cold-passes", "1"])
             .is_refusal(1, &["gone"]);
     });
 }
@@ -249,11 +256,19 @@ fn changes_outlast_the_daemon() {
     let scene = Scene::new();
     let daemon = scene.daemon();
     scene.ok(&["volume", "create", "vm", "--size", "1M"]);
-    scene.ok(&["volume", "set", "vm", "--dedup", "off", "--rounds", "5"]);
+    scene.ok(&[
+        "volume",
+        "set",
+        "vm",
+        "--dedup",
+        "off",
+        "--cold-passes",
+        "5",
+    ]);
     daemon.kill();
     let stat = scene.json(&["volume", "stat", "vm"]);
     assert_eq!(
-        (&stat["dedup"], &stat["rounds"]),
+        (&stat["dedup"], &stat["cold_passes"]),
         (&"off".into(), &5.into())
     );
 }
@@ -272,9 +287,9 @@ fn nonsense_is_refused() {
         ("--domain", "a/b"),
         ("--domain", "-x"),
         ("--domain", &long),
-        ("--rounds", "0"),
-        ("--rounds", "17"),
-        ("--rounds", "-1"),
+        ("--cold-passes", "0"),
+        ("--cold-passes", "17"),
+        ("--cold-passes", "-1"),
         ("--interval", "0"),
         ("--interval", "86401"),
         ("--interval", "1s"),

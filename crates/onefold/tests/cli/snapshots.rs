@@ -153,7 +153,7 @@ fn what_a_deletion_frees_is_said_before() {
         "exclusive_bytes",
         "shared_bytes",
         "freed_if_deleted_bytes",
-        "as_of",
+        "usage_as_of",
     ] {
         assert!(stat("a")[field].is_null(), "{field}");
     }
@@ -165,7 +165,10 @@ fn what_a_deletion_frees_is_said_before() {
     scene.json(&["volume", "stat", "a", "--exact"]);
     let figures = |name: &str| {
         let stat = stat(name);
-        assert!(stat["as_of"].as_u64().unwrap() > 1_700_000_000, "{stat}");
+        assert!(
+            stat["usage_as_of"].as_u64().unwrap() > 1_700_000_000,
+            "{stat}"
+        );
         ["exclusive_bytes", "shared_bytes", "freed_if_deleted_bytes"]
             .map(|field| stat[field].as_u64().unwrap() as usize / MIB)
     };

@@ -157,7 +157,7 @@ impl Journal {
             }
         } else if (surely as u8) < before {
             reported.store(surely as u8, SeqCst);
-            if surely == SpaceLevel::Enough {
+            if surely == SpaceLevel::Ok {
                 tracing::info!("{}", self.describe_level(surely, room.available));
             }
         }
@@ -166,7 +166,7 @@ impl Journal {
 
     fn describe_level(&self, level: SpaceLevel, free: u64) -> String {
         let then = match level {
-            SpaceLevel::Enough => "the pool has enough space again",
+            SpaceLevel::Ok => "the pool has enough space again",
             SpaceLevel::Low => "the pool is low on space",
             SpaceLevel::Scarce => "the pool is short of space, and imports stop",
             SpaceLevel::Reserve => {

@@ -40,10 +40,15 @@ pub(crate) const PAGES_FOR_FINDER: u64 = 768;
 
 /// How full a pool is, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(
+    feature = "api",
+    derive(serde::Serialize, serde::Deserialize, utoipa::ToSchema)
+)]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 #[repr(u8)]
 pub enum SpaceLevel {
     /// There is room.
-    Enough,
+    Ok,
     /// A tenth of the pool is free, or 64 GiB.
     Low,
     /// A 32nd is free, or 8 GiB: imports stop.
@@ -56,13 +61,7 @@ pub enum SpaceLevel {
 
 impl SpaceLevel {
     /// From best to worst.
-    const ALL: [Self; 5] = [
-        Self::Enough,
-        Self::Low,
-        Self::Scarce,
-        Self::Reserve,
-        Self::Full,
-    ];
+    const ALL: [Self; 5] = [Self::Ok, Self::Low, Self::Scarce, Self::Reserve, Self::Full];
 
     /// The levels between the one that the log was told of and this one, which it is to hear of now.
     pub(super) fn news_since(self, reported: u8) -> impl Iterator<Item = Self> {
@@ -106,7 +105,7 @@ impl Watermarks {
             _ if free <= self.reserve => SpaceLevel::Reserve,
             _ if free <= self.scarce => SpaceLevel::Scarce,
             _ if free <= self.low => SpaceLevel::Low,
-            _ => SpaceLevel::Enough,
+            _ => SpaceLevel::Ok,
         }
     }
 
@@ -141,7 +140,7 @@ mod tests {
         for (blocks, block_size) in [(2, 4096), (300, 4096), (26_214_400, 4096), (1 << 40, 65536)] {
             let marks = Watermarks::of(blocks, block_size);
             assert_eq!(marks.level(0), SpaceLevel::Full);
-            assert_eq!(marks.level(blocks), SpaceLevel::Enough, "{blocks}");
+            assert_eq!(marks.level(blocks), SpaceLevel::Ok, "{blocks}");
             assert!(marks.reserve <= marks.scarce && marks.scarce <= marks.low);
             assert_eq!(marks.kept_from(Purpose::Overwrite), 0);
             let marked = [marks.reserve, marks.scarce, marks.low];
@@ -155,14 +154,14 @@ mod tests {
 
     #[test]
     fn the_log_hears_of_every_level_in_order() {
-        use SpaceLevel::{Enough, Full, Low, Reserve, Scarce};
+        use SpaceLevel::{Full, Low, Reserve, Scarce};
         let news = |now: SpaceLevel, reported: SpaceLevel| -> Vec<SpaceLevel> {
             now.news_since(reported as u8).collect()
         };
-        assert_eq!(news(Full, Enough), [Low, Scarce, Reserve, Full]);
+        assert_eq!(news(Full, SpaceLevel::Ok), [Low, Scarce, Reserve, Full]);
         assert_eq!(news(Reserve, Low), [Scarce, Reserve]);
         assert_eq!(news(Low, Low), []);
-        assert_eq!(news(Enough, Full), []);
+        assert_eq!(news(SpaceLevel::Ok, Full), []);
     }
 
     #[test]

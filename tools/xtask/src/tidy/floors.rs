@@ -15,6 +15,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("onefold-analyze", 5),
     ("onefold-backup", 5),
     ("onefold-workload", 6),
+    ("onefold-api", 6),
     ("onefold", 7),
 ];
 

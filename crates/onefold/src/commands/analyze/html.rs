@@ -3,9 +3,9 @@
 use super::super::html::{Page, Section, Table};
 use super::super::plots::{AMOUNTS, BESIDE, COLOURS, LABEL, SIZE, TITLE};
 use super::reply::{Reply, WayReply};
-use crate::error::{Error, Result};
-use crate::size;
 use onefold_analyze::{Compressed, Compressibility, RunLengths};
+use onefold_api::size;
+use onefold_api::{Error, Result};
 use plotters::prelude::*;
 use std::error::Error as Cause;
 use std::path::Path;

@@ -8,7 +8,6 @@ use self::reply::{EstimateReply, Reply};
 use super::foreground::{self, random_seed};
 use super::html::PageFile;
 use super::{Context, parse_size};
-use crate::error::{Error, Result};
 use crate::image::ImageFormat;
 use crate::output::Output;
 use crate::progress::Progress as Bar;
@@ -16,6 +15,7 @@ use onefold_analyze::{
     Analysis, AnalyzeError, Chunking, EstimateOptions, Options, Problem, Progress, Source,
     TraceOptions, analyze, estimate, trace_ways,
 };
+use onefold_api::{Error, Result};
 use onefold_image::Backing;
 use onefold_workload::Distribution;
 use std::fs::File;

@@ -1,11 +1,11 @@
 //! What `analyze` prints.
 
-use crate::output::Document;
-use crate::size;
+use crate::output::Render;
 use onefold_analyze::{
     Advice, Analysis, Category, ChunkingReport, Compressed, Compressibility, Copies, Estimate,
     EstimateOptions, InputShare, Problem, RunLengths, Totals,
 };
+use onefold_api::size;
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -403,7 +403,7 @@ fn advice_remarks(advice: &Advice) -> [String; 4] {
     ]
 }
 
-impl Document for Reply {
+impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{}", self.survey())?;
         let mut ways = self.chunkings.iter();
@@ -449,7 +449,7 @@ impl EstimateReply {
     }
 }
 
-impl Document for EstimateReply {
+impl Render for EstimateReply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
             out,

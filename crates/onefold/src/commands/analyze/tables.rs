@@ -1,8 +1,8 @@
 //! The figures as tables of comma-separated values, one file each.
 
 use super::reply::{Reply, WayReply};
-use crate::error::{Error, Result};
 use onefold_analyze::Category;
+use onefold_api::{Error, Result};
 use std::fs::{self, File};
 use std::path::Path;
 

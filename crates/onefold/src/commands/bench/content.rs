@@ -1,7 +1,7 @@
 //! The distributions that can be asked for: those that come with the program, and files.
 
-use crate::error::{Error, Result};
 use onefold_analyze::Chunking;
+use onefold_api::{Error, Result};
 use onefold_workload::{Distribution, shipped_distributions};
 use std::fs::File;
 use std::io::Read;

@@ -12,9 +12,9 @@ use self::reply::Reply;
 use super::foreground::{random_seed, stop_when_interrupted, with_bar};
 use super::html::PageFile;
 use super::{Context, parse_size};
-use crate::error::{Error, Result};
 use crate::output::Output;
 use crate::progress::Progress;
+use onefold_api::{Error, Result};
 use onefold_workload::{
     Load, LoadProgress, Mode, Pattern, Share, Target, WorkloadError, inspect, run as run_load,
     scaled,

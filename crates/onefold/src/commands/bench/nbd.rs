@@ -1,6 +1,6 @@
 //! An NBD export as the target of a load.
 
-use crate::error::{Error, Result};
+use onefold_api::{Error, Result};
 use onefold_nbd::client::{Address, Client};
 use onefold_nbd::wire::transmission_flag;
 use onefold_workload::{Connection, Load, Target};

@@ -3,7 +3,7 @@
 use super::super::html::{Page, Section, Table};
 use super::super::plots::{Lines, Plot, Scale};
 use super::reply::{COLUMNS, IntervalReply, OperationReply, PhaseReply, Reply, time_display};
-use crate::error::{Error, Result};
+use onefold_api::{Error, Result};
 use std::error::Error as Cause;
 
 /// Points of a line at most.

@@ -1,8 +1,8 @@
 //! What `bench` can be put on, as the user names it.
 
 use super::nbd::NbdTarget;
-use crate::error::{Error, Result};
-use crate::size;
+use onefold_api::size;
+use onefold_api::{Error, Result};
 use onefold_nbd::client::Address;
 use onefold_workload::{FileTarget, Load, MemoryTarget, Target};
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! What `bench` prints.
 
 use super::content::Content;
-use crate::output::Document;
-use crate::size;
+use crate::output::Render;
+use onefold_api::size;
 use onefold_workload::{
     Load, LoadReport, Measured, Operation, PhaseReport, Region, Scaled, Target,
 };
@@ -268,7 +268,7 @@ impl OperationReply {
     }
 }
 
-impl Document for Reply {
+impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         for line in self.load() {
             writeln!(out, "{line}")?;

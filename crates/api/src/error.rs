@@ -1,0 +1,98 @@
+//! A failure, as users see it.
+//!
+//! Every message says what failed, where, and what the user can do about it. A message fits on one
+//! line of stderr: line breaks from lower layers are replaced when it is printed.
+
+use std::fmt;
+use std::io;
+
+use onefold_store::{StoreError, StoreErrorKind};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The result of a request.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The kind of a failure: what a program may decide by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ErrorKind {
+    /// The request makes no sense, whatever the state of the pool.
+    Usage,
+    /// No volume or snapshot has this name.
+    NotFound,
+    /// The name is taken.
+    Exists,
+    /// Clients, other requests or another process are in the way.
+    InUse,
+    /// The pool, its host, or a quota has no room left.
+    NoSpace,
+    /// The pool takes no writes.
+    ReadOnly,
+    /// Stored metadata is not what was written.
+    Damaged,
+    /// Any other failure.
+    Failed,
+}
+
+/// A failure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Error {
+    /// Its kind.
+    pub kind: ErrorKind,
+    /// What failed, where, and what the user can do; in one line, for people.
+    pub message: String,
+}
+
+impl Error {
+    /// A failure of some kind.
+    #[must_use]
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+        }
+    }
+
+    /// A failure of no special kind.
+    #[must_use]
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Failed, message)
+    }
+
+    /// A request that makes no sense.
+    #[must_use]
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Usage, message)
+    }
+
+    /// A failed system call, with what was being done to what.
+    #[must_use]
+    pub fn io(what: impl fmt::Display, source: &io::Error) -> Self {
+        Self::failed(format!("{what}: {source}"))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message.replace(['\n', '\r'], " "))
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        let kind = match error.kind() {
+            StoreErrorKind::Invalid => ErrorKind::Usage,
+            StoreErrorKind::NotFound => ErrorKind::NotFound,
+            StoreErrorKind::Exists => ErrorKind::Exists,
+            StoreErrorKind::Busy => ErrorKind::InUse,
+            StoreErrorKind::NoSpace | StoreErrorKind::QuotaReached => ErrorKind::NoSpace,
+            StoreErrorKind::ReadOnly => ErrorKind::ReadOnly,
+            StoreErrorKind::Damaged => ErrorKind::Damaged,
+            _ => ErrorKind::Failed,
+        };
+        Self::new(kind, error.to_string())
+    }
+}

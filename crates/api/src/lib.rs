@@ -1,0 +1,61 @@
+//! What users can ask of onefold: requests, replies, and the service that carries them out.
+//!
+//! A request is one definition. From it come its arguments on the command line (clap), its JSON on the
+//! control socket (serde), and its part of the [OpenAPI document](openapi::document). The command line
+//! runs it itself where it has opened the pool, and sends it to the daemon otherwise; so both give the
+//! same answer and refuse the same things.
+//!
+//! May use: the store and its jobs. Must not: open sockets, files or pools, print, or render for people;
+//! front ends do that.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `request.rs` `requests.rs` | the trait [`Request`]; the list of all requests |
+//! | `service.rs` | [`Service`]: an open pool with its clients and jobs |
+//! | `volume.rs` `snapshot.rs` `diff.rs` | requests about volumes |
+//! | `pool.rs` `scrub.rs` `index.rs` `job.rs` | requests about the pool |
+//! | [`transfer`] | import and export, which move data beside the request |
+//! | `options.rs` `size.rs` | options of volumes; sizes as people write them |
+//! | `error.rs` | a failure, its kind and its message |
+//! | `openapi.rs` | the OpenAPI document |
+//! | [`limits`] | every bound, with its reason |
+
+mod diff;
+mod error;
+mod index;
+mod job;
+pub mod limits;
+pub mod openapi;
+mod options;
+mod pool;
+mod request;
+mod requests;
+mod scrub;
+mod service;
+pub mod size;
+mod snapshot;
+pub mod transfer;
+mod volume;
+
+pub use diff::{DiffContent, DiffExtent, DiffPage, NextPage, SnapshotDiff};
+pub use error::{Error, ErrorKind, Result};
+pub use index::{IndexConvert, IndexRebuild, IndexStat, IndexStatReply};
+pub use job::{JobList, JobListReply, JobPause, JobReply, JobResume, JobStateName, SelectedJobs};
+pub use options::NewVolumeOptions;
+pub use pool::{
+    ListedFinding, PoolCheck, PoolCheckReply, PoolDedup, PoolDedupReply, PoolResize, PoolSet,
+    PoolSetReply, PoolStat, PoolStatReply, PoolTrim, PoolTrimReply, PoolUpgrade, PoolUpgradeReply,
+    PoolVolume,
+};
+pub use request::{Report, Request, SCHEMA_VERSION, Versioned};
+pub use requests::{Visitor, visit_requests};
+pub use scrub::{AffectedPlace, BadBlock, BlockFault, PoolBadBlocks, PoolScrub, PoolScrubReply};
+pub use service::{Clients, DataReply, Hold, Service, check_name};
+pub use snapshot::{
+    DeletionReply, SnapshotCreate, SnapshotDelete, SnapshotList, SnapshotListReply, SnapshotName,
+    SnapshotReply, SnapshotRollback,
+};
+pub use volume::{
+    PlanReply, UsageReply, VolumeClone, VolumeCreate, VolumeDelete, VolumeList, VolumeListReply,
+    VolumeRename, VolumeReply, VolumeResize, VolumeSet, VolumeStat,
+};

@@ -1,0 +1,482 @@
+//! Requests about the whole pool.
+
+use clap::Args;
+use onefold_jobs::{JobCounts, Shrunk, dedup_now, keeps_its_size, shrink_to, trim_now};
+use onefold_store::{DedupMode, Finding, IndexKind, SpaceLevel, WhenFull};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::error::{Error, Result};
+use crate::limits::FINDINGS_LISTED_MAX;
+use crate::request::{Report, Request};
+use crate::service::{DataReply, Service, whole_blocks};
+use crate::size;
+use crate::snapshot::DeletionReply;
+use crate::volume::PlanReply;
+
+/// Describes the pool: blocks and bytes over everything.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct PoolStat {}
+
+/// One volume of [`PoolStatReply`].
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PoolVolume {
+    /// Its name.
+    pub name: String,
+    /// Its size as guests see it.
+    pub size_bytes: u64,
+    /// Whether and when its blocks are deduplicated.
+    pub dedup: DedupMode,
+    /// Its blocks are shared with volumes of this domain only.
+    pub domain: String,
+    #[serde(flatten)]
+    /// The data that a reader finds.
+    pub data: DataReply,
+    /// Blocks with data in the live layer.
+    pub logical_blocks: u64,
+    /// Blocks that the finder has not scanned yet.
+    pub pending_dedup_blocks: u64,
+    /// Where NBD clients find it, if a daemon serves it.
+    pub nbd_uri: Option<String>,
+}
+
+/// The pool as it is now. Field names are stable.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PoolStatReply {
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// Blocks of the pool.
+    pub pool_blocks: u64,
+    /// The size that it is shrinking to.
+    pub shrinking_to_blocks: Option<u64>,
+    /// Blocks with data over all layers of volumes and snapshots.
+    pub logical_blocks: u64,
+    /// Blocks that hold this data.
+    pub physical_blocks: u64,
+    /// Blocks with one owner, not published in the index.
+    pub private_blocks: u64,
+    /// Blocks that the finder is publishing now.
+    pub unsettled_blocks: u64,
+    /// Published blocks with one reference.
+    pub unique_blocks: u64,
+    /// Published blocks with several references.
+    pub shared_blocks: u64,
+    /// Free blocks.
+    pub free_blocks: u64,
+    /// Free blocks for which the host has space.
+    pub available_blocks: u64,
+    /// Free space of the file system that holds the pool's data; absent on a device.
+    pub host_free_bytes: Option<u64>,
+    /// Free blocks that only writes over existing data get.
+    pub reserve_blocks: u64,
+    /// Free blocks withheld for volumes with a reservation.
+    pub reserved_unused_blocks: u64,
+    /// How full the pool is.
+    pub space: SpaceLevel,
+    /// How a full pool treats writes.
+    pub when_full: WhenFull,
+    /// Clients' requests that wait for space.
+    pub waiting_requests: u64,
+    /// Blocks on their way to be free: references that the collector has still to release, and blocks whose
+    /// release is not durable or that a reader may still read.
+    pub pending_free_blocks: u64,
+    /// References that the collector has still to release.
+    pub pending_release_blocks: u64,
+    /// Blocks that the finder has not scanned yet.
+    pub pending_dedup_blocks: u64,
+    /// The back end of the index.
+    pub index: IndexKind,
+    /// Whether the index is being rebuilt, or must be.
+    pub index_rebuilding: bool,
+    /// Size of the index on disk.
+    pub index_bytes_on_disk: u64,
+    /// Space that the host has allocated for data.
+    pub pool_bytes_on_disk: u64,
+    /// The part of it that holds free blocks, which `pool trim` returns.
+    pub free_bytes_on_disk: u64,
+    /// Space that the host has allocated for metadata and the log.
+    pub metadata_bytes_on_disk: u64,
+    /// Logical blocks for each physical block; 1 for an empty pool.
+    pub dedup_ratio: f64,
+    /// Logical less physical bytes.
+    pub saved_bytes: u64,
+    /// One entry for each volume.
+    pub volumes: Vec<PoolVolume>,
+    /// Deleted volumes and snapshots that still hold blocks.
+    pub being_deleted: Vec<DeletionReply>,
+}
+
+impl Request for PoolStat {
+    const PATH: &'static str = "/v1/pool/stat";
+    type Reply = PoolStatReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolStatReply> {
+        let stat = service.store.stat()?;
+        let saved_blocks = stat.logical_blocks.saturating_sub(stat.physical_blocks);
+        // An empty pool saves nothing and wastes nothing: the ratio of a pool without dedup.
+        let dedup_ratio = match stat.physical_blocks {
+            0 => 1.0,
+            physical_blocks => stat.logical_blocks as f64 / physical_blocks as f64,
+        };
+        let count = stat.volumes.len();
+        let volumes = stat.volumes.into_iter().map(|volume| PoolVolume {
+            data: service.data(&volume.name, count),
+            nbd_uri: service.nbd_uri(&volume.name),
+            name: volume.name,
+            size_bytes: volume.size_bytes,
+            dedup: volume.dedup,
+            domain: volume.domain,
+            logical_blocks: volume.logical_blocks,
+            pending_dedup_blocks: volume.dirty_blocks,
+        });
+        let deletions = stat.deletions.into_iter();
+        let deletions = deletions.map(|it| DeletionReply::of(it, stat.block_size.into()));
+        Ok(PoolStatReply {
+            block_size: stat.block_size,
+            pool_blocks: stat.pool_blocks,
+            shrinking_to_blocks: stat.shrinking_to_blocks,
+            logical_blocks: stat.logical_blocks,
+            physical_blocks: stat.physical_blocks,
+            private_blocks: stat.private_blocks,
+            unsettled_blocks: stat.unsettled_blocks,
+            unique_blocks: stat.unique_blocks,
+            shared_blocks: stat.shared_blocks,
+            free_blocks: stat.free_blocks,
+            available_blocks: stat.available_blocks,
+            host_free_bytes: stat.host_free_bytes,
+            reserve_blocks: stat.reserve_blocks,
+            reserved_unused_blocks: stat.reserved_unused_blocks,
+            space: stat.space,
+            when_full: stat.when_full,
+            waiting_requests: service.waiting_for_space(),
+            pending_free_blocks: stat.reclaim_blocks,
+            pending_release_blocks: stat.queued_blocks,
+            pending_dedup_blocks: stat.dirty_blocks,
+            index: stat.index,
+            index_rebuilding: stat.index_rebuilding,
+            index_bytes_on_disk: stat.index_bytes_on_disk,
+            pool_bytes_on_disk: stat.pool_bytes_on_disk,
+            free_bytes_on_disk: stat.free_bytes_on_disk,
+            metadata_bytes_on_disk: stat.metadata_bytes_on_disk,
+            dedup_ratio,
+            saved_bytes: saved_blocks * u64::from(stat.block_size),
+            volumes: volumes.collect(),
+            being_deleted: deletions.collect(),
+        })
+    }
+}
+
+/// Brings the pool to the newest format.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct PoolUpgrade {}
+
+/// The pool's format.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PoolUpgradeReply {
+    /// Major and minor version, as `1.0`.
+    pub format: String,
+    /// Whether anything was changed.
+    pub upgraded: bool,
+}
+
+impl Request for PoolUpgrade {
+    const PATH: &'static str = "/v1/pool/upgrade";
+    type Reply = PoolUpgradeReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolUpgradeReply> {
+        let (major, minor) = service.store.format_version()?;
+        Ok(PoolUpgradeReply {
+            format: format!("{major}.{minor}"),
+            upgraded: false,
+        })
+    }
+}
+
+/// Changes the pool's settings, also while it is in use.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct PoolSet {
+    /// How a full pool treats writes.
+    #[arg(long, value_enum)]
+    pub when_full: WhenFull,
+}
+
+/// The settings as they are now.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PoolSetReply {
+    /// How a full pool treats writes.
+    pub when_full: WhenFull,
+}
+
+impl Request for PoolSet {
+    const PATH: &'static str = "/v1/pool/set";
+    type Reply = PoolSetReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolSetReply> {
+        service.store.set_when_full(self.when_full)?;
+        Ok(PoolSetReply {
+            when_full: service.store.when_full(),
+        })
+    }
+}
+
+/// Finds and shares all present duplicates, and then releases unused blocks.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct PoolDedup {
+    /// Scan only this volume, even if its dedup is off.
+    #[arg(long, value_name = "NAME")]
+    pub volume: Option<String>,
+}
+
+/// The work of one `pool dedup`.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PoolDedupReply {
+    #[serde(flatten)]
+    /// Blocks by outcome.
+    pub counts: JobCounts,
+    /// Duration.
+    pub seconds: f64,
+    /// Rate of the scan.
+    pub bytes_per_second: u64,
+}
+
+impl Request for PoolDedup {
+    const PATH: &'static str = "/v1/pool/dedup";
+    type Reply = PoolDedupReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolDedupReply> {
+        if service.store.shrinking_to()?.is_some() {
+            return Err(Error::failed(
+                "the pool is being made smaller, and nothing is shared meanwhile; 'onefold pool \
+                 resize' goes on with that, or ends it",
+            ));
+        }
+        let totals = dedup_now(
+            &service.store,
+            self.volume.as_deref(),
+            &mut service.blocks_until_stopped(report),
+        )?;
+        if totals.was_broken_off {
+            return Err(Error::failed(format!(
+                "the daemon was stopped after {}; the rest is found later",
+                size::count(totals.counts.scanned, "block")
+            )));
+        }
+        Ok(PoolDedupReply {
+            counts: totals.counts,
+            seconds: totals.seconds,
+            bytes_per_second: (totals.counts.bytes as f64 / totals.seconds.max(1e-9)) as u64,
+        })
+    }
+}
+
+/// Changes the pool's size, also while it is in use.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct PoolResize {
+    /// The new size in bytes, rounded up to whole blocks; at most the size of the device, if it is on one.
+    #[arg(long = "size", value_name = "SIZE", value_parser = size::parse)]
+    pub size_bytes: u64,
+    /// Carry out a plan that makes the pool smaller; without it, the plan is only returned.
+    #[arg(long)]
+    #[serde(default)]
+    pub yes: bool,
+}
+
+impl PoolResize {
+    /// What making it smaller takes, and that only if it is wanted.
+    fn shrink(&self, service: &Service, size_bytes: u64, report: Report<'_>) -> Result<PlanReply> {
+        let store = &service.store;
+        let before = store.size_bytes()?;
+        // What is deleted need not be moved.
+        store.finish_deletions(&mut service.blocks(report))?;
+        let wanted = store.plan_shrink(size_bytes)?;
+        let block_size = u64::from(store.block_size());
+        let copied = size::display(wanted.copied_blocks * block_size);
+        let mut plan = vec![format!(
+            "shrink the pool {}",
+            size::change(before, size_bytes)
+        )];
+        if wanted.copied_blocks > 0 {
+            plan.push(format!(
+                "copy {copied} from beyond the new end to before it"
+            ));
+        }
+        if wanted.first_size_bytes > size_bytes {
+            let first = size::display(wanted.first_size_bytes);
+            plan.push(format!(
+                "shrink to {first} first, and find the duplicates among the copies before going on"
+            ));
+        }
+        if !self.yes {
+            return Ok(PlanReply::without_clients(plan, false));
+        }
+        let shrunk = shrink_to(store, size_bytes, &mut service.blocks_until_stopped(report));
+        let now = || store.size_bytes().map(size::display).unwrap_or_default();
+        let failed = match shrunk {
+            Ok(Shrunk::Done) => None,
+            Ok(Shrunk::Cancelled) => Some("somebody else has cancelled this".to_owned()),
+            Ok(Shrunk::BrokenOff) => Some(
+                "the daemon was stopped; it goes on when it is started again, and what it does not do \
+                 this command will"
+                    .to_owned(),
+            ),
+            Ok(Shrunk::Stuck(left)) => Some(format!(
+                "the pool has {} and keeps it: {} beyond the new end cannot be moved; run \
+                 'onefold pool check'",
+                now(),
+                size::count(left, "block")
+            )),
+            Err(error) if keeps_its_size(&error) => {
+                Some(format!("the pool has {} and keeps it: {error}", now()))
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(message) = failed {
+            return Err(Error::failed(message));
+        }
+        if wanted.copied_blocks > 0 {
+            plan.push("leave it to the finder to share again what was copied".to_owned());
+        }
+        Ok(PlanReply::without_clients(plan, true))
+    }
+}
+
+impl Request for PoolResize {
+    const PATH: &'static str = "/v1/pool/resize";
+    type Reply = PlanReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
+        let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "pool")?;
+        let before = service.store.size_bytes()?;
+        if size_bytes < before {
+            return self.shrink(service, size_bytes, report);
+        }
+        let shrinking = service.store.shrinking_to()?;
+        service.store.grow(size_bytes)?;
+        let plan = match size_bytes == before {
+            true if shrinking.is_some() => "keep the pool's size: it shrinks no more".to_owned(),
+            true => "leave the pool as it is: it has this size".to_owned(),
+            false => format!("grow the pool {}", size::change(before, size_bytes)),
+        };
+        Ok(PlanReply::without_clients(vec![plan], true))
+    }
+}
+
+/// Proves that every block is accounted for exactly once.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct PoolCheck {
+    /// Rebuild free space from the maps where they disagree. Data that cannot be accounted for is never
+    /// deleted.
+    #[arg(long)]
+    #[serde(default)]
+    pub repair: bool,
+}
+
+/// The result of a check.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PoolCheckReply {
+    /// Number of findings.
+    pub findings: u64,
+    /// Findings that were repaired.
+    pub repaired: u64,
+    /// Blocks that nothing refers to and that are not free.
+    pub leaked_blocks: u64,
+    /// Map entries checked.
+    pub mapped_blocks: u64,
+    /// Metadata pages read.
+    pub pages_read: u64,
+    /// The first findings.
+    pub listed: Vec<ListedFinding>,
+}
+
+/// One finding of a check.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct ListedFinding {
+    /// The finding, for people.
+    pub message: String,
+    /// Whether `--repair` corrects it.
+    pub repairable: bool,
+}
+
+impl PoolCheckReply {
+    /// The single finding of a pool that is too damaged to be opened.
+    #[must_use]
+    pub fn unopenable(message: String) -> Self {
+        let listed = vec![ListedFinding {
+            message,
+            repairable: false,
+        }];
+        let (repaired, leaked_blocks, mapped_blocks, pages_read) = (0, 0, 0, 0);
+        Self {
+            findings: 1,
+            repaired,
+            leaked_blocks,
+            mapped_blocks,
+            pages_read,
+            listed,
+        }
+    }
+}
+
+impl Request for PoolCheck {
+    const PATH: &'static str = "/v1/pool/check";
+    type Reply = PoolCheckReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolCheckReply> {
+        let mut listed = Vec::new();
+        let mut list = |finding: Finding| {
+            if listed.len() < FINDINGS_LISTED_MAX {
+                let (message, repairable) = (finding.message, finding.repairable);
+                listed.push(ListedFinding {
+                    message,
+                    repairable,
+                });
+            }
+        };
+        let store = &service.store;
+        let report = store.check_with_progress(self.repair, &mut list, report)?;
+        Ok(PoolCheckReply {
+            findings: report.findings,
+            repaired: report.repaired,
+            leaked_blocks: report.leaked_blocks,
+            mapped_blocks: report.mapped_blocks,
+            pages_read: report.pages_read,
+            listed,
+        })
+    }
+}
+
+/// Returns all free space to the host.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct PoolTrim {}
+
+/// Space of the host before and after.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PoolTrimReply {
+    /// Space that the host had allocated for data before.
+    pub before_bytes_on_disk: u64,
+    /// Space that the host has allocated for data now.
+    pub pool_bytes_on_disk: u64,
+    /// The part of it that holds free blocks.
+    pub free_bytes_on_disk: u64,
+}
+
+impl Request for PoolTrim {
+    const PATH: &'static str = "/v1/pool/trim";
+    type Reply = PoolTrimReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolTrimReply> {
+        let before = service.store.stat()?.pool_bytes_on_disk;
+        let trimmed = trim_now(&service.store, &mut service.blocks_until_stopped(report))?;
+        if trimmed.is_break() {
+            return Err(Error::failed(
+                "the daemon was stopped before all free space was given back",
+            ));
+        }
+        let stat = service.store.stat()?;
+        Ok(PoolTrimReply {
+            before_bytes_on_disk: before,
+            pool_bytes_on_disk: stat.pool_bytes_on_disk,
+            free_bytes_on_disk: stat.free_bytes_on_disk,
+        })
+    }
+}

@@ -1,0 +1,43 @@
+//! The list of all requests.
+
+use crate::request::Request;
+use crate::{diff, index, job, pool, scrub, snapshot, volume};
+
+/// Sees each type of request once.
+pub trait Visitor {
+    /// Called for each.
+    fn request<R: Request>(&mut self);
+}
+
+/// Shows all requests to a visitor. Routes of the control socket and the OpenAPI document come from this
+/// list alone.
+pub fn visit_requests(visitor: &mut impl Visitor) {
+    visitor.request::<pool::PoolStat>();
+    visitor.request::<pool::PoolSet>();
+    visitor.request::<pool::PoolCheck>();
+    visitor.request::<pool::PoolDedup>();
+    visitor.request::<pool::PoolResize>();
+    visitor.request::<pool::PoolTrim>();
+    visitor.request::<pool::PoolUpgrade>();
+    visitor.request::<scrub::PoolScrub>();
+    visitor.request::<scrub::PoolBadBlocks>();
+    visitor.request::<index::IndexStat>();
+    visitor.request::<index::IndexRebuild>();
+    visitor.request::<index::IndexConvert>();
+    visitor.request::<job::JobList>();
+    visitor.request::<job::JobPause>();
+    visitor.request::<job::JobResume>();
+    visitor.request::<volume::VolumeCreate>();
+    visitor.request::<volume::VolumeClone>();
+    visitor.request::<volume::VolumeList>();
+    visitor.request::<volume::VolumeStat>();
+    visitor.request::<volume::VolumeSet>();
+    visitor.request::<volume::VolumeRename>();
+    visitor.request::<volume::VolumeResize>();
+    visitor.request::<volume::VolumeDelete>();
+    visitor.request::<snapshot::SnapshotCreate>();
+    visitor.request::<snapshot::SnapshotList>();
+    visitor.request::<diff::SnapshotDiff>();
+    visitor.request::<snapshot::SnapshotDelete>();
+    visitor.request::<snapshot::SnapshotRollback>();
+}

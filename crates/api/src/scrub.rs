@@ -1,0 +1,200 @@
+//! Requests about blocks that have decayed.
+
+use std::ops::ControlFlow;
+use std::thread;
+
+use clap::Args;
+use onefold_jobs::{JobKind, JobState, Maintenance, scrub_now};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::error::{Error, Result};
+use crate::limits::{PLACES_LISTED_MAX, SCRUB_POLL_INTERVAL};
+use crate::request::{Report, Request};
+use crate::service::Service;
+use crate::size;
+
+/// Scrubs the pool, or a part of it: reads stored blocks and finds those that have decayed.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct PoolScrub {
+    /// Percentage of the pool to scrub, from where the last scrub ended [default: the rest of an interrupted
+    /// scrub, else all of it].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub percent: Option<u8>,
+    /// The most bytes to read in a second [default: no limit].
+    #[arg(long = "rate", value_name = "SIZE", value_parser = size::parse)]
+    pub bytes_per_second: Option<u64>,
+}
+
+/// Lists the blocks that are known to be bad.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct PoolBadBlocks {}
+
+/// A place where a bad block is mapped.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct AffectedPlace {
+    /// The volume.
+    pub volume: String,
+    /// The snapshot, unless it is the live volume.
+    pub snapshot: Option<String>,
+    /// The block's address in it.
+    pub lba: u64,
+}
+
+/// One bad block.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct BadBlock {
+    /// Its address in the pool.
+    pub pba: u64,
+    /// Its fault.
+    pub fault: BlockFault,
+    /// Whether it is repaired when the same content is written or imported.
+    pub repairable: bool,
+    /// Number of places where it is mapped.
+    pub affected: u64,
+    /// The first of them.
+    pub places: Vec<AffectedPlace>,
+}
+
+/// The fault of a bad block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BlockFault {
+    /// The device cannot read it.
+    Unreadable,
+    /// Its content is not what was stored.
+    Changed,
+}
+
+/// The progress of scrubbing, and the bad blocks that are known.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PoolScrubReply {
+    /// Blocks of the pool.
+    pub pool_blocks: u64,
+    /// Where the next scrub continues.
+    pub next_block: u64,
+    /// Blocks that the present scrub has still to read.
+    pub left_blocks: u64,
+    /// When the last scrub ended, in seconds since the Unix epoch.
+    pub ended: Option<u64>,
+    /// The bad blocks, in ascending order.
+    pub bad_blocks: Vec<BadBlock>,
+}
+
+impl PoolScrubReply {
+    fn of(service: &Service) -> Result<Self> {
+        let mut places: Vec<(u64, AffectedPlace)> = Vec::new();
+        let mut counts = std::collections::BTreeMap::<u64, u64>::new();
+        let bad = service.store.bad_blocks(&mut |user| {
+            *counts.entry(user.pba).or_default() += 1;
+            if places.len() < PLACES_LISTED_MAX {
+                let place = AffectedPlace {
+                    volume: user.volume,
+                    snapshot: user.snapshot,
+                    lba: user.lba,
+                };
+                places.push((user.pba, place));
+            }
+        })?;
+        places.sort_by_key(|(pba, _)| *pba);
+        let mut places = places.into_iter().peekable();
+        let bad_blocks = bad.into_iter().map(|block| BadBlock {
+            pba: block.pba,
+            fault: match block.is_unreadable {
+                true => BlockFault::Unreadable,
+                false => BlockFault::Changed,
+            },
+            repairable: block.is_shared,
+            affected: counts.get(&block.pba).copied().unwrap_or_default(),
+            places: std::iter::from_fn(|| places.next_if(|(pba, _)| *pba == block.pba))
+                .map(|(_, place)| place)
+                .collect(),
+        });
+        let bad_blocks = bad_blocks.collect();
+        let status = service.store.scrub_status()?;
+        Ok(Self {
+            pool_blocks: status.pool_blocks,
+            next_block: status.next_block,
+            left_blocks: status.left_blocks,
+            ended: Some(status.ended_unix_seconds).filter(|ended| *ended > 0),
+            bad_blocks,
+        })
+    }
+
+    /// Whether a bad block is mapped anywhere.
+    #[must_use]
+    pub fn is_damaged(&self) -> bool {
+        self.bad_blocks.iter().any(|block| block.affected > 0)
+    }
+}
+
+impl Request for PoolBadBlocks {
+    const PATH: &'static str = "/v1/pool/bad-blocks";
+    type Reply = PoolScrubReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<PoolScrubReply> {
+        PoolScrubReply::of(service)
+    }
+}
+
+impl Request for PoolScrub {
+    const PATH: &'static str = "/v1/pool/scrub";
+    type Reply = PoolScrubReply;
+
+    fn check(&self) -> Result<()> {
+        match self.percent {
+            Some(0 | 101..) => Err(Error::usage("a scrub covers 1 to 100 percent of the pool")),
+            _ => Ok(()),
+        }
+    }
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PoolScrubReply> {
+        let rate = self.bytes_per_second.unwrap_or(0);
+        match service.maintenance.as_deref() {
+            Some(maintenance) => {
+                maintenance.begin_scrub(self.percent, rate)?;
+                follow(service, maintenance, &mut service.blocks(report))?;
+            }
+            None => {
+                service.store.begin_scrub(self.percent, rate)?;
+                let mut report = service.blocks(report);
+                let ended = scrub_now(&service.store, &mut |done, all| {
+                    report(done, all);
+                    ControlFlow::Continue(())
+                });
+                let _ = ended?;
+            }
+        }
+        PoolScrubReply::of(service)
+    }
+}
+
+/// Waits until the daemon's scrub has ended, or until that is known not to happen by itself.
+fn follow(service: &Service, maintenance: &Maintenance, report: Report<'_>) -> Result<()> {
+    let all = service.store.scrub_status()?.left_blocks;
+    loop {
+        let left = service.store.scrub_status()?.left_blocks;
+        report(all.saturating_sub(left), all);
+        if left == 0 {
+            return Ok(());
+        }
+        if service.is_stopping() {
+            return Err(Error::failed(
+                "the daemon was stopped; the scrub goes on when it is started again",
+            ));
+        }
+        let jobs = maintenance.jobs()?.into_iter();
+        for job in jobs.filter(|job| job.kind == JobKind::Scrub) {
+            match job.state {
+                JobState::Paused => {
+                    return Err(Error::failed(
+                        "the scrub is paused; 'onefold job resume scrub' lets it go on",
+                    ));
+                }
+                JobState::Failed(message) => return Err(Error::failed(message)),
+                _ => {}
+            }
+        }
+        thread::sleep(SCRUB_POLL_INTERVAL);
+    }
+}

@@ -1,0 +1,245 @@
+//! An open pool with its clients and jobs: what requests are carried out on.
+
+use std::any::Any;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use onefold_jobs::Maintenance;
+use onefold_store::{Store, VolumeStat};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::limits::LIST_SEGMENTS_MAX;
+use crate::request::{Report, Request};
+use crate::size;
+
+/// Keeps a volume free of clients while something is done to it.
+pub type Hold = Box<dyn Any + Send>;
+
+/// The clients of an open pool. Only a daemon has any.
+pub trait Clients: Send + Sync {
+    /// The clients of a volume, as a person would name them; empty when it is free.
+    fn clients(&self, volume: &str) -> Vec<String>;
+
+    /// Refuses new clients of a volume until the result is dropped.
+    fn hold(&self, volume: &str) -> Hold;
+
+    /// Ends their connections and returns when none of their requests is under way.
+    ///
+    /// # Errors
+    /// Where a client does not finish its last request in time.
+    fn disconnect(&self, volume: &str) -> Result<()>;
+
+    /// Where a client finds this volume.
+    fn nbd_uri(&self, volume: &str) -> Option<String>;
+
+    /// How many requests wait for space in the pool.
+    fn waiting_for_space(&self) -> u64;
+}
+
+/// Data of a volume or snapshot, over all layers.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+pub struct DataReply {
+    /// The data that a reader finds; absent where counting it now would take long and it was not counted
+    /// before.
+    pub data_bytes: Option<u64>,
+    /// When it was counted, in seconds since the Unix epoch; absent if just now.
+    pub data_as_of: Option<u64>,
+}
+
+/// An open pool with its clients and jobs.
+#[derive(Clone)]
+pub struct Service {
+    /// The pool.
+    pub store: Arc<Store>,
+    /// Its clients. Only a daemon has any.
+    pub clients: Option<Arc<dyn Clients>>,
+    /// The background jobs. Only a daemon has any.
+    pub maintenance: Option<Arc<Maintenance>>,
+}
+
+impl Service {
+    /// A pool without clients and jobs.
+    #[must_use]
+    pub fn without_clients(store: Arc<Store>) -> Self {
+        Self {
+            store,
+            clients: None,
+            maintenance: None,
+        }
+    }
+
+    /// Checks a request and carries it out.
+    ///
+    /// # Errors
+    /// Those of the request.
+    pub fn call<R: Request>(&self, request: &R, report: Report<'_>) -> Result<R::Reply> {
+        request.check()?;
+        request.run(self, report)
+    }
+
+    pub(crate) fn clients(&self, volume: &str) -> Vec<String> {
+        self.clients
+            .as_ref()
+            .map(|a| a.clients(volume))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn maintenance(&self) -> Result<&Maintenance> {
+        let maintenance = self.maintenance.as_deref();
+        maintenance.ok_or_else(|| Error::failed("there are jobs only while 'onefold serve' runs"))
+    }
+
+    /// Whether long work should come to its end, because the daemon does.
+    pub(crate) fn is_stopping(&self) -> bool {
+        let maintenance = self.maintenance.as_ref();
+        maintenance.is_some_and(|maintenance| maintenance.is_stopping())
+    }
+
+    /// Gives up what was deleted; where there is a daemon, its background job does that.
+    pub(crate) fn finish_deletions(&self, report: Report<'_>) -> Result<()> {
+        if self.maintenance.is_none() {
+            self.store.finish_deletions(&mut self.blocks(report))?;
+        }
+        Ok(())
+    }
+
+    /// Reports blocks, of which each counts as its bytes.
+    pub(crate) fn blocks<'a>(&self, report: Report<'a>) -> impl FnMut(u64, u64) + Send + use<'a> {
+        let block_size = u64::from(self.store.block_size());
+        move |done, all| report(done * block_size, all * block_size)
+    }
+
+    /// As [`Service::blocks`], of work that ends early when the daemon does.
+    pub(crate) fn blocks_until_stopped<'a>(
+        &'a self,
+        report: Report<'a>,
+    ) -> impl FnMut(u64, u64) -> ControlFlow<()> + Send + 'a {
+        let mut report = self.blocks(report);
+        move |done, all| {
+            report(done, all);
+            match self.is_stopping() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        }
+    }
+
+    pub(crate) fn waiting_for_space(&self) -> u64 {
+        let clients = self.clients.as_ref();
+        clients.map_or(0, |clients| clients.waiting_for_space())
+    }
+
+    pub(crate) fn nbd_uri(&self, volume: &str) -> Option<String> {
+        self.clients.as_ref().and_then(|a| a.nbd_uri(volume))
+    }
+
+    /// What a reader of one of `among` volumes and snapshots finds, if that is known or soon counted.
+    pub(crate) fn data(&self, name: &str, among: usize) -> DataReply {
+        let segments_max = LIST_SEGMENTS_MAX / among.max(1) as u64;
+        // Where a map cannot be read, `pool check` says so; the others are listed all the same.
+        let data = self.store.data(name, segments_max).ok().flatten();
+        DataReply {
+            data_bytes: data.map(|data| data.blocks * u64::from(self.store.block_size())),
+            data_as_of: data.and_then(|data| data.as_of_unix_seconds),
+        }
+    }
+
+    /// The same for a plan, however long it takes to count.
+    pub(crate) fn data_in_words(&self, name: &str) -> String {
+        match self.store.data(name, u64::MAX) {
+            Ok(Some(data)) => {
+                let bytes = data.blocks * u64::from(self.store.block_size());
+                format!("{} of data", size::display(bytes))
+            }
+            Ok(None) => "data".to_owned(),
+            Err(error) => format!("data that cannot be counted ({error})"),
+        }
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Result<VolumeStat> {
+        Ok(self.store.volume_stat(name)?)
+    }
+
+    /// Makes sure that nobody uses the volume, now and until the result is dropped: refuses, naming
+    /// the clients, or disconnects them.
+    pub(crate) fn detach(&self, volume: &str, force: bool, action: &str) -> Result<Option<Hold>> {
+        let Some(server) = &self.clients else {
+            return Ok(None);
+        };
+        let hold = server.hold(volume);
+        let clients = server.clients(volume);
+        if !clients.is_empty() && !force {
+            return Err(Error::new(
+                ErrorKind::InUse,
+                format!(
+                    "cannot {action} volume '{volume}': it is attached to {}; detach it there, \
+                 or disconnect with --force",
+                    clients.join(", ")
+                ),
+            ));
+        }
+        server.disconnect(volume)?;
+        Ok(Some(hold))
+    }
+}
+
+/// The longest name that a volume may have.
+const NAME_BYTES_MAX: usize = 63;
+
+/// Names go into file names, URIs and export lists, so only plain characters are allowed, and none
+/// that an option or a snapshot (`VOL@SNAP`) could be taken for.
+///
+/// # Errors
+/// [`Usage`](crate::ErrorKind::Usage) for other names.
+pub fn check_name(name: &str) -> Result<()> {
+    check_plain(name, "a volume's name")
+}
+
+/// Domains are named as volumes are.
+pub(crate) fn check_domain(domain: &str) -> Result<()> {
+    check_plain(domain, "the name of a domain")
+}
+
+pub(crate) fn check_plain(name: &str, what: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if starts_well && name.len() <= NAME_BYTES_MAX && name.chars().all(plain) {
+        return Ok(());
+    }
+    Err(Error::usage(format!(
+        "{name:?} cannot be {what}: use 1 to {NAME_BYTES_MAX} letters, digits, '.', '_' \
+         and '-', with a letter or digit first"
+    )))
+}
+
+/// What the user wants, as a whole number of blocks, and not nothing: `1.3G` and `20GB` are none, and
+/// mean at least so much.
+pub(crate) fn whole_blocks(size_bytes: u64, block_size: u32, of: &str) -> Result<u64> {
+    if size_bytes == 0 {
+        return Err(Error::usage(format!("a {of}'s size must not be 0")));
+    }
+    let rounded = size_bytes.checked_next_multiple_of(u64::from(block_size));
+    rounded.ok_or_else(|| Error::usage(format!("{size_bytes} bytes are too many for a {of}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain() {
+        let longest = "x".repeat(NAME_BYTES_MAX);
+        for name in ["a", "7", "Debian-12.5_amd64", &longest] {
+            assert_eq!(check_name(name), Ok(()), "{name}");
+        }
+        let too_long = "x".repeat(NAME_BYTES_MAX + 1);
+        for name in [
+            "", ".", "-a", "_a", "a b", "a/b", "a@b", "ä", "a\n", &too_long,
+        ] {
+            let error = check_name(name).expect_err(name);
+            assert_eq!(error.kind, crate::error::ErrorKind::Usage);
+        }
+    }
+}

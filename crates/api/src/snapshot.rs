@@ -1,0 +1,355 @@
+//! Requests about snapshots.
+
+use std::str::FromStr;
+
+use clap::Args;
+use onefold_store::{Blocking, Change, DeletionStat};
+use serde::{Deserialize, Serialize};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
+
+use crate::error::{Error, Result};
+use crate::limits::DIFF_EXTENTS_MAX;
+use crate::request::{Report, Request};
+use crate::service::{DataReply, Service, check_plain};
+use crate::size;
+use crate::volume::{PlanReply, UsageReply};
+
+/// `VOLUME@SNAPSHOT`. In JSON it is a string of this form.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SnapshotName {
+    volume: String,
+    snapshot: String,
+}
+
+impl SnapshotName {
+    fn full(&self) -> String {
+        format!("{}@{}", self.volume, self.snapshot)
+    }
+
+    fn check(&self) -> Result<()> {
+        check_plain(&self.snapshot, "a snapshot's name")
+    }
+}
+
+impl PartialSchema for SnapshotName {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .pattern(Some("^[^@]+@[^@]+$"))
+            .into()
+    }
+}
+
+impl ToSchema for SnapshotName {}
+
+impl From<SnapshotName> for String {
+    fn from(name: SnapshotName) -> Self {
+        name.full()
+    }
+}
+
+impl TryFrom<String> for SnapshotName {
+    type Error = String;
+
+    fn try_from(text: String) -> std::result::Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl FromStr for SnapshotName {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let Some((volume, snapshot)) = text.split_once('@') else {
+            return Err("a snapshot is named VOLUME@SNAPSHOT".to_owned());
+        };
+        Ok(Self {
+            volume: volume.to_owned(),
+            snapshot: snapshot.to_owned(),
+        })
+    }
+}
+
+/// Creates snapshots of one or several volumes, all at one moment.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct SnapshotCreate {
+    /// The snapshots to create, each of another volume.
+    #[arg(value_name = "VOLUME@SNAPSHOT", required = true)]
+    pub names: Vec<SnapshotName>,
+}
+
+/// Lists snapshots, of one volume or of all.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct SnapshotList {
+    /// Only the snapshots of this volume.
+    pub volume: Option<String>,
+}
+
+/// Snapshots, and deletions of snapshots that are still under way.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotListReply {
+    /// One entry for each snapshot.
+    pub snapshots: Vec<SnapshotReply>,
+    /// Deleted snapshots that still hold blocks.
+    pub being_deleted: Vec<DeletionReply>,
+}
+
+/// A deleted volume or snapshot that still holds blocks.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct DeletionReply {
+    /// Its former name.
+    pub name: String,
+    /// Blocks that it holds.
+    pub own_blocks: u64,
+    /// The same in bytes.
+    pub own_bytes: u64,
+    /// Volumes and snapshots that need its blocks. It is kept while there are several.
+    pub needed_by: Vec<String>,
+    /// Why the deletion cannot continue for now.
+    pub failure: Option<String>,
+}
+
+impl DeletionReply {
+    pub(crate) fn of(stat: DeletionStat, block_size: u64) -> Self {
+        Self {
+            own_bytes: stat.own_blocks * block_size,
+            name: stat.name,
+            own_blocks: stat.own_blocks,
+            needed_by: stat.needed_by,
+            failure: stat.failure,
+        }
+    }
+}
+
+/// A snapshot as it is now.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotReply {
+    /// Its name, `VOLUME@SNAPSHOT`.
+    pub name: String,
+    /// Its size as readers see it.
+    pub size_bytes: u64,
+    /// When it was created, in seconds since the Unix epoch.
+    pub created_unix_seconds: u64,
+    #[serde(flatten)]
+    /// The data that a reader finds.
+    pub data: DataReply,
+    /// Blocks of its own layer.
+    pub own_blocks: u64,
+    /// The same in bytes.
+    pub own_bytes: u64,
+    #[serde(flatten)]
+    /// What the last accounting found.
+    pub usage: UsageReply,
+    /// Where NBD clients find it, if a daemon serves it.
+    pub nbd_uri: Option<String>,
+    /// Its clients.
+    pub clients: Vec<String>,
+}
+
+impl SnapshotListReply {
+    fn of(service: &Service, is_wanted: impl Fn(&str) -> bool) -> Result<Self> {
+        let stat = service.store.stat()?;
+        let block_size = u64::from(stat.block_size);
+        let wanted = stat.snapshots.into_iter().filter(|it| is_wanted(&it.name));
+        let wanted: Vec<_> = wanted.collect();
+        let count = wanted.len();
+        let snapshots = wanted.into_iter().map(|stat| SnapshotReply {
+            data: service.data(&stat.name, count),
+            nbd_uri: service.nbd_uri(&stat.name),
+            clients: service.clients(&stat.name),
+            size_bytes: stat.size_bytes,
+            created_unix_seconds: stat.created_unix_seconds,
+            own_blocks: stat.own_blocks,
+            own_bytes: stat.own_blocks * block_size,
+            usage: UsageReply::of(stat.usage, block_size),
+            name: stat.name,
+        });
+        let deletions = stat.deletions.into_iter();
+        let deletions = deletions.filter(|it| it.name.contains('@') && is_wanted(&it.name));
+        Ok(Self {
+            snapshots: snapshots.collect(),
+            being_deleted: deletions
+                .map(|it| DeletionReply::of(it, block_size))
+                .collect(),
+        })
+    }
+}
+
+impl Request for SnapshotCreate {
+    const PATH: &'static str = "/v1/snapshot/create";
+    type Reply = SnapshotListReply;
+
+    fn check(&self) -> Result<()> {
+        self.names.iter().try_for_each(SnapshotName::check)
+    }
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<SnapshotListReply> {
+        let wanted = self.names.iter();
+        let wanted: Vec<_> = wanted
+            .map(|name| (name.volume.clone(), name.snapshot.clone()))
+            .collect();
+        service.store.create_snapshots(&wanted)?;
+        SnapshotListReply::of(service, |made| {
+            self.names.iter().any(|name| name.full() == made)
+        })
+    }
+}
+
+impl Request for SnapshotList {
+    const PATH: &'static str = "/v1/snapshot/list";
+    type Reply = SnapshotListReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<SnapshotListReply> {
+        if let Some(volume) = &self.volume {
+            service.find(volume)?;
+        }
+        SnapshotListReply::of(service, |name| {
+            let of = name.split_once('@').map(|(volume, _)| volume);
+            self.volume.is_none() || self.volume.as_deref() == of
+        })
+    }
+}
+
+/// Deletes a snapshot and releases the blocks that only it holds.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct SnapshotDelete {
+    /// The snapshot.
+    #[arg(value_name = "VOLUME@SNAPSHOT")]
+    pub name: SnapshotName,
+    /// Carry out the plan; without it, the plan is only returned.
+    #[arg(long)]
+    #[serde(default)]
+    pub yes: bool,
+    /// Disconnect clients that have the snapshot attached.
+    #[arg(long)]
+    #[serde(default)]
+    pub force: bool,
+}
+
+impl Request for SnapshotDelete {
+    const PATH: &'static str = "/v1/snapshot/delete";
+    type Reply = PlanReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
+        let (SnapshotName { volume, snapshot }, full) = (&self.name, self.name.full());
+        let stat = service.store.stat()?.snapshots;
+        let Some(stat) = stat.into_iter().find(|stat| stat.name == full) else {
+            return Err(Error::failed(format!("no snapshot is named '{full}'")));
+        };
+        let plan = vec![format!(
+            "delete snapshot '{full}' with {}, of which at most {} is in no other",
+            service.data_in_words(&full),
+            size::display(stat.own_blocks * u64::from(service.store.block_size()))
+        )];
+        if !self.yes {
+            return Ok(PlanReply::of(service, &full, plan, false));
+        }
+        let _hold = service.detach(&full, self.force, "delete")?;
+        service.store.delete_snapshot(volume, snapshot)?;
+        service.finish_deletions(report)?;
+        Ok(PlanReply::of(service, &full, plan, true))
+    }
+}
+
+/// Rolls a volume back to one of its snapshots; data written since is discarded.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct SnapshotRollback {
+    /// The snapshot.
+    #[arg(value_name = "VOLUME@SNAPSHOT")]
+    pub name: SnapshotName,
+    /// Carry out the plan; without it, the plan is only returned.
+    #[arg(long)]
+    #[serde(default)]
+    pub yes: bool,
+    /// Disconnect clients that have the volume attached.
+    #[arg(long)]
+    #[serde(default)]
+    pub force: bool,
+}
+
+impl Request for SnapshotRollback {
+    const PATH: &'static str = "/v1/snapshot/rollback";
+    type Reply = PlanReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
+        let (SnapshotName { volume, snapshot }, full) = (&self.name, self.name.full());
+        let (before, to) = (service.find(volume)?, service.find(&full)?);
+        let mut plan = vec![format!(
+            "take volume '{volume}' with {} back to '{full}' with {}",
+            service.data_in_words(volume),
+            service.data_in_words(&full)
+        )];
+        plan.push(match discarded(service, volume, &full) {
+            Ok([written, trimmed]) => format!(
+                "discard what was written since, {}, and bring back what was trimmed, {}",
+                size::display(written),
+                size::display(trimmed)
+            ),
+            Err(error) => {
+                format!("discard what was written since, which cannot be counted ({error})")
+            }
+        });
+        if before.size_bytes != to.size_bytes {
+            let (before, after) = (before.size_bytes, to.size_bytes);
+            plan.push(format!("resize it {}", size::change(before, after)));
+        }
+        if !self.yes {
+            return Ok(PlanReply::of(service, volume, plan, false));
+        }
+        let _hold = service.detach(volume, self.force, "roll back")?;
+        service.store.roll_back(volume, snapshot)?;
+        service.finish_deletions(report)?;
+        Ok(PlanReply::of(service, volume, plan, true))
+    }
+}
+
+/// The bytes of a volume that are different in a snapshot of it: with data in the volume, and without.
+fn discarded(service: &Service, volume: &str, snapshot: &str) -> Result<[u64; 2]> {
+    let [volume, snapshot] = [
+        service.store.volume(volume)?,
+        service.store.volume(snapshot)?,
+    ];
+    let sizes = [volume.size_bytes(), snapshot.size_bytes()];
+    let (both, end) = (sizes[0].min(sizes[1]), sizes[0].max(sizes[1]));
+    let (mut written, mut trimmed, mut at) = (0, 0, 0);
+    while at < end {
+        let before = at;
+        let range = at..if at < both { both } else { end };
+        for extent in volume.changes(&snapshot, range, DIFF_EXTENTS_MAX, Blocking::Yes)? {
+            match extent.change {
+                Change::Data => written += extent.len,
+                // Where the volume has grown there was nothing.
+                Change::Zero if at < snapshot.size_bytes() => trimmed += extent.len,
+                Change::Zero | Change::Same => {}
+            }
+            at += extent.len;
+        }
+        if at == before {
+            return Err(Error::failed("the maps do not say what lies beyond"));
+        }
+    }
+    Ok([written, trimmed])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_named_with_its_volume() {
+        let name: SnapshotName = "vm@before.upgrade".parse().unwrap();
+        assert_eq!(
+            (name.volume.as_str(), name.full().as_str()),
+            ("vm", "vm@before.upgrade")
+        );
+        assert!(name.check().is_ok());
+        assert!("vm".parse::<SnapshotName>().is_err());
+        for text in ["vm@", "vm@a@b", "vm@-x"] {
+            let name: SnapshotName = text.parse().unwrap();
+            assert!(name.check().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The pieces in which images move between a file, a socket and the store.
+//!
+//! Buffers are aligned to a page, so that the store may hand them to a device as they are, and
+//! used again, because mapping fresh memory for each would cost as much as copying it.
+
+use crate::error::Result;
+use crate::limits::{TRANSFER_CHUNK_BYTES, TRANSFER_CHUNKS_MAX};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::mpsc;
+
+/// Where buffers start in memory.
+const BUFFER_ALIGNMENT: usize = 4096;
+
+/// A step of a transfer.
+#[derive(Debug)]
+pub enum Piece {
+    /// Bytes of the image. What no piece covers reads as zeros.
+    Data(Chunk),
+    /// The image is complete and has this size. A transfer that stops without it was interrupted.
+    End {
+        /// Size of the image in bytes.
+        image_bytes: u64,
+    },
+}
+
+/// The end of a transfer that produces the pieces; it waits while the other end is behind.
+pub type PieceSender = mpsc::Sender<Result<Piece>>;
+
+/// The end of a transfer that uses the pieces up.
+pub type PieceReceiver = mpsc::Receiver<Result<Piece>>;
+
+/// Both ends of a new transfer.
+pub fn transfer() -> (PieceSender, PieceReceiver) {
+    mpsc::channel(TRANSFER_CHUNKS_MAX)
+}
+
+/// Part of an image: at most [`TRANSFER_CHUNK_BYTES`] at some offset.
+#[derive(Debug)]
+pub struct Chunk {
+    /// Its first byte in the image.
+    pub offset: u64,
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+    home: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl Chunk {
+    /// Sets the length; bytes that it adds are what an earlier use left, to be overwritten.
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= TRANSFER_CHUNK_BYTES, "a chunk of {len} bytes");
+        self.len = len;
+    }
+
+    /// Adds zeros until the length is a multiple of `block_size`, a divisor of the chunk size.
+    pub fn pad_to(&mut self, block_size: usize) {
+        let len = self.len;
+        self.set_len(len.next_multiple_of(block_size));
+        if let Some(added) = self.as_mut().get_mut(len..) {
+            added.fill(0);
+        }
+    }
+}
+
+impl AsRef<[u8]> for Chunk {
+    fn as_ref(&self) -> &[u8] {
+        self.memory
+            .get(self.start..self.start + self.len)
+            .unwrap_or_default()
+    }
+}
+
+impl AsMut<[u8]> for Chunk {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.memory
+            .get_mut(self.start..self.start + self.len)
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        let memory = std::mem::take(&mut self.memory);
+        self.home
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(memory);
+    }
+}
+
+/// Buffers of one transfer. The transfer's channel bounds how many there are.
+#[derive(Debug, Default)]
+pub struct ChunkPool {
+    free: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl ChunkPool {
+    /// An empty chunk for the bytes at `offset`.
+    pub fn take(&self, offset: u64) -> Chunk {
+        let used_before = self
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        let memory =
+            used_before.unwrap_or_else(|| vec![0; TRANSFER_CHUNK_BYTES + BUFFER_ALIGNMENT]);
+        // A vector's bytes never move while it is not resized, so neither does the aligned start.
+        let address = memory.as_ptr().addr();
+        let start = address.next_multiple_of(BUFFER_ALIGNMENT) - address;
+        Chunk {
+            offset,
+            memory,
+            start,
+            len: 0,
+            home: Arc::clone(&self.free),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_and_used_again() {
+        let pool = ChunkPool::default();
+        let mut first = pool.take(0);
+        first.set_len(TRANSFER_CHUNK_BYTES);
+        let address = first.as_ref().as_ptr().addr();
+        assert_eq!(address % BUFFER_ALIGNMENT, 0);
+        assert_eq!(first.as_ref().len(), TRANSFER_CHUNK_BYTES);
+        drop(first);
+        let mut second = pool.take(7);
+        second.set_len(1);
+        assert_eq!(second.as_ref().as_ptr().addr(), address);
+        assert_eq!(second.offset, 7);
+    }
+
+    #[test]
+    fn padding_is_zero_even_in_a_used_buffer() {
+        let pool = ChunkPool::default();
+        let mut dirty = pool.take(0);
+        dirty.set_len(8192);
+        dirty.as_mut().fill(0xff);
+        drop(dirty);
+        let mut chunk = pool.take(0);
+        chunk.set_len(3);
+        chunk.pad_to(4096);
+        assert_eq!(chunk.as_ref()[..3], [0xff; 3]);
+        assert_eq!(chunk.as_ref()[3..], [0; 4093]);
+    }
+}

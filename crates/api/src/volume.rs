@@ -1,0 +1,482 @@
+//! Requests about volumes.
+
+use std::ops::ControlFlow;
+
+use clap::Args;
+use onefold_store::{DedupMode, Usage, VolumeChange};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::error::{Error, Result};
+use crate::options::{
+    NewVolumeOptions, check_cold_passes, check_interval, cold_passes_parser, interval_parser,
+    parse_switch,
+};
+use crate::request::{Report, Request};
+use crate::service::{DataReply, Service, check_name, whole_blocks};
+use crate::size;
+
+/// Creates an empty volume.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct VolumeCreate {
+    /// The new volume's name.
+    pub name: String,
+    /// Its size in bytes, rounded up to whole blocks; for example 20G.
+    #[arg(long = "size", value_name = "SIZE", value_parser = size::parse)]
+    pub size_bytes: u64,
+    #[command(flatten)]
+    #[serde(flatten)]
+    /// How it takes part in deduplication, and its share of the pool.
+    pub options: NewVolumeOptions,
+}
+
+/// A volume as it is now.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct VolumeReply {
+    /// Its name.
+    pub name: String,
+    /// Its size as guests see it.
+    pub size_bytes: u64,
+    /// Whether and when its blocks are deduplicated.
+    pub dedup: DedupMode,
+    /// Its blocks are shared with volumes of this domain only.
+    pub domain: String,
+    /// Whether blocks are compared byte by byte before they are shared.
+    pub verify: bool,
+    /// Passes of the finder for which a block must stay unchanged before it is scanned.
+    pub cold_passes: u8,
+    /// Seconds between two passes of the finder.
+    pub interval_seconds: u32,
+    /// Memory for fingerprints made while blocks are written; 0 for none.
+    pub hash_cache_bytes: u64,
+    /// The most data that the volume and its snapshots may hold; 0 for no limit.
+    pub quota_bytes: u64,
+    /// Data that the volume and its snapshots hold, as the quota counts it.
+    pub mapped_bytes: u64,
+    /// Pool space reserved for the volume and its snapshots.
+    pub reservation_bytes: u64,
+    /// The part of the reservation that is not used yet and is withheld from other volumes.
+    pub reserved_unused_bytes: u64,
+    #[serde(flatten)]
+    /// The data that a reader finds.
+    pub data: DataReply,
+    /// Data written since the last snapshot.
+    pub new_bytes: u64,
+    /// Blocks with data in the live layer.
+    pub logical_blocks: u64,
+    /// The same in bytes.
+    pub logical_bytes: u64,
+    /// Blocks of the live layer that only it refers to.
+    pub private_blocks: u64,
+    /// Blocks of the live layer that are published in the index and may have other references.
+    pub shared_blocks: u64,
+    /// Private blocks that the finder has not scanned yet.
+    pub pending_dedup_blocks: u64,
+    #[serde(flatten)]
+    /// What the last accounting found.
+    pub usage: UsageReply,
+    /// Where NBD clients find it, if a daemon serves it.
+    pub nbd_uri: Option<String>,
+    /// Its clients.
+    pub clients: Vec<String>,
+}
+
+/// Exclusive and shared data of a volume or snapshot, as the last accounting found it; absent before the
+/// first.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
+pub struct UsageReply {
+    /// Data that nothing else refers to.
+    pub exclusive_bytes: Option<u64>,
+    /// Data that others refer to as well.
+    pub shared_bytes: Option<u64>,
+    /// Space that deleting it would free.
+    pub freed_if_deleted_bytes: Option<u64>,
+    /// Time of that accounting, in seconds since the Unix epoch.
+    pub usage_as_of: Option<u64>,
+}
+
+impl UsageReply {
+    pub(crate) fn of(usage: Option<Usage>, block_size: u64) -> Self {
+        usage.map_or_else(Self::default, |usage| Self {
+            exclusive_bytes: Some(usage.exclusive_blocks * block_size),
+            shared_bytes: Some(usage.shared_blocks * block_size),
+            freed_if_deleted_bytes: Some(usage.freed_if_deleted_blocks * block_size),
+            usage_as_of: Some(usage.as_of_unix_seconds),
+        })
+    }
+}
+
+impl VolumeReply {
+    fn of(service: &Service, stat: onefold_store::VolumeStat) -> Self {
+        Self::among(service, stat, 1)
+    }
+
+    /// One of so many in a list.
+    fn among(service: &Service, stat: onefold_store::VolumeStat, volumes: usize) -> Self {
+        let block_size = u64::from(service.store.block_size());
+        Self {
+            usage: UsageReply::of(stat.usage, block_size),
+            nbd_uri: service.nbd_uri(&stat.name),
+            clients: service.clients(&stat.name),
+            data: service.data(&stat.name, volumes),
+            new_bytes: stat.logical_blocks * block_size,
+            size_bytes: stat.size_bytes,
+            dedup: stat.dedup,
+            domain: stat.domain,
+            verify: stat.verify,
+            cold_passes: stat.rounds,
+            interval_seconds: stat.interval_seconds,
+            hash_cache_bytes: stat.hash_cache_bytes,
+            quota_bytes: stat.quota_bytes,
+            mapped_bytes: stat.mapped_blocks * block_size,
+            reservation_bytes: stat.reservation_bytes,
+            reserved_unused_bytes: stat.reserved_unused_blocks * block_size,
+            logical_blocks: stat.logical_blocks,
+            private_blocks: stat.private_blocks,
+            shared_blocks: stat.shared_blocks,
+            pending_dedup_blocks: stat.dirty_blocks,
+            logical_bytes: stat.logical_blocks * block_size,
+            name: stat.name,
+        }
+    }
+}
+
+impl Request for VolumeCreate {
+    const PATH: &'static str = "/v1/volume/create";
+    type Reply = VolumeReply;
+
+    fn check(&self) -> Result<()> {
+        check_name(&self.name)?;
+        self.options.check()
+    }
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
+        let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "volume")?;
+        let options = self.options.volume_options(size_bytes);
+        service.store.create_volume(&self.name, &options)?;
+        Ok(VolumeReply::of(service, service.find(&self.name)?))
+    }
+}
+
+/// Creates a volume with the content of another volume or a snapshot, without copying it.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct VolumeClone {
+    /// The source: a volume as it is now, or a snapshot.
+    #[arg(value_name = "VOLUME[@SNAPSHOT]")]
+    pub source: String,
+    /// The new volume's name.
+    pub name: String,
+}
+
+impl Request for VolumeClone {
+    const PATH: &'static str = "/v1/volume/clone";
+    type Reply = VolumeReply;
+
+    fn check(&self) -> Result<()> {
+        check_name(&self.name)
+    }
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
+        service.store.clone_volume(&self.source, &self.name)?;
+        Ok(VolumeReply::of(service, service.find(&self.name)?))
+    }
+}
+
+/// Lists all volumes.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct VolumeList {}
+
+/// All volumes, in the order of their names.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct VolumeListReply {
+    /// One entry for each volume.
+    pub volumes: Vec<VolumeReply>,
+}
+
+impl Request for VolumeList {
+    const PATH: &'static str = "/v1/volume/list";
+    type Reply = VolumeListReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeListReply> {
+        let stats = service.store.stat()?.volumes;
+        let count = stats.len();
+        let volumes = stats.into_iter();
+        Ok(VolumeListReply {
+            volumes: volumes
+                .map(|stat| VolumeReply::among(service, stat, count))
+                .collect(),
+        })
+    }
+}
+
+/// Describes one volume.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct VolumeStat {
+    /// The volume's name, or VOLUME@SNAPSHOT.
+    pub name: String,
+    /// Walk all maps first, so that exclusive and shared data are exact.
+    #[arg(long)]
+    #[serde(default)]
+    pub exact: bool,
+}
+
+impl Request for VolumeStat {
+    const PATH: &'static str = "/v1/volume/stat";
+    type Reply = VolumeReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<VolumeReply> {
+        let stat = service.find(&self.name)?;
+        if !self.exact {
+            return Ok(VolumeReply::of(service, stat));
+        }
+        let is_complete = service.store.account(&mut |done, all| {
+            report(done, all);
+            match service.is_stopping() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        })?;
+        if !is_complete {
+            return Err(Error::failed("the daemon was stopped meanwhile"));
+        }
+        Ok(VolumeReply::of(service, service.find(&self.name)?))
+    }
+}
+
+/// Changes a volume's settings, also while it is in use.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
+pub struct VolumeSet {
+    /// The volume's name.
+    pub name: String,
+    /// Whether and when blocks are deduplicated. Blocks that are shared already stay shared.
+    #[arg(long, value_enum, group = "change")]
+    pub dedup: Option<DedupMode>,
+    /// Whether blocks are compared byte by byte before they are shared.
+    #[arg(long, value_parser = parse_switch, value_name = "on|off", group = "change")]
+    pub verify: Option<bool>,
+    /// Passes of the finder for which a block must stay unchanged before it is scanned, 1 to 16.
+    #[arg(long, value_parser = cold_passes_parser(), value_name = "N", group = "change")]
+    pub cold_passes: Option<u8>,
+    /// Seconds between two passes of the finder, 1 to 86400.
+    #[arg(long = "interval", value_parser = interval_parser(), value_name = "SECONDS", group = "change")]
+    pub interval_seconds: Option<u32>,
+    /// Memory for fingerprints made while blocks are written; 0 for none.
+    #[arg(long = "hash-cache", value_parser = size::parse, value_name = "SIZE", group = "change")]
+    pub hash_cache_bytes: Option<u64>,
+    /// The most data that the volume and its snapshots may hold, as guests see it; 0 for no limit.
+    #[arg(long = "quota", value_parser = size::parse, value_name = "SIZE", group = "change")]
+    pub quota_bytes: Option<u64>,
+    /// Pool space that no other volume gets; 0 for none.
+    #[arg(long = "reservation", value_parser = size::parse, value_name = "SIZE", group = "change")]
+    pub reservation_bytes: Option<u64>,
+}
+
+impl Request for VolumeSet {
+    const PATH: &'static str = "/v1/volume/set";
+    type Reply = VolumeReply;
+
+    fn check(&self) -> Result<()> {
+        self.cold_passes.map_or(Ok(()), check_cold_passes)?;
+        self.interval_seconds.map_or(Ok(()), check_interval)
+    }
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
+        let change = VolumeChange {
+            dedup: self.dedup,
+            verify: self.verify,
+            rounds: self.cold_passes,
+            interval_seconds: self.interval_seconds,
+            hash_cache_bytes: self.hash_cache_bytes,
+            quota_bytes: self.quota_bytes,
+            reservation_bytes: self.reservation_bytes,
+        };
+        service.store.set_volume(&self.name, &change)?;
+        Ok(VolumeReply::of(service, service.find(&self.name)?))
+    }
+}
+
+/// Renames a volume.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct VolumeRename {
+    /// The volume's name.
+    pub name: String,
+    /// Its new name.
+    pub new_name: String,
+    /// Disconnect clients that have it attached.
+    #[arg(long)]
+    #[serde(default)]
+    pub force: bool,
+}
+
+impl Request for VolumeRename {
+    const PATH: &'static str = "/v1/volume/rename";
+    type Reply = VolumeReply;
+
+    fn check(&self) -> Result<()> {
+        check_name(&self.new_name)
+    }
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
+        service.find(&self.name)?;
+        if service.find(&self.new_name).is_ok() {
+            return Err(Error::failed(format!(
+                "a volume '{}' exists already",
+                self.new_name
+            )));
+        }
+        let _hold = service.detach(&self.name, self.force, "rename")?;
+        service.store.rename_volume(&self.name, &self.new_name)?;
+        Ok(VolumeReply::of(service, service.find(&self.new_name)?))
+    }
+}
+
+/// Changes a volume's size.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct VolumeResize {
+    /// The volume's name.
+    pub name: String,
+    /// Its new size in bytes, rounded up to whole blocks.
+    #[arg(long = "size", value_name = "SIZE", value_parser = size::parse)]
+    pub size_bytes: u64,
+    /// Carry out a plan that discards data beyond the new end; without it, the plan is only returned.
+    #[arg(long)]
+    #[serde(default)]
+    pub yes: bool,
+    /// Disconnect clients that have it attached, if it shrinks.
+    #[arg(long)]
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// The plan of a destructive request.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PlanReply {
+    /// One sentence for each consequence.
+    pub plan: Vec<String>,
+    /// Whether it was carried out.
+    pub done: bool,
+    /// Clients that block it, or were disconnected.
+    pub clients: Vec<String>,
+}
+
+impl PlanReply {
+    pub(crate) fn of(service: &Service, volume: &str, mut plan: Vec<String>, done: bool) -> Self {
+        let clients = service.clients(volume);
+        if !clients.is_empty() && !done {
+            plan.push(format!("disconnect {} (needs --force)", clients.join(", ")));
+        }
+        Self {
+            plan,
+            done,
+            clients,
+        }
+    }
+}
+
+impl PlanReply {
+    /// Of something that no client can stand in the way of.
+    pub(crate) fn without_clients(plan: Vec<String>, done: bool) -> Self {
+        Self {
+            plan,
+            done,
+            clients: Vec::new(),
+        }
+    }
+}
+
+impl Request for VolumeResize {
+    const PATH: &'static str = "/v1/volume/resize";
+    type Reply = PlanReply;
+
+    fn run(&self, service: &Service, _report: Report<'_>) -> Result<PlanReply> {
+        let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "volume")?;
+        let volume = service.find(&self.name)?;
+        let shrinks = size_bytes < volume.size_bytes;
+        let mut plan = vec![format!(
+            "resize volume '{}' {}",
+            self.name,
+            size::change(volume.size_bytes, size_bytes)
+        )];
+        if shrinks {
+            plan.push(format!(
+                "discard everything in its last {}",
+                size::display(volume.size_bytes - size_bytes)
+            ));
+        }
+        if shrinks && !self.yes {
+            return Ok(PlanReply::of(service, &self.name, plan, false));
+        }
+        let hold = match shrinks {
+            true => service.detach(&self.name, self.force, "shrink")?,
+            false => None,
+        };
+        let clients = service.clients(&self.name);
+        if !clients.is_empty() {
+            plan.push(format!(
+                "keep the old size for {} until attached again",
+                clients.join(", ")
+            ));
+        }
+        service.store.resize_volume(&self.name, size_bytes)?;
+        drop(hold);
+        Ok(PlanReply::of(service, &self.name, plan, true))
+    }
+}
+
+/// Deletes a volume and releases its blocks.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct VolumeDelete {
+    /// The volume's name.
+    pub name: String,
+    /// Carry out the plan; without it, the plan is only returned.
+    #[arg(long)]
+    #[serde(default)]
+    pub yes: bool,
+    /// Disconnect clients that have it attached.
+    #[arg(long)]
+    #[serde(default)]
+    pub force: bool,
+    /// Delete its snapshots as well, which is refused otherwise.
+    #[arg(long)]
+    #[serde(default)]
+    pub snapshots: bool,
+}
+
+impl Request for VolumeDelete {
+    const PATH: &'static str = "/v1/volume/delete";
+    type Reply = PlanReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
+        let volume = service.find(&self.name)?;
+        let mut plan = vec![format!(
+            "delete volume '{}' of {} with {}",
+            self.name,
+            size::display(volume.size_bytes),
+            service.data_in_words(&self.name)
+        )];
+        let prefix = format!("{}@", self.name);
+        let snapshots = service.store.stat()?.snapshots.into_iter();
+        let snapshots = snapshots.filter(|it| self.snapshots && it.name.starts_with(&prefix));
+        let snapshots: Vec<String> = snapshots.map(|snapshot| snapshot.name).collect();
+        let deleted = |it: &String| {
+            let data = service.data_in_words(it);
+            format!("delete snapshot '{it}' with {data}")
+        };
+        plan.extend(snapshots.iter().map(deleted));
+        if !self.yes {
+            return Ok(PlanReply::of(service, &self.name, plan, false));
+        }
+        let names = [&self.name].into_iter().chain(&snapshots);
+        let holds: Result<Vec<_>> = names
+            .map(|name| service.detach(name, self.force, "delete"))
+            .collect();
+        let _holds = holds?;
+        match self.snapshots {
+            true => service.store.delete_volume_and_snapshots(&self.name)?,
+            false => service.store.delete_volume(&self.name)?,
+        }
+        service.finish_deletions(report)?;
+        Ok(PlanReply::of(service, &self.name, plan, true))
+    }
+}

@@ -1,0 +1,258 @@
+//! The pool for people.
+
+use std::io::{self, Write};
+
+use onefold_api::{
+    PoolCheckReply, PoolDedupReply, PoolSetReply, PoolStatReply, PoolTrimReply, PoolUpgradeReply,
+    size,
+};
+use onefold_store::{SpaceLevel, WhenFull};
+
+use super::snapshot::write_deletion;
+use super::{short, word};
+use crate::output::Render;
+
+impl Render for PoolTrimReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let given_back = self
+            .before_bytes_on_disk
+            .saturating_sub(self.pool_bytes_on_disk);
+        writeln!(
+            out,
+            "{} given back; the host has allocated {} for data",
+            size::display(given_back),
+            size::display(self.pool_bytes_on_disk)
+        )
+    }
+}
+
+impl Render for PoolStatReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let bytes = |blocks: u64| size::display(blocks * u64::from(self.block_size));
+        let waiting = match self.waiting_requests {
+            0 => String::new(),
+            waiting => format!(", {waiting} of them now"),
+        };
+        let index_state = if self.index_rebuilding {
+            ", to be counted again before anything more is shared"
+        } else {
+            ""
+        };
+        let lines = [
+            (
+                "size",
+                match self.shrinking_to_blocks {
+                    Some(end) => {
+                        format!("{}, shrinking to {}", bytes(self.pool_blocks), bytes(end))
+                    }
+                    None => bytes(self.pool_blocks),
+                },
+            ),
+            ("block size", size::display(self.block_size.into())),
+            (
+                "free",
+                match self.reserved_unused_blocks {
+                    0 => bytes(self.free_blocks),
+                    kept => format!(
+                        "{}, of which {} are reserved",
+                        bytes(self.free_blocks),
+                        bytes(kept)
+                    ),
+                },
+            ),
+            ("", host_room(self, &bytes)),
+            ("space", space(self.space).to_owned()),
+            (
+                "when full",
+                format!("{}{waiting}", when_full(self.when_full)),
+            ),
+            ("pending free", bytes(self.pending_free_blocks)),
+            (
+                "data",
+                format!("{} in volumes and snapshots", bytes(self.logical_blocks)),
+            ),
+            ("", format!("{} in the pool", bytes(self.physical_blocks))),
+            ("  private", bytes(self.private_blocks)),
+            ("  unsettled", bytes(self.unsettled_blocks)),
+            ("  unique", bytes(self.unique_blocks)),
+            ("  shared", bytes(self.shared_blocks)),
+            ("pending dedup", bytes(self.pending_dedup_blocks)),
+            ("saved", size::display(self.saved_bytes)),
+            (
+                "dedup ratio",
+                format!(
+                    "{:.2}, of data to what is in the pool for it",
+                    self.dedup_ratio
+                ),
+            ),
+            ("index", format!("{}{index_state}", word(self.index))),
+            (
+                "on disk",
+                format!("{} data", size::display(self.pool_bytes_on_disk)),
+            ),
+            ("", free_on_disk(self)),
+            (
+                "",
+                format!("{} metadata", size::display(self.metadata_bytes_on_disk)),
+            ),
+            (
+                "",
+                format!("{} index", size::display(self.index_bytes_on_disk)),
+            ),
+            ("volumes", self.volumes.len().to_string()),
+        ];
+        for (name, value) in lines.iter().filter(|(_, value)| !value.is_empty()) {
+            writeln!(out, "{name:14}  {value}")?;
+        }
+        for volume in &self.volumes {
+            writeln!(
+                out,
+                "  {}  {} of {}{}",
+                volume.name,
+                short(volume.data),
+                size::display(volume.size_bytes),
+                volume
+                    .nbd_uri
+                    .as_ref()
+                    .map(|uri| format!("  {uri}"))
+                    .unwrap_or_default(),
+            )?;
+        }
+        self.being_deleted
+            .iter()
+            .try_for_each(|it| write_deletion(it, out))
+    }
+}
+
+impl Render for PoolUpgradeReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "the pool has format {}, the newest that there is: nothing to do",
+            self.format
+        )
+    }
+}
+
+impl Render for PoolSetReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "when full  {}", when_full(self.when_full))
+    }
+}
+
+impl Render for PoolDedupReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let counts = &self.counts;
+        writeln!(
+            out,
+            "{} looked at: {} new, {}",
+            size::count(counts.scanned, "block"),
+            counts.unique,
+            size::count(counts.duplicates, "duplicate")
+        )?;
+        if counts.rejected > 0 {
+            writeln!(
+                out,
+                "{} with the fingerprint of another, but not its bytes",
+                size::count(counts.rejected, "block")
+            )?;
+        }
+        writeln!(
+            out,
+            "{} released, {} freed",
+            size::count(counts.released, "reference"),
+            size::count(counts.freed, "block")
+        )?;
+        writeln!(
+            out,
+            "{:.1} s, {}/s",
+            self.seconds,
+            size::display(self.bytes_per_second)
+        )
+    }
+}
+
+impl Render for PoolCheckReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        for finding in &self.listed {
+            let hint = if finding.repairable {
+                " (--repair puts this right)"
+            } else {
+                ""
+            };
+            writeln!(out, "{}{hint}", finding.message)?;
+        }
+        let unlisted = self.findings.saturating_sub(self.listed.len() as u64);
+        if unlisted > 0 {
+            writeln!(out, "and {unlisted} more")?;
+        }
+        writeln!(
+            out,
+            "{} and {} checked: {}, {} repaired, {} leaked",
+            size::count(self.mapped_blocks, "mapped block"),
+            size::count(self.pages_read, "metadata page"),
+            size::count(self.findings, "finding"),
+            self.repaired,
+            size::count(self.leaked_blocks, "block")
+        )
+    }
+}
+
+/// What the host has allocated and nothing is stored in, if there is any.
+fn free_on_disk(stat: &PoolStatReply) -> String {
+    match stat.free_bytes_on_disk {
+        0 => String::new(),
+        free => format!("  of which {} are free", size::display(free)),
+    }
+}
+
+/// What the host lacks, if it does.
+fn host_room(stat: &PoolStatReply, bytes: &dyn Fn(u64) -> String) -> String {
+    match stat.host_free_bytes {
+        Some(host_free) if stat.available_blocks < stat.free_blocks => format!(
+            "the host has room for {} of it: {} free in its file system",
+            bytes(stat.available_blocks),
+            size::display(host_free)
+        ),
+        _ => String::new(),
+    }
+}
+
+/// How full the pool is.
+fn space(level: SpaceLevel) -> &'static str {
+    match level {
+        SpaceLevel::Ok => "ok",
+        SpaceLevel::Low => "low",
+        SpaceLevel::Scarce => "scarce: imports stop",
+        SpaceLevel::Reserve => "reserve: only writes over existing data succeed",
+        SpaceLevel::Full => "full",
+    }
+}
+
+/// How a full pool treats writes.
+fn when_full(when_full: WhenFull) -> &'static str {
+    match when_full {
+        WhenFull::Pause => "writes wait for space",
+        WhenFull::Fail => "writes fail",
+    }
+}
+
+/// What of it was not as it should be.
+pub(crate) fn warnings(reply: &PoolDedupReply) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if reply.counts.declined > 0 {
+        warnings.push(format!(
+            "the index had no room for {}, left as they are; give the daemon more memory, or \
+             delete what is not needed",
+            size::count(reply.counts.declined, "block")
+        ));
+    }
+    if reply.counts.quarantined > 0 {
+        warnings.push(format!(
+            "the index did not know {} that lost a reference; they are set aside until 'onefold \
+             pool check --repair'",
+            size::count(reply.counts.quarantined, "block")
+        ));
+    }
+    warnings
+}

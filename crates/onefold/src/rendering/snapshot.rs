@@ -1,0 +1,54 @@
+//! Snapshots for people.
+
+use std::io::{self, Write};
+
+use onefold_api::{DeletionReply, SnapshotListReply, size};
+
+use super::volume::freed;
+use super::{short, utc};
+use crate::output::Render;
+
+impl Render for SnapshotListReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let names = self.snapshots.iter().map(|snapshot| snapshot.name.len());
+        let width = names.max().unwrap_or(0).max(4);
+        if !self.snapshots.is_empty() {
+            writeln!(
+                out,
+                "{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:20}  CLIENTS",
+                "NAME", "SIZE", "DATA", "NEW", "ALONE", "CREATED"
+            )?;
+        }
+        for snapshot in &self.snapshots {
+            writeln!(
+                out,
+                "{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:20}  {}",
+                snapshot.name,
+                size::display(snapshot.size_bytes),
+                short(snapshot.data),
+                size::display(snapshot.own_bytes),
+                freed(&snapshot.usage),
+                utc(snapshot.created_unix_seconds),
+                snapshot.clients.len()
+            )?;
+        }
+        self.being_deleted
+            .iter()
+            .try_for_each(|it| write_deletion(it, out))
+    }
+}
+
+/// A deletion that is still under way.
+pub(super) fn write_deletion(deletion: &DeletionReply, out: &mut dyn Write) -> io::Result<()> {
+    let (name, own) = (&deletion.name, size::display(deletion.own_bytes));
+    if let Some(failure) = &deletion.failure {
+        return writeln!(out, "{name} was deleted; {own} of it stuck: {failure}");
+    }
+    match deletion.needed_by.is_empty() {
+        true => writeln!(out, "{name} was deleted; {own} of it still to be given up"),
+        false => {
+            let needed_by = deletion.needed_by.join(", ");
+            writeln!(out, "{name} was deleted; {own} of it needed by {needed_by}")
+        }
+    }
+}

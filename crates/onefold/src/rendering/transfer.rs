@@ -1,0 +1,41 @@
+//! Imports and exports for people.
+
+use std::io::{self, Write};
+
+use onefold_api::size;
+use onefold_api::transfer::{MetadataExportReply, VolumeExportReply, VolumeImportReply};
+
+use crate::output::Render;
+
+impl Render for VolumeImportReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "volume '{}' imported: {}, {} with data, {} of them there already",
+            self.name,
+            size::display(self.size_bytes),
+            size::count(self.logical_blocks, "block"),
+            self.duplicate_blocks
+        )
+    }
+}
+
+impl Render for VolumeExportReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "volume '{}' exported: {}, {} of it data",
+            self.name,
+            size::display(self.size_bytes),
+            size::display(self.written_bytes)
+        )
+    }
+}
+
+impl Render for MetadataExportReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let size = size::display(self.bytes);
+        writeln!(out, "metadata exported: {size} in {}", self.file)?;
+        writeln!(out, "keep it secret: it holds the key of all fingerprints")
+    }
+}

@@ -1,0 +1,130 @@
+//! Volumes, and plans, for people.
+
+use std::io::{self, Write};
+
+use onefold_api::{PlanReply, UsageReply, VolumeListReply, VolumeReply, size};
+
+use super::{short, utc, word};
+use crate::output::Render;
+
+impl Render for VolumeReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "volume     {}", self.name)?;
+        writeln!(out, "size       {}", size::display(self.size_bytes))?;
+        let as_of = self.data.data_as_of.map(|at| format!(" as of {}", utc(at)));
+        writeln!(
+            out,
+            "data       {}{}, {} of it in no snapshot of this volume",
+            short(self.data),
+            as_of.unwrap_or_default(),
+            size::display(self.new_bytes)
+        )?;
+        writeln!(
+            out,
+            "dedup      {}, domain {}, verify {}, {}, every {} s, hash cache {}",
+            word(self.dedup),
+            self.domain,
+            if self.verify { "on" } else { "off" },
+            count_passes(self.cold_passes),
+            self.interval_seconds,
+            size::display(self.hash_cache_bytes)
+        )?;
+        writeln!(
+            out,
+            "blocks     {} published, {} private, {} of these pending dedup",
+            self.shared_blocks, self.private_blocks, self.pending_dedup_blocks
+        )?;
+        if self.quota_bytes > 0 {
+            let (mapped, quota) = (size::display(self.mapped_bytes), self.quota_bytes);
+            writeln!(out, "quota      {mapped} of {} used", size::display(quota))?;
+        }
+        if self.reservation_bytes > 0 {
+            writeln!(
+                out,
+                "reserved   {}, of which {} are kept free",
+                size::display(self.reservation_bytes),
+                size::display(self.reserved_unused_bytes)
+            )?;
+        }
+        write_usage(&self.usage, out)?;
+        if let Some(uri) = &self.nbd_uri {
+            writeln!(out, "nbd        {uri}")?;
+        }
+        for client in &self.clients {
+            writeln!(out, "client     {client}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Render for VolumeListReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let width = self
+            .volumes
+            .iter()
+            .map(|volume| volume.name.len())
+            .max()
+            .unwrap_or(0)
+            .max(4);
+        if !self.volumes.is_empty() {
+            writeln!(
+                out,
+                "{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:7}  {:>10}  CLIENTS",
+                "NAME", "SIZE", "DATA", "NEW", "ALONE", "DEDUP", "DIRTY"
+            )?;
+        }
+        for volume in &self.volumes {
+            writeln!(
+                out,
+                "{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:7}  {:>10}  {}",
+                volume.name,
+                size::display(volume.size_bytes),
+                short(volume.data),
+                size::display(volume.new_bytes),
+                freed(&volume.usage),
+                word(volume.dedup),
+                volume.pending_dedup_blocks,
+                volume.clients.len()
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl Render for PlanReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mark = if self.done { "done" } else { "plan" };
+        self.plan
+            .iter()
+            .try_for_each(|sentence| writeln!(out, "{mark}: {sentence}"))
+    }
+}
+
+/// The space that a deletion would free, for a table.
+pub(super) fn freed(usage: &UsageReply) -> String {
+    let freed = usage.freed_if_deleted_bytes;
+    freed.map_or_else(|| "-".to_owned(), size::display)
+}
+
+fn write_usage(usage: &UsageReply, out: &mut dyn Write) -> io::Result<()> {
+    let (Some(exclusive), Some(shared), Some(as_of)) =
+        (usage.exclusive_bytes, usage.shared_bytes, usage.usage_as_of)
+    else {
+        return Ok(());
+    };
+    writeln!(
+        out,
+        "exclusive  {}, {} with others, {} freed if deleted, as of {}",
+        size::display(exclusive),
+        size::display(shared),
+        freed(usage),
+        utc(as_of)
+    )
+}
+
+fn count_passes(passes: u8) -> String {
+    match passes {
+        1 => "1 cold pass".to_owned(),
+        passes => format!("{passes} cold passes"),
+    }
+}
