@@ -182,7 +182,7 @@ struct Block {
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     packages::require(packages::DOCUMENTS)?;
-    let binary = workspace.build_release("onefold", "onefold")?;
+    let binary = workspace.build_release("onefold")?;
     let folder = workspace.root.join(FOLDER);
     let entries = std::fs::read_dir(&folder).context("cannot list the documents")?;
     let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));

@@ -152,7 +152,7 @@ fn expect_of_analysis(
     paths: &[impl AsRef<Path>],
     counted: &Counted,
 ) -> Result<()> {
-    let printed = Cmd::new(workspace.build_release("onefold", "onefold")?)
+    let printed = Cmd::new(workspace.build_release("onefold")?)
         .args(["--format", "json", "analyze", "--chunking", "fixed:4K"])
         .args(paths.iter().map(AsRef::as_ref))
         .read()?;

@@ -105,7 +105,7 @@ const fn then(scanned: u64, single: u64, unique: u64, duplicates: u64, saved_gib
 
 /// `cargo xtask study`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
-    let program = workspace.build_release("onefold", "onefold")?;
+    let program = workspace.build_release("onefold")?;
     let mut command = Cmd::new(&program).args(["--quiet", "--format", "json", "analyze"]);
     for way in &WAYS {
         command = command.args(["--chunking", way.argument]);

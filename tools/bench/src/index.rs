@@ -1,7 +1,7 @@
 //! `cargo xtask bench index`: the index back ends side by side, without a store around them.
 //!
 //! Each run makes an index with each back end and asks it batches, all on one processor
-//! (`crates/index/examples/index_bench.rs`). Then it is opened again with nothing in the page
+//! (`index_worker.rs`). Then it is opened again with nothing in the page
 //! cache, as after `kill -9`. One more index of each kind is asked in a control group with memory
 //! for a quarter of the file of `hash`, page cache included, and fio reads that file at random for
 //! comparison.
@@ -141,7 +141,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let bench = Bench {
         scratch: Scratch::new(&workspace.scratch_parent(), "index")?,
-        program: build(workspace)?,
+        program: std::env::current_exe().context("cannot find this program")?,
     };
     let start = Instant::now();
     if arguments.growth {
@@ -167,7 +167,7 @@ fn try_out(workspace: &Workspace) -> Result<()> {
     const BATCHES: u64 = 4;
     let bench = Bench {
         scratch: Scratch::new(&workspace.scratch_parent(), "index")?,
-        program: build(workspace)?,
+        program: std::env::current_exe().context("cannot find this program")?,
     };
     for kind in KINDS {
         bench.index(kind)?.make(ROWS, BATCHES, MEMORY_BYTES)?;
@@ -184,15 +184,6 @@ fn try_out(workspace: &Workspace) -> Result<()> {
 
 const COMMAND: &str = "cargo xtask bench index";
 const GROWTH_COMMAND: &str = "cargo xtask bench index --growth";
-
-fn build(workspace: &Workspace) -> Result<PathBuf> {
-    workspace
-        .cargo()
-        .args(["build", "--release", "--locked", "--quiet"])
-        .args(["-p", "onefold-index", "--example", "index_bench"])
-        .run()?;
-    Ok(workspace.target.join("release/examples/index_bench"))
-}
 
 struct Bench {
     scratch: Scratch,
@@ -309,6 +300,7 @@ impl Index<'_> {
             None => pinned(self.program),
         };
         let printed = command
+            .arg("index-worker")
             .arg(self.kind)
             .args(numbers)
             .arg(&self.directory)
@@ -316,7 +308,7 @@ impl Index<'_> {
             .args(mode)
             .read()?;
         println!("{} {}", mode.unwrap_or("made"), printed.trim());
-        serde_json::from_str(&printed).context("cannot read what index_bench printed")
+        serde_json::from_str(&printed).context("cannot read what the measurement printed")
     }
 
     fn file(&self) -> PathBuf {

@@ -1,12 +1,13 @@
 //! `onefold-bench`: what onefold costs, beside what does less.
 //!
-//! May use: the harness, the NBD server for the pass-through, and of the rest of the product its
-//! binary. May not use the store or what is below it: volumes are measured as users have them.
+//! May use: the harness, the product's binary, and of its crates what a server of ours is made of:
+//! the NBD server for the pass-through, the index for what asks it alone. May not use the store:
+//! volumes are measured as users have them.
 //! Nothing uses this crate; `cargo xtask bench` and `cargo xtask study` run it.
 //!
 //! Reading order: `volumes` (the benchmark as a whole), `plan` (how much), `slices` (throughput
 //! rows), `sharing` (rows with the finder at work), `snapshots`, `finder`, `import`, `large`, `open`,
-//! `checking`, `statistics` (what decides), `results`, `report` (what is written). `index` and
+//! `checking`, `statistics` (what decides), `results`, `report` (what is written). `index`, `index_worker` and
 //! `index_report` are a command of their own, and so are `study` and `study_report`; `goals` is what
 //! all are held to. `dissertation` counts in files of one's own.
 
@@ -17,6 +18,7 @@ mod goals;
 mod import;
 mod index;
 mod index_report;
+mod index_worker;
 mod large;
 mod memory_limit;
 mod open;
@@ -53,6 +55,8 @@ struct Cli {
 enum Of {
     /// The index back ends by themselves; writes docs/benchmarks-index.md
     Index(index::Arguments),
+    #[command(hide = true)]
+    IndexWorker(index_worker::Arguments),
     /// `onefold analyze` on data in the page cache; writes docs/benchmarks-study.md
     Study(study::Arguments),
     /// Make the study of João Paulo's dissertation with the files below some paths, and print its tables
@@ -71,14 +75,18 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Cli) -> anyhow::Result<()> {
-    cleanup::install_signal_handler()?;
-    let workspace = Workspace::find()?;
     match &arguments.of {
-        None => volumes::run(&workspace, &arguments.volumes),
-        Some(Of::Index(arguments)) => index::run(&workspace, arguments),
-        Some(Of::Study(arguments)) => study::run(&workspace, arguments),
-        Some(Of::Dissertation(arguments)) => dissertation::run(&workspace, arguments),
+        None => volumes::run(&prepare()?, &arguments.volumes),
+        Some(Of::Index(arguments)) => index::run(&prepare()?, arguments),
+        Some(Of::IndexWorker(arguments)) => index_worker::run(arguments),
+        Some(Of::Study(arguments)) => study::run(&prepare()?, arguments),
+        Some(Of::Dissertation(arguments)) => dissertation::run(&prepare()?, arguments),
     }
+}
+
+fn prepare() -> anyhow::Result<Workspace> {
+    cleanup::install_signal_handler()?;
+    Workspace::find()
 }
 
 #[cfg(test)]

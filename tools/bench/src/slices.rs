@@ -341,7 +341,7 @@ pub(crate) fn start_passthrough(
     directory: &Path,
     mode: Mode,
 ) -> Result<Contender> {
-    let binary = workspace.build_release("onefold-bench", "onefold-passthrough")?;
+    let binary = workspace.build_release("onefold-passthrough")?;
     let (file, socket) = raw_file(directory, "pass")?;
     let mut command = pinned(Cmd::new("taskset"))
         .arg(binary)

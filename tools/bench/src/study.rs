@@ -251,7 +251,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn new<'a>(workspace: &Workspace, plan: &'a Plan) -> Result<Bench<'a>> {
-        let program = workspace.build_release("onefold", "onefold")?;
+        let program = workspace.build_release("onefold")?;
         let scratch = Scratch::new(&workspace.scratch_parent(), "study")?;
         let data = scratch.path().join("data");
         std::fs::create_dir(&data).context("cannot make a directory")?;

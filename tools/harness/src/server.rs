@@ -222,7 +222,7 @@ pub struct Product {
 impl Product {
     /// Builds the binary; the pool will be `directory/pool`.
     pub fn build(workspace: &Workspace, directory: &Path) -> Result<Product> {
-        let binary = workspace.build_release("onefold", "onefold")?;
+        let binary = workspace.build_release("onefold")?;
         Ok(Product {
             binary,
             pool: directory.join("pool"),

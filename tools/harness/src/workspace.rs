@@ -7,6 +7,10 @@ use serde_json::Value;
 
 use crate::command::Cmd;
 
+/// The product and the tools that run it. Always selected together, whichever is built: features of
+/// dependencies follow from the selection, so that what all use is compiled once.
+const TOGETHER: [&str; 3] = ["onefold", "onefold-acceptance", "onefold-bench"];
+
 /// The workspace's directories, as Cargo sees them.
 pub struct Workspace {
     /// The repository.
@@ -50,19 +54,13 @@ impl Workspace {
             .env_remove("CARGO_PKG_NAME")
     }
 
-    /// Builds one binary of the workspace in release mode and returns its path.
-    pub fn build_release(&self, package: &str, binary: &str) -> Result<PathBuf> {
+    /// Builds one binary of [`TOGETHER`] in release mode and returns its path.
+    pub fn build_release(&self, binary: &str) -> Result<PathBuf> {
+        let packages = TOGETHER.iter().flat_map(|package| ["--package", *package]);
         self.cargo()
-            .args([
-                "build",
-                "--release",
-                "--locked",
-                "--quiet",
-                "-p",
-                package,
-                "--bin",
-                binary,
-            ])
+            .args(["build", "--release", "--locked", "--quiet"])
+            .args(packages)
+            .args(["--bin", binary])
             .show()?;
         Ok(self.target.join("release").join(binary))
     }

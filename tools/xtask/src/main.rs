@@ -125,7 +125,7 @@ mod tests {
             let Task::KillLoop(forwarded) = parsed.task else {
                 panic!("another task");
             };
-            assert_eq!(forwarded.arguments(), arguments);
+            assert_eq!(forwarded.arguments, arguments);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The other tools, built and run with their arguments, where the user is.
+//! The other tools, built and run with their arguments.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 
 use anyhow::Result;
 use onefold_harness::command::Cmd;
@@ -8,23 +8,16 @@ use onefold_harness::workspace::Workspace;
 
 /// Checks of the product as its users see it.
 pub(crate) fn acceptance(workspace: &Workspace) -> Result<Cmd> {
-    tool(workspace, "onefold-acceptance", &[])
+    tool(workspace, "onefold-acceptance")
 }
 
-/// Measurements. Built in release mode, as the pass-through server is that belongs to them.
+/// Measurements.
 pub(crate) fn bench(workspace: &Workspace) -> Result<Cmd> {
-    tool(workspace, "onefold-bench", &["--release"])
+    tool(workspace, "onefold-bench")
 }
 
-fn tool(workspace: &Workspace, package: &str, options: &[&str]) -> Result<Cmd> {
-    let run = workspace
-        .cargo()
-        .dir(std::env::current_dir()?)
-        .args(["run", "--quiet", "--locked", "--manifest-path"])
-        .arg(workspace.root.join("Cargo.toml"))
-        .args(["--package", package])
-        .args(options);
-    Ok(run.arg("--").cleans_up())
+fn tool(workspace: &Workspace, binary: &str) -> Result<Cmd> {
+    Ok(Cmd::new(workspace.build_release(binary)?).cleans_up())
 }
 
 /// What the user typed behind the name of a command, for the tool that has it.
@@ -36,15 +29,10 @@ pub(crate) struct Forwarded {
         trailing_var_arg = true,
         allow_hyphen_values = true
     )]
-    arguments: Vec<std::ffi::OsString>,
+    pub(crate) arguments: Vec<OsString>,
 }
 
 impl Forwarded {
-    #[cfg(test)]
-    pub(crate) fn arguments(&self) -> &[std::ffi::OsString] {
-        &self.arguments
-    }
-
     /// Becomes the tool, with the command that it has for this.
     pub(crate) fn run(&self, tool: Cmd, command: &[impl AsRef<OsStr>]) -> Result<()> {
         Err(tool.args(command).args(&self.arguments).exec())

@@ -1,20 +1,14 @@
-//! What a back end does in a second, at a size, in one JSON document for a table.
+//! What a back end of the index does in a second, at a size, in one JSON document for a table.
 //!
-//! `index_bench KIND ROWS BATCHES DIRECTORY MEMORY`: makes an index of ROWS random rows, then asks
-//! BATCHES batches of 16,384 operations of each kind, each durable: *mixed* (half new, half
-//! present) and *release* (all present). MEMORY, in bytes, is what the back end may take.
-//!
-//! With one more word it opens the index that such a run left in the directory, as after `kill -9`:
-//!
-//! - `open` measures how long that takes, and how long until it answers at its usual rate
-//! - `again` asks as above; in a control group that limits its memory, page cache included, what is
-//!   not in MEMORY is on the device
-//!
-//! `cargo xtask bench index` runs it for all back ends.
+//! A process of its own for each measurement, because its memory is measured and limited: makes an
+//! index of random rows, then asks batches of 16,384 operations of each kind, each durable: *mixed*
+//! (half new, half present) and *release* (all present). Or it opens the index that such a run left
+//! in the directory, as after `kill -9`.
 
 use std::sync::Arc;
 use std::time::Instant;
 
+use anyhow::{Context, Result, bail};
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
 use onefold_engine::{Disk, Engine, Part};
 use onefold_format::{IndexKind, Pba, PoolId};
@@ -34,50 +28,39 @@ const PAGE_BYTES: f64 = 4096.0;
 /// Rows added at a time before anything is measured.
 const LOAD_ROWS: u64 = 1 << 16;
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
-
-struct Arguments {
+/// What one process measures.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
     kind: String,
     rows: u64,
     batches: u64,
     directory: String,
+    /// What the back end may take, in bytes
     memory: u64,
+    #[arg(value_enum, default_value_t = Mode::Make)]
     mode: Mode,
 }
 
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Mode {
+    /// Make an index and ask it
     Make,
+    /// Measure how long it takes until an index is open, and until it answers at its usual rate
     Open,
+    /// Ask an index that was made before; in a control group that limits its memory, page cache
+    /// included, what is not in that memory is on the device
     Again,
 }
 
-fn main() -> Result<()> {
-    let mut words = std::env::args().skip(1);
-    let mut word = || {
-        words
-            .next()
-            .ok_or("KIND ROWS BATCHES DIRECTORY MEMORY [open|again]")
-    };
-    let arguments = Arguments {
-        kind: word()?,
-        rows: word()?.parse()?,
-        batches: word()?.parse()?,
-        directory: word()?,
-        memory: word()?.parse()?,
-        mode: match word().ok().as_deref() {
-            None => Mode::Make,
-            Some("open") => Mode::Open,
-            Some("again") => Mode::Again,
-            Some(other) => return Err(format!("there is no mode {other}").into()),
-        },
-    };
+/// Prints the document.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let engine = EmbeddedEngine::new(&arguments.directory, CacheMode::Host);
     let measured = match arguments.mode {
-        Mode::Make => measure_made(&engine, &arguments)?,
-        Mode::Open => measure_open(&engine, &arguments)?,
+        Mode::Make => measure_made(&engine, arguments)?,
+        Mode::Open => measure_open(&engine, arguments)?,
         Mode::Again => {
-            let index = open(&arguments, engine.open(Part::Index)?)?;
-            measure(&*index, &arguments, FIRST_LATER, 0)?
+            let index = open(arguments, engine.open(Part::Index)?)?;
+            measure(&*index, arguments, FIRST_LATER, 0)?
         }
     };
     println!("{measured}");
@@ -170,7 +153,7 @@ fn kind(arguments: &Arguments) -> Result<IndexKind> {
         "memory" => IndexKind::Memory,
         "btree" => IndexKind::Btree,
         "hash" => IndexKind::Hash,
-        other => return Err(format!("there is no back end {other}").into()),
+        other => bail!("there is no back end {other}"),
     })
 }
 
@@ -254,7 +237,7 @@ fn mixed(
             _ => matches!(answer, Counted::Shared(_)),
         };
         if !is_right {
-            return Err(format!("wrong answer {answer:?}").into());
+            bail!("wrong answer {answer:?}");
         }
     }
     Ok(())
@@ -278,7 +261,7 @@ fn release(
         .iter()
         .find(|it| matches!(it, Released::Unknown | Released::Mismatch))
     {
-        return Err(format!("wrong answer {wrong:?}").into());
+        bail!("wrong answer {wrong:?}");
     }
     Ok(())
 }
@@ -298,7 +281,7 @@ fn told(file: &str, name: &str) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/self/{file}"))?;
     let line = text.lines().find(|line| line.starts_with(name));
     let word = line.and_then(|line| line.split_whitespace().nth(1));
-    Ok(word.ok_or("a line of /proc is missing")?.parse()?)
+    Ok(word.context("a line of /proc is missing")?.parse()?)
 }
 
 fn resident_bytes() -> Result<u64> {
@@ -307,6 +290,9 @@ fn resident_bytes() -> Result<u64> {
 
 fn cpu_seconds() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/self/schedstat")?;
-    let nanoseconds = text.split_whitespace().next().ok_or("schedstat is empty")?;
+    let nanoseconds = text
+        .split_whitespace()
+        .next()
+        .context("schedstat is empty")?;
     Ok(nanoseconds.parse::<f64>()? / 1e9)
 }
