@@ -13,7 +13,7 @@ const DOCUMENT: &str = "docs/life-of-a-write.md";
 const OPENING: &str = "[step ";
 
 /// The file of the write path.
-const WRITE_PATH: &str = "crates/store/src/write.rs";
+const WRITE_PATH: &str = "crates/store/src/volume/write.rs";
 
 /// A step by number and name.
 type Step = (u32, String);
@@ -27,6 +27,11 @@ pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
     if steps.is_empty() {
         faults.push(format!(
             "{DOCUMENT} has no heading of the form '## 4 place'"
+        ));
+    }
+    if !files.iter().any(|file| file.path == Path::new(WRITE_PATH)) {
+        faults.push(format!(
+            "{WRITE_PATH} is missing: say in tidy/citations.rs where the write path is now"
         ));
     }
     let mut cited = BTreeSet::new();
@@ -111,7 +116,7 @@ mod tests {
     /// Of a file beside one that cites all steps.
     fn faults_of(path: &str, text: &str) -> Vec<String> {
         let citing = code("crates/a/src/lib.rs", "// STEP4 place] and STEP3 shape]\n");
-        faults(&[document(), citing, code(path, text)])
+        faults(&[document(), citing, code(path, text), code(WRITE_PATH, "")])
     }
 
     #[test]
@@ -145,14 +150,19 @@ mod tests {
 
     #[test]
     fn every_step_is_cited_by_the_product() {
-        let of = |path: &str| faults(&[document(), code(path, "// STEP3 shape]")]);
+        let write_path = || code(WRITE_PATH, "");
+        let of = |path: &str| faults(&[document(), code(path, "// STEP3 shape]"), write_path()]);
         assert_eq!(of("crates/a/src/lib.rs").len(), 1);
         assert_eq!(of("tools/a/src/lib.rs").len(), 2);
     }
 
     #[test]
-    fn the_document_must_exist_and_have_steps() {
+    fn the_document_must_exist_and_have_steps_and_so_must_the_write_path() {
         assert_eq!(faults(&[file("a.rs", "")]).len(), 1);
-        assert_eq!(faults(&[file(DOCUMENT, "text")]).len(), 1);
+        assert_eq!(
+            faults(&[file(DOCUMENT, "text"), file(WRITE_PATH, "")]).len(),
+            1
+        );
+        assert_eq!(faults(&[file(DOCUMENT, "text")]).len(), 2);
     }
 }
