@@ -39,14 +39,15 @@ const _: () = assert!(
 /// A reference that the open batch has the index count or release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BatchItem {
-    /// Whose entry names the block, below [`VOLUME_BLOCKS_MAX`]; 0 in a collector batch.
+    /// The LBA of the entry that refers to the block, below [`VOLUME_BLOCKS_MAX`]; 0 in a collector
+    /// batch.
     pub lba: Lba,
     /// The block.
     pub pba: Pba,
     /// The domain whose key its fingerprint needs.
     pub domain: DomainId,
-    /// Whether a write has made the entry name something else since: then the outcome gives the
-    /// reference up. Never in a collector batch.
+    /// Whether the entry was rewritten since: then the outcome drops the reference. Never in a
+    /// collector batch.
     pub moved: bool,
 }
 
@@ -89,8 +90,8 @@ impl BatchItem {
 ///
 /// # Panics
 ///
-/// Where there is no item, or more than [`ITEMS_PER_PAGE`], or one that names no block of a
-/// volume or pool: no batch has been logged with it.
+/// Without an item, with more than [`ITEMS_PER_PAGE`], or with an item whose block no volume or
+/// pool can have: such a batch is never logged.
 pub fn encode(items: &[BatchItem], page: &mut PageBytes) {
     assert!(
         (1..=ITEMS_PER_PAGE).contains(&items.len()),

@@ -46,10 +46,10 @@ pub const VOLUME_RECORD_BYTES: usize = 256;
 /// Longest name, in bytes.
 pub const NAME_BYTES_MAX: usize = 63;
 
-/// Most rounds that a block must not be rewritten before it is published.
+/// Most passes for which a block must not be rewritten before it is published.
 pub const ROUNDS_MAX: u8 = 16;
 
-/// Longest time between two rounds: a day.
+/// Longest time between two passes: a day.
 pub const INTERVAL_SECONDS_MAX: u32 = 86_400;
 
 /// Largest hash cache, in bytes: more than a machine has memory.
@@ -101,25 +101,25 @@ pub enum DedupMode {
     Offline = 1,
 }
 
-/// Entries of a layer that name a block, by their state.
+/// Entries of a layer that refer to a block, by their state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LayerCounts {
-    /// Private ones, which the finder has still to look at.
+    /// Private entries, pending dedup.
     pub private: u64,
-    /// Those that stay private for good.
+    /// Unshareable entries.
     pub unshareable: u64,
     /// Shared ones.
     pub shared: u64,
 }
 
-/// What the catalogue says of a volume, or of a snapshot.
+/// The catalogue's record of a volume, or of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeRecord {
-    /// Names it for ever.
+    /// Identifies it for ever.
     pub id: VolumeId,
     /// Its live layer, or a snapshot's frozen one.
     pub layer: LayerId,
-    /// The layer that says what this one does not; a frozen one.
+    /// The frozen layer below this one.
     pub below: Option<LayerId>,
     /// The volume that this is a snapshot of; none for a volume.
     pub snapshot_of: Option<VolumeId>,
@@ -137,14 +137,14 @@ pub struct VolumeRecord {
     pub dedup: DedupMode,
     /// The domain inside which they are shared.
     pub domain: DomainId,
-    /// What users call the domain: as a volume's name.
+    /// The domain's name for users: same rules as a volume's name.
     pub domain_name: String,
     /// Whether bytes are compared before two blocks are made one.
     pub verify: bool,
     /// Passes of the finder that a block must not be rewritten in before it is published, 1 to
     /// [`ROUNDS_MAX`].
     pub rounds: u8,
-    /// Time between two rounds, in seconds, 1 to [`INTERVAL_SECONDS_MAX`].
+    /// Time between two passes, in seconds, 1 to [`INTERVAL_SECONDS_MAX`].
     pub interval_seconds: u32,
     /// Bytes of memory for fingerprints of written blocks, up to [`HASH_CACHE_BYTES_MAX`].
     pub hash_cache_bytes: u64,
@@ -157,7 +157,7 @@ pub struct VolumeRecord {
     pub counts: LayerCounts,
 }
 
-/// Whether `name` can name a volume or a domain: a letter or digit, then up to 62 of those and
+/// Whether `name` is valid for a volume or a domain: a letter or digit, then up to 62 of those and
 /// `.`, `_`, `-`.
 #[must_use]
 pub fn name_is_valid(name: &str) -> bool {
@@ -301,7 +301,7 @@ where
     }
 }
 
-/// The name of this length at the start of `bytes`, which are zeros behind it.
+/// The name of this length at the start of `bytes`; the rest must be zeros.
 fn name_in(bytes: &[u8], len: u8, field: &'static str) -> Result<String, FormatError> {
     let impossible = FormatError::Field {
         field,
@@ -350,8 +350,8 @@ impl LayerCounts {
         put(bytes, at + 16, &self.shared.to_le_bytes());
     }
 
-    /// Reads the counts of a volume record. An empty map has no entries, and no map more than one
-    /// for each block of the volume, whatever the pool's block size.
+    /// Reads the counts of a volume record. An empty map has no entries, and no map has more than
+    /// one for each block of the volume, whatever the pool's block size.
     fn at(bytes: &[u8], map: &TreeRoot, size_bytes: u64) -> Result<Self, FormatError> {
         let counts = Self {
             private: u64_at(bytes, 64),
@@ -375,7 +375,7 @@ impl LayerCounts {
     }
 }
 
-/// Writes the body of `page`. Records beyond the fifteenth are not looked at.
+/// Writes the body of `page`. Records beyond the fifteenth are ignored.
 pub fn encode(records: &[Option<VolumeRecord>], page: &mut PageBytes) {
     for (slot, record) in records.iter().take(RECORDS_PER_PAGE).enumerate() {
         if let Some(record) = record {

@@ -1,4 +1,4 @@
-//! What a layer says of one block: 56 bits on disk, a `u64` whose top byte is zero in memory.
+//! The state of one block in one layer: 56 bits on disk, a `u64` whose top byte is zero in memory.
 //!
 //! ```text
 //! bits  0..40  PBA                     zero unless private or shared
@@ -8,8 +8,8 @@
 //!      48..56  stored length           0 the whole block
 //! ```
 //!
-//! Codec and stored length are not written by this version, which refuses them, as it refuses the
-//! unshareable bit beside any state but private.
+//! This version does not write codec and stored length, and refuses them, as it refuses the
+//! unshareable bit with any state but private.
 
 use crate::error::FormatError;
 use crate::units::{PBA_END, Pba, is_run};
@@ -31,7 +31,7 @@ const STATE_SHARED: u64 = 3;
 /// The private state together with the bit above the state.
 const STATE_UNSHAREABLE: u64 = STATE_PRIVATE | 1 << 3;
 
-/// What a layer says of one block.
+/// The state of one block in one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Entry(u64);
 
@@ -40,29 +40,29 @@ pub struct Entry(u64);
 pub enum State {
     /// Nothing: look in the layer below; zeros under the last.
     Absent,
-    /// Zeros, whatever the layers below hold.
+    /// Zeros, which hide the layers below.
     Zero,
     /// This entry alone owns the block; it may be rewritten in place and it may be published.
     Private(Pba),
     /// As private, but never published: its bytes differ from those of a block with the same
     /// fingerprint.
     Unshareable(Pba),
-    /// The block is published, or about to be: nobody writes it any more.
+    /// The block is published, or being published, and is not written any more.
     Shared(Pba),
 }
 
 impl Entry {
-    /// Nothing is said here.
+    /// No entry in this layer: look in the layer below.
     pub const ABSENT: Self = Self(0);
 
-    /// Zeros that hide what lies below.
+    /// Zeros that hide the layers below.
     pub const ZERO: Self = Self(STATE_ZERO << STATE_SHIFT);
 
     /// A block that this entry alone owns and that the finder may publish.
     ///
     /// # Panics
     ///
-    /// Where `pba` is 0 or not below [`PBA_END`]: the allocator never hands out such a block.
+    /// If `pba` is 0 or not below [`PBA_END`]: the allocator never hands out such a block.
     #[must_use]
     pub fn private(pba: Pba) -> Self {
         Self::of_block(STATE_PRIVATE, pba)
@@ -78,7 +78,7 @@ impl Entry {
         Self::of_block(STATE_UNSHAREABLE, pba)
     }
 
-    /// A block that other entries may name as well.
+    /// A block that other entries may refer to as well.
     ///
     /// # Panics
     ///
@@ -141,7 +141,7 @@ impl Entry {
         self.0
     }
 
-    /// Decodes what [`Entry::to_bits`] gave.
+    /// Decodes the output of [`Entry::to_bits`].
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What can be wrong with bytes that were read back.
+//! Faults in bytes that were read back.
 
 /// Why a structure could not be decoded. The caller adds where it was read from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -15,9 +15,9 @@ pub enum FormatError {
     /// Something else, or nothing, was written here.
     #[error("magic number {found:#010x} instead of {expected:#010x}")]
     Magic {
-        /// What this structure begins with.
+        /// The expected first bytes.
         expected: u32,
-        /// What was found.
+        /// The actual first bytes.
         found: u32,
     },
     /// Written by a later release in a way that this one cannot read.
@@ -31,7 +31,7 @@ pub enum FormatError {
     /// The bytes are not those that were written.
     #[error("checksum {found:#010x} instead of {expected:#010x}")]
     Checksum {
-        /// Checksum that the bytes carry, or that the pointer to them names.
+        /// The checksum in the bytes, or in the pointer to them.
         expected: u32,
         /// Checksum of the bytes.
         found: u32,
@@ -39,14 +39,14 @@ pub enum FormatError {
     /// Whole, but of another pool.
     #[error("it belongs to another pool")]
     Pool,
-    /// Whole, but a field says that it belongs elsewhere: a misdirected or lost write.
+    /// Whole, but a field shows that it belongs elsewhere: a misdirected or lost write.
     #[error("{field} is {found}, expected {expected}")]
     Address {
         /// The field that disagrees.
         field: &'static str,
-        /// What the reader looked for.
+        /// The expected value.
         expected: u64,
-        /// What was found.
+        /// The actual value.
         found: u64,
     },
     /// A field has a value that no release has ever written.

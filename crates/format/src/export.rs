@@ -1,4 +1,4 @@
-//! The page at both ends of an export of a pool's metadata, between which other pages stand.
+//! The page at both ends of an export of a pool's metadata, around the other pages.
 //!
 //! ```text
 //! 64 created    u64   when it was made, in seconds since the Unix epoch
@@ -6,8 +6,8 @@
 //! 76 zeros
 //! ```
 //!
-//! The header's page number is the page's place in the file, so the last page says how many stand
-//! before it. What was torn, cut or put together from two exports does not have the checksum.
+//! The header's page number is the page's place in the file, so the last page has the number of
+//! pages before it. An export that was torn, cut or combined from two fails the checksum.
 
 use crate::bytes::{is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
@@ -27,7 +27,7 @@ pub struct ExportMark {
     pub checksum: u32,
 }
 
-/// The checksum of what `checksum` is of, followed by `page`. That of nothing is 0.
+/// The checksum of the bytes covered by `checksum`, followed by `page`. That of no bytes is 0.
 #[must_use]
 pub fn add_to_checksum(checksum: u32, page: &PageBytes) -> u32 {
     crc32c::crc32c_append(checksum, page)
@@ -48,7 +48,7 @@ impl ExportMark {
     ///
     /// # Errors
     ///
-    /// Any [`FormatError`]; [`FormatError::Newer`] names the version that can read it.
+    /// Any [`FormatError`]; [`FormatError::Newer`] has the version that can read it.
     pub fn decode(page: &PageBytes, place: u64) -> Result<Self, FormatError> {
         let pool = page::claimed_pool(page);
         page::open(page, &header(pool, place))?;

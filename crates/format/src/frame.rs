@@ -16,11 +16,11 @@
 //! 64 records, then zeros to the next multiple of 512
 //! ```
 //!
-//! The log is a ring: a frame at position p stands at byte p modulo the ring's length. What is
-//! found after the newest frame is either what an earlier lap left (its position is too low) or
-//! what a crash tore. Frames of one commit may survive in any combination, for they are synced
-//! together; a frame of a *later* commit proves that everything before it was durable, so a gap
-//! before such a frame is damage and never the end of the log.
+//! The log is a ring: a frame at position p is at byte p modulo the ring's length. Bytes after the
+//! newest frame are either from an earlier lap (whose positions are too low) or torn by a crash.
+//! Frames of one commit may survive in any combination, because they are synced together; a frame
+//! of a *later* commit proves that everything before it was durable, so a gap before such a frame
+//! is damage and never the end of the log.
 
 use crate::bytes::{array_at, put, u16_at, u32_at, u64_at};
 use crate::error::FormatError;
@@ -49,7 +49,7 @@ const _: () = assert!(
 );
 const _: () = assert!((FRAME_HEADER_BYTES + FRAME_PAYLOAD_MAX) as u64 <= LOG_BYTES_MIN);
 
-/// What a frame says of itself.
+/// A frame's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
     /// Opening of the pool that wrote it.
@@ -67,7 +67,7 @@ pub struct FrameHeader {
 /// A header that was read: the frame may be trusted once [`check`] has seen its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UncheckedFrame {
-    /// What it says of itself.
+    /// The header.
     pub header: FrameHeader,
     /// Bytes of records that follow.
     pub payload_bytes: usize,
@@ -115,8 +115,8 @@ pub fn encode(header: &FrameHeader, pool: PoolId, payload: &[u8], bytes: &mut Ve
     checksum
 }
 
-/// Reads the header at the start of `bytes`. Only what is needed to find the end of the frame is
-/// looked at: nothing else is believed, the version least of all, before [`check`].
+/// Reads the header at the start of `bytes`. It uses only the fields needed to find the end of the
+/// frame: no other field, the version least of all, is trusted before [`check`].
 ///
 /// # Errors
 ///
@@ -148,7 +148,7 @@ pub fn decode_header(bytes: &[u8], pool: PoolId) -> Result<UncheckedFrame, Forma
     Ok(frame)
 }
 
-/// What the bytes of a header say, be there one or not.
+/// The fields of a header, valid or not.
 fn claimed(bytes: &[u8]) -> UncheckedFrame {
     UncheckedFrame {
         header: FrameHeader {
@@ -170,8 +170,8 @@ pub fn claimed_pool(bytes: &[u8]) -> Option<PoolId> {
     is_header.then(|| PoolId(array_at(bytes, 8)))
 }
 
-/// What is left of the header of a certain frame, should it have been damaged: three of magic, pool,
-/// position and previous checksum are as they were. Its payload is not more than a frame can have.
+/// Whether these bytes look like a damaged header of a certain frame: three of magic, pool,
+/// position and previous checksum match, and the payload is not longer than a frame's.
 #[must_use]
 pub fn resembling(
     bytes: &[u8],
@@ -193,8 +193,8 @@ pub fn resembling(
     (as_expected.into_iter().filter(|it| *it).count() >= 3).then_some(frame)
 }
 
-/// Compares the checksum over header and payload with the one in the header, then checks what the
-/// header says.
+/// Compares the checksum over header and payload with the one in the header, then checks the
+/// header's fields.
 ///
 /// # Errors
 ///

@@ -1,13 +1,13 @@
 //! The on-disk structures of onefold: bytes only, no I/O, no clock, no threads.
 //!
 //! One structure, one file, one page in `docs/format/`. Everything is little-endian at fixed
-//! offsets; reserved bytes are zero and checked. Decoding never panics: bytes from a disk give a
-//! [`FormatError`] that says what is wrong with them.
+//! offsets; reserved bytes are zero and checked. Decoding never panics: bytes from a disk yield a
+//! [`FormatError`] that describes the fault.
 //!
 //! | file | structure |
 //! | --- | --- |
 //! | [`units`] | numbers with a unit: [`Lba`], [`Pba`], [`LayerId`], ... |
-//! | [`entry`] | what a layer says of one block |
+//! | [`entry`] | the state of one block in one layer |
 //! | [`page`] | the header that every metadata page carries |
 //! | [`superblock`] | the pool's identity |
 //! | [`root`] | the switch between checkpoints |
@@ -15,15 +15,15 @@
 //! | [`map_page`] | leaf of a layer's map: one segment |
 //! | [`space_page`] | leaf of the free-space tree: one bit per block |
 //! | [`catalogue_page`] | leaf of the catalogue: volume records |
-//! | [`queue_page`] | leaf of the queue: references that were given up |
+//! | [`queue_page`] | leaf of the queue: dropped references |
 //! | [`batch_page`] | leaf of the open batch: its items |
 //! | [`frame`] | the unit in which the log is written |
-//! | [`record`] | what a frame carries: changes of maps, catalogue, queue and open batch |
+//! | [`record`] | the payload of a frame: changes of maps, catalogue, queue and open batch |
 //! | [`tail`] | records in memory that outlives the process |
 //! | [`secret`] | the key from which fingerprints take theirs |
 //! | [`export`] | both ends of an export of metadata |
-//! | [`trace`] | the unit of a trace: what data was cut into |
-//! | [`scrub_page`] | how far the scrub has come, and which blocks are bad |
+//! | [`trace`] | the unit of a trace: the chunks of some data |
+//! | [`scrub_page`] | the scrub's progress, and the list of bad blocks |
 
 pub mod batch_page;
 mod bytes;

@@ -15,7 +15,7 @@ const _: () = assert!(BODY + BLOCKS_PER_SEGMENT as usize * ENTRY_BYTES <= PAGE_B
 /// The entries of one segment.
 pub type Segment = [Entry; BLOCKS_PER_SEGMENT as usize];
 
-/// A segment in which nothing is said.
+/// A segment whose entries are all absent.
 pub const EMPTY_SEGMENT: Segment = [Entry::ABSENT; BLOCKS_PER_SEGMENT as usize];
 
 /// Writes the body of `page`.
@@ -44,14 +44,14 @@ pub fn decode(page: &PageBytes) -> Result<Box<Segment>, FormatError> {
     }
 }
 
-/// Entries that say something. A segment without any has no page.
+/// Entries that are not absent. A segment without any has no page.
 #[must_use]
 pub fn mapped(segment: &Segment) -> u16 {
     count(segment, |entry| entry != Entry::ABSENT)
 }
 
-/// Entries that the finder may still publish, the private ones: what the pointer to the page
-/// counts, so that the finder passes over a segment that has none without reading its page.
+/// Entries that the finder may still publish, the private ones. The pointer to the page has this
+/// count, so the finder skips a segment with none without reading its page.
 #[must_use]
 pub fn publishable(segment: &Segment) -> u16 {
     count(segment, |entry| matches!(entry.state(), State::Private(_)))

@@ -10,8 +10,8 @@
 //!           13 zeros     3 bytes
 //! ```
 //!
-//! The checksum in the pointer makes the trees self-verifying from the root down: a write that was
-//! lost, so that an older page still stands in its place, is found when the page is read.
+//! The checksum in the pointer makes the trees self-verifying from the root down: after a lost
+//! write an older page is in the place, and reading it finds that.
 
 use crate::bytes::{array_at, is_zero, put, u32_at};
 use crate::error::FormatError;
@@ -32,12 +32,13 @@ pub const ROOT_SLOTS: u64 = 2;
 
 const _: () = assert!(BODY + NODE_FANOUT as usize * POINTER_BYTES <= PAGE_BYTES);
 
-/// Names a page and the bytes that must be in it.
+/// A page number and the checksum of that page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pointer {
     /// Where the page is.
     pub page: PageNumber,
-    /// Above a leaf: what it counts, such as publishable entries or allocated blocks. Else 0.
+    /// Above a leaf: the leaf's count, such as publishable entries or allocated blocks. Otherwise
+    /// 0.
     pub info: u16,
     /// The checksum that the page must have.
     pub checksum: u32,

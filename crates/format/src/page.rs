@@ -16,8 +16,8 @@
 //! 64 body
 //! ```
 //!
-//! A torn write fails the checksum. A lost write leaves an older page, whose checksum is not the
-//! one that the pointer to it names. A misdirected write fails on page, owner or index.
+//! A torn write fails the checksum. A lost write leaves an older page, whose checksum differs from
+//! the one in the pointer to it. A misdirected write fails on page, owner or index.
 
 use crate::bytes::{array_at, put, u32_at, u64_at};
 use crate::error::FormatError;
@@ -54,7 +54,7 @@ const _: () = assert!(BATCH_OWNER >= ID_END, "no layer has an owner's number");
 /// A page's bytes.
 pub type PageBytes = [u8; PAGE_BYTES];
 
-/// What a page is.
+/// The kind of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageKind {
@@ -70,7 +70,7 @@ pub enum PageKind {
     Space = 5,
     /// [`crate::catalogue_page`]
     Catalogue = 6,
-    /// The first block of the data part, which tells a foreign device apart.
+    /// The first block of the data part, which identifies a foreign device.
     DataLabel = 7,
     /// [`crate::queue_page`]
     Queue = 8,
@@ -84,7 +84,7 @@ pub enum PageKind {
     Scrub = 12,
 }
 
-/// What the pages of trees are.
+/// The kinds of pages in trees.
 const OF_TREES: [PageKind; 6] = [
     PageKind::Node,
     PageKind::Map,
@@ -97,10 +97,10 @@ const OF_TREES: [PageKind; 6] = [
 /// First number that no pointer to a page can hold.
 const PAGE_END: u64 = 1 << 48;
 
-/// What a page says of itself.
+/// A page's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageHeader {
-    /// What it is.
+    /// The kind.
     pub kind: PageKind,
     /// Height above the leaves of its tree: 0 for a leaf.
     pub level: u8,
@@ -147,11 +147,12 @@ pub fn seal(page: &mut PageBytes, header: &PageHeader) -> u32 {
 }
 
 /// Checks a page that was read and returns its sequence and its checksum. `expected.sequence` is
-/// not compared: the checksum in the pointer to the page tells an old page from the right one.
+/// not compared: the checksum in the pointer to the page distinguishes an old page from the right
+/// one.
 ///
 /// # Errors
 ///
-/// Whatever differs from `expected`, most telling first.
+/// The first difference from `expected`, most telling first.
 pub fn open(page: &PageBytes, expected: &PageHeader) -> Result<(u64, u32), FormatError> {
     let magic = u32_at(page, 0);
     if magic != MAGIC {
@@ -212,11 +213,11 @@ pub fn open(page: &PageBytes, expected: &PageHeader) -> Result<(u64, u32), Forma
 }
 
 /// Checks a page of some tree by itself: that it is whole, of `pool`, and of a version that this
-/// build reads. What it says of its place is returned, not compared.
+/// build reads. Its place is returned, not compared.
 ///
 /// # Errors
 ///
-/// As [`open`]; [`FormatError::Field`] for what is no page of a tree.
+/// As [`open`]; [`FormatError::Field`] for a page that is not of a tree.
 pub fn open_of_tree(page: &PageBytes, pool: PoolId) -> Result<PageHeader, FormatError> {
     let kind = OF_TREES.into_iter().find(|kind| *kind as u8 == page[4]);
     let header = PageHeader {
@@ -238,7 +239,7 @@ pub fn open_of_tree(page: &PageBytes, pool: PoolId) -> Result<PageHeader, Format
     Ok(header)
 }
 
-/// The pool that a page claims to belong to, before anything else about it is believed.
+/// The pool in a page's header, before any other field of it is trusted.
 #[must_use]
 pub fn claimed_pool(page: &PageBytes) -> PoolId {
     PoolId(array_at(page, 8))

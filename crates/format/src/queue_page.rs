@@ -1,5 +1,5 @@
-//! Leaf of the queue: references to published blocks that were given up, in the order in which
-//! that happened.
+//! Leaf of the queue: dropped references to published blocks, in the order in which they were
+//! dropped.
 //!
 //! ```text
 //! 64 + 8 n   element n, 504 of them: bits  0..40  PBA of the first block; 0: an empty place
@@ -7,8 +7,9 @@
 //!                                         48..64  domain
 //! ```
 //!
-//! Elements are numbered since the pool began; number e stands at place e % 504 of leaf e / 504.
-//! They come at one end and go at the other, so the elements of a page have no gap between them.
+//! Elements are numbered since the pool began; number e is at place e % 504 of leaf e / 504. They
+//! are added at one end and taken off at the other, so the elements of a page have no gap between
+//! them.
 
 use crate::bytes::{put, u64_at};
 use crate::error::FormatError;
@@ -37,7 +38,7 @@ const _: () = assert!(
 );
 const _: () = assert!(ELEMENT_BLOCKS_MAX as u64 == 1 << (DOMAIN_SHIFT - COUNT_SHIFT));
 
-/// One reference to each block of a run, given up together.
+/// One reference to each block of a run, dropped together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueElement {
     /// First block of the run.

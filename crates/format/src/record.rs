@@ -1,4 +1,4 @@
-//! What a frame carries: changes of maps, catalogue, queue and open batch, in the order in which
+//! The payload of a frame: changes of maps, catalogue, queue and open batch, in the order in which
 //! they were applied.
 //!
 //! ```text
@@ -60,9 +60,8 @@
 //!         24 segment   u64     below 2^29
 //! ```
 //!
-//! Replay compares `old` with the map, and the intents and
-//! outcomes of a batch with the open one, so a record that does not fit what it is applied to is
-//! found.
+//! Replay compares `old` with the map, and the announcements and outcomes of a batch with the open
+//! one, so a record that does not fit is detected.
 
 use crate::bytes::{is_zero, put, u16_at, u32_at, u64_at};
 use crate::catalogue_page::{LayerCounts, VOLUME_RECORD_BYTES, VolumeRecord};
@@ -135,44 +134,44 @@ const _: () = assert!(
 );
 const _: () = assert!(BATCH_ITEMS_MAX <= u16::MAX as u32, "positions have 16 bits");
 
-/// What unmapped blocks become.
+/// The new state of unmapped blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnmapTo {
-    /// Whatever the layer below says.
+    /// Absent: the layer below decides.
     Absent,
     /// Zeros, hiding the layers below.
     Zero,
 }
 
-/// Consecutive entries that name consecutive blocks, all of them to be published.
+/// Consecutive entries that refer to consecutive blocks, all of them to be published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PublishRun {
     /// First LBA of the run.
     pub lba: Lba,
-    /// The block that its entry names.
+    /// The block that the first entry refers to.
     pub pba: Pba,
     /// Blocks in the run, 1 to 512, all in one segment.
     pub count: u32,
 }
 
-/// What has become of an item of the finder's batch. The block is that of the first item; those
-/// that follow have the blocks that follow.
+/// The outcome of an item of the finder's batch. The block is that of the first item; the following
+/// items have the following blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The index has a new row that names the item's own block.
+    /// The index has a new row for the item's own block.
     Inserted,
-    /// The entry names this equal block of the index now, and its own block is free.
+    /// The entry now refers to this equal block of the index, and its own block is free.
     Aliased(Pba),
-    /// The entry had moved on; the reference that was counted to this block is given up.
+    /// The entry was rewritten meanwhile; the reference that was counted to this block is dropped.
     Dangling(Pba),
     /// This block of the index has the fingerprint but other bytes: the reference that was counted
-    /// to it is given up, and the entry is private for good.
+    /// to it is dropped, and the entry is unshareable.
     Rejected(Pba),
     /// The index is full: the entry is private again, or its block free if it had moved on.
     Declined,
 }
 
-/// What has become of an item of the collector's batch.
+/// The outcome of an item of the collector's batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Release {
@@ -180,7 +179,7 @@ pub enum Release {
     Remaining = 1,
     /// That was the last reference: the block is free.
     Freed = 2,
-    /// The index knows nothing of the block, or something else: nobody uses it again before a
+    /// The index does not know the block, or has another row: the block is not reused before a
     /// check.
     Quarantined = 3,
 }
@@ -196,12 +195,12 @@ pub enum Record {
         lba: Lba,
         /// Blocks in the run, 1 to 512.
         count: u32,
-        /// What the first block was; the others were its successors.
+        /// The old entry of the first block; the others were its successors.
         old: Entry,
-        /// What the first block is; the others are its successors.
+        /// The new entry of the first block; the others are its successors.
         new: Entry,
     },
-    /// A range of blocks in one segment gives up whatever it maps.
+    /// All blocks of a range in one segment are released.
     Unmap {
         /// The layer whose map changes.
         layer: LayerId,
@@ -209,14 +208,14 @@ pub enum Record {
         lba: Lba,
         /// Blocks in the range, 1 to 512.
         count: u32,
-        /// What they become.
+        /// Their new state.
         to: UnmapTo,
     },
     /// A slot of the catalogue holds this volume now.
     VolumePut {
         /// The slot.
         slot: u64,
-        /// The volume; its map is empty, for that is the layers' business.
+        /// The volume; its map is empty, because layers have the maps.
         volume: VolumeRecord,
     },
     /// A slot of the catalogue is free.
@@ -234,7 +233,7 @@ pub enum Record {
         layer: LayerId,
         /// The batch, 1 to 2^63 - 1.
         number: u64,
-        /// What is published, 1 to [`PUBLISH_RUNS_MAX`] runs: all in one segment, ascending, not
+        /// The published runs, 1 to [`PUBLISH_RUNS_MAX`]: all in one segment, ascending, not
         /// overlapping.
         runs: Vec<PublishRun>,
     },
@@ -248,7 +247,7 @@ pub enum Record {
         position: u32,
         /// Items, at least one; the last one's position is below [`BATCH_ITEMS_MAX`].
         count: u32,
-        /// What has become of them.
+        /// Their outcome.
         outcome: Outcome,
     },
     /// The queue's first elements become the items of the collector's batch.
@@ -266,11 +265,11 @@ pub enum Record {
         position: u32,
         /// Items, at least one; the last one's position is below [`BATCH_ITEMS_MAX`].
         count: u32,
-        /// What has become of them.
+        /// Their outcome.
         release: Release,
     },
-    /// A volume's live layer becomes that of a snapshot, and the volume goes on in an empty one:
-    /// above the one that was frozen, or, where it is taken back to an older snapshot, above that one's.
+    /// A volume's live layer becomes that of a snapshot, and the volume continues in an empty one:
+    /// above the one that was frozen, or, in a rollback to an older snapshot, above that one's.
     Freeze {
         /// The snapshot's slot of the catalogue.
         slot: u64,
@@ -281,8 +280,8 @@ pub enum Record {
         /// The layer below it, which exists; it may be the one that is frozen here.
         below: LayerId,
     },
-    /// What a segment of a frozen layer has moves to the layer above where that has nothing, and is
-    /// given up elsewhere.
+    /// The entries of a frozen layer's segment move to the layer above where it has none, and are
+    /// released elsewhere.
     Merge {
         /// The frozen layer.
         layer: LayerId,
@@ -298,8 +297,8 @@ impl Record {
     ///
     /// # Panics
     ///
-    /// Where the runs, or the position and count, are not what [`Record`] says: cut short, they
-    /// would name other blocks or items.
+    /// If the runs, or the position and count, are outside the bounds of [`Record`]: truncated,
+    /// they would refer to other blocks or items.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         let start = bytes.len();
         let (kind, size, layer) = match self {
@@ -325,7 +324,7 @@ impl Record {
         self.put_body(record);
     }
 
-    /// Writes what follows the header.
+    /// Writes the fields after the header.
     fn put_body(&self, record: &mut [u8]) {
         match self {
             Self::Map {
@@ -401,7 +400,7 @@ impl Record {
     ///
     /// # Errors
     ///
-    /// [`FormatError`] for whatever no release writes.
+    /// [`FormatError`] for values that no release writes.
     pub fn decode(bytes: &[u8]) -> Result<(Self, usize), FormatError> {
         if bytes.len() < HEADER_BYTES {
             return Err(FormatError::Short {
@@ -552,7 +551,7 @@ impl Outcome {
     }
 }
 
-/// Reads what follows the header of a record whose kind and length have been checked.
+/// Reads the fields after the header of a record whose kind and length have been checked.
 fn decode_body(bytes: &[u8]) -> Result<Record, FormatError> {
     match bytes[0] {
         KIND_MAP => decode_map(bytes),
@@ -833,7 +832,7 @@ fn layer_at(bytes: &[u8]) -> Result<LayerId, FormatError> {
     }
 }
 
-/// A record's range, which must lie in one segment of a volume.
+/// A record's range, which must be in one segment of a volume.
 fn range_at(bytes: &[u8]) -> Result<(Lba, u32), FormatError> {
     let (lba, count) = (Lba(u64_at(bytes, 16)), u32_at(bytes, 24));
     if lba.0 >= VOLUME_BLOCKS_MAX {

@@ -28,8 +28,8 @@
 //! ```
 //!
 //! The header's sequence is the checkpoint's number; it goes to slot `sequence % 2`. A torn write
-//! leaves the other slot, whose pages and log are still whole, since neither is given up before
-//! this root is durable.
+//! leaves the other slot, whose pages and log are still whole, since neither is reused before this
+//! root is durable.
 
 use crate::bytes::{is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
@@ -45,7 +45,7 @@ pub const POOL_BLOCKS_MIN: u64 = 2;
 const BATCH_OF_FINDER: u32 = 1;
 const BATCH_OF_COLLECTOR: u32 = 2;
 
-/// Bytes that say which batch is open.
+/// Bytes that describe the open batch.
 const OPEN_BATCH_BYTES: usize = 28;
 
 /// Where [`Root::when_full`] is: settings fill the page from its end.
@@ -114,13 +114,13 @@ pub struct Root {
     pub next_layer_id: u64,
     /// The volumes.
     pub catalogue: TreeRoot,
-    /// One bit per block: named by a map, or free.
+    /// One bit per block: a map refers to it, or it is free.
     pub space: TreeRoot,
     /// Blocks of the pool, the label's included.
     pub pool_blocks: u64,
     /// First batch number never used, 1 to 2^63.
     pub next_batch: u64,
-    /// References that were given up, for the collector.
+    /// Dropped references, for the collector.
     pub queue: TreeRoot,
     /// Number of the queue's first element.
     pub queue_head: u64,

@@ -1,4 +1,4 @@
-//! A page of the part `scrub`: how far the scrub has come, and which blocks are known to be bad.
+//! A page of the part `scrub`: the scrub's progress, and the known bad blocks.
 //!
 //! ```text
 //!  64 next block   u64    where the scrub goes on
@@ -11,8 +11,8 @@
 //! 128 + 32 n       bad block 124 k + n, if there are so many, in the slot's page k
 //! ```
 //!
-//! All of it is written anew each time, in pages that have one sequence, to the slot `sequence % 2`
-//! of the part. A torn write leaves the other slot as it was.
+//! All of it is written each time, in pages that have one sequence, to the slot `sequence % 2` of
+//! the part. A torn write leaves the other slot as it was.
 
 use crate::bytes::{array_at, is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
@@ -28,10 +28,10 @@ pub const SLOT_PAGES: u64 = 64;
 /// Slots of the part.
 pub const SLOTS: u64 = 2;
 
-/// Bad blocks that a pool knows of at most.
+/// Most bad blocks that a pool keeps track of.
 pub const BAD_BLOCKS_MAX: u32 = SLOT_PAGES as u32 * BAD_BLOCKS_PER_PAGE as u32;
 
-/// Times that healing a block is tried.
+/// Most attempts to repair a block.
 pub const ATTEMPTS_MAX: u8 = 3;
 
 /// Bytes that a bad block takes.
@@ -42,26 +42,25 @@ const BAD_BLOCKS_AT: usize = 128;
 const FAULT_UNREADABLE: u8 = 1;
 const FAULT_CHANGED: u8 = 2;
 
-/// How far the scrub has come: the same in all pages of a slot.
+/// The scrub's progress: the same in all pages of a slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ScrubProgress {
-    /// The block at which the scrub goes on.
+    /// The next block of the scrub.
     pub next_block: u64,
-    /// Blocks that the run under way has still to pass, free ones included; 0 if none is under
-    /// way.
+    /// Blocks that are left of the run in progress, free ones included; 0 without one.
     pub left_blocks: u64,
-    /// Bytes a second that the run under way may read; 0 for no bound.
+    /// Bytes a second that the run in progress may read; 0 for no bound.
     pub bytes_per_second: u64,
     /// When the last run ended, in seconds since the Unix epoch; 0 if none has.
     pub ended_unix_seconds: u64,
 }
 
-/// What is wrong with a block.
+/// The fault of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The device cannot read it.
     Unreadable,
-    /// It can be read, and is not what was stored.
+    /// It can be read, but its content is not what was stored.
     Changed,
 }
 
@@ -70,12 +69,12 @@ pub enum Fault {
 pub struct BadBlock {
     /// Which.
     pub pba: Pba,
-    /// What is wrong with it.
+    /// Its fault.
     pub fault: Fault,
-    /// Times that healing it was begun, up to [`ATTEMPTS_MAX`].
+    /// Attempts to repair it, up to [`ATTEMPTS_MAX`].
     pub attempts: u8,
     /// The fingerprint under which the index has it; none for a block that is not in the index, or
-    /// of which nobody knows. Never none if it has changed.
+    /// whose row is not known. Never none if it has changed.
     pub fingerprint: Option<[u8; 16]>,
 }
 
@@ -160,16 +159,16 @@ pub fn encode(
         .collect()
 }
 
-/// What a page of a slot says.
+/// The content of a page of a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScrubPage {
     /// Of the writing that it is part of; each one has a higher number than all before.
     pub sequence: u64,
-    /// How far the scrub has come.
+    /// The scrub's progress.
     pub progress: ScrubProgress,
-    /// Bad blocks in all pages of the slot, of which this page has those of its place.
+    /// Bad blocks in all pages of the slot, of which this page has its part.
     pub bad_blocks: u32,
-    /// Those of this page.
+    /// The bad blocks of this page.
     pub listed: Vec<BadBlock>,
 }
 

@@ -5,8 +5,8 @@
 //! 96 zeros
 //! ```
 //!
-//! The keys of all fingerprints are derived from it, one for each domain. It has a part of its
-//! own so that whoever copies metadata to look at it, or to send it to somebody, does not copy the
+//! The keys of all fingerprints are derived from it, one for each domain. It is a part of its own
+//! so that copies of metadata, made for inspection or to be sent elsewhere, do not include the
 //! secret by accident.
 
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::units::{PageNumber, PoolId};
 /// Bytes in a secret.
 pub const SECRET_BYTES: usize = 32;
 
-/// What nobody who cannot read the pool's files may know.
+/// A secret that only readers of the pool's files may know.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub [u8; SECRET_BYTES]);
 
@@ -44,8 +44,8 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// Any [`FormatError`]; [`FormatError::Field`] for a secret of zeros, which no generator of
-    /// random numbers has ever given.
+    /// Any [`FormatError`]; [`FormatError::Field`] for a secret of zeros, which no working
+    /// generator of random numbers returns.
     pub fn decode(page: &PageBytes, pool: PoolId) -> Result<Self, FormatError> {
         page::open(page, &header(pool))?;
         if !is_zero(&page[BODY + SECRET_BYTES..]) {

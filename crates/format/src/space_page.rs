@@ -1,12 +1,12 @@
-//! Leaf of the free-space tree: one bit for each of 16,384 blocks, set while a map names it.
+//! Leaf of the free-space tree: one bit for each of 16,384 blocks, set while a map refers to it.
 //!
 //! ```text
 //! 64   bits, lowest block first: bit n % 64 of the u64 at 64 + 8 (n / 64)
 //! 2112 zeros
 //! ```
 //!
-//! A block that is leased, or given up but still read, is no business of this page: after a crash
-//! the first is free again, and the second has no reader.
+//! Blocks in flight are not recorded here: after a crash, one that was allocated is free again, and
+//! one that was released has no reader.
 
 use crate::bytes::{is_zero, put, u64_at};
 use crate::error::FormatError;
@@ -26,7 +26,7 @@ const _: () = assert!(
 /// One bit per block.
 pub type Bitmap = [u64; WORDS];
 
-/// No block is named by a map.
+/// No map refers to any block.
 pub const EMPTY_BITMAP: Bitmap = [0; WORDS];
 
 /// Writes the body of `page`.
@@ -55,7 +55,7 @@ pub fn decode(page: &PageBytes) -> Result<Box<Bitmap>, FormatError> {
     }
 }
 
-/// Blocks that a map names: what the pointer to the page counts.
+/// Blocks that maps refer to: the count in the pointer to the page.
 #[must_use]
 pub fn allocated(bitmap: &Bitmap) -> u16 {
     bitmap.iter().map(|bits| bits.count_ones()).sum::<u32>() as u16

@@ -44,14 +44,14 @@ pub enum IndexKind {
     Memory = 2,
 }
 
-/// What a pool is, for ever.
+/// The permanent properties of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
-    /// Names the pool.
+    /// Identifies the pool.
     pub pool: PoolId,
     /// Bytes in a block.
     pub block_size: u32,
-    /// What kept the index at first; the index itself knows what it is now.
+    /// The index's back end at creation; the index itself has its present one.
     pub index: IndexKind,
     /// Bytes in the log's ring.
     pub log_bytes: u64,
@@ -76,7 +76,7 @@ impl Superblock {
     ///
     /// # Errors
     ///
-    /// Any [`FormatError`]; [`FormatError::Newer`] names the version that can read it.
+    /// Any [`FormatError`]; [`FormatError::Newer`] has the version that can read it.
     pub fn decode(page: &PageBytes) -> Result<Self, FormatError> {
         let pool = page::claimed_pool(page);
         page::open(page, &header(pool))?;
@@ -135,7 +135,8 @@ fn header(pool: PoolId) -> PageHeader {
     }
 }
 
-/// The first page of the data part: says whose it is, so that no foreign device is written.
+/// The first page of the data part: it identifies the pool, so that no foreign device is written
+/// to.
 #[must_use]
 pub fn encode_data_label(pool: PoolId) -> Box<PageBytes> {
     let mut page = page::blank();

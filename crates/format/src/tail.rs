@@ -15,7 +15,7 @@
 //! 64 entries
 //! ```
 //!
-//! An entry is what one request appended to one frame of the log:
+//! An entry has the records that one request appended to one frame of the log:
 //!
 //! ```text
 //!  0 checksum           u32     CRC-32C of the header's checksum, bytes 4 to 15, and the records
@@ -24,8 +24,8 @@
 //! 16 records
 //! ```
 //!
-//! A process that dies leaves whole entries and perhaps the beginning of one more. The checksum finds
-//! that one, and tells an entry of this tail from what an earlier tail left in its place.
+//! A process that dies leaves whole entries and perhaps the beginning of one more. The checksum
+//! detects that one, and distinguishes an entry of this tail from remains of an earlier one.
 
 use crate::bytes::{array_at, is_zero, put, u32_at, u64_at};
 use crate::error::FormatError;
@@ -41,19 +41,19 @@ pub const TAIL_ENTRY_BYTES: usize = 16;
 const MAGIC: u32 = u32::from_le_bytes(*b"1FTL");
 const CHECKSUM_AT: usize = 60;
 
-/// What a tail says of itself.
+/// A tail's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TailHeader {
     /// The pool.
     pub pool: PoolId,
     /// The boot of the kernel. A tail of another boot describes data that the host has lost.
     pub boot: [u8; 16],
-    /// Bytes since the log began, where its first frame will stand.
+    /// Position of its first frame: bytes since the log began.
     pub position: u64,
 }
 
 impl TailHeader {
-    /// The header, and the checksum from which those of its entries go on.
+    /// The header, and the checksum that the checksums of its entries continue.
     #[must_use]
     pub fn encode(&self) -> ([u8; TAIL_HEADER_BYTES], u32) {
         let mut bytes = [0; TAIL_HEADER_BYTES];
@@ -67,7 +67,7 @@ impl TailHeader {
         (bytes, checksum)
     }
 
-    /// Reads it back, with the checksum from which those of its entries go on.
+    /// Reads it back, with the checksum that the checksums of its entries continue.
     ///
     /// # Errors
     ///
@@ -124,7 +124,7 @@ impl TailHeader {
     }
 }
 
-/// The bytes that stand before the records of an entry. `seed` is the header's checksum.
+/// The bytes before the records of an entry. `seed` is the header's checksum.
 #[must_use]
 pub fn encode_entry(seed: u32, position: u64, records: &[u8]) -> [u8; TAIL_ENTRY_BYTES] {
     let mut bytes = [0; TAIL_ENTRY_BYTES];
@@ -135,7 +135,7 @@ pub fn encode_entry(seed: u32, position: u64, records: &[u8]) -> [u8; TAIL_ENTRY
     bytes
 }
 
-/// Entries as they stand one after the other behind a header, up to the first that is not whole.
+/// Consecutive entries behind a header, up to the first that is not whole.
 #[derive(Debug, Clone)]
 pub struct TailEntries<'a> {
     seed: u32,
@@ -153,7 +153,7 @@ impl<'a> TailEntries<'a> {
 /// Records of one request for one frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TailEntry<'a> {
-    /// Where the frame will stand that has them.
+    /// The position of the frame that will have them.
     pub position: u64,
     /// Encoded records, as a frame's payload has them.
     pub records: &'a [u8],

@@ -1,5 +1,5 @@
-//! The unit of a trace: what a data set was cut into, without its content. A trace is a file of its own,
-//! no part of a pool.
+//! The unit of a trace: the chunks of a data set, without its content. A trace is a file of its
+//! own, not a part of a pool.
 //!
 //! ```text
 //!  0 magic     u32   "1FTR"
@@ -53,7 +53,7 @@ const UNIT_BYTES: usize = 48;
 
 const _: () = assert!(CHECKSUM_AT + 4 == TRACE_HEADER_BYTES);
 
-/// What a frame says.
+/// The content of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceFrame {
     /// How the data was cut; the first frame, and only that.
@@ -68,7 +68,7 @@ pub enum TraceFrame {
     },
     /// A kind of file; they have numbers from 0 on.
     Kind {
-        /// What names end in.
+        /// The file name extension.
         name: String,
     },
     /// A file.
@@ -79,12 +79,12 @@ pub enum TraceFrame {
         bytes: u64,
         /// Number of its input.
         input: u16,
-        /// Its path, or what stands for it.
+        /// Its path, or the hash in its place.
         name: Vec<u8>,
     },
     /// Chunks of a file that follow one another.
     Chunks(TraceChunks),
-    /// What compressing a sample of chunks left.
+    /// Compression of a sample of chunks.
     Sample {
         /// Number of the way to cut.
         way: u16,
@@ -93,11 +93,11 @@ pub enum TraceFrame {
         /// Some of them.
         units: Vec<TraceUnit>,
     },
-    /// What could not be read, or changed meanwhile.
+    /// A file that could not be read, or that changed meanwhile.
     Problem {
         /// Its path.
         path: Vec<u8>,
-        /// What was wrong.
+        /// The problem.
         what: String,
     },
     /// The last frame.
@@ -107,7 +107,7 @@ pub enum TraceFrame {
 /// Chunks of a file that follow one another.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TraceChunks {
-    /// Of the first one, as that of a file.
+    /// Position of the first one, counted as for files.
     pub position: u64,
     /// Number of the input.
     pub input: u16,
@@ -126,11 +126,11 @@ pub struct TraceChunks {
 pub struct TraceRun {
     /// Of each, in bytes; not 0.
     pub bytes: u64,
-    /// What they hold.
+    /// Their content.
     pub content: TraceContent,
 }
 
-/// What the chunks of a run hold.
+/// The content of a run's chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TraceContent {
     /// So many chunks of zeros; not 0.
@@ -139,7 +139,7 @@ pub enum TraceContent {
     Data(Vec<u128>),
 }
 
-/// A chunk in a sample, and what compressing it left.
+/// A chunk in a sample, and its compressed size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceUnit {
     /// Of the chunk.
@@ -148,22 +148,22 @@ pub struct TraceUnit {
     pub position: u64,
     /// Its length.
     pub bytes: u32,
-    /// What compressing leaves of it, in bytes.
+    /// Compressed size, in bytes.
     pub compressed_bytes: u32,
     /// Length of the group that begins with it; 0 where none was compressed.
     pub group_bytes: u32,
-    /// What compressing leaves of the group, in bytes.
+    /// Compressed size of the group, in bytes.
     pub compressed_group_bytes: u32,
 }
 
-/// What was read in all.
+/// Totals of everything that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TraceEnd {
     /// Files.
     pub files: u64,
     /// Of these, those without content.
     pub empty_files: u64,
-    /// What they have, in bytes.
+    /// Their size, in bytes.
     pub bytes: u64,
     /// Links and special files, which were not read.
     pub skipped: u64,
@@ -173,7 +173,7 @@ pub struct TraceEnd {
     pub is_complete: bool,
 }
 
-/// A frame's header, of which nothing is believed before [`decode`] but the length.
+/// A frame's header, of which only the length is trusted before [`decode`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceHeader {
     /// Bytes of the payload, which follows the header.
@@ -265,7 +265,7 @@ impl TraceFrame {
     }
 }
 
-/// Looks only at what is needed to find the frame's end.
+/// Uses only the fields needed to find the frame's end.
 ///
 /// # Errors
 ///
@@ -289,7 +289,7 @@ pub fn decode_header(bytes: &[u8; TRACE_HEADER_BYTES]) -> Result<TraceHeader, Fo
 ///
 /// # Errors
 ///
-/// Any [`FormatError`]; [`FormatError::Newer`] names the version that can read it.
+/// Any [`FormatError`]; [`FormatError::Newer`] has the version that can read it.
 pub fn decode(
     header: &[u8; TRACE_HEADER_BYTES],
     payload: &[u8],
@@ -403,7 +403,7 @@ impl TraceUnit {
     }
 }
 
-/// What is left of a payload.
+/// The rest of a payload.
 struct Rest<'a>(&'a [u8]);
 
 impl Rest<'_> {

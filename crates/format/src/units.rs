@@ -1,4 +1,4 @@
-//! Numbers with a unit. None of them converts into another by accident.
+//! Numbers with a unit, which do not convert into one another by accident.
 
 use std::fmt;
 
@@ -37,11 +37,11 @@ unit! {
     SegmentIndex
 }
 unit! {
-    /// Names a layer for ever; ids start at 1 and are never reused.
+    /// Identifies a layer for ever; ids start at 1 and are never reused.
     LayerId
 }
 unit! {
-    /// Names a volume for ever; ids start at 1 and are never reused.
+    /// Identifies a volume for ever; ids start at 1 and are never reused.
     VolumeId
 }
 unit! {
@@ -49,7 +49,7 @@ unit! {
     PageNumber
 }
 
-/// Names a domain for ever: blocks are shared inside one domain only. Ids are never reused.
+/// Identifies a domain for ever: blocks are shared only inside one domain. Ids are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct DomainId(pub u16);
 
@@ -77,8 +77,8 @@ pub const BLOCK_SIZES: [u32; 4] = [4 << 10, 8 << 10, 16 << 10, 64 << 10];
 /// Largest volume, in blocks: a map of four levels.
 pub const VOLUME_BLOCKS_MAX: u64 = 1 << 38;
 
-/// First number that is not the id of a volume or a layer: the upper half is kept for the owners
-/// of pages that belong to no layer.
+/// First number that is not the id of a volume or a layer: the upper half is for the owners of
+/// pages that belong to no layer.
 pub const ID_END: u64 = 1 << 63;
 
 /// Whether a volume or a layer can have this id, or a batch this number.
@@ -92,7 +92,7 @@ pub(crate) fn is_run(pba: Pba, count: u64) -> bool {
 }
 
 impl Lba {
-    /// The segment that this block lies in.
+    /// The segment that this block is in.
     #[must_use]
     pub fn segment(self) -> SegmentIndex {
         SegmentIndex(self.0 / BLOCKS_PER_SEGMENT)
@@ -113,7 +113,7 @@ impl SegmentIndex {
     }
 }
 
-/// Names a pool: 16 random bytes chosen at its creation.
+/// Identifies a pool: 16 random bytes chosen at its creation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PoolId(pub [u8; 16]);
 
