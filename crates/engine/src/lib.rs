@@ -1,13 +1,13 @@
 //! Where durable things live.
 //!
-//! A pool is made of a few *parts*, each a flat space of bytes that its sole owner reads and
-//! writes at explicit offsets. An [`Engine`] knows where the parts are; a [`Disk`] is one of them.
-//! Nothing here knows what the bytes mean.
+//! A pool is made of a few *parts*, each a flat space of bytes that its sole owner reads and writes
+//! at explicit offsets. An [`Engine`] locates the parts; a [`Disk`] is one of them. Neither
+//! interprets the bytes.
 //!
 //! There are two implementations: [`embedded`], files or a block device of this machine, and
 //! `simulated` (cargo feature of that name), which keeps everything in memory and fails in every
-//! way that the contract of [`Disk`] allows. The traits hold only what both of them need, and both
-//! pass one conformance suite.
+//! way that the contract of [`Disk`] allows. The traits have only methods that both of them need,
+//! and both pass one conformance suite.
 
 use std::io;
 use std::sync::Arc;
@@ -31,9 +31,9 @@ pub enum Part {
     Index,
     /// The index that is being made to take the other's place.
     NextIndex,
-    /// What keys are made from.
+    /// The secret that keys are derived from.
     Secret,
-    /// How far the scrub has come, and which blocks are bad.
+    /// The scrub's progress, and the list of bad blocks.
     Scrub,
 }
 
@@ -68,14 +68,14 @@ impl Part {
 /// One durable space of bytes with a sole owner.
 ///
 /// Calls may come from many threads at once. The disk orders nothing between calls that overlap in
-/// time: of two writes to the same bytes either may win, and a read beside a write may see parts
-/// of both. A write that has returned is seen by every read that starts afterwards.
+/// time: of two writes to the same bytes either may win, and a read concurrent with a write may see
+/// parts of both. A write that has returned is seen by every read that starts afterwards.
 ///
 /// Writes become durable with the next [`Disk::sync`] that starts after they returned; until then
 /// a power loss may keep any subset of their 512-byte sectors, in any order. The death of the
 /// process alone loses nothing that was written, but makes nothing durable either.
 ///
-/// Every error names the part, the place in it and what was being done. Its kind is
+/// Every error has the part, the place in it and the operation. Its kind is
 /// [`io::ErrorKind::StorageFull`] (or `QuotaExceeded`) when there is no room.
 #[expect(
     clippy::len_without_is_empty,
@@ -83,7 +83,7 @@ impl Part {
 )]
 pub trait Disk: Send + Sync {
     /// Fills `buf` from `offset`. Bytes never written, and bytes beyond the end, read as zeros; a
-    /// block device may instead still hold what it held before it became part of a pool.
+    /// block device may instead return its content from before it became part of a pool.
     ///
     /// Any offset and length will do, but ranges and buffers that have the disk's
     /// [alignment](Disk::alignment) save a copy. After an error `buf` is undefined.
@@ -97,19 +97,19 @@ pub trait Disk: Send + Sync {
     /// beyond its end is `StorageFull`.
     ///
     /// After an error any subset of the sectors may have been written. Panics if `offset` or the
-    /// length lacks the disk's [alignment](Disk::alignment), for that is the caller's mistake.
+    /// length lacks the disk's [alignment](Disk::alignment), which is a defect of the caller.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
 
     /// Makes every write, discard, reservation and change of length that returned before this call
     /// started durable.
     ///
-    /// After an error none of them may be counted on, even if a later call succeeds: the operating
+    /// After an error none of them may be relied on, even if a later call succeeds: the operating
     /// system may have dropped them. So a failed sync is never simply retried.
     fn sync(&self) -> io::Result<()>;
 
     /// Makes later reads come from the medium. After a failed [`Disk::sync`] the host's cache may
-    /// hold what the medium never got, marked as if it had; whoever is to trust what is read syncs
-    /// first and then forgets.
+    /// hold data that the medium never got, marked clean; a caller that has to trust its reads
+    /// syncs first and then forgets.
     ///
     /// # Errors
     ///
@@ -121,8 +121,8 @@ pub trait Disk: Send + Sync {
     fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
 
     /// Reserves space so that later writes below `len` do not fail for want of it, and makes the
-    /// disk at least that long; never shrinks. A later discard gives its range's reservation up.
-    /// Where the host cannot reserve, the disk only becomes that long.
+    /// disk at least that long; never shrinks. A later discard cancels its range's reservation. If
+    /// the host cannot reserve, the disk only becomes that long.
     fn reserve(&self, len: u64) -> io::Result<()> {
         self.reserve_range(0, len)
     }
@@ -130,9 +130,9 @@ pub trait Disk: Send + Sync {
     /// As [`Disk::reserve`], for writes to this range.
     fn reserve_range(&self, offset: u64, len: u64) -> io::Result<()>;
 
-    /// Makes the disk exactly so long: what lies beyond a smaller length is gone, and what a larger one
-    /// adds reads as zeros. A device has the length that it has, which may have grown since it was
-    /// opened: more is `StorageFull`, and less changes nothing.
+    /// Makes the disk exactly this long: the data beyond a smaller length is lost, and an added
+    /// range reads as zeros. A device keeps its length, which may have grown since it was opened:
+    /// more is `StorageFull`, and less changes nothing.
     fn set_len(&self, len: u64) -> io::Result<()>;
 
     /// Length in bytes (a device's size).
@@ -141,12 +141,13 @@ pub trait Disk: Send + Sync {
     /// Bytes that the host has really allocated for it.
     fn allocated_bytes(&self) -> io::Result<u64>;
 
-    /// The first byte at or after `offset` for which the host may have allocated space; nothing where it
-    /// has none up to the end. Where the host cannot say, that is `offset` itself.
+    /// The first byte at or after `offset` for which the host may have allocated space; nothing if
+    /// it has none up to the end. If the host cannot tell, that is `offset` itself.
     fn next_data(&self, offset: u64) -> io::Result<Option<u64>>;
 
-    /// Bytes that the host could still allocate for it, shared with everything else that lives there;
-    /// nothing for a device, which has all of its space already, and where the host cannot say.
+    /// Bytes that the host could still allocate for it, shared with everything else on its file
+    /// system; nothing for a device, which has all of its space already, and if the host cannot
+    /// tell.
     fn host_free_bytes(&self) -> Option<u64>;
 
     /// Alignment in bytes that offsets and lengths of writes must have, and that reads and buffers
@@ -156,15 +157,15 @@ pub trait Disk: Send + Sync {
 
 /// Memory that outlives the process, but not the host.
 ///
-/// A pool has one such memory. What was written is there for every later process until the host
-/// stops; then it may hold anything, and [`Engine::boot_id`] is another one. A process that dies
-/// inside a write leaves any part of it. Nothing is ever synced.
+/// A pool has one such memory. Its content is there for every later process until the host stops;
+/// then it may hold anything, and [`Engine::boot_id`] is another one. A process that dies inside a
+/// write leaves any part of it. Nothing is ever synced.
 #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
 pub trait HostMemory: Send + Sync {
     /// Its length in bytes.
     fn len(&self) -> usize;
 
-    /// Fills `buf` from `offset`. Panics beyond the end, for that is the caller's mistake.
+    /// Fills `buf` from `offset`. Panics beyond the end, which is a defect of the caller.
     fn read_at(&self, buf: &mut [u8], offset: usize);
 
     /// Writes all of `bytes` at `offset`. Panics beyond the end, as above.
@@ -173,7 +174,7 @@ pub trait HostMemory: Send + Sync {
 
 /// The durable parts of one pool.
 ///
-/// A part is open at most once at a time; whoever drops its [`Disk`] may open it again.
+/// A part is open at most once at a time; once its [`Disk`] is dropped it may be opened again.
 pub trait Engine: Send + Sync {
     /// Creates an empty part of `len` bytes (sparse), whose existence and length are durable when
     /// this returns. An existing one is an error, `AlreadyExists`.
@@ -182,26 +183,26 @@ pub trait Engine: Send + Sync {
     /// Opens an existing part. A missing one is `NotFound`.
     fn open(&self, part: Part) -> io::Result<Arc<dyn Disk>>;
 
-    /// Puts a part into the place of another, which is gone then. Afterwards, and after a crash, one
-    /// of the two has happened: all of it or nothing; it is durable when this returns. Neither may be
-    /// open. A missing `part` is `NotFound`. After any other error it is open which of the two it
-    /// is, also for whoever looks, until the engine is made anew.
+    /// Puts a part into the place of another, which is gone then. Afterwards, and after a crash,
+    /// one of the two has happened: all of it or nothing; it is durable when this returns. Neither
+    /// may be open. A missing `part` is `NotFound`. After any other error it is unknown which of
+    /// the two happened, even for later reads, until a new engine is made.
     fn replace(&self, place: Part, part: Part) -> io::Result<()>;
 
-    /// Removes a part that is not open, durably. That it is missing already is no error.
+    /// Removes a part that is not open, durably. A missing part is no error.
     fn remove(&self, part: Part) -> io::Result<()>;
 
     /// The pool's memory that outlives the process, made where there is none, all zeros, and as long
     /// as `len` at least. All of its space is reserved: `StorageFull` where the host has too little.
     fn host_memory(&self, len: usize) -> io::Result<Arc<dyn HostMemory>>;
 
-    /// What tells this boot of the host from every other one.
+    /// Identifies this boot of the host among all others.
     fn boot_id(&self) -> io::Result<[u8; 16]>;
 
-    /// What the user calls this part: a path, for messages.
+    /// The user's name for this part: a path, for messages.
     fn describe(&self, part: Part) -> String;
 
-    /// 16 bytes that nobody can guess, for pool ids and keys.
+    /// 16 unguessable bytes, for pool ids and keys.
     fn random_id(&self) -> io::Result<[u8; 16]>;
 
     /// Seconds since the Unix epoch.

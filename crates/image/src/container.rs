@@ -1,4 +1,4 @@
-//! Files that hold a disk in a form of their own, told by their first bytes.
+//! Files that hold a disk in a format of their own, recognised by their first bytes.
 //!
 //! Copied byte for byte they would make a volume that no guest can boot. A guest can write the same
 //! bytes to the start of its disk, so this is only ever a reason to refuse, or to ask: it never
@@ -6,31 +6,32 @@
 
 use std::fmt;
 
-/// As many of a file's first bytes as [`Container::of`] looks at.
+/// The number of first bytes that [`Container::of`] reads.
 pub const HEAD_BYTES: usize = 512;
 
-/// What a file is that does not hold a disk's bytes as they are.
+/// The kind of a file that does not hold a disk's bytes as they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Container {
-    /// Another format of disk images, by the name that `qemu-img` has for it.
+    /// Another format of disk images, by `qemu-img`'s name for it.
     Image {
-        /// For people.
+        /// Its display name.
         name: &'static str,
         /// For `qemu-img -f`.
         qemu: &'static str,
     },
-    /// One that is read when it is named.
+    /// A format that is read when it is named.
     Qcow2,
-    /// A compressed file: its name, and the command that writes its content to standard output.
+    /// A compressed file: its display name, and the command that writes its content to standard
+    /// output.
     Compressed {
-        /// For people.
+        /// Its display name.
         name: &'static str,
         /// The command, without the file.
         command: &'static str,
     },
-    /// An archive of files: its name, and the command that unpacks it.
+    /// An archive of files: its display name, and the command that unpacks it.
     Archive {
-        /// For people.
+        /// Its display name.
         name: &'static str,
         /// The command, without the file.
         command: &'static str,
@@ -49,7 +50,7 @@ const fn archive(name: &'static str, command: &'static str) -> Container {
     Container::Archive { name, command }
 }
 
-/// Where the bytes stand, the bytes, and what has them.
+/// Offset of the bytes, the bytes, and the format that has them.
 const MAGICS: [(usize, &[u8], Container); 21] = [
     (0, &crate::QCOW2_MAGIC, Container::Qcow2),
     (0, b"KDMV", image("VMDK", "vmdk")),
@@ -78,14 +79,15 @@ const MAGICS: [(usize, &[u8], Container); 21] = [
     (257, b"ustar ", archive("tar (as OVA files are)", "tar -xf")),
 ];
 
-/// The block magics that stand behind `BZh` and the block size: of data, and of the end.
+/// The block magics behind `BZh` and the block size: of data, and of the end.
 const BZIP2_BLOCKS: [&[u8]; 2] = [
     &[0x31, 0x41, 0x59, 0x26, 0x53, 0x59],
     &[0x17, 0x72, 0x45, 0x38, 0x50, 0x90],
 ];
 
 impl Container {
-    /// What begins with these bytes, of which [`HEAD_BYTES`] are enough and fewer may be all there are.
+    /// The format of a file that begins with these bytes; [`HEAD_BYTES`] are enough, and a shorter
+    /// file may have fewer.
     #[must_use]
     pub fn of(head: &[u8]) -> Option<Container> {
         let stands_at = |at: usize, magic: &[u8]| {
@@ -104,13 +106,13 @@ impl Container {
         is_bzip2.then_some(compressed("bzip2", "bzip2 -dc"))
     }
 
-    /// What the last 512 bytes of a file make of it: a VHD of fixed size has its only mark there.
+    /// The format by the last 512 bytes of a file: a VHD of fixed size has its only mark there.
     #[must_use]
     pub fn of_footer(foot: &[u8]) -> Option<Container> {
         foot.starts_with(b"conectix").then_some(image("VHD", "vpc"))
     }
 
-    /// How the disk inside can be imported, `shown` being what messages call the file.
+    /// How to import the disk inside; messages call the file `shown`.
     #[must_use]
     pub fn advice(&self, shown: &str) -> String {
         match self {

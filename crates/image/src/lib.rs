@@ -1,7 +1,7 @@
 //! Disk images outside a pool: raw files and devices, and qcow2.
 //!
-//! A format is what the user says it is. Guessing it from content would let a guest, who writes the
-//! content, choose which files are opened. Content can only be a reason to refuse a file.
+//! The user states the format. Guessing it from content would let a guest, who writes the content,
+//! choose which files are opened. Content can only be a reason to refuse a file.
 
 mod container;
 mod qcow2;
@@ -29,7 +29,7 @@ pub trait Image: Send {
     ///
     /// # Errors
     ///
-    /// Where the image cannot be read, or refers to what it does not have.
+    /// If the image cannot be read, or refers to data that it does not have.
     fn next_data(&mut self, start: u64) -> Result<Option<Range<u64>>, ImageError>;
 
     /// Fills `buf` from byte `offset` of the disk.
@@ -40,7 +40,7 @@ pub trait Image: Send {
     fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), ImageError>;
 }
 
-/// Why an image cannot be used, with its name and what can be done about it.
+/// Why an image cannot be used, with its name and a remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ImageError(String);

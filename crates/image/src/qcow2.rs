@@ -1,8 +1,8 @@
 //! The qcow2 format, by way of the `imago` crate.
 //!
-//! imago reads and writes the format; this file decides what it may touch. It never opens a file
-//! by itself: backing files and external data files are opened here, and only if the user allowed
-//! that. And because imago takes what lies beyond a file's end for zeros, which would turn a cut
+//! imago reads and writes the format; this file decides which files it may touch. It never opens a
+//! file by itself: backing files and external data files are opened here, and only if the user
+//! allowed that. And because imago reads zeros beyond a file's end, which would turn a truncated
 //! image into one with holes, [`ImageFile`] refuses such reads.
 
 use std::fmt;
@@ -25,21 +25,21 @@ use crate::{Image, ImageError, QCOW2_MAGIC};
 
 type Result<T> = std::result::Result<T, ImageError>;
 
-/// Images that may lie beneath each other as backing files; ends a chain that names itself.
+/// Most images in a chain of backing files; ends a chain that contains itself.
 const BACKING_DEPTH_MAX: usize = 64;
 
 /// The granularity of compressed data, whose last sector need not be complete in the file.
 const SECTOR_BYTES: u64 = 512;
 
-/// What becomes of the images beneath an image.
+/// The treatment of the images beneath an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
     /// An image that has some is refused.
     Refuse,
-    /// They are opened and read where the image itself has nothing. Only for images that can be trusted:
-    /// they name the files.
+    /// They are opened and read where the image itself has no data. Only for images that can be
+    /// trusted: they choose the files.
     Follow,
-    /// They are not opened, and what the image itself does not have is a hole.
+    /// They are not opened, and parts that the image itself does not have are holes.
     Leave,
 }
 
@@ -54,8 +54,8 @@ impl Qcow2Image {
     ///
     /// # Errors
     ///
-    /// For what is no qcow2 image or an encrypted one, for one that is damaged, and for one that refers
-    /// to other files which `backing` does not allow or which cannot be opened.
+    /// For a file that is not a qcow2 image or an encrypted one, for one that is damaged, and for
+    /// one that refers to other files which `backing` does not allow or which cannot be opened.
     pub fn open(
         file: File,
         path: &Path,
@@ -169,8 +169,8 @@ fn open_beside(directory: &Path, name: &str, shown: &str) -> Result<ImageFile> {
         })
 }
 
-/// Opens a file or a block device. Opening a FIFO would wait for a writer, for ever if there is none,
-/// and a character device has no disk in it.
+/// Opens a file or a block device. Opening a FIFO would wait for a writer, for ever if there is
+/// none, and a character device has no disk in it.
 fn open_seekable(path: &Path) -> io::Result<File> {
     let kind = path.metadata()?.file_type();
     if kind.is_file() || kind.is_block_device() {
@@ -185,12 +185,12 @@ fn open_seekable(path: &Path) -> io::Result<File> {
 /// The start of the header, up to and including the size of the first table.
 const HEADER_BYTES: usize = 40;
 
-/// Refuses what imago does not look at: encryption, where it would take ciphertext for the disk's
-/// content, and tables too small for the disk, whose missing part it would take for zeros.
+/// Refuses features that imago does not check: encryption, where it would take ciphertext for the
+/// disk's content, and tables too small for the disk, whose missing part it would take for zeros.
 fn refuse_what_imago_accepts(storage: &ImageFile, shown: &str) -> Result<()> {
     let mut header = [0; HEADER_BYTES];
     if storage.file.read_exact_at(&mut header, 0).is_err() || !header.starts_with(&QCOW2_MAGIC) {
-        // What is too short, or something else altogether, gets its message from imago.
+        // imago has the message for a file that is too short, or of another kind.
         return Ok(());
     }
     let field = |range: Range<usize>| {
@@ -206,7 +206,7 @@ fn refuse_what_imago_accepts(storage: &ImageFile, shown: &str) -> Result<()> {
             "{shown} is encrypted; decrypt it with 'qemu-img convert' first"
         )));
     }
-    // An entry stands for a cluster full of 8-byte entries, each of which stands for a cluster.
+    // An entry refers to a cluster full of 8-byte entries, each of which refers to a cluster.
     let entry_bytes_log2 = u32::try_from(2 * cluster_bits)
         .unwrap_or(u32::MAX)
         .saturating_sub(3);
@@ -260,7 +260,7 @@ impl Image for Qcow2Image {
 }
 
 impl Qcow2Image {
-    /// What the disk's bytes from `position` on are; at least one byte, none beyond `end`.
+    /// The kind of the disk's bytes from `position` on; at least one byte, none beyond `end`.
     fn mapping(&self, position: u64, end: u64) -> Result<(Mapping<'_, ImageFile>, u64)> {
         let found = self.access.get_mapping(position, end - position);
         let (mapping, length) = found.map_err(|e| unusable(&self.shown, &e))?;
@@ -307,7 +307,7 @@ impl Qcow2Writer {
         self.access.write(data, offset)
     }
 
-    /// Writes what is still in memory. The file is not synced.
+    /// Writes the data that is still in memory. The file is not synced.
     ///
     /// # Errors
     ///
@@ -321,7 +321,7 @@ impl Qcow2Writer {
 #[derive(Debug)]
 struct ImageFile {
     file: File,
-    /// What the image's relative references start from.
+    /// The base of the image's relative references.
     directory: PathBuf,
     /// Reading beyond the end is refused; a file that is being written has no such end.
     whole: bool,
@@ -353,8 +353,8 @@ impl ImageFile {
 }
 
 impl ImageFile {
-    /// Fills `buf`. Of a file that is read, only the rest of its last sector may be missing; of
-    /// one that is written, whatever was not written yet.
+    /// Fills `buf`. Of a file that is read, only the rest of its last sector may be missing; of one
+    /// that is written, any part that was not written yet.
     fn read_or_zeros(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let end = offset.saturating_add(buf.len() as u64);
         let file_bytes = self.size()?;
@@ -377,8 +377,8 @@ impl fmt::Display for ImageFile {
     }
 }
 
-// `Storage` has methods that its callers must wrap in locks, and marks them unsafe for that; no
-// memory is at stake in implementing them.
+// `Storage` has methods that its callers must wrap in locks, and marks them unsafe for that reason;
+// implementing them puts no memory at risk.
 impl Storage for ImageFile {
     fn size(&self) -> io::Result<u64> {
         // Unlike metadata, this works for devices too; nothing here uses the file's position.

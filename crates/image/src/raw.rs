@@ -57,12 +57,12 @@ impl Image for RawImage {
             Ok(data) => data,
             // Nothing but a hole up to the end.
             Err(Errno::NXIO) => return Ok(None),
-            // Devices and some file systems do not tell holes from data.
+            // Devices and some file systems do not distinguish holes from data.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some(start..self.size_bytes)),
             Err(error) => return Err(failed(error)),
         };
         let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(data)).map_err(failed)?;
-        // A file that grew meanwhile still counts with the size that it had.
+        // A file that grew meanwhile still counts with its earlier size.
         Ok((data < self.size_bytes).then(|| data..hole.min(self.size_bytes)))
     }
 

@@ -1,8 +1,8 @@
-//! What a batch does to rows: the same for every back end.
+//! The effect of a batch on rows: the same for every back end.
 //!
-//! Items are looked at in the order of their fingerprints, equal ones in their own order. So a
-//! back end that keeps rows sorted is asked in its own order, and a row that several items want is
-//! read and written once.
+//! Items are processed in the order of their fingerprints, equal ones in their own order. So a back
+//! end that keeps rows sorted is asked in its own order, and a row that several items need is read
+//! and written once.
 
 use onefold_format::Pba;
 
@@ -14,8 +14,8 @@ pub(crate) type Item = (Fingerprint, Pba);
 
 /// The rows of a back end, in the middle of a batch.
 pub(crate) trait Rows {
-    /// Says which rows will be asked for, in this order. A back end that reads them from a disk
-    /// can do so now, many at a time.
+    /// Announces the rows that will be requested, in this order. A back end that reads them from a
+    /// disk can do so now, many at a time.
     fn expect(&mut self, _fingerprints: &[Fingerprint]) -> Result<()> {
         Ok(())
     }

@@ -7,7 +7,7 @@ use crate::{Fingerprint, Row};
 /// Bytes of a row with its fingerprint.
 pub(crate) const ENTRY_BYTES: usize = FINGERPRINT_BYTES + PACKED_ROW_BYTES;
 
-/// An entry as it stands on a disk: runs of these are copied as they are.
+/// An entry in its form on disk: runs of these are copied as they are.
 pub(crate) type EntryBytes = [u8; ENTRY_BYTES];
 
 /// The fingerprint of an entry.
@@ -15,7 +15,7 @@ pub(crate) fn fingerprint_of(bytes: &EntryBytes) -> Fingerprint {
     Entry::from_bytes(bytes).fingerprint
 }
 
-/// A row with its fingerprint. Of bytes alone, so that nothing is lost to alignment.
+/// A row with its fingerprint. Made of bytes only, so that nothing is lost to alignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) fingerprint: Fingerprint,
@@ -23,7 +23,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// An entry for the row, or one that says that there is none.
+    /// An entry for the row, or one for a removed row.
     pub(crate) fn new(fingerprint: Fingerprint, row: Option<Row>) -> Entry {
         Entry {
             fingerprint,

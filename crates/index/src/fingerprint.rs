@@ -1,7 +1,7 @@
 //! Fingerprints: keyed hashes of blocks.
 //!
 //! A fingerprint is BLAKE3 in its keyed mode, cut to 128 bits. Two of 2^40 different blocks share
-//! one with a probability of 2^-49 by accident, and nobody who lacks the key can make them do so on
+//! one with a probability of 2^-49 by accident, and without the key a collision cannot be made on
 //! purpose. Each domain has its own key, so equal contents of two domains have different
 //! fingerprints and never meet (P11).
 //!
@@ -10,8 +10,8 @@
 //! BLAKE3 cuts its input into chunks of 1,024 bytes and joins their hashes in a binary tree. A
 //! block of 4 KiB has four chunks and three joints: too few to fill the lanes of a processor that
 //! can do sixteen. So the same chunk of sixteen blocks is hashed together, and then the same level
-//! of all their trees. The tree of a block whose size is a power of two is complete, which is what
-//! makes them all alike; other sizes are hashed one at a time.
+//! of all their trees. The tree of a block whose size is a power of two is complete, so all trees
+//! are alike; blocks of other sizes are hashed one at a time.
 //!
 //! The crate `blake3` offers this only through a module that it keeps for its own benchmarks,
 //! hence its exact version in `Cargo.toml`. The tests compare with the plain function for every
@@ -69,7 +69,7 @@ pub struct Key {
     platform: Platform,
 }
 
-/// What BLAKE3 derives keys for: a text that nothing else in the world uses.
+/// The context of BLAKE3's key derivation: a globally unique text.
 const KEY_CONTEXT: &str = "onefold 2026-11-20 fingerprints of the blocks of one domain";
 
 impl Key {
@@ -137,8 +137,8 @@ fn truncated(hash: &[u8]) -> Fingerprint {
     fingerprint
 }
 
-/// Blocks that are hashed side by side without empty lanes. What is left over is faster by the library's own
-/// way through a single block.
+/// Blocks that are hashed side by side without empty lanes. A remainder is faster through the
+/// library, block by block.
 const GROUP_BLOCKS: usize = 4;
 
 /// Bytes of a leaf of BLAKE3's tree.
@@ -250,8 +250,8 @@ impl Trees<'_> {
     }
 }
 
-/// Hashes chunks of which the first is number `number` in its block; `increment` says whether the
-/// others follow it there or are those of the same number in other blocks.
+/// Hashes chunks of which the first is number `number` in its block; `increment` is set if the
+/// others follow it there, and not if they have the same number in other blocks.
 fn hash_chunks(
     key: &Key,
     inputs: &[&[u8; CHUNK_BYTES]],
@@ -281,7 +281,7 @@ mod tests {
         (0..len).map(|_| random.u8(..)).collect()
     }
 
-    /// What `fingerprints` must give.
+    /// The expected result of `fingerprints`.
     fn one_at_a_time(key: &Key, blocks: &[u8], block_size: usize) -> Vec<Fingerprint> {
         let plain = |block| truncated(blake3::keyed_hash(&key.bytes, block).as_bytes());
         blocks.chunks(block_size).map(plain).collect()

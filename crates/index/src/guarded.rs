@@ -4,11 +4,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{IndexCounts, IndexError, Result};
 
-/// A back end's rows, and what may be done with them.
+/// A back end's rows, and the operations that are allowed on them.
 pub(crate) struct Guarded<T> {
     /// Held during a batch.
     state: Mutex<State<T>>,
-    /// Held for a moment, so that whoever wants to know the counts does not wait for a batch.
+    /// Held briefly, so that reading the counts does not wait for a batch.
     summary: Mutex<Summary>,
 }
 
@@ -17,14 +17,14 @@ pub(crate) enum State<T> {
         rows: T,
         phase: Phase,
     },
-    /// After any error of the disk: what it left there is known only to who reads it again.
+    /// After any error of the disk: only reading it again shows its state.
     Failed,
     Closed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The rows are those of the maps.
+    /// The rows match the maps.
     Ready,
     /// There are none, and there should be.
     Void,
@@ -51,7 +51,7 @@ impl<T> Guarded<T> {
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(|poisoned| {
-            // A panic under the lock is a mistake of ours; what it left is not relied on.
+            // A panic under the lock is a defect; the state it left is not relied on.
             let mut state = poisoned.into_inner();
             *state = State::Failed;
             state
@@ -93,7 +93,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Passes a result on. Errors of the disk, or of what is on it, end all use of the index.
+    /// Passes a result on. Errors of the disk, or of its content, end all use of the index.
     pub(crate) fn settled<R>(&mut self, result: Result<R>) -> Result<R> {
         if let Err(IndexError::Io(_) | IndexError::Damaged(_) | IndexError::Failed) = &result {
             *self = State::Failed;

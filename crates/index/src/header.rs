@@ -1,7 +1,7 @@
 //! The first sector of the part: whose index it is, of which kind, and whether it can be trusted.
 //!
 //! It is synced before anything relies on it, and a sector is written whole or not at all. So it is
-//! the switch: what stands behind it counts only while it says [`Content::Whole`].
+//! the switch: the body is valid only while the header says [`Content::Whole`].
 
 use onefold_engine::Disk;
 use onefold_format::{IndexKind, PoolId};
@@ -11,7 +11,7 @@ use crate::{IndexError, Result};
 /// Bytes of the header: one sector.
 const HEADER_BYTES: usize = 512;
 
-/// Where the rest of the part begins: a multiple of every page size there is.
+/// Start of the rest of the part: a multiple of every page size there is.
 pub(crate) const BODY_OFFSET: u64 = 4096;
 
 const MAGIC: [u8; 4] = *b"1FLI";
@@ -23,7 +23,7 @@ const CHECKSUM_OFFSET: usize = 508;
 pub(crate) enum Content {
     /// It does.
     Whole(Extent),
-    /// It does not, whatever stands there: the rows have to be counted from the maps.
+    /// It is not valid, whatever is there: the rows have to be counted from the maps.
     Void,
 }
 
@@ -36,7 +36,7 @@ impl Content {
     });
 }
 
-/// What a memory index wrote out; zeros for other kinds.
+/// The content of a closed memory index; zeros for other kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Extent {
     /// Bytes of the streams, which come first.
@@ -50,8 +50,8 @@ pub(crate) struct Extent {
 const WHOLE: u8 = 1;
 const VOID: u8 = 2;
 
-/// Writes the header and makes it durable. What it says of the body must be so already, but for a
-/// body whose hash it has: that may become durable with it.
+/// Writes the header and makes it durable. Its statement about the body must be true already,
+/// except for a body whose hash it has: that may become durable with it.
 pub(crate) fn write(
     disk: &dyn Disk,
     kind: IndexKind,
@@ -82,7 +82,7 @@ fn encode(kind: IndexKind, pool: PoolId, content: Content) -> [u8; HEADER_BYTES]
     bytes
 }
 
-/// The kind that a header names, where there is one of this pool.
+/// The kind in a header, if there is one of this pool.
 pub(crate) fn kind(disk: &dyn Disk, pool: PoolId) -> Result<Option<IndexKind>> {
     let mut bytes = [0; HEADER_BYTES];
     match disk.read_at(&mut bytes, 0) {
@@ -100,8 +100,8 @@ pub(crate) fn kind(disk: &dyn Disk, pool: PoolId) -> Result<Option<IndexKind>> {
 /// [`IndexError::Damaged`] where there is none, or one of another kind; [`IndexError::OtherPool`];
 /// [`IndexError::Newer`].
 pub(crate) fn read(disk: &dyn Disk, kind: IndexKind, pool: PoolId) -> Result<Content> {
-    // What only survived in the host's cache must be durable before anything relies on it, and
-    // what a failed sync left there must not be taken for what is on the medium.
+    // Data that survived only in the host's cache must be durable before anything relies on it, and
+    // data that a failed sync left there must not be mistaken for the medium's.
     disk.sync()?;
     disk.forget_cached()?;
     let mut bytes = [0; HEADER_BYTES];

@@ -1,16 +1,17 @@
-//! The fingerprint index: which block of the pool holds a content, and how many entries name it.
+//! The fingerprint index: the block that holds a content, and the number of entries that refer to
+//! it.
 //!
 //! A [`FingerprintIndex`] maps fingerprints to rows of a block's address and a number of
 //! references. It is asked in batches only. A batch has a number in a stream, and the index keeps
-//! the last number of each stream together with the answers, atomically with the rows: whoever
-//! crashed between a batch and what it learnt from it repeats the batch and gets the original
-//! answers. So every batch takes effect exactly once (P4).
+//! the last number of each stream together with the answers, atomically with the rows: a caller
+//! that crashed before it recorded the answers repeats the batch and gets the original ones. So
+//! every batch takes effect exactly once (P4).
 //!
-//! | file | what it is |
+//! | file | purpose |
 //! | --- | --- |
 //! | [`fingerprint`] | keyed hashes of blocks, several at once |
 //! | `row` | a row in ten bytes, and the counts over all rows |
-//! | `batch` | what a batch does to rows: the same for every back end |
+//! | `batch` | the effect of a batch on rows: the same for every back end |
 //! | `stream` | the last number of a stream and its answers |
 //! | `guarded` | a back end's rows behind their lock, and whether they can be used |
 //! | `header` | the first sector of the part: whose index it is, and whether it counts |
@@ -20,15 +21,15 @@
 //! | [`hash`] | rows in sorted runs on the disk, with signatures and recent changes in memory |
 //! | `conformance` | the suite that every back end must pass (cargo feature of that name) |
 //!
-//! A back end lives in the pool's part `index`, a [`Disk`], which it owns.
-//! `docs/format/index.md` says what stands there, and what a torn or lost write leaves.
+//! A back end owns the pool's part `index`, a [`Disk`]. `docs/format/index.md` has its layout, and
+//! the effects of torn and lost writes.
 //!
 //! Invariants, of every back end:
 //! - An increment or decrement takes effect as a whole or not at all, and after an error of one it
-//!   is unknown which: the index then refuses everything until it is opened again, and the batch
-//!   is repeated. [`IndexError::NoRoom`] is no such error: nothing was changed, and the index goes on.
-//! - The rows are derived: they can be counted again from the pool's maps. Where a back end cannot
-//!   vouch for its rows, [`FingerprintIndex::needs_rebuild`] says so, durably.
+//!   is unknown which: the index then refuses everything until it is opened again, and the batch is
+//!   repeated. [`IndexError::NoRoom`] is different: nothing was changed, and the index goes on.
+//! - The rows are derived: they can be counted again from the pool's maps. A back end that cannot
+//!   vouch for its rows reports it by [`FingerprintIndex::needs_rebuild`], durably.
 
 use std::io;
 use std::sync::Arc;
@@ -51,11 +52,11 @@ mod stream;
 
 pub use fingerprint::{Fingerprint, Key};
 
-/// What a row of a `hash` index takes on disk, in bytes, with the room for merging its segments: as
+/// Disk space of a row of a `hash` index, in bytes, with the room for merging its segments: as
 /// measured with twenty million rows (`docs/benchmarks-index.md`).
 pub const HASH_ROW_DISK_BYTES: f64 = 51.0;
 
-/// What it takes in memory, in bytes, as measured there.
+/// Its memory, in bytes, as measured there.
 pub const HASH_ROW_MEMORY_BYTES: f64 = 5.8;
 
 pub use row::{IndexCounts, REFERENCES_MAX, Row};
@@ -65,30 +66,30 @@ pub use stream::forget_answers;
 /// The result of a request to an index.
 pub type Result<T> = std::result::Result<T, IndexError>;
 
-/// Names a stream of batches. What it stands for is the caller's business.
+/// Identifies a stream of batches. The caller decides what it stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
 
-/// What became of a reference that was to be counted.
+/// The result of counting a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Counted {
-    /// The row names the item's own block; in most cases it is new.
+    /// The row has the item's own block; in most cases it is new.
     Inserted,
-    /// The row names this other block, which holds the same content.
+    /// The row has this other block, which holds the same content.
     Shared(Pba),
     /// Nothing was counted: the index has no room for a further row, or the row has
     /// [`REFERENCES_MAX`] references.
     Full,
 }
 
-/// What became of a reference that was to be released.
+/// The result of releasing a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Released {
     /// It is released, and others are left.
     Remaining,
-    /// It was the last one: the row is gone, and the block is nobody's.
+    /// It was the last one: the row is gone, and the block is unused.
     Zero,
-    /// The row names another block. Nothing was changed.
+    /// The row has another block. Nothing was changed.
     Mismatch,
     /// There is no row. Nothing was changed.
     Unknown,
@@ -98,12 +99,12 @@ pub enum Released {
 ///
 /// Calls may come from many threads; batches take effect one after the other.
 pub trait FingerprintIndex: Send + Sync {
-    /// Counts one reference for each item, in order; equal fingerprints of a batch meet each
-    /// other. A row that names the item's own block answers [`Counted::Inserted`], and counts.
+    /// Counts one reference for each item, in order; equal fingerprints of a batch meet each other.
+    /// A row that has the item's own block answers [`Counted::Inserted`], and counts.
     ///
-    /// The answers, one for each item, are durable with the rows when this returns. A repeat of
-    /// the stream's last number returns the original answers and changes nothing: its items are
-    /// not compared, so that a batch without items is a way to use a number up. Numbers need not be
+    /// The answers, one for each item, are durable with the rows when this returns. A repeat of the
+    /// stream's last number returns the original answers and changes nothing: its items are not
+    /// compared, so a batch without items can be used to consume a number. Numbers need not be
     /// consecutive.
     ///
     /// # Errors
@@ -117,8 +118,8 @@ pub trait FingerprintIndex: Send + Sync {
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Counted>>;
 
-    /// Releases one reference for each item, in order. The row must name the item's block. The
-    /// last reference takes the row with it. Numbers, repeats and errors are as those of
+    /// Releases one reference for each item, in order. The row must have the item's block. The last
+    /// reference removes the row. Numbers, repeats and errors are as those of
     /// [`FingerprintIndex::increment`], whose stream it shares.
     fn decrement(
         &self,
@@ -127,8 +128,8 @@ pub trait FingerprintIndex: Send + Sync {
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Released>>;
 
-    /// Secures room on the disk for the next batches, of so many items each, so that they do not
-    /// fail for want of it. A back end that cannot know succeeds.
+    /// Secures room on the disk for the next batches, with this many items each, so that they do
+    /// not fail for want of it. A back end that cannot tell succeeds.
     ///
     /// # Errors
     /// [`IndexError::NoRoom`]; [`IndexError::Unready`]; those of the disk.
@@ -142,7 +143,7 @@ pub trait FingerprintIndex: Send + Sync {
     /// Rows in the order of their fingerprints, from `from` on, at most `max`.
     fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>>;
 
-    /// Whether the rows are not those of the pool's maps: after a stop that the index could not
+    /// Whether the rows do not match the pool's maps: after a stop that the index could not
     /// survive, or a rebuild that did not end.
     fn needs_rebuild(&self) -> bool;
 
@@ -152,10 +153,9 @@ pub trait FingerprintIndex: Send + Sync {
     fn begin_rebuild(&self) -> Result<()>;
 
     /// Adds rows counted from the maps. Rows that are not taken are returned: those whose
-    /// fingerprint has a row with another block, and those beyond [`REFERENCES_MAX`]. Where the
-    /// row is there with the same block, the references are added. A limit in bytes does not
-    /// apply: these references exist. Need not be durable before
-    /// [`FingerprintIndex::finish_rebuild`].
+    /// fingerprint has a row with another block, and those beyond [`REFERENCES_MAX`]. If the row
+    /// exists with the same block, the references are added. A limit in bytes does not apply: these
+    /// references exist. Need not be durable before [`FingerprintIndex::finish_rebuild`].
     ///
     /// # Errors
     /// [`IndexError::Unready`] unless [`FingerprintIndex::begin_rebuild`] was called since the
@@ -171,7 +171,7 @@ pub trait FingerprintIndex: Send + Sync {
     fn finish_rebuild(&self, stream: StreamId, last_number: u64) -> Result<()>;
 
     /// Makes the next opening quick. Every later call is refused with [`IndexError::Closed`],
-    /// but for [`FingerprintIndex::counts`], [`FingerprintIndex::needs_rebuild`],
+    /// except [`FingerprintIndex::counts`], [`FingerprintIndex::needs_rebuild`],
     /// [`FingerprintIndex::bytes_on_disk`] and a further close.
     fn close(&self) -> Result<()>;
 
@@ -188,8 +188,8 @@ pub fn create(kind: IndexKind, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()>
     }
 }
 
-/// Gives up whatever is on the disk, of whatever kind. What is opened next has no rows, and needs
-/// a rebuild.
+/// Discards the content of the disk, of whatever kind. The next opening has no rows, and needs a
+/// rebuild.
 pub fn replace(kind: IndexKind, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
     header::write(&**disk, kind, pool, header::Content::Void)?;
     let len = disk.len()?;
@@ -202,7 +202,7 @@ pub fn replace(kind: IndexKind, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()
 /// Opens the pool's index, which may take so many bytes of memory.
 ///
 /// # Errors
-/// [`IndexError::Damaged`] where there is none of this kind or where it cannot be read;
+/// [`IndexError::Damaged`] if there is none of this kind or it cannot be read;
 /// [`IndexError::OtherPool`], [`IndexError::Newer`], [`IndexError::Io`].
 pub fn open(
     kind: IndexKind,
@@ -225,7 +225,7 @@ pub fn check_header(disk: &dyn Disk, kind: IndexKind, pool: PoolId) -> Result<()
     header::read(disk, kind, pool).map(drop)
 }
 
-/// The kind of the index that is on the disk; `None` where there is none of this pool.
+/// The kind of the index on the disk; `None` if there is none of this pool.
 ///
 /// # Errors
 /// [`IndexError::Io`].
@@ -233,18 +233,18 @@ pub fn kind_of(disk: &dyn Disk, pool: PoolId) -> Result<Option<IndexKind>> {
     header::kind(disk, pool)
 }
 
-/// Why an index could not do what it was asked.
+/// Why an index could not carry out a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// The disk failed. The message names the part and the place.
+    /// The disk failed. The message gives the part and the place.
     #[error(transparent)]
     Io(io::Error),
-    /// The disk has no room for what had to be written. Nothing was changed, and the same call may
-    /// be made again. Back ends that cannot promise that answer [`IndexError::Io`].
+    /// The disk has no room for a write. Nothing was changed, and the same call may be made again.
+    /// Back ends that cannot promise that return [`IndexError::Io`].
     #[error(transparent)]
     NoRoom(io::Error),
-    /// What stands on the disk is not what was written. The index can be replaced, and counted
+    /// The content of the disk is not what was written. The index can be replaced, and counted
     /// again from the maps.
     #[error("the index is damaged: {0}")]
     Damaged(String),
@@ -256,7 +256,7 @@ pub enum IndexError {
     OtherPool {
         /// The pool that was expected.
         expected: PoolId,
-        /// The pool that the index names.
+        /// The pool in the index's header.
         found: PoolId,
     },
     /// A batch number that was used up, and whose answers are not there any more.
@@ -276,7 +276,7 @@ pub enum IndexError {
     /// An address that no pool has: 0, or beyond the largest.
     #[error("there can be no block {0}")]
     BadBlock(Pba),
-    /// An earlier call failed, and left open what stands on the disk.
+    /// An earlier call failed, and the state of the disk is unknown.
     #[error("the index failed before: the pool must be opened again")]
     Failed,
     /// It was closed.
@@ -296,7 +296,7 @@ impl IndexError {
     }
 
     /// Of a write or a reservation, neither of which changes anything by failing. Of a sync this
-    /// would be wrong: a failed one is never repeated, whatever its reason.
+    /// would be wrong: a failed one is never repeated, for any reason.
     pub(crate) fn of_write(error: io::Error) -> IndexError {
         if is_storage_full(&error) {
             IndexError::NoRoom(error)

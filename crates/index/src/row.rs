@@ -3,7 +3,7 @@
 use onefold_format::Pba;
 use onefold_format::units::PBA_END;
 
-/// The block that holds a content, and how many entries name it.
+/// The block that holds a content, and the number of entries that refer to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Row {
     /// The block: 1 to 2^40 - 1.

@@ -6,7 +6,7 @@
 //! | 8 | 1 | kind of the batch: 0 none (a rebuild), 1 increment, 2 decrement |
 //! | 9 | 4 | answers |
 //! | 13 | 1 or 6 each | answers |
-//! | end - 4 | 4 | CRC-32C of what precedes |
+//! | end - 4 | 4 | CRC-32C of the bytes before |
 //!
 //! An answer is one byte, which is followed by five bytes of address if it is "shared".
 
@@ -22,10 +22,10 @@ pub(crate) struct LastBatch {
     pub(crate) answers: Answers,
 }
 
-/// What was answered to a batch.
+/// The answers to a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answers {
-    /// Nobody knows any more: the index was rebuilt.
+    /// No longer known: the index was rebuilt.
     Forgotten,
     Counted(Vec<Counted>),
     Released(Vec<Released>),
@@ -126,7 +126,7 @@ fn released_number(answer: Released) -> u8 {
 const CHECKSUM_BYTES: usize = 4;
 
 impl LastBatch {
-    /// What [`LastBatch::encode`] makes of one without answers.
+    /// The result of [`LastBatch::encode`] without answers.
     pub(crate) const BYTES_BESIDE_ANSWERS: usize = 13 + CHECKSUM_BYTES;
 
     /// Most that it makes of an answer.

@@ -2,7 +2,7 @@
 
 /// Bytes that start at a multiple of an alignment.
 pub(super) struct AlignedBuffer {
-    /// Larger than needed by the alignment, so that a suitable start lies in it.
+    /// Longer than the alignment requires, so that it contains a suitable start.
     storage: Vec<u8>,
     start: usize,
     len: usize,

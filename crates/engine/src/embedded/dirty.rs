@@ -1,7 +1,7 @@
-//! Marks that many threads set while one takes them.
+//! Marks that many threads set and one takes.
 //!
 //! Invariant: a mark is taken by some [`Dirty::take`] that began after it was set, or by one that
-//! was under way.
+//! was running.
 
 use super::sync::{AtomicU64, Ordering};
 

@@ -2,9 +2,9 @@
 //!
 //! Invariants: without O_DIRECT the alignment is 1 and nothing is ever copied. With it, the kernel
 //! sees only offsets and lengths that are multiples of the alignment and buffers at multiples of
-//! the memory alignment; what callers pass otherwise goes through an aligned buffer.
+//! the memory alignment; other buffers go through an aligned copy.
 //!
-//! Crash behaviour: as [`Disk`] says. Nothing is cached here, so nothing is lost here.
+//! Crash behaviour: as for [`Disk`]. Nothing is cached here, so nothing is lost here.
 
 use super::aligned::AlignedBuffer;
 use super::failure::explain;
@@ -18,45 +18,45 @@ use std::io::{self, IoSliceMut};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Copies go in pieces of this size, so that a large request does not double its memory (P9).
+/// Copies are made in pieces of this size, so that a large request does not double its memory (P9).
 const BOUNCE_BYTES_MAX: usize = 1 << 20;
 
-/// The alignment for O_DIRECT where the kernel does not tell: enough for every disk sector and
+/// The alignment for O_DIRECT if the kernel does not report it: enough for every disk sector and
 /// for the usual file system block.
 const DIRECT_ALIGNMENT_DEFAULT: usize = 4096;
 
 /// The least alignment for O_DIRECT: a disk's sector.
 const DIRECT_ALIGNMENT_MIN: usize = 512;
 
-/// What goes to the host's cache at a time. The cache keeps what one call wrote in pieces as large
-/// as the call, and a later write of a few blocks costs as much as the piece that it falls into is
-/// large.
+/// Bytes written to the host's cache at a time. The cache keeps the data of one call in pieces as
+/// large as the call, and the cost of a later write of a few blocks grows with the size of the
+/// piece that it falls into.
 const FOLIO_BYTES: usize = 64 << 10;
 
 /// An open part.
 pub(super) struct FileDisk {
     file: File,
-    /// What errors call it.
+    /// Its name in errors.
     name: String,
-    /// The size of a block device when it was last looked at; `None` for a file.
+    /// The size of a block device when it was last read; `None` for a file.
     device_bytes: Option<AtomicU64>,
     /// 1 unless the file is open with O_DIRECT.
     alignment: usize,
-    /// The alignment of buffers: often less than that of offsets.
+    /// The alignment of buffers: often smaller than that of offsets.
     memory_alignment: usize,
-    /// The host said once that it cannot take space back.
+    /// The host reported once that it cannot take space back.
     discard_unsupported: AtomicBool,
-    /// The file system said once that it cannot tell whether a read would wait.
+    /// The file system reported once that it cannot tell whether a read would block.
     nowait_unsupported: AtomicBool,
-    /// What the host's cache may hold; `None` where writes go past it.
+    /// The regions that the host's cache may hold; `None` if writes bypass it.
     writeback: Option<Writeback>,
     /// For a part that several threads sync at once.
     syncs: Option<Syncs<File>>,
 }
 
 impl FileDisk {
-    /// Takes over an open file, `name` being what errors call it. `direct` says that it was
-    /// opened with O_DIRECT.
+    /// Takes over an open file; errors call it `name`. `direct` means that it was opened with
+    /// O_DIRECT.
     pub(super) fn new(file: File, name: String, direct: bool) -> io::Result<FileDisk> {
         let metadata = file
             .metadata()
@@ -110,8 +110,8 @@ impl FileDisk {
                 Ok(0) => break,
                 Ok(count) => {
                     done += count;
-                    // With O_DIRECT, only the end of the file cuts a read inside an alignment
-                    // unit, and the kernel would refuse to go on from there.
+                    // With O_DIRECT, only the end of the file cuts a read inside an alignment unit,
+                    // and the kernel would refuse to continue from there.
                     if !count.is_multiple_of(self.alignment) {
                         break;
                     }
@@ -150,7 +150,7 @@ impl FileDisk {
         Ok(())
     }
 
-    /// Reads what the page cache holds; `false` as soon as anything would have to be waited for.
+    /// Reads data in the page cache; `false` as soon as a read would block.
     fn read_cached(&self, buf: &mut [u8], offset: u64) -> Result<bool, Errno> {
         let mut done = 0;
         while done < buf.len() {
@@ -158,7 +158,7 @@ impl FileDisk {
             let at = offset.saturating_add(done as u64);
             match rustix::io::preadv2(&self.file, &mut rest, at, ReadWriteFlags::NOWAIT) {
                 Ok(0) => break,
-                // A short read may mean the end of the file or of what is cached; the next round
+                // A short read may mean the end of the file or of the cached part; the next round
                 // tells which.
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
@@ -213,8 +213,8 @@ impl FileDisk {
         size.map(|size| size.load(Ordering::Relaxed))
     }
 
-    /// `StorageFull` where `end` lies beyond a device's end. Checked before anything is written,
-    /// for the kernel would write as much as fits.
+    /// `StorageFull` if `end` is beyond a device's end. Checked before anything is written, because
+    /// the kernel would write as much as fits.
     fn check_room(&self, end: Option<u64>) -> io::Result<()> {
         match self.device_bytes() {
             Some(size) if end.is_none_or(|end| end > size) => Err(io::Error::new(
@@ -225,7 +225,7 @@ impl FileDisk {
         }
     }
 
-    /// Adds what was being done to an error.
+    /// Adds the operation to an error.
     fn failed(&self, doing: &str, len: u64, offset: u64, cause: impl Into<io::Error>) -> io::Error {
         explain(
             format!("{doing} {len} bytes at {offset} of {}", self.name),
@@ -260,8 +260,8 @@ impl Disk for FileDisk {
                 }
             }
         }
-        // Nobody can tell here whether it waits. Reading at once is right for the file systems
-        // without this ability that matter (they are in memory), and correct on all.
+        // Whether it would block cannot be known here. Reading at once is right for the file
+        // systems without this ability that matter (they are in memory), and correct on all.
         self.read_at(buf, offset)?;
         Ok(true)
     }
@@ -438,13 +438,13 @@ fn direct_alignment(file: &File, name: &str) -> io::Result<(usize, usize)> {
     let offset = status.stx_dio_offset_align as usize;
     let memory = status.stx_dio_mem_align as usize;
     if !offset.is_power_of_two() || !memory.is_power_of_two() {
-        // Zero is how the kernel says that this very file cannot be accessed directly.
+        // With zero the kernel reports that this very file cannot be accessed directly.
         return Err(direct_unsupported(name));
     }
     Ok((offset.max(DIRECT_ALIGNMENT_MIN), memory))
 }
 
-/// What the user reads when a file system refuses O_DIRECT.
+/// The user's message when a file system refuses O_DIRECT.
 pub(super) fn direct_unsupported(name: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::Unsupported,

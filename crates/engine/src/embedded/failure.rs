@@ -1,10 +1,10 @@
-//! What went wrong, where, while doing what.
+//! Errors with the operation and the place.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 
-/// An I/O error with what was being done; shown as "reading 4096 bytes at 8192 of /x/data: ...".
+/// An I/O error with its operation; shown as "reading 4096 bytes at 8192 of /x/data: ...".
 #[derive(Debug)]
 struct Failure {
     doing: String,
@@ -20,7 +20,7 @@ impl fmt::Display for Failure {
 // The cause is part of the message, so it is not offered a second time as a source.
 impl Error for Failure {}
 
-/// Adds what was being done to an error, and keeps its kind.
+/// Adds the operation to an error, and keeps its kind.
 pub(super) fn explain(doing: impl Into<String>, cause: impl Into<io::Error>) -> io::Error {
     let cause = cause.into();
     io::Error::new(

@@ -1,11 +1,11 @@
 //! [`HostMemory`](crate::HostMemory) as a mapped file.
 //!
-//! The kernel keeps what a process wrote to a shared mapping, however the process ends, and shows it
-//! to the next one that maps the file. That the kernel writes the file out now and then is of no
-//! use, and does no harm.
+//! The kernel keeps data that a process wrote to a shared mapping, however the process ends, and
+//! shows it to the next one that maps the file. The kernel writes the file out now and then, which
+//! is neither useful nor harmful.
 //!
 //! Invariant: the file has space for all of its length before it is mapped, so that no write to the
-//! mapping can fail for want of it, which a process does not survive (SIGBUS).
+//! mapping can fail for want of it, which would kill the process (SIGBUS).
 
 use super::failure::explain;
 use super::{error_at, unusable};
@@ -19,12 +19,13 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// Where the kernel says which boot this is.
+/// The kernel's id of this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A file, mapped as a whole.
 pub(super) struct MappedFile {
-    /// Behind a lock, because a read beside a write of the same bytes would be a data race.
+    /// Behind a lock, because a read concurrent with a write of the same bytes would be a data
+    /// race.
     map: Mutex<MmapRaw>,
     len: usize,
 }
@@ -50,7 +51,7 @@ impl MappedFile {
             return Err(unusable(path, metadata.file_type()));
         }
         if metadata.nlink() > 1 {
-            // It would be somebody else's file that is written to.
+            // Otherwise another user's file would be written to.
             return Err(error_at(
                 io::ErrorKind::InvalidInput,
                 path,
@@ -97,9 +98,9 @@ impl HostMemory for MappedFile {
 
     fn read_at(&self, buf: &mut [u8], offset: usize) {
         self.with(offset, buf.len(), |from| {
-            // SAFETY: `with` has checked that the range lies inside the mapping, which lives as long
-            // as `self`, and holds the lock that all accesses take. `buf` is not part of the mapping,
-            // which no reference points into.
+            // SAFETY: `with` has checked that the range is inside the mapping, which lives as long
+            // as `self`, and holds the lock that all accesses take. `buf` is not part of the
+            // mapping, which no reference points into.
             unsafe { std::ptr::copy_nonoverlapping(from, buf.as_mut_ptr(), buf.len()) }
         });
     }
@@ -124,7 +125,7 @@ fn allocate(file: &File, len: u64) -> io::Result<()> {
     }
 }
 
-/// The same by writing zeros to what lies beyond the end.
+/// The same by writing zeros beyond the end.
 fn fill(file: &File, len: u64) -> io::Result<()> {
     static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let mut at = file.metadata()?.len();

@@ -1,8 +1,8 @@
 //! One owner of a pool on this machine (promise P7).
 //!
 //! The lock is the kernel's, on the file `lock` in the pool directory, so it ends with the process
-//! however that dies. The process id in the file is for messages alone and means nothing while
-//! nobody holds the lock.
+//! however that dies. The process id in the file is for messages alone and is meaningless while the
+//! lock is free.
 
 use super::error_at;
 use super::failure::explain;
@@ -25,7 +25,7 @@ pub struct PoolLock {
 /// Why a pool could not be locked.
 #[derive(Debug)]
 pub enum LockError {
-    /// Somebody has it.
+    /// Another process holds it.
     Held {
         /// The pool directory.
         directory: PathBuf,
@@ -73,8 +73,8 @@ impl PoolLock {
         let doing = |what: &str, cause: io::Error| {
             LockError::Io(explain(format!("{what} {}", path.display()), cause))
         };
-        // The file is never removed or truncated before the lock is ours: whoever removed it
-        // could leave two processes with locks on two files of one name.
+        // The file is never removed or truncated before the lock is ours: removing it could leave
+        // two processes with locks on two files of one name.
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -107,7 +107,8 @@ impl PoolLock {
             .set_len(0)
             .and_then(|()| writeln!(file, "{}", std::process::id()));
         match written.map_err(|cause| (cause.kind(), cause)) {
-            // A pool on a full host can be used, and others are told less about who does.
+            // A pool on a full host can be used, and other processes get less information about its
+            // owner.
             Ok(()) | Err((ErrorKind::StorageFull | ErrorKind::QuotaExceeded, _)) => {}
             Err((_, cause)) => return Err(doing("writing the process id to", cause)),
         }

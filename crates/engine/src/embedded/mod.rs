@@ -4,10 +4,10 @@
 //! followed. Only `data` is opened with O_DIRECT when the user asks for direct access: metadata is
 //! small, read often, and not aligned.
 //!
-//! Invariants: a pool directory has one owner, who holds its [`PoolLock`]; because a link makes it
-//! possible that two directories name one `data`, that file or device is also claimed by itself
-//! while it is open. Files are made readable by their owner alone, for they hold guests' data and
-//! the pool's secret.
+//! Invariants: a pool directory has one owner, who holds its [`PoolLock`]; because links can make
+//! two directories share one `data`, that file or device is also claimed by itself while it is
+//! open. Files are readable only by their owner, because they hold guests' data and the pool's
+//! secret.
 //!
 //! Crash behaviour: a part that was created exists after a power loss, and its length is right; a
 //! crash inside [`EmbeddedEngine::create`](Engine::create) leaves the part missing or empty. One part
@@ -42,8 +42,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// The file of [`Engine::host_memory`]. It lies beside the parts, so that it is found by every
-/// process that finds the pool, in whatever container or session it runs.
+/// The file of [`Engine::host_memory`]. It is beside the parts, so that every process that finds
+/// the pool finds it, in whatever container or session it runs.
 const TAIL: &str = "tail";
 
 /// How the data part is cached.
@@ -79,7 +79,7 @@ impl EmbeddedEngine {
         &self.directory
     }
 
-    /// Makes the pool directory durably; its parent must exist. `AlreadyExists` if it is there and
+    /// Makes the pool directory durably; its parent must exist. `AlreadyExists` if it exists and is
     /// not empty.
     pub fn create_directory(&self) -> io::Result<()> {
         let path = &self.directory;
@@ -97,9 +97,9 @@ impl EmbeddedEngine {
         sync_parent(&absolute)
     }
 
-    /// Makes the data part of a pool that is being created live at `target`: a block device, or a
-    /// file that does not exist yet and that [`Engine::create`] will make. Refuses anything else,
-    /// so that no file of the user's is ever overwritten; a device's content is lost.
+    /// Places the data part of a pool that is being created at `target`: a block device, or a file
+    /// that does not exist yet and that [`Engine::create`] will make. Refuses anything else, so
+    /// that no file of the user's is ever overwritten; a device's content is lost.
     pub fn create_data_link(&self, target: &Path) -> io::Result<()> {
         // Links in the path are kept: device names such as those in /dev/disk/by-id are links
         // that follow the device from boot to boot.
@@ -133,8 +133,9 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Where a part is, or will be: the data part's link is followed even if it leads nowhere yet,
-    /// and once. Where the caller said where the data is, that is no link of the pool's.
+    /// The path of a part, existing or not: the data part's link is followed even if its target
+    /// does not exist yet, and once. A path that the caller gave for the data is not a link of the
+    /// pool's.
     fn location(&self, part: Part) -> PathBuf {
         let path = self.path(part);
         if part != Part::Data || self.data.is_some() {
@@ -216,12 +217,13 @@ impl Engine for EmbeddedEngine {
             }
         }
         if part == Part::Index {
-            // What has its name may have got it by a rename that a crash kept from being synced.
+            // A rename may have given it its name, and a crash may have kept the rename from being
+            // synced.
             sync_parent(&path)?;
         }
         if matches!(part, Part::Index | Part::NextIndex) {
-            // Rows are at random places: what the host would read ahead of a row is five times as
-            // much as the row's page, and pushes useful pages out. Only speed depends on it.
+            // Rows are at random places: the host's read-ahead of a row is five times as much as
+            // the row's page, and pushes useful pages out. Only speed depends on it.
             let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
         }
         let mut disk = FileDisk::new(file, name, self.is_direct(part))?;
@@ -286,12 +288,12 @@ impl Engine for EmbeddedEngine {
     }
 }
 
-/// What is at `path`, links followed; `None` if nothing is.
+/// The metadata of `path`, links followed; `None` if it does not exist.
 fn file_type(path: &Path) -> io::Result<Option<FileType>> {
     type_of(path, fs::metadata(path))
 }
 
-/// What is at `path` itself, be it a link; `None` if nothing is.
+/// The metadata of `path` itself, even if it is a link; `None` if it does not exist.
 fn own_file_type(path: &Path) -> io::Result<Option<FileType>> {
     type_of(path, fs::symlink_metadata(path))
 }
@@ -304,8 +306,7 @@ fn type_of(path: &Path, metadata: io::Result<fs::Metadata>) -> io::Result<Option
     }
 }
 
-/// Makes a file that is not there yet, with its length and its name durable. Leaves nothing behind
-/// if it fails.
+/// Makes a new file, with its length and its name durable. Leaves nothing behind if it fails.
 fn create_file(path: &Path, len: u64) -> io::Result<()> {
     let doing = |cause| explain(format!("creating {}", path.display()), cause);
     let file = OpenOptions::new()
@@ -325,7 +326,7 @@ fn create_file(path: &Path, len: u64) -> io::Result<()> {
     result
 }
 
-/// Makes the name of a new file durable, which a sync of the file itself does not.
+/// Makes the name of a new file durable, which a sync of the file itself does not do.
 fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
@@ -358,7 +359,7 @@ fn busy(name: &str) -> io::Error {
     )
 }
 
-/// An error that says something of a path.
+/// An error about a path.
 fn error_at(kind: io::ErrorKind, path: &Path, what: &str) -> io::Error {
     io::Error::new(kind, format!("{} {what}", path.display()))
 }

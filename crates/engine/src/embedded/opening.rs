@@ -1,9 +1,9 @@
 //! Opening a part where it is, and not where a link leads.
 //!
-//! A pool's directory may be writable for others than the user who opens the pool, and that user
-//! is often root. A link in the place of a part would make onefold write to a file of somebody
-//! else's choice. So a link is followed for the data part alone, once, and only to a file or a
-//! block device; names of block devices, such as those in /dev/disk/by-id, may be links themselves.
+//! Other users may be able to write to a pool's directory, and the user who opens the pool is often
+//! root. A link in the place of a part would make onefold write to a file of their choice. So a
+//! link is followed for the data part alone, once, and only to a file or a block device; names of
+//! block devices, such as those in /dev/disk/by-id, may be links themselves.
 
 use super::failure::explain;
 use super::{error_at, unusable};
@@ -13,7 +13,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// What is to be opened.
+/// The object to open.
 pub(super) struct Found<'a> {
     path: &'a Path,
     metadata: Metadata,
@@ -21,7 +21,7 @@ pub(super) struct Found<'a> {
     is_device_link: bool,
 }
 
-/// What is at `path`, where a link is refused unless `may_be_device_link` holds and it leads to a
+/// The metadata of `path`; a link is refused unless `may_be_device_link` holds and it leads to a
 /// block device. Opens nothing: opening a FIFO would wait for a writer.
 pub(super) fn find(path: &Path, may_be_device_link: bool) -> io::Result<Found<'_>> {
     let mut metadata = fs::symlink_metadata(path)?;

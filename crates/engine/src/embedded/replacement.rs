@@ -1,9 +1,9 @@
-//! Putting parts that were made anew into the place of those of a pool.
+//! Putting rebuilt parts into the place of those of a pool.
 //!
 //! The new ones are made in a directory of their own inside the pool's, so that nothing of the pool
-//! changes until they are whole. Then the metadata that is there is put aside before anything else,
-//! and the new metadata comes last: a stop in between leaves a directory without that part, which
-//! nobody takes for a pool, and the same can be begun again.
+//! changes until they are whole. Then the existing metadata is renamed before anything else, and
+//! the new metadata comes last: a stop between the two leaves a directory without that part, which
+//! is not taken for a pool, and the same can be started again.
 
 use super::failure::explain;
 use super::{CacheMode, EmbeddedEngine, sync_parent};
@@ -13,7 +13,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// What the directory is called in which new parts are made.
+/// The name of the directory in which new parts are made.
 const NEW_PARTS: &str = "new-parts";
 
 /// Parts that are to take the place of a pool's.
@@ -24,8 +24,8 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Begins in the pool's directory, of which the caller holds the lock. What an earlier one left
-    /// unfinished is removed.
+    /// Begins in the pool's directory, of which the caller holds the lock. Remains of an earlier
+    /// attempt are removed.
     pub fn begin(pool: &Path) -> io::Result<Replacement> {
         let new_parts = pool.join(NEW_PARTS);
         let doing = |what: &str, cause| explain(format!("{what} {}", new_parts.display()), cause);
@@ -46,13 +46,13 @@ impl Replacement {
         EmbeddedEngine::new(&self.new_parts, CacheMode::Host)
     }
 
-    /// Puts the parts that were made into their places. Those of `old` go aside under their names
-    /// with `suffix`. After an error, or a crash, there is no metadata part, or all was done.
+    /// Puts the new parts into their places. Those of `old` are renamed with `suffix`. After an
+    /// error, or a crash, there is no metadata part, or all was done.
     pub fn finish(self, old: &[Part], suffix: &str) -> io::Result<()> {
         for (from, to) in self.steps(old, suffix) {
             let doing = || format!("renaming {} to {}", from.display(), to.display());
             fs::rename(&from, &to).map_err(|cause| explain(doing(), cause))?;
-            // In this order also for whoever looks after a power loss.
+            // After a power loss the renames appear in this order, too.
             sync_parent(&to)?;
         }
         // Empty by now, and harmless.
@@ -102,7 +102,7 @@ impl EmbeddedEngine {
         sync_parent(&link)
     }
 
-    /// Which parts are there, in whatever state.
+    /// The parts that exist, in whatever state.
     pub fn parts(&self) -> Vec<Part> {
         let is_there = |part: &Part| self.path(*part).symlink_metadata().is_ok();
         Part::ALL.into_iter().filter(is_there).collect()
@@ -165,7 +165,7 @@ mod tests {
             if is_last {
                 return;
             }
-            // Whatever it left, it can be begun again.
+            // Whatever it left, it can be started again.
             let again = Replacement::begin(pool).unwrap();
             write(&again.new_parts, &new, "again");
             again.finish(&again_old(pool), ".older").unwrap();

@@ -1,10 +1,10 @@
 //! Syncs of one file that several threads may ask for at once.
 //!
-//! The kernel tells each open file description once that data could not be written out, and has
-//! dropped that data by then. Whoever asks next hears that all is well, even before the thread that
-//! was told could stop anybody. So each description here is asked by one thread at a time, which
-//! notes a failure before the next one may ask; another thread asks another description, which is
-//! told of the same failure by itself. After a failure no sync succeeds until the part is opened
+//! The kernel reports to each open file description once that data could not be written out, and
+//! has dropped that data by then. The next caller is told that all is well, even before the thread
+//! that got the error could stop it. So only one thread at a time asks each description here, and
+//! notes a failure before the next one may ask; another thread asks another description, which
+//! reports the same failure itself. After a failure no sync succeeds until the part is opened
 //! again.
 
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// What can be synced: a file, or a test's stand-in.
+/// An object that can be synced: a file, or a test's stand-in.
 pub(super) trait Description {
     fn sync(&self) -> io::Result<()>;
 }
@@ -87,7 +87,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::thread;
 
-    /// As the kernel has it: a failure is told once by each description that was open before.
+    /// As in the kernel: each description that was open before reports a failure once.
     #[derive(Default)]
     struct Kernel {
         failures: AtomicBool,
@@ -96,7 +96,7 @@ mod tests {
     struct Open {
         kernel: Arc<Kernel>,
         is_told: AtomicBool,
-        /// Lets a test do something while the caller has been told and has not gone on.
+        /// Lets a test act while the caller has been told and has not continued.
         told: Option<(Sender<()>, Mutex<Receiver<()>>)>,
     }
 
@@ -115,8 +115,8 @@ mod tests {
         }
     }
 
-    /// A thread has just been told of a failure. Nobody who asks now hears that all is well, with one
-    /// description or with two.
+    /// A thread has just been told of a failure. No later caller may hear that all is well, with
+    /// one description or with two.
     #[test]
     fn no_sync_succeeds_beside_or_after_one_that_failed() {
         for others in [0, 1, 2] {

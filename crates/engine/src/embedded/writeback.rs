@@ -1,28 +1,28 @@
-//! Writing out what the host's cache holds, in small steps.
+//! Writing out the host's cache in small steps.
 //!
 //! A sync of many scattered blocks is a hundred milliseconds of the kernel's work, in stretches of
-//! up to a millisecond that a kernel without preemption lets nobody interrupt: not even a request
-//! that waits for the same processor. The same work in many short calls lets the scheduler decide
-//! after each. So the regions that were written since the last sync are written out call by call,
-//! and little is left for the sync proper, which alone counts.
+//! up to a millisecond that cannot be interrupted on a kernel without preemption: not even by a
+//! request that waits for the same processor. The same work in many short calls lets the scheduler
+//! decide after each. So the regions that were written since the last sync are written out call by
+//! call, and little is left for the sync proper, which alone counts.
 //!
-//! Everything in here is a hint: what is missed costs time, never data.
+//! Everything in here is a hint: an omission costs time, never data.
 
 use super::dirty::Dirty;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-/// What one call writes out at most: 16 scattered blocks take the kernel some 50 us.
+/// Most bytes that one call writes out: 16 scattered blocks take the kernel some 50 us.
 const STEP_BYTES: u64 = 64 << 10;
 
-/// What one mark stands for, at least.
+/// The least bytes that one mark covers.
 const REGION_BYTES_MIN: u64 = 256 << 10;
 
-/// Marks of one file: 8 KiB of memory, and less than a microsecond to look through.
+/// Marks of one file: 8 KiB of memory, and less than a microsecond to scan.
 const REGIONS: usize = 65_536;
 
-/// What was written to a file and may not have reached the medium yet.
+/// Regions of a file that were written and may not have reached the medium yet.
 pub(super) struct Writeback {
     dirty: Dirty,
     region_bytes: u64,

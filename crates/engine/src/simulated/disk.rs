@@ -11,7 +11,7 @@ use crate::{Disk, Part};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
-/// What an undefined buffer holds, so that nobody mistakes it for zeros.
+/// The content of an undefined buffer, so that it is not mistaken for zeros.
 const UNDEFINED_BYTE: u8 = 0xee;
 
 /// An open part of a simulated machine.
@@ -29,7 +29,7 @@ pub(super) struct Started {
     after: Option<Hook>,
 }
 
-/// What an I/O was asked to do.
+/// An I/O's operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub(super) part: Part,
@@ -42,7 +42,7 @@ pub(super) struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Success,
-    /// It fails, and the machine goes on.
+    /// It fails, and the machine continues.
     Failure(ErrorKind),
     /// It is the I/O in which the machine stops.
     Crash,
@@ -123,7 +123,7 @@ impl Started {
     }
 }
 
-/// What every I/O of a stopped machine says.
+/// The error of every I/O of a stopped machine.
 const CRASHED: &str = "simulated crash";
 
 impl Request {
@@ -221,7 +221,7 @@ impl SimulatedDisk {
         })
     }
 
-    /// Looks at the part; not an I/O.
+    /// Inspects the part; not an I/O.
     fn look(&self, look: impl FnOnce(&PartState) -> u64) -> io::Result<u64> {
         let state = self.machine.state();
         let name = self.part.name();
@@ -236,7 +236,7 @@ impl SimulatedDisk {
     }
 }
 
-/// What decides the effect of an I/O.
+/// Decides the effect of an I/O.
 struct Circumstances<'a> {
     outcome: Outcome,
     /// The part's next change when the I/O started.
@@ -293,7 +293,7 @@ impl Disk for SimulatedDisk {
             |part, now| {
                 let fits = &buf[..part.room_for(offset, buf.len(), now.capacity)];
                 match now.outcome {
-                    // What the crash leaves of the write is drawn with that of all others.
+                    // The remains of the write after the crash are drawn with those of all others.
                     Outcome::Success | Outcome::Crash => part.write(fits, offset),
                     Outcome::Failure(_) => part.write_torn(fits, offset, now.random),
                 }
@@ -313,7 +313,7 @@ impl Disk for SimulatedDisk {
                 Outcome::Failure(_) => {
                     part.sync_failed(now.started_at, now.eviction_rate, now.random);
                 }
-                // What it got to is drawn with everything else that is not durable.
+                // Its progress is drawn with everything else that is not durable.
                 Outcome::Crash => {}
             }
             Ok(())

@@ -1,4 +1,4 @@
-//! Which I/O fails, and what runs in the middle of one.
+//! I/Os that fail, and callbacks in the middle of one.
 
 use super::random::Random;
 use super::{FailureRates, Op, When};
@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 /// Code of a test that runs inside an I/O.
 pub(super) type Hook = Box<dyn FnOnce() + Send>;
 
-/// What a test ordered.
+/// A test's orders.
 #[derive(Default)]
 pub(super) struct Plan {
     /// How many more I/Os succeed before the machine stops; `None` if it does not.
@@ -47,7 +47,7 @@ impl Plan {
         Some(self.hooks.remove(at).3)
     }
 
-    /// Counts an I/O, and says with which kind of error it fails, if it does.
+    /// Counts an I/O, and returns the kind of its error, if it fails.
     pub(super) fn failure(&mut self, part: Part, op: Op, random: &mut Random) -> Option<ErrorKind> {
         let mut ordered = None;
         self.failures.retain_mut(|failure| {

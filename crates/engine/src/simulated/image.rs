@@ -15,7 +15,7 @@ type Chunk = [u8; CHUNK_BYTES as usize];
 #[derive(Debug, Clone, Default)]
 pub(super) struct Image {
     chunks: BTreeMap<u64, Arc<Chunk>>,
-    /// Bytes from here on lie beyond the end.
+    /// Bytes from here on are beyond the end.
     pub(super) len: u64,
 }
 
@@ -63,8 +63,8 @@ impl Image {
         }
     }
 
-    /// What a discard of the range zeroes if each sector is discarded or not by itself. Sectors
-    /// that are not allocated are zeros either way.
+    /// The range that a discard zeroes if each sector is discarded or not by itself. Unallocated
+    /// sectors are zeros either way.
     pub(super) fn torn_discard(&self, range: &Range<u64>, random: &mut Random) -> Vec<Range<u64>> {
         let mut kept = Vec::new();
         for chunk in self.allocated_chunks(range) {
@@ -79,7 +79,7 @@ impl Image {
         kept
     }
 
-    /// Grows, and allocates what is not allocated of the range. Contents stay as they are.
+    /// Grows, and allocates the unallocated part of the range. Contents stay as they are.
     pub(super) fn reserve(&mut self, range: Range<u64>) {
         let zeros = Arc::new([0; _]);
         for chunk in range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES) {
@@ -101,7 +101,7 @@ impl Image {
         (all - self.allocated_chunks(&range).len() as u64) * CHUNK_BYTES
     }
 
-    /// What the image takes on the medium.
+    /// The image's size on the medium.
     pub(super) fn allocated_bytes(&self) -> u64 {
         self.chunks.len() as u64 * CHUNK_BYTES
     }

@@ -6,14 +6,14 @@
 //! # Faults modelled
 //!
 //! - Power loss: of each write since the last sync, each 512-byte sector survives or not, in any
-//!   order and in any combination with those of other writes. Overlapping writes leave any of
-//!   their versions or the old content. The parts fare independently of each other.
+//!   order and in any combination with those of other writes. Overlapping writes leave any of their
+//!   versions or the old content. The parts behave independently of each other.
 //! - Death of the process: nothing is lost, and nothing becomes durable by it.
-//! - A stop in the middle of any I/O: what it does may be lost, torn or done.
+//! - A stop in the middle of any I/O: its effect may be lost, torn or done.
 //! - A failed write, which may have changed any subset of its sectors.
-//! - A failed sync, after which some of what it covered can never become durable although readers
-//!   see it and a later sync succeeds; and a kernel that evicts some of that by itself, so that
-//!   readers see the old content again.
+//! - A failed sync, after which some of the data it covered can never become durable although
+//!   readers see it and a later sync succeeds; and a kernel that evicts some of that by itself, so
+//!   that readers see the old content again.
 //! - A failed read, whose buffer holds rubbish.
 //! - Discards that did nothing, that were lost, and that were done in part.
 //! - A length or reservation that did not survive; a part that its creation left missing or empty;
@@ -48,10 +48,10 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a power loss leaves whole or not at all.
+/// The unit that a power loss keeps whole or not at all.
 pub const SECTOR_BYTES: u64 = 512;
 
-/// The clock's start, so that times look like times.
+/// The clock's start, so that times look realistic.
 const EPOCH_SECONDS: u64 = 1_700_000_000;
 
 /// The kinds of I/O that are counted and can fail.
@@ -96,8 +96,8 @@ impl Op {
 /// When a test's code runs, seen from the I/O that it interrupts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// The I/O has started, and nothing of it has happened yet: a sync already knows what it will
-    /// cover, a read has not looked.
+    /// The I/O has started, and has had no effect yet: a sync already knows the data it will cover,
+    /// a read has not read.
     Before,
     /// The I/O has taken effect, and its caller does not know yet.
     After,
@@ -106,13 +106,14 @@ pub enum When {
 /// How a machine stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CrashKind {
-    /// What was not synced survives or not, sector by sector.
+    /// Unsynced data survives or not, sector by sector.
     PowerLoss,
     /// Everything written stays readable, and is as durable as before.
     ProcessKilled,
 }
 
-/// Weights for what a power loss leaves of one write. The default makes the three equally likely.
+/// Weights for the remains of one write after a power loss. The default makes the three equally
+/// likely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PowerLossBias {
     /// All of it.
@@ -133,7 +134,7 @@ impl Default for PowerLossBias {
     }
 }
 
-/// Probabilities, 0 to 1, with which an I/O fails for no reason of its own.
+/// Probabilities, 0 to 1, with which an I/O fails without a cause.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct FailureRates {
     /// Of reads.
@@ -161,7 +162,7 @@ pub struct SimulatedEngine {
     machine: Arc<Machine>,
 }
 
-/// What all handles and disks share.
+/// State that all handles and disks share.
 struct Machine {
     state: Mutex<State>,
 }
@@ -231,15 +232,15 @@ impl SimulatedEngine {
 
     /// The machine as it comes back after stopping at this instant.
     ///
-    /// This machine is left as it is, and what is still done on it does not reach the other: call
-    /// again for another outcome of the same crash. The new one has the same clock, alignments,
+    /// This machine is left as it is, and later operations on it do not reach the other: call again
+    /// for another outcome of the same crash. The new one has the same clock, alignments,
     /// capacities and power-loss bias; orders, rates and counts start afresh.
     pub fn crash(&self, kind: CrashKind) -> SimulatedEngine {
         let mut state = self.machine.state();
         let mut random = Random::new(state.random.next());
         let mut boot_id = state.boot_id;
         if kind == CrashKind::PowerLoss {
-            // What is left of the memory is as it was, for a reader that trusts it by mistake.
+            // The remains of the memory are unchanged, for a reader that trusts it by mistake.
             let number = u128::from_le_bytes(boot_id).wrapping_add(1);
             boot_id = number.to_le_bytes();
         }
@@ -274,10 +275,10 @@ impl SimulatedEngine {
         })
     }
 
-    // What stops the machine.
+    // Orders that stop the machine.
 
-    /// Stops the machine in the middle of the `n`-th I/O from now (1 is the next): that one and
-    /// all later calls fail. What it does is one more change that is not durable.
+    /// Stops the machine in the middle of the `n`-th I/O from now (1 is the next): that one and all
+    /// later calls fail. Its effect is one more change that is not durable.
     pub fn crash_after(&self, n: u64) {
         self.machine.state().plan.ios_until_crash = Some(n.max(1));
     }
@@ -292,13 +293,13 @@ impl SimulatedEngine {
         self.machine.state().crashed
     }
 
-    /// What power losses leave of one write; half of them do something simpler: keep everything,
-    /// lose everything, or cut all writes of a part at one point.
+    /// The remains of one write after power losses; half of the losses do something simpler: keep
+    /// everything, lose everything, or cut all writes of a part at one point.
     pub fn set_power_loss_bias(&self, bias: PowerLossBias) {
         self.machine.state().bias = bias;
     }
 
-    // What makes an I/O fail.
+    // Orders that make an I/O fail.
 
     /// Fails the `nth` such I/O from now (1 is the next), once, with this kind of error.
     pub fn fail_once(&self, part: Part, op: Op, nth: u64, kind: ErrorKind) {
@@ -310,7 +311,7 @@ impl SimulatedEngine {
         self.machine.state().plan.rates = rates;
     }
 
-    /// Limits what a part may allocate, in bytes; `None` lifts the limit.
+    /// Limits the space that a part may allocate, in bytes; `None` lifts the limit.
     pub fn set_capacity(&self, part: Part, bytes: Option<u64>) {
         let mut state = self.machine.state();
         match bytes {
@@ -342,13 +343,13 @@ impl SimulatedEngine {
     }
 
     /// The probability with which the kernel evicts each page that a failed sync of this part
-    /// dropped; 0 at first. Where it does not, readers see what was written until
+    /// dropped; 0 at first. Otherwise readers see the written data until
     /// [`Disk::forget_cached`](crate::Disk::forget_cached) or a power loss.
     pub fn set_eviction_rate(&self, part: Part, rate: f64) {
         self.machine.state().eviction.insert(part, rate);
     }
 
-    // What makes a read wait.
+    // Orders that make a read wait.
 
     /// The probability that a read that must not wait would have to; 0 at first.
     pub fn set_cold_rate(&self, rate: f64) {
@@ -365,7 +366,7 @@ impl SimulatedEngine {
         self.machine.state().cold.clear();
     }
 
-    // What else happens while an I/O is under way.
+    // Callbacks during an I/O.
 
     /// Runs `hook` inside the next such I/O; it may do I/O on this machine. Several hooks for the
     /// same kind of I/O run in as many of them, in the order in which they were given.
@@ -380,7 +381,7 @@ impl SimulatedEngine {
         self.machine.state().unix_seconds += seconds;
     }
 
-    // What was done.
+    // Operations so far.
 
     /// I/Os since the machine started: of all kinds in [`Op`], over all parts.
     pub fn io_count(&self) -> u64 {
@@ -415,9 +416,9 @@ impl SimulatedEngine {
         self.machine.state().counts.clear();
     }
 
-    // What is there, and how it decays. None of this counts as I/O.
+    // The content, and its decay. None of this counts as I/O.
 
-    /// All of what a power loss could not take away now.
+    /// The content that a power loss could not take away now.
     ///
     /// # Panics
     /// If the part does not exist.
@@ -429,7 +430,7 @@ impl SimulatedEngine {
         })
     }
 
-    /// What readers see.
+    /// The content that readers see.
     ///
     /// # Panics
     /// If the part does not exist.
@@ -441,7 +442,7 @@ impl SimulatedEngine {
         })
     }
 
-    /// What the memory holds that outlives processes. Zeros where no process has made it.
+    /// The content of the memory that outlives processes. Zeros if no process has made it.
     pub fn read_host_memory(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.machine.state().host_memory.read(&mut bytes, offset);
@@ -478,7 +479,7 @@ impl SimulatedEngine {
         });
     }
 
-    /// Makes every read that touches this range fail, until all of what it touches there has been
+    /// Makes every read that touches this range fail, until all of the touched part has been
     /// written again.
     ///
     /// # Panics
@@ -507,7 +508,8 @@ impl SimulatedEngine {
         );
     }
 
-    /// Changes which parts there are. What fails, or is cut short by a crash, may have happened.
+    /// Changes which parts exist. A change that fails, or is cut short by a crash, may have
+    /// happened.
     fn change_parts(
         &self,
         part: Part,
@@ -530,7 +532,7 @@ impl SimulatedEngine {
         })
     }
 
-    /// A test that damages or looks at nothing would prove nothing, hence the panic.
+    /// A test that damages or inspects nothing would prove nothing, hence the panic.
     fn with_part<T>(&self, part: Part, look: impl FnOnce(&mut PartState) -> T) -> T {
         match self.machine.state().parts.get_mut(&part) {
             Some(state) => look(state),

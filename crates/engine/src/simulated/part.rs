@@ -1,4 +1,4 @@
-//! One part: what readers see, what is durable, and what lies between.
+//! One part: the content that readers see, the durable content, and the changes between the two.
 //!
 //! Invariant: unless a failed sync has dropped something, `current` is `durable` with all of
 //! `unsynced` applied in order.
@@ -16,7 +16,7 @@ pub(super) struct PartState {
     pub(super) current: Image,
     pub(super) durable: Image,
     unsynced: Vec<Unsynced>,
-    /// What the medium cannot read.
+    /// Ranges that the medium cannot read.
     pub(super) unreadable: Vec<Range<u64>>,
     /// The number of the next change.
     next_number: u64,
@@ -36,7 +36,7 @@ impl PartState {
         }
     }
 
-    /// What the medium holds after the power went.
+    /// The content of the medium after the power loss.
     pub(super) fn after_power_loss(&self, bias: &PowerLossBias, random: &mut Random) -> PartState {
         let mut image = self.durable.clone();
         let fates = power_loss(self.unsynced.len(), bias, random);
@@ -126,9 +126,9 @@ impl PartState {
         }
     }
 
-    /// A sync failed that started at `number`: the kernel marks all pages clean, so what did not
-    /// get to the disk never will, whatever is synced later. Readers still see it, but for the pages
-    /// that the kernel evicts at this rate.
+    /// A sync failed that started at `number`: the kernel marks all pages clean, so data that did
+    /// not reach the disk never will, whatever is synced later. Readers still see it, except for
+    /// the pages that the kernel evicts at this rate.
     pub(super) fn sync_failed(&mut self, number: u64, eviction_rate: f64, random: &mut Random) {
         let later = self.unsynced.split_off(self.covered(number));
         let mut image = self.durable.clone();
@@ -145,12 +145,12 @@ impl PartState {
                 self.unsynced.push(survivor);
             }
         }
-        // Applying in the order of the numbers is what makes the last write win.
+        // Changes are applied in the order of the numbers, so the last write wins.
         self.unsynced.sort_by_key(|change| change.number);
         self.evict(&written, eviction_rate, random);
     }
 
-    /// Evicts some of the pages in these ranges: their readers see what the medium has.
+    /// Evicts some of the pages in these ranges: their readers see the medium's content.
     fn evict(&mut self, written: &[Range<u64>], rate: f64, random: &mut Random) {
         let pages = written
             .iter()
@@ -169,8 +169,8 @@ impl PartState {
         }
     }
 
-    /// Readers see what is durable and what a sync may still make so, and no longer what a failed
-    /// sync dropped.
+    /// Readers see the durable content and what a sync may still make durable, and no longer the
+    /// data that a failed sync dropped.
     pub(super) fn forget_cached(&mut self) {
         self.current = self.without_dropped();
     }
@@ -183,7 +183,7 @@ impl PartState {
         image
     }
 
-    /// How much of a write fits when the part may take `capacity` bytes of the medium.
+    /// How much of a write fits if the part may take `capacity` bytes of the medium.
     pub(super) fn room_for(&self, offset: u64, len: usize, capacity: Option<u64>) -> usize {
         let Some(capacity) = capacity else { return len };
         let mut room = capacity.saturating_sub(self.current.allocated_bytes());

@@ -1,7 +1,7 @@
 //! The source of all chance in a simulation.
 //!
-//! Our own, because a failing seed must replay for ever, whatever version of whatever crate is
-//! used. (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators".)
+//! Our own, because a failing seed must replay for ever, with any version of any crate.
+//! (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators".)
 
 /// A seeded sequence of numbers.
 #[derive(Debug, Clone)]

@@ -1,9 +1,9 @@
-//! What was done to a part and is not durable yet, and what may become of it.
+//! Changes of a part that are not durable yet, and their possible outcomes.
 //!
 //! A write is kept as the whole sectors that resulted from it, because a disk writes nothing
-//! smaller: a later write to another part of the same sector carries the earlier one with it. Each
-//! sector of each write then survives or not, applied in order, so that a sector that was written
-//! several times may come back as any of its versions or as the old one.
+//! smaller: a later write to another part of the same sector includes the earlier one. Each sector
+//! of each write then survives or not, applied in order, so a sector that was written several times
+//! may return as any of its versions or as the old one.
 
 use super::image::Image;
 use super::random::Random;
@@ -29,13 +29,13 @@ enum Change {
     },
     /// Ranges that read as zeros now. Changes no length.
     Discard { ranges: Vec<Range<u64>> },
-    /// The space of this range is set aside, and the part reaches at least to its end.
+    /// The space of this range is reserved, and the part reaches at least to its end.
     Reserve { range: Range<u64> },
     /// The part became exactly this long.
     SetLen { len: u64 },
 }
 
-/// What becomes of one change.
+/// The outcome of one change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Whole,
@@ -53,7 +53,7 @@ impl Unsynced {
         let end = (offset + bytes.len() as u64).next_multiple_of(SECTOR_BYTES);
         let mut sectors = vec![0; (end - start) as usize];
         current.read(&mut sectors, start);
-        // A part's length need not be whole sectors, but what is beyond it is not written.
+        // A part's length need not be whole sectors, but bytes beyond it are not written.
         sectors.truncate((len - start).min(end - start) as usize);
         let of = 0..sectors.len();
         let change = Change::Write {
@@ -123,7 +123,7 @@ impl Unsynced {
         }
     }
 
-    /// What is left of it after its fate, for an image in which nothing of it is yet.
+    /// Its remains after its outcome, for an image that has nothing of it yet.
     pub(super) fn survivors(&self, fate: Fate, image: &Image, random: &mut Random) -> Vec<Self> {
         match fate {
             Fate::Whole => return vec![self.clone()],
@@ -174,10 +174,10 @@ pub(super) fn torn(range: Range<usize>, random: &mut Random) -> Vec<Range<usize>
     kept
 }
 
-/// Draws what a power loss does to a part's changes, in their order.
+/// Draws the effect of a power loss on a part's changes, in their order.
 ///
-/// The extremes and the cut in the middle are drawn far more often than chance would have them,
-/// for they are what simple recovery code gets right and what a test must also see.
+/// The extremes and the cut in the middle are drawn far more often than by chance, because simple
+/// recovery code gets them right and a test must also see them.
 pub(super) fn power_loss(count: usize, bias: &PowerLossBias, random: &mut Random) -> Vec<Fate> {
     match random.below(8) {
         0 => vec![Fate::Whole; count],

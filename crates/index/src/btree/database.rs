@@ -1,4 +1,4 @@
-//! The tables, and what is asked of redb.
+//! The tables, and the operations on redb.
 //!
 //! | table | key | value |
 //! | --- | --- | --- |
@@ -8,9 +8,9 @@
 //!
 //! redb compares the checksums of its pages only when it repairs a file, so values carry their own.
 //!
-//! Commits that must survive use redb's *quick repair*: two phases, and the state of its page
-//! allocator within the commit. Without it, an opening after a crash reads the whole file. It costs
-//! a second sync and, for each commit, some two bits for each page of the file.
+//! Durable commits use redb's *quick repair*: two phases, and the state of its page allocator
+//! within the commit. Without it, an opening after a crash reads the whole file. It costs a second
+//! sync and, for each commit, some two bits for each page of the file.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,12 +40,12 @@ const ROWS: TableDefinition<RowKey, RowValue> = TableDefinition::new("rows");
 const STREAMS: TableDefinition<u64, &[u8]> = TableDefinition::new("streams");
 const COUNTS: TableDefinition<(), CountsValue> = TableDefinition::new("counts");
 
-/// What a commit is worth.
+/// The durability of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Commit {
     /// An opening after a crash finds it at once.
     Recoverable,
-    /// A crash makes the whole database void, whatever is in it.
+    /// A crash makes the whole database void, whatever its content.
     Passing,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Database {
 }
 
 impl Database {
-    /// A new one with empty tables, over whatever was there.
+    /// A new one with empty tables, over the old content.
     pub(super) fn create(disk: Arc<dyn Disk>, cache_bytes: u64) -> Result<Database> {
         let database = Database::over(Storage::empty(disk)?, cache_bytes)?;
         let counts = IndexCounts::default();
@@ -65,7 +65,7 @@ impl Database {
         Ok(database)
     }
 
-    /// The one that is there, and its counts.
+    /// The existing one, and its counts.
     pub(super) fn open(disk: Arc<dyn Disk>, cache_bytes: u64) -> Result<(Database, IndexCounts)> {
         let storage = Storage::existing(disk)?;
         if storage.is_empty() {
@@ -106,7 +106,7 @@ impl Database {
         })
     }
 
-    /// Looks at the tables.
+    /// Opens the tables.
     pub(super) fn look<T>(&self, work: impl FnOnce(&View) -> Result<T>) -> Result<T> {
         guarded(&self.storage, || {
             let transaction = self.redb()?.begin_read().map_err(from_redb)?;
@@ -123,7 +123,7 @@ impl Database {
         self.redb.as_ref().ok_or(IndexError::Closed)
     }
 
-    /// redb writes when it is dropped, and says nothing of errors.
+    /// redb writes when it is dropped, and reports no errors then.
     fn drop_redb(&mut self) -> Result<()> {
         let redb = self.redb.take();
         guarded(&self.storage, || {
@@ -139,16 +139,17 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        // Whoever wants to know calls close. What was committed is durable either way.
+        // Callers that need errors call close. Committed data is durable either way.
         let _ = self.drop_redb();
     }
 }
 
-/// Runs redb, which reports a failed disk in several ways, and asserts some of what it reads.
+/// Runs redb, which reports a failed disk in several ways, and asserts some of the data it reads.
 fn guarded<T>(storage: &Storage, work: impl FnOnce() -> Result<T>) -> Result<T> {
     // redb goes on after a failed write that only made room in its cache.
     drop(storage.take_failure());
-    // After a panic the database is only dropped, and redb refuses what a panic left half done.
+    // After a panic the database is only dropped, and redb refuses transactions that a panic
+    // interrupted.
     let result = catch_unwind(AssertUnwindSafe(work));
     let result = result.unwrap_or_else(|panic| Err(IndexError::Damaged(message(&*panic))));
     result.map_err(|error| storage.take_failure().map_or(error, IndexError::Io))
@@ -160,7 +161,7 @@ fn message(panic: &(dyn Any + Send)) -> String {
     format!("redb stumbled over it: {}", text.unwrap_or("no message"))
 }
 
-/// An error that is no failure of the disk: [`guarded`] puts that in its place.
+/// An error that is not a failure of the disk: [`guarded`] replaces it.
 fn from_redb(error: impl Into<redb::Error>) -> IndexError {
     match error.into() {
         redb::Error::PreviousIo | redb::Error::DatabaseClosed => IndexError::Failed,

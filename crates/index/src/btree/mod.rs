@@ -1,18 +1,17 @@
 //! Rows in a copy-on-write B-tree on the disk: redb, on a [`Disk`].
 //!
-//! The back end with the least machinery of our own, and not a quick one: fingerprints are random,
-//! so every item of a batch rewrites a page of its own. It is what [`hash`](crate::hash) is measured
-//! against.
+//! The back end with the least code of our own, and not a fast one: fingerprints are random, so
+//! every item of a batch rewrites a page of its own. It is the baseline for [`hash`](crate::hash).
 //!
 //! Each batch is one transaction: rows, answers and counts together.
 //!
 //! Invariants:
-//! - The header on the disk says whether the database behind it counts. It says "void" before the
-//!   first row of a rebuild, and "whole" only when all of them are durable.
-//! - After any error of the disk or of redb the index refuses everything. What such an error left
-//!   on the disk is known only to who reads it from there again.
+//! - The header on the disk tells whether the database behind it is valid. It says "void" before
+//!   the first row of a rebuild, and "whole" only when all of them are durable.
+//! - After any error of the disk or of redb the index refuses everything. Only reading the disk
+//!   again shows the state that such an error left.
 //!
-//! Crash behaviour: what was answered is there; of a batch under way, all or nothing is. Opening
+//! Crash behaviour: answered batches survive; of a batch in progress, all or nothing does. Opening
 //! reads a few pages, however large the index is.
 
 mod database;
@@ -43,7 +42,7 @@ pub fn create(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
     header::write(&**disk, IndexKind::Btree, pool, Content::WHOLE)
 }
 
-/// Gives up whatever is on the disk, damaged or not. What is opened next has no rows, and needs a
+/// Discards the content of the disk, damaged or not. The next opening has no rows, and needs a
 /// rebuild.
 pub fn replace(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
     header::write(&**disk, IndexKind::Btree, pool, Content::Void)

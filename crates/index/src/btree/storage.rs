@@ -1,16 +1,16 @@
-//! A [`Disk`] as redb wants its file.
+//! A [`Disk`] as a file for redb.
 //!
-//! redb's file begins behind our header. redb wants a length that it can set, and that a clean
+//! redb's file begins behind our header. redb needs a length that it can set, and that a clean
 //! shutdown leaves exactly as it was; a disk only grows. So the length is kept here:
 //!
 //! - Growing writes the last sector if the disk is too short. redb syncs before it relies on that.
 //! - Shrinking gives the space back and remembers the new length, but the disk stays as long.
-//! - What redb finds when it opens is the disk's length. That is not shorter than what redb last
-//!   relied on, and redb takes what is beyond for free space.
+//! - When redb opens, it finds the disk's length. That is not shorter than the length redb last
+//!   relied on, and redb treats the excess as free space.
 //!
-//! redb asks that new bytes be zeros. Where the host does not take space back they are not, after
-//! a shrink; redb does not read what it has not written, and fills new pages with ones itself in
-//! debug builds.
+//! redb requires new bytes to be zeros. On a host that does not take space back they are not, after
+//! a shrink; but redb does not read bytes that it has not written, and fills new pages with ones
+//! itself in debug builds.
 //!
 //! The first error of the disk is kept: redb reports some of them as no more than "previous I/O
 //! error".
@@ -38,13 +38,13 @@ struct Shared {
 }
 
 impl Storage {
-    /// The file that is there.
+    /// The existing file.
     pub(super) fn existing(disk: Arc<dyn Disk>) -> io::Result<Storage> {
         let len = disk.len()?.saturating_sub(BODY_OFFSET);
         Ok(Storage::new(disk, len))
     }
 
-    /// An empty file. The space of what was there before is given back.
+    /// An empty file. The space of the old one is discarded.
     pub(super) fn empty(disk: Arc<dyn Disk>) -> io::Result<Storage> {
         let len = disk.len()?.saturating_sub(BODY_OFFSET);
         if len > 0 {
@@ -116,7 +116,7 @@ impl redb::StorageBackend for Storage {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let end = offset.checked_add(out.len() as u64);
-        // Only damaged pages make redb look there, and that is no failure of the disk.
+        // Only damaged pages make redb read there, which is not a failure of the disk.
         if end.is_none_or(|end| end > *self.current_len()) {
             let what = format!("a page of {} bytes at {offset}, beyond the end", out.len());
             return Err(io::Error::new(ErrorKind::UnexpectedEof, what));
@@ -190,7 +190,7 @@ mod tests {
         let mut page = [0; PAGE as usize];
         storage.read(19 * PAGE, &mut page).unwrap();
         assert_eq!(page, [1; PAGE as usize]);
-        // Nothing is there now, and nothing was wrong with the disk.
+        // Nothing is there now, and the disk is fine.
         let error = storage.read(20 * PAGE, &mut page).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
         assert!(storage.take_failure().is_none());

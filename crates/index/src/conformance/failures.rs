@@ -1,4 +1,4 @@
-//! Disks that fail: an error, and what was answered before is still there.
+//! Disks that fail: an error, and earlier answers are still there.
 
 use std::io::ErrorKind;
 
@@ -10,7 +10,7 @@ use super::story::Story;
 use super::{BackEnd, STREAM, item, machine, open};
 use crate::{FingerprintIndex, IndexError};
 
-/// Each I/O of a story fails once: the story goes on when the index has been opened again.
+/// Each I/O of a story fails once: the story continues when the index has been opened again.
 pub fn a_failed_disk_makes_errors(back_end: &dyn BackEnd) {
     let story = Story::new(11, 4, 12);
     for op in [Op::Read, Op::Write, Op::Sync, Op::Discard] {
@@ -30,7 +30,7 @@ pub fn a_failed_disk_makes_errors(back_end: &dyn BackEnd) {
                 assert!(is_told, "{op:?} {nth}: {error}");
             }
             story.tell(back_end, &engine, &mut answered).unwrap();
-            // What a failed sync dropped was not built upon, however well it could be read.
+            // Data that a failed sync dropped was not built upon, although it could still be read.
             let after = engine.crash(CrashKind::PowerLoss);
             story.tell(back_end, &after, &mut answered).unwrap();
         }
@@ -39,7 +39,7 @@ pub fn a_failed_disk_makes_errors(back_end: &dyn BackEnd) {
     nothing_is_trusted_after_a_failure(back_end);
 }
 
-/// Failure after failure, with the index opened anew after each.
+/// Failure after failure, with the index opened again after each.
 fn many_failures(back_end: &dyn BackEnd) {
     for seed in 0..20 {
         let story = Story::new(seed, 12, 30);
@@ -62,7 +62,7 @@ fn many_failures(back_end: &dyn BackEnd) {
     }
 }
 
-/// A durable index that could not make a batch durable does not go on as if nothing were.
+/// A durable index that could not make a batch durable does not continue as if it had.
 fn nothing_is_trusted_after_a_failure(back_end: &dyn BackEnd) {
     if !back_end.survives_crashes() {
         return;
@@ -85,7 +85,7 @@ fn nothing_is_trusted_after_a_failure(back_end: &dyn BackEnd) {
     }
 }
 
-/// A full disk is told from a broken one, and what was answered before is still there.
+/// A full disk is distinguished from a broken one, and earlier answers are still there.
 pub fn a_full_disk_is_told_apart(back_end: &dyn BackEnd) {
     let engine = machine(back_end, 1);
     let index = open(back_end, &engine).unwrap();

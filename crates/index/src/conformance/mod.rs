@@ -1,7 +1,7 @@
-//! What every back end must do, asked of all of them in the same words.
+//! The requirements on every back end, the same for all.
 //!
-//! A back end passes when none of the public functions panics for it. They run on the simulated
-//! engine, which can stop at every I/O and lose what was not synced.
+//! A back end passes if none of the public functions panics for it. They run on the simulated
+//! engine, which can stop at every I/O and lose unsynced data.
 
 #![allow(
     clippy::unwrap_used,
@@ -40,10 +40,10 @@ pub trait BackEnd {
     /// Makes the index of a new pool.
     fn create(&self, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()>;
 
-    /// Gives up what is there, for an index that has to be rebuilt.
+    /// Discards the content, for an index that has to be rebuilt.
     fn replace(&self, disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()>;
 
-    /// Opens it, with memory for whatever the suite does.
+    /// Opens it, with memory for everything the suite does.
     fn open(&self, disk: Arc<dyn Disk>, pool: PoolId) -> Result<Box<dyn FingerprintIndex>>;
 
     /// Opens it with room for at least ten and at most ten thousand rows; `None` if it has no
@@ -56,8 +56,7 @@ pub trait BackEnd {
         None
     }
 
-    /// Whether rows and answers are there again after a crash. If not, it must say that it needs
-    /// a rebuild.
+    /// Whether rows and answers survive a crash. If not, it must report that it needs a rebuild.
     fn survives_crashes(&self) -> bool;
 }
 

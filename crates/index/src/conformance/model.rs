@@ -15,7 +15,7 @@ pub(super) enum Batch {
     Decrement(Vec<Item>),
 }
 
-/// What was answered to it.
+/// The answers to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Given {
     Counted(Vec<Counted>),

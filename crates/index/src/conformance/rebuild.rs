@@ -32,7 +32,7 @@ fn sorted(mut rows: Vec<(Fingerprint, Row)>) -> Vec<(Fingerprint, Row)> {
     rows
 }
 
-/// What a rebuild forgets, takes, refuses and leaves behind.
+/// A rebuild's treatment of old content, rows, refused calls and remains.
 pub fn a_rebuild_replaces_everything(back_end: &dyn BackEnd) {
     let engine = machine(back_end, 1);
     let index = open(back_end, &engine).unwrap();
@@ -105,7 +105,7 @@ fn goes_on(index: &dyn FingerprintIndex) {
             "{stale}"
         );
     }
-    // The other stream was forgotten, so its numbers begin anew.
+    // The other stream was forgotten, so its numbers start again.
     let released = index.decrement(OTHER_STREAM, 1, &[item(1, 10)]).unwrap();
     assert_eq!(released, [Released::Zero]);
     let items = [item(2, 99), item(3, 30), item(1, 8)];
@@ -166,7 +166,7 @@ pub fn a_rebuild_survives_every_crash(back_end: &dyn BackEnd) {
     }
 }
 
-/// Each sync of a rebuild fails once. What a later opening takes for durable is durable.
+/// Each sync of a rebuild fails once. Content that a later opening treats as durable is durable.
 pub fn a_rebuild_survives_failed_syncs(back_end: &dyn BackEnd) {
     for seed in 0..20 {
         for nth in 1.. {
@@ -249,7 +249,7 @@ fn check_after_crash(
         assert_eq!(rows_of(&*index, 10).unwrap(), []);
         let unready = index.increment(STREAM, 1000, &[item(1, 1)]).unwrap_err();
         assert!(matches!(unready, IndexError::Unready(_)), "{unready}");
-        // Rows without a beginning would be added to who knows what.
+        // Rows without a beginning would be added to unknown content.
         let unready = index.add_rows(&new_rows()).unwrap_err();
         assert!(matches!(unready, IndexError::Unready(_)), "{unready}");
         rebuild(&*index, &mut Progress::Before).unwrap();
@@ -269,8 +269,8 @@ fn check_after_crash(
     index.close().unwrap();
 }
 
-/// A part that holds no index, or something else: told, or counted again without being asked; and
-/// of use when it has been replaced.
+/// A part that holds no index, or something else: reported, or counted again without being asked;
+/// and usable once it has been replaced.
 pub fn what_is_no_index_is_rebuilt(back_end: &dyn BackEnd) {
     for content in [0, 100_000] {
         let engine = SimulatedEngine::new(1);

@@ -1,4 +1,4 @@
-//! What is answered when nothing fails.
+//! The answers when nothing fails.
 
 use onefold_engine::Engine;
 use onefold_engine::Part;
@@ -198,7 +198,7 @@ fn closes(index: &dyn FingerprintIndex) {
     index.bytes_on_disk().unwrap();
 }
 
-/// Random batches, repeats, refusals and clean stops, beside the model.
+/// Random batches, repeats, refusals and clean stops, compared with the model.
 pub fn agrees_with_the_model(back_end: &dyn BackEnd, seeds: std::ops::Range<u64>) {
     const STEPS: usize = 60;
     for seed in seeds {

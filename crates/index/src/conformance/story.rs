@@ -1,4 +1,4 @@
-//! Crashes: what was answered is there afterwards, and a repeat of the rest gets its answers.
+//! Crashes: answered batches survive, and a repeat of the rest gets its answers.
 
 use onefold_engine::simulated::{CrashKind, PowerLossBias, SimulatedEngine};
 
@@ -6,7 +6,7 @@ use super::model::{Batch, Given, Model, ask, rows_of};
 use super::{BackEnd, STREAM, machine, open};
 use crate::{FingerprintIndex, Result};
 
-/// A sequence of batches, numbered from 1, with what must come of each.
+/// A sequence of batches, numbered from 1, with the expected answers of each.
 pub(super) struct Story {
     batches: Vec<Batch>,
     answers: Vec<Given>,
@@ -37,7 +37,7 @@ impl Story {
     }
 
     /// Opens the index, in which `answered` batches have been answered and the next one may have
-    /// been asked, and goes on to the end. Returns the first error.
+    /// been asked, and continues to the end. Returns the first error.
     pub(super) fn tell(
         &self,
         back_end: &dyn BackEnd,
@@ -64,7 +64,7 @@ impl Story {
         index.close()
     }
 
-    /// Of the batch that was under way, all or nothing happened.
+    /// Of the batch in progress, all or nothing happened.
     fn check_opened(&self, index: &dyn FingerprintIndex, answered: usize) -> Result<()> {
         let rows = rows_of(index, 1000)?;
         let possible = &self.models[answered..self.models.len().min(answered + 2)];
@@ -133,7 +133,7 @@ pub fn survives_many_crashes(back_end: &dyn BackEnd, seeds: std::ops::Range<u64>
                 _ => CrashKind::PowerLoss,
             };
             engine = engine.crash(kind);
-            // So that every story ends.
+            // Ends every story.
             ios_max += 20;
         }
     }

@@ -76,7 +76,7 @@ impl Segment {
         self.changes.len()
     }
 
-    /// What was changed since the run was written: a row, or that there is none.
+    /// A change since the run was written: a row, or its removal.
     pub(super) fn change(&self, fingerprint: Fingerprint) -> Option<PackedRow> {
         let same = |it: &Entry| it.fingerprint == fingerprint;
         self.changes.find(hash(&fingerprint), same).map(|it| it.row)
@@ -104,7 +104,7 @@ impl Segment {
         segment::fences_up_to(fences, fingerprint).checked_sub(1)
     }
 
-    /// Whether a leaf may have the fingerprint, as far as can be told without reading it.
+    /// Whether a leaf may have the fingerprint, as far as this is known without reading it.
     pub(super) fn may_have(&self, leaf: usize, fingerprint: Fingerprint) -> bool {
         let signatures = self.signatures.as_ref();
         signatures.is_none_or(|it| it.may_have(leaf, signature(fingerprint)))
@@ -213,7 +213,7 @@ impl Directory {
         drop(self.segments.splice(range, by));
     }
 
-    /// Reads what is needed to look for rows in a segment, if that has not been done.
+    /// Reads the data needed to look for rows in a segment, unless it is there already.
     pub(super) fn load(
         &mut self,
         at: usize,

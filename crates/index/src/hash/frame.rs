@@ -1,4 +1,4 @@
-//! What the frame of a batch holds.
+//! The content of a batch's frame.
 //!
 //! | bytes | field |
 //! | --- | --- |
@@ -66,7 +66,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Most bytes of the body of a frame of so many items, but for its merges.
+    /// Most bytes of the body of a frame of this many items, without its merges.
     pub(super) fn bytes_max(items: usize) -> usize {
         const FIXED_BYTES: usize = 4 + 24 + 8 + 4 + LastBatch::BYTES_BESIDE_ANSWERS;
         items
@@ -94,7 +94,7 @@ impl<'a> Frame<'a> {
 }
 
 impl Change {
-    /// Bytes in the body of a frame that names it.
+    /// Bytes in the body of a frame that refers to it.
     pub(super) fn bytes(&self) -> usize {
         8 + FINGERPRINT_BYTES + 4 + 4 + self.segments.len() * SEGMENT_BYTES
     }

@@ -1,4 +1,4 @@
-//! The log: what every batch changed, one frame each, in extents that name their successors.
+//! The log: the changes of every batch, one frame each, in extents that link to their successors.
 //!
 //! A frame:
 //!
@@ -17,24 +17,24 @@
 //! where the next extent is, and a number that no other link has. It is the frame after the last one
 //! that found room.
 //!
-//! Each frame names the hash of the one before. So a frame that a crash left behind the end, or in
-//! an extent whose link was lost, is never taken for the successor of what was written later.
+//! Each frame has the hash of the one before. So a frame that a crash left behind the end, or in an
+//! extent whose link was lost, is never mistaken for the successor of a later frame.
 //!
-//! A frame is durable before the next one is begun, so the log ends where a frame is missing, unless
-//! there is a later one: then it was there, and the index is damaged. The exception is a link, which
-//! the sync of the frame behind it makes durable; so there is never more than one that is not.
+//! A frame is durable before the next one is begun, so the log ends where a frame is missing,
+//! unless there is a later one: then it had existed, and the index is damaged. The exception is a
+//! link, which the sync of the frame behind it makes durable; so at most one link is not durable.
 //!
 //! # Where there is no room
 //!
-//! The extent that the next link will name is reserved ahead, so that the log goes on while the
-//! host is full. A write that fails for want of room may have left any of its sectors, even all of
-//! them, and none counts:
+//! The extent for the next link is reserved ahead, so that the log can continue while the host is
+//! full. A write that fails for want of room may have left any of its sectors, even all of them,
+//! and none counts:
 //!
-//! - A frame is replaced: the next frame is written to the same place, with the same number. Where
-//!   the log goes on in another extent instead, the place is overwritten with zeros before the link
+//! - A frame is replaced: the next frame is written to the same place, with the same number. If the
+//!   log continues in another extent instead, the place is overwritten with zeros before the link
 //!   is written, since a reader prefers the frame to the link.
-//! - A link names an extent that stays the next one, so whichever of several attempts a crash
-//!   leaves, nothing else is where it points.
+//! - A link points to an extent that stays the next one, so whichever of several attempts a crash
+//!   leaves, its target is valid.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -61,7 +61,7 @@ const SECTOR_BYTES: u64 = 512;
 /// Pages of the first extent.
 const FIRST_EXTENT_PAGES: u64 = 16;
 
-/// Bytes that are looked through at a time for frames behind the end.
+/// Bytes that are searched at a time for frames behind the end.
 const PIECE_BYTES: u64 = 1 << 20;
 
 const LINK_BYTES: usize = FRAME_HEADER_BYTES + 24;
@@ -113,15 +113,15 @@ impl Position {
 pub(super) struct Log {
     pool: PoolId,
     life: u64,
-    /// Most pages of an extent, but for one that holds a larger frame.
+    /// Most pages of an extent, unless it holds a larger frame.
     extent_pages: u64,
     /// The first frame in each extent, from the one that has the oldest frame in use.
     marks: VecDeque<Position>,
     tail: Position,
     /// Whether the room behind the tail is reserved.
     is_reserved: bool,
-    /// Extents to go on in, in their order, which are reserved. A link that failed may name the
-    /// first one, so they serve nothing else.
+    /// Extents to continue in, in their order, which are reserved. A link that failed may point to
+    /// the first one, so they serve nothing else.
     ahead: VecDeque<Extent>,
     /// Whether a frame at the tail could not be written, and may be there nevertheless.
     is_torn: bool,
@@ -170,7 +170,7 @@ impl Log {
     }
 
     /// Writes a frame. `frame` has [`FRAME_HEADER_BYTES`] bytes before its body. It is not durable
-    /// when this returns, but after the next sync, of which [`Log::synced`] is told.
+    /// when this returns, but after the next sync; the caller then calls [`Log::synced`].
     ///
     /// # Errors
     /// After [`IndexError::NoRoom`] another frame can be written in its place.
@@ -195,7 +195,8 @@ impl Log {
         self.is_link_fresh = false;
     }
 
-    /// Sees to room for frames of so many bytes together, behind the tail or in an extent to go on in.
+    /// Provides room for frames of this many bytes together, behind the tail or in an extent to
+    /// continue in.
     pub(super) fn secure(
         &mut self,
         disk: &dyn Disk,
@@ -217,7 +218,7 @@ impl Log {
         Ok(())
     }
 
-    /// Reserves an extent to go on in, with room for so many bytes.
+    /// Reserves an extent to continue in, with room for this many bytes.
     fn reserve_ahead(
         &mut self,
         disk: &dyn Disk,
@@ -236,15 +237,15 @@ impl Log {
         Ok(extent)
     }
 
-    /// Goes on in the next extent; where none is reserved, in one with room for so many bytes.
+    /// Continues in the next extent; if none is reserved, in one with room for this many bytes.
     fn link(&mut self, disk: &dyn Disk, space: &mut Space, bytes: usize) -> Result<()> {
         let extent = match self.ahead.front() {
             Some(extent) => *extent,
             None => self.reserve_ahead(disk, space, bytes)?,
         };
         if self.is_link_fresh {
-            // Were only the later of two links to survive a crash, it would seem that what is before
-            // it had been there.
+            // If only the later of two links survived a crash, the frames before it would seem to
+            // have existed.
             disk.sync()?;
             self.is_link_fresh = false;
         }
@@ -327,8 +328,7 @@ pub(super) fn frame_bytes(body: usize) -> usize {
     body.saturating_add(FRAME_HEADER_BYTES + SECTOR_BYTES as usize)
 }
 
-/// A number that nobody has drawn before, from the randomness that the standard library keeps for
-/// its hash tables.
+/// A unique number, from the randomness that the standard library keeps for its hash tables.
 pub(super) fn unique_number() -> u64 {
     RandomState::new().hash_one(0)
 }
@@ -350,7 +350,7 @@ fn hash_of(pool: PoolId, frame: &[u8]) -> FrameHash {
     hash
 }
 
-/// A log as it stands on the disk.
+/// A log on the disk.
 pub(super) struct Reader<'a> {
     pub(super) disk: &'a dyn Disk,
     pub(super) pool: PoolId,
@@ -406,7 +406,7 @@ impl Reader<'_> {
         Ok(Log::at(self.pool, self.life, extent_pages, marks, tail))
     }
 
-    /// Reads the frame that begins at an offset of the part; `None` if none of this life does.
+    /// Reads the frame that begins at an offset of the part; `None` if no frame of this life does.
     fn read(&self, offset: u64, room: u64, frame: &mut Vec<u8>) -> Result<Option<Claimed>> {
         if room < SECTOR_BYTES {
             return Ok(None);
@@ -552,7 +552,7 @@ mod tests {
             self.log.synced();
         }
 
-        /// What is there when the power has failed and the log was opened again.
+        /// The content after the power has failed and the log was opened again.
         fn after_power_loss(self) -> Result<(Vec<Vec<u8>>, Written)> {
             let engine = self.engine.crash(CrashKind::PowerLoss);
             let disk = engine.open(Part::Index).unwrap();

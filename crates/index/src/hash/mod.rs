@@ -1,29 +1,30 @@
 //! Rows in sorted runs on the disk, with signatures and recent changes in memory.
 //!
-//! Made for what a fingerprint index is asked: many random rows at a time, half of them new. A
-//! tree rewrites a page for each of them; here a batch is one frame of a log, and its changes stay
-//! in memory until many of the same range are merged with the rows on the disk in one go. Two
-//! bytes of each row's fingerprint stay in memory, so that what is not there is answered without
-//! reading, and what is costs one read. `docs/decisions/0015-the-hash-index.md` has the arithmetic.
+//! Made for the typical load of a fingerprint index: many random rows at a time, half of them new.
+//! A tree rewrites a page for each of them; here a batch is one frame of a log, and its changes
+//! stay in memory until many of the same range are merged with the rows on the disk at once. Two
+//! bytes of each row's fingerprint stay in memory, so that absent rows are answered without
+//! reading, and present ones cost one read. `docs/decisions/0015-the-hash-index.md` has the
+//! arithmetic.
 //!
-//! | file | what it is |
+//! | file | purpose |
 //! | --- | --- |
-//! | `table` | the rows: what a batch reads and changes, and what is written when; looking up, merging |
+//! | `table` | the rows: reads and changes of batches, and the schedule of writes; looking up, merging |
 //! | `directory` | the segments, each a range of fingerprints: a run, and changes to it |
-//! | `segment` | a run of sorted rows on the disk, and what of it is kept in memory |
+//! | `segment` | a run of sorted rows on the disk, and the part of it kept in memory |
 //! | `reads` | reading many leaves with many of them in flight |
-//! | `log`, `frame` | what every batch changed |
-//! | `root` | checkpoints, and the two slots that name them |
+//! | `log`, `frame` | the changes of every batch |
+//! | `root` | checkpoints, and the two slots that point to them |
 //! | `space` | which pages are in use |
 //!
 //! Invariants:
-//! - The header on the disk says whether what is behind it counts. It says "void" before the first
-//!   row of a rebuild, and "whole" only when all of them are durable.
-//! - Nothing that a durable root, or a frame behind it, names is written over.
+//! - The header on the disk tells whether the rest is valid. It says "void" before the first row of
+//!   a rebuild, and "whole" only when all of them are durable.
+//! - Pages that a durable root, or a frame behind it, refers to are never overwritten.
 //! - Memory changes only when the frame is durable; after any error the index refuses everything,
 //!   unless a write found no room. Then nothing has changed, and the next one may find some.
 //!
-//! Crash behaviour: what was answered is there; of a batch under way, all or nothing is. Opening
+//! Crash behaviour: answered batches survive; of a batch in progress, all or nothing does. Opening
 //! reads the log since the beginning of the last turn of merges; signatures are read when a batch
 //! first needs them.
 
@@ -65,15 +66,15 @@ pub fn create_shaped(disk: &Arc<dyn Disk>, pool: PoolId, shape: Shape) -> Result
     header::write(&**disk, IndexKind::Hash, pool, Content::WHOLE)
 }
 
-/// Gives up whatever is on the disk, damaged or not. What is opened next has no rows, and needs a
+/// Discards the content of the disk, damaged or not. The next opening has no rows, and needs a
 /// rebuild.
 pub fn replace(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
     header::write(&**disk, IndexKind::Hash, pool, Content::Void)
 }
 
-/// Opens the pool's index. It takes about `limit_bytes` of memory: where signatures and changes do
-/// not fit, it reads and writes more. It takes half a byte for each row, and some mebibytes for what is
-/// under way, in any case.
+/// Opens the pool's index. It takes about `limit_bytes` of memory: if signatures and changes do not
+/// fit, it reads and writes more. In any case it takes half a byte for each row, and some mebibytes
+/// for work in progress.
 ///
 /// # Errors
 /// [`IndexError::Damaged`] where there is none or where it cannot be read: [`replace`] makes it one
@@ -111,8 +112,8 @@ pub fn open_shaped(
     })
 }
 
-/// Decodes bytes as each of the things that stand on a disk, for fuzzing: what is accepted is
-/// exactly what would be written.
+/// Decodes bytes as each of the structures on a disk, for fuzzing: an accepted one is exactly what
+/// would be written.
 #[cfg(feature = "conformance")]
 pub fn decode_anything(bytes: &[u8]) {
     if let Some(checkpoint) = root::Checkpoint::decode(bytes) {

@@ -16,8 +16,8 @@ const DEPTH: usize = 32;
 /// So few leaves are not worth a thread.
 const FEW: usize = 4;
 
-/// Fills `into` with these leaves. What the host has in its cache is copied by the calling thread;
-/// for the rest there are threads that wait for the disk.
+/// Fills `into` with these leaves. Leaves in the host's cache are copied by the calling thread;
+/// threads wait for the disk for the rest.
 pub(super) fn read_leaves(disk: &dyn Disk, leaves: &[u64], into: &mut [u8]) -> io::Result<()> {
     let mut absent = Vec::new();
     for (leaf, buffer) in leaves.iter().zip(into.chunks_exact_mut(LEAF_BYTES)) {

@@ -1,4 +1,4 @@
-//! Where everything is: a checkpoint, and the two slots that name it.
+//! The root: a checkpoint, and the two slots that point to it.
 //!
 //! A slot is the first sector of page 0 or 1 of the body:
 //!
@@ -13,9 +13,9 @@
 //! | 48 | 16 | BLAKE3 of the pool's id and the slot with this field zero, cut to 128 bits |
 //! | 64 | 448 | zeros |
 //!
-//! One slot is written and made durable, then the other, and only then is what the older checkpoint
-//! needed used for something else. So a slot that cannot be read costs nothing, be it torn or
-//! damaged: the other one is as good.
+//! One slot is written and made durable, then the other, and only then are the pages that the older
+//! checkpoint needed reused. So an unreadable slot, torn or damaged, costs nothing: the other one
+//! is as good.
 //!
 //! A checkpoint:
 //!
@@ -58,7 +58,7 @@ const SLOT_END: usize = 64;
 
 type Hash = [u8; 16];
 
-/// What a slot names.
+/// A slot's pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Slot {
     pub(super) number: u64,
@@ -115,7 +115,7 @@ impl Slot {
     }
 }
 
-/// The newest slot, and the checkpoint that it names.
+/// The newest slot, and its checkpoint.
 pub(super) fn read(disk: &dyn Disk, pool: PoolId) -> Result<(Slot, Checkpoint)> {
     let mut newest: Option<Slot> = None;
     for which in 0..SLOT_PAGES {
@@ -194,7 +194,7 @@ impl SegmentRecord {
     }
 }
 
-/// Everything but the rows, and but what the log has since.
+/// Everything but the rows, and but the changes in the log since.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Checkpoint {
     pub(super) life: u64,
@@ -292,7 +292,7 @@ pub(super) fn decode_stream(fields: &mut Fields<'_>) -> Option<(StreamId, LastBa
     Some((stream, last))
 }
 
-/// What is left to decode.
+/// The bytes that are left to decode.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {

@@ -1,8 +1,8 @@
 //! A run of rows on the disk, in the order of their fingerprints, never changed once written.
 //!
-//! | what | bytes |
+//! | content | bytes |
 //! | --- | --- |
-//! | leaves | 1 KiB with [`ROWS_PER_LEAF`] entries each, but for the last |
+//! | leaves | 1 KiB with [`ROWS_PER_LEAF`] entries each, except the last |
 //! | fences | the first fingerprint of each leaf; CRC-32C |
 //! | signatures | the last two bytes of each fingerprint, in the order of the rows; CRC-32C |
 //!
@@ -10,11 +10,11 @@
 //!
 //! A leaf is its checksum (4 bytes), the number of its entries (2 bytes), and the entries of 26
 //! bytes. Every checksum begins with the pool's id, the run's generation and the leaf's number,
-//! counted in KiB from the beginning of the body: what was written for another place, or earlier,
+//! counted in KiB from the beginning of the body: a leaf written for another place, or earlier,
 //! fails it.
 //!
-//! A leaf is smaller than a page because of the host's cache: there the time of a lookup is that of
-//! copying what is read and of its checksum.
+//! A leaf is smaller than a page because of the host's cache: with it the time of a lookup is that
+//! of copying the leaf and of its checksum.
 
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ const LEAF_HEADER_BYTES: usize = 6;
 
 const CHECKSUM_BYTES: usize = 4;
 
-/// Bytes of a leaf. It never lies across two pages.
+/// Bytes of a leaf. It never crosses a page boundary.
 pub(super) const LEAF_BYTES: usize = 1024;
 
 const LEAVES_PER_PAGE: u64 = (PAGE_BYTES / LEAF_BYTES) as u64;
@@ -47,8 +47,8 @@ const GUESSED_FENCES: usize = 12;
 /// Bytes of a signature.
 const SIGNATURE_BYTES: usize = 2;
 
-/// What is left of a fingerprint in memory. An absent fingerprint has the signature of one of the
-/// rows in its leaf with a probability of 39 / 65,536.
+/// The part of a fingerprint that is kept in memory. An absent fingerprint has the signature of one
+/// of the rows in its leaf with a probability of 39 / 65,536.
 pub(super) type Signature = u16;
 
 pub(super) fn signature(fingerprint: Fingerprint) -> Signature {
@@ -56,7 +56,7 @@ pub(super) fn signature(fingerprint: Fingerprint) -> Signature {
     Signature::from_le_bytes([low, high])
 }
 
-/// Where a run is, and what it must be.
+/// The place of a run, and its expected content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
     /// Its first page.
@@ -115,7 +115,7 @@ pub(super) fn pages_of(rows: usize) -> u64 {
 pub(super) struct Signatures(Box<[Signature]>);
 
 impl Signatures {
-    /// Bytes that those of so many rows take.
+    /// Bytes of the signatures of this many rows.
     pub(super) fn bytes_for(rows: usize) -> usize {
         rows * SIGNATURE_BYTES
     }

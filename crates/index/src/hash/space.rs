@@ -1,7 +1,7 @@
 //! Which pages of the body are in use.
 //!
-//! The map is in memory alone: what is in use follows from the root, so opening finds it again.
-//! Space is taken from the front, so that what is not needed any more gathers at the end.
+//! The map is in memory alone: the root determines the pages in use, so opening finds them again.
+//! Space is taken from the front, so that free pages gather at the end.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::header::BODY_OFFSET;
 /// Bytes of a page.
 pub(super) const PAGE_BYTES: usize = 4096;
 
-/// More pages than any part has: numbers from a disk are not believed beyond it.
+/// More pages than any part has: larger numbers from a disk are not trusted.
 const PAGES_MAX: u64 = 1 << 44;
 
 /// Consecutive pages of the body.
@@ -136,8 +136,8 @@ impl Space {
         }
     }
 
-    /// Whether more is free than will soon be of use again, `spare_pages` and a quarter of what is
-    /// in use: what is given back then should go back to the host.
+    /// Whether more is free than will soon be reused, `spare_pages` and a quarter of the pages in
+    /// use: then freed pages should be discarded.
     pub(super) fn is_roomy(&self, spare_pages: u64) -> bool {
         self.free_pages > (self.end - self.free_pages) / 4 + spare_pages
     }

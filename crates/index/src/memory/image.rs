@@ -1,4 +1,4 @@
-//! What a memory index writes out when it is closed: streams, then rows.
+//! The content that a memory index writes when it is closed: streams, then rows.
 //!
 //! A stream is its id (8 bytes), the length of its last batch (4 bytes) and that batch as
 //! `stream` encodes it. A row is its fingerprint (16 bytes) and its ten packed bytes. The header
@@ -20,11 +20,11 @@ pub(super) type Streams = BTreeMap<StreamId, LastBatch>;
 /// Bytes of an I/O: a whole number of rows, about a mebibyte.
 const PIECE_BYTES: usize = ENTRY_BYTES << 15;
 
-/// More than the streams of any pool take. A larger number is not believed.
+/// More than the streams of any pool take. A larger number is not trusted.
 const STREAM_BYTES_MAX: u64 = 64 << 20;
 
-/// Writes the body. It need not be durable before the header is: the header has its hash, so that
-/// a body which a crash kept from the disk is not taken for this one.
+/// Writes the body. It need not be durable before the header is: the header has its hash, so a body
+/// that a crash kept from the disk is not mistaken for this one.
 pub(super) fn write(disk: &dyn Disk, table: &Table, streams: &Streams) -> Result<Extent> {
     let mut body = BodyWriter {
         disk,
@@ -77,15 +77,15 @@ impl BodyWriter<'_> {
     }
 }
 
-/// What was written out.
+/// The content that was written.
 pub(super) struct Image {
     pub(super) table: Table,
     pub(super) streams: Streams,
     pub(super) counts: IndexCounts,
 }
 
-/// Reads the body that the header names, into a table of this limit: a table that is over it
-/// keeps its rows, for their references exist.
+/// Reads the body that the header describes, into a table of this limit: a table beyond it keeps
+/// its rows, because their references exist.
 pub(super) fn read(disk: &dyn Disk, extent: &Extent, limit_bytes: u64) -> Result<Image> {
     let damaged = |what: &str| IndexError::Damaged(format!("{what} in what was written out"));
     let row_bytes = extent.rows.checked_mul(ENTRY_BYTES as u64);

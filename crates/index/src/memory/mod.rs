@@ -6,13 +6,13 @@
 //! to rows that it has are always counted.
 //!
 //! Invariants:
-//! - While an index is open, the header on the disk says that the body is void. So whatever ends
-//!   the process, an older state is never taken for the present one.
-//! - The header that says that the body is whole has its hash.
+//! - While an index is open, the header on the disk says that the body is void. So however the
+//!   process ends, an older state is never mistaken for the present one.
+//! - A header that says that the body is whole has its hash.
 //!
-//! Crash behaviour: after anything but a close the index comes back empty and
-//! [needs a rebuild](FingerprintIndex::needs_rebuild). So it does where what it wrote out cannot be
-//! read, or is not what was written.
+//! Crash behaviour: after anything but a close the index comes back empty and [needs a
+//! rebuild](FingerprintIndex::needs_rebuild). The same holds if the closed content cannot be read,
+//! or differs from what was written.
 
 mod image;
 mod table;
@@ -38,7 +38,7 @@ pub fn create(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
     header::write(&**disk, IndexKind::Memory, pool, Content::Whole(extent))
 }
 
-/// Gives up whatever is on the disk. What is opened next has no rows, and needs a rebuild.
+/// Discards the content of the disk. The next opening has no rows, and needs a rebuild.
 pub fn replace(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
     header::write(&**disk, IndexKind::Memory, pool, Content::Void)
 }
@@ -72,7 +72,7 @@ pub fn open(disk: Arc<dyn Disk>, pool: PoolId, limit_bytes: u64) -> Result<Memor
     })
 }
 
-/// What the last owner wrote out; `None` if it did not get there.
+/// The content that the last owner wrote; `None` if it did not finish.
 fn read(disk: &dyn Disk, pool: PoolId, limit_bytes: u64) -> Result<Option<Image>> {
     match header::read(disk, IndexKind::Memory, pool)? {
         Content::Whole(extent) => image::read(disk, &extent, limit_bytes).map(Some),
@@ -95,13 +95,13 @@ struct State {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The rows are those of the maps.
+    /// The rows match the maps.
     Ready,
     /// There are none, and there should be.
     Void,
     /// They are being counted from the maps.
     Rebuilding,
-    /// Closed; `Void` or not is what it was before.
+    /// Closed; `Void` or not, as before.
     Closed { needs_rebuild: bool },
     /// A close failed, or a batch panicked.
     Failed { needs_rebuild: bool },
@@ -110,7 +110,7 @@ enum Phase {
 impl MemoryIndex {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| {
-            // A panic under the lock is a mistake of ours; what it left is not relied on.
+            // A panic under the lock is a defect; the state it left is not relied on.
             let mut state = poisoned.into_inner();
             state.phase = Phase::Failed {
                 needs_rebuild: true,
@@ -247,7 +247,7 @@ impl FingerprintIndex for MemoryIndex {
         }
         state.check_open()?;
         let needs_rebuild = state.needs_rebuild();
-        // Whatever happens below, what is on the disk is no longer known to be void.
+        // Whatever happens below, the content of the disk is no longer known to be void.
         state.phase = Phase::Failed { needs_rebuild };
         if !needs_rebuild {
             let Image { table, streams, .. } = &state.image;

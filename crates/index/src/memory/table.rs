@@ -15,7 +15,7 @@ const SHARDS: usize = 1 << 12;
 /// Bytes that hashbrown takes for a bucket: the row and one byte of control.
 const BUCKET_BYTES: usize = ENTRY_BYTES + 1;
 
-/// More than what it takes beside the buckets.
+/// More than its memory besides the buckets.
 const TABLE_BYTES: usize = 64;
 
 /// The rows of an index.
@@ -48,7 +48,7 @@ impl Table {
         found.row.row()
     }
 
-    /// Adds a row, or replaces the one that its fingerprint has. The limit is not looked at.
+    /// Adds a row, or replaces the one that its fingerprint has. The limit is ignored.
     pub(super) fn put(&mut self, fingerprint: Fingerprint, row: Row) {
         let shard = &mut self.shards[shard_of(fingerprint)];
         let entry = Entry::new(fingerprint, Some(row));

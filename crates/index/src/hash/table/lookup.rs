@@ -1,4 +1,4 @@
-//! Looking up what a batch asks for: first in memory, then many leaves at a time.
+//! Looking up the rows of a batch: first in memory, then many leaves at a time.
 
 use super::{Buffers, Table};
 use crate::batch::Rows;
@@ -23,7 +23,7 @@ impl Table {
         self.read_wanted()
     }
 
-    /// Finds what is in memory, and the leaves in which the rest would be.
+    /// Finds rows in memory, and the leaves in which the rest would be.
     fn find_changes(&mut self, fingerprints: &[Fingerprint]) -> Result<()> {
         self.buffers.found.clear();
         self.buffers.wanted.clear();
@@ -52,7 +52,7 @@ impl Table {
         Ok(())
     }
 
-    /// Keeps of the leaves that are wanted those that may have what they are wanted for.
+    /// Drops the leaves that cannot have the rows they are wanted for.
     fn leave_out_absent(&mut self) {
         let Buffers {
             wanted,
@@ -105,7 +105,7 @@ impl Table {
         Ok(())
     }
 
-    /// What signatures may take: what fences, and as many changes as there may be, leave.
+    /// The memory for signatures: what fences, and the most changes that there may be, leave.
     pub(super) fn signatures_max(&self) -> usize {
         let changes = self.changes_max().max(self.directory.changes()) as usize * CHANGE_BYTES;
         let taken = self.directory.footprint().fences + changes;
@@ -129,7 +129,7 @@ pub(super) struct Found {
     is_changed: bool,
 }
 
-/// The rows that a batch asks for, and what it makes of them.
+/// The rows that a batch requests, and its changes to them.
 pub(crate) struct Lookup<'a> {
     table: &'a mut Table,
     /// The one that was asked for last.
@@ -141,7 +141,7 @@ impl Lookup<'_> {
         Lookup { table, at: 0 }
     }
 
-    /// What was changed, in the order of fingerprints.
+    /// The changes, in the order of fingerprints.
     pub(super) fn into_changed(self) -> Vec<Entry> {
         let buffers = &mut self.table.buffers;
         let mut into = std::mem::take(&mut buffers.changed);

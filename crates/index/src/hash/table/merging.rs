@@ -10,7 +10,7 @@ use crate::hash::space::Extent;
 use crate::row::PackedRow;
 use crate::{IndexError, Result};
 
-/// Bytes of the log for a row: twice what changes in memory take of it.
+/// Bytes of the log for a row: twice those of its changes in memory.
 const LOG_BYTES_PER_ROW: u64 = 8;
 
 impl Table {
@@ -25,7 +25,7 @@ impl Table {
         wanted.min((room / CHANGE_BYTES) as u64)
     }
 
-    /// Does what has become due.
+    /// Does the work that has become due.
     pub(super) fn maintain(&mut self) -> Result<()> {
         let mut turns = self.directory.segments().len();
         while turns > 0 && (self.directory.changes() > self.changes_max() || self.is_log_long()) {
@@ -96,7 +96,8 @@ impl Table {
             &mut replacement,
         );
         if let Err(error) = written {
-            // Nothing names what was written. Runs of another generation are never taken for it.
+            // Nothing refers to the pages that were written. Runs of another generation are never
+            // mistaken for them.
             let runs = replacement.iter().filter_map(|it| it.run);
             runs.for_each(|it| self.space.give(it.extent()));
             return Err(error);
@@ -174,7 +175,7 @@ pub(super) fn merge(
 ) {
     let mut rest = rows;
     for change in changes {
-        // A few rows lie between two changes, so the next one is not far.
+        // A few rows are between two changes, so the next one is not far.
         let behind = rest
             .iter()
             .position(|it| fingerprint_of(it) >= change.fingerprint);

@@ -1,31 +1,33 @@
-//! The rows: what a batch reads and changes, and what is written when.
+//! The rows: reads and changes of batches, and the schedule of writes.
 //!
 //! # A batch
 //!
-//! 1. Rows that were changed lately are in memory. For the others, signatures say which cannot be
-//!    there, and the leaves of the rest are read, many at a time.
-//! 2. What the batch changes becomes one frame of the log, with the answers and the counts. A sync
+//! 1. Recently changed rows are in memory. For the others, signatures exclude those that cannot
+//!    exist, and the leaves of the rest are read, many at a time.
+//! 2. The changes of the batch become one frame of the log, with the answers and the counts. A sync
 //!    makes it durable. Only then is anything changed in memory.
 //! 3. If there are too many changes in memory, segments are merged, one after the other in the
 //!    order of fingerprints: the rows of the run and the changes become a new run, in free space.
 //!
 //! # What becomes of a merge
 //!
-//! A new run is *written*; the next sync, whoever needs it, makes it durable; the frame after that
-//! names it; when that frame is durable, the pages of the old run are free. So a merge costs no sync
-//! of its own. If a crash comes first, the old run is there, and the log still has its changes.
+//! A new run is *written*; the next sync, for any purpose, makes it durable; the frame after that
+//! refers to it; when that frame is durable, the pages of the old run are free. So a merge costs no
+//! sync of its own. If a crash comes first, the old run is there, and the log still has its
+//! changes.
 //!
 //! The log is needed from the first frame on whose changes are not in the run of their segment. As
 //! segments take turns, that moves on, and a checkpoint moves the beginning of the log. Its steps
-//! (checkpoint, one slot, the other slot, free what the older one needed) are each followed by a
+//! (checkpoint, one slot, the other slot, free the pages of the older one) are each followed by a
 //! sync that happens anyway.
 //!
 //! # Where there is no room
 //!
-//! A batch whose frame cannot be written is refused, and nothing is changed. All else, which is
-//! merges, checkpoints and reservations, happens after a batch is durable; what fails of it for want
-//! of room is left as it was, and is tried again after the next batch. Only while so many changes
-//! gather that memory would not hold them, batches are refused until a merge finds room.
+//! A batch whose frame cannot be written is refused, and nothing is changed. The rest, that is
+//! merges, checkpoints and reservations, happens after a batch is durable; a step that fails for
+//! want of room leaves the state unchanged, and is retried after the next batch. Batches are
+//! refused, until a merge finds room, only while so many changes gather that memory would not hold
+//! them.
 
 mod lookup;
 mod merging;
@@ -49,10 +51,10 @@ use crate::{Fingerprint, IndexCounts, IndexError, Result, Row, StreamId};
 use lookup::{Found, Lookup, Wanted};
 use merging::merge;
 
-/// Sizes that decide when something is done, not what is right. Tests make them small.
+/// Sizes that decide when something is done, but not its result. Tests make them small.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Rows in a segment: half as many to as many. A merge reads and writes that much.
+    /// Rows in a segment: half this many to this many. A merge reads and writes that much.
     pub segment_rows: usize,
     /// One change in memory for so many rows.
     pub rows_per_change: u64,
@@ -98,14 +100,14 @@ pub(super) struct Table {
     next_generation: u64,
     /// Merges that a crash would undo, in their order.
     written: Vec<Merge>,
-    /// Those whose runs are durable, and which the next frame names.
+    /// Those whose runs are durable; the next frame refers to them.
     durable: Vec<Merge>,
     /// The root in the slots.
     root: Option<Slot>,
     checkpoint: Option<Pending>,
     /// The last frame that the newest checkpoint has.
     checkpointed: u64,
-    /// Whether what is on the disk counts. If not, nothing there has to survive.
+    /// Whether the content of the disk is valid. If not, nothing there has to survive.
     is_durable: bool,
     buffers: Buffers,
 }
@@ -125,7 +127,7 @@ struct Pending {
 }
 
 /// Large allocations that are needed all the time: each kept, so that they leave no gaps between
-/// what stays.
+/// long-lived allocations.
 #[derive(Default)]
 struct Buffers {
     /// A run that is read or written.
@@ -142,7 +144,7 @@ struct Buffers {
 }
 
 impl Table {
-    /// A table without rows, over whatever was on the disk. Nothing of it counts before
+    /// A table without rows, over the old content of the disk. It is not valid before
     /// [`Table::make_durable`].
     pub(super) fn empty(
         disk: Arc<dyn Disk>,
@@ -217,7 +219,7 @@ impl Table {
             life: checkpoint.life,
             start: checkpoint.log,
         };
-        // Which segments there are must be known before it can be told which changes they lack.
+        // The segments must be known before the changes that they lack can be determined.
         let mut records = checkpoint.segments.clone();
         let mut next_generation = checkpoint.next_generation;
         let first_pass = reader.replay(shape.log_pages, &mut |_, body| {
@@ -245,7 +247,7 @@ impl Table {
             }
             for entry in frame.rows.iter().map(Entry::from_bytes) {
                 let at = directory.at(entry.fingerprint);
-                // What a run has already would do no harm, only take memory.
+                // Changes that a run already has would do no harm, only take memory.
                 if sequence > directory.segments()[at].merged {
                     directory.set(at, entry);
                 }
@@ -357,7 +359,7 @@ impl Table {
         self.free(named.into_iter().flat_map(|it| it.old))
     }
 
-    /// Gives pages back that nothing names any more; to the host, too, where many are free.
+    /// Frees pages that nothing refers to any more; discards them, too, if many are free.
     fn free(&mut self, extents: impl IntoIterator<Item = Extent>) -> Result<()> {
         for extent in extents {
             self.space.give(extent);
@@ -472,8 +474,8 @@ impl Table {
         Ok(rows)
     }
 
-    /// Appends rows of a segment from a fingerprint on, for about `max` rows from as many leaves of
-    /// its run as that takes. Returns the last fingerprint that was looked at, if there are more.
+    /// Appends rows of a segment from a fingerprint on, about `max` rows from as many leaves of its
+    /// run as that takes. Returns the last fingerprint that was read, if there are more.
     fn merged_from(
         &mut self,
         at: usize,
@@ -508,8 +510,8 @@ impl Table {
         Ok(last)
     }
 
-    /// Writes where everything is now. It may name runs that are not durable yet: they are before
-    /// a slot names it.
+    /// Writes a checkpoint. It may refer to runs that are not durable yet: they are before a slot
+    /// points to it.
     fn begin_checkpoint(&mut self) -> Result<()> {
         let log = self.log.start_for(self.needed());
         let checkpoint = Checkpoint {
