@@ -1,4 +1,4 @@
-//! What a pool would make of what was counted: from figures to a decision, with the arithmetic.
+//! The cost of the counted data in a pool: from figures to a decision, with the arithmetic.
 
 use onefold_format::node::NODE_FANOUT;
 use onefold_format::page::PAGE_BYTES;
@@ -9,13 +9,13 @@ use serde::Serialize;
 use crate::analysis::ChunkingReport;
 use crate::chunking::Chunking;
 
-/// What the daemon takes without being told, in bytes.
+/// The daemon's default memory, in bytes.
 const MEMORY_BYTES_DEFAULT: u64 = 512 << 20;
 
 /// The part of the daemon's memory that its index gets.
 const INDEX_SHARE: u64 = 8;
 
-/// What a pool with blocks of this size would hold and need, in bytes.
+/// The size and needs of a pool with blocks of this size, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Advice {
     /// Size of its blocks.
@@ -24,19 +24,20 @@ pub struct Advice {
     pub mapped_blocks: u64,
     /// Different ones, which are stored.
     pub distinct_blocks: u64,
-    /// What a mapped block takes in maps: its part of a page, and of those above.
+    /// Bytes of maps for a mapped block: its part of a page, and of those above.
     pub map_bytes_per_block: f64,
-    /// What a row of the index takes on disk, as measured.
+    /// Disk space of an index row, as measured.
     pub index_bytes_per_row: f64,
-    /// What it takes in memory, as measured.
+    /// Its memory, as measured.
     pub memory_bytes_per_row: f64,
     /// All maps.
     pub map_bytes: u64,
     /// The index.
     pub index_bytes: u64,
-    /// What `serve --memory` should be, at least, for the index to keep its filters in memory.
+    /// The least `serve --memory` with which the index keeps its filters in memory.
     pub memory_bytes: u64,
-    /// Data, less what is stored of it, less maps and index; negative where it costs more than it saves.
+    /// Data, less its stored size, less maps and index; negative if deduplication costs more than
+    /// it saves.
     pub saved_bytes: i64,
 }
 

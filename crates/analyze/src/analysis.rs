@@ -18,7 +18,7 @@ use crate::sorter::Sorter;
 use crate::trace::{TraceOptions, TraceWriter, replay, trace_ways};
 use crate::walk::{Problem, Survey, survey};
 
-/// What is analysed.
+/// The inputs of an analysis.
 #[derive(Debug, Clone, Copy)]
 pub enum Source<'a> {
     /// Files, folders and devices; each path is an input.
@@ -33,8 +33,7 @@ pub enum Source<'a> {
 }
 
 impl Source<'_> {
-    /// Bytes that an analysis goes through, which its progress counts. What cannot be looked at counts
-    /// nothing.
+    /// Bytes that an analysis reads, for its progress. Unreadable files count nothing.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match *self {
@@ -75,7 +74,7 @@ impl Source<'_> {
 pub struct Options {
     /// The ways to cut; each is counted for itself.
     pub chunkings: Vec<Chunking>,
-    /// Memory for records, in bytes. What is needed besides does not depend on the inputs.
+    /// Memory for records, in bytes. Further needs do not depend on the inputs.
     pub memory_bytes: usize,
     /// Where records go that memory has no room for.
     pub temporary: PathBuf,
@@ -83,16 +82,16 @@ pub struct Options {
     pub trace: Option<TraceOptions>,
 }
 
-/// What an analysis has found.
+/// The result of an analysis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Analysis {
     /// The inputs.
     pub inputs: Vec<PathBuf>,
-    /// What was there.
+    /// Totals of the inputs.
     pub survey: Survey,
     /// Files that begin as qcow2 images and were read as they are.
     pub unopened_disks: u64,
-    /// What could not be read, or changed meanwhile.
+    /// Files that could not be read, or that changed meanwhile.
     pub problems: Vec<Problem>,
     /// All inputs were read to their ends.
     pub is_complete: bool,
@@ -100,7 +99,7 @@ pub struct Analysis {
     pub chunkings: Vec<ChunkingReport>,
 }
 
-/// What was found with one way to cut.
+/// The result of one chunking method.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChunkingReport {
     /// The way.
@@ -109,25 +108,25 @@ pub struct ChunkingReport {
     pub total: Totals,
     /// By input.
     pub inputs: Vec<Totals>,
-    /// How much is how often there.
+    /// How often contents occur.
     pub redundancy: Redundancy,
-    /// By kind of file: what the name ends in.
+    /// By kind of file: the file name extension.
     pub kinds: BTreeMap<String, Category>,
     /// By size of file: from two to the power of this on.
     pub sizes: BTreeMap<u32, Category>,
     /// Runs of unique chunks, and of redundant ones.
     pub runs: [RunLengths; 2],
-    /// How well what is distinct can be compressed; not known of whole files.
+    /// How well distinct chunks can be compressed; not known for whole files.
     pub compression: Option<Compressibility>,
 }
 
-/// Counts what is redundant in what there is.
+/// Counts the redundancy of the inputs.
 ///
 /// # Errors
 ///
-/// Where there are more inputs than 65,536, or sizes of blocks without a common multiple up to 16 MiB;
-/// where a trace is not whole, or the temporary file or the trace cannot be written. What is wrong with a
-/// file is in the analysis.
+/// If there are more than 65,536 inputs, or block sizes without a common multiple up to 16 MiB; if
+/// a trace is not whole, or the temporary file or the trace cannot be written. Problems of single
+/// files are in the analysis.
 pub fn analyze(
     source: Source<'_>,
     options: &Options,

@@ -26,9 +26,9 @@ pub enum Chunking {
         /// 512 to 16 MiB, a multiple of 512.
         bytes: usize,
     },
-    /// Cut where the content says so: FastCDC in its version of 2020, with its normalization of level 1.
+    /// Content-defined: FastCDC in its version of 2020, with its normalization of level 1.
     Content {
-        /// Bytes that a chunk has at least, but for the last one of a file. Even, as the others are.
+        /// Least bytes of a chunk, except the last one of a file. Even, as the others are.
         min: usize,
         /// Bytes that it has about.
         average: usize,
@@ -37,7 +37,7 @@ pub enum Chunking {
     },
 }
 
-/// What is no way to cut data.
+/// An invalid chunking method.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ChunkingError(String);
@@ -47,7 +47,7 @@ impl Chunking {
     ///
     /// # Errors
     ///
-    /// For a size that is no multiple of 512, or not from 512 to 16 MiB.
+    /// For a size that is not a multiple of 512, or not from 512 to 16 MiB.
     pub fn fixed(bytes: usize) -> Result<Self, ChunkingError> {
         if (FIXED_MIN..=FIXED_MAX).contains(&bytes) && bytes.is_multiple_of(FIXED_MIN) {
             return Ok(Self::Fixed { bytes });
@@ -61,8 +61,8 @@ impl Chunking {
     ///
     /// # Errors
     ///
-    /// For an average that is not from 256 bytes to 4 MiB, and for a minimum of less than 64 bytes or a
-    /// maximum of more than 16 MiB, or that are not below and above the average.
+    /// For an average that is not from 256 bytes to 4 MiB, for a minimum below 64 bytes or a
+    /// maximum above 16 MiB, or if the average is not between the two.
     pub fn content(min: usize, average: usize, max: usize) -> Result<Self, ChunkingError> {
         if !(AVERAGE_MIN..=AVERAGE_MAX).contains(&average) {
             return Err(ChunkingError(format!(
@@ -85,7 +85,7 @@ impl Chunking {
         Ok(Self::Content { min, average, max })
     }
 
-    /// Whether a piece of a file can be cut without what is before it.
+    /// Whether a piece of a file can be cut without the bytes before it.
     pub(crate) fn is_fixed(self) -> bool {
         matches!(self, Self::Fixed { .. })
     }
@@ -104,8 +104,9 @@ impl fmt::Display for Chunking {
 impl FromStr for Chunking {
     type Err = ChunkingError;
 
-    /// `file`, `fixed:SIZE`, `content:AVERAGE` or `content:MIN,AVERAGE,MAX`; sizes in bytes, or with K
-    /// or M. With the average alone the least is a quarter of it and the most eight times as much.
+    /// `file`, `fixed:SIZE`, `content:AVERAGE` or `content:MIN,AVERAGE,MAX`; sizes in bytes, or
+    /// with K or M. With the average alone, the minimum is a quarter of it and the maximum eight
+    /// times as much.
     fn from_str(text: &str) -> Result<Self, ChunkingError> {
         let (kind, sizes) = text.split_once(':').unwrap_or((text, ""));
         let sizes: Option<Vec<usize>> = match sizes {

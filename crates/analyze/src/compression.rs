@@ -1,8 +1,8 @@
-//! How well what is distinct can be compressed.
+//! How well distinct chunks can be compressed.
 //!
-//! Chunks are sampled by their fingerprints: those that end in enough zero bits. So each different one
-//! has the same chance, however often it is there and wherever, and the sample of a data set is the same
-//! whoever reads it in whatever order. When the sample grows too large, one more bit has to be zero.
+//! Chunks are sampled by their fingerprints: those that end in enough zero bits. So each distinct
+//! one has the same chance, however often and wherever it occurs, and the sample of a data set is
+//! the same for any reader and order. When the sample grows too large, one more bit has to be zero.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -15,20 +15,21 @@ use serde::Serialize;
 /// Chunks in a sample, at most.
 const SAMPLE_MAX: usize = 4096;
 
-/// How much is compressed together as a group, in bytes.
+/// Bytes that are compressed together as a group.
 pub(crate) const GROUP_BYTES: usize = 64 << 10;
 
 /// Of the chunks in a sample, one in two to the power of this begins a group that is compressed.
 const GROUP_BITS: u32 = 3;
 
-/// What compressing one kind of unit with LZ4 leaves. What does not become smaller is kept as it is.
+/// The result of compressing one kind of unit with LZ4. A unit that does not shrink is kept as it
+/// is.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Compressed {
     /// Units in the sample.
     pub sampled: u64,
-    /// What they have, in bytes.
+    /// Their size, in bytes.
     pub bytes: u64,
-    /// What is left of them, in bytes.
+    /// Their compressed size, in bytes.
     pub compressed_bytes: u64,
     /// Of the mean part that is left of a unit: the truth is within twice this in 95 of 100 cases.
     pub standard_error: f64,
@@ -36,7 +37,7 @@ pub struct Compressed {
     pub by_tenth: [u64; 10],
 }
 
-/// How well what is distinct can be compressed.
+/// How well distinct chunks can be compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Compressibility {
     /// Each chunk for itself.
@@ -52,7 +53,7 @@ pub(crate) struct Sampler {
     found: Mutex<FxHashMap<u128, Sampled>>,
 }
 
-/// What was made of one chunk and its group, at the lowest of its positions that was met.
+/// The compressed sizes of one chunk and its group, at the lowest of its positions that was met.
 struct Sampled {
     position: u64,
     chunk: Sizes,
@@ -71,8 +72,8 @@ impl Sampler {
         fingerprint.trailing_zeros() >= self.zero_bits.load(Ordering::Relaxed)
     }
 
-    /// Takes one that it wants. `following` are the bytes from the chunk's first on, as many as are at
-    /// hand.
+    /// Takes a chunk of the sample. `following` are the bytes from the chunk's first on, as many as
+    /// are available.
     pub(crate) fn take(
         &self,
         fingerprint: u128,
@@ -153,7 +154,7 @@ impl Sampler {
                 bytes: unit.group_bytes,
                 compressed: unit.compressed_group_bytes,
             };
-            // Traces come in the order of their positions: what is known is at a lower one.
+            // Traces come in the order of their positions: the known one is at a lower position.
             found.entry(unit.fingerprint).or_insert(Sampled {
                 position,
                 chunk,
@@ -167,7 +168,7 @@ impl Sampler {
         let zero_bits = self.zero_bits.into_inner();
         let found = self.found.into_inner();
         let found = found.unwrap_or_else(PoisonError::into_inner);
-        // In one order, whichever thread found what first, so that sums are the same to the last digit.
+        // In one order, whichever thread found them, so that sums are the same to the last digit.
         let mut found: Vec<(u128, Sampled)> = found.into_iter().collect();
         found.sort_unstable_by_key(|(fingerprint, _)| *fingerprint);
         let chunks = found.iter().map(|(_, sampled)| sampled.chunk);

@@ -1,15 +1,15 @@
-//! Harnik's method: how much is redundant, within a bound, in memory that does not depend on the data
-//! [Meister13 §2.4].
+//! Harnik's method: estimates redundancy, within a bound, in memory that does not depend on the
+//! data [Meister13 §2.4].
 //!
-//! Two passes. The first draws bytes at random, each as likely as any other, and keeps the fingerprints
-//! of the blocks that they are in. The second counts how often each of these occurs in all of the data. Of
-//! a block that occurs `c` times a `c`-th has to be stored, so the mean of that over the sample is an
-//! estimate of the part of the data that is distinct. It is the mean of independent numbers from 0 to 1
-//! whose expectation is that part, so by Hoeffding's inequality it is off by more than `e` with a
-//! probability of at most `2 exp(-2 m e^2)`, whatever the data. Blocks at the ends of files are short:
-//! drawn as often as whole ones they would count for more than they hold.
+//! Two passes. The first draws bytes at random, each equally likely, and keeps the fingerprints of
+//! their blocks. The second counts how often each of these occurs in all of the data. Of a block
+//! that occurs `c` times a `c`-th has to be stored, so the mean of that over the sample is an
+//! estimate of the part of the data that is distinct. It is the mean of independent numbers from 0
+//! to 1 whose expectation is that part, so by Hoeffding's inequality it is off by more than `e`
+//! with a probability of at most `2 exp(-2 m e^2)`, for any data. Blocks at the ends of files are
+//! short: drawn as often as whole ones they would count for more than their size.
 //!
-//! Blocks of zeros are counted and in no sample: drawing goes on until enough others were drawn.
+//! Blocks of zeros are counted and not sampled: drawing continues until enough others were drawn.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,11 +28,11 @@ use crate::trace::each_fingerprint;
 use crate::walk::{Found, Met, Problem, Survey, walk};
 use crate::worker::{fingerprint_key, is_zero};
 
-/// Passes of drawing, each for what the last ones were short of.
+/// Passes of drawing, each for the number that the last ones were short of.
 const ROUNDS: u32 = 8;
 
-/// Bytes drawn in all, for each that is wanted: where nearly all are zeros, the sample stays smaller,
-/// and the bound says so.
+/// Bytes drawn in all, for each that is needed: if nearly all are zeros, the sample stays smaller,
+/// and the bound is wider.
 const DRAWS_MAX: u64 = 64;
 
 /// Bytes drawn from a file that are worth a thread.
@@ -47,11 +47,11 @@ pub struct EstimateOptions {
     pub error: f64,
     /// With which probability it is not: above 0 and below 1.
     pub confidence: f64,
-    /// What is drawn follows from it.
+    /// It determines the bytes drawn.
     pub seed: u64,
 }
 
-/// What was estimated.
+/// The estimate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Estimate {
     /// Blocks and bytes, which are exact.
@@ -63,11 +63,11 @@ pub struct Estimate {
     pub error: f64,
     /// Bytes that were drawn, each with its block.
     pub sample_blocks: u64,
-    /// What was there.
+    /// Totals of the inputs.
     pub survey: Survey,
     /// Files that begin as qcow2 images and were read as they are.
     pub unopened_disks: u64,
-    /// What could not be read, or changed meanwhile.
+    /// Files that could not be read, or that changed meanwhile.
     pub problems: Vec<Problem>,
     /// All inputs were read to their ends.
     pub is_complete: bool,
@@ -113,7 +113,7 @@ impl Sample {
         }
     }
 
-    /// The mean of what has to be stored of each.
+    /// The mean of the parts that have to be stored.
     fn distinct_ratio(&self) -> f64 {
         let both = self.drawn.iter().zip(&self.counts);
         let stored: f64 = both
@@ -128,7 +128,7 @@ fn wanted(error: f64, confidence: f64) -> u64 {
     ((2.0 / (1.0 - confidence)).ln() / (2.0 * error * error)).ceil() as u64
 }
 
-/// What a sample of so many can promise.
+/// The bound that a sample of this size guarantees.
 fn bound(blocks: u64, confidence: f64) -> f64 {
     match blocks {
         0 => 1.0,
@@ -138,11 +138,11 @@ fn bound(blocks: u64, confidence: f64) -> f64 {
     }
 }
 
-/// Estimates which part of what there is is distinct.
+/// Estimates the distinct part of the inputs.
 ///
 /// # Errors
 ///
-/// For options that make no sense, and for traces that are not whole. What is wrong with a file is in the
+/// For invalid options, and for traces that are not whole. Problems of single files are in the
 /// estimate.
 pub fn estimate(
     source: Source<'_>,
@@ -187,7 +187,7 @@ pub fn estimate(
     })
 }
 
-/// The first pass. What cannot be read is passed over; the second pass names it.
+/// The first pass. Unreadable files are skipped; the second pass reports them.
 fn draw(
     (paths, disks): (&[PathBuf], Option<Backing>),
     options: &EstimateOptions,
@@ -215,8 +215,8 @@ fn draw(
     sample
 }
 
-/// The first pass over traces, and one before it that counts. They have no zeros to draw, so one round is
-/// enough.
+/// The first pass over traces, and one before it that counts. They have no zeros to draw, so one
+/// round is enough.
 fn draw_from_traces(
     traces: &[PathBuf],
     chunking: Chunking,
@@ -252,8 +252,8 @@ fn bytes_of(met: &Met) -> u64 {
     }
 }
 
-/// Reads the blocks of these bytes of all files one after another, ascending; those of one file on all
-/// processors.
+/// Reads the blocks of these bytes of all files one after another, ascending; those of one file on
+/// all processors.
 fn read_places(
     files: impl Iterator<Item = Met>,
     places: &[u64],
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn samples_are_as_large_as_their_bounds_need() {
-        // One percent with a probability of 99.9 %: what FS-C uses [Meister13 §2.4].
+        // One percent with a probability of 99.9 %: the bound of FS-C [Meister13 §2.4].
         let blocks = wanted(0.01, 0.999);
         assert_eq!(blocks, 38_005);
         assert!(bound(blocks, 0.999) <= 0.01 && bound(blocks - 1, 0.999) > 0.01);

@@ -1,27 +1,27 @@
-//! What deduplication would save: data sets read, cut into chunks, and counted.
+//! The savings of deduplication: data sets read, cut into chunks, and counted.
 //!
 //! May use: `onefold-image`, `onefold-format` for traces, and the fingerprints of `onefold-index`. May
 //! not use the store: an analysis needs no pool.
 //!
-//! An analysis reads every input once and cuts it in several ways at the same time. What is kept of a
-//! chunk is a record of 32 bytes: its fingerprint, where it is, how long it is, and what it belongs to.
-//! The records are sorted by fingerprint, in as little memory as there is, and each group of equal ones
-//! is counted. So an analysis is exact whatever the size of its inputs, and memory decides only whether
-//! records go through a temporary file.
+//! An analysis reads every input once and cuts it in several ways at the same time. For each chunk
+//! it keeps a record of 32 bytes: its fingerprint, its place, its length, and its input and file.
+//! The records are sorted by fingerprint, in the given memory, and each group of equal ones is
+//! counted. So an analysis is exact whatever the size of its inputs, and memory decides only
+//! whether records go through a temporary file.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! | --- | --- |
 //! | `walk.rs` | finds the files of a path |
 //! | `chunking.rs` | the ways to cut |
 //! | `scan.rs` | has all of them cut, on all processors |
 //! | `worker.rs` | reads, cuts, fingerprints |
-//! | `compression.rs` | compresses a sample of what is distinct |
+//! | `compression.rs` | compresses a sample of distinct chunks |
 //! | `sorter.rs` | sorts more records than there is memory for |
 //! | `redundancy.rs` | counts equal chunks |
 //! | `runs.rs` | how long runs of unique and of redundant data are |
 //! | `analysis.rs` | all of it, one after another |
-//! | `advice.rs` | what a pool would make of it |
-//! | `trace.rs` | what data was cut into, in a file: writes it, and analyses from it |
+//! | `advice.rs` | the cost of the data in a pool |
+//! | `trace.rs` | the chunks of some data, in a file: writes it, and analyses it |
 //! | `harnik.rs` | an estimate with a bound, in memory that does not depend on the data |
 
 mod advice;
@@ -50,16 +50,16 @@ pub use trace::{TraceOptions, trace_ways};
 pub use walk::{Problem, Survey, survey};
 pub use worker::is_zero;
 
-/// What keeps an analysis from being made at all.
+/// Why an analysis cannot be made at all.
 #[derive(Debug, thiserror::Error)]
 pub enum AnalyzeError {
-    /// What was asked for makes no sense.
+    /// Invalid options.
     #[error("{0}")]
     Usage(String),
     /// Something other than an input failed.
     #[error("{0}: {1}")]
     Io(String, std::io::Error),
-    /// A trace is not what was written, or is not of one kind with the others.
+    /// A trace is damaged, or does not match the others.
     #[error("{0}")]
     Trace(String),
 }

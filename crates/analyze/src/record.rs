@@ -1,4 +1,4 @@
-//! What is kept of a chunk while an analysis goes on.
+//! The record of a chunk during an analysis.
 
 use onefold_index::Fingerprint;
 
@@ -7,10 +7,10 @@ const LENGTH_BITS: u32 = 48;
 const INPUT_BITS: u32 = 16;
 const CATEGORY_BITS: u32 = 16;
 
-/// Positions that can be told apart: bytes of all files one after another.
+/// Positions that can be distinguished: bytes of all files one after another.
 pub(crate) const POSITION_END: u64 = 1 << 48;
 
-/// Inputs that can be told apart.
+/// Inputs that can be distinguished.
 pub(crate) const INPUTS_MAX: usize = 1 << INPUT_BITS;
 
 /// One chunk. Orders by fingerprint, then by position.

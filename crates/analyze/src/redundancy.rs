@@ -15,49 +15,49 @@ pub struct Copies {
     pub copies: u64,
     /// How many different ones do.
     pub chunks: u64,
-    /// What these have together, each counted once, in bytes.
+    /// Their size together, each counted once, in bytes.
     pub bytes: u64,
 }
 
-/// What one input has of the chunks.
+/// The chunks of one input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct InputShare {
     /// Different chunks in it.
     pub distinct_chunks: u64,
-    /// What these have, each counted once, in bytes.
+    /// Their size, each counted once, in bytes.
     pub distinct_bytes: u64,
     /// Of them, those that are in another input as well.
     pub shared_chunks: u64,
-    /// What they have, in bytes.
+    /// Their size, in bytes.
     pub shared_bytes: u64,
     /// Different chunks that are in no input before this one.
     pub new_chunks: u64,
-    /// What they have, in bytes: what this input adds to those before it.
+    /// Their size, in bytes: the amount that this input adds to those before it.
     pub new_bytes: u64,
 }
 
-/// What the chunks of one kind of file have. What is stored of a chunk is divided equally among all that
+/// The chunks of one kind of file. The stored size of a chunk is divided equally among all that
 /// refer to it [Meister13 §2.4].
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Category {
     /// Chunks that are not zero.
     pub chunks: u64,
-    /// What they have, in bytes.
+    /// Their size, in bytes.
     pub bytes: u64,
-    /// What is left of them, in bytes.
+    /// Their stored size, in bytes.
     pub stored_bytes: f64,
 }
 
-/// How much is how often there. Chunks of zeros are in none of it.
+/// How often contents occur. Chunks of zeros are not included.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Redundancy {
     /// Chunks that are not zero.
     pub chunks: u64,
-    /// What they have, in bytes.
+    /// Their size, in bytes.
     pub bytes: u64,
     /// Different ones.
     pub distinct_chunks: u64,
-    /// What these have, each counted once, in bytes: what has to be stored.
+    /// Their size, each counted once, in bytes: the amount that has to be stored.
     pub distinct_bytes: u64,
     /// By number of copies, ascending.
     pub copies: Vec<Copies>,
@@ -77,7 +77,8 @@ struct Group {
 }
 
 impl Redundancy {
-    /// Counts sorted chunks. Tells `places` where each one is and whether there are others like it.
+    /// Counts sorted chunks. Passes to `places` the place of each one and whether there are others
+    /// like it.
     pub(crate) fn count(
         chunks: impl Iterator<Item = io::Result<(u128, u128)>>,
         inputs: usize,
@@ -119,7 +120,7 @@ impl Redundancy {
         Ok(sum)
     }
 
-    /// Bytes that occur more often than once inside one input: what is saved in each for itself.
+    /// Bytes that occur more often than once inside one input: the savings of each by itself.
     #[must_use]
     pub fn within_bytes(&self) -> u64 {
         let distinct: u64 = self.inputs.iter().map(|input| input.distinct_bytes).sum();
@@ -133,7 +134,7 @@ impl Redundancy {
     }
 }
 
-/// Places told at a time.
+/// Places passed at a time.
 const TOLD_MAX: usize = 4096;
 
 struct Counting<'a> {
@@ -208,7 +209,7 @@ impl Group {
         }
     }
 
-    /// Chunks come in the order of their positions, so those of an input together.
+    /// Chunks come in the order of their positions, so those of an input are together.
     fn add(&mut self, chunk: &Chunk) {
         self.count += 1;
         match self.inputs.last_mut() {

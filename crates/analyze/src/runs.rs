@@ -1,5 +1,5 @@
-//! How long runs of unique and of redundant data are: how much a reader gets before it has to look
-//! elsewhere, and how much of a duplicate comes in one piece.
+//! Lengths of runs of unique and of redundant data: how much a reader gets before it has to seek,
+//! and how much of a duplicate is contiguous.
 
 use std::io;
 
@@ -20,17 +20,17 @@ pub enum RunClass {
 /// Runs of one class: consecutive chunks of a file, with neither zeros nor the other class between.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RunLengths {
-    /// What they are runs of.
+    /// Their class.
     pub class: RunClass,
     /// How many there are.
     pub runs: u64,
-    /// What they have together, in bytes.
+    /// Their size together, in bytes.
     pub bytes: u64,
     /// The longest, in bytes.
     pub longest_bytes: u64,
     /// How many have from 2^n bytes to below 2^(n+1), in the n-th place, to the last that has any.
     pub by_power_of_two: Vec<u64>,
-    /// The same by chunks: those of from 2^n chunks to below 2^(n+1), in the n-th place.
+    /// The same by chunks: runs of 2^n chunks to below 2^(n+1), in the n-th place.
     pub by_chunks: Vec<RunCount>,
 }
 
@@ -39,7 +39,7 @@ pub struct RunLengths {
 pub struct RunCount {
     /// How many there are.
     pub runs: u64,
-    /// What they have together.
+    /// Their size together.
     pub chunks: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Finds every file, has it cut, and adds up what was found.
+//! Finds every file, has it cut, and adds up the results.
 //!
 //! The unit of work is a file, or a part of a large one where all ways to cut let it be taken apart.
 //! Workers take units from a queue that the walk fills.
@@ -37,26 +37,26 @@ const PART_BYTES: u64 = 64 << 20;
 /// Units that wait for a worker.
 const QUEUE: usize = 64;
 
-/// Kinds of files that are told apart; what comes later is of the last.
+/// Kinds of files that are counted separately; later kinds count as the last.
 pub(crate) const KINDS_MAX: u16 = 2047;
 
-/// What keeps the kinds and the classes of size of a category apart.
+/// Distinguishes the kinds and the classes of size of a category.
 const SIZE_CLASS_BITS: u32 = 5;
 
-/// How much is what, in one input cut in one way.
+/// Totals of one input with one chunking method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Totals {
     /// Chunks.
     pub chunks: u64,
-    /// What they have, in bytes: what was read, and holes.
+    /// Their size, in bytes: data and holes.
     pub bytes: u64,
     /// Chunks in which all is zero, those in holes included.
     pub zero_chunks: u64,
-    /// What these have, in bytes.
+    /// Their size, in bytes.
     pub zero_bytes: u64,
 }
 
-/// How far a scan has come, and whether it is to go on.
+/// The progress of a scan, and whether it should continue.
 #[derive(Debug, Default)]
 pub struct Progress {
     done_bytes: AtomicU64,
@@ -70,7 +70,7 @@ impl Progress {
         self.done_bytes.load(Ordering::Relaxed)
     }
 
-    /// Ends the scan soon: what was read by then is counted.
+    /// Ends the scan soon: data read by then is counted.
     pub fn stop(&self) {
         self.stops.store(true, Ordering::Relaxed);
     }
@@ -79,7 +79,7 @@ impl Progress {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Whether it was told to.
+    /// Whether it was asked to end.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.stops.load(Ordering::Relaxed)
@@ -88,7 +88,7 @@ impl Progress {
 
 /// Where the records of a way to cut go.
 pub(crate) enum Sink<'a> {
-    /// With a sample of what they stand for, if that is wanted.
+    /// With a sample of their chunks, if requested.
     Sort(Sorter<(u128, u128)>, Option<Sampler>),
     Count(&'a Sample),
 }
@@ -177,7 +177,7 @@ impl Kinds {
     }
 }
 
-/// What follows the last dot among the last five characters of the name, as FS-C has it [Meister13
+/// The text after the last dot among the last five characters of the name, as in FS-C [Meister13
 /// §2.4], in lower case.
 fn kind_of(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -189,15 +189,15 @@ fn kind_of(path: &Path) -> String {
     }
 }
 
-/// What a scan leaves, besides the records.
+/// The result of a scan, besides the records.
 #[derive(Default)]
 pub(crate) struct Scanned {
     pub(crate) inputs: Vec<PathBuf>,
-    /// For each way to cut, for each input.
+    /// For each chunking method, for each input.
     pub(crate) totals: Vec<Vec<Totals>>,
     pub(crate) kinds: Kinds,
     pub(crate) problems: Vec<Problem>,
-    /// What was met.
+    /// Files so far.
     pub(crate) survey: Survey,
     /// Files that begin as qcow2 images and were read as they are.
     pub(crate) unopened_disks: u64,
@@ -224,7 +224,7 @@ fn greatest_divisor(a: usize, b: usize) -> usize {
     }
 }
 
-/// How what is under some paths is cut.
+/// How the files under some paths are cut.
 pub(crate) struct Cutting<'a> {
     pub(crate) chunkings: &'a [Chunking],
     /// They get the records, one for each way to cut.
@@ -234,7 +234,7 @@ pub(crate) struct Cutting<'a> {
     pub(crate) trace: Option<&'a TraceWriter>,
 }
 
-/// Reads what is under `paths`; each is an input.
+/// Reads the files under `paths`; each path is an input.
 pub(crate) fn scan(
     (paths, disks): (&[PathBuf], Option<Backing>),
     cutting: &Cutting<'_>,
@@ -380,6 +380,6 @@ pub(crate) fn sink_error(error: io::Error) -> AnalyzeError {
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is in it is only ever added to: a thread that panicked ends the whole scan.
+    // Its content only grows: a thread that panicked ends the whole scan.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,8 @@
 //! Sorting more records than there is memory for: sorted runs go to a temporary file and are merged.
 //!
-//! Memory is the bound that was given, whatever comes: half for the records that come in, half for
-//! those that are sorted and written meanwhile; later, all of it for reading the runs back. Where there
-//! are more runs than can be read at once, some are merged into longer ones first.
+//! Memory stays within the given bound: half for incoming records, half for those that are sorted
+//! and written meanwhile; later, all of it for reading the runs back. If there are more runs than
+//! can be read at once, some are merged into longer ones first.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -80,7 +80,7 @@ struct RunFile {
 }
 
 impl<R: Record> Sorter<R> {
-    /// Keeps to so many bytes of memory. Temporary files, without names, go to `directory`.
+    /// Keeps to this many bytes of memory. Temporary files, without names, go to `directory`.
     pub(crate) fn new(memory_bytes: usize, directory: &Path) -> Self {
         Self {
             half: (memory_bytes / size_of::<R>() / 2).max(1024),
@@ -109,8 +109,8 @@ impl<R: Record> Sorter<R> {
             incoming.extend_from_slice(now);
             rest = later;
             if incoming.len() == self.half {
-                // Whoever comes next waits here while a run is still being written, so that there
-                // are never more than two halves.
+                // The next caller waits here while a run is still being written, so that there are
+                // never more than two halves.
                 let mut spilled = lock(&self.spilled);
                 let spare = std::mem::take(&mut spilled.spare);
                 let mut full = std::mem::replace(&mut *incoming, spare);
@@ -313,7 +313,7 @@ impl RunReader {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // What is in it is only ever added to: a thread that panicked has ended the whole analysis.
+    // Its content only grows: a thread that panicked has ended the whole analysis.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

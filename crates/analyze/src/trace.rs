@@ -1,5 +1,5 @@
-//! Traces: what data was cut into, in a file, so that it can be analysed elsewhere and again without the
-//! data. Their format is `onefold_format::trace`.
+//! Traces: the chunks of some data, in a file, for analyses elsewhere and again without the data.
+//! Their format is `onefold_format::trace`.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -25,7 +25,7 @@ const FINGERPRINTS_MAX: usize = 4096;
 /// Runs in a frame, at most.
 const RUNS_MAX: usize = 4096;
 
-/// Ways to cut in a trace: chunks name theirs in a byte.
+/// Chunking methods in a trace: chunks refer to theirs by a byte.
 const WAYS_MAX: usize = 1 << u8::BITS;
 
 /// Units of a sample in a frame.
@@ -36,7 +36,7 @@ const UNITS_MAX: usize = 4096;
 pub struct TraceOptions {
     /// The file, which must not exist.
     pub path: PathBuf,
-    /// Paths appear as hashes with a key that nobody keeps. Kinds and sizes of files stay readable.
+    /// Paths appear as hashes with a key that is discarded. Kinds and sizes of files stay readable.
     pub hides_names: bool,
 }
 
@@ -93,7 +93,7 @@ impl TraceWriter {
         Ok(writer)
     }
 
-    /// A file that will be cut, and the names of the kinds that there are by now.
+    /// A file that will be cut, and the kinds of files so far.
     pub(crate) fn file(
         &self,
         found: &Found,
@@ -161,7 +161,7 @@ impl TraceWriter {
         Ok(())
     }
 
-    /// What stands for a path.
+    /// The hash of a path.
     fn name(&self, path: &Path) -> Vec<u8> {
         let bytes = path.as_os_str().as_bytes();
         match &self.key {
@@ -180,7 +180,7 @@ fn cannot_write(path: &Path, error: io::Error) -> AnalyzeError {
     AnalyzeError::new(format!("cannot write the trace {path:?}"), error)
 }
 
-/// What one worker has for a trace: chunks of one file that follow one another, for each way to cut.
+/// A worker's output for a trace: consecutive chunks of one file, for each chunking method.
 pub(crate) struct Tracing<'a> {
     writer: &'a TraceWriter,
     ways: Vec<TraceChunks>,
@@ -200,7 +200,7 @@ impl<'a> Tracing<'a> {
         }
     }
 
-    /// What comes next is of this file, from this position on.
+    /// The following chunks are of this file, from this position on.
     pub(crate) fn start(&mut self, position: u64, input: u16, category: Category) {
         for chunks in &mut self.ways {
             chunks.position = position;
@@ -447,7 +447,7 @@ struct Replaying<'a> {
     first_position: u64,
 }
 
-/// One trace, while it is read: what its numbers stand for.
+/// One trace, while it is read: its tables.
 struct Known {
     /// For each of its ways to cut, which of those that are wanted it is.
     ways: Vec<Option<usize>>,
@@ -492,7 +492,7 @@ impl Replaying<'_> {
         Ok(())
     }
 
-    /// What there is besides chunks.
+    /// Its content besides chunks.
     fn other(
         &mut self,
         frame: TraceFrame,
@@ -618,11 +618,11 @@ impl Replaying<'_> {
     }
 }
 
-/// What ends the reading of a trace.
+/// Why the reading of a trace ends.
 enum ReplayError {
     /// The trace, by this.
     Wrong(&'static str),
-    /// What was found cannot be kept.
+    /// A result cannot be kept.
     Sink(io::Error),
 }
 impl ReplayError {

@@ -1,8 +1,8 @@
 //! The files of a path.
 //!
-//! Symbolic links below a path are not followed, and pipes, sockets and devices there are not read; a
-//! path that was named may itself be a link, or a block device. Files come in the order of their names,
-//! so that an analysis says the same each time.
+//! Symbolic links below a path are not followed, and pipes, sockets and devices there are not read;
+//! a given path may itself be a link, or a block device. Files come in the order of their names, so
+//! that repeated analyses agree.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -14,23 +14,23 @@ use onefold_image::{
 use serde::Serialize;
 use walkdir::WalkDir;
 
-/// What could not be read, or not as a whole.
+/// Files that could not be read, or not as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
     /// Of the file or folder.
     pub path: PathBuf,
-    /// What was wrong.
+    /// The problem.
     pub what: String,
 }
 
-/// What there is to read.
+/// The data to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Survey {
     /// Files and devices.
     pub files: u64,
     /// Of these, those without content.
     pub empty_files: u64,
-    /// What they have, holes included, in bytes.
+    /// Their size, holes included, in bytes.
     pub bytes: u64,
     /// Symbolic links and special files, which are not read.
     pub skipped: u64,
@@ -53,7 +53,7 @@ impl Found {
         self.disk.is_none() && first.starts_with(&QCOW2_MAGIC)
     }
 
-    /// Each caller gets a reader of its own.
+    /// Each caller gets its own reader.
     pub(crate) fn open(&self) -> Result<Box<dyn Image>, ImageError> {
         let file = File::open(&self.path).map_err(ImageError::from)?;
         Ok(match self.disk {
@@ -63,11 +63,11 @@ impl Found {
     }
 }
 
-/// What messages call what is read; the path stands before them.
+/// Its name in messages; the path precedes it.
 const FILE: &str = "the file";
 const DISK: &str = "the image";
 
-/// What changes when a file does.
+/// Fields that change when a file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stamp {
     bytes: u64,
@@ -85,7 +85,7 @@ impl Stamp {
     }
 }
 
-/// What a walk meets.
+/// The objects that a walk meets.
 pub(crate) enum Met {
     File(Found),
     /// A link or a special file.
@@ -93,8 +93,8 @@ pub(crate) enum Met {
     Problem(Problem),
 }
 
-/// Counts what there is under these paths. What cannot be looked at counts nothing. With `disks`, qcow2
-/// images count as the disks inside them.
+/// Counts the data under these paths. Unreadable files count nothing. With `disks`, qcow2 images
+/// count as the disks inside them.
 #[must_use]
 pub fn survey(paths: &[PathBuf], disks: Option<Backing>) -> Survey {
     let mut survey = Survey::default();
@@ -124,8 +124,8 @@ impl Survey {
     }
 }
 
-/// What is under a path, or the path itself. With `disks`, what begins as a qcow2 image is the disk
-/// inside it.
+/// The files under a path, or the path itself. With `disks`, a file that begins as a qcow2 image is
+/// the disk inside it.
 pub(crate) fn walk(path: &Path, disks: Option<Backing>) -> impl Iterator<Item = Met> + use<> {
     let entries = WalkDir::new(path).sort_by_file_name();
     entries.into_iter().filter_map(move |entry| match entry {

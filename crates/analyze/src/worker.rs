@@ -1,6 +1,6 @@
 //! Reads files through a window, cuts them in all ways, and keeps a record of each chunk.
 //!
-//! A window has a mebibyte or so, so memory does not depend on what is read.
+//! A window has about a mebibyte, so memory does not depend on the input.
 
 use std::io;
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub(crate) struct Opened {
     pub(crate) category: Category,
     /// Where it begins in all files one after another.
     pub(crate) position: u64,
-    /// Parts that nobody has dealt with yet.
+    /// Parts that no worker has taken yet.
     pub(crate) left: AtomicUsize,
     pub(crate) has_problem: AtomicBool,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Unit {
     pub(crate) range: Range<u64>,
 }
 
-/// What is under way of a file that is cut in one way.
+/// The state of cutting a file with one method.
 enum Cut {
     Fixed,
     /// Bytes from the end of the last chunk on, where that is.
@@ -60,7 +60,7 @@ pub(crate) struct Worker<'a> {
     sinks: &'a [Sink<'a>],
     key: Key,
     window: Vec<u8>,
-    /// For each way to cut, for each input.
+    /// For each chunking method, for each input.
     pub(crate) totals: Vec<Vec<Totals>>,
     /// For each way to cut.
     batches: Vec<Vec<(u128, u128)>>,
@@ -403,13 +403,13 @@ impl Opened {
 }
 
 enum ReadError {
-    /// The file's: it is listed, and the analysis goes on.
+    /// The file's: it is listed, and the analysis continues.
     Input(ImageError),
     /// That of the temporary file or the trace: the analysis ends.
     Records(io::Error),
 }
 
-/// The same for all analyses, so that what they find can be compared.
+/// The same for all analyses, so that their results can be compared.
 pub(crate) fn fingerprint_key() -> Key {
     Key::derive(&[0; 32], 0)
 }

@@ -1,4 +1,4 @@
-//! The thread that goes through all maps now and then, to say what each volume holds alone.
+//! The thread that scans all maps periodically, to find out what each volume holds alone.
 
 use crate::foreground::Foreground;
 use crate::limits::{ACCOUNTING_SHARE_FLOOR, ACCOUNTING_SLICE, FIRST_ACCOUNTING, POLL_INTERVAL};
@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Runs until the board says stop.
+/// Runs until the job registry stops it.
 pub(crate) fn run(
     store: &Arc<Store>,
     registry: &Arc<JobRegistry>,

@@ -1,13 +1,13 @@
-//! Work that no guest waits for, done where nobody else wants the processor.
+//! Work that no guest waits for, run on otherwise idle processors.
 //!
 //! Most of a batch is reading blocks back, fingerprinting them and asking the index. It holds
-//! nothing that guests need, so it runs at the scheduler's idle policy: whoever else wakes up has
-//! the processor at once, and not only when a time slice of several milliseconds is over. The rest
-//! of a batch is short and holds locks that guests may wait for. It runs at ordinary priority,
-//! because a holder of such a lock that is not let on the processor would stop the guests.
+//! nothing that guests need, so it runs in the scheduler's idle class: any other thread that wakes
+//! up gets the processor at once, and not only when a time slice of several milliseconds is over.
+//! The rest of a batch is short and holds locks that guests may wait for. It runs at ordinary
+//! priority, because a holder of such a lock that gets no processor would stop the guests.
 //!
-//! A thread that has taken the idle policy may not be allowed to leave it again, so each piece of
-//! work gets a thread of its own.
+//! A thread that has entered the idle class may not be allowed to leave it again, so each piece of
+//! work gets its own thread.
 
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};

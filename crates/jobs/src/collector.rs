@@ -1,5 +1,5 @@
-//! The thread that gives up what deleted volumes and snapshots hold and releases what was given up,
-//! after it has made sure that the index can be trusted.
+//! The thread that makes sure that the index is valid, then does deletions and releases dropped
+//! references.
 
 use crate::foreground::Foreground;
 use crate::limits::{
@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Runs until the board says stop.
+/// Runs until the job registry stops it.
 pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budget: Duration) {
     let pacer = Pacer::new(latency_budget, COLLECTOR_SHARE_FLOOR);
     let mut foreground = Foreground::new(store, registry, WorkerKind::Collector, pacer);
@@ -56,8 +56,8 @@ pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budge
     }
 }
 
-/// Does a little of what deletions have left to do. Returns whether there is more. Deletions that
-/// failed are tried again once no other is left, and not before `retry`.
+/// Does a step of the pending deletions. Returns whether there is more. Failed deletions are
+/// retried once no other is left, and not before `retry`.
 fn delete(
     store: &Store,
     registry: &JobRegistry,
@@ -78,7 +78,8 @@ fn delete(
             foreground.rest_after(began.elapsed());
             blocks.is_some()
         }
-        // What is in its way may be what the collector does next; others need not wait for that.
+        // The collector may do next what the deletion waits for; other deletions need not wait for
+        // that.
         Err(_) => {
             *retry = Instant::now() + retry_pause(failures + 1);
             store.next_deletion_failures() == Some(0)
@@ -91,7 +92,7 @@ fn is_batch_whole(store: &Store) -> bool {
     queued.is_ok_and(|queued| queued >= COLLECT_BATCH_BLOCKS)
 }
 
-/// Goes on with making the pool smaller where a stop cut that short.
+/// Resumes an interrupted shrinking of the pool.
 fn finish_shrinking(store: &Store, registry: &JobRegistry, foreground: &mut Foreground) {
     if !matches!(store.shrinking_to(), Ok(Some(_))) {
         return;
@@ -117,8 +118,8 @@ fn finish_shrinking(store: &Store, registry: &JobRegistry, foreground: &mut Fore
     }
 }
 
-/// A batch costs the disk as much however little is in it, so it waits until it is whole or has
-/// waited for long enough.
+/// A batch costs the disk the same however few items it has, so it waits until it is full or has
+/// waited long enough.
 fn let_gather(store: &Store, registry: &JobRegistry, foreground: &mut Foreground) {
     let began = Instant::now();
     while !registry.is_stopping()

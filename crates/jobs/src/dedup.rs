@@ -1,4 +1,4 @@
-//! All duplicates that are there now, found and shared at once, for `pool dedup`.
+//! Finds and shares all present duplicates at once, for `pool dedup`.
 
 use crate::job::JobCounts;
 use crate::limits::BATCH_GAP;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DedupTotals {
-    /// What was found and released. A round is a volume gone through.
+    /// Duplicates found and references released. A pass is one scan of a volume.
     pub counts: JobCounts,
     /// How long it took, in seconds.
     pub seconds: f64,
@@ -20,14 +20,13 @@ pub struct DedupTotals {
     pub was_broken_off: bool,
 }
 
-/// Does what deletions have left to do. Looks at every block that is dirty then, whatever interval,
-/// rounds and paused jobs say: in all volumes whose dedup is offline, or in the one that is named
-/// whatever its dedup. Then releases what is given up until nothing is, or as much as was at the end of looking where guests
-/// give up more meanwhile, and returns once that is free. Takes turns with the background jobs, and rests for
-/// nobody.
+/// Finishes pending deletions. Then scans every dirty block, regardless of interval, rounds and
+/// paused jobs: in all volumes whose dedup is offline, or in the given volume whatever its dedup.
+/// Then drains the release queue, up to its length when scanning ended, and returns once those
+/// blocks are free. Takes turns with the background jobs. Not throttled.
 ///
-/// `progress(done, all)` counts blocks, anew in each of the up to four steps: rebuilding the index
-/// if that is needed, deleting, looking, releasing. It can break the work off between batches.
+/// `progress(done, all)` counts blocks, from zero in each of the up to four steps: rebuilding the
+/// index if that is needed, deleting, scanning, releasing. It can cancel between batches.
 ///
 /// # Errors
 ///
@@ -52,14 +51,14 @@ pub fn dedup_now(
         Ok(ControlFlow::Continue(())) => collect_all(store, &mut counts, progress)?,
         Ok(broken) => broken,
         Err(error) if error.kind() == StoreErrorKind::NoSpace => {
-            // What is released may be the room that the finder misses.
+            // The release may make the room that the finder lacks.
             let _ = collect_all(store, &mut counts, progress)?;
             return Err(error);
         }
         Err(error) => return Err(error),
     };
     wait_until_free(store)?;
-    // A deletion that cannot go on keeps nothing from being shared.
+    // A deletion that fails does not keep blocks from being shared.
     deleted?;
     Ok(DedupTotals {
         counts,
@@ -91,7 +90,7 @@ fn find_all(
                 Err(error) => return Err(error),
             };
             counts.add_batch(&report);
-            // What guests wrote meanwhile is looked at too, but was not promised.
+            // Blocks that guests wrote meanwhile are scanned too, but this is not promised.
             if progress(counts.scanned.min(all), all).is_break() {
                 return Ok(ControlFlow::Break(()));
             }

@@ -1,4 +1,4 @@
-//! The thread that looks for duplicates: a batch of the volume whose turn it is, a rest, the next.
+//! The finder's thread: a batch of the next volume in turn, a rest, and so on.
 
 use crate::foreground::Foreground;
 use crate::limits::{FINDER_SHARE_FLOOR, INDEX_FULL_PAUSE, POLL_INTERVAL, ROUND_INTERVAL_BUSY};
@@ -9,7 +9,7 @@ use onefold_store::{Lba, Ready, Store, StoreErrorKind, Volume};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Runs until the board says stop.
+/// Runs until the job registry stops it.
 pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budget: Duration) {
     let pacer = Pacer::new(latency_budget, FINDER_SHARE_FLOOR);
     let mut finder = Finder {
@@ -28,7 +28,7 @@ struct Finder<'a> {
     store: &'a Store,
     registry: &'a JobRegistry,
     rounds: Passes<VolumeKey>,
-    /// When the set of volumes was last looked at.
+    /// When the set of volumes was last read.
     refreshed: Option<Instant>,
     foreground: Foreground,
 }

@@ -7,13 +7,13 @@ use onefold_store::{LatencyCounts, Store};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a thread knows of the guests, whom it lets go first.
+/// A job thread's measurements of the guests, who go first.
 pub(crate) struct Foreground {
     store: Arc<Store>,
     registry: Arc<JobRegistry>,
     worker: WorkerKind,
     pacer: Pacer,
-    /// Where the window under way began: before a batch.
+    /// The start of the current window: before a batch.
     window_start: Mark,
 }
 
@@ -53,7 +53,7 @@ impl Foreground {
         }
     }
 
-    /// Rests after a batch that took so long, as guests need it.
+    /// Rests after a batch of this duration, as long as guests need.
     pub(crate) fn rest_after(&mut self, worked: Duration) {
         let rest = self.pacer.rest_after(worked);
         if rest.is_zero() {
@@ -70,7 +70,7 @@ impl Foreground {
         }
     }
 
-    /// As far as the last window tells.
+    /// According to the last window.
     pub(crate) fn guests_are_idle(&self) -> bool {
         self.pacer.guests_are_idle()
     }
@@ -94,7 +94,7 @@ impl Foreground {
         }
     }
 
-    /// The thread has had nothing to do for a while, so what guests saw was not its doing.
+    /// The thread has had nothing to do for a while, so it did not cause the guests' latencies.
     pub(crate) fn was_idle(&mut self) {
         let now = Mark::now(&self.store);
         let window = self.window_start.window_until(&now);

@@ -1,4 +1,4 @@
-//! What can be said of a job, and which jobs can be paused.
+//! The state of a job, and which jobs can be paused.
 
 use onefold_store::{BatchReport, CollectReport, ScrubReport};
 
@@ -131,15 +131,15 @@ pub struct JobStatus {
 pub enum JobSelection {
     /// The finder, the collector, deletions, the accounting and the scrub.
     All,
-    /// The finder, for every volume that there is and will be.
+    /// The finder, for every present and future volume.
     Finder,
     /// The finder for one volume.
     FinderOf(String),
     /// The collector.
     Collector,
-    /// What deletions have left to do.
+    /// Pending deletions.
     Deletion,
-    /// The accounting. It begins anew when it is resumed.
+    /// The accounting. It starts again when it is resumed.
     Accounting,
     /// The scrub.
     Scrub,

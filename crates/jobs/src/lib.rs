@@ -1,30 +1,30 @@
-//! The background work of a pool: when it is done, how much of it, and who may stop it.
+//! The background work of a pool: its schedule, its share of time, and pausing it.
 //!
-//! The store knows how a batch of duplicates is shared and how a batch of given-up references is
-//! released; here is decided which batch is next and how long to rest after it. Four threads:
+//! The store can share a batch of duplicates and release a batch of dropped references; this crate
+//! decides which batch is next and how long to rest after it. Four threads:
 //!
-//! - The **finder** goes over every volume whose dedup is offline, in rounds.
-//! - The **collector** rebuilds the index if that is needed, and then releases what is given up; its
-//!   thread also does, a little at a time, what deletions of volumes and snapshots leave to do.
-//! - The **accountant** goes through all maps now and then, to say what each volume holds alone.
-//! - The **scrub** reads what is stored, when it is asked to, and finds what has decayed.
+//! - The **finder** scans every volume whose dedup is offline, in passes.
+//! - The **collector** rebuilds the index if that is needed, and then releases dropped references;
+//!   its thread also does the deletions of volumes and snapshots, step by step.
+//! - The **accountant** scans all maps periodically, to find out what each volume holds alone.
+//! - The **scrub** reads the stored blocks on request, and finds those that have decayed.
 //!
-//! Guests come first (P10): all threads watch how long requests take, and give way when that
+//! Guests come first (P10): all threads measure the latency of requests, and give way when it
 //! exceeds the budget. Nothing here ends the process: a batch that fails makes its job fail, with a
-//! message for whoever lists the jobs, and is tried again later.
+//! message in the list of jobs, and is retried later.
 //!
-//! | module | what it is for, in reading order |
+//! | module | purpose, in reading order |
 //! | --- | --- |
-//! | `job` | what can be said of a job, and which jobs can be paused |
+//! | `job` | the state of a job, and which jobs can be paused |
 //! | `maintenance` | starting, stopping, listing, pausing |
-//! | `registry` | what the threads and their callers tell each other |
+//! | `registry` | where the threads and their callers meet |
 //! | `finder`, `collector`, `accounting`, `scrub` | the threads |
-//! | `rounds` | which volume is next |
+//! | `passes` | which volume is next |
 //! | `pacing` | which share of time work may take: control logic without a clock |
 //! | `foreground` | the clock for it: measuring guests' requests, and resting |
-//! | `background` | the processor for it, when nobody else wants it |
+//! | `background` | the processor for it, while it is otherwise idle |
 //! | `rate` | bytes per second |
-//! | `dedup` | all that is there now, at once |
+//! | `dedup` | all present duplicates, at once |
 //! | `shrink` | making the pool smaller |
 //! | `trim` | giving all free space back to the host |
 //! | `limits` | every bound, with its reason |

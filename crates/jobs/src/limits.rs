@@ -6,8 +6,8 @@ use std::time::Duration;
 /// make chance rule; longer, and a guest suffers for longer before anything gives way.
 pub(crate) const WINDOW: Duration = Duration::from_millis(100);
 
-/// Guests that send fewer requests a second than this have nothing that could be slowed down: what
-/// an idle system writes now and then. One request in a window is below it.
+/// Guests that send fewer requests a second than this have nothing that could be slowed down: the
+/// occasional writes of an idle system. One request in a window is below it.
 pub(crate) const IDLE_REQUESTS_PER_SECOND: f64 = 20.0;
 
 /// The part of requests that must be within the budget.
@@ -18,18 +18,18 @@ pub(crate) const BUDGET_PERCENTILE: f64 = 0.99;
 pub(crate) const SHARE_START: f64 = 0.1;
 
 /// The largest share of time that work takes while guests are busy: its batches make the disk write
-/// what the guests' own flushes would have spread over time.
+/// at once the data that the guests' own flushes would have spread over time.
 pub(crate) const SHARE_BUSY_MAX: f64 = 0.5;
 
-/// What each [`WINDOW`] of time within the budget adds to the share: from the floor to the largest
-/// in little more than a second.
+/// The increase of the share for each [`WINDOW`] of time within the budget: from the floor to the
+/// largest in little more than a second.
 pub(crate) const SHARE_INCREASE: f64 = 0.02;
 
-/// The most that one look adds, however long it was since the last: a batch and the rest after it
-/// may take seconds, and what guests bear is found out in steps.
+/// The most that one measurement adds, however long ago the last one was: a batch and the rest
+/// after it may take seconds, and the load that guests tolerate is found in steps.
 pub(crate) const SHARE_INCREASE_MAX: f64 = 0.1;
 
-/// What a window beyond the budget leaves of the share: from the largest to the floor in seven
+/// The factor on the share for a window beyond the budget: from the largest to the floor in seven
 /// windows.
 pub(crate) const SHARE_DECREASE: f64 = 0.7;
 
@@ -40,77 +40,79 @@ pub(crate) const FINDER_SHARE_FLOOR: f64 = 0.05;
 /// The collector gets more: a pool that runs full fails writes, which is worse than slow ones.
 pub(crate) const COLLECTOR_SHARE_FLOOR: f64 = 0.1;
 
-/// Nobody waits for what was deleted, until the pool is full; then there is little else to do.
+/// Deletions are not urgent until the pool is full; then there is little else to do.
 pub(crate) const DELETION_SHARE_FLOOR: f64 = 0.01;
 
-/// Each step of a deletion keeps writers away from the maps for a moment, and what it frees makes work
-/// for the disk. So few moments that they are not among the hundredth of requests that wait longest:
-/// a snapshot of a million entries takes some fifteen seconds.
+/// Each step of a deletion blocks changes of the maps for a moment, and the blocks it frees make
+/// work for the disk. The steps are so few that they are not among the slowest hundredth of
+/// requests: a snapshot of a million entries takes some fifteen seconds.
 pub(crate) const DELETION_SHARE_MAX: f64 = 0.02;
 
-/// Nobody waits for figures that are an hour old as it is.
+/// Figures that are up to an hour old are not urgent.
 pub(crate) const ACCOUNTING_SHARE_FLOOR: f64 = 0.05;
 
 /// How long maps are gone through before guests are thought of: a page takes some microseconds, or a
 /// read of the disk.
 pub(crate) const ACCOUNTING_SLICE: Duration = Duration::from_millis(2);
 
-/// When a daemon first goes through the maps: once its caches have what guests need.
+/// When a daemon first scans the maps: once its caches have filled with the guests' data.
 pub(crate) const FIRST_ACCOUNTING: Duration = Duration::from_secs(60);
 /// The scrub's share is never less. It has no backlog that grows, but a run should come to an end.
 pub(crate) const SCRUB_SHARE_FLOOR: f64 = 0.02;
 
-/// The longest rest after one batch, however long that took.
+/// The longest rest after one batch, whatever its duration.
 pub(crate) const REST_MAX: Duration = Duration::from_secs(5);
 
 /// Pause after a batch that needs no rest: lets another job, which waits for its end, begin.
 /// Batches take tens of milliseconds, so it costs about a hundredth.
 pub(crate) const BATCH_GAP: Duration = Duration::from_micros(200);
 
-/// How often idle threads look for work. The shortest interval between rounds is as long.
+/// How often idle threads check for work. The shortest interval between passes is the same.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often blocks that the device could not read are tried once more: each that it still cannot
 /// read may keep it busy for seconds.
 pub(crate) const LOOK_AGAIN_INTERVAL: Duration = Duration::from_secs(20);
 
-/// The shortest interval between rounds while guests are busy: a round ends in a batch, which makes
-/// the host write out all that guests wrote, however little there is to publish.
+/// The shortest interval between passes while guests are busy: a pass ends in a batch, which makes
+/// the host write out everything that guests wrote, however little there is to publish.
 pub(crate) const ROUND_INTERVAL_BUSY: Duration = Duration::from_secs(5);
 
 /// How long the collector lets references gather that are less than a batch.
 pub(crate) const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What is given back to the host at a time: about 100 us in which no guest can write.
+/// The amount that is discarded at a time: about 100 us in which no guest can write.
 pub(crate) const GIVE_BACK_BYTES: u64 = 256 << 10;
 
 /// The pause after each time while guests are busy: so few requests meet a hole being made that
 /// their 99th percentile does not, and 5 MB/s of space still come back.
 pub(crate) const GIVE_BACK_PAUSE: Duration = Duration::from_millis(50);
 
-/// What `pool trim` gives back at a time: few holes for much space, and no guest waits for long.
+/// The amount that `pool trim` discards at a time: few holes for much space, and no guest waits for
+/// long.
 pub(crate) const TRIM_BYTES: u64 = 1 << 20;
 
-/// How often is looked whether what was released is free, and how many times at most: a read that
-/// never ends keeps nobody waiting for more than half a minute.
+/// How often to check whether released blocks are free, and how many times at most: a read that
+/// never ends delays the caller for at most half a minute.
 pub(crate) const FREE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) const FREE_POLLS_MAX: u32 = 6000;
 
 /// Pause after the first failure of a job; each further one doubles it.
 pub(crate) const RETRY_PAUSE_MIN: Duration = Duration::from_secs(1);
 
-/// The longest pause after a failure: an operator who has put something right waits no longer.
+/// The longest pause after a failure: the longest that an operator who has fixed the cause has to
+/// wait.
 pub(crate) const RETRY_PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Pause of a volume's rounds after one in which the index had no room: the same blocks would be
+/// Pause of a volume's passes after one in which the index had no room: the same blocks would be
 /// read and refused again, and room comes only with deletions or a larger limit.
 pub(crate) const INDEX_FULL_PAUSE: Duration = Duration::from_secs(600);
 
 /// Bytes per second are counted over at least this time.
 pub(crate) const RATE_WINDOW: Duration = Duration::from_secs(2);
 
-/// Between two steps of making a pool smaller: what readers and writers hold is let go of meanwhile.
+/// Between two steps of making a pool smaller: readers and writers release their blocks meanwhile.
 pub(crate) const SHRINK_PAUSE: Duration = Duration::from_millis(50);
 
-/// Steps in a row that free nothing, after which what is left stays: a second and more.
+/// Steps in a row that free nothing, after which the rest stays: a second and more.
 pub(crate) const SHRINK_STEPS_MAX: u32 = 30;

@@ -1,4 +1,4 @@
-//! Starting and stopping background work, and what can be asked of it meanwhile.
+//! Starting, stopping, listing and pausing background work.
 
 use crate::job::{JobSelection, JobStatus, SteerError};
 use crate::registry::{JobRegistry, WorkerKind};
@@ -12,9 +12,9 @@ use std::time::Duration;
 /// How background work is to behave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaintenanceOptions {
-    /// What all but one in a hundred of guests' requests may take. Beyond, work gives way.
+    /// The latency that 99 of 100 guests' requests should not exceed. Beyond it, work gives way.
     pub latency_budget: Duration,
-    /// How often it is found out what each volume holds alone, by going through all maps.
+    /// The interval at which all maps are scanned to find out what each volume holds alone.
     pub accounting_interval: Duration,
 }
 
@@ -95,8 +95,8 @@ impl Maintenance {
         Ok(self.registry.jobs(&self.store.stat()?))
     }
 
-    /// Pauses jobs until they are resumed, or to the end of this. Returns when none of them does
-    /// anything any more: after the batch under way. Pausing what is paused already is fine.
+    /// Pauses jobs until they are resumed, or to the end of this. Returns when all of them are at
+    /// rest: after the batch in progress. Pausing a paused job is fine.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl Maintenance {
         self.registry.pause(selection)
     }
 
-    /// Lets paused jobs go on. The finder as a whole goes on for every volume.
+    /// Resumes paused jobs. Resuming the finder as a whole resumes it for every volume.
     ///
     /// # Errors
     ///
@@ -116,7 +116,7 @@ impl Maintenance {
         self.registry.resume(selection)
     }
 
-    /// Begins a scrub, or lets one go on: see [`Store::begin_scrub`].
+    /// Begins a scrub, or resumes one: see [`Store::begin_scrub`].
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl Maintenance {
         self.registry.is_stopping()
     }
 
-    /// Ends the threads and waits for that: for the batch under way, at most one of each job.
+    /// Ends the threads and waits for that: for the batch in progress, at most one of each job.
     pub fn stop(&self) {
         self.registry.stop();
         let threads = {
@@ -147,7 +147,7 @@ impl Maintenance {
     }
 }
 
-/// Says that a thread has ended, even by a panic.
+/// Reports that a thread has ended, even by a panic.
 struct End<'a>(&'a JobRegistry, WorkerKind);
 
 impl Drop for End<'_> {

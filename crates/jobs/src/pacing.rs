@@ -1,13 +1,13 @@
 //! Which share of time background work may take, decided by the latency that guests see (P10).
 //!
-//! While guests are idle work takes all the time it wants. While they are busy its share, which has
-//! an upper bound, grows evenly with the time in which requests keep within the budget, and shrinks
-//! by a factor with each window in which they do not: additive increase, multiplicative decrease, as in networks, because several such
-//! loops that know nothing of each other still settle on fair shares. A floor keeps work going
-//! where the budget cannot be met at all.
+//! While guests are idle, work takes all the time it needs. While they are busy its share, which
+//! has an upper bound, grows linearly with the time in which requests keep within the budget, and
+//! shrinks by a factor with each window in which they do not: additive increase, multiplicative
+//! decrease, as in networks, because several independent loops of this kind still settle on fair
+//! shares. A floor keeps work going if the budget cannot be met at all.
 //!
-//! A window must span whole cycles of work and rest. Then the percentile is that of what guests
-//! see, and not of the moments in which they are disturbed most.
+//! A window must span whole cycles of work and rest. Then the percentile covers all of the guests'
+//! requests, and not only the moments in which they are disturbed most.
 //!
 //! There is no clock in here: windows come in, shares and rests go out.
 
@@ -18,12 +18,12 @@ use crate::limits::{
 use onefold_store::LatencyCounts;
 use std::time::Duration;
 
-/// What guests asked for in some time, and how long they waited for it.
+/// The guests' requests in some time, and their latencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) length: Duration,
     pub(crate) requests: u64,
-    /// What all but one in a hundred requests did not exceed.
+    /// The latency that 99 of 100 requests did not exceed.
     pub(crate) latency: Duration,
 }
 
@@ -90,8 +90,8 @@ impl Pacer {
         self.busy_share = share.clamp(self.floor, self.most);
     }
 
-    /// Learns only whether guests are busy, from a window in which no work was done: that they do
-    /// not wait for it then says nothing about a share.
+    /// Learns only whether guests are busy, from a window in which no work was done: their
+    /// latencies then tell nothing about a share.
     pub(crate) fn glance(&mut self, window: &Window) {
         self.guests_are_idle = window.is_idle();
     }
@@ -109,7 +109,7 @@ impl Pacer {
         }
     }
 
-    /// How long to rest after working for so long.
+    /// The rest after a batch of this duration.
     pub(crate) fn rest_after(&self, worked: Duration) -> Duration {
         let share = self.share();
         worked.mul_f64((1.0 - share) / share).min(REST_MAX)
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn the_share_settles_where_the_budget_is_just_kept() {
-        // Guests who wait longer the more time work takes, and exceed the budget beyond 0.2.
+        // Guests whose latency grows with the share of work, and exceeds the budget beyond 0.2.
         let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
         let mut shares = Vec::new();
         for _ in 0..1000 {

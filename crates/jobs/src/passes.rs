@@ -1,8 +1,8 @@
-//! Which volume is next: rounds over all of them, in turn, batch by batch.
+//! Which volume is next: passes over all of them, in turn, batch by batch.
 //!
-//! A round goes over one volume from its start to its end, in batches. A new one begins when the
-//! volume's interval has passed since the last one *began*. Volumes with a round under way, or due,
-//! take turns after every batch, so that a large one does not keep the others waiting.
+//! A pass scans one volume from its start to its end, in batches. A new one begins when the
+//! volume's interval has passed since the last one *began*. Volumes with a pass in progress, or
+//! due, take turns after every batch, so that a large one does not delay the others.
 //!
 //! There is no clock in here: the time comes with each call.
 
@@ -11,7 +11,7 @@ use onefold_store::Lba;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// The volumes, by what identifies them, and how far each is.
+/// The volumes, by their keys, and the progress of each.
 #[derive(Debug)]
 pub(crate) struct Passes<K> {
     turns: BTreeMap<K, Turn>,
@@ -22,9 +22,9 @@ pub(crate) struct Passes<K> {
 #[derive(Debug)]
 struct Turn {
     interval: Duration,
-    /// Where the next batch of the round under way begins.
+    /// The start of the next batch of the pass in progress.
     cursor: Option<Lba>,
-    /// When the last round began.
+    /// When the last pass began.
     began: Option<Instant>,
     /// Nothing happens before, because something failed.
     not_before: Option<Instant>,
@@ -96,7 +96,7 @@ impl<K: Copy + Ord> Passes<K> {
     }
 
     /// A batch of the volume is done; the next one begins at `cursor`, or there is none in this
-    /// round.
+    /// pass.
     pub(crate) fn advance(&mut self, key: K, cursor: Option<Lba>) {
         if let Some(turn) = self.turns.get_mut(&key) {
             turn.cursor = cursor;
@@ -126,7 +126,7 @@ impl<K: Copy + Ord> Passes<K> {
         }
     }
 
-    /// How long nobody who is `allowed` has anything to do, `most` at the most.
+    /// The time until one of the `allowed` has something to do, at most `most`.
     pub(crate) fn idle_time(
         &self,
         now: Instant,
@@ -214,7 +214,7 @@ mod tests {
             rounds.idle_time(at(start, 10), TEN, everyone),
             Duration::ZERO
         );
-        // A round that took longer than the interval is followed by the next one at once.
+        // A pass that took longer than the interval is followed by the next one at once.
         rounds.advance('a', None);
         assert_eq!(rounds.next(at(start, 30), everyone), Some(('a', Lba(0))));
     }
@@ -239,7 +239,7 @@ mod tests {
         rounds.set_volumes(['a', 'c'].map(|key| (key, TEN)));
         assert_eq!(rounds.next(now, everyone), Some(('a', Lba(5))));
         assert_eq!(rounds.next(now, everyone), Some(('c', Lba(0))));
-        // What is reported of a volume that is gone changes nothing.
+        // A report on a volume that is gone changes nothing.
         rounds.advance('b', Some(Lba(1)));
         rounds.fail('b', now);
         rounds.set_volumes([]);

@@ -28,7 +28,7 @@ impl Rate {
         self.roll(now);
     }
 
-    /// The rate now. What has done nothing for two windows has none.
+    /// The rate now. Without progress for two windows it is zero.
     pub(crate) fn bytes_per_second(&mut self, now: Instant) -> u64 {
         self.roll(now);
         self.bytes_per_second

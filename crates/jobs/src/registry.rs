@@ -1,7 +1,7 @@
-//! What the threads and their callers tell each other: wishes one way, results the other.
+//! Where the threads and their callers meet: requests one way, results the other.
 //!
-//! Invariant: a job works on a batch only between `begin_…` and the call that ends it, and a job
-//! that is paused does not begin. So whoever pauses can wait for the end of the batch under way, and
+//! Invariant: a job works on a batch only between `begin_…` and the call that ends it, and a paused
+//! job does not begin. So a caller that pauses can wait for the end of the batch in progress, and
 //! then knows that the job is at rest.
 
 use crate::job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
@@ -23,7 +23,7 @@ pub(crate) struct JobRegistry {
 
 struct State {
     is_stopping: bool,
-    /// The index names what the volumes' maps name; before, nothing can be shared.
+    /// The index matches the volumes' maps; before, nothing can be shared.
     is_index_ready: bool,
     finder: Worker,
     collector: Worker,
@@ -51,7 +51,7 @@ struct Worker {
     is_gone: bool,
 }
 
-/// What is said of the jobs of a thread that panicked.
+/// The message of the jobs of a thread that panicked.
 const GONE: &str =
     "it ended by a fault of onefold, which the daemon's log has; start the daemon anew";
 
@@ -61,13 +61,13 @@ struct VolumeJob {
     interval: Duration,
     is_paused: bool,
     job: Job,
-    /// Blocks that the index had no room for, in the round under way.
+    /// Blocks that the index had no room for, in the pass in progress.
     declined: u64,
-    /// The same in the last whole round; then this job counts as failed.
+    /// The same in the last whole pass; then this job counts as failed.
     left_out: u64,
 }
 
-/// What has become of a job so far.
+/// The state of a job so far.
 struct Job {
     /// There is more to be done at once.
     is_under_way: bool,
@@ -88,7 +88,7 @@ struct Rebuild {
     all_blocks: u64,
 }
 
-/// Tells volumes apart whatever their names: where one is in memory, for as long as it is held.
+/// Identifies a volume whatever its name: by its address in memory, while it is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct VolumeKey(usize);
 
@@ -156,7 +156,7 @@ impl Job {
     }
 }
 
-/// The threads, for what is the same in all.
+/// The threads, for state that all of them have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WorkerKind {
     Finder,
@@ -206,7 +206,7 @@ impl JobRegistry {
         self.state().is_stopping
     }
 
-    /// Waits for news, for so long at the most.
+    /// Waits for news, at most this long.
     pub(crate) fn wait(&self, time: Duration) {
         let state = self.state();
         if !state.is_stopping {
@@ -225,7 +225,7 @@ impl JobRegistry {
         self.change(|state| state.worker(worker).is_resting = is_resting);
     }
 
-    /// The thread has ended. Before it was told to, that is a failure of its jobs.
+    /// The thread has ended. Unless it was told to, that is a failure of its jobs.
     pub(crate) fn ended(&self, worker: WorkerKind) {
         self.change(|state| {
             let is_gone = !state.is_stopping;
@@ -236,13 +236,13 @@ impl JobRegistry {
         });
     }
 
-    /// Looks again which volumes there are. Those that are new get a job, those that are gone or
-    /// whose dedup was switched off lose theirs.
+    /// Reads the set of volumes again. New ones get a job; those that are gone, or whose dedup was
+    /// switched off, lose theirs.
     pub(crate) fn refresh(&self, store: &Store) {
         self.change(|state| state.refresh(store));
     }
 
-    /// The volumes that have a job, with the intervals between their rounds.
+    /// The volumes that have a job, with the intervals between their passes.
     pub(crate) fn volumes(&self) -> Vec<(VolumeKey, Duration)> {
         let state = self.state();
         let volumes = state.volumes.iter();
@@ -272,7 +272,7 @@ impl JobRegistry {
         self.end_find(key, |job| job.job.is_under_way = false);
     }
 
-    /// The finder has done a batch. Returns whether that ended a round in which the index had no
+    /// The finder has done a batch. Returns whether that ended a pass in which the index had no
     /// room for everything.
     pub(crate) fn found(&self, key: VolumeKey, report: &BatchReport) -> bool {
         self.end_find(key, |job| job.found(report)).unwrap_or(false)
@@ -361,7 +361,7 @@ impl JobRegistry {
         self.changed.notify_all();
     }
 
-    /// The scrub begins a step of the run under way, unless it may not.
+    /// The scrub begins a step of the run in progress, unless it may not.
     pub(crate) fn begin_scrub(&self, status: &ScrubStatus) -> bool {
         let mut state = self.state();
         let may = !state.is_stopping && state.is_index_ready && !state.scrub.is_paused;
@@ -402,7 +402,7 @@ impl JobRegistry {
         });
     }
 
-    /// The index is being read anew, and so far it has come.
+    /// The progress of the index's rebuild.
     pub(crate) fn rebuilding(&self, done_blocks: u64, all_blocks: u64, block_size: u32) {
         self.change(|state| {
             let rebuild = state.rebuild();
@@ -451,7 +451,7 @@ impl JobRegistry {
         })
     }
 
-    /// Whether the accounting may go on.
+    /// Whether the accounting may continue.
     pub(crate) fn may_account(&self) -> bool {
         self.state().may_account()
     }
@@ -472,7 +472,7 @@ impl JobRegistry {
         });
     }
 
-    /// Pauses jobs, and waits for the end of what they are at.
+    /// Pauses jobs, and waits for the end of their present batches.
     pub(crate) fn pause(&self, selection: &JobSelection) -> Result<(), SteerError> {
         self.change(|state| state.set_paused(selection, true))?;
         let mut state = self.state();
@@ -490,7 +490,7 @@ impl JobRegistry {
         })
     }
 
-    /// All jobs as they are now, in a pool that holds this much.
+    /// All jobs as they are now, in a pool with these counts.
     pub(crate) fn jobs(&self, stat: &PoolStat) -> Vec<JobStatus> {
         let mut state = self.state();
         let state = &mut *state;
@@ -541,7 +541,7 @@ impl State {
         self.collecting.is_in_batch = is_in_batch;
     }
 
-    /// The deletions: one line for all that go on, and one for each that failed.
+    /// The deletions: one line for all that are in progress, and one for each that failed.
     fn deletions(&mut self, stats: &[DeletionStat]) -> Vec<JobStatus> {
         let mut jobs = Vec::new();
         let (failed, others): (Vec<_>, Vec<_>) = stats.iter().partition(|it| it.failure.is_some());
@@ -623,7 +623,7 @@ impl State {
         }
         if matches!(selection, JobSelection::All | JobSelection::Finder) {
             self.finder.is_paused = is_paused;
-            // As a whole it goes on everywhere.
+            // Resuming the whole resumes each volume.
             let volumes = self.volumes.values_mut();
             volumes.for_each(|volume| volume.is_paused &= is_paused);
         }
@@ -726,7 +726,7 @@ mod tests {
     use onefold_store::{IndexKind, PoolStat, SpaceLevel, WhenFull};
     use std::thread;
 
-    /// What an empty pool holds.
+    /// The counts of an empty pool.
     fn nothing() -> PoolStat {
         PoolStat {
             block_size: 4096,

@@ -1,7 +1,7 @@
-//! The thread that scrubs: a step of the run that was asked for, a rest, the next. It also has a look
-//! at blocks that guests could not read, and once more at those that nobody could.
+//! The scrub's thread: a step of the requested run, a rest, and so on. It also checks blocks that
+//! guests could not read, and retries unreadable ones.
 //!
-//! A run is part of the pool, not of the thread: one that a stop cut short goes on by itself.
+//! A run belongs to the pool, not to the thread: an interrupted one is resumed automatically.
 
 use crate::foreground::Foreground;
 use crate::limits::{LOOK_AGAIN_INTERVAL, POLL_INTERVAL, SCRUB_SHARE_FLOOR, WINDOW};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs until the board says stop.
+/// Runs until the job registry stops it.
 pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budget: Duration) {
     let pacer = Pacer::new(latency_budget, SCRUB_SHARE_FLOOR);
     let mut foreground = Foreground::new(store, registry, WorkerKind::Scrub, pacer);
@@ -40,7 +40,7 @@ pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budge
         let status = store.scrub_status().ok();
         let under_way = status.filter(|status| status.left_blocks > 0);
         let Some(status) = under_way.filter(|status| registry.begin_scrub(status)) else {
-            // What was noted for the window may be outdated by the time that it goes on.
+            // Notes for the window may be outdated by the time it is resumed.
             scrub = Scrub::default();
             registry.wait(POLL_INTERVAL);
             foreground.was_idle();
@@ -70,9 +70,9 @@ pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budge
     }
 }
 
-/// Scrubs to the end of the run under way, for a process that has the pool to itself.
-/// `progress(done, all)` counts blocks of the pool, and can break the work off between steps.
-/// Returns whether it was.
+/// Scrubs to the end of the run in progress, for a process that has the pool to itself.
+/// `progress(done, all)` counts blocks of the pool, and can cancel between steps. Returns whether
+/// it did.
 ///
 /// # Errors
 ///
@@ -101,7 +101,7 @@ pub fn scrub_now(
 
 /// Keeps to a number of bytes a second. There is no clock in here.
 struct RateBound {
-    /// When what was read so far may have been read.
+    /// The time at which the rate allows the bytes read so far.
     due: Instant,
 }
 
@@ -110,8 +110,8 @@ impl RateBound {
         Self { due: now }
     }
 
-    /// How long to pause after reading so many bytes more. Of time that was not used, a tenth of a
-    /// second is made up for: what the reading itself takes.
+    /// The pause after reading this many bytes. Of unused time, a tenth of a second can be made up
+    /// for: the duration of the reading itself.
     fn pause_after(&mut self, bytes: u64, status: &ScrubStatus, now: Instant) -> Duration {
         if status.bytes_per_second == 0 {
             return Duration::ZERO;

@@ -1,7 +1,7 @@
 //! Making a pool smaller, step by step, until it is done or cannot be.
 //!
-//! What many entries share is copied for each of them, and that may need more room than there is. So a
-//! pool goes as far down as there is room for, then the copies become one, and so on.
+//! A block shared by many entries is copied for each of them, which may need more room than there
+//! is. So a pool shrinks as far as there is room, then the copies become one, and so on.
 
 use crate::dedup::dedup_now;
 use crate::limits::{BATCH_GAP, SHRINK_PAUSE, SHRINK_STEPS_MAX};
@@ -14,9 +14,9 @@ use std::thread;
 pub enum Shrunk {
     /// The pool has its new size.
     Done,
-    /// Somebody else has given the pool another size, or has it keep its own.
+    /// Another caller has given the pool another size, or cancelled.
     Cancelled,
-    /// It was broken off, and is to be gone on with.
+    /// It was interrupted, and is to be resumed.
     BrokenOff,
     /// The pool keeps its size. So many blocks beyond the new end could not be freed.
     Stuck(u64),
@@ -24,12 +24,12 @@ pub enum Shrunk {
 
 /// Makes the pool as small as that.
 ///
-/// `progress(done, all)` counts blocks, anew in each step, and can break it off.
+/// `progress(done, all)` counts blocks, from zero in each step, and can cancel.
 ///
 /// # Errors
 ///
-/// As [`Store::plan_shrink`]; `NoSpace` where guests have filled the pool, and `Io` where a block cannot
-/// be moved; `Busy` or `Damaged` where the index cannot be used. What was reached by then stays.
+/// As [`Store::plan_shrink`]; `NoSpace` if guests have filled the pool, and `Io` if a block cannot
+/// be moved; `Busy` or `Damaged` if the index cannot be used. Progress so far stays.
 pub fn shrink_to(
     store: &Store,
     size_bytes: u64,
@@ -52,10 +52,10 @@ pub fn shrink_to(
     }
 }
 
-/// Goes on with making the pool smaller, as far as is recorded. Where guests have filled it meanwhile,
-/// or some blocks stay in use whatever is done, the pool keeps its size.
+/// Continues to shrink the pool, as recorded. If guests have filled it meanwhile, or some blocks
+/// stay in use in spite of everything, the pool keeps its size.
 ///
-/// `progress(done, all)` counts blocks, anew in each step, and can break it off.
+/// `progress(done, all)` counts blocks, from zero in each step, and can cancel.
 ///
 /// # Errors
 ///
@@ -67,7 +67,7 @@ pub(crate) fn shrink_now(
 ) -> Result<Shrunk> {
     let (mut fewest, mut in_vain) = (u64::MAX, 0);
     let mut progress = |done, all| {
-        // Whoever else wants the job lock gets it.
+        // Other callers that want the job lock get it.
         thread::sleep(BATCH_GAP);
         progress(done, all)
     };
@@ -75,8 +75,8 @@ pub(crate) fn shrink_now(
         let report = match store.shrink_step(&mut progress) {
             Ok(report) => report,
             Err(error) => {
-                // Left as it is, the finder would rest for ever, which alone can repair a bad block. If
-                // this fails as well, the daemon tries all of it again.
+                // Otherwise the finder would rest for ever, and only the finder can repair a bad
+                // block. If this fails as well, the daemon retries all of it.
                 if keeps_its_size(&error) {
                     let _ = store.cancel_shrink();
                 }
@@ -89,7 +89,7 @@ pub(crate) fn shrink_now(
         if report.was_broken_off {
             return Ok(Shrunk::BrokenOff);
         }
-        // What is left after a step is being read or written just now, unless it stays.
+        // Blocks left after a step are being read or written at the moment, unless they stay.
         in_vain = match report.left_blocks < fewest {
             true => 0,
             false => in_vain + 1,

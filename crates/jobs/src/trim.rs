@@ -29,7 +29,7 @@ pub fn trim_now(
     Ok(ControlFlow::Continue(()))
 }
 
-/// Returns once everything is free that was released before, unless somebody reads it for half a
+/// Returns once everything is free that was released before, unless a read of it lasts for half a
 /// minute.
 pub(crate) fn wait_until_free(store: &Store) -> Result<()> {
     let released = store.commit_released()?;

@@ -6,8 +6,9 @@
 //! Invariants:
 //! - Bytes lent plus bytes kept for reuse never exceed the pool's limit.
 //! - A [`Share`] never holds more than its maximum, so one client cannot take the whole pool.
-//! - Nobody waits for a buffer. Who gets none works through the memory of its connection, piece
-//!   by piece: slower, but no client can starve another, and there is nothing to deadlock on.
+//! - A buffer is never waited for. A caller that gets none works through the memory of its
+//!   connection, piece by piece: slower, but no client can starve another, and there is nothing to
+//!   deadlock on.
 //!
 //! Memory comes from anonymous maps, not from the allocator: it is aligned, and it really goes back
 //! to the system instead of staying in an arena.
@@ -21,8 +22,8 @@ use std::sync::Arc;
 /// Alignment of all buffers, in bytes: the granularity of direct I/O, and the least page size.
 pub(crate) const ALIGNMENT: usize = 4096;
 
-/// The processor's large page. A device that is given one does with a few large pieces what takes it
-/// hundreds of small ones otherwise: direct reads of 1 MiB were three times as fast.
+/// The processor's large page. It lets a device handle a few large pieces instead of hundreds of
+/// small ones: direct reads of 1 MiB were three times as fast.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Memory of fixed size, aligned to [`ALIGNMENT`]; in large pages where it consists of such.
@@ -40,7 +41,7 @@ impl AlignedBuffer {
             let map = MmapMut::map_anon(len.max(1))?;
             return Ok(Self { map, start: 0, len });
         }
-        // What is mapped beyond the aligned part is never touched, so it takes addresses only.
+        // Memory mapped beyond the aligned part is never touched, so it takes addresses only.
         let map = MmapMut::map_anon(len + HUGE_PAGE_BYTES)?;
         let start = map.as_ptr().addr().wrapping_neg() % HUGE_PAGE_BYTES;
         // A wish: where the system has no large pages, small ones do.

@@ -1,7 +1,7 @@
 //! A client: one request at a time on each connection.
 //!
 //! The fixed newstyle handshake with GO, simple replies, and the requests that change or read data:
-//! as much as a load or a test needs.
+//! enough for a load or a test.
 
 use std::fmt;
 use std::io::{self, BufReader, Read, Write};
@@ -15,7 +15,7 @@ use super::wire::{self, command, handshake_flag, info, option, option_reply, tra
 /// NBD's port.
 const PORT: u16 = 10809;
 
-/// What a server takes that does not say otherwise, as the specification has it.
+/// The request size that a server accepts by default, per the specification.
 const REQUEST_BYTES: (u32, u32) = (1, 32 << 20);
 
 /// The longest answer to an option that is read; the specification has strings of 4096 bytes at most.
@@ -111,12 +111,12 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// What a server says of an export.
+/// A server's description of an export.
 #[derive(Debug, Clone, Copy, Default)]
 struct Export {
     bytes: u64,
     flags: u16,
-    /// Sizes of requests, least and most, if it says any.
+    /// Sizes of requests, least and most, if the server gives any.
     request_bytes: Option<(u32, u32)>,
 }
 
@@ -176,7 +176,7 @@ impl Client {
         }
         let flags = handshake_flag::FIXED_NEWSTYLE | flags & handshake_flag::NO_ZEROES;
         self.output.write_all(&u32::from(flags).to_be_bytes())?;
-        // The name with its length, and one piece of information asked for: sizes of requests.
+        // The name with its length, and a request for one piece of information: sizes of requests.
         let name = wire_string(export)?;
         let asked = [1_u16.to_be_bytes(), info::BLOCK_SIZE.to_be_bytes()].concat();
         let data = [name, asked].concat();
@@ -296,7 +296,7 @@ impl Client {
         self.export.request_bytes.unwrap_or(REQUEST_BYTES)
     }
 
-    /// Fills all of `bytes` with what is at `at`.
+    /// Fills all of `bytes` with the data at `at`.
     ///
     /// # Errors
     ///
@@ -324,7 +324,7 @@ impl Client {
         self.call(command::WRITE_ZEROES, flags, at, len, &[])
     }
 
-    /// Says that so many bytes are no longer needed.
+    /// Tells the server that this many bytes are no longer needed.
     ///
     /// # Errors
     ///
@@ -333,7 +333,7 @@ impl Client {
         self.call(command::TRIM, 0, at, len, &[])
     }
 
-    /// Makes durable what was answered on any connection, if the server knows how.
+    /// Makes answered requests durable, on any connection, if the server supports it.
     ///
     /// # Errors
     ///
@@ -347,7 +347,7 @@ impl Client {
 }
 
 impl Drop for Client {
-    /// So that the server does not take it for a client that was lost.
+    /// So that the server does not log a lost client.
     fn drop(&mut self) {
         let _ = self.call(command::DISC, 0, 0, 0, &[]);
     }

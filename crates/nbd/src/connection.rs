@@ -1,14 +1,14 @@
 //! One client's connection after the handshake: the thread that reads its requests.
 //!
-//! A request is first tried right here, without waiting; the replies of all requests that came
-//! with one read go out with one write. What would wait goes to the workers, and later requests
-//! overtake it. Where no buffer, worker or budget is to be had, this thread does the waiting itself
-//! and thereby stops reading: a client can overload nobody but itself.
+//! A request is first tried right here, without blocking; the replies of all requests that came
+//! with one read go out with one write. A request that would block goes to the workers, and later
+//! requests overtake it. If no buffer, worker or budget is available, this thread blocks itself and
+//! thereby stops reading: a client can overload only itself.
 //!
 //! Invariants:
-//! - No reply is held back while this thread waits: it sends the batch before it waits for input,
+//! - No reply is held back while this thread blocks: it sends the batch before it waits for input,
 //!   for the disk, or for a large payload.
-//! - When [`serve`] returns, no request of this client is under way and its export is dropped.
+//! - When [`serve`] returns, no request of this client is in flight and its export is dropped.
 
 use crate::buffer::{BufferPool, Share};
 use crate::execution::{
@@ -35,16 +35,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// What all connections of a server share.
+/// State that all connections of a server share.
 pub(crate) struct Resources {
     pub(crate) pool: Arc<BufferPool>,
     pub(crate) workers: Arc<WorkerPool<QueuedRequest>>,
     pub(crate) parking: Arc<Parking<QueuedRequest>>,
-    /// How much of the pool one connection may hold.
+    /// The part of the pool that one connection may hold.
     pub(crate) share_bytes: usize,
     /// Lines about clients that are not served.
     pub(crate) refusals: LogLimit,
-    /// Who attached and detached: a line each, unless somebody does nothing else.
+    /// Logs clients that attach and detach: a line each, unless a client does it in a loop.
     pub(crate) attachments: LogLimit,
     /// Lines about requests that failed.
     pub(crate) failures: Arc<LogLimit>,
@@ -55,7 +55,7 @@ pub(crate) struct Resources {
 pub(crate) enum ConnectionError {
     #[error("the connection failed: {0}")]
     Io(io::Error),
-    /// What was asked before is still answered.
+    /// Earlier requests are still answered.
     #[error("the stream ended in the middle of a request")]
     CutShort,
     #[error("{0}")]
@@ -134,10 +134,10 @@ struct Connection<'a> {
     export: Arc<dyn Export>,
     input: Input,
     batch: Batch,
-    /// The request that this thread is about, once it has come whole.
+    /// The request that this thread is processing, once it has arrived whole.
     current: Option<Received>,
-    /// The requests whose replies are in the batch. They are counted when it is sent, so that one
-    /// look at the clock does for all.
+    /// The requests whose replies are in the batch. They are counted when it is sent, so one
+    /// reading of the clock serves all.
     answered: Vec<Answered>,
     share: Arc<Share>,
     resources: &'a Resources,
@@ -210,7 +210,7 @@ impl Connection<'_> {
         Ok(Some(request))
     }
 
-    /// Notes that a request has come whole.
+    /// Notes that a request has arrived whole.
     fn begin(&mut self, request: &Request, at: Instant) {
         self.current = Some(Received::new(request, at));
     }
@@ -380,7 +380,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Sends every piece as a chunk, so that a failure can be told at any point.
+    /// Sends every piece as a chunk, so that a failure can be reported at any point.
     fn read_to_chunks(&mut self, cookie: u64, range: Range<u64>) -> Result<(), ConnectionError> {
         let mut offset = range.start;
         while offset < range.end {
@@ -402,7 +402,7 @@ impl Connection<'_> {
     }
 
     /// Sends the header for everything with the first piece. If a later one fails, only the end of
-    /// the connection can tell the client. Nobody else may send before the last piece is out.
+    /// the connection can tell the client. No other thread may send before the last piece is out.
     fn read_to_one_reply(&mut self, cookie: u64, range: Range<u64>) -> Result<(), ConnectionError> {
         let reply_bytes = (range.end - range.start) as usize;
         let mut offset = range.start;
@@ -508,7 +508,7 @@ impl Connection<'_> {
         done: Result<(), AttemptError>,
     ) -> Result<(), ConnectionError> {
         match done {
-            // The data is where it belongs; what is left to do is a flush.
+            // The data is in place; only a flush is left.
             Ok(()) if fua => self.control(cookie, Control::Flush),
             done => self.reply_plainly(cookie, done),
         }
@@ -544,7 +544,8 @@ impl Connection<'_> {
         self.reply_to_write(cookie, fua, done)
     }
 
-    /// A large write without a large buffer. After a piece has failed, the rest is read over.
+    /// A large write without a large buffer. After a piece has failed, the rest is read and
+    /// discarded.
     fn write_piecewise(&mut self, request: &Request, fua: bool) -> Result<(), ConnectionError> {
         self.send_batch()?;
         let Request { cookie, offset, .. } = *request;
@@ -576,7 +577,7 @@ impl Connection<'_> {
         self.reply_to_write(cookie, fua, Ok(()))
     }
 
-    /// Fills `buffer` with payload: what is at hand is copied, the rest goes there directly.
+    /// Fills `buffer` with payload: bytes in the input are copied, the rest is read there directly.
     fn receive_to(&mut self, buffer: &mut [u8]) -> Result<(), ConnectionError> {
         self.send_batch()?;
         let moved = self.input.move_to(buffer);
@@ -739,8 +740,8 @@ fn has_large_payload(request: &Request) -> bool {
     request.command == command::WRITE && request.len as usize > SMALL_PAYLOAD_BYTES
 }
 
-/// How far to go from `offset` with the connection's own memory: to a boundary of device blocks,
-/// so that going on from there does not take the same block twice.
+/// The end of the next step from `offset` with the connection's own memory: a boundary of device
+/// blocks, so that the following step does not touch the same block twice.
 fn piece_bytes(offset: u64, end: u64) -> usize {
     let piece = SMALL_PAYLOAD_BYTES as u64;
     ((end - offset).min(piece - offset % piece)) as usize

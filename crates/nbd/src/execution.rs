@@ -1,4 +1,4 @@
-//! Doing what requests ask of an export, on whichever thread, with every way it can end.
+//! Executing requests on an export, on any thread, with every possible end.
 
 use crate::buffer::PoolBuffer;
 use crate::export::{Change, ChangedExtent, Changes, Export, ExportError, Extent, Failure};
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-/// What the threads that serve a connection have in common.
+/// State that the threads that serve a connection share.
 pub(crate) struct ConnectionState {
     pub(crate) id: u64,
     /// The export's name.
@@ -50,14 +50,14 @@ pub(crate) enum AttemptError {
     WouldBlock,
     /// It has to be repeated until there is space.
     WaitForSpace,
-    /// The client is told this.
+    /// The client's errno.
     Failed(Errno),
     /// The export's state may be anything now: this connection is not continued.
     Panicked,
 }
 
 impl ConnectionState {
-    /// Calls the export, and reports what goes wrong in a way that is of use to who reads the log.
+    /// Calls the export, and logs failures in a way that helps the reader of the log.
     pub(crate) fn attempt<T>(
         &self,
         what: &str,
@@ -165,7 +165,7 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("(no text)")
 }
 
-/// Does as much of a request as can be done without waiting; returns what is left to do.
+/// Does as much of a request as possible without blocking; returns the rest.
 pub(crate) fn control_without_waiting(
     export: &dyn Export,
     control: Control,
@@ -256,8 +256,8 @@ pub(crate) fn block_status(
     Ok(reply)
 }
 
-/// States with their lengths as a chunk carries them: what is alike together, and no more than was
-/// asked for.
+/// States with their lengths as a chunk carries them: equal neighbours are joined, and the end is
+/// the requested one.
 fn descriptors(
     mut left: u64,
     descriptors_max: usize,
@@ -294,8 +294,8 @@ fn descriptors(
     Ok(descriptors)
 }
 
-/// A request that has to wait, on its way to a worker. It holds an export of its own so that the
-/// last one is gone before the connection counts the request as delivered.
+/// A request that has to block, on its way to a worker. It holds its own reference to the export so
+/// that the last one is gone before the connection counts the request as delivered.
 pub(crate) struct QueuedRequest {
     pub(crate) shared: Arc<ConnectionState>,
     pub(crate) export: Arc<dyn Export>,
@@ -306,7 +306,7 @@ pub(crate) struct QueuedRequest {
     pub(crate) waiting: Option<Waiting<QueuedRequest>>,
 }
 
-/// What is left to do of a request.
+/// The rest of a request.
 pub(crate) enum Work {
     Read {
         offset: u64,
@@ -392,7 +392,7 @@ struct Executed {
     outcome: Outcome,
 }
 
-/// Executes a request where waiting is allowed. What has to wait for space comes back.
+/// Executes a request where blocking is allowed. A request that has to wait for space is returned.
 fn execute(
     shared: &ConnectionState,
     export: &dyn Export,
@@ -462,7 +462,7 @@ fn execute(
 }
 
 impl AttemptError {
-    /// What the client is told. An export that would wait where it may has a defect.
+    /// The client's errno. An export that would block where it may has a defect.
     pub(crate) fn errno(self) -> Errno {
         match self {
             AttemptError::Failed(errno) => errno,

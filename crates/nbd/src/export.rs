@@ -1,7 +1,7 @@
-//! What a block protocol needs of a block device, and of whoever owns the devices.
+//! The requirements of a block protocol on a block device, and on the owner of the devices.
 //!
 //! [`Export`] is one device as one client sees it; [`Exports`] is the daemon's side: it knows the
-//! names and decides who may attach to what. The protocol code knows nothing else of the store.
+//! names and decides who may attach to what. The protocol code uses nothing else of the store.
 
 use onefold_store::Blocking;
 pub use onefold_store::{Change, ChangedExtent, Extent};
@@ -14,15 +14,15 @@ use std::sync::Arc;
 /// A block device that a front end serves.
 ///
 /// The server checks bounds, read-only exports and protocol flags before it calls, so `offset` and
-/// `len` always lie within the size that [`Export::size_bytes`] gave when the client attached.
+/// `len` are always within the size that [`Export::size_bytes`] returned when the client attached.
 /// Any byte range is allowed. Calls come from many threads at once.
 ///
 /// Every call with [`Blocking::No`] is made on the thread that reads the client's socket: it answers
 /// from memory, or returns [`ExportError::WouldBlock`] having changed nothing, and is then repeated
 /// with [`Blocking::Yes`] on a thread that may wait.
 pub trait Export: Send + Sync {
-    /// Size in bytes. It may grow while clients are attached: each goes on with the size that it was
-    /// told when it attached. It shrinks only while none is.
+    /// Size in bytes. It may grow while clients are attached: each keeps the size that it was told
+    /// when it attached. It shrinks only while none is.
     fn size_bytes(&self) -> u64;
 
     /// The request size in bytes, a power of two from 512 to 32 MiB, from which on requests are
@@ -34,8 +34,8 @@ pub trait Export: Send + Sync {
         false
     }
 
-    /// Whether the export has work of its own under way that runs only where no thread wants the
-    /// processor. The server then does not keep one just to look for requests.
+    /// Whether the export is running background work that only gets idle processors. The server
+    /// then does not keep a processor busy polling for requests.
     fn uses_idle_processors(&self) -> bool {
         false
     }
@@ -45,14 +45,14 @@ pub trait Export: Send + Sync {
     fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<(), ExportError>;
 
     /// Writes all of `data`. With [`Blocking::Yes`] it begins at a memory address that is congruent
-    /// to 0 modulo 4096; with [`Blocking::No`] it may lie anywhere.
+    /// to 0 modulo 4096; with [`Blocking::No`] it may begin anywhere.
     fn write(&self, offset: u64, data: &[u8], blocking: Blocking) -> Result<(), ExportError>;
 
     /// Returns when every write that was answered before the call, on any connection, is durable.
     /// Always called where waiting is allowed.
     fn flush(&self) -> Result<(), ExportError>;
 
-    /// Says that the content of the range is no longer needed.
+    /// The content of the range is no longer needed.
     fn trim(&self, range: Range<u64>, blocking: Blocking) -> Result<(), ExportError>;
 
     /// Makes the range read as zeros.
@@ -72,16 +72,16 @@ pub trait Export: Send + Sync {
         blocking: Blocking,
     ) -> Result<Vec<Extent>, ExportError>;
 
-    /// Brings the range into memory: a hint. Always called where waiting is allowed. What has to be
-    /// read to somewhere is read to `scratch`, which is at least 4096 bytes and begins on a 4096-byte
-    /// boundary of memory, so that a request has no more memory than it was given.
+    /// Brings the range into memory: a hint. Always called where blocking is allowed. `scratch`
+    /// receives data that has to be read somewhere; it is at least 4096 bytes and begins on a
+    /// 4096-byte boundary of memory, so that a request takes no more memory than it was given.
     fn prefetch(&self, range: Range<u64>, scratch: &mut [u8]) -> Result<(), ExportError>;
 }
 
-/// What is different in an export from a snapshot of it.
+/// The differences between an export and a snapshot of it.
 pub trait Changes: Send + Sync {
-    /// What happened to the range, from its start, as [`Export::extents`] tells it. What is told to
-    /// be the same is the same; the rest may be.
+    /// The state of the range, from its start, as [`Export::extents`] returns it. Parts reported as
+    /// equal are equal; the others may be.
     fn extents(
         &self,
         range: Range<u64>,
@@ -90,7 +90,7 @@ pub trait Changes: Send + Sync {
     ) -> Result<Vec<ChangedExtent>, ExportError>;
 }
 
-/// What a client asked of a write of zeros.
+/// A client's options for a write of zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ZeroOptions {
     /// Fail with [`Failure::Unsupported`] rather than write the zeros out.
@@ -99,7 +99,7 @@ pub struct ZeroOptions {
     pub keep_allocated: bool,
 }
 
-/// Why an [`Export`] did not do what it was asked.
+/// Why an [`Export`] did not carry out a request.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// Only with [`Blocking::No`]: nothing was changed, ask again with [`Blocking::Yes`].
@@ -109,17 +109,17 @@ pub enum ExportError {
     /// of it may have been done. Only from calls that change data, with [`Blocking::Yes`].
     #[error("{0}")]
     WaitForSpace(Box<dyn Error + Send + Sync>),
-    /// It failed; the source says where, and what can be done.
+    /// It failed; the source gives the place and a remedy.
     #[error("{source}")]
     Failed {
-        /// What the client is told.
+        /// The client's errno.
         failure: Failure,
-        /// What the log is told.
+        /// The log's message.
         source: Box<dyn Error + Send + Sync>,
     },
 }
 
-/// What kind of failure a client is told of.
+/// The kind of failure that a client is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     /// The device or its metadata failed.
@@ -136,14 +136,13 @@ pub enum Failure {
     Gone,
 }
 
-/// The daemon's side of a server: which exports there are, and who may attach.
+/// The daemon's side of a server: the exports, and who may attach.
 pub trait Exports: Send + Sync {
-    /// Names in the order in which a client that asks for the list is to see them: those that follow
-    /// `after`, or the first ones, and at most `names_max` of them. An `after` that has gone by now
-    /// still has its place in the order.
+    /// Names in the order of a client's list: those that follow `after`, or the first ones, and at
+    /// most `names_max` of them. An `after` that has gone by now still has its place in the order.
     fn names(&self, after: Option<&str>, names_max: usize) -> Vec<String>;
 
-    /// What a client may know of an export before it attaches.
+    /// The properties of an export that a client may know before it attaches.
     fn describe(&self, name: &str) -> Result<ExportSummary, AttachError>;
 
     /// How many exports there are of which each has a place kept for its first client.
@@ -166,16 +165,16 @@ pub trait Exports: Send + Sync {
     ///
     /// The server drops the returned values when the client has gone and its last request has
     /// ended, so a wrapper whose `Drop` counts down counts attached clients exactly. The client is
-    /// already in [`crate::Server::clients`] under this name when this is called: whoever first
-    /// makes this refuse and then calls [`crate::Server::disconnect`] misses nobody.
+    /// already in [`crate::Server::clients`] under this name when this is called: a caller that
+    /// first makes this refuse and then calls [`crate::Server::disconnect`] misses no client.
     fn attach(&self, name: &str, since: &[String], peer: &Peer) -> Result<Attached, AttachError>;
 }
 
-/// What a client is attached to.
+/// The export that a client is attached to.
 pub struct Attached {
     /// The export.
     pub export: Arc<dyn Export>,
-    /// What is different in it from each of the snapshots named, in their order.
+    /// The differences from each of the named snapshots, in their order.
     pub changes: Vec<Arc<dyn Changes>>,
 }
 
@@ -189,7 +188,7 @@ impl Attached {
     }
 }
 
-/// What a client may know of an export before it attaches.
+/// The properties of an export that a client may know before it attaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExportSummary {
     /// As [`Export::size_bytes`].
@@ -225,7 +224,7 @@ pub enum AttachError {
     ShuttingDown,
 }
 
-/// Who is at the other end of a connection.
+/// The other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
     /// A process on this machine, as the kernel recorded it when it connected.
@@ -239,7 +238,7 @@ pub enum Peer {
     },
     /// A TCP client.
     Tcp(SocketAddr),
-    /// The kernel would not say.
+    /// The kernel would not tell.
     Unknown,
 }
 

@@ -1,12 +1,12 @@
 //! The handshake: from the greeting to an attached export.
 //!
-//! Runs over any stream, so that tests and fuzzers need no sockets. It reads exactly what belongs
-//! to the handshake: the byte after it is the first of a request.
+//! Runs over any stream, so that tests and fuzzers need no sockets. It reads exactly the bytes of
+//! the handshake: the byte after it is the first of a request.
 //!
 //! Invariants:
 //! - Memory is bounded by `OPTION_BYTES_MAX` and `CONTEXTS_LISTED_MAX`, and work by these and
-//!   `LIST_NAMES_MAX`, whatever a client says and however many exports and snapshots there are.
-//! - [`Exports::attach`] is called at most once, as the last thing that can fail but for sending.
+//!   `LIST_NAMES_MAX`, whatever a client sends and however many exports and snapshots there are.
+//! - [`Exports::attach`] is called at most once, as the last step that can fail except for sending.
 
 use crate::export::{AttachError, Attached, ExportSummary, Exports, Peer};
 use crate::limits::{
@@ -20,17 +20,17 @@ use crate::wire::{
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 
-/// What a handshake has led to.
+/// The result of a handshake.
 pub struct Session {
     /// The name that the client chose.
     pub name: String,
     /// The export, attached, with the snapshots that it is to be compared with.
     pub attached: Attached,
-    /// What was agreed.
+    /// The agreed terms.
     pub terms: Terms,
 }
 
-/// What client and server have agreed on: all that judging a request needs.
+/// The terms of client and server: everything needed to judge a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
     /// Size of the export in bytes.
@@ -61,7 +61,7 @@ pub enum HandshakeError {
     /// The client does not speak NBD.
     #[error("an option begins with {0:#018x} instead of NBD's magic number")]
     NotAnOption(u64),
-    /// The client wants something of the handshake that this server has never heard of.
+    /// The client asks for something in the handshake that this server does not know.
     #[error("unknown client flags {0:#x}")]
     UnknownClientFlags(u32),
     /// The client announced more data than any option has.
@@ -75,7 +75,7 @@ pub enum HandshakeError {
     /// The old way to choose an export has no answer for failure but to close the connection.
     #[error("cannot attach to export {name:?}: {reason}")]
     NotAttached {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// Why.
         reason: AttachError,
@@ -85,7 +85,7 @@ pub enum HandshakeError {
 /// Runs the handshake on the server's side. `None`: the client took its leave.
 ///
 /// # Errors
-/// See [`HandshakeError`]; whichever it is, the connection can only be closed.
+/// See [`HandshakeError`]; in each case the connection can only be closed.
 pub fn negotiate<S: Read + Write>(
     stream: &mut S,
     exports: &dyn Exports,
@@ -170,10 +170,10 @@ fn read_u32<S: Read>(stream: &mut S) -> io::Result<u32> {
     Ok(Fields(&bytes).u32().unwrap_or_default())
 }
 
-/// What follows the answer to an option.
+/// The step after the answer to an option.
 enum Next {
     Option,
-    /// More names, once those so far are sent.
+    /// More names, once the present ones are sent.
     List {
         after: String,
         names_left: usize,
@@ -199,7 +199,7 @@ struct Contexts {
     /// The export for which; they hold for no other.
     export: String,
     base_allocation: bool,
-    /// Names of snapshots, in the order of the numbers that their contexts have.
+    /// Names of snapshots, in the order of their contexts' numbers.
     since: Vec<String>,
 }
 
@@ -298,7 +298,7 @@ impl Handshake<'_> {
         }
     }
 
-    /// Sends size and block sizes whether asked for or not: clients skip what they do not know.
+    /// Sends size and block sizes whether requested or not: clients skip unknown information.
     fn describe(&mut self, number: u32, name: &str, summary: &ExportSummary, wants_name: bool) {
         let flags = self.transmission_flags(summary);
         let export = wire::info_export(summary.size_bytes, flags);
@@ -342,7 +342,7 @@ impl Handshake<'_> {
         if selects {
             name.clone_into(&mut self.contexts.export);
         }
-        // A list takes in whole families of names; only what is named can be selected.
+        // A list includes whole families of names; only named contexts can be selected.
         let is_named = |text: &str| queries.contains(&text.as_bytes());
         let is_listed = queries.is_empty() || is_named("base:");
         if is_named(BASE_ALLOCATION) || !selects && is_listed {
@@ -372,7 +372,7 @@ impl Handshake<'_> {
         Next::Option
     }
 
-    /// The snapshots of an export that queries name, in order.
+    /// The snapshots of an export that the queries name, in order.
     fn named_snapshots(&self, name: &str, queries: &[&[u8]]) -> Vec<String> {
         let queries = queries.iter().filter_map(|it| std::str::from_utf8(it).ok());
         let named: BTreeSet<&str> = queries
@@ -448,7 +448,7 @@ fn export_name_of(bytes: &[u8]) -> Option<&str> {
         .filter(|name| name.len() <= NAME_BYTES_MAX)
 }
 
-/// The export's name, and whether the client wants to hear its name.
+/// The export's name, and whether the client wants it repeated.
 fn parse_info(data: &[u8]) -> Option<(&[u8], bool)> {
     let mut fields = Fields(data);
     let name = fields.string()?;

@@ -1,4 +1,4 @@
-//! What a client has sent and the connection has not yet taken in.
+//! Bytes that a client has sent and the connection has not yet consumed.
 
 use crate::buffer::AlignedBuffer;
 use crate::limits::{INPUT_BYTES, INPUT_POLL_FAILURES_MAX, INPUT_POLL_TIME};
@@ -7,12 +7,12 @@ use crate::wire::REQUEST_BYTES;
 use std::io;
 use std::time::Instant;
 
-/// After a large payload, the next one is expected to follow a single header: reading not much more
+/// After a large payload, the next one is expected to follow a single header: reading little more
 /// than that leaves its bytes for the memory where they belong, instead of copying them there.
 const READ_AHEAD_OF_LARGE_PAYLOAD: usize = 8 * REQUEST_BYTES;
 
-/// Fewer bytes than this are moved to the front of the buffer whenever more are to be read, so that
-/// the read has the whole buffer for its room.
+/// If fewer bytes than this are left, they are moved to the front of the buffer before the next
+/// read, so that it has the whole buffer.
 const CHEAP_TO_MOVE_BYTES: usize = 4096;
 
 /// The connection's input buffer. One system call fetches as much as is there, so that a deep queue
@@ -62,7 +62,7 @@ impl Input {
         }
     }
 
-    /// Says whether the request at hand has a payload that does not pass through this buffer.
+    /// Records whether the current request has a payload that bypasses this buffer.
     pub(crate) fn expect_large_payload(&mut self, yes: bool) {
         self.expects_large_payload = yes;
     }
@@ -109,8 +109,7 @@ impl Input {
     }
 }
 
-/// Whether to look for input before sleeping until it comes: only for clients for which that has
-/// turned out well lately.
+/// Whether to poll for input before sleeping: only for clients for which that has worked lately.
 #[derive(Debug, Default)]
 struct Patience {
     /// Vain looks in a row.

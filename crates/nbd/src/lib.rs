@@ -1,18 +1,19 @@
-//! Block protocols for volumes: an NBD server, and what such servers need of a block device.
+//! Block protocols for volumes: an NBD server, and the interface of the block devices that it
+//! serves.
 //!
 //! A daemon implements [`Exports`], binds [`Listener`]s and starts a [`Server`]; volumes of the
 //! store are [`Export`]s already. Threads, no async: a request that can be answered from memory is
 //! answered on the thread that reads it from the socket.
 //!
-//! | module | what it is for, in reading order |
+//! | module | purpose, in reading order |
 //! | --- | --- |
 //! | `export` | the traits: a block device, and the daemon that owns them |
 //! | `volume` | a volume of the store as an export |
 //! | `server` | accepting connections, shutdown |
 //! | `listener` | unix sockets, TCP, socket activation |
 //! | `unix_socket` | a name with its permissions, on a full file system too |
-//! | `registry` | who is connected; cutting clients off |
-//! | `statistics` | what clients ask for, counted |
+//! | `registry` | connected clients; cutting clients off |
+//! | `statistics` | counts of clients' requests |
 //! | `socket` | system calls on a connected socket |
 //! | [`wire`] | the protocol as bytes |
 //! | [`handshake`] | from the greeting to an attached export |
@@ -20,11 +21,11 @@
 //! | `connection` | the thread of a connection: reads requests and tries them at once |
 //! | `execution` | doing a request, here or on a worker |
 //! | `input`, `reply` | bytes on their way in and out |
-//! | `send_queue` | who sends on a socket, and when |
+//! | `send_queue` | turns of the threads that send on a socket |
 //! | [`client`] | the other end, for loads and tests |
-//! | `buffer`, `workers` | what connections share: memory and threads that may wait |
+//! | `buffer`, `workers` | shared by connections: memory and threads that may block |
 //! | `parking` | where requests wait for space, without a thread |
-//! | `log_limit` | what clients can make the log say |
+//! | `log_limit` | a limit on log lines that clients can cause |
 //! | `limits` | every bound, with its reason |
 
 mod buffer;

@@ -1,6 +1,6 @@
 //! Where clients connect: unix sockets, TCP, and sockets handed down by systemd.
 //!
-//! How unix sockets come to their names and permissions is in [`crate::unix_socket`].
+//! [`crate::unix_socket`] gives unix sockets their names and permissions.
 
 use crate::socket::Socket;
 use crate::unix_socket::{SocketName, lacks_space, listen_unix};
@@ -53,12 +53,12 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-/// Who may connect.
+/// Access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// Permission bits of a unix socket, such as 0o660; who may write to it may connect.
+    /// Permission bits of a unix socket, such as 0o660; write permission allows to connect.
     pub unix_mode: u32,
-    /// The group id that a unix socket is given; otherwise it has that of the process.
+    /// The group id of a unix socket; by default that of the process.
     pub unix_group: Option<u32>,
     /// Allow TCP addresses that other machines can reach. Nothing protects such a connection.
     pub insecure_listen: bool,
@@ -77,7 +77,7 @@ impl Default for ListenOptions {
 /// Why an address cannot be listened at. Nothing has been changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody accepts connections there.
+    /// Another process accepts connections there.
     #[error("{0}: another server is listening there; stop it first, or choose another address")]
     InUse(ListenAddress),
     /// There is a file of that name that is not a socket.
@@ -91,7 +91,7 @@ pub enum ListenError {
     NotLoopback {
         /// As given.
         address: ListenAddress,
-        /// What it stands for.
+        /// The address.
         resolved: SocketAddr,
     },
     /// The system refused.
@@ -116,7 +116,7 @@ impl ListenError {
 pub struct Listener {
     socket: ListenSocket,
     address: ListenAddress,
-    /// That of a unix socket that we made.
+    /// The name of a unix socket that we made.
     _name: Option<SocketName>,
 }
 
@@ -130,7 +130,7 @@ impl Listener {
     /// Begins to listen.
     ///
     /// # Errors
-    /// See [`ListenError`]. A unix socket that nobody accepts on is no error, it is replaced.
+    /// See [`ListenError`]. A stale unix socket is not an error, it is replaced.
     pub fn bind(address: &ListenAddress, options: &ListenOptions) -> Result<Self, ListenError> {
         match address {
             ListenAddress::Unix(path) => Self::bind_unix(address, path, options),
@@ -188,9 +188,9 @@ impl Listener {
         Self::new(ListenSocket::Tcp(listener), bound, None).map_err(failed)
     }
 
-    /// The sockets that this process was started with by systemd or in its way: `LISTEN_FDS` of
-    /// them from descriptor 3 on, meant for the process `LISTEN_PID`. None if it was started
-    /// otherwise. Whether others can reach them is in the hands of who made them.
+    /// The sockets that systemd, or a compatible service manager, passed to this process:
+    /// `LISTEN_FDS` of them from descriptor 3 on, meant for the process `LISTEN_PID`. None if it
+    /// was started otherwise. Their creator decides whether others can reach them.
     ///
     /// To be called once, before threads are started: it takes these variables out of the
     /// environment.

@@ -1,4 +1,4 @@
-//! How often the log is told of what clients can bring about at will.
+//! The interval of log lines about events that clients can cause at will.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -34,7 +34,8 @@ impl LogLimit {
         }
     }
 
-    /// Lets `log` write a line if there may be one, and tells it how many were left out before.
+    /// Lets `log` write a line if the limit allows one, and passes the number of lines left out
+    /// before.
     pub(crate) fn line(&self, log: impl FnOnce(Option<u64>)) {
         if let Some(left_out) = self.admits_at(Instant::now()) {
             log((left_out > 0).then_some(left_out));

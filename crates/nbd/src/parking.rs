@@ -1,16 +1,16 @@
 //! Where requests wait for space.
 //!
-//! A full device may want its writes to wait until there is room. That can take days, so a request that
-//! waits holds no thread and nothing of the device: it is put aside here with its payload, and every
-//! [`PARKED_RETRY_INTERVAL`] all of them are given to the workers again. Nobody has to be told that
-//! space has come back, wherever from; and reads, trims and flushes find the workers free.
+//! A full device may want its writes to wait until there is room. That can take days, so a waiting
+//! request holds no thread and nothing of the device: it is parked here with its payload, and every
+//! [`PARKED_RETRY_INTERVAL`] all of them are handed to the workers again. No notification is needed
+//! when space comes back, wherever from; and reads, trims and flushes find the workers free.
 //!
-//! What waits is bounded as all that workers do: by requests handed over for each connection, and by
-//! the memory of their payloads. A connection that has no share left waits itself, and reads nothing
-//! more meanwhile.
+//! The limits on the workers' queue also bound parked requests: requests handed over for each
+//! connection, and the memory of their payloads. A connection that has no share left blocks itself,
+//! and reads nothing more meanwhile.
 //!
-//! The thread that does this exists while there is something to wait for. The log is told when it
-//! begins and when it ends.
+//! The thread for this exists while there are parked requests. The log is told when it begins and
+//! when it ends.
 
 use crate::limits::{PARKED_QUIET_TIME, PARKED_RETRY_INTERVAL};
 use crate::workers::{Lane, Task, WorkerPool, submit_with_threads};
@@ -74,7 +74,7 @@ impl<T: Task> Parking<T> {
         }
     }
 
-    /// Puts a request aside. It comes back where there is no thread to try it again.
+    /// Parks a request. It is returned if there is no thread to retry it.
     pub(crate) fn park(&self, lane: Lane, task: T) -> Result<(), T> {
         let mut state = self.lock();
         if !state.has_thread {

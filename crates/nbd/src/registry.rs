@@ -1,16 +1,17 @@
-//! Who is connected.
+//! Connected clients.
 //!
 //! A connection is registered from its acceptance until its last request has ended and its export
-//! is dropped. The name of the export is entered *before* the daemon is asked to attach it: whoever
-//! first bars an export and then asks this registry to disconnect its clients misses nobody.
+//! is dropped. The name of the export is entered *before* the daemon is asked to attach it: a
+//! caller that first bars an export and then asks this registry to disconnect its clients misses no
+//! client.
 //!
-//! Places are limited, and who does nothing loses its own first:
+//! Places are limited, and inactive connections lose theirs first:
 //! - Connections that have not chosen an export have [`HANDSHAKES_MAX`] places of their own. If all
 //!   are taken, the oldest goes.
 //! - Attached ones have the server's limit. For each device without a client a place is kept, up to
-//!   half of all, from those that would be a further client of another device. So every guest gets in
-//!   again after a restart, whoever came before it. If there is no place, the oldest client that has
-//!   never asked for anything goes; if there is none, the newcomer is refused.
+//!   half of all, from further clients of other devices. So every guest gets in again after a
+//!   restart, even if others came before it. If there is no place, the oldest client that has never
+//!   sent a request is cut off; if there is none, the newcomer is refused.
 //! - Neither goes within [`SILENCE_TIME_MIN`].
 
 use crate::export::{AttachError, Attached, ExportSummary, Exports, Peer};
@@ -25,15 +26,15 @@ use std::time::{Duration, Instant, SystemTime};
 /// A client that is attached to an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Client {
-    /// Counts up from 1 over the life of the server; log messages name it.
+    /// Counts up from 1 over the life of the server; log messages have it.
     pub id: u64,
     /// The export's name.
     pub export: String,
-    /// Who it is.
+    /// The client.
     pub peer: Peer,
     /// When it connected.
     pub since: SystemTime,
-    /// What it has asked for so far.
+    /// Its requests so far.
     pub totals: Totals,
 }
 
@@ -87,7 +88,7 @@ impl RegistryState {
     }
 
     /// Cuts off the oldest silent connection that is attached, or is not, after at least
-    /// `silence_min`. Otherwise says how long the oldest such still has, if there is any.
+    /// `silence_min`. Otherwise returns how long the oldest such still has, if there is any.
     fn drop_silent(
         &mut self,
         attached: bool,
@@ -182,7 +183,7 @@ impl Registry {
         statistics
     }
 
-    /// Drops what connections to an export that have ended had asked for.
+    /// Drops the counts of ended connections to an export.
     pub(crate) fn forget_statistics(&self, export: &str) {
         self.lock().past.exports.remove(export);
     }
@@ -208,7 +209,7 @@ impl Registry {
         (cut_off, remaining(&state))
     }
 
-    /// Registers nobody any more, and lets every client finish what it has sent.
+    /// Stops registering clients, and lets every client finish the requests it has sent.
     pub(crate) fn drain(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -217,7 +218,7 @@ impl Registry {
         }
     }
 
-    /// Cuts everybody off; returns how many there were.
+    /// Cuts off all clients; returns how many there were.
     pub(crate) fn close(&self) -> usize {
         let state = self.lock();
         for entry in state.connections.values() {
@@ -226,7 +227,7 @@ impl Registry {
         state.connections.len()
     }
 
-    /// Waits until nobody is connected; returns whether that has come to pass in time.
+    /// Waits until no client is connected; returns whether that happened in time.
     pub(crate) fn wait_until_empty(&self, time_max: Duration) -> bool {
         let state = self.lock();
         let state = self.wait_until(state, time_max, |state| state.connections.is_empty());
@@ -308,7 +309,8 @@ impl Registration {
         if let Some(entry) = state.connections.get_mut(&self.id) {
             entry.export = None;
         }
-        // Who waits for the clients of an export to go must hear of one that was refused.
+        // A caller that waits for the clients of an export to go must be told of one that was
+        // refused.
         self.registry.gone.notify_all();
     }
 }
@@ -431,7 +433,7 @@ mod tests {
         assert!(b.is_some() && c.is_some());
         assert!(client(&registry, "b").is_none());
         assert!(client(&registry, "d").is_none(), "the limit is the limit");
-        // With all devices attached, the rest is for anybody.
+        // With all devices attached, any client can have the rest.
         of_a.pop();
         assert!(client(&registry, "b").is_some());
         drop((b, c));

@@ -16,7 +16,7 @@ pub(crate) struct Reply {
     sent: usize,
 }
 
-/// What follows a reply's header.
+/// The part after a reply's header.
 #[derive(Debug)]
 pub(crate) enum Payload {
     None,
@@ -48,7 +48,7 @@ impl Reply {
         self.header.as_bytes().len() + self.payload.len()
     }
 
-    /// What has not been sent yet.
+    /// The unsent part.
     fn rest(&self) -> [IoSlice<'_>; 2] {
         let header = self.header.as_bytes();
         let payload_sent = self.sent.saturating_sub(header.len());
@@ -81,7 +81,7 @@ impl Sink<Reply> for Socket {
 
 /// Replies that go out with one system call, in memory that is used over and over.
 ///
-/// Payloads begin on aligned addresses, where exports read straight into them; the headers lie
+/// Payloads begin on aligned addresses, where exports read straight into them; the headers are
 /// elsewhere, together.
 #[derive(Debug)]
 pub(crate) struct Batch {

@@ -1,5 +1,4 @@
-//! From a decoded request to what the export is asked: everything that can be refused without
-//! looking at data is refused here.
+//! From a decoded request to a call of the export: every refusal that needs no data happens here.
 
 use crate::export::ZeroOptions;
 use crate::handshake::Terms;
@@ -7,7 +6,7 @@ use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::wire::{Errno, Request, command, command_flag};
 use std::ops::Range;
 
-/// A request that is acceptable to the export it is for. All ranges lie within the export.
+/// A request that is acceptable to its export. All ranges are within the export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// Send the range's content.
@@ -28,14 +27,14 @@ pub enum Command {
     Control(Control),
     /// Send the range's states.
     BlockStatus {
-        /// Of what.
+        /// The range.
         range: Range<u64>,
         /// Whether only the first state is wanted.
         only_first: bool,
     },
     /// Bring the range into memory; it is not empty.
     Prefetch(Range<u64>),
-    /// Finish what is under way and close the connection.
+    /// Finish the requests in flight and close the connection.
     Disconnect,
 }
 
@@ -44,18 +43,18 @@ pub enum Command {
 pub enum Control {
     /// Do nothing.
     Nothing,
-    /// Make what was answered durable.
+    /// Make answered requests durable.
     Flush,
     /// Forget the range's content.
     Trim {
-        /// Of what.
+        /// The range.
         range: Range<u64>,
         /// Whether it must be durable before the reply.
         fua: bool,
     },
     /// Make the range zeros.
     WriteZeroes {
-        /// Of what.
+        /// The range.
         range: Range<u64>,
         /// How.
         options: ZeroOptions,

@@ -1,13 +1,13 @@
-//! Who writes to a client's socket, and when.
+//! Turns of the threads that write to a client's socket.
 //!
-//! Replies come from the connection's own thread and from workers. Whoever finds the socket free
-//! sends at once; whoever finds it taken leaves the reply in the queue for the one who has it.
+//! Replies come from the connection's own thread and from workers. A thread that finds the socket
+//! free sends at once; otherwise it leaves the reply in the queue for the thread that is sending.
 //!
 //! Invariants:
 //! - One thread at a time sends, so replies never mix: `sending` is true while it does.
-//! - A worker never waits for a client: it only sends what the socket takes at once. The rest goes
-//!   to the connection's writer thread, which is started when this first happens.
-//! - The queue is not empty only while somebody is sending, who looks at it before stopping.
+//! - A worker never waits for a client: it sends only as much as the socket takes at once. The rest
+//!   goes to the connection's writer thread, which is started when this first happens.
+//! - The queue is not empty only while a thread is sending, which checks it before stopping.
 //! - After the first failed send nothing more is sent, and all replies are dropped.
 
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
@@ -16,14 +16,14 @@ use std::io;
 
 /// Where replies go.
 pub(crate) trait Sink<R> {
-    /// Sends as much as is taken without waiting; whether that was all. Called again with the same
-    /// reply, it goes on where it stopped.
+    /// Sends as much as possible without blocking; returns whether that was all. Called again with
+    /// the same reply, it continues where it stopped.
     fn try_send(&self, reply: &mut R) -> io::Result<bool>;
 
-    /// Sends the rest of the reply, waiting as long as it takes.
+    /// Sends the rest of the reply, blocking as long as necessary.
     fn send(&self, reply: &mut R) -> io::Result<()>;
 
-    /// Makes the other calls, also those under way, fail from now on.
+    /// Makes the other calls, also those in progress, fail from now on.
     fn close(&self);
 }
 
@@ -52,7 +52,7 @@ enum Writer {
     None,
     /// It waits.
     Idle,
-    /// It is the one who is sending, or about to be.
+    /// This thread is sending, or about to be.
     Sending,
 }
 
@@ -60,7 +60,7 @@ enum Writer {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Broken;
 
-/// What the caller of [`SendQueue::deliver`] has to do.
+/// The next step for the caller of [`SendQueue::deliver`].
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Delivered {
@@ -96,8 +96,8 @@ impl<R> SendQueue<R> {
         admitted
     }
 
-    /// Sends from the connection's own thread: waits until nobody else is sending, calls `send`,
-    /// and then sends what was queued meanwhile.
+    /// Sends from the connection's own thread: waits until no other thread is sending, calls
+    /// `send`, and then sends the replies queued meanwhile.
     pub(crate) fn send_from_connection<S: Sink<R>>(
         &self,
         sink: &S,
@@ -145,7 +145,7 @@ impl<R> SendQueue<R> {
         delivered
     }
 
-    /// Works the queue off as far as that takes no waiting. The caller is the one who sends.
+    /// Works the queue off as far as possible without blocking. The caller is the sender.
     fn try_send_queued<S: Sink<R>>(&self, sink: &S) -> Delivered {
         while let Some(mut reply) = self.next_or_release() {
             match sink.try_send(&mut reply) {
@@ -160,7 +160,7 @@ impl<R> SendQueue<R> {
         Delivered::Done
     }
 
-    /// Works the queue off, waiting for the client. The caller is the one who sends.
+    /// Works the queue off, waiting for the client. The caller is the sender.
     fn send_queued<S: Sink<R>>(&self, sink: &S) {
         while let Some(mut reply) = self.next_or_release() {
             if sink.send(&mut reply).is_err() {
@@ -169,7 +169,7 @@ impl<R> SendQueue<R> {
         }
     }
 
-    /// The next reply to send; if there is none, the caller is no longer the one who sends.
+    /// The next reply to send; if there is none, the caller is no longer the sender.
     fn next_or_release(&self) -> Option<R> {
         let mut state = lock(&self.state);
         let next = state.queue.pop_front();
@@ -188,7 +188,7 @@ impl<R> SendQueue<R> {
         self.notify(state);
     }
 
-    /// Makes the writer the one who sends, beginning with the rest of `reply`.
+    /// Makes the writer thread the sender, beginning with the rest of `reply`.
     fn pass_to_writer(&self, reply: R) -> Delivered {
         let mut state = lock(&self.state);
         state.queue.push_front(reply);
@@ -213,7 +213,8 @@ impl<R> SendQueue<R> {
         drop(queue);
     }
 
-    /// The life of the writer thread: sends what workers could not, until the connection ends.
+    /// The life of the writer thread: sends replies that workers could not, until the connection
+    /// ends.
     pub(crate) fn write<S: Sink<R>>(&self, sink: &S) {
         let mut state = lock(&self.state);
         loop {

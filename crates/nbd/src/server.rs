@@ -24,15 +24,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How much a server may use.
+/// The limits of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// Memory for requests and replies of all connections together, in bytes. At most half of it
-    /// is for the fixed needs of connections, about 290 KiB each, which may lower the number of
+    /// Memory for requests and replies of all connections together, in bytes. At most half of it is
+    /// for the fixed needs of connections, about 290 KiB each, which may lower the number of
     /// connections; the rest is shared by large requests and those that wait for the disk.
     pub memory_bytes: usize,
-    /// Attached clients at a time; more are refused, but for a device's first. Besides, there may be
-    /// [`crate::HANDSHAKES_MAX`] connections that have not chosen an export.
+    /// Attached clients at a time; more are refused, except for a device's first. Besides, there
+    /// may be [`crate::HANDSHAKES_MAX`] connections that have not chosen an export.
     pub connections: usize,
     /// Threads for requests that wait for the disk.
     pub worker_threads: usize,
@@ -63,7 +63,7 @@ pub struct Server {
 pub struct Shutdown {
     /// Connections that were cut off because they were not done in time.
     pub cut_off: usize,
-    /// Whether no request is under way any more. If not, some wait for a disk that does not answer,
+    /// Whether no request is in flight any more. If not, some wait for a disk that does not answer,
     /// and their threads still hold their exports.
     pub quiet: bool,
 }
@@ -117,8 +117,8 @@ impl Server {
         self.registry.clients()
     }
 
-    /// What clients have done since the start, by export. Totals never go down, whoever comes and
-    /// goes, until [`Server::forget_statistics`].
+    /// Clients' requests since the start, by export. Totals never go down when clients come and go,
+    /// until [`Server::forget_statistics`].
     pub fn statistics(&self) -> ServerStatistics {
         self.registry.statistics()
     }
@@ -140,10 +140,11 @@ impl Server {
     }
 
     /// Cuts off all clients of an export, and waits until their last request has ended. Returns how
-    /// many there were. It keeps nobody from attaching again: let [`Exports::attach`] refuse first.
+    /// many there were. It does not keep clients from attaching again: let [`Exports::attach`]
+    /// refuse first.
     ///
     /// # Errors
-    /// The number of clients that still have requests under way after `time_max`.
+    /// The number of clients that still have requests in flight after `time_max`.
     pub fn disconnect(&self, export: &str, time_max: Duration) -> Result<usize, usize> {
         match self.registry.disconnect(export, time_max) {
             (cut_off, 0) => Ok(cut_off),
@@ -151,8 +152,8 @@ impl Server {
         }
     }
 
-    /// Stops: accepts nobody any more, lets every client finish what it has sent, and after
-    /// `time_max` cuts off who has not finished. Files of unix sockets are removed.
+    /// Stops: accepts no more clients, lets every client finish the requests it has sent, and after
+    /// `time_max` cuts off the rest. Files of unix sockets are removed.
     pub fn shutdown(&self, time_max: Duration) -> Shutdown {
         let started = Instant::now();
         self.stop_accepting();
@@ -161,7 +162,8 @@ impl Server {
         let mut quiet = self.registry.wait_until_empty(time_max);
         if !quiet {
             cut_off = self.registry.close();
-            // What is cut off still has to be told by the system, which takes no disk.
+            // Threads of cut-off connections still have to be woken by the system, which takes no
+            // disk.
             let grace = Duration::from_secs(1).max(time_max.saturating_sub(started.elapsed()));
             quiet = self.registry.wait_until_empty(grace);
         }
@@ -192,7 +194,7 @@ impl Drop for Server {
     }
 }
 
-/// What the accepting thread has.
+/// State of the accepting thread.
 struct Acceptor {
     listeners: Vec<Listener>,
     exports: Arc<dyn Exports>,
@@ -214,7 +216,7 @@ impl Acceptor {
         );
         loop {
             if !self.registry.make_room() {
-                // Who comes meanwhile waits to be accepted.
+                // New connections wait to be accepted meanwhile.
                 if self.stops_within(PLACE_RETRY_PAUSE) {
                     return;
                 }

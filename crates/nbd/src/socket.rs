@@ -11,9 +11,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What the kernel may keep of replies that the client has not taken yet: then a thread with a large
-/// one can go on instead of being woken for each piece. The kernel's own limit (`wmem_max`) counts.
-/// TCP finds its own measure.
+/// Replies that the kernel may buffer for a slow client: then a thread with a large one can
+/// continue instead of being woken for each piece. The kernel's own limit (`wmem_max`) counts. TCP
+/// tunes itself.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -36,8 +36,8 @@ impl Socket {
         })
     }
 
-    /// Replies are sent in batches, so that waiting to fill a packet would only cost time; and a
-    /// client whose machine has vanished is noticed, if slowly.
+    /// Replies are sent in batches, so waiting to fill a packet would only cost time; and a client
+    /// whose machine has vanished is detected, if slowly.
     pub(crate) fn from_tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
@@ -62,8 +62,8 @@ impl Socket {
         Ok(len)
     }
 
-    /// Looks for input for `time`, which must be short, without sleeping; `None` if none came. It
-    /// does not let other threads run: one that computes would keep the processor for a whole time
+    /// Polls for input for `time`, which must be short, without sleeping; `None` if none came. It
+    /// does not yield to other threads: one that computes would keep the processor for a whole time
     /// slice, hundreds of times as long.
     pub(crate) fn recv_within(&self, buf: &mut [u8], time: Duration) -> io::Result<Option<usize>> {
         let started = Instant::now();
@@ -103,7 +103,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends what the socket takes without waiting and returns how much that was.
+    /// Sends as much as the socket takes without blocking and returns that amount.
     pub(crate) fn try_send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self.sendmsg(slices, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Err(Errno::AGAIN) => Ok(0),
@@ -117,13 +117,13 @@ impl Socket {
         })
     }
 
-    /// Ends the connection in both directions; whoever waits in a call above returns.
+    /// Ends the connection in both directions; threads that block in a call above return.
     pub(crate) fn close(&self) {
         // It fails only if the peer was faster.
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
     }
 
-    /// Lets the connection finish what it has read, and read no more.
+    /// Lets the connection finish the requests that it has read, and read no more.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Release);
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Read);
@@ -158,8 +158,8 @@ impl Socket {
     }
 }
 
-/// A socket as a stream with a deadline for all of its calls together, so that a client cannot
-/// hold a connection by sending a byte now and then.
+/// A socket as a stream with a deadline for all of its calls together, so that a client cannot hold
+/// a connection by sending a byte now and then.
 pub(crate) struct DeadlineStream<'a> {
     socket: &'a Socket,
     deadline: Instant,
@@ -199,8 +199,8 @@ impl Write for DeadlineStream<'_> {
     }
 }
 
-/// The process that connected. Not by way of rustix: its type cannot hold the process id 0, which
-/// the kernel gives for a peer in a process name space that ours does not see.
+/// The process that connected. Not through rustix: its type cannot hold the process id 0, which the
+/// kernel gives for a peer in a process name space that ours does not see.
 fn unix_peer(fd: BorrowedFd<'_>) -> Option<Peer> {
     let mut credentials = libc::ucred {
         pid: 0,

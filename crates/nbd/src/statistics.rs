@@ -1,12 +1,12 @@
-//! What clients ask for, counted.
+//! Counts of clients' requests.
 //!
 //! Each connection counts in memory of its own, so that connections do not slow each other down;
-//! the threads that serve one connection share its counters. A snapshot adds up the connections that
-//! exist and the totals that the registry keeps of those that have ended.
+//! the threads that serve one connection share its counters. A snapshot adds up the connections
+//! that exist and the totals that the registry keeps of those that have ended.
 //!
 //! Invariants:
-//! - A request that has come whole is counted exactly once, whichever thread answers it, and before
-//!   its reply is sent: a client that has a reply finds it counted.
+//! - A request that has arrived whole is counted exactly once, whichever thread answers it, and
+//!   before its reply is sent: a client that has a reply finds it counted.
 //! - A request that does not come whole is not counted, unless it is a write that was begun with the
 //!   first piece of its payload. A wish to disconnect is not counted either.
 //! - Totals never go down, except by [`crate::Server::forget_statistics`].
@@ -34,14 +34,14 @@ const FIRST_BOUND_NANOSECONDS: u64 = 16_000;
 
 const BUCKETS: usize = DURATION_BUCKETS.len() + 1;
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Op {
     /// Send data.
     Read,
     /// Store data.
     Write,
-    /// Make what was answered durable.
+    /// Make answered requests durable.
     Flush,
     /// Forget data.
     Trim,
@@ -131,7 +131,7 @@ pub struct Outcomes {
 /// The requests of a client, or of all clients of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Requests that came whole, but for wishes to disconnect. One that waits for space, or for
+    /// Requests that arrived whole, without those to disconnect. One that waits for space, or for
     /// anything else, is counted when it is answered.
     pub requests: PerOp<Outcomes>,
     /// Bytes of the data sent and stored, and of the ranges trimmed and zeroed, by requests that
@@ -158,19 +158,19 @@ impl Histogram {
     }
 }
 
-/// What clients have done to one export.
+/// The counts of one export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExportStatistics {
     /// Clients that are attached now.
     pub clients: usize,
-    /// What they and those before them have asked for.
+    /// The requests of its present and former clients.
     pub totals: Totals,
 }
 
-/// What clients have done since the server started.
+/// The counts since the server started.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ServerStatistics {
-    /// By the name of the export; those that have had a client.
+    /// By the name of the export; only exports that have had a client.
     pub exports: BTreeMap<String, ExportStatistics>,
     /// Of all exports together, also those that were forgotten; both outcomes.
     pub durations: PerOp<Histogram>,
@@ -194,7 +194,7 @@ pub(crate) enum Outcome {
     Error,
 }
 
-/// A request that has come whole and is not counted yet. To count it consumes it.
+/// A request that has arrived whole and is not counted yet. Counting it consumes it.
 #[derive(Debug)]
 pub(crate) struct Received {
     op: Op,
@@ -214,7 +214,7 @@ impl Received {
     }
 }
 
-/// What one connection counts, in cache lines of its own: processors fetch them in pairs.
+/// The counters of one connection, in cache lines of its own: processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Counters {

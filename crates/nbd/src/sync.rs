@@ -1,8 +1,8 @@
 //! The synchronisation primitives of everything here that is synchronised by hand.
 //!
-//! [`crate::buffer`], [`crate::workers`] and the NBD send queue take them from here and from nowhere
-//! else, so that `tests/interleavings.rs` can compile the same files against shuttle's primitives
-//! and walk through their interleavings.
+//! [`crate::buffer`], [`crate::workers`] and the NBD send queue take them only from here, so that
+//! `tests/interleavings.rs` can compile the same files against shuttle's primitives and walk
+//! through their interleavings.
 
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};

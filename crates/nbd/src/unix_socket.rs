@@ -1,11 +1,11 @@
 //! A listening unix socket under a name in a directory.
 //!
 //! Invariants:
-//! - Nobody can connect before group and permissions are as asked for: a name is made with the
+//! - No client can connect before group and permissions are as requested: a name is made with the
 //!   permissions of its owner alone, and `listen` comes after they were changed.
-//! - The socket of an earlier process is replaced at once, by a rename, as long as the directory has
-//!   room for a second name. On a full file system the old name goes first, to make room for the new
-//!   one.
+//! - The socket of an earlier process is replaced at once, by a rename, as long as the directory
+//!   has room for a second name. On a full file system the old name is removed first, to make room
+//!   for the new one.
 
 use rustix::fs::{Gid, Mode};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -28,8 +28,8 @@ pub struct SocketName {
     inode: u64,
 }
 
-/// Listens at `path`, in place of whatever is there, with exactly this `mode` and this group if one
-/// is given. The caller makes sure that no other process listens there.
+/// Listens at `path`, in place of an existing socket, with exactly this `mode` and this group if
+/// one is given. The caller makes sure that no other process listens there.
 ///
 /// # Errors
 /// Those of the system. With `StorageFull` and `QuotaExceeded` the file system has no room for a
@@ -67,7 +67,7 @@ pub fn listen_unix(
     Ok((listener, name))
 }
 
-/// Whether a file system has no room for what was to be made, or none for this user.
+/// Whether a file system has no room for a new file, or none for this user.
 pub fn lacks_space(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -96,7 +96,7 @@ fn make(path: &Path, mode: u32, group: Option<u32>) -> io::Result<(UnixListener,
         SocketFlags::CLOEXEC,
         None,
     )?;
-    // The name that `bind` makes has the permissions that the socket has by then.
+    // `bind` makes the name with the present permissions of the socket.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     if let Some(group) = group {

@@ -68,11 +68,11 @@ impl Export for Volume {
     }
 }
 
-/// What is different in a volume from another one.
+/// The differences between a volume and another one.
 pub struct VolumeChanges {
     /// The volume, or a snapshot.
     pub volume: Arc<Volume>,
-    /// What it is compared with.
+    /// The other one.
     pub since: Arc<Volume>,
 }
 
@@ -104,8 +104,9 @@ impl From<StoreError> for ExportError {
         let failure = match error.kind() {
             StoreErrorKind::WouldBlock => return ExportError::WouldBlock,
             StoreErrorKind::NoSpace | StoreErrorKind::QuotaReached => Failure::NoSpace,
-            // The server asks nothing of a snapshot that it could not do, so the pool takes no writes
-            // because one failed. That is no matter of permissions: a guest that is told EPERM goes on.
+            // The server makes only requests to a snapshot that a snapshot allows, so the pool
+            // takes no writes because one failed. That is not a matter of permissions: a guest that
+            // gets EPERM would continue.
             StoreErrorKind::ReadOnly => Failure::Io,
             StoreErrorKind::Invalid => Failure::Invalid,
             StoreErrorKind::Gone | StoreErrorKind::NotFound => Failure::Gone,

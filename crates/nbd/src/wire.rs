@@ -26,7 +26,7 @@ pub mod handshake_flag {
     pub const NO_ZEROES: u16 = 1 << 1;
 }
 
-/// What the server says of an export.
+/// The server's description of an export.
 pub mod transmission_flag {
     #![allow(missing_docs, reason = "as in the specification")]
     pub const HAS_FLAGS: u16 = 1 << 0;
@@ -128,7 +128,7 @@ pub mod bitmap {
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// The number by which replies refer to [`BASE_ALLOCATION`].
 pub const BASE_ALLOCATION_ID: u32 = 1;
-/// With the name of a snapshot behind it, the metadata context that tells what changed since.
+/// Followed by the name of a snapshot, the metadata context with the changes since.
 pub const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 /// The number by which replies refer to the first bitmap that a client selected; the others follow.
 pub const FIRST_BITMAP_ID: u32 = 2;
@@ -173,7 +173,7 @@ pub struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a request begins with {found:#010x} instead of NBD's magic number")]
 pub struct NotARequest {
-    /// What is there instead of [`REQUEST_MAGIC`].
+    /// The bytes that were there instead of [`REQUEST_MAGIC`].
     pub found: u32,
 }
 
@@ -281,7 +281,7 @@ impl ReplyHeader {
             .with(&offset.to_be_bytes())
     }
 
-    /// A chunk that ends a reply and says nothing.
+    /// A chunk that ends a reply and has no payload.
     pub fn done(cookie: u64) -> Self {
         Self::chunk(cookie, chunk::DONE, chunk::NONE, 0)
     }
@@ -368,7 +368,7 @@ pub(crate) fn info_block_size(minimum: u32, preferred: u32, maximum: u32) -> Vec
     .concat()
 }
 
-/// The data of an answer that names a metadata context. Its number is 0 in a mere list.
+/// The data of an answer with a metadata context. Its number is 0 in a mere list.
 pub(crate) fn meta_context(id: u32, name: &str) -> Vec<u8> {
     [&id.to_be_bytes()[..], name.as_bytes()].concat()
 }

@@ -1,11 +1,11 @@
 //! Threads that may wait for the disk, so that the threads that read sockets need not.
 //!
-//! All connections of a server share one [`WorkerPool`]. Tasks are queued by lane (a connection
-//! is a lane) and lanes take turns, so that a client with a hundred slow requests does not push
-//! back the one slow request of another. Threads are started when work finds none idle, and stay.
+//! All connections of a server share one [`WorkerPool`]. Tasks are queued by lane (a connection is
+//! a lane) and lanes take turns, so a client with a hundred slow requests does not delay the one
+//! slow request of another. Threads are started when a task finds none idle, and stay.
 //!
 //! The queue has no limit of its own: a connection hands over a bounded number of requests
-//! ([`crate::limits::HANDED_OVER_MAX`]) and works off the rest itself.
+//! ([`crate::limits::HANDED_OVER_MAX`]) and executes the rest itself.
 
 use crate::sync::{Condvar, Mutex, lock, wait};
 use std::collections::{HashMap, VecDeque};
@@ -37,7 +37,7 @@ struct WorkerState<T> {
     closed: bool,
 }
 
-/// What the caller of [`WorkerPool::submit`] has to do.
+/// The next step for the caller of [`WorkerPool::submit`].
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Submitted {
@@ -115,8 +115,8 @@ impl<T: Task> WorkerPool<T> {
         }
     }
 
-    /// Takes back the count of a thread that could not be started. Returns whether tasks now have
-    /// no thread at all, so that the caller must run them: see [`WorkerPool::work_off`].
+    /// Uncounts a thread that could not be started. Returns whether tasks now have no thread at
+    /// all, so that the caller must run them: see [`WorkerPool::work_off`].
     fn thread_failed(&self) -> bool {
         let mut state = lock(&self.state);
         state.threads -= 1;
