@@ -229,8 +229,9 @@ fn connections_at_a_time_are_added_up_and_a_deleted_export_is_forgotten() {
     let server = TestServer::start(export());
     let mut clients: Vec<Client> = (0..CLIENTS).map(|_| server.client()).collect();
     thread::scope(|scope| {
+        let mut asking = Vec::new();
         for client in &mut clients {
-            scope.spawn(move || {
+            asking.push(scope.spawn(move || {
                 for cookie in 0..READS {
                     let offset = if cookie % 2 == 0 { OK } else { OK_WAITING };
                     client.send_read(cookie, offset, 512);
@@ -238,10 +239,10 @@ fn connections_at_a_time_are_added_up_and_a_deleted_export_is_forgotten() {
                 for _ in 0..READS {
                     assert_eq!(client.reply(512).unwrap().error, 0);
                 }
-            });
+            }));
         }
         let mut last = 0;
-        while last < CLIENTS * READS {
+        while asking.iter().any(|client| !client.is_finished()) {
             let now = server.server.statistics().exports["vol"].totals;
             assert!(now.requests[Op::Read].ok >= last);
             last = now.requests[Op::Read].ok;
