@@ -105,6 +105,14 @@ fn layers_above(snapshot: &CheckpointReader<'_>) -> FxHashMap<LayerId, Option<us
     above
 }
 
+/// A layer being counted in a window.
+struct LayerCount<'a> {
+    number: u16,
+    layer: LayerId,
+    window: &'a mut Window,
+    usage: &'a mut Usage,
+}
+
 struct Scan<'a> {
     pool: &'a Pool,
     /// What is held now.
@@ -182,8 +190,12 @@ impl<'a> Scan<'a> {
             self.layers_all = self.layers_done + order.len() as u64 * (left + 1);
             let mut usages = vec![Usage::default(); order.len()];
             for (number, (_, layer)) in order.iter().enumerate() {
-                let usage = &mut usages[number];
-                let counted = self.count_layer((number as u16, *layer), &mut window, usage)?;
+                let counted = self.count_layer(&mut LayerCount {
+                    number: number as u16,
+                    layer: *layer,
+                    window: &mut window,
+                    usage: &mut usages[number],
+                })?;
                 self.layers_done += 1;
                 if counted.is_break() || self.pace().is_break() {
                     return Ok(ControlFlow::Break(()));
@@ -222,24 +234,20 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    fn count_layer(
-        &mut self,
-        (number, layer): (u16, LayerId),
-        window: &mut Window,
-        usage: &mut Usage,
-    ) -> Result<ControlFlow<()>> {
+    fn count_layer(&mut self, count: &mut LayerCount<'_>) -> Result<ControlFlow<()>> {
+        let layer = count.layer;
         let mut from = SegmentIndex(0);
         // It may be gone by now.
         while let Some(volume) = self.held.volume(layer) {
-            from = self.touched.next(layer, from, &window.blocks);
+            from = self.touched.next(layer, from, &count.window.blocks);
             let Some((segment, pointer)) = self.held.snapshot.next_map_page(volume, from)? else {
                 break;
             };
-            from = self.touched.next(layer, segment, &window.blocks);
+            from = self.touched.next(layer, segment, &count.window.blocks);
             if from > segment {
                 continue;
             }
-            self.count_page(number, layer, (segment, pointer), (window, usage))?;
+            self.count_page(count, segment, pointer)?;
             self.pages += 1;
             if self.pages.is_multiple_of(PAGES_AT_ONCE) {
                 if self.pace().is_break() {
@@ -256,11 +264,16 @@ impl<'a> Scan<'a> {
 
     fn count_page(
         &mut self,
-        number: u16,
-        layer: LayerId,
-        (segment, pointer): (SegmentIndex, Pointer),
-        (window, usage): (&mut Window, &mut Usage),
+        count: &mut LayerCount<'_>,
+        segment: SegmentIndex,
+        pointer: Pointer,
     ) -> Result<()> {
+        let LayerCount {
+            number,
+            layer,
+            ref mut window,
+            ref mut usage,
+        } = *count;
         let Some(volume) = self.held.volume(layer) else {
             return Ok(());
         };

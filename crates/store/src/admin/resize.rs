@@ -28,7 +28,7 @@ use smallvec::smallvec;
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::journal::Purpose;
-use crate::metadata::{Layer, PbaRun, Placement};
+use crate::metadata::{BlockRange, Layer, PbaRun, Placement};
 use crate::pool::Pool;
 use crate::recovery::pool_size_problem;
 use crate::store::Store;
@@ -378,7 +378,7 @@ impl Pool {
             };
             if before < count {
                 let old = run[before as usize];
-                self.move_run(layer, (lba + before, count - before), old)?;
+                self.move_run(layer, BlockRange::new(lba + before, count - before), old)?;
                 moved += count - before;
             }
             lba = lba + count;
@@ -387,7 +387,7 @@ impl Pool {
     }
 
     /// Copies a run of blocks, and has their entries, which are locked, name the copies.
-    fn move_run(&self, layer: &Layer, (lba, count): (Lba, u64), old: Entry) -> Result<()> {
+    fn move_run(&self, layer: &Layer, blocks: BlockRange, old: Entry) -> Result<()> {
         let (start, copy): (_, fn(_) -> Entry) = match old.state() {
             State::Absent | State::Zero => return Ok(()),
             State::Private(start) | State::Shared(start) => (start, Entry::private),
@@ -396,7 +396,7 @@ impl Pool {
         let placement = Placement {
             layer: layer.id,
             beside: None,
-            runs: smallvec![(lba, count)],
+            runs: smallvec![blocks],
         };
         let new = self.journal.allocate(
             &placement,
@@ -415,7 +415,7 @@ impl Pool {
             copied = copied.and_then(|()| self.copy(layer, from, *run));
             records.push(Record::Map {
                 layer: layer.id,
-                lba: lba + done,
+                lba: blocks.first + done,
                 count: run.count as u32,
                 old: old.successor(done),
                 new: copy(run.start),
@@ -423,9 +423,12 @@ impl Pool {
             done += run.count;
         }
         if let Some(cache) = layer.hash_cache() {
-            cache.forget(lba, count);
+            cache.forget(blocks);
         }
-        let released = old.own_pba().map(|start| PbaRun { start, count });
+        let released = old.own_pba().map(|start| PbaRun {
+            start,
+            count: blocks.count,
+        });
         let released: Vec<PbaRun> = released.into_iter().collect();
         copied
             .and_then(|()| self.journal.append(&records, &released, Blocking::Yes))

@@ -234,7 +234,8 @@ impl Catalogue {
         &mut self,
         slot: u64,
         snapshot: &VolumeRecord,
-        (live, below): (LayerId, LayerId),
+        live: LayerId,
+        below: LayerId,
     ) -> Result<VolumeRecord> {
         let found = self.by_layer(snapshot.layer);
         let found = found.filter(|(_, volume)| Some(volume.id) == snapshot.snapshot_of);
@@ -416,8 +417,10 @@ mod tests {
                         snapshot_of: Some(volume.id),
                         ..volume.clone()
                     };
-                    let layers = (LayerId(next), volume.layer);
-                    catalogue.freeze(to, &snapshot, layers).unwrap();
+                    let below = volume.layer;
+                    catalogue
+                        .freeze(to, &snapshot, LayerId(next), below)
+                        .unwrap();
                 }
                 Some(volume) => drop(catalogue.remove(slot, volume.id).unwrap()),
                 None if slot <= catalogue.slots.len() as u64 => {

@@ -10,7 +10,6 @@
 //! afterwards. The volume's cache is looked up under that lock, and one that is switched on again
 //! starts empty: so nobody who writes can miss the cache that the finder looks into.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -18,6 +17,7 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Lba, Pba, SegmentIndex};
 use onefold_index::{Fingerprint, Key};
 
+use super::run::BlockRange;
 use crate::sync::{AtomicU64, Mutex, lock};
 
 /// Bytes that a block's slot takes.
@@ -99,12 +99,12 @@ impl HashCache {
     }
 
     /// These blocks of one segment are going to be written. The caller holds their locks.
-    pub(crate) fn forget(&self, lba: Lba, count: u64) {
-        let mut set = lock(self.set(lba.segment()));
+    pub(crate) fn forget(&self, blocks: BlockRange) {
+        let mut set = lock(self.set(blocks.segment()));
         if let Some((segment, slots)) = &mut *set
-            && *segment == lba.segment()
+            && *segment == blocks.segment()
         {
-            slots[slots_of(lba, count)].fill(EMPTY);
+            slots[blocks.slots()].fill(EMPTY);
         }
     }
 
@@ -120,7 +120,7 @@ impl HashCache {
                 other.insert((lba.segment(), slots))
             }
         };
-        let range = slots_of(lba, fingerprints.len() as u64);
+        let range = BlockRange::new(lba, fingerprints.len() as u64).slots();
         for ((slot, fingerprint), n) in slots[range].iter_mut().zip(fingerprints).zip(0..) {
             *slot = Slot {
                 pba: pba + n,
@@ -145,12 +145,10 @@ impl Drop for HashCache {
     }
 }
 
-fn slots_of(lba: Lba, count: u64) -> Range<usize> {
-    lba.slot()..lba.slot() + count as usize
-}
-
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
 
     fn cache(room: &Arc<Room>, bytes: u64) -> Option<Arc<HashCache>> {
@@ -169,7 +167,7 @@ mod tests {
         assert_eq!(cache.find(Lba(6), Pba(10)), Some(Fingerprint([2; 16])));
         assert_eq!(cache.find(Lba(6), Pba(9)), None, "it was written elsewhere");
         assert_eq!(cache.find(Lba(8), Pba(12)), None, "it was not written");
-        cache.forget(Lba(6), 1);
+        cache.forget(BlockRange::new(Lba(6), 1));
         assert_eq!(cache.find(Lba(6), Pba(10)), None);
         assert_eq!(cache.find(Lba(7), Pba(11)), Some(Fingerprint([3; 16])));
     }
@@ -180,7 +178,7 @@ mod tests {
         let (first, third) = (Lba(3), Lba(3 + 2 * BLOCKS_PER_SEGMENT));
         cache.note(first, Pba(9), &fingerprints(1..2));
         assert_eq!(cache.find(third, Pba(9)), None);
-        cache.forget(third, 1);
+        cache.forget(BlockRange::new(third, 1));
         assert!(cache.find(first, Pba(9)).is_some());
         cache.note(third, Pba(12), &fingerprints(4..5));
         assert_eq!(cache.find(first, Pba(9)), None);

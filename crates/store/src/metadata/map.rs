@@ -84,6 +84,13 @@ struct LeafState {
     dirty: bool,
 }
 
+/// A segment of a layer, and where it is in memory.
+#[derive(Clone, Copy)]
+pub(super) struct LeafOf<'a> {
+    pub(super) layer: &'a Arc<Layer>,
+    pub(super) leaf: &'a Arc<Leaf>,
+}
+
 /// A segment on the dirty list.
 pub(super) struct DirtyLeaf {
     pub(super) layer: Arc<Layer>,
@@ -533,15 +540,15 @@ impl Maps {
     pub(super) fn merge(
         &self,
         segment: SegmentIndex,
-        (layer, lower): (&Arc<Layer>, &Arc<Leaf>),
-        (above, upper): (&Arc<Layer>, &Arc<Leaf>),
+        from: LeafOf<'_>,
+        into: LeafOf<'_>,
         moved: &Segment,
     ) {
         // Whoever reads looks above once more after it looked below: see `Maps::resolve`.
         let _changing = self.change_frozen();
         let whole = 0..moved.len();
         if *moved != EMPTY_SEGMENT {
-            self.change(above, segment, upper, whole.clone(), |entries| {
+            self.change(into.layer, segment, into.leaf, whole.clone(), |entries| {
                 for (entry, moved) in entries.iter_mut().zip(moved) {
                     if *moved != Entry::ABSENT {
                         *entry = *moved;
@@ -549,7 +556,7 @@ impl Maps {
                 }
             });
         }
-        self.change(layer, segment, lower, whole, |entries| {
+        self.change(from.layer, segment, from.leaf, whole, |entries| {
             entries.fill(Entry::ABSENT);
         });
     }

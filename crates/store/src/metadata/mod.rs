@@ -53,7 +53,7 @@ pub(crate) use opening::open;
 pub(crate) use pages::{PageWriter, Pages, PagesHold};
 pub(crate) use placement::{Placement, PlacementOffset};
 pub(crate) use queue::read_elements;
-pub(crate) use run::{PbaRun, PbaRuns};
+pub(crate) use run::{BlockRange, PbaRun, PbaRuns};
 pub(crate) use segments::Segments;
 pub(crate) use space::Space;
 pub(crate) use space_limits::SpaceLimits;

@@ -50,11 +50,16 @@ pub(crate) fn open(
     for (_, volume) in catalogue.volumes() {
         maps.put_above(&maps.layer(volume.layer)?, volume.below)?;
     }
-    let queue_span = (root.queue_head, root.queue_end);
-    let queue = Queue::open(Arc::clone(pages), root.queue, queue_span)?;
+    let numbers = root.queue_head..root.queue_end;
+    let queue = Queue::open(Arc::clone(pages), root.queue, numbers)?;
     let batches = Batches::read(pages, root, &mut |page| pages.mark_used(page))?;
-    let size = (root.pool_blocks, root.shrink_to);
-    let space = match Space::open(Arc::clone(pages), root.space, size, limits) {
+    let space = match Space::open(
+        Arc::clone(pages),
+        root.space,
+        root.pool_blocks,
+        root.shrink_to,
+        limits,
+    ) {
         Err(error) if rebuild_free_space && error.kind() == StoreErrorKind::Damaged => {
             is_rebuilt = true;
             count_free_space(pages, maps, &catalogue, &batches, root, limits)?
@@ -82,8 +87,13 @@ fn count_free_space(
     limits: &Limits,
 ) -> Result<Space> {
     let nothing = TreeRoot::default();
-    let size = (root.pool_blocks, root.shrink_to);
-    let mut space = Space::open(Arc::clone(pages), nothing, size, limits)?;
+    let mut space = Space::open(
+        Arc::clone(pages),
+        nothing,
+        root.pool_blocks,
+        root.shrink_to,
+        limits,
+    )?;
     // A shared block may be met many times.
     let mut claim = |run: PbaRun| -> Result<()> {
         for n in 0..run.count {

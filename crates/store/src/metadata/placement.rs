@@ -10,7 +10,7 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{LayerId, Lba, Pba};
 use smallvec::SmallVec;
 
-use super::run::{PbaRun, PbaRuns};
+use super::run::{BlockRange, PbaRun, PbaRuns};
 
 /// Blocks of a place.
 pub(crate) const PLACE_BLOCKS: u64 = BLOCKS_PER_SEGMENT;
@@ -25,8 +25,8 @@ const RECENT_PLACES: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Placement {
     pub(crate) layer: LayerId,
-    /// Where the blocks belong in the volume: first block and count, in ascending order.
-    pub(crate) runs: SmallVec<[(Lba, u64); 4]>,
+    /// Where the blocks belong in the volume, in ascending order.
+    pub(crate) runs: SmallVec<[BlockRange; 4]>,
     /// What a mapped block of the first run's segment says.
     pub(crate) beside: Option<PlacementOffset>,
 }
@@ -41,24 +41,21 @@ pub(crate) struct RecentPlaces(Box<[Option<(LayerId, u64, PlacementOffset)>; REC
 
 impl Placement {
     pub(crate) fn blocks(&self) -> u64 {
-        self.runs.iter().map(|(_, count)| count).sum()
+        self.runs.iter().map(|run| run.count).sum()
     }
 
-    /// First block of the wish, and the blocks from there to its end, gaps included.
-    pub(crate) fn span(&self) -> (Lba, u64) {
-        let first = self.runs.first().map_or(Lba(0), |(lba, _)| *lba);
-        let end = self
-            .runs
-            .last()
-            .map_or(first.0, |(lba, count)| lba.0 + count);
-        (first, end - first.0)
+    /// From the first block that is asked for to the last, gaps included.
+    pub(crate) fn span(&self) -> BlockRange {
+        let first = self.runs.first().map_or(Lba(0), |run| run.first);
+        let end = self.runs.last().map_or(first.0, |run| run.blocks().end);
+        BlockRange::new(first, end - first.0)
     }
 
     /// The blocks that `shift` means.
     pub(crate) fn at(&self, shift: PlacementOffset) -> PbaRuns {
-        let runs = self.runs.iter().map(|(lba, count)| PbaRun {
-            start: shift.apply(*lba),
-            count: *count,
+        let runs = self.runs.iter().map(|run| PbaRun {
+            start: shift.apply(run.first),
+            count: run.count,
         });
         runs.collect()
     }

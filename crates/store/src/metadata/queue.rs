@@ -55,7 +55,8 @@ pub(super) struct SealedQueue {
 
 impl Queue {
     /// The queue as the last checkpoint left it. Reads all of it, to count its blocks.
-    pub(super) fn open(pages: Arc<Pages>, root: TreeRoot, (head, end): (u64, u64)) -> Result<Self> {
+    pub(super) fn open(pages: Arc<Pages>, root: TreeRoot, numbers: Range<u64>) -> Result<Self> {
+        let Range { start: head, end } = numbers;
         tree::walk(&pages, QUEUE_OWNER, root, &mut |visit| match visit {
             tree::Visit::Node(page) => pages.mark_used(page),
             tree::Visit::Leaf(_, pointer) => pages.mark_used(pointer.page),

@@ -1,6 +1,9 @@
-//! Consecutive blocks of the pool.
+//! Consecutive blocks, of the pool and of a volume.
 
-use onefold_format::Pba;
+use std::ops::Range;
+
+use onefold_format::units::BLOCKS_PER_SEGMENT;
+use onefold_format::{Lba, Pba, SegmentIndex};
 use smallvec::SmallVec;
 
 /// Consecutive blocks of the pool.
@@ -11,3 +14,45 @@ pub(crate) struct PbaRun {
 }
 
 pub(crate) type PbaRuns = SmallVec<[PbaRun; 4]>;
+
+/// Consecutive blocks of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BlockRange {
+    pub(crate) first: Lba,
+    pub(crate) count: u64,
+}
+
+impl BlockRange {
+    pub(crate) fn new(first: Lba, count: u64) -> Self {
+        Self { first, count }
+    }
+
+    /// The segment of the first block.
+    pub(crate) fn segment(self) -> SegmentIndex {
+        self.first.segment()
+    }
+
+    /// The slots of blocks of one segment.
+    pub(crate) fn slots(self) -> Range<usize> {
+        self.first.slot()..self.first.slot() + self.count as usize
+    }
+
+    /// By number.
+    pub(crate) fn blocks(self) -> Range<u64> {
+        self.first.0..self.first.0 + self.count
+    }
+
+    /// Cut where segments end.
+    pub(crate) fn by_segment(self) -> impl Iterator<Item = Self> {
+        let mut at = self.first;
+        let end = self.first + self.count;
+        std::iter::from_fn(move || {
+            (at < end).then(|| {
+                let first = at;
+                let segment_end = (first.0 / BLOCKS_PER_SEGMENT + 1) * BLOCKS_PER_SEGMENT;
+                at = Lba(segment_end.min(end.0));
+                Self::new(first, at.0 - first.0)
+            })
+        })
+    }
+}

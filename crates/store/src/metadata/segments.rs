@@ -82,6 +82,7 @@ mod shuttle_tests {
     use onefold_format::{Entry, Pba};
     use shuttle::thread;
 
+    use super::super::map::LeafOf;
     use super::super::map::shuttle_tests::{SEGMENT, forget, layer, maps};
     use super::*;
     use crate::blocking::Blocking;
@@ -108,7 +109,18 @@ mod shuttle_tests {
             };
             let (lower, above) = (leaf(&middle), leaf(&upper));
             let moved = lower.with(|entries| *entries);
-            maps.merge(LATER, (&middle, &lower), (&upper, &above), &moved);
+            maps.merge(
+                LATER,
+                LeafOf {
+                    layer: &middle,
+                    leaf: &lower,
+                },
+                LeafOf {
+                    layer: &upper,
+                    leaf: &above,
+                },
+                &moved,
+            );
             forget(&middle, LATER);
             reader.join().unwrap();
         };

@@ -26,7 +26,7 @@ use super::bits;
 use super::cache::ClockCache;
 use super::pages::Pages;
 use super::placement::{PLACE_BLOCKS, Placement, PlacementOffset, RecentPlaces};
-use super::run::{PbaRun, PbaRuns};
+use super::run::{BlockRange, PbaRun, PbaRuns};
 use super::tree;
 use crate::error::{Result, StoreError, no_space};
 use crate::limits::Limits;
@@ -89,7 +89,8 @@ impl Space {
     pub(super) fn open(
         pages: Arc<Pages>,
         root: TreeRoot,
-        (blocks, shrink_to): (u64, Option<u64>),
+        blocks: u64,
+        shrink_to: Option<u64>,
         limits: &Limits,
     ) -> Result<Self> {
         let page_count = blocks.div_ceil(BLOCKS_PER_SPACE_PAGE);
@@ -271,7 +272,7 @@ impl Space {
         if count.saturating_add(kept) > self.free_blocks() {
             return Err(no_space(count, self.free_blocks(), kept));
         }
-        let (first, span) = placement.span();
+        let BlockRange { first, count: span } = placement.span();
         let own = self.recent.own(placement.layer, first).or(placement.beside);
         let is_before_end = |shift: &PlacementOffset| {
             placement

@@ -3,12 +3,45 @@
 //! A tree maps leaf numbers to leaf pages through one to four levels of 256 pointers. What is on
 //! disk never changes; [`rewrite`] makes the next version beside it, sharing what stayed.
 
+use std::sync::Arc;
+
 use onefold_format::node::{LEVELS_MAX, NODE_FANOUT, Node};
 use onefold_format::page::{PageBytes, PageKind};
 use onefold_format::{PageNumber, Pointer, TreeRoot};
 
 use super::pages::{PageWriter, Pages};
 use crate::error::{Result, StoreError};
+
+/// A node with what lies below it; a leaf at level 0.
+#[derive(Clone, Copy)]
+struct Subtree {
+    level: u8,
+    /// The number of its first leaf.
+    first: u64,
+    pointer: Pointer,
+}
+
+impl Subtree {
+    fn of(root: TreeRoot) -> Option<Self> {
+        root.top.map(|pointer| Self {
+            level: root.levels,
+            first: 0,
+            pointer,
+        })
+    }
+
+    fn child(self, slot: u64, pointer: Pointer) -> Self {
+        Self {
+            level: self.level - 1,
+            first: self.first + slot * span(self.level - 1),
+            pointer,
+        }
+    }
+
+    fn read(self, pages: &Pages, owner: u64) -> Result<Arc<Node>> {
+        pages.node(self.level, owner, self.first, self.pointer)
+    }
+}
 
 /// Leaves below a node of this level.
 fn span(level: u8) -> u64 {
@@ -46,8 +79,8 @@ pub(crate) fn next_leaf(
     from: u64,
     is_wanted: &dyn Fn(&Pointer) -> bool,
 ) -> Result<Option<(u64, Pointer)>> {
-    match root.top {
-        Some(top) => next_below(pages, owner, (root.levels, 0, top), from, is_wanted),
+    match Subtree::of(root) {
+        Some(top) => next_below(pages, owner, top, from, is_wanted),
         None => Ok(None),
     }
 }
@@ -55,26 +88,24 @@ pub(crate) fn next_leaf(
 fn next_below(
     pages: &Pages,
     owner: u64,
-    (level, first, pointer): (u8, u64, Pointer),
+    tree: Subtree,
     from: u64,
     is_wanted: &dyn Fn(&Pointer) -> bool,
 ) -> Result<Option<(u64, Pointer)>> {
-    let node = pages.node(level, owner, first, pointer)?;
-    let below = span(level - 1);
-    let start = from.saturating_sub(first) / below;
+    let node = tree.read(pages, owner)?;
+    let start = from.saturating_sub(tree.first) / span(tree.level - 1);
     for slot in start..NODE_FANOUT {
-        let Some(child) = node.children[slot as usize] else {
+        let Some(pointer) = node.children[slot as usize] else {
             continue;
         };
-        let child_first = first + slot * below;
-        if level == 1 {
-            if is_wanted(&child) {
-                return Ok(Some((child_first, child)));
+        let child = tree.child(slot, pointer);
+        if child.level == 0 {
+            if is_wanted(&pointer) {
+                return Ok(Some((child.first, pointer)));
             }
             continue;
         }
-        let below = (level - 1, child_first, child);
-        let found = next_below(pages, owner, below, from, is_wanted)?;
+        let found = next_below(pages, owner, child, from, is_wanted)?;
         if found.is_some() {
             return Ok(found);
         }
@@ -97,8 +128,8 @@ pub(super) fn walk(
     root: TreeRoot,
     visit: &mut dyn FnMut(Visit) -> Result<()>,
 ) -> Result<()> {
-    match root.top {
-        Some(top) => walk_below(pages, owner, root.levels, 0, top, visit),
+    match Subtree::of(root) {
+        Some(top) => walk_below(pages, owner, top, visit),
         None => Ok(()),
     }
 }
@@ -106,20 +137,17 @@ pub(super) fn walk(
 fn walk_below(
     pages: &Pages,
     owner: u64,
-    level: u8,
-    first: u64,
-    pointer: Pointer,
+    tree: Subtree,
     visit: &mut dyn FnMut(Visit) -> Result<()>,
 ) -> Result<()> {
-    visit(Visit::Node(pointer.page))?;
-    let node = pages.node(level, owner, first, pointer)?;
-    for (slot, child) in node.children.iter().enumerate() {
-        let Some(child) = *child else { continue };
-        let child_first = first + slot as u64 * span(level - 1);
-        if level == 1 {
-            visit(Visit::Leaf(child_first, child))?;
-        } else {
-            walk_below(pages, owner, level - 1, child_first, child, visit)?;
+    visit(Visit::Node(tree.pointer.page))?;
+    let node = tree.read(pages, owner)?;
+    for (slot, pointer) in (0..).zip(node.children.iter()) {
+        let Some(pointer) = *pointer else { continue };
+        let child = tree.child(slot, pointer);
+        match child.level {
+            0 => visit(Visit::Leaf(child.first, pointer))?,
+            _ => walk_below(pages, owner, child, visit)?,
         }
     }
     Ok(())
@@ -133,27 +161,32 @@ pub(crate) fn each_page(
     leaf: PageKind,
     visit: &mut dyn FnMut(&PageBytes) -> Result<()>,
 ) -> Result<()> {
-    match root.top {
-        Some(top) => each_page_below(pages, (owner, leaf), (root.levels, 0, top), visit),
+    match Subtree::of(root) {
+        Some(top) => each_page_below(pages, owner, leaf, top, visit),
         None => Ok(()),
     }
 }
 
 fn each_page_below(
     pages: &Pages,
-    (owner, leaf): (u64, PageKind),
-    (level, first, pointer): (u8, u64, Pointer),
+    owner: u64,
+    leaf: PageKind,
+    tree: Subtree,
     visit: &mut dyn FnMut(&PageBytes) -> Result<()>,
 ) -> Result<()> {
+    let Subtree {
+        level,
+        first,
+        pointer,
+    } = tree;
     if level == 0 {
         return visit(&*pages.read(leaf, 0, owner, first, pointer)?);
     }
     visit(&*pages.read(PageKind::Node, level, owner, first, pointer)?)?;
-    let node = pages.node(level, owner, first, pointer)?;
-    for (slot, child) in (0..).zip(node.children.iter()) {
-        if let Some(child) = *child {
-            let below = (level - 1, first + slot * span(level - 1), child);
-            each_page_below(pages, (owner, leaf), below, visit)?;
+    let node = tree.read(pages, owner)?;
+    for (slot, pointer) in (0..).zip(node.children.iter()) {
+        if let Some(pointer) = *pointer {
+            each_page_below(pages, owner, leaf, tree.child(slot, pointer), visit)?;
         }
     }
     Ok(())

@@ -105,7 +105,7 @@ impl Store {
                 let metadata = self.pool.journal.metadata()?;
                 let catalogue = &metadata.catalogue();
                 let slot = free_slot(&mut catalogue.free_slots())?;
-                let clone = self.clone_record(catalogue, 0, (record_of(catalogue, &source)?, name));
+                let clone = self.clone_record(catalogue, 0, record_of(catalogue, &source)?, name);
                 let clone = VolumeRecord {
                     below: Some(below.id),
                     ..clone
@@ -153,7 +153,7 @@ impl Store {
                 slot: free_slot(&mut slots)?,
                 volume: VolumeRecord {
                     below: Some(volume.layer),
-                    ..self.clone_record(catalogue, 1, (volume, name))
+                    ..self.clone_record(catalogue, 1, volume, name)
                 },
             };
             Ok(vec![freeze, put])
@@ -276,7 +276,8 @@ impl Store {
         &self,
         catalogue: &Catalogue,
         n: u64,
-        (of, name): (&VolumeRecord, &str),
+        of: &VolumeRecord,
+        name: &str,
     ) -> VolumeRecord {
         VolumeRecord {
             layer: LayerId(catalogue.next_layer_id() + n),

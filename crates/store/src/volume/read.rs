@@ -20,7 +20,7 @@ use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::journal::Pin;
-use crate::metadata::{Layer, Segments};
+use crate::metadata::{BlockRange, Layer, Segments};
 
 /// Blocks looked up at a time: bounds the memory of a large read.
 const PIECE_BLOCKS: u64 = 512;
@@ -42,7 +42,8 @@ impl Volume {
             let len = (piece_end - at).min(rest.len() as u64);
             let (piece, after) = std::mem::take(&mut rest).split_at_mut(len as usize);
             let count = (at + len).div_ceil(block_size) - first.0;
-            let entries = view.look_up(|layer| self.entries(layer, first, count, blocking))?;
+            let entries =
+                view.look_up(|layer| self.entries(layer, BlockRange::new(first, count), blocking))?;
             self.read_piece(
                 view.layer(),
                 first,
@@ -214,7 +215,11 @@ impl Volume {
                 };
                 let start = segment.first().max(lba);
                 let segment_end = Lba((segment.0 + 1) * BLOCKS_PER_SEGMENT).min(end);
-                let entries = self.entries(layer, start, segment_end.0 - start.0, blocking)?;
+                let entries = self.entries(
+                    layer,
+                    BlockRange::new(start, segment_end.0 - start.0),
+                    blocking,
+                )?;
                 Ok(Some((start, segment_end, entries)))
             })?;
             let Some((start, segment_end, entries)) = next else {

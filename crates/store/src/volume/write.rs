@@ -8,7 +8,6 @@
 //! Crash behaviour: until its record is durable a new block belongs to nobody and is free after a
 //! crash. A block rewritten in place may be torn at sectors, as on any disk.
 
-use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, LayerId, Lba, Pba, Record, UnmapTo};
 use smallvec::SmallVec;
 
@@ -17,7 +16,9 @@ use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::journal::Purpose;
-use crate::metadata::{Entries, HashCache, Layer, PbaRun, PbaRuns, Placement, PlacementOffset};
+use crate::metadata::{
+    BlockRange, Entries, HashCache, Layer, PbaRun, PbaRuns, Placement, PlacementOffset,
+};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -28,8 +29,7 @@ const PIECE_BLOCKS: u64 = 512;
 /// Blocks of one piece with the same fate, consecutive in the volume and, if stored, in the pool.
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    lba: Lba,
-    count: u64,
+    blocks: BlockRange,
     fate: Fate,
 }
 
@@ -50,6 +50,15 @@ enum Fate {
 struct Placed {
     run: Run,
     new: Option<Pba>,
+}
+
+/// Whole blocks that are written together.
+struct Piece<'a> {
+    first: Lba,
+    data: &'a [u8],
+    block_size: u64,
+    /// What the live layer says of them before the write.
+    entries: Entries,
 }
 
 type Runs = SmallVec<[Run; 4]>;
@@ -157,20 +166,26 @@ impl Volume {
         data: &[u8],
         blocking: Blocking,
     ) -> Result<()> {
-        let count = data.len() as u64 / self.pool.block_size();
-        let entries = self.entries_to_write(layer, first, count, blocking)?;
-        let runs = self.shape(layer, first, data, &entries, blocking)?;
-        let more = entries_more(first, &entries, &runs);
-        let within_quota = || layer.space_limits.admit(more, self.pool.block_size());
+        let block_size = self.pool.block_size();
+        let blocks = BlockRange::new(first, data.len() as u64 / block_size);
+        let piece = Piece {
+            first,
+            data,
+            block_size,
+            entries: self.entries_to_write(layer, blocks, blocking)?,
+        };
+        let runs = self.shape(layer, &piece, blocking)?;
+        let more = piece.entries_more(&runs);
+        let within_quota = || layer.space_limits.admit(more, block_size);
         within_quota()?;
-        let placed = self.place(layer, (first, &entries), &runs, blocking)?;
-        let (records, old_blocks) = changes(layer.id, first, &entries, &placed);
+        let placed = self.place(layer, &piece, &runs, blocking)?;
+        let (records, old_blocks) = changes(layer.id, &piece, &placed);
         let hash_cache = layer.hash_cache();
         if let Some(cache) = &hash_cache {
-            segments(first, count).for_each(|(lba, count)| cache.forget(lba, count));
+            blocks.by_segment().for_each(|blocks| cache.forget(blocks));
         }
         if Guard::DataBeforeRecord.holds() {
-            self.store(first, data, &placed)?;
+            self.store(&piece, &placed)?;
         }
         if !records.is_empty() {
             // Others may have used up the quota meanwhile.
@@ -186,10 +201,10 @@ impl Volume {
             logged.or_else(|error| self.take_back(&placed, error))?;
         }
         if !Guard::DataBeforeRecord.holds() {
-            self.store(first, data, &placed)?;
+            self.store(&piece, &placed)?;
         }
         if let Some(cache) = &hash_cache {
-            self.note_fingerprints(layer, cache, (first, data), &placed);
+            self.note_fingerprints(layer, cache, &piece, &placed);
         }
         Ok(())
     }
@@ -199,15 +214,13 @@ impl Volume {
     pub(super) fn entries(
         &self,
         layer: &Layer,
-        first: Lba,
-        count: u64,
+        blocks: BlockRange,
         blocking: Blocking,
     ) -> Result<Entries> {
-        let mut entries = Entries::with_capacity(count as usize);
-        for (lba, in_segment) in segments(first, count) {
-            let slots = lba.slot()..lba.slot() + in_segment as usize;
-            let maps = &self.pool.maps();
-            maps.resolve(layer, lba.segment(), slots, blocking, &mut entries)?;
+        let mut entries = Entries::with_capacity(blocks.count as usize);
+        let maps = self.pool.maps();
+        for part in blocks.by_segment() {
+            maps.resolve(layer, part.segment(), part.slots(), blocking, &mut entries)?;
         }
         Ok(entries)
     }
@@ -216,36 +229,27 @@ impl Volume {
     fn entries_to_write(
         &self,
         layer: &Layer,
-        first: Lba,
-        count: u64,
+        blocks: BlockRange,
         blocking: Blocking,
     ) -> Result<Entries> {
         if !Guard::FrozenNotInPlace.holds() {
-            return self.entries(layer, first, count, blocking);
+            return self.entries(layer, blocks, blocking);
         }
-        let mut entries = Entries::with_capacity(count as usize);
-        for (lba, in_segment) in segments(first, count) {
-            let leaf = self.pool.maps().leaf(layer, lba.segment(), blocking)?;
-            let slots = lba.slot()..lba.slot() + in_segment as usize;
-            leaf.heat.touch(slots.clone());
-            leaf.entries(slots, &mut entries);
+        let mut entries = Entries::with_capacity(blocks.count as usize);
+        for part in blocks.by_segment() {
+            let leaf = self.pool.maps().leaf(layer, part.segment(), blocking)?;
+            leaf.heat.touch(part.slots());
+            leaf.entries(part.slots(), &mut entries);
         }
         Ok(entries)
     }
 
     /// [step 3 shape] Finds the blocks of zeros, and what can be rewritten in place.
-    fn shape(
-        &self,
-        layer: &Layer,
-        first: Lba,
-        data: &[u8],
-        entries: &[Entry],
-        blocking: Blocking,
-    ) -> Result<Runs> {
-        let blocks = data.chunks_exact(self.pool.block_size() as usize);
+    fn shape(&self, layer: &Layer, piece: &Piece<'_>, blocking: Blocking) -> Result<Runs> {
+        let blocks = piece.data.chunks_exact(piece.block_size as usize);
         let mut runs = Runs::new();
         let mut below = None;
-        for ((block, entry), n) in blocks.zip(entries).zip(0..) {
+        for ((block, entry), n) in blocks.zip(&piece.entries).zip(0..) {
             let own = match Guard::SharedNotInPlace.holds() {
                 true => entry.own_pba(),
                 false => entry.pba(),
@@ -254,7 +258,7 @@ impl Volume {
                 _ if is_zero(block) => {
                     let below = match &mut below {
                         Some(below) => below,
-                        none => none.insert(self.entries_below(layer, first, entries, blocking)?),
+                        none => none.insert(self.entries_below(layer, piece, blocking)?),
                     };
                     zero_fate(*entry, below.get(n as usize))
                 }
@@ -262,10 +266,9 @@ impl Volume {
                 None => Fate::New,
             };
             match runs.last_mut() {
-                Some(run) if run.continues_with(fate) => run.count += 1,
+                Some(run) if run.continues_with(fate) => run.blocks.count += 1,
                 _ => runs.push(Run {
-                    lba: first + n,
-                    count: 1,
+                    blocks: BlockRange::new(piece.first + n, 1),
                     fate,
                 }),
             }
@@ -277,18 +280,16 @@ impl Volume {
     fn entries_below(
         &self,
         layer: &Layer,
-        first: Lba,
-        own: &[Entry],
+        piece: &Piece<'_>,
         blocking: Blocking,
     ) -> Result<Entries> {
         let mut entries = Entries::new();
         let Some(below) = layer.below() else {
             return Ok(entries);
         };
-        for (lba, count) in segments(first, own.len() as u64) {
-            let slots = lba.slot()..lba.slot() + count as usize;
-            let view = self.pool.maps().view(&below, lba.segment(), blocking)?;
-            view.entries(slots, &mut entries);
+        for part in piece.blocks().by_segment() {
+            let view = self.pool.maps().view(&below, part.segment(), blocking)?;
+            view.entries(part.slots(), &mut entries);
         }
         Ok(entries)
     }
@@ -297,13 +298,13 @@ impl Volume {
     fn place(
         &self,
         layer: &Layer,
-        before: (Lba, &[Entry]),
+        piece: &Piece<'_>,
         runs: &[Run],
         blocking: Blocking,
     ) -> Result<PlacedRuns> {
         let new = runs.iter().filter(|run| run.fate == Fate::New);
-        let new: SmallVec<_> = new.map(|run| (run.lba, run.count)).collect();
-        let Some((first_new, _)) = new.first() else {
+        let new: SmallVec<[BlockRange; 4]> = new.map(|run| run.blocks).collect();
+        let Some(first_new) = new.first() else {
             let placed = runs.iter().map(|run| Placed {
                 run: *run,
                 new: None,
@@ -312,10 +313,10 @@ impl Volume {
         };
         let placement = Placement {
             layer: layer.id,
-            beside: self.beside(layer, *first_new, blocking)?,
+            beside: self.beside(layer, first_new.first, blocking)?,
             runs: new,
         };
-        let free = self.allocate(layer, before, &placement, blocking)?;
+        let free = self.allocate(layer, piece, &placement, blocking)?;
         let mut free = free.into_iter().peekable();
         let mut placed = PlacedRuns::new();
         for run in runs {
@@ -327,12 +328,11 @@ impl Volume {
                 continue;
             }
             let mut done = 0;
-            while done < run.count {
+            while done < run.blocks.count {
                 let Some(blocks) = free.peek_mut() else { break };
-                let count = blocks.count.min(run.count - done);
+                let count = blocks.count.min(run.blocks.count - done);
                 let part = Run {
-                    lba: run.lba + done,
-                    count,
+                    blocks: BlockRange::new(run.blocks.first + done, count),
                     fate: Fate::New,
                 };
                 placed.push(Placed {
@@ -354,7 +354,7 @@ impl Volume {
     fn allocate(
         &self,
         layer: &Layer,
-        before: (Lba, &[Entry]),
+        piece: &Piece<'_>,
         placement: &Placement,
         blocking: Blocking,
     ) -> Result<PbaRuns> {
@@ -368,7 +368,7 @@ impl Volume {
             .allocate(placement, &layer.space_limits, purpose, blocking)
         {
             Err(error) if error.kind() == StoreErrorKind::NoSpace => {
-                let overwrites = self.replaces_data(layer, before, placement)?;
+                let overwrites = self.replaces_data(layer, piece, placement)?;
                 if purpose == Purpose::Import || !overwrites {
                     return Err(error);
                 }
@@ -384,19 +384,19 @@ impl Volume {
     fn replaces_data(
         &self,
         layer: &Layer,
-        (first, entries): (Lba, &[Entry]),
+        piece: &Piece<'_>,
         placement: &Placement,
     ) -> Result<bool> {
-        let below = self.entries_below(layer, first, entries, Blocking::Yes)?;
+        let below = self.entries_below(layer, piece, Blocking::Yes)?;
         let holds_data = |lba: Lba| {
-            let at = (lba.0 - first.0) as usize;
-            match entries[at] {
+            let at = (lba.0 - piece.first.0) as usize;
+            match piece.entries[at] {
                 Entry::ABSENT => below.get(at).is_some_and(|below| below.pba().is_some()),
                 own => own.pba().is_some(),
             }
         };
         let mut runs = placement.runs.iter();
-        Ok(runs.all(|(start, count)| (0..*count).all(|n| holds_data(*start + n))))
+        Ok(runs.all(|run| (0..run.count).all(|n| holds_data(run.first + n))))
     }
 
     /// Where the nearest block of its own in the same segment says that this one would best go.
@@ -419,20 +419,21 @@ impl Volume {
     }
 
     /// [step 5 store] One write to the pool for each run of consecutive blocks.
-    fn store(&self, first: Lba, data: &[u8], placed: &[Placed]) -> Result<()> {
-        let block_size = self.pool.block_size();
+    fn store(&self, piece: &Piece<'_>, placed: &[Placed]) -> Result<()> {
         for part in placed {
             let Some(pba) = part.pba() else { continue };
             let run = part.run;
-            let start = ((run.lba.0 - first.0) * block_size) as usize;
-            let bytes = &data[start..start + (run.count * block_size) as usize];
-            let written = self.pool.data().write_at(bytes, pba.0 * block_size);
+            let bytes = piece.bytes(run.blocks);
+            let written = self.pool.data().write_at(bytes, pba.0 * piece.block_size);
             if let Err(error) = written {
-                let what = format_args!("block {} of the volume, {pba} of the pool", run.lba);
+                let what = format_args!(
+                    "block {} of the volume, {pba} of the pool",
+                    run.blocks.first
+                );
                 return self.take_back(placed, StoreError::io(what, error));
             }
             if run.fate == Fate::InPlace(pba) && self.pool.bad.is_any() {
-                self.pool.bad.rewritten(pba.0..pba.0 + run.count);
+                self.pool.bad.rewritten(pba.0..pba.0 + run.blocks.count);
             }
         }
         Ok(())
@@ -443,20 +444,17 @@ impl Volume {
         &self,
         layer: &Layer,
         cache: &HashCache,
-        (first, data): (Lba, &[u8]),
+        piece: &Piece<'_>,
         placed: &[Placed],
     ) {
-        let block_size = self.pool.block_size();
         for placed in placed {
             let Some(pba) = placed.pba() else { continue };
-            for (lba, count) in segments(placed.run.lba, placed.run.count) {
-                let start = ((lba.0 - first.0) * block_size) as usize;
-                let bytes = &data[start..start + (count * block_size) as usize];
-                let fingerprints =
-                    self.pool
-                        .fingerprinter
-                        .fingerprints(&cache.key, layer.domain, bytes);
-                cache.note(lba, pba + (lba.0 - placed.run.lba.0), &fingerprints);
+            for part in placed.run.blocks.by_segment() {
+                let bytes = piece.bytes(part);
+                let fingerprinter = &self.pool.fingerprinter;
+                let fingerprints = fingerprinter.fingerprints(&cache.key, layer.domain, bytes);
+                let into_run = part.first.0 - placed.run.blocks.first.0;
+                cache.note(part.first, pba + into_run, &fingerprints);
             }
         }
     }
@@ -469,7 +467,7 @@ impl Volume {
             let new = placed.iter().filter_map(|placed| {
                 placed.new.map(|start| PbaRun {
                     start,
-                    count: placed.run.count,
+                    count: placed.run.blocks.count,
                 })
             });
             self.pool.journal.take_back(&new.collect::<PbaRuns>())?;
@@ -492,44 +490,56 @@ impl Placed {
 impl Run {
     fn continues_with(&self, fate: Fate) -> bool {
         match (self.fate, fate) {
-            (Fate::InPlace(start), Fate::InPlace(next)) => start + self.count == next,
+            (Fate::InPlace(start), Fate::InPlace(next)) => start + self.blocks.count == next,
             (own, other) => own == other,
         }
     }
 }
 
-/// Entries that will hold data and did not in this layer.
-fn entries_more(first: Lba, entries: &[Entry], runs: &[Run]) -> u64 {
-    let new = runs.iter().filter(|run| run.fate == Fate::New);
-    let before = new.flat_map(|run| {
-        let at = (run.lba.0 - first.0) as usize;
-        &entries[at..at + run.count as usize]
-    });
-    before.filter(|entry| entry.pba().is_none()).count() as u64
+impl Piece<'_> {
+    fn blocks(&self) -> BlockRange {
+        BlockRange::new(self.first, self.entries.len() as u64)
+    }
+
+    /// What some of its blocks were.
+    fn entries(&self, blocks: BlockRange) -> &[Entry] {
+        let at = (blocks.first.0 - self.first.0) as usize;
+        &self.entries[at..at + blocks.count as usize]
+    }
+
+    /// What some of its blocks become.
+    fn bytes(&self, blocks: BlockRange) -> &[u8] {
+        let start = ((blocks.first.0 - self.first.0) * self.block_size) as usize;
+        &self.data[start..start + (blocks.count * self.block_size) as usize]
+    }
+
+    /// Entries that will hold data and did not in this layer.
+    fn entries_more(&self, runs: &[Run]) -> u64 {
+        let new = runs.iter().filter(|run| run.fate == Fate::New);
+        let before = new.flat_map(|run| self.entries(run.blocks));
+        before.filter(|entry| entry.pba().is_none()).count() as u64
+    }
 }
 
 /// The records of a piece ([step 6 log]), and the blocks that they give up: none for what is
 /// rewritten in place.
 fn changes(
     layer: LayerId,
-    first: Lba,
-    entries: &[Entry],
+    piece: &Piece<'_>,
     placed: &[Placed],
 ) -> (SmallVec<[Record; 2]>, PbaRuns) {
     let mut records = SmallVec::new();
     let mut old_blocks = PbaRuns::new();
     for Placed { run, new } in placed {
-        let at = (run.lba.0 - first.0) as usize;
-        let before = &entries[at..at + run.count as usize];
+        let before = piece.entries(run.blocks);
         match (run.fate, new) {
             (Fate::Zero(to), _) => {
                 old_blocks.extend(crate::metadata::owned_runs(before));
-                for (lba, count) in segments(run.lba, run.count) {
-                    let count = count as u32;
+                for part in run.blocks.by_segment() {
                     records.push(Record::Unmap {
                         layer,
-                        lba,
-                        count,
+                        lba: part.first,
+                        count: part.count as u32,
                         to,
                     });
                 }
@@ -537,17 +547,14 @@ fn changes(
             (Fate::New, Some(pba)) => {
                 let mut done = 0;
                 for same in before.chunk_by(|a, b| a.successor(1) == *b) {
-                    let start = run.lba + done;
-                    for (lba, count) in segments(start, same.len() as u64) {
-                        let new = Entry::private(*pba + (lba.0 - run.lba.0));
-                        let old = same[0].successor(lba.0 - start.0);
-                        let count = count as u32;
+                    let alike = BlockRange::new(run.blocks.first + done, same.len() as u64);
+                    for part in alike.by_segment() {
                         records.push(Record::Map {
                             layer,
-                            lba,
-                            count,
-                            old,
-                            new,
+                            lba: part.first,
+                            count: part.count as u32,
+                            old: same[0].successor(part.first.0 - alike.first.0),
+                            new: Entry::private(*pba + (part.first.0 - run.blocks.first.0)),
                         });
                     }
                     done += same.len() as u64;
@@ -557,20 +564,6 @@ fn changes(
         }
     }
     (records, old_blocks)
-}
-
-/// Cuts a range of blocks where segments end.
-pub(super) fn segments(first: Lba, count: u64) -> impl Iterator<Item = (Lba, u64)> {
-    let mut at = first;
-    let end = first + count;
-    std::iter::from_fn(move || {
-        (at < end).then(|| {
-            let start = at;
-            let segment_end = (start.0 / BLOCKS_PER_SEGMENT + 1) * BLOCKS_PER_SEGMENT;
-            at = Lba(segment_end.min(end.0));
-            (start, at.0 - start.0)
-        })
-    })
 }
 
 /// What becomes of an entry whose block is all zeros: data that a layer below has there is hidden.

@@ -18,6 +18,14 @@ use crate::metadata::{Layer, MetadataState, bits};
 use crate::pool::Pool;
 use crate::volume::Volume;
 
+/// A batch that is being announced.
+struct Announced<'a> {
+    volume: &'a Volume,
+    layer: &'a Arc<Layer>,
+    number: u64,
+}
+
+/// What was announced in a segment.
 struct Taken {
     count: u64,
     /// Where the next look starts.
@@ -34,6 +42,11 @@ impl Pool {
         if sharable == 0 {
             return Ok(true);
         }
+        let batch = Announced {
+            volume,
+            layer,
+            number,
+        };
         let mut room = u64::from(BATCH_ITEMS_MAX).min(sharable);
         while room > 0 {
             let next = self
@@ -48,8 +61,7 @@ impl Pool {
                 Ready::Cold if first == segment.first() => leaf.heat.look(rounds),
                 Ready::Cold => leaf.heat.still_cold(rounds),
             };
-            let taken =
-                self.announce_in_segment((volume, layer), (first, number), room, &wanted)?;
+            let taken = self.announce_in_segment(&batch, first, room, &wanted)?;
             room -= taken.count;
             *cursor = taken.next;
         }
@@ -58,11 +70,12 @@ impl Pool {
 
     fn announce_in_segment(
         &self,
-        (volume, layer): (&Volume, &Arc<Layer>),
-        (first, number): (Lba, u64),
+        batch: &Announced<'_>,
+        first: Lba,
         room: u64,
         wanted: &SlotBits,
     ) -> Result<Taken> {
+        let layer = batch.layer;
         let segment = first.segment();
         let end = SegmentIndex(segment.0 + 1).first();
         let choose = |within: Range<Lba>| -> Result<_> {
@@ -87,7 +100,7 @@ impl Pool {
         let next = next.unwrap_or(end);
         let _locked = layer.locks.lock(range.start.0..range.end.0, Blocking::Yes);
         // Whoever removes a volume holds all of its blocks until no entry is left.
-        volume.check_has_blocks()?;
+        batch.volume.check_has_blocks()?;
         let (leaf, (runs, _)) = match Guard::PublishedLocked.holds() {
             true => choose(range)?,
             false => choose(first..end)?,
@@ -100,7 +113,7 @@ impl Pool {
             }
             let publish = Record::Publish {
                 layer: layer.id,
-                number,
+                number: batch.number,
                 runs,
             };
             let is_refused = Cell::new(false);

@@ -35,7 +35,7 @@ impl Pool {
             });
         }
         let answers = last_answers(&answers, batch)?;
-        self.settle_answered(&*index, (layer, batch), answers, cached)
+        self.settle_answered(&*index, layer, batch, answers, cached)
     }
 
     /// Nothing was counted: all blocks are private again, or free where they were rewritten.
@@ -46,14 +46,15 @@ impl Pool {
         batch: &OpenBatch,
     ) -> Result<()> {
         let declined = vec![Counted::Full; batch.unsettled().len()];
-        self.settle_answered(index, (layer, batch), &declined, 0)
+        self.settle_answered(index, layer, batch, &declined, 0)
             .map(|_| ())
     }
 
     fn settle_answered(
         &self,
         index: &dyn FingerprintIndex,
-        (layer, batch): (LayerId, &OpenBatch),
+        layer: LayerId,
+        batch: &OpenBatch,
         answers: &[Counted],
         cached: u64,
     ) -> Result<BatchReport> {

@@ -72,7 +72,18 @@ pub(crate) fn maps() -> (Arc<Maps>, [Arc<Layer>; 3]) {
 pub(crate) fn merge_away(maps: &Maps, gone: &Arc<Layer>, above: &Arc<Layer>) {
     let [lower, upper] = [gone, above].map(|it| maps.leaf(it, SEGMENT, Blocking::Yes).unwrap());
     let moved = lower.with(Segment::clone);
-    maps.merge(SEGMENT, (gone, &lower), (above, &upper), &moved);
+    maps.merge(
+        SEGMENT,
+        LeafOf {
+            layer: gone,
+            leaf: &lower,
+        },
+        LeafOf {
+            layer: above,
+            leaf: &upper,
+        },
+        &moved,
+    );
     maps.remove_layer(gone.id).unwrap();
 }
 
