@@ -14,7 +14,7 @@ use crate::guard::Guard;
 use crate::metadata::{Failed, MetadataState, PbaRun, apply};
 use crate::sync::lock;
 
-/// Log bytes kept free beyond what is asked for: frame headers and padding of one more commit.
+/// Log bytes kept free beyond the requested ones: frame headers and padding of one more commit.
 const LOG_MARGIN_BYTES: u64 = 8 << 10;
 
 /// Why a record cannot be appended now.
@@ -29,7 +29,7 @@ enum Pressure {
 
 impl Journal {
     /// Appends records and applies them, once there is room ([step 6 log], [step 7 apply]).
-    /// `old_blocks` are those that the records will give up.
+    /// `old_blocks` are the blocks that the records will release.
     ///
     /// With [`Blocking::No`] nothing has changed if that would have to wait. A first record that does not
     /// fit changes nothing either. Any other error leaves the pool without writes: see [`Journal::fail`].
@@ -42,8 +42,7 @@ impl Journal {
         self.append_if(records, old_blocks, blocking, &|_| Ok(()))
     }
 
-    /// The same if `admit` says so, with which nothing can happen in between: nothing has changed if
-    /// it does not.
+    /// The same if `admit` allows it, atomically with the records: nothing changes if it does not.
     pub(crate) fn append_if(
         &self,
         records: &[Record],
@@ -71,7 +70,8 @@ impl Journal {
                     return self.reclaim();
                 }
                 drop(uncommitted);
-                // What outlives the process neither in memory nor in the log is not answered (P12).
+                // A request whose records are neither in the log nor in memory that outlives the
+                // process is not answered (P12).
                 return if is_copied { Ok(()) } else { self.commit() };
             };
             drop(uncommitted);
@@ -82,7 +82,7 @@ impl Journal {
         }
     }
 
-    /// Makes room for records, so that whoever appends some soon need not wait for it.
+    /// Makes room for records, so that appending some soon need not wait for it.
     pub(crate) fn make_room(&self) -> Result<()> {
         let pressure = self.pressure(&*self.uncommitted()?);
         pressure.map_or(Ok(()), |pressure| self.relieve(&pressure))
@@ -166,7 +166,7 @@ impl Journal {
             || uncommitted.copy.is_nearly_full()
     }
 
-    /// Whether what was replayed fills its share of memory.
+    /// Whether replayed changes fill their share of memory.
     pub(super) fn needs_checkpoint(&self) -> Result<bool> {
         let dirty_pages = self.uncommitted()?.metadata.dirty_pages();
         Ok(self.maps.dirty_count() >= self.limits.dirty_leaves_max
@@ -185,8 +185,8 @@ impl Journal {
     }
 
     /// Housekeeping: writes a checkpoint if one is due, else commits the records in memory if they
-    /// are many or `commit` says so, and frees what durable records gave up. Data that was
-    /// rewritten in place is not synced for its own sake: nobody asked for that, and the host
+    /// are many or `commit` is set, and frees blocks that durable records released. Data that was
+    /// rewritten in place is not synced for its own sake: no client asked for that, and the host
     /// writes it out in its own time.
     pub(crate) fn tidy(&self, commit: bool) -> Result<()> {
         let uncommitted = self.uncommitted()?;

@@ -1,4 +1,4 @@
-//! Work that no guest waits for, done by whoever the pool's user has set for it.
+//! Hook that runs background work on an executor that the caller installs.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,7 +8,7 @@ use crate::sync::AtomicU64;
 /// Runs work to its end and returns, once.
 pub type BackgroundExecutor = fn(&mut (dyn FnMut() + Send));
 
-/// Who does it, and how much of it is under way.
+/// The executor, and the work in progress.
 #[derive(Default)]
 pub(crate) struct BackgroundWork {
     run: OnceLock<BackgroundExecutor>,
@@ -16,7 +16,7 @@ pub(crate) struct BackgroundWork {
 }
 
 impl BackgroundWork {
-    /// Whoever is set first stays.
+    /// The first executor stays.
     pub(crate) fn set(&self, run: BackgroundExecutor) {
         let _ = self.run.set(run);
     }
@@ -29,8 +29,8 @@ impl BackgroundWork {
         self.under_way.load(Relaxed) > 0
     }
 
-    /// Does work that holds nothing that a guest could wait for: aside, or here where nobody is
-    /// set for it.
+    /// Does work that holds nothing a guest could wait for: on the background executor, or here if
+    /// none is installed.
     #[expect(
         clippy::expect_used,
         reason = "whoever is set runs its work, see `BackgroundExecutor`"

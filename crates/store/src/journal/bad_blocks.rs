@@ -1,14 +1,14 @@
-//! Blocks that are known to be bad, and how far the scrub has come: what the part `scrub` has.
+//! The part `scrub`: known bad blocks, and the scrub's progress.
 //!
-//! A block is bad if the device cannot read it, or if it is not what its fingerprint says. The list
-//! is small and changes rarely, so all of it is in memory, and all of it is written anew when it
-//! changes: see `docs/decisions/0018-scrub-and-bad-blocks.md`.
+//! A block is bad if the device cannot read it, or if its content does not match its fingerprint.
+//! The list is small and changes rarely, so all of it is in memory, and all of it is written when
+//! it changes: see `docs/decisions/0018-scrub-and-bad-blocks.md`.
 //!
 //! Invariants:
-//! - A block in the list is not handed out. It is let go once the list without it is durable, so
-//!   an address in the list always means the block that was meant, whatever a crash undoes.
-//! - What the list says is looked up again by whoever relies on it: a read of a shared block in it
-//!   compares the content with the fingerprint. So one that is as it should be does no harm there.
+//! - A block in the list is not handed out. It becomes available once the list without it is
+//!   durable, so an address in the list always means the intended block, whatever a crash undoes.
+//! - The list is a hint that is verified before use: a read of a shared block in it compares the
+//!   content with the fingerprint. So a good block in the list does no harm.
 //!
 //! Lock order: the part, then the uncommitted state, then the list.
 
@@ -29,14 +29,14 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::sync::{AtomicUsize, Mutex, RwLock, lock, read, write};
 
-/// Blocks remembered that a reader could not read, until somebody has had a look at them.
+/// Blocks that a reader could not read, kept until they are checked.
 const SUSPECTS_MAX: usize = 1024;
 
 /// Between two messages of the log about requests that failed: guests try again and again.
 const TELL_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct BadBlocks {
-    /// How many are listed: all that a read looks at where there are none.
+    /// The number of listed blocks: a read checks nothing else if there are none.
     count: AtomicUsize,
     state: RwLock<State>,
     /// Those that a request could not read.
@@ -50,7 +50,7 @@ pub(crate) struct BadBlocks {
 struct State {
     listed: BTreeMap<Pba, BadBlock>,
     progress: ScrubProgress,
-    /// Not listed any more, which the part does not say yet.
+    /// No longer listed, but still in the part on disk.
     cleared: BTreeSet<Pba>,
     /// Why the list that was there could not be read, until a scrub has gone over the whole pool.
     problem: Option<String>,
@@ -65,7 +65,7 @@ struct SavedPart {
 }
 
 impl BadBlocks {
-    /// Reads the part, or makes it where there is none and `may_create` says so.
+    /// Reads the part, or makes it if there is none and `may_create` is set.
     pub(crate) fn open(engine: &dyn Engine, pool: PoolId, may_create: bool) -> Result<Self> {
         let name = engine.describe(Part::Scrub);
         let disk = match engine.open(Part::Scrub) {
@@ -83,7 +83,8 @@ impl BadBlocks {
             .as_deref()
             .filter(|_| Guard::RecoverySyncsFirst.holds())
         {
-            // What only survived in the host's cache must be durable before blocks are let go by it.
+            // Data that survived only in the host's cache must be durable before blocks become
+            // available because of it.
             let settled = disk.sync().and_then(|()| disk.forget_cached());
             settled.map_err(|error| StoreError::io(format_args!("syncing {name}"), error))?;
         }
@@ -140,7 +141,7 @@ impl BadBlocks {
         read(&self.state).listed.get(&pba).copied()
     }
 
-    /// Those of some consecutive blocks.
+    /// The listed blocks of a run.
     pub(crate) fn within(&self, blocks: Range<u64>) -> Vec<BadBlock> {
         if !self.is_any() {
             return Vec::new();
@@ -159,7 +160,7 @@ impl BadBlocks {
         read(&self.state).progress
     }
 
-    /// Returns what it is then. Durable with the next saving.
+    /// Returns its state then. Durable with the next save.
     pub(crate) fn change_progress(&self, change: impl FnOnce(&mut ScrubProgress)) -> ScrubProgress {
         let state = &mut *write(&self.state);
         change(&mut state.progress);
@@ -213,15 +214,15 @@ impl BadBlocks {
         is_any
     }
 
-    /// A block that nobody could read, and that the index does not have, was written anew.
+    /// A block that could not be read, and that the index does not have, was rewritten.
     pub(crate) fn rewritten(&self, blocks: Range<u64>) {
         let written = self.within(blocks).into_iter();
         let unshared = written.filter(|block| block.fingerprint.is_none());
         self.clear(unshared.map(|block| block.pba));
     }
 
-    /// Puts blocks on the list, or says more of those that are there. Durable when it returns. The
-    /// caller holds the job lock, or the blocks' entries cannot change for another reason.
+    /// Puts blocks on the list, or updates those on it. Durable when it returns. The caller holds
+    /// the job lock, or the blocks' entries cannot change for another reason.
     pub(crate) fn list(&self, journal: &Journal, blocks: &[BadBlock]) -> Result<()> {
         if blocks.is_empty() {
             return Ok(());
@@ -250,8 +251,8 @@ impl BadBlocks {
         self.save(journal)
     }
 
-    /// Takes blocks off the list that are as they should be, or that nothing names any more.
-    /// Durable when it returns.
+    /// Takes blocks off the list that are good, or that no entry refers to any more. Durable when
+    /// it returns.
     pub(crate) fn unlist(
         &self,
         journal: &Journal,
@@ -298,8 +299,8 @@ impl BadBlocks {
         Ok(())
     }
 
-    /// Housekeeping: what was cleared is let go. So is a block that was freed, and that the device
-    /// could read; one that it cannot stays out of use.
+    /// Housekeeping: cleared blocks become available. So does a block that was freed and that the
+    /// device could read; an unreadable one stays out of use.
     pub(crate) fn tidy(&self, journal: &Journal) -> Result<()> {
         if !self.is_any() && read(&self.state).cleared.is_empty() {
             return Ok(());
@@ -342,14 +343,14 @@ impl SavedPart {
         let bytes: Vec<u8> = pages.iter().flat_map(|page| page.iter().copied()).collect();
         let at = sequence % SLOTS * SLOT_PAGES * PAGE_BYTES as u64;
         let written = disk.write_at(&bytes, at).and_then(|()| disk.sync());
-        // What a writing that failed has left is nobody's: the next one has another number, and goes
-        // to the same slot, so that the other one stays whole.
+        // Remains of a failed write are ignored: the next one has another number, and goes to the
+        // same slot, so that the other one stays whole.
         self.sequence = sequence + u64::from(written.is_err());
         written.map_err(|error| StoreError::io(format_args!("writing {}", self.name), error))
     }
 }
 
-/// What the part has.
+/// The content of the part.
 #[derive(Default)]
 struct Newest {
     /// 0 where nothing was ever written, or nothing can be read.
@@ -359,12 +360,12 @@ struct Newest {
     problem: Option<FormatError>,
     /// A slot begins with something that this pool cannot have written.
     has_foreign: bool,
-    /// A slot begins with a page of this pool, whatever else is wrong with it.
+    /// A slot begins with a page of this pool, whatever its other faults.
     has_own: bool,
 }
 
 impl Newest {
-    /// Whether what stands in the part was not written by this pool.
+    /// Whether the part was not written by this pool.
     fn is_foreign(&self) -> bool {
         self.has_foreign && !self.has_own
     }
@@ -393,7 +394,7 @@ fn newest(disk: &dyn Disk, pool: PoolId) -> std::io::Result<Newest> {
     Ok(newest)
 }
 
-/// Who wrote what a slot begins with, by magic and pool id alone.
+/// The pool that wrote the beginning of a slot, by magic and pool id alone.
 #[derive(PartialEq, Eq)]
 enum Owner {
     /// Zeros: never written, or a crash kept the first sector from the medium.

@@ -1,14 +1,13 @@
-//! The checkpoint: what the maps say, written beside what they said before, and one root that
-//! switches over.
+//! The checkpoint: changed metadata is written beside the old, and one root switches over.
 //!
 //! 1. seal under the uncommitted state, in one commit: every changed segment, free-space page and catalogue
 //!    page as they are after exactly the records before the log position (a *sharp* checkpoint, so
 //!    that replay can compare each record with the map it changes)
 //! 2. write them to places that no durable root reaches, and the trees above them
 //! 3. sync the pages (P2), then write and sync the root
-//! 4. only now are the old pages and the log before the position given up
+//! 4. only now are the old pages and the log before the position released
 //!
-//! Requests go on meanwhile: they change copies.
+//! Requests go on during a checkpoint: they change copies.
 
 use onefold_format::Root;
 use onefold_format::page::PAGE_BYTES;
@@ -26,7 +25,7 @@ impl Journal {
     }
 
     fn write_checkpoint(&self, current: &mut Root) -> Result<()> {
-        // Its first step empties the list of what has changed.
+        // Its first step empties the list of changes.
         let _stops = StopsOnPanic::new(&self.failure, "a checkpoint");
         let mut log = self.commits.lock();
         let sealed = self.seal_and_commit(&mut log, |uncommitted| {

@@ -1,13 +1,13 @@
 //! The commit: the only place that syncs the pool and writes the log.
 //!
 //! 1. seal: take the records that are in memory; later ones belong to the next commit
-//! 2. sync the pool, so that the blocks these records name are durable (P2)
+//! 2. sync the pool, so that the blocks that these records refer to are durable (P2)
 //! 3. write the records and sync the log
-//! 4. answer whoever waited; the blocks that the records gave up wait for their readers (P3)
+//! 4. answer the waiters; the blocks that the records released wait for their readers (P3)
 //!
-//! There is no thread for it. Whoever needs a commit takes the lock and runs it; the others queue
-//! for the lock and find, when they get it, that a commit sealed after they arrived is done (P5).
-//! So any number of flushes that arrive during one commit share the next.
+//! There is no thread for it. A caller that needs a commit takes the lock and runs it; the others
+//! queue for the lock and find, when they get it, that a commit sealed after they arrived is done
+//! (P5). So any number of flushes that arrive during one commit share the next.
 
 use super::failure::StopsOnPanic;
 use super::log::{Log, Tail};
@@ -23,17 +23,17 @@ impl Journal {
             .run(|log| self.seal_and_commit(log, |_| Ok(())))
     }
 
-    /// A commit that no guest waits for. Most of it is the host's work on writing the data out, so
-    /// that is done aside first, and little is left for the time in which guests' flushes queue
-    /// behind the commit.
+    /// A commit that no guest waits for. Most of it is the host's work of writing the data out, so
+    /// that is done in the background first, and little is left for the time in which guests'
+    /// flushes queue behind the commit.
     pub(crate) fn commit_in_background(&self) -> Result<()> {
         self.write_data_out()?;
         self.commit()
     }
 
-    /// Syncs the data aside, if anyone does work aside, and once more what was written during the
-    /// first sync. It stands for no commit's own sync, but a failure is told only once, so it
-    /// counts as much.
+    /// Syncs the data on the background executor, if there is one, and once more for writes during
+    /// the first sync. It does not replace a commit's own sync, but a failure is reported only
+    /// once, so it counts as much.
     pub(super) fn write_data_out(&self) -> Result<()> {
         if self.background.is_set() && self.data.is_unsynced() {
             self.background
@@ -56,7 +56,7 @@ impl Journal {
         let tail = uncommitted.seal();
         self.log_span.seal(tail.log_bytes());
         drop(uncommitted);
-        // Whoever raises this flag has written its data, and does so before its record is
+        // A writer raises this flag after it has written its data, and before its record is
         // appended: a record in `tail` whose flag was seen by an earlier commit is of data that
         // this earlier commit synced.
         let has_unsynced = self.data.take_unsynced();
@@ -85,8 +85,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Once it fails there are no more writes, and records to come, so all that are not durable are in
-    /// the tail and in those of commits under way.
+    /// Once it fails there are no more writes or records, so all that are not durable are in the
+    /// tail and in those of commits in progress.
     pub(super) fn sync_data(&self) -> Result<()> {
         let what = || format!("syncing the pool's data {}", self.data.name());
         let synced = self.data.sync();

@@ -40,7 +40,7 @@ impl DataDisk {
         self.disk.read_at(buf, at)
     }
 
-    /// Reads what the host has in memory; false where it has not.
+    /// Reads data that the host has in memory; false if it has not.
     pub(crate) fn try_read_at(&self, buf: &mut [u8], at: u64) -> io::Result<bool> {
         self.disk.try_read_at(buf, at)
     }
@@ -74,12 +74,12 @@ impl DataDisk {
         self.disk.sync()
     }
 
-    /// A sync failed: the new blocks that these records name are not believed.
+    /// A sync failed: the new blocks of these records are not trusted.
     pub(super) fn doubt(&self, tail: &Tail) {
         self.doubted.add(tail);
     }
 
-    /// Refuses what was read of blocks whose content may be another's.
+    /// Refuses data read from blocks whose content may be another volume's.
     pub(super) fn check_believed(&self, blocks: &Range<u64>) -> io::Result<()> {
         self.doubted.check(blocks)
     }

@@ -1,10 +1,10 @@
-//! Blocks that perhaps do not hold what was written to them.
+//! Blocks that may not hold their written data.
 //!
-//! A sync that fails may leave the disk without what was written, and the host's cache keeps that only as
-//! long as it likes. A block that was new then shows what its last owner left: another volume's data,
-//! perhaps in the place of flushed bytes of this one, for a write to part of a block copies the rest.
-//! So reads of such blocks fail until the pool is opened again, which goes back to what is durable. A
-//! block that was rewritten in place has an older content of its own at worst.
+//! After a failed sync the disk may lack written data, and the host's cache keeps it only as long
+//! as it likes. A block that was new then shows its last owner's content: another volume's data,
+//! perhaps in the place of flushed bytes of this one, because a write to part of a block copies the
+//! rest. So reads of such blocks fail until the pool is opened again, which returns to the durable
+//! state. A block that was rewritten in place has older content of its own at worst.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,7 +21,7 @@ use crate::sync::{RwLock, read, write};
 pub(super) struct Doubted(RwLock<BTreeMap<u64, u64>>);
 
 impl Doubted {
-    /// A sync of the data failed: the new blocks that these records name are not believed.
+    /// A sync of the data failed: the new blocks of these records are not trusted.
     pub(super) fn add(&self, tail: &Tail) {
         let mut runs = write(&self.0);
         let records = tail.frames().flat_map(record::decode_all);
@@ -34,7 +34,7 @@ impl Doubted {
         }
     }
 
-    /// Refuses what was read of blocks whose content may be another's.
+    /// Refuses data read from blocks whose content may be another volume's.
     pub(super) fn check(&self, blocks: &Range<u64>) -> io::Result<()> {
         if !Guard::DoubtedNotRead.holds() || !self.contains_any(blocks) {
             return Ok(());

@@ -1,9 +1,9 @@
-//! Epochs: how it is known that nobody reads a block any more.
+//! Epochs: how to know that no read of a block is left.
 //!
 //! A read pins the current epoch before it looks a block up and unpins it when the data has been
-//! read. A block that a map gave up is tagged with the epoch current at that time; whoever looked
-//! it up before pinned that epoch or an earlier one. Once those pins are gone the block is in
-//! nobody's hands (P3), in whichever volume the reader was.
+//! read. A released block is tagged with the epoch current at that time; a read that looked it up
+//! before pinned that epoch or an earlier one. Once those pins are gone no reader has the block
+//! (P3), in whichever volume the reader was.
 //!
 //! Pins of the last four epochs are counted apart. The epoch advances only when the counter that
 //! the new one takes over has drained, so one slow read delays reuse but never the other reads.
@@ -29,7 +29,7 @@ pub(crate) struct Pin<'a> {
     counter: &'a AtomicU64,
 }
 
-/// The epoch in which a block was given up.
+/// The epoch in which a block was released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Epoch(u64);
 
@@ -47,8 +47,8 @@ impl Epochs {
             let epoch = self.current.load(SeqCst);
             let counter = self.counter(epoch);
             counter.fetch_add(1, SeqCst);
-            // The epoch may have moved on before the counter was raised; then the pin might
-            // count for a later epoch than the one that whoever gave a block up has seen.
+            // The epoch may have moved on before the counter was raised; then the pin might count
+            // for a later epoch than the one that the releasing thread has seen.
             if self.current.load(SeqCst) == epoch {
                 return Pin { counter };
             }
@@ -56,7 +56,7 @@ impl Epochs {
         }
     }
 
-    /// The tag for blocks that the maps no longer name.
+    /// The tag for blocks that the maps no longer refer to.
     pub(super) fn current(&self) -> Epoch {
         Epoch(self.current.load(SeqCst))
     }
@@ -69,7 +69,7 @@ impl Epochs {
         }
     }
 
-    /// Whether no read that pinned `epoch` or an earlier one is still under way.
+    /// Whether no read that pinned `epoch` or an earlier one is still in flight.
     pub(super) fn is_drained(&self, epoch: Epoch) -> bool {
         let current = self.current.load(SeqCst);
         let oldest_counted = current - (COUNTERS - 1);
@@ -100,11 +100,11 @@ mod shuttle_tests {
     use super::{COUNTERS, Epoch, Epochs};
     use crate::sync::{AtomicU64, Mutex, lock};
 
-    /// A map of one entry, which names one block after the other, each once.
+    /// A map of one entry, which refers to one block after the other, each once.
     struct OneEntry {
         epochs: Epochs,
         entry: AtomicU64,
-        /// Given up and not reused yet.
+        /// Released and not reused yet.
         deferred_frees: Mutex<Vec<(Epoch, u64)>>,
         reused_below: AtomicU64,
     }
@@ -145,7 +145,7 @@ mod shuttle_tests {
         }
     }
 
-    /// Readers, one who gives blocks up, and one who moves the epoch on and reuses blocks.
+    /// Readers, a thread that releases blocks, and one that advances the epoch and reuses blocks.
     #[test]
     fn shuttle_no_block_is_reused_while_it_is_read() {
         let interleave = || {
@@ -171,7 +171,7 @@ mod shuttle_tests {
             for thread in readers.into_iter().chain([giver, reclaimer]) {
                 thread.join().unwrap();
             }
-            // Nobody reads any more, so everything drains.
+            // No reads are left, so everything drains.
             one.reclaim();
             one.reclaim();
             assert!(lock(&one.deferred_frees).is_empty());
@@ -179,8 +179,8 @@ mod shuttle_tests {
         shuttle::check_random(interleave, 20_000);
     }
 
-    /// A reader that stops inside `pin` while the epoch goes round all counters. This is what the
-    /// second look at the epoch is for: without it this test fails.
+    /// A reader that stops inside `pin` while the epoch goes round all counters. The second check
+    /// of the epoch is for this case: without it this test fails.
     #[test]
     fn shuttle_a_reader_may_be_slow_to_pin() {
         let interleave = || {

@@ -1,7 +1,7 @@
 //! Why a pool takes no writes any more (P8).
 //!
-//! The first failure is kept, and ends with the process: what is on disk is known again only once the
-//! pool has been opened anew.
+//! The first failure is kept, and ends with the process: the state of the disk is known again only
+//! once the pool has been opened again.
 
 use std::sync::OnceLock;
 
@@ -39,8 +39,8 @@ impl Failure {
     }
 }
 
-/// Stops the pool if it is dropped by a panic: the work under way is half done, and the next caller
-/// must not go on as if it had been done.
+/// Stops the pool if it is dropped by a panic: the work is half done, and the next caller must not
+/// continue as if it had been done.
 pub(crate) struct StopsOnPanic<'a> {
     failure: &'a Failure,
     what: &'static str,

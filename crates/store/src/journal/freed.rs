@@ -6,7 +6,7 @@ use std::ops::Range;
 /// Ranges remembered at most: about 1 MiB of memory. Beyond, some are dealt with at once.
 const RANGES_MAX: usize = 16_384;
 
-/// Space that was freed and that nobody has looked at since, as ranges of units.
+/// Freed space that has not been processed yet, as ranges of units.
 #[derive(Default)]
 pub(super) struct Freed {
     /// From the first unit to the one behind the last; they do not touch.

@@ -6,10 +6,10 @@ use crate::error::Result;
 use crate::guard::Guard;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, lock};
 
-/// A ticket machine: work that many want and one does.
+/// A ticket machine: many callers want the work and one does it.
 ///
-/// What is guaranteed: [`GroupCommit::run`] returns only after a run of the work that *started* after
-/// the call has ended.
+/// Guarantee: [`GroupCommit::run`] returns only after a run of the work that *started* after the
+/// call has ended.
 pub(super) struct GroupCommit<T> {
     started: AtomicU64,
     state: Mutex<GroupCommitState<T>>,
@@ -28,8 +28,8 @@ impl<T> GroupCommit<T> {
         }
     }
 
-    /// Does the work, unless a run of it that started after this call has ended by the time that
-    /// it is this caller's turn. A failed run counts for nobody but the one who ran it.
+    /// Does the work, unless a run of it that started after this call has ended by the time that it
+    /// is this caller's turn. A failed run counts only for its own caller.
     pub(super) fn run(&self, work: impl FnOnce(&mut T) -> Result<()>) -> Result<()> {
         let arrived = self.started.load(SeqCst);
         let mut state = lock(&self.state);
@@ -47,7 +47,7 @@ impl<T> GroupCommit<T> {
         Ok(())
     }
 
-    /// The work's state, for those who do part of it themselves.
+    /// The work's state, for callers that do part of it themselves.
     pub(super) fn lock(&self) -> SharedGuard<'_, T> {
         SharedGuard(lock(&self.state))
     }
@@ -83,7 +83,7 @@ mod shuttle_tests {
 
     const CALLERS: usize = 4;
 
-    /// Who was covered by the runs so far.
+    /// The callers covered by the runs so far.
     #[derive(Default)]
     struct Runs {
         covered: [bool; CALLERS],

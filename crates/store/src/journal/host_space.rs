@@ -1,13 +1,12 @@
 //! Giving free space back to the host.
 //!
-//! Freed blocks can be handed out again at once. That the host may have their space is only
-//! remembered, and done later by whoever calls [`Journal::give_back`]: while the host punches a hole
-//! into a file it lets nobody write to that file, and by then many of the blocks may be in use
-//! again, which spares both the hole and the allocation after it.
+//! Freed blocks can be handed out again at once. Discarding their space is only noted, and done
+//! later by [`Journal::give_back`]: hole punching blocks writers to the file, and by then many of
+//! the blocks may be in use again, which saves both the hole and the allocation after it.
 //!
-//! What is remembered is a hint in memory, of whole units of 64 KiB, and a crash forgets it. So after
-//! each opening all free space is walked once, as slowly, for what else the host has allocated.
-//! [`Journal::trim_step`] walks it on demand, and gives single blocks back as well.
+//! The notes are hints in memory, of whole units of 64 KiB, and a crash loses them. So after each
+//! opening all free space is walked once, at the same slow pace, for other space that the host has
+//! allocated. [`Journal::trim_step`] walks it on demand, and discards single blocks as well.
 
 use std::ops::Range;
 
@@ -23,10 +22,10 @@ use crate::sync::lock;
 /// The granularity: smaller holes cost the file system more than the space is worth.
 const UNIT_BYTES: u64 = 64 << 10;
 
-/// Ranges looked at for one that can be given back: looking is cheap, but not for nothing.
+/// Ranges checked for one that can be discarded: a check is cheap, but not free.
 const LOOKS_MAX: usize = 64;
 
-/// Blocks that a step of the walk looks at: 256 pages of the free-space map.
+/// Blocks that a step of the walk checks: 256 pages of the free-space map.
 const WALK_BLOCKS: u64 = BLOCKS_PER_SPACE_PAGE << 8;
 
 impl Journal {
@@ -57,7 +56,7 @@ impl Journal {
         Ok(true)
     }
 
-    /// Goes on with the walk that is due after opening. Returns whether there is more of it to do for
+    /// Continues the walk that is due after opening. Returns whether there is more of it to do for
     /// this caller: one walks at a time, and holds no lock while the host punches holes.
     pub(crate) fn walk_free(&self, bytes: u64) -> Result<bool> {
         let Some(mut cursor) = lock(&self.free_walk).take() else {
@@ -108,7 +107,7 @@ impl Journal {
         };
         space.take(run)?;
         drop(uncommitted);
-        // What was found is data before the run, perhaps, and the run a hole already.
+        // The byte found is perhaps data before the run, and the run is a hole already.
         let end = (run.start.0 + run.count) * block_size;
         match self.data.next_data(run.start.0 * block_size) {
             Ok(Some(at)) if at < end => {
@@ -123,7 +122,7 @@ impl Journal {
         }
     }
 
-    /// Nobody gets these blocks meanwhile, for they would lose what is written to them.
+    /// These blocks are not handed out meanwhile, because data written to them would be lost.
     fn discard(&self, free: &[PbaRun]) -> Result<()> {
         if !Guard::DiscardBeforeReuse.holds() {
             self.take_back(free)?;
@@ -144,7 +143,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Hands out those of the units of which every block is free.
+    /// Hands out those units whose blocks are all free.
     fn take_free_units(&self, units: Range<u64>) -> Result<PbaRuns> {
         let unit = self.unit_blocks();
         let mut uncommitted = self.uncommitted()?;

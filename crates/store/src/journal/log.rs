@@ -1,7 +1,7 @@
 //! The log: a ring of frames, appended by commits and read once, by recovery.
 //!
 //! Positions count bytes since the log began and never wrap; a position's place in the ring is its
-//! remainder. What lies before the durable root's log position may be overwritten.
+//! remainder. The part before the durable root's log position may be overwritten.
 
 use std::sync::Arc;
 
@@ -21,18 +21,18 @@ pub(super) const RECORDS_BYTES_MAX: u64 = 32 << 10;
 
 /// Records that no commit has sealed yet, cut where frames will be.
 pub(super) struct Tail {
-    /// Where its first frame will stand.
+    /// Position of its first frame.
     position: u64,
     chunks: Vec<Vec<u8>>,
     /// Bytes of records.
     bytes: usize,
     /// Bytes that all but the last of the chunks take in the log.
     full_bytes: u64,
-    /// Blocks that these records give up.
+    /// Blocks that these records release.
     pub(super) released: PbaRuns,
 }
 
-/// How far a tail had come.
+/// The length of a tail at some moment.
 #[derive(Clone, Copy)]
 pub(super) struct TailMark {
     chunk: usize,
@@ -88,7 +88,7 @@ impl Tail {
         self.chunks.iter().map(Vec::as_slice)
     }
 
-    /// The records that came after `mark`: where the frame will stand that has them, and their bytes.
+    /// The records that came after `mark`: the position of their frame, and their bytes.
     pub(super) fn since(&self, mark: TailMark) -> impl Iterator<Item = (u64, &[u8])> {
         let chunks = &self.chunks[mark.chunk.min(self.chunks.len())..];
         let mut position = self.end() - log_bytes(chunks);
@@ -100,7 +100,7 @@ impl Tail {
         frames.filter(|(_, records)| !records.is_empty())
     }
 
-    /// Where the next tail's first frame will stand.
+    /// Position of the next tail's first frame.
     pub(super) fn end(&self) -> u64 {
         self.position + self.log_bytes()
     }
@@ -120,8 +120,8 @@ impl Tail {
         self.full_bytes + last.map_or(0, |chunk| frame::frame_bytes(chunk.len()))
     }
 
-    /// Appends a frame without records: see `session_end.rs`. The caller seals the tail at once, so that
-    /// it stays without.
+    /// Appends a frame without records: see `session_end.rs`. The caller seals the tail at once, so
+    /// that it stays without records.
     pub(super) fn append_closing(&mut self) {
         self.push(Vec::new());
     }
@@ -271,7 +271,7 @@ impl LogReader<'_> {
         self.log.ring_bytes
     }
 
-    /// What errors call the log.
+    /// The log's name in errors.
     pub(super) fn name(&self) -> &str {
         &self.log.name
     }
@@ -302,7 +302,7 @@ impl LogReader<'_> {
         Ok(Ok((frame, &bytes[FRAME_HEADER_BYTES..])))
     }
 
-    /// The position that a whole frame of some pool names, wherever it stands.
+    /// The position in the header of a whole frame of some pool, wherever it is.
     pub(super) fn frame_of(
         &mut self,
         position: u64,

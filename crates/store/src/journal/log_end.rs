@@ -1,12 +1,12 @@
-//! What stands behind the last frame that replay could take: nothing, the rest of a commit that was
+//! The content behind the last frame that replay could take: nothing, the rest of a commit that was
 //! cut short, or damage.
 //!
-//! Positions never repeat, so a frame that stands at its own position behind the end was written
-//! after everything that was replayed. Which commit and session it is of tells the rest:
+//! Positions never repeat, so a frame at its own position behind the end was written after
+//! everything that was replayed. Its commit and session tell the rest:
 //!
 //! - A later commit was written only after the one at the end was durable: damage.
-//! - A frame of the newest session belongs to a commit that was under way, or was damaged since.
-//!   Nothing can tell the two apart, so it is reported.
+//! - A frame of the newest session belongs to a commit that was in progress, or was damaged since.
+//!   The two cannot be distinguished, so it is reported.
 //! - A frame of an older session was found, and reported, by the opening that ended that session.
 //!
 //! Frames of another pool anywhere in the ring make it the log of another pool.
@@ -43,7 +43,7 @@ pub(super) struct End {
     pub(super) newest_session: u64,
 }
 
-/// What was found behind the end.
+/// The content found behind the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Behind {
     pub(super) incomplete: Option<IncompleteCommit>,
@@ -51,7 +51,7 @@ pub(super) struct Behind {
     pub(super) has_frames: bool,
 }
 
-/// Makes sure that the log has the length that the superblock says.
+/// Makes sure that the log has the superblock's length.
 pub(crate) fn check_length(found: u64, log_bytes: u64, name: &str) -> Result<()> {
     if found == log_bytes {
         return Ok(());
@@ -63,7 +63,7 @@ pub(crate) fn check_length(found: u64, log_bytes: u64, name: &str) -> Result<()>
     )))
 }
 
-/// What the user can do about a log that is not the pool's.
+/// The remedy for a log that is not the pool's.
 fn remedy(log_bytes: u64) -> String {
     format!(
         "put the pool's own log back; if that is lost, an empty file of {log_bytes} bytes in its \
@@ -120,14 +120,14 @@ pub(super) fn examine(reader: &mut LogReader<'_>, end: &End) -> Result<Behind> {
 }
 
 impl End {
-    /// Whether the session is the one that wrote the beginning of the commit at the end: what
-    /// follows in the same session is then of that commit, or proves that all of it was durable.
+    /// Whether the session is the one that wrote the beginning of the commit at the end: later
+    /// frames of the same session are then of that commit, or prove that all of it was durable.
     fn is_in_commit_of(&self, session: u64) -> bool {
         !self.is_commit_whole && self.session == session
     }
 }
 
-/// Where the frame ends whose damaged header stands at the end, if there is one.
+/// The end of the frame whose damaged header is at the log's end, if there is one.
 fn resembling(reader: &mut LogReader<'_>, end: &End) -> Result<Option<u64>> {
     let (pool, mark) = (reader.pool(), end.mark);
     let head = reader.bytes(mark.position, FRAME_HEADER_BYTES)?;

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::sync::AtomicU64;
 
-/// How much of the log's ring is in use.
+/// The used part of the log's ring.
 pub(super) struct LogSpan {
     pub(super) ring_bytes: u64,
     start: AtomicU64,
@@ -24,7 +24,7 @@ impl LogSpan {
         }
     }
 
-    /// Bytes that replay would read now, those of a commit under way included.
+    /// Bytes that replay would read now, including those of a commit in progress.
     pub(super) fn used(&self) -> u64 {
         self.end.load(SeqCst) + self.sealed.load(SeqCst) - self.start.load(SeqCst)
     }

@@ -1,27 +1,27 @@
 //! How changes of a pool's metadata become durable: records are appended, applied and copied to memory
 //! that outlives the process; a commit writes them to the log; a checkpoint folds them into the pages.
 //!
-//! A journal is an instance, of which a process can have several. Nothing but it syncs the pool's data,
-//! writes its log or its root, or changes what records change: its fields are private, and others see
-//! maps and metadata as they are.
+//! A journal is an instance, of which a process can have several. Only it syncs the pool's data,
+//! writes its log or its root, or changes the state that records change: its fields are private,
+//! and others have read-only access to maps and metadata.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! | --- | --- |
 //! | `append.rs` | appends and applies records |
 //! | `commit.rs` `group_commit.rs` `log.rs` `log_span.rs` | makes them durable |
-//! | `checkpoint.rs` `reader.rs` | keeps the log short; reads what a checkpoint has |
+//! | `checkpoint.rs` `reader.rs` | keeps the log short; reads a checkpoint |
 //! | `replay.rs` `log_end.rs` `session_end.rs` | brings a pool to where the last commit left it |
 //! | `tail_copy.rs` | how changes that are not durable yet outlive the process |
-//! | `data_disk.rs` `doubted.rs` `failure.rs` | the data; what is not read, and not written, after a sync that failed |
-//! | `reuse.rs` `epoch.rs` | hands out blocks, and frees them once nobody reads them |
-//! | `room.rs` `watermarks.rs` | what there is to hand out, and what is kept for whom |
+//! | `data_disk.rs` `doubted.rs` `failure.rs` | the data; reads and writes that are refused after a failed sync |
+//! | `reuse.rs` `epoch.rs` | hands out blocks, and frees them once they have no readers |
+//! | `room.rs` `watermarks.rs` | free blocks, and those kept for some purpose |
 //! | `host_space.rs` `freed.rs` | lets the host have free space |
 //! | `size.rs` | the pool's size |
 //! | `bad_blocks.rs` | the list of bad blocks, and the scrub's progress |
-//! | `background.rs` | lets others do what no guest waits for |
+//! | `background.rs` | the hook for the background executor |
 //!
-//! Lock order: the root (checkpoints), the log (commits), the uncommitted state, then what maps and
-//! metadata say.
+//! Lock order: the root (checkpoints), the log (commits), the uncommitted state, then maps and
+//! metadata.
 
 mod append;
 mod background;
@@ -83,7 +83,7 @@ pub(crate) use tail_copy::TailCopy;
 pub use watermarks::SpaceLevel;
 pub(crate) use watermarks::{PAGES_FOR_FINDER, Purpose};
 
-/// What a pool's metadata becomes durable with.
+/// Makes a pool's metadata durable.
 pub(crate) struct Journal {
     superblock: Superblock,
     limits: Limits,
@@ -91,28 +91,28 @@ pub(crate) struct Journal {
     pages: Arc<Pages>,
     maps: Maps,
     background: Arc<BackgroundWork>,
-    /// Records in memory and what they change. Whoever holds it sees maps and metadata exactly as the
-    /// records left them.
+    /// Records in memory and the state that they change. Its holder sees maps and metadata exactly
+    /// as the records left them.
     uncommitted: Mutex<Uncommitted>,
     commits: GroupCommit<Log>,
     checkpoints: GroupCommit<Root>,
     log_span: LogSpan,
     epochs: Epochs,
-    /// Blocks that durable records gave up, until their readers have drained.
+    /// Blocks that durable records released, until their readers have drained.
     deferred_frees: Mutex<VecDeque<(Epoch, PbaRuns)>>,
-    /// Held while what has drained is on its way from there to free space.
+    /// Held while drained blocks are moved from there to free space.
     reclaiming: Mutex<()>,
     freed: Mutex<Freed>,
-    /// Where the walk over free space that follows opening goes on.
+    /// Where the walk over free space that follows opening continues.
     free_walk: Mutex<Option<u64>>,
     failure: Failure,
-    /// What becomes of writes for which there is no room: the next checkpoint makes it durable.
+    /// The treatment of writes for which there is no room: the next checkpoint makes it durable.
     when_full: AtomicU8,
     space_report: SpaceReport,
     due: (Mutex<bool>, Condvar),
 }
 
-/// What a journal is made of.
+/// The components of a journal.
 pub(crate) struct JournalParts {
     pub(crate) superblock: Superblock,
     pub(crate) limits: Limits,
@@ -127,7 +127,7 @@ pub(crate) struct JournalParts {
     pub(crate) background: Arc<BackgroundWork>,
 }
 
-/// The records in memory, and what records change besides the maps.
+/// The records in memory, and the state that records change besides the maps.
 struct Uncommitted {
     tail: Tail,
     copy: TailCopy,
@@ -231,7 +231,7 @@ impl Journal {
         self.pages.used_count()
     }
 
-    /// Blocks that are given up from now on are of a later epoch than all before, or of the same.
+    /// Blocks that are released from now on have a later epoch than all before, or the same.
     pub(crate) fn epoch(&self) -> Epoch {
         self.epochs.current()
     }
@@ -250,8 +250,8 @@ impl Journal {
         self.uncommitted().map(Metadata)
     }
 
-    /// The uncommitted state, unless a thread panicked in the middle of changing it: then nobody knows what
-    /// it says, and the pool takes no writes until recovery has read it from disk again.
+    /// The uncommitted state, unless a thread panicked in the middle of changing it: then the state
+    /// is unknown, and the pool takes no writes until recovery has read it from disk again.
     fn uncommitted(&self) -> Result<MutexGuard<'_, Uncommitted>> {
         self.uncommitted.lock().map_err(|_| {
             let error = StoreError::damaged("a request panicked while it changed the maps");
@@ -270,8 +270,8 @@ impl Journal {
         StopsOnPanic::new(&self.failure, what)
     }
 
-    /// Stops all writes after a failed sync. What the copy of the tail describes may be gone from the
-    /// disk, so the next opening must not believe it.
+    /// Stops all writes after a failed sync. Changes in the copy of the tail may be gone from the
+    /// disk, so the next opening must not trust it.
     fn fail_sync(&self, error: &StoreError) {
         self.fail(error);
         if Guard::TailVoidAfterFailedSync.holds() {
@@ -283,7 +283,7 @@ impl Journal {
         self.failure.check()
     }
 
-    /// Refuses what was read of blocks whose content may be another's, after a failed sync.
+    /// Refuses data read from blocks whose content may be another volume's, after a failed sync.
     pub(crate) fn check_believed(&self, blocks: &Range<u64>) -> io::Result<()> {
         // No lock is taken while all is well.
         match self.failure.is_set() {

@@ -15,16 +15,16 @@ use crate::metadata::{Batches, Catalogue, OpenBatch, PagesHold, read_elements, t
 /// Pages of a map between two calls of `pace`, which is called at its end in any case.
 pub(crate) const PAGES_AT_ONCE: u64 = 16;
 
-/// Pages that are kept for the scan alone before it goes on in a newer checkpoint: 4 MiB.
+/// Pages that are kept for the scan alone before it continues in a newer checkpoint: 4 MiB.
 pub(crate) const HELD_BACK_MAX: usize = 1024;
 
 /// A checkpoint that stays readable.
 pub(crate) struct CheckpointReader<'a> {
     journal: &'a Journal,
     pub(crate) root: Root,
-    /// Each layer's record, its name being the one that messages use.
+    /// Each layer's record, with its name for messages.
     pub(crate) volumes: Vec<VolumeRecord>,
-    /// What finder or collector had still to settle.
+    /// The unsettled items of finder or collector.
     pub(crate) open: Option<OpenBatch>,
     /// It is of just now: nothing but requests has changed anything since.
     pub(crate) is_fresh: bool,
@@ -32,7 +32,8 @@ pub(crate) struct CheckpointReader<'a> {
 }
 
 impl<'a> CheckpointReader<'a> {
-    /// Writes a checkpoint and keeps it. Who compares it with the index holds the job lock.
+    /// Writes a checkpoint and keeps it. A caller that compares it with the index holds the job
+    /// lock.
     pub(crate) fn take(journal: &'a Journal) -> Result<Self> {
         let is_fresh = journal.check_writable().is_ok();
         if is_fresh {
@@ -52,8 +53,8 @@ impl<'a> CheckpointReader<'a> {
         })
     }
 
-    /// Becomes one of now. What it held is let go of first, so that the pages of the two are not kept
-    /// together; after an error nothing can be read by it.
+    /// Switches to a checkpoint of now. The old one is released first, so that the pages of the two
+    /// are not kept together; after an error nothing can be read by it.
     pub(crate) fn renew(&mut self) -> Result<()> {
         drop(self.hold.take());
         *self = Self::take(self.journal)?;
@@ -100,7 +101,7 @@ impl<'a> CheckpointReader<'a> {
         tree::lookup(&self.journal.pages, volume.layer.0, volume.map, segment.0)
     }
 
-    /// A page of the free-space map, if it says anything.
+    /// A page of the free-space map, unless it is empty.
     pub(crate) fn space_page(&self, index: u64) -> Result<Option<Pointer>> {
         tree::lookup(&self.journal.pages, SPACE_OWNER, self.root.space, index)
     }
@@ -144,7 +145,7 @@ impl<'a> CheckpointReader<'a> {
         map_page::decode(&page).map_err(|error| StoreError::format("map page", error))
     }
 
-    /// Visits the references that were given up and not released yet.
+    /// Visits the dropped references that are not released yet.
     pub(crate) fn each_given_up(&self, visit: &mut dyn FnMut(QueueElement)) -> Result<()> {
         let numbers = self.root.queue_head..self.root.queue_end;
         read_elements(
@@ -168,7 +169,7 @@ impl<'a> CheckpointReader<'a> {
         Ok(())
     }
 
-    /// Blocks that an open batch of the finder has still to settle, of whatever volume.
+    /// Blocks that an open batch of the finder has still to settle, of any volume.
     pub(crate) fn unsettled_blocks(&self) -> Vec<Pba> {
         let batch = self.open.iter();
         let finder = batch.filter(|batch| batch.kind != BatchKind::Collector);

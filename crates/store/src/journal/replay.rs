@@ -1,4 +1,4 @@
-//! Replay: what the log and the copy of its tail have, applied after an opening.
+//! Replay: the records of the log and of the copy of its tail, applied after an opening.
 
 use onefold_format::{FormatError, Record, Root, record};
 
@@ -10,7 +10,7 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::metadata::{PbaRun, PbaRuns, apply};
 
-/// What the log had.
+/// The content of the log.
 #[derive(Debug, Default)]
 pub(crate) struct Replayed {
     pub(crate) records: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Replayed {
     pub(crate) log_bytes: u64,
     /// The log ends in a commit that is not whole.
     pub(crate) incomplete_commit: Option<IncompleteCommit>,
-    /// There were commits, and the log has none of them left.
+    /// There were commits, and none of them is left in the log.
     pub(crate) is_log_replaced: bool,
     /// The session that was closed at its end.
     pub(crate) closed_session: Option<u64>,
@@ -54,8 +54,8 @@ impl Journal {
                 session = frame.header.session;
                 is_commit_whole = frame.header.last;
                 end = frame.end();
-                // Only between commits: a root cannot say that replay starts inside one. What one
-                // commit makes dirty was bounded when it was written.
+                // Only between commits: a root cannot start replay inside one. The changes of one
+                // commit were bounded when it was written.
                 if is_commit_whole && !is_later_minor && self.needs_checkpoint()? {
                     break true;
                 }
@@ -83,12 +83,12 @@ impl Journal {
                 report.closed_session = closed_session;
                 return Ok(report);
             }
-            // Memory is bounded here as well: what was replayed so far becomes a checkpoint.
+            // Memory is bounded here as well: the changes replayed so far become a checkpoint.
             self.checkpoint()?;
         }
     }
 
-    /// The blocks that durable records give up are free at once: nobody reads yet.
+    /// The blocks that durable records released are free at once: there are no readers yet.
     fn replay_frame(&self, payload: &[u8]) -> Result<u64> {
         let mut uncommitted = self.uncommitted()?;
         let mut released = PbaRuns::new();
@@ -99,8 +99,8 @@ impl Journal {
         Ok(count)
     }
 
-    /// Applies encoded records; the blocks that they name anew are taken first. Returns how many
-    /// records there were.
+    /// Applies encoded records; the new blocks in them are taken first. Returns how many records
+    /// there were.
     fn apply_all(
         &self,
         payload: &[u8],
@@ -124,8 +124,8 @@ impl Journal {
         Ok(count)
     }
 
-    /// Takes over what a process that died had answered and not made durable, and makes it durable
-    /// (P12). Returns how many records that were.
+    /// Takes over the requests that a dead process had answered and not made durable, and makes
+    /// them durable (P12). Returns how many records that were.
     ///
     /// The log is replayed, and everything that the host's cache had was synced. Records become frames
     /// at the very places for which they were meant. So if this process dies as well, the next one
@@ -166,7 +166,7 @@ impl Journal {
             }
         }
         if count > 0 {
-            // Their data was synced when the pool was opened; this says so to the commit.
+            // Their data was synced when the pool was opened; this tells the commit so.
             self.data.mark_unsynced();
             self.commit()?;
             self.reclaim()?;
@@ -206,7 +206,7 @@ impl Journal {
         Ok(())
     }
 
-    /// That the host has no room for more pages is no reason not to open: it is told when it matters.
+    /// A host without room for more pages is no reason not to open: it is reported when it matters.
     pub(crate) fn secure_first_pages(&self) -> Result<()> {
         let secured = self.pages.secure(PAGES_FOR_FINDER);
         secured.or_else(|error| match error.kind() {
@@ -232,7 +232,7 @@ fn next_frame<'a>(
     }
 }
 
-/// Where a log ends, by its frames alone. Damage where it does not go on without a gap.
+/// The end of a log, by its frames alone. Damage if it does not continue without a gap.
 pub(crate) fn follow_log(log: &Log) -> Result<LogMark> {
     let mut reader = log.reader();
     let (mut end, mut session, mut is_commit_whole) = (log.end, log.session, true);

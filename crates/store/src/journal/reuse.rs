@@ -1,5 +1,5 @@
-//! Blocks are handed out, given up, and handed out again once no reader can still see what they held
-//! (P3).
+//! Blocks are handed out, released, and handed out again once no reader can still see their old
+//! content (P3).
 
 use onefold_format::space_page::Bitmap;
 
@@ -13,8 +13,8 @@ use crate::metadata::{PbaRun, PbaRuns, Placement, SpaceLimits};
 use crate::sync::lock;
 
 impl Journal {
-    /// Hands out new blocks ([step 4 place]). Where only blocks are left that nobody has released
-    /// yet, a commit may release them.
+    /// Hands out new blocks ([step 4 place]). If only deferred frees are left, a commit may free
+    /// them.
     pub(crate) fn allocate(
         &self,
         placement: &Placement,
@@ -55,7 +55,7 @@ impl Journal {
         }
     }
 
-    /// Takes back blocks that were handed out and that no record names.
+    /// Takes back blocks that were handed out and that no record refers to.
     pub(crate) fn take_back(&self, runs: &[PbaRun]) -> Result<()> {
         let mut uncommitted = self.uncommitted()?;
         let space = uncommitted.metadata.space_mut();
@@ -90,7 +90,7 @@ impl Journal {
         self.free(&drained)
     }
 
-    /// Whether nothing waits for its readers that was given up by then.
+    /// Whether no block that was released by then still waits for its readers.
     pub(crate) fn is_reclaimed(&self, then: Epoch) -> bool {
         let _turn = lock(&self.reclaiming);
         let deferred_frees = lock(&self.deferred_frees);
@@ -99,7 +99,7 @@ impl Journal {
             .is_none_or(|(epoch, _)| *epoch > then)
     }
 
-    /// Makes the free-space map say what the maps do of these blocks. Returns whether it did not.
+    /// Makes the free-space map agree with the maps about these blocks. Returns whether it did not.
     pub(crate) fn correct_space(&self, run: PbaRun, named: bool) -> Result<bool> {
         self.uncommitted()?.metadata.space_mut().correct(run, named)
     }

@@ -1,5 +1,5 @@
-//! How much room the pool has, and what that means for those who want some: what the host lacks, what
-//! has to stay free for others, and the pages that the next checkpoint needs.
+//! The pool's room, and its consequences for callers that want some: space that the host lacks,
+//! blocks kept free for others, and the pages that the next checkpoint needs.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -10,17 +10,17 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 use crate::metadata::{MetadataState, Space, SpaceLimits};
 
-/// How many blocks can be handed out, and what that means.
+/// The number of blocks that can be handed out, and the resulting level.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room {
     pub(crate) level: SpaceLevel,
     /// Free blocks that the host has space for.
     pub(crate) available: u64,
-    /// What the host could still allocate, where that says anything.
+    /// Space that the host could still allocate, if that is known.
     pub(crate) host_free_bytes: Option<u64>,
     /// Bytes that the host has allocated for data.
     pub(crate) allocated_bytes: u64,
-    /// Of these, for blocks that are free, which need no more space of the host.
+    /// Of these, those of free blocks, which need no more space of the host.
     pub(crate) spare_bytes: u64,
 }
 
@@ -127,7 +127,7 @@ impl Journal {
         2 * changes as u64 + beyond
     }
 
-    /// Blocks that only what overwrites data gets.
+    /// Blocks for writes that overwrite data only.
     pub(crate) fn reserve_blocks(&self, metadata: &MetadataState) -> u64 {
         self.watermarks(metadata.space()).reserve
     }
@@ -136,8 +136,8 @@ impl Journal {
         Watermarks::of(space.blocks(), self.block_size())
     }
 
-    /// Tells the log of each level that is reached, one after the other, and once there is enough
-    /// again. What is better by less than an eighth is not news: the next write may take it.
+    /// Logs each level that is reached, one after the other, and the end of scarcity. An
+    /// improvement by less than an eighth is not logged: the next write may take it.
     pub(crate) fn report_level(&self) -> Result<()> {
         let refused_at = self.space_report.refused_at.load(SeqCst);
         let room = self.room()?;
@@ -183,8 +183,8 @@ impl Journal {
         }
     }
 
-    /// Blocks that a volume leaves to others when it takes so many: what is kept for it comes before
-    /// the pool's reserve.
+    /// Blocks that a volume leaves to others when it takes this many: the blocks kept for it come
+    /// before the pool's reserve.
     pub(crate) fn kept_from(
         &self,
         space_limits: &SpaceLimits,
@@ -221,7 +221,7 @@ impl Journal {
         Ok(beyond + unclaimed)
     }
 
-    /// Whether the volume can go on to own so many blocks fewer: more are kept for it then.
+    /// Whether the volume may own this many blocks fewer: more are kept for it then.
     pub(crate) fn admit_sharing(
         &self,
         space_limits: &SpaceLimits,
@@ -236,7 +236,8 @@ impl Journal {
         )
     }
 
-    /// Whether so many bytes can be reserved for a volume; without an space_limits, for a new one.
+    /// Whether this many bytes can be reserved for a volume; without existing limits, for a new
+    /// one.
     pub(crate) fn admit_reservation(
         &self,
         space_limits: Option<&SpaceLimits>,

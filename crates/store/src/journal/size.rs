@@ -1,4 +1,4 @@
-//! The pool's size, as the root says it: see `resize.rs`.
+//! The pool's size, as in the root: see `resize.rs`.
 
 use onefold_format::Root;
 

@@ -1,17 +1,18 @@
 //! The copy of the log's tail, in memory that outlives the process (P12).
 //!
-//! A guest can outlive the daemon: its client reconnects and goes on as if every answered write were
-//! there, for a disk that is only reset loses nothing. Data is in the host's cache or on the disk by
-//! then, but the records that say where it is are in memory until a commit. So each of them is copied
-//! here before its request is answered, and the next opening takes over those that the log lacks.
+//! A guest can outlive the daemon: its client reconnects and goes on as if every answered write
+//! were there, because a disk that is only reset loses nothing. Data is in the host's cache or on
+//! the disk by then, but the records that locate it are in memory until a commit. So each of them
+//! is copied here before its request is answered, and the next opening takes over those that the
+//! log lacks.
 //!
-//! The memory has two halves. One has the records that no commit has sealed yet, the other those that
-//! a commit has sealed and is making durable. Each entry says where in the log its frame will stand;
-//! an opening that finds the log's end at that place knows which entries the log has already, also
-//! where the process died in the middle of writing the frames or of taking records over.
+//! The memory has two halves. One has the records that no commit has sealed yet, the other those
+//! that a commit has sealed and is making durable. Each entry has its frame's position in the log;
+//! an opening that finds the log's end there knows which entries the log has already, even if the
+//! process died in the middle of writing the frames or of taking records over.
 //!
-//! A copy is believed only in the boot of the host that made it. After a power loss the data that it
-//! speaks of may be gone, and so may it be after a failed sync, which makes the copy void.
+//! A copy is trusted only in the boot of the host that made it. After a power loss the data that it
+//! refers to may be gone, and likewise after a failed sync, which makes the copy void.
 
 use std::sync::Arc;
 
@@ -23,14 +24,14 @@ use super::log::{RECORDS_BYTES_MAX, Tail, TailMark};
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::guard::Guard;
 
-/// Bytes of both halves: room for some 130,000 changes between two commits. With less room guests that
-/// write much at random make housekeeping commit so often that they notice.
+/// Bytes of both halves: room for some 130,000 changes between two commits. With less room, guests
+/// with many random writes make housekeeping commit so often that they notice.
 const MEMORY_BYTES: usize = 16 << 20;
 
-/// What one request's entries take at most: its records, which may belong to several frames.
+/// Most bytes of one request's entries: its records, which may belong to several frames.
 const REQUEST_BYTES_MAX: usize = RECORDS_BYTES_MAX as usize + 4 * TAIL_ENTRY_BYTES;
 
-/// How much of a half is read at first: room for one request, and then some.
+/// The first read of a half: room for one request, and then some.
 const READ_BYTES_MIN: usize = 2 * REQUEST_BYTES_MAX;
 
 pub(crate) struct TailCopy {
@@ -40,13 +41,13 @@ pub(crate) struct TailCopy {
     boot: [u8; 16],
     /// The half that has the records which no commit has sealed.
     half: usize,
-    /// Where the next entry goes in it, and from what its checksum goes on.
+    /// The place of its next entry, and the checksum to continue.
     at: usize,
     seed: u32,
     is_void: bool,
 }
 
-/// Records that a process left behind: where the frame stands that has or should have them.
+/// Records that a process left behind: the position of the frame that has or should have them.
 pub(super) struct LeftBehind {
     pub(super) position: u64,
     pub(super) records: Vec<u8>,
@@ -96,7 +97,7 @@ impl TailCopy {
         most.is_some_and(|most| self.at > most)
     }
 
-    /// What earlier processes left for this pool in this boot of the host, in the log's order.
+    /// Remains of earlier processes for this pool in this boot of the host, in the log's order.
     pub(super) fn left_behind(&self) -> Vec<LeftBehind> {
         let Some(memory) = &self.memory else {
             return Vec::new();
@@ -150,8 +151,8 @@ impl TailCopy {
         }
     }
 
-    /// From now on the half that has no records in need of it takes those of a new tail, whose first
-    /// frame will stand at `position`.
+    /// From now on the half whose records are no longer needed takes those of a new tail, whose
+    /// first frame will be at `position`.
     pub(super) fn begin(&mut self, position: u64) {
         self.half = 1 - self.half;
         self.at = TAIL_HEADER_BYTES;
@@ -170,14 +171,15 @@ impl TailCopy {
         memory.write_at(&bytes, start);
     }
 
-    /// Begins anew after an opening: all records that there were are in the log.
+    /// Starts again after an opening: all old records are in the log.
     pub(super) fn begin_session(&mut self, position: u64) {
         self.erase();
         self.is_void = false;
         self.begin(position);
     }
 
-    /// Appends what came to `tail` after `mark`. Returns whether it is there for the next process.
+    /// Appends the records that came to `tail` after `mark`. Returns whether they are there for the
+    /// next process.
     pub(super) fn append(&mut self, tail: &Tail, mark: TailMark) -> bool {
         let Some(memory) = self.memory.as_ref().filter(|_| !self.is_void) else {
             return false;
@@ -192,7 +194,7 @@ impl TailCopy {
                 return false;
             }
             let start = self.half * half;
-            // What ends an entry is there before the entry itself is.
+            // The end of an entry is written before the entry itself.
             memory.write_at(&[0; TAIL_ENTRY_BYTES], start + end);
             memory.write_at(records, start + self.at + TAIL_ENTRY_BYTES);
             let head = tail::encode_entry(self.seed, position, records);

@@ -1,35 +1,37 @@
-//! How full the pool is, and who still gets blocks then.
+//! How full the pool is, and which writes still get blocks then.
 //!
 //! | level | free blocks | then |
 //! | --- | --- | --- |
 //! | enough | | |
 //! | low | a tenth | a warning |
-//! | scarce | a 32nd | imports stop, so that what is left is the guests' |
-//! | reserve | a 128th | only what overwrites data gets blocks |
-//! | full | none, or fewer than a write wants | that write waits or fails |
+//! | scarce | a 32nd | imports stop, to leave the rest to guests |
+//! | reserve | a 128th | only writes that overwrite data get blocks |
+//! | full | none, or fewer than a write needs | that write waits or fails |
 //!
 //! Free blocks that the host has no space for do not count: where the pool's file is sparse, its file
 //! system may have less room than the pool.
 //!
-//! The reserve is for copy-on-write: a guest can go on overwriting what is shared or in a snapshot,
-//! which it needs even for deleting its own files. Everything that frees blocks needs none: trims, deletions, merges of
-//! snapshots, the finder, the collector and checkpoints work in a full pool as in an empty one.
+//! The reserve is for copy-on-write: a guest can go on overwriting blocks that are shared or in a
+//! snapshot, which it needs even for deleting its own files. Operations that free blocks need none:
+//! trims, deletions, merges of snapshots, the finder, the collector and checkpoints work in a full
+//! pool as in an empty one.
 //!
-//! They do need pages for metadata, and those are the host's to give. So that a host without room stops
-//! nothing that makes room, the pages of the next checkpoint are always secured before its changes are made, and
-//! others stop first: the finder, whose index grows, then what maps new blocks.
+//! They do need pages for metadata, which come from the host. So that a host without room does not
+//! stop operations that make room, the pages of the next checkpoint are always secured before its
+//! changes are made, and others stop first: the finder, whose index grows, then writes that map new
+//! blocks.
 
 use crate::guard::Guard;
 use crate::sync::{AtomicU8, AtomicU64};
 
-/// Bytes from which on the share of the pool is no reason for a warning, or for stopping anybody.
+/// Bytes from which on the share of the pool is no reason for a warning, or for stopping anything.
 const LOW_BYTES_MAX: u64 = 64 << 30;
 const SCARCE_BYTES_MAX: u64 = 8 << 30;
 const RESERVE_BYTES_MAX: u64 = 1 << 30;
 
-/// Pages for metadata beyond two for each change, one for itself and one for those above it, without
-/// which a checkpoint is written before anything else is changed: those of a whole batch, of the
-/// catalogue, and to spare. This is what trims, deletions and the collector can count on.
+/// Pages for metadata beyond two for each change, one for itself and one for those above it,
+/// without which a checkpoint is written before anything else is changed: those of a whole batch,
+/// of the catalogue, and some spare ones. Trims, deletions and the collector can rely on these.
 pub(super) const PAGES_FOR_RECLAIMING: u64 = 256;
 
 /// Pages without which no new block is mapped.
@@ -53,7 +55,7 @@ pub enum SpaceLevel {
     Low,
     /// A 32nd is free, or 8 GiB: imports stop.
     Scarce,
-    /// A 128th is free, or 1 GiB: only what overwrites data gets blocks.
+    /// A 128th is free, or 1 GiB: only writes that overwrite data get blocks.
     Reserve,
     /// No block is free, or a write found too few and nothing has become free since.
     Full,
@@ -63,14 +65,14 @@ impl SpaceLevel {
     /// From best to worst.
     const ALL: [Self; 5] = [Self::Ok, Self::Low, Self::Scarce, Self::Reserve, Self::Full];
 
-    /// The levels between the one that the log was told of and this one, which it is to hear of now.
+    /// The levels between the one logged last and this one, which are to be logged now.
     pub(super) fn news_since(self, reported: u8) -> impl Iterator<Item = Self> {
         let all = Self::ALL.into_iter();
         all.filter(move |level| *level as u8 > reported && *level <= self)
     }
 }
 
-/// What a new block is for.
+/// The purpose of a new block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// An image that is being loaded.
@@ -119,10 +121,10 @@ impl Watermarks {
     }
 }
 
-/// What is remembered from one look at the free space to the next.
+/// State between two checks of the free space.
 #[derive(Default)]
 pub(super) struct SpaceReport {
-    /// The level that the log was told of.
+    /// The level logged last.
     pub(super) level: AtomicU8,
     /// One more than the blocks that were available when a write found too few; 0 where none has, or
     /// more are available since.

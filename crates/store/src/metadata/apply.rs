@@ -1,8 +1,8 @@
 //! The one function that changes a map ([step 7 apply]).
 //!
-//! Writes, trims, deletion and recovery all make a record and call this, so what a record does is
-//! the same whether it was just logged or is read back after a crash. A record that does not fit
-//! what it is applied to is a defect or damage, never ignored.
+//! Writes, trims, deletion and recovery all make a record and call this, so the effect of a record
+//! is the same whether it was just logged or is read back after a crash. A record that does not fit
+//! the present state is a defect or damage, never ignored.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::error::{Result, StoreError};
 
 /// Why a record could not be applied.
 pub(crate) enum Failed {
-    /// Nothing was changed: the record does not fit, or what it changes could not be read.
+    /// Nothing was changed: the record does not fit, or the state to change could not be read.
     Before(StoreError),
     /// It may have been applied in part.
     During(StoreError),
@@ -42,11 +42,11 @@ impl From<Failed> for StoreError {
     }
 }
 
-/// Changes maps and metadata as `record` says, and adds to `released` the blocks that nobody names any
-/// more: they are in between until the caller knows that the record is durable and all readers
-/// have drained.
+/// Changes maps and metadata according to `record`, and adds to `released` the blocks that nothing
+/// refers to any more: they are in flight until the caller knows that the record is durable and all
+/// readers have drained.
 ///
-/// Blocks that a [`Record::Map`] names anew must be in between; they are the maps' afterwards.
+/// The new blocks of a [`Record::Map`] must be in flight; they are mapped afterwards.
 pub(crate) fn apply(
     record: &Record,
     maps: &Maps,

@@ -1,8 +1,8 @@
-//! The open batch: what finder or collector have announced in the log and not settled yet.
+//! The open batch: items that finder or collector have announced in the log and not settled yet.
 //!
-//! A pool has one open batch at most. Its items are settled in order, each by a record, so what
-//! remains after a crash is a tail of them; the index is then asked again under the same number
-//! and gives its original answers (P4).
+//! A pool has one open batch at most. Its items are settled in order, each by a record, so after a
+//! crash a tail of them remains; the index is then asked again under the same number and gives its
+//! original answers (P4).
 
 use onefold_format::batch_page::{self, BatchItem, ITEMS_PER_PAGE};
 use onefold_format::page::{BATCH_OWNER, PageKind};
@@ -16,7 +16,7 @@ use super::pages::Pages;
 use super::tree;
 use crate::error::{Result, StoreError};
 
-/// A batch under way.
+/// An open batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OpenBatch {
     pub(crate) number: u64,
@@ -42,8 +42,8 @@ impl OpenBatch {
         &self.items[self.done..]
     }
 
-    /// Notes that `lba` of `layer` no longer names `pba`. Returns whether the batch was still to
-    /// settle that: then the block is the batch's business and nobody else's.
+    /// Notes that `lba` of `layer` no longer refers to `pba`. Returns whether the batch had not
+    /// settled that item yet: then only the batch settles the block.
     pub(super) fn note_moved(&mut self, layer: LayerId, lba: Lba, pba: Pba) -> bool {
         if self.kind != BatchKind::Finder(layer) {
             return false;
@@ -85,7 +85,7 @@ impl Batches {
         self.next_number
     }
 
-    /// As a checkpoint has them; tells `visit_page` of each page that it met.
+    /// The batch of a checkpoint; passes each page that it reads to `visit_page`.
     pub(crate) fn read(
         pages: &Pages,
         root: &Root,

@@ -1,7 +1,7 @@
 //! Locks on ranges of a volume's blocks.
 //!
 //! A write holds its blocks from before it looks them up until the map has changed, so no two
-//! requests place, rewrite or give up the same block at once ([step 2 lock]). Never held across a
+//! requests place, rewrite or release the same block at once ([step 2 lock]). Never held across a
 //! commit or an index call. Reads take no lock: they pin an epoch instead.
 //!
 //! Ranges are granted in the order of arrival where they overlap, so a large TRIM is not starved
@@ -36,7 +36,7 @@ pub(crate) struct BlockGuard<'a> {
 }
 
 impl BlockLocks {
-    /// Locks `blocks`; nothing where they are in use and the caller does not want to wait.
+    /// Locks `blocks`; nothing if they are in use and the caller must not block.
     pub(crate) fn lock(&self, blocks: Range<u64>, blocking: Blocking) -> Option<BlockGuard<'_>> {
         let mut queue = lock(&self.queue);
         let free = !queue.is_blocked(u64::MAX, &blocks);
@@ -94,7 +94,7 @@ mod shuttle_tests {
     use crate::blocking::Blocking;
     use crate::sync::{AtomicU64, lock};
 
-    /// Shuttle itself fails where everybody waits: a lost wake-up, or two that wait for each other.
+    /// Shuttle itself fails if all threads wait: a lost wake-up, or a deadlock.
     #[test]
     fn shuttle_overlapping_ranges_exclude_each_other() {
         shuttle::check_random(

@@ -1,4 +1,5 @@
-//! A bounded cache with second chances: what was not used since the hand last passed goes first.
+//! A bounded cache with second chances: values that were not used since the hand last passed are
+//! evicted first.
 
 use std::hash::Hash;
 
@@ -33,8 +34,8 @@ impl<K: Copy + Eq + Hash, V> ClockCache<K, V> {
         Some(&mut slot.value)
     }
 
-    /// Adds a value that is not there yet. Where the cache is full, one that `may_go` makes room;
-    /// where none may, the cache exceeds its bound, which whoever pins values keeps in check.
+    /// Adds a new value. In a full cache, one that `may_go` makes room; if none may, the cache
+    /// exceeds its bound, which callers that pin values must limit.
     pub(super) fn insert(&mut self, key: K, value: V, may_go: impl Fn(&V) -> bool) -> &mut V {
         if self.slots.len() >= self.slots_max {
             self.evict(may_go);
@@ -63,7 +64,7 @@ impl<K: Copy + Eq + Hash, V> ClockCache<K, V> {
         }
     }
 
-    /// Twice round at most: the first time takes the second chances away. Goes on until the bound
+    /// Twice round at most: the first time takes the second chances away. Continues until the bound
     /// holds again, so that values which were pinned for a while do not stay for ever.
     fn evict(&mut self, may_go: impl Fn(&V) -> bool) {
         for _ in 0..2 * self.slots.len() {

@@ -1,8 +1,8 @@
 //! The catalogue in memory: a slot for each volume and each snapshot, written in pages of fifteen.
 //!
-//! It is looked into and changed while everybody waits for the uncommitted state, so what is done often costs the same
-//! however many snapshots there are: records are found by number and by layer, and a checkpoint copies the
-//! pages that it writes. Only what makes or renames a volume goes through all of them.
+//! It is read and changed under the lock of the uncommitted state, so frequent operations cost the
+//! same however many snapshots there are: records are found by number and by layer, and a
+//! checkpoint copies the pages that it writes. Only making or renaming a volume scans all of them.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +38,7 @@ pub(crate) struct Catalogue {
 }
 
 impl Catalogue {
-    /// Reads all records that `root` reaches, and tells `visit` of each page that it met.
+    /// Reads all records that `root` reaches, and passes each page that it reads to `visit`.
     pub(crate) fn read(
         pages: &Pages,
         root: TreeRoot,
@@ -73,7 +73,7 @@ impl Catalogue {
         Ok(catalogue)
     }
 
-    /// Puts a record into a slot that there is, or takes it out, and returns what was there.
+    /// Puts a record into an existing slot, or removes it, and returns the old one.
     fn set(&mut self, slot: usize, record: Option<VolumeRecord>) -> Option<VolumeRecord> {
         let before = std::mem::replace(&mut self.slots[slot], record);
         if let Some(VolumeRecord {
@@ -149,7 +149,7 @@ impl Catalogue {
         self.volumes().find(|(_, volume)| is_it(volume))
     }
 
-    /// What a volume is called, or a snapshot with the volume that it is of.
+    /// The name of a volume, or of a snapshot with its volume.
     pub(crate) fn name_of(&self, record: &VolumeRecord) -> String {
         let Some(of) = record.snapshot_of else {
             return record.name.clone();
@@ -195,7 +195,7 @@ impl Catalogue {
         free.chain(self.slots.len() as u64..)
     }
 
-    /// Puts a volume into a slot, as a record says. The map of one that was there is kept.
+    /// Puts a volume into a slot, according to a record. The map of an existing one is kept.
     pub(super) fn put(&mut self, slot: u64, mut volume: VolumeRecord) -> Result<()> {
         let at = slot as usize;
         if at > self.slots.len() + RECORDS_PER_PAGE {
@@ -228,8 +228,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// The live layer of a volume becomes a snapshot's, as a record says, and the volume goes on in
-    /// another one. Returns what the volume is now.
+    /// The live layer of a volume becomes a snapshot's, according to a record, and the volume
+    /// continues in another one. Returns the volume's new record.
     pub(super) fn freeze(
         &mut self,
         slot: u64,
@@ -261,7 +261,8 @@ impl Catalogue {
         Ok(volume)
     }
 
-    /// Empties a slot, as a record says. What was above the layer is above the one below it.
+    /// Empties a slot, according to a record. Layers above the removed one are then above the one
+    /// below it.
     pub(super) fn remove(&mut self, slot: u64, id: VolumeId) -> Result<VolumeRecord> {
         let is_it = self.by_id.get(&id) == Some(&slot);
         let record = match is_it {
@@ -300,8 +301,8 @@ impl Catalogue {
         self.dirty_pages.insert(slot / RECORDS_PER_PAGE as u64);
     }
 
-    /// What a checkpoint must write that changes these layers' maps: the records of all pages that
-    /// change, as they are now.
+    /// The pages that a checkpoint that changes these layers' maps must write: the records of all
+    /// pages that change, as they are now.
     pub(super) fn seal(&mut self, layers: impl Iterator<Item = LayerId>) -> SealedCatalogue {
         let dirty_pages = std::mem::take(&mut self.dirty_pages);
         let slots = layers.filter_map(|layer| self.by_layer.get(&layer));
@@ -327,7 +328,7 @@ impl Catalogue {
     }
 }
 
-/// What a checkpoint writes of the catalogue, as it was when it was sealed.
+/// A checkpoint's catalogue pages, as they were when it was sealed.
 pub(super) struct SealedCatalogue {
     /// The records of each page by its number; empty once all its slots are.
     pub(super) pages: Vec<(u64, Vec<Option<VolumeRecord>>)>,
@@ -383,7 +384,7 @@ mod tests {
         let sealed = catalogue.seal([].into_iter());
         assert_eq!(sealed.pages.len(), 3000_usize.div_ceil(RECORDS_PER_PAGE));
         catalogue.mark_dirty(RECORDS_PER_PAGE as u64 * 7);
-        // A layer that is gone by now, one beside what is dirty, and two of another page.
+        // A layer that is gone by now, one beside a dirty one, and two of another page.
         let layers = [9999, RECORDS_PER_PAGE as u64 * 7 + 1, 2000, 2001].map(LayerId);
         let sealed = catalogue.seal(layers.into_iter());
         let numbers: Vec<u64> = sealed.pages.iter().map(|(index, _)| *index).collect();
@@ -393,7 +394,8 @@ mod tests {
             let first = index * RECORDS_PER_PAGE as u64;
             assert!(ids.into_iter().eq(first..first + RECORDS_PER_PAGE as u64));
         }
-        // If it fails, what was dirty is again; what only had another map is known by that.
+        // If it fails, dirty records are dirty again; records with only another map are found by
+        // that.
         catalogue.unseal(sealed);
         assert_eq!(catalogue.seal([].into_iter()).pages.len(), 1);
     }

@@ -1,14 +1,14 @@
-//! Fingerprints made while blocks are written, so that the finder need not read them back
-//! ([DEDIS §4.5]). On per volume, of bounded size, and only a help: what is not in it, after a
-//! start nothing, is read and fingerprinted as ever.
+//! Fingerprints made while blocks are written, so that the finder need not read them back ([DEDIS
+//! §4.5]). One per volume, of bounded size, and optional: blocks that are not in it, after a start
+//! all of them, are read and fingerprinted by the finder.
 //!
 //! A segment of the map has a set of slots, one for each of its blocks; segments that come upon
 //! the same set replace each other.
 //!
-//! Invariant: a fingerprint is that of its block's bytes until somebody writes there. Whoever
-//! writes holds the entry's lock, empties the slot before the pool is written and fills it
-//! afterwards. The volume's cache is looked up under that lock, and one that is switched on again
-//! starts empty: so nobody who writes can miss the cache that the finder looks into.
+//! Invariant: a fingerprint is that of its block's bytes until the next write there. A writer holds
+//! the entry's lock, empties the slot before the pool is written and fills it afterwards. The
+//! volume's cache is looked up under that lock, and one that is switched on again starts empty: so
+//! no writer can miss the cache that the finder uses.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,7 +29,7 @@ const SET_BYTES: u64 = BLOCKS_PER_SEGMENT * SLOT_BYTES;
 /// The blocks of one segment.
 type Set = Option<(SegmentIndex, Box<[Slot]>)>;
 
-/// A block's fingerprint, and where it was written; the pool's block 0 is nobody's.
+/// A block's fingerprint, and where it was written; the pool's block 0 is never used.
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     pba: Pba,
@@ -49,7 +49,7 @@ pub(crate) struct HashCache {
     room: Arc<Room>,
 }
 
-/// What all caches of a pool may take together (P9).
+/// The memory that all caches of a pool may take together (P9).
 pub(crate) struct Room {
     limit_bytes: u64,
     used_bytes: AtomicU64,
@@ -63,7 +63,7 @@ impl Room {
         })
     }
 
-    /// Takes `bytes` or what is left, in whole sets.
+    /// Takes `bytes` or the remainder, in whole sets.
     fn take(&self, bytes: u64) -> u64 {
         let mut taken = 0;
         let _ = self.used_bytes.fetch_update(Relaxed, Relaxed, |used| {
@@ -115,7 +115,7 @@ impl HashCache {
         let (_, slots) = match &mut *set {
             Some(found) if found.0 == lba.segment() => found,
             other => {
-                // What is replaced may still be of use, but so is what is new.
+                // The replaced one may still be useful, but so is the new one.
                 let slots = vec![EMPTY; BLOCKS_PER_SEGMENT as usize].into_boxed_slice();
                 other.insert((lba.segment(), slots))
             }

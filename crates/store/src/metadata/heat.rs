@@ -1,4 +1,4 @@
-//! Which blocks were written lately, so that the finder leaves them alone ([DEDIS §4.5]).
+//! Recently written blocks, which the finder leaves alone ([DEDIS §4.5]).
 //!
 //! Hints only, kept with a segment in the cache and lost with it: a segment that was dropped from
 //! the cache, or was never in it since the pool was opened, has not been written lately. The write
@@ -22,7 +22,7 @@ const FORGET_AFTER: u8 = 31;
 /// One bit a slot.
 pub(crate) type SlotBits = [u64; WORDS];
 
-/// What is known of the blocks of one segment.
+/// Hints about the blocks of one segment.
 pub(crate) struct Heat {
     /// Written since the last look.
     written: [AtomicU64; WORDS],
@@ -36,7 +36,7 @@ struct Ages {
     slots: Option<Box<[Age; SLOTS]>>,
 }
 
-/// bits 0..5 looks since the last write; 5..7 how often the rounds were doubled; 7 published
+/// bits 0..5 passes since the last write; 5..7 how often the passes were doubled; 7 published
 #[derive(Clone, Copy, Default)]
 struct Age(u8);
 
@@ -103,7 +103,7 @@ impl Heat {
         }
     }
 
-    /// One look, as of a round: which slots have not been written for `rounds` looks.
+    /// One step, for a pass: the slots that have not been written for `rounds` passes.
     pub(crate) fn look(&self, rounds: u8) -> SlotBits {
         let mut ages = lock(&self.ages);
         let first = if ages.was_cold { ROUNDS_MAX } else { 0 };
@@ -121,7 +121,7 @@ impl Heat {
         cold
     }
 
-    /// What the last look found, less what was written since.
+    /// The result of the last step, without slots written since.
     pub(crate) fn still_cold(&self, rounds: u8) -> SlotBits {
         let ages = lock(&self.ages);
         let mut cold = SlotBits::default();
@@ -133,7 +133,7 @@ impl Heat {
         cold
     }
 
-    /// This slot's block was published: what happens to it until it is forgotten counts.
+    /// This slot's block was published: later writes to it count until it is forgotten.
     pub(crate) fn published(&self, slot: usize) {
         if let Some(slots) = &mut lock(&self.ages).slots {
             slots[slot] = Age::new(0, slots[slot].doublings(), true);

@@ -1,15 +1,15 @@
-//! Layer maps: what is on disk as of the last checkpoint, and the segments in memory above it.
+//! Layer maps: the trees on disk as of the last checkpoint, and the segments in memory above them.
 //!
 //! The tree on disk never changes between checkpoints. A segment that is needed is loaded into the
-//! cache; one that changes stays there, listed as dirty, until a checkpoint has written it and
-//! its root is durable. The dirty list holds a reference, and the cache drops only what nobody
-//! else refers to, so no change can be lost and no segment can exist twice.
+//! cache; a changed one stays there, listed as dirty, until a checkpoint has written it and its
+//! root is durable. The dirty list holds a reference, and the cache drops only values without other
+//! references, so no change can be lost and no segment can exist twice.
 //!
-//! What a layer does not say of a block is said by the layer below it. Layers below others are frozen:
-//! no request changes them. What such a layer and those below it say together of a segment is a
-//! *view*, cached beside the segments, so that a read looks in two places however many layers there
-//! are. The finder and merges change frozen layers all the same; how views keep up is at
-//! [`Maps::view`].
+//! A lookup that misses in one layer falls through to the layer below. Layers below others are
+//! frozen: no request changes them. The combined entries of such a layer and those below it, for
+//! one segment, are a *view*, cached beside the segments, so that a read looks in two places
+//! however many layers there are. The finder and merges still change frozen layers; [`Maps::view`]
+//! tells how views keep up.
 //!
 //! Lock order: the uncommitted state, then a segment, then dirty list, then a layer's set of fresh segments.
 
@@ -45,25 +45,25 @@ pub(crate) struct Layer {
     pub(crate) id: LayerId,
     /// Whose blocks its own may be shared with.
     pub(crate) domain: DomainId,
-    /// Taken by whoever changes entries, from before it looks them up.
+    /// Taken by threads that change entries, from before they look them up.
     pub(crate) locks: BlockLocks,
-    /// The layer that says what this one does not.
+    /// The layer below this one.
     below: RwLock<Option<Arc<Layer>>>,
     /// The layers of which this is the one below. If there are any, this one is frozen.
     above: Mutex<Vec<LayerId>>,
-    /// The tree on disk. Held for reading while a segment is loaded from it and put into the
-    /// cache, so that publishing a new root waits until nobody uses pages that it gives up, and no
+    /// The tree on disk. Held for reading while a segment is loaded from it and put into the cache,
+    /// so that publishing a new root waits until the pages that it releases are not in use, and no
     /// stale segment can enter the cache.
     root: RwLock<TreeRoot>,
     /// Segments that changed since the tree on disk was written; some may not be in it at all.
     fresh: Mutex<BTreeSet<SegmentIndex>>,
     counts: Counts,
-    /// What it holds counts against this.
+    /// Its entries count against these limits.
     pub(crate) space_limits: Arc<SpaceLimits>,
     hash_cache: RwLock<Option<Arc<HashCache>>>,
 }
 
-/// How many entries are what.
+/// Counts of entries by state.
 #[derive(Default)]
 struct Counts {
     private: AtomicU64,
@@ -109,12 +109,12 @@ type CacheKey = (LayerId, SegmentIndex);
 /// Entries looked up for one request.
 pub(crate) type Entries = SmallVec<[Entry; 8]>;
 
-/// Under what a layer's view is in the cache: no layer has such an id.
+/// Key of a layer's view in the cache: no layer has such an id.
 fn view_key(layer: LayerId) -> LayerId {
     LayerId(layer.0 | 1 << 63)
 }
 
-/// Where nothing is said, what is said below.
+/// Absent entries, for which the layer below decides.
 pub(crate) fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
     for (entry, lower) in entries.iter_mut().zip(lower) {
         if *entry == Entry::ABSENT {
@@ -131,7 +131,7 @@ pub(crate) struct Maps {
     shards: Vec<Mutex<ClockCache<CacheKey, Arc<Leaf>>>>,
     dirty: Mutex<Vec<DirtyLeaf>>,
     dirty_count: AtomicUsize,
-    /// What a segment that is not mapped shares until it is.
+    /// The shared content of a segment that is not mapped.
     empty: Arc<Segment>,
     /// Raised before and after each change of frozen layers, so odd while there is one: see
     /// [`Maps::view`].
@@ -170,8 +170,7 @@ impl Layer {
         private + unshareable + shared
     }
 
-    /// Fingerprints of blocks that were written of late. Whoever writes looks it up under the
-    /// blocks' lock.
+    /// Fingerprints of recently written blocks. Writers look it up under the blocks' lock.
     pub(crate) fn hash_cache(&self) -> Option<Arc<HashCache>> {
         read(&self.hash_cache).clone()
     }
@@ -184,7 +183,7 @@ impl Layer {
         *read(&self.root)
     }
 
-    /// The layer that says what this one does not.
+    /// The layer below this one.
     pub(crate) fn below(&self) -> Option<Arc<Layer>> {
         read(&self.below).clone()
     }
@@ -228,7 +227,7 @@ impl Leaf {
         into.extend(read(&self.state).entries[slots].iter().copied());
     }
 
-    /// Looks at all entries, which nobody changes meanwhile.
+    /// Visits all entries, which do not change meanwhile.
     pub(crate) fn with<T>(&self, look: impl FnOnce(&Segment) -> T) -> T {
         look(&read(&self.state).entries)
     }
@@ -284,7 +283,7 @@ impl Maps {
         found.ok_or_else(|| StoreError::damaged(format!("layer {id} is named but does not exist")))
     }
 
-    /// All layers, those of volumes that are being imported or deleted included.
+    /// All layers, including those of volumes that are being imported or deleted.
     pub(crate) fn layers(&self) -> Vec<Arc<Layer>> {
         read(&self.layers).values().cloned().collect()
     }
@@ -311,13 +310,13 @@ impl Maps {
                 let below = below.as_ref().map(|below| below.id);
                 self.put_above(&self.layer(above)?, below)?;
             }
-            // It keeps the one below it: somebody may still be on the way there through this one.
+            // It keeps the one below it: a reader may still be on its way there through this one.
             if let Some(below) = below {
                 lock(&below.above).retain(|above| *above != id);
             }
         }
         let removed = write(&self.layers).remove(&id);
-        // Whoever loads a segment of its tree just now has put it into the cache after this.
+        // A thread that is loading a segment of its tree now has put it into the cache after this.
         drop(removed.as_ref().map(|layer| write(&layer.root)));
         lock(&self.dirty).retain(|dirty| dirty.layer.id != id);
         self.dirty_count.store(lock(&self.dirty).len(), SeqCst);
@@ -337,7 +336,7 @@ impl Maps {
         self.dirty_count.load(SeqCst)
     }
 
-    /// What the entries of all layers are.
+    /// Counts of the entries of all layers.
     pub(crate) fn counts(&self) -> LayerCounts {
         let mut all = LayerCounts::default();
         for layer in read(&self.layers).values() {
@@ -364,7 +363,7 @@ impl Maps {
             return Err(StoreError::would_block());
         }
         let root = read(&layer.root);
-        // What a removed layer's tree still says has gone elsewhere.
+        // Entries that are still in a removed layer's tree have moved elsewhere.
         let stored = match read(&self.layers).contains_key(&layer.id) {
             true => tree::lookup(&self.pages, layer.id.0, *root, segment.0)?,
             false => None,
@@ -428,7 +427,7 @@ impl Maps {
         Ok([stored, fresh].into_iter().flatten().min())
     }
 
-    /// What this layer and those below it say of `slots`.
+    /// The combined entries of this layer and those below it for `slots`.
     pub(crate) fn resolve(
         &self,
         layer: &Layer,
@@ -448,8 +447,8 @@ impl Maps {
             let view = self.view(&below, segment, blocking)?;
             view.with(|lower| fill_absent(resolved, &lower[slots.clone()]));
         }
-        // What a merge moved here meanwhile left the layer below only after it had come; that layer may
-        // be gone already, and with it the last one below.
+        // An entry that a merge moved here meanwhile left the layer below only after it had
+        // arrived; that layer may be gone already, and with it the last one below.
         leaf.with(|own| {
             for (entry, own) in resolved.iter_mut().zip(&own[slots]) {
                 if *own != Entry::ABSENT {
@@ -460,10 +459,11 @@ impl Maps {
         Ok(())
     }
 
-    /// What a frozen layer and those below it say of a segment. Its entries are nobody's to change.
+    /// The combined entries of a frozen layer and those below it, for one segment. They are
+    /// read-only.
     ///
-    /// A view in the cache is what the layers say. Whoever changes frozen layers raises a counter
-    /// before and after, and drops the views concerned in between; a view is made again if the
+    /// A view in the cache always matches the layers. A change of frozen layers raises a counter
+    /// before and after, and drops the affected views between the two; a view is made again if the
     /// counter was odd or has changed since its making began, and goes into the cache only while it
     /// has not. Readers who still hold an old view are in an epoch that keeps its blocks (P3).
     pub(crate) fn view(
@@ -504,7 +504,7 @@ impl Maps {
         }
     }
 
-    /// The entries of a layer's segment, and for what is absent there those of the layers below it.
+    /// The entries of a layer's segment, with absent ones taken from the layers below it.
     fn compose(
         &self,
         layer: &Arc<Layer>,
@@ -530,7 +530,7 @@ impl Maps {
         std::iter::successors(Some(Arc::clone(layer)), |layer| layer.below()).collect()
     }
 
-    /// Even while no frozen layer changes; not what it was once one has.
+    /// Valid while no frozen layer changes, and not afterwards.
     pub(crate) fn frozen_changes(&self) -> u64 {
         self.frozen_changes.load(SeqCst)
     }
@@ -544,7 +544,7 @@ impl Maps {
         into: LeafOf<'_>,
         moved: &Segment,
     ) {
-        // Whoever reads looks above once more after it looked below: see `Maps::resolve`.
+        // A reader looks above once more after it looked below: see `Maps::resolve`.
         let _changing = self.change_frozen();
         let whole = 0..moved.len();
         if *moved != EMPTY_SEGMENT {
@@ -561,8 +561,8 @@ impl Maps {
         });
     }
 
-    /// Announces that frozen layers are about to change. The caller holds the uncommitted state, and has loaded
-    /// the segments: those who make views wait.
+    /// Announces that frozen layers are about to change. The caller holds the uncommitted state,
+    /// and has loaded the segments: threads that make views wait.
     fn change_frozen(&self) -> FrozenChange<'_> {
         if self.frozen_changing.fetch_add(1, SeqCst) == 0 {
             self.frozen_changes.fetch_add(1, SeqCst);
@@ -630,8 +630,8 @@ impl Maps {
         self.dirty_count.store(list.len(), SeqCst);
     }
 
-    /// Takes the dirty list, sorted, each segment with its entries as they are now. The caller holds
-    /// the uncommitted state, so that they are what the records up to now say.
+    /// Takes the dirty list, sorted, each segment with its entries as they are now. The caller
+    /// holds the uncommitted state, so they match the records up to now.
     pub(super) fn seal(&self) -> Vec<SealedLeaf> {
         let mut list = lock(&self.dirty);
         self.dirty_count.store(0, SeqCst);
@@ -647,8 +647,8 @@ impl Maps {
         sealed
     }
 
-    /// The checkpoint that sealed these segments failed: they are dirty still.
-    /// Those of a layer that was removed meanwhile went with it.
+    /// The checkpoint that sealed these segments failed: they are dirty still. Those of a layer
+    /// that was removed meanwhile went with it.
     pub(super) fn unseal(&self, sealed: Vec<SealedLeaf>) {
         for SealedLeaf { dirty, .. } in sealed {
             if !read(&self.layers).contains_key(&dirty.layer.id) {
@@ -662,7 +662,7 @@ impl Maps {
         }
     }
 
-    /// The root that reaches this tree is durable: it is what is on disk now.
+    /// The root that reaches this tree is durable: it is now the tree on disk.
     pub(super) fn publish(&self, layer: &Layer, root: TreeRoot, sealed: &[SealedLeaf]) {
         *write(&layer.root) = root;
         for SealedLeaf { dirty, .. } in sealed {

@@ -1,22 +1,22 @@
-//! What records change: the maps of volumes, free space, the catalogue of volumes, the queue of given-up
-//! references and the open batch; and how that is laid out in pages.
+//! The state that records change: the maps of volumes, free space, the catalogue of volumes, the
+//! queue of dropped references and the open batch; and its layout in pages.
 //!
-//! Nothing here has a thread, writes the log, or decides what is durable. Only `apply.rs` changes a map, a
-//! catalogue, the queue or what free space is named, and only a record makes it: what others can call
-//! looks, or hands out blocks. Who holds a [`MetadataState`] for changing it is the journal alone.
+//! Nothing here has a thread, writes the log, or decides what is durable. Only `apply.rs` changes a
+//! map, a catalogue, the queue or the named bits of free space, and only for a record: other
+//! callers read, or hand out blocks. Only the journal holds a [`MetadataState`] mutably.
 //!
-//! | file | what it has |
+//! | file | content |
 //! | --- | --- |
-//! | `apply.rs` `state.rs` | the one function that changes a map; what it changes besides |
+//! | `apply.rs` `state.rs` | the one function that changes a map; the state it changes besides |
 //! | `map.rs` `segments.rs` `cache.rs` | maps, layer above layer; which segments may hold something |
 //! | `space.rs` `placement.rs` `bits.rs` | free space, and where new blocks go |
 //! | `space_limits.rs` | quotas and reservations of volumes |
-//! | `catalogue.rs` `names.rs` | volumes and snapshots, and how they are called |
-//! | `batch.rs` `queue.rs` | what finder and collector have announced; references given up |
+//! | `catalogue.rs` `names.rs` | volumes and snapshots, and their names |
+//! | `batch.rs` `queue.rs` | announced items of finder and collector; dropped references |
 //! | `pages.rs` `tree.rs` | pages, and the trees that they form |
 //! | `opening.rs` `sealed.rs` | from a checkpoint, and into one |
-//! | `block_lock.rs` | who may change a block |
-//! | `heat.rs` `hash_cache.rs` | hints: what to leave alone; fingerprints made while blocks are written |
+//! | `block_lock.rs` | locks on blocks |
+//! | `heat.rs` `hash_cache.rs` | hints: blocks to leave alone; fingerprints made while blocks are written |
 //! | `run.rs` | consecutive blocks of the pool |
 
 mod apply;

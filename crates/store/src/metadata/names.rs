@@ -4,7 +4,7 @@ use onefold_format::catalogue_page::name_is_valid;
 
 use crate::error::{Result, StoreError, StoreErrorKind};
 
-/// What a snapshot is called where a volume can be named, too.
+/// The name of a snapshot in commands that also take volumes.
 pub(crate) fn full_name(volume: &str, snapshot: &str) -> String {
     format!("{volume}@{snapshot}")
 }

@@ -17,8 +17,8 @@ use crate::blocking::Blocking;
 use crate::error::{Result, StoreErrorKind};
 use crate::limits::Limits;
 
-/// Walks all inner pages: finds out which pages are in use and how much is mapped. With
-/// `rebuild_free_space` a free-space map that cannot be opened is counted again. Returns whether it was.
+/// Walks all inner pages: finds the pages in use and the amount that is mapped. With
+/// `rebuild_free_space` an unreadable free-space map is counted again. Returns whether it was.
 pub(crate) fn open(
     pages: &Arc<Pages>,
     maps: &Maps,
@@ -77,7 +77,7 @@ pub(crate) fn open(
     Ok((state, is_rebuilt))
 }
 
-/// What the free-space map must have said, by all maps as the checkpoint has them.
+/// The right free-space map, by all maps of the checkpoint.
 fn count_free_space(
     pages: &Arc<Pages>,
     maps: &Maps,

@@ -6,10 +6,10 @@
 //!
 //! Which places are in use is not stored: opening walks the inner pages and finds out.
 //!
-//! The host has promised space for all places below a bound. A reader that holds a checkpoint makes the
-//! part grow, up to twice its size: what that checkpoint reaches stays, and what was written since goes
-//! when it is replaced. Once all is released, the bound comes down, and free places beyond it go back to
-//! the host: the lowest free place is always taken first.
+//! The host has promised space for all places below a bound. A reader that holds a checkpoint makes
+//! the part grow, up to twice its size: pages that the checkpoint reaches stay, and newer pages are
+//! freed when they are replaced. Once all is released, the bound comes down, and free places beyond
+//! it are discarded: the lowest free place is always taken first.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -27,7 +27,7 @@ use crate::sync::{AtomicU64, Mutex, lock};
 /// The metadata part grows in steps of this many pages (16 MiB), reserved ahead.
 const GROWTH_PAGES: u64 = 4096;
 
-/// Pages that are written with one call when they lie side by side.
+/// Pages that are written with one call if they are adjacent.
 const WRITE_PAGES_MAX: usize = 64;
 
 pub(crate) struct Pages {
@@ -51,11 +51,12 @@ struct Places {
     used_reserved: u64,
     /// Free places from there on for which the host may have allocated space.
     loose: u64,
-    /// Number of readers that need every page of a root to stay, and what could have been given up
-    /// meanwhile.
+    /// Number of readers that need every page of a root to stay, and the pages that could have been
+    /// freed meanwhile.
     holds: usize,
     held_back: Vec<PageNumber>,
-    /// Places that were taken since the last of them came, so that none of them reaches what is there.
+    /// Places that were taken since the last of these readers came, so that none of them reaches
+    /// their content.
     young: Vec<u64>,
 }
 
@@ -92,7 +93,7 @@ impl Pages {
         lock(&self.places).used_count
     }
 
-    /// Reads a page that must be what `pointer` names.
+    /// Reads the page that `pointer` describes.
     pub(crate) fn read(
         &self,
         kind: PageKind,
@@ -128,7 +129,7 @@ impl Pages {
         Ok(bytes)
     }
 
-    /// Reads an inner page, from memory where it is there.
+    /// Reads an inner page, from memory if it is there.
     pub(super) fn node(
         &self,
         level: u8,
@@ -182,7 +183,7 @@ impl Pages {
         Ok(PageNumber(at))
     }
 
-    /// Reserves at least so many pages: a whole step of growth if the host has that much.
+    /// Reserves at least this many pages: a whole step of growth if the host has that much.
     fn grow(&self, places: &mut Places, pages: u64) -> Result<()> {
         let reserve = |pages: u64| self.disk.reserve(pages * PAGE_BYTES as u64);
         let step = pages.next_multiple_of(GROWTH_PAGES);
@@ -199,7 +200,7 @@ impl Pages {
         self.spare.store(spare, SeqCst);
     }
 
-    /// Pages that can be written without growing, whatever becomes of the host's space.
+    /// Pages that can be written without growing, whatever happens to the host's space.
     pub(crate) fn spare(&self) -> u64 {
         self.spare.load(SeqCst)
     }
@@ -220,8 +221,8 @@ impl Pages {
         Ok(())
     }
 
-    /// Gives free places back to the host if they are many: beyond twice what is in use, rounded up to a
-    /// step of growth, and a step.
+    /// Discards free places if they are many: beyond twice the places in use, rounded up to a step
+    /// of growth, and a step.
     fn give_back(&self) -> Result<()> {
         let mut places = lock(&self.places);
         let kept = places.used_count.next_multiple_of(GROWTH_PAGES);
@@ -252,7 +253,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Places that are in use only because somebody holds a checkpoint.
+    /// Places that are in use only because a reader holds a checkpoint.
     pub(crate) fn held_back_count(&self) -> usize {
         lock(&self.places).held_back.len()
     }
@@ -301,7 +302,7 @@ impl Drop for PagesHold<'_> {
         }
         let released = std::mem::take(&mut places.held_back);
         drop(places);
-        // Whoever took the hold may have read them again since they were given up.
+        // The holder may have read them again since they were released.
         let mut nodes = lock(&self.pages.nodes);
         for place in &released {
             nodes.remove(*place);
@@ -380,9 +381,9 @@ impl Places {
 pub(crate) struct PageWriter<'a> {
     pages: &'a Pages,
     sequence: u64,
-    /// Pages that only this checkpoint reaches: given up if it fails.
+    /// Pages that only this checkpoint reaches: freed if it fails.
     written: Vec<PageNumber>,
-    /// Pages that this checkpoint does not reach: given up once it is durable.
+    /// Pages that this checkpoint does not reach: freed once it is durable.
     replaced: Vec<PageNumber>,
     run: Vec<u8>,
     run_start: PageNumber,
@@ -449,7 +450,7 @@ impl<'a> PageWriter<'a> {
         self.replaced.push(page);
     }
 
-    /// Makes all pages durable, before a root names them (P2).
+    /// Makes all pages durable, before a root refers to them (P2).
     pub(crate) fn sync(&mut self) -> Result<()> {
         self.flush()?;
         self.pages
@@ -458,7 +459,7 @@ impl<'a> PageWriter<'a> {
             .map_err(|error| StoreError::io(format_args!("syncing {}", self.pages.name), error))
     }
 
-    /// Writes what was put together so far.
+    /// Writes the pages collected so far.
     pub(super) fn flush(&mut self) -> Result<()> {
         if self.run.is_empty() {
             return Ok(());

@@ -1,10 +1,10 @@
-//! Where new blocks would best go, so that what is consecutive in a volume is so in the pool,
-//! whatever the order in which it was written.
+//! The preferred place of new blocks: consecutive blocks of a volume should be consecutive in the
+//! pool, whatever the order in which they were written.
 //!
 //! The pool is handed out in *places*: aligned runs of as many blocks as a segment has. The first
 //! block written to a segment gets a place of its own and, in it, the position that the block has
-//! in the segment; those that follow go beside it. A place is a preference and no reservation: when
-//! no whole place is left, anybody takes what is free.
+//! in the segment; later ones go beside it. A place is a preference and not a reservation: when no
+//! whole place is left, any free block is taken.
 
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{LayerId, Lba, Pba};
@@ -15,7 +15,7 @@ use super::run::{BlockRange, PbaRun, PbaRuns};
 /// Blocks of a place.
 pub(crate) const PLACE_BLOCKS: u64 = BLOCKS_PER_SEGMENT;
 
-/// Segments on either side of a new one whose place is looked for, to continue from there.
+/// Segments on either side of a new one that are searched for a place to continue from.
 const NEIGHBOURS: u64 = 4;
 
 /// Segments whose places are remembered.
@@ -31,12 +31,12 @@ pub(crate) struct Placement {
     pub(crate) beside: Option<PlacementOffset>,
 }
 
-/// PBA less LBA, modulo 2^64: the same for all blocks that lie side by side in volume and pool.
+/// PBA less LBA, modulo 2^64: the same for all blocks that are adjacent in volume and pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlacementOffset(u64);
 
-/// The places given to segments lately. Concurrent requests for one segment find it here before
-/// the map knows of any. Hints all, which never have to be right.
+/// Recent places of segments. Concurrent requests for one segment find it here before the map knows
+/// of any. All of them are hints, which never have to be right.
 pub(crate) struct RecentPlaces(Box<[Option<(LayerId, u64, PlacementOffset)>; RECENT_PLACES]>);
 
 impl Placement {
@@ -81,12 +81,12 @@ impl RecentPlaces {
         self.0[slot(layer, segment)] = Some((layer, segment, shift));
     }
 
-    /// What the segment's own place says.
+    /// By the segment's own place.
     pub(crate) fn own(&self, layer: LayerId, first: Lba) -> Option<PlacementOffset> {
         self.of(layer, first.segment().0)
     }
 
-    /// What the places of the segments around say, nearest first.
+    /// By the places of the segments around it, nearest first.
     pub(crate) fn around(
         &self,
         layer: LayerId,

@@ -1,11 +1,12 @@
-//! References that were given up, waiting for the collector: first in, first out.
+//! Dropped references, waiting for the collector: first in, first out.
 //!
-//! An element is a run of blocks, each of which one entry named as shared and names no more. The
-//! index counts that entry still (P3), so the blocks stay in use until the collector has released
-//! the references in the index.
+//! An element is a run of blocks, each of which one shared entry referred to and no longer does.
+//! The index still counts that entry (P3), so the blocks stay in use until the collector has
+//! released the references in the index.
 //!
-//! Elements are numbered from the pool's creation on and lie in pages by their numbers. In memory
-//! are the pages that changed since the last checkpoint, the last one, and the one being taken from.
+//! Elements are numbered from the pool's creation on and are in pages by their numbers. In memory
+//! are the pages that changed since the last checkpoint, the last one, and the one being taken
+//! from.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -21,7 +22,7 @@ use super::run::PbaRun;
 use super::tree;
 use crate::error::{Result, StoreError};
 
-/// Pages at the head that stay in memory: what was counted there can be taken without the disk.
+/// Pages at the head that stay in memory: counted elements can be taken without the disk.
 const HEAD_PAGES: u64 = BATCH_ITEMS_MAX as u64 / ELEMENTS_PER_PAGE as u64 + 2;
 
 /// Elements from the first of a page on, without gaps.
@@ -143,8 +144,8 @@ impl Queue {
         self.end += 1;
     }
 
-    /// How many elements at the head have `blocks_max` blocks at most, whatever is pushed meanwhile;
-    /// their pages are in memory then.
+    /// The number of elements at the head that have `blocks_max` blocks at most, whatever is pushed
+    /// meanwhile; their pages are in memory then.
     pub(super) fn count_head(&mut self, blocks_max: u64) -> Result<u64> {
         let (mut count, mut blocks) = (0, 0);
         for number in self.head..self.end {
@@ -226,7 +227,7 @@ impl Queue {
             .retain(|page, _| dirty.contains(page) || *page == last || head.contains(page));
     }
 
-    /// Pushing must not need the disk: a last page that is not full is always in memory, also when
+    /// Pushing must not need the disk: a last page that is not full is always in memory, even when
     /// all of its elements are consumed.
     fn load_last(&mut self) -> Result<()> {
         if index_in_page(self.end) != 0 {

@@ -34,7 +34,7 @@ pub(crate) struct Sealed {
     batch: Option<OpenBatch>,
     batch_root: TreeRoot,
     next_batch: u64,
-    /// What the entries of the changed layers are.
+    /// Counts of the entries of the changed layers.
     counts: BTreeMap<LayerId, LayerCounts>,
     gone: Vec<Arc<Layer>>,
 }
@@ -74,7 +74,7 @@ impl MetadataState {
         })
     }
 
-    /// The checkpoint failed: what it was to write is changed still.
+    /// The checkpoint failed: its changes are dirty still.
     pub(crate) fn unseal(&mut self, maps: &Maps, sealed: Sealed) -> Result<()> {
         maps.unseal(sealed.leaves);
         self.space.unseal(sealed.space)?;
@@ -84,7 +84,7 @@ impl MetadataState {
         Ok(())
     }
 
-    /// The root is durable: what it reaches is what is on disk.
+    /// The root is durable: its trees are now those on disk.
     pub(crate) fn publish(&mut self, sealed: &Sealed, trees: &Trees) -> Result<()> {
         let pages = sealed.catalogue.pages.iter();
         for volume in pages.flat_map(|(_, records)| records.iter().flatten()) {
@@ -106,7 +106,7 @@ impl MetadataState {
 }
 
 impl Sealed {
-    /// Writes everything to places that no durable root reaches. What cannot be written fails this
+    /// Writes everything to places that no durable root reaches. A failed write fails this
     /// checkpoint, not the pool.
     pub(crate) fn write(&self, writer: &mut PageWriter<'_>) -> Result<Trees> {
         let layers = write_maps(writer, &self.leaves)?;
@@ -124,7 +124,7 @@ impl Sealed {
         Ok(trees)
     }
 
-    /// What a root says of the metadata; the rest is as in the current one.
+    /// The metadata fields of a root; the rest is as in the current one.
     pub(crate) fn root(&self, trees: &Trees, current: &Root) -> Root {
         Root {
             next_volume_id: self.catalogue.next_volume_id,
@@ -144,8 +144,8 @@ impl Sealed {
         }
     }
 
-    /// The root is durable: the maps' trees are what is on disk. This waits until nobody reads the old
-    /// ones, so it is done before the uncommitted state is taken.
+    /// The root is durable: the maps' trees are those on disk. This waits until the old ones have
+    /// no readers, so it is done before the uncommitted state is taken.
     pub(crate) fn publish_maps(&self, maps: &Maps, trees: &Trees) {
         for leaves in self
             .leaves
@@ -165,8 +165,8 @@ impl Sealed {
 }
 
 /// No record before the log position leaves anything beyond the new end, and none behind it can: so
-/// the blocks there can go with this checkpoint. While an opening replays, records behind it can, for
-/// they were written before the shrinking began.
+/// the blocks there can go with this checkpoint. While an opening replays, records behind it can,
+/// because they were written before the shrinking began.
 fn cut_now(metadata: &MetadataState) -> Option<u64> {
     let space = metadata.space();
     let is_empty = space.busy_beyond() == 0 || !Guard::CutWhenEmpty.holds();
@@ -260,7 +260,7 @@ fn write_queue(writer: &mut PageWriter<'_>, sealed: &SealedQueue) -> Result<Tree
     tree::rewrite(writer, QUEUE_OWNER, sealed.root, &changes)
 }
 
-/// A batch is small and soon over: all of it is written anew.
+/// A batch is small and soon over: all of it is rewritten.
 fn write_batch(writer: &mut PageWriter<'_>, sealed: &Sealed) -> Result<TreeRoot> {
     tree::discard(writer, BATCH_OWNER, sealed.batch_root)?;
     let mut changes: Vec<Change> = Vec::new();
@@ -272,7 +272,7 @@ fn write_batch(writer: &mut PageWriter<'_>, sealed: &Sealed) -> Result<TreeRoot>
     tree::rewrite(writer, BATCH_OWNER, TreeRoot::default(), &changes)
 }
 
-/// Writes a leaf, unless it says nothing: then its absence says the same.
+/// Writes a leaf, unless it is empty: its absence means the same.
 fn write_leaf(
     writer: &mut PageWriter<'_>,
     kind: PageKind,

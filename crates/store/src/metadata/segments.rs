@@ -1,7 +1,7 @@
 //! Which segments of a volume may hold something, in order.
 //!
-//! A volume with a thousand snapshots has a thousand layers. A request that goes through many segments
-//! asks each of them once for what it has next, and again when it has come there.
+//! A volume with a thousand snapshots has a thousand layers. A request that goes through many
+//! segments asks each of them once for its next entry, and again when it has come there.
 
 use std::sync::Arc;
 
@@ -12,9 +12,10 @@ use crate::error::Result;
 
 /// The segments in which one of some layers may have something.
 pub(crate) struct Segments {
-    /// From the bottom: what a merge takes out of a layer meanwhile is in the next one by then.
+    /// From the bottom: an entry that a merge takes out of a layer meanwhile is in the next one by
+    /// then.
     layers: Vec<Ahead>,
-    /// How often frozen layers had changed when what they have next was looked up.
+    /// The count of changes of frozen layers when their next entries were looked up.
     changes: Option<u64>,
 }
 
@@ -64,7 +65,7 @@ impl Segments {
         Ok(self.layers.iter().filter_map(|ahead| ahead.next).min())
     }
 
-    /// Asks all layers, or, where frozen ones have what they had, those that may have another now.
+    /// Asks all layers, or, if frozen ones have not changed, those that may have another entry now.
     fn look(&mut self, maps: &Maps, from: SegmentIndex, is_kept: bool) -> Result<()> {
         for ahead in &mut self.layers {
             let is_before = ahead.next.is_some_and(|next| next < from);

@@ -1,16 +1,16 @@
-//! Free space: which blocks of the pool a map names, and which may be handed out.
+//! Free space: the blocks that maps refer to, and those that may be handed out.
 //!
-//! Two bits are kept for each block. *Named* is what the maps say, changed only by `apply` and
-//! stored by checkpoints. *Busy* is named or in between: handed out and not yet recorded, given up
-//! and not yet out of everybody's hands, or not a block at all. Only what is not busy is handed
-//! out. After a crash nothing is in between, so busy is not stored.
+//! Two bits are kept for each block. *Named* means that a map refers to it; only `apply` changes
+//! this bit, and checkpoints store it. *Busy* is named or in flight: handed out and not yet
+//! recorded, released and perhaps still being read, or not a block at all. Only blocks that are not
+//! busy are handed out. After a crash nothing is in flight, so busy is not stored.
 //!
-//! While the pool shrinks, blocks beyond its new end are not handed out any more; once none of them is
-//! busy they are cut off.
+//! While the pool shrinks, blocks beyond its new end are not handed out any more; once none of them
+//! is busy they are cut off.
 //!
-//! Bitmaps come in pages of 16,384 blocks. How many blocks of each page are free is known for all
-//! of them; the bitmaps themselves are loaded as needed, and stay while they have changes or
-//! blocks in between.
+//! Bitmaps come in pages of 16,384 blocks. The number of free blocks of each page is known for all
+//! of them; the bitmaps themselves are loaded as needed, and stay while they have changes or blocks
+//! in flight.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -33,34 +33,34 @@ use crate::limits::Limits;
 
 const PAGE_BLOCKS: usize = BLOCKS_PER_SPACE_PAGE as usize;
 
-/// Pages looked at for one run that fits the whole request, before it is cut into pieces.
+/// Pages searched for one run that fits the whole request, before it is cut into pieces.
 const WHOLE_RUN_TRIES: usize = 32;
 
-/// Pages looked at for a whole place, before blocks go where there is room.
+/// Pages searched for a whole place, before blocks go wherever there is room.
 const PLACE_TRIES: usize = 4;
 
 pub(crate) struct Space {
     pages: Arc<Pages>,
     root: TreeRoot,
     blocks: u64,
-    /// Blocks from here on are not handed out: the pool is to end here.
+    /// Blocks from here on are not handed out: the pool will end here.
     end: u64,
     /// Blocks of each page that are not busy.
     free: Vec<u16>,
     free_total: u64,
     /// Of these, beyond the end.
     free_beyond: u64,
-    /// Blocks in between: busy, not named, and a block.
+    /// Blocks in flight: busy, not named, and a block.
     held_total: u64,
     resident: ClockCache<u32, SpacePage>,
     dirty: Vec<u32>,
     recent: RecentPlaces,
     /// Where the search for the next whole place starts.
     next_place: u64,
-    /// Where blocks go that cannot lie beside those of their segment.
+    /// The place of blocks that cannot be beside those of their segment.
     cursor: u64,
     /// Blocks that are not handed out, and whether they could be: they were released, and stay in
-    /// between.
+    /// flight.
     quarantined: BTreeMap<u64, bool>,
 }
 
@@ -152,17 +152,17 @@ impl Space {
         self.free_total - self.free_beyond
     }
 
-    /// Blocks that are named or in between, and the label.
+    /// Blocks that are named or in flight, and the label.
     pub(crate) fn busy_blocks(&self) -> u64 {
         self.blocks - self.free_total
     }
 
-    /// Where the pool ends, or is to end: nothing is handed out from there on.
+    /// The pool's present or future end: nothing is handed out from there on.
     pub(crate) fn end(&self) -> u64 {
         self.end
     }
 
-    /// Blocks beyond the end that are named or in between.
+    /// Blocks beyond the end that are named or in flight.
     pub(crate) fn busy_beyond(&self) -> u64 {
         self.blocks - self.end - self.free_beyond
     }
@@ -200,7 +200,7 @@ impl Space {
         Ok(())
     }
 
-    /// Cuts off what is beyond the end, where nothing is busy and a durable root ends the pool.
+    /// Cuts off the blocks beyond the end, if none is busy and a durable root ends the pool there.
     pub(super) fn cut(&mut self) -> Result<()> {
         let pages = self.end.div_ceil(BLOCKS_PER_SPACE_PAGE);
         self.free_total -= self.free_beyond;
@@ -224,14 +224,14 @@ impl Space {
         Ok(())
     }
 
-    /// Blocks that are neither free nor named by a map.
+    /// Blocks that are neither free nor named.
     pub(crate) fn held_blocks(&self) -> u64 {
         self.held_total
     }
 
-    /// Blocks that a map names, a queued reference, or a batch under way.
+    /// Blocks that a map, a queued reference, or an open batch refers to.
     pub(crate) fn named_count(&self) -> u64 {
-        // The label is busy, and neither named nor in between.
+        // The label is busy, and neither named nor in flight.
         self.busy_blocks() - self.held_total - 1
     }
 
@@ -251,7 +251,7 @@ impl Space {
             }
             self.free_total += u64::from(added);
         }
-        // One that is not in memory will be loaded as it is now.
+        // A bitmap that is not in memory will be loaded as it is now.
         if let Some(page) = self.resident.get(last_page as u32) {
             let first = last_page * BLOCKS_PER_SPACE_PAGE;
             let bits_ =
@@ -260,13 +260,13 @@ impl Space {
         }
     }
 
-    /// Hands out the blocks that `placement` asks for, in the order of its runs: beside those of their
-    /// segment; else in a place of their own; else in one run where there is one. At least `kept`
-    /// blocks stay free.
+    /// Hands out blocks for the runs of `placement`, in their order: beside those of their segment;
+    /// else in a place of their own; else in one run if there is one. At least `kept` blocks stay
+    /// free.
     ///
     /// # Errors
     ///
-    /// `NoSpace`, with nothing handed out, where there are not as many.
+    /// `NoSpace`, with nothing handed out, if there are not as many.
     pub(crate) fn allocate(&mut self, placement: &Placement, kept: u64) -> Result<PbaRuns> {
         let count = placement.blocks();
         if count.saturating_add(kept) > self.free_blocks() {
@@ -316,8 +316,8 @@ impl Space {
         Ok(Some(runs))
     }
 
-    /// Finds consecutive places, wholly free, for `blocks` blocks: their first block. Looks into a
-    /// few pages only, and goes on from there the next time.
+    /// Finds consecutive places, wholly free, for `blocks` blocks: their first block. Searches a
+    /// few pages only, and continues from there the next time.
     fn find_places(&mut self, blocks: u64) -> Result<Option<u64>> {
         let wanted = blocks.next_multiple_of(PLACE_BLOCKS);
         let first_page = (self.next_place / BLOCKS_PER_SPACE_PAGE) as usize;
@@ -398,7 +398,7 @@ impl Space {
             if u64::from(self.free[index]) < count {
                 continue;
             }
-            // The cursor's page is looked at from the cursor on first, and from its start last.
+            // The cursor's page is searched from the cursor on first, and from its start last.
             let from = if step == 0 {
                 self.cursor as usize % PAGE_BLOCKS
             } else {
@@ -449,13 +449,13 @@ impl Space {
         self.end.div_ceil(BLOCKS_PER_SPACE_PAGE) as usize
     }
 
-    /// Where in a page the blocks end that are handed out.
+    /// The end, in a page, of the blocks that are handed out.
     fn end_in_page(&self, index: usize) -> usize {
         let first = index as u64 * BLOCKS_PER_SPACE_PAGE;
         self.end.saturating_sub(first).min(BLOCKS_PER_SPACE_PAGE) as usize
     }
 
-    /// Marks blocks as in between: handed out, or found in a record that is being replayed.
+    /// Marks blocks as in flight: handed out, or found in a record that is being replayed.
     pub(crate) fn take(&mut self, run: PbaRun) -> Result<()> {
         self.each_page(run, |page, index, bits_| {
             if !bits::all(&page.busy[..], bits_.clone(), false) {
@@ -472,7 +472,7 @@ impl Space {
         Ok(())
     }
 
-    /// A map names these blocks now; they were in between.
+    /// A map refers to these blocks now; they were in flight.
     pub(super) fn name(&mut self, run: PbaRun) -> Result<()> {
         self.each_page(run, |page, index, bits_| {
             let held = bits::all(&page.busy[..], bits_.clone(), true)
@@ -490,7 +490,7 @@ impl Space {
         })
     }
 
-    /// No map names these blocks any more; they are in between until [`Space::release`].
+    /// No map refers to these blocks any more; they are in flight until [`Space::release`].
     pub(super) fn unname(&mut self, run: PbaRun) -> Result<()> {
         self.each_page(run, |page, index, bits_| {
             if !bits::all(&page.named[..], bits_.clone(), true) {
@@ -510,7 +510,7 @@ impl Space {
         })
     }
 
-    /// These blocks, in between so far, can be handed out again, but for those that are quarantined.
+    /// These blocks, in flight so far, can be handed out again, except quarantined ones.
     pub(crate) fn release(&mut self, run: PbaRun) -> Result<()> {
         let end = run.start.0 + run.count;
         let (mut at, mut pieces) = (run.start.0, PbaRuns::new());
@@ -565,7 +565,7 @@ impl Space {
         kept_back.map(|(block, _)| Pba(*block)).collect()
     }
 
-    /// Which of the blocks from `start` to `end` a map names.
+    /// The named blocks from `start` to `end`.
     pub(crate) fn named_blocks(&mut self, start: u64, end: u64) -> Result<Vec<Pba>> {
         let mut named = Vec::new();
         let run = PbaRun {
@@ -584,7 +584,7 @@ impl Space {
         Ok(named)
     }
 
-    /// The first block of `blocks` that a map names, or the end. Pages in which nothing is busy cost a
+    /// The first named block of `blocks`, or the end. Pages in which nothing is busy cost a
     /// comparison each.
     pub(crate) fn next_named(&mut self, blocks: Range<u64>) -> Result<u64> {
         let end = blocks.end.min(self.blocks);
@@ -647,7 +647,7 @@ impl Space {
         })
     }
 
-    /// Loads the bitmaps of these blocks, so that what follows cannot fail for want of them.
+    /// Loads the bitmaps of these blocks, so that the next steps cannot fail for want of them.
     pub(crate) fn prepare(&mut self, runs: &[PbaRun]) -> Result<()> {
         runs.iter().try_for_each(|run| {
             self.each_page(*run, |_, _, _| {
@@ -681,7 +681,7 @@ impl Space {
         Ok(free)
     }
 
-    /// What a repair found out: the maps name these blocks, or they do not. Returns whether the
+    /// The result of a repair: the maps refer to these blocks, or they do not. Returns whether the
     /// change could be made; blocks that were handed out meanwhile cannot be claimed.
     pub(crate) fn correct(&mut self, run: PbaRun, named: bool) -> Result<bool> {
         if named {
@@ -697,7 +697,7 @@ impl Space {
         Ok(true)
     }
 
-    /// Replaces a page that cannot be read by what the maps say. Returns whether it did: a page in
+    /// Replaces an unreadable page by one counted from the maps. Returns whether it did: a page in
     /// memory was read, or is new, and needs no rebuilding.
     pub(crate) fn rebuild_page(&mut self, index: u32, named: Bitmap) -> Result<bool> {
         if self.resident.get(index).is_some() {
@@ -750,7 +750,7 @@ impl Space {
         self.resident.get(index).ok_or_else(missing)
     }
 
-    /// Calls `change` for the part of `run` that lies in each page, and counts what it did.
+    /// Calls `change` for the part of `run` in each page, and counts its effects.
     fn each_page(
         &mut self,
         run: PbaRun,
@@ -792,7 +792,7 @@ impl Space {
     }
 }
 
-/// What a change did to one page.
+/// The effect of a change on one page.
 struct Effect {
     free: i32,
     held: i64,
@@ -819,7 +819,7 @@ fn load(pages: &Pages, root: TreeRoot, blocks: u64, index: u32) -> Result<SpaceP
     Ok(new_page(named, blocks, index))
 }
 
-/// Nothing is in between yet; what is not a block is busy for ever.
+/// Nothing is in flight yet; positions that are not blocks are busy for ever.
 fn new_page(named: Box<Bitmap>, blocks: u64, index: u64) -> SpacePage {
     let mut busy = named.clone();
     if index == 0 {

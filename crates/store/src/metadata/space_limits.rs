@@ -1,21 +1,22 @@
-//! Quotas and reservations: what a volume may have of the pool, and what the others leave to it.
+//! Quotas and reservations: a volume's share of the pool, and the blocks that others leave to it.
 //!
-//! Both are of a volume together with its snapshots, whose layers count what they hold.
+//! Both are of a volume together with its snapshots, whose layers count their entries.
 //!
-//! - The **quota** bounds what they map: every entry that holds data, shared or not. What it refuses
-//!   is therefore the same whatever others have stored.
-//! - The **reservation** is so many blocks that they can own. Free blocks are kept from others for
-//!   what is missing. Only private blocks count as owned: a shared one takes a new block when it
-//!   is rewritten, while others keep the old one. So a reservation holds when a volume becomes
-//!   less alike to others than it was.
+//! - The **quota** bounds what they map: every entry that holds data, shared or not. So whether a
+//!   write is refused does not depend on what others have stored.
+//! - The **reservation** is a number of blocks that they can own. Free blocks are kept from others
+//!   for the missing part. Only private blocks count as owned: a shared one takes a new block when
+//!   it is rewritten, while others keep the old one. So a reservation holds when a volume becomes
+//!   less similar to others.
 //!
-//! Invariant: the pool has as many free blocks as are kept for all volumes together. Whoever takes a
-//! block for another, makes a private one shared, or reserves more, looks first, holding the uncommitted state;
-//! what is given up is kept before it is free. It does not hold for a while where a clone inherits
-//! what a deleted snapshot owned, or the device loses blocks; then others get none.
+//! Invariant: the pool has as many free blocks as are kept for all volumes together. An operation
+//! that takes a block for another volume, makes a private one shared, or reserves more, checks
+//! first, holding the uncommitted state; released blocks are kept before they are free. It does not
+//! hold for a while if a clone inherits blocks that a deleted snapshot owned, or the device loses
+//! blocks; then others get none.
 //!
 //! All of it follows from the records, and is counted again when the pool is opened. Numbers change
-//! under the uncommitted state alone; whoever only reads them needs no lock.
+//! only under the uncommitted state; reading them needs no lock.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -26,7 +27,7 @@ use rustc_hash::FxHashMap;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::sync::{AtomicU64, Mutex, lock};
 
-/// What one volume has, may have, and can count on, in blocks.
+/// The use, limit and reservation of one volume, in blocks.
 pub(crate) struct SpaceLimits {
     /// Entries that hold data.
     mapped: AtomicU64,
@@ -35,11 +36,11 @@ pub(crate) struct SpaceLimits {
     /// The most entries that may hold data.
     quota: AtomicU64,
     reserved: AtomicU64,
-    /// What is kept for all volumes.
+    /// Blocks kept for all volumes.
     unused_reservations: Arc<AtomicU64>,
 }
 
-/// Those of all volumes.
+/// The blocks kept for all volumes.
 pub(super) struct SpaceLimitsTable {
     block_size: u64,
     unused_reservations: Arc<AtomicU64>,
@@ -56,13 +57,13 @@ impl SpaceLimitsTable {
         }
     }
 
-    /// That of a volume, as its record says from now on, or of a snapshot's volume.
+    /// The limits of a volume, according to its new record, or of a snapshot's volume.
     pub(super) fn of(&self, record: &VolumeRecord) -> Arc<SpaceLimits> {
         let mut volumes = lock(&self.volumes);
         let id = record.snapshot_of.unwrap_or(record.id);
         let known = volumes.get(&id).and_then(Weak::upgrade);
         let space_limits = known.unwrap_or_else(|| {
-            // Now and then, so that it costs little however many there are.
+            // Only occasionally, so that it costs little however many there are.
             if volumes.len().is_power_of_two() {
                 volumes.retain(|_, space_limits| space_limits.strong_count() > 0);
             }
@@ -165,7 +166,8 @@ impl SpaceLimits {
         Err(StoreError::new(StoreErrorKind::QuotaReached, message))
     }
 
-    /// What would be kept for it if it owned so many blocks fewer and so many were reserved for it.
+    /// The blocks that would be kept for it if it owned this many fewer and this many were reserved
+    /// for it.
     pub(crate) fn unused_reservation_if(&self, fewer: u64, reserved: u64) -> u64 {
         reserved.saturating_sub(self.owned().saturating_sub(fewer))
     }
@@ -215,7 +217,7 @@ mod tests {
         assert!(volume.admit(1, 4096).is_ok());
         let error = volume.admit(2, 4096).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::QuotaReached);
-        // It may have been lowered since; what adds nothing is written all the same.
+        // It may have been lowered since; a write that adds nothing is admitted all the same.
         volume.set(5, 0);
         assert!(volume.admit(0, 4096).is_ok() && volume.admit(1, 4096).is_err());
     }

@@ -1,4 +1,4 @@
-//! What records change besides the maps.
+//! The state that records change besides the maps.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use super::queue::Queue;
 use super::space::Space;
 use crate::error::Result;
 
-/// What records change, besides the maps.
+/// The state that records change, besides the maps.
 pub(crate) struct MetadataState {
     pub(super) space: Space,
     pub(super) catalogue: Catalogue,
-    /// References given up, for the collector.
+    /// Dropped references, for the collector.
     pub(super) queue: Queue,
-    /// What finder or collector have announced and not settled.
+    /// Announced and unsettled items of finder or collector.
     pub(super) batches: Batches,
     /// Trees of layers that are gone: the next checkpoint gives their pages up.
     pub(super) gone: Vec<Arc<Layer>>,
@@ -28,7 +28,7 @@ impl MetadataState {
         &self.space
     }
 
-    /// To hand out blocks and take them back. What is *named* changes by records only.
+    /// To hand out blocks and take them back. Only records change the *named* bits.
     pub(crate) fn space_mut(&mut self) -> &mut Space {
         &mut self.space
     }

@@ -1,7 +1,7 @@
 //! The copy-on-write trees on disk: layer maps, free space and catalogue.
 //!
-//! A tree maps leaf numbers to leaf pages through one to four levels of 256 pointers. What is on
-//! disk never changes; [`rewrite`] makes the next version beside it, sharing what stayed.
+//! A tree maps leaf numbers to leaf pages through one to four levels of 256 pointers. Pages on disk
+//! never change; [`rewrite`] makes the next version beside them, sharing unchanged pages.
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ pub(crate) fn lookup(
 }
 
 /// The first leaf at or after `from` whose pointer is wanted. Takes time in proportion to the
-/// levels, not to a gap, and looks at the pointers of leaves that are passed over.
+/// levels, not to a gap, and inspects the pointers of skipped leaves.
 pub(crate) fn next_leaf(
     pages: &Pages,
     owner: u64,
@@ -113,9 +113,9 @@ fn next_below(
     Ok(None)
 }
 
-/// What [`walk`] meets, in order.
+/// The pages that [`walk`] meets, in order.
 pub(super) enum Visit {
-    /// An inner page, before what lies below it.
+    /// An inner page, before the pages below it.
     Node(PageNumber),
     /// A leaf, which is not read.
     Leaf(u64, Pointer),
@@ -153,7 +153,7 @@ fn walk_below(
     Ok(())
 }
 
-/// Reads every page, a node before what lies below it, and visits it as it is on disk.
+/// Reads every page, a node before the pages below it, and visits it as it is on disk.
 pub(crate) fn each_page(
     pages: &Pages,
     owner: u64,
@@ -195,7 +195,7 @@ fn each_page_below(
 /// A leaf that changed: where it is now, or that it is gone.
 pub(super) type Change = (u64, Option<Pointer>);
 
-/// Writes the next version of a tree, in which the leaves in `changes`, sorted and each named
+/// Writes the next version of a tree, in which the leaves in `changes`, sorted and each listed
 /// once, have moved.
 pub(super) fn rewrite(
     writer: &mut PageWriter<'_>,
@@ -214,7 +214,7 @@ pub(super) fn rewrite(
                 "leaf {highest} is beyond any tree"
             )));
         }
-        // The tree grows at the top: what it was becomes the first child of the new top.
+        // The tree grows at the top: the old top becomes the first child of the new one.
         levels += 1;
         if top.is_some() {
             let mut node = Node::default();
@@ -285,7 +285,7 @@ fn write_node(
     })
 }
 
-/// Gives up every page of a tree that the next root does not reach at all.
+/// Releases every page of a tree that the next root does not reach at all.
 pub(super) fn discard(writer: &mut PageWriter<'_>, owner: u64, root: TreeRoot) -> Result<()> {
     let mut gone = Vec::new();
     walk(writer.pages(), owner, root, &mut |visit| {

@@ -11,7 +11,7 @@ use crate::sync::AtomicBool;
 
 pub(crate) const SEGMENT: SegmentIndex = SegmentIndex(0);
 
-/// A layer in which these slots name these blocks.
+/// A layer in which these slots refer to these blocks.
 pub(crate) fn layer(
     maps: &Maps,
     id: u64,
@@ -68,7 +68,7 @@ pub(crate) fn maps() -> (Arc<Maps>, [Arc<Layer>; 3]) {
     (maps, [bottom, middle, live])
 }
 
-/// Into a layer that has nothing of its own where the other has something.
+/// Into a layer that has no entries where the other has some.
 pub(crate) fn merge_away(maps: &Maps, gone: &Arc<Layer>, above: &Arc<Layer>) {
     let [lower, upper] = [gone, above].map(|it| maps.leaf(it, SEGMENT, Blocking::Yes).unwrap());
     let moved = lower.with(Segment::clone);
@@ -87,7 +87,7 @@ pub(crate) fn merge_away(maps: &Maps, gone: &Arc<Layer>, above: &Arc<Layer>) {
     maps.remove_layer(gone.id).unwrap();
 }
 
-/// What a checkpoint does once a merge has emptied a segment.
+/// A checkpoint's work once a merge has emptied a segment.
 pub(crate) fn forget(layer: &Layer, segment: SegmentIndex) {
     lock(&layer.fresh).remove(&segment);
 }
@@ -155,6 +155,6 @@ fn shuttle_merging_changes_nothing_for_those_above() {
         assert_eq!(blocks(&maps, &live), [10, 11, 12]);
     };
     shuttle::check_random(interleave, 2000);
-    // A reader that stands still while all below it goes.
+    // A reader that stands still while all layers below it are removed.
     shuttle::check_pct(interleave, 2000, 3);
 }
