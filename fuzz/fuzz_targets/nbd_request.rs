@@ -7,7 +7,7 @@ use std::ops::Range;
 use libfuzzer_sys::fuzz_target;
 use onefold_nbd::PAYLOAD_BYTES_MAX;
 use onefold_nbd::handshake::Terms;
-use onefold_nbd::request::{Command, Control, admit};
+use onefold_nbd::request::{Command, admit};
 use onefold_nbd::wire::{REQUEST_BYTES, REQUEST_MAGIC, decode_request};
 
 fuzz_target!(|input: (u64, bool, bool, bool, u8, &[u8])| {
@@ -49,7 +49,7 @@ fn look_at(command: &Command, terms: &Terms) {
             assert!(!terms.read_only);
             assert!(range.end - range.start <= u64::from(PAYLOAD_BYTES_MAX));
         }
-        Command::Control(Control::Trim { range, .. } | Control::WriteZeroes { range, .. }) => {
+        Command::Trim { range, .. } | Command::WriteZeroes { range, .. } => {
             inside(range);
             assert!(!terms.read_only);
         }
@@ -59,6 +59,6 @@ fn look_at(command: &Command, terms: &Terms) {
             assert!(terms.base_allocation || terms.bitmaps > 0);
             assert!(!range.is_empty());
         }
-        Command::Control(Control::Nothing | Control::Flush) | Command::Disconnect => {}
+        Command::Nothing | Command::Flush | Command::Disconnect => {}
     }
 }

@@ -11,10 +11,7 @@
 //! - When [`serve`] returns, no request of this client is in flight and its export is dropped.
 
 use crate::buffer::{BufferPool, Share};
-use crate::execution::{
-    AttemptError, ConnectionState, QueuedRequest, Work, block_status, control_waiting,
-    control_without_waiting,
-};
+use crate::execution::{AttemptError, ConnectionState, QueuedRequest, Work};
 use crate::export::Export;
 use crate::handshake::Session;
 use crate::input::Input;
@@ -22,7 +19,7 @@ use crate::limits::{BATCH_REPLIES_MAX, HANDED_OVER_MAX, SMALL_PAYLOAD_BYTES};
 use crate::log_limit::LogLimit;
 use crate::parking::Parking;
 use crate::reply::Batch;
-use crate::request::{Command, Control, admit};
+use crate::request::{Command, admit};
 use crate::send_queue::{Broken, SendQueue};
 use crate::socket::Socket;
 use crate::statistics::{Counters, Outcome, Received};
@@ -167,21 +164,15 @@ impl Connection<'_> {
             }
             match admit(&request, &self.shared.terms) {
                 Ok(Command::Read { range, whole }) => self.read(cookie, range, whole)?,
-                Ok(Command::Write { fua, .. }) if has_large_payload(&request) => {
-                    self.large_write(&request, fua)?;
+                Ok(Command::Write { range, fua }) if has_large_payload(&request) => {
+                    self.large_write(&request, range, fua)?;
                 }
-                Ok(Command::Write { fua, .. }) => {
-                    self.small_write(&request, fua)?;
-                }
-                Ok(Command::Control(control)) => self.control(cookie, control)?,
-                Ok(Command::Prefetch(range)) => self.prefetch(cookie, range)?,
-                Ok(Command::BlockStatus { range, only_first }) => {
-                    self.block_status(cookie, range, only_first)?;
-                }
+                Ok(command @ Command::Write { .. }) => self.small_write(&request, command)?,
                 Ok(Command::Disconnect) => {
                     self.current = None;
                     break;
                 }
+                Ok(command) => self.try_or_hand_over(Work::new(cookie, command, None))?,
                 Err(errno) => self.refuse(&request, errno)?,
             }
         }
@@ -249,9 +240,9 @@ impl Connection<'_> {
             command::READ | command::BLOCK_STATUS => {
                 self.shared.chunk_error_header(request.cookie, errno)
             }
-            _ => self.shared.error_header(request.cookie, errno),
+            _ => ReplyHeader::simple(request.cookie, Some(errno)),
         };
-        self.reply(&header, Outcome::Error)
+        self.reply_error(&header)
     }
 
     fn skip_payload(&mut self, mut len: usize) -> Result<(), ConnectionError> {
@@ -271,98 +262,16 @@ impl Connection<'_> {
 
     fn read(&mut self, cookie: u64, range: Range<u64>, whole: bool) -> Result<(), ConnectionError> {
         let len = (range.end - range.start) as usize;
+        let mut buffer = None;
         if len > SMALL_PAYLOAD_BYTES {
-            return self.large_read(cookie, range, whole);
-        }
-        self.make_room(len)?;
-        match self.read_to_slot(range.start, len, Blocking::No) {
-            Err(AttemptError::WouldBlock) => {}
-            done => return self.reply_to_read(cookie, range.start, len, done),
-        }
-        if let Some(buffer) = self.resources.pool.take(&self.share, len)
-            && self.shared.queue.announce(HANDED_OVER_MAX)
-        {
-            self.submit(
-                cookie,
-                Work::Read {
-                    offset: range.start,
-                    buffer,
-                },
-            );
-            return Ok(());
-        }
-        self.send_batch()?;
-        let done = self.read_to_slot(range.start, len, Blocking::Yes);
-        self.reply_to_read(cookie, range.start, len, done)
-    }
-
-    fn read_to_slot(
-        &mut self,
-        offset: u64,
-        len: usize,
-        blocking: Blocking,
-    ) -> Result<(), AttemptError> {
-        if len == 0 {
-            return Ok(());
-        }
-        let slot = self.batch.slot(len);
-        self.shared
-            .attempt("read", || self.export.read(offset, slot, blocking))
-    }
-
-    fn reply_to_read(
-        &mut self,
-        cookie: u64,
-        offset: u64,
-        len: usize,
-        done: Result<(), AttemptError>,
-    ) -> Result<(), ConnectionError> {
-        match done {
-            Ok(()) => {
-                self.batch
-                    .push(self.shared.read_header(cookie, offset, len).as_bytes(), len);
-                self.end(Outcome::Ok);
-                Ok(())
+            buffer = self.resources.pool.take(&self.share, len);
+            if buffer.is_none() {
+                return self.read_piecewise(cookie, range, whole);
             }
-            Err(AttemptError::Panicked) => Err(ConnectionError::Panicked),
-            Err(failure) => {
-                let header = self.shared.chunk_error_header(cookie, failure.errno());
-                self.reply(&header, Outcome::Error)
-            }
+        } else {
+            self.make_room(len)?;
         }
-    }
-
-    fn large_read(
-        &mut self,
-        cookie: u64,
-        range: Range<u64>,
-        whole: bool,
-    ) -> Result<(), ConnectionError> {
-        let len = (range.end - range.start) as usize;
-        let offset = range.start;
-        let Some(mut buffer) = self.resources.pool.take(&self.share, len) else {
-            return self.read_piecewise(cookie, range, whole);
-        };
-        let mut done = self.shared.attempt("read", || {
-            self.export.read(offset, &mut buffer, Blocking::No)
-        });
-        if done == Err(AttemptError::WouldBlock) {
-            if self.shared.queue.announce(HANDED_OVER_MAX) {
-                self.submit(cookie, Work::Read { offset, buffer });
-                return Ok(());
-            }
-            self.send_batch()?;
-            done = self.shared.attempt("read", || {
-                self.export.read(offset, &mut buffer, Blocking::Yes)
-            });
-        }
-        if done.is_err() {
-            return self.reply_to_read(cookie, offset, len, done);
-        }
-        self.send_batch()?;
-        self.count_current(Outcome::Ok);
-        let header = self.shared.read_header(cookie, offset, len);
-        self.send(&mut [IoSlice::new(header.as_bytes()), IoSlice::new(&buffer)])
+        self.try_or_hand_over(Work::new(cookie, Command::Read { range, whole }, buffer))
     }
 
     /// A large read without a large buffer.
@@ -382,21 +291,25 @@ impl Connection<'_> {
 
     /// Sends every piece as a chunk, so that a failure can be reported at any point.
     fn read_to_chunks(&mut self, cookie: u64, range: Range<u64>) -> Result<(), ConnectionError> {
-        let mut offset = range.start;
-        while offset < range.end {
-            let len = piece_bytes(offset, range.end);
-            let done = self.read_to_slot(offset, len, Blocking::Yes);
+        for piece in pieces(range.clone()) {
+            let (offset, is_last) = (piece.start, piece.end == range.end);
+            let mut work = read_of(cookie, piece);
+            let done = execute_in_slot(
+                &self.shared,
+                self.export.as_ref(),
+                &mut self.batch,
+                &mut work,
+            );
             if done.is_err() {
-                return self.reply_to_read(cookie, offset, len, done);
+                return self.reply_to(work, done);
             }
-            let last = offset + len as u64 == range.end;
-            let header = ReplyHeader::data(cookie, last, offset, len as u32);
+            let len = work.command.memory_bytes();
+            let header = ReplyHeader::data(cookie, is_last, offset, len as u32);
             self.batch.push(header.as_bytes(), len);
-            if last {
+            if is_last {
                 self.end(Outcome::Ok);
             }
             self.send_batch()?;
-            offset += len as u64;
         }
         Ok(())
     }
@@ -404,19 +317,20 @@ impl Connection<'_> {
     /// Sends the header for everything with the first piece. If a later one fails, only the end of
     /// the connection can tell the client. No other thread may send before the last piece is out.
     fn read_to_one_reply(&mut self, cookie: u64, range: Range<u64>) -> Result<(), ConnectionError> {
-        let reply_bytes = (range.end - range.start) as usize;
-        let mut offset = range.start;
-        let mut len = piece_bytes(offset, range.end);
-        let done = self.read_to_slot(offset, len, Blocking::Yes);
-        if done.is_err() {
-            return self.reply_to_read(cookie, offset, len, done);
-        }
-        self.batch.push(
-            self.shared
-                .read_header(cookie, offset, reply_bytes)
-                .as_bytes(),
-            len,
+        let header = read_of(cookie, range.clone()).header(&self.shared);
+        let mut pieces = pieces(range.clone());
+        let mut work = read_of(cookie, pieces.next().unwrap_or(range));
+        let done = execute_in_slot(
+            &self.shared,
+            self.export.as_ref(),
+            &mut self.batch,
+            &mut work,
         );
+        if done.is_err() {
+            return self.reply_to(work, done);
+        }
+        self.batch
+            .push(header.as_bytes(), work.command.memory_bytes());
 
         let Self {
             shared,
@@ -430,26 +344,24 @@ impl Connection<'_> {
             .queue
             .send_from_connection(shared.socket.as_ref(), || {
                 loop {
-                    if offset + len as u64 == range.end
+                    let next = pieces.next();
+                    if next.is_none()
                         && let Some(request) = current.take()
                     {
                         shared.counters.count(request, Outcome::Ok, Instant::now());
                     }
                     batch.send(&shared.socket)?;
                     batch.clear();
-                    offset += len as u64;
-                    if offset == range.end {
+                    let Some(piece) = next else {
                         return Ok(());
-                    }
-                    len = piece_bytes(offset, range.end);
-                    let slot = batch.slot(len);
-                    if let Err(failure) =
-                        shared.attempt("read", || export.read(offset, slot, Blocking::Yes))
+                    };
+                    let mut work = read_of(cookie, piece);
+                    if let Err(failure) = execute_in_slot(shared, export.as_ref(), batch, &mut work)
                     {
                         failed = Some(failure);
                         return Err(io::ErrorKind::Other.into());
                     }
-                    batch.push(&[], len);
+                    batch.push(&[], work.command.memory_bytes());
                 }
             });
         match failed {
@@ -460,8 +372,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    fn small_write(&mut self, request: &Request, fua: bool) -> Result<(), ConnectionError> {
-        let Request { cookie, offset, .. } = *request;
+    fn small_write(&mut self, request: &Request, command: Command) -> Result<(), ConnectionError> {
         let len = request.len as usize;
         if self.input.len() < len {
             self.send_batch()?;
@@ -470,111 +381,66 @@ impl Connection<'_> {
             }
         }
         self.begin(request, self.input.received_at());
-        let data = self.input.bytes().get(..len).unwrap_or_default();
-        let mut done = self.shared.attempt("write", || match len {
-            0 => Ok(()),
-            _ => self.export.write(offset, data, Blocking::No),
-        });
-        if done == Err(AttemptError::WouldBlock) {
-            if let Some(mut buffer) = self.resources.pool.take(&self.share, len)
-                && self.shared.queue.announce(HANDED_OVER_MAX)
-            {
-                self.input.move_to(&mut buffer);
-                self.submit(
-                    cookie,
-                    Work::Write {
-                        offset,
-                        buffer,
-                        fua,
-                    },
-                );
-                return Ok(());
-            }
-            self.send_batch()?;
-            let slot = self.batch.slot(len);
-            slot.copy_from_slice(self.input.bytes().get(..len).unwrap_or_default());
-            done = self
-                .shared
-                .attempt_until_space("write", || self.export.write(offset, slot, Blocking::Yes));
-        }
+        self.try_or_hand_over(Work::new(request.cookie, command, None))?;
         self.input.consume(len);
-        self.reply_to_write(cookie, fua, done)
+        Ok(())
     }
 
-    fn reply_to_write(
+    fn large_write(
         &mut self,
-        cookie: u64,
+        request: &Request,
+        range: Range<u64>,
         fua: bool,
-        done: Result<(), AttemptError>,
     ) -> Result<(), ConnectionError> {
-        match done {
-            // The data is in place; only a flush is left.
-            Ok(()) if fua => self.control(cookie, Control::Flush),
-            done => self.reply_plainly(cookie, done),
-        }
-    }
-
-    fn large_write(&mut self, request: &Request, fua: bool) -> Result<(), ConnectionError> {
-        let Request { cookie, offset, .. } = *request;
-        let taken = self.resources.pool.take(&self.share, request.len as usize);
-        let Some(mut buffer) = taken else {
-            return self.write_piecewise(request, fua);
+        let len = request.len as usize;
+        let Some(mut buffer) = self.resources.pool.take(&self.share, len) else {
+            return self.write_piecewise(request, range, fua);
         };
         self.receive_to(&mut buffer)?;
         self.begin(request, Instant::now());
-        let mut done = self
-            .shared
-            .attempt("write", || self.export.write(offset, &buffer, Blocking::No));
-        if done == Err(AttemptError::WouldBlock) {
-            if self.shared.queue.announce(HANDED_OVER_MAX) {
-                self.submit(
-                    cookie,
-                    Work::Write {
-                        offset,
-                        buffer,
-                        fua,
-                    },
-                );
-                return Ok(());
-            }
-            done = self.shared.attempt_until_space("write", || {
-                self.export.write(offset, &buffer, Blocking::Yes)
-            });
-        }
-        self.reply_to_write(cookie, fua, done)
+        let command = Command::Write { range, fua };
+        self.try_or_hand_over(Work::new(request.cookie, command, Some(buffer)))
     }
 
     /// A large write without a large buffer. After a piece has failed, the rest is read and
     /// discarded.
-    fn write_piecewise(&mut self, request: &Request, fua: bool) -> Result<(), ConnectionError> {
+    fn write_piecewise(
+        &mut self,
+        request: &Request,
+        range: Range<u64>,
+        fua: bool,
+    ) -> Result<(), ConnectionError> {
         self.send_batch()?;
-        let Request { cookie, offset, .. } = *request;
-        let end = offset + u64::from(request.len);
-        let mut at = offset;
-        while at < end {
-            let piece = piece_bytes(at, end);
-            let slot = self.batch.slot(piece);
+        for piece in pieces(range.clone()) {
+            let (is_first, left) = (piece.start == range.start, range.end - piece.end);
+            let command = Command::Write {
+                range: piece,
+                fua: false,
+            };
+            let mut work = Work::new(request.cookie, command, None);
+            let slot = self.batch.slot(work.command.memory_bytes());
             let moved = self.input.move_to(slot);
             self.shared
                 .socket
                 .recv_exact(slot.get_mut(moved..).unwrap_or_default())?;
-            if at == offset {
+            if is_first {
                 self.current = Some(Received::new(request, Instant::now()));
             }
-            let done = self
-                .shared
-                .attempt_until_space("write", || self.export.write(at, slot, Blocking::Yes));
-            at += piece as u64;
-            match done {
-                Ok(()) => {}
+            match work.execute_until_space(&self.shared, self.export.as_ref(), slot) {
+                Ok(_) => {}
                 Err(AttemptError::Panicked) => return Err(ConnectionError::Panicked),
                 failed => {
-                    self.skip_payload((end - at) as usize)?;
-                    return self.reply_plainly(cookie, failed);
+                    self.skip_payload(left as usize)?;
+                    return self.reply_to(work, failed);
                 }
             }
         }
-        self.reply_to_write(cookie, fua, Ok(()))
+        // The data is in place; only a flush is left.
+        let rest = match fua {
+            true => Command::Flush,
+            false => Command::Nothing,
+        };
+        self.try_or_hand_over(Work::new(request.cookie, rest, None))
     }
 
     /// Fills `buffer` with payload: bytes in the input are copied, the rest is read there directly.
@@ -587,122 +453,103 @@ impl Connection<'_> {
             .recv_exact(buffer.get_mut(moved..).unwrap_or_default())?)
     }
 
-    fn control(&mut self, cookie: u64, control: Control) -> Result<(), ConnectionError> {
-        let name = control.name();
-        let export = Arc::clone(&self.export);
-        let tried = self
-            .shared
-            .attempt(name, || control_without_waiting(export.as_ref(), control));
-        let rest = match tried {
-            Ok(Some(rest)) => rest,
-            Ok(None) => return self.reply_plainly(cookie, Ok(())),
-            Err(failure) => return self.reply_plainly(cookie, Err(failure)),
+    /// Executes a request that has arrived whole: without blocking if possible, otherwise on a worker.
+    /// If there is no memory or budget to hand it over, this thread blocks.
+    fn try_or_hand_over(&mut self, mut work: Work) -> Result<(), ConnectionError> {
+        let len = work.command.memory_bytes();
+        let memory = match work.command {
+            Command::Write { .. } => self.input.front_mut(len),
+            _ => self.batch.slot(len),
         };
-        if self.shared.queue.announce(HANDED_OVER_MAX) {
-            self.submit(cookie, Work::Control(rest));
-            return Ok(());
-        }
-        self.send_batch()?;
-        let done = self
-            .shared
-            .attempt_until_space(name, || control_waiting(export.as_ref(), &rest));
-        self.reply_plainly(cookie, done)
-    }
-
-    /// Always waits, and so is handed over where that is possible.
-    fn prefetch(&mut self, cookie: u64, range: Range<u64>) -> Result<(), ConnectionError> {
-        let scratch = self.resources.pool.take(&self.share, SMALL_PAYLOAD_BYTES);
-        if let Some(scratch) = scratch
-            && self.shared.queue.announce(HANDED_OVER_MAX)
-        {
-            self.submit(cookie, Work::Prefetch { range, scratch });
-            return Ok(());
-        }
-        self.send_batch()?;
-        let scratch = self.batch.slot(SMALL_PAYLOAD_BYTES);
-        let done = self
-            .shared
-            .attempt("prefetch", || self.export.prefetch(range, scratch));
-        self.reply_plainly(cookie, done)
-    }
-
-    fn reply_plainly(
-        &mut self,
-        cookie: u64,
-        done: Result<(), AttemptError>,
-    ) -> Result<(), ConnectionError> {
-        match done {
-            Ok(()) => self.reply(&ReplyHeader::simple(cookie, None), Outcome::Ok),
-            Err(AttemptError::Panicked) => Err(ConnectionError::Panicked),
-            Err(failure) => {
-                let header = self.shared.error_header(cookie, failure.errno());
-                self.reply(&header, Outcome::Error)
-            }
-        }
-    }
-
-    fn block_status(
-        &mut self,
-        cookie: u64,
-        range: Range<u64>,
-        only_first: bool,
-    ) -> Result<(), ConnectionError> {
-        let asked = (cookie, range.clone(), only_first);
-        let mut done = self.ask_status(asked.clone(), Blocking::No);
+        let mut done = work.execute(&self.shared, self.export.as_ref(), memory, Blocking::No);
         if done == Err(AttemptError::WouldBlock) {
-            if self.shared.queue.announce(HANDED_OVER_MAX) {
-                self.submit(cookie, Work::BlockStatus { range, only_first });
-                return Ok(());
-            }
+            work = match self.hand_over(work) {
+                None => return Ok(()),
+                Some(work) => work,
+            };
             self.send_batch()?;
-            done = self.ask_status(asked, Blocking::Yes);
-        }
-        match done {
-            Ok(chunks) => {
-                self.make_room(chunks.len())?;
-                self.batch.slot(chunks.len()).copy_from_slice(&chunks);
-                self.batch.push(&[], chunks.len());
-                self.end(Outcome::Ok);
-                Ok(())
+            let slot = self.batch.slot(work.command.memory_bytes());
+            if let Command::Write { .. } = work.command {
+                self.input.copy_to(slot);
             }
-            Err(AttemptError::Panicked) => Err(ConnectionError::Panicked),
-            Err(failure) => {
-                let header = self.shared.chunk_error_header(cookie, failure.errno());
-                self.reply(&header, Outcome::Error)
-            }
+            done = work.execute_until_space(&self.shared, self.export.as_ref(), slot);
         }
+        self.reply_to(work, done)
     }
 
-    fn ask_status(
-        &self,
-        asked: (u64, Range<u64>, bool),
-        blocking: Blocking,
-    ) -> Result<Vec<u8>, AttemptError> {
-        self.shared.attempt("block status", || {
-            block_status(&self.shared, self.export.as_ref(), asked, blocking)
-        })
-    }
-
-    /// Hands over a request that has been announced.
-    fn submit(&mut self, cookie: u64, work: Work) {
+    /// Hands a request over to the workers; returns it if this is not possible.
+    fn hand_over(&mut self, mut work: Work) -> Option<Work> {
+        let len = work.command.memory_bytes();
+        let mut taken = None;
+        if len == 0 {
+            // Only a flush is left, and the data is no longer needed.
+            work.buffer = None;
+        } else if work.buffer.is_none() {
+            taken = self.resources.pool.take(&self.share, len);
+            if taken.is_none() {
+                return Some(work);
+            }
+        }
+        if !self.shared.queue.announce(HANDED_OVER_MAX) {
+            return Some(work);
+        }
+        if let Some(mut buffer) = taken {
+            if let Command::Write { .. } = work.command {
+                self.input.copy_to(&mut buffer);
+            }
+            work.buffer = Some(buffer);
+        }
         self.input.leave_processor();
-        let shared = Arc::clone(&self.shared);
-        let export = Arc::clone(&self.export);
         let request = QueuedRequest {
-            shared,
-            export,
-            cookie,
-            received: self.current.take(),
+            shared: Arc::clone(&self.shared),
+            export: Arc::clone(&self.export),
             work,
+            received: self.current.take(),
             waiting: None,
         };
         submit_with_threads(&self.resources.workers, self.shared.id, request);
+        None
     }
 
-    fn reply(&mut self, header: &ReplyHeader, outcome: Outcome) -> Result<(), ConnectionError> {
+    /// Replies to a request that was executed on this thread.
+    fn reply_to(
+        &mut self,
+        work: Work,
+        done: Result<Vec<u8>, AttemptError>,
+    ) -> Result<(), ConnectionError> {
+        let chunks = match done {
+            Ok(chunks) => chunks,
+            Err(AttemptError::Panicked) => return Err(ConnectionError::Panicked),
+            Err(failure) => {
+                return self.reply_error(&work.error_header(&self.shared, failure.errno()));
+            }
+        };
+        let header = work.header(&self.shared);
+        match (&work.command, &work.buffer) {
+            (Command::Read { .. }, Some(data)) => {
+                self.send_batch()?;
+                self.count_current(Outcome::Ok);
+                return self.send(&mut [IoSlice::new(header.as_bytes()), IoSlice::new(data)]);
+            }
+            // The data is in the batch already.
+            (Command::Read { .. }, None) => {
+                self.batch
+                    .push(header.as_bytes(), work.command.memory_bytes());
+            }
+            _ => {
+                self.make_room(chunks.len())?;
+                self.batch.slot(chunks.len()).copy_from_slice(&chunks);
+                self.batch.push(header.as_bytes(), chunks.len());
+            }
+        }
+        self.end(Outcome::Ok);
+        Ok(())
+    }
+
+    fn reply_error(&mut self, header: &ReplyHeader) -> Result<(), ConnectionError> {
         self.make_room(0)?;
         self.batch.push(header.as_bytes(), 0);
-        self.end(outcome);
+        self.end(Outcome::Error);
         Ok(())
     }
 
@@ -740,9 +587,31 @@ fn has_large_payload(request: &Request) -> bool {
     request.command == command::WRITE && request.len as usize > SMALL_PAYLOAD_BYTES
 }
 
-/// The end of the next step from `offset` with the connection's own memory: a boundary of device
-/// blocks, so that the following step does not touch the same block twice.
-fn piece_bytes(offset: u64, end: u64) -> usize {
-    let piece = SMALL_PAYLOAD_BYTES as u64;
-    ((end - offset).min(piece - offset % piece)) as usize
+fn read_of(cookie: u64, range: Range<u64>) -> Work {
+    let whole = false;
+    Work::new(cookie, Command::Read { range, whole }, None)
+}
+
+/// Executes a request with memory of the batch; blocks if necessary.
+fn execute_in_slot(
+    shared: &ConnectionState,
+    export: &dyn Export,
+    batch: &mut Batch,
+    work: &mut Work,
+) -> Result<Vec<u8>, AttemptError> {
+    let slot = batch.slot(work.command.memory_bytes());
+    work.execute(shared, export, slot, Blocking::Yes)
+}
+
+/// A range in pieces that fit the connection's own memory. They end on boundaries of device blocks, so
+/// that no two touch the same block.
+fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let mut begin = range.start;
+    std::iter::from_fn(move || {
+        let piece = SMALL_PAYLOAD_BYTES as u64;
+        let end = range.end.min(begin + piece - begin % piece);
+        let next = (begin < end).then_some(begin..end);
+        begin = end;
+        next
+    })
 }

@@ -1,24 +1,21 @@
 //! Executing requests on an export, on any thread, with every possible end.
 
+use crate::block_status::StatusQuery;
 use crate::buffer::PoolBuffer;
-use crate::export::{Change, ChangedExtent, Changes, Export, ExportError, Extent, Failure};
+use crate::export::{Changes, Export, ExportError, Failure};
 use crate::handshake::Terms;
-use crate::limits::EXTENTS_MAX;
-use crate::limits::PARKED_RETRY_INTERVAL;
+use crate::limits::{PARKED_RETRY_INTERVAL, SMALL_PAYLOAD_BYTES};
 use crate::log_limit::LogLimit;
 use crate::parking::{Parking, Waiting};
 use crate::reply::{Payload, Reply};
-use crate::request::Control;
+use crate::request::Command;
 use crate::send_queue::{Delivered, SendQueue};
 use crate::socket::Socket;
 use crate::statistics::{Counters, Outcome, Received};
-use crate::wire::{
-    self, BASE_ALLOCATION_ID, Errno, FIRST_BITMAP_ID, ReplyHeader, allocation, bitmap,
-};
+use crate::wire::{Errno, ReplyHeader};
 use crate::workers::{Task, WorkerPool};
 use onefold_store::Blocking;
 use std::any::Any;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -98,39 +95,9 @@ impl ConnectionState {
         }
     }
 
-    /// As [`ConnectionState::attempt`], on a thread that can do nothing else: waits for space as well, unless the
-    /// client goes.
-    pub(crate) fn attempt_until_space<T>(
-        &self,
-        what: &str,
-        mut call: impl FnMut() -> Result<T, ExportError>,
-    ) -> Result<T, AttemptError> {
-        let mut waiting = None;
-        loop {
-            match self.attempt(what, &mut call) {
-                Err(AttemptError::WaitForSpace) if !self.has_ended() => {
-                    waiting.get_or_insert_with(|| self.parking.enter(&self.workers));
-                    thread::sleep(PARKED_RETRY_INTERVAL);
-                }
-                done => return done,
-            }
-        }
-    }
-
     /// Whether the client has gone, or is to go: then nothing waits for space any more.
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire) || self.socket.has_ended()
-    }
-
-    /// The header of the reply to a READ that succeeded.
-    pub(crate) fn read_header(&self, cookie: u64, offset: u64, len: usize) -> ReplyHeader {
-        // Lengths come from 32-bit fields.
-        let len = u32::try_from(len).unwrap_or(u32::MAX);
-        match (self.terms.structured_replies, len) {
-            (false, _) => ReplyHeader::simple(cookie, None),
-            (true, 0) => ReplyHeader::done(cookie),
-            (true, _) => ReplyHeader::data(cookie, true, offset, len),
-        }
     }
 
     /// The header of the reply to a READ or BLOCK_STATUS that failed.
@@ -140,11 +107,6 @@ impl ConnectionState {
         } else {
             ReplyHeader::simple(cookie, Some(errno))
         }
-    }
-
-    /// The header of the reply to any other request that failed.
-    pub(crate) fn error_header(&self, cookie: u64, errno: Errno) -> ReplyHeader {
-        ReplyHeader::simple(cookie, Some(errno))
     }
 }
 
@@ -165,133 +127,209 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("(no text)")
 }
 
-/// Does as much of a request as possible without blocking; returns the rest.
-pub(crate) fn control_without_waiting(
-    export: &dyn Export,
-    control: Control,
-) -> Result<Option<Control>, ExportError> {
-    let (done, fua) = match &control {
-        Control::Nothing => return Ok(None),
-        Control::Flush => return Ok(Some(control)),
-        Control::Trim { range, fua } => (export.trim(range.clone(), Blocking::No), *fua),
-        Control::WriteZeroes {
-            range,
-            options,
-            fua,
-        } => (
-            export.write_zeroes(range.clone(), *options, Blocking::No),
-            *fua,
-        ),
-    };
-    match done {
-        Ok(()) => Ok(fua.then_some(Control::Flush)),
-        Err(ExportError::WouldBlock) => Ok(Some(control)),
-        Err(error) => Err(error),
+/// A request and its memory, on any thread.
+#[derive(Debug)]
+pub(crate) struct Work {
+    pub(crate) cookie: u64,
+    /// The rest of the request: only a flush once the data of one with FUA is in place.
+    pub(crate) command: Command,
+    /// The memory for its data; if none, the connection's own is used.
+    pub(crate) buffer: Option<PoolBuffer>,
+}
+
+impl Work {
+    pub(crate) fn new(cookie: u64, command: Command, buffer: Option<PoolBuffer>) -> Self {
+        Self {
+            cookie,
+            command,
+            buffer,
+        }
+    }
+
+    /// Executes the request, with its data in `memory` if it has no buffer. If it would block and must
+    /// not, `command` is the rest of it afterwards. Returns the chunks of the reply to BLOCK_STATUS;
+    /// for other requests, nothing.
+    pub(crate) fn execute(
+        &mut self,
+        shared: &ConnectionState,
+        export: &dyn Export,
+        memory: &mut [u8],
+        blocking: Blocking,
+    ) -> Result<Vec<u8>, AttemptError> {
+        let what = self.command.name();
+        shared.attempt(what, || self.call(shared, export, memory, blocking))
+    }
+
+    /// As [`Work::execute`] with [`Blocking::Yes`]; also waits for space, until the client leaves.
+    pub(crate) fn execute_until_space(
+        &mut self,
+        shared: &ConnectionState,
+        export: &dyn Export,
+        memory: &mut [u8],
+    ) -> Result<Vec<u8>, AttemptError> {
+        let mut waiting = None;
+        loop {
+            match self.execute(shared, export, memory, Blocking::Yes) {
+                Err(AttemptError::WaitForSpace) if !shared.has_ended() => {
+                    waiting.get_or_insert_with(|| shared.parking.enter(&shared.workers));
+                    thread::sleep(PARKED_RETRY_INTERVAL);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn call(
+        &mut self,
+        shared: &ConnectionState,
+        export: &dyn Export,
+        memory: &mut [u8],
+        blocking: Blocking,
+    ) -> Result<Vec<u8>, ExportError> {
+        let memory = self.buffer.as_deref_mut().unwrap_or(memory);
+        let needs_flush = match &self.command {
+            Command::Nothing | Command::Disconnect => false,
+            Command::Read { range, .. } => {
+                if !range.is_empty() {
+                    export.read(range.start, memory, blocking)?;
+                }
+                false
+            }
+            Command::Write { range, fua } => {
+                if !range.is_empty() {
+                    export.write(range.start, memory, blocking)?;
+                }
+                *fua
+            }
+            Command::Flush => true,
+            Command::Trim { range, fua } => {
+                export.trim(range.clone(), blocking)?;
+                *fua
+            }
+            Command::WriteZeroes {
+                range,
+                options,
+                fua,
+            } => {
+                export.write_zeroes(range.clone(), *options, blocking)?;
+                *fua
+            }
+            Command::Prefetch(_) if blocking == Blocking::No => {
+                return Err(ExportError::WouldBlock);
+            }
+            Command::Prefetch(range) => {
+                export.prefetch(range.clone(), memory)?;
+                false
+            }
+            Command::BlockStatus { range, only_first } => {
+                let query = StatusQuery {
+                    cookie: self.cookie,
+                    range: range.clone(),
+                    only_first: *only_first,
+                    blocking,
+                };
+                return query.reply(export, &shared.terms, &shared.changes);
+            }
+        };
+        if needs_flush && blocking == Blocking::No {
+            self.command = Command::Flush;
+            return Err(ExportError::WouldBlock);
+        }
+        if needs_flush {
+            export.flush()?;
+        }
+        Ok(Vec::new())
+    }
+
+    /// The header of the reply to a request that succeeded.
+    pub(crate) fn header(&self, shared: &ConnectionState) -> ReplyHeader {
+        let cookie = self.cookie;
+        match &self.command {
+            Command::Read { range, .. } if shared.terms.structured_replies => {
+                if range.is_empty() {
+                    return ReplyHeader::done(cookie);
+                }
+                // Lengths come from 32-bit fields.
+                let len = u32::try_from(range.end - range.start).unwrap_or(u32::MAX);
+                ReplyHeader::data(cookie, true, range.start, len)
+            }
+            Command::BlockStatus { .. } => ReplyHeader::empty(),
+            _ => ReplyHeader::simple(cookie, None),
+        }
+    }
+
+    /// The header of the reply to a request that failed.
+    pub(crate) fn error_header(&self, shared: &ConnectionState, errno: Errno) -> ReplyHeader {
+        match &self.command {
+            Command::Read { .. } | Command::BlockStatus { .. } => {
+                shared.chunk_error_header(self.cookie, errno)
+            }
+            _ => ReplyHeader::simple(self.cookie, Some(errno)),
+        }
+    }
+
+    /// The reply to a request that was executed with its own buffer; none if it panicked.
+    fn into_reply(
+        self,
+        shared: &ConnectionState,
+        done: Result<Vec<u8>, AttemptError>,
+    ) -> Option<Reply> {
+        match done {
+            Ok(chunks) => {
+                let header = self.header(shared);
+                let payload = match (self.command, self.buffer) {
+                    (Command::Read { .. }, Some(buffer)) => Payload::Buffer(buffer),
+                    _ => Payload::Bytes(chunks),
+                };
+                Some(Reply::new(header, payload))
+            }
+            Err(AttemptError::Panicked) => None,
+            Err(failure) => {
+                let header = self.error_header(shared, failure.errno());
+                Some(Reply::new(header, Payload::None))
+            }
+        }
     }
 }
 
-/// Does all of a request.
-pub(crate) fn control_waiting(export: &dyn Export, control: &Control) -> Result<(), ExportError> {
-    let fua = match control.clone() {
-        Control::Nothing => false,
-        Control::Flush => true,
-        Control::Trim { range, fua } => {
-            export.trim(range, Blocking::Yes)?;
-            fua
+impl Command {
+    /// The memory that it needs for its data, in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        match self {
+            // Lengths come from 32-bit fields.
+            Command::Read { range, .. } | Command::Write { range, .. } => {
+                (range.end - range.start) as usize
+            }
+            Command::Prefetch(_) => SMALL_PAYLOAD_BYTES,
+            _ => 0,
         }
-        Control::WriteZeroes {
-            range,
-            options,
-            fua,
-        } => {
-            export.write_zeroes(range, options, Blocking::Yes)?;
-            fua
+    }
+
+    /// For the log.
+    fn name(&self) -> &'static str {
+        match self {
+            Command::Nothing | Command::Disconnect => "nothing",
+            Command::Read { .. } => "read",
+            Command::Write { .. } => "write",
+            Command::Flush => "flush",
+            Command::Trim { .. } => "trim",
+            Command::WriteZeroes { .. } => "write of zeros",
+            Command::Prefetch(_) => "prefetch",
+            Command::BlockStatus { .. } => "block status",
         }
-    };
-    if fua { export.flush() } else { Ok(()) }
+    }
 }
 
-/// The whole reply with the range's states, a chunk for each metadata context.
-pub(crate) fn block_status(
-    shared: &ConnectionState,
-    export: &dyn Export,
-    (cookie, range, only_first): (u64, Range<u64>, bool),
-    blocking: Blocking,
-) -> Result<Vec<u8>, ExportError> {
-    let contexts = usize::from(shared.terms.base_allocation) + shared.changes.len();
-    let extents_max = match only_first {
-        true => 1,
-        false => EXTENTS_MAX / contexts.max(1),
-    };
-    let len = range.end - range.start;
-    let mut chunks: Vec<(u32, Vec<u8>)> = Vec::with_capacity(contexts);
-    if shared.terms.base_allocation {
-        let extents = export
-            .extents(range.clone(), extents_max, blocking)?
-            .into_iter();
-        let states = extents.map(|Extent { len, data }| match data {
-            true => (len, 0),
-            false => (len, allocation::HOLE | allocation::ZERO),
-        });
-        chunks.push((BASE_ALLOCATION_ID, descriptors(len, extents_max, states)?));
-    }
-    for (changes, id) in shared.changes.iter().zip(FIRST_BITMAP_ID..) {
-        let extents = changes
-            .extents(range.clone(), extents_max, blocking)?
-            .into_iter();
-        let states = extents.map(|ChangedExtent { len, change }| match change {
-            Change::Same => (len, 0),
-            Change::Data | Change::Zero => (len, bitmap::DIRTY),
-        });
-        chunks.push((id, descriptors(len, extents_max, states)?));
-    }
-    let mut reply = Vec::new();
-    for (n, (id, descriptors)) in chunks.iter().enumerate() {
-        let is_last = n + 1 == chunks.len();
-        let len = u32::try_from(descriptors.len()).unwrap_or(u32::MAX);
-        let header = ReplyHeader::block_status(cookie, is_last, *id, len);
-        reply.extend_from_slice(header.as_bytes());
-        reply.extend_from_slice(descriptors);
-    }
-    Ok(reply)
-}
-
-/// States with their lengths as a chunk carries them: equal neighbours are joined, and the end is
-/// the requested one.
-fn descriptors(
-    mut left: u64,
-    descriptors_max: usize,
-    states: impl Iterator<Item = (u64, u32)>,
-) -> Result<Vec<u8>, ExportError> {
-    let mut runs: Vec<(u64, u32)> = Vec::new();
-    for (len, state) in states {
-        let len = len.min(left);
-        left -= len;
-        match runs.last_mut() {
-            _ if len == 0 => break,
-            Some((last_len, last)) if *last == state => *last_len += len,
-            _ => runs.push((len, state)),
+impl AttemptError {
+    /// The client's errno. An export that would block where it may has a defect.
+    pub(crate) fn errno(self) -> Errno {
+        match self {
+            AttemptError::Failed(errno) => errno,
+            // The client that hears this has gone, or the server goes.
+            AttemptError::WaitForSpace => Errno::Shutdown,
+            AttemptError::WouldBlock | AttemptError::Panicked => Errno::Io,
         }
     }
-    runs.truncate(descriptors_max);
-    if runs.is_empty() {
-        // The protocol knows no answer without a state.
-        let source = "the export told no state of a range".into();
-        return Err(ExportError::Failed {
-            failure: Failure::Io,
-            source,
-        });
-    }
-    let mut descriptors = Vec::with_capacity(runs.len() * 8);
-    for (len, state) in runs {
-        // The range was given by a 32-bit length.
-        wire::push_descriptor(
-            &mut descriptors,
-            u32::try_from(len).unwrap_or(u32::MAX),
-            state,
-        );
-    }
-    Ok(descriptors)
 }
 
 /// A request that has to block, on its way to a worker. It holds its own reference to the export so
@@ -299,41 +337,21 @@ fn descriptors(
 pub(crate) struct QueuedRequest {
     pub(crate) shared: Arc<ConnectionState>,
     pub(crate) export: Arc<dyn Export>,
-    pub(crate) cookie: u64,
-    pub(crate) received: Option<Received>,
     pub(crate) work: Work,
+    pub(crate) received: Option<Received>,
     /// It has had to wait for space.
     pub(crate) waiting: Option<Waiting<QueuedRequest>>,
 }
 
-/// The rest of a request.
-pub(crate) enum Work {
-    Read {
-        offset: u64,
-        buffer: PoolBuffer,
-    },
-    Write {
-        offset: u64,
-        buffer: PoolBuffer,
-        fua: bool,
-    },
-    Control(Control),
-    Prefetch {
-        range: Range<u64>,
-        scratch: PoolBuffer,
-    },
-    BlockStatus {
-        range: Range<u64>,
-        only_first: bool,
-    },
-}
-
 impl Task for QueuedRequest {
     fn run(mut self) {
-        let work = std::mem::replace(&mut self.work, Work::Control(Control::Nothing));
-        match execute(&self.shared, self.export.as_ref(), self.cookie, work) {
-            Ok(executed) => self.deliver(executed),
-            Err(work) => Self { work, ..self }.wait_for_space(),
+        let export = self.export.as_ref();
+        match self
+            .work
+            .execute(&self.shared, export, &mut [], Blocking::Yes)
+        {
+            Err(AttemptError::WaitForSpace) => self.wait_for_space(),
+            done => self.deliver(done),
         }
     }
 }
@@ -350,23 +368,20 @@ impl QueuedRequest {
                 Err(unparked) => self = unparked,
             }
         }
-        let header = shared.error_header(self.cookie, AttemptError::WaitForSpace.errno());
-        self.deliver(Executed {
-            reply: Some(Reply::new(header, Payload::None)),
-            outcome: Outcome::Error,
-        });
+        self.deliver(Err(AttemptError::WaitForSpace));
     }
 
     /// The request is done ([step 8 reply]).
-    fn deliver(self, executed: Executed) {
+    fn deliver(self, done: Result<Vec<u8>, AttemptError>) {
         let Self {
             shared,
             export,
+            work,
             received,
             waiting,
-            ..
         } = self;
-        let Executed { reply, outcome } = executed;
+        let outcome = Outcome::of(&done);
+        let reply = work.into_reply(&shared, done);
         drop(waiting);
         if let Some(received) = received {
             shared.counters.count(received, outcome, Instant::now());
@@ -383,110 +398,6 @@ impl QueuedRequest {
             start_writer(shared);
         }
     }
-}
-
-/// How a request ended on a worker.
-struct Executed {
-    /// None if it panicked.
-    reply: Option<Reply>,
-    outcome: Outcome,
-}
-
-/// Executes a request where blocking is allowed. A request that has to wait for space is returned.
-fn execute(
-    shared: &ConnectionState,
-    export: &dyn Export,
-    cookie: u64,
-    work: Work,
-) -> Result<Executed, Work> {
-    let plain = |()| plain_reply(cookie);
-    let (done, error_header): (_, fn(&ConnectionState, u64, Errno) -> ReplyHeader) = match work {
-        Work::Read { offset, mut buffer } => {
-            let done = shared.attempt("read", || export.read(offset, &mut buffer, Blocking::Yes));
-            let reply = done.map(|()| {
-                let header = shared.read_header(cookie, offset, buffer.len());
-                Reply::new(header, Payload::Buffer(buffer))
-            });
-            (reply, ConnectionState::chunk_error_header)
-        }
-        Work::Write {
-            offset,
-            buffer,
-            fua,
-        } => {
-            let done = shared.attempt("write", || {
-                export.write(offset, &buffer, Blocking::Yes)?;
-                if fua { export.flush() } else { Ok(()) }
-            });
-            if done == Err(AttemptError::WaitForSpace) {
-                return Err(Work::Write {
-                    offset,
-                    buffer,
-                    fua,
-                });
-            }
-            (done.map(plain), ConnectionState::error_header)
-        }
-        Work::Control(control) => {
-            let done = shared.attempt(control.name(), || control_waiting(export, &control));
-            if done == Err(AttemptError::WaitForSpace) {
-                return Err(Work::Control(control));
-            }
-            (done.map(plain), ConnectionState::error_header)
-        }
-        Work::Prefetch { range, mut scratch } => {
-            let done = shared.attempt("prefetch", || export.prefetch(range, &mut scratch));
-            (done.map(plain), ConnectionState::error_header)
-        }
-        Work::BlockStatus { range, only_first } => {
-            let done = shared.attempt("block status", || {
-                block_status(shared, export, (cookie, range, only_first), Blocking::Yes)
-            });
-            let reply = done.map(|chunks| Reply::new(ReplyHeader::empty(), Payload::Bytes(chunks)));
-            (reply, ConnectionState::chunk_error_header)
-        }
-    };
-    let outcome = match done {
-        Ok(_) => Outcome::Ok,
-        Err(_) => Outcome::Error,
-    };
-    let reply = match done {
-        Ok(reply) => Some(reply),
-        Err(AttemptError::Panicked) => None,
-        Err(failure) => Some(Reply::new(
-            error_header(shared, cookie, failure.errno()),
-            Payload::None,
-        )),
-    };
-    Ok(Executed { reply, outcome })
-}
-
-impl AttemptError {
-    /// The client's errno. An export that would block where it may has a defect.
-    pub(crate) fn errno(self) -> Errno {
-        match self {
-            AttemptError::Failed(errno) => errno,
-            // The client that hears this has gone, or the server goes.
-            AttemptError::WaitForSpace => Errno::Shutdown,
-            AttemptError::WouldBlock | AttemptError::Panicked => Errno::Io,
-        }
-    }
-}
-
-impl Control {
-    /// For the log.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Control::Nothing => "nothing",
-            Control::Flush => "flush",
-            Control::Trim { .. } => "trim",
-            Control::WriteZeroes { .. } => "write of zeros",
-        }
-    }
-}
-
-fn plain_reply(cookie: u64) -> Reply {
-    Reply::new(ReplyHeader::simple(cookie, None), Payload::None)
 }
 
 fn start_writer(shared: Arc<ConnectionState>) {

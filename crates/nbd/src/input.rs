@@ -45,6 +45,12 @@ impl Input {
         self.memory.get(self.begin..self.end).unwrap_or_default()
     }
 
+    /// The first `len` bytes, which are at hand.
+    pub(crate) fn front_mut(&mut self, len: usize) -> &mut [u8] {
+        let end = self.end.min(self.begin + len);
+        self.memory.get_mut(self.begin..end).unwrap_or_default()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.end - self.begin
     }
@@ -98,12 +104,18 @@ impl Input {
         Ok(true)
     }
 
-    /// Moves the bytes at hand to the front of `target`, as many as fit; returns how many.
-    pub(crate) fn move_to(&mut self, target: &mut [u8]) -> usize {
+    /// Copies the bytes at hand to the front of `target`, as many as fit; returns how many.
+    pub(crate) fn copy_to(&self, target: &mut [u8]) -> usize {
         let len = self.len().min(target.len());
         if let (Some(target), Some(bytes)) = (target.get_mut(..len), self.bytes().get(..len)) {
             target.copy_from_slice(bytes);
         }
+        len
+    }
+
+    /// As [`Input::copy_to`], and consumes the bytes.
+    pub(crate) fn move_to(&mut self, target: &mut [u8]) -> usize {
+        let len = self.copy_to(target);
         self.consume(len);
         len
     }

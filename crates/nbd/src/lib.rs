@@ -20,6 +20,7 @@
 //! | [`request`] | which requests are acceptable |
 //! | `connection` | the thread of a connection: reads requests and tries them at once |
 //! | `execution` | doing a request, here or on a worker |
+//! | `block_status` | the reply to BLOCK_STATUS |
 //! | `input`, `reply` | bytes on their way in and out |
 //! | `send_queue` | turns of the threads that send on a socket |
 //! | [`client`] | the other end, for loads and tests |
@@ -28,6 +29,7 @@
 //! | `log_limit` | a limit on log lines that clients can cause |
 //! | `limits` | every bound, with its reason |
 
+mod block_status;
 mod buffer;
 pub mod client;
 mod connection;

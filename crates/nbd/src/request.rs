@@ -23,24 +23,6 @@ pub enum Command {
         /// Whether it must be durable before the reply.
         fua: bool,
     },
-    /// Something without data in either direction.
-    Control(Control),
-    /// Send the range's states.
-    BlockStatus {
-        /// The range.
-        range: Range<u64>,
-        /// Whether only the first state is wanted.
-        only_first: bool,
-    },
-    /// Bring the range into memory; it is not empty.
-    Prefetch(Range<u64>),
-    /// Finish the requests in flight and close the connection.
-    Disconnect,
-}
-
-/// A request without data in either direction.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Control {
     /// Do nothing.
     Nothing,
     /// Make answered requests durable.
@@ -61,6 +43,17 @@ pub enum Control {
         /// Whether it must be durable before the reply.
         fua: bool,
     },
+    /// Send the range's states.
+    BlockStatus {
+        /// The range.
+        range: Range<u64>,
+        /// Whether only the first state is wanted.
+        only_first: bool,
+    },
+    /// Bring the range into memory; it is not empty.
+    Prefetch(Range<u64>),
+    /// Finish the requests in flight and close the connection.
+    Disconnect,
 }
 
 /// Judges a request. The payload of a refused WRITE must still be read over.
@@ -86,6 +79,21 @@ pub fn admit(request: &Request, terms: &Terms) -> Result<Command, Errno> {
     if changes && terms.read_only {
         return Err(Errno::Perm);
     }
+    Ok(match command_of(request, terms)? {
+        Command::Trim { range, .. }
+        | Command::WriteZeroes { range, .. }
+        | Command::Prefetch(range)
+            if range.is_empty() =>
+        {
+            Command::Nothing
+        }
+        command => command,
+    })
+}
+
+/// The command of a request whose flags are acceptable.
+fn command_of(request: &Request, terms: &Terms) -> Result<Command, Errno> {
+    use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, REQ_ONE};
     let fua = request.flags & FUA != 0;
     Ok(match request.command {
         command::READ => {
@@ -104,46 +112,25 @@ pub fn admit(request: &Request, terms: &Terms) -> Result<Command, Errno> {
             }
         }
         command::DISC => Command::Disconnect,
-        command::FLUSH => Command::Control(Control::Flush),
-        command::TRIM => {
-            let range = range_within(request, terms, Errno::Inval)?;
-            control(range.clone(), Control::Trim { range, fua })
-        }
-        command::CACHE => {
-            let range = range_within(request, terms, Errno::Inval)?;
-            match range.is_empty() {
-                true => Command::Control(Control::Nothing),
-                false => Command::Prefetch(range),
-            }
-        }
-        command::WRITE_ZEROES => {
-            let range = range_within(request, terms, Errno::NoSpace)?;
-            let options = ZeroOptions {
+        command::FLUSH => Command::Flush,
+        command::TRIM => Command::Trim {
+            range: range_within(request, terms, Errno::Inval)?,
+            fua,
+        },
+        command::CACHE => Command::Prefetch(range_within(request, terms, Errno::Inval)?),
+        command::WRITE_ZEROES => Command::WriteZeroes {
+            range: range_within(request, terms, Errno::NoSpace)?,
+            options: ZeroOptions {
                 fast_only: request.flags & FAST_ZERO != 0,
                 keep_allocated: request.flags & NO_HOLE != 0,
-            };
-            control(
-                range.clone(),
-                Control::WriteZeroes {
-                    range,
-                    options,
-                    fua,
-                },
-            )
-        }
+            },
+            fua,
+        },
         command::BLOCK_STATUS if terms.has_context() && request.len > 0 => Command::BlockStatus {
             range: range_within(request, terms, Errno::Inval)?,
             only_first: request.flags & REQ_ONE != 0,
         },
         _ => return Err(Errno::Inval),
-    })
-}
-
-fn control(range: Range<u64>, control: Control) -> Command {
-    Command::Control(if range.is_empty() {
-        Control::Nothing
-    } else {
-        control
     })
 }
 

@@ -7,8 +7,8 @@
 //! Invariants:
 //! - A request that has arrived whole is counted exactly once, whichever thread answers it, and
 //!   before its reply is sent: a client that has a reply finds it counted.
-//! - A request that does not come whole is not counted, unless it is a write that was begun with the
-//!   first piece of its payload. A wish to disconnect is not counted either.
+//! - A request that does not arrive whole is not counted, except a write that has begun with the
+//!   first piece of its payload. Requests to disconnect are not counted.
 //! - Totals never go down, except by [`crate::Server::forget_statistics`].
 
 use crate::wire::{Request, command};
@@ -192,6 +192,15 @@ impl ServerStatistics {
 pub(crate) enum Outcome {
     Ok,
     Error,
+}
+
+impl Outcome {
+    pub(crate) fn of<T, E>(done: &Result<T, E>) -> Self {
+        match done {
+            Ok(_) => Outcome::Ok,
+            Err(_) => Outcome::Error,
+        }
+    }
 }
 
 /// A request that has arrived whole and is not counted yet. Counting it consumes it.

@@ -3,7 +3,7 @@
 #![allow(clippy::big_endian_bytes, reason = "the protocol is big-endian")]
 
 use onefold_nbd::handshake::{Terms, negotiate};
-use onefold_nbd::request::{Command, Control, admit};
+use onefold_nbd::request::{Command, admit};
 use onefold_nbd::wire::{self, REQUEST_BYTES, REQUEST_MAGIC, Request};
 use onefold_nbd::{AttachError, Attached, ExportSummary, Exports, Peer};
 use std::io::{self, Read, Write};
@@ -135,9 +135,8 @@ fn range_of(command: &Command) -> Option<std::ops::Range<u64>> {
         | Command::Prefetch(range)
         | Command::Write { range, .. }
         | Command::BlockStatus { range, .. }
-        | Command::Control(Control::Trim { range, .. } | Control::WriteZeroes { range, .. }) => {
-            Some(range.clone())
-        }
-        Command::Control(Control::Nothing | Control::Flush) | Command::Disconnect => None,
+        | Command::Trim { range, .. }
+        | Command::WriteZeroes { range, .. } => Some(range.clone()),
+        Command::Nothing | Command::Flush | Command::Disconnect => None,
     }
 }
