@@ -1,19 +1,11 @@
-//! `cargo xtask test`: everything that CI runs, in order, each step with its duration.
-//!
-//! A step that fails does not stop the later ones, so that one run tells all there is to mend.
-//! A missing tool is installed or is a failure. The one exception, cargo-deny, which takes long to build, is
-//! named in a closing line where it is missing: nothing is left out silently.
+//! The steps, and what each of them runs.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, bail};
-
-use crate::fuzz;
-use crate::tidy;
-use crate::tools;
+use anyhow::{Context, Result};
 use onefold_harness::command::Cmd;
 use onefold_harness::packages;
 use onefold_harness::workspace::Workspace;
+
+use crate::{fuzz, tidy, tools};
 
 /// How often CI kills the daemon. More by `cargo xtask kill-loop --rounds N`.
 const KILL_ROUNDS: &str = "12";
@@ -27,154 +19,75 @@ const STRESS_SECONDS: &str = "20";
 /// Tests that run at a time. Many of them wait for something most of the time.
 const TESTS_AT_A_TIME: &str = "8";
 
-/// Options of `cargo xtask test`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
-    /// Run only the steps whose name contains this text
-    #[arg(long)]
-    only: Option<String>,
+/// One step.
+pub(super) struct Step {
+    pub(super) name: &'static str,
+    pub(super) work: Work,
 }
 
-type Work = fn(&Workspace) -> Result<()>;
+/// What a step does, and what may run at the same time.
+pub(super) enum Work {
+    /// By itself, before all others: its time, or what it shows, depends on the machine's being
+    /// free; or it takes no time.
+    Alone(fn(&Workspace) -> Result<()>),
+    /// Keeps processors busy, one step after another.
+    Computing(fn(&Workspace) -> Result<()>),
+    /// Calls of `onefold-acceptance` that mostly wait, for servers, kills and disks: one after
+    /// another beside what computes. None of them judges durations.
+    Waiting(&'static [&'static [&'static str]]),
+}
+
+use Work::{Alone, Computing, Waiting};
 
 /// Cheap and frequent faults first.
-const STEPS: &[(&str, Work)] = &[
-    ("system packages", install),
-    ("formatting", |w| {
-        w.cargo().args(["fmt", "--all", "--check"]).show()
-    }),
-    ("clippy", clippy),
-    ("documentation", documentation),
-    (LICENSES, licenses),
-    ("tidy", tidy::run),
-    ("unit and integration tests", unit_tests),
-    ("simulation", simulation),
-    ("schedules", schedules),
-    ("stress", stress),
-    ("model check", model_check),
-    ("fuzzing", |w| {
-        fuzz::run(
-            w,
-            &fuzz::Arguments {
-                seconds: FUZZ_SECONDS,
-                target: None,
-            },
-        )
-    }),
-    ("documents", |w| acceptance(w, &["docs"])),
-    ("benchmark of the index", |w| {
-        tools::bench(w)?.args(["index", "--try-out"]).show()
-    }),
-    ("clients", |w| acceptance(w, &["clients"])),
-    ("sharing", |w| acceptance(w, &["sharing"])),
-    ("memory limit", |w| acceptance(w, &["memory-limit"])),
-    ("reconnect", |w| {
-        acceptance(w, &["reconnect", "--control"])?;
-        acceptance(w, &["reconnect"])
-    }),
-    ("guest", |w| {
-        acceptance(w, &["guest", "--control"])?;
-        acceptance(w, &["guest"])
-    }),
-    ("kill loop finds a server that forgets", |w| {
-        acceptance(w, &["kill-loop", "--control"])
-    }),
-    ("kill loop", |w| {
-        acceptance(w, &["kill-loop", "--rounds", KILL_ROUNDS])
-    }),
-    (
-        "loop of answered requests finds a server that forgets",
-        |w| acceptance(w, &["kill-loop", "--answered", "--control"]),
+pub(super) const STEPS: &[Step] = &[
+    step("system packages", Alone(install)),
+    step("formatting", Alone(formatting)),
+    step("clippy", Alone(clippy)),
+    step("documentation", Alone(documentation)),
+    step(LICENSES, Alone(licenses)),
+    step("tidy", Alone(tidy::run)),
+    step("unit and integration tests", Alone(unit_tests)),
+    step("stress", Alone(stress)),
+    step("product and tools", Alone(build)),
+    step("simulation", Computing(simulation)),
+    step("schedules", Computing(schedules)),
+    step("model check", Computing(model_check)),
+    step("fuzzing", Computing(fuzzing)),
+    step("benchmark of the index", Computing(index_benchmark)),
+    step("documents", Waiting(&[&["docs"]])),
+    step("clients", Waiting(&[&["clients"]])),
+    step("sharing", Waiting(&[&["sharing"]])),
+    step("memory limit", Waiting(&[&["memory-limit"]])),
+    step(
+        "reconnect",
+        Waiting(&[&["reconnect", "--control"], &["reconnect"]]),
     ),
-    ("loop of answered requests", |w| {
-        acceptance(w, &["kill-loop", "--answered", "--rounds", KILL_ROUNDS])
-    }),
-    ("demo", |w| acceptance(w, &["demo"])),
+    step("guest", Waiting(&[&["guest", "--control"], &["guest"]])),
+    step(
+        "kill loop finds a server that forgets",
+        Waiting(&[&["kill-loop", "--control"]]),
+    ),
+    step(
+        "kill loop",
+        Waiting(&[&["kill-loop", "--rounds", KILL_ROUNDS]]),
+    ),
+    step(
+        "loop of answered requests finds a server that forgets",
+        Waiting(&[&["kill-loop", "--answered", "--control"]]),
+    ),
+    step(
+        "loop of answered requests",
+        Waiting(&[&["kill-loop", "--answered", "--rounds", KILL_ROUNDS]]),
+    ),
+    step("demo", Waiting(&[&["demo"]])),
 ];
 
-/// A check of `onefold-acceptance`.
-fn acceptance(workspace: &Workspace, arguments: &[&str]) -> Result<()> {
-    tools::acceptance(workspace)?.args(arguments).show()
-}
-
 /// The step that needs cargo-deny.
-const LICENSES: &str = "licenses and sources";
+pub(super) const LICENSES: &str = "licenses and sources";
 
-/// How a step ended.
-struct Outcome {
-    name: &'static str,
-    took: Duration,
-    error: Option<anyhow::Error>,
-}
-
-/// `cargo xtask test`
-pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
-    let start = Instant::now();
-    let wanted = |name: &str| {
-        arguments
-            .only
-            .as_ref()
-            .is_none_or(|only| name.contains(only))
-    };
-    let mut outcomes = Vec::new();
-    let mut skipped = Vec::new();
-    for (name, work) in STEPS.iter().filter(|(name, _)| wanted(name)) {
-        println!("\n=== {name}");
-        if *name == LICENSES && !has_cargo_deny(workspace) {
-            let line = format!("skipped: {name}, because cargo-deny is not installed");
-            println!("{line}");
-            skipped.push(line);
-            continue;
-        }
-        let start = Instant::now();
-        let error = work(workspace).err();
-        let outcome = Outcome {
-            name,
-            took: start.elapsed(),
-            error,
-        };
-        if let Some(error) = &outcome.error {
-            println!("{error:#}");
-        }
-        println!("=== {}", outcome.line());
-        outcomes.push(outcome);
-    }
-    println!("\nAll steps, {:.0} s", start.elapsed().as_secs_f64());
-    for outcome in &outcomes {
-        println!("  {}", outcome.line());
-        // Once more, because often only the end of the output is kept.
-        if let Some(error) = &outcome.error {
-            println!("{error:#}");
-        }
-    }
-    for line in &skipped {
-        println!("{line}");
-    }
-    let failed = outcomes
-        .iter()
-        .filter(|outcome| outcome.error.is_some())
-        .count();
-    println!("{}", closing_line(outcomes.len() - failed, failed));
-    match (outcomes.len() + skipped.len(), failed) {
-        (0, _) => bail!("no step has such a name"),
-        (_, 0) => Ok(()),
-        _ => bail!("{failed} steps failed"),
-    }
-}
-
-impl Outcome {
-    fn line(&self) -> String {
-        let verdict = if self.error.is_none() { "ok" } else { "FAILED" };
-        format!(
-            "{verdict:6} {:7.1} s  {}",
-            self.took.as_secs_f64(),
-            self.name
-        )
-    }
-}
-
-fn closing_line(passed: usize, failed: usize) -> String {
-    format!("{passed} passed, {failed} failed")
+const fn step(name: &'static str, work: Work) -> Step {
+    Step { name, work }
 }
 
 fn install(workspace: &Workspace) -> Result<()> {
@@ -182,6 +95,10 @@ fn install(workspace: &Workspace) -> Result<()> {
     packages::require(packages::EMULATION)?;
     packages::require(packages::FUZZING)?;
     packages::require_cargo_fuzz(workspace)
+}
+
+fn formatting(workspace: &Workspace) -> Result<()> {
+    workspace.cargo().args(["fmt", "--all", "--check"]).show()
 }
 
 fn clippy(workspace: &Workspace) -> Result<()> {
@@ -216,7 +133,7 @@ fn licenses(workspace: &Workspace) -> Result<()> {
         .show()
 }
 
-fn has_cargo_deny(workspace: &Workspace) -> bool {
+pub(super) fn has_cargo_deny(workspace: &Workspace) -> bool {
     workspace.cargo().args(["deny", "--version"]).run().is_ok()
 }
 
@@ -234,6 +151,14 @@ fn unit_tests(workspace: &Workspace) -> Result<()> {
         // A clean clone gains nothing from what incremental builds keep for the next one.
         .env("CARGO_INCREMENTAL", "0")
         .show()
+}
+
+/// What the steps behind run, so that none of them waits for the compiler.
+fn build(workspace: &Workspace) -> Result<()> {
+    for binary in ["onefold", "onefold-acceptance", "onefold-bench"] {
+        workspace.build_release(binary)?;
+    }
+    Ok(())
 }
 
 /// The real engine and store on a simulated disk. In release mode, because its worth is in the
@@ -307,14 +232,23 @@ fn model_check(workspace: &Workspace) -> Result<()> {
         .show()
 }
 
+fn fuzzing(workspace: &Workspace) -> Result<()> {
+    let arguments = fuzz::Arguments {
+        seconds: FUZZ_SECONDS,
+        target: None,
+    };
+    fuzz::run(workspace, &arguments)
+}
+
+/// That the benchmark runs, not how fast.
+fn index_benchmark(workspace: &Workspace) -> Result<()> {
+    let bench = tools::bench(workspace)?;
+    bench.args(["index", "--try-out"]).show()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_closing_line_is_plain() {
-        assert_eq!(closing_line(11, 1), "11 passed, 1 failed");
-    }
 
     #[test]
     fn commits_have_seeds_of_their_own() {
@@ -363,7 +297,7 @@ mod tests {
 
     #[test]
     fn steps_have_different_names() {
-        let mut names: Vec<_> = STEPS.iter().map(|(name, _)| name).collect();
+        let mut names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), STEPS.len());

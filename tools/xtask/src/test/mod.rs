@@ -1,0 +1,189 @@
+//! `cargo xtask test`: everything that CI runs, each step with its duration.
+//!
+//! A step that fails does not stop the later ones, so that one run tells all there is to mend.
+//! A missing tool is installed or is a failure. The one exception, cargo-deny, which takes long to build, is
+//! named in a closing line where it is missing: nothing is left out silently.
+//!
+//! Steps that mostly wait run beside those that compute. What they print comes out at their end.
+
+mod steps;
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use onefold_harness::workspace::Workspace;
+
+use crate::tools;
+
+use steps::{LICENSES, STEPS, Step, Work};
+
+/// Options of `cargo xtask test`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Run only the steps whose name contains this text
+    #[arg(long)]
+    only: Option<String>,
+}
+
+/// How a step ended.
+struct Outcome {
+    name: &'static str,
+    took: Duration,
+    error: Option<anyhow::Error>,
+}
+
+/// `cargo xtask test`
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    let start = Instant::now();
+    let wanted = |step: &&Step| {
+        let only = arguments.only.as_ref();
+        only.is_none_or(|only| step.name.contains(only))
+    };
+    let mut steps: Vec<&Step> = STEPS.iter().filter(wanted).collect();
+    let mut skipped = Vec::new();
+    if steps.iter().any(|step| step.name == LICENSES) && !steps::has_cargo_deny(workspace) {
+        steps.retain(|step| step.name != LICENSES);
+        skipped.push(format!(
+            "skipped: {LICENSES}, because cargo-deny is not installed"
+        ));
+    }
+    let outcomes = perform_all(workspace, &steps);
+    print!("{}", table(&outcomes, start.elapsed()));
+    for line in &skipped {
+        println!("{line}");
+    }
+    let failed = outcomes.iter().filter(|outcome| outcome.error.is_some());
+    let failed = failed.count();
+    println!("{}", closing_line(outcomes.len() - failed, failed));
+    match (outcomes.len() + skipped.len(), failed) {
+        (0, _) => bail!("no step has such a name"),
+        (_, 0) => Ok(()),
+        _ => bail!("{failed} steps failed"),
+    }
+}
+
+/// The outcomes are in the order of the steps.
+fn perform_all(workspace: &Workspace, steps: &[&'static Step]) -> Vec<Outcome> {
+    let of = |is_wanted: fn(&Work) -> bool| steps.iter().filter(move |it| is_wanted(&it.work));
+    let perform = |step: &&'static Step| perform(workspace, step);
+    let mut outcomes: Vec<Outcome> = of(|work| matches!(work, Work::Alone(_)))
+        .map(perform)
+        .collect();
+    let waited = std::thread::scope(|scope| {
+        let waiting = of(|work| matches!(work, Work::Waiting(_)));
+        let waiting = scope.spawn(move || waiting.map(perform).collect::<Vec<_>>());
+        outcomes.extend(of(|work| matches!(work, Work::Computing(_))).map(perform));
+        waiting.join()
+    });
+    // A panic of the other thread is one of this run.
+    outcomes.extend(waited.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    outcomes
+}
+
+fn perform(workspace: &Workspace, step: &'static Step) -> Outcome {
+    let name = step.name;
+    let start = Instant::now();
+    let (said, error) = match step.work {
+        Work::Alone(work) | Work::Computing(work) => {
+            println!("\n=== {name}");
+            (String::new(), work(workspace).err())
+        }
+        Work::Waiting(calls) => {
+            let mut said = format!("\n=== {name}, beside others\n");
+            let error = accept(workspace, calls, &mut said).err();
+            (said, error)
+        }
+    };
+    let outcome = Outcome {
+        name,
+        took: start.elapsed(),
+        error,
+    };
+    let mut text = said;
+    if let Some(error) = &outcome.error {
+        // Writing to a String can not fail.
+        let _ = writeln!(text, "{error:#}");
+    }
+    let _ = writeln!(text, "=== {}", outcome.line());
+    // In one piece, so that lines of two steps do not mix. A closed pipe loses the text only.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    outcome
+}
+
+/// Makes calls of `onefold-acceptance`, and keeps what they print.
+fn accept(workspace: &Workspace, calls: &[&[&str]], said: &mut String) -> Result<()> {
+    for arguments in calls {
+        let output = tools::acceptance(workspace)?.args(*arguments).output()?;
+        for printed in [&output.stdout, &output.stderr] {
+            said.push_str(&String::from_utf8_lossy(printed));
+        }
+        if !output.status.success() {
+            let call = arguments.join(" ");
+            bail!("failed ({}): cargo xtask {call}", output.status);
+        }
+    }
+    Ok(())
+}
+
+/// What each step took, and all of them.
+fn table(outcomes: &[Outcome], took: Duration) -> String {
+    let sum: Duration = outcomes.iter().map(|outcome| outcome.took).sum();
+    let mut table = String::from("\nAll steps:\n");
+    for outcome in outcomes {
+        // Writing to a String can not fail.
+        let _ = writeln!(table, "  {}", outcome.line());
+        // Once more, because often only the end of the output is kept.
+        if let Some(error) = &outcome.error {
+            let _ = writeln!(table, "{error:#}");
+        }
+    }
+    let _ = writeln!(table, "         {:7.1} s  together", sum.as_secs_f64());
+    let _ = writeln!(
+        table,
+        "         {:7.1} s  from start to end",
+        took.as_secs_f64()
+    );
+    table
+}
+
+impl Outcome {
+    fn line(&self) -> String {
+        let verdict = if self.error.is_none() { "ok" } else { "FAILED" };
+        format!(
+            "{verdict:6} {:7.1} s  {}",
+            self.took.as_secs_f64(),
+            self.name
+        )
+    }
+}
+
+fn closing_line(passed: usize, failed: usize) -> String {
+    format!("{passed} passed, {failed} failed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closing_line_is_plain() {
+        assert_eq!(closing_line(11, 1), "11 passed, 1 failed");
+    }
+
+    #[test]
+    fn the_table_has_every_step_and_what_failed() {
+        let outcome = |name, seconds, error: Option<&str>| Outcome {
+            name,
+            took: Duration::from_secs(seconds),
+            error: error.map(|text| anyhow::anyhow!(text.to_owned())),
+        };
+        let outcomes = [outcome("a", 2, None), outcome("b", 3, Some("why"))];
+        let table = table(&outcomes, Duration::from_secs(4));
+        assert!(table.contains("ok         2.0 s  a\n"), "{table}");
+        assert!(table.contains("FAILED     3.0 s  b\nwhy\n"), "{table}");
+        assert!(table.contains("5.0 s  together\n"), "{table}");
+        assert!(table.ends_with("4.0 s  from start to end\n"), "{table}");
+    }
+}
