@@ -3,8 +3,9 @@
 /// Whether a request may wait for the disk, for room, or for another request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocking {
-    /// Answer from memory or fail with [`StoreErrorKind::WouldBlock`](crate::StoreErrorKind::WouldBlock). What has been written by
-    /// then is part of what the caller asked for, so that asking again is all there is to do.
+    /// Answer from memory or fail with
+    /// [`StoreErrorKind::WouldBlock`](crate::StoreErrorKind::WouldBlock). Data written by then is
+    /// part of the request, so the caller simply asks again.
     No,
     /// Take the time it needs.
     Yes,

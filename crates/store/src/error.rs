@@ -1,4 +1,4 @@
-//! What can go wrong with a request, and how it is said.
+//! Errors of requests, and their messages.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use onefold_format::FormatError;
 /// The result of a request to the store.
 pub type Result<T> = std::result::Result<T, StoreError>;
 
-/// What kind of failure it was: what a caller may decide by.
+/// The kind of a failure: callers decide by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
@@ -15,11 +15,11 @@ pub enum StoreErrorKind {
     WouldBlock,
     /// The device failed.
     Io,
-    /// Stored metadata is not what was written.
+    /// Stored metadata differs from what was written.
     Damaged,
     /// The pool, or the device under it, has no room left.
     NoSpace,
-    /// The volume has as much as its quota lets it have.
+    /// The volume has reached its quota.
     QuotaReached,
     /// The pool takes no writes: after a failure, or because a newer version wrote it.
     ReadOnly,
@@ -39,8 +39,7 @@ pub enum StoreErrorKind {
     NewerFormat,
 }
 
-/// A failure: its kind, and a message that says what failed, on which volume and address, and
-/// what the user can do.
+/// A failure: its kind, and a message with the operation, the volume, the address and a remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct StoreError {
@@ -59,7 +58,7 @@ impl StoreError {
         }
     }
 
-    /// The error of a device; running out of room there is told apart.
+    /// The error of a device; lack of room has a kind of its own.
     pub(crate) fn io(what: impl std::fmt::Display, error: io::Error) -> Self {
         let kind = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreErrorKind::NoSpace,
@@ -72,7 +71,7 @@ impl StoreError {
         }
     }
 
-    /// Bytes that are not what was written, at `place`.
+    /// Bytes that differ from what was written, at `place`.
     pub(crate) fn format(place: impl std::fmt::Display, error: FormatError) -> Self {
         let kind = match error {
             FormatError::Newer { .. } => StoreErrorKind::NewerFormat,
@@ -91,7 +90,7 @@ impl StoreError {
         Self::new(StoreErrorKind::WouldBlock, String::new())
     }
 
-    /// The same failure, with what was being done put before its message.
+    /// The same failure, with the operation before its message.
     pub(crate) fn during(mut self, what: impl std::fmt::Display) -> Self {
         if self.kind != StoreErrorKind::WouldBlock {
             self.message = format!("{what}: {}", self.message);
@@ -99,14 +98,14 @@ impl StoreError {
         self
     }
 
-    /// What kind of failure it was.
+    /// The kind of failure.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 }
 
-/// The pool has blocks for others, or for nobody.
+/// Free blocks are kept for others, or are out of use.
 pub(crate) fn no_space(wanted: u64, free: u64, kept: u64) -> StoreError {
     let kept = match kept {
         0 => String::new(),

@@ -7,35 +7,35 @@
 /// A rule of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Guard {
-    /// P2: the pool is synced before a record that names new blocks goes to the log.
+    /// P2: the pool is synced before a record that refers to new blocks goes to the log.
     PoolSyncedBeforeLog,
     /// P5: the log is synced before a flush is answered.
     LogSyncedBeforeReply,
     /// P5: a flush joins only a commit that was sealed after it arrived.
     FlushJoinsLaterCommit,
-    /// P3: a block that was given up is reused only after the record that says so is durable.
+    /// P3: a released block is reused only after the releasing record is durable.
     ReuseAfterCommit,
     /// P3: and only after every read that may have looked it up has ended.
     ReuseAfterReaders,
     /// Blocks are locked from before they are looked up until the map has changed.
     BlocksLocked,
-    /// Whether a volume still reaches as far is looked at once more with its blocks locked.
+    /// Whether a volume is still long enough is checked once more with its blocks locked.
     EndLookedAtLocked,
     /// P2: the record is appended only after the data was written.
     DataBeforeRecord,
-    /// P2: pages are durable before the root that names them is written.
+    /// P2: pages are durable before the root that refers to them is written.
     PagesSyncedBeforeRoot,
-    /// The root is durable before what it replaces is given up.
+    /// The root is durable before the pages it replaces are released.
     RootSyncedBeforeReuse,
-    /// The data part is as long as the pool before a root says how large the pool is.
+    /// The data part has the new length before a root has the pool's new size.
     DataGrownBeforeRoot,
-    /// A pool is cut only where nothing is named or in between beyond its new end.
+    /// A pool is cut only if nothing is mapped or in flight beyond its new end.
     CutWhenEmpty,
     /// The log is pruned only up to where the durable root starts its replay.
     LogPrunedAfterRoot,
-    /// A checkpoint holds exactly what the records before its log position say.
+    /// A checkpoint holds exactly the state after the records before its log position.
     CheckpointIsSharp,
-    /// Recovery makes durable what it reads before it goes on.
+    /// Recovery makes the data that it reads durable before it continues.
     RecoverySyncsFirst,
     /// P8: a bad frame before a frame of a later commit is damage, not the end of the log.
     GapIsDamage,
@@ -43,17 +43,17 @@ pub enum Guard {
     SessionsKeptApart,
     /// P8: after a failed sync nothing is written until the pool is opened again.
     FailedSyncStopsWrites,
-    /// P1: after a failed sync of the data no block is read that may show what its last owner left.
+    /// P1: after a failed sync of the data no block is read that may show its last owner's content.
     DoubtedNotRead,
     /// A volume whose import was interrupted is removed.
     ImportsFinishedOrRemoved,
-    /// Blocks are given back to the host before anybody can be handed them again.
+    /// Blocks are discarded before they can be handed out again.
     DiscardBeforeReuse,
     /// P1: a shared block is never written in place.
     SharedNotInPlace,
-    /// P2, P4: what a batch announces is durable before the index hears of it.
+    /// P2, P4: the announcement of a batch is durable before the index gets it.
     IntentBeforeCall,
-    /// P5: an entry is aliased only if it still names the block that was published.
+    /// P5: an entry is aliased only if it still refers to the block that was published.
     AliasOnlyIfUnmoved,
     /// P4: a reference that no entry takes is released again.
     DanglingGivesBack,
@@ -61,8 +61,8 @@ pub enum Guard {
     VerifyBytes,
     /// P3: a block is freed only once the index has released its last reference.
     FreeOnlyAtZero,
-    /// P4: what the last batch brought about is durable before an index that cannot repeat its
-    /// answers takes the place of the one that gave them.
+    /// P4: the outcomes of the last batch are durable before an index that cannot repeat its
+    /// answers replaces the one that gave them.
     SettledBeforeConversion,
     /// P1: a block that a frozen layer owns is never written in place.
     FrozenNotInPlace,
@@ -70,19 +70,18 @@ pub enum Guard {
     FrozenTogether,
     /// P4: no batch is open about entries that move to another layer.
     SettledBeforeMerge,
-    /// P8: a block is called bad only if the index still has it, and it still is not what that
-    /// says.
+    /// P8: a block is called bad only if the index still has it, and its content still differs.
     SuspectsConfirmed,
     /// P8: no entry is aliased to a block that is known to be bad.
     BadNotShared,
     /// P8: a block is good again only once its new content is durable and was read back.
     HealedBeforeUnlisted,
-    /// P8: a block that was known to be bad is handed out only once that is durably forgotten.
+    /// P8: a known bad block is handed out only once its removal from the list is durable.
     ListedNotReused,
-    /// New data leaves a reserve to what overwrites data.
+    /// New data leaves a reserve for overwriting data.
     ReserveForOverwrites,
-    /// A shrinking pool is cut only once an opening has applied all records: those to come may name
-    /// what is beyond the new end.
+    /// A shrinking pool is cut only once an opening has applied all records: later ones may refer
+    /// to blocks beyond the new end.
     CutAfterRecovery,
     /// P1: the blocks that the finder publishes are locked.
     PublishedLocked,
@@ -98,12 +97,12 @@ pub enum Guard {
     TailOfThisBoot,
     /// P8: after a panic in the middle of a commit or checkpoint nothing is written.
     PanicStopsWrites,
-    /// P8: after a session that was not closed, data is read from the medium: a failed sync may have
-    /// left in the host's cache what the medium never got.
+    /// P8: after a session that was not closed, data is read from the medium: a failed sync may
+    /// have left data in the host's cache that the medium never got.
     UnclosedDataReadAfresh,
-    /// A quota is looked at once more when nothing can use it up before the map has changed.
+    /// A quota is checked once more where nothing can use it up before the map has changed.
     QuotaLookedAtLocked,
-    /// Free blocks are kept for what others have reserved.
+    /// Free blocks are kept for the reservations of other volumes.
     ReservedKeptFromOthers,
     /// P4: a batch that is repeated under its number counts nothing again, and gets the answers that
     /// were given first.
@@ -184,8 +183,8 @@ impl Guard {
     }
 }
 
-/// What simulations make scarce, so that rare cases happen in small pools. On this thread, from now
-/// on; nothing is, by default.
+/// Resources that simulations make scarce, so that rare cases happen in small pools. On this
+/// thread, from now on; nothing is, by default.
 #[cfg(feature = "simulation")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Scarcity {

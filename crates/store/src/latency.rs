@@ -1,4 +1,4 @@
-//! How long requests take, counted as they end: what background work is paced by (P10).
+//! Latencies of requests, counted as they end: the input of background work's pacing (P10).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;

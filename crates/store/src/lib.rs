@@ -1,20 +1,19 @@
 //! Volumes on a pool: write, read, flush, trim, maps, log, commit, checkpoint, recovery, space.
 //!
-//! Start with [`Store`] (an open pool) and [`Volume`] (what a front end talks to), then follow a
-//! write down:
+//! Start with [`Store`] (an open pool) and [`Volume`] (for front ends), then follow a write down:
 //!
-//! | folder, file | what it does |
+//! | folder, file | purpose |
 //! | --- | --- |
 //! | `store.rs` `recovery.rs` | creates, opens and closes a pool, and changes its set of volumes |
-//! | `volume/` `volume_options.rs` | the data path: requests are checked, written, read and trimmed; what changed between two volumes |
-//! | `pool.rs` | what volumes share |
+//! | `volume/` `volume_options.rs` | the data path: requests are checked, written, read and trimmed; changes between two volumes |
+//! | `pool.rs` | state that volumes share |
 //! | `snapshots/` | snapshots and clones, going back, deleting |
 //! | `dedup/` | blocks are published, shared and released, batch by batch; the index |
 //! | `integrity/` | blocks that decayed are found and repaired; the maps are checked |
 //! | `admin/` | size, import and export, figures, space for the host |
 //! | `journal/` | how changes become durable, and blocks are used again |
-//! | `metadata/` | what records change: maps, free space, catalogue, queue, batches |
-//! | `blocking.rs` `error.rs` `guard.rs` `latency.rs` `limits.rs` `sync.rs` | what all of them need |
+//! | `metadata/` | the state that records change: maps, free space, catalogue, queue, batches |
+//! | `blocking.rs` `error.rs` `guard.rs` `latency.rs` `limits.rs` `sync.rs` | used by all of them |
 //!
 //! `journal` and `metadata` use nothing that is above them here. Only `metadata` changes a map, and only
 //! `journal` makes changes durable.
@@ -22,8 +21,8 @@
 //! `examples/volume.rs` makes a pool and a volume and uses them: `cargo run -p onefold-store --example
 //! volume`.
 //!
-//! There are no threads here: every call does its work on its caller's thread, but for what
-//! [`Store::set_background_executor`] lets others do.
+//! There are no threads here: every call does its work on its caller's thread, except for work that
+//! runs on the executor of [`Store::set_background_executor`].
 
 mod admin;
 mod blocking;

@@ -43,14 +43,14 @@ pub(crate) struct Limits {
     pub(crate) dirty_space_pages_max: usize,
     /// Records that no commit has sealed yet, in bytes.
     pub(crate) tail_bytes_max: usize,
-    /// What is counted for the pool's blocks while all maps are gone through, by one scan at a time,
-    /// in bytes: pools with more blocks are gone through in several passes.
+    /// Counts for the pool's blocks while all maps are scanned, by one scan at a time, in bytes:
+    /// pools with more blocks are scanned in several passes.
     pub(crate) check_bytes: usize,
-    /// What the scrub notes of the fingerprints that blocks should have, in bytes.
+    /// The scrub's notes on the fingerprints that blocks should have, in bytes.
     pub(crate) scrub_bytes: usize,
-    /// What the fingerprint index may take, in bytes.
+    /// The memory of the fingerprint index, in bytes.
     pub(crate) index_bytes: usize,
-    /// What the hash caches of all volumes may take, in bytes.
+    /// The memory of the hash caches of all volumes, in bytes.
     pub(crate) hash_cache_bytes: u64,
 }
 

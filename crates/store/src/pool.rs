@@ -1,4 +1,4 @@
-//! What all volumes of an open pool share.
+//! State that all volumes of an open pool share.
 
 use std::sync::Arc;
 
@@ -23,15 +23,15 @@ pub(crate) struct Pool {
     pub(crate) bad: BadBlocks,
     /// Held from a batch's first record to its last.
     jobs: Mutex<()>,
-    /// Held by whoever uses the memory of [`Limits::check_bytes`].
+    /// Held while the memory of [`Limits::check_bytes`] is in use.
     pub(crate) scan_memory: Mutex<()>,
-    /// Held by whoever moves blocks from beyond the pool's new end.
+    /// Held while blocks are moved from beyond the pool's new end.
     pub(crate) shrinking: Mutex<()>,
     pub(crate) latencies: Latencies,
     pub(crate) hash_cache_room: Arc<Room>,
 }
 
-/// What a pool is made of.
+/// The components of a pool.
 pub(crate) struct PoolParts {
     pub(crate) superblock: Superblock,
     pub(crate) limits: Limits,
@@ -81,8 +81,8 @@ impl Pool {
         self.journal.data()
     }
 
-    /// The job lock, unless a job ended by a panic: what it had begun, with the index too, only the
-    /// next opening settles. Guests go on until then.
+    /// The job lock, unless a job ended by a panic: only the next opening settles its unfinished
+    /// work, in the index too. Guests go on until then.
     pub(crate) fn job(&self) -> Result<MutexGuard<'_, ()>> {
         self.jobs.lock().map_err(|_| {
             StoreError::damaged(

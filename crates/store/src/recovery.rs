@@ -1,17 +1,17 @@
 //! Creating and opening a pool.
 //!
-//! What the two roots and the log may look like, and what is done about it:
+//! The possible states of the two roots and the log, and the consequences:
 //!
 //! | roots readable | then |
 //! | --- | --- |
-//! | both | the higher sequence: the other is what it replaced |
+//! | both | the higher sequence: the other is the one it replaced |
 //! | one | that one: the other was being written, or is damaged; the log decides which |
 //! | none | damage |
 //!
 //! | frame at the expected position | later commit found behind it | then |
 //! | --- | --- | --- |
 //! | whole, and it follows the one before | - | its records are applied |
-//! | anything else | no | the end of the log: nothing behind it was answered; what is left of it is reported |
+//! | anything else | no | the end of the log: nothing behind it was answered; remains of it are reported |
 //! | anything else | yes | damage (P8): that later commit proves that this frame was durable |
 //!
 //! Recovery changes nothing but by ordinary checkpoints, so a crash in it is a crash before it.
@@ -46,7 +46,7 @@ pub struct CreateOptions {
     pub block_size: u32,
     /// Bytes for data: a multiple of the block size. A device's length is the most it can be.
     pub size_bytes: u64,
-    /// Bytes in the log's ring, 256 KiB to 1 GiB. Bounds what opening replays.
+    /// Bytes in the log's ring, 256 KiB to 1 GiB. Bounds the replay at an opening.
     pub log_bytes: u64,
     /// Where fingerprints are kept.
     pub index: IndexKind,
@@ -66,14 +66,14 @@ impl Default for CreateOptions {
 /// How to open a pool.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// What the store's caches and queues may take, in bytes. Front ends' buffers come on top.
+    /// The memory of the store's caches and queues, in bytes. Front ends' buffers come on top.
     pub memory_bytes: u64,
-    /// Where the free-space map cannot be opened, count it again from the maps. For repairs: it
-    /// reads every page of every map, and keeps all of the new free-space map in memory.
+    /// If the free-space map cannot be opened, count it again from the maps. For repairs: it reads
+    /// every page of every map, and keeps all of the new free-space map in memory.
     pub rebuild_free_space: bool,
 }
 
-/// What opening a pool did.
+/// The report of opening a pool.
 #[derive(Debug, Clone, Default)]
 pub struct RecoveryReport {
     /// The pool was closed before; nothing had to be replayed.
@@ -86,9 +86,10 @@ pub struct RecoveryReport {
     pub records_taken_over: u64,
     /// The free-space map could not be opened and was counted again.
     pub free_space_rebuilt: bool,
-    /// The log ends in a commit that is not whole: a power loss cut it short, or it was damaged since.
+    /// The log ends in a commit that is not whole: a power loss cut it short, or it was damaged
+    /// since.
     pub incomplete_commit: Option<IncompleteCommit>,
-    /// There were commits, and the log has none of them left: another one took its place.
+    /// There were commits, and none of them is left in the log: another one took its place.
     pub is_log_replaced: bool,
     /// Volumes whose import a crash had interrupted, and that were removed.
     pub volumes_removed: Vec<String>,
@@ -234,7 +235,7 @@ fn check_options(options: &CreateOptions) -> Result<u64> {
     }
 }
 
-/// What keeps a pool from having this size.
+/// Why a pool cannot have this size.
 pub(crate) fn pool_size_problem(size_bytes: u64, block_size: u64) -> Option<String> {
     let (least, most) = (2 * block_size, PBA_END.saturating_mul(block_size));
     let what = match size_bytes {
@@ -283,7 +284,8 @@ pub(crate) fn open(
     if Guard::RecoverySyncsFirst.holds() {
         let parts = [(&data, Part::Data), (&log, Part::Log), (&meta, Part::Meta)];
         settle(engine, parts).inspect_err(|_| {
-            // What an earlier process had answered may be gone with what could not be synced.
+            // Requests that an earlier process answered may be lost with data that could not be
+            // synced.
             if let Ok(mut copy) = TailCopy::open(engine, superblock.pool) {
                 copy.make_void();
             }
@@ -364,7 +366,7 @@ pub(crate) fn open(
         journal.start_session()?;
         report.records_taken_over = journal.take_over_tail()?;
         if report.records_taken_over > 0 {
-            // They go on where the log ended: the commit was cut short by the end of its process, and
+            // They continue where the log ended: the end of the process cut the commit short, and
             // all of its records are there.
             report.incomplete_commit = None;
         }
@@ -385,7 +387,7 @@ pub(crate) fn open(
     Ok((pool, report))
 }
 
-/// Superblock and root of what is there, both whole.
+/// Superblock and root of the existing pool, both whole.
 pub(crate) fn identify(engine: &dyn Engine) -> Result<(Superblock, Root)> {
     let part = |part| engine.open(part).map_err(|e| part_error(engine, part, e));
     let page = read_page(&*part(Part::Superblock)?, 0, "superblock")?;
@@ -394,17 +396,17 @@ pub(crate) fn identify(engine: &dyn Engine) -> Result<(Superblock, Root)> {
     Ok((superblock, root))
 }
 
-/// Brings what will be read and what is on the medium together.
+/// Makes later reads agree with the medium.
 fn settle(engine: &dyn Engine, parts: [(&Arc<dyn Disk>, Part); 3]) -> Result<()> {
     let failed = |doing: &str, part, error| {
         StoreError::io(format_args!("{doing} {}", engine.describe(part)), error)
     };
     for (disk, part) in parts {
-        // What only survived in the host's cache must be durable before anything relies on it.
+        // Data that survived only in the host's cache must be durable before anything relies on it.
         let synced = disk.sync();
-        // And what a failed sync left there, an earlier one or this one, never will be: roots, pages
-        // and frames are read from the medium. The data is after a session that was not closed,
-        // which the log will tell: otherwise every start would be a cold one.
+        // And data that a failed sync left there, an earlier one or this one, never will be: roots,
+        // pages and frames are read from the medium. So is the data after a session that was not
+        // closed, which the log will tell: otherwise every start would be a cold one.
         if part != Part::Data || synced.is_err() {
             let forgotten = disk.forget_cached();
             forgotten.map_err(|error| failed("reading afresh", part, error))?;

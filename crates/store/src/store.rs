@@ -32,13 +32,13 @@ use crate::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
 use crate::volume::Volume;
 use crate::volume_options::{DEFAULT_DOMAIN, VolumeOptions};
 
-/// How much is given back to the host at a time when nobody uses the pool any more.
+/// Bytes that are discarded at a time when the pool is no longer used.
 const GIVE_BACK_AT_CLOSE_BYTES: u64 = 64 << 20;
 
-/// What changes about a volume in use.
+/// Changes of a volume in use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VolumeChange {
-    /// See [`VolumeOptions::dedup`]. What is shared stays so.
+    /// See [`VolumeOptions::dedup`]. Shared blocks stay shared.
     pub dedup: Option<DedupMode>,
     /// See [`VolumeOptions::verify`].
     pub verify: Option<bool>,
@@ -58,14 +58,14 @@ pub struct VolumeChange {
 pub struct Store {
     pub(crate) pool: Arc<Pool>,
     pub(crate) engine: Arc<dyn Engine>,
-    /// Volumes in use, by name, and snapshots, as `VOLUME@SNAPSHOT`. One that is being imported or
-    /// deleted is not in it.
+    /// Visible volumes, by name, and snapshots, as `VOLUME@SNAPSHOT`. One that is being imported or
+    /// deleted is not included.
     pub(crate) volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
     /// Volumes and snapshots that were deleted and still hold something.
     pub(crate) deletions: Deletions,
-    /// Held by whoever goes on with a deletion, or needs that nobody does. Taken before `changing`.
+    /// Held by a step of a deletion, and by operations that exclude one. Taken before `changing`.
     pub(crate) deletion_turn: Mutex<()>,
-    /// What is known of volumes and snapshots since the maps were last gone through.
+    /// Results of the last scan of the maps for volumes and snapshots.
     pub(crate) usages: Mutex<Usages>,
     /// Held while the catalogue is changed: [`Store::changing`].
     changing: Mutex<()>,
@@ -76,18 +76,18 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Exists` where a part of it is there already, `Invalid` for impossible options, `Io` and
-    /// `NoSpace`. What was made by then is left; without a root it is no pool.
+    /// `Exists` if a part of it exists already, `Invalid` for impossible options, `Io` and
+    /// `NoSpace`. Parts made by then are left; without a root they are not a pool.
     pub fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()> {
         recovery::create(engine, options)
     }
 
-    /// Opens a pool: finds the last checkpoint, replays the log, removes what a crash left half
-    /// made.
+    /// Opens a pool: finds the last checkpoint, replays the log, removes volumes that a crash left
+    /// unfinished.
     ///
     /// # Errors
     ///
-    /// `MissingPart`, `NewerFormat`, `Damaged` with the part and what is wrong with it, `Io`.
+    /// `MissingPart`, `NewerFormat`, `Damaged` with the part and its fault, `Io`.
     pub fn open(
         engine: Arc<dyn Engine>,
         options: &OpenOptions,
@@ -133,18 +133,19 @@ impl Store {
         Ok((store, report))
     }
 
-    /// Whether the engine has a superblock and a root, of whatever state the rest is. Changes nothing.
+    /// Whether the engine has a superblock and a root, whatever the state of the rest. Changes
+    /// nothing.
     #[must_use]
     pub fn seems_usable(engine: &dyn Engine) -> bool {
         recovery::identify(engine).is_ok()
     }
 
     /// Makes everything durable in a checkpoint, so that the next open replays nothing, and takes
-    /// no requests any more.
+    /// no more requests.
     ///
     /// # Errors
     ///
-    /// Those of the disk; also where the pool takes no writes after an earlier failure.
+    /// Those of the disk; also if the pool takes no writes after an earlier failure.
     pub fn close(&self) -> Result<()> {
         for volume in read(&self.volumes).values() {
             volume.mark_gone();
@@ -161,7 +162,7 @@ impl Store {
             .map_or(Ok(()), |index| Ok(index.close()?))
     }
 
-    /// The version of the pool's format, major and minor: the newest, for there is only one.
+    /// The version of the pool's format, major and minor: the newest, because there is only one.
     ///
     /// # Errors
     ///
@@ -183,8 +184,8 @@ impl Store {
         read(&self.volumes).keys().cloned().collect()
     }
 
-    /// Names of volumes in use that follow `after`, in order, without their snapshots; at most
-    /// `names_max`. What it does grows with these, and not with what there is besides.
+    /// Names of visible volumes that follow `after`, in order, without their snapshots; at most
+    /// `names_max`. The cost grows with these, and not with the rest of the catalogue.
     #[must_use]
     pub fn volume_names_after(&self, after: &str, names_max: usize) -> Vec<String> {
         let volumes = read(&self.volumes);
@@ -206,7 +207,7 @@ impl Store {
         names
     }
 
-    /// Full names of snapshots that follow `after`, in order; at most `names_max`. What it does grows
+    /// Full names of snapshots that follow `after`, in order; at most `names_max`. The cost grows
     /// with these and with the volumes that have none.
     #[must_use]
     pub fn snapshot_names_after(&self, after: &str, names_max: usize) -> Vec<String> {
@@ -258,8 +259,8 @@ impl Store {
         proper.cloned().collect()
     }
 
-    /// Whatever has blocks that may be shared: volumes, their snapshots, and frozen layers without a
-    /// name that several others need.
+    /// Everything whose blocks may be shared: volumes, their snapshots, and unnamed frozen layers
+    /// that several others need.
     #[must_use]
     pub fn volumes_to_share(&self) -> Vec<Arc<Volume>> {
         let mut volumes: Vec<Arc<Volume>> = read(&self.volumes).values().cloned().collect();
@@ -279,8 +280,8 @@ impl Store {
         Ok(())
     }
 
-    /// The turn to change the catalogue, from the check of a name to the record. A panic in between
-    /// stops all writes, for what is known of volumes is then half of what the records say.
+    /// The turn to change the catalogue, from the check of a name to the record. A panic inside it
+    /// stops all writes, because the catalogue in memory then matches the records only in part.
     pub(crate) fn changing(&self) -> (StopsOnPanic<'_>, MutexGuard<'_, ()>) {
         let turn = lock(&self.changing);
         (
@@ -363,8 +364,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Invalid` for rounds, an interval or a hash cache out of range; `Busy` for the end
-    /// of `verify` while the index is being counted again.
+    /// `NotFound`; `Invalid` for rounds, an interval or a hash cache out of range; `Busy` for the
+    /// end of `verify` while the index is being counted again.
     pub fn set_volume(&self, name: &str, change: &VolumeChange) -> Result<()> {
         let _changing = self.changing();
         let volume = self.volume_proper(name)?;
@@ -380,7 +381,7 @@ impl Store {
             .unwrap_or(options.reservation_bytes);
         check_finder(&options)?;
         self.check_space_limits(&options)?;
-        // What was announced under the old setting is settled under it.
+        // Items announced under the old setting are settled under it.
         let _job = self.pool.job()?;
         if change.verify == Some(false) {
             self.pool.settle_open_batch()?;
@@ -405,24 +406,24 @@ impl Store {
         Ok(())
     }
 
-    /// What becomes of writes for which the pool has no room: see [`Volume::pauses_when_full`].
+    /// The treatment of writes for which the pool has no room: see [`Volume::pauses_when_full`].
     #[must_use]
     pub fn when_full(&self) -> WhenFull {
         self.pool.journal.when_full()
     }
 
-    /// Sets what becomes of them. Durable when it returns.
+    /// Sets it. Durable when it returns.
     ///
     /// # Errors
     ///
-    /// Those of a checkpoint; then it is as it was.
+    /// Those of a checkpoint; then it is unchanged.
     pub fn set_when_full(&self, when_full: WhenFull) -> Result<()> {
         let _changing = self.changing();
         self.pool.journal.set_when_full(when_full)
     }
 
-    /// Lets `run` do, from now on, what no guest waits for: reading blocks back, fingerprinting
-    /// them, and calls of the index. It can use processors that nobody else wants.
+    /// Installs an executor for work that no guest waits for: reading blocks back, fingerprinting
+    /// them, and calls of the index. It can use otherwise idle processors.
     pub fn set_background_executor(&self, run: BackgroundExecutor) {
         self.pool.background.set(run);
     }
@@ -452,10 +453,10 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a volume another size; its snapshots keep theirs. What lies beyond a smaller one is given
-    /// up, or hidden where a snapshot has it, before the size changes. So a crash or an error in
-    /// between leaves the old size with zeros beyond the new in part, and what grows again reads as
-    /// zeros there.
+    /// Gives a volume another size; its snapshots keep theirs. Blocks beyond a smaller one are
+    /// released, or hidden where a snapshot has them, before the size changes. So a crash or an
+    /// error before the end leaves the old size with zeros beyond the new in part, and a range that
+    /// is added again reads as zeros there.
     ///
     /// # Errors
     ///
@@ -480,8 +481,8 @@ impl Store {
         Ok(())
     }
 
-    /// Housekeeping, about once a second: writes a checkpoint when one is due, reuses and gives
-    /// back to the host what was freed.
+    /// Housekeeping, about once a second: writes a checkpoint when one is due, reuses and discards
+    /// freed blocks.
     ///
     /// # Errors
     ///
@@ -490,8 +491,8 @@ impl Store {
         self.pool.tidy(false)
     }
 
-    /// The same, every few seconds, and commits records that nobody has asked to be durable, so
-    /// that what they give up can be reused.
+    /// The same, every few seconds, and commits records that no caller has asked to be durable, so
+    /// that the blocks they release can be reused.
     ///
     /// # Errors
     ///

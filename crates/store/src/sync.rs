@@ -22,8 +22,8 @@ pub(crate) use std::thread::yield_now;
 pub(crate) use shuttle::thread::yield_now;
 
 /// Takes a lock whose data is valid between any two statements, so that a panic of another thread
-/// which held it is no reason to stop. Not such locks are the uncommitted state, the job lock and the
-/// catalogue's: see `Pool::uncommitted`, `Pool::job` and `Store::changing`.
+/// which held it is no reason to stop. The uncommitted state, the job lock and the catalogue's are
+/// not such locks: see `Pool::uncommitted`, `Pool::job` and `Store::changing`.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,7 +2,7 @@
 
 use onefold_format::DedupMode;
 
-/// The domain of volumes that name none.
+/// The default domain.
 pub const DEFAULT_DOMAIN: &str = "default";
 
 /// How a volume is made.
@@ -12,8 +12,8 @@ pub struct VolumeOptions {
     pub size_bytes: u64,
     /// Whether its blocks are shared with equal ones.
     pub dedup: DedupMode,
-    /// Blocks are shared inside a domain only (P11); one that no volume is in yet comes into
-    /// being. Named as volumes are.
+    /// Blocks are shared only inside a domain (P11); a new name makes a new domain. The rules for
+    /// names are those of volumes.
     pub domain: String,
     /// Compare the bytes before two blocks become one.
     pub verify: bool,
@@ -25,15 +25,16 @@ pub struct VolumeOptions {
     /// read them back; 0 for none. All volumes' together get a sixteenth of the pool's memory.
     pub hash_cache_bytes: u64,
     /// The most data that the volume and its snapshots may map, in bytes, a multiple of the block
-    /// size; 0 for no bound. Each snapshot counts what was written before it; shared blocks count.
+    /// size; 0 for no bound. Each snapshot counts the data written before it; shared blocks count.
     pub quota_bytes: u64,
     /// Bytes of the pool that others leave to the volume and its snapshots, a multiple of the block
-    /// size. What they own alone counts against it; for what is missing blocks are kept free.
+    /// size. Blocks that they own alone count against it; for the missing part free blocks are
+    /// kept.
     pub reservation_bytes: u64,
 }
 
 impl VolumeOptions {
-    /// A volume of this size that shares its blocks with all that name no domain.
+    /// A volume of this size that shares its blocks in the default domain.
     #[must_use]
     pub fn new(size_bytes: u64) -> Self {
         Self {

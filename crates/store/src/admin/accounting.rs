@@ -1,20 +1,20 @@
-//! What each volume and each snapshot holds alone, and what would be free without it.
+//! The space that each volume and snapshot holds alone, and that would be free without it.
 //!
-//! A volume, or a snapshot, is a layer, and an entry belongs to one layer. A block is *exclusive* to a
-//! layer if no other layer's entries name it, however many of its own do. What becomes of a deleted
-//! layer's entries depends on those above it: without one they are given up; one hides some, and the
-//! others move there; because of several all stay. So a block is freed by it if no other layer names it,
-//! and none of the entries that move or stay. A layer without a name that stays for this one and another
-//! may then go, too; what that frees is not counted.
+//! A volume, or a snapshot, is a layer, and an entry belongs to one layer. A block is *exclusive*
+//! to a layer if no other layer's entries refer to it, however many of its own do. The layers above
+//! a deleted layer decide what happens to its entries: with none above, they are released; one
+//! hides some, and the others move there; with several, all stay. So a block is freed by it if no
+//! other layer refers to it, and none of the entries that move or stay does. An unnamed layer that
+//! stays for this one and another may then go, too; blocks freed by that are not counted.
 //!
-//! The maps are read as a checkpoint has them, a layer after the other, for one window after the other of
-//! the pool's blocks, as large as there is memory for. The first window reads all pages, and notes for
-//! groups of them which parts of the pool they name; later ones pass over groups that name nothing there.
-//! References that wait for the collector do not count: they are gone before long.
+//! The maps are read from a checkpoint, one layer after the other, for one window of the pool's
+//! blocks after the other, as large as memory allows. The first window reads all pages, and notes
+//! for groups of them which parts of the pool they refer to; later ones skip groups that refer to
+//! nothing there. References that wait for the collector do not count: they will soon be released.
 //!
-//! What a checkpoint holds cannot be reused, so it is held for a window only, and for less where much is
-//! written: then the scan goes on where it was in a newer one. So the figures are of one moment if nothing
-//! changes meanwhile, and else of the time that the scan took.
+//! The pages of a checkpoint cannot be reused while it is held, so it is held for a window only,
+//! and for less under heavy writes: then the scan continues in a newer one. So the figures are of
+//! one moment if nothing changes meanwhile, and otherwise of the duration of the scan.
 
 use std::ops::{ControlFlow, Range};
 
@@ -33,10 +33,10 @@ use crate::pool::Pool;
 use crate::store::Store;
 use crate::sync::lock;
 
-/// Bytes of memory for a block of the window: the last layer that names it, and flags.
+/// Bytes of memory for a block of the window: the last layer that refers to it, and flags.
 const BYTES_PER_BLOCK: usize = 3;
 
-/// Parts of the pool of which is noted who names them.
+/// Parts of the pool whose referring pages are noted.
 const PARTS: usize = 256;
 
 /// Bytes of memory that a group of pages takes, with the room that a hash table leaves.
@@ -48,23 +48,23 @@ const SEGMENTS_MAX: u64 = VOLUME_BLOCKS_MAX / BLOCKS_PER_SEGMENT;
 /// No layer has this number.
 const NOBODY: u16 = u16::MAX;
 
-/// Entries of several layers name the block.
+/// Entries of several layers refer to the block.
 const SEVERAL: u8 = 1;
 
-/// An entry names the block that is still there when its layer is deleted.
+/// An entry refers to the block that is still there when its layer is deleted.
 const STAYS: u8 = 2;
 
 const _: () = assert!(VOLUMES_MAX <= NOBODY as u64, "layers are numbered");
 
 impl Store {
-    /// Goes through all maps, and keeps for [`Store::stat`] and [`Store::volume_stat`] what each
-    /// volume and each snapshot holds. Requests go on meanwhile, and so does all other work. `pace` is
-    /// told every few pages how many layers are done, and how many there are in all; it may wait, or
-    /// end the work, which then leaves what was known before. Returns whether it came to its end.
+    /// Scans all maps, and keeps the usage of each volume and each snapshot for [`Store::stat`] and
+    /// [`Store::volume_stat`]. Requests and all other work go on meanwhile. Every few pages `pace`
+    /// gets the number of layers done, and of all layers; it may wait, or cancel, which leaves the
+    /// earlier results. Returns whether it was completed.
     ///
     /// # Errors
     ///
-    /// `Damaged` where a map cannot be read; those of the disk.
+    /// `Damaged` if a map cannot be read; those of the disk.
     pub fn account(&self, pace: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) -> Result<bool> {
         let as_of_unix_seconds = self.engine.unix_seconds();
         let snapshot = CheckpointReader::take(&self.pool.journal)?;
@@ -87,7 +87,7 @@ impl Store {
         Ok(true)
     }
 
-    /// What was found of a volume or snapshot; nothing if it was made since, or nobody looked yet.
+    /// The usage of a volume or snapshot; nothing if it was made since, or before the first scan.
     pub(super) fn usage(&self, id: VolumeId) -> Option<Usage> {
         lock(&self.usages).get(&id).copied()
     }
@@ -115,7 +115,7 @@ struct LayerCount<'a> {
 
 struct Scan<'a> {
     pool: &'a Pool,
-    /// What is held now.
+    /// The present usage.
     held: Held<'a>,
     touched: Touched,
     /// Of all windows that were gone through.
@@ -171,7 +171,7 @@ impl<'a> Scan<'a> {
     fn run(&mut self) -> Result<ControlFlow<()>> {
         let pool = self.pool;
         let pool_blocks = self.held.snapshot.root.pool_blocks;
-        // The other half is for what is noted of the maps' pages.
+        // The other half is for notes on the maps' pages.
         let step = (pool.limits.check_bytes / 2 / BYTES_PER_BLOCK) as u64;
         let step = step.min(pool_blocks);
         let windows = pool_blocks.div_ceil(step);
@@ -225,7 +225,8 @@ impl<'a> Scan<'a> {
         (self.pace)(self.layers_done, self.layers_all)
     }
 
-    /// Goes on in a newer checkpoint. What the old one held can be reused before the new one is written.
+    /// Continues in a newer checkpoint. The old one's pages can be reused before the new one is
+    /// written.
     fn renew(&mut self) -> Result<()> {
         self.held.snapshot.renew()?;
         let layers = self.held.snapshot.volumes.iter().enumerate();
@@ -298,11 +299,11 @@ impl<'a> Scan<'a> {
 }
 
 impl Held<'_> {
-    /// What is above a segment once its layer is deleted: every entry that is not absent takes the
-    /// place of what the layer has.
+    /// The layer above a segment once its layer is deleted: every entry there that is not absent
+    /// hides the layer's.
     fn hides(&self, layer: LayerId, segment: SegmentIndex) -> Result<Box<Segment>> {
         let above = match self.above.get(&layer) {
-            // Nothing takes over what it has.
+            // No layer takes over its entries.
             None => return Ok(Box::new([Entry::ZERO; EMPTY_SEGMENT.len()])),
             Some(None) => return Ok(Box::new(EMPTY_SEGMENT)),
             Some(Some(above)) => &self.snapshot.volumes[*above],
@@ -314,8 +315,8 @@ impl Held<'_> {
     }
 }
 
-/// Which parts of the pool the pages of maps name, for groups of pages: those of consecutive segments of
-/// a layer.
+/// The parts of the pool that map pages refer to, for groups of pages: those of consecutive
+/// segments of a layer.
 struct Touched {
     /// One bit for each part.
     groups: FxHashMap<(LayerId, u64), [u64; PARTS / 64]>,
@@ -335,12 +336,12 @@ impl Touched {
         }
     }
 
-    /// Notes what a page names.
+    /// Notes the blocks that a page refers to.
     fn note(&mut self, layer: LayerId, segment: SegmentIndex, named: impl Iterator<Item = Pba>) {
         let group = segment.0 / self.group_segments;
         let parts = self.groups.entry((layer, group)).or_default();
         for pba in named {
-            // A damaged entry may name what the pool does not have.
+            // A damaged entry may refer to a block that the pool does not have.
             let part = (pba.0 / self.part_blocks).min(PARTS as u64 - 1) as usize;
             parts[part / 64] |= 1 << (part % 64);
         }
@@ -359,8 +360,8 @@ impl Touched {
         }
     }
 
-    /// The first segment at or after this one whose page may name some of these blocks. All pages are
-    /// read once.
+    /// The first segment at or after this one whose page may refer to some of these blocks. All
+    /// pages are read once.
     fn next(&self, layer: LayerId, from: SegmentIndex, blocks: &Range<u64>) -> SegmentIndex {
         let mut segment = from;
         while blocks.start > 0
@@ -379,10 +380,10 @@ impl Touched {
     }
 }
 
-/// What is known of some consecutive blocks of the pool.
+/// The results for a window of the pool's blocks.
 struct Window {
     blocks: Range<u64>,
-    /// The layer that was last found to name the block.
+    /// The last layer that was found to refer to the block.
     last: Vec<u16>,
     flags: Vec<u8>,
 }
@@ -402,7 +403,7 @@ impl Window {
     }
 
     /// Notes an entry of a layer; the layers come one after the other. Returns whether it is the
-    /// layer's first that names this block.
+    /// layer's first that refers to this block.
     fn name(&mut self, layer: u16, pba: Pba, stays: bool) -> bool {
         let at = (pba.0 - self.blocks.start) as usize;
         let last = std::mem::replace(&mut self.last[at], layer);
@@ -415,7 +416,7 @@ impl Window {
         last != layer
     }
 
-    /// Blocks that only one layer names were counted as if others did.
+    /// Blocks that only one layer refers to were counted as if others did.
     fn add_exclusive(&self, usages: &mut [Usage]) {
         for (layer, flags) in self.last.iter().zip(&self.flags) {
             if *layer != NOBODY && flags & SEVERAL == 0 {

@@ -1,8 +1,8 @@
-//! How much data a reader of a volume or snapshot finds, over all layers.
+//! The amount of data that a reader of a volume or snapshot finds, over all layers.
 //!
-//! A layer counts its own entries only, and whether an entry hides one below is not known without reading
-//! both. So what a reader finds is counted from the maps: at once where little is to be read for that, and
-//! for all volumes together whenever [`Store::account`] goes through them.
+//! A layer counts its own entries only, and whether an entry hides one below is not known without
+//! reading both. So the data that a reader finds is counted from the maps: at once if that takes
+//! little reading, and for all volumes together in each [`Store::account`].
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -30,12 +30,13 @@ pub struct Data {
 }
 
 impl Store {
-    /// The data that a reader of this volume or snapshot finds: counted now, if it takes a look at no more
-    /// than `segments_max` segments of maps; else as [`Store::account`] found it last, if it did.
+    /// The data that a reader of this volume or snapshot finds: counted now, if that takes reading
+    /// at most `segments_max` segments of maps; otherwise the last result of [`Store::account`], if
+    /// there is one.
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Damaged` where a map cannot be read; those of the disk.
+    /// `NotFound`; `Damaged` if a map cannot be read; those of the disk.
     pub fn data(&self, name: &str, segments_max: u64) -> Result<Option<Data>> {
         let volume = self.volume(name)?;
         if let Some(blocks) = volume.data_blocks(segments_max)? {
@@ -53,7 +54,7 @@ impl Store {
 }
 
 impl Volume {
-    /// Nothing where more segments have to be looked at.
+    /// Nothing if more segments have to be read.
     fn data_blocks(&self, segments_max: u64) -> Result<Option<u64>> {
         let maps = &self.pool.maps();
         let changes = maps.frozen_changes();
@@ -63,7 +64,7 @@ impl Volume {
         else {
             return Ok(Some(layer.logical_blocks()));
         };
-        // All of the lowest layer counts, but where those above say something.
+        // All entries of the lowest layer count, except where those above have entries.
         let before = base.logical_blocks();
         let counted = count(
             maps,
@@ -76,13 +77,13 @@ impl Volume {
         if is_still {
             return Ok(counted.map(|(found, hidden)| (before + found).saturating_sub(hidden)));
         }
-        // While layers are being merged each segment is right by itself, and no sum of theirs is.
+        // While layers are being merged each segment is right by itself, but their sum is not.
         let counted = count(maps, &layer, Segments::under(&layer), None, segments_max)?;
         Ok(counted.map(|(found, _)| found))
     }
 }
 
-/// What a reader finds in these segments, and what of it the lowest layer has by itself.
+/// The data that a reader finds in these segments, and the lowest layer's own part of it.
 fn count(
     maps: &Maps,
     layer: &Arc<Layer>,
@@ -117,8 +118,8 @@ fn with_data(entries: &[Entry]) -> u64 {
     entries.iter().filter(|entry| entry.pba().is_some()).count() as u64
 }
 
-/// Counts for all volumes and snapshots at once, so that each page is read once. Nothing where `pace` ends
-/// it.
+/// Counts for all volumes and snapshots at once, so that each page is read once. Nothing if `pace`
+/// cancels.
 pub(super) fn count_all(
     snapshot: &mut CheckpointReader<'_>,
     pace: &mut dyn FnMut() -> ControlFlow<()>,
@@ -183,13 +184,13 @@ impl Forest {
         Ok(Self { trees })
     }
 
-    /// The first segment of which some layer says something.
+    /// The first segment of which some layer has entries.
     fn next(&self) -> Option<SegmentIndex> {
         let nodes = self.trees.iter().flatten();
         nodes.filter_map(|node| Some(node.next?.0)).min()
     }
 
-    /// Adds what is found in this segment, and returns how many pages were read for it.
+    /// Adds the data of this segment, and returns how many pages were read for it.
     fn count(
         &mut self,
         snapshot: &CheckpointReader<'_>,
@@ -202,7 +203,7 @@ impl Forest {
             if !tree.iter().any(is_next) {
                 continue;
             }
-            // What the layers on the way to a node say together, and how much data that is.
+            // The combined entries of the layers on the way to a node, and their amount of data.
             let mut found: Vec<(Box<Segment>, u64)> = Vec::new();
             for node in tree {
                 let volume = &snapshot.volumes[node.number];

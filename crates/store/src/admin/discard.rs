@@ -6,13 +6,13 @@ use crate::error::Result;
 use crate::journal::Epoch;
 use crate::store::Store;
 
-/// What was released before a moment: see [`Store::commit_released`].
+/// Blocks released before a moment: see [`Store::commit_released`].
 #[derive(Debug, Clone, Copy)]
 pub struct Released(Epoch);
 
 impl Store {
-    /// Gives up to `bytes` of what was freed back to the host, rounded up to 64 KiB. Returns
-    /// whether there may be more. That the host refuses is no error: it costs nothing but space.
+    /// Discards up to `bytes` of freed space, rounded up to 64 KiB. Returns whether there may be
+    /// more. A refusal by the host is not an error: it costs nothing but space.
     ///
     /// # Errors
     ///
@@ -21,9 +21,9 @@ impl Store {
         Ok(self.pool.journal.give_back(bytes)? || self.pool.journal.walk_free(bytes)?)
     }
 
-    /// Gives the next free blocks from `cursor` on back to the host, `bytes` at most, and moves the
-    /// cursor. Costs what the host has allocated, and a look at each page of the free-space map. Returns
-    /// whether there may be more.
+    /// Discards the next free blocks from `cursor` on, `bytes` at most, and moves the cursor. The
+    /// cost depends on the space that the host has allocated, plus a check of each page of the
+    /// free-space map. Returns whether there may be more.
     ///
     /// # Errors
     ///
@@ -37,7 +37,7 @@ impl Store {
             .is_some())
     }
 
-    /// Makes durable what was released until now. It is free once nobody reads it any more:
+    /// Makes all releases until now durable. Released blocks are free once they have no readers:
     /// see [`Store::is_free`].
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl Store {
         Ok(Released(self.pool.journal.epoch()))
     }
 
-    /// Frees what nobody reads any more. Returns whether that is all that had been released.
+    /// Frees blocks without readers. Returns whether that is everything that had been released.
     ///
     /// # Errors
     ///

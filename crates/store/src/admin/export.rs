@@ -1,8 +1,8 @@
 //! An export of a pool's metadata, and the parts that are made from one.
 //!
-//! An export is a row of pages, each as it stands in the pool: see `docs/format/export.md`. What it
-//! has no pages for is made again: the index from the maps and the data, the log from nothing, unless
-//! the log that is there goes on where the export ends.
+//! An export is a sequence of pages, each as in the pool: see `docs/format/export.md`. Parts
+//! without pages in it are rebuilt: the index from the maps and the data, the log from nothing,
+//! unless the existing log continues where the export ends.
 //!
 //! Making parts from an export writes the root last: without it there is no pool, so a crash leaves
 //! none, or all of it.
@@ -22,10 +22,10 @@ use crate::journal::{CheckpointReader, Log, LogMark, follow_log};
 use crate::recovery::{check_data, check_log, part_error};
 use crate::store::Store;
 
-/// Pages of an export that no tree has: marks, superblock, secret and root.
+/// Pages of an export that are in no tree: marks, superblock, secret and root.
 const OTHER_PAGES: u64 = 5;
 
-/// What an export says of itself once all of it was read and checked.
+/// A summary of an export that was read and checked.
 #[derive(Debug)]
 pub struct MetadataExport {
     superblock: Superblock,
@@ -36,7 +36,7 @@ pub struct MetadataExport {
     snapshots: u64,
 }
 
-/// What a log adds to an export.
+/// A log's addition to an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogAfter {
     /// Everything that was committed after it: so many bytes of frames.
@@ -46,12 +46,12 @@ pub enum LogAfter {
 }
 
 impl Store {
-    /// Writes all metadata of one moment, as [`MetadataExport::read`] reads it. Requests go on
-    /// meanwhile. It holds the pool's secret.
+    /// Writes all metadata of one moment, in the form that [`MetadataExport::read`] reads. Requests
+    /// go on meanwhile. It holds the pool's secret.
     ///
     /// # Errors
     ///
-    /// `Damaged` where a page cannot be read; `ReadOnly`; those of the disk and of `into`.
+    /// `Damaged` if a page cannot be read; `ReadOnly`; those of the disk and of `into`.
     pub fn export_metadata(&self, into: &mut dyn Write) -> Result<()> {
         let pool = &self.pool;
         pool.journal.check_writable()?;
@@ -99,7 +99,7 @@ impl MetadataExport {
     ///
     /// # Errors
     ///
-    /// `Damaged` where it is not what was written, or not all of it; `NewerFormat`; `Io`.
+    /// `Damaged` if it differs from what was written, or is not complete; `NewerFormat`; `Io`.
     pub fn read(from: &mut dyn Read) -> Result<Self> {
         let (mut records, mut problem) = (Vec::new(), None);
         let read = read_pages(from, &mut |header, page| {
@@ -162,7 +162,7 @@ impl MetadataExport {
         check_data(&*data, &self.superblock, &self.root, &name)
     }
 
-    /// What the engine's log adds to the export. Changes nothing.
+    /// The changes that the engine's log adds to the export. Changes nothing.
     #[must_use]
     pub fn log_after(&self, engine: &dyn Engine) -> LogAfter {
         let Superblock {
@@ -191,15 +191,15 @@ impl MetadataExport {
         }
     }
 
-    /// Makes the metadata parts of the pool from the same export, with an index that is to be counted
-    /// again. The log is made, empty, unless `has_log`: then one that goes on where the export ends
-    /// takes its place.
+    /// Makes the metadata parts of the pool from the same export, with an index that is to be
+    /// counted again. The log is made, empty, unless `has_log`: then one that continues where the
+    /// export ends takes its place.
     ///
     /// # Errors
     ///
-    /// `Exists` where one of the parts is there already; `Damaged` where the export is not the one
-    /// that was read before; those of the disk. What was made by then is left; without a root it is
-    /// no pool.
+    /// `Exists` if one of the parts exists already; `Damaged` if the export differs from the one
+    /// that was read before; those of the disk. Parts made by then are left; without a root they
+    /// are not a pool.
     pub fn make_parts(
         &self,
         engine: &dyn Engine,
@@ -244,7 +244,7 @@ impl MetadataExport {
     }
 }
 
-/// Reads an export, of which it visits the pages of trees. What it returns names no volumes.
+/// Reads an export, and visits the pages of its trees. The result has no names of volumes.
 fn read_pages(
     from: &mut dyn Read,
     visit: &mut dyn FnMut(&PageHeader, &PageBytes) -> Result<()>,
@@ -269,7 +269,7 @@ fn read_pages(
     let secret = Secret::decode(&*pages.next()?, mark.pool).map_err(|e| bad(2, e))?;
     let root = loop {
         let (at, page) = (pages.place, pages.next()?);
-        // The slots in which a root may stand are no places for other pages.
+        // The root slots are no places for other pages.
         let root = (0..ROOT_SLOTS).map(|slot| Root::decode(&page, mark.pool, PageNumber(slot)));
         if let Some(root) = root.flatten().next() {
             break root;

@@ -32,22 +32,22 @@ impl Import {
         }
     }
 
-    /// Writes `data`, 32 MiB at most, at `offset`. What is never written reads as zeros.
+    /// Writes `data`, 32 MiB at most, at `offset`. Unwritten ranges read as zeros.
     ///
     /// # Errors
     ///
     /// As [`Volume::write`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
-        // What the host has left is the guests'.
+        // The rest of the host's space is for guests.
         self.store.pool.journal.room()?;
         self.volume
             .iter()
             .try_for_each(|volume| volume.write(offset, data, Blocking::Yes))
     }
 
-    /// Publishes blocks that have been written so far, up to 16,384 of them, so that those that are
-    /// stored already are stored once only ([DEDIS §5.5]). May be called beside
-    /// [`Import::write`], and until `at_end` once all is written.
+    /// Publishes blocks that have been written so far, up to 16,384 of them, so that known contents
+    /// are stored only once ([DEDIS §5.5]). May be called concurrently with [`Import::write`], and
+    /// until `at_end` once all is written.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl Import {
         };
         let report = self.store.dedup_batch(volume, &mut published, Ready::All)?;
         if report.at_end {
-            // What is written behind the cursor while it was moving comes next.
+            // Blocks written behind the cursor while it was moving come next.
             *published = Lba(0);
         }
         Ok(report)
@@ -120,7 +120,7 @@ impl Store {
         Ok(())
     }
 
-    /// Removes a volume whose import was not finished. It is nobody's yet, so it goes at once.
+    /// Removes a volume whose import was not finished. It is not visible yet, so it goes at once.
     pub(crate) fn remove(&self, volume: &Volume) -> Result<()> {
         volume.mark_gone();
         let layer = volume.layer();

@@ -1,5 +1,5 @@
-//! What administrators do with an open pool besides its volumes' data: size, import and export, figures,
-//! giving free space back to the host.
+//! Administration of an open pool besides its volumes' data: size, import and export, figures,
+//! discarding free space.
 
 mod accounting;
 mod data;

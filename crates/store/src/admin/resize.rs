@@ -1,22 +1,23 @@
 //! The pool's size, which changes while the pool is in use.
 //!
-//! Growing: the data part becomes longer and that is durable, then a root that says so is, and only
-//! then new blocks are handed out. A crash in between leaves a data part that is longer than the
-//! pool, which harms nobody.
+//! Growing: the data part becomes longer and that is durable, then a root with the new size is, and
+//! only then new blocks are handed out. A crash between the two leaves a data part that is longer
+//! than the pool, which does no harm.
 //!
 //! Shrinking:
 //!
-//! 1. a root says where the pool is to end; from here on nothing is handed out beyond
-//! 2. whatever an entry names beyond is copied to a new block, under the entry's lock: for the map
-//!    a write like a guest's. An entry that shared a block owns its copy, and gives its reference up
+//! 1. a root sets the new end; from here on nothing is handed out beyond
+//! 2. every block beyond that an entry refers to is copied to a new one, under the entry's lock:
+//!    for the map a write like a guest's. An entry that shared a block owns its copy, and drops its
+//!    reference
 //! 3. the collector releases those references
-//! 4. once nothing beyond is named or in between, but for free blocks that are bad, which are forgotten
+//! 4. once nothing beyond is mapped or in flight, except free bad blocks, which leave the list
 //!    then, the next checkpoint ends the pool there
 //! 5. the data part is cut
 //!
-//! A crash leaves the pool in 1 or, after 4, smaller; [`Store::shrink_step`] does whatever is left.
-//! The finder rests meanwhile, for it would find the copies to be duplicates of what is to go. See
-//! `docs/decisions/0019-evacuation.md`.
+//! A crash leaves the pool in 1 or, after 4, smaller; [`Store::shrink_step`] does the rest. The
+//! finder rests meanwhile, because it would find the copies to be duplicates of the blocks they
+//! replace. See `docs/decisions/0019-evacuation.md`.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -34,19 +35,19 @@ use crate::recovery::pool_size_problem;
 use crate::store::Store;
 use crate::sync::lock;
 
-/// Blocks moved under one hold of their locks: a guest that wants one of them waits for so many.
+/// Blocks moved under one hold of their locks: a guest that needs one of them waits for this many.
 const PIECE_BLOCKS: usize = 64;
 
-/// How finely is looked for the place up to which a pool can shrink at once.
+/// The resolution of the search for the size to which a pool can shrink at once.
 const PLAN_PARTS: u64 = 1024;
 
 /// A pool is made no smaller than that one block in so many is free then.
 const FREE_SHARE: u64 = 64;
 
-/// What making a pool smaller takes.
+/// The cost of making a pool smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShrinkPlan {
-    /// Entries that name blocks beyond the wanted end: each of them gets a copy.
+    /// Entries that refer to blocks beyond the wanted end: each of them gets a copy.
     pub copied_blocks: u64,
     /// The smallest size, from the wanted one on, that the pool can be brought to at once. Where it is
     /// not the wanted one, most of the copies become one by deduplication, and then there is room for
@@ -54,7 +55,7 @@ pub struct ShrinkPlan {
     pub first_size_bytes: u64,
 }
 
-/// What a step of shrinking came to.
+/// The result of a step of shrinking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShrinkReport {
     /// The pool ends where it was to end, or is not shrinking.
@@ -66,7 +67,7 @@ pub struct ShrinkReport {
 }
 
 impl Store {
-    /// Bytes of the pool: what it can hold, and one block for its label.
+    /// Bytes of the pool: its capacity, and one block for its label.
     ///
     /// # Errors
     ///
@@ -88,35 +89,35 @@ impl Store {
         Ok(end.map(|blocks| blocks * self.pool.block_size()))
     }
 
-    /// Makes the pool larger, durably. Requests go on meanwhile. A size that it has already changes
-    /// nothing but that it does not shrink any more, and that its data part has no other length.
+    /// Makes the pool larger, durably. Requests go on meanwhile. The present size only cancels
+    /// shrinking and sets the data part's length.
     ///
     /// # Errors
     ///
-    /// `Invalid` for a size that is smaller, impossible, or no multiple of the block size; `NoSpace`
-    /// where the device is smaller; those of the disk.
+    /// `Invalid` for a size that is smaller, impossible, or not a multiple of the block size;
+    /// `NoSpace` if the device is smaller; those of the disk.
     pub fn grow(&self, size_bytes: u64) -> Result<()> {
         let pool = &self.pool;
         let blocks = pool.blocks_of_size(size_bytes)?;
         pool.journal.grow(blocks)
     }
 
-    /// What making the pool so small would take. Releases before what has been given up, and reads all
-    /// maps.
+    /// The cost of shrinking the pool to this size. First releases pending references, and reads
+    /// all maps.
     ///
     /// # Errors
     ///
-    /// `Invalid` for a size that is not smaller, impossible, or no multiple of the block size;
-    /// `NoSpace` where what is stored does not fit, or the copies of what is shared do not; `Damaged`
-    /// where the index cannot be used; those of the disk.
+    /// `Invalid` for a size that is not smaller, impossible, or not a multiple of the block size;
+    /// `NoSpace` if the stored data does not fit, or the copies of shared blocks do not; `Damaged`
+    /// if the index cannot be used; those of the disk.
     pub fn plan_shrink(&self, size_bytes: u64) -> Result<ShrinkPlan> {
         let pool = &self.pool;
         let end = pool.smaller_size(size_bytes)?;
-        // Nobody breaks this off.
+        // This is not cancelled.
         let _ = self.release_given_up(&mut || ControlFlow::Continue(()))?;
         pool.check_fits(end)?;
         let (mut beyond, part_blocks) = pool.count_beyond(end)?;
-        // So many entries name blocks beyond each place where the pool might end.
+        // The number of entries that refer to blocks beyond each possible end of the pool.
         for part in (1..beyond.len()).rev() {
             beyond[part - 1] += beyond[part];
         }
@@ -149,8 +150,8 @@ impl Store {
         Err(StoreError::new(StoreErrorKind::NoSpace, message))
     }
 
-    /// Hands out no blocks beyond the end of a pool of this size any more, also after a crash. The
-    /// rest is done by [`Store::shrink_step`].
+    /// Hands out no more blocks beyond the end of a pool of this size, also after a crash.
+    /// [`Store::shrink_step`] does the rest.
     ///
     /// # Errors
     ///
@@ -159,12 +160,12 @@ impl Store {
         let pool = &self.pool;
         let end = pool.smaller_size(size_bytes)?;
         pool.check_fits(end)?;
-        // The batch under way is the finder's last one for now.
+        // The open batch is the finder's last one for now.
         let _job = pool.job()?;
         pool.journal.begin_shrink(end)
     }
 
-    /// Lets the pool keep its size. What was moved stays where it is.
+    /// Lets the pool keep its size. Moved blocks stay where they are.
     ///
     /// # Errors
     ///
@@ -173,14 +174,14 @@ impl Store {
         self.pool.journal.cancel_shrink()
     }
 
-    /// Moves what is beyond the new end of a pool that shrinks, releases what was shared there, and
-    /// cuts the pool if nothing is left. If something is, somebody was in the middle of using it, and
-    /// the next step will find it gone. `progress(done, all)` counts blocks, and can break it off.
+    /// Moves blocks from beyond the new end of a shrinking pool, releases shared ones there, and
+    /// cuts the pool if nothing is left. A block that is left was in use at that moment, and the
+    /// next step will find it free. `progress(done, all)` counts blocks, and can cancel.
     ///
     /// # Errors
     ///
-    /// `NoSpace` where guests have filled the pool meanwhile; `Busy` or `Damaged` where the index
-    /// cannot release what is shared; those of the disk. The pool is still shrinking then.
+    /// `NoSpace` if guests have filled the pool meanwhile; `Busy` or `Damaged` if the index cannot
+    /// release shared blocks; those of the disk. The pool is still shrinking then.
     pub fn shrink_step(
         &self,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
@@ -206,7 +207,7 @@ impl Store {
         pool.shrink_report(false)
     }
 
-    /// Releases references that were given up, and frees what nobody names or reads any more.
+    /// Releases dropped references, and frees blocks without references and readers.
     fn release_given_up(
         &self,
         told: &mut dyn FnMut() -> ControlFlow<()>,
@@ -262,8 +263,8 @@ impl Pool {
         Err(StoreError::new(StoreErrorKind::NoSpace, message))
     }
 
-    /// Counts the entries that name blocks from `end` on, in up to [`PLAN_PARTS`] equal parts of them.
-    /// Returns how many blocks a part has, too.
+    /// Counts the entries that refer to blocks from `end` on, in up to [`PLAN_PARTS`] equal parts
+    /// of them. Also returns the number of blocks in a part.
     fn count_beyond(&self, end: u64) -> Result<(Vec<u64>, u64)> {
         let beyond = self.journal.metadata()?.space().blocks() - end;
         let part_blocks = beyond.div_ceil(PLAN_PARTS);
@@ -275,7 +276,8 @@ impl Pool {
                 leaf.with(|entries| {
                     let named = entries.iter().filter_map(|entry| entry.pba());
                     for pba in named.filter(|pba| pba.0 >= end) {
-                        // One that has grown meanwhile has room for what is beyond the last part.
+                        // A pool that has grown meanwhile has room for the blocks beyond the last
+                        // part.
                         let part = ((pba.0 - end) / part_blocks) as usize;
                         if let Some(count) = counts.get_mut(part) {
                             *count += 1;
@@ -288,9 +290,9 @@ impl Pool {
         Ok((counts, part_blocks))
     }
 
-    /// Free blocks that are kept out of use because they are bad do not keep the pool from ending
-    /// before them. They leave the list once nothing else is beyond the end, so that a shrinking that is
-    /// given up before has forgotten nothing.
+    /// Free blocks that are out of use because they are bad do not keep the pool from ending before
+    /// them. They leave the list once nothing else is beyond the end, so a shrinking that is
+    /// cancelled before has forgotten nothing.
     fn forget_bad_beyond(&self) -> Result<()> {
         let kept_back = {
             let metadata = self.journal.metadata()?;
@@ -323,7 +325,7 @@ impl Pool {
         })
     }
 
-    /// Moves whatever a layer names beyond the pool's new end.
+    /// Moves the blocks of a layer from beyond the pool's new end.
     fn evacuate(
         &self,
         layer: &Arc<Layer>,
@@ -334,7 +336,7 @@ impl Pool {
         while let Some(segment) = self.maps().next_segment(layer, from)? {
             let end = self.journal.metadata()?.space().end();
             let is_beyond = |entry: &Entry| entry.pba().is_some_and(|pba| pba.0 >= end);
-            // Looked at without the locks first: most segments have nothing there.
+            // Checked without the locks first: most segments have nothing there.
             let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
             let wanted: Vec<u64> = leaf.with(|entries| {
                 let pieces = (0..).zip(entries.chunks(PIECE_BLOCKS));
@@ -354,8 +356,8 @@ impl Pool {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Moves what these blocks name beyond the new end. No merge moves entries meanwhile, for it would
-    /// hold the job lock, and no request does, for it would hold the blocks.
+    /// Moves blocks of these entries from beyond the new end. No merge moves entries meanwhile,
+    /// because it would hold the job lock, and no request does, because it would hold the blocks.
     fn evacuate_piece(&self, layer: &Arc<Layer>, first: Lba) -> Result<u64> {
         let _job = self.job()?;
         let blocks = first.0..first.0 + PIECE_BLOCKS as u64;
@@ -386,7 +388,7 @@ impl Pool {
         Ok(moved)
     }
 
-    /// Copies a run of blocks, and has their entries, which are locked, name the copies.
+    /// Copies a run of blocks, and makes their entries, which are locked, refer to the copies.
     fn move_run(&self, layer: &Layer, blocks: BlockRange, old: Entry) -> Result<()> {
         let (start, copy): (_, fn(_) -> Entry) = match old.state() {
             State::Absent | State::Zero => return Ok(()),
@@ -440,8 +442,8 @@ impl Pool {
             })
     }
 
-    /// Copies the content of blocks that nobody writes meanwhile. One that is known to be bad stays: of
-    /// its copy nobody would know (P8).
+    /// Copies the content of blocks that are not written meanwhile. A known bad one stays: its copy
+    /// would not be known to be bad (P8).
     fn copy(&self, layer: &Layer, from: PbaRun, to: PbaRun) -> Result<()> {
         let block_size = self.block_size();
         let mut bytes = vec![0; (from.count * block_size) as usize];

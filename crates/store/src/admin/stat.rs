@@ -1,4 +1,4 @@
-//! What a pool holds, counted to the block.
+//! The content of a pool, counted to the block.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::volume::Volume;
 use onefold_format::page::PAGE_BYTES;
 use onefold_format::{BatchKind, DedupMode, IndexKind, WhenFull};
 
-/// What a volume holds.
+/// The content of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeStat {
     /// Its name.
@@ -24,9 +24,9 @@ pub struct VolumeStat {
     pub private_blocks: u64,
     /// Of these, those that are published in the index.
     pub shared_blocks: u64,
-    /// Of its private blocks, those that the finder has still to look at.
+    /// Of its private blocks, those pending dedup.
     pub dirty_blocks: u64,
-    /// How it is deduplicated.
+    /// Its dedup mode.
     pub dedup: DedupMode,
     /// With whom it may share blocks.
     pub domain: String,
@@ -46,11 +46,11 @@ pub struct VolumeStat {
     pub reservation_bytes: u64,
     /// Free blocks that are kept for that.
     pub reserved_unused_blocks: u64,
-    /// What it holds alone, if [`Store::account`] has gone through it.
+    /// Its exclusive space, if [`Store::account`] has counted it.
     pub usage: Option<Usage>,
 }
 
-/// What a snapshot holds.
+/// The content of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotStat {
     /// `VOLUME@SNAPSHOT`.
@@ -61,11 +61,11 @@ pub struct SnapshotStat {
     pub created_unix_seconds: u64,
     /// Blocks that were written between the snapshot before it and this one, and that are in it.
     pub own_blocks: u64,
-    /// What it holds alone, if [`Store::account`] has gone through it.
+    /// Its exclusive space, if [`Store::account`] has counted it.
     pub usage: Option<Usage>,
 }
 
-/// What a pool holds.
+/// The content of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolStat {
     /// Bytes in a block.
@@ -87,7 +87,7 @@ pub struct PoolStat {
     pub unique_blocks: u64,
     /// Blocks in the index with two references or more.
     pub shared_blocks: u64,
-    /// Private blocks that the finder has still to look at.
+    /// Private blocks that are pending dedup.
     pub dirty_blocks: u64,
     /// Blocks that can be handed out.
     pub free_blocks: u64,
@@ -97,15 +97,15 @@ pub struct PoolStat {
     pub host_free_bytes: Option<u64>,
     /// How full the pool is.
     pub space: SpaceLevel,
-    /// Of the free blocks, those that only what overwrites data gets.
+    /// Of the free blocks, those kept for writes that overwrite data.
     pub reserve_blocks: u64,
     /// Of the free blocks, those that are kept for volumes with a reservation.
     pub reserved_unused_blocks: u64,
-    /// What becomes of writes for which there is no room.
+    /// The treatment of writes for which there is no room.
     pub when_full: WhenFull,
-    /// Blocks that were given up and are not free yet, queued ones included.
+    /// Blocks that were released and are not free yet, queued ones included.
     pub reclaim_blocks: u64,
-    /// References that were given up and that the collector has still to release.
+    /// Dropped references that the collector has still to release.
     pub queued_blocks: u64,
     /// Where fingerprints are kept.
     pub index: IndexKind,
@@ -115,23 +115,23 @@ pub struct PoolStat {
     pub index_bytes_on_disk: u64,
     /// Bytes that the host has allocated for data.
     pub pool_bytes_on_disk: u64,
-    /// Of these, for blocks that are free: what [`Store::trim_step`] can give back. Of a device, all that
-    /// is free.
+    /// Of these, for free blocks: [`Store::trim_step`] can discard them. Of a device, all free
+    /// space.
     pub free_bytes_on_disk: u64,
     /// Bytes of metadata in use: pages, log and superblock.
     pub metadata_bytes_on_disk: u64,
-    /// Volumes in use, by name.
+    /// Visible volumes, by name.
     pub volumes: Vec<VolumeStat>,
     /// Their snapshots, by name.
     pub snapshots: Vec<SnapshotStat>,
-    /// What was deleted and still holds something.
+    /// Deletions that are not finished.
     pub deletions: Vec<DeletionStat>,
 }
 
 /// How the index is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexStat {
-    /// What keeps it.
+    /// Its back end.
     pub kind: IndexKind,
     /// Blocks in it with one reference.
     pub unique_blocks: u64,
@@ -145,7 +145,7 @@ pub struct IndexStat {
     pub converting_to: Option<IndexKind>,
     /// Bytes that the host has allocated for it.
     pub bytes_on_disk: u64,
-    /// What it may take of the memory limit, in bytes.
+    /// Its part of the memory limit, in bytes.
     pub memory_bytes_max: u64,
 }
 
@@ -154,7 +154,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Damaged` where it cannot be used; `Io` where the host cannot say how much it has allocated.
+    /// `Damaged` if it cannot be used; `Io` if the host cannot report its allocation.
     pub fn index_stat(&self) -> Result<IndexStat> {
         let index = self.pool.index.get()?;
         let counts = index.counts();
@@ -170,11 +170,11 @@ impl Store {
         })
     }
 
-    /// Counts what the pool holds.
+    /// Counts the content of the pool.
     ///
     /// # Errors
     ///
-    /// `Io` where the host cannot say how much it has allocated.
+    /// `Io` if the host cannot report its allocation.
     pub fn stat(&self) -> Result<PoolStat> {
         let volumes: Vec<Arc<Volume>> = self.volumes_in_use();
         let snapshots = self.snapshots_in_use();
@@ -216,8 +216,8 @@ impl Store {
             .as_ref()
             .map_or(Ok(0), |index| index.bytes_on_disk())?;
         let private_blocks = counts.private + counts.unshareable;
-        // The index changes before the records that say so, and while nobody holds the uncommitted state. What it
-        // knows only tells apart the blocks that are left.
+        // The index changes before the corresponding records, and without the uncommitted state.
+        // Its counts only divide the remaining blocks.
         let published_blocks = physical_blocks.saturating_sub(private_blocks + unsettled_blocks);
         let shared_blocks = index_counts.shared.min(published_blocks);
         let pages = pool.journal.page_count() + 1;
@@ -253,7 +253,7 @@ impl Store {
         })
     }
 
-    /// What one volume holds.
+    /// The content of one volume.
     ///
     /// # Errors
     ///

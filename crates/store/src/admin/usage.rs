@@ -1,16 +1,16 @@
-//! What is known of volumes and snapshots since the maps were last gone through.
+//! Results of the last scan of the maps for volumes and snapshots.
 
 use onefold_format::VolumeId;
 use rustc_hash::FxHashMap;
 
-/// What a volume or a snapshot held when its pool was last gone through.
+/// The usage of a volume or a snapshot at the last scan of its pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// When that was, in seconds since the Unix epoch.
     pub as_of_unix_seconds: u64,
-    /// Blocks of the pool that nothing but its own entries names.
+    /// Blocks of the pool that only its own entries refer to.
     pub exclusive_blocks: u64,
-    /// Blocks of the pool that its own entries name, and those of other volumes or snapshots.
+    /// Blocks of the pool that its own entries refer to, and those of other volumes or snapshots.
     pub shared_blocks: u64,
     /// Blocks that become free when it is deleted, and nothing else.
     pub freed_if_deleted_blocks: u64,
@@ -18,5 +18,5 @@ pub struct Usage {
     pub data_blocks: u64,
 }
 
-/// What is known of all volumes and snapshots.
+/// The usage of all volumes and snapshots.
 pub(crate) type Usages = FxHashMap<VolumeId, Usage>;

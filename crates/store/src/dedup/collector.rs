@@ -1,17 +1,17 @@
-//! The collector: releases references that were given up, and frees the blocks that lost their
-//! last one ([DEDIS §4.4]).
+//! The collector: releases dropped references, and frees the blocks that lost their last one
+//! ([DEDIS §4.4]).
 //!
 //! 1. a record takes elements off the head of the queue
-//! 2. commit: that record, and the ones that gave the references up, are durable (P3)
+//! 2. commit: that record, and the ones that dropped the references, are durable (P3)
 //! 3. fingerprint the blocks, release all references in the index by one call
-//! 4. log what became of each: *remaining*, *freed*, or *quarantined* where index and block
-//!    disagree: such a block is left alone and reported (P8)
+//! 4. log the result for each: *remaining*, *freed*, or *quarantined* if index and block disagree:
+//!    such a block is left alone and reported (P8)
 //!
-//! A block that is bad has no fingerprint that could be read. It is released by the one under which
-//! the index has it, which the list of bad blocks remembers, or which is looked for among all rows.
+//! The fingerprint of a bad block cannot be computed. It is released by the one under which the
+//! index has it, which the list of bad blocks has, or which a search of all rows finds.
 //!
-//! Step 4's freed blocks go the way of every block given up: reusable once that record is durable
-//! and all readers have drained.
+//! Step 4's freed blocks are deferred frees like all released blocks: reusable once that record is
+//! durable and all readers have drained.
 
 use onefold_format::batch_page::BatchItem;
 use onefold_format::{Pba, Record, Release};
@@ -33,7 +33,7 @@ pub const COLLECT_BATCH_BLOCKS: u64 = BATCH_ITEMS_MAX as u64;
 /// Items settled under one hold of the uncommitted state.
 const ITEMS_PER_STEP: usize = 512;
 
-/// What a collector's batch did.
+/// The result of a collector's batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CollectReport {
     /// References released.
@@ -77,7 +77,7 @@ impl Store {
         pool.settle_collector(&batch)
     }
 
-    /// References given up and not released yet.
+    /// Dropped references that are not released yet.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@ use onefold_format::{DomainId, Secret};
 use onefold_index::{Fingerprint, Key};
 
 pub(crate) struct Fingerprinter {
-    /// What the keys of the domains are made from.
+    /// The secret that the keys of the domains are derived from.
     secret: Secret,
     block_size: usize,
 }

@@ -1,7 +1,7 @@
 //! The pool's fingerprint index, as far as it can be used.
 //!
-//! Reading and writing volumes needs no index. So a pool whose index is missing or damaged opens
-//! all the same; what needs the index then says so, until `check --repair` has made it anew.
+//! Reading and writing volumes needs no index. So a pool whose index is missing or damaged still
+//! opens; operations that need the index then report it, until `check --repair` has rebuilt it.
 
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ struct Unusable {
 }
 
 impl IndexSlot {
-    /// Opens the index that is there. `created_with` is the kind with which the pool was created,
-    /// should that be all that is known.
+    /// Opens the existing index. `created_with` is the kind with which the pool was created, in
+    /// case nothing else is known.
     pub(crate) fn open(
         engine: &dyn Engine,
         created_with: IndexKind,
@@ -80,7 +80,7 @@ impl IndexSlot {
         }
     }
 
-    /// The index, if its rows are those of the maps.
+    /// The index, if its rows match the maps.
     pub(crate) fn ready(&self) -> Result<Arc<dyn FingerprintIndex>> {
         let index = self.get()?;
         if index.needs_rebuild() {
@@ -92,7 +92,7 @@ impl IndexSlot {
         Ok(index)
     }
 
-    /// Puts an empty index of some kind into the place of the one that is there.
+    /// Replaces the existing index by an empty one of some kind.
     pub(crate) fn replace(
         &self,
         engine: &dyn Engine,
@@ -101,7 +101,7 @@ impl IndexSlot {
         bytes: usize,
     ) -> Result<()> {
         let mut state = write(&self.state);
-        // Whoever holds the part must let go of it before it can be opened again.
+        // The holder of the part must release it before it can be opened again.
         state.index = Err(Unusable {
             kind: StoreErrorKind::Damaged,
             reason: "it was to be made anew, which `pool check --repair` does".to_owned(),
@@ -117,8 +117,7 @@ impl IndexSlot {
         Ok(())
     }
 
-    /// Makes an index without rows that is to take the place of the one that is there, which is
-    /// used meanwhile.
+    /// Makes an index without rows that will replace the existing one, which is used meanwhile.
     pub(super) fn begin_next(
         &self,
         engine: &dyn Engine,
@@ -134,7 +133,7 @@ impl IndexSlot {
         Ok(next)
     }
 
-    /// Gives up what [`IndexSlot::begin_next`] made, or what a stop left of it.
+    /// Removes the index that [`IndexSlot::begin_next`] made, or the remains of it.
     pub(super) fn give_up_next(&self, engine: &dyn Engine) -> Result<()> {
         let part = Part::NextIndex;
         let removed = engine.remove(part);
@@ -143,8 +142,8 @@ impl IndexSlot {
         Ok(())
     }
 
-    /// Puts the next index, which is closed, into the place of the one that is there. After an error
-    /// there is none until the pool is opened again: nobody knows which of the two that will find.
+    /// Replaces the existing index by the next one, which is closed. After an error there is none
+    /// until the pool is opened again: which of the two that will find is unknown.
     pub(super) fn install_next(
         &self,
         engine: &dyn Engine,
@@ -164,8 +163,8 @@ impl IndexSlot {
     }
 }
 
-/// A part for an index that is to be made anew: the one that is there if it is an index of this pool.
-/// Anything else loses the name and keeps its content, for it may be a file of another owner.
+/// A part for an index that is to be rebuilt: the existing one if it is an index of this pool. Any
+/// other file is renamed and keeps its content, because it may belong to another owner.
 fn blank(engine: &dyn Engine, part: Part, pool: PoolId) -> Result<Arc<dyn Disk>> {
     let failed = |error| StoreError::io(engine.describe(part), error);
     if let Ok(disk) = engine.open(part)
@@ -213,7 +212,7 @@ fn open(engine: &dyn Engine, created_with: IndexKind, pool: PoolId, bytes: usize
 }
 
 /// The answers to a batch's unsettled items. The index was asked for these alone, or, in a call
-/// before a crash, for all of those of then: what is still unsettled is the end of them.
+/// before a crash, for all that were unsettled then: the present ones are the end of them.
 pub(super) fn last_answers<'a, T>(answers: &'a [T], batch: &OpenBatch) -> Result<&'a [T]> {
     let wanted = batch.unsettled().len();
     let first = answers.len().checked_sub(wanted);

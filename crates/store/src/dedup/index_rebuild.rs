@@ -1,14 +1,15 @@
-//! Making the index anew: counted from the maps, or copied into one of another kind.
+//! Rebuilding the index: counted from the maps, or copied into one of another kind.
 //!
 //! A copy is made beside the index, in a part of its own, and then takes its place in one step:
 //!
 //! | a stop | leaves |
 //! | --- | --- |
-//! | while rows are copied | the old index, in use, and a part that says of which kind the new one is |
+//! | while rows are copied | the old index, in use, and a part with the kind of the new one |
 //! | while it takes the place | either of the two |
 //! | afterwards | the new index |
 //!
-//! What was not finished is begun again by whoever first needs the index, or by the daemon.
+//! An unfinished one is started again by the first operation that needs the index, or by the
+//! daemon.
 //!
 //! Finder and collector wait meanwhile, so the rows do not change. The new index has no answers
 //! to repeat: no batch may be open when it begins, and none that a crash could open again.
@@ -25,14 +26,14 @@ use crate::store::Store;
 use crate::sync::lock;
 
 impl Store {
-    /// Makes the index anew from the maps, if it is not what they say: after a stop that it could
-    /// not survive. Goes on with a conversion that a stop cut short. Volumes are served meanwhile,
-    /// finder and collector wait. `progress` is told how many blocks are done, and how many there
-    /// are at most. Returns whether there was anything to do.
+    /// Rebuilds the index from the maps, if it does not match them: after a stop that it could not
+    /// survive. Resumes an interrupted conversion. Volumes are served meanwhile, finder and
+    /// collector wait. `progress` gets the number of blocks done, and the most there are. Returns
+    /// whether there was anything to do.
     ///
     /// # Errors
     ///
-    /// Those of the disk and the index; `Damaged` where a map cannot be read.
+    /// Those of the disk and the index; `Damaged` if a map cannot be read.
     pub fn rebuild_index_if_needed(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<bool> {
         let pool = &self.pool;
         let _job = pool.job()?;
@@ -49,28 +50,27 @@ impl Store {
         }
     }
 
-    /// Puts an empty index into the place of the one that is there, and counts it from the maps.
-    /// Volumes are served meanwhile, finder and collector wait. Whatever ends it early, the next
-    /// opening counts again. `progress` is told how many published blocks were read, and how many
-    /// there are at most.
+    /// Replaces the index by an empty one, and counts it from the maps. Volumes are served
+    /// meanwhile, finder and collector wait. If it ends early, the next opening counts again.
+    /// `progress` gets the number of published blocks read, and the most there are.
     ///
     /// # Errors
     ///
-    /// Those of the disk and the index; `Damaged` where a map cannot be read; `ReadOnly`.
+    /// Those of the disk and the index; `Damaged` if a map cannot be read; `ReadOnly`.
     pub fn rebuild_index(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let _job = self.pool.job()?;
         self.pool.journal.check_writable()?;
         self.recount_index(self.pool.index.kind(), progress)
     }
 
-    /// Makes the index one of this kind, by copying its rows; where they cannot be used, by counting
-    /// them from the maps. Volumes are served meanwhile, finder and collector wait. After a stop the
-    /// next opening begins again, and the old index is used until it is done. `progress` is told how
-    /// many blocks are done, and how many there are at most.
+    /// Converts the index to this kind, by copying its rows; if they cannot be used, by counting
+    /// them from the maps. Volumes are served meanwhile, finder and collector wait. After a stop
+    /// the next opening starts again, and the old index is used until it is done. `progress` gets
+    /// the number of blocks done, and the most there are.
     ///
     /// # Errors
     ///
-    /// Those of the disk and the index, which leave the old one as it was; `ReadOnly`.
+    /// Those of the disk and the index, which leave the old one unchanged; `ReadOnly`.
     pub fn convert_index(&self, kind: IndexKind, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let pool = &self.pool;
         let _job = pool.job()?;

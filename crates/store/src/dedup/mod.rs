@@ -1,8 +1,8 @@
-//! Deduplication: blocks are published in the index, equal ones become one, and references given up are
-//! released. The index is rebuilt from the maps where it is lost.
+//! Deduplication: blocks are published in the index, equal ones become one, and dropped references
+//! are released. A lost index is rebuilt from the maps.
 //!
-//! The finder and the collector announce what they are about to ask of the index, and settle what it
-//! answered, so that a crash repeats both without counting anything twice (P4).
+//! The finder and the collector announce their requests to the index, and settle its answers, so a
+//! crash repeats both without counting anything twice (P4).
 
 mod collector;
 mod finder;

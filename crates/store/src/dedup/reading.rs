@@ -7,22 +7,22 @@ use onefold_index::Fingerprint;
 use crate::error::{Result, StoreError};
 use crate::pool::Pool;
 
-/// Bytes read back and hashed at a time: enough to hash many blocks at once, and so little that the
-/// processor's nearest cache still holds them, and that a kernel which is not preempted in the
-/// middle of a system call holds up nobody for long.
+/// Bytes read back and hashed at a time: enough to hash many blocks at once, few enough to stay in
+/// the processor's nearest cache, and to keep a kernel without preemption from delaying others for
+/// long.
 const READ_BYTES: usize = 256 << 10;
 
 /// Fingerprints of blocks that were read back.
 pub(super) struct Fingerprinted {
     /// All that were asked for, in order.
     pub(super) items: Vec<(Fingerprint, Pba)>,
-    /// Those of which nothing can be said: their fingerprints mean nothing.
+    /// Unknown ones: their fingerprints are meaningless.
     pub(super) unreadable: Vec<Pba>,
 }
 
 impl Pool {
-    /// Step 3: the fingerprints of blocks that nobody writes to any more. However scattered the
-    /// blocks are, many are hashed at once.
+    /// Step 3: the fingerprints of blocks that are not written any more. Many are hashed at once,
+    /// however scattered they are.
     pub(super) fn fingerprint_items(&self, items: &[BatchItem]) -> Result<Fingerprinted> {
         let mut found = Vec::with_capacity(items.len());
         let mut unreadable = Vec::new();

@@ -1,8 +1,8 @@
 //! Counting references from the maps, which are the truth (P6), and the rows of an index from them.
 //!
-//! What is counted is a checkpoint as it stands on disk, kept until the end, so requests go on
-//! meanwhile. Finder and collector wait: then the index cannot change, and what is given up
-//! meanwhile only joins the queue, where it still counts.
+//! The references are counted in a checkpoint on disk, kept until the end, so requests go on
+//! meanwhile. Finder and collector wait: then the index cannot change, and references dropped
+//! meanwhile only join the queue, where they still count.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -24,13 +24,13 @@ use crate::sync::lock;
 /// Rows made at a time.
 pub(super) const ROWS_AT_ONCE: usize = 4096;
 
-/// What maps and queue say of some consecutive blocks of the pool.
+/// The references of maps and queue to a window of the pool's blocks.
 pub(crate) struct Window {
     pub(crate) blocks: Range<u64>,
     /// One bit a block that an entry owns alone.
     owned: Vec<u64>,
-    /// References to each block, 65,535 and more of them in `many`. Each block there is named by so
-    /// many entries that the maps are some ten thousand times as large as what it takes.
+    /// References to each block, 65,535 and more of them in `many`. So many entries refer to each
+    /// block there that the maps are some ten thousand times as large as this.
     references: Vec<u16>,
     many: FxHashMap<u64, u64>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Window {
 impl Window {
     /// Blocks that `bytes` of memory are enough for: whole pages of the free-space map.
     pub(crate) fn blocks_for(bytes: usize, pool_blocks: u64) -> u64 {
-        // Two bytes and a bit for a block; less than a byte for what is compared with them.
+        // Two bytes and a bit for a block; less than a byte for the data compared with them.
         (bytes as u64 / 3)
             .next_multiple_of(BLOCKS_PER_SPACE_PAGE)
             .min(pool_blocks.next_multiple_of(BLOCKS_PER_SPACE_PAGE))
@@ -168,9 +168,9 @@ impl Pool {
 }
 
 impl Pool {
-    /// Bad blocks have the fingerprints that are known of them, and no rows where none is: then they
-    /// stay as they are, and will not be freed. A block that nobody knew to be bad is an error the
-    /// first time.
+    /// Bad blocks have their known fingerprints, and no rows if none is known: then they stay as
+    /// they are, and will not be freed. A block that was not known to be bad is an error the first
+    /// time.
     fn fingerprint_published(&self, items: &[BatchItem]) -> Result<Vec<(Fingerprint, Pba)>> {
         let listed = |pba: Pba| self.bad.get(pba);
         let mut found = self.fingerprint_items(items)?;
@@ -194,7 +194,7 @@ impl Pool {
     }
 }
 
-/// Counts the references that a domain's entries, and those given up, make to a window's blocks.
+/// Counts the references of a domain's entries, and of its dropped ones, to a window's blocks.
 fn count_references(
     snapshot: &CheckpointReader<'_>,
     domain: DomainId,

@@ -1,8 +1,8 @@
-//! Who uses a bad block: every volume and snapshot in which it can be read, and where.
+//! The users of a bad block: every volume and snapshot in which it can be read, and where.
 //!
-//! One pass over the maps, of a checkpoint as it stands on disk, kept until the end; requests and
-//! jobs go on meanwhile. An entry is seen through its own layer, and through each one above as far as
-//! nothing there hides it.
+//! One pass over the maps, of a checkpoint on disk, kept until the end; requests and jobs go on
+//! meanwhile. An entry is visible through its own layer, and through each one above until one hides
+//! it.
 
 use onefold_format::{BadBlock, Entry, Fault, LayerId, Lba, Pba, VolumeRecord, VolumeState};
 
@@ -15,9 +15,9 @@ use crate::store::Store;
 pub struct BadBlockStat {
     /// Its number in the pool.
     pub pba: u64,
-    /// The device cannot read it; otherwise it can, and is not what was stored.
+    /// The device cannot read it; otherwise its content is not what was stored.
     pub is_unreadable: bool,
-    /// It is published, so that it heals when its content is met again.
+    /// It is published, so it is repaired when its content is met again.
     pub is_shared: bool,
 }
 
@@ -35,12 +35,12 @@ pub struct BlockUse {
 }
 
 impl Store {
-    /// Looks at the known bad blocks once more, and tells `visit` of everybody who uses one of those
-    /// that are bad still. Returns these, in the order of their addresses.
+    /// Checks the known bad blocks once more, and passes every user of one that is still bad to
+    /// `visit`. Returns these, in the order of their addresses.
     ///
     /// # Errors
     ///
-    /// Those of the disk; `Damaged` where a map cannot be read.
+    /// Those of the disk; `Damaged` if a map cannot be read.
     pub fn bad_blocks(&self, visit: &mut dyn FnMut(BlockUse)) -> Result<Vec<BadBlockStat>> {
         let pool = &self.pool;
         if !pool.bad.is_any() {
@@ -104,7 +104,7 @@ fn name_use(
     }
 }
 
-/// Visits everything that has a name and in which what `record` says of a block is read.
+/// Visits every named volume and snapshot that reads `record`'s entry for a block.
 fn each_view(
     snapshot: &CheckpointReader<'_>,
     record: &VolumeRecord,
@@ -125,7 +125,7 @@ fn each_view(
     Ok(())
 }
 
-/// What one layer says of a block.
+/// One layer's entry for a block.
 fn entry(snapshot: &CheckpointReader<'_>, record: &VolumeRecord, lba: Lba) -> Result<Entry> {
     let segment = lba.segment();
     let Some(pointer) = snapshot.map_page(record, segment)? else {

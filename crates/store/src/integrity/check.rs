@@ -1,11 +1,11 @@
-//! `check`: proves that every block is exactly one of free, in between, owned by one entry, or
+//! `check`: proves that every block is exactly one of free, in flight, owned by one entry, or
 //! shared with as many references as the index counts (P6).
 //!
-//! What is checked is a checkpoint as it stands on disk, written just before and kept meanwhile, so
-//! requests go on. All of its pages are read and verified. Owners and references are counted for a window
-//! of the pool of bounded size; a pool with more blocks is checked in several passes over the maps, each
-//! of a checkpoint of its own, for what one keeps cannot be reused. Finder and collector wait until the
-//! end, so that the index stays what it is.
+//! It checks a checkpoint on disk, written just before and kept meanwhile, so requests go on. All
+//! of its pages are read and verified. Owners and references are counted for a window of the pool
+//! of bounded size; a pool with more blocks is checked in several passes over the maps, each of a
+//! checkpoint of its own, because pages of a kept checkpoint cannot be reused. Finder and collector
+//! wait until the end, so that the index does not change.
 //!
 //! `--repair` makes free space and index agree with the maps, which are the truth. It never changes
 //! a map and never frees anything while some page of a map cannot be read: in doubt it leaks (P8).
@@ -28,7 +28,7 @@ use crate::pool::Pool;
 use crate::store::Store;
 use crate::sync::lock;
 
-/// Rows of the index looked at together.
+/// Rows of the index checked together.
 const ROWS_AT_ONCE: usize = 4096;
 
 /// Where the order of fingerprints begins.
@@ -37,23 +37,23 @@ const LOWEST: Fingerprint = Fingerprint([0; 16]);
 /// Words of a free-space page's bitmap.
 const PAGE_WORDS: usize = BLOCKS_PER_SPACE_PAGE as usize / 64;
 
-/// One thing that is wrong, as a sentence that names volume, LBA and PBA.
+/// One fault, as a sentence with volume, LBA and PBA.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What is wrong, and where.
+    /// The fault, and its place.
     pub message: String,
     /// Whether `--repair` puts it right without losing anything.
     pub repairable: bool,
 }
 
-/// What a check read and found.
+/// The totals of a check, and its findings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CheckReport {
     /// Things that are wrong.
     pub findings: u64,
     /// Of these, put right.
     pub repaired: u64,
-    /// Blocks that nothing names and that are not free.
+    /// Blocks that are neither mapped nor free.
     pub leaked_blocks: u64,
     /// Entries that own a block.
     pub mapped_blocks: u64,
@@ -68,12 +68,12 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those that keep it from going on. Damage is a finding, not an error.
+    /// Errors that end it early. Damage is a finding, not an error.
     pub fn check(&self, repair: bool, report: &mut dyn FnMut(Finding)) -> Result<CheckReport> {
         self.check_with_progress(repair, report, &mut |_, _| {})
     }
 
-    /// The same; `progress` is told how many entries and rows were looked at, and how many there are.
+    /// The same; `progress` gets the number of entries and rows checked, and of all.
     ///
     /// # Errors
     ///
@@ -130,8 +130,8 @@ impl Store {
         Ok(counts)
     }
 
-    /// Brings index and maps to where they can be compared: what was being counted again is
-    /// counted, and what was announced is settled.
+    /// Makes index and maps comparable: an interrupted count is finished, and announced items are
+    /// settled.
     fn settle_index(&self) -> Result<()> {
         let pool = &self.pool;
         if pool.index.get()?.needs_rebuild() {
@@ -140,7 +140,7 @@ impl Store {
         pool.settle_open_batch().map(|_| ())
     }
 
-    /// Counts the index again from the maps, in a new one if the one that is there is of no use.
+    /// Counts the index again from the maps, in a new one if the existing one is unusable.
     fn repair_index(&self, is_unreadable: bool) -> Result<()> {
         let pool = &self.pool;
         let is_usable = |index: Arc<dyn FingerprintIndex>| index.rows(LOWEST, 1).is_ok();
@@ -166,14 +166,14 @@ struct Check<'a> {
     repair: bool,
     report: &'a mut dyn FnMut(Finding),
     counts: CheckReport,
-    /// Some page of a map could not be read: nobody knows which blocks it owns.
+    /// Some page of a map could not be read: its blocks are not known.
     is_map_unreadable: bool,
     /// The index opened, but some of its rows could not be read.
     is_index_unreadable: bool,
-    /// Rows that are not what the maps say.
+    /// Rows that do not match the maps.
     index_findings: u64,
     progress: &'a mut dyn FnMut(u64, u64),
-    /// Entries and rows looked at, and those of all passes.
+    /// Entries and rows checked, and those of all passes.
     done: u64,
     all: u64,
 }
@@ -204,7 +204,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Goes on in a newer checkpoint, in which what was checked so far may be another by now.
+    /// Continues in a newer checkpoint, in which entries checked so far may have changed.
     fn renew(&mut self) -> Result<()> {
         let snapshot = Rc::get_mut(&mut self.snapshot);
         let snapshot = snapshot.ok_or_else(|| StoreError::damaged("a window is in use still"))?;
@@ -215,16 +215,16 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// So many more entries or rows were looked at.
+    /// This many more entries or rows were checked.
     fn advance(&mut self, more: usize) {
         self.done += more as u64;
         (self.progress)(self.done, self.all.max(self.done));
     }
 
-    /// What the scrub, or a request, has found out before.
+    /// Faults that the scrub, or a request, has found before.
     fn find_bad_blocks(&mut self) -> Result<()> {
         for bad in self.pool.bad.all() {
-            // One that is only kept out of use is nobody's loss.
+            // A block that is only kept out of use is not a loss.
             if !self.pool.is_named(bad.pba)? {
                 continue;
             }
@@ -254,7 +254,7 @@ impl Check<'_> {
         });
     }
 
-    /// Counts in `window` who owns which block and who refers to it; finds blocks owned twice.
+    /// Counts owners and references of each block in `window`; finds blocks owned twice.
     fn count_owners(&mut self, window: &mut Window) -> Result<()> {
         let snapshot = Rc::clone(&self.snapshot);
         snapshot.each_map_page(&mut |volume, segment, pointer| {
@@ -400,7 +400,7 @@ impl Check<'_> {
         self.find(!self.is_map_unreadable, message);
     }
 
-    /// Compares the blocks in use with the free-space map, and puts right what differs.
+    /// Compares the blocks in use with the free-space map, and repairs differences.
     fn compare_space(&mut self, window: &Window) -> Result<()> {
         let mut in_use = window.owned().to_vec();
         for pba in window.referenced() {
@@ -450,8 +450,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Reads a page of the free-space map. One that is damaged is, with `--repair`, what the maps
-    /// say it should be.
+    /// Reads a page of the free-space map. With `--repair`, a damaged one is counted from the maps.
     fn read_space_page(
         &mut self,
         index: u64,

@@ -1,4 +1,5 @@
-//! Integrity: what decayed is found, repaired and told; free space and index are compared with the maps.
+//! Integrity: decayed blocks are found, repaired and reported; free space and index are compared
+//! with the maps.
 
 mod affected;
 mod check;

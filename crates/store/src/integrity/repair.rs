@@ -1,13 +1,12 @@
-//! Healing: a bad block gets its content back from another block that has it.
+//! Repair: a bad block gets its content back from another block that has it.
 //!
-//! The finder meets the content of a bad block in a block that it is publishing: the index says that
-//! this fingerprint has a block already, and the list says that it is bad. Then the good content is
-//! written over the bad one, and the two become one as ever.
+//! The finder meets the content of a bad block in a block that it is publishing: the index already
+//! has a block for this fingerprint, and the list says that it is bad. Then the good content is
+//! written over the bad one, and the two become one as usual.
 //!
-//! It is the one case in which a shared block is written. P1 is there for those who read such a
-//! block and for the content that its fingerprint stands for. While a block is in the list, nobody
-//! gets to see what stands there unless it has its fingerprint; and nothing but the content with
-//! that fingerprint is written.
+//! It is the one case in which a shared block is written. P1 protects the readers of such a block
+//! and the content of its fingerprint. While a block is in the list, no reader gets its content
+//! unless that has its fingerprint; and only content with that fingerprint is written.
 //!
 //! Steps, all under the job lock, so that the index keeps the block meanwhile:
 //!
@@ -18,7 +17,7 @@
 //! 4. only then the block leaves the list
 //!
 //! A crash before 4 leaves a block in the list that may be good already: reads of it succeed, and
-//! whoever looks at it next takes it off.
+//! the next check takes it off.
 
 use onefold_format::scrub_page::ATTEMPTS_MAX;
 use onefold_format::{BadBlock, DomainId, Pba};
@@ -38,7 +37,7 @@ struct Cure {
 }
 
 impl Pool {
-    /// Whether this is what the index has the block for.
+    /// Whether the index has the block under this fingerprint.
     pub(crate) fn is_as_stored(&self, block: &[u8], domain: DomainId, listed: &BadBlock) -> bool {
         let found = self
             .fingerprinter
@@ -71,8 +70,8 @@ impl Pool {
         Ok(None)
     }
 
-    /// Heals those of the answers' blocks that are bad by the items' own, as far as that works. The
-    /// caller holds the job lock, and nobody writes to the items' blocks.
+    /// Repairs bad blocks among the answers with the items' own blocks, as far as possible. The
+    /// caller holds the job lock, and the items' blocks are not written.
     pub(crate) fn repair(
         &self,
         index: &dyn FingerprintIndex,

@@ -1,5 +1,4 @@
-//! The scrub: reads every block that a map names, once, and compares what is published with its
-//! fingerprint.
+//! The scrub: reads every mapped block once, and compares published ones with their fingerprints.
 //!
 //! Which fingerprint a block should have is known by the index alone, and in the order of
 //! fingerprints. So the pool is gone over in windows of as many blocks as there is memory to note
@@ -13,15 +12,15 @@
 //!
 //! Requests, finder and collector go on during 1 and 2. A block may get a row after its place was
 //! passed: then it is only read, this time. It may lose its row, be freed and hold something else:
-//! then 3 finds nothing wrong. What has a row when the job lock is taken keeps it while that is
-//! held, and is not written (P1), so 3 calls nothing bad that is not.
+//! then 3 finds no fault. A block that has a row when the job lock is taken keeps it while that is
+//! held, and is not written (P1), so 3 never calls a good block bad.
 //!
-//! Private blocks have no fingerprint, and guests write to them: they are read, so that what the
-//! device cannot read is known. Free blocks are not read, unless they are known to be bad.
+//! Private blocks have no fingerprint, and guests write to them: they are read, to find blocks that
+//! the device cannot read. Free blocks are not read, unless they are known to be bad.
 //!
-//! A run is as many blocks as were asked for, from where the last one ended, around the pool. Where
-//! nothing is stored it costs a comparison for each page of the free-space map. How far it has come is
-//! durable every now and then.
+//! A run is the requested number of blocks, from where the last one ended, around the pool. Empty
+//! parts cost a comparison for each page of the free-space map. Its progress is made durable from
+//! time to time.
 
 use std::ops::Range;
 
@@ -36,42 +35,42 @@ use crate::metadata::bits;
 use crate::pool::Pool;
 use crate::store::Store;
 
-/// Rows of the index looked at in a step.
+/// Rows of the index read in a step.
 const ROWS_PER_STEP: usize = 16_384;
 
 /// Bytes passed in a step: a few milliseconds' work.
 const STEP_BYTES: u64 = 4 << 20;
 
-/// Blocks in which a step looks for the next stored one: 65,536 pages of the free-space map, tens
-/// of microseconds under the uncommitted state where none of them has any.
+/// Blocks in which a step searches for the next stored one: 65,536 pages of the free-space map,
+/// tens of microseconds under the uncommitted state if none of them has any.
 const SKIP_BLOCKS: u64 = BLOCKS_PER_SPACE_PAGE << 16;
 
 /// Bytes read and hashed at a time: see the finder's.
 const READ_BYTES: usize = 256 << 10;
 
-/// Bytes read between two savings of how far the run has come.
+/// Bytes read between two saves of the run's progress.
 const SAVE_BYTES: u64 = 1 << 30;
 
-/// Listed blocks looked at once more in one go.
+/// Listed blocks checked again at a time.
 const LOOKS_AGAIN_MAX: usize = 256;
 
 /// First bytes of a fingerprint that are noted.
 const NOTED_BYTES: usize = 4;
 
-/// What is noted for a block: those, and a bit that says whether there are any.
+/// The notes on a block: these, and a bit that tells whether there are any.
 const WINDOW_BITS_PER_BLOCK: usize = NOTED_BYTES * 8 + 1;
 
-/// A run under way, as far as it is in memory. Dropped, it is taken up again where it was saved.
+/// The in-memory state of a run. If it is dropped, the run is resumed where it was saved.
 #[derive(Default)]
 pub struct Scrub {
     window: Option<Window>,
     domains: Domains,
-    /// What is read: making it anew for each step costs as much as a look at it.
+    /// The read buffer: allocating it for each step costs as much as checking it.
     buf: Vec<u8>,
     unsaved_bytes: u64,
 }
 
-/// Consecutive blocks, and what the index has said of them.
+/// Consecutive blocks, and the index's rows for them.
 struct Window {
     blocks: Range<u64>,
     noted: Vec<[u8; NOTED_BYTES]>,
@@ -80,7 +79,7 @@ struct Window {
     rows_from: Option<Fingerprint>,
 }
 
-/// What a step of the scrub did.
+/// The result of a step of the scrub.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ScrubReport {
     /// Blocks that the run has passed, free ones included.
@@ -89,22 +88,22 @@ pub struct ScrubReport {
     pub compared_blocks: u64,
     /// Bytes read.
     pub bytes: u64,
-    /// Blocks found to be bad that nobody knew of.
+    /// Blocks found to be bad that were not known before.
     pub found_bad: u64,
     /// Blocks known to be bad and found to be as they should be, or free.
     pub found_good: u64,
-    /// The run has ended, or none was under way.
+    /// The run has ended, or none was in progress.
     pub is_over: bool,
 }
 
-/// How far the scrub has come.
+/// The scrub's progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScrubStatus {
     /// Blocks of the pool.
     pub pool_blocks: u64,
-    /// Where it goes on.
+    /// The next block.
     pub next_block: u64,
-    /// Blocks that the run under way has still to pass; 0 if none is under way.
+    /// Blocks left of the run in progress; 0 if there is none.
     pub left_blocks: u64,
     /// Bytes a second that it may read; 0 for no bound.
     pub bytes_per_second: u64,
@@ -115,10 +114,10 @@ pub struct ScrubStatus {
 }
 
 impl Store {
-    /// Begins a run over `percent` of the pool, 1 to 100, from where the last one ended, in place of
-    /// one that may be under way; with none, goes on with that, or begins one over the whole pool.
-    /// `bytes_per_second` is for whoever calls [`Store::scrub_step`], and kept with the run; 0 for no
-    /// bound. Durable when it returns.
+    /// Begins a run over `percent` of the pool, 1 to 100, from where the last one ended, in place
+    /// of one that may be in progress; without a percentage, resumes that one, or begins one over
+    /// the whole pool. `bytes_per_second` is for the caller of [`Store::scrub_step`], and kept with
+    /// the run; 0 for no bound. Durable when it returns.
     ///
     /// # Errors
     ///
@@ -146,7 +145,7 @@ impl Store {
         pool.bad.save(&pool.journal)
     }
 
-    /// How far the scrub has come.
+    /// The scrub's progress.
     ///
     /// # Errors
     ///
@@ -164,12 +163,12 @@ impl Store {
         })
     }
 
-    /// Does a little of the run under way. One caller at a time.
+    /// Does a step of the run in progress. One caller at a time.
     ///
     /// # Errors
     ///
-    /// `Busy` while the index is being counted again; `Damaged` where it cannot be used; `ReadOnly`;
-    /// those of the disk, but for what the run is meant to find.
+    /// `Busy` while the index is being counted again; `Damaged` if it cannot be used; `ReadOnly`;
+    /// those of the disk, except the faults that the run looks for.
     pub fn scrub_step(&self, scrub: &mut Scrub) -> Result<ScrubReport> {
         let pool = &self.pool;
         pool.journal.check_writable()?;
@@ -207,7 +206,7 @@ impl Store {
         Ok(report)
     }
 
-    /// Makes durable how far the scrub has come.
+    /// Makes the scrub's progress durable.
     ///
     /// # Errors
     ///
@@ -216,11 +215,11 @@ impl Store {
         self.pool.bad.save(&self.pool.journal)
     }
 
-    /// Has a look at blocks that requests could not read. Returns how many of them are bad.
+    /// Checks blocks that requests could not read. Returns how many of them are bad.
     ///
     /// # Errors
     ///
-    /// Those of the disk, but for what is looked for.
+    /// Those of the disk, except the faults that it looks for.
     pub fn look_at_suspects(&self) -> Result<u64> {
         let suspects = self.pool.bad.take_suspects();
         if suspects.is_empty() || self.pool.journal.check_writable().is_err() {
@@ -238,13 +237,13 @@ impl Store {
         self.pool.list_unreadable(&unreadable)
     }
 
-    /// Looks once more at listed blocks that could not be read, from `from` on, which it moves; around
-    /// the list, until one still cannot, or there were 256. What is good again leaves the list, so that
-    /// a device that was away for a while keeps nothing from being shared. Returns how many did.
+    /// Checks listed unreadable blocks once more, from `from` on, which it moves; around the list,
+    /// until one still cannot be read, or there were 256. Good ones leave the list, so that a
+    /// temporary outage of a device does not keep blocks from being shared. Returns how many did.
     ///
     /// # Errors
     ///
-    /// Those of the disk, but for what is looked for.
+    /// Those of the disk, except the faults that it looks for.
     pub fn look_at_unreadable(&self, from: &mut Pba) -> Result<u64> {
         let pool = &self.pool;
         if !pool.bad.is_any() || pool.journal.check_writable().is_err() {
@@ -258,7 +257,7 @@ impl Store {
         let mut readable = Vec::new();
         for bad in after.into_iter().chain(before).take(LOOKS_AGAIN_MAX) {
             *from = bad.pba + 1;
-            // Without the job lock first: a device can take seconds to say that it cannot.
+            // Without the job lock first: a device can take seconds to report a failure.
             if !pool.read_if_readable(bad.pba, &mut block)? {
                 break;
             }
@@ -298,9 +297,9 @@ impl Pool {
         Ok(next - start)
     }
 
-    /// The run has come past these blocks.
+    /// The run has passed these blocks.
     fn pass(&self, passed: Range<u64>, pool_blocks: u64) {
-        // Another run may have been begun meanwhile.
+        // Another run may have begun meanwhile.
         let progress = self.bad.change_progress(|progress| {
             let left = progress.left_blocks;
             progress.left_blocks = left.saturating_sub(passed.end - passed.start);
@@ -312,7 +311,7 @@ impl Pool {
         }
     }
 
-    /// The window in which the run goes on; none if no run is under way.
+    /// The window in which the run continues; none without a run.
     fn scrub_window<'a>(&self, kept: &'a mut Option<Window>) -> Result<Option<&'a mut Window>> {
         let pool_blocks = self.journal.metadata()?.space().blocks();
         let progress = self.bad.change_progress(|progress| {
@@ -338,7 +337,7 @@ impl Pool {
 
     /// A part of step 1.
     fn note_rows(&self, window: &mut Window, from: Fingerprint) -> Result<()> {
-        // A conversion puts another index into its place, and nobody may hold the old one then.
+        // A conversion replaces the index, and no one may hold the old one then.
         let _job = self.job()?;
         let index = self.index.ready()?;
         let rows = self.background.run(|| index.rows(from, ROWS_PER_STEP))?;
@@ -421,7 +420,7 @@ impl Pool {
                 self.read_run_back(run[0], bytes, &mut unreadable)?;
                 rest = after;
             }
-            // What has a fingerprint is put side by side, so that many are hashed at once.
+            // Blocks with a fingerprint are collected, so that many are hashed at once.
             let mut published: Vec<(Pba, [u8; NOTED_BYTES])> = Vec::new();
             for (pba, n) in piece.iter().zip(0..) {
                 if unreadable.contains(pba) {
@@ -450,7 +449,7 @@ impl Pool {
         Ok(looked)
     }
 
-    /// Step 3: what is bad goes on the list, and what is there and good again leaves it.
+    /// Step 3: bad blocks go on the list, and listed blocks that are good again leave it.
     fn judge(
         &self,
         window: &Window,
@@ -485,7 +484,7 @@ impl Pool {
         self.bad.unlist(&self.journal, good)
     }
 
-    /// What is wrong with a block, if anything is. The caller holds the job lock.
+    /// The fault of a block, if there is one. The caller holds the job lock.
     fn verdict(
         &self,
         index: &dyn FingerprintIndex,
@@ -497,7 +496,7 @@ impl Pool {
         let mut block = vec![0; self.block_size() as usize];
         let is_readable = self.read_if_readable(pba, &mut block)?;
         if !self.is_named(pba)? {
-            // Freed. What cannot be read stays out of use.
+            // Freed. An unreadable one stays out of use.
             return Ok(listed.filter(|_| !is_readable));
         }
         let known = listed.and_then(|bad| bad.fingerprint);
@@ -530,8 +529,8 @@ impl Pool {
         }))
     }
 
-    /// Looks once more at all blocks of the list, and takes off it what is good by now. The caller
-    /// holds the job lock.
+    /// Checks all blocks of the list once more, and takes off the good ones. The caller holds the
+    /// job lock.
     pub(super) fn look_at_bad_again(&self) -> Result<()> {
         let listed = self.bad.all();
         if listed.is_empty() || self.journal.check_writable().is_err() {
@@ -573,7 +572,7 @@ impl Pool {
         self.list_with(blocks.iter().map(|pba| (*pba, None)))
     }
 
-    /// The same with their fingerprints, for which all rows of the index are looked at.
+    /// The same with their fingerprints, for which all rows of the index are read.
     pub(crate) fn list_unreadable_of(
         &self,
         index: &dyn FingerprintIndex,
@@ -619,10 +618,10 @@ pub(super) fn what_is_wrong(fault: Fault) -> &'static str {
     }
 }
 
-/// What was seen of some blocks.
+/// The results for some blocks.
 #[derive(Default)]
 struct Looked {
-    /// Blocks to be looked at again, under the job lock.
+    /// Blocks to be checked again, under the job lock.
     suspects: Vec<Pba>,
     /// Blocks that have a fingerprint.
     compared: u64,
@@ -652,8 +651,8 @@ impl Window {
     }
 }
 
-/// Whose key a block's fingerprint was made with, the index does not say. Neighbours are mostly of
-/// one domain, so the keys are tried beginning with the one that fitted last.
+/// The index does not tell with which domain's key a block's fingerprint was made. Neighbours are
+/// mostly of one domain, so the keys are tried beginning with the one that last fitted.
 #[derive(Default)]
 struct Domains {
     /// All that ever were, those that fitted last first.

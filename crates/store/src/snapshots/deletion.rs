@@ -1,12 +1,13 @@
-//! Deleting volumes and snapshots: gone for everybody at once, and given up a little at a time.
+//! Deleting volumes and snapshots: invisible at once, and released step by step.
 //!
-//! What is deleted is a layer, and what becomes of its entries depends on the layers above it:
+//! A deleted volume or snapshot is a layer, and the layers above it decide what happens to its
+//! entries:
 //!
 //! | above it | then |
 //! | --- | --- |
-//! | none | its entries are given up |
-//! | one | they move there, a record for each segment; those that are hidden there are given up |
-//! | several | it stays, without a name, until it has one or none: a clone, or a volume that was rolled back, needs what it holds |
+//! | none | its entries are released |
+//! | one | they move there, a record for each segment; those that are hidden there are released |
+//! | several | it stays, unnamed, until it has one or none: a clone, or a volume that was rolled back, needs its entries |
 //!
 //! The record in the catalogue says *deleting* until nothing is left, so a crash only interrupts.
 //!
@@ -28,26 +29,26 @@ use crate::store::Store;
 use crate::sync::{lock, write};
 use crate::volume::Volume;
 
-/// Segments that one step deals with: some fifty microseconds, in which writers wait. Whoever takes the
-/// steps rests in between.
+/// Segments that one step handles: some fifty microseconds, in which writers wait. The caller rests
+/// between steps.
 const SEGMENTS_PER_STEP: usize = 1;
 
-/// What was deleted and still holds something.
+/// A deletion that is not finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeletionStat {
-    /// What it was called: a volume's name, or `VOLUME@SNAPSHOT`.
+    /// Its former name: a volume's name, or `VOLUME@SNAPSHOT`.
     pub name: String,
     /// Blocks that it still holds.
     pub own_blocks: u64,
-    /// Volumes and snapshots that need what it holds; it stays as long as there are several.
+    /// Volumes and snapshots that need its entries; it stays as long as there are several.
     pub needed_by: Vec<String>,
     /// Why its last step failed; it is tried again after all others.
     pub failure: Option<String>,
 }
 
 impl Store {
-    /// Deletes a volume. It is gone at once and its name can be used again;
-    /// [`Store::deletion_step`] gives up what it alone holds.
+    /// Deletes a volume. It is invisible at once and its name can be reused;
+    /// [`Store::deletion_step`] releases its own blocks.
     ///
     /// # Errors
     ///
@@ -91,7 +92,7 @@ impl Store {
         Ok(())
     }
 
-    /// Nobody uses it from now on, and its record says so.
+    /// It is not used from now on, and its record says so.
     pub(super) fn leave(&self, volume: Arc<Volume>) {
         let deletion = Deletion::new(volume);
         // A request that was admitted before may still change the map, until this has its blocks.
@@ -100,14 +101,14 @@ impl Store {
         self.deletions.add(deletion);
     }
 
-    /// Does a little of what deletions have left to do. Returns how many blocks were dealt with, or
-    /// nothing where there is nothing to do for now. A deletion whose step failed goes after all that
-    /// have not failed as often, so that it keeps none of them waiting.
+    /// Does a step of the pending deletions. Returns how many blocks were handled, or nothing if
+    /// there is nothing to do for now. A deletion whose step failed comes after all that have
+    /// failed less often, so it does not delay them.
     ///
     /// # Errors
     ///
-    /// `Busy` where a batch is open that cannot be settled; `Damaged` where a map cannot be read; those
-    /// of the disk. The next step takes another deletion, or goes on with this one.
+    /// `Busy` if a batch is open that cannot be settled; `Damaged` if a map cannot be read; those
+    /// of the disk. The next step takes another deletion, or continues this one.
     pub fn deletion_step(&self) -> Result<Option<u64>> {
         let _turn = lock(&self.deletion_turn);
         let Some(Deletion { volume, cursor, .. }) = self.deletions.next() else {
@@ -122,7 +123,7 @@ impl Store {
         done.map(|_| Some(before - layer.logical_blocks()))
     }
 
-    /// Returns where to go on. A layer in which nothing is left is removed.
+    /// Returns where to continue. An empty layer is removed.
     fn empty_segments(
         &self,
         volume: &Volume,
@@ -156,8 +157,8 @@ impl Store {
         self.deletions.next().map(|next| next.failures)
     }
 
-    /// Does all that deletions have left to do. `progress` is told how many blocks are done and how
-    /// many there were. Returns whether there was anything to do.
+    /// Finishes all pending deletions. `progress` gets the number of blocks done and of all.
+    /// Returns whether there was anything to do.
     ///
     /// # Errors
     ///
@@ -166,7 +167,7 @@ impl Store {
         let waiting = self.deletions()?;
         let waiting = waiting.iter().filter(|it| it.needed_by.is_empty());
         let all: u64 = waiting.map(|it| it.own_blocks).sum();
-        // Each is tried once at least, whatever became of it before.
+        // Each is tried at least once, whatever happened to it before.
         self.deletions.forget_failures();
         let (mut done, mut is_any, mut failed) = (0, false, None);
         while self.next_deletion_failures() == Some(0) {
@@ -183,7 +184,7 @@ impl Store {
         failed.map_or(Ok(is_any), Err)
     }
 
-    /// What was deleted and still holds something.
+    /// Unfinished deletions.
     ///
     /// # Errors
     ///
@@ -215,15 +216,15 @@ impl Store {
         Ok(deleting.iter().map(stat).collect())
     }
 
-    /// Deleted layers that stay because several others need them: nobody can use them, but what they
-    /// hold may be shared like everything else.
+    /// Deleted layers that stay because several others need them: they cannot be opened, but their
+    /// blocks may be shared like all others.
     pub(crate) fn deletions_that_stay(&self) -> Vec<Arc<Volume>> {
         let stay = self.deletions.all().into_iter();
         let stay = stay.filter(|it| it.volume.layer().above().len() > 1);
         stay.map(|it| it.volume).collect()
     }
 
-    /// Gives up what a layer maps there, which nobody uses any more.
+    /// Releases the blocks that a layer maps there; the layer is no longer used.
     pub(crate) fn clear_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
         let first = segment.first().0;
         let _locked = layer
@@ -247,7 +248,7 @@ impl Store {
 
     fn merge_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
         let pool = &self.pool;
-        // No batch is open about what moves.
+        // No batch is open about the entries that move.
         let _job = pool.job()?;
         if Guard::SettledBeforeMerge.holds() {
             pool.settle_open_batch()?;
@@ -279,7 +280,7 @@ impl Store {
     /// Nothing is left in it.
     fn end_deletion(&self, volume: &Volume) -> Result<()> {
         let _changing = self.changing();
-        // The finder publishes what is in a layer only while nobody holds this.
+        // The finder publishes blocks of a layer only while this is not held.
         let _job = self.pool.job()?;
         self.remove_record(volume.id, volume.layer().id)?;
         self.deletions.remove(volume.id);

@@ -95,7 +95,7 @@ impl Deletions {
         candidates.min_by_key(|it| it.failures).cloned()
     }
 
-    /// Notes what a step of this one came to: where the next step goes on, or an error.
+    /// Notes the result of a step of this one: where the next step continues, or an error.
     pub(super) fn note_step(&self, id: VolumeId, done: &Result<SegmentIndex>) {
         let mut list = lock(&self.list);
         let own = list.iter_mut().find(|it| it.volume.id == id);
@@ -106,7 +106,7 @@ impl Deletions {
         }
     }
 
-    /// Each one is tried once at least, whatever became of it before.
+    /// Each one is tried at least once, whatever happened to it before.
     pub(super) fn forget_failures(&self) {
         let mut list = lock(&self.list);
         list.iter_mut().for_each(|it| it.failures = 0);

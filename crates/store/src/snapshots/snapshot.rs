@@ -1,11 +1,11 @@
 //! Snapshots, clones, and going back to a snapshot: made in a moment, without copying anything.
 //!
-//! A snapshot is a frozen layer with a record of its own in the catalogue; the volume goes on in an
-//! empty layer above it. A clone is another volume whose layer is above the same frozen one. A volume
-//! that is rolled back goes on in an empty layer above the snapshot's, and the one that it had is
-//! deleted. See `docs/decisions/0016-snapshots-are-layers.md`; `deletion.rs` has the end of them.
+//! A snapshot is a frozen layer with a record of its own in the catalogue; the volume continues in
+//! an empty layer above it. A clone is another volume whose layer is above the same frozen one. A
+//! volume that is rolled back continues in an empty layer above the snapshot's, and its previous
+//! one is deleted. See `docs/decisions/0016-snapshots-are-layers.md`; `deletion.rs` deletes them.
 //!
-//! What a call makes is in one frame of the log: a crash leaves all of it or nothing.
+//! The changes of a call are in one frame of the log: a crash leaves all of them or none.
 
 use std::sync::Arc;
 
@@ -25,15 +25,15 @@ use crate::volume::Volume;
 /// Most volumes of which snapshots are made at one moment.
 pub const SNAPSHOTS_AT_ONCE_MAX: usize = 16;
 
-/// What the layer is called that a volume and its clone have in common.
+/// The name of the layer that a volume and its clone have in common.
 const CLONED: &str = "cloned";
 
-/// What the layer is called that a volume had before it was rolled back.
+/// The name of the layer that a volume had before it was rolled back.
 const DISCARDED: &str = "discarded";
 
 impl Store {
     /// Makes a snapshot of each of these volumes, all of the same moment, and durable when this
-    /// returns. Writes wait while those that are under way end.
+    /// returns. New writes wait until those in flight end.
     ///
     /// # Errors
     ///
@@ -84,8 +84,8 @@ impl Store {
         Ok(())
     }
 
-    /// Makes a volume that holds what `source` does, a snapshot or a volume at this moment, and is
-    /// written independently of it from then on. It is deduplicated as `source` is.
+    /// Makes a volume with the present content of `source`, a snapshot or a volume, which is
+    /// written independently of it from then on. It inherits the dedup settings of `source`.
     ///
     /// # Errors
     ///
@@ -134,7 +134,7 @@ impl Store {
         Ok(layer.below().filter(|_| first.is_none()))
     }
 
-    /// The layer in common has no name, and goes when the volume or the clone does.
+    /// The layer in common is unnamed, and goes when the volume or the clone does.
     fn freeze_and_clone(&self, source: &Arc<Volume>, name: &str) -> Result<VolumeRecord> {
         let records = self.freeze(std::slice::from_ref(source), None, |catalogue| {
             let mut slots = catalogue.free_slots();
@@ -170,8 +170,8 @@ impl Store {
         }
     }
 
-    /// Takes a volume back to one of its snapshots: it holds what the snapshot does, and has its size.
-    /// What was written since is gone. Newer snapshots stay.
+    /// Rolls a volume back to one of its snapshots: it gets the snapshot's content and size. Data
+    /// written since is lost. Newer snapshots stay.
     ///
     /// # Errors
     ///
@@ -216,9 +216,9 @@ impl Store {
         }
     }
 
-    /// Ends the writes under way of these volumes, makes records about their layers durable, and lets
-    /// them go on in the layers that the records say, with a size that may be another: a write sees both
-    /// as they were, or both as they are.
+    /// Drains the writes in flight of these volumes, makes records about their layers durable, and
+    /// lets the volumes continue in the layers of the records, perhaps with another size: a write
+    /// sees both old values, or both new ones.
     fn freeze(
         &self,
         sources: &[Arc<Volume>],
@@ -286,7 +286,7 @@ impl Store {
         }
     }
 
-    /// A frozen layer that nobody can name.
+    /// An unnamed frozen layer.
     fn leave_unnamed(&self, of: &Volume, record: &VolumeRecord) -> Result<()> {
         let volume = Arc::new(Volume::new(Arc::clone(&self.pool), record)?);
         volume.set_name(&full_name(&of.name(), &record.name));

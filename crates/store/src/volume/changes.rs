@@ -1,19 +1,19 @@
-//! What changed between two snapshots or volumes of one family, from their maps alone.
+//! The changes between two snapshots or volumes of one family, from their maps alone.
 //!
-//! Two layers that stand on a common one can differ only where a layer above that says something: an
-//! entry there, *zero* included, is what was written since. Of these blocks the ones that are the same
-//! block of the pool on both sides, or nothing on both, have not changed after all; every other one is
-//! reported, although its content may be what it was before.
+//! Two layers above a common one can differ only where a layer above it has an entry, *zero*
+//! included: it was written since. Blocks for which both sides have the same block of the pool, or
+//! both have none, have not changed after all; every other one is reported, although its content
+//! may be unchanged.
 //!
-//! What must hold while merges and the finder go on:
+//! Invariants while merges and the finder run:
 //! - A merge moves entries up, and they are in the upper layer before they leave the lower one. So
-//!   the layers are looked at from the bottom: what has left one of them is met in the next.
+//!   the layers are read from the bottom: an entry that has left one of them is met in the next.
 //! - The nearest common layer is one of the two themselves, or has two layers above it. Neither is
-//!   merged while both volumes are in use, and whether they are, and in which layers, is looked at
-//!   again at the end: who deletes a volume, or takes it back to a snapshot, says so before anything of
-//!   its layer is given up.
-//! - The epoch is pinned for as long as addresses are compared: a block that one side gave up cannot
-//!   be met with other content on the other side (P3).
+//!   merged while both volumes are in use, and whether they are, and in which layers, is checked
+//!   again at the end: deleting a volume, or rolling it back to a snapshot, is announced before
+//!   anything of its layer is released.
+//! - The epoch is pinned for as long as addresses are compared: a block that one side released
+//!   cannot be met with other content on the other side (P3).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,10 +29,10 @@ use crate::blocking::Blocking;
 use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::metadata::{Layer, Maps, Segments};
 
-/// What a run of bytes holds, for somebody who has an older copy.
+/// The state of a run of bytes, for the owner of an older copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// What the copy has.
+    /// The copy's state.
     Same,
     /// Perhaps something else, which is stored.
     Data,
@@ -45,14 +45,14 @@ pub enum Change {
 pub struct ChangedExtent {
     /// Length in bytes.
     pub len: u64,
-    /// What happened to it.
+    /// The change.
     pub change: Change,
 }
 
 impl Volume {
-    /// What is different here from `since`, in `range`, from its start: at most `extents_max` runs, so
-    /// perhaps less than the whole range. Beyond the smaller one's end everything is. What is written
-    /// meanwhile is there or not.
+    /// The differences from `since`, in `range`, from its start: at most `extents_max` runs, so
+    /// perhaps less than the whole range. Everything beyond the smaller one's end differs.
+    /// Concurrent writes may or may not be included.
     ///
     /// # Errors
     ///
@@ -124,7 +124,7 @@ impl Volume {
             .collect())
     }
 
-    /// Adds what lies before `end`, which both have.
+    /// Adds the part before `end`, which both have.
     fn compare_both(
         &self,
         branches: &Branches,
@@ -174,7 +174,7 @@ impl Branches {
         Some(Self { common, old, new })
     }
 
-    /// Those of which a layer may say something.
+    /// Segments in which a layer may have entries.
     fn segments(&self) -> Segments {
         Segments::of(self.old.iter().chain(&self.new))
     }
@@ -207,7 +207,7 @@ impl Branches {
     }
 }
 
-/// What a layer says hides what those below it say.
+/// A layer's entries hide those below it.
 fn lay_over(entries: &mut Segment, upper: &Segment) {
     for (entry, upper) in entries.iter_mut().zip(upper) {
         if *upper != Entry::ABSENT {
@@ -216,7 +216,7 @@ fn lay_over(entries: &mut Segment, upper: &Segment) {
     }
 }
 
-/// What was said of a block above `common`, and so what happened to it.
+/// The entries for a block above `common`, and the resulting change.
 fn change(said: [Entry; 2], common: Entry) -> Change {
     if said == [Entry::ABSENT; 2] {
         return Change::Same;
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
     use crate::{CreateOptions, OpenOptions, Store, VolumeOptions};
 
-    /// Somebody was on the way there when it was removed.
+    /// A lookup was on its way there when it was removed.
     #[test]
     fn a_layer_that_was_removed_says_nothing_any_more() {
         let engine = Arc::new(SimulatedEngine::new(1));

@@ -1,7 +1,7 @@
 //! One volume, as front ends see it: bytes to read, write, flush, trim and ask about.
 //!
-//! The steps of a write are in `write.rs`, of a read in `read.rs`; this file checks requests
-//! before they start and says on which volume they failed.
+//! The steps of a write are in `write.rs`, of a read in `read.rs`; this file checks requests before
+//! they start and adds the volume to their errors.
 
 mod changes;
 mod read;
@@ -88,7 +88,8 @@ impl Volume {
         name.clone_into(&mut write(&self.name));
     }
 
-    /// What no other volume or snapshot of the pool has been or will be called, unlike a name.
+    /// A unique name: unlike the volume's name, no other volume or snapshot of the pool has ever
+    /// had it or will have it.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.id.0
@@ -104,7 +105,7 @@ impl Volume {
         self.size_bytes.store(size_bytes, SeqCst);
     }
 
-    /// How it is deduplicated now, and its size.
+    /// Its present dedup settings, and its size.
     #[must_use]
     pub fn options(&self) -> VolumeOptions {
         VolumeOptions {
@@ -120,7 +121,7 @@ impl Volume {
         options.clone_into(&mut write(&self.options));
     }
 
-    /// Gives up the hash cache, and makes an empty one of so many bytes, if any.
+    /// Drops the hash cache, and makes an empty one of this many bytes, if any.
     fn renew_hash_cache(&self, bytes: u64) {
         let layer = self.layer();
         layer.set_hash_cache(None);
@@ -161,8 +162,8 @@ impl Volume {
         self.is_snapshot
     }
 
-    /// Whether a write that failed with [`StoreErrorKind::NoSpace`] is to be tried again until there
-    /// is room, as the pool is set. It holds nothing meanwhile.
+    /// Whether a write that failed with [`StoreErrorKind::NoSpace`] is to be retried until there is
+    /// room, by the pool's setting. It holds nothing meanwhile.
     #[must_use]
     pub fn pauses_when_full(&self) -> bool {
         self.pool.journal.when_full() == WhenFull::Pause
@@ -177,20 +178,20 @@ impl Volume {
         self.importing.store(false, SeqCst);
     }
 
-    /// Blocks that the finder has still to look at.
+    /// Blocks that are pending dedup.
     #[must_use]
     pub fn dirty_blocks(&self) -> u64 {
         self.layer().counts().private
     }
 
-    /// Whether the pool is at work that waits for processors which nobody else wants: see
+    /// Whether the pool is doing work that waits for idle processors: see
     /// [`crate::Store::set_background_executor`].
     #[must_use]
     pub fn works_in_background(&self) -> bool {
         self.pool.background.is_working()
     }
 
-    /// Fills `buf` from `offset`. What was never written, and what is zero, reads as zeros.
+    /// Fills `buf` from `offset`. Unwritten ranges, and zeros, read as zeros.
     ///
     /// # Errors
     ///
@@ -219,8 +220,8 @@ impl Volume {
         written.map_err(|error| self.refused(self.during("writing", offset, error)))
     }
 
-    /// Makes every write answered before this call durable, on whichever connection it came (P5).
-    /// Always waits for the disk.
+    /// Makes every write answered before this call durable, on any connection (P5). Always waits
+    /// for the disk.
     ///
     /// # Errors
     ///
@@ -232,8 +233,8 @@ impl Volume {
             .map_err(|e| e.during(format_args!("flushing '{}'", self.name())))
     }
 
-    /// Gives up whatever is stored in the whole blocks of the range, which then read as zeros.
-    /// Takes time in proportion to what is stored there. Parts of blocks at the ends are left.
+    /// Releases the whole blocks of the range, which then read as zeros. Takes time in proportion
+    /// to the blocks stored there. Parts of blocks at the ends are left.
     ///
     /// # Errors
     ///
@@ -257,8 +258,8 @@ impl Volume {
             .map_err(|error| self.refused(self.during("zeroing", offset, error)))
     }
 
-    /// What is stored in `range`, from its start: at most `extents_max` runs, so perhaps less than
-    /// the whole range.
+    /// The state of `range`, from its start: at most `extents_max` runs, so perhaps less than the
+    /// whole range.
     ///
     /// # Errors
     ///

@@ -1,12 +1,13 @@
 //! The read path: pin, look up, read consecutive runs in one go, fill holes with zeros, unpin.
 //!
 //! Nothing is locked while the disk is read. The pinned epoch keeps every block that the lookup
-//! found from being reused, whoever gives it up meanwhile. A [`PinnedView`] makes sure that a lookup
-//! saw the volume as it was at one moment, however often snapshots are made and deleted meanwhile.
+//! found from being reused, even if it is released meanwhile. A [`PinnedView`] makes sure that a
+//! lookup saw the volume as it was at one moment, however often snapshots are made and deleted
+//! meanwhile.
 //!
-//! Where blocks are known to be bad, a shared one of them is compared with its fingerprint before
-//! anybody sees it. Others cost such a pool a look at a short list, and a pool without bad blocks
-//! one at a number.
+//! In a pool with bad blocks, a shared block that is listed is compared with its fingerprint before
+//! it is returned. Other reads there cost a search of a short list, and without bad blocks a check
+//! of one number.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -58,7 +59,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Reads `buf` from `skip` bytes into the blocks that `entries` name.
+    /// Reads `buf` from `skip` bytes into the blocks of `entries`.
     fn read_piece(
         &self,
         layer: &Layer,
@@ -238,7 +239,7 @@ impl Volume {
     }
 }
 
-/// A volume as one request sees it: every block that a lookup finds stays what it is until the
+/// A volume as one request sees it: every block that a lookup finds keeps its content until the
 /// request drops this.
 ///
 /// A layer answers for a volume only while it is the volume's live layer, or frozen below it. Once a
@@ -266,8 +267,8 @@ impl<'a> PinnedView<'a> {
         &self.layer
     }
 
-    /// Runs `look` on the volume's layer, again if another one took its place meanwhile. `Gone` where
-    /// the volume was deleted: what it held may be leaving its layer.
+    /// Runs `look` on the volume's layer, again if another one took its place meanwhile. `Gone` if
+    /// the volume was deleted: its entries may be leaving its layer.
     pub(super) fn look_up<T>(
         &mut self,
         mut look: impl FnMut(&Arc<Layer>) -> Result<T>,
@@ -287,7 +288,7 @@ impl<'a> PinnedView<'a> {
     }
 }
 
-/// Runs of bytes put together so far, with what each is. One more than asked for may be begun: it ends
+/// Runs of bytes collected so far, with their states. One more than requested may be begun: it ends
 /// the one before.
 pub(super) struct Runs<T> {
     found: Vec<(u64, T)>,
@@ -305,7 +306,7 @@ impl<T: PartialEq> Runs<T> {
         }
     }
 
-    /// How far it is known what the bytes are.
+    /// The end of the known bytes.
     pub(super) fn at(&self) -> u64 {
         self.at
     }

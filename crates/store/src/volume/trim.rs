@@ -1,7 +1,7 @@
-//! TRIM and WRITE_ZEROES: giving up whatever a range maps.
+//! TRIM and WRITE_ZEROES: releasing the blocks that a range maps.
 //!
-//! One record for each segment in which something is mapped; what is not mapped costs nothing, so
-//! trimming an empty terabyte is a look at a few inner pages.
+//! One record for each segment with mapped blocks; the rest costs nothing, so trimming an empty
+//! terabyte reads a few inner pages.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Gives up what these blocks map, which are locked, and hides what the layers below have there.
+    /// Releases the blocks that these entries, which are locked, map, and hides the layers below.
     pub(crate) fn unmap(&self, layer: &Arc<Layer>, blocks: Range<Lba>) -> Result<()> {
         let maps = &self.pool.maps();
         let mut segments = Segments::under(layer);

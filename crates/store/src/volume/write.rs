@@ -5,8 +5,8 @@
 //! record, no metadata. Everything else gets new blocks, consecutive where the request is. A block
 //! of zeros is not stored.
 //!
-//! Crash behaviour: until its record is durable a new block belongs to nobody and is free after a
-//! crash. A block rewritten in place may be torn at sectors, as on any disk.
+//! Crash behaviour: until its record is durable a new block is in flight and is free after a crash.
+//! A block rewritten in place may be torn at sectors, as on any disk.
 
 use onefold_format::{Entry, LayerId, Lba, Pba, Record, UnmapTo};
 use smallvec::SmallVec;
@@ -37,15 +37,15 @@ struct Run {
 enum Fate {
     /// A block that the entry owns alone, rewritten where it is (P1).
     InPlace(Pba),
-    /// Needs a new block: nothing is stored yet, or what is stored is shared.
+    /// Needs a new block: nothing is stored yet, or the stored block is shared.
     New,
-    /// All zeros: the entry gives up what it has and becomes this.
+    /// All zeros: the entry releases its block and becomes this.
     Zero(UnmapTo),
     /// All zeros, and so it was.
     Nothing,
 }
 
-/// What a run gets: new blocks for [`Fate::New`], in step 4.
+/// The place of a run: new blocks for [`Fate::New`], in step 4.
 #[derive(Debug, Clone, Copy)]
 struct Placed {
     run: Run,
@@ -65,7 +65,7 @@ type Runs = SmallVec<[Run; 4]>;
 type PlacedRuns = SmallVec<[Placed; 4]>;
 
 impl Volume {
-    /// Cuts the request into pieces: a part of a block at either end, whole blocks in between.
+    /// Cuts the request into pieces: a part of a block at either end, whole blocks between them.
     pub(super) fn write_admitted(
         &self,
         offset: u64,
@@ -106,7 +106,7 @@ impl Volume {
         })
     }
 
-    /// Steps 2 to 8 for part of one block: what is around it is read under the lock.
+    /// Steps 2 to 8 for part of one block: the rest of it is read under the lock.
     fn write_part(&self, lba: Lba, at: usize, data: &[u8], blocking: Blocking) -> Result<()> {
         let block_size = self.pool.block_size();
         self.with_own_blocks(lba.0..lba.0 + 1, blocking, |layer| {
@@ -140,8 +140,8 @@ impl Volume {
         }
     }
 
-    /// The same for a request. By the time it has its lock the volume may have become smaller, or be
-    /// gone; what it stored then would be nobody's, or come back when the volume grows again.
+    /// The same for a request. By the time it has its lock the volume may be smaller, or gone;
+    /// blocks stored then would be lost, or reappear when the volume grows again.
     pub(super) fn with_own_blocks<T>(
         &self,
         blocks: Range<u64>,
@@ -209,8 +209,8 @@ impl Volume {
         Ok(())
     }
 
-    /// What a layer and those below it say of these blocks, which are locked or whose epoch is
-    /// pinned.
+    /// The combined entries of a layer and those below it for these blocks, which are locked or
+    /// whose epoch is pinned.
     pub(super) fn entries(
         &self,
         layer: &Layer,
@@ -225,7 +225,7 @@ impl Volume {
         Ok(entries)
     }
 
-    /// What the live layer alone says of these blocks. Notes that they are hot.
+    /// The live layer's own entries for these blocks. Notes that they are hot.
     fn entries_to_write(
         &self,
         layer: &Layer,
@@ -244,7 +244,7 @@ impl Volume {
         Ok(entries)
     }
 
-    /// [step 3 shape] Finds the blocks of zeros, and what can be rewritten in place.
+    /// [step 3 shape] Finds the blocks of zeros, and those that can be rewritten in place.
     fn shape(&self, layer: &Layer, piece: &Piece<'_>, blocking: Blocking) -> Result<Runs> {
         let blocks = piece.data.chunks_exact(piece.block_size as usize);
         let mut runs = Runs::new();
@@ -276,7 +276,7 @@ impl Volume {
         Ok(runs)
     }
 
-    /// What the layers below this one say of these blocks; nothing if there are none.
+    /// The entries of the layers below this one for these blocks; nothing if there are none.
     fn entries_below(
         &self,
         layer: &Layer,
@@ -294,7 +294,7 @@ impl Volume {
         Ok(entries)
     }
 
-    /// [step 4 place] One allocation for all that is new, so that it comes out consecutive.
+    /// [step 4 place] One allocation for all new blocks, so that they are consecutive.
     fn place(
         &self,
         layer: &Layer,
@@ -399,7 +399,7 @@ impl Volume {
         Ok(runs.all(|run| (0..run.count).all(|n| holds_data(run.first + n))))
     }
 
-    /// Where the nearest block of its own in the same segment says that this one would best go.
+    /// The preferred place of this block, by the nearest block of its own in the same segment.
     fn beside(
         &self,
         layer: &Layer,
@@ -439,7 +439,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Spares the finder the reading of what is in the pool now.
+    /// Saves the finder the reading of the blocks just written.
     fn note_fingerprints(
         &self,
         layer: &Layer,
@@ -459,7 +459,7 @@ impl Volume {
         }
     }
 
-    /// Returns new blocks that no record names, and the error that led to it.
+    /// Takes back new blocks without a record, and returns the error that led to it.
     fn take_back(&self, placed: &[Placed], error: StoreError) -> Result<()> {
         // After a failure inside `apply` some of them may have been recorded; the pool takes no
         // writes then, and recovery finds out.
@@ -521,7 +521,7 @@ impl Piece<'_> {
     }
 }
 
-/// The records of a piece ([step 6 log]), and the blocks that they give up: none for what is
+/// The records of a piece ([step 6 log]), and the blocks that they release: none for blocks
 /// rewritten in place.
 fn changes(
     layer: LayerId,
@@ -566,7 +566,7 @@ fn changes(
     (records, old_blocks)
 }
 
-/// What becomes of an entry whose block is all zeros: data that a layer below has there is hidden.
+/// The new entry of a block that is all zeros: data of a layer below is hidden.
 fn zero_fate(entry: Entry, below: Option<&Entry>) -> Fate {
     let hides = below.is_some_and(|below| below.pba().is_some());
     match hides {

@@ -10,9 +10,9 @@ use crate::guard::Guard;
 use crate::pool::Pool;
 
 impl Pool {
-    /// Whether each item can become one with the block that the index knows. Where bytes are to be
-    /// compared, nothing is healed, for equal fingerprints are not enough then; and what has the same
-    /// bytes is not bad, whatever it was.
+    /// Whether each item can become one with the index's block. If bytes are to be compared,
+    /// nothing is repaired, because equal fingerprints are not enough then; and a block with the
+    /// same bytes is not bad, whatever it was.
     pub(super) fn heal_and_compare(
         &self,
         index: &dyn FingerprintIndex,
@@ -37,18 +37,18 @@ impl Pool {
         Ok(equal)
     }
 
-    /// Whether equal fingerprints are not enough for this layer. Nobody knows what a volume wanted that
-    /// is gone.
+    /// Whether equal fingerprints are not enough for this layer. The setting of a volume that is
+    /// gone is not known.
     fn verifies(&self, layer: LayerId) -> Result<bool> {
         let metadata = self.journal.metadata()?;
         let found = metadata.catalogue().by_layer(layer);
         Ok(found.is_none_or(|(_, volume)| volume.verify))
     }
 
-    /// Whether those items that are `equal` so far have the same bytes as the block that the index
-    /// knows. That block has been counted for the item, so nobody frees it meanwhile. What cannot be
-    /// read is known to be bad from then on; the batch is settled another time, and then it is not
-    /// equal, unless it could be healed.
+    /// Whether the items that are `equal` so far have the same bytes as the index's block. That
+    /// block has been counted for the item, so it is not freed meanwhile. An unreadable one is
+    /// known to be bad from then on; the batch is settled another time, and then it is not equal,
+    /// unless it could be repaired.
     fn compare(&self, part: &Part<'_>, equal: &mut [bool]) -> Result<()> {
         let block_size = self.block_size() as usize;
         let (mut ours, mut theirs) = (vec![0; block_size], vec![0; block_size]);

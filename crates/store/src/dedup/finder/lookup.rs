@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::pool::Pool;
 
 impl Pool {
-    /// Step 3, but for what the volume's hash cache knows.
+    /// Step 3, without the blocks in the volume's hash cache.
     pub(super) fn fingerprints_or_cached(
         &self,
         layer: LayerId,

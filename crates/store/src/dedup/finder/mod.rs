@@ -1,21 +1,21 @@
 //! The finder: publishes private blocks in the index, and lets equal ones share one block
 //! ([DEDIS §4.3]).
 //!
-//! 1. mark: under the blocks' locks their entries become shared, announced by a record; from here
-//!    on no write goes to these blocks (P1)
+//! 1. publish: under the blocks' locks their entries become shared, announced by a record; from
+//!    here on no write goes to these blocks (P1)
 //! 2. commit: content, owner's record and announcement are durable (P2)
 //! 3. read the blocks back, fingerprint them, count all of them in the index by one call (P3)
-//! 4. under the locks again, log what became of each: *inserted*, *aliased*, *dangling*,
-//!    *rejected* or *declined* (see [`Outcome`])
+//! 4. under the locks again, log the result for each: *inserted*, *aliased*, *dangling*, *rejected*
+//!    or *declined* (see [`Outcome`])
 //!
 //! A crash after 1 leaves an open batch; it is settled by doing 3 and 4 again under the same
 //! number, for which the index gives its original answers (P4). One batch is open at a time in a
-//! pool, so nothing that a batch has to settle can be touched by another.
+//! pool, so no other batch can touch its items.
 //!
-//! A block that cannot be read is known to be bad from then on, and the batch is called off: the
-//! index is asked to count nothing under its number, and all of its blocks are private again. Only
-//! where it has counted them before does it give those answers instead. No batch takes a block that
-//! is known to be bad, and no entry comes to name one: the finder heals it first (`repair.rs`).
+//! An unreadable block is known to be bad from then on, and the batch is called off: the index is
+//! asked to count nothing under its number, and all of its blocks are private again. If the index
+//! has counted them before, it gives those answers instead. No batch takes a known bad block, and
+//! no entry is made to refer to one: the finder repairs it first (`repair.rs`).
 
 mod compare;
 mod lookup;
@@ -38,24 +38,24 @@ use crate::volume::Volume;
 pub enum Ready {
     /// Every one.
     All,
-    /// Those that were not written for as many looks as the volume's rounds ([DEDIS §4.5]). Each
-    /// pass over the whole volume is one look.
+    /// Those that were not written for as many passes as the volume's setting ([DEDIS §4.5]). Each
+    /// scan of the whole volume is one pass.
     Cold,
 }
 
-/// What a finder's batch did.
+/// The result of a finder's batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BatchReport {
     /// Blocks looked up by their fingerprints.
     pub looked_at: u64,
     /// Of these, the first of their content.
     pub unique: u64,
-    /// Of these, those that name another block now, so that theirs is free.
+    /// Of these, those that now refer to another block, so that their own is free.
     pub duplicates: u64,
     /// Of these, rewritten meanwhile.
     pub moved: u64,
-    /// Of these, those whose bytes differ from the block with the same fingerprint. They stay
-    /// private for good.
+    /// Of these, those whose bytes differ from the block with the same fingerprint. They are
+    /// unshareable.
     pub rejected: u64,
     /// Of these, those that the index had no room for. They are private again.
     pub declined: u64,
@@ -72,13 +72,14 @@ pub struct BatchReport {
 
 impl Store {
     /// Publishes up to 16,384 private blocks of `volume`, from `cursor` on, and moves the cursor.
-    /// Settles first what a crash or an error left open. Publishes nothing while the pool shrinks.
+    /// First settles a batch that a crash or an error left open. Publishes nothing while the pool
+    /// shrinks.
     ///
     /// # Errors
     ///
     /// `Gone` once the volume is deleted; `Busy` while the index is being counted again; `Damaged`
-    /// where it cannot be used; `NoSpace` where the host has no room for metadata or for the index; those of
-    /// the disk. What was announced by then is settled by the next call.
+    /// if it cannot be used; `NoSpace` if the host has no room for metadata or for the index; those
+    /// of the disk. The next call settles items announced by then.
     pub fn dedup_batch(
         &self,
         volume: &Volume,

@@ -1,4 +1,4 @@
-//! Step 1 of a batch: what is published.
+//! Step 1 of a batch: publishing.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -57,7 +57,7 @@ impl Pool {
             let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
             let wanted = match ready {
                 Ready::All => [u64::MAX; 8],
-                // A segment's rest, after a batch was full, was looked at with its start.
+                // A segment's rest, after a batch was full, was scanned with its start.
                 Ready::Cold if first == segment.first() => leaf.heat.look(rounds),
                 Ready::Cold => leaf.heat.still_cold(rounds),
             };
@@ -86,7 +86,7 @@ impl Pool {
             });
             Ok((leaf, chosen))
         };
-        // Looked at without the lock first: most segments have nothing to publish.
+        // Checked without the lock first: most segments have nothing to publish.
         let (_, (runs, next)) = choose(first..end)?;
         let (Some(from), Some(to)) = (runs.first(), runs.last()) else {
             return Ok(Taken {
@@ -99,7 +99,7 @@ impl Pool {
         let range = from.lba..to.lba + u64::from(to.count);
         let next = next.unwrap_or(end);
         let _locked = layer.locks.lock(range.start.0..range.end.0, Blocking::Yes);
-        // Whoever removes a volume holds all of its blocks until no entry is left.
+        // Removing a volume holds all of its blocks until no entry is left.
         batch.volume.check_has_blocks()?;
         let (leaf, (runs, _)) = match Guard::PublishedLocked.holds() {
             true => choose(range)?,
@@ -137,7 +137,7 @@ impl Pool {
         Ok(Taken { count, next })
     }
 
-    /// The slots that are wanted, but for those of blocks that are known to be bad.
+    /// The wanted slots, without those of known bad blocks.
     fn without_bad(&self, entries: &[Entry], wanted: &SlotBits) -> SlotBits {
         let mut wanted = *wanted;
         if self.bad.is_any() {
@@ -152,7 +152,7 @@ impl Pool {
 }
 
 /// Private entries of a part of a segment whose slots are wanted, `room` of them at most, as runs;
-/// and where to go on if that was not all.
+/// and where to continue if that was not all.
 fn choose(
     entries: &[Entry],
     within: Range<Lba>,

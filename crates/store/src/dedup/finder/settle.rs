@@ -1,4 +1,4 @@
-//! Steps 3 and 4 of a batch: the index is asked, and what it answers is logged.
+//! Steps 3 and 4 of a batch: the index is asked, and its answers are logged.
 
 use onefold_format::batch_page::BatchItem;
 use onefold_format::{LayerId, Outcome, Pba, Record};
@@ -98,9 +98,10 @@ impl Pool {
         let (Some(first), Some(last)) = (part.items.first(), part.items.last()) else {
             return Ok(());
         };
-        // A layer that is gone has nobody left who could write to it.
+        // A layer that is gone has no writers left.
         let layer = self.maps().layer(part.layer).ok();
-        // Kept in memory, so that the records need not read it while everybody waits for them.
+        // Kept in memory, so that the records need not read it under the lock of the uncommitted
+        // state.
         let _leaf = layer
             .as_ref()
             .map(|layer| self.maps().leaf(layer, first.lba.segment(), Blocking::Yes))
@@ -151,7 +152,7 @@ impl Pool {
     }
 }
 
-/// Items of one segment, and what the index said of them.
+/// Items of one segment, and the index's answers to them.
 pub(super) struct Part<'a> {
     pub(super) layer: LayerId,
     pub(super) number: u64,
