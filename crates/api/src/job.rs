@@ -81,6 +81,18 @@ impl JobStateName {
     }
 }
 
+impl From<&JobState> for JobStateName {
+    fn from(state: &JobState) -> Self {
+        match state {
+            JobState::Idle => Self::Idle,
+            JobState::Running => Self::Running,
+            JobState::WaitingForBudget => Self::Waiting,
+            JobState::Paused => Self::Paused,
+            JobState::Failed(_) => Self::Failed,
+        }
+    }
+}
+
 /// One job.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct JobReply {
@@ -103,12 +115,10 @@ pub struct JobReply {
 
 impl From<JobStatus> for JobReply {
     fn from(status: JobStatus) -> Self {
-        let (state, message) = match status.state {
-            JobState::Idle => (JobStateName::Idle, None),
-            JobState::Running => (JobStateName::Running, None),
-            JobState::WaitingForBudget => (JobStateName::Waiting, None),
-            JobState::Paused => (JobStateName::Paused, None),
-            JobState::Failed(message) => (JobStateName::Failed, Some(message)),
+        let state = JobStateName::from(&status.state);
+        let message = match status.state {
+            JobState::Failed(message) => Some(message),
+            _ => None,
         };
         Self {
             job: status.kind,

@@ -14,6 +14,7 @@
 //! | `service.rs` | [`Service`]: an open pool with its clients and jobs |
 //! | `volume.rs` `snapshot.rs` `diff.rs` | requests about volumes |
 //! | `pool.rs` `scrub.rs` `index.rs` `job.rs` | requests about the pool |
+//! | `measure.rs` | figures for monitoring |
 //! | [`transfer`] | import and export, which move data beside the request |
 //! | `options.rs` `size.rs` | options of volumes; sizes as people write them |
 //! | `error.rs` | a failure, its kind and its message |
@@ -25,6 +26,7 @@ mod error;
 mod index;
 mod job;
 pub mod limits;
+mod measure;
 pub mod openapi;
 mod options;
 mod pool;
@@ -41,6 +43,9 @@ pub use diff::{DiffContent, DiffExtent, DiffPage, NextPage, SnapshotDiff};
 pub use error::{Error, ErrorKind, Result};
 pub use index::{IndexConvert, IndexRebuild, IndexStat, IndexStatReply};
 pub use job::{JobList, JobListReply, JobPause, JobReply, JobResume, JobStateName, SelectedJobs};
+pub use measure::{
+    ExportStatistics, JobMeasurement, Measurements, NbdStatistics, OpDurations, OpStatistics,
+};
 pub use options::NewVolumeOptions;
 pub use pool::{
     ListedFinding, PoolCheck, PoolCheckReply, PoolDedup, PoolDedupReply, PoolResize, PoolSet,

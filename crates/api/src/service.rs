@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::LIST_SEGMENTS_MAX;
+use crate::measure::NbdStatistics;
 use crate::request::{Report, Request};
 use crate::size;
 
@@ -36,6 +37,9 @@ pub trait Clients: Send + Sync {
 
     /// How many requests wait for space in the pool.
     fn waiting_for_space(&self) -> u64;
+
+    /// Clients and their requests since the daemon started.
+    fn statistics(&self) -> NbdStatistics;
 }
 
 /// Data of a volume or snapshot, over all layers.

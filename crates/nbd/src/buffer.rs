@@ -151,6 +151,11 @@ impl BufferPool {
         }
     }
 
+    /// Bytes that are lent or kept.
+    pub(crate) fn bytes(&self) -> usize {
+        lock(&self.state).bytes
+    }
+
     /// The most bytes that were ever lent and kept at once.
     pub(crate) fn bytes_peak(&self) -> usize {
         lock(&self.state).bytes_peak

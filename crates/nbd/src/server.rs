@@ -134,6 +134,11 @@ impl Server {
         self.resources.parking.waiting()
     }
 
+    /// The memory, in bytes, of shared request buffers.
+    pub fn shared_memory_bytes(&self) -> usize {
+        self.resources.pool.bytes()
+    }
+
     /// The most memory, in bytes, that shared request buffers have taken so far.
     pub fn shared_memory_peak_bytes(&self) -> usize {
         self.resources.pool.bytes_peak()

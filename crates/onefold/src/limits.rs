@@ -69,6 +69,12 @@ pub(crate) const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 /// costs little at this rate, and who wants to know it now can ask for it.
 pub(crate) const ACCOUNTING_INTERVAL: Duration = Duration::from_secs(3600);
 
+/// Connections of monitoring; those beyond are closed. A scraper has one at a time.
+pub(crate) const METRICS_CONNECTIONS_MAX: usize = 16;
+
+/// Scrapes that are answered at a time; each may wait for the disk on a thread of its own.
+pub(crate) const METRICS_SCRAPES_MAX: usize = 2;
+
 /// Pause after the system refused a new connection for lack of descriptors or memory.
 pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
@@ -76,9 +82,10 @@ pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Descriptors that attached NBD clients do not get: those of the control socket's connections, of
-/// clients that have yet to attach, and 96 for the pool's parts, listening sockets, the index that a
+/// clients that have yet to attach, and 112 for metrics, the pool's parts, listening sockets, the index that a
 /// conversion makes, and the runtime.
-pub(crate) const DESCRIPTORS_RESERVED: usize = CONTROL_CONNECTIONS_MAX + HANDSHAKES_MAX + 96;
+pub(crate) const DESCRIPTORS_RESERVED: usize =
+    CONTROL_CONNECTIONS_MAX + HANDSHAKES_MAX + 96 + METRICS_CONNECTIONS_MAX;
 
 /// With fewer NBD clients a daemon is of no use.
 pub(crate) const NBD_CONNECTIONS_MIN: usize = 8;

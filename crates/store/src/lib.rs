@@ -46,7 +46,7 @@ pub use admin::Data;
 pub use admin::Import;
 pub use admin::Released;
 pub use admin::Usage;
-pub use admin::{IndexStat, PoolStat, SnapshotStat, VolumeStat};
+pub use admin::{IndexStat, MemoryStat, PoolStat, SnapshotStat, VolumeStat};
 pub use admin::{LogAfter, MetadataExport};
 pub use admin::{ShrinkPlan, ShrinkReport};
 pub use blocking::Blocking;

@@ -19,13 +19,13 @@ const MEMORY_BYTES_MIN: u64 = 8 << 20;
 
 /// Bytes that a cached segment takes: its entries, the ages of its blocks, the locks, the places in
 /// index and clock.
-const LEAF_BYTES: u64 = 4096 + 512 + 384;
+pub(crate) const LEAF_BYTES: u64 = 4096 + 512 + 384;
 
 /// Bytes that a cached inner page takes: 256 pointers of 24 bytes in memory.
-const NODE_BYTES: u64 = 6144 + 192;
+pub(crate) const NODE_BYTES: u64 = 6144 + 192;
 
 /// Bytes that a resident page of the free-space map takes: two bitmaps.
-const SPACE_PAGE_BYTES: u64 = 4096 + 256;
+pub(crate) const SPACE_PAGE_BYTES: u64 = 4096 + 256;
 
 /// The shares of one memory limit.
 #[derive(Debug, Clone, Copy)]

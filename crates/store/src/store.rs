@@ -72,6 +72,13 @@ pub struct Store {
 }
 
 impl Store {
+    /// Why the pool takes no writes, if so: a failure since it was opened, or a newer format.
+    #[must_use]
+    pub fn read_only_reason(&self) -> Option<String> {
+        let checked = self.pool.journal.check_writable();
+        checked.err().map(|error| error.to_string())
+    }
+
     /// Makes a new pool.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ use onefold_api::size;
 use onefold_api::{Error, Result};
 use onefold_engine::embedded::CacheMode;
 use onefold_nbd::ListenAddress;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -30,6 +31,10 @@ pub(super) struct Args {
     #[arg(long, value_parser = parse_duration, value_name = "TIME", default_value = "2ms")]
     latency_budget: Duration,
 
+    /// Answer GET /metrics (for Prometheus), /healthz and /readyz on this address.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
+
     /// Permissions of the unix sockets for clients, in octal.
     #[arg(long, value_parser = parse_mode, default_value = "0660")]
     socket_mode: u32,
@@ -39,7 +44,7 @@ pub(super) struct Args {
     socket_group: Option<String>,
 
     /// Listen on addresses other than loopback too. Anybody who can reach them can read and write
-    /// every volume.
+    /// every volume, and read the metrics.
     #[arg(long)]
     insecure_listen: bool,
 }
@@ -75,6 +80,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         },
         memory_bytes,
         latency_budget: args.latency_budget,
+        metrics: args.metrics,
         socket_mode: args.socket_mode,
         socket_group: args.socket_group,
         insecure_listen: args.insecure_listen,

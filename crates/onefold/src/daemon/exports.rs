@@ -4,11 +4,12 @@ use super::ServeOptions;
 use crate::control::runtime_directories;
 use crate::limits::{DISCONNECT_TIME_MAX, NBD_WORKERS, request_memory_bytes};
 use nix::unistd::Group;
-use onefold_api::{Clients, Hold};
+use onefold_api::{Clients, ExportStatistics, Hold, NbdStatistics, OpDurations, OpStatistics};
 use onefold_api::{Error, Result};
 use onefold_nbd::{
-    AttachError, Attached, Changes, Client, ExportSummary, Exports, ListenAddress, ListenError,
-    ListenOptions, Listener, Peer, Server, ServerLimits, Shutdown, VolumeChanges,
+    AttachError, Attached, Changes, Client, DURATION_BUCKETS, ExportSummary, Exports, Histogram,
+    ListenAddress, ListenError, ListenOptions, Listener, Op, Peer, Server, ServerLimits, Shutdown,
+    VolumeChanges,
 };
 use onefold_store::{Store, StoreErrorKind, Volume};
 use std::collections::HashMap;
@@ -172,8 +173,49 @@ impl Clients for NbdService {
         self.server.requests_waiting_for_space() as u64
     }
 
+    fn statistics(&self) -> NbdStatistics {
+        let statistics = self.server.statistics();
+        let mut exports = Vec::new();
+        for (name, export) in statistics.exports {
+            // Names of deleted volumes must not fill memory, nor the monitoring.
+            if !self.exports.store.has_volume(&name) && export.clients == 0 {
+                self.server.forget_statistics(&name);
+                continue;
+            }
+            let ops = Op::ALL.map(|op| OpStatistics {
+                op: op.name(),
+                ok: export.totals.requests[op].ok,
+                error: export.totals.requests[op].error,
+                bytes: export.totals.bytes[op],
+            });
+            exports.push(ExportStatistics {
+                name,
+                clients: export.clients as u64,
+                ops: ops.to_vec(),
+            });
+        }
+        let durations = Op::ALL.map(|op| durations_of(op, &statistics.durations[op]));
+        NbdStatistics {
+            exports,
+            durations: durations.to_vec(),
+            waiting_requests: self.waiting_for_space(),
+            buffer_bytes: self.server.shared_memory_bytes() as u64,
+        }
+    }
+
     fn nbd_uri(&self, volume: &str) -> Option<String> {
         self.addresses.first().map(|address| uri(address, volume))
+    }
+}
+
+fn durations_of(op: Op, durations: &Histogram) -> OpDurations {
+    let bounds = DURATION_BUCKETS.iter().map(Duration::as_secs_f64);
+    let bounds = bounds.chain([f64::INFINITY]);
+    OpDurations {
+        op: op.name(),
+        buckets: bounds.zip(durations.buckets).collect(),
+        sum_seconds: durations.sum.as_secs_f64(),
+        count: durations.count(),
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod exports;
 mod housekeeping;
+mod metrics;
 
 use crate::control::server::ControlSocket;
 use crate::descriptors;
@@ -18,12 +19,14 @@ use crate::pool::{self, Claim, Opening};
 use crate::session::recovery_line;
 use exports::{NbdService, listen};
 use housekeeping::Housekeeping;
+use metrics::MetricsServer;
 use onefold_api::Service;
 use onefold_api::{Error, Result};
 use onefold_engine::embedded::CacheMode;
 use onefold_jobs::{Maintenance, MaintenanceOptions};
 use onefold_nbd::{ListenAddress, Listener};
 use onefold_store::Store;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +44,8 @@ pub(crate) struct ServeOptions {
     pub(crate) memory_bytes: u64,
     /// What guests' requests may take while background work goes on.
     pub(crate) latency_budget: Duration,
+    /// Where to answer monitoring.
+    pub(crate) metrics: Option<SocketAddr>,
     pub(crate) socket_mode: u32,
     pub(crate) socket_group: Option<String>,
     pub(crate) insecure_listen: bool,
@@ -78,6 +83,9 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         ControlSocket::bind(&options.pool)?
     };
     let listeners = listen(options, inherited)?;
+    let metrics = options.metrics;
+    let metrics = metrics.map(|address| MetricsServer::start(address, options.insecure_listen));
+    let metrics = metrics.transpose()?;
     let opening = Opening {
         cache: options.cache,
         memory_bytes: options.memory_bytes,
@@ -91,6 +99,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     let served = serve_store(
         options,
         (control, listeners, clients_max),
+        metrics.as_ref(),
         &store,
         &runtime,
         &mut signals,
@@ -108,6 +117,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
 fn serve_store(
     options: &ServeOptions,
     (control, listeners, clients_max): (ControlSocket, Vec<Listener>, usize),
+    metrics: Option<&MetricsServer>,
     store: &Arc<Store>,
     runtime: &Runtime,
     signals: &mut Signals,
@@ -131,6 +141,9 @@ fn serve_store(
         clients: Some(nbd.clone()),
         maintenance: Some(Arc::clone(&maintenance)),
     };
+    if let Some(metrics) = metrics {
+        metrics.set(service.clone());
+    }
     tracing::info!(
         "serving {} on {}",
         options.pool.display(),

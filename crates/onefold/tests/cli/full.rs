@@ -7,7 +7,7 @@ use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
 /// 8192 blocks, of which 64 are the reserve.
-fn scene() -> Scene {
+pub(crate) fn scene() -> Scene {
     let scene = Scene::with_pool(&["--size", "32M"]);
     for name in ["a", "b"] {
         // Without dedup, so that the pool is as full as what is written says.
@@ -48,7 +48,7 @@ pub(crate) fn io_ok(scene: &Scene, volume: &str, commands: &[&str]) {
 }
 
 /// Fills the pool from two volumes, but for 255 blocks.
-fn fill(scene: &Scene) {
+pub(crate) fn fill(scene: &Scene) {
     io_ok(scene, "a", &["write -P 1 0 15M", "flush"]);
     io_ok(scene, "b", &["write -P 2 0 16M", "flush"]);
 }
@@ -67,7 +67,7 @@ fn assert_clean(scene: &Scene) {
 }
 
 /// Clients with more writes of new data than there are workers. Each leaves once they are answered.
-fn writers(scene: &Scene) -> Vec<Child> {
+pub(crate) fn writers(scene: &Scene) -> Vec<Child> {
     let writers = (0..6).map(|n| {
         let place = |m: u64| 20_480 + 128 * (n * 15 + m);
         let writes = (0..15).map(|m| format!("aio_write -P 3 {}k 128k", place(m)));
@@ -94,7 +94,7 @@ fn has_failed(writer: Child) {
 }
 
 /// More than five clients can have waiting, so that the sixth is there as well.
-fn wait_for_waiting(scene: &Scene) {
+pub(crate) fn wait_for_waiting(scene: &Scene) {
     wait_until("all of them wait", || waiting(scene) >= 80);
 }
 

@@ -15,6 +15,6 @@ pub use discard::Released;
 pub use export::{LogAfter, MetadataExport};
 pub use import::Import;
 pub use resize::{ShrinkPlan, ShrinkReport};
-pub use stat::{IndexStat, PoolStat, SnapshotStat, VolumeStat};
+pub use stat::{IndexStat, MemoryStat, PoolStat, SnapshotStat, VolumeStat};
 pub use usage::Usage;
 pub(crate) use usage::Usages;

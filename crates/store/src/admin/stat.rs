@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::usage::Usage;
 use crate::error::Result;
 use crate::journal::SpaceLevel;
+use crate::limits::{LEAF_BYTES, NODE_BYTES, SPACE_PAGE_BYTES};
 use crate::snapshots::DeletionStat;
 use crate::store::Store;
 use crate::volume::Volume;
@@ -149,7 +150,44 @@ pub struct IndexStat {
     pub memory_bytes_max: u64,
 }
 
+/// Memory in use by the caches of a pool, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryStat {
+    /// Segments of maps.
+    pub segments: u64,
+    /// Inner pages of trees.
+    pub nodes: u64,
+    /// Pages of the free-space map.
+    pub free_space: u64,
+    /// Records that no commit has sealed yet.
+    pub records: u64,
+    /// Hash caches of volumes.
+    pub hash_caches: u64,
+}
+
 impl Store {
+    /// Memory in use by the caches.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` where a request panicked in the middle of a change.
+    pub fn memory_stat(&self) -> Result<MemoryStat> {
+        let pool = &self.pool;
+        let metadata = pool.journal.metadata()?;
+        let (free_space, records) = (
+            metadata.space().resident_count() as u64,
+            metadata.uncommitted_bytes() as u64,
+        );
+        drop(metadata);
+        Ok(MemoryStat {
+            segments: pool.maps().cached_count() as u64 * LEAF_BYTES,
+            nodes: pool.journal.cached_pages() as u64 * NODE_BYTES,
+            free_space: free_space * SPACE_PAGE_BYTES,
+            records,
+            hash_caches: pool.hash_cache_room.used_bytes(),
+        })
+    }
+
     /// How the index is.
     ///
     /// # Errors

@@ -157,6 +157,13 @@ impl Deref for Metadata<'_> {
     }
 }
 
+impl Metadata<'_> {
+    /// Records in memory, in bytes.
+    pub(crate) fn uncommitted_bytes(&self) -> usize {
+        self.0.tail.bytes()
+    }
+}
+
 /// Looking may load pages of the free-space map, and of the queue.
 impl Metadata<'_> {
     pub(crate) fn next_named(&mut self, blocks: Range<u64>) -> Result<u64> {
@@ -229,6 +236,11 @@ impl Journal {
     /// Pages of metadata in use, the root slots included.
     pub(crate) fn page_count(&self) -> u64 {
         self.pages.used_count()
+    }
+
+    /// Inner pages of trees in memory.
+    pub(crate) fn cached_pages(&self) -> usize {
+        self.pages.cached_count()
     }
 
     /// Blocks that are released from now on have a later epoch than all before, or the same.

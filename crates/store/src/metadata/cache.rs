@@ -28,6 +28,10 @@ impl<K: Copy + Eq + Hash, V> ClockCache<K, V> {
         }
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
     pub(super) fn get(&mut self, key: K) -> Option<&mut V> {
         let slot = &mut self.slots[*self.index.get(&key)?];
         slot.used = true;

@@ -63,6 +63,11 @@ impl Room {
         })
     }
 
+    /// Bytes that caches have taken.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Relaxed)
+    }
+
     /// Takes `bytes` or the remainder, in whole sets.
     fn take(&self, bytes: u64) -> u64 {
         let mut taken = 0;

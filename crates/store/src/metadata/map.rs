@@ -336,6 +336,11 @@ impl Maps {
         self.dirty_count.load(SeqCst)
     }
 
+    /// Segments in memory.
+    pub(crate) fn cached_count(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).len()).sum()
+    }
+
     /// Counts of the entries of all layers.
     pub(crate) fn counts(&self) -> LayerCounts {
         let mut all = LayerCounts::default();

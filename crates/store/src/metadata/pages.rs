@@ -93,6 +93,11 @@ impl Pages {
         lock(&self.places).used_count
     }
 
+    /// Inner pages of trees in memory.
+    pub(crate) fn cached_count(&self) -> usize {
+        lock(&self.nodes).len()
+    }
+
     /// Reads the page that `pointer` describes.
     pub(crate) fn read(
         &self,

@@ -660,6 +660,11 @@ impl Space {
         })
     }
 
+    /// Pages of the free-space map in memory.
+    pub(crate) fn resident_count(&self) -> usize {
+        self.resident.len()
+    }
+
     /// Whether the bitmaps of these blocks are in memory.
     pub(crate) fn is_resident(&mut self, run: PbaRun) -> bool {
         let first = run.start.0 / BLOCKS_PER_SPACE_PAGE;

@@ -38,6 +38,9 @@ pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
             collect(tokens, &mut names);
         }
     }
+    for file in files.iter().filter(|file| is_list_of_names(&file.path)) {
+        collect_words(&file.text, &mut names);
+    }
     let is_missing = |token: &str| match named(token) {
         Some(Named::Code(parts)) => parts
             .iter()
@@ -82,6 +85,20 @@ fn is_document(path: &Path) -> bool {
             || DOCUMENTS.iter().any(|document| path == Path::new(document)))
 }
 
+/// Names that are no code: those of alerts, and of metrics.
+fn is_list_of_names(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    match extension {
+        Some("yml") => path.starts_with("packaging"),
+        Some("txt") => path.iter().any(|part| part == "tests"),
+        _ => false,
+    }
+}
+
+fn collect_words(text: &str, names: &mut BTreeSet<String>) {
+    names.extend(text.split(|c| !is_part_of_name(c)).map(str::to_owned));
+}
+
 /// Every identifier in code and every word in its strings: keys of JSON, variables of the
 /// environment.
 fn collect(tokens: TokenStream, names: &mut BTreeSet<String>) {
@@ -95,8 +112,7 @@ fn collect(tokens: TokenStream, names: &mut BTreeSet<String>) {
             TokenTree::Group(group) => collect(group.stream(), names),
             // A comment is `doc = "text"` here.
             TokenTree::Literal(literal) if !doc => {
-                let text = literal.to_string();
-                names.extend(text.split(|c| !is_part_of_name(c)).map(str::to_owned));
+                collect_words(&literal.to_string(), names);
             }
             TokenTree::Literal(_) | TokenTree::Punct(_) => {}
         }

@@ -1,0 +1,148 @@
+//! Figures for monitoring: cheap to take, whatever the size of the pool.
+
+use onefold_jobs::JobKind;
+use onefold_store::{MemoryStat, PoolStat, ScrubStatus};
+
+use crate::error::Result;
+use crate::job::JobStateName;
+use crate::service::Service;
+
+/// The figures of one moment.
+#[derive(Debug, Clone)]
+pub struct Measurements {
+    /// The pool, its volumes and snapshots.
+    pub pool: PoolStat,
+    /// Present and past scrubs.
+    pub scrub: ScrubStatus,
+    /// Memory of the store's caches.
+    pub memory: MemoryStat,
+    /// Jobs of each kind; finders of all volumes are one entry.
+    pub jobs: Vec<JobMeasurement>,
+    /// NBD clients and their requests.
+    pub nbd: NbdStatistics,
+}
+
+/// All jobs of one kind.
+#[derive(Debug, Clone)]
+pub struct JobMeasurement {
+    /// Their kind.
+    pub kind: JobKind,
+    /// How many are in each state.
+    pub states: [u64; JobStateName::ALL.len()],
+    /// Blocks left to scan, release or read.
+    pub backlog_blocks: u64,
+    /// Blocks scanned for duplicates since the daemon started.
+    pub scanned_blocks: u64,
+    /// Duplicates found since the daemon started.
+    pub duplicate_blocks: u64,
+}
+
+/// NBD clients and their requests since the daemon started.
+#[derive(Debug, Clone, Default)]
+pub struct NbdStatistics {
+    /// One entry for each export that has had a client.
+    pub exports: Vec<ExportStatistics>,
+    /// Requests by duration, of all exports.
+    pub durations: Vec<OpDurations>,
+    /// Requests that wait for space in the pool.
+    pub waiting_requests: u64,
+    /// Memory of shared request buffers.
+    pub buffer_bytes: u64,
+}
+
+/// Clients of one export and their requests.
+#[derive(Debug, Clone)]
+pub struct ExportStatistics {
+    /// The volume, or VOLUME@SNAPSHOT.
+    pub name: String,
+    /// Clients that are attached now.
+    pub clients: u64,
+    /// Requests by operation.
+    pub ops: Vec<OpStatistics>,
+}
+
+/// Requests of one operation.
+#[derive(Debug, Clone)]
+pub struct OpStatistics {
+    /// The operation: `read`, `write`, `flush`, `trim`, `zero`, `cache`, `status` or `other`.
+    pub op: &'static str,
+    /// Requests answered without an error.
+    pub ok: u64,
+    /// Requests that failed.
+    pub error: u64,
+    /// Bytes of requests that succeeded.
+    pub bytes: u64,
+}
+
+/// Durations of one operation's requests.
+#[derive(Debug, Clone)]
+pub struct OpDurations {
+    /// The operation.
+    pub op: &'static str,
+    /// Upper bounds in seconds, with the requests of each bucket; not cumulative. The last bound is
+    /// infinite.
+    pub buckets: Vec<(f64, u64)>,
+    /// The sum of all durations in seconds.
+    pub sum_seconds: f64,
+    /// Requests.
+    pub count: u64,
+}
+
+impl Service {
+    /// Takes the figures. No map is walked and nothing is read from disk but free-space pages.
+    ///
+    /// # Errors
+    /// Where the host cannot say how much it has allocated, or the pool failed.
+    pub fn measure(&self) -> Result<Measurements> {
+        let clients = self.clients.as_ref();
+        Ok(Measurements {
+            pool: self.store.stat()?,
+            scrub: self.store.scrub_status()?,
+            memory: self.store.memory_stat()?,
+            jobs: self.measure_jobs()?,
+            nbd: clients
+                .map(|clients| clients.statistics())
+                .unwrap_or_default(),
+        })
+    }
+
+    fn measure_jobs(&self) -> Result<Vec<JobMeasurement>> {
+        let Some(maintenance) = &self.maintenance else {
+            return Ok(Vec::new());
+        };
+        let mut kinds: Vec<JobMeasurement> = Vec::new();
+        for job in maintenance.jobs()? {
+            let known = kinds.iter().position(|it| it.kind == job.kind);
+            let at = known.unwrap_or_else(|| {
+                kinds.push(JobMeasurement {
+                    kind: job.kind,
+                    states: [0; JobStateName::ALL.len()],
+                    backlog_blocks: 0,
+                    scanned_blocks: 0,
+                    duplicate_blocks: 0,
+                });
+                kinds.len() - 1
+            });
+            let Some(kind) = kinds.get_mut(at) else {
+                continue;
+            };
+            kind.states[JobStateName::from(&job.state) as usize] += 1;
+            kind.backlog_blocks += job.backlog_blocks;
+            kind.scanned_blocks += job.counts.scanned;
+            kind.duplicate_blocks += job.counts.duplicates;
+        }
+        Ok(kinds)
+    }
+
+    /// Why the daemon is not ready for guests, if so.
+    #[must_use]
+    pub fn not_ready_reason(&self) -> Option<String> {
+        if let Some(reason) = self.store.read_only_reason() {
+            return Some(reason);
+        }
+        match self.waiting_for_space() {
+            0 => None,
+            waiting => Some(format!("{waiting} requests wait for space in the pool")),
+        }
+    }
+}

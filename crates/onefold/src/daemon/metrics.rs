@@ -1,0 +1,433 @@
+//! `serve --metrics`: figures for Prometheus, and whether the daemon lives and is ready.
+//!
+//! A thread of its own answers from before the pool is opened, which may take a while after a crash, and
+//! knows nothing but the [`Service`]. It changes nothing.
+
+use crate::limits::{
+    ACCEPT_RETRY_PAUSE, CONTROL_REQUEST_TIME_MAX, METRICS_CONNECTIONS_MAX, METRICS_SCRAPES_MAX,
+};
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use onefold_api::{Error, JobStateName, Measurements, Result, Service};
+use onefold_store::{SpaceLevel, VolumeStat};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, prometheus_text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+
+/// The service, once the pool is open.
+type Opened = Arc<OnceLock<Service>>;
+
+/// Answers until the process ends.
+pub(super) struct MetricsServer {
+    service: Opened,
+}
+
+impl MetricsServer {
+    /// Listens, on loopback only unless `any_address`.
+    pub(super) fn start(address: SocketAddr, any_address: bool) -> Result<Self> {
+        if !any_address && !address.ip().is_loopback() {
+            return Err(Error::usage(format!(
+                "--metrics {address} can be reached by other machines; --insecure-listen allows that"
+            )));
+        }
+        let failed = |e: &io::Error| Error::io(format_args!("cannot listen on {address}"), e);
+        let listener = TcpListener::bind(address).map_err(|e| failed(&e))?;
+        listener.set_nonblocking(true).map_err(|e| failed(&e))?;
+        let bound = listener.local_addr().map_err(|e| failed(&e))?;
+        let service = Opened::default();
+        let routes = routes(Arc::clone(&service));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(METRICS_SCRAPES_MAX)
+            .build()
+            .map_err(|e| failed(&e))?;
+        thread::Builder::new()
+            .name("metrics".to_owned())
+            .spawn(move || runtime.block_on(serve(listener, routes)))
+            .map_err(|e| failed(&e))?;
+        tracing::info!("metrics on http://{bound}/metrics");
+        Ok(Self { service })
+    }
+
+    /// From now on there is something to measure.
+    pub(super) fn set(&self, service: Service) {
+        let _ = self.service.set(service);
+    }
+}
+
+async fn serve(listener: TcpListener, routes: Router) {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!(%error, "metrics are not served"),
+    };
+    let places = Arc::new(Semaphore::new(METRICS_CONNECTIONS_MAX));
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let place = Arc::clone(&places).try_acquire_owned();
+                let routes = routes.clone();
+                tokio::spawn(async move {
+                    // Without a place the connection is closed.
+                    if place.is_ok() {
+                        serve_connection(stream, routes).await;
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot accept a connection for metrics");
+                tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn serve_connection(stream: TcpStream, routes: Router) {
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(CONTROL_REQUEST_TIME_MAX)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    if let Err(error) = connection.await {
+        tracing::debug!(%error, "a connection for metrics ended early");
+    }
+}
+
+fn routes(service: Opened) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(async || "alive\n"))
+        .route("/readyz", get(ready))
+        .with_state(service)
+}
+
+const OPENING: &str = "the pool is being opened\n";
+
+async fn ready(State(service): State<Opened>) -> Response {
+    let Some(service) = service.get() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, OPENING).into_response();
+    };
+    match service.not_ready_reason() {
+        None => "ready\n".into_response(),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason + "\n").into_response(),
+    }
+}
+
+async fn metrics(State(service): State<Opened>) -> Response {
+    let Some(service) = service.get().cloned() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, OPENING).into_response();
+    };
+    let written = spawn_blocking(move || exposition(&service)).await;
+    match written.unwrap_or_else(|e| Err(Error::failed(e.to_string()))) {
+        Ok(text) => (
+            [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
+            text,
+        )
+            .into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// All figures in Prometheus' text format.
+fn exposition(service: &Service) -> Result<String> {
+    let mut registry = Registry::with_prefix("onefold");
+    registry.register_collector(Box::new(Figures(service.measure()?)));
+    let mut text = String::new();
+    let written = prometheus_text::encode(&mut text, &registry);
+    written.map_err(|_| Error::failed("the figures cannot be written"))?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Figures(Measurements);
+
+impl Collector for Figures {
+    fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
+        let mut out = Out(encoder);
+        out.build_info()?;
+        out.pool(&self.0)?;
+        out.host(&self.0)?;
+        out.volumes(&self.0)?;
+        out.requests(&self.0)?;
+        out.jobs(&self.0)?;
+        out.memory(&self.0)
+    }
+}
+
+struct Out<'a>(DescriptorEncoder<'a>);
+
+/// A gauge's labels and its value.
+type Sample<'a, const N: usize> = ([(&'static str, &'a str); N], f64);
+
+impl Out<'_> {
+    fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        metric.encode_gauge(&(value as f64))
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, _, f64>(&value, None)
+    }
+
+    fn gauges<'a, const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = Sample<'a, N>>,
+    ) -> fmt::Result {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in samples {
+            metric.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    fn counters<'a, const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = ([(&'static str, &'a str); N], u64)>,
+    ) -> fmt::Result {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, value) in samples {
+            let mut family = metric.encode_family(&labels)?;
+            family.encode_counter::<NoLabelSet, _, f64>(&value, None)?;
+        }
+        Ok(())
+    }
+
+    fn build_info(&mut self) -> fmt::Result {
+        let version = ([("version", env!("CARGO_PKG_VERSION"))], 1.0);
+        self.gauges("build_info", "The running version; always 1.", [version])
+    }
+
+    fn pool(&mut self, figures: &Measurements) -> fmt::Result {
+        let pool = &figures.pool;
+        let bytes = |blocks: u64| blocks * u64::from(pool.block_size);
+        self.gauge(
+            "pool_size_bytes",
+            "Size of the pool.",
+            bytes(pool.pool_blocks),
+        )?;
+        self.gauge(
+            "pool_free_bytes",
+            "Free space of the pool.",
+            bytes(pool.free_blocks),
+        )?;
+        self.gauge(
+            "pool_logical_bytes",
+            "Data of all layers of volumes and snapshots.",
+            bytes(pool.logical_blocks),
+        )?;
+        self.gauge(
+            "pool_pending_free_bytes",
+            "Blocks that are being freed.",
+            bytes(pool.reclaim_blocks),
+        )?;
+        let kinds = [
+            ("private", pool.private_blocks),
+            ("unsettled", pool.unsettled_blocks),
+            ("unique", pool.unique_blocks),
+            ("shared", pool.shared_blocks),
+        ];
+        self.gauges(
+            "pool_physical_bytes",
+            "Blocks in use: with one owner, being published, published once, shared.",
+            kinds.map(|(kind, blocks)| ([("kind", kind)], bytes(blocks) as f64)),
+        )?;
+        let levels = [
+            ("ok", SpaceLevel::Ok),
+            ("low", SpaceLevel::Low),
+            ("scarce", SpaceLevel::Scarce),
+            ("reserve", SpaceLevel::Reserve),
+            ("full", SpaceLevel::Full),
+        ];
+        self.gauges(
+            "pool_space_level",
+            "1 for the present level of space, 0 for the others.",
+            levels.map(|(name, level)| {
+                let is_present = u8::from(level == pool.space);
+                ([("level", name)], f64::from(is_present))
+            }),
+        )?;
+        self.gauge(
+            "pool_waiting_requests",
+            "Requests that wait for space.",
+            figures.nbd.waiting_requests,
+        )
+    }
+
+    fn host(&mut self, figures: &Measurements) -> fmt::Result {
+        let pool = &figures.pool;
+        let parts = [
+            ("data", pool.pool_bytes_on_disk),
+            ("metadata", pool.metadata_bytes_on_disk),
+            ("index", pool.index_bytes_on_disk),
+        ];
+        self.gauges(
+            "pool_host_bytes",
+            "Space that the host has allocated for each part of the pool.",
+            parts.map(|(part, bytes)| ([("part", part)], bytes as f64)),
+        )?;
+        if let Some(free) = pool.host_free_bytes {
+            self.gauge(
+                "pool_host_free_bytes",
+                "Free space of the file system that holds the pool's data.",
+                free,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn volumes(&mut self, figures: &Measurements) -> fmt::Result {
+        let (pool, exports) = (&figures.pool, &figures.nbd.exports);
+        let block_size = u64::from(pool.block_size);
+        let each = |value: fn(&VolumeStat, u64) -> Option<u64>| {
+            let volumes = pool.volumes.iter();
+            volumes.filter_map(move |volume| {
+                let value = value(volume, block_size)?;
+                Some(([("volume", volume.name.as_str())], value as f64))
+            })
+        };
+        let size = each(|volume, _| Some(volume.size_bytes));
+        self.gauges("volume_size_bytes", "Size as guests see it.", size)?;
+        let mapped = each(|volume, block| Some(volume.mapped_blocks * block));
+        self.gauges(
+            "volume_mapped_bytes",
+            "Data of the volume and its snapshots, as a quota counts it.",
+            mapped,
+        )?;
+        let exclusive = each(|volume, block| Some(volume.usage?.exclusive_blocks * block));
+        self.gauges(
+            "volume_exclusive_bytes",
+            "Data that nothing else refers to, as of the last accounting.",
+            exclusive,
+        )?;
+        let clients = pool.volumes.iter().map(|volume| {
+            let export = exports.iter().find(|export| export.name == volume.name);
+            let clients = export.map_or(0, |export| export.clients);
+            ([("volume", volume.name.as_str())], clients as f64)
+        });
+        self.gauges("volume_clients", "Attached NBD clients.", clients)
+    }
+
+    fn requests(&mut self, figures: &Measurements) -> fmt::Result {
+        let ops = || {
+            let exports = figures.nbd.exports.iter();
+            exports.flat_map(|export| export.ops.iter().map(move |op| (export.name.as_str(), op)))
+        };
+        let outcomes = ops().flat_map(|(volume, op)| {
+            [("ok", op.ok), ("error", op.error)].map(|(outcome, count)| {
+                let labels = [("volume", volume), ("op", op.op), ("outcome", outcome)];
+                (labels, count)
+            })
+        });
+        self.counters("nbd_requests", "NBD requests answered.", outcomes)?;
+        let bytes = ops().map(|(volume, op)| ([("volume", volume), ("op", op.op)], op.bytes));
+        self.counters("nbd_bytes", "Bytes of NBD requests that succeeded.", bytes)?;
+        let mut metric = self.0.encode_descriptor(
+            "nbd_request_duration_seconds",
+            "Time from receiving a request until its reply is ready.",
+            None,
+            MetricType::Histogram,
+        )?;
+        for durations in &figures.nbd.durations {
+            metric
+                .encode_family(&[("op", durations.op)])?
+                .encode_histogram::<NoLabelSet>(
+                    durations.sum_seconds,
+                    durations.count,
+                    &durations.buckets,
+                    None,
+                )?;
+        }
+        Ok(())
+    }
+
+    fn jobs(&mut self, figures: &Measurements) -> fmt::Result {
+        let words: Vec<(String, _)> = figures
+            .jobs
+            .iter()
+            .map(|job| (crate::rendering::word(job.kind), job))
+            .collect();
+        let states = words.iter().flat_map(|(word, job)| {
+            JobStateName::ALL.into_iter().map(move |state| {
+                let labels = [("job", word.as_str()), ("state", state.name())];
+                (labels, job.states[state as usize] as f64)
+            })
+        });
+        self.gauges("job_state", "Jobs of a kind in a state.", states)?;
+        let backlogs = words
+            .iter()
+            .map(|(word, job)| ([("job", word.as_str())], job.backlog_blocks as f64));
+        self.gauges(
+            "job_backlog_blocks",
+            "Blocks that jobs have left to do.",
+            backlogs,
+        )?;
+        let sum = |of: fn(&onefold_api::JobMeasurement) -> u64| figures.jobs.iter().map(of).sum();
+        self.counter(
+            "finder_scanned_blocks",
+            "Blocks scanned for duplicates.",
+            sum(|job| job.scanned_blocks),
+        )?;
+        self.counter(
+            "finder_duplicate_blocks",
+            "Duplicates found and shared.",
+            sum(|job| job.duplicate_blocks),
+        )?;
+        self.gauge(
+            "scrub_bad_blocks",
+            "Blocks that are known to be bad.",
+            figures.scrub.bad_blocks,
+        )?;
+        match figures.scrub.ended_unix_seconds {
+            0 => Ok(()),
+            ended => self.gauge(
+                "scrub_last_end_timestamp_seconds",
+                "When the last scrub ended; absent before the first.",
+                ended,
+            ),
+        }
+    }
+
+    fn memory(&mut self, figures: &Measurements) -> fmt::Result {
+        let memory = &figures.memory;
+        let caches = [
+            ("segments", memory.segments),
+            ("nodes", memory.nodes),
+            ("free_space", memory.free_space),
+            ("records", memory.records),
+            ("hash_caches", memory.hash_caches),
+            ("requests", figures.nbd.buffer_bytes),
+        ];
+        self.gauges(
+            "memory_bytes",
+            "Memory in use by each cache.",
+            caches.map(|(cache, bytes)| ([("cache", cache)], bytes as f64)),
+        )
+    }
+}

@@ -1,0 +1,171 @@
+//! `serve --metrics`: what monitoring sees.
+
+use super::full::{fill, scene, wait_for_waiting, writers};
+use super::harness::{Daemon, Scene, run, wait_until};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+
+/// A daemon whose metrics are served at the address.
+fn monitored(scene: &Scene) -> (Daemon, String) {
+    let mut daemon = scene.starting_daemon(&["--metrics", "127.0.0.1:0"]);
+    let line = daemon.wait_for_line("metrics on");
+    daemon.wait_for_line("serving");
+    let address = line.split("http://").nth(1).unwrap();
+    let address = address.strip_suffix("/metrics").unwrap().to_owned();
+    (daemon, address)
+}
+
+/// The status and the body of an answer.
+fn ask(address: &str, method: &str, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: onefold\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, body.to_owned())
+}
+
+/// Each sample's value.
+fn samples(address: &str) -> BTreeMap<String, f64> {
+    let (status, body) = ask(address, "GET", "/metrics");
+    assert_eq!(status, 200, "{body}");
+    let lines = body.lines().filter(|line| !line.starts_with('#'));
+    let samples = lines.map(|line| {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        (name.to_owned(), value.parse().unwrap())
+    });
+    samples.collect()
+}
+
+#[test]
+fn every_figure_is_there_and_true() {
+    let scene = Scene::new();
+    scene.ok(&["volume", "create", "vm", "--size", "8M"]);
+    let (_daemon, address) = monitored(&scene);
+    let uri = scene.json(&["volume", "stat", "vm"])["nbd_uri"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let done = Command::new("qemu-io")
+        .args([
+            "-f",
+            "raw",
+            "-c",
+            "write -P 1 0 1M",
+            "-c",
+            "read 0 2M",
+            "-c",
+            "read 0 4k",
+        ])
+        .args(["-c", "discard 4M 64k", &uri])
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{done:?}");
+    scene.ok(&["volume", "stat", "vm", "--exact"]);
+    scene.ok(&["pool", "scrub"]);
+    wait_until("the client is gone", || {
+        samples(&address)["onefold_volume_clients{volume=\"vm\"}"] == 0.0
+    });
+    let found = samples(&address);
+    let is = |name: &str, value: f64| assert_eq!(found.get(name), Some(&value), "{name}");
+    is("onefold_pool_size_bytes", f64::from(1 << 30) * 4.0);
+    is("onefold_pool_logical_bytes", f64::from(1 << 20));
+    is("onefold_pool_space_level{level=\"ok\"}", 1.0);
+    is("onefold_pool_waiting_requests", 0.0);
+    is(
+        "onefold_volume_size_bytes{volume=\"vm\"}",
+        f64::from(8 << 20),
+    );
+    is(
+        "onefold_volume_mapped_bytes{volume=\"vm\"}",
+        f64::from(1 << 20),
+    );
+    is(
+        "onefold_volume_exclusive_bytes{volume=\"vm\"}",
+        f64::from(1 << 20),
+    );
+    let requests = |op: &str, outcome: &str, count: f64| {
+        is(
+            &format!(
+                "onefold_nbd_requests_total{{volume=\"vm\",op=\"{op}\",outcome=\"{outcome}\"}}"
+            ),
+            count,
+        );
+    };
+    requests("write", "ok", 1.0);
+    requests("read", "ok", 2.0);
+    requests("trim", "ok", 1.0);
+    requests("write", "error", 0.0);
+    is(
+        "onefold_nbd_bytes_total{volume=\"vm\",op=\"write\"}",
+        f64::from(1 << 20),
+    );
+    is(
+        "onefold_nbd_bytes_total{volume=\"vm\",op=\"read\"}",
+        f64::from((2 << 20) + 4096),
+    );
+    is(
+        "onefold_nbd_request_duration_seconds_count{op=\"read\"}",
+        2.0,
+    );
+    is(
+        "onefold_nbd_request_duration_seconds_bucket{op=\"read\",le=\"+Inf\"}",
+        2.0,
+    );
+    is("onefold_scrub_bad_blocks", 0.0);
+    let names: BTreeSet<&str> = found
+        .keys()
+        .map(|name| name.split('{').next().unwrap())
+        .map(|name| name.strip_prefix("onefold_").unwrap())
+        .collect();
+    let agreed = include_str!("metrics.txt").lines().collect();
+    assert_eq!(
+        names, agreed,
+        "names are a contract: dashboards and alerts use them"
+    );
+}
+
+#[test]
+fn a_daemon_whose_clients_wait_for_space_is_not_ready() {
+    let scene = scene();
+    let (_daemon, address) = monitored(&scene);
+    assert_eq!(
+        ask(&address, "GET", "/healthz"),
+        (200, "alive\n".to_owned())
+    );
+    assert_eq!(ask(&address, "GET", "/readyz"), (200, "ready\n".to_owned()));
+    fill(&scene);
+    let writers = writers(&scene);
+    wait_for_waiting(&scene);
+    let (status, body) = ask(&address, "GET", "/readyz");
+    assert!(
+        status == 503 && body.contains("wait for space"),
+        "{status} {body}"
+    );
+    assert_eq!(ask(&address, "GET", "/healthz").0, 200);
+    assert!(samples(&address)["onefold_pool_waiting_requests"] > 0.0);
+    scene.ok(&["volume", "delete", "b", "--yes"]);
+    for writer in writers {
+        assert!(writer.wait_with_output().unwrap().status.success());
+    }
+    assert_eq!(ask(&address, "GET", "/readyz").0, 200);
+}
+
+#[test]
+fn metrics_only_answer_and_only_on_loopback() {
+    let scene = Scene::new();
+    let (_daemon, address) = monitored(&scene);
+    for method in ["POST", "PUT", "DELETE"] {
+        assert_eq!(ask(&address, method, "/metrics").0, 405, "{method}");
+    }
+    assert_eq!(ask(&address, "GET", "/v1/pool/stat").0, 404);
+    let other = Scene::new();
+    other
+        .run(&["serve", "--metrics", "0.0.0.0:0"])
+        .is_refusal(2, &["--insecure-listen"]);
+    run(&["serve", "--metrics", "nowhere"]).is_refusal(2, &["--metrics"]);
+}
