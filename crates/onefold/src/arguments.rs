@@ -1,4 +1,4 @@
-//! From the command line to a [`Cli`], or to a line that says what is wrong and where to read more.
+//! From the command line to a [`Cli`], or to a one-line error with a pointer to the help.
 
 use crate::commands::Cli;
 use crate::output::{Format, Output};
@@ -40,7 +40,7 @@ fn with_help_on_sizes(command: Command) -> Command {
 fn refuse(error: &clap::Error, command: &Command, arguments: &[OsString]) -> ExitCode {
     let asked = !error.use_stderr();
     if asked || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // As with every other word to the user, there is nobody to tell when it cannot be said.
+        // As with every other message, a failure to print it cannot be reported.
         let _ = error.print();
         return ExitCode::from(u8::from(error.use_stderr()) * 2);
     }
@@ -87,7 +87,7 @@ fn reached(command: &Command, arguments: &[OsString]) -> Vec<String> {
             .iter()
             .find(|it| it.get_long() == option && option.is_some());
         if option.is_some_and(|option| option.get_action().takes_values()) {
-            // What follows is its value, whatever it looks like.
+            // The next word is its value, whatever it looks like.
             arguments.next();
         } else if let Some(subcommand) = command.find_subcommand(argument) {
             names.push(subcommand.get_name().to_owned());

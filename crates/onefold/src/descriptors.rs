@@ -1,8 +1,8 @@
 //! How many files and sockets the daemon may have open.
 //!
-//! The limit is divided when the daemon starts, so that clients cannot take what commands and the
-//! pool need. Where the system has none left all the same, one that was kept back lets the next
-//! command be heard.
+//! The limit is divided when the daemon starts, so that clients cannot take descriptors that
+//! commands and the pool need. If the system still has none left, a spare one lets the next command
+//! be heard.
 
 use crate::limits::{DESCRIPTORS_RESERVED, NBD_CONNECTIONS_MAX, NBD_CONNECTIONS_MIN};
 use onefold_api::{Error, Result};

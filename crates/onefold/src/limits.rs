@@ -3,7 +3,7 @@
 use onefold_nbd::HANDSHAKES_MAX;
 use std::time::Duration;
 
-/// What one process may use when `--memory` does not say.
+/// The default of `--memory` for one process.
 pub(crate) const MEMORY_BYTES_DEFAULT: u64 = 512 << 20;
 
 /// Below this the shares no longer hold one request of each kind.
@@ -20,11 +20,11 @@ pub(crate) const fn request_memory_bytes(memory_bytes: u64) -> u64 {
     memory_bytes / 4
 }
 
-// The last quarter is the reserve: transfers over the control socket (bounded below), stacks,
-// and what the allocator cannot give back.
+// The last quarter is the reserve: transfers over the control socket (bounded below), stacks, and
+// memory that the allocator cannot return.
 
-/// Imports and exports that a daemon runs at once; with the bounds of transfers they stay within
-/// 32 MiB, half of the smallest reserve being the rest's.
+/// Imports and exports that a daemon runs at once; with the bounds of transfers they stay within 32
+/// MiB, half of the smallest reserve being for the rest.
 pub(crate) const TRANSFERS_MAX: usize = 4;
 
 /// Commands that a daemon does at once; more are refused. Each has a thread.
@@ -34,21 +34,21 @@ pub(crate) const CONTROL_COMMANDS_MAX: usize = 32;
 pub(crate) const TRANSFERS_WAITING_MAX: usize = 16;
 
 /// Connections to the control socket; each costs a few tens of KiB. A dozen more than can work or
-/// wait, so that there is always one that can go in favour of another: see `control/connections.rs`.
+/// wait, so that one can always be closed in favour of another: see `control/connections.rs`.
 pub(crate) const CONTROL_CONNECTIONS_MAX: usize =
     CONTROL_COMMANDS_MAX + TRANSFERS_MAX + TRANSFERS_WAITING_MAX + 12;
 
-/// How long a peer of the control socket may take to send its request, but for an image.
+/// The time that a peer of the control socket may take to send its request, except for an image.
 pub(crate) const CONTROL_REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// So much of it each peer has where there is a descriptor for one only: others wait meanwhile.
+/// The part of it that each peer has if there is a descriptor for one only: others wait meanwhile.
 pub(crate) const CONTROL_REQUEST_TIME_MIN: Duration = Duration::from_secs(1);
 
-/// How long nothing of an image that is imported may arrive before the import fails, which others may
-/// be waiting for. Longer than a program takes that first computes what it then sends.
+/// The longest pause in the data of an import before it fails, because others may be waiting for
+/// it. Longer than a program computes before it sends its output.
 pub(crate) const IMPORT_PAUSE_MAX: Duration = Duration::from_secs(3600);
 
-/// After so long without an answer from the daemon a command says that it waits.
+/// After this long without a reply from the daemon a command says that it waits.
 pub(crate) const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The body of a request other than an import is a name or two.
@@ -60,13 +60,13 @@ pub(crate) const CONTROL_EVENTS_MAX: usize = 64;
 /// How often the store does its housekeeping.
 pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often what no guest has flushed is committed all the same, so that blocks given up by it are
-/// reused. Each commit makes the host write out all data since the last one, and guests wait for
-/// some of that, so it is seldom: as often as file systems commit their journals by themselves.
+/// The interval at which unflushed records are committed, so that blocks they release are reused.
+/// Each commit makes the host write out all data since the last one, and guests wait for some of
+/// that, so it is rare: as often as file systems commit their journals by themselves.
 pub(crate) const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often a daemon goes through all maps, to say what each volume holds alone: what is read for it
-/// costs little at this rate, and who wants to know it now can ask for it.
+/// The interval at which a daemon scans all maps, to find out what each volume holds alone: its
+/// reads cost little at this rate, and a user can also request it at once.
 pub(crate) const ACCOUNTING_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Connections of monitoring; those beyond are closed. A scraper has one at a time.
@@ -78,7 +78,7 @@ pub(crate) const METRICS_SCRAPES_MAX: usize = 2;
 /// Pause after the system refused a new connection for lack of descriptors or memory.
 pub(crate) const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// How often the log is told of that.
+/// The interval of log lines about that.
 pub(crate) const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Descriptors that attached NBD clients do not get: those of the control socket's connections, of
@@ -100,9 +100,9 @@ pub(crate) const NBD_WORKERS: usize = 64;
 /// How long a client that is being disconnected may take to end its last request.
 pub(crate) const DISCONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How long a stopping daemon waits for answers under way. The promise is 10 s for everything, and
-/// the rest is left to commands under way and to the last commit and checkpoint.
+/// How long a stopping daemon waits for replies in progress. The promise is 10 s for everything,
+/// and the rest is for commands in progress and for the last commit and checkpoint.
 pub(crate) const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// How long a stopping daemon then waits for commands under way to give up.
+/// How long a stopping daemon then waits for commands in progress to end.
 pub(crate) const REQUESTS_END_TIME_MAX: Duration = Duration::from_secs(2);

@@ -1,9 +1,9 @@
 //! onefold: volumes for virtual machines, every block stored once.
 //!
-//! The command line, and the daemon behind `onefold serve`. Reading order: [`commands`] parses requests of
-//! `onefold-api`; a [`session`] opens the pool and carries them out, or sends them to the [`daemon`] over
-//! its [`control`] socket; [`rendering`] prints the replies for people. [`image`] is the other side of
-//! import and export.
+//! The command line, and the daemon behind `onefold serve`. Reading order: [`commands`] parses
+//! requests of `onefold-api`; a [`session`] opens the pool and carries them out, or sends them to
+//! the [`daemon`] over its [`control`] socket; [`rendering`] prints the replies for people.
+//! [`image`] is the other side of import and export.
 //!
 //! May use every crate of the product. Must not decide what a request does: `onefold-api` does.
 

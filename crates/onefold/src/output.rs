@@ -57,7 +57,7 @@ impl Output {
         say(format_args!("error: {error}"));
         if self.format == Format::Json && !PRINTED.load(Relaxed) {
             let mut out = io::stdout().lock();
-            // A closed stdout leaves only stderr to say it.
+            // If stdout is closed, only stderr is left.
             let written = serde_json::to_writer_pretty(&mut out, &Versioned::new(error));
             let _ = written
                 .map_err(io::Error::from)

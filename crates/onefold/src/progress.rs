@@ -1,14 +1,15 @@
 //! A bar on a terminal for work that takes a while; nothing anywhere else.
 //!
-//! The bar never goes back. Work that counts anew does so for its next step, which gets a bar of its own. At
-//! the end of a step, while what is left cannot be counted, there is a spinner instead of a full bar.
+//! The bar never goes back. Work that counts again from zero does so for its next step, which gets
+//! a bar of its own. At the end of a step, while the rest cannot be counted, there is a spinner
+//! instead of a full bar.
 
 use crate::output::Output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Units are bytes, and the rate is in MB/s, as those of disks and networks are.
+/// Units are bytes, and the rate is in MB/s, as for disks and networks.
 const BYTES: &str =
     "{msg} [{bar:30}] {bytes} of {total_bytes}, {decimal_bytes_per_sec}, {eta} left";
 
@@ -20,7 +21,7 @@ const FINISHING: &str = "{msg}: finishing {spinner} {elapsed}";
 /// How often the spinner turns.
 const TURN: Duration = Duration::from_millis(250);
 
-/// How far a long piece of work has come.
+/// The progress of a long piece of work.
 pub(crate) struct Progress {
     bar: ProgressBar,
     what: String,
@@ -28,7 +29,7 @@ pub(crate) struct Progress {
     shown: Mutex<Shown>,
 }
 
-/// What the bar says.
+/// The bar's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Shown {
     done: u64,
@@ -37,7 +38,7 @@ struct Shown {
     steps: u32,
 }
 
-/// What becomes of the bar when more is done.
+/// The bar's next state when more is done.
 #[derive(Debug, PartialEq, Eq)]
 enum Turn {
     Stay,
@@ -115,7 +116,7 @@ impl Shown {
         );
         let turn = match () {
             () if done < self.done && has_ended => Turn::NextStep,
-            // More has become known of what is to be done: the bar waits until that is made up for.
+            // The whole turned out larger: the bar waits until that is made up for.
             () if all == 0 || has_ended || (self.all > 0 && new_share <= share) => Turn::Stay,
             () if done >= all => Turn::Finish,
             () => Turn::Advance,

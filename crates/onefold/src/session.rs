@@ -1,8 +1,8 @@
 //! How a command reaches the pool: by opening it, or through the daemon that has it open.
 //!
-//! The pool's lock decides. Only when nobody holds it does the command open the pool itself; if
-//! somebody does, the daemon's socket must answer. So a daemon that dies in the middle makes the
-//! command fail: by then the answer may be lost, and doing it again is not ours to decide.
+//! The pool's lock decides. Only when it is free does the command open the pool itself; otherwise
+//! the daemon's socket must answer. So a daemon that dies in the middle makes the command fail: by
+//! then the reply may be lost, and repeating the request is not for us to decide.
 
 use crate::control::client::ControlClient;
 use crate::control::socket_path;
@@ -30,8 +30,8 @@ pub(crate) enum Session {
 }
 
 impl Session {
-    /// Opens the pool, gives it to `work`, and closes it, whatever comes of that. With `repair` a
-    /// free-space map that cannot be opened is counted again.
+    /// Opens the pool, passes it to `work`, and closes it in any case. With `repair` a free-space
+    /// map that cannot be opened is counted again.
     pub(crate) fn with<T>(
         pool: &Path,
         output: &Output,
@@ -41,7 +41,7 @@ impl Session {
         let session = Self::open(pool, output, repair)?;
         let worked = work(&session);
         let closed = session.close();
-        // What the work failed of matters more than that the pool did not close after it.
+        // The work's error matters more than that the pool did not close after it.
         worked.and_then(|result| closed.map(|()| result))
     }
 
@@ -102,8 +102,8 @@ impl Session {
             return Ok(());
         };
         match service.store.close() {
-            // A pool that takes no writes, such as one of a newer version, has nothing to write
-            // at its end either; and whoever tried to write has been told.
+            // A pool that takes no writes, such as one of a newer version, has nothing to write at
+            // its end either; and callers that tried to write got the error.
             Err(error) if error.kind() == StoreErrorKind::ReadOnly => Ok(()),
             closed => Ok(closed?),
         }
@@ -144,7 +144,7 @@ impl Session {
     }
 }
 
-/// What opening a pool found, in one line.
+/// A summary of the recovery, in one line.
 pub(crate) fn recovery_line(recovery: &RecoveryReport) -> String {
     let mut line = format!(
         "pool opened in {:.3} s, {} log records ({} bytes) replayed, {} records taken over from a \

@@ -4,7 +4,7 @@ use onefold_api::transfer::{Chunk, Piece, PieceReceiver};
 use onefold_api::{Error, Report, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Takes an export's pieces, telling how far it has come, and gives them to `write`. Returns how many
+/// Takes an export's pieces, reports its progress, and passes them to `write`. Returns how many
 /// bytes they had, unless it is `interrupted`.
 pub(super) fn receive(
     size_bytes: u64,

@@ -1,5 +1,5 @@
-//! What commands have in common that read or write for long by themselves: a bar, and an end when they
-//! are interrupted.
+//! Shared by commands that read or write for long by themselves: a progress bar, and an end when
+//! they are interrupted.
 
 use crate::progress::Progress;
 use onefold_api::{Error, Result};
@@ -15,8 +15,8 @@ use tokio::signal::unix::{SignalKind, signal};
 /// How often the bar moves.
 const BAR_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The first SIGINT, SIGTERM or SIGHUP ends the work by `stop`, which says whether it was ending before; a
-/// second one ends the process.
+/// The first SIGINT, SIGTERM or SIGHUP ends the work by `stop`, which returns whether it was ending
+/// before; a second one ends the process.
 pub(super) fn stop_when_interrupted(stop: impl Fn() -> bool + Send + 'static) -> Result<()> {
     let failed = |e: io::Error| Error::io("cannot listen for signals", &e);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -61,7 +61,7 @@ fn is_ignored(signal: SignalKind) -> bool {
     ignored.unwrap_or(0) >> (signal.as_raw_value() - 1) & 1 == 1
 }
 
-/// Becomes true when the user wants the work to end.
+/// Becomes true when the user interrupts the work.
 pub(super) fn interruption() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&interrupted);
@@ -69,7 +69,7 @@ pub(super) fn interruption() -> Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// Works, and moves the bar meanwhile: how much of how much is done.
+/// Works, and moves the bar meanwhile: the amount done, and the whole.
 pub(super) fn with_bar<T>(
     bar: &Progress,
     state: impl Fn() -> (u64, u64) + Send,

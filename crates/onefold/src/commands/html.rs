@@ -1,5 +1,6 @@
-//! Pages that need nothing but a browser: what was found as a headline, when and where and by which command,
-//! plots, and the figures as tables. Nothing in them is wider than the window, down to that of a telephone.
+//! Pages that need only a browser: the main result as a headline, the time, place and command,
+//! plots, and the figures as tables. Nothing in them is wider than the window, down to that of a
+//! telephone.
 
 use onefold_api::{Error, Result};
 use rustix::system::uname;
@@ -27,13 +28,13 @@ const STYLE: &str = "body{font:16px/1.5 sans-serif;max-width:72em;margin:0 auto;
     .wide td{display:flex;justify-content:space-between;border:0;padding:.1em 0}.wide td:first-child{font-weight:bold}\
     .wide td:empty{display:none}.wide td+td::before{content:attr(data-column);color:#555}}";
 
-/// What a page says.
+/// The content of a page.
 pub(super) struct Page {
-    /// What it is about.
+    /// Its subject.
     pub(super) about: &'static str,
-    /// What was found, in a few words.
+    /// The result, in a few words.
     pub(super) headline: String,
-    /// What that is of.
+    /// The subject of the result.
     pub(super) remarks: Vec<String>,
     pub(super) warnings: Vec<String>,
     pub(super) sections: Vec<Section>,
@@ -47,7 +48,7 @@ pub(super) struct Section {
     pub(super) notes: Vec<String>,
 }
 
-/// Figures. The first column names the rows.
+/// Figures. The first column has the names of the rows.
 pub(super) struct Table {
     pub(super) caption: String,
     pub(super) columns: Vec<Cow<'static, str>>,
@@ -61,7 +62,7 @@ pub(super) struct PageFile {
 }
 
 impl PageFile {
-    /// Makes the file, so that it is known before anything takes long that it can be made.
+    /// Makes the file, so that a failure shows before any long work.
     pub(super) fn create(path: &Path) -> Result<Self> {
         let file = File::create_new(path);
         let file = file.map_err(|e| Error::io(format_args!("cannot make {path:?}"), &e))?;
@@ -89,7 +90,7 @@ impl Drop for PageFile {
     }
 }
 
-/// When, where and by what a page is made.
+/// The time, host and command of a page.
 fn conditions() -> [(&'static str, String); 4] {
     let now = humantime::format_rfc3339_seconds(SystemTime::now());
     let arguments: Vec<String> = std::env::args_os().skip(1).map(|it| quoted(&it)).collect();

@@ -1,4 +1,4 @@
-//! Plots of lines, as SVG. They are drawn small, so that what is written in them can be read on a telephone.
+//! Plots of lines, as SVG. They are drawn small, so that their labels can be read on a telephone.
 
 use plotters::prelude::*;
 use std::error::Error as Cause;
@@ -10,13 +10,13 @@ pub(super) const SIZE: (u32, u32) = (420, 280);
 pub(super) const TITLE: (&str, u32) = ("sans-serif", 17);
 pub(super) const LABEL: (&str, u32) = ("sans-serif", 13);
 
-/// Room for what amounts are called.
+/// Room for the labels of amounts.
 pub(super) const BESIDE: u32 = 70;
 
 /// Amounts at the side of a plot, about.
 pub(super) const AMOUNTS: usize = 6;
 
-/// Of what there are several, one after another.
+/// The parts of a sequence.
 pub(super) const COLOURS: [RGBColor; 4] = [
     RGBColor(0x30, 0x6d, 0xa8),
     RGBColor(0xd0, 0x7a, 0x22),
@@ -33,7 +33,7 @@ pub(super) enum Scale {
     Logarithmic,
 }
 
-/// What the lines of a plot are called, and their points, from left to right.
+/// The names of a plot's lines, and their points, from left to right.
 pub(super) struct Lines(pub(super) Vec<(String, Vec<(f64, f64)>)>);
 
 /// Lines side by side.
@@ -44,7 +44,7 @@ pub(super) struct Plot<'a> {
     pub(super) lines: Lines,
     /// How a place from left to right is called.
     pub(super) x: fn(f64) -> String,
-    /// Whole multiples of this have names; with 0, some places that are round.
+    /// Whole multiples of this have labels; with 0, some round values.
     pub(super) x_step: f64,
     /// How an amount is called.
     pub(super) y: fn(f64) -> String,
@@ -65,7 +65,7 @@ impl Plot<'_> {
             Scale::Logarithmic => points().map(|(_, y)| height(*y)).fold(highest, f64::min),
         };
         let (floor, ceiling) = match self.scale {
-            // Above the lines there is room for what they are called.
+            // Above the lines there is room for their names.
             Scale::Linear if self.lines.0.len() > 1 => (0.0, highest * 1.4),
             Scale::Linear => (0.0, highest * 1.1),
             Scale::Logarithmic => (lowest.floor(), highest.ceil().max(lowest.floor() + 1.0)),

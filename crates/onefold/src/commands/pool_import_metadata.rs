@@ -72,7 +72,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     if !recovery.clean {
         context.output.note(recovery_line(&recovery));
     }
-    // A log that was begun anew is part of the plan.
+    // Starting a new log is part of the plan.
     for warning in recovery.warnings().iter().filter(|_| reply.is_complete) {
         context.output.warn(warning);
     }
@@ -82,7 +82,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         progress.set(done * block_size, all * block_size);
     });
     drop(progress);
-    // Should it not come to its end, whoever opens the pool next goes on with it.
+    // If it is interrupted, the next process that opens the pool resumes it.
     counted.and(store.close())?;
     reply.done = true;
     context.print(&reply)

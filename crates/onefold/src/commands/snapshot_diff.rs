@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 pub(super) fn run(context: &Context, request: SnapshotDiff) -> Result<ExitCode> {
     context.with_session(|session| {
-        // What is refused is refused before anything is printed.
+        // Refusals come before any output.
         let first = session.call(&request, &mut |_, _| {})?;
         let diff = Diff {
             session,
@@ -43,7 +43,7 @@ struct Diff<'a> {
     sizes: [u64; 2],
     first: Cell<Option<DiffPage>>,
     totals: Cell<Totals>,
-    /// What a page could not be had for.
+    /// Why a page could not be read.
     failure: RefCell<Option<Error>>,
 }
 

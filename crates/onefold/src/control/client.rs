@@ -26,16 +26,16 @@ use tokio::runtime::{Builder, Runtime};
 /// The longest line of an answer: a list of all findings or volumes.
 const LINE_BYTES_MAX: usize = 64 << 20;
 
-/// A daemon that answered when it was called. Each request has a connection of its own.
+/// A daemon that answered. Each request has a connection of its own.
 pub(crate) struct ControlClient {
     socket: PathBuf,
-    /// The daemon, for people.
+    /// The daemon's name for messages.
     daemon: String,
     output: Output,
 }
 
 impl ControlClient {
-    /// Makes sure that somebody answers on the pool's control socket, wherever it is.
+    /// Makes sure that a daemon answers on the pool's control socket, wherever it is.
     pub(crate) fn connect(pool: &Path, daemon: &str, output: &Output) -> io::Result<Self> {
         let answers =
             |socket: &PathBuf| std::os::unix::net::UnixStream::connect(socket).map(|_| ());
@@ -78,7 +78,7 @@ impl ControlClient {
         })
     }
 
-    /// Fetches what is copied out: its size, and its pieces as they arrive.
+    /// Fetches an export: its size, and its pieces as they arrive.
     pub(crate) fn export<E: Export>(&self, export: &E) -> Result<(u64, PieceReceiver)> {
         let body = Full::new(json(export)?);
         let runtime = runtime()?;
@@ -102,8 +102,8 @@ impl ControlClient {
         Ok((size_bytes, receiver))
     }
 
-    /// Sends a request and waits for the head of the answer. Where that takes long, and not because
-    /// an image is slow to come, it says so once.
+    /// Sends a request and waits for the head of the reply. If that takes long, and not because an
+    /// image is slow to arrive, it prints a note once.
     async fn send<B>(&self, request: hyper::Request<B>, flow: &Flow) -> Result<Response<Incoming>>
     where
         B: Body<Data = Bytes, Error = std::convert::Infallible> + Send + 'static,
@@ -141,7 +141,7 @@ impl ControlClient {
     }
 }
 
-/// Only what waits for the socket runs on it; progress bars and files do not mind waiting.
+/// Only code that waits for the socket runs on it; progress bars and files may block.
 fn runtime() -> Result<Runtime> {
     let built = Builder::new_current_thread().enable_all().build();
     built.map_err(|e| Error::io("cannot talk to the daemon", &e))
@@ -200,7 +200,7 @@ async fn read_events<R: DeserializeOwned>(mut body: Incoming, report: Report<'_>
     }
 }
 
-/// Hands an export's pieces on until it is complete or nobody wants more.
+/// Passes an export's pieces on until it is complete or they are no longer wanted.
 async fn receive_pieces(mut body: Incoming, pieces: PieceSender) {
     let mut decoder = PieceDecoder::default();
     while let Some(Ok(frame)) = body.frame().await {

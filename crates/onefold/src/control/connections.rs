@@ -23,7 +23,7 @@ const WORKS: u8 = 1;
 const TAKES: u8 = 2;
 const WAITS: u8 = 3;
 
-/// How far a connection has come.
+/// The stage of a connection.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Stage(Arc<AtomicU8>);
 

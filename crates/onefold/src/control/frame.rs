@@ -1,8 +1,8 @@
 //! How pieces of an image travel over the control socket.
 //!
-//! A frame is `[u64 offset][u32 length][bytes]`, numbers little-endian. Length 0 ends the image,
-//! the offset being its size. The offset [`OFFSET_OF_ERROR`] stands for a failure of the sender,
-//! the bytes being an [`Error`] as JSON. A stream that ends without either was interrupted.
+//! A frame is `[u64 offset][u32 length][bytes]`, numbers little-endian. Length 0 ends the image;
+//! the offset is then its size. The offset [`OFFSET_OF_ERROR`] stands for a failure of the sender;
+//! the bytes are then an [`Error`] as JSON. A stream that ends without either was interrupted.
 
 use bytes::{Buf, Bytes, BytesMut};
 use hyper::body::{Body, Frame};
@@ -30,7 +30,7 @@ fn header(offset: u64, len: usize) -> Bytes {
     Bytes::copy_from_slice(&header)
 }
 
-/// How a body is getting on, for who waits for the answer to it.
+/// The progress of a body, for the waiter for its reply.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Flow(Arc<FlowState>);
 
@@ -59,7 +59,7 @@ impl Flow {
 pub(crate) struct PieceBody {
     pieces: PieceReceiver,
     flow: Flow,
-    /// What follows the header that went before.
+    /// The bytes after the last header.
     payload: Option<Bytes>,
 }
 

@@ -5,7 +5,7 @@
 //! request in a header and the image as the body; an export answers with the image. Both are made
 //! of the [`frame`]s that carry pieces.
 //!
-//! Only the owner of the socket can connect to it, so whoever can is allowed everything. Where the
+//! Only the owner of the socket can connect to it, so every client is allowed everything. If the
 //! pool's directory has no room for a socket, it is in one of [`runtime_directories`].
 
 pub(crate) mod client;
@@ -23,14 +23,14 @@ use std::path::{Path, PathBuf};
 /// Where the request of an import or export is, its body being the image.
 pub(crate) const REQUEST_HEADER: &str = "onefold-request";
 
-/// Where the answer of an export names the size of the volume in bytes.
+/// The header of an export's reply with the size of the volume in bytes.
 pub(crate) const SIZE_HEADER: &str = "onefold-size-bytes";
 
 /// One line of an answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Event<R> {
-    /// How far it has come.
+    /// Its progress.
     Progress {
         /// Units finished.
         done: u64,
@@ -59,7 +59,8 @@ pub(crate) fn other_socket_paths(pool: &Path) -> Vec<PathBuf> {
 }
 
 /// Directories for sockets that the pool's directory has no room for. They are in memory, and named
-/// after the pool's directory as the kernel knows it, so that every path to it leads to the same.
+/// after the pool's directory as the kernel identifies it, so that every path to it leads to the
+/// same.
 pub(crate) fn runtime_directories(pool: &Path) -> Vec<PathBuf> {
     let Ok(metadata) = fs::metadata(pool) else {
         return Vec::new();

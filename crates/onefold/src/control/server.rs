@@ -55,9 +55,9 @@ pub(crate) struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens in the pool directory, within a tokio runtime with I/O, in place of whatever socket an
-    /// earlier daemon left there; where the directory has no room for it, elsewhere. Only for the
-    /// holder of the pool's lock: that no other daemon runs is what makes it stale.
+    /// Listens in the pool directory, within a tokio runtime with I/O, in place of a stale socket
+    /// of an earlier daemon; if the directory has no room for it, elsewhere. Only for the holder of
+    /// the pool's lock: since no other daemon runs, an existing socket is stale.
     pub(crate) fn bind(pool: &Path) -> Result<Self> {
         let path = socket_path(pool);
         let bound =
@@ -97,7 +97,8 @@ impl ControlSocket {
                     connections.add(stage, task);
                     spare.refill();
                 }
-                // Without a descriptor the system fails this whether anybody waits or not.
+                // Without a free descriptor the system fails this immediately, whether a client
+                // waits or not.
                 Err(error) if are_lacking(&error) && !is_awaited(&self.listener) => {
                     tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 }
@@ -122,7 +123,7 @@ fn is_awaited(listener: &UnixListener) -> bool {
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// Everything can be done by whoever connects.
+/// Every client may do everything.
 const SOCKET_MODE: u32 = 0o600;
 
 fn bind_elsewhere(pool: &Path) -> Option<(StdUnixListener, SocketName)> {
@@ -148,7 +149,7 @@ async fn serve_connection(routes: Router, stage: Stage, stream: UnixStream) {
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(CONTROL_REQUEST_TIME_MAX)
-        // A connection has one request, so that its stage is that of the request.
+        // A connection has one request, so its stage is that of the request.
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
@@ -216,8 +217,8 @@ async fn run<R: Request>(
     };
     answer_with(permit, move |events| {
         server.service.call(&request, &mut |done, all| {
-            // Progress is only news: where the reader is slow it is left out. The last place is
-            // for the result, so that no reader keeps the command from its end.
+            // Progress is optional: if the reader is slow it is left out. The last place is for the
+            // result, so that no reader delays the end of the command.
             if events.capacity() > 1 {
                 let progress = line(&Event::<()>::Progress { done, all });
                 let _ = events.try_send((StatusCode::OK, progress));
@@ -241,8 +242,8 @@ async fn import(
         return busy();
     };
     let (sender, receiver) = transfer();
-    // Goes on after the answer: a client that is still sending when it is refused must not
-    // find its connection closed before it reads why.
+    // Continues after the reply: a client that is still sending when it is refused must not find
+    // its connection closed before it reads the reason.
     tokio::spawn(receive_pieces(body, sender));
     answer_with(permit, move |_| import.run(&server.service, receiver)).await
 }
@@ -274,7 +275,7 @@ async fn export<E: Export>(
     ([(SIZE_HEADER, size_bytes.to_string())], body).into_response()
 }
 
-/// Hands what arrives on to the importing thread; after a failure there, throws it away.
+/// Passes arriving bytes to the importing thread; after a failure there, discards them.
 async fn receive_pieces(mut body: Body, pieces: PieceSender) {
     let mut decoder = PieceDecoder::default();
     loop {
@@ -306,7 +307,7 @@ async fn receive_pieces(mut body: Body, pieces: PieceSender) {
 }
 
 /// Runs `work` on a thread for blocking work and streams the lines that it sends. The first one
-/// decides the status, so that is right unless progress was reported before a failure.
+/// decides the status, so the status is right unless progress was reported before a failure.
 async fn answer_with<R, W>(permit: Permit, work: W) -> Response
 where
     R: Serialize + Send + 'static,

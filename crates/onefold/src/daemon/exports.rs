@@ -1,4 +1,4 @@
-//! The pool's volumes as NBD exports: which there are, who has them, and where clients find them.
+//! The pool's volumes as NBD exports: their list, their clients, and their addresses.
 
 use super::ServeOptions;
 use crate::control::runtime_directories;
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The socket that a pool has if nothing else is said.
+/// The pool's default socket.
 const DEFAULT_SOCKET: &str = "nbd.sock";
 
 /// An NBD server with all volumes of a pool.
@@ -28,8 +28,8 @@ pub(super) struct NbdService {
     addresses: Vec<ListenAddress>,
 }
 
-/// Listens where the options say, besides at sockets that systemd passed; with neither, in the
-/// pool's directory.
+/// Listens at the addresses of the options, and at sockets that systemd passed; with neither, in
+/// the pool's directory.
 pub(super) fn listen(
     options: &ServeOptions,
     mut listeners: Vec<Listener>,
@@ -106,13 +106,13 @@ impl NbdService {
         })
     }
 
-    /// Where clients connect, for people.
+    /// The address for clients, for messages.
     pub(super) fn addresses_line(&self) -> String {
         let addresses: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
         addresses.join(", ")
     }
 
-    /// Lets clients finish what they have sent.
+    /// Lets clients finish the requests they have sent.
     pub(super) fn shut_down(&self, time_max: Duration) {
         let Shutdown { cut_off, quiet } = self.server.shutdown(time_max);
         if cut_off > 0 {
@@ -303,7 +303,8 @@ fn volume_of(name: &str) -> &str {
 
 impl VolumeExports {
     fn volume(&self, name: &str) -> std::result::Result<Arc<Volume>, AttachError> {
-        // Without a look at the catalogue for the reason, which takes time and the lock of the uncommitted state.
+        // Without reading the catalogue for the reason, which takes time and the lock of the
+        // uncommitted state.
         if !self.store.has_volume(name) {
             return Err(AttachError::Unknown);
         }
@@ -315,7 +316,7 @@ impl VolumeExports {
     }
 }
 
-/// While it lives, nobody attaches to a volume.
+/// While it exists, no client can attach to a volume.
 struct HeldVolume {
     held: Arc<Mutex<Held>>,
     volume: String,
@@ -353,7 +354,7 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
 fn uri(address: &ListenAddress, volume: &str) -> String {
     match address {
         ListenAddress::Unix(path) => {
-            // Whoever reads it may be in another directory.
+            // The reader may be in another directory.
             let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
             format!("nbd+unix:///{volume}?socket={}", escaped(&absolute))
         }

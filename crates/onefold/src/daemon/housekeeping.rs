@@ -1,4 +1,4 @@
-//! A thread that lets the store tidy up, about once a second and whenever much is due.
+//! A thread that runs the store's housekeeping, about once a second and whenever much is due.
 
 use crate::limits::{COMMIT_INTERVAL, HOUSEKEEPING_INTERVAL};
 use onefold_store::Store;

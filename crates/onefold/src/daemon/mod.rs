@@ -34,15 +34,15 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// What `onefold serve` was told.
+/// The options of `onefold serve`.
 #[derive(Debug)]
 pub(crate) struct ServeOptions {
     pub(crate) pool: PathBuf,
-    /// Where to listen; with none, the default or what systemd passed.
+    /// Addresses to listen at; with none, the default or the sockets that systemd passed.
     pub(crate) addresses: Vec<ListenAddress>,
     pub(crate) cache: CacheMode,
     pub(crate) memory_bytes: u64,
-    /// What guests' requests may take while background work goes on.
+    /// The latency of guests' requests that background work respects.
     pub(crate) latency_budget: Duration,
     /// Where to answer monitoring.
     pub(crate) metrics: Option<SocketAddr>,
@@ -75,8 +75,8 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     // From here on a signal waits until there is something to stop.
     let mut signals = runtime.block_on(async { Signals::new() })?;
     // Before the pool is opened: a wrong address is refused before anything happens, and commands
-    // and clients that come back after a crash wait for the recovery instead of failing. Commands
-    // first: whoever sees that clients can connect may rely on it.
+    // and clients that reconnect after a crash wait for the recovery instead of failing. Commands
+    // first: a process that sees that clients can connect may rely on it.
     let control = {
         // Sockets are registered with the runtime that is going to wait for them.
         let _entered = runtime.enter();
@@ -104,7 +104,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         &runtime,
         &mut signals,
     );
-    // Ends imports under way, which then take back what they stored.
+    // Ends imports in progress, which then remove what they stored.
     runtime.shutdown_timeout(REQUESTS_END_TIME_MAX);
     let closed = store.close();
     if closed.is_ok() {
@@ -162,7 +162,7 @@ fn serve_store(
     Ok(())
 }
 
-/// A line for whatever happens, with its time; `RUST_LOG` asks for more or less.
+/// A line for each event, with its time; `RUST_LOG` asks for more or less.
 fn log_to_stderr() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let subscriber = tracing_subscriber::fmt()

@@ -1,8 +1,8 @@
 //! Disk images outside the pool: raw and qcow2 files, and pipes.
 //!
 //! The command line's process opens them, never the daemon: relative paths, permissions and `-`
-//! then mean what the user thinks they mean. A format is what the user says it is. Guessing it
-//! from content would let a guest, who writes the content, choose which files are opened.
+//! then mean what the user expects. The user states the format. Guessing it from content would let
+//! a guest, who writes the content, choose which files are opened.
 
 pub(crate) mod reader;
 pub(crate) mod writer;

@@ -18,10 +18,10 @@ use std::thread;
 /// pool can have, so that no block is ever written in two parts.
 const PIECE_ALIGNMENT: u64 = 64 << 10;
 
-/// What the user said about the image.
+/// The user's options for the image.
 #[derive(Debug)]
 pub(crate) struct ImageOptions {
-    /// Raw if nothing was said, but then not what looks like something else.
+    /// Raw by default, but then not for a file that looks like something else.
     pub(crate) format: Option<ImageFormat>,
     /// Follow the image's references to other files.
     pub(crate) allow_backing: bool,
@@ -37,7 +37,7 @@ pub(crate) struct ImageReader {
 
 enum Content {
     Seekable(Box<dyn Image>),
-    /// The bytes that were read to look at them, and the pipe from which the others come.
+    /// The bytes that were read for the check, and the pipe from which the others come.
     Stream(io::Chain<io::Cursor<Vec<u8>>, File>),
 }
 
@@ -117,7 +117,7 @@ impl ImageReader {
         self.image_bytes
     }
 
-    /// Starts to read. `report(done, all)` is told the position, holes included.
+    /// Starts to read. `report(done, all)` gets the position, holes included.
     pub(crate) fn start(self, report: impl FnMut(u64, u64) + Send + 'static) -> PieceReceiver {
         let (sender, receiver) = transfer();
         thread::spawn(move || self.send_all(&sender, report));
@@ -142,7 +142,7 @@ impl ImageReader {
 
 const STDIN: &str = "standard input";
 
-/// What messages call the image.
+/// The image's name in messages.
 fn shown(path: &Path) -> String {
     if path == Path::new("-") {
         STDIN.to_owned()
@@ -165,7 +165,7 @@ fn open_file(path: &Path, shown: &str) -> Result<File> {
     File::open(path).map_err(cannot_open)
 }
 
-/// Refuses what can hold no disk.
+/// Refuses files that cannot hold a disk.
 fn refuse_kind(metadata: &Metadata, shown: &str) -> Result<()> {
     let kind = metadata.file_type();
     let what = if kind.is_dir() {
@@ -180,7 +180,7 @@ fn refuse_kind(metadata: &Metadata, shown: &str) -> Result<()> {
     )))
 }
 
-/// What a file is that does not hold a disk's bytes as they are.
+/// The kind of a file that does not hold a disk's bytes as they are.
 fn container_in(file: &File) -> Option<Container> {
     let read = |at: u64| {
         let mut bytes = [0; HEAD_BYTES];
@@ -262,7 +262,7 @@ fn send_image(
     let pool = ChunkPool::default();
     let mut position = 0;
     while let Some(data) = image.next_data(position).map_err(failed)? {
-        // Widened to whole pieces; what that adds are zeros, or data that comes next anyway.
+        // Widened to whole pieces; the added bytes are zeros, or data that comes next anyway.
         position = position.max(data.start - data.start % PIECE_ALIGNMENT);
         let end = data
             .end

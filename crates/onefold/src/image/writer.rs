@@ -1,8 +1,8 @@
 //! Writes an exported volume to a file, a block device or stdout.
 //!
 //! A file appears under its name only when it is complete and on disk. Until then it is called
-//! `NAME.onefold-partial`, and it is removed when the export fails, or when the next export to this name
-//! finds it. A block device is written in place.
+//! `NAME.onefold-partial`, and it is removed when the export fails, or when the next export to this
+//! name finds it. A block device is written in place.
 
 use super::ImageFormat;
 use onefold_api::transfer::Chunk;
@@ -31,13 +31,13 @@ enum Target {
         guard: PartialFile,
     },
     Device(Device),
-    /// Zeros must be written, as nobody can seek; `position` is how far it has come.
+    /// Zeros must be written, because stdout cannot seek; `position` is the progress.
     Stdout {
         position: u64,
     },
 }
 
-/// How much is written at a time where a hole becomes zeros on stdout.
+/// The amount written at a time where a hole becomes zeros on stdout.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl ImageWriter {
@@ -133,8 +133,8 @@ struct PartialFile {
 impl PartialFile {
     /// With these permissions, as far as the umask grants them.
     ///
-    /// Whoever writes one has it locked. So one that is not was left by a process that is dead, and is
-    /// removed: writing into it could be writing into a file that somebody else has put there.
+    /// A process that writes one has it locked. So an unlocked one was left by a dead process, and
+    /// is removed: writing into it could mean writing into another user's file.
     fn create(wanted: &Path, mode: u32) -> Result<(Self, File)> {
         // Asked first only for the better message; `keep` makes sure of it.
         if let Ok(metadata) = wanted.symlink_metadata() {
@@ -196,7 +196,7 @@ impl Drop for PartialFile {
     }
 }
 
-/// Why nothing can be exported to a name that is taken.
+/// Why an export to an existing name is refused.
 fn in_the_way(wanted: &Path, what: FileType) -> Error {
     if what.is_file() || what.is_symlink() || what.is_dir() {
         return Error::failed(format!(
@@ -208,8 +208,8 @@ fn in_the_way(wanted: &Path, what: FileType) -> Error {
     ))
 }
 
-/// Locks the file, and says whether it is still the one of this name: somebody may have taken it for a
-/// left over one before it was locked.
+/// Locks the file, and returns whether it is still the one of this name: another process may have
+/// taken it for a stale one before it was locked.
 fn lock(file: &File, path: &Path) -> io::Result<bool> {
     if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Ok(false);
@@ -222,7 +222,7 @@ fn lock(file: &File, path: &Path) -> io::Result<bool> {
     Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino()))
 }
 
-/// Removes what a process left that was killed.
+/// Removes the file of a process that was killed.
 fn remove_left_over(partial: &Path) -> Result<()> {
     let failed = |e: &io::Error| Error::io(format_args!("cannot replace {partial:?}"), e);
     let mut options = File::options();
@@ -251,7 +251,7 @@ fn remove_left_over(partial: &Path) -> Result<()> {
 /// A block device that is overwritten.
 struct Device {
     file: File,
-    /// How far it has been written. What lies between two pieces becomes zeros.
+    /// The end of the data written so far. The gap between two pieces becomes zeros.
     position: u64,
 }
 

@@ -18,16 +18,16 @@ const PARTS: [&str; 6] = ["superblock", "meta", "log", "data", "index", "secret"
 /// found in many a directory.
 const MARKS: [&str; 4] = ["superblock", "meta", "log", "data"];
 
-/// What else may be in a pool's directory while it is being created.
+/// Other files that may be in a pool's directory while it is being created.
 const LOCK: &str = "lock";
 
-/// What came of the attempt to have a pool to ourselves.
+/// The result of the attempt to open a pool exclusively.
 pub(crate) enum Claim {
     /// It is ours until this is dropped.
     Ours(PoolLock),
     /// Another process has it.
     Held {
-        /// Who, as far as that is known.
+        /// The owner, if it is known.
         holder: String,
     },
 }
@@ -104,7 +104,7 @@ impl NewPool {
     pub(crate) fn create(&self) -> Result<()> {
         let engine = EmbeddedEngine::new(&self.directory, CacheMode::Host);
         let directory_existed = self.directory.exists();
-        // A link that leads nowhere is there as well, and not ours to remove.
+        // A dangling link exists as well, and must not be removed.
         let target_existed =
             (self.data.as_ref()).is_some_and(|target| target.symlink_metadata().is_ok());
         engine.create_directory().map_err(|e| self.failed(&e))?;
@@ -146,7 +146,7 @@ impl NewPool {
         Error::failed(self.message(cause))
     }
 
-    /// Takes back what was made. The directory was empty, so all of this is ours.
+    /// Removes what was made. The directory was empty, so all of this is ours.
     fn remove(&self, directory_existed: bool, target_existed: bool) {
         for name in PARTS.iter().chain([&LOCK]) {
             let _ = fs::remove_file(self.directory.join(name));

@@ -1,4 +1,4 @@
-//! A pool's metadata made again from an export, for the data that is there.
+//! A pool's metadata rebuilt from an export, for the existing data.
 
 use super::{Claim, lock_directory};
 use crate::rendering::utc;
@@ -21,17 +21,17 @@ pub(crate) struct Restoration {
     data: Option<PathBuf>,
     export: MetadataExport,
     log: LogAfter,
-    /// The parts that are there and go aside, and what is then behind their names.
+    /// Existing parts that are renamed, and the content of their names afterwards.
     old: Vec<Part>,
     suffix: String,
-    /// Superblock and root of a pool are there.
+    /// Superblock and root of a pool exist.
     is_pool_there: bool,
     /// None while the directory is not there.
     lock: Option<PoolLock>,
 }
 
 impl Restoration {
-    /// Reads the export and looks at what is there. Changes nothing.
+    /// Reads the export and checks the existing parts. Changes nothing.
     pub(crate) fn prepare(
         directory: &Path,
         file: PathBuf,
@@ -194,7 +194,7 @@ fn reader<'a>(file: &Path, report: &'a mut dyn FnMut(u64, u64)) -> Result<impl R
     ))
 }
 
-/// Tells how much of a file was read.
+/// Reports how much of a file was read.
 struct Reported<'a> {
     file: File,
     done: u64,

@@ -1,4 +1,4 @@
-//! Differences for people.
+//! Rendering of differences.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! The index for people.
+//! Rendering of the index.
 
 use std::io::{self, Write};
 

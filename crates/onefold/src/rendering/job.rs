@@ -1,4 +1,4 @@
-//! Jobs for people.
+//! Rendering of jobs.
 
 use std::io::{self, Write};
 

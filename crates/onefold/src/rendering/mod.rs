@@ -1,4 +1,4 @@
-//! Replies for people: text that may change between releases.
+//! Replies as text, which may change between releases.
 
 mod diff;
 mod index;

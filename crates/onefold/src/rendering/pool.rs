@@ -1,4 +1,4 @@
-//! The pool for people.
+//! Rendering of the pool.
 
 use std::io::{self, Write};
 
@@ -198,7 +198,7 @@ impl Render for PoolCheckReply {
     }
 }
 
-/// What the host has allocated and nothing is stored in, if there is any.
+/// Allocated space without stored data, if there is any.
 fn free_on_disk(stat: &PoolStatReply) -> String {
     match stat.free_bytes_on_disk {
         0 => String::new(),
@@ -206,7 +206,7 @@ fn free_on_disk(stat: &PoolStatReply) -> String {
     }
 }
 
-/// What the host lacks, if it does.
+/// Space that the host lacks, if it does.
 fn host_room(stat: &PoolStatReply, bytes: &dyn Fn(u64) -> String) -> String {
     match stat.host_free_bytes {
         Some(host_free) if stat.available_blocks < stat.free_blocks => format!(
@@ -237,7 +237,7 @@ fn when_full(when_full: WhenFull) -> &'static str {
     }
 }
 
-/// What of it was not as it should be.
+/// The faults that were found.
 pub(crate) fn warnings(reply: &PoolDedupReply) -> Vec<String> {
     let mut warnings = Vec::new();
     if reply.counts.declined > 0 {

@@ -1,4 +1,4 @@
-//! Bad blocks for people.
+//! Rendering of bad blocks.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! Imports and exports for people.
+//! Rendering of imports and exports.
 
 use std::io::{self, Write};
 

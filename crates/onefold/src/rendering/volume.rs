@@ -1,4 +1,4 @@
-//! Volumes, and plans, for people.
+//! Rendering of volumes, and plans.
 
 use std::io::{self, Write};
 

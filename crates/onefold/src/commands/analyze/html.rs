@@ -13,11 +13,11 @@ use std::path::Path;
 const UNIQUE: RGBColor = COLOURS[0];
 const REDUNDANT: RGBColor = COLOURS[1];
 
-/// Bars that have their names below them, at most, and letters of all names together.
+/// Most bars with their names below them, and most letters of all names together.
 const NAMES_MAX: usize = 7;
 const NAME_LETTERS: usize = 44;
 
-/// What a plot shows as bars: what they are called, and their heights, side by side.
+/// The bars of a plot: their names, and their heights, side by side.
 struct Bars<'a> {
     title: String,
     below: &'a str,
@@ -187,7 +187,7 @@ fn runs(way: &WayReply) -> Bars<'_> {
     }
 }
 
-/// What LZ4 leaves of the sample, in percent of the units.
+/// Compressed size of the sample under LZ4, in percent of the units.
 fn compression(found: &Compressibility) -> Bars<'_> {
     let percent = |found: &Compressed| {
         let all = found.sampled.max(1) as f64;
@@ -213,12 +213,12 @@ impl Bars<'_> {
         let mut svg = String::new();
         let values = self.series.iter().flat_map(|(_, _, values)| values);
         let most = values.copied().fold(1.0, f64::max);
-        // Of a count, the logarithm; one more, so that a single one can be seen.
+        // The logarithm of a count plus one, so that a count of one is visible.
         let height = |value: f64| match self.is_logarithmic {
             true => (value + 1.0).log10(),
             false => value,
         };
-        // Above the bars, and for what the series are called.
+        // Above the bars, and for the names of the series.
         let room = if self.series.len() > 1 { 1.3 } else { 1.05 };
         {
             let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
@@ -232,11 +232,11 @@ impl Bars<'_> {
                     0.0..self.names.len().max(1) as f64,
                     0.0..height(most) * room,
                 )?;
-            // Names that would run into each other are left out, and cut.
+            // Names that would overlap are left out, and cut.
             let step = self.names.len().div_ceil(NAMES_MAX).max(1);
             let letters_max = NAME_LETTERS / self.names.len().div_ceil(step).max(1);
             let name = |at: &f64| {
-                // Labels stand in the middle of their bars.
+                // Labels are centred on their bars.
                 let place = at.floor() as usize;
                 let is_middle = (at - at.floor() - 0.5).abs() < 0.01;
                 let name = self.names.get(place);

@@ -1,4 +1,4 @@
-//! What `analyze` prints.
+//! The output of `analyze`.
 
 use crate::output::Render;
 use onefold_analyze::{
@@ -29,7 +29,7 @@ pub(super) struct Reply {
     pub(super) chunkings: Vec<WayReply>,
 }
 
-/// What was found with one way to cut.
+/// The result of one chunking method.
 #[derive(Debug, Serialize)]
 pub(super) struct WayReply {
     pub(super) chunking: String,
@@ -44,7 +44,7 @@ pub(super) struct WayReply {
     pub(super) single_chunks: u64,
     pub(super) duplicate_chunks: u64,
     pub(super) duplicate_bytes: u64,
-    /// What each input saves for itself, and what being alike to each other saves beyond that.
+    /// The savings of each input by itself, and the further savings across inputs.
     pub(super) duplicate_within_bytes: u64,
     pub(super) duplicate_across_bytes: u64,
     /// Part of the data, zeros not counted, that need not be stored.
@@ -56,7 +56,7 @@ pub(super) struct WayReply {
     pub(super) runs: [RunLengths; 2],
     /// Of a sample of the distinct chunks; nothing for whole files.
     pub(super) compression: Option<Compressibility>,
-    /// What a pool would make of it; nothing for chunks that it cannot have.
+    /// The cost in a pool; nothing for chunks that a pool cannot have.
     pub(super) advice: Option<Advice>,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct InputReply {
 
 #[derive(Debug, Serialize)]
 pub(super) struct KindReply {
-    /// What names end in; empty where they end in nothing of the kind.
+    /// The file name extension; empty if there is none.
     pub(super) kind: String,
     #[serde(flatten)]
     pub(super) share: Category,
@@ -181,7 +181,7 @@ impl WayReply {
         remarks.try_for_each(|remark| writeln!(out, "  {remark}"))
     }
 
-    /// Of each kind of chunks how many, their bytes, and which part of what these are.
+    /// For each kind of chunks the number, their bytes, and their part of the whole.
     pub(super) fn totals_rows(&self) -> [[String; 4]; 5] {
         let (all, data) = ((self.totals.bytes, "all"), (self.data_bytes, "data"));
         let totals = &self.totals;
@@ -306,7 +306,7 @@ impl WayReply {
         }
     }
 
-    /// What compressing would leave, and what a pool would make of it.
+    /// The compressed sizes, and the cost in a pool.
     pub(super) fn remarks(&self) -> Vec<String> {
         let compression = self.compression.iter().flat_map(|found| {
             let chunks = compressed_remark("chunk for itself", &found.chunks);
@@ -319,7 +319,8 @@ impl WayReply {
 }
 
 impl InputReply {
-    /// Its data; of these what is distinct, is in other inputs, and is in none before it.
+    /// Its data; of this the part that is distinct, that is in other inputs, and that is in none
+    /// before it.
     pub(super) fn amounts(&self) -> [String; 4] {
         let share = &self.share;
         let data = self.totals.bytes - self.totals.zero_bytes;
@@ -333,7 +334,7 @@ impl InputReply {
     }
 }
 
-/// A table whose first column names the rows.
+/// A table whose first column has the names of the rows.
 pub(super) struct Figures {
     pub(super) columns: [&'static str; 3],
     pub(super) rows: Vec<[String; 3]>,
@@ -422,7 +423,7 @@ pub(super) struct EstimateReply {
     #[serde(flatten)]
     pub(super) totals: Totals,
     pub(super) data_bytes: u64,
-    /// Part of the data that need not be stored, and what that may be off, with this probability.
+    /// Part of the data that need not be stored, and its error bound, with this probability.
     pub(super) saved_ratio: f64,
     pub(super) error: f64,
     pub(super) confidence: f64,

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// A distribution's text at most: many times as much as one of a large data set.
+/// Longest text of a distribution: many times that of a large data set.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
 /// A distribution, and how it was asked for.
@@ -17,7 +17,7 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// Those that come with the program go before files of their names.
+    /// Built-in ones take precedence over files of the same names.
     pub(super) fn load(name: &Path, block_bytes: Option<u64>) -> Result<Self> {
         let mut shipped = shipped_distributions().into_iter();
         let text = match shipped.find(|(known, _)| Path::new(known) == name) {

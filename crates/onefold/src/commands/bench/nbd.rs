@@ -33,7 +33,7 @@ impl NbdTarget {
         })
     }
 
-    /// Whether it takes what the load does.
+    /// Whether it accepts the load's requests.
     pub(super) fn check(&self, block_bytes: u64, load: &Load) -> Result<()> {
         let refused = |what: String| Err(Error::usage(format!("{}: {what}", self.address)));
         if self.is_read_only {

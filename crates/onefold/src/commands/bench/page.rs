@@ -1,4 +1,4 @@
-//! What was measured as a page.
+//! The measurements as a page.
 
 use super::super::html::{Page, Section, Table};
 use super::super::plots::{Lines, Plot, Scale};
@@ -38,7 +38,7 @@ fn draw(reply: &Reply) -> std::result::Result<Page, Box<dyn Cause>> {
     })
 }
 
-/// What the first phase did that was not there to fill the target.
+/// The operations of the first phase that was not only to fill the target.
 fn headline(reply: &Reply) -> String {
     let Some(phase) = reply.phases.iter().find(|phase| phase.phase != "fill") else {
         return "Nothing was measured".to_owned();
@@ -58,7 +58,7 @@ fn headline(reply: &Reply) -> String {
     )
 }
 
-/// How long it took how many of the requests, for each operation but flushes.
+/// Latencies of each operation except flushes: how many requests took how long.
 fn latencies(reply: &Reply) -> Plot<'_> {
     let mut lines = Vec::new();
     for phase in &reply.phases {
@@ -93,7 +93,7 @@ fn latencies(reply: &Reply) -> Plot<'_> {
 }
 
 fn throughput(phase: &PhaseReply) -> Plot<'_> {
-    // Several intervals to a point, for more points than these cannot be told apart.
+    // Several intervals to a point, because more points than these cannot be distinguished.
     let joined = phase.timeline.len().div_ceil(POINTS_MAX).max(1);
     let line = |bytes: fn(&IntervalReply) -> u64| {
         let points = (0..).zip(phase.timeline.chunks(joined));

@@ -1,4 +1,4 @@
-//! What `bench` can be put on, as the user names it.
+//! The target of `bench`, as the user gives it.
 
 use super::nbd::NbdTarget;
 use onefold_api::size;
@@ -33,7 +33,7 @@ impl FromStr for Place {
 }
 
 impl Place {
-    /// How much of it is used: all of it, or as much as was asked for.
+    /// The part that is used: all of it, or the requested size.
     pub(super) fn bytes(&self, wanted: Option<u64>) -> Result<u64> {
         let found = match self {
             Self::Memory(bytes) => Some(*bytes),
@@ -52,7 +52,7 @@ impl Place {
         }
     }
 
-    /// Opens it, or makes it. Says whether it is new, so that there can be nothing in it.
+    /// Opens it, or makes it. Returns whether it is new, and therefore empty.
     pub(super) fn open(
         &self,
         bytes: u64,

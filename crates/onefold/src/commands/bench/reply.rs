@@ -1,4 +1,4 @@
-//! What `bench` prints.
+//! The output of `bench`.
 
 use super::content::Content;
 use crate::output::Render;
@@ -9,7 +9,7 @@ use onefold_workload::{
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// Latencies that are told of each operation: their percentiles.
+/// Latencies reported for each operation: their percentiles.
 const PERCENTILES: [f64; 4] = [50.0, 90.0, 99.0, 99.9];
 
 /// The document of `bench`; its field names are a promise.
@@ -31,7 +31,8 @@ pub(super) struct Reply {
     pub(super) instances: u64,
     pub(super) compressible_percent: u8,
     pub(super) content: ContentReply,
-    /// Blocks that were read and compared with what was written. All were equal, or this would not be.
+    /// Blocks that were read and compared with the written data. All were equal, otherwise there is
+    /// no result.
     pub(super) verified_blocks: u64,
     pub(super) phases: Vec<PhaseReply>,
 }
@@ -188,7 +189,7 @@ fn curve(measured: &Measured) -> Vec<(f64, f64)> {
     parts.map(point).collect()
 }
 
-/// What [`Reply::rows`] have.
+/// The columns of [`Reply::rows`].
 pub(super) const COLUMNS: [&str; 11] = [
     "phase",
     "requests",
@@ -244,7 +245,7 @@ impl OperationReply {
             true => phase.phase.to_owned(),
             false => format!("{} {}", phase.phase, self.operation),
         };
-        // A flush has no size, and nothing is done beside it.
+        // A flush has no size, and nothing runs beside it.
         let unless_flush = |text: String| match self.operation {
             "flush" => String::new(),
             _ => text,
@@ -279,7 +280,7 @@ impl Render for Reply {
 }
 
 impl Reply {
-    /// What was done, and with which contents.
+    /// The operations, and their contents.
     pub(super) fn load(&self) -> [String; 2] {
         let rate = match self.rate {
             Some(rate) => format!(", {rate} a second"),
@@ -321,7 +322,7 @@ impl Reply {
     }
 }
 
-/// Nanoseconds with three digits or so and a unit, for people.
+/// Nanoseconds with about three digits and a unit, for display.
 pub(super) fn time_display(nanoseconds: f64) -> String {
     let units = [(1e9, "s"), (1e6, "ms"), (1e3, "us")];
     let unit = units.into_iter().find(|(least, _)| nanoseconds >= *least);
