@@ -177,14 +177,10 @@ impl Client {
         let flags = handshake_flag::FIXED_NEWSTYLE | flags & handshake_flag::NO_ZEROES;
         self.output.write_all(&u32::from(flags).to_be_bytes())?;
         // The name with its length, and a request for one piece of information: sizes of requests.
-        let name = wire_string(export)?;
+        let name = string_bytes(export);
         let asked = [1_u16.to_be_bytes(), info::BLOCK_SIZE.to_be_bytes()].concat();
         let data = [name, asked].concat();
-        let mut go = wire::IHAVEOPT.to_be_bytes().to_vec();
-        go.extend(option::GO.to_be_bytes());
-        go.extend((data.len() as u32).to_be_bytes());
-        go.extend(data);
-        self.output.write_all(&go)?;
+        self.output.write_all(&option_bytes(option::GO, &data))?;
         loop {
             let (magic, _, kind, len) = (self.u64()?, self.u32()?, self.u32()?, self.u32()?);
             if magic != wire::OPTION_REPLY_MAGIC || len > ANSWER_BYTES_MAX {
@@ -239,12 +235,8 @@ impl Client {
     ) -> io::Result<()> {
         self.cookie += 1;
         self.request.clear();
-        self.request.extend(wire::REQUEST_MAGIC.to_be_bytes());
-        self.request.extend(flags.to_be_bytes());
-        self.request.extend(command.to_be_bytes());
-        self.request.extend(self.cookie.to_be_bytes());
-        self.request.extend(at.to_be_bytes());
-        self.request.extend((len as u32).to_be_bytes());
+        let header = request_bytes(flags, command, self.cookie, at, len as u32);
+        self.request.extend(header);
         self.request.extend(data);
         self.output.write_all(&self.request)?;
         if command == command::DISC {
@@ -353,10 +345,36 @@ impl Drop for Client {
     }
 }
 
+/// An option of the handshake as it is sent.
 #[allow(clippy::big_endian_bytes, reason = "the protocol is big-endian")]
-fn wire_string(text: &str) -> io::Result<Vec<u8>> {
-    let len = u32::try_from(text.len()).map_err(|_| invalid("the export's name is too long"))?;
-    Ok([&len.to_be_bytes()[..], text.as_bytes()].concat())
+pub fn option_bytes(number: u32, data: &[u8]) -> Vec<u8> {
+    [
+        &wire::IHAVEOPT.to_be_bytes()[..],
+        &number.to_be_bytes(),
+        &(data.len() as u32).to_be_bytes(),
+        data,
+    ]
+    .concat()
+}
+
+/// A request as it is sent, without the data of a WRITE.
+#[allow(clippy::big_endian_bytes, reason = "the protocol is big-endian")]
+pub fn request_bytes(flags: u16, command: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
+    [
+        &wire::REQUEST_MAGIC.to_be_bytes()[..],
+        &flags.to_be_bytes(),
+        &command.to_be_bytes(),
+        &cookie.to_be_bytes(),
+        &offset.to_be_bytes(),
+        &len.to_be_bytes(),
+    ]
+    .concat()
+}
+
+/// A string with its length. No server takes a name whose length has no room in it.
+#[allow(clippy::big_endian_bytes, reason = "the protocol is big-endian")]
+pub fn string_bytes(text: &str) -> Vec<u8> {
+    [&(text.len() as u32).to_be_bytes()[..], text.as_bytes()].concat()
 }
 
 fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {

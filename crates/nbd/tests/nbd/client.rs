@@ -1,5 +1,6 @@
 //! A client that says exactly what a test wants it to say.
 
+pub(crate) use onefold_nbd::client::{option_bytes, request_bytes, string_bytes};
 use onefold_nbd::wire::{self, chunk, command, option, option_reply};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -36,22 +37,6 @@ pub(crate) fn be64(bytes: &[u8]) -> u64 {
     u64::from_be_bytes(bytes[..8].try_into().unwrap())
 }
 
-/// An option as it is sent.
-pub(crate) fn option_bytes(number: u32, data: &[u8]) -> Vec<u8> {
-    let len = (data.len() as u32).to_be_bytes();
-    [
-        &wire::IHAVEOPT.to_be_bytes()[..],
-        &number.to_be_bytes(),
-        &len,
-        data,
-    ]
-    .concat()
-}
-
-pub(crate) fn string_bytes(string: &str) -> Vec<u8> {
-    [&(string.len() as u32).to_be_bytes()[..], string.as_bytes()].concat()
-}
-
 /// The data of SET_META_CONTEXT and LIST_META_CONTEXT.
 pub(crate) fn meta_context_bytes(name: &str, queries: &[&str]) -> Vec<u8> {
     let mut bytes = string_bytes(name);
@@ -65,24 +50,6 @@ pub(crate) fn meta_context_bytes(name: &str, queries: &[&str]) -> Vec<u8> {
 /// The data of INFO and GO.
 pub(crate) fn info_bytes(name: &str) -> Vec<u8> {
     [&string_bytes(name)[..], &0_u16.to_be_bytes()].concat()
-}
-
-pub(crate) fn request_bytes(
-    flags: u16,
-    command: u16,
-    cookie: u64,
-    offset: u64,
-    len: u32,
-) -> Vec<u8> {
-    [
-        &wire::REQUEST_MAGIC.to_be_bytes()[..],
-        &flags.to_be_bytes(),
-        &command.to_be_bytes(),
-        &cookie.to_be_bytes(),
-        &offset.to_be_bytes(),
-        &len.to_be_bytes(),
-    ]
-    .concat()
 }
 
 impl Client {

@@ -1,10 +1,11 @@
 //! The daemon: its sockets, its signals, and commands that go through it.
 
 use crate::harness::{Daemon, Outcome, PATIENCE, Scene, noise, run, wait_until};
+use onefold_nbd::client::Client;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
@@ -260,31 +261,21 @@ fn a_stopped_daemon_leaves_nothing_to_replay() {
     }
 }
 
-/// Attaches to a volume as the simplest of NBD clients.
-fn attach(scene: &Scene, volume: &str) -> UnixStream {
-    attach_and_answer(scene, volume).0
+fn attach(scene: &Scene, volume: &str) -> Client {
+    let socket = scene.pool().join("nbd.sock");
+    let address = format!("nbd+unix:///{volume}?socket={}", socket.display());
+    Client::connect(&address.parse().unwrap()).unwrap()
 }
 
-/// The same, with the size and flags that the server answered.
-fn attach_and_answer(scene: &Scene, volume: &str) -> (UnixStream, [u8; 10]) {
-    let mut stream = UnixStream::connect(scene.pool().join("nbd.sock")).unwrap();
-    let mut greeting = [0; 18];
-    stream.read_exact(&mut greeting).unwrap();
-    assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
-    // Fixed newstyle without the padding of old, and the option EXPORT_NAME.
-    let mut hello = vec![0, 0, 0, 3];
-    hello.extend_from_slice(b"IHAVEOPT\0\0\0\x01\0\0\0");
-    hello.push(u8::try_from(volume.len()).unwrap());
-    hello.extend_from_slice(volume.as_bytes());
-    stream.write_all(&hello).unwrap();
-    let mut answer = [0; 10];
-    stream.read_exact(&mut answer).unwrap();
-    (stream, answer)
-}
-
-/// Whether the server has hung up.
-fn is_disconnected(mut stream: UnixStream) -> bool {
-    stream.read(&mut [0; 64]).is_ok_and(|len| len == 0)
+/// Whether the server has hung up, which is no answer.
+fn is_disconnected(mut client: Client) -> bool {
+    let error = client.read(&mut [0; 512], 0).unwrap_err();
+    let hung_up = [
+        ErrorKind::UnexpectedEof,
+        ErrorKind::BrokenPipe,
+        ErrorKind::ConnectionReset,
+    ];
+    hung_up.contains(&error.kind())
 }
 
 #[test]
@@ -313,41 +304,24 @@ fn an_attached_volume_is_protected() {
     assert_eq!(scene.volumes(), ["idle"]);
 }
 
-/// The size that a client of this volume was told.
-#[expect(clippy::big_endian_bytes, reason = "NBD has this order")]
-fn attach_for_size(scene: &Scene, volume: &str) -> (UnixStream, u64) {
-    let (stream, answer) = attach_and_answer(scene, volume);
-    (stream, u64::from_be_bytes(answer[..8].try_into().unwrap()))
-}
-
 #[test]
-#[expect(clippy::big_endian_bytes, reason = "NBD has this order")]
 fn a_volume_grows_while_clients_are_attached() {
     let scene = Scene::new();
     let _daemon = scene.daemon();
     scene.ok(&["volume", "create", "vm", "--size", "1M"]);
-    let (mut before, size) = attach_for_size(&scene, "vm");
-    assert_eq!(size, 1 << 20);
+    let mut before = attach(&scene, "vm");
+    assert_eq!(before.bytes(), 1 << 20);
     let grown = scene.json(&["volume", "resize", "vm", "--size", "2M"]);
     assert_eq!(grown["done"], true);
     let said = grown["plan"].to_string();
     assert!(said.contains(&std::process::id().to_string()), "{said}");
-    let (_after, size) = attach_for_size(&scene, "vm");
-    assert_eq!(size, 2 << 20);
+    assert_eq!(attach(&scene, "vm").bytes(), 2 << 20);
 
     // Who was attached before is answered as before, and told of nothing beyond the old end.
     for (offset, is_fine) in [((1 << 20) - 4096_u64, true), (1 << 20, false)] {
-        let mut read = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 0];
-        read.extend_from_slice(&7_u64.to_be_bytes());
-        read.extend_from_slice(&offset.to_be_bytes());
-        read.extend_from_slice(&4096_u32.to_be_bytes());
-        before.write_all(&read).unwrap();
-        let mut reply = [0; 16];
-        before.read_exact(&mut reply).unwrap();
-        assert_eq!(&reply[..4], [0x67, 0x44, 0x66, 0x98]);
-        assert_eq!(reply[4..8] == [0; 4], is_fine, "{reply:?}");
-        if is_fine {
-            before.read_exact(&mut [0; 4096]).unwrap();
+        match before.read(&mut [0; 4096], offset) {
+            Ok(()) => assert!(is_fine, "{offset}"),
+            Err(error) => assert!(!is_fine && error.raw_os_error().is_some(), "{error}"),
         }
     }
 }
