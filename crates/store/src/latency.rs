@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crate::sync::AtomicU64;
+use onefold_metadata::sync::AtomicU64;
 
 /// Four buckets for each power of two of nanoseconds, up to 2^40 (18 minutes).
 const BUCKETS: usize = 4 * 40;

@@ -12,11 +12,10 @@
 //! | `integrity/` | blocks that decayed are found and repaired; the maps are checked |
 //! | `admin/` | size, import and export, figures, space for the host |
 //! | `journal/` | how changes become durable, and blocks are used again |
-//! | `metadata/` | the state that records change: maps, free space, catalogue, queue, batches |
-//! | `blocking.rs` `error.rs` `guard.rs` `latency.rs` `limits.rs` `sync.rs` | used by all of them |
+//! | `latency.rs` | how long requests take |
 //!
-//! `journal` and `metadata` use nothing that is above them here. Only `metadata` changes a map, and only
-//! `journal` makes changes durable.
+//! What records change is the crate `metadata`, and only it changes a map. `journal` uses nothing that is
+//! above it here, and only it makes changes durable.
 //!
 //! `examples/volume.rs` makes a pool and a volume and uses them: `cargo run -p onefold-store --example
 //! volume`.
@@ -25,20 +24,14 @@
 //! runs on the executor of [`Store::set_background_executor`].
 
 mod admin;
-mod blocking;
 mod dedup;
-mod error;
-mod guard;
 mod integrity;
 mod journal;
 mod latency;
-mod limits;
-mod metadata;
 mod pool;
 mod recovery;
 mod snapshots;
 mod store;
-mod sync;
 mod volume;
 mod volume_options;
 
@@ -49,13 +42,8 @@ pub use admin::Usage;
 pub use admin::{IndexStat, MemoryStat, PoolStat, SnapshotStat, VolumeStat};
 pub use admin::{LogAfter, MetadataExport};
 pub use admin::{ShrinkPlan, ShrinkReport};
-pub use blocking::Blocking;
 pub use dedup::{BatchReport, Ready};
 pub use dedup::{COLLECT_BATCH_BLOCKS, CollectReport};
-pub use error::{Result, StoreError, StoreErrorKind};
-pub use guard::Guard;
-#[cfg(feature = "simulation")]
-pub use guard::Scarcity;
 pub use integrity::{BadBlockStat, BlockUse};
 pub use integrity::{CheckReport, Finding};
 pub use integrity::{Scrub, ScrubReport, ScrubStatus};
@@ -63,12 +51,16 @@ pub use journal::BackgroundExecutor;
 pub use journal::IncompleteCommit;
 pub use journal::SpaceLevel;
 pub use latency::LatencyCounts;
-pub use limits::REQUEST_BYTES_MAX;
 pub use onefold_format::{DedupMode, IndexKind, Lba, Pba, WhenFull};
+#[cfg(feature = "simulation")]
+pub use onefold_metadata::Scarcity;
+pub use onefold_metadata::{
+    Blocking, Change, Guard, REQUEST_BYTES_MAX, Result, StoreError, StoreErrorKind,
+};
 pub use recovery::{CreateOptions, OpenOptions, RecoveryReport};
 pub use snapshots::DeletionStat;
 pub use snapshots::SNAPSHOTS_AT_ONCE_MAX;
 pub use store::{Store, VolumeChange};
-pub use volume::{Change, ChangedExtent};
+pub use volume::ChangedExtent;
 pub use volume::{Extent, Volume};
 pub use volume_options::{DEFAULT_DOMAIN, VolumeOptions};

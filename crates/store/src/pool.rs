@@ -3,14 +3,12 @@
 use std::sync::Arc;
 
 use onefold_format::{Secret, Superblock};
+use onefold_metadata::sync::{Mutex, MutexGuard};
+use onefold_metadata::{Limits, Maps, Result, Room, StoreError};
 
 use crate::dedup::{Fingerprinter, IndexSlot};
-use crate::error::{Result, StoreError};
 use crate::journal::{BackgroundWork, BadBlocks, DataDisk, Journal};
 use crate::latency::Latencies;
-use crate::limits::Limits;
-use crate::metadata::{Maps, Room};
-use crate::sync::{Mutex, MutexGuard};
 
 pub(crate) struct Pool {
     pub(crate) superblock: Superblock,

@@ -27,16 +27,13 @@ use onefold_format::units::{BLOCK_SIZES, PBA_END, SECTOR_BYTES};
 use onefold_format::{
     FormatError, IndexKind, PageNumber, PoolId, Root, Secret, Superblock, TreeRoot, WhenFull,
 };
+use onefold_metadata::{self, Guard, Limits, Maps, Pages, Result, StoreError, StoreErrorKind};
 
 use crate::dedup::{self, IndexSlot};
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
 use crate::journal::{
     BackgroundWork, BadBlocks, DataDisk, IncompleteCommit, Journal, JournalParts, Log, LogMark,
     TailCopy, check_length,
 };
-use crate::limits::Limits;
-use crate::metadata::{self, Maps, Pages};
 use crate::pool::{Pool, PoolParts};
 
 /// How to create a pool.
@@ -320,7 +317,8 @@ pub(crate) fn open(
     let maps = Maps::new(Arc::clone(&pages), &limits, superblock.block_size);
     let mut report = RecoveryReport::default();
     let rebuild_free_space = options.rebuild_free_space;
-    let (metadata, is_rebuilt) = metadata::open(&pages, &maps, &root, &limits, rebuild_free_space)?;
+    let (metadata, is_rebuilt) =
+        onefold_metadata::open(&pages, &maps, &root, &limits, rebuild_free_space)?;
     report.free_space_rebuilt = is_rebuilt;
     let mark = LogMark {
         position: root.log_position,

@@ -15,20 +15,19 @@ use onefold_format::{
     DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record, TreeRoot,
     VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
+use onefold_metadata::heat::ROUNDS_MAX;
+use onefold_metadata::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
+use onefold_metadata::{
+    Blocking, Catalogue, Guard, INTERVAL_SECONDS_MAX, MetadataState, Result, StoreError,
+    StoreErrorKind, check_name, free_slot, full_name,
+};
 
 use crate::admin::Usages;
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
 use crate::journal::{BackgroundExecutor, Metadata, StopsOnPanic};
 use crate::latency::LatencyCounts;
-use crate::limits::INTERVAL_SECONDS_MAX;
-use crate::metadata::heat::ROUNDS_MAX;
-use crate::metadata::{Catalogue, MetadataState, check_name, free_slot, full_name};
 use crate::pool::Pool;
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};
 use crate::snapshots::{Deletion, Deletions};
-use crate::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
 use crate::volume::Volume;
 use crate::volume_options::{DEFAULT_DOMAIN, VolumeOptions};
 

@@ -1,8 +1,8 @@
 //! Giving free space back to the host, and knowing when there is some: see `journal/host_space.rs`.
 
 use onefold_format::Pba;
+use onefold_metadata::Result;
 
-use crate::error::Result;
 use crate::journal::Epoch;
 use crate::store::Store;
 

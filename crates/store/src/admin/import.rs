@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{Lba, SegmentIndex, VolumeState};
+use onefold_metadata::sync::{Mutex, lock, write};
+use onefold_metadata::{Blocking, Result};
 
-use crate::blocking::Blocking;
 use crate::dedup::{BatchReport, Ready};
-use crate::error::Result;
 use crate::store::Store;
-use crate::sync::{Mutex, lock, write};
 use crate::volume::Volume;
 use crate::volume_options::VolumeOptions;
 

@@ -24,16 +24,16 @@ use std::sync::Arc;
 
 use onefold_format::entry::State;
 use onefold_format::{Entry, Lba, Record, SegmentIndex};
+use onefold_metadata::sync::lock;
+use onefold_metadata::{
+    BlockRange, Blocking, Layer, PbaRun, Placement, Result, StoreError, StoreErrorKind,
+};
 use smallvec::smallvec;
 
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::journal::Purpose;
-use crate::metadata::{BlockRange, Layer, PbaRun, Placement};
 use crate::pool::Pool;
 use crate::recovery::pool_size_problem;
 use crate::store::Store;
-use crate::sync::lock;
 
 /// Blocks moved under one hold of their locks: a guest that needs one of them waits for this many.
 const PIECE_BLOCKS: usize = 64;

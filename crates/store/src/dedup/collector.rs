@@ -19,13 +19,10 @@ use onefold_index::{Fingerprint, FingerprintIndex, Released};
 
 use super::index::{STREAM, last_answers};
 use super::reading::Fingerprinted;
-use crate::blocking::Blocking;
-use crate::error::Result;
-use crate::guard::Guard;
-use crate::metadata::{OpenBatch, PbaRun, PbaRuns};
 use crate::pool::Pool;
 use crate::store::Store;
 use onefold_format::record::BATCH_ITEMS_MAX;
+use onefold_metadata::{Blocking, Guard, OpenBatch, PbaRun, PbaRuns, Result};
 
 /// References that one batch releases at most.
 pub const COLLECT_BATCH_BLOCKS: u64 = BATCH_ITEMS_MAX as u64;

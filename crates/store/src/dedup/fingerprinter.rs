@@ -44,7 +44,7 @@ impl Fingerprinter {
 /// Keeps as many bits as the simulation wants. Domains still never meet.
 #[cfg(feature = "simulation")]
 fn make_collide(fingerprints: &mut [Fingerprint], domain: DomainId) {
-    let Some(bits) = crate::guard::Scarcity::now().fingerprint_bits else {
+    let Some(bits) = onefold_metadata::Scarcity::now().fingerprint_bits else {
         return;
     };
     for fingerprint in fingerprints {

@@ -7,11 +7,9 @@ use std::sync::Arc;
 
 use onefold_engine::{Disk, Engine, Part};
 use onefold_format::{IndexKind, PoolId};
-use onefold_index::{FingerprintIndex, IndexError, StreamId};
-
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::metadata::OpenBatch;
-use crate::sync::{RwLock, read, write};
+use onefold_index::{FingerprintIndex, StreamId};
+use onefold_metadata::sync::{RwLock, read, write};
+use onefold_metadata::{OpenBatch, Result, StoreError, StoreErrorKind};
 
 /// All batches of a pool are one stream: P4 holds for each layer, as part of it.
 pub(super) const STREAM: StreamId = StreamId(1);
@@ -222,17 +220,4 @@ pub(super) fn last_answers<'a, T>(answers: &'a [T], batch: &OpenBatch) -> Result
             answers.len()
         ))
     })
-}
-
-impl From<IndexError> for StoreError {
-    fn from(error: IndexError) -> Self {
-        let kind = match &error {
-            error if error.is_storage_full() => StoreErrorKind::NoSpace,
-            IndexError::Io(_) | IndexError::Failed => StoreErrorKind::Io,
-            IndexError::Newer(_) => StoreErrorKind::NewerFormat,
-            IndexError::Closed => StoreErrorKind::Gone,
-            _ => StoreErrorKind::Damaged,
-        };
-        Self::new(kind, error.to_string())
-    }
 }

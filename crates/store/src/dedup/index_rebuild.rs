@@ -16,14 +16,13 @@
 
 use onefold_format::IndexKind;
 use onefold_index::{Fingerprint, FingerprintIndex};
+use onefold_metadata::sync::lock;
+use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
 
 use super::index::STREAM;
 use super::references::ROWS_AT_ONCE;
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
 use crate::pool::Pool;
 use crate::store::Store;
-use crate::sync::lock;
 
 impl Store {
     /// Rebuilds the index from the maps, if it does not match them: after a stop that it could not

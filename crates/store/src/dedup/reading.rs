@@ -3,8 +3,8 @@
 use onefold_format::Pba;
 use onefold_format::batch_page::BatchItem;
 use onefold_index::Fingerprint;
+use onefold_metadata::{Result, StoreError};
 
-use crate::error::{Result, StoreError};
 use crate::pool::Pool;
 
 /// Bytes read back and hashed at a time: enough to hash many blocks at once, few enough to stay in

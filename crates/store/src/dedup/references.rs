@@ -12,14 +12,13 @@ use onefold_format::entry::State;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 use onefold_format::{DomainId, Pba};
 use onefold_index::{Fingerprint, FingerprintIndex, Row};
+use onefold_metadata::sync::lock;
+use onefold_metadata::{Result, bits};
 use rustc_hash::FxHashMap;
 
 use super::index::STREAM;
-use crate::error::Result;
 use crate::journal::CheckpointReader;
-use crate::metadata::bits;
 use crate::pool::Pool;
-use crate::sync::lock;
 
 /// Rows made at a time.
 pub(super) const ROWS_AT_ONCE: usize = 4096;

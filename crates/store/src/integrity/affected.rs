@@ -5,8 +5,8 @@
 //! it.
 
 use onefold_format::{BadBlock, Entry, Fault, LayerId, Lba, Pba, VolumeRecord, VolumeState};
+use onefold_metadata::Result;
 
-use crate::error::Result;
 use crate::journal::CheckpointReader;
 use crate::store::Store;
 

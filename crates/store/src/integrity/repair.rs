@@ -22,9 +22,8 @@
 use onefold_format::scrub_page::ATTEMPTS_MAX;
 use onefold_format::{BadBlock, DomainId, Pba};
 use onefold_index::{Counted, Fingerprint, FingerprintIndex};
+use onefold_metadata::{Guard, Result, StoreErrorKind};
 
-use crate::error::{Result, StoreErrorKind};
-use crate::guard::Guard;
 use crate::pool::Pool;
 
 /// Rows with the first bytes of a fingerprint: more than one is all but impossible.

@@ -27,11 +27,9 @@ use std::ops::Range;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 use onefold_format::{BadBlock, DomainId, Fault, Pba};
 use onefold_index::{Fingerprint, FingerprintIndex, Key};
+use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind, bits};
 use std::collections::BTreeSet;
 
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
-use crate::metadata::bits;
 use crate::pool::Pool;
 use crate::store::Store;
 

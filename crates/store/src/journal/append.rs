@@ -4,15 +4,12 @@ use std::time::Duration;
 
 use onefold_format::Record;
 use onefold_format::record::RECORD_BYTES_MAX;
+use onefold_metadata::sync::lock;
+use onefold_metadata::{Blocking, Failed, Guard, MetadataState, PbaRun, Result, StoreError, apply};
 
 use super::log::RECORDS_BYTES_MAX;
 use super::watermarks::PAGES_FOR_RECLAIMING;
 use super::{Journal, Uncommitted};
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError};
-use crate::guard::Guard;
-use crate::metadata::{Failed, MetadataState, PbaRun, apply};
-use crate::sync::lock;
 
 /// Log bytes kept free beyond the requested ones: frame headers and padding of one more commit.
 const LOG_MARGIN_BYTES: u64 = 8 << 10;

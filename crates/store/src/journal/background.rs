@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::sync::AtomicU64;
+use onefold_metadata::sync::AtomicU64;
 
 /// Runs work to its end and returns, once.
 pub type BackgroundExecutor = fn(&mut (dyn FnMut() + Send));

@@ -23,11 +23,10 @@ use onefold_format::page::{self, PAGE_BYTES};
 use onefold_format::scrub_page::{self, BAD_BLOCKS_MAX, SLOT_PAGES, SLOTS, ScrubPage};
 use onefold_format::units::SECTOR_BYTES;
 use onefold_format::{BadBlock, Fault, FormatError, PageNumber, Pba, PoolId, ScrubProgress};
+use onefold_metadata::sync::{AtomicUsize, Mutex, RwLock, lock, read, write};
+use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
 
 use super::Journal;
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
-use crate::sync::{AtomicUsize, Mutex, RwLock, lock, read, write};
 
 /// Blocks that a reader could not read, kept until they are checked.
 const SUSPECTS_MAX: usize = 1024;

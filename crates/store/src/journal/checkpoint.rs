@@ -11,12 +11,10 @@
 
 use onefold_format::Root;
 use onefold_format::page::PAGE_BYTES;
+use onefold_metadata::{Guard, PageWriter, Result, StoreError};
 
 use super::Journal;
 use super::failure::StopsOnPanic;
-use crate::error::{Result, StoreError};
-use crate::guard::Guard;
-use crate::metadata::PageWriter;
 
 impl Journal {
     /// Writes a checkpoint that holds everything up to some moment after this call.

@@ -9,12 +9,12 @@
 //! queue for the lock and find, when they get it, that a commit sealed after they arrived is done
 //! (P5). So any number of flushes that arrive during one commit share the next.
 
+use onefold_metadata::sync::lock;
+use onefold_metadata::{Guard, Result, StoreError};
+
 use super::failure::StopsOnPanic;
 use super::log::{Log, Tail};
 use super::{Journal, Uncommitted};
-use crate::error::{Result, StoreError};
-use crate::guard::Guard;
-use crate::sync::lock;
 
 impl Journal {
     /// Makes everything durable that was answered before this call.

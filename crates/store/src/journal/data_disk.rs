@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_engine::Disk;
+use onefold_metadata::sync::AtomicBool;
 
 use super::doubted::Doubted;
 use super::log::Tail;
-use crate::sync::AtomicBool;
 
 pub(crate) struct DataDisk {
     disk: Arc<dyn Disk>,

@@ -11,10 +11,10 @@ use std::io;
 use std::ops::Range;
 
 use onefold_format::{Record, record};
+use onefold_metadata::Guard;
+use onefold_metadata::sync::{RwLock, read, write};
 
 use super::log::Tail;
-use crate::guard::Guard;
-use crate::sync::{RwLock, read, write};
 
 /// Where each run begins, and where it ends.
 #[derive(Default)]

@@ -10,7 +10,7 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::sync::AtomicU64;
+use onefold_metadata::sync::AtomicU64;
 
 const COUNTERS: u64 = 4;
 
@@ -98,7 +98,7 @@ mod shuttle_tests {
     use shuttle::thread;
 
     use super::{COUNTERS, Epoch, Epochs};
-    use crate::sync::{AtomicU64, Mutex, lock};
+    use onefold_metadata::sync::{AtomicU64, Mutex, lock};
 
     /// A map of one entry, which refers to one block after the other, each once.
     struct OneEntry {

@@ -5,8 +5,7 @@
 
 use std::sync::OnceLock;
 
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
+use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
 
 /// The first failure after which nothing may be written, if there was one.
 #[derive(Default)]

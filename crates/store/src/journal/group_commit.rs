@@ -2,9 +2,8 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::error::Result;
-use crate::guard::Guard;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, lock};
+use onefold_metadata::sync::{AtomicU64, Mutex, MutexGuard, lock};
+use onefold_metadata::{Guard, Result};
 
 /// A ticket machine: many callers want the work and one does it.
 ///
@@ -79,7 +78,7 @@ mod shuttle_tests {
     use shuttle::thread;
 
     use super::GroupCommit;
-    use crate::sync::AtomicBool;
+    use onefold_metadata::sync::AtomicBool;
 
     const CALLERS: usize = 4;
 

@@ -12,12 +12,10 @@ use std::ops::Range;
 
 use onefold_format::Pba;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
+use onefold_metadata::sync::lock;
+use onefold_metadata::{Guard, PbaRun, PbaRuns, Result, StoreError};
 
 use super::Journal;
-use crate::error::{Result, StoreError};
-use crate::guard::Guard;
-use crate::metadata::{PbaRun, PbaRuns};
-use crate::sync::lock;
 
 /// The granularity: smaller holes cost the file system more than the space is worth.
 const UNIT_BYTES: u64 = 64 << 10;

@@ -11,9 +11,7 @@ use onefold_format::frame::{
 };
 use onefold_format::record::RECORD_BYTES_MAX;
 use onefold_format::{FormatError, PoolId, Record};
-
-use crate::error::{Result, StoreError};
-use crate::metadata::PbaRuns;
+use onefold_metadata::{PbaRuns, Result, StoreError};
 
 /// Log bytes that the records of one call may take. A piece of a write needs at most a map record of
 /// 48 bytes for each of its `write::PIECE_BLOCKS` blocks: 24 KiB.

@@ -14,10 +14,9 @@
 use onefold_format::PoolId;
 use onefold_format::frame::{self, FRAME_HEADER_BYTES};
 use onefold_format::units::SECTOR_BYTES;
+use onefold_metadata::{Guard, Result, StoreError};
 
 use super::log::{LogMark, LogReader};
-use crate::error::{Result, StoreError};
-use crate::guard::Guard;
 
 /// A commit at the end of the log of which some frames are missing or do not verify.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::sync::AtomicU64;
+use onefold_metadata::sync::AtomicU64;
 
 /// The used part of the log's ring.
 pub(super) struct LogSpan {

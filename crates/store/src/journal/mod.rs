@@ -54,6 +54,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_format::{Pba, Root, Superblock, WhenFull};
+use onefold_metadata::sync::{AtomicU8, Condvar, Mutex, MutexGuard, lock};
+use onefold_metadata::{Guard, Limits, Maps, MetadataState, Pages, PbaRuns, Result, StoreError};
 
 use self::epoch::Epochs;
 use self::failure::Failure;
@@ -62,11 +64,6 @@ use self::group_commit::GroupCommit;
 use self::log::Tail;
 use self::log_span::LogSpan;
 use self::watermarks::SpaceReport;
-use crate::error::{Result, StoreError};
-use crate::guard::Guard;
-use crate::limits::Limits;
-use crate::metadata::{Maps, MetadataState, Pages, PbaRuns};
-use crate::sync::{AtomicU8, Condvar, Mutex, MutexGuard, lock};
 
 pub use background::BackgroundExecutor;
 pub(crate) use background::BackgroundWork;

@@ -7,10 +7,11 @@ use onefold_format::page::{
     BATCH_OWNER, CATALOGUE_OWNER, PageBytes, PageKind, QUEUE_OWNER, SPACE_OWNER,
 };
 use onefold_format::{BatchKind, Pba, QueueElement, Root, SegmentIndex, VolumeRecord};
+use onefold_metadata::{
+    Batches, Catalogue, OpenBatch, PagesHold, Result, StoreError, read_elements, tree,
+};
 
 use super::Journal;
-use crate::error::{Result, StoreError};
-use crate::metadata::{Batches, Catalogue, OpenBatch, PagesHold, read_elements, tree};
 
 /// Pages of a map between two calls of `pace`, which is called at its end in any case.
 pub(crate) const PAGES_AT_ONCE: u64 = 16;

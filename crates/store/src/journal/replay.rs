@@ -1,14 +1,12 @@
 //! Replay: the records of the log and of the copy of its tail, applied after an opening.
 
 use onefold_format::{FormatError, Record, Root, record};
+use onefold_metadata::{Guard, PbaRun, PbaRuns, Result, StoreError, StoreErrorKind, apply};
 
 use super::log::{Log, LogMark, LogReader, ReadFrame, Tail};
 use super::log_end::{self, End, IncompleteCommit};
 use super::watermarks::PAGES_FOR_FINDER;
 use super::{Journal, Uncommitted};
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
-use crate::metadata::{PbaRun, PbaRuns, apply};
 
 /// The content of the log.
 #[derive(Debug, Default)]

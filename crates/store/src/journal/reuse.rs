@@ -2,15 +2,14 @@
 //! content (P3).
 
 use onefold_format::space_page::Bitmap;
+use onefold_metadata::sync::lock;
+use onefold_metadata::{
+    Blocking, Guard, PbaRun, PbaRuns, Placement, Result, SpaceLimits, StoreError, StoreErrorKind,
+};
 
 use super::epoch::Epoch;
 use super::watermarks::{PAGES_FOR_GUESTS, Purpose};
 use super::{Journal, Uncommitted};
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
-use crate::metadata::{PbaRun, PbaRuns, Placement, SpaceLimits};
-use crate::sync::lock;
 
 impl Journal {
     /// Hands out new blocks ([step 4 place]). If only deferred frees are left, a commit may free

@@ -3,12 +3,12 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
+use onefold_metadata::{
+    Blocking, Guard, MetadataState, Result, Space, SpaceLimits, StoreError, StoreErrorKind,
+};
+
 use super::Journal;
 use super::watermarks::{PAGES_FOR_RECLAIMING, Purpose, SpaceLevel, Watermarks};
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
-use crate::metadata::{MetadataState, Space, SpaceLimits};
 
 /// The number of blocks that can be handed out, and the resulting level.
 #[derive(Debug, Clone, Copy)]

@@ -10,8 +10,9 @@
 //! and it carries the session's number, while any later session has made a root with a higher one
 //! durable before it wrote anything.
 
+use onefold_metadata::{Result, StoreError};
+
 use super::Journal;
-use crate::error::{Result, StoreError};
 
 impl Journal {
     /// Commits the remaining records, with the mark that closes the session. The caller makes sure

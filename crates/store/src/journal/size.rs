@@ -1,10 +1,9 @@
 //! The pool's size, as in the root: see `resize.rs`.
 
 use onefold_format::Root;
+use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
 
 use super::Journal;
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
 
 impl Journal {
     /// Makes the pool larger, durably; one that has as many blocks already shrinks no more.

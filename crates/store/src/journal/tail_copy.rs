@@ -19,10 +19,9 @@ use std::sync::Arc;
 use onefold_engine::{Engine, HostMemory};
 use onefold_format::tail::{self, TAIL_ENTRY_BYTES, TAIL_HEADER_BYTES, TailEntries};
 use onefold_format::{FormatError, PoolId, TailHeader};
+use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
 
 use super::log::{RECORDS_BYTES_MAX, Tail, TailMark};
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
 
 /// Bytes of both halves: room for some 130,000 changes between two commits. With less room, guests
 /// with many random writes make housekeeping commit so often that they notice.

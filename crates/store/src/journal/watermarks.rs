@@ -21,8 +21,8 @@
 //! changes are made, and others stop first: the finder, whose index grows, then writes that map new
 //! blocks.
 
-use crate::guard::Guard;
-use crate::sync::{AtomicU8, AtomicU64};
+use onefold_metadata::Guard;
+use onefold_metadata::sync::{AtomicU8, AtomicU64};
 
 /// Bytes from which on the share of the pool is no reason for a warning, or for stopping anything.
 const LOW_BYTES_MAX: u64 = 64 << 30;

@@ -19,14 +19,13 @@ use std::sync::Arc;
 use onefold_format::map_page::EMPTY_SEGMENT;
 use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
 use onefold_format::{Entry, LayerId, Record, SegmentIndex, UnmapTo, VolumeId, VolumeState};
+use onefold_metadata::sync::{lock, write};
+use onefold_metadata::{
+    Blocking, Guard, Layer, Result, StoreError, StoreErrorKind, full_name, owned_runs,
+};
 
 use super::deletions::Deletion;
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
-use crate::metadata::{Layer, full_name, owned_runs};
 use crate::store::Store;
-use crate::sync::{lock, write};
 use crate::volume::Volume;
 
 /// Segments that one step handles: some fifty microseconds, in which writers wait. The caller rests

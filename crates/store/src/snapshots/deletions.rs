@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use onefold_format::{LayerId, SegmentIndex, VolumeId};
+use onefold_metadata::sync::{Mutex, lock};
+use onefold_metadata::{Result, StoreError};
 
-use crate::error::{Result, StoreError};
-use crate::sync::{Mutex, lock};
 use crate::volume::Volume;
 
 /// A volume or snapshot that was deleted and still holds something.

@@ -13,13 +13,13 @@ use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
     LayerCounts, LayerId, Record, SegmentIndex, TreeRoot, VolumeId, VolumeRecord, VolumeState,
 };
+use onefold_metadata::sync::{lock, read, write};
+use onefold_metadata::{
+    Blocking, Catalogue, LAYERS_DEEP_MAX, Layer, Result, StoreError, StoreErrorKind, check_name,
+    free_slot, full_name,
+};
 
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::limits::LAYERS_DEEP_MAX;
-use crate::metadata::{Catalogue, Layer, check_name, free_slot, full_name};
 use crate::store::Store;
-use crate::sync::{lock, read, write};
 use crate::volume::Volume;
 
 /// Most volumes of which snapshots are made at one moment.

@@ -18,27 +18,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
-use onefold_format::units::BLOCKS_PER_SEGMENT;
-use onefold_format::{Entry, LayerId, Lba, SegmentIndex};
-use rustc_hash::FxHashSet;
+use onefold_format::Lba;
+use onefold_metadata::{Blocking, Branches, Change, Layer, Result, StoreError, StoreErrorKind};
 
 use super::read::Runs;
 use super::{Extent, Volume};
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::metadata::{Layer, Maps, Segments};
-
-/// The state of a run of bytes, for the owner of an older copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
-    /// The copy's state.
-    Same,
-    /// Perhaps something else, which is stored.
-    Data,
-    /// Zeros, or nothing because it is beyond the end; the copy may have something else.
-    Zero,
-}
 
 /// A run of bytes to which the same happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,128 +137,12 @@ impl Volume {
     }
 }
 
-/// The layers above the nearest one that two have in common, each from the bottom.
-struct Branches {
-    common: Arc<Layer>,
-    old: Vec<Arc<Layer>>,
-    new: Vec<Arc<Layer>>,
-}
-
-impl Branches {
-    fn of(old: &Arc<Layer>, new: &Arc<Layer>) -> Option<Self> {
-        let [mut old, mut new] = [old, new].map(Maps::lineage);
-        let ids: FxHashSet<LayerId> = old.iter().map(|layer| layer.id).collect();
-        let common = new.iter().find(|layer| ids.contains(&layer.id))?;
-        let common = Arc::clone(common);
-        for side in [&mut old, &mut new] {
-            let above = side.iter().take_while(|layer| layer.id != common.id);
-            side.truncate(above.count());
-            side.reverse();
-        }
-        Some(Self { common, old, new })
-    }
-
-    /// Segments in which a layer may have entries.
-    fn segments(&self) -> Segments {
-        Segments::of(self.old.iter().chain(&self.new))
-    }
-
-    fn compare(
-        &self,
-        maps: &Maps,
-        segment: SegmentIndex,
-        blocking: Blocking,
-    ) -> Result<Vec<Change>> {
-        let mut sides = [EMPTY_SEGMENT; 2];
-        for (side, layers) in sides.iter_mut().zip([&self.old, &self.new]) {
-            for layer in layers {
-                let leaf = maps.leaf(layer, segment, blocking)?;
-                leaf.with(|upper| lay_over(side, upper));
-            }
-        }
-        let [old, new] = &sides;
-        if *old == EMPTY_SEGMENT && *new == EMPTY_SEGMENT {
-            return Ok(vec![Change::Same; BLOCKS_PER_SEGMENT as usize]);
-        }
-        let view = maps.view(&self.common, segment, blocking)?;
-        let changes = view.with(|common| {
-            let slots = old.iter().zip(new).zip(common);
-            slots
-                .map(|((old, new), common)| change([*old, *new], *common))
-                .collect()
-        });
-        Ok(changes)
-    }
-}
-
-/// A layer's entries hide those below it.
-fn lay_over(entries: &mut Segment, upper: &Segment) {
-    for (entry, upper) in entries.iter_mut().zip(upper) {
-        if *upper != Entry::ABSENT {
-            *entry = *upper;
-        }
-    }
-}
-
-/// The entries for a block above `common`, and the resulting change.
-fn change(said: [Entry; 2], common: Entry) -> Change {
-    if said == [Entry::ABSENT; 2] {
-        return Change::Same;
-    }
-    let [old, new] = said.map(|entry| match entry {
-        Entry::ABSENT => common.pba(),
-        entry => entry.pba(),
-    });
-    match new {
-        _ if old == new => Change::Same,
-        Some(_) => Change::Data,
-        None => Change::Zero,
-    }
-}
-
-#[cfg(all(test, feature = "shuttle"))]
-#[allow(clippy::unwrap_used, reason = "how tests fail")]
-mod shuttle_tests {
-    use shuttle::thread;
-
-    use super::*;
-    use crate::metadata::shuttle_tests::{SEGMENT, layer, maps, merge_away};
-
-    #[test]
-    fn shuttle_merging_hides_no_change() {
-        let interleave = || {
-            let (maps, [bottom, middle, upper]) = maps();
-            let top = layer(&maps, 4, Some(3), &[]);
-            let beside = layer(&maps, 5, Some(1), &[(1, 20)]);
-            let reader = {
-                let maps = Arc::clone(&maps);
-                thread::spawn(move || {
-                    use Change::{Data, Same, Zero};
-                    for (old, new, expected) in [
-                        (&bottom, &top, [Same, Same, Data]),
-                        (&beside, &top, [Same, Data, Data]),
-                        (&top, &beside, [Same, Data, Zero]),
-                    ] {
-                        let branches = Branches::of(old, new).unwrap();
-                        let next = branches.segments().next(&maps, SEGMENT).unwrap();
-                        assert_eq!(next, Some(SEGMENT));
-                        let changes = branches.compare(&maps, SEGMENT, Blocking::Yes).unwrap();
-                        assert_eq!(changes[..3], expected);
-                    }
-                })
-            };
-            merge_away(&maps, &middle, &upper);
-            reader.join().unwrap();
-        };
-        // Few changes between threads, at any place: a merge has to run in the middle of one look.
-        shuttle::check_pct(interleave, 2000, 3);
-    }
-}
-
 #[cfg(all(test, not(feature = "shuttle")))]
 #[allow(clippy::unwrap_used, reason = "how tests fail")]
 mod tests {
     use onefold_engine::simulated::SimulatedEngine;
+    use onefold_format::SegmentIndex;
+    use onefold_format::map_page::EMPTY_SEGMENT;
 
     use super::*;
     use crate::{CreateOptions, OpenOptions, Store, VolumeOptions};

@@ -14,16 +14,15 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use onefold_format::{VolumeId, VolumeRecord, VolumeState, WhenFull};
+use onefold_metadata::sync::{AtomicBool, AtomicU64, RwLock, read, write};
+use onefold_metadata::{
+    Blocking, HashCache, Layer, REQUEST_BYTES_MAX, Result, StoreError, StoreErrorKind,
+};
 
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::limits::REQUEST_BYTES_MAX;
-use crate::metadata::{HashCache, Layer};
 use crate::pool::Pool;
-use crate::sync::{AtomicBool, AtomicU64, RwLock, read, write};
 use crate::volume_options::VolumeOptions;
 
-pub use changes::{Change, ChangedExtent};
+pub use changes::ChangedExtent;
 
 /// A run of bytes that are stored, or that read as zeros because nothing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,13 +15,12 @@ use std::sync::Arc;
 use onefold_format::entry::State;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{BadBlock, Entry, Lba, Pba};
+use onefold_metadata::{
+    BlockRange, Blocking, Guard, Layer, Result, Segments, StoreError, StoreErrorKind,
+};
 
 use super::{Extent, Volume};
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
 use crate::journal::Pin;
-use crate::metadata::{BlockRange, Layer, Segments};
 
 /// Blocks looked up at a time: bounds the memory of a large read.
 const PIECE_BLOCKS: u64 = 512;

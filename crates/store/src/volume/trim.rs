@@ -10,9 +10,7 @@ use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, Lba, Record, UnmapTo};
 
 use super::Volume;
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError};
-use crate::metadata::{Layer, Segments, owned_runs};
+use onefold_metadata::{Blocking, Layer, Result, Segments, StoreError, owned_runs};
 use smallvec::SmallVec;
 
 /// Zeros for the parts of blocks at the ends of a range.

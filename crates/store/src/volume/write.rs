@@ -9,16 +9,14 @@
 //! A block rewritten in place may be torn at sectors, as on any disk.
 
 use onefold_format::{Entry, LayerId, Lba, Pba, Record, UnmapTo};
+use onefold_metadata::{
+    BlockRange, Blocking, Entries, Guard, HashCache, Layer, PbaRun, PbaRuns, Placement,
+    PlacementOffset, Result, StoreError, StoreErrorKind,
+};
 use smallvec::SmallVec;
 
 use super::Volume;
-use crate::blocking::Blocking;
-use crate::error::{Result, StoreError, StoreErrorKind};
-use crate::guard::Guard;
 use crate::journal::Purpose;
-use crate::metadata::{
-    BlockRange, Entries, HashCache, Layer, PbaRun, PbaRuns, Placement, PlacementOffset,
-};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -534,7 +532,7 @@ fn changes(
         let before = piece.entries(run.blocks);
         match (run.fate, new) {
             (Fate::Zero(to), _) => {
-                old_blocks.extend(crate::metadata::owned_runs(before));
+                old_blocks.extend(onefold_metadata::owned_runs(before));
                 for part in run.blocks.by_segment() {
                     records.push(Record::Unmap {
                         layer,

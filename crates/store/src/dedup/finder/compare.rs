@@ -3,10 +3,9 @@
 use onefold_format::batch_page::BatchItem;
 use onefold_format::{LayerId, Pba};
 use onefold_index::{Counted, FingerprintIndex};
+use onefold_metadata::{Guard, Result};
 
 use super::settle::Part;
-use crate::error::Result;
-use crate::guard::Guard;
 use crate::pool::Pool;
 
 impl Pool {

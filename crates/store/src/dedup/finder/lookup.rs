@@ -2,9 +2,9 @@
 
 use onefold_format::LayerId;
 use onefold_format::batch_page::BatchItem;
+use onefold_metadata::Result;
 
 use super::super::reading::Fingerprinted;
-use crate::error::Result;
 use crate::pool::Pool;
 
 impl Pool {

@@ -24,10 +24,8 @@ mod settle;
 
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{BatchKind, Lba};
+use onefold_metadata::{Blocking, Guard, Result};
 
-use crate::blocking::Blocking;
-use crate::error::Result;
-use crate::guard::Guard;
 use crate::journal::PAGES_FOR_FINDER;
 use crate::pool::Pool;
 use crate::store::Store;

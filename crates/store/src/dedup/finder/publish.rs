@@ -8,13 +8,10 @@ use onefold_format::entry::State;
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, Lba, PublishRun, Record, SegmentIndex};
+use onefold_metadata::heat::{self, SlotBits};
+use onefold_metadata::{Blocking, Guard, Layer, MetadataState, Result, bits};
 
 use super::Ready;
-use crate::blocking::Blocking;
-use crate::error::Result;
-use crate::guard::Guard;
-use crate::metadata::heat::{self, SlotBits};
-use crate::metadata::{Layer, MetadataState, bits};
 use crate::pool::Pool;
 use crate::volume::Volume;
 

@@ -3,13 +3,10 @@
 use onefold_format::batch_page::BatchItem;
 use onefold_format::{LayerId, Outcome, Pba, Record};
 use onefold_index::{Counted, FingerprintIndex};
+use onefold_metadata::{Blocking, Guard, OpenBatch, PbaRun, PbaRuns, Result};
 
 use super::super::index::{STREAM, last_answers};
 use super::BatchReport;
-use crate::blocking::Blocking;
-use crate::error::Result;
-use crate::guard::Guard;
-use crate::metadata::{OpenBatch, PbaRun, PbaRuns};
 use crate::pool::Pool;
 
 impl Pool {

@@ -2,13 +2,13 @@
 //! scheduler that tries interleavings.
 
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use std::sync::{
+pub use std::sync::{
     Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
     atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize},
 };
 
 #[cfg(feature = "shuttle")]
-pub(crate) use shuttle::sync::{
+pub use shuttle::sync::{
     Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
     atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize},
 };
@@ -16,24 +16,24 @@ pub(crate) use shuttle::sync::{
 use std::sync::PoisonError;
 
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use std::thread::yield_now;
+pub use std::thread::yield_now;
 
 #[cfg(feature = "shuttle")]
-pub(crate) use shuttle::thread::yield_now;
+pub use shuttle::thread::yield_now;
 
 /// Takes a lock whose data is valid between any two statements, so that a panic of another thread
 /// which held it is no reason to stop. The uncommitted state, the job lock and the catalogue's are
 /// not such locks: see `Pool::uncommitted`, `Pool::job` and `Store::changing`.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// As [`lock`], for reading.
-pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+pub fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// As [`lock`], for writing.
-pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+pub fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }

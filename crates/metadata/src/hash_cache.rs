@@ -42,21 +42,22 @@ const EMPTY: Slot = Slot {
 };
 
 /// The cache of one volume.
-pub(crate) struct HashCache {
+pub struct HashCache {
     /// Of the volume's domain.
-    pub(crate) key: Key,
+    pub key: Key,
     sets: Vec<Mutex<Set>>,
     room: Arc<Room>,
 }
 
 /// The memory that all caches of a pool may take together (P9).
-pub(crate) struct Room {
+pub struct Room {
     limit_bytes: u64,
     used_bytes: AtomicU64,
 }
 
 impl Room {
-    pub(crate) fn new(limit_bytes: u64) -> Arc<Self> {
+    /// Room for so many bytes.
+    pub fn new(limit_bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             limit_bytes,
             used_bytes: AtomicU64::new(0),
@@ -64,7 +65,7 @@ impl Room {
     }
 
     /// Bytes that caches have taken.
-    pub(crate) fn used_bytes(&self) -> u64 {
+    pub fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Relaxed)
     }
 
@@ -82,7 +83,7 @@ impl Room {
 impl HashCache {
     /// A cache of so many bytes, or of as many as there is room for; none where that is less than
     /// a segment needs.
-    pub(crate) fn new(room: &Arc<Room>, bytes: u64, key: Key) -> Option<Arc<Self>> {
+    pub fn new(room: &Arc<Room>, bytes: u64, key: Key) -> Option<Arc<Self>> {
         let taken = room.take(bytes);
         if taken < bytes / SET_BYTES * SET_BYTES {
             tracing::warn!(
@@ -104,7 +105,7 @@ impl HashCache {
     }
 
     /// These blocks of one segment are going to be written. The caller holds their locks.
-    pub(crate) fn forget(&self, blocks: BlockRange) {
+    pub fn forget(&self, blocks: BlockRange) {
         let mut set = lock(self.set(blocks.segment()));
         if let Some((segment, slots)) = &mut *set
             && *segment == blocks.segment()
@@ -115,7 +116,7 @@ impl HashCache {
 
     /// These blocks of one segment were written, to consecutive blocks from `pba` on. The caller
     /// holds their locks still.
-    pub(crate) fn note(&self, lba: Lba, pba: Pba, fingerprints: &[Fingerprint]) {
+    pub fn note(&self, lba: Lba, pba: Pba, fingerprints: &[Fingerprint]) {
         let mut set = lock(self.set(lba.segment()));
         let (_, slots) = match &mut *set {
             Some(found) if found.0 == lba.segment() => found,
@@ -135,7 +136,7 @@ impl HashCache {
     }
 
     /// The fingerprint of the block, if it is known.
-    pub(crate) fn find(&self, lba: Lba, pba: Pba) -> Option<Fingerprint> {
+    pub fn find(&self, lba: Lba, pba: Pba) -> Option<Fingerprint> {
         let set = lock(self.set(lba.segment()));
         let (segment, slots) = set.as_ref()?;
         let slot = slots.get(lba.slot())?;

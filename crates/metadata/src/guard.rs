@@ -165,13 +165,13 @@ impl Guard {
     /// Whether the rule is kept: always, outside simulations.
     #[cfg(not(feature = "simulation"))]
     #[inline(always)]
-    pub(crate) fn holds(self) -> bool {
+    pub fn holds(self) -> bool {
         true
     }
 
     /// Whether the rule is kept on this thread.
     #[cfg(feature = "simulation")]
-    pub(crate) fn holds(self) -> bool {
+    pub fn holds(self) -> bool {
         OFF.get() != Some(self)
     }
 
@@ -201,7 +201,9 @@ impl Scarcity {
         SCARCITY.set(self);
     }
 
-    pub(crate) fn now() -> Self {
+    /// What is scarce now.
+    #[must_use]
+    pub fn now() -> Self {
         SCARCITY.get()
     }
 }

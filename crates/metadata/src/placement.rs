@@ -23,36 +23,38 @@ const RECENT_PLACES: usize = 256;
 
 /// New blocks that one request asks for.
 #[derive(Debug)]
-pub(crate) struct Placement {
-    pub(crate) layer: LayerId,
+pub struct Placement {
+    /// For whose segments places are remembered.
+    pub layer: LayerId,
     /// Where the blocks belong in the volume, in ascending order.
-    pub(crate) runs: SmallVec<[BlockRange; 4]>,
+    pub runs: SmallVec<[BlockRange; 4]>,
     /// What a mapped block of the first run's segment says.
-    pub(crate) beside: Option<PlacementOffset>,
+    pub beside: Option<PlacementOffset>,
 }
 
 /// PBA less LBA, modulo 2^64: the same for all blocks that are adjacent in volume and pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PlacementOffset(u64);
+pub struct PlacementOffset(u64);
 
 /// Recent places of segments. Concurrent requests for one segment find it here before the map knows
 /// of any. All of them are hints, which never have to be right.
 pub(crate) struct RecentPlaces(Box<[Option<(LayerId, u64, PlacementOffset)>; RECENT_PLACES]>);
 
 impl Placement {
-    pub(crate) fn blocks(&self) -> u64 {
+    /// How many blocks are asked for.
+    pub fn blocks(&self) -> u64 {
         self.runs.iter().map(|run| run.count).sum()
     }
 
     /// From the first block that is asked for to the last, gaps included.
-    pub(crate) fn span(&self) -> BlockRange {
+    pub fn span(&self) -> BlockRange {
         let first = self.runs.first().map_or(Lba(0), |run| run.first);
         let end = self.runs.last().map_or(first.0, |run| run.blocks().end);
         BlockRange::new(first, end - first.0)
     }
 
     /// The blocks that `shift` means.
-    pub(crate) fn at(&self, shift: PlacementOffset) -> PbaRuns {
+    pub fn at(&self, shift: PlacementOffset) -> PbaRuns {
         let runs = self.runs.iter().map(|run| PbaRun {
             start: shift.apply(run.first),
             count: run.count,
@@ -62,7 +64,8 @@ impl Placement {
 }
 
 impl PlacementOffset {
-    pub(crate) fn between(lba: Lba, pba: Pba) -> Self {
+    /// That of a block.
+    pub fn between(lba: Lba, pba: Pba) -> Self {
         Self(pba.0.wrapping_sub(lba.0))
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// First bit at or after `from` that equals `wanted`; the bitmap's length where there is none.
-pub(crate) fn find(words: &[u64], from: usize, wanted: bool) -> usize {
+pub fn find(words: &[u64], from: usize, wanted: bool) -> usize {
     let end = words.len() * 64;
     let mut mask = u64::MAX << (from % 64);
     let mut at = from / 64;
@@ -19,7 +19,7 @@ pub(crate) fn find(words: &[u64], from: usize, wanted: bool) -> usize {
 }
 
 /// Runs of clear bits at or after `from`.
-pub(crate) fn clear_runs(words: &[u64], from: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+pub fn clear_runs(words: &[u64], from: usize) -> impl Iterator<Item = Range<usize>> + '_ {
     let end = words.len() * 64;
     let mut at = from;
     std::iter::from_fn(move || {
@@ -33,7 +33,7 @@ pub(crate) fn clear_runs(words: &[u64], from: usize) -> impl Iterator<Item = Ran
 }
 
 /// The set bits of `range`.
-pub(crate) fn ones(words: &[u64], range: Range<usize>) -> impl Iterator<Item = usize> + '_ {
+pub fn ones(words: &[u64], range: Range<usize>) -> impl Iterator<Item = usize> + '_ {
     let words = &words[..range.end.div_ceil(64)];
     let mut at = range.start;
     std::iter::from_fn(move || {
@@ -44,7 +44,7 @@ pub(crate) fn ones(words: &[u64], range: Range<usize>) -> impl Iterator<Item = u
 }
 
 /// Sets or clears every bit of `range`.
-pub(crate) fn fill(words: &mut [u64], range: Range<usize>, value: bool) {
+pub fn fill(words: &mut [u64], range: Range<usize>, value: bool) {
     let mut at = range.start;
     while at < range.end {
         let (word, low) = (at / 64, at % 64);
@@ -60,7 +60,7 @@ pub(crate) fn fill(words: &mut [u64], range: Range<usize>, value: bool) {
 }
 
 /// Whether every bit of `range` equals `value`.
-pub(crate) fn all(words: &[u64], range: Range<usize>, value: bool) -> bool {
+pub fn all(words: &[u64], range: Range<usize>, value: bool) -> bool {
     let words = &words[..range.end.div_ceil(64)];
     find(words, range.start, !value) >= range.end
 }

@@ -5,11 +5,12 @@ use onefold_format::catalogue_page::name_is_valid;
 use crate::error::{Result, StoreError, StoreErrorKind};
 
 /// The name of a snapshot in commands that also take volumes.
-pub(crate) fn full_name(volume: &str, snapshot: &str) -> String {
+pub fn full_name(volume: &str, snapshot: &str) -> String {
     format!("{volume}@{snapshot}")
 }
 
-pub(crate) fn check_name(name: &str, of: &str) -> Result<()> {
+/// `Invalid` if `name` cannot name a volume, a snapshot or a domain, as `of` says.
+pub fn check_name(name: &str, of: &str) -> Result<()> {
     if name_is_valid(name) {
         return Ok(());
     }

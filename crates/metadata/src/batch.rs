@@ -18,17 +18,20 @@ use crate::error::{Result, StoreError};
 
 /// An open batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct OpenBatch {
-    pub(crate) number: u64,
-    pub(crate) kind: BatchKind,
-    pub(crate) items: Vec<BatchItem>,
+pub struct OpenBatch {
+    /// Its number in the series of all batches.
+    pub number: u64,
+    /// Whether finder or collector announced it.
+    pub kind: BatchKind,
+    /// What it has announced, in order.
+    pub items: Vec<BatchItem>,
     /// Items that are settled: the first ones.
-    pub(crate) done: usize,
+    pub done: usize,
 }
 
 /// The pool's batches.
 #[derive(Default)]
-pub(crate) struct Batches {
+pub struct Batches {
     pub(super) open: Option<OpenBatch>,
     /// First number never used; never goes back.
     pub(super) next_number: u64,
@@ -38,7 +41,7 @@ pub(crate) struct Batches {
 
 impl OpenBatch {
     /// Items that no record has settled.
-    pub(crate) fn unsettled(&self) -> &[BatchItem] {
+    pub fn unsettled(&self) -> &[BatchItem] {
         &self.items[self.done..]
     }
 
@@ -72,21 +75,22 @@ impl OpenBatch {
 
 impl Batches {
     /// The batch that is open, if one is.
-    pub(crate) fn open(&self) -> Option<&OpenBatch> {
+    pub fn open(&self) -> Option<&OpenBatch> {
         self.open.as_ref()
     }
 
-    pub(crate) fn into_open(self) -> Option<OpenBatch> {
+    /// The batch that is open, without the rest.
+    pub fn into_open(self) -> Option<OpenBatch> {
         self.open
     }
 
     /// The first number never used.
-    pub(crate) fn next_number(&self) -> u64 {
+    pub fn next_number(&self) -> u64 {
         self.next_number
     }
 
     /// The batch of a checkpoint; passes each page that it reads to `visit_page`.
-    pub(crate) fn read(
+    pub fn read(
         pages: &Pages,
         root: &Root,
         visit_page: &mut dyn FnMut(PageNumber) -> Result<()>,
@@ -152,7 +156,7 @@ impl Batches {
     }
 
     /// A record takes these elements from the queue, to release their references.
-    pub(crate) fn collect(&mut self, number: u64, elements: &[QueueElement]) -> Result<()> {
+    pub fn collect(&mut self, number: u64, elements: &[QueueElement]) -> Result<()> {
         if self.open.is_some() {
             return Err(misfit(number));
         }

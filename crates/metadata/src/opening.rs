@@ -19,7 +19,7 @@ use crate::limits::Limits;
 
 /// Walks all inner pages: finds the pages in use and the amount that is mapped. With
 /// `rebuild_free_space` an unreadable free-space map is counted again. Returns whether it was.
-pub(crate) fn open(
+pub fn open(
     pages: &Arc<Pages>,
     maps: &Maps,
     root: &Root,

@@ -28,7 +28,8 @@ const HEAD_PAGES: u64 = BATCH_ITEMS_MAX as u64 / ELEMENTS_PER_PAGE as u64 + 2;
 /// Elements from the first of a page on, without gaps.
 type Elements = Vec<QueueElement>;
 
-pub(crate) struct Queue {
+/// The references that wait to be released.
+pub struct Queue {
     pages: Arc<Pages>,
     pub(super) root: TreeRoot,
     /// Number of the first element, and of the first that does not exist yet.
@@ -83,12 +84,12 @@ impl Queue {
     }
 
     /// Blocks whose references wait to be released.
-    pub(crate) fn blocks(&self) -> u64 {
+    pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
     /// Elements.
-    pub(crate) fn len(&self) -> u64 {
+    fn len(&self) -> u64 {
         self.end - self.head
     }
 
@@ -267,7 +268,7 @@ fn read_page(pages: &Pages, root: TreeRoot, index: u64) -> Result<Elements> {
 }
 
 /// Visits the elements that a checkpoint's queue has.
-pub(crate) fn read_elements(
+pub fn read_elements(
     pages: &Pages,
     root: TreeRoot,
     numbers: Range<u64>,

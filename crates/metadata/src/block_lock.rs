@@ -15,7 +15,7 @@ use crate::sync::{Condvar, Mutex, lock};
 
 /// The locked ranges of one volume.
 #[derive(Default)]
-pub(crate) struct BlockLocks {
+pub struct BlockLocks {
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -30,14 +30,14 @@ struct Queue {
 }
 
 /// Holds a range of blocks until it is dropped.
-pub(crate) struct BlockGuard<'a> {
+pub struct BlockGuard<'a> {
     locks: &'a BlockLocks,
     ticket: u64,
 }
 
 impl BlockLocks {
     /// Locks `blocks`; nothing if they are in use and the caller must not block.
-    pub(crate) fn lock(&self, blocks: Range<u64>, blocking: Blocking) -> Option<BlockGuard<'_>> {
+    pub fn lock(&self, blocks: Range<u64>, blocking: Blocking) -> Option<BlockGuard<'_>> {
         let mut queue = lock(&self.queue);
         let free = !queue.is_blocked(u64::MAX, &blocks);
         if !free && blocking == Blocking::No {

@@ -39,7 +39,8 @@ const WHOLE_RUN_TRIES: usize = 32;
 /// Pages searched for a whole place, before blocks go wherever there is room.
 const PLACE_TRIES: usize = 4;
 
-pub(crate) struct Space {
+/// Which blocks are free, and which will be.
+pub struct Space {
     pages: Arc<Pages>,
     root: TreeRoot,
     blocks: u64,
@@ -143,32 +144,32 @@ impl Space {
     }
 
     /// Blocks of the pool, the label's included.
-    pub(crate) fn blocks(&self) -> u64 {
+    pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
     /// Blocks that can be handed out now.
-    pub(crate) fn free_blocks(&self) -> u64 {
+    pub fn free_blocks(&self) -> u64 {
         self.free_total - self.free_beyond
     }
 
     /// Blocks that are named or in flight, and the label.
-    pub(crate) fn busy_blocks(&self) -> u64 {
+    pub fn busy_blocks(&self) -> u64 {
         self.blocks - self.free_total
     }
 
     /// The pool's present or future end: nothing is handed out from there on.
-    pub(crate) fn end(&self) -> u64 {
+    pub fn end(&self) -> u64 {
         self.end
     }
 
     /// Blocks beyond the end that are named or in flight.
-    pub(crate) fn busy_beyond(&self) -> u64 {
+    pub fn busy_beyond(&self) -> u64 {
         self.blocks - self.end - self.free_beyond
     }
 
     /// Free blocks that a pool would have that ended there.
-    pub(crate) fn free_before(&mut self, end: u64) -> Result<u64> {
+    pub fn free_before(&mut self, end: u64) -> Result<u64> {
         Ok(self.free_total - self.count_free_from(end)?)
     }
 
@@ -193,7 +194,7 @@ impl Space {
     }
 
     /// Hands out blocks before `end` only, from now on.
-    pub(crate) fn set_end(&mut self, end: u64) -> Result<()> {
+    pub fn set_end(&mut self, end: u64) -> Result<()> {
         self.free_beyond = self.count_free_from(end)?;
         self.end = end;
         (self.next_place, self.cursor) = (0, 0);
@@ -225,12 +226,12 @@ impl Space {
     }
 
     /// Blocks that are neither free nor named.
-    pub(crate) fn held_blocks(&self) -> u64 {
+    pub fn held_blocks(&self) -> u64 {
         self.held_total
     }
 
     /// Blocks that a map, a queued reference, or an open batch refers to.
-    pub(crate) fn named_count(&self) -> u64 {
+    pub fn named_count(&self) -> u64 {
         // The label is busy, and neither named nor in flight.
         self.busy_blocks() - self.held_total - 1
     }
@@ -240,7 +241,7 @@ impl Space {
     }
 
     /// The pool has more blocks from now on, all of them free. The caller sets its end.
-    pub(crate) fn grow(&mut self, blocks: u64) {
+    pub fn grow(&mut self, blocks: u64) {
         let before = std::mem::replace(&mut self.blocks, blocks);
         let last_page = (before - 1) / BLOCKS_PER_SPACE_PAGE;
         for index in last_page..blocks.div_ceil(BLOCKS_PER_SPACE_PAGE) {
@@ -267,7 +268,7 @@ impl Space {
     /// # Errors
     ///
     /// `NoSpace`, with nothing handed out, if there are not as many.
-    pub(crate) fn allocate(&mut self, placement: &Placement, kept: u64) -> Result<PbaRuns> {
+    pub fn allocate(&mut self, placement: &Placement, kept: u64) -> Result<PbaRuns> {
         let count = placement.blocks();
         if count.saturating_add(kept) > self.free_blocks() {
             return Err(no_space(count, self.free_blocks(), kept));
@@ -456,7 +457,7 @@ impl Space {
     }
 
     /// Marks blocks as in flight: handed out, or found in a record that is being replayed.
-    pub(crate) fn take(&mut self, run: PbaRun) -> Result<()> {
+    pub fn take(&mut self, run: PbaRun) -> Result<()> {
         self.each_page(run, |page, index, bits_| {
             if !bits::all(&page.busy[..], bits_.clone(), false) {
                 return Err(double_use(index, &bits_));
@@ -511,7 +512,7 @@ impl Space {
     }
 
     /// These blocks, in flight so far, can be handed out again, except quarantined ones.
-    pub(crate) fn release(&mut self, run: PbaRun) -> Result<()> {
+    pub fn release(&mut self, run: PbaRun) -> Result<()> {
         let end = run.start.0 + run.count;
         let (mut at, mut pieces) = (run.start.0, PbaRuns::new());
         for (&block, is_kept_back) in self.quarantined.range_mut(run.start.0..end) {
@@ -531,7 +532,7 @@ impl Space {
     }
 
     /// Keeps a block from being handed out.
-    pub(crate) fn quarantine(&mut self, pba: Pba) -> Result<()> {
+    pub fn quarantine(&mut self, pba: Pba) -> Result<()> {
         let block = PbaRun {
             start: pba,
             count: 1,
@@ -548,7 +549,7 @@ impl Space {
     }
 
     /// The block may be handed out, once it is released or if it has been.
-    pub(crate) fn end_quarantine(&mut self, pba: Pba) -> Result<()> {
+    pub fn end_quarantine(&mut self, pba: Pba) -> Result<()> {
         match self.quarantined.remove(&pba.0) {
             Some(true) => self.let_go(PbaRun {
                 start: pba,
@@ -559,14 +560,14 @@ impl Space {
     }
 
     /// Blocks that would be free if they were not quarantined.
-    pub(crate) fn kept_back(&self) -> Vec<Pba> {
+    pub fn kept_back(&self) -> Vec<Pba> {
         let quarantined = self.quarantined.iter();
         let kept_back = quarantined.filter(|(_, is_kept_back)| **is_kept_back);
         kept_back.map(|(block, _)| Pba(*block)).collect()
     }
 
     /// The named blocks from `start` to `end`.
-    pub(crate) fn named_blocks(&mut self, start: u64, end: u64) -> Result<Vec<Pba>> {
+    pub fn named_blocks(&mut self, start: u64, end: u64) -> Result<Vec<Pba>> {
         let mut named = Vec::new();
         let run = PbaRun {
             start: Pba(start),
@@ -586,7 +587,7 @@ impl Space {
 
     /// The first named block of `blocks`, or the end. Pages in which nothing is busy cost a
     /// comparison each.
-    pub(crate) fn next_named(&mut self, blocks: Range<u64>) -> Result<u64> {
+    pub fn next_named(&mut self, blocks: Range<u64>) -> Result<u64> {
         let end = blocks.end.min(self.blocks);
         let mut at = blocks.start;
         while at < end {
@@ -606,7 +607,7 @@ impl Space {
     }
 
     /// The first blocks of a range that can be handed out, `most` at most.
-    pub(crate) fn next_free(&mut self, blocks: Range<u64>, most: u64) -> Result<Option<PbaRun>> {
+    pub fn next_free(&mut self, blocks: Range<u64>, most: u64) -> Result<Option<PbaRun>> {
         let end = blocks.end.min(self.end);
         let mut at = blocks.start;
         while at < end {
@@ -648,7 +649,7 @@ impl Space {
     }
 
     /// Loads the bitmaps of these blocks, so that the next steps cannot fail for want of them.
-    pub(crate) fn prepare(&mut self, runs: &[PbaRun]) -> Result<()> {
+    pub fn prepare(&mut self, runs: &[PbaRun]) -> Result<()> {
         runs.iter().try_for_each(|run| {
             self.each_page(*run, |_, _, _| {
                 Ok(Effect {
@@ -661,19 +662,19 @@ impl Space {
     }
 
     /// Pages of the free-space map in memory.
-    pub(crate) fn resident_count(&self) -> usize {
+    pub fn resident_count(&self) -> usize {
         self.resident.len()
     }
 
     /// Whether the bitmaps of these blocks are in memory.
-    pub(crate) fn is_resident(&mut self, run: PbaRun) -> bool {
+    pub fn is_resident(&mut self, run: PbaRun) -> bool {
         let first = run.start.0 / BLOCKS_PER_SPACE_PAGE;
         let last = (run.start.0 + run.count - 1) / BLOCKS_PER_SPACE_PAGE;
         (first..=last).all(|index| self.resident.get(index as u32).is_some())
     }
 
     /// Whether all of these blocks can be handed out.
-    pub(crate) fn is_free(&mut self, run: PbaRun) -> Result<bool> {
+    pub fn is_free(&mut self, run: PbaRun) -> Result<bool> {
         let mut free = true;
         self.each_page(run, |page, _, bits_| {
             free &= bits::all(&page.busy[..], bits_, false);
@@ -688,7 +689,7 @@ impl Space {
 
     /// The result of a repair: the maps refer to these blocks, or they do not. Returns whether the
     /// change could be made; blocks that were handed out meanwhile cannot be claimed.
-    pub(crate) fn correct(&mut self, run: PbaRun, named: bool) -> Result<bool> {
+    pub fn correct(&mut self, run: PbaRun, named: bool) -> Result<bool> {
         if named {
             if !self.is_free(run)? {
                 return Ok(false);
@@ -704,7 +705,7 @@ impl Space {
 
     /// Replaces an unreadable page by one counted from the maps. Returns whether it did: a page in
     /// memory was read, or is new, and needs no rebuilding.
-    pub(crate) fn rebuild_page(&mut self, index: u32, named: Bitmap) -> Result<bool> {
+    pub fn rebuild_page(&mut self, index: u32, named: Bitmap) -> Result<bool> {
         if self.resident.get(index).is_some() {
             return Ok(false);
         }

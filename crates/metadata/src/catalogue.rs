@@ -22,8 +22,9 @@ use crate::limits::VOLUMES_MAX;
 /// The volume of a snapshot that is the only one left of both.
 const DELETED: &str = "(deleted)";
 
+/// The records of all volumes and snapshots.
 #[derive(Default)]
-pub(crate) struct Catalogue {
+pub struct Catalogue {
     pub(super) root: TreeRoot,
     slots: Vec<Option<VolumeRecord>>,
     /// The slots of all of them, by number and by layer.
@@ -39,7 +40,7 @@ pub(crate) struct Catalogue {
 
 impl Catalogue {
     /// Reads all records that `root` reaches, and passes each page that it reads to `visit`.
-    pub(crate) fn read(
+    pub fn read(
         pages: &Pages,
         root: TreeRoot,
         visit_page: &mut dyn FnMut(PageNumber) -> Result<()>,
@@ -111,22 +112,22 @@ impl Catalogue {
     }
 
     /// The number of the next volume or snapshot.
-    pub(crate) fn next_volume_id(&self) -> u64 {
+    pub fn next_volume_id(&self) -> u64 {
         self.next_volume_id
     }
 
     /// The number of the next layer.
-    pub(crate) fn next_layer_id(&self) -> u64 {
+    pub fn next_layer_id(&self) -> u64 {
         self.next_layer_id
     }
 
     /// The number of the next domain.
-    pub(crate) fn next_domain_id(&self) -> u32 {
+    pub fn next_domain_id(&self) -> u32 {
         self.next_domain_id
     }
 
     /// The domain of this name, if a volume is in it.
-    pub(crate) fn domain_by_name(&self, name: &str) -> Option<DomainId> {
+    pub fn domain_by_name(&self, name: &str) -> Option<DomainId> {
         let found = self
             .volumes()
             .find(|(_, volume)| volume.domain_name == name);
@@ -134,13 +135,13 @@ impl Catalogue {
     }
 
     /// All volumes and snapshots, each with its slot.
-    pub(crate) fn volumes(&self) -> impl Iterator<Item = (u64, &VolumeRecord)> {
+    pub fn volumes(&self) -> impl Iterator<Item = (u64, &VolumeRecord)> {
         let slots = self.slots.iter().enumerate();
         slots.filter_map(|(slot, record)| record.as_ref().map(|record| (slot as u64, record)))
     }
 
     /// A volume that is not being deleted.
-    pub(crate) fn by_name(&self, name: &str) -> Option<(u64, &VolumeRecord)> {
+    pub fn by_name(&self, name: &str) -> Option<(u64, &VolumeRecord)> {
         let is_it = |volume: &VolumeRecord| {
             volume.name == name
                 && volume.snapshot_of.is_none()
@@ -150,7 +151,7 @@ impl Catalogue {
     }
 
     /// The name of a volume, or of a snapshot with its volume.
-    pub(crate) fn name_of(&self, record: &VolumeRecord) -> String {
+    pub fn name_of(&self, record: &VolumeRecord) -> String {
         let Some(of) = record.snapshot_of else {
             return record.name.clone();
         };
@@ -158,22 +159,24 @@ impl Catalogue {
         full_name(of.unwrap_or(DELETED), &record.name)
     }
 
-    pub(crate) fn by_id(&self, id: VolumeId) -> Option<(u64, &VolumeRecord)> {
+    /// A volume or snapshot, and its slot.
+    pub fn by_id(&self, id: VolumeId) -> Option<(u64, &VolumeRecord)> {
         self.at(self.by_id.get(&id))
     }
 
-    pub(crate) fn by_layer(&self, layer: LayerId) -> Option<(u64, &VolumeRecord)> {
+    /// The volume or snapshot whose layer this is, and its slot.
+    pub fn by_layer(&self, layer: LayerId) -> Option<(u64, &VolumeRecord)> {
         self.at(self.by_layer.get(&layer))
     }
 
     /// The volumes and snapshots whose layers are right above this one.
-    pub(crate) fn above(&self, layer: LayerId) -> impl Iterator<Item = &VolumeRecord> {
+    pub fn above(&self, layer: LayerId) -> impl Iterator<Item = &VolumeRecord> {
         let above = self.above.get(&layer).into_iter().flatten();
         above.filter_map(|layer| self.by_layer(*layer).map(|(_, record)| record))
     }
 
     /// All volumes and snapshots, each under its full name.
-    pub(crate) fn into_fully_named(self) -> Vec<VolumeRecord> {
+    pub fn into_fully_named(self) -> Vec<VolumeRecord> {
         let mut records: Vec<VolumeRecord> = self.slots.into_iter().flatten().collect();
         let volumes = records.iter().filter(|record| record.snapshot_of.is_none());
         let names: FxHashMap<VolumeId, String> = volumes
@@ -189,7 +192,7 @@ impl Catalogue {
     }
 
     /// The slots that new volumes go to.
-    pub(crate) fn free_slots(&self) -> impl Iterator<Item = u64> {
+    pub fn free_slots(&self) -> impl Iterator<Item = u64> {
         let slots = (0..).zip(&self.slots);
         let free = slots.filter_map(|(slot, record)| record.is_none().then_some(slot));
         free.chain(self.slots.len() as u64..)
@@ -340,7 +343,7 @@ pub(super) struct SealedCatalogue {
 }
 
 /// The next slot for a volume or snapshot.
-pub(crate) fn free_slot(slots: &mut dyn Iterator<Item = u64>) -> Result<u64> {
+pub fn free_slot(slots: &mut dyn Iterator<Item = u64>) -> Result<u64> {
     let found = slots.next().filter(|slot| *slot < VOLUMES_MAX);
     found.ok_or_else(|| {
         let message = format!("a pool has {VOLUMES_MAX} volumes and snapshots at most");

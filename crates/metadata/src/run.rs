@@ -8,42 +8,48 @@ use smallvec::SmallVec;
 
 /// Consecutive blocks of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PbaRun {
-    pub(crate) start: Pba,
-    pub(crate) count: u64,
+pub struct PbaRun {
+    /// The first block.
+    pub start: Pba,
+    /// How many there are.
+    pub count: u64,
 }
 
-pub(crate) type PbaRuns = SmallVec<[PbaRun; 4]>;
+/// Several of them; few in most cases.
+pub type PbaRuns = SmallVec<[PbaRun; 4]>;
 
 /// Consecutive blocks of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BlockRange {
-    pub(crate) first: Lba,
-    pub(crate) count: u64,
+pub struct BlockRange {
+    /// The first block.
+    pub first: Lba,
+    /// How many there are.
+    pub count: u64,
 }
 
 impl BlockRange {
-    pub(crate) fn new(first: Lba, count: u64) -> Self {
+    /// So many blocks from the first one on.
+    pub fn new(first: Lba, count: u64) -> Self {
         Self { first, count }
     }
 
     /// The segment of the first block.
-    pub(crate) fn segment(self) -> SegmentIndex {
+    pub fn segment(self) -> SegmentIndex {
         self.first.segment()
     }
 
     /// The slots of blocks of one segment.
-    pub(crate) fn slots(self) -> Range<usize> {
+    pub fn slots(self) -> Range<usize> {
         self.first.slot()..self.first.slot() + self.count as usize
     }
 
     /// By number.
-    pub(crate) fn blocks(self) -> Range<u64> {
+    pub fn blocks(self) -> Range<u64> {
         self.first.0..self.first.0 + self.count
     }
 
     /// Cut where segments end.
-    pub(crate) fn by_segment(self) -> impl Iterator<Item = Self> {
+    pub fn by_segment(self) -> impl Iterator<Item = Self> {
         let mut at = self.first;
         let end = self.first + self.count;
         std::iter::from_fn(move || {

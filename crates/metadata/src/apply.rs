@@ -21,7 +21,7 @@ use crate::blocking::Blocking;
 use crate::error::{Result, StoreError};
 
 /// Why a record could not be applied.
-pub(crate) enum Failed {
+pub enum Failed {
     /// Nothing was changed: the record does not fit, or the state to change could not be read.
     Before(StoreError),
     /// It may have been applied in part.
@@ -47,7 +47,7 @@ impl From<Failed> for StoreError {
 /// readers have drained.
 ///
 /// The new blocks of a [`Record::Map`] must be in flight; they are mapped afterwards.
-pub(crate) fn apply(
+pub fn apply(
     record: &Record,
     maps: &Maps,
     metadata: &mut MetadataState,
@@ -454,7 +454,7 @@ fn entry_runs(first: Lba, entries: &[Entry]) -> Vec<EntryRun> {
 }
 
 /// The blocks that these entries own, as runs.
-pub(crate) fn owned_runs(entries: &[Entry]) -> PbaRuns {
+pub fn owned_runs(entries: &[Entry]) -> PbaRuns {
     let mut runs = PbaRuns::new();
     for pba in entries.iter().filter_map(|entry| entry.own_pba()) {
         match runs.last_mut() {

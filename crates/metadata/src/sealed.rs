@@ -22,7 +22,7 @@ use crate::error::Result;
 use crate::guard::Guard;
 
 /// Everything that a checkpoint writes, as it was when it was sealed.
-pub(crate) struct Sealed {
+pub struct Sealed {
     leaves: Vec<SealedLeaf>,
     space: Vec<SealedSpacePage>,
     space_root: TreeRoot,
@@ -40,7 +40,7 @@ pub(crate) struct Sealed {
 }
 
 /// The trees of a checkpoint whose pages are written.
-pub(crate) struct Trees {
+pub struct Trees {
     layers: BTreeMap<LayerId, TreeRoot>,
     space: TreeRoot,
     catalogue: TreeRoot,
@@ -51,7 +51,7 @@ pub(crate) struct Trees {
 impl MetadataState {
     /// Everything that changed, as the records up to now left it; changes to come belong to the next
     /// checkpoint.
-    pub(crate) fn seal(&mut self, maps: &Maps) -> Result<Sealed> {
+    pub fn seal(&mut self, maps: &Maps) -> Result<Sealed> {
         let leaves = maps.seal();
         let counts = leaves
             .iter()
@@ -75,7 +75,7 @@ impl MetadataState {
     }
 
     /// The checkpoint failed: its changes are dirty still.
-    pub(crate) fn unseal(&mut self, maps: &Maps, sealed: Sealed) -> Result<()> {
+    pub fn unseal(&mut self, maps: &Maps, sealed: Sealed) -> Result<()> {
         maps.unseal(sealed.leaves);
         self.space.unseal(sealed.space)?;
         self.catalogue.unseal(sealed.catalogue);
@@ -85,7 +85,7 @@ impl MetadataState {
     }
 
     /// The root is durable: its trees are now those on disk.
-    pub(crate) fn publish(&mut self, sealed: &Sealed, trees: &Trees) -> Result<()> {
+    pub fn publish(&mut self, sealed: &Sealed, trees: &Trees) -> Result<()> {
         let pages = sealed.catalogue.pages.iter();
         for volume in pages.flat_map(|(_, records)| records.iter().flatten()) {
             if let Some(root) = trees.layers.get(&volume.layer) {
@@ -108,7 +108,7 @@ impl MetadataState {
 impl Sealed {
     /// Writes everything to places that no durable root reaches. A failed write fails this
     /// checkpoint, not the pool.
-    pub(crate) fn write(&self, writer: &mut PageWriter<'_>) -> Result<Trees> {
+    pub fn write(&self, writer: &mut PageWriter<'_>) -> Result<Trees> {
         let layers = write_maps(writer, &self.leaves)?;
         for layer in &self.gone {
             tree::discard(writer, layer.id.0, layer.root())?;
@@ -125,7 +125,7 @@ impl Sealed {
     }
 
     /// The metadata fields of a root; the rest is as in the current one.
-    pub(crate) fn root(&self, trees: &Trees, current: &Root) -> Root {
+    pub fn root(&self, trees: &Trees, current: &Root) -> Root {
         Root {
             next_volume_id: self.catalogue.next_volume_id,
             next_layer_id: self.catalogue.next_layer_id,
@@ -146,7 +146,7 @@ impl Sealed {
 
     /// The root is durable: the maps' trees are those on disk. This waits until the old ones have
     /// no readers, so it is done before the uncommitted state is taken.
-    pub(crate) fn publish_maps(&self, maps: &Maps, trees: &Trees) {
+    pub fn publish_maps(&self, maps: &Maps, trees: &Trees) {
         for leaves in self
             .leaves
             .chunk_by(|a, b| a.dirty.layer.id == b.dirty.layer.id)

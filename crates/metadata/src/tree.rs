@@ -49,12 +49,7 @@ fn span(level: u8) -> u64 {
 }
 
 /// The pointer to a leaf.
-pub(crate) fn lookup(
-    pages: &Pages,
-    owner: u64,
-    root: TreeRoot,
-    index: u64,
-) -> Result<Option<Pointer>> {
+pub fn lookup(pages: &Pages, owner: u64, root: TreeRoot, index: u64) -> Result<Option<Pointer>> {
     let Some(mut pointer) = root.top.filter(|_| index < span(root.levels)) else {
         return Ok(None);
     };
@@ -72,7 +67,7 @@ pub(crate) fn lookup(
 
 /// The first leaf at or after `from` whose pointer is wanted. Takes time in proportion to the
 /// levels, not to a gap, and inspects the pointers of skipped leaves.
-pub(crate) fn next_leaf(
+pub fn next_leaf(
     pages: &Pages,
     owner: u64,
     root: TreeRoot,
@@ -154,7 +149,7 @@ fn walk_below(
 }
 
 /// Reads every page, a node before the pages below it, and visits it as it is on disk.
-pub(crate) fn each_page(
+pub fn each_page(
     pages: &Pages,
     owner: u64,
     root: TreeRoot,

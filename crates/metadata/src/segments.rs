@@ -11,7 +11,7 @@ use super::map::{Layer, Maps};
 use crate::error::Result;
 
 /// The segments in which one of some layers may have something.
-pub(crate) struct Segments {
+pub struct Segments {
     /// From the bottom: an entry that a merge takes out of a layer meanwhile is in the next one by
     /// then.
     layers: Vec<Ahead>,
@@ -28,7 +28,7 @@ struct Ahead {
 
 impl Segments {
     /// Of layers one above the other, from the bottom.
-    pub(crate) fn of<'a>(layers: impl IntoIterator<Item = &'a Arc<Layer>>) -> Self {
+    pub fn of<'a>(layers: impl IntoIterator<Item = &'a Arc<Layer>>) -> Self {
         let ahead = |layer: &Arc<Layer>| Ahead {
             layer: Arc::clone(layer),
             is_frozen: !layer.above().is_empty(),
@@ -41,18 +41,18 @@ impl Segments {
     }
 
     /// Of a layer and those below it.
-    pub(crate) fn under(layer: &Arc<Layer>) -> Self {
+    pub fn under(layer: &Arc<Layer>) -> Self {
         Self::of(Maps::lineage(layer).iter().rev())
     }
 
     /// Whether they are those of this layer and below.
-    pub(crate) fn is_under(&self, layer: &Arc<Layer>) -> bool {
+    pub fn is_under(&self, layer: &Arc<Layer>) -> bool {
         let top = self.layers.last();
         top.is_some_and(|top| Arc::ptr_eq(&top.layer, layer))
     }
 
     /// The first one at or after `from`, which never goes back.
-    pub(crate) fn next(&mut self, maps: &Maps, from: SegmentIndex) -> Result<Option<SegmentIndex>> {
+    pub fn next(&mut self, maps: &Maps, from: SegmentIndex) -> Result<Option<SegmentIndex>> {
         let changes = maps.frozen_changes();
         let is_kept = self.changes == Some(changes);
         self.look(maps, from, is_kept)?;
@@ -83,10 +83,10 @@ mod shuttle_tests {
     use onefold_format::{Entry, Pba};
     use shuttle::thread;
 
-    use super::super::map::LeafOf;
-    use super::super::map::shuttle_tests::{SEGMENT, forget, layer, maps};
     use super::*;
     use crate::blocking::Blocking;
+    use crate::map::LeafOf;
+    use crate::map::shuttle_tests::{SEGMENT, forget, layer, maps};
 
     const LATER: SegmentIndex = SegmentIndex(1);
 

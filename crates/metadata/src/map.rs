@@ -41,12 +41,13 @@ use crate::sync::{AtomicU64, AtomicUsize, Mutex, RwLock, lock, read, write};
 const SHARDS: usize = 16;
 
 /// One map from LBA to PBA.
-pub(crate) struct Layer {
-    pub(crate) id: LayerId,
+pub struct Layer {
+    /// Its number, never used again.
+    pub id: LayerId,
     /// Whose blocks its own may be shared with.
-    pub(crate) domain: DomainId,
+    pub domain: DomainId,
     /// Taken by threads that change entries, from before they look them up.
-    pub(crate) locks: BlockLocks,
+    pub locks: BlockLocks,
     /// The layer below this one.
     below: RwLock<Option<Arc<Layer>>>,
     /// The layers of which this is the one below. If there are any, this one is frozen.
@@ -59,7 +60,7 @@ pub(crate) struct Layer {
     fresh: Mutex<BTreeSet<SegmentIndex>>,
     counts: Counts,
     /// Its entries count against these limits.
-    pub(crate) space_limits: Arc<SpaceLimits>,
+    pub space_limits: Arc<SpaceLimits>,
     hash_cache: RwLock<Option<Arc<HashCache>>>,
 }
 
@@ -72,9 +73,10 @@ struct Counts {
 }
 
 /// One segment of a layer's map.
-pub(crate) struct Leaf {
+pub struct Leaf {
     state: RwLock<LeafState>,
-    pub(crate) heat: Heat,
+    /// When its blocks were written last.
+    pub heat: Heat,
 }
 
 struct LeafState {
@@ -107,7 +109,7 @@ pub(super) struct SealedLeaf {
 type CacheKey = (LayerId, SegmentIndex);
 
 /// Entries looked up for one request.
-pub(crate) type Entries = SmallVec<[Entry; 8]>;
+pub type Entries = SmallVec<[Entry; 8]>;
 
 /// Key of a layer's view in the cache: no layer has such an id.
 fn view_key(layer: LayerId) -> LayerId {
@@ -115,7 +117,7 @@ fn view_key(layer: LayerId) -> LayerId {
 }
 
 /// Absent entries, for which the layer below decides.
-pub(crate) fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
+pub fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
     for (entry, lower) in entries.iter_mut().zip(lower) {
         if *entry == Entry::ABSENT {
             *entry = *lower;
@@ -124,7 +126,7 @@ pub(crate) fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
 }
 
 /// The maps of all layers.
-pub(crate) struct Maps {
+pub struct Maps {
     pages: Arc<Pages>,
     layers: RwLock<FxHashMap<LayerId, Arc<Layer>>>,
     pub(super) space_limits_table: SpaceLimitsTable,
@@ -152,7 +154,8 @@ impl Drop for FrozenChange<'_> {
 }
 
 impl Layer {
-    pub(crate) fn counts(&self) -> LayerCounts {
+    /// How many of its entries are what.
+    pub fn counts(&self) -> LayerCounts {
         LayerCounts {
             private: self.counts.private.load(Relaxed),
             unshareable: self.counts.unshareable.load(Relaxed),
@@ -161,7 +164,7 @@ impl Layer {
     }
 
     /// Entries that hold data.
-    pub(crate) fn logical_blocks(&self) -> u64 {
+    pub fn logical_blocks(&self) -> u64 {
         let LayerCounts {
             private,
             unshareable,
@@ -171,11 +174,12 @@ impl Layer {
     }
 
     /// Fingerprints of recently written blocks. Writers look it up under the blocks' lock.
-    pub(crate) fn hash_cache(&self) -> Option<Arc<HashCache>> {
+    pub fn hash_cache(&self) -> Option<Arc<HashCache>> {
         read(&self.hash_cache).clone()
     }
 
-    pub(crate) fn set_hash_cache(&self, cache: Option<Arc<HashCache>>) {
+    /// From now on what is written is noted there.
+    pub fn set_hash_cache(&self, cache: Option<Arc<HashCache>>) {
         *write(&self.hash_cache) = cache;
     }
 
@@ -184,12 +188,12 @@ impl Layer {
     }
 
     /// The layer below this one.
-    pub(crate) fn below(&self) -> Option<Arc<Layer>> {
+    pub fn below(&self) -> Option<Arc<Layer>> {
         read(&self.below).clone()
     }
 
     /// The layers of which this is the one below.
-    pub(crate) fn above(&self) -> Vec<LayerId> {
+    pub fn above(&self) -> Vec<LayerId> {
         lock(&self.above).clone()
     }
 }
@@ -223,18 +227,19 @@ impl Counts {
 
 impl Leaf {
     /// Copies the entries of `slots`.
-    pub(crate) fn entries(&self, slots: Range<usize>, into: &mut impl Extend<Entry>) {
+    pub fn entries(&self, slots: Range<usize>, into: &mut impl Extend<Entry>) {
         into.extend(read(&self.state).entries[slots].iter().copied());
     }
 
     /// Visits all entries, which do not change meanwhile.
-    pub(crate) fn with<T>(&self, look: impl FnOnce(&Segment) -> T) -> T {
+    pub fn with<T>(&self, look: impl FnOnce(&Segment) -> T) -> T {
         look(&read(&self.state).entries)
     }
 }
 
 impl Maps {
-    pub(crate) fn new(pages: Arc<Pages>, limits: &Limits, block_size: u32) -> Self {
+    /// No layers yet, above these pages.
+    pub fn new(pages: Arc<Pages>, limits: &Limits, block_size: u32) -> Self {
         let shard = || Mutex::new(ClockCache::new(limits.leaves_max.div_ceil(SHARDS)));
         Self {
             pages,
@@ -278,13 +283,14 @@ impl Maps {
         layer
     }
 
-    pub(crate) fn layer(&self, id: LayerId) -> Result<Arc<Layer>> {
+    /// The layer; damage if there is none.
+    pub fn layer(&self, id: LayerId) -> Result<Arc<Layer>> {
         let found = read(&self.layers).get(&id).cloned();
         found.ok_or_else(|| StoreError::damaged(format!("layer {id} is named but does not exist")))
     }
 
     /// All layers, including those of volumes that are being imported or deleted.
-    pub(crate) fn layers(&self) -> Vec<Arc<Layer>> {
+    pub fn layers(&self) -> Vec<Arc<Layer>> {
         read(&self.layers).values().cloned().collect()
     }
 
@@ -303,7 +309,7 @@ impl Maps {
 
     /// Forgets a layer in which nothing is mapped; those above it are above the one below it then.
     /// Its pages go with the next checkpoint.
-    pub(crate) fn remove_layer(&self, id: LayerId) -> Result<Option<Arc<Layer>>> {
+    pub fn remove_layer(&self, id: LayerId) -> Result<Option<Arc<Layer>>> {
         if let Ok(layer) = self.layer(id) {
             let below = layer.below();
             for above in layer.above() {
@@ -327,22 +333,22 @@ impl Maps {
     }
 
     /// Blocks that are kept free for all volumes together.
-    pub(crate) fn unused_reservations(&self) -> u64 {
+    pub fn unused_reservations(&self) -> u64 {
         self.space_limits_table.unused_reservations()
     }
 
     /// Segments that the next checkpoint must write.
-    pub(crate) fn dirty_count(&self) -> usize {
+    pub fn dirty_count(&self) -> usize {
         self.dirty_count.load(SeqCst)
     }
 
     /// Segments in memory.
-    pub(crate) fn cached_count(&self) -> usize {
+    pub fn cached_count(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
 
     /// Counts of the entries of all layers.
-    pub(crate) fn counts(&self) -> LayerCounts {
+    pub fn counts(&self) -> LayerCounts {
         let mut all = LayerCounts::default();
         for layer in read(&self.layers).values() {
             let counts = layer.counts();
@@ -354,7 +360,7 @@ impl Maps {
     }
 
     /// The segment, from memory or from disk.
-    pub(crate) fn leaf(
+    pub fn leaf(
         &self,
         layer: &Layer,
         segment: SegmentIndex,
@@ -402,16 +408,12 @@ impl Maps {
     }
 
     /// The first segment at or after `from` in which something may be mapped.
-    pub(crate) fn next_segment(
-        &self,
-        layer: &Layer,
-        from: SegmentIndex,
-    ) -> Result<Option<SegmentIndex>> {
+    pub fn next_segment(&self, layer: &Layer, from: SegmentIndex) -> Result<Option<SegmentIndex>> {
         self.next_segment_where(layer, from, &|_| true)
     }
 
     /// The first segment at or after `from` in which blocks may wait for the finder.
-    pub(crate) fn next_publishable_segment(
+    pub fn next_publishable_segment(
         &self,
         layer: &Layer,
         from: SegmentIndex,
@@ -433,7 +435,7 @@ impl Maps {
     }
 
     /// The combined entries of this layer and those below it for `slots`.
-    pub(crate) fn resolve(
+    pub fn resolve(
         &self,
         layer: &Layer,
         segment: SegmentIndex,
@@ -471,7 +473,7 @@ impl Maps {
     /// before and after, and drops the affected views between the two; a view is made again if the
     /// counter was odd or has changed since its making began, and goes into the cache only while it
     /// has not. Readers who still hold an old view are in an epoch that keeps its blocks (P3).
-    pub(crate) fn view(
+    pub fn view(
         &self,
         layer: &Arc<Layer>,
         segment: SegmentIndex,
@@ -531,12 +533,12 @@ impl Maps {
     }
 
     /// This layer and those below it, from the top.
-    pub(crate) fn lineage(layer: &Arc<Layer>) -> Vec<Arc<Layer>> {
+    pub fn lineage(layer: &Arc<Layer>) -> Vec<Arc<Layer>> {
         std::iter::successors(Some(Arc::clone(layer)), |layer| layer.below()).collect()
     }
 
     /// Valid while no frozen layer changes, and not afterwards.
-    pub(crate) fn frozen_changes(&self) -> u64 {
+    pub fn frozen_changes(&self) -> u64 {
         self.frozen_changes.load(SeqCst)
     }
 

@@ -14,16 +14,16 @@ const SLOTS: usize = BLOCKS_PER_SEGMENT as usize;
 const WORDS: usize = SLOTS / 64;
 
 /// Most looks that a block is ever left alone for.
-pub(crate) const ROUNDS_MAX: u8 = 16;
+pub const ROUNDS_MAX: u8 = 16;
 
 /// Looks after which a block that stayed as it was published is forgotten to have been hot.
 const FORGET_AFTER: u8 = 31;
 
 /// One bit a slot.
-pub(crate) type SlotBits = [u64; WORDS];
+pub type SlotBits = [u64; WORDS];
 
 /// Hints about the blocks of one segment.
-pub(crate) struct Heat {
+pub struct Heat {
     /// Written since the last look.
     written: [AtomicU64; WORDS],
     ages: Mutex<Ages>,
@@ -78,7 +78,7 @@ impl Age {
 
 impl Heat {
     /// Of a segment just loaded (`was_cold`), or of one in which nothing was mapped so far.
-    pub(crate) fn new(was_cold: bool) -> Self {
+    pub fn new(was_cold: bool) -> Self {
         Self {
             written: std::array::from_fn(|_| AtomicU64::new(0)),
             ages: Mutex::new(Ages {
@@ -89,7 +89,7 @@ impl Heat {
     }
 
     /// These slots are being written.
-    pub(crate) fn touch(&self, slots: Range<usize>) {
+    pub fn touch(&self, slots: Range<usize>) {
         let mut at = slots.start;
         while at < slots.end {
             let (word, low) = (at / 64, at % 64);
@@ -104,7 +104,7 @@ impl Heat {
     }
 
     /// One step, for a pass: the slots that have not been written for `rounds` passes.
-    pub(crate) fn look(&self, rounds: u8) -> SlotBits {
+    pub fn look(&self, rounds: u8) -> SlotBits {
         let mut ages = lock(&self.ages);
         let first = if ages.was_cold { ROUNDS_MAX } else { 0 };
         let slots = ages
@@ -122,7 +122,7 @@ impl Heat {
     }
 
     /// The result of the last step, without slots written since.
-    pub(crate) fn still_cold(&self, rounds: u8) -> SlotBits {
+    pub fn still_cold(&self, rounds: u8) -> SlotBits {
         let ages = lock(&self.ages);
         let mut cold = SlotBits::default();
         let slots = ages.slots.iter().flat_map(|slots| slots.iter().enumerate());
@@ -134,7 +134,7 @@ impl Heat {
     }
 
     /// This slot's block was published: later writes to it count until it is forgotten.
-    pub(crate) fn published(&self, slot: usize) {
+    pub fn published(&self, slot: usize) {
         if let Some(slots) = &mut lock(&self.ages).slots {
             slots[slot] = Age::new(0, slots[slot].doublings(), true);
         }
@@ -142,7 +142,7 @@ impl Heat {
 }
 
 /// Whether the slot's bit is set.
-pub(crate) fn has(bits: &SlotBits, slot: usize) -> bool {
+pub fn has(bits: &SlotBits, slot: usize) -> bool {
     bits[slot / 64] >> (slot % 64) & 1 == 1
 }
 

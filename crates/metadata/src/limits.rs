@@ -5,60 +5,60 @@ pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 
 /// Most volumes in a pool: their records are kept in memory, 256 bytes each and as much again for
 /// finding them.
-pub(crate) const VOLUMES_MAX: u64 = 65_535;
+pub const VOLUMES_MAX: u64 = 65_535;
 
 /// Most layers below one another. A view is made by going through all of them, and giving them up goes
 /// down the stack of a thread.
-pub(crate) const LAYERS_DEEP_MAX: usize = 1024;
+pub const LAYERS_DEEP_MAX: usize = 1024;
 
 /// Most seconds between two looks of the finder: a day.
-pub(crate) const INTERVAL_SECONDS_MAX: u32 = 86_400;
+pub const INTERVAL_SECONDS_MAX: u32 = 86_400;
 
 /// Smallest memory limit that the shares below still make sense for.
 const MEMORY_BYTES_MIN: u64 = 8 << 20;
 
 /// Bytes that a cached segment takes: its entries, the ages of its blocks, the locks, the places in
 /// index and clock.
-pub(crate) const LEAF_BYTES: u64 = 4096 + 512 + 384;
+pub const LEAF_BYTES: u64 = 4096 + 512 + 384;
 
 /// Bytes that a cached inner page takes: 256 pointers of 24 bytes in memory.
-pub(crate) const NODE_BYTES: u64 = 6144 + 192;
+pub const NODE_BYTES: u64 = 6144 + 192;
 
 /// Bytes that a resident page of the free-space map takes: two bitmaps.
-pub(crate) const SPACE_PAGE_BYTES: u64 = 4096 + 256;
+pub const SPACE_PAGE_BYTES: u64 = 4096 + 256;
 
 /// The shares of one memory limit.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Segments of maps kept in memory.
-    pub(crate) leaves_max: usize,
+    pub leaves_max: usize,
     /// Segments changed since the last checkpoint, which cannot be dropped before the next. While
     /// a checkpoint is being written, each may exist twice.
-    pub(crate) dirty_leaves_max: usize,
+    pub dirty_leaves_max: usize,
     /// Inner pages kept in memory.
-    pub(crate) nodes_max: usize,
+    pub nodes_max: usize,
     /// Pages of the free-space map kept in memory.
-    pub(crate) space_pages_max: usize,
+    pub space_pages_max: usize,
     /// Pages of the free-space map changed since the last checkpoint.
-    pub(crate) dirty_space_pages_max: usize,
+    pub dirty_space_pages_max: usize,
     /// Records that no commit has sealed yet, in bytes.
-    pub(crate) tail_bytes_max: usize,
+    pub tail_bytes_max: usize,
     /// Counts for the pool's blocks while all maps are scanned, by one scan at a time, in bytes:
     /// pools with more blocks are scanned in several passes.
-    pub(crate) check_bytes: usize,
+    pub check_bytes: usize,
     /// The scrub's notes on the fingerprints that blocks should have, in bytes.
-    pub(crate) scrub_bytes: usize,
+    pub scrub_bytes: usize,
     /// The memory of the fingerprint index, in bytes.
-    pub(crate) index_bytes: usize,
+    pub index_bytes: usize,
     /// The memory of the hash caches of all volumes, in bytes.
-    pub(crate) hash_cache_bytes: u64,
+    pub hash_cache_bytes: u64,
 }
 
 impl Limits {
     /// Five sixteenths for segments, an eighth each for their copies during a checkpoint, for inner
     /// pages, for free space and for the index, a sixteenth each for records and for hash caches,
     /// and a thirty-second each for scans such as `check` and for the scrub.
-    pub(crate) fn from_memory(memory_bytes: u64) -> Self {
+    pub fn from_memory(memory_bytes: u64) -> Self {
         let memory = memory_bytes.max(MEMORY_BYTES_MIN);
         let count = |share: u64, each: u64| (share / each) as usize;
         Self {

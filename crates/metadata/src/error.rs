@@ -3,6 +3,7 @@
 use std::io;
 
 use onefold_format::FormatError;
+use onefold_index::IndexError;
 
 /// The result of a request to the store.
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -50,7 +51,8 @@ pub struct StoreError {
 }
 
 impl StoreError {
-    pub(crate) fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
+    /// A failure of this kind; the message is for the user.
+    pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
             message: message.into(),
@@ -59,7 +61,7 @@ impl StoreError {
     }
 
     /// The error of a device; lack of room has a kind of its own.
-    pub(crate) fn io(what: impl std::fmt::Display, error: io::Error) -> Self {
+    pub fn io(what: impl std::fmt::Display, error: io::Error) -> Self {
         let kind = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreErrorKind::NoSpace,
             _ => StoreErrorKind::Io,
@@ -72,7 +74,7 @@ impl StoreError {
     }
 
     /// Bytes that differ from what was written, at `place`.
-    pub(crate) fn format(place: impl std::fmt::Display, error: FormatError) -> Self {
+    pub fn format(place: impl std::fmt::Display, error: FormatError) -> Self {
         let kind = match error {
             FormatError::Newer { .. } => StoreErrorKind::NewerFormat,
             _ => StoreErrorKind::Damaged,
@@ -80,18 +82,19 @@ impl StoreError {
         Self::new(kind, format!("{place}: {error}"))
     }
 
-    pub(crate) fn damaged(message: impl Into<String>) -> Self {
+    /// Metadata, or the state in memory, is not what it has to be.
+    pub fn damaged(message: impl Into<String>) -> Self {
         Self::new(StoreErrorKind::Damaged, message)
     }
 
     /// The request must be repeated by a thread that may wait.
-    pub(crate) fn would_block() -> Self {
+    pub fn would_block() -> Self {
         // An empty string allocates nothing: this error is part of the ordinary course.
         Self::new(StoreErrorKind::WouldBlock, String::new())
     }
 
     /// The same failure, with the operation before its message.
-    pub(crate) fn during(mut self, what: impl std::fmt::Display) -> Self {
+    pub fn during(mut self, what: impl std::fmt::Display) -> Self {
         if self.kind != StoreErrorKind::WouldBlock {
             self.message = format!("{what}: {}", self.message);
         }
@@ -116,4 +119,17 @@ pub(crate) fn no_space(wanted: u64, free: u64, kept: u64) -> StoreError {
          or trim what is not needed"
     );
     StoreError::new(StoreErrorKind::NoSpace, message)
+}
+
+impl From<IndexError> for StoreError {
+    fn from(error: IndexError) -> Self {
+        let kind = match &error {
+            error if error.is_storage_full() => StoreErrorKind::NoSpace,
+            IndexError::Io(_) | IndexError::Failed => StoreErrorKind::Io,
+            IndexError::Newer(_) => StoreErrorKind::NewerFormat,
+            IndexError::Closed => StoreErrorKind::Gone,
+            _ => StoreErrorKind::Damaged,
+        };
+        Self::new(kind, error.to_string())
+    }
 }

@@ -30,7 +30,8 @@ const GROWTH_PAGES: u64 = 4096;
 /// Pages that are written with one call if they are adjacent.
 const WRITE_PAGES_MAX: usize = 64;
 
-pub(crate) struct Pages {
+/// The pages of the part `meta`.
+pub struct Pages {
     disk: Arc<dyn Disk>,
     name: String,
     pool: PoolId,
@@ -61,7 +62,8 @@ struct Places {
 }
 
 impl Pages {
-    pub(crate) fn new(disk: Arc<dyn Disk>, name: String, pool: PoolId, nodes_max: usize) -> Self {
+    /// All but the root slots is free until it is marked as used.
+    pub fn new(disk: Arc<dyn Disk>, name: String, pool: PoolId, nodes_max: usize) -> Self {
         let places = Places {
             used: vec![(1 << ROOT_SLOTS) - 1],
             used_count: ROOT_SLOTS,
@@ -84,22 +86,23 @@ impl Pages {
         }
     }
 
-    pub(crate) fn disk(&self) -> &dyn Disk {
+    /// Where they are.
+    pub fn disk(&self) -> &dyn Disk {
         &*self.disk
     }
 
     /// Pages in use, the root slots included.
-    pub(crate) fn used_count(&self) -> u64 {
+    pub fn used_count(&self) -> u64 {
         lock(&self.places).used_count
     }
 
     /// Inner pages of trees in memory.
-    pub(crate) fn cached_count(&self) -> usize {
+    pub fn cached_count(&self) -> usize {
         lock(&self.nodes).len()
     }
 
     /// Reads the page that `pointer` describes.
-    pub(crate) fn read(
+    pub fn read(
         &self,
         kind: PageKind,
         level: u8,
@@ -206,7 +209,7 @@ impl Pages {
     }
 
     /// Pages that can be written without growing, whatever happens to the host's space.
-    pub(crate) fn spare(&self) -> u64 {
+    pub fn spare(&self) -> u64 {
         self.spare.load(SeqCst)
     }
 
@@ -215,7 +218,7 @@ impl Pages {
     /// # Errors
     ///
     /// `NoSpace` where the host has no room for them, `Io`.
-    pub(crate) fn secure(&self, pages: u64) -> Result<()> {
+    pub fn secure(&self, pages: u64) -> Result<()> {
         let mut places = lock(&self.places);
         while places.reserved - places.used_reserved < pages {
             let missing = pages - (places.reserved - places.used_reserved);
@@ -259,7 +262,7 @@ impl Pages {
     }
 
     /// Places that are in use only because a reader holds a checkpoint.
-    pub(crate) fn held_back_count(&self) -> usize {
+    pub fn held_back_count(&self) -> usize {
         lock(&self.places).held_back.len()
     }
 
@@ -285,7 +288,7 @@ impl Pages {
 
     /// Keeps every page that the current root reaches until the hold is dropped. The caller sees to it
     /// that no checkpoint is being written.
-    pub(crate) fn hold(&self) -> PagesHold<'_> {
+    pub fn hold(&self) -> PagesHold<'_> {
         let mut places = lock(&self.places);
         places.holds += 1;
         places.young.clear();
@@ -294,7 +297,7 @@ impl Pages {
 }
 
 /// See [`Pages::hold`].
-pub(crate) struct PagesHold<'a> {
+pub struct PagesHold<'a> {
     pages: &'a Pages,
 }
 
@@ -383,7 +386,7 @@ impl Places {
 }
 
 /// Writes the pages of one checkpoint, side by side where there is room.
-pub(crate) struct PageWriter<'a> {
+pub struct PageWriter<'a> {
     pages: &'a Pages,
     sequence: u64,
     /// Pages that only this checkpoint reaches: freed if it fails.
@@ -395,7 +398,8 @@ pub(crate) struct PageWriter<'a> {
 }
 
 impl<'a> PageWriter<'a> {
-    pub(crate) fn new(pages: &'a Pages, sequence: u64) -> Self {
+    /// For the checkpoint whose root has this sequence.
+    pub fn new(pages: &'a Pages, sequence: u64) -> Self {
         let run = Vec::with_capacity(WRITE_PAGES_MAX * PAGE_BYTES);
         let (written, replaced) = (Vec::new(), Vec::new());
         Self {
@@ -456,7 +460,7 @@ impl<'a> PageWriter<'a> {
     }
 
     /// Makes all pages durable, before a root refers to them (P2).
-    pub(crate) fn sync(&mut self) -> Result<()> {
+    pub fn sync(&mut self) -> Result<()> {
         self.flush()?;
         self.pages
             .disk
@@ -481,7 +485,7 @@ impl<'a> PageWriter<'a> {
     }
 
     /// The root that reaches these pages is durable: the ones that it replaced are free.
-    pub(crate) fn complete(self) {
+    pub fn complete(self) {
         self.pages.release(&self.replaced);
         // It costs nothing but space if that fails.
         if let Err(error) = self.pages.give_back() {
@@ -490,7 +494,7 @@ impl<'a> PageWriter<'a> {
     }
 
     /// The checkpoint failed before its root was written: its pages are free again.
-    pub(crate) fn abandon(self) {
+    pub fn abandon(self) {
         self.pages.release(&self.written);
     }
 }

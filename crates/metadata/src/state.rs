@@ -10,7 +10,7 @@ use super::space::Space;
 use crate::error::Result;
 
 /// The state that records change, besides the maps.
-pub(crate) struct MetadataState {
+pub struct MetadataState {
     pub(super) space: Space,
     pub(super) catalogue: Catalogue,
     /// Dropped references, for the collector.
@@ -24,39 +24,43 @@ pub(crate) struct MetadataState {
 }
 
 impl MetadataState {
-    pub(crate) fn space(&self) -> &Space {
+    /// Free space.
+    pub fn space(&self) -> &Space {
         &self.space
     }
 
     /// To hand out blocks and take them back. Only records change the *named* bits.
-    pub(crate) fn space_mut(&mut self) -> &mut Space {
+    pub fn space_mut(&mut self) -> &mut Space {
         &mut self.space
     }
 
-    pub(crate) fn catalogue(&self) -> &Catalogue {
+    /// Volumes and snapshots.
+    pub fn catalogue(&self) -> &Catalogue {
         &self.catalogue
     }
 
-    pub(crate) fn queue(&self) -> &Queue {
+    /// References that wait for the collector.
+    pub fn queue(&self) -> &Queue {
         &self.queue
     }
 
-    pub(crate) fn batches(&self) -> &Batches {
+    /// What finder or collector have announced.
+    pub fn batches(&self) -> &Batches {
         &self.batches
     }
 
     /// Elements at the head of the queue with so many blocks at most: it may have to read them.
-    pub(crate) fn count_queue_head(&mut self, blocks_max: u64) -> Result<u64> {
+    pub fn count_queue_head(&mut self, blocks_max: u64) -> Result<u64> {
         self.queue.count_head(blocks_max)
     }
 
     /// An opening has applied all that the log and the copy of its tail have.
-    pub(crate) fn end_recovery(&mut self) {
+    pub fn end_recovery(&mut self) {
         self.is_recovered = true;
     }
 
     /// Pages besides those of the maps that the next checkpoint must write.
-    pub(crate) fn dirty_pages(&self) -> usize {
+    pub fn dirty_pages(&self) -> usize {
         self.space.dirty_count() + self.queue.dirty_count()
     }
 }

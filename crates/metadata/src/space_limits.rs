@@ -28,7 +28,7 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 use crate::sync::{AtomicU64, Mutex, lock};
 
 /// The use, limit and reservation of one volume, in blocks.
-pub(crate) struct SpaceLimits {
+pub struct SpaceLimits {
     /// Entries that hold data.
     mapped: AtomicU64,
     /// Of these, the private ones.
@@ -104,26 +104,27 @@ impl SpaceLimits {
     }
 
     /// Entries that hold data, in all layers of the volume and its snapshots.
-    pub(crate) fn mapped(&self) -> u64 {
+    pub fn mapped(&self) -> u64 {
         self.mapped.load(Relaxed)
     }
 
     /// Of these, the private ones.
-    pub(crate) fn owned(&self) -> u64 {
+    pub fn owned(&self) -> u64 {
         self.owned.load(Relaxed)
     }
 
-    pub(crate) fn reserved(&self) -> u64 {
+    /// Blocks that it can count on.
+    pub fn reserved(&self) -> u64 {
         self.reserved.load(Relaxed)
     }
 
     /// Blocks that are kept for it.
-    pub(crate) fn unused_reservation(&self) -> u64 {
+    pub fn unused_reservation(&self) -> u64 {
         self.reserved().saturating_sub(self.owned())
     }
 
     /// Blocks that are kept for others.
-    pub(crate) fn unused_by_others(&self) -> u64 {
+    pub fn unused_by_others(&self) -> u64 {
         self.unused_reservations
             .load(Relaxed)
             .saturating_sub(self.unused_reservation())
@@ -152,7 +153,7 @@ impl SpaceLimits {
     }
 
     /// Whether so many more entries may hold data. Exact while the uncommitted state is held.
-    pub(crate) fn admit(&self, more: u64, block_size: u64) -> Result<()> {
+    pub fn admit(&self, more: u64, block_size: u64) -> Result<()> {
         let (mapped, quota) = (self.mapped(), self.quota.load(Relaxed));
         if more == 0 || mapped.saturating_add(more) <= quota {
             return Ok(());
@@ -168,7 +169,7 @@ impl SpaceLimits {
 
     /// The blocks that would be kept for it if it owned this many fewer and this many were reserved
     /// for it.
-    pub(crate) fn unused_reservation_if(&self, fewer: u64, reserved: u64) -> u64 {
+    pub fn unused_reservation_if(&self, fewer: u64, reserved: u64) -> u64 {
         reserved.saturating_sub(self.owned().saturating_sub(fewer))
     }
 }

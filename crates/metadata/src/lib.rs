@@ -1,0 +1,78 @@
+//! What records change: the maps of volumes, free space, the catalogue of volumes, the queue of released
+//! references and the open batch; and how they are laid out in pages.
+//!
+//! May touch: memory, and the pages of the part `meta`. Must not: start threads, sync, write the log or
+//! the root, read or write data, or know of volumes in use. All fields are private. Only `apply.rs` changes
+//! a map, the catalogue, the queue, or what free space is named, and only as a record says; what others can
+//! call looks, or hands out blocks. Whoever changes the state holds [`MetadataState`] for it: the journal.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `apply.rs` `state.rs` | the one function that changes a map; what it changes besides |
+//! | `map.rs` `segments.rs` `branches.rs` `cache.rs` | maps, layer above layer; which segments may hold something; what two layers differ in |
+//! | `space.rs` `placement.rs` `bits.rs` | free space, and where new blocks go |
+//! | `space_limits.rs` `limits.rs` | quotas and reservations of volumes; shares of the memory limit |
+//! | `catalogue.rs` `names.rs` | volumes and snapshots, and how they are called |
+//! | `batch.rs` `queue.rs` | what finder and collector have announced; released references |
+//! | `pages.rs` `tree.rs` | pages, and the trees that they form |
+//! | `opening.rs` `sealed.rs` | from a checkpoint, and into one |
+//! | `block_lock.rs` `blocking.rs` | who may change a block; whether a request may wait |
+//! | `heat.rs` `hash_cache.rs` | hints: what to leave alone; fingerprints made while blocks are written |
+//! | `run.rs` | consecutive blocks, of the pool and of a volume |
+//! | `error.rs` `guard.rs` `sync.rs` | errors; guards that simulations turn off; locks and atomics |
+
+mod apply;
+mod batch;
+pub mod bits;
+mod block_lock;
+mod blocking;
+mod branches;
+mod cache;
+mod catalogue;
+mod error;
+mod guard;
+mod hash_cache;
+pub mod heat;
+mod limits;
+mod map;
+mod names;
+mod opening;
+mod pages;
+mod placement;
+mod queue;
+mod run;
+mod sealed;
+mod segments;
+mod space;
+mod space_limits;
+mod state;
+pub mod sync;
+pub mod tree;
+
+pub use apply::{Failed, apply, owned_runs};
+pub use batch::{Batches, OpenBatch};
+pub use block_lock::{BlockGuard, BlockLocks};
+pub use blocking::Blocking;
+pub use branches::{Branches, Change};
+pub use catalogue::{Catalogue, free_slot};
+pub use error::{Result, StoreError, StoreErrorKind};
+pub use guard::Guard;
+#[cfg(feature = "simulation")]
+pub use guard::Scarcity;
+pub use hash_cache::{HashCache, Room};
+pub use limits::{
+    INTERVAL_SECONDS_MAX, LAYERS_DEEP_MAX, LEAF_BYTES, Limits, NODE_BYTES, REQUEST_BYTES_MAX,
+    SPACE_PAGE_BYTES, VOLUMES_MAX,
+};
+pub use map::{Entries, Layer, Leaf, Maps, fill_absent};
+pub use names::{check_name, full_name};
+pub use opening::open;
+pub use pages::{PageWriter, Pages, PagesHold};
+pub use placement::{Placement, PlacementOffset};
+pub use queue::{Queue, read_elements};
+pub use run::{BlockRange, PbaRun, PbaRuns};
+pub use sealed::{Sealed, Trees};
+pub use segments::Segments;
+pub use space::Space;
+pub use space_limits::SpaceLimits;
+pub use state::MetadataState;
