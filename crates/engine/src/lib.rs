@@ -1,5 +1,7 @@
 //! Where durable things live.
 //!
+//! May use: no other crate of onefold. Must not: interpret the bytes that it keeps.
+//!
 //! A pool is made of a few *parts*, each a flat space of bytes that its sole owner reads and writes
 //! at explicit offsets. An [`Engine`] locates the parts; a [`Disk`] is one of them. Neither
 //! interprets the bytes.

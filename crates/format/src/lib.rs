@@ -1,5 +1,7 @@
 //! The on-disk structures of onefold: bytes only, no I/O, no clock, no threads.
 //!
+//! May use: no other crate of onefold.
+//!
 //! One structure, one file, one page in `docs/format/`. Everything is little-endian at fixed
 //! offsets; reserved bytes are zero and checked. Decoding never panics: bytes from a disk yield a
 //! [`FormatError`] that describes the fault.

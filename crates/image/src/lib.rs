@@ -1,5 +1,7 @@
 //! Disk images outside a pool: raw files and devices, and qcow2.
 //!
+//! May use: no other crate of onefold. Must not: know pools.
+//!
 //! The user states the format. Guessing it from content would let a guest, who writes the content,
 //! choose which files are opened. Content can only be a reason to refuse a file.
 

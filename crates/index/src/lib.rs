@@ -1,6 +1,8 @@
 //! The fingerprint index: the block that holds a content, and the number of entries that refer to
 //! it.
 //!
+//! May use: the engine, for its file, and identifiers of the format. Must not: know volumes or maps.
+//!
 //! A [`FingerprintIndex`] maps fingerprints to rows of a block's address and a number of
 //! references. It is asked in batches only. A batch has a number in a stream, and the index keeps
 //! the last number of each stream together with the answers, atomically with the rows: a caller

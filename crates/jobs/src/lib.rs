@@ -1,5 +1,7 @@
 //! The background work of a pool: its schedule, its share of time, and pausing it.
 //!
+//! May use: the store. Must not: read or write a pool's files itself.
+//!
 //! The store can share a batch of duplicates and release a batch of dropped references; this crate
 //! decides which batch is next and how long to rest after it. Four threads:
 //!

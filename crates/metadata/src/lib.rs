@@ -1,7 +1,7 @@
 //! What records change: the maps of volumes, free space, the catalogue of volumes, the queue of released
 //! references and the open batch; and how they are laid out in pages.
 //!
-//! May touch: memory, and the pages of the part `meta`. Must not: start threads, sync, write the log or
+//! May use: format, engine and index; memory, and the pages of the part `meta`. Must not: start threads, sync, write the log or
 //! the root, read or write data, or know of volumes in use. All fields are private. Only `apply.rs` changes
 //! a map, the catalogue, the queue, or what free space is named, and only as a record says; what others can
 //! call looks, or hands out blocks. Whoever changes the state holds [`MetadataState`] for it: the journal.

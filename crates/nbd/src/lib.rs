@@ -1,6 +1,8 @@
 //! Block protocols for volumes: an NBD server, and the interface of the block devices that it
 //! serves.
 //!
+//! May use: volumes of the store. Must not: open pools, or use other parts of the store.
+//!
 //! A daemon implements [`Exports`], binds [`Listener`]s and starts a [`Server`]; volumes of the
 //! store are [`Export`]s already. Threads, no async: a request that can be answered from memory is
 //! answered on the thread that reads it from the socket.

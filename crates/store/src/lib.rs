@@ -1,5 +1,7 @@
 //! Volumes on a pool: write, read, flush, trim, maps, log, commit, checkpoint, recovery, space.
 //!
+//! May use: metadata, and the crates below it. Must not: start threads, or know clients and protocols.
+//!
 //! Start with [`Store`] (an open pool) and [`Volume`] (for front ends), then follow a write down:
 //!
 //! | folder, file | purpose |

@@ -3,6 +3,8 @@
 //! pool and a bounded number of events allow. `docs/model.md` says which protocol that is, what
 //! each rule is for, and what the model leaves out.
 //!
+//! May use: no other crate of onefold. It says a second time, and shorter, what the product does.
+//!
 //! Reading order: [`guards`] (the rules), [`image`] (what the log describes, and `apply`),
 //! [`index`], [`state`] (disk, memory, promises), `volume_steps`, `commit`, `batch`, `finder`,
 //! `collector`, `layers`, [`recovery`], `rebuild`, [`properties`] (what must hold), [`model`]

@@ -106,7 +106,7 @@ pub(super) fn crates<'a>(parsed: &'a [Parsed<'a>], faults: &mut Vec<String>) -> 
 }
 
 /// The crate's directory, if this is the root of its library or of a binary.
-fn crate_of_root(path: &Path) -> Option<PathBuf> {
+pub(super) fn crate_of_root(path: &Path) -> Option<PathBuf> {
     let parts: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
     match parts.as_slice() {
         [parent, name, "src", "lib.rs" | "main.rs"] | [parent, name, "src", "bin", _]

@@ -1,13 +1,19 @@
 //! `cargo xtask tidy`: the rules of the house that a program can check.
 //!
-//! Fails on: an arrow between crates that does not point down, a crate with no place in the
-//! house, a name that says nothing; files of a crate that import each other beyond its limit; a
-//! largest file or a number of long functions that grew; a cited step that the document does not
-//! have; a format without its page or a page without its format; a name in backticks that nothing has; a path of
-//! somebody's machine.
-//! A limit that is looser than what is measured fails too, so that it only goes down.
+//! | file | fails on |
+//! | --- | --- |
+//! | `floors.rs` | a crate that uses one beside or above it, or has no place; a name that says nothing |
+//! | `charters.rs` | a crate that does not say what it may use |
+//! | `cycles.rs` | files of a crate that import each other, if they are too many |
+//! | `sizes.rs` | a largest file, or a number of long functions, that grew; a limit looser than what is measured |
+//! | `citations.rs` | a step of a write that is cited wrong, out of order or nowhere |
+//! | `identifiers.rs` | a name in backticks that nothing has |
+//! | `format_pages.rs` | a format without its page, or the other way round |
+//! | `paths.rs` | a path of somebody's machine |
+//!
 //! Prints without failing: the sizes of crates, files and functions, and which are long.
 
+mod charters;
 mod citations;
 mod crates;
 mod cycles;
@@ -49,6 +55,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     packages::require(&["git"])?;
     let files = source_files(workspace)?;
     let mut faults = floors::faults(&workspace.metadata)?;
+    faults.extend(charters::faults(&files));
     faults.extend(citations::faults(&files));
     faults.extend(format_pages::faults(&files));
     faults.extend(identifiers::faults(&files));
