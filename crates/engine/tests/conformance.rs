@@ -1,4 +1,4 @@
-//! What every engine must do, asked of all of them in the same words.
+//! The requirements on every engine, the same for all.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 
@@ -29,7 +29,7 @@ fn embedded_with_the_page_cache() {
 
 #[test]
 fn embedded_on_a_file_system_in_memory() {
-    // It can tell nothing of its cache, and has no disk: the fallbacks.
+    // It cannot report on its cache, and has no disk: the fallbacks.
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     conforms(&EmbeddedEngine::new(directory.path(), CacheMode::Host));
 }
@@ -198,7 +198,7 @@ fn reads_any_range(disk: &dyn Disk) {
 }
 
 fn large_requests_work(disk: &dyn Disk) {
-    // Larger than what an implementation may copy at a time, and not a multiple of it.
+    // Larger than the most that an implementation may copy at a time, and not a multiple of it.
     let bytes = pattern(9, 3 * MIB as usize + 64 * 1024);
     let source = [vec![0], bytes.clone()].concat();
     disk.write_at(&source[1..], MIB).unwrap();
@@ -261,7 +261,7 @@ fn discards(disk: &dyn Disk) {
     let len = disk.len().unwrap();
     disk.discard(8 * MIB + 65536, MIB - 2 * 65536).unwrap();
     assert_eq!(disk.len().unwrap(), len);
-    // A file system may take a block or two more for the map of what is left.
+    // A file system may take a block or two more for the map of the rest.
     let freed = before - disk.allocated_bytes().unwrap();
     let asked = MIB - 2 * 65536;
     assert!((asked - 16384..=asked).contains(&freed), "{freed}");

@@ -1,4 +1,4 @@
-//! What only the embedded engine does: files, links, devices, and messages.
+//! Behaviour of the embedded engine alone: files, links, devices, and messages.
 
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
 use onefold_engine::{Engine, Part};
@@ -204,7 +204,7 @@ fn errors_say_what_was_being_done_where() {
 
 #[test]
 fn a_full_file_system_is_told_by_its_kind() {
-    // In memory, where asking for too much is refused before anything is taken.
+    // In memory, where a request for too much is refused before anything is taken.
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let disk = engine(directory.path()).create(Part::Meta, 0).unwrap();
     let error = disk.reserve(1 << 43).unwrap_err();
@@ -246,7 +246,7 @@ fn a_block_device_holds_data() {
     for cache in [CacheMode::Host, CacheMode::Direct] {
         let pool = tempfile::tempdir().unwrap();
         let engine = EmbeddedEngine::new(pool.path(), cache);
-        // By a name that is a link, as those in /dev/disk/by-id are.
+        // By a name that is a link, like those in /dev/disk/by-id.
         let names = tempfile::tempdir().unwrap();
         let by_id = names.path().join("by-id");
         std::os::unix::fs::symlink(&device, &by_id).unwrap();

@@ -1,5 +1,5 @@
-//! What is synchronised by hand, under shuttle: the very file of the engine, compiled against
-//! atomics that try one interleaving after another.
+//! Hand-written synchronisation under shuttle: the engine's own file, compiled against atomics that
+//! try one interleaving after another.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -118,7 +118,7 @@ fn synced_writes_always_survive() {
             (&[1; 8][..], &[2; 8][..], &[1; 16][..])
         );
         assert!(after.open(Part::Data).unwrap().len().unwrap() >= 64 * SECTOR as u64);
-        // What came back from a power loss is on the medium: a second one changes nothing.
+        // Data that survived a power loss is on the medium: a second one changes nothing.
         let again = after.crash(CrashKind::PowerLoss);
         assert_eq!(sectors(&again, 96), sectors(&after, 96));
         assert_eq!(
@@ -180,7 +180,7 @@ fn a_sync_covers_only_writes_that_returned_before_it_started() {
         disk.sync().unwrap();
         assert_eq!(sectors(engine, 2), [2, 2]);
     });
-    // The write before is there for certain, that during it may be.
+    // The earlier write is certainly there, the concurrent one may be.
     let expected = [[1, 0], [1, 2], [2, 0], [2, 2]].map(Vec::from);
     assert_eq!(found, BTreeSet::from(expected));
 }
@@ -203,7 +203,7 @@ fn hooks_run_once_before_or_after_the_effect() {
     write(&*disk, 0, &[8]);
     assert_eq!(seen.load(Ordering::Relaxed), 2);
 
-    // A read that a write overtakes sees what it is told to see.
+    // A read that a write overtakes returns the content that it is told to return.
     for (when, expected) in [(When::Before, 1), (When::After, 8)] {
         write(&*disk, 0, &[8]);
         let during = engine.open(Part::Data).unwrap();
@@ -228,7 +228,7 @@ fn a_failed_sync_may_drop_what_no_later_sync_brings_back() {
         found,
         BTreeSet::from([[0, 0], [0, 1], [1, 0], [1, 1]].map(Vec::from))
     );
-    // What is written again afterwards is as durable as ever.
+    // Data written again afterwards is durable as usual.
     let found = outcomes(2, |engine, disk| {
         write(disk, 0, &[1, 1]);
         engine.fail_once(Part::Data, Op::Sync, 1, ErrorKind::Other);
@@ -252,7 +252,7 @@ fn what_a_failed_sync_dropped_may_be_evicted_at_once() {
         assert!(disk.sync().is_err());
         assert_eq!(engine.failures(Part::Data, Op::Sync), 1);
         let now = sectors(&engine, 2);
-        // What readers see then is what they see once all of it is forgotten, or what was written.
+        // Readers then get what they get once all of it is forgotten, or the written data.
         disk.forget_cached().unwrap();
         let medium = sectors(&engine, 2);
         assert!(now == medium || now == [2, 2], "{now:?}, {medium:?}");

@@ -1,4 +1,5 @@
-//! The copy of the log's tail: what a process that died at any moment leaves, and what is made of it.
+//! The copy of the log's tail: its state after a process died at any moment, and the records
+//! recovered from it.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 
@@ -106,7 +107,7 @@ fn what_an_earlier_tail_left_is_not_read() {
     let mut bytes = entries(earlier, &[(512, b"first"), (512, b"second")]);
     assert_eq!(read(earlier, &bytes).len(), 2);
     assert_eq!(read(seed, &bytes), []);
-    // Its second entry stands right behind the first of this one.
+    // Its second entry is right behind the first of this one.
     let new = entries(seed, &[(1024, b"third")]);
     bytes[..new.len()].copy_from_slice(&new);
     assert_eq!(read(seed, &bytes), [(1024, b"third".to_vec())]);

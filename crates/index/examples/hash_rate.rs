@@ -1,7 +1,7 @@
 //! How many bytes of blocks a core hashes in a second, one block at a time and several at once.
 //!
 //! Prints one line for each block size. The two ways take turns, and the quickest rounds are
-//! compared: on a machine that others use too, these are the rounds that were not disturbed.
+//! compared: on a shared machine these are the undisturbed rounds.
 
 use std::hint::black_box;
 use std::time::Instant;

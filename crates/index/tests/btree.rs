@@ -1,4 +1,4 @@
-//! What only the B-tree does.
+//! Behaviour of the B-tree alone.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 

@@ -44,7 +44,7 @@ struct Btree(u64);
 /// Enough for everything that the suite does.
 const BTREE: Btree = Btree(8 << 20);
 
-/// So little that redb has to read again what it wrote, and to write before it commits.
+/// So little that redb has to read pages again that it wrote, and to write before it commits.
 const BTREE_WITHOUT_CACHE: Btree = Btree(16 << 10);
 
 impl BackEnd for Btree {
@@ -65,7 +65,7 @@ impl BackEnd for Btree {
     }
 }
 
-/// With so much memory, and of such sizes.
+/// With this much memory, and of these sizes.
 struct Hash(u64, Shape);
 
 /// As in a pool: all that the suite does stays in memory and in the log.

@@ -1,4 +1,4 @@
-//! What only the hash index does.
+//! Behaviour of the hash index alone.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 
@@ -83,7 +83,7 @@ fn with_a_sixteenth_of_the_memory_it_answers_as_the_memory_index() {
         memory::create(&other.create(Part::Index, 0).unwrap(), POOL).unwrap();
         let all = memory::open(other.open(Part::Index).unwrap(), POOL, 16 << 20).unwrap();
         // The memory index needs 40 bytes for each of these rows; its sixteenth is no more than
-        // what signatures alone would take.
+        // signatures alone would take.
         let limit_bytes = AMONG * 40 / 16;
         let engine = machine(seed);
         let few = hash::open_shaped(engine.open(Part::Index).unwrap(), POOL, limit_bytes, SHAPE);
@@ -212,7 +212,7 @@ fn opening_after_a_crash_reads_little() {
     assert_eq!(index.counts().rows(), 100_000);
     let read = engine.count(Part::Index, Op::Read).bytes;
     assert!(allocated > 3 << 20, "{allocated}");
-    // The log, twice, and a piece of what is behind it.
+    // The log, twice, and a piece of the part behind it.
     assert!(read < 3 << 20, "{read} of {allocated}");
 }
 
@@ -241,7 +241,7 @@ fn space_stays_in_proportion_and_comes_back() {
         index.decrement(STREAM, number, &some).unwrap();
     }
     assert_eq!(index.counts().rows(), 0);
-    // What comes later merges what is left.
+    // Later batches merge the rest.
     for _ in 0..200 {
         number += 2;
         let some = items(number * 1000, 300);
@@ -251,7 +251,7 @@ fn space_stays_in_proportion_and_comes_back() {
     let rows_left = index.rows(Fingerprint([0; 16]), 10).unwrap();
     assert_eq!(rows_left, []);
     let empty = index.bytes_on_disk().unwrap();
-    // What is left is the log, whose length has a lower bound.
+    // The rest is the log, whose length has a lower bound.
     assert!(empty < full / 3 * 2, "{empty} after {full}");
 }
 

@@ -1,5 +1,5 @@
-//! A host that is full now and then: the hash index refuses what it cannot do, changes nothing by
-//! that, and goes on when there is room.
+//! A host that is temporarily full: the hash index refuses requests without changing anything, and
+//! continues when there is room.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 
@@ -43,7 +43,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// Of mostly few items, so that a frame is one sector as well as many extents' worth.
+    /// Mostly few items, so that a frame is one sector as well as several extents.
     fn random(random: &mut fastrand::Rng, is_release: bool) -> Batch {
         let count = *random.choice(&[1, 3, 40, 600, 2500]).unwrap();
         let item = |random: &mut fastrand::Rng| {
@@ -66,7 +66,7 @@ impl Batch {
     }
 }
 
-/// What the rows should be.
+/// The expected rows.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Model(BTreeMap<Fingerprint, Row>);
 
@@ -107,7 +107,7 @@ impl Model {
         Released::Zero
     }
 
-    /// With counts that are those of the rows.
+    /// With the counts of the rows.
     fn is(&self, index: &dyn FingerprintIndex) -> Result<bool> {
         let counts = index.counts();
         let references: u64 = self.0.values().map(|it| it.references).sum();
@@ -134,7 +134,7 @@ struct Story {
     model: Model,
     /// Of the last batch that was answered.
     number: u64,
-    /// What the next one was asked to be, each time without an answer.
+    /// The requests made with the next number, each without an answer.
     attempts: Vec<Batch>,
     refused: u64,
 }
@@ -178,7 +178,7 @@ impl Story {
         }
     }
 
-    /// Goes on until the machine stops or there were so many answers.
+    /// Continues until the machine stops or there were this many answers.
     fn go_on(&mut self, answers_max: u64) -> Result<()> {
         let index = open(&self.engine)?;
         self.settle(&index)?;
@@ -341,7 +341,7 @@ fn changes_do_not_gather_without_end() {
     assert_eq!(index.counts().rows(), changes + 80);
 }
 
-/// A rebuild that finds no room goes on, or begins again, in the same process.
+/// A rebuild that finds no room continues, or starts again, in the same process.
 #[test]
 fn a_rebuild_goes_on_when_there_is_room() {
     let engine = machine(3);

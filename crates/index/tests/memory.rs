@@ -1,4 +1,4 @@
-//! What only the memory index does.
+//! Behaviour of the memory index alone.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 
@@ -61,7 +61,7 @@ fn what_is_no_index_needs_a_rebuild() {
 
 #[test]
 fn many_rows_come_back() {
-    // More than one piece of what is written, and not a whole number of pieces.
+    // More than one piece of the output, and not a whole number of pieces.
     const ROWS: u64 = 100_001;
     let engine = closed_with(ROWS);
     let index = open(&engine, 1 << 30);

@@ -69,7 +69,7 @@ fn new_store(index: IndexKind) -> (Arc<SimulatedEngine>, Arc<Store>) {
     (engine, store)
 }
 
-/// A volume that is looked at as often as it can be.
+/// A volume that is scanned as often as possible.
 fn add_volume(store: &Store, name: &str, contents: impl IntoIterator<Item = u64>) {
     let contents: Vec<u64> = contents.into_iter().collect();
     let options = VolumeOptions {
@@ -226,7 +226,7 @@ fn jobs_are_paused_as_a_whole_and_one_by_one() {
     assert_eq!(states(), [1, 1, 0]);
     assert_eq!(maintenance.resume(&of_a), Err(SteerError::FinderPaused));
     assert_eq!(states(), [1, 1, 0]);
-    // A volume that comes later is paused with all others, and keeps what it is told by any name.
+    // A later volume is paused with all others, and keeps its settings under any name.
     add_volume(&store, "c", 1..=10);
     assert_eq!(states(), [1, 1, 1, 0]);
     maintenance.resume(&JobSelection::Finder).unwrap();
@@ -338,7 +338,7 @@ fn guests_beyond_their_budget_are_let_go_first() {
             keep_busy();
             finder(&maintenance, "backlog").state == JobState::WaitingForBudget
         });
-        // It goes on all the same.
+        // It continues all the same.
         let before = finder(&maintenance, "backlog").counts.scanned;
         wait_until("it gets on", || {
             keep_busy();
@@ -367,7 +367,7 @@ fn an_index_without_room_leaves_blocks_out_and_says_so() {
     );
     assert_eq!(full.counts.declined + full.counts.unique, 40_000);
     assert_eq!(full.backlog_blocks, full.counts.declined);
-    // Others are looked at as ever, and share what is in the index.
+    // Others are scanned as usual, and share blocks of the index.
     add_volume(&store, "small", 1..=10);
     wait_until("the small one has had some rounds", || {
         let volume = store.volume("small").unwrap();

@@ -1,5 +1,5 @@
-//! What is synchronised by hand, under shuttle: the very files of the server, compiled against
-//! primitives that try one interleaving after another and notice when nobody can go on.
+//! Hand-written synchronisation under shuttle: the server's own files, compiled against primitives
+//! that try one interleaving after another and detect deadlocks.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(dead_code, reason = "the files are included whole")]
@@ -35,7 +35,8 @@ use workers::{Submitted, Task, WorkerPool};
 
 const ITERATIONS: usize = 3000;
 
-/// Both schedulers: one takes all choices at random, the other looks for what takes few of them.
+/// Both schedulers: one takes all choices at random, the other searches for orders that take few of
+/// them.
 fn check(scenario: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(scenario.clone(), ITERATIONS);
     shuttle::check_pct(scenario, ITERATIONS, 3);
@@ -74,7 +75,7 @@ impl Socket {
         })
     }
 
-    /// The client takes what was sent.
+    /// The client reads the sent replies.
     fn make_room(&self, room: usize) {
         lock(&self.state).room += room;
         self.room_made.notify_all();
@@ -128,7 +129,7 @@ impl Sink<Parts> for Socket {
 
 type Queue = Arc<SendQueue<Parts>>;
 
-/// What a worker does after a request: delivers, and starts the writer if it must.
+/// A worker's steps after a request: delivers, and starts the writer if it must.
 fn deliver(queue: &Queue, socket: &Arc<Socket>, name: usize) {
     if queue.deliver(socket.as_ref(), Some(Parts { name, sent: 0 })) == Delivered::NeedsWriter {
         let (queue, socket) = (Arc::clone(queue), Arc::clone(socket));
@@ -257,7 +258,7 @@ fn a_task_does_not_wait_behind_another_while_threads_are_allowed() {
         let pool = WorkerPool::new(2);
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         // After the first, a thread may be idle. The second ends only when the third has run: with
-        // one of them left to the thread of the other, nobody could go on.
+        // one of them left to the thread of the other, neither could continue.
         let before = Arc::new((Mutex::new(false), Condvar::new()));
         let tasks = [
             Step::Finish(before),

@@ -13,7 +13,7 @@ use crate::permutation::Permutation;
 /// The part of a region's slots that NURand's A is at most, unless it is given.
 const NURAND_PART: u64 = 8;
 
-/// Zipf's exponent unless it is given: what YCSB has made usual.
+/// The default of Zipf's exponent: YCSB's.
 const THETA: f64 = 0.99;
 
 /// The order in which the slots of a region are turned to.
@@ -23,7 +23,7 @@ pub enum Pattern {
     Sequential,
     /// Each as likely as another.
     Uniform,
-    /// TPC-C's NURand: some slots are turned to much more often than others.
+    /// TPC-C's NURand: some slots are used much more often than others.
     NuRand {
         /// Its A; with none, the largest 2^n - 1 that is at most an eighth of the slots.
         a: Option<u64>,

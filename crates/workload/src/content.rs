@@ -1,4 +1,4 @@
-//! What is in a block: a function of its content's number and a seed.
+//! The content of a block: a function of its content's number and a seed.
 
 use crate::deal::ContentId;
 use crate::permutation::mix;
@@ -13,15 +13,15 @@ const WORD_BYTES: usize = size_of::<u64>();
 
 /// Makes the blocks of contents, and tells whether a block is one.
 ///
-/// A block begins with the number of its content and a word that depends on seed and number; so no two
-/// contents have equal blocks, and a block that is where it should not be can be named. Then comes
-/// what does not compress, from generators of the xorshift family (Marsaglia 2003), and then one word
-/// again and again, which does. No word of the repeated part is zero, and so no block is.
+/// A block begins with the number of its content and a word that depends on seed and number; so no
+/// two contents have equal blocks, and a misplaced block can be identified. Then comes an
+/// incompressible part, from generators of the xorshift family (Marsaglia 2003), and then one
+/// repeated word, which compresses. No word of the repeated part is zero, and so no block is.
 #[derive(Debug, Clone, Copy)]
 pub struct Contents {
     seed: u64,
     block_bytes: usize,
-    /// How much does not compress: whole lines, at least one.
+    /// The incompressible part: whole lines, at least one.
     noise_bytes: usize,
 }
 

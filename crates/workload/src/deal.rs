@@ -8,10 +8,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::permutation::{Permutation, mix};
 use crate::scale::{Cell, Runs, Scaled};
 
-/// Names a content; equal ones have equal blocks. Those that occur once have the highest bit.
+/// Identifies a content; equal ones have equal blocks. Those that occur once have the highest bit.
 pub type ContentId = u64;
 
-/// What tells contents that are never repeated from the others.
+/// Distinguishes contents that are never repeated from the others.
 pub const UNIQUE: ContentId = 1 << 63;
 
 /// Runs that are dealt together, at most: where one class has many more than the other, of which then
@@ -36,7 +36,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Cuts off what is beyond so many blocks.
+    /// Cuts off the part beyond this many blocks.
     fn split_off(&mut self, blocks: u64) -> Self {
         let kept = self.blocks.min(blocks);
         let rest = Self {
@@ -81,7 +81,7 @@ impl Run {
         }
     }
 
-    /// Cuts off what is beyond so many blocks.
+    /// Cuts off the part beyond this many blocks.
     fn split_off(&mut self, blocks: u64) -> Self {
         let (mut kept, mut rest) = (Self::default(), Self::default());
         for mut piece in std::mem::take(&mut self.pieces) {
@@ -134,8 +134,8 @@ impl Unique {
 #[derive(Debug)]
 struct Redundant {
     lengths: Vec<Length>,
-    /// By length; with the slot, and the content, at which each begins. A piece stands in as many slots as
-    /// it has copies.
+    /// By length; with the slot, and the content, at which each begins. A piece takes as many slots
+    /// as it has copies.
     cells: Vec<(u64, u64, Cell)>,
     runs: u64,
     spares: u64,
@@ -160,7 +160,7 @@ impl Length {
     }
 }
 
-/// What a redundant run is laid out of.
+/// The parts of a redundant run.
 enum Layout {
     Whole(Piece),
     /// Spare pieces, so many blocks together.
@@ -256,7 +256,7 @@ struct Order {
     pieces: Vec<Permutation>,
 }
 
-/// Deals to any number of jobs, which together get what the distribution has.
+/// Deals to any number of jobs, which together get the distribution.
 ///
 /// When all of it was dealt, another epoch begins: the contents that occur more often come again, in
 /// another order, and those that occur once are new ones.
@@ -277,10 +277,10 @@ struct Dealing {
     /// Runs of this epoch that were dealt, and their blocks.
     runs: u64,
     blocks: u64,
-    /// Spare pieces that were dealt, and what is left of the last one.
+    /// Spare pieces that were dealt, and the rest of the last one.
     spares: u64,
     spare: Piece,
-    /// What was cut off.
+    /// The part that was cut off.
     rests: Vec<Run>,
 }
 
@@ -299,8 +299,8 @@ impl Dealing {
 }
 
 impl Dealer {
-    /// Deals one share of a distribution. Shares of one seed have the redundant contents in common, and
-    /// no unique one; together they have exactly what the distribution has.
+    /// Deals one share of a distribution. Shares of one seed have the redundant contents in common,
+    /// and no unique one; together they have exactly the distribution.
     #[must_use]
     pub fn new(scaled: &Scaled, share: Share, seed: u64) -> Self {
         let count = share.count.max(1);
@@ -317,7 +317,7 @@ impl Dealer {
         }
     }
 
-    /// The next runs, or as much of them as is asked for; the rest is dealt next.
+    /// The next runs, or as much of them as requested; the rest is dealt next.
     pub fn deal(&self, blocks_max: u64) -> Run {
         let mut dealing = lock(&self.dealing);
         let mut run = match dealing.rests.pop() {
@@ -355,9 +355,9 @@ impl Dealer {
         }
     }
 
-    /// Runs of both classes alternate as evenly as their numbers let them, because neighbours of one
-    /// class make one longer run. What is dealt ends with one of those of which there are fewer: these have
-    /// no neighbour of their own class, whichever job gets what comes next.
+    /// Runs of both classes alternate as evenly as their numbers allow, because neighbours of one
+    /// class make one longer run. A deal ends with a run of the rarer class: these have no
+    /// neighbour of their own class, whichever job gets the next ones.
     fn runs(&self, dealing: &mut Dealing) -> Run {
         let (unique, redundant) = (self.unique.slots, self.redundant.runs);
         let all = unique + redundant;

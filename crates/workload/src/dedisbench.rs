@@ -1,22 +1,22 @@
-//! Distributions as DEDISbench has them: two numbers a line, how many duplicates and how many contents
-//! have so many, in any order. They say nothing of zeros, nor of runs.
+//! Distributions in DEDISbench's format: two numbers a line, a number of duplicates and the number
+//! of contents that have so many, in any order. They have neither zeros nor runs.
 
 use std::collections::BTreeMap;
 
 use crate::distribution::{BLOCKS_MAX, CopyCount, Distribution, number};
 use onefold_analyze::RunCount;
 
-/// What DEDISgen cuts into unless told otherwise.
+/// DEDISgen's default block size.
 const BLOCK_BYTES: u64 = 4096;
 
-/// Whether the first line that says anything begins with a number.
+/// Whether the first significant line begins with a number.
 pub(crate) fn is_meant(text: &str) -> bool {
     let mut lines = text.lines().map(str::trim_start);
     let first = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
     first.is_some_and(|line| line.starts_with(|first: char| first.is_ascii_digit()))
 }
 
-/// What the lines so far have said.
+/// The lines so far.
 #[derive(Default)]
 pub(crate) struct Parsing {
     /// Contents by copies.
@@ -112,7 +112,7 @@ fn geometric(runs: u64, blocks: u64) -> Vec<RunCount> {
     }
 }
 
-/// Makes the runs have so many blocks together; false where those of some lengths cannot.
+/// Makes the runs have this many blocks together; false if runs of some lengths cannot.
 fn make_up(counts: &mut [RunCount], blocks: u64) -> bool {
     let have: u64 = counts.iter().map(|count| count.chunks).sum();
     let (mut missing, mut surplus) = (blocks.saturating_sub(have), have.saturating_sub(blocks));

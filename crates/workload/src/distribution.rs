@@ -1,7 +1,8 @@
-//! How often contents occur, and how long runs are: what an analysis measures, and a load repeats.
+//! How often contents occur, and the lengths of runs: an analysis measures them, and a load repeats
+//! them.
 //!
-//! A distribution is a text that people can read and write, one field a line; what each line means is
-//! in `docs/operating/bench.md`. Zeros are not in it.
+//! A distribution is a text that people can read and write, one field a line;
+//! `docs/operating/bench.md` describes the lines. Zeros are not in it.
 
 use std::fmt;
 
@@ -12,7 +13,7 @@ use crate::dedisbench;
 /// The first line.
 const HEADING: &str = "onefold distribution 1";
 
-/// Blocks that a distribution has at most: 2^48. Sums of what it has stay far below 2^63.
+/// Most blocks of a distribution: 2^48. Its sums stay far below 2^63.
 pub(crate) const BLOCKS_MAX: u64 = 1 << 48;
 
 /// Contents that occur as often as each other.
@@ -30,23 +31,24 @@ pub struct Distribution {
     pub(crate) block_bytes: u64,
     /// By copies, ascending.
     pub(crate) copies: Vec<CopyCount>,
-    /// Of unique contents, and of redundant ones: those of from 2^n blocks to below 2^(n+1), in the
-    /// n-th place.
+    /// Of unique contents, and of redundant ones: runs of 2^n blocks to below 2^(n+1), in the n-th
+    /// place.
     pub(crate) runs: [Vec<RunCount>; 2],
 }
 
-/// What is wrong with the text of a distribution.
+/// A fault in the text of a distribution.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct DistributionError {
     /// Where, counted from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// The fault.
     pub what: String,
 }
 
 impl Distribution {
-    /// What was found in fixed blocks. Nothing where the chunks are others, or all of them zero.
+    /// The distribution of an analysis in fixed blocks. Nothing for other chunks, or if all of them
+    /// are zero.
     #[must_use]
     pub fn of(report: &ChunkingReport) -> Option<Self> {
         let Chunking::Fixed { bytes } = report.chunking else {
@@ -68,8 +70,7 @@ impl Distribution {
     ///
     /// # Errors
     ///
-    /// Names the line where it is not what it should be; sums that contradict each other are found at
-    /// its end.
+    /// Gives the line of a fault; sums that contradict each other are found at its end.
     pub fn parse(text: &str) -> Result<Self, DistributionError> {
         if dedisbench::is_meant(text) {
             let mut parsing = dedisbench::Parsing::default();
@@ -112,7 +113,7 @@ impl Distribution {
         &self.copies
     }
 
-    /// Runs of a class: those of from 2^n blocks to below 2^(n+1), in the n-th place.
+    /// Runs of a class: those of 2^n blocks to below 2^(n+1), in the n-th place.
     #[must_use]
     pub fn runs(&self, class: RunClass) -> &[RunCount] {
         let [unique, redundant] = &self.runs;
@@ -173,7 +174,7 @@ fn each_line(
     Ok(last)
 }
 
-/// What the lines so far have said.
+/// The lines so far.
 #[derive(Default)]
 struct Parsing {
     block_bytes: Option<u64>,
@@ -301,8 +302,7 @@ pub(crate) fn number(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| format!("'{text}' is not a number"))
 }
 
-/// The distributions that come with the program: their names and texts. What each is derived from is in
-/// a text beside it.
+/// The built-in distributions: their names and texts. A text beside each gives its origin.
 #[must_use]
 pub fn shipped_distributions() -> [(&'static str, &'static str); 3] {
     [

@@ -1,19 +1,19 @@
-//! What ends a load.
+//! Why a load ends.
 
 use std::io;
 
 use crate::job::Mismatch;
 
-/// What ends a load before its time.
+/// Why a load ends early.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
-    /// What was asked for makes no sense.
+    /// Invalid options.
     #[error("{0}")]
     Usage(String),
     /// The target, or this machine, failed.
     #[error("{0}: {1}")]
     Io(String, io::Error),
-    /// The target has not kept what was written.
+    /// The target did not keep the written data.
     #[error("{0}")]
     Mismatch(Mismatch),
 }

@@ -8,7 +8,7 @@ use onefold_image::QCOW2_MAGIC;
 use crate::run::LoadProgress;
 use crate::target::{Buffer, Target};
 
-/// Bytes looked at for the marks of what a target may hold: btrfs' is the last.
+/// Bytes read for the marks of a target's content: btrfs' is the last.
 const MARKS_BYTES: u64 = 128 << 10;
 
 /// Bytes read at a time.
@@ -17,8 +17,8 @@ const STEP_BYTES: usize = 1 << 20;
 /// Sectors of 512 bytes in which LVM's label may be.
 const LVM_SECTORS: usize = 4;
 
-/// What a target holds in its first `bytes`, or what its beginning says that it is; nothing if there
-/// are only zeros, or if it was told to stop before it found anything.
+/// The content of a target's first `bytes`, or the format by its beginning; nothing if there are
+/// only zeros, or if it was stopped before it found anything.
 ///
 /// # Errors
 ///
@@ -43,7 +43,7 @@ pub fn inspect(
         if data.end <= at {
             data = target.next_data(at, bytes)?;
         }
-        // Whole steps, so that direct access can follow.
+        // Whole steps, as direct access requires.
         let step = STEP_BYTES as u64;
         at = at.max(data.start / step * step);
         if at >= bytes {
@@ -60,7 +60,7 @@ pub fn inspect(
     Ok(None)
 }
 
-/// What begins like this, if it is known.
+/// The format that begins like this, if it is known.
 fn known(bytes: &[u8]) -> Option<&'static str> {
     let has = |at: usize, mark: &[u8]| bytes.get(at..at + mark.len()) == Some(mark);
     let lvm = (0..LVM_SECTORS).any(|sector| has(sector * 512, b"LABELONE"));

@@ -1,5 +1,5 @@
-//! One job: it has a part of the region for itself, knows what it has written there, and compares
-//! everything that it reads with that.
+//! One job: it has its own part of the region, remembers the data that it has written there, and
+//! compares everything that it reads with that.
 
 use std::fmt;
 use std::thread;
@@ -15,7 +15,7 @@ use crate::measure::{Measurement, Operation};
 use crate::run::{LoadProgress, Region};
 use crate::target::{Buffer, Connection, Target};
 
-/// Stands for what a block holds that was not written yet. No content has this number.
+/// The content of a block that was not written yet. No content has this number.
 const UNKNOWN: ContentId = ContentId::MAX;
 
 /// The longest sleep: after it, a job looks whether it is to end.
@@ -35,24 +35,24 @@ pub(crate) struct Phase {
     pub(crate) time: Option<Duration>,
     /// Requests per second of all jobs.
     pub(crate) rate: Option<f64>,
-    /// Reads what was written, and nothing else.
+    /// Reads written blocks only.
     pub(crate) is_read_back: bool,
 }
 
-/// A block that is not what was written there.
+/// A block that differs from the data written there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mismatch {
     /// The target's name.
     pub target: String,
     /// Where the block begins, in bytes.
     pub offset: u64,
-    /// What was written there.
+    /// The written content.
     pub expected: ContentId,
-    /// What is there.
+    /// The actual content.
     pub found: Found,
 }
 
-/// What is where something else should be.
+/// The content in the place of another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     /// A content of this load, whole.
@@ -112,9 +112,9 @@ pub(crate) struct Job<'a> {
     region: Region,
     /// Its part's first byte.
     start: u64,
-    /// For each block of the part, what was written there last.
+    /// For each block of the part, the content written there last.
     written: Vec<ContentId>,
-    /// What was dealt and not yet written.
+    /// Dealt and not yet written.
     run: Run,
     buffer: Buffer,
 }
@@ -159,7 +159,7 @@ impl<'a> Job<'a> {
         let mut measurement = Measurement::new().map_err(WorkloadError::usage)?;
         let mut addresses = Addresses::new(phase.pattern, self.region.slots, seed);
         let mut drawn = Rng::with_seed(!seed);
-        // Every job has an equal part of the requests; what is left is for the first ones.
+        // Every job has an equal part of the requests; the first ones get the rest.
         let share = |all: u64| all / jobs + u64::from(number < all % jobs);
         let requests = phase.requests.map_or(u64::MAX, share);
         for n in 0..requests {
@@ -252,7 +252,8 @@ impl<'a> Job<'a> {
                 if let Some(id) = run.take_first() {
                     break id;
                 }
-                // No more than it needs in this pass, so that all jobs together write what there is.
+                // No more than it needs in this pass, so that all jobs together write the whole
+                // amount.
                 *run = dealer.deal(if is_sequential { part - at } else { u64::MAX });
             };
             contents.fill(id, block);
@@ -266,7 +267,7 @@ impl<'a> Job<'a> {
         &self.written[start..start + blocks]
     }
 
-    /// Compares what was read with what was written.
+    /// Compares read data with the written data.
     fn verify(&mut self, slot: u64) -> Result<(), WorkloadError> {
         let block_bytes = self.contents.block_bytes();
         let blocks = self.region.request_blocks;
@@ -281,7 +282,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// What a block of the part holds, which is not what was written there.
+    /// The content of a block of the part, which differs from the one written there.
     fn mismatch(&self, place: u64, block: &[u8]) -> Mismatch {
         let block_bytes = block.len() as u64;
         let offset = self.start + place * block_bytes;
@@ -312,9 +313,9 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Waits until a request is due. Returns from when on its latency counts: a job that is late because
-/// the request before took too long counts that time too, or it would not show how long whoever wanted
-/// it had to wait. Returns nothing if the load is to end meanwhile.
+/// Waits until a request is due. Returns the time from which its latency counts: a job that is late
+/// because the previous request took too long counts that time too, because an application would
+/// have waited for it. Returns nothing if the load ends meanwhile.
 fn wait(due: Option<Instant>, is_ending: &dyn Fn() -> bool) -> Option<Instant> {
     let Some(due) = due else {
         return Some(Instant::now());

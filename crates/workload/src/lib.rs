@@ -1,30 +1,30 @@
 //! Load whose duplicates follow a distribution: writes contents, reads them, compares every byte, and
 //! measures how long that takes; and the distributions, which are counted in real data.
 //!
-//! May use: `onefold-analyze`, for what counts chunks and runs, and `onefold-image`, for what a target
-//! holds before. May not use the store or the NBD server: a load knows files, devices and memory, and
-//! any other target is given to it as a [`Target`]. No crate of the product but the binary uses
-//! this one.
+//! May use: `onefold-analyze`, for counts of chunks and runs, and `onefold-image`, to recognise a
+//! target's content. May not use the store or the NBD server: a load knows files, devices and
+//! memory, and any other target is given to it as a [`Target`]. No crate of the product but the
+//! binary uses this one.
 //!
 //! A region of a target has a contiguous part for each job. Contents are dealt by one dealer to all
-//! jobs, a run at a time, so that what they write together has the distribution. A job keeps eight bytes
-//! of each block of its part in memory, the number of the content that it has written there last, and
-//! makes that content anew to compare it with what it reads.
+//! jobs, a run at a time, so that together they write the distribution. A job keeps eight bytes of
+//! each block of its part in memory, the number of the content that it has written there last, and
+//! makes that content again to compare it with the data it reads.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! | --- | --- |
 //! | `distribution.rs` | how often contents occur, and how long runs are, as a text |
 //! | `dedisbench.rs` | the same from a file of DEDISbench's |
-//! | `run.rs` | what a load is; its phases, one after another |
+//! | `run.rs` | a load and its phases, one after another |
 //! | `job.rs` | requests, one after another, and the comparing |
 //! | `addresses.rs` | where: sequential, uniform, NURand, Zipf |
-//! | `deal.rs` | what: every run as often as it is to occur, in a random order |
+//! | `deal.rs` | the contents: every run as often as it should occur, in a random order |
 //! | `scale.rs` | a distribution in as many blocks as there are |
 //! | `permutation.rs` | a random order without a list |
 //! | `content.rs` | a content as bytes |
-//! | `measure.rs` | latencies, and what was done when |
+//! | `measure.rs` | latencies, and the progress over time |
 //! | `target.rs` | files, devices and memory |
-//! | `inspection.rs` | what a target holds before |
+//! | `inspection.rs` | the content of a target before the load |
 
 mod addresses;
 mod content;

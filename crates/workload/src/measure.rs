@@ -1,10 +1,10 @@
-//! What is measured: how long requests took, and how much was done when.
+//! The measurements: latencies, and the progress over time.
 
 use std::time::Duration;
 
 use hdrhistogram::{CreationError, Histogram};
 
-/// The longest latency that is told from longer ones: an hour, in nanoseconds.
+/// The longest latency that is distinguished: an hour, in nanoseconds.
 const LATENCY_MAX: u64 = 3_600_000_000_000;
 
 /// Digits of a latency that are kept.
@@ -16,14 +16,14 @@ const INTERVAL_MIN: Duration = Duration::from_millis(10);
 /// Intervals that a timeline has at most.
 const INTERVALS_MAX: usize = 1024;
 
-/// What a request does.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Gets data.
     Read,
     /// Puts data.
     Write,
-    /// Makes durable what was put.
+    /// Makes written data durable.
     Flush,
 }
 
@@ -36,7 +36,7 @@ pub struct Measured {
     pub latency: Histogram<u64>,
 }
 
-/// What was measured of one part of a load.
+/// The measurements of one part of a load.
 #[derive(Debug, Clone)]
 pub struct Measurement {
     /// By kind: reads, writes, flushes.
@@ -60,7 +60,7 @@ impl Measurement {
         })
     }
 
-    /// What was measured of one kind of request.
+    /// The measurements of one kind of request.
     #[must_use]
     pub fn of(&self, operation: Operation) -> &Measured {
         &self.operations[operation as usize]
@@ -81,7 +81,7 @@ impl Measurement {
         self.timeline.add(operation, bytes, end);
     }
 
-    /// Takes in what another job has measured in the same time.
+    /// Adds another job's measurements of the same time.
     pub(crate) fn join(&mut self, mut other: Self) {
         for (own, other) in self.operations.iter_mut().zip(&other.operations) {
             own.bytes += other.bytes;

@@ -1,13 +1,14 @@
 //! A pseudo-random order of the numbers below a bound, without a list of them.
 
-/// Passes of mixing. With two of them chi-square still tells the order from a random one.
+/// Passes of mixing. With two of them chi-square still distinguishes the order from a random one.
 const ROUNDS: usize = 4;
 
 /// A bijection of the numbers below a bound, which follows from a seed.
 ///
-/// Each round is a bijection of the numbers of so many bits: a key is added, an odd number multiplied,
-/// and the upper half folded into the lower one. What comes out beyond the bound goes through once more,
-/// which happens less than once on average, for the bound is more than half of what the bits can hold.
+/// Each round is a bijection of the numbers of this many bits: a key is added, an odd number
+/// multiplied, and the upper half folded into the lower one. A result beyond the bound goes through
+/// once more, which happens less than once on average, because the bound is more than half of the
+/// range.
 #[derive(Debug, Clone)]
 pub struct Permutation {
     bound: u64,
@@ -33,7 +34,7 @@ impl Permutation {
         }
     }
 
-    /// What is in this place, which is below the bound.
+    /// The number in this place, which is below the bound.
     #[must_use]
     pub fn at(&self, place: u64) -> u64 {
         let mut number = place;

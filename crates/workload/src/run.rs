@@ -1,4 +1,4 @@
-//! A load from its beginning to what was measured.
+//! A load from its beginning to its measurements.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -71,7 +71,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What a load does.
+/// The kind of a load.
 #[derive(Debug, Clone)]
 pub struct Load {
     /// Which requests it makes.
@@ -80,7 +80,7 @@ pub struct Load {
     pub pattern: Pattern,
     /// Bytes of each: whole blocks.
     pub request_bytes: u64,
-    /// How many parts the region has, each with a job of its own.
+    /// The number of parts of the region, each with a job of its own.
     pub jobs: u64,
     /// When it ends at the latest.
     pub time: Option<Duration>,
@@ -88,9 +88,9 @@ pub struct Load {
     pub requests: Option<u64>,
     /// Requests per second of all jobs together; with none, each job makes one after another.
     pub rate: Option<f64>,
-    /// What was written is read at the end.
+    /// The written data is read at the end.
     pub reads_back: bool,
-    /// Of each block, how much compresses to nearly nothing.
+    /// Of each block, the part that compresses to nearly nothing.
     pub compressible_percent: u8,
     /// Contents and addresses follow from it.
     pub seed: u64,
@@ -161,7 +161,7 @@ impl Load {
     }
 }
 
-/// How far a load has come, and whether it is to go on.
+/// The progress of a load, and whether it should continue.
 #[derive(Debug, Default)]
 pub struct LoadProgress {
     done: AtomicU64,
@@ -170,19 +170,19 @@ pub struct LoadProgress {
 }
 
 impl LoadProgress {
-    /// How many steps of how many of what it is doing are done.
+    /// The steps done, and all steps, of the present phase.
     #[must_use]
     pub fn steps(&self) -> (u64, u64) {
         let all = self.all.load(Ordering::Relaxed);
         (self.done.load(Ordering::Relaxed).min(all), all)
     }
 
-    /// Ends the load soon: what was measured by then is reported.
+    /// Ends the load soon: measurements by then are reported.
     pub fn stop(&self) {
         self.stops.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was told to.
+    /// Whether it was asked to end.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.stops.load(Ordering::Relaxed)
@@ -202,7 +202,7 @@ impl LoadProgress {
     }
 }
 
-/// What a load has done.
+/// The result of a load.
 #[derive(Debug, Clone)]
 pub struct LoadReport {
     /// It was not stopped before its end.
@@ -211,7 +211,7 @@ pub struct LoadReport {
     pub phases: Vec<PhaseReport>,
 }
 
-/// What a part of a load has done.
+/// The result of a part of a load.
 #[derive(Debug, Clone)]
 pub struct PhaseReport {
     /// `fill`, `write`, `read`, `mixed` or `read-back`.
@@ -226,7 +226,7 @@ pub struct PhaseReport {
 ///
 /// # Errors
 ///
-/// Where the target fails, or has not kept what was written.
+/// If the target fails, or did not keep the written data.
 pub fn run(
     target: &dyn Target,
     region: Region,
@@ -345,7 +345,7 @@ fn run_phase(
     })
 }
 
-/// What a job draws is its own, in each of the loads that run side by side.
+/// Each job draws independently, in each of the loads that run side by side.
 fn seed_of(load: &Load, job: u64) -> u64 {
     mix(load.seed ^ mix(load.share.index << 32 | job))
 }

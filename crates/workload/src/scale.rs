@@ -35,19 +35,20 @@ pub struct Scaled {
     pub unique: Vec<Runs>,
     /// Runs of contents that occur more often, likewise.
     pub redundant: Vec<Runs>,
-    /// What these are laid out of: contents that occur more often, cut into pieces that occur as a whole.
+    /// The parts of these: contents that occur more often, cut into pieces that occur as a whole.
     pub pieces: Vec<Cell>,
 }
 
 impl Scaled {
     /// The distribution in exactly this many blocks, at most 2^48 of them.
     ///
-    /// Copies come first: of each number of copies there are as many contents as the scale makes, rounded
-    /// so that what is lost with one number comes back with a higher one; where so few blocks are wanted
-    /// that the last contents cannot have all of their copies, one has what is left. Runs are as many of
-    /// each length as the scale makes, rounded in the same way. Then the contents of each number of copies
-    /// are cut into pieces, as long as runs wherever there are enough of them: where pieces and runs of
-    /// a length are equally many, each run occurs as a whole as often as its contents do.
+    /// Copies come first: of each number of copies there are as many contents as the scale makes,
+    /// rounded so that a loss with one number is made up for by a higher one; if so few blocks are
+    /// wanted that the last contents cannot have all of their copies, one has the rest. Runs are as
+    /// many of each length as the scale makes, rounded in the same way. Then the contents of each
+    /// number of copies are cut into pieces, as long as runs wherever there are enough of them:
+    /// where pieces and runs of a length are equally many, each run occurs as a whole as often as
+    /// its contents do.
     #[must_use]
     pub fn new(distribution: &Distribution, blocks: u64) -> Self {
         let copies = scale_copies(distribution.copies(), distribution.blocks(), blocks);
@@ -88,7 +89,7 @@ impl Scaled {
     }
 }
 
-/// What `from` blocks have, in `to` blocks.
+/// The share of `from` blocks, scaled to `to` blocks.
 fn scale_copies(copies: &[CopyCount], from: u64, to: u64) -> Vec<CopyCount> {
     let from = u128::from(from.max(1));
     let mut scaled: Vec<CopyCount> = Vec::new();
@@ -196,7 +197,7 @@ fn cut(runs: &[Runs], copies: &[CopyCount]) -> Vec<Cell> {
                 .max_by_key(|it| it.blocks)
                 .filter(|it| it.blocks > 0)
             else {
-                // Nothing of this is wanted any more: one piece of what is left.
+                // No more of this is wanted: one piece of the rest.
                 let mut rest = Wanted {
                     length: left,
                     blocks: 0,

@@ -1,4 +1,5 @@
-//! What a load is put on: files, block devices, memory, and whatever else can be read and written.
+//! The target of a load: files, block devices, memory, and anything else that can be read and
+//! written.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom};
@@ -12,7 +13,7 @@ use rustix::fs::OFlags;
 
 use crate::error::WorkloadError;
 
-/// What direct access asks of the addresses of buffers, at most.
+/// The strictest alignment of buffers for direct access.
 const ALIGNMENT: usize = 4096;
 
 /// Bytes of memory under one lock.
@@ -20,7 +21,7 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// Something of fixed size that can be read and written.
 pub trait Target: Sync {
-    /// How it is called in messages.
+    /// Its name in messages.
     fn name(&self) -> String;
 
     /// Its size.
@@ -46,7 +47,7 @@ pub trait Target: Sync {
 
 /// A way to a target.
 pub trait Connection: Send {
-    /// Fills all of `bytes` with what is at `at`.
+    /// Fills all of `bytes` with the data at `at`.
     ///
     /// # Errors
     ///
@@ -60,7 +61,7 @@ pub trait Connection: Send {
     /// Where that cannot be written.
     fn write(&mut self, bytes: &[u8], at: u64) -> io::Result<()>;
 
-    /// Makes durable what was written on any connection.
+    /// Makes data written on any connection durable.
     ///
     /// # Errors
     ///
@@ -77,11 +78,11 @@ pub struct FileTarget {
 }
 
 impl FileTarget {
-    /// What is there under this path, in bytes; nothing if nothing is.
+    /// The size of the object under this path, in bytes; nothing if it does not exist.
     ///
     /// # Errors
     ///
-    /// Where it cannot be looked at, or is neither a file nor a block device.
+    /// If it cannot be inspected, or is neither a file nor a block device.
     pub fn size(path: &Path) -> Result<Option<u64>, WorkloadError> {
         let failed = |e| WorkloadError::new(format!("cannot look at {path:?}"), e);
         let metadata = match path.metadata() {
@@ -97,8 +98,8 @@ impl FileTarget {
         end.map(Some).map_err(failed)
     }
 
-    /// Opens one that is there, or makes a file of so many bytes, without content, where none is.
-    /// What something else uses is not opened: a mounted device, the data of a pool.
+    /// Opens an existing one, or makes an empty file of this many bytes. A target in use is not
+    /// opened: a mounted device, the data of a pool.
     ///
     /// # Errors
     ///
@@ -216,7 +217,7 @@ impl MemoryTarget {
         })
     }
 
-    /// Does something with each part of a range, and with how much of the range is before it.
+    /// Calls a function for each part of a range, with the length of the range before it.
     fn each(
         &self,
         at: u64,
@@ -288,7 +289,7 @@ pub(crate) fn machine_memory_bytes() -> u64 {
 /// Bytes at an address that direct access takes.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// Longer by an alignment, so that there is such an address in it.
+    /// Longer by an alignment, so that it contains such an address.
     storage: Vec<u8>,
     start: usize,
     len: usize,

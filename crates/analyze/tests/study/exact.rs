@@ -1,4 +1,4 @@
-//! What an analysis counts, against counting whole contents in memory.
+//! The counts of an analysis, compared with counting whole contents in memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;

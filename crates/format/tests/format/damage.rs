@@ -1,4 +1,4 @@
-//! What is not what was written is refused, and nothing panics.
+//! Anything that no writer wrote is refused, and nothing panics.
 
 use onefold_format::batch_page::{self, ITEMS_PER_PAGE};
 use onefold_format::catalogue_page;
@@ -48,7 +48,7 @@ fn every_flipped_bit_of_a_frame_is_noticed_or_padding() {
     }
 }
 
-/// A version is not believed before the checksum: else one flipped bit would make a torn frame
+/// A version is not trusted before the checksum: otherwise one flipped bit would make a torn frame
 /// one of a later release.
 #[test]
 fn a_flipped_version_of_a_frame_is_a_checksum_error() {
@@ -121,7 +121,7 @@ const RESERVED: &[(&str, &[std::ops::Range<usize>])] = &[
         ],
     ),
     ("queue_page", &[56..60]),
-    // Behind the last item, but for the PBA that would make another one.
+    // Behind the last item, except for the PBA that would make another one.
     ("batch_page", &[56..60, 3280..3288, 3293..4096]),
     ("secret", &[56..60, 96..4096]),
     ("export", &[56..60, 76..4096]),
@@ -196,7 +196,7 @@ fn reserved_bits_of_frames_and_records_are_refused() {
     }
 }
 
-/// Bits beside others of the same byte: page, byte, the reserved ones.
+/// Reserved bits that share a byte with others: page, byte, bits.
 const RESERVED_BITS: &[(&str, usize, u8)] = &[
     ("catalogue_page", 64 + 56, !1),
     ("batch_page", 64 + 15, !0x80),
@@ -449,7 +449,7 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("scrub_page", 64, &(1_u64 << 40).to_le_bytes()),
     ("scrub_page", 72, &((1_u64 << 40) + 1).to_le_bytes()),
     ("scrub_page", 96, &7937_u32.to_le_bytes()),
-    // A fourth block; none; the same one twice; one that has changed and of which nobody knows how.
+    // A fourth block; none; the same one twice; one that has changed without a known fingerprint.
     ("scrub_page", 96, &4_u32.to_le_bytes()),
     ("scrub_page", 128, &[0; 8]),
     ("scrub_page", 160, &1_u64.to_le_bytes()),
@@ -487,7 +487,7 @@ fn the_first_mark_of_an_export_is_of_no_pages() {
     ));
 }
 
-/// Whoever reads pages in a row knows nothing of them but what they say.
+/// A reader of pages in sequence knows of them only their own headers.
 #[test]
 fn pages_of_trees_are_told_from_others() {
     for sample in pages() {
@@ -537,7 +537,7 @@ fn counts_stand_only_above_leaves() {
     );
 }
 
-/// Which record of the samples, offset, and what no release writes there.
+/// The record among the samples, the offset, and a value that no release writes there.
 const IMPOSSIBLE_IN_RECORDS: &[(usize, usize, &[u8])] = &[
     (0, 0, &[0]),
     (0, 0, &[5]),
@@ -651,7 +651,7 @@ fn a_record_leaves_out_the_map_and_what_it_counts() {
     assert_eq!(read, Ok(put(plain)));
 }
 
-/// The log holds no trees, and no counts of what is in them: they come with the checkpoint.
+/// The log holds no trees, and no counts of their content: they come with the checkpoint.
 #[test]
 fn a_record_with_a_map_is_refused() {
     let mut bytes = Vec::new();
@@ -669,8 +669,8 @@ fn a_record_with_a_map_is_refused() {
     );
 }
 
-/// Whether an encoder takes what it is given. Numbers are cut to the width of their fields, so a
-/// wrong one would name something else.
+/// Whether an encoder accepts the values it is given. Numbers are cut to the width of their fields,
+/// so a wrong one would refer to something else.
 fn is_written(write: &dyn Fn()) -> bool {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(write)).is_ok()
 }

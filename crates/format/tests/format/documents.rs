@@ -1,7 +1,7 @@
-//! The byte tables in `docs/format/` say what the encoders do, and what the sources say.
+//! The byte tables in `docs/format/` match the encoders and the sources.
 //!
-//! Each row of a table is tried: a structure is encoded twice with one field changed, and what
-//! differs must lie in the field's row. Rows of reserved bytes are tried the other way round: the
+//! Each row of a table is tried: a structure is encoded twice with one field changed, and the
+//! difference must be in the field's row. Rows of reserved bytes are tried the other way round: the
 //! decoder must refuse them when they are not zero. The rows must tile the structure.
 
 mod log;
@@ -59,14 +59,14 @@ enum Trial {
     Whole(Vec<u8>, Vec<u8>),
     /// Two encodings with different values in some bytes of this field, and nowhere else.
     Part(Vec<u8>, Vec<u8>),
-    /// What the sample has in this field.
+    /// The sample's value of this field.
     Is(Vec<u8>),
-    /// Another table says what is there.
+    /// Another table describes the content.
     Elsewhere,
 }
 
-/// Tries every row of a table. `refuses` says whether the decoder does not accept the sample with
-/// a one at this offset.
+/// Tries every row of a table. `refuses` tells whether the decoder refuses the sample with a one at
+/// this offset.
 fn check(rows: &[Row], sample: &[u8], trials: Vec<(&str, Trial)>, refuses: impl Fn(usize) -> bool) {
     let mut end = 0;
     for row in rows {
@@ -135,7 +135,7 @@ fn fields_in(source: &str) -> Vec<Row> {
         .collect()
 }
 
-/// The length in bytes of a type as the sources name it.
+/// The length in bytes of a type, by its name in the sources.
 fn length(kind: &str) -> Option<usize> {
     let mut words = kind.split([' ', ',']);
     match (words.next()?, words.next().unwrap_or("")) {

@@ -1,8 +1,8 @@
-//! What version 1 wrote, byte for byte, and what it means: files of every release open for ever.
+//! The bytes and the meaning of version 1's structures: files of every release open for ever.
 //!
 //! `testdata/v1` has a `.bin` and a `.txt` for each structure: the bytes, and the fields that this
-//! build reads from them. `ONEFOLD_WRITE_GOLDEN=1 cargo test -p onefold-format golden` writes both
-//! anew; that is for structures which no release has written yet, and for nothing else.
+//! build reads from them. `ONEFOLD_WRITE_GOLDEN=1 cargo test -p onefold-format golden` rewrites
+//! both; that is only for structures which no release has written yet.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -200,7 +200,7 @@ fn golden_batch_page() {
     assert_eq!(batch_page::decode(&kept), Ok(samples::items()));
 }
 
-/// The text beside the bytes shows what a message or a log would show of a secret.
+/// The text beside the bytes shows how a message or a log would print a secret.
 #[test]
 fn golden_secret() {
     let kept = golden_page("secret", |page| {

@@ -1,6 +1,5 @@
-//! What the on-disk structures promise, from the outside: what is written is read back, what was
-//! changed since is refused, what version 1 wrote stays readable, and the documents agree with
-//! the code.
+//! The promises of the on-disk structures, from the outside: written structures are read back,
+//! changed ones are refused, version 1 stays readable, and the documents agree with the code.
 
 #![allow(
     clippy::expect_used,

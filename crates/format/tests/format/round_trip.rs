@@ -1,4 +1,4 @@
-//! What is encoded is decoded again, for whatever a writer may put into a structure.
+//! Encoded structures decode to the same values, for all values that a writer may use.
 
 use onefold_format::batch_page::{self, ITEMS_PER_PAGE};
 use onefold_format::catalogue_page::{

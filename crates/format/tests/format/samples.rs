@@ -337,7 +337,7 @@ pub(crate) fn frame() -> Vec<u8> {
     bytes
 }
 
-/// A page, how it is read, and which of its bytes are reserved.
+/// A page, how it is read, and its reserved bytes.
 pub(crate) struct PageSample {
     pub(crate) name: &'static str,
     pub(crate) page: Box<PageBytes>,

@@ -1,4 +1,4 @@
-//! A client that says exactly what a test wants it to say.
+//! A client that sends exactly what a test tells it to.
 
 pub(crate) use onefold_nbd::client::{option_bytes, request_bytes, string_bytes};
 use onefold_nbd::wire::{self, chunk, command, option, option_reply};
@@ -10,7 +10,7 @@ use std::time::Duration;
 pub(crate) struct Client {
     pub(crate) stream: UnixStream,
     structured: bool,
-    /// Replies of which chunks are still to come, and where they go on.
+    /// Replies with chunks still to come, and where they continue.
     begun: Vec<(Reply, Option<u64>)>,
 }
 
@@ -129,8 +129,8 @@ impl Client {
         self.send(0, command::READ, cookie, offset, len);
     }
 
-    /// The next reply that is complete: chunks of several may come mixed. `read_len`: how much data
-    /// a simple reply without an error has.
+    /// The next reply that is complete: chunks of several may be interleaved. `read_len`: the
+    /// length of data of a simple reply without an error.
     pub(crate) fn reply(&mut self, read_len: usize) -> io::Result<Reply> {
         self.reply_where(|_| read_len)
     }

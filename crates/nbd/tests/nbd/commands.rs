@@ -107,7 +107,7 @@ fn a_failure_in_the_middle_of_a_read_in_pieces() {
     let mut simple = Client::attach(&server.without_clients().socket, false);
     simple.send_read(5, 0, 1 << 20);
     assert!(simple.is_closed());
-    // A failure in the first piece can still be told.
+    // A failure in the first piece can still be reported.
     let mut simple = Client::attach(&server.without_clients().socket, false);
     assert_eq!(
         simple.call(0, command::READ, 700_000, 1 << 20).error,

@@ -1,4 +1,4 @@
-//! Requests that wait for space: they hold up nobody else, and end when their client does.
+//! Requests that wait for space: they do not delay others, and end when their client does.
 
 use crate::TestServer;
 use crate::client::Client;
@@ -120,7 +120,7 @@ fn what_waits_ends_with_its_client() {
         // It goes without a word.
         drop(waits(9));
         wait_for_waiting(&server, 0);
-        // It says that nothing more will come.
+        // It announces that nothing more will come.
         let mut client = waits(1);
         client.stream.shutdown(Direction::Write).unwrap();
         assert_eq!(client.reply(0).unwrap().error, Errno::Shutdown as u32);

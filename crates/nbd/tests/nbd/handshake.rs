@@ -10,7 +10,7 @@ use std::io::{self, Cursor, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What a client says, and what it is told.
+/// The messages of a client, and the answers to them.
 struct Script {
     said: Cursor<Vec<u8>>,
     told: Vec<u8>,
@@ -33,7 +33,7 @@ impl Write for Script {
 
 type Outcome = Result<Option<Session>, HandshakeError>;
 
-/// Runs a handshake with these options; returns its outcome and what followed the greeting.
+/// Runs a handshake with these options; returns its outcome and the bytes after the greeting.
 fn run(client_flags: u32, options: &[Vec<u8>]) -> (Outcome, Vec<u8>) {
     let exports = TestExports::new(Arc::new(MemoryExport::new(1 << 20)));
     run_with(&exports, client_flags, options)

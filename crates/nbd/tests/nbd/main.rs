@@ -1,4 +1,5 @@
-//! The server as its clients see it: over sockets, with an export in memory that does as it is told.
+//! The server as its clients see it: over sockets, with an export in memory that follows a test's
+//! orders.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::big_endian_bytes, reason = "the protocol is big-endian")]
@@ -27,14 +28,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Exports "vol", and "locked", which nobody may have.
+/// Exports "vol", and "locked", which refuses all clients.
 pub(crate) struct TestExports {
     pub(crate) export: Arc<MemoryExport>,
     pub(crate) attached: Arc<AtomicUsize>,
     pub(crate) barred: AtomicBool,
-    /// How many names there are besides.
+    /// The number of other names.
     pub(crate) others: AtomicUsize,
-    /// The most names that were asked for at once.
+    /// The most names that were requested at once.
     pub(crate) asked_max: AtomicUsize,
 }
 

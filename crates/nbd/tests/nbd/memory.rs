@@ -1,4 +1,4 @@
-//! An export in memory that waits, fails and panics where it is told to.
+//! An export in memory that waits, fails and panics on request.
 
 use onefold_nbd::{
     Blocking, Change, ChangedExtent, Changes, Export, ExportError, Extent, Failure, ZeroOptions,
@@ -48,7 +48,7 @@ impl MemoryExport {
         }
     }
 
-    /// Lets everybody at the gate pass, now and later.
+    /// Lets all requests at the gate pass, now and later.
     pub(crate) fn open_gate(&self) {
         self.gate.lock().unwrap().open = true;
         self.gate_changed.notify_all();
@@ -195,7 +195,7 @@ impl Export for MemoryExport {
 /// So many snapshots there are, more than one client may select.
 pub(crate) const SNAPSHOTS: u64 = 40;
 
-/// What is different since snapshot `sN`: of every N + 1 blocks the first, by turns data and zeros.
+/// The differences since snapshot `sN`: of every N + 1 blocks the first, by turns data and zeros.
 pub(crate) struct Since {
     export: Arc<MemoryExport>,
     number: u64,
@@ -237,7 +237,7 @@ impl Changes for Since {
     }
 }
 
-/// What a client is attached to: counts itself.
+/// A client's attachment: counts itself.
 pub(crate) struct Counted {
     export: Arc<MemoryExport>,
     attached: Arc<AtomicUsize>,

@@ -1,4 +1,4 @@
-//! Clients that misbehave, and requests that panic, harm nobody else.
+//! Misbehaving clients, and requests that panic, do not affect others.
 
 use crate::TestServer;
 use crate::client::{Client, request_bytes};

@@ -1,4 +1,4 @@
-//! Every request is counted once, whoever answers it and however it ends.
+//! Every request is counted once, whichever thread answers it and however it ends.
 
 use crate::TestServer;
 use crate::client::Client;
@@ -40,7 +40,7 @@ fn export() -> MemoryExport {
     }
 }
 
-/// Makes a request and expects it to succeed, or to fail; and the totals to say so.
+/// Makes a request and expects it to succeed, or to fail, and the totals to agree.
 struct Tally {
     expected: Totals,
 }

@@ -63,6 +63,6 @@ fn after_a_failed_sync_writes_are_io_errors_and_reads_go_on() {
     assert_eq!(client.call(0, command::FLUSH, 0, 0).error, io_error);
     assert_eq!(client.read(0, 8192), vec![7; 8192]);
     assert_eq!(client.call(0, command::CACHE, 0, 8192).error, 0);
-    // What that sync was to make durable may be somebody else's by now.
+    // The data of that sync may belong to another volume by now.
     assert_eq!(client.call(0, command::READ, 8192, 4096).error, io_error);
 }

@@ -1,4 +1,4 @@
-//! The tables of pages and of what stands in them.
+//! The tables of pages and of their content.
 
 use onefold_format::batch_page::{self, ITEM_BYTES, ITEMS_PER_PAGE};
 use onefold_format::catalogue_page::{self, RECORDS_PER_PAGE, VOLUME_RECORD_BYTES};
@@ -137,7 +137,7 @@ fn full_tree() -> TreeRoot {
     }
 }
 
-/// A root of zeros, but for what no encoding is without.
+/// A root of zeros, except for the fields that every encoding has.
 fn empty_root() -> Root {
     Root {
         sequence: 1,
@@ -387,7 +387,7 @@ fn encoded_volumes(slots: &[Option<VolumeRecord>]) -> Vec<u8> {
     page.to_vec()
 }
 
-/// A volume of zeros, but for what no encoding is without.
+/// A volume of zeros, except for the fields that every encoding has.
 fn empty_volume() -> VolumeRecord {
     VolumeRecord {
         id: VolumeId(0),
@@ -445,7 +445,7 @@ fn volume_record_document() {
         let (a, b) = pair(change);
         Trial::Part(a, b)
     };
-    // What is a snapshot is of another kind, too; here only the volume differs.
+    // A snapshot has another kind, too; here only the volume differs.
     let of = |volume| VolumeRecord {
         snapshot_of: Some(VolumeId(volume)),
         ..empty_volume()
