@@ -1,4 +1,5 @@
-//! What deleting a volume or a snapshot would free, compared with what it freed, to the block.
+//! The space that deleting a volume or a snapshot would free, compared with the space it freed, to
+//! the block.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -57,7 +58,7 @@ fn dedup(store: &Store, name: &str) {
     {}
 }
 
-/// Blocks that are free once everything that was given up is.
+/// Blocks that are free once everything that was released is.
 fn free_blocks(store: &Store) -> u64 {
     while store.collect_batch().unwrap().released > 0 {}
     store.tick().unwrap();
@@ -77,7 +78,7 @@ fn delete(store: &Store, name: &str) {
     store.finish_deletions(&mut |_, _| {}).unwrap();
 }
 
-/// What is said of each volume and snapshot is what a reader finds in it.
+/// The reported data of each volume and snapshot is the data that a reader finds in it.
 fn check_data(store: &Store) {
     for name in store.volume_names() {
         let data = store.data(&name, u64::MAX).unwrap().unwrap();
@@ -230,7 +231,7 @@ proptest! {
             delete(&store, name);
             let now = free_blocks(&store);
             let freed = now - free;
-            // Layers without a name that stayed because of this one may go with it.
+            // Unnamed layers that stayed because of this one may go with it.
             let is_right = freed == said.freed_if_deleted_blocks
                 || frees_more && freed > said.freed_if_deleted_blocks;
             prop_assert!(is_right, "{} freed {}: {:?}", name, freed, said);

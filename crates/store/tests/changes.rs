@@ -1,4 +1,4 @@
-//! What changed between two snapshots: everything that differs, and nothing that nobody touched.
+//! The changes between two snapshots: everything that differs, and nothing that was not written.
 
 #![allow(clippy::unwrap_used, reason = "how tests fail")]
 
@@ -52,9 +52,9 @@ enum Request {
     Delete {
         which: u8,
     },
-    /// Does a little of what deletions have left to do.
+    /// Does a step of pending deletions.
     Step,
-    /// Publishes and shares what a volume or snapshot has.
+    /// Publishes and shares the blocks of a volume or snapshot.
     Dedup {
         which: u8,
     },
@@ -64,7 +64,7 @@ enum Request {
     Compare,
 }
 
-/// Ranges in half blocks, so that they often begin and end inside of one.
+/// Ranges in half blocks, so that they often begin and end inside one.
 fn request() -> impl Strategy<Value = Request> {
     let at = prop_oneof![0..2 * BLOCKS_MAX, 1000..1060_u64, 0..64_u64];
     let len = prop_oneof![1..9_u64, 1..200_u64];
@@ -86,7 +86,7 @@ fn request() -> impl Strategy<Value = Request> {
     ]
 }
 
-/// What one of them should hold.
+/// The expected content of one of them.
 #[derive(Clone, Default)]
 struct Model {
     bytes: Vec<u8>,
@@ -175,7 +175,7 @@ impl World {
         &mut self.models[self.turn].1
     }
 
-    /// One of those whose names are wanted, if there are any.
+    /// One of those with the wanted names, if there are any.
     fn pick(&self, which: u8, is_wanted: impl Fn(&str) -> bool) -> Option<usize> {
         let wanted = self.models.iter().enumerate();
         let wanted: Vec<usize> = wanted
@@ -322,7 +322,7 @@ impl World {
     }
 }
 
-/// What happened to each block, asked for in pieces.
+/// The change of each block, requested in pieces.
 fn changes(new: &Volume, since: &Volume, blocks: u64) -> Vec<Change> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -409,8 +409,8 @@ fn what_cannot_be_compared_is_refused() {
     }
 }
 
-/// Snapshots in between come and go, and the finder works, while one asks for the changes again
-/// and again.
+/// Snapshots between the two are made and deleted, and the finder works, while the changes are
+/// requested again and again.
 #[test]
 fn merges_and_the_finder_hide_nothing() {
     const BLOCKS: u64 = 2 * 512;
@@ -440,7 +440,7 @@ fn merges_and_the_finder_hide_nothing() {
     let [since, last] = ["v@first", "v@last"].map(|name| store.volume(name).unwrap());
     let is_over = Arc::new(AtomicBool::new(false));
     // Nothing is merged before all of them have begun, and each asks once more when all is merged,
-    // whichever of them gets a turn in between.
+    // whichever of them gets a turn before that.
     let begun = Arc::new(Barrier::new(4));
     let asks = [(&since, &last), (&last, &since), (&since, &live)].map(|(since, new)| {
         let (since, new) = (Arc::clone(since), Arc::clone(new));
@@ -460,7 +460,8 @@ fn merges_and_the_finder_hide_nothing() {
     });
     begun.wait();
     for n in 0..WRITTEN {
-        // In an order that merges both into what is merged later and into what was merged.
+        // In an order that merges both into layers that are merged later and into ones that were
+        // merged.
         let name = (n * 37 % WRITTEN).to_string();
         if n % 5 == 0 {
             dedup(&store, &store.volume(&format!("v@{name}")).unwrap());

@@ -1,4 +1,5 @@
-//! The data path on the simulated engine: what is written is read, and nothing else is written.
+//! The data path on the simulated engine: reads return the written data, and nothing else is
+//! written.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -18,7 +19,7 @@ struct World {
 }
 
 impl World {
-    /// And gives up all that it holds.
+    /// And releases all its blocks.
     fn delete_volume(&self, name: &str) {
         self.store.delete_volume(name).unwrap();
         self.store.finish_deletions(&mut |_, _| {}).unwrap();
@@ -83,7 +84,7 @@ fn a_failed_sync_ahead_of_a_commit_stops_all_writes() {
     let volume = world.volume("a", MIB);
     world.store.set_background_executor(|work| work());
     volume.write(0, &pattern(4096, 1), Blocking::Yes).unwrap();
-    // What it lost is told once only: the commit's own sync would succeed.
+    // A loss is reported once only: the commit's own sync would succeed.
     world.engine.set_failure_rates(FailureRates {
         sync: 1.0,
         ..FailureRates::default()
@@ -243,7 +244,7 @@ fn trimming_gives_blocks_and_disk_back() {
 
 #[test]
 fn what_is_in_use_again_is_not_given_back() {
-    // So small that what is freed has to be used again.
+    // So small that freed blocks have to be reused.
     let world = World::new(4 * MIB);
     let volume = world.volume("a", 4 * MIB);
     let reserve = world.store.stat().unwrap().reserve_blocks;

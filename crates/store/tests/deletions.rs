@@ -1,4 +1,4 @@
-//! Deletions that cannot go on, and those beside them.
+//! Deletions that cannot continue, and those beside them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -82,7 +82,7 @@ fn a_deletion_that_fails_keeps_no_other_waiting() {
     }
     store.tick().unwrap();
     assert_eq!(store.stat().unwrap().free_blocks, before + 200);
-    // Tried at first, and again once the others were done; its message says what it is about.
+    // Tried at first, and again once the others were done; its message names it.
     let kinds: Vec<_> = failures.iter().map(|error| error.kind()).collect();
     assert_eq!(kinds, [StoreErrorKind::Damaged; 2]);
     let message = failures[1].to_string();
@@ -92,7 +92,7 @@ fn a_deletion_that_fails_keeps_no_other_waiting() {
     assert_eq!((&left[0].name[..], left[0].own_blocks), ("a", 100));
     assert_eq!(left[0].failure.as_ref(), Some(&message));
 
-    // What was in its way is gone: it ends like any other.
+    // Its obstacle is gone: it ends like any other.
     places
         .iter()
         .for_each(|at| engine.flip_bit(Part::Meta, *at, 0));

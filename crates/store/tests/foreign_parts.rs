@@ -1,5 +1,5 @@
-//! A file of somebody else in the place of a part: nothing is written to it, and the pool is opened
-//! where it can do without that part.
+//! Another user's file in the place of a part: nothing is written to it, and the pool is opened if
+//! it can do without that part.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -44,8 +44,8 @@ fn closed_pool(pool: &Path, index: IndexKind) {
     store.close().unwrap();
 }
 
-/// Gives a file that has another name as well the name of a part. Its content can be looked up under
-/// the other name, whatever becomes of the part.
+/// Gives a file a second name: that of a part. Its content can be read under the first name,
+/// whatever happens to the part.
 fn put_foreign(pool: &Path, part: Part, outside: &TempDir) -> (PathBuf, Vec<u8>) {
     let bytes: Vec<u8> = (0..MIB as u32).map(|n| (n % 251) as u8 + 1).collect();
     let precious = outside.path().join("precious");
@@ -127,7 +127,7 @@ fn a_foreign_scrub_part_is_never_written() {
     store.close().unwrap();
     drop(store);
     assert!(fs::read(&precious).unwrap() == bytes);
-    // As the message says.
+    // As the message tells.
     fs::remove_file(pool.path().join("scrub")).unwrap();
     assert_eq!(findings(&open(pool.path()).unwrap(), false), [""; 0]);
 }

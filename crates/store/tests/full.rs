@@ -1,4 +1,4 @@
-//! How full a pool is, who still gets blocks then, and what becomes of the others.
+//! How full a pool is, which writes still get blocks then, and the treatment of the others.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -103,7 +103,7 @@ fn levels_come_one_after_the_other_and_go_again() {
 fn a_pool_is_full_when_a_write_finds_too_little_room_until_there_is_more() {
     let world = World::new();
     let volume = world.volume("a");
-    // All but 200 blocks, and then a write that wants more.
+    // All but 200 blocks, and then a write that needs more.
     let data = vec![7; 256 * BLOCK as usize];
     let many = |n: u64| {
         let written = volume.write(n * MIB, &data, Blocking::Yes);
@@ -147,7 +147,7 @@ fn what_the_host_has_counts_where_it_is_less() {
     );
     (0..300).for_each(|block| write(&volume, block).unwrap());
     assert_eq!(level(), (SpaceLevel::Scarce, 100, 3795));
-    // Imports leave what the host has left to guests.
+    // Imports leave the host's remaining space to guests.
     let options = VolumeOptions::new(32 * MIB);
     let import = world.store.begin_import("image", &options).unwrap();
     let refused = import.write(0, &[7; BLOCK as usize]).unwrap_err();
@@ -156,7 +156,7 @@ fn what_the_host_has_counts_where_it_is_less() {
     let refused = (300..).find_map(|block| write(&volume, block).err());
     assert_eq!(refused, Some(StoreErrorKind::NoSpace));
     assert_eq!(level().0, SpaceLevel::Full);
-    // What is freed inside needs no room of the host.
+    // Blocks freed inside need no room of the host.
     volume.trim(0, 200 * BLOCK, Blocking::Yes).unwrap();
     world.store.tick().unwrap();
     assert_eq!(level().1, 200);
@@ -180,7 +180,7 @@ fn an_import_leaves_the_last_blocks_to_guests() {
     assert_eq!(world.level(), (SpaceLevel::Scarce, 128));
     (0..96).for_each(|block| write(&volume, block).unwrap());
     assert_eq!(write(&volume, 96), Err(StoreErrorKind::NoSpace));
-    // The image goes, and its space is there for everybody.
+    // The image goes, and its space is available to all.
     drop(import);
     world.store.tick().unwrap();
     assert_eq!(world.level().0, SpaceLevel::Ok);

@@ -1,5 +1,5 @@
-//! What opening makes of the end of the log: a commit that was cut short is reported once, and a log
-//! that is not the pool's is damage.
+//! How opening treats the end of the log: a commit that was cut short is reported once, and a
+//! foreign log is damage.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -51,7 +51,7 @@ fn powerless(seed: u64, commits: u64) -> Arc<SimulatedEngine> {
     after_power_loss(&engine)
 }
 
-/// All that these pools had was flushed. What a process left in the host's memory is gone.
+/// All data of these pools was flushed. Remains of a process in the host's memory are gone.
 fn after_power_loss(engine: &SimulatedEngine) -> Arc<SimulatedEngine> {
     engine.halt();
     Arc::new(engine.crash(CrashKind::PowerLoss))
@@ -74,7 +74,7 @@ fn root(engine: &SimulatedEngine) -> Root {
     roots.max_by_key(|root| root.sequence).unwrap()
 }
 
-/// The frames that stand in the log, whole or not, each with its position and length.
+/// The frames in the log, whole or not, each with its position and length.
 fn frames(engine: &SimulatedEngine) -> Vec<(u64, FrameHeader, u64)> {
     let log = engine.durable_image(Part::Log);
     let places = (0..LOG_BYTES).step_by(SECTOR as usize);
@@ -105,7 +105,7 @@ fn assert_damaged(engine: &Arc<SimulatedEngine>, says: &str) {
     assert!(before == after, "something was written");
 }
 
-/// What readers see of each part that is there.
+/// The content that readers see of each existing part.
 fn contents(engine: &SimulatedEngine) -> Vec<Vec<u8>> {
     let disks = Part::ALL.map(|part| (part, engine.open(part)));
     let there = disks.iter().filter_map(|(part, disk)| {
@@ -134,7 +134,7 @@ fn a_log_of_another_pool_is_damage() {
     let other = powerless(2, 5);
     let foreign = other.durable_image(Part::Log);
     let other_id = pool_id(&other).to_string();
-    // Whether there is something to replay or not, and wherever this pool's log goes on.
+    // Whether there is something to replay or not, and wherever this pool's log continues.
     for (commits, close) in [(0, false), (1, false), (9, false), (9, true)] {
         let engine = powerless(3, commits);
         if close {
@@ -219,7 +219,7 @@ fn a_damaged_last_commit_is_reported_with_its_length_and_once() {
         drop((volume, store));
         let engine = after_power_loss(&engine);
         let (store, report) = open(&engine).unwrap();
-        // A session that was never begun cannot be told from the newest one.
+        // A session that was never begun cannot be distinguished from the newest one.
         assert_eq!(
             report.incomplete_commit.is_some(),
             byte == 26,

@@ -1,5 +1,5 @@
-//! The real store under a scheduler that chooses which thread goes on at every lock and every atomic:
-//! small volumes, a few requests, all jobs.
+//! The real store under a scheduler that chooses which thread continues at every lock and every
+//! atomic: small volumes, a few requests, all jobs.
 //!
 //! ```text
 //! cargo test --release -p onefold-store --features shuttle,simulation --test schedules
@@ -26,7 +26,7 @@ use shuttle::{Config, Runner, thread};
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
-/// What a thread of the store needs; the scheduler's own default is for less.
+/// The stack of a thread of the store; the scheduler's own default is smaller.
 const STACK_BYTES: usize = 1 << 20;
 
 /// Schedules of each test.
@@ -64,7 +64,7 @@ fn blocks(content: u8, count: u64) -> Vec<u8> {
     vec![content; (count * BLOCK) as usize]
 }
 
-/// The content of each block, of which every byte says the same.
+/// The content of each block, in which all bytes are equal.
 fn read(volume: &Volume, first: u64, count: u64) -> Vec<u8> {
     let mut bytes = blocks(0, count);
     volume
@@ -88,7 +88,7 @@ fn dedup(store: &Store, volume: &Volume) {
     tolerate(done);
 }
 
-/// What a job may be told while others delete.
+/// Errors that a job may get while other threads delete.
 fn tolerate<T>(done: Result<T, StoreError>) -> Option<T> {
     match done {
         Ok(done) => Some(done),
@@ -122,7 +122,7 @@ fn finder_beside_writer() {
     check(&store);
 }
 
-/// A snapshot is made and deleted while its volume is read, and asked what it holds.
+/// A snapshot is made and deleted while its volume is read, and its extents are requested.
 fn layer_emptied_while_read() {
     let store = pool();
     let read_from = volume(&store, "a");
@@ -151,7 +151,7 @@ fn layer_emptied_while_read() {
     check(&store);
 }
 
-/// All that is below a snapshot moves into it while it and what is above it are asked again and
+/// All entries below a snapshot move into it while it and the layer above it are read again and
 /// again.
 fn layers_below_go_while_read() {
     let store = pool();
@@ -245,8 +245,8 @@ fn all_jobs() {
     check(&store);
 }
 
-/// At random, and with priorities that change only a few times, which finds what needs one thread to
-/// stand still for long.
+/// At random, and with priorities that change only a few times, which finds faults that need one
+/// thread to stand still for long.
 fn explore(test: fn(), schedules: usize) {
     let mut config = Config::new();
     config.stack_size = STACK_BYTES;

@@ -45,7 +45,7 @@ struct Pair {
     store: Arc<Store>,
     block_size: u64,
     expected: Vec<u8>,
-    /// Bytes by which ranges are moved, so that they do not keep to sectors.
+    /// Bytes by which ranges are moved, so that they are not aligned to sectors.
     odd: u64,
 }
 
@@ -77,7 +77,7 @@ impl Pair {
         self.store.volume("v").unwrap()
     }
 
-    /// Where a range of a request lies in the volume as it is now.
+    /// The place of a request's range in the present volume.
     fn range(&mut self, at: u64, len: u64) -> (u64, u64) {
         let size = self.expected.len() as u64;
         self.odd = (self.odd + 1) % 3;
@@ -137,7 +137,7 @@ impl Pair {
         }
     }
 
-    /// All bytes, what is counted, and where the holes are.
+    /// All bytes, the counts, and the holes.
     fn compare(&self) {
         let volume = self.volume();
         let size = self.expected.len() as u64;

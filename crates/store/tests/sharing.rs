@@ -22,7 +22,7 @@ struct World {
 }
 
 impl World {
-    /// And gives up all that it holds.
+    /// And releases all its blocks.
     fn delete_volume(&self, name: &str) {
         self.store.delete_volume(name).unwrap();
         self.store.finish_deletions(&mut |_, _| {}).unwrap();
@@ -54,7 +54,7 @@ impl World {
         Self { engine, store }
     }
 
-    /// Loses what was not flushed, and opens again.
+    /// Loses unflushed data, and opens again.
     fn crash(self) -> Self {
         let engine = self.engine.crash(CrashKind::PowerLoss);
         drop(self.store);
@@ -95,7 +95,7 @@ impl World {
 
     fn collect(&self) {
         while self.store.collect_batch().unwrap().released > 0 {}
-        // What is freed is reusable after the next commit.
+        // Freed blocks are reusable after the next commit.
         self.store.tick().unwrap();
     }
 
@@ -156,7 +156,7 @@ fn equal_blocks_are_stored_once_across_volumes() {
     }
 }
 
-/// What the hash cache knows is not read, and what it does not know is.
+/// Blocks in the hash cache are not read, and others are.
 #[test]
 fn the_hash_cache_spares_reading_what_was_written() {
     for kind in KINDS {
@@ -177,7 +177,7 @@ fn the_hash_cache_spares_reading_what_was_written() {
         assert_eq!(report.duplicates, 297);
         assert_eq!(world.engine.count(Part::Data, Op::Read).count, 0);
         assert_eq!(read(&a, 0, 1000), expected);
-        // Off, then on again: what it knew is forgotten.
+        // Off, then on again: its content is forgotten.
         write(&a, 0, &blocks(3000, 10));
         let set = |bytes| {
             let change = VolumeChange {
@@ -336,7 +336,7 @@ fn only_cold_blocks_are_taken_when_asked_for() {
     assert_eq!(world.pass(&volume, Ready::Cold).looked_at, 90);
     assert_eq!(world.pass(&volume, Ready::Cold).looked_at, 10);
     assert_eq!(world.pass(&volume, Ready::Cold).looked_at, 0);
-    // What is published and rewritten is left alone for twice as long.
+    // Blocks that are published and rewritten are left alone for twice as long.
     write(&volume, 0, &blocks(300, 10));
     let looks: Vec<u64> = (0..5)
         .map(|_| world.pass(&volume, Ready::Cold).looked_at)

@@ -1,4 +1,4 @@
-//! What a pool costs and says by how much of it is in use.
+//! The costs and figures of a pool, by how much of it is in use.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -44,7 +44,7 @@ fn open(engine: &Arc<SimulatedEngine>) -> Arc<Store> {
     Store::open(engine, &options).unwrap().0
 }
 
-/// A volume of so many blocks, all different and none like those of another salt.
+/// A volume of this many blocks, all different and none like those of another salt.
 fn filled(store: &Store, name: &str, blocks: u64, salt: u64) -> Arc<Volume> {
     let options = VolumeOptions::new((blocks * BLOCK).max(MIB));
     store.create_volume(name, &options).unwrap();
@@ -94,7 +94,7 @@ fn a_scrub_costs_what_is_stored_and_not_what_could_be() {
     let (_engine, store) = create(1 << 40);
     let volume = filled(&store, "a", 5120, 1);
     dedup(&store, &volume);
-    // What is stored far from the rest is found, too.
+    // Blocks stored far from the rest are found, too.
     filled(&store, "far", 10, 2);
     let (steps, passed, read) = scrub(&store);
     assert_eq!((passed, read), (blocks, 5130));
@@ -178,7 +178,7 @@ fn each_block_is_counted_once_while_batches_are_under_way() {
         let a = filled(&store, "a", BLOCKS, 1);
         dedup(&store, &a);
         let b = filled(&store, "b", BLOCKS, 1);
-        // Bytes are compared once the index has counted what it was asked for.
+        // Bytes are compared once the index has counted the items.
         let verify = VolumeChange {
             verify: Some(true),
             ..VolumeChange::default()
@@ -205,7 +205,7 @@ fn each_block_is_counted_once_while_batches_are_under_way() {
         assert_eq!((stat.physical_blocks, stat.shared_blocks), (BLOCKS, BLOCKS));
         assert_eq!((stat.unsettled_blocks, stat.unique_blocks), (0, 0));
 
-        // What the collector releases is there until it says that it is not.
+        // Blocks that the collector releases are there until it reports that they are not.
         for volume in [&a, &b] {
             volume.trim(0, BLOCKS * BLOCK, Blocking::Yes).unwrap();
         }
@@ -248,7 +248,7 @@ fn trimming_gives_back_single_blocks_and_what_a_crash_forgot() {
     let volume = scattered(&store, 4096, 2);
     while store.give_back(MIB).unwrap() {}
     let stat = store.stat().unwrap();
-    // No unit of 64 KiB is free, but for that of the last block.
+    // No unit of 64 KiB is free, except that of the last block.
     assert!(stat.free_bytes_on_disk >= 2047 * BLOCK, "{stat:?}");
     let steps = trim(&store);
     assert!(
@@ -263,7 +263,7 @@ fn trimming_gives_back_single_blocks_and_what_a_crash_forgot() {
         volume.read(lba * BLOCK, &mut found, Blocking::Yes).unwrap();
         assert_eq!(found[0] != 0, lba % 2 == 0 && (lba + 1) % 256 != 0, "{lba}");
     }
-    // What was freed and not given back before the process died.
+    // Blocks freed and not discarded before the process died.
     volume.trim(0, 4096 * BLOCK, Blocking::Yes).unwrap();
     volume.flush().unwrap();
     (0..3).for_each(|_| store.tick().unwrap());
@@ -387,7 +387,7 @@ impl Checkpoints {
     }
 }
 
-/// What the host has allocated of it.
+/// The space that the host has allocated for it.
 fn meta_bytes(engine: &SimulatedEngine) -> u64 {
     let meta = engine.open(Part::Meta).unwrap();
     meta.allocated_bytes().unwrap()
@@ -408,14 +408,14 @@ fn metadata_does_not_grow_while_usage_is_found_out() {
     });
     assert!(is_done.unwrap());
     assert!(calls > 10, "{calls} calls");
-    // What is let go of at once, and what a call writes.
+    // Bytes released at once, and bytes that a call writes.
     let grown = most - before;
     assert!(grown < 12 * MIB, "by {grown} bytes");
     assert!(meta_bytes(&engine) <= 32 * MIB);
     assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
 }
 
-/// Goes on writing checkpoints while something is written into it.
+/// Continues to write checkpoints while something is written into it.
 struct Busy<'a>(&'a mut Checkpoints, Vec<u8>);
 
 impl Write for Busy<'_> {

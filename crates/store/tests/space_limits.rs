@@ -19,10 +19,10 @@ const MIB: u64 = 1 << 20;
 /// Blocks of the pool, the label's included.
 const POOL_BLOCKS: u64 = 2048;
 
-/// Of these, what only overwrites get.
+/// Of these, the blocks for overwriting only.
 const RESERVE: u64 = POOL_BLOCKS / 128;
 
-/// What new data of volumes without a reservation can have.
+/// Blocks for new data of volumes without a reservation.
 const FREE: u64 = POOL_BLOCKS - 1 - RESERVE;
 
 struct World {
@@ -75,7 +75,7 @@ impl World {
             ..VolumeChange::default()
         };
         let set = self.store.set_volume(name, &change);
-        // What is not an error is as good as any kind that this cannot be.
+        // A success is as good as any kind that this cannot be.
         set.map_or_else(|error| error.kind(), |()| StoreErrorKind::WouldBlock)
     }
 
@@ -154,7 +154,7 @@ fn a_quota_is_for_a_volume_and_its_snapshots() {
     let world = World::new();
     world.volume("a", 100, 0);
     assert_eq!(world.fill("a", 0), (100, StoreErrorKind::QuotaReached));
-    // What is there can be written again, and what is given up can be used for something else.
+    // Existing blocks can be rewritten, and released ones can be reused.
     world.write("a", 7, 1).unwrap();
     world.trim("a", 0, 10);
     assert_eq!(world.fill("a", 200), (10, StoreErrorKind::QuotaReached));
@@ -200,7 +200,7 @@ fn a_quota_counts_what_is_shared_and_a_clone_has_none() {
     );
     world.write("c", 0, 8).unwrap();
     assert_eq!(world.write("a", 0, 8), Err(StoreErrorKind::QuotaReached));
-    // What both have in common becomes the clone's.
+    // Blocks that both have in common become the clone's.
     world.store.delete_volume("a").unwrap();
     world.collect();
     assert_eq!(world.stat("c").mapped_blocks, 50);
@@ -244,7 +244,7 @@ fn what_is_reserved_is_there_when_everybody_else_has_filled_the_pool() {
         world.store.volume("a").unwrap().flush().unwrap();
         assert_eq!(world.stat("a").reserved_unused_blocks, 500);
         assert_eq!(world.fill("b", 0), (FREE - 600, StoreErrorKind::NoSpace));
-        // Overwriting what a snapshot has takes the reserve, and nothing that is kept.
+        // Overwriting blocks of a snapshot takes the reserve, and no kept blocks.
         world.snapshot("b", "s");
         for lba in 0..RESERVE {
             world.write("b", lba, 3).unwrap();
@@ -256,7 +256,7 @@ fn what_is_reserved_is_there_when_everybody_else_has_filled_the_pool() {
         }
         world.assert_clean();
         assert_eq!(world.fill("a", 100), (500, StoreErrorKind::NoSpace));
-        // It keeps what it gives up.
+        // It keeps the blocks that it releases.
         world.trim("a", 0, 50);
         assert_eq!(world.write("b", 100, 3), Err(StoreErrorKind::NoSpace));
         assert_eq!(world.fill("a", 2000), (50, StoreErrorKind::NoSpace));
@@ -328,7 +328,7 @@ fn nothing_is_promised_twice() {
     assert!(world.store.volume("c").is_err());
     assert_eq!(world.set("a", None, Some(1001)), StoreErrorKind::NoSpace);
     assert_eq!(world.stat("a").reservation_bytes, 1000 * BLOCK);
-    // Nor is a pool made smaller than what is kept.
+    // Nor can a pool shrink below its kept blocks.
     let error = world
         .store
         .plan_shrink(POOL_BLOCKS / 2 * BLOCK)
@@ -336,7 +336,7 @@ fn nothing_is_promised_twice() {
     assert_eq!(error.kind(), StoreErrorKind::NoSpace, "{error}");
     assert_eq!(world.set("a", None, Some(999)), StoreErrorKind::WouldBlock);
     world.store.create_volume("c", &too_much).unwrap();
-    // A clone has no reservation, and what is deleted needs none.
+    // A clone has no reservation, and a deleted volume needs none.
     world.store.clone_volume("b", "d").unwrap();
     assert_eq!(world.stat("d").reserved_unused_blocks, 0);
     world.store.delete_volume("b").unwrap();

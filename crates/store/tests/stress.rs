@@ -1,8 +1,8 @@
-//! Everything at once on real threads and real files: writers that compare what they read with what
-//! they wrote, finder, collector, snapshots, clones, deletions, rollbacks, sizes, accounting, checks.
+//! Everything at once on real threads and real files: writers that verify their reads, finder,
+//! collector, snapshots, clones, deletions, rollbacks, sizes, accounting, checks.
 //!
-//! The simulation has one thread. What goes wrong only between two instructions of two threads is
-//! found here, and by the scheduler of `schedules.rs`.
+//! The simulation has one thread. Faults that occur only between two instructions of two threads
+//! are found here, and by the scheduler of `schedules.rs`.
 //!
 //! ```text
 //! ONEFOLD_STRESS_SECONDS=3600 cargo test --release -p onefold-store --test stress
@@ -29,11 +29,11 @@ const MIB: u64 = 1 << 20;
 const WRITERS: u64 = 3;
 const POOL_BYTES: u64 = 64 * MIB;
 
-/// How many contents occur again and again, so that blocks are shared all the time. As many writes
+/// The number of contents that recur, so that blocks are shared all the time. Equally many writes
 /// have a content of their own, so that blocks are released all the time.
 const CONTENTS: u64 = 40;
 
-/// What ran, and how often; and whether it is over.
+/// Operations that ran, and how often; and whether it is over.
 #[derive(Default)]
 struct Run {
     volume_bytes: u64,
@@ -58,8 +58,8 @@ impl Drop for EndsAll<'_> {
 }
 
 impl Run {
-    /// Blocks of each writer in each volume. They lie between those of the others, so that what is
-    /// locked and published for one of them has another's blocks in its middle.
+    /// Blocks of each writer in each volume. They are between those of the others, so that a range
+    /// locked or published for one of them has another's blocks in its middle.
     fn own_blocks(&self) -> u64 {
         self.volume_bytes / BLOCK / WRITERS
     }
@@ -112,8 +112,8 @@ fn all_of(volume: &Volume) -> Vec<u8> {
     bytes
 }
 
-/// What a thread may be told while others delete, fill the pool and change its size. Anything else is
-/// a defect.
+/// Errors that a thread may get while others delete, fill the pool and change its size. Anything
+/// else is a defect.
 #[track_caller]
 fn tolerate<T>(done: Result<T, StoreError>) -> Option<T> {
     use StoreErrorKind::{Busy, Exists, Gone, Invalid, NoSpace, NotFound};
@@ -221,7 +221,7 @@ fn differences(before: &[u8], now: &[u8]) -> Vec<(usize, u64, u64)> {
     differing.take(8).collect()
 }
 
-/// A volume that nobody else writes must be again what its snapshot is.
+/// A volume with no other writers must be equal to its snapshot again.
 fn roll_back(store: &Store, volume: &Volume, scribble: &mut dyn FnMut()) {
     let name = volume.name();
     store
@@ -381,7 +381,7 @@ fn everything_at_once() {
     );
 }
 
-/// A single segment that all want, so that they meet in it.
+/// A single segment that all use, so that they meet in it.
 #[test]
 fn finder_beside_writers() {
     stress(2 * MIB, &[find, collect]);

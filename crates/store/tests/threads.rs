@@ -19,7 +19,7 @@ const MIB: u64 = 1 << 20;
 /// Blocks that each thread has for itself in each volume.
 const OWN_BLOCKS: u64 = 128;
 
-/// Blocks that all write, behind everybody's own.
+/// Blocks that all write, behind each thread's own.
 const COMMON_BLOCKS: u64 = 64;
 
 const WRITERS: u64 = 4;
@@ -34,7 +34,7 @@ fn open(engine: &Arc<SimulatedEngine>) -> Arc<Store> {
     Store::open(engine, &options).unwrap().0
 }
 
-/// A block of which every word says the same.
+/// A block whose words are all equal.
 fn block(value: u64) -> Vec<u8> {
     value.to_le_bytes().repeat(BLOCK as usize / 8)
 }
@@ -53,7 +53,7 @@ fn value(bytes: &[u8]) -> u64 {
     values[0]
 }
 
-/// What one thread does, and what its own blocks hold in the end, by volume.
+/// The work of one thread, and the content of its own blocks in the end, by volume.
 fn writer(n: u64, volumes: &[Arc<Volume>; 2], done: &AtomicU64) -> [Vec<u64>; 2] {
     let mut held = [vec![0; OWN_BLOCKS as usize], vec![0; OWN_BLOCKS as usize]];
     let mut random = n + 1;

@@ -1,4 +1,4 @@
-//! What changed between a volume and its snapshots, and among these: all that differs is among it.
+//! The changes between a volume and its snapshots, and among these: they include all differences.
 
 use std::ops::Range;
 
@@ -43,7 +43,7 @@ impl World {
     }
 }
 
-/// What is wrong with the changes from one to the other.
+/// Faults of the changes from one to the other.
 fn find_difference(since: &Volume, new: &Volume) -> Result<Option<String>, StoreError> {
     let (old_size, new_size) = (since.size_bytes(), new.size_bytes());
     let (both, end) = (old_size.min(new_size), old_size.max(new_size));

@@ -1,4 +1,4 @@
-//! Sessions that were closed, and that were not: whether the next one believes the host's cache.
+//! Sessions that were closed, and that were not: whether the next one trusts the host's cache.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ fn a_session_whose_sync_failed_is_not_closed() {
     }
 }
 
-/// The sync that closes a session fails: the frame that says so may be there or not.
+/// The sync that closes a session fails: its last frame may be there or not.
 #[test]
 fn a_close_that_fails_at_its_end_loses_nothing() {
     for seed in 1..=20 {
@@ -107,8 +107,9 @@ fn a_close_that_fails_at_its_end_loses_nothing() {
     }
 }
 
-/// The sync of an opening fails. The pool is not opened, and the next opening shows nothing that the
-/// first one's sync has dropped: neither in place nor in blocks that only the tail's copy names.
+/// The sync of an opening fails. The pool is not opened, and the next opening shows no data that
+/// the first one's sync has dropped: neither in place nor in blocks that only the tail's copy
+/// refers to.
 #[test]
 fn an_opening_whose_sync_fails_is_refused() {
     for seed in 1..=20 {
@@ -128,7 +129,7 @@ fn an_opening_whose_sync_fails_is_refused() {
         };
         let opened = Store::open(Arc::new(engine.clone()), &options).map(|_| ());
         assert_eq!(opened.unwrap_err().kind(), StoreErrorKind::Io);
-        // What was answered and not flushed has not outlived that.
+        // Answered and unflushed data has not outlived that.
         world.state().survived = false;
         world.open_after(Recovery::KILLED, engine).unwrap();
         world.verify().unwrap();

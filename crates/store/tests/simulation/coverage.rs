@@ -1,9 +1,8 @@
-//! What happened in the runs: a simulation in which the interesting things never happen proves
-//! nothing.
+//! The events of the runs: a simulation in which the interesting ones never happen proves nothing.
 
 macro_rules! coverage {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Counts of what happened.
+        /// Counts of events.
         #[derive(Debug, Clone, Default)]
         pub(crate) struct Coverage {
             $($(#[$doc])* pub(crate) $name: u64,)*
@@ -32,7 +31,7 @@ coverage! {
     crashes_in_recovery,
     clean_reopenings,
     openings_that_replayed,
-    /// Openings that took over what a killed process had not made durable.
+    /// Openings that took over records that a killed process had not made durable.
     tails_taken_over,
     /// Openings that wrote a checkpoint before the log was replayed.
     checkpoints_in_recovery,

@@ -1,4 +1,4 @@
-//! Stopping the machine, recovering, and comparing what is there with what may be there.
+//! Stopping the machine, recovering, and comparing the content with the possible ones.
 
 use std::sync::Arc;
 
@@ -113,7 +113,7 @@ impl World {
         }
     }
 
-    /// Drops what refers to the old process.
+    /// Drops references to the old process.
     fn close_handles(&self) {
         self.disarm();
         let mut state = self.state();
@@ -162,7 +162,7 @@ impl World {
         self.verify()
     }
 
-    /// After a recovery: compares everything with the model. What is there now is durable.
+    /// After a recovery: compares everything with the model. The present content is durable.
     pub(crate) fn verify(&self) -> Step {
         self.engine().set_failure_rates(FailureRates::default());
         self.verify_pool_size()?;
@@ -265,7 +265,7 @@ impl World {
             }
         }
         if !self.snapshot_ids().is_empty() || store.deletions().is_ok_and(|it| !it.is_empty()) {
-            // What it has is in layers below as well.
+            // Its data is in layers below as well.
             return Ok(());
         }
         let stored = volume.logical_blocks();
@@ -284,7 +284,7 @@ impl World {
         self.compare_counts(&stat)
     }
 
-    /// Notes at the end of a run what its roots tell.
+    /// Notes at the end of a run which events its roots show.
     pub(crate) fn cover_log(&self) {
         let mut state = self.state();
         let engine = Arc::clone(&state.engine);
@@ -293,7 +293,7 @@ impl World {
         state.coverage.meta_writes += engine.count(Part::Meta, Op::Write).count;
     }
 
-    /// What code in the middle of an I/O found.
+    /// Faults found by code in the middle of an I/O.
     pub(crate) fn found(&self) -> Step {
         match self.state().found.take() {
             Some(Violation(message)) => Err(violation(message)),
@@ -348,7 +348,7 @@ impl State {
             Some(Pending::Rename(_, name)) => size_of(name).is_some(),
             Some(Pending::RollBack(_, _, before)) => discarded > *before,
             Some(Pending::Resize(id, size)) => size_of(&name_of(*id)) == Some(*size),
-            // Were some of them there and others not, the names would not be those expected.
+            // If some of them were there and others not, the names would not be the expected ones.
             Some(Pending::Freeze(snapshots)) => snapshots
                 .iter()
                 .any(|snapshot| size_of(&snapshot.name).is_some()),

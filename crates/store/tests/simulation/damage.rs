@@ -1,5 +1,5 @@
-//! Parts that decayed, are missing, or are of a newer version: said clearly, and never taken for
-//! what they should be.
+//! Parts that decayed, are missing, or are of a newer version: reported clearly, and never mistaken
+//! for valid ones.
 
 use std::sync::Arc;
 
@@ -51,14 +51,14 @@ fn pool() -> Arc<World> {
     world
 }
 
-/// The machine after a crash, with what a test did to it.
+/// The machine after a crash, with a test's damage.
 fn damaged(world: &World, damage: impl FnOnce(&SimulatedEngine)) -> SimulatedEngine {
     let engine = world.engine().crash(CrashKind::ProcessKilled);
     damage(&engine);
     engine
 }
 
-/// What opening says.
+/// The report of opening.
 fn open(engine: SimulatedEngine) -> Result<Arc<Store>, StoreError> {
     let options = onefold_store::OpenOptions {
         memory_bytes: 8 * MIB,
@@ -149,7 +149,7 @@ fn one_root_may_decay_and_never_leads_astray() {
         world.check().unwrap();
         world.engine().halt();
 
-        // Without the newer one either everything is still there, or it is said what is not.
+        // Without the newer one either everything is still there, or the missing data is reported.
         let slot = newest(&world.engine());
         let newer = slot * PAGE_BYTES as u64 + at;
         let engine = damaged(&world, |engine| engine.flip_bit(Part::Meta, newer, 1));
@@ -244,7 +244,7 @@ fn a_flipped_bit_in_a_map_page_hurts_its_segment_only() {
         "{found:?}"
     );
 
-    // Nobody knows what the page named, so nothing may be freed.
+    // The blocks of the page are not known, so nothing may be freed.
     let free = store.stat().unwrap().free_blocks;
     let found = findings(&store, true);
     assert!(found.iter().all(|finding| !finding.repairable), "{found:?}");
@@ -327,7 +327,8 @@ fn a_flipped_bit_in_the_log_is_said_where_commits_follow() {
             assert_damaged(open(engine), &format!("bad frame at {at}"));
         }
     }
-    // The last commit cannot be told from one that a crash tore: its loss is that of one flush.
+    // The last commit cannot be distinguished from one that a crash tore: its loss is that of one
+    // flush.
     let engine = damaged(&world, |engine| {
         engine.flip_bit(Part::Log, *last as u64 + 70, 7);
     });

@@ -1,5 +1,5 @@
-//! All metadata in one file, and pools that are made from it again: with the log that goes on where
-//! it ends, and without; stopped at each I/O; and files that are not what was written.
+//! All metadata in one file, and pools that are rebuilt from it: with the log that continues where
+//! it ends, and without; stopped at each I/O; and files that differ from what was written.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const BLOCK: u64 = 4096;
 /// The parts that an export brings back.
 const MADE: [Part; 4] = [Part::Superblock, Part::Secret, Part::Meta, Part::Index];
 
-/// What volumes and snapshots hold.
+/// The content of volumes and snapshots.
 type Contents = BTreeMap<String, Vec<u8>>;
 
 /// An open pool with volumes that share blocks, a snapshot, and references to release.
@@ -188,7 +188,7 @@ fn an_export_is_of_one_moment_while_guests_write() {
     let store = world.store();
     let id = world.volume_ids()[1];
     let expected = contents(&store);
-    // In the middle of its reads everything is written anew, twice, with checkpoints.
+    // In the middle of its reads everything is rewritten, twice, with checkpoints.
     let engine = world.engine();
     let writer = Arc::clone(&world);
     let hook = move || {
@@ -211,7 +211,7 @@ fn an_export_is_of_one_moment_while_guests_write() {
         found.keys().collect::<Vec<_>>(),
         expected.keys().collect::<Vec<_>>()
     );
-    // The other volume's blocks are as they were; those of this one may hold what came later.
+    // The other volume's blocks are unchanged; those of this one may have later content.
     for (name, bytes) in found.iter().filter(|(name, _)| *name != "volume-2") {
         assert!(*bytes == expected[name], "{name}");
     }
@@ -239,7 +239,7 @@ fn a_stop_at_any_moment_of_an_import_leaves_a_whole_pool_or_none() {
                 }
                 Err(error) => {
                     none += 1;
-                    // Nothing that a root names is ever missing.
+                    // Nothing that a root refers to is ever missing.
                     let message = error.to_string();
                     let places = ["has no root", "superblock", "secret"];
                     let is_none = error.kind() == StoreErrorKind::MissingPart

@@ -1,4 +1,5 @@
-//! I/Os that fail while the machine goes on: what an error leaves, and what the next opening finds.
+//! I/Os that fail while the machine continues: the state after an error, and that at the next
+//! opening.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ fn pool() -> (Arc<World>, u64) {
     (world, id)
 }
 
-/// Orders failures of the next such I/O. The model then takes errors for what they are.
+/// Orders failures of the next such I/O. The model then expects errors.
 fn fail(world: &World, part: Part, op: Op, kind: ErrorKind) {
     world.state().faulty = true;
     world.engine().fail_once(part, op, 1, kind);
@@ -47,7 +48,7 @@ fn failed(world: &World) -> u64 {
     coverage.failed_requests + coverage.no_space
 }
 
-/// The pool works on, and holds what it should, now and after a crash.
+/// The pool continues to work, and its content is as expected, now and after a crash.
 fn goes_on(world: &World, id: u64) {
     let write = world.write(id, 4 * MIB, MIB, Fill::Data, Blocking::Yes);
     write.unwrap();
@@ -222,7 +223,7 @@ fn a_host_without_room_fails_writes_until_it_has_some() {
     let write = world.write(id, 3 * MIB, MIB, Fill::Data, Blocking::Yes);
     write.unwrap();
     assert_eq!(world.state().coverage.no_space, 1);
-    // What has its place is rewritten all the same.
+    // A block in its place is still rewritten.
     world
         .write(id, 0, 2 * MIB, Fill::Data, Blocking::Yes)
         .unwrap();
@@ -232,7 +233,7 @@ fn a_host_without_room_fails_writes_until_it_has_some() {
     goes_on(&world, id);
 }
 
-/// A zeroing that begins inside a sector is made of several writes: none of them ends inside one.
+/// A zeroing that begins inside a sector consists of several writes: none of them ends inside one.
 #[test]
 fn a_zeroing_that_is_cut_short_tears_no_sector() {
     let large = 64 << 10;

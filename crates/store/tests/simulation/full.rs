@@ -1,4 +1,4 @@
-//! Pools filled to the last block: nothing is lost, and all that frees blocks goes on.
+//! Pools filled to the last block: nothing is lost, and operations that free blocks go on.
 
 use std::sync::Arc;
 
@@ -71,8 +71,8 @@ pub(crate) fn fill(world: &World, id: u64, from: u64) -> Result<u64, Stop> {
     Ok(at)
 }
 
-/// Two volumes with blocks in common, published; one with a snapshot of them. Then new data fills the
-/// pool, and overwriting what is shared takes the reserve, to the last block.
+/// Two volumes with blocks in common, published; one with a snapshot of them. Then new data fills
+/// the pool, and overwriting shared blocks takes the reserve, to the last block.
 fn filled(world: &Arc<World>) -> Result<(u64, u64, u64), Stop> {
     world.create_volume(MIB)?;
     world.create_volume(4 * MIB)?;
@@ -88,7 +88,7 @@ fn filled(world: &Arc<World>) -> Result<(u64, u64, u64), Stop> {
     let reserve = stat(world)?.reserve_blocks;
     expect_level(world, SpaceLevel::Full, reserve)?;
     for n in 0..reserve {
-        // What is in the snapshot, and what is shared.
+        // Blocks of the snapshot, and shared blocks.
         let (id, at) = if n % 2 == 0 { (a, n) } else { (b, n) };
         works(world, "overwriting data", || {
             world.write(id, at * BLOCK, BLOCK, Fill::Data, Blocking::Yes)
@@ -173,8 +173,8 @@ pub(crate) fn overwritten_when_full(seed: u64) -> Step {
     world.check()
 }
 
-/// The host has no more room for metadata. New blocks are refused once what there is has to be kept for what
-/// makes room; that goes on, through many checkpoints.
+/// The host has no more room for metadata. New blocks are refused once the rest has to be kept for
+/// operations that make room; these go on, through many checkpoints.
 #[test]
 fn a_host_without_room_for_metadata_stops_nothing_that_makes_room() {
     let options = CreateOptions {

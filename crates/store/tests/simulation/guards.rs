@@ -39,7 +39,7 @@ pub(crate) fn small_pool(seed: u64) -> Result<Arc<World>, Stop> {
     pool(seed, 4 * MIB, 256 << 10)
 }
 
-/// Goes on where a script ordered a crash.
+/// Continues where a script ordered a crash.
 pub(crate) fn crash_is_fine(step: Step) -> Step {
     match step {
         Err(Stop::Crashed) => Ok(()),
@@ -53,7 +53,7 @@ pub(crate) fn power_loss(world: &World) -> Step {
     world.check()
 }
 
-/// What was flushed is there after a power loss.
+/// Flushed data is there after a power loss.
 fn flushed(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
@@ -65,7 +65,7 @@ fn flushed(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// Blocks are wanted that a trim gave up whose record is in memory only.
+/// Blocks are requested that a trim released whose record is in memory only.
 fn reused_before_commit(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(8 * MIB)?;
@@ -79,7 +79,7 @@ fn reused_before_commit(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// Blocks are given up and wanted again while they are being read.
+/// Blocks are released and requested again while they are being read.
 fn reused_while_read(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(8 * MIB)?;
@@ -134,7 +134,7 @@ fn two_writers_of_a_block(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// A volume shrinks while a long write to it is under way, and grows again.
+/// A volume shrinks while a long write to it is in flight, and grows again.
 fn cut_while_written(seed: u64) -> Step {
     let world = pool(seed, 16 * MIB, MIB)?;
     world.create_volume(4 * MIB)?;
@@ -159,7 +159,7 @@ fn cut_while_written(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// Other flushes commit while a write to a block that held something else is under way.
+/// Other flushes commit while a write to a block that held something else is in flight.
 fn committed_before_written(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(8 * MIB)?;
@@ -167,7 +167,7 @@ fn committed_before_written(seed: u64) -> Step {
     let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
     world.write(a, 0, MIB, Fill::Data, Blocking::Yes)?;
     world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Blocking::Yes)?;
-    // Too few to be given back to the host, so they keep what was in them.
+    // Too few to be discarded, so they keep their content.
     world.trim(a, 0, 8 * BLOCK, Blocking::Yes)?;
     world.flush(a)?;
     world.tick()?;
@@ -370,7 +370,7 @@ fn sync_fails(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// Part of a block is written anew after a snapshot, and the sync fails that should make it durable.
+/// Part of a block is rewritten after a snapshot, and the sync fails that should make it durable.
 fn neighbours_read_after_failed_sync(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
@@ -480,7 +480,7 @@ fn fingerprints_collide(seed: u64) -> Step {
     world.settle()
 }
 
-/// One of two references to a block is given up, and its place is wanted.
+/// One of two references to a block is dropped, and its place is requested.
 fn one_reference_of_two(seed: u64) -> Step {
     let (world, a, b) = shared_pool(seed)?;
     world.trim(a, 0, MIB, Blocking::Yes)?;
@@ -575,7 +575,7 @@ fn grown_before_root(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// A pool is to end before what a volume holds.
+/// A pool gets a new end before blocks of a volume.
 fn cut_when_empty(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(4 * MIB)?;
@@ -622,8 +622,8 @@ fn shrinking_begun_then_crash(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// What was answered is there after the process died, flushed or not; and again after the next one
-/// died while it took it over.
+/// Answered requests are there after the process died, flushed or not; and again after the next one
+/// died while it took them over.
 fn answered_then_killed(seed: u64) -> Step {
     let world = pool(seed, 16 * MIB, MIB)?;
     world.create_volume(8 * MIB)?;
@@ -657,13 +657,13 @@ fn answered_then_killed(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// What a process left behind when the power went is of no use.
+/// Remains of a process from before a power loss are useless.
 fn left_behind_then_power_loss(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
     world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
-    // So that what is written next needs new blocks.
+    // So that the next write needs new blocks.
     world.create_snapshots(&[id])?;
     world.write(id, 16 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     power_loss(&world)?;
@@ -676,7 +676,7 @@ fn failed_sync_then_killed(seed: u64) -> Step {
     world.create_volume(MIB)?;
     let id = world.volume_ids()[0];
     world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
-    // So that what is written next needs new blocks.
+    // So that the next write needs new blocks.
     world.create_snapshots(&[id])?;
     world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.state().faulty = true;
@@ -684,12 +684,12 @@ fn failed_sync_then_killed(seed: u64) -> Step {
     let kind = std::io::ErrorKind::Other;
     world.engine().fail_once(Part::Data, Op::Sync, 1, kind);
     world.flush(id)?;
-    // What is shown between the two may not be there in the end.
+    // Content shown between the two may not be there in the end.
     world.crash_and_open(Recovery::KILLED)?;
     power_loss(&world)
 }
 
-/// A defect ends a commit in its middle. Whoever flushes after that is not told that all is well.
+/// A defect ends a commit in its middle. A later flush must not succeed.
 fn panic_in_commit(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume(MIB)?;

@@ -1,5 +1,5 @@
-//! An index that is missing, decayed, cut or another pool's: volumes are served all the same,
-//! nothing is lost, and `check --repair` makes it anew.
+//! An index that is missing, decayed, cut or another pool's: volumes are still served, nothing is
+//! lost, and `check --repair` rebuilds it.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ fn check(store: &Store, repair: bool) -> Vec<Finding> {
     findings
 }
 
-/// Volumes read and write; what needs the index works or says that it cannot.
+/// Volumes read and write; operations that need the index work or report that they cannot.
 fn volumes_are_served(world: &World) -> Step {
     world.verify_contents()?;
     for id in world.volume_ids() {
@@ -84,8 +84,8 @@ fn volumes_are_served(world: &World) -> Step {
     world.verify_contents()
 }
 
-/// Opens the pool with such an index, uses it, repairs it, and uses it again. Returns what a check
-/// had found before.
+/// Opens the pool with such an index, uses it, repairs it, and uses it again. Returns the findings
+/// of a check before.
 fn repaired(world: &Arc<World>, engine: SimulatedEngine) -> Vec<Finding> {
     world.state().is_index_damaged = true;
     world.open_after(Recovery::KILLED, engine).unwrap();
@@ -259,7 +259,7 @@ fn rows_that_nobody_refers_to_are_removed() {
     }
 }
 
-/// The index forgets a row, and its content is published a second time before anybody notices.
+/// The index forgets a row, and its content is published a second time before this is noticed.
 #[test]
 fn a_content_that_was_published_twice_is_put_right() {
     for index in KINDS {
@@ -277,7 +277,8 @@ fn a_content_that_was_published_twice_is_put_right() {
         };
         run().unwrap();
         assert!(!check(&world.store(), true).is_empty());
-        // One of the two blocks has no row and never will: it is said until nobody names it.
+        // One of the two blocks has no row and never will: it is reported until no entry refers to
+        // it.
         let left = check(&world.store(), false);
         let is_said = |finding: &Finding| finding.message.contains("but not in the index");
         assert!(!left.is_empty() && left.iter().all(is_said), "{left:?}");
@@ -296,7 +297,7 @@ fn a_content_that_was_published_twice_is_put_right() {
     }
 }
 
-/// The machine stops in the middle of making the index anew.
+/// The machine stops in the middle of rebuilding the index.
 #[test]
 fn every_io_of_a_repair_can_be_the_last() {
     for index in KINDS {

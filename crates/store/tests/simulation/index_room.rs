@@ -1,5 +1,5 @@
-//! A host that has no room for the index for a while: what needs none goes on, and all of it does
-//! when there is room again, without opening the pool anew.
+//! A host that has no room for the index for a while: operations that need none go on, and all do
+//! when there is room again, without opening the pool again.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const NO_MEMORY: Scarcity = Scarcity {
     index_bytes: Some(1024),
 };
 
-/// From here on the index gets so many more pages of the host, or as many as it wants.
+/// From here on the index gets this many more pages of the host, or as many as it wants.
 fn limit(world: &World, pages: Option<u64>) -> Step {
     let engine = world.engine();
     let now = allocated(&engine).map_err(|_| Stop::Crashed)?;
@@ -55,8 +55,8 @@ fn share_and_release(world: &World, round: u64) -> Step {
     Ok(())
 }
 
-/// The host is full again and again, for as long as a few batches take. In between, some write to
-/// the index fails although it may have done all that it should.
+/// The host is full again and again, for as long as a few batches take. Between those times, some
+/// write to the index fails although it may have had its full effect.
 fn full_now_and_then(world: &Arc<World>) -> Step {
     world.create_volume(MIB)?;
     world.create_volume(MIB)?;
@@ -136,7 +136,7 @@ fn collect(store: &Store) -> Result<u64, StoreErrorKind> {
 }
 
 /// The finder asks for more room than it needs, so that the collector has some when the host is
-/// full, and goes on where a write fails all the same.
+/// full, and continues even if a write fails.
 #[test]
 fn the_finder_leaves_room_to_the_collector() {
     const BLOCKS: u64 = 6 * MIB / BLOCK;
@@ -187,8 +187,8 @@ fn the_finder_leaves_room_to_the_collector() {
     check(&open(&Arc::new(engine.crash(CrashKind::PowerLoss))));
 }
 
-/// An index in memory begins empty where what was made cannot be read back. Then it is counted before
-/// the conversion ends.
+/// An index in memory begins empty if its written content cannot be read back. Then it is counted
+/// before the conversion ends.
 #[test]
 fn a_conversion_leaves_an_index_that_can_be_used() {
     let mut converted = 0;

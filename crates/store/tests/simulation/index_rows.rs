@@ -1,4 +1,4 @@
-//! The index, looked at and changed behind the store's back while the pool is closed.
+//! The index, read and changed behind the store's back while the pool is closed.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub(crate) fn change(engine: &SimulatedEngine, change: impl FnOnce(&mut Vec<(Fin
     index.close().unwrap();
 }
 
-/// The fingerprint of a block in the domain of volumes that name none.
+/// The fingerprint of a block in the default domain.
 pub(crate) fn fingerprint(engine: &SimulatedEngine, block: &[u8]) -> Fingerprint {
     let page = engine.read_raw(Part::Secret, 0, PAGE_BYTES);
     let page = Box::new(page.try_into().unwrap());

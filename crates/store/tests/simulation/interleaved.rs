@@ -78,8 +78,8 @@ fn checkpoints_go_on_during_a_check() {
     run().unwrap();
 }
 
-/// What an opening with less memory replays fills its share in the middle of a commit of several
-/// frames, and the machine stops right after the checkpoint that this makes necessary.
+/// An opening with less memory replays a log that fills its share in the middle of a commit of
+/// several frames, and the machine stops right after the checkpoint that this makes necessary.
 #[test]
 fn less_memory_than_before_replays_as_much() {
     let mut checkpoints = 0;
@@ -190,7 +190,7 @@ fn a_shrinking_ends_while_another_is_planned() {
         world.flush(ids[0])?;
         world.state().pool_sizes.push(8 * MIB);
         world.store().begin_shrink(8 * MIB).unwrap();
-        // Planning releases first what was given up, and reads it for that.
+        // Planning first releases dropped references, and reads the index for that.
         world.meanwhile(Part::Data, Op::Read, When::Before, |world| {
             world.store().set_when_full(WhenFull::Pause).unwrap();
             Ok(())
@@ -205,7 +205,7 @@ fn a_shrinking_ends_while_another_is_planned() {
 }
 
 /// The finder meets the content of a block that could not be read for a while: an entry that it did
-/// not share then is private for good, and so it is once the block can be read again.
+/// not share then is unshareable, and stays so once the block can be read again.
 #[test]
 fn what_equals_a_bad_block_stays_private() {
     let world = pool(16 * MIB, 256 << 10, 8 * MIB);
@@ -240,8 +240,8 @@ fn what_equals_a_bad_block_stays_private() {
     run().unwrap();
 }
 
-/// The machine stops when the data of a write is there and its record is not. The store answers, for
-/// nothing is left to do but in memory, and nobody hears it.
+/// The machine stops when the data of a write is there and its record is not. The store answers,
+/// because only work in memory is left, and no client gets the answer.
 #[test]
 fn an_answer_after_the_machine_stopped_is_none() {
     let world = pool(16 * MIB, 256 << 10, 8 * MIB);

@@ -7,22 +7,22 @@
 //! ONEFOLD_SIM_BASE=n      seeds from n + 1 on; what a seed does does not depend on it
 //! ```
 //!
-//! | file | what it has |
+//! | file | content |
 //! | --- | --- |
-//! | `model.rs` | what the volumes may hold |
+//! | `model.rs` | the possible contents of the volumes |
 //! | `world.rs` | requests, made to the store and to the model |
-//! | `sharing.rs` | finder, collector and index, and what they must come to |
-//! | `changes.rs` | what changed between snapshots |
+//! | `sharing.rs` | finder, collector and index, and their required results |
+//! | `changes.rs` | the changes between snapshots |
 //! | `crash.rs` | crash, recovery, comparison |
 //! | `session.rs` | runs drawn from a seed |
 //! | `script.rs` | one script, stopped at each of its I/Os |
-//! | `guards.rs` | what is lost without each guard |
+//! | `guards.rs` | the loss without each guard |
 //! | `interleaved.rs` | rare sequences of events, one by one |
 //! | `closing.rs` | sessions that were closed, and that were not |
 //! | `open_batches.rs` | batches of finder and collector that stay half done |
-//! | `failures.rs` | I/Os that fail while the machine goes on |
+//! | `failures.rs` | I/Os that fail while the machine continues |
 //! | `full.rs` | pools filled to the last block |
-//! | `space_limits_table.rs` | quotas and reservations, and others that want them |
+//! | `space_limits_table.rs` | quotas and reservations, and other volumes' writes |
 //! | `damage.rs` | bytes that decayed, parts that are gone, newer versions |
 //! | `index_damage.rs` | an index that decayed, is gone, or disagrees with the maps |
 //! | `index_room.rs` | a host that has no room for the index for a while |
@@ -30,7 +30,7 @@
 //! | `repair.rs` | `check --repair` |
 //! | `export.rs` | all metadata in one file, and pools made from it |
 //! | `rig.rs` `scrub.rs` `scrub_guards.rs` | blocks that decay, are found, and are repaired |
-//! | `coverage.rs` | what must have happened in them |
+//! | `coverage.rs` | events that must have happened in them |
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
@@ -78,7 +78,7 @@ const RUNS: u64 = 2_200;
 
 const THREADS: u64 = 2;
 
-/// What replays a seed, behind the variable that names it.
+/// The command that replays a seed, behind the variable with the seed.
 const REPLAY: &str = "cargo test --release -p onefold-store --features simulation \
                       --test simulation seeded_runs -- --nocapture";
 

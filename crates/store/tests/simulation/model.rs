@@ -1,13 +1,13 @@
-//! What the volumes may hold.
+//! The possible contents of the volumes.
 //!
 //! For each sector the model keeps a history: the content that is known to be durable, and every
-//! version written since. A power loss may leave any of them, for blocks are rewritten in place and
-//! a block may be torn at sectors. Without a crash a read returns the last version that was
+//! version written since. A power loss may leave any of them, because blocks are rewritten in place
+//! and a block may be torn at sectors. Without a crash a read returns the last version that was
 //! answered, or one of those that failed since.
 //!
 //! Every sector that is written whole carries a stamp of volume, sector and version, so that a
-//! block which turns up in the wrong place says where it came from. The exception are common
-//! contents, which are there to be found in many places.
+//! misplaced block reveals its origin. The exception are common contents, which occur in many
+//! places on purpose.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,19 +21,19 @@ pub(crate) const SECTOR: u64 = 512;
 /// Sectors kept together: purely a matter of speed.
 const GROUP: u64 = 64;
 
-/// Names one content of one sector. 0 is zeros.
+/// Identifies one content of one sector. 0 is zeros.
 pub(crate) type Version = u64;
 
 /// Versions of this kind are sectors that were written in part: their bytes are kept.
 const MIXED: Version = 1 << 63;
 
-/// Versions of this kind say all of the content themselves: it depends on no volume and no place.
+/// Versions of this kind determine all of the content: it depends on no volume and no place.
 const COMMON: Version = 1 << 62;
 
 /// How many common contents there are.
 const COMMON_CONTENTS: u64 = 6;
 
-/// What was found is not what may be there.
+/// The content found is not a possible one.
 #[derive(Debug, Clone)]
 pub(crate) struct Violation(pub String);
 
@@ -70,7 +70,7 @@ pub(crate) struct VolumeModel {
     pub(crate) size: u64,
     /// With whom it may share blocks.
     pub(crate) domain: String,
-    /// Where the finder goes on: a block.
+    /// Where the finder continues: a block.
     pub(crate) cursor: u64,
     /// Contents of sectors without a history, by group; a group that is missing is zeros.
     settled: BTreeMap<u64, [Version; GROUP as usize]>,
@@ -78,8 +78,8 @@ pub(crate) struct VolumeModel {
     open: FxHashMap<u64, SmallVec<[Step; 2]>>,
     mixed: FxHashMap<(u64, Version), Box<[u8; SECTOR as usize]>>,
     clock: u64,
-    /// Requests under way. Until they end nothing is forgotten: a read may return it, and a write
-    /// may come to pass after another one.
+    /// Requests in flight. Until they end nothing is forgotten: a read may return it, and a write
+    /// may take effect after another one.
     under_way: usize,
     /// Flushes that ended meanwhile.
     flushed_late: Option<Moment>,
@@ -112,7 +112,7 @@ impl VolumeModel {
         }
     }
 
-    /// Its snapshot of this moment, in which whatever was answered is durable.
+    /// Its snapshot of this moment, in which everything answered is durable.
     pub(crate) fn frozen(&mut self, id: u64, name: &str) -> Self {
         let asked = self.now();
         let mut frozen = Self {
@@ -137,7 +137,7 @@ impl VolumeModel {
         }
     }
 
-    /// What this is once it was taken back to a snapshot.
+    /// The state after a rollback to a snapshot.
     pub(crate) fn rolled_back(&mut self, snapshot: &Self) -> Self {
         Self {
             id: self.id,
@@ -177,7 +177,7 @@ impl VolumeModel {
         }
     }
 
-    /// Notes that `sectors` are about to become what `version` says.
+    /// Notes that `sectors` are about to become the content of `version`.
     pub(crate) fn begin(
         &mut self,
         sectors: Range<u64>,
@@ -191,8 +191,7 @@ impl VolumeModel {
         begun
     }
 
-    /// Notes how what was begun ended. A sector that another request changed meanwhile may hold
-    /// either.
+    /// Notes how a request ended. A sector that another request changed meanwhile may hold either.
     pub(crate) fn end(
         &mut self,
         begun: Moment,
@@ -213,7 +212,7 @@ impl VolumeModel {
                 .any(|step| step.version != own);
             match ended {
                 Ended::Answered => self.push(sector, own, !others),
-                // It may have come after what others did meanwhile.
+                // It may have come after concurrent requests.
                 Ended::Failed if others => self.push(sector, own, false),
                 Ended::Failed => {}
             }
@@ -221,7 +220,7 @@ impl VolumeModel {
         self.request_ended();
     }
 
-    /// Notes that `sectors` are zeros, or still what they were.
+    /// Notes that `sectors` are zeros, or unchanged.
     pub(crate) fn may_become_zeros(&mut self, sectors: &Range<u64>) {
         self.clock += 1;
         let groups = sectors.start / GROUP..sectors.end.div_ceil(GROUP).max(sectors.start / GROUP);
@@ -278,7 +277,7 @@ impl VolumeModel {
         });
     }
 
-    /// A flush that was asked for at `asked` was answered: what had been answered then is durable.
+    /// A flush that was requested at `asked` was answered: everything answered by then is durable.
     pub(crate) fn flushed(&mut self, asked: Moment) {
         if self.under_way > 0 {
             self.flushed_late = self.flushed_late.max(Some(asked));
@@ -305,8 +304,8 @@ impl VolumeModel {
         self.now()
     }
 
-    /// Compares what a read returned with what it may return, and remembers which it was. After a
-    /// failed sync what was not flushed `may_be_gone`: a read finds it, or what was there before.
+    /// Compares the result of a read with the possible ones, and remembers which it was. After a
+    /// failed sync unflushed data `may_be_gone`: a read finds it, or the content from before it.
     pub(crate) fn end_read(
         &mut self,
         begun: Moment,
@@ -353,7 +352,7 @@ impl VolumeModel {
                 .find(|version| self.is(sector, **version, inside.clone(), bytes));
             match hit {
                 None => return Err(self.unexpected(sector, bytes, &possible)),
-                // What a failed write left stays as it is until somebody writes again.
+                // The remains of a failed write stay until the next write.
                 Some(version)
                     if possible.len() > 1
                         && is_alone
@@ -368,9 +367,9 @@ impl VolumeModel {
         Ok(())
     }
 
-    /// Compares what a recovered volume holds in a range with everything that may be there; what
-    /// was found is durable from now on. Where the host has `survived`, nothing that was answered may
-    /// be missing (P12).
+    /// Compares the content of a recovered volume in a range with all possible ones; the content
+    /// found is durable from now on. If the host has `survived`, nothing that was answered may be
+    /// missing (P12).
     pub(crate) fn recovered(
         &mut self,
         offset: u64,
@@ -425,7 +424,7 @@ impl VolumeModel {
         Ok(())
     }
 
-    /// No request of before a crash is under way any more.
+    /// No request from before a crash is in flight any more.
     pub(crate) fn forget_requests(&mut self) {
         self.under_way = 0;
         self.flushed_late = None;
@@ -448,7 +447,7 @@ impl VolumeModel {
         count
     }
 
-    /// Cuts or extends it. What comes after a smaller end is gone.
+    /// Cuts or extends it. Content beyond a smaller end is gone.
     pub(crate) fn resize(&mut self, size: u64) {
         self.size = size;
         let end = size / SECTOR;
@@ -473,7 +472,7 @@ impl VolumeModel {
         }
     }
 
-    /// Makes a version of a sector of which only the part `inside` becomes what `source` says.
+    /// Makes a version of a sector of which only the part `inside` takes the content of `source`.
     pub(crate) fn mix(
         &mut self,
         sector: u64,
@@ -546,7 +545,7 @@ pub(crate) fn common(write: Version, block: u64) -> Version {
     COMMON | (mixed % COMMON_CONTENTS + 1)
 }
 
-/// The first word says what it is, so that it is found in a block of any sectors.
+/// The first word identifies it, so that it is found in a block of any sectors.
 fn common_bytes(version: Version) -> [u8; SECTOR as usize] {
     let mut bytes = [0; SECTOR as usize];
     for word in bytes.chunks_exact_mut(8) {
@@ -555,7 +554,7 @@ fn common_bytes(version: Version) -> [u8; SECTOR as usize] {
     bytes
 }
 
-/// What a whole sector of a write holds.
+/// The content of a whole sector of a write.
 pub(crate) fn stamp(volume: u64, sector: u64, version: Version) -> [u8; SECTOR as usize] {
     let mut bytes = [0; SECTOR as usize];
     let words = [volume | 1 << 56, sector | 1 << 57, version | 1 << 58];

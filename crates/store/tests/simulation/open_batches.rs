@@ -88,7 +88,7 @@ fn settled_in_part(index: IndexKind, nth: u64) -> Result<bool, Stop> {
     world.dedup(id, Ready::All, 1)?;
     checkpoint(&world, wide)?;
     let batch = stored_batch(&world);
-    // What the first blocks gave up is used again.
+    // Blocks released by the first ones are reused.
     world.write(id, MIB, 24 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.trim(id, 4 * BLOCK, 2 * BLOCK, Blocking::Yes)?;
     world.flush(id)?;
@@ -112,8 +112,8 @@ fn a_batch_settled_in_part_is_counted_once() {
     }
 }
 
-/// Collects so much, with a log so full, that a checkpoint comes in the middle of what the
-/// collector has to say; and stops there.
+/// Collects so much, with a log so full, that a checkpoint comes in the middle of the collector's
+/// records; and stops there.
 fn collected_in_part(index: IndexKind, rounds: u64, crash_at: u64) -> Result<(bool, bool), Stop> {
     let (world, _) = pool(index)?;
     for _ in 0..3 {
@@ -229,8 +229,8 @@ fn a_checkpoint_in_the_middle_of_a_batch_keeps_it() {
     }
 }
 
-/// The queue ends where one of its pages does, and a block is given up that follows the last one:
-/// whether that is one element or two must not depend on what is in memory.
+/// The queue ends where one of its pages does, and a block is released that follows the last one:
+/// whether that is one element or two must not depend on the pages in memory.
 #[test]
 fn elements_at_the_end_of_a_page_are_the_same_after_a_crash() {
     let run = || -> Step {
@@ -255,7 +255,8 @@ fn elements_at_the_end_of_a_page_are_the_same_after_a_crash() {
     run().unwrap();
 }
 
-/// A volume goes while the finder looks for what to publish in it, all of it being on disk only.
+/// A volume is deleted while the finder searches it for blocks to publish, with all of its map on
+/// disk only.
 #[test]
 fn a_volume_goes_while_the_finder_looks_at_it() {
     // One segment of its map for each read; later ones are of the free-space map.
@@ -300,7 +301,7 @@ pub(crate) fn counted_then_repeated(seed: u64) -> Step {
     world.found()?;
     world.recover_by(Recovery::POWER_LOSS)?;
     world.settle()?;
-    // What is counted twice is never free.
+    // A block that is counted twice is never free.
     for id in world.volume_ids() {
         world.trim(id, 0, MIB, Blocking::Yes)?;
     }

@@ -1,4 +1,4 @@
-//! Defects that end a request by a panic, in the middle of what it changes.
+//! Defects that end a request by a panic, in the middle of its changes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;

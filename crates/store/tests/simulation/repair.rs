@@ -1,4 +1,4 @@
-//! `check --repair`: what it finds in a free-space map that is wrong, and what it leaves alone.
+//! `check --repair`: its findings in a wrong free-space map, and the blocks that it leaves alone.
 
 use std::sync::Arc;
 
@@ -185,8 +185,8 @@ fn nothing_is_freed_while_a_map_cannot_be_read() {
     let store = world.store();
     let free = store.stat().unwrap().free_blocks;
     let (report, findings) = check(&store, true);
-    // Two blocks that the readable maps own are claimed; what looks leaked may belong to the page
-    // that cannot be read.
+    // Two blocks that the readable maps own are claimed; apparent leaks may belong to the
+    // unreadable page.
     assert_eq!(report.repaired, 1, "{findings:?}");
     let freeable = findings.iter().filter(|finding| finding.repairable).count();
     assert_eq!(freeable, 1, "{findings:?}");

@@ -1,8 +1,8 @@
-//! Blocks that decay: a pool whose volumes hold contents out of a short list, so that it is known
-//! which block of the pool has which, and what a read may say.
+//! Blocks that decay: a pool whose volumes hold contents from a short list, so that the content of
+//! each block of the pool is known, and the possible results of a read.
 //!
-//! A content is *spoilt* once a shared block that had it has decayed, until it was healed. Reading
-//! it may fail, or give what was stored; nothing else is ever read.
+//! A content is *spoilt* once a shared block that had it has decayed, until it was repaired.
+//! Reading it may fail, or return the stored content; nothing else is ever read.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) const BLOCK: u64 = 4096;
 /// Steps after which a job that is still not done never will be.
 const STEPS_MAX: usize = 10_000;
 
-/// What a block holds: 0 for zeros.
+/// The content of a block: 0 for zeros.
 pub(crate) type Content = u64;
 
 /// Nothing where the machine stopped.
@@ -31,8 +31,8 @@ pub(crate) type Tried<T> = Result<Option<T>, Violation>;
 pub(crate) struct Rig {
     pub(crate) engine: Arc<SimulatedEngine>,
     pub(crate) store: Arc<Store>,
-    /// By volume and block, what it may hold: more than one where a write was cut short, and none
-    /// where that left something else.
+    /// By volume and block, its possible contents: more than one if a write was cut short, and none
+    /// if that left something else.
     pub(crate) volumes: Vec<Vec<BTreeSet<Content>>>,
     pub(crate) spoilt: BTreeSet<Content>,
     pub(crate) recoveries: u64,
@@ -81,7 +81,7 @@ impl Rig {
         }
     }
 
-    /// What came of a request; an error is a violation unless the machine has stopped.
+    /// The result of a request; an error is a violation unless the machine has stopped.
     pub(crate) fn tried<T>(&self, what: &str, done: Result<T, StoreError>) -> Tried<T> {
         match done {
             Ok(result) => Ok(Some(result)),
@@ -119,7 +119,7 @@ impl Rig {
                 let holds = possible.iter().find(|it| bytes_of(**it) == found);
                 let Some(holds) = holds.copied() else {
                     if possible.len() != 1 {
-                        // A power loss tore what was rewritten in place.
+                        // A power loss tore blocks rewritten in place.
                         possible.clear();
                         return Ok(Some(true));
                     }
@@ -171,7 +171,7 @@ impl Rig {
         Ok(Some(()))
     }
 
-    /// Releases all that was given up, and lets it be used again.
+    /// Releases all pending references, and lets the blocks be reused.
     pub(crate) fn collect(&self) -> Tried<()> {
         for _ in 0..STEPS_MAX {
             match self.tried("collect", self.store.collect_batch())? {
@@ -191,7 +191,7 @@ impl Rig {
         Ok(Some(()))
     }
 
-    /// Scrubs to the end of the run, which is begun if none is under way. Returns the sums.
+    /// Scrubs to the end of the run, and begins one if none is in progress. Returns the sums.
     pub(crate) fn scrub(&self) -> Tried<ScrubReport> {
         if self
             .tried("begin", self.store.begin_scrub(None, 0))?

@@ -113,7 +113,7 @@ fn sharing(world: &Arc<World>) -> Step {
     world.collect()
 }
 
-/// The index is made anew, as one of another kind, with references to release and an import beside.
+/// The index is rebuilt as one of another kind, with references to release and an import beside.
 fn remaking(world: &Arc<World>) -> Step {
     world.create_volume(MIB)?;
     world.create_volume(MIB)?;
@@ -131,8 +131,8 @@ fn remaking(world: &Arc<World>) -> Step {
     world.close_and_open(8 * MIB)
 }
 
-/// Snapshots of one volume and of two, with writes between them that replace, trim and change in
-/// part what is below; one in the middle is deleted, and the rest at the end.
+/// Snapshots of one volume and of two, with writes between them that replace, trim and partly
+/// change the blocks below; one in the middle is deleted, and the rest at the end.
 fn snapshots(world: &Arc<World>) -> Step {
     world.create_volume(MIB)?;
     world.create_volume(MIB)?;
@@ -179,8 +179,8 @@ fn snapshots(world: &Arc<World>) -> Step {
     world.verify_contents()
 }
 
-/// Clones of a snapshot, of a volume, and of a clone, each written; a volume that goes back to its
-/// snapshot; and all of what they have in common deleted before them.
+/// Clones of a snapshot, of a volume, and of a clone, each written; a volume that is rolled back to
+/// its snapshot; and everything that they have in common deleted before them.
 fn clones(world: &Arc<World>) -> Step {
     world.create_volume(MIB)?;
     let a = world.volume_ids()[0];
@@ -326,7 +326,7 @@ fn stopped_at(n: u64, world: &Arc<World>, script: Script, kind: CrashKind) -> St
         .into_iter()
         .try_for_each(|id| world.delete_snapshot(id))?;
     world.settle()?;
-    // One volume alone has what it holds to itself, whatever it was cloned from.
+    // A single volume has its blocks exclusively, whatever it was cloned from.
     let others = world.volume_ids().into_iter().skip(1);
     others
         .into_iter()
@@ -334,7 +334,7 @@ fn stopped_at(n: u64, world: &Arc<World>, script: Script, kind: CrashKind) -> St
     world.settle()
 }
 
-/// Stops a script at each of its I/Os, and compares what came back. Returns what happened.
+/// Stops a script at each of its I/Os, and compares the recovered state. Returns the events.
 fn stop_everywhere(index: IndexKind, script: Script, ios_min: u64) -> Coverage {
     stop_everywhere_in(&CreateOptions { index, ..OPTIONS }, script, ios_min)
 }

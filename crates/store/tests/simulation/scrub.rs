@@ -28,8 +28,8 @@ fn rig(seed: u64, index: IndexKind) -> Rig {
     rig
 }
 
-/// Those that a crash leaves. The other one is counted again from what stands in the blocks, and so
-/// knows nothing of what decayed before and was not found.
+/// Those that a crash leaves. The other one is counted again from the present blocks, and so does
+/// not know of decay that was not found before.
 const LASTING: [IndexKind; 2] = [IndexKind::Hash, IndexKind::Btree];
 
 const KINDS: [IndexKind; 3] = [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory];
@@ -134,7 +134,7 @@ fn a_listed_block_is_not_copied_where_a_pool_shrinks() {
         error.to_string().contains(&format!("block {pba} ")),
         "{error}"
     );
-    // Of a copy nobody would know that it is not what was stored.
+    // A copy would not be known to differ from the stored content.
     assert_eq!(rig.read_all().unwrap(), Some(1));
     rig.store.cancel_shrink().unwrap();
     rig.write(0, 63, &[50]).unwrap();
@@ -180,7 +180,7 @@ fn references_to_bad_blocks_are_released() {
             if is_known {
                 rig.scrub().unwrap();
             } else if !unreadable {
-                // Nobody can tell: the index is asked for what it does not know.
+                // Only the index, which does not know the block, could tell.
                 continue;
             }
             let before = rig.store.stat().unwrap();
@@ -188,7 +188,8 @@ fn references_to_bad_blocks_are_released() {
             rig.collect().unwrap();
             let after = rig.store.stat().unwrap();
             assert_eq!(after.unique_blocks, before.unique_blocks - 1);
-            // What can be read is used again; what cannot stays out of use, as long as it cannot.
+            // Readable blocks are reused; unreadable ones stay out of use, as long as they are
+            // unreadable.
             let is_out_of_use = u64::from(unreadable);
             assert_eq!(after.free_blocks, before.free_blocks + 1 - is_out_of_use);
             assert_eq!(after.reclaim_blocks, is_out_of_use);
@@ -239,7 +240,7 @@ fn what_a_request_could_not_read_is_listed_without_a_scrub() {
     assert_eq!(rig.read_all().unwrap(), Some(3));
     assert_eq!(rig.store.look_at_suspects().unwrap(), 2);
     assert_eq!(rig.bad().unwrap().unwrap(), unreadable);
-    // It heals without a scrub as well.
+    // It is repaired without a scrub as well.
     rig.write(1, 63, &[7]).unwrap();
     rig.dedup().unwrap();
     assert_eq!(rig.read_all().unwrap(), Some(1));
@@ -253,7 +254,7 @@ fn what_can_be_read_again_leaves_the_list_without_a_scrub() {
     rig.read_all().unwrap();
     assert_eq!(rig.store.look_at_suspects().unwrap(), 2);
     let mut from = Pba(0);
-    // Each look ends at the first that still cannot be read, and the next one goes on behind it.
+    // Each call ends at the first that still cannot be read, and the next one continues behind it.
     for tried in unreadable {
         assert_eq!(rig.store.look_at_unreadable(&mut from).unwrap(), 0);
         assert_eq!(from, Pba(tried + 1));
@@ -343,7 +344,7 @@ fn a_list_that_is_lost_is_said_and_found_again() {
     let mut rig = rig(10, IndexKind::Hash);
     rig.decay(7, false);
     rig.scrub().unwrap();
-    // One slot decays: what the other has is known still.
+    // One slot decays: the other one's content is still known.
     for (slot, known) in [(0, 1), (64, 0)] {
         rig.engine.flip_bit(Part::Scrub, slot * 4096 + 70, 0);
         rig.recover(CrashKind::ProcessKilled).unwrap();
@@ -379,7 +380,7 @@ fn an_index_counted_again_does_not_take_a_bad_block_for_a_good_one() {
     rig.check().unwrap();
 }
 
-/// What happens to two blocks that decayed, from their finding to their healing.
+/// The life of two blocks that decayed, from their finding to their repair.
 fn script(rig: &mut Rig) -> Tried<()> {
     macro_rules! go_on {
         ($done:expr) => {
@@ -402,7 +403,7 @@ fn script(rig: &mut Rig) -> Tried<()> {
     rig.scrub().map(|done| done.map(|_| ()))
 }
 
-/// However it was cut short, all that is spoilt is found, and heals.
+/// However it was cut short, every spoilt content is found, and repaired.
 fn comes_to_good(rig: &mut Rig) -> Result<(), Violation> {
     rig.scrub()?;
     rig.read_all()?;
@@ -485,7 +486,7 @@ fn session(seed: u64) -> Result<Rig, Violation> {
             let kinds = [CrashKind::PowerLoss, CrashKind::ProcessKilled];
             rig.recover(kinds[random.below(2) as usize])?;
             scrub = Scrub::default();
-            // What decayed and nobody knows of yet.
+            // Decay that is not known yet.
             rig.scrub()?;
             rig.read_all()?;
         }
@@ -495,7 +496,7 @@ fn session(seed: u64) -> Result<Rig, Violation> {
     Ok(rig)
 }
 
-/// Some published content decays, and is found before anybody reads it.
+/// Some published content decays, and is found before it is read.
 fn decay(rig: &mut Rig, random: &mut Random) -> Tried<()> {
     if rig.dedup()?.is_none() || rig.collect()?.is_none() {
         return Ok(None);

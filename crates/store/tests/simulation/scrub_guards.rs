@@ -1,4 +1,4 @@
-//! Where the guards of scrub and healing matter: see `guards.rs`.
+//! Cases for the guards of scrub and repair: see `guards.rs`.
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, When};
@@ -53,7 +53,7 @@ pub(crate) fn met_again(seed: u64) -> Ended {
     rig.read(0, 40).map(|_| ())
 }
 
-/// The power fails when a block was just healed.
+/// The power fails when a block was just repaired.
 pub(crate) fn healed_then_power_loss(seed: u64) -> Ended {
     let mut rig = shared(seed, 256)?;
     rig.decay(7, false);
@@ -66,7 +66,7 @@ pub(crate) fn healed_then_power_loss(seed: u64) -> Ended {
     rig.read_all().map(|_| ())
 }
 
-/// A block that was bad is the only one left, and somebody wants it while it is being forgotten.
+/// A block that was bad is the only one left, and it is requested while it is being forgotten.
 pub(crate) fn wanted_while_forgotten(seed: u64) -> Ended {
     let mut rig = shared(seed, 64)?;
     rig.decay(7, false);

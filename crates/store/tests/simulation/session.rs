@@ -20,7 +20,7 @@ const WIDE_BYTES: u64 = 1536 * MIB;
 /// Of a small hash cache: the slots of two segments.
 const HASH_CACHE_BYTES: u64 = 24 << 10;
 
-/// What is held while an I/O is under way, and so must not be asked for in the middle of it.
+/// Locks held during an I/O, which must not be requested in the middle of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
     Nothing,
@@ -64,7 +64,7 @@ pub(crate) fn run(world: &Arc<World>) -> Result<(), Violation> {
             Err(Stop::Violation(violation)) => return Err(violation),
         }
         if world.state().died_unheard {
-            // The copy of the log's tail is valid, and names what the kernel has dropped.
+            // The copy of the log's tail is valid, and refers to data that the kernel has dropped.
             return Ok(());
         }
         match world.recover() {
@@ -234,8 +234,8 @@ impl World {
     fn recover(&self) -> Step {
         let mut again = self.draw(|random| random.one_in(3));
         loop {
-            // After a failed sync most of all the death of the process: the next one must not believe
-            // what the host's cache shows.
+            // After a failed sync above all the death of the process: the next one must not trust
+            // the host's cache.
             let sync_failed = self.state().sync_failed;
             let power_loss = self.draw(|random| random.one_in(3)) == sync_failed;
             let recovery = Recovery {
@@ -343,12 +343,12 @@ impl World {
         }
     }
 
-    /// A defect ends a commit or a checkpoint in its middle, and the daemon goes on for a while: what
-    /// it says to be durable is.
+    /// A defect ends a commit or a checkpoint in its middle, and the daemon continues for a while:
+    /// data that it reports as durable is durable.
     fn panic_some(self: &Arc<Self>, id: u64) -> Step {
         let (part, op, when) = self.draw(|random| {
             *random.pick(&[
-                // Not after a sync: nobody would learn that it failed.
+                // Not after a sync: its failure would not be reported to any caller.
                 (Part::Data, Op::Sync, When::Before),
                 (Part::Log, Op::Write, When::Before),
                 (Part::Log, Op::Write, When::After),
@@ -569,7 +569,7 @@ impl World {
         self.write_zeroes(id, offset, len, Blocking::Yes)
     }
 
-    /// Many records at once: every other block is given up, or needs a new place.
+    /// Many records at once: every other block is released, or needs a new place.
     fn comb(&self, id: u64) -> Step {
         let block_size = self.state().block_size;
         let size = self.size(id);
@@ -627,7 +627,7 @@ impl World {
 
     // Finder and collector.
 
-    /// Where fingerprints collide, only a look at the bytes tells contents apart.
+    /// If fingerprints collide, only comparing the bytes distinguishes contents.
     fn must_verify(&self) -> bool {
         self.state().scarcity.fingerprint_bits.is_some()
     }

@@ -1,7 +1,7 @@
-//! Requests to finder, collector and index, and what they must have come to.
+//! Requests to finder, collector and index, and their required results.
 //!
 //! Finder, collector, check and rebuild hold one lock of the store from beginning to end, so none
-//! of them is asked for in the middle of another.
+//! of them is requested in the middle of another.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};
@@ -23,7 +23,7 @@ const BATCHES_MAX: usize = 1000;
 /// Steps after which a pool that still shrinks will not without help.
 const STEPS_MAX: usize = 5;
 
-/// Who holds the store's job lock.
+/// The holder of the store's job lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Job {
     Finder,
@@ -34,7 +34,7 @@ pub(crate) enum Job {
     Deletion,
 }
 
-/// What all volumes together hold: references to each content, by domain.
+/// The content of all volumes together: references to each content, by domain.
 #[derive(Default)]
 struct Truth {
     stored_blocks: u64,
@@ -91,7 +91,7 @@ impl World {
         self.state().import = Some((import, volume));
     }
 
-    /// Releases everything that was given up.
+    /// Releases all dropped references.
     pub(crate) fn collect(&self) -> Step {
         for _ in 0..BATCHES_MAX {
             match self.collect_batch()? {
@@ -102,7 +102,7 @@ impl World {
         Err(violation("the collector comes to no end"))
     }
 
-    /// Releases some of what was given up.
+    /// Releases some of the dropped references.
     pub(crate) fn collect_batch(&self) -> Result<Option<CollectReport>, Stop> {
         let store = self.store();
         let done = self.job(Job::Collector, "collect", || store.collect_batch());
@@ -145,7 +145,7 @@ impl World {
         Ok(())
     }
 
-    /// Makes the index one of this kind, or counts it again if none is named.
+    /// Converts the index to this kind, or counts it again without one.
     pub(crate) fn remake_index(&self, kind: Option<IndexKind>) -> Step {
         let store = self.store();
         // From here on a crash may leave an index that has to be counted again.
@@ -172,7 +172,7 @@ impl World {
             return Ok(());
         };
         if faulty {
-            // What needs the index cannot be checked where its disk fails.
+            // Blocks that need the index cannot be checked if its disk fails.
             findings.retain(|finding| !finding.message.contains("simulated failure"));
             findings.retain(|finding| !finding.message.contains("index failed before"));
             findings.retain(|finding| !finding.message.contains("must be opened again"));
@@ -195,7 +195,7 @@ impl World {
         self.trace(|| what.clone());
         let asked = self.moments();
         let done = store.set_volume(&name, change);
-        // So much cannot be reserved.
+        // This much cannot be reserved.
         let is_full = |error: &StoreError| error.kind() == StoreErrorKind::NoSpace;
         if self.ended(&what, done, is_full)?.is_some() {
             self.flushed(&asked);
@@ -203,7 +203,7 @@ impl World {
         Ok(())
     }
 
-    /// Looks at the pool's counts, in the middle of whatever goes on.
+    /// Checks the pool's counts, in the middle of other work.
     pub(crate) fn look(&self) -> Step {
         self.trace(|| "stat".to_owned());
         let stat = self.store().stat();
@@ -211,8 +211,8 @@ impl World {
         self.compare_counts(&stat)
     }
 
-    /// Every block is free, in between, or in use. Blocks of which a batch is open may be in use
-    /// without being counted.
+    /// Every block is free, in flight, or in use. Blocks of an open batch may be in use without
+    /// being counted.
     pub(crate) fn compare_counts(&self, stat: &PoolStat) -> Step {
         let held = stat.reclaim_blocks - stat.queued_blocks;
         let counted = stat.free_blocks + held + stat.physical_blocks + 1;
@@ -243,12 +243,12 @@ impl World {
         Ok(())
     }
 
-    /// What is kept for reservations is free, or is about to be; and a volume maps what it and its
-    /// snapshots hold.
+    /// Blocks kept for reservations are free, or about to be; and a volume maps the blocks of
+    /// itself and its snapshots.
     fn compare_kept(&self, stat: &PoolStat) -> Step {
         let state = self.state();
-        // A clone may inherit what a deleted snapshot owned, and a pool that shrinks or has bad
-        // blocks has fewer than it had.
+        // A clone may inherit blocks that a deleted snapshot owned, and a pool that shrinks or has
+        // bad blocks has fewer than it had.
         let coverage = &state.coverage;
         let may_lack = coverage.clones + coverage.rolled_back + coverage.blocks_evacuated > 0
             || state.met_bad_blocks
@@ -275,7 +275,7 @@ impl World {
         Ok(())
     }
 
-    /// Runs what holds the job lock.
+    /// Runs an operation that holds the job lock.
     fn job<T>(
         &self,
         job: Job,
@@ -295,7 +295,7 @@ impl World {
         state.job = None;
         state.is_settled = match job {
             Job::Deletion => state.is_settled && done.is_ok(),
-            // It goes on where the index cannot be read, and leaves an open batch as it is.
+            // It continues if the index cannot be read, and leaves an open batch as it is.
             Job::Check if state.faulty => state.is_settled && done.is_ok(),
             _ => done.is_ok() && job != Job::Rebuild,
         };
@@ -402,16 +402,15 @@ impl World {
         Err(violation("shrinking comes to no end"))
     }
 
-    /// Publishes and collects all that there is, and compares what is left with the contents of
-    /// the volumes.
+    /// Publishes and collects everything, and compares the rest with the contents of the volumes.
     pub(crate) fn settle(&self) -> Step {
         self.rebuild_index()?;
         self.finish_deletions()?;
-        // What failed reads made look bad is good again.
+        // Blocks that failed reads made look bad are good again.
         let bad = self.store().bad_blocks(&mut |_| {});
         bad.map_err(|error| self.unless_crashed(format!("bad blocks: {error}")))?;
         self.go_on_shrinking()?;
-        // The finder leaves private what it could keep no other blocks for.
+        // The finder leaves blocks private if it could keep no others in their place.
         for id in self.volume_ids() {
             let nothing = VolumeChange {
                 reservation_bytes: Some(0),
@@ -427,7 +426,8 @@ impl World {
         }
         self.collect()?;
         self.check()?;
-        // What the collector freed waits for a commit, and then for readers that there are not.
+        // Blocks that the collector freed wait for a commit, and then for readers, of which there
+        // are none.
         for _ in 0..2 {
             self.tick()?;
         }
@@ -436,7 +436,7 @@ impl World {
         Ok(())
     }
 
-    /// Goes on with what was deleted.
+    /// Continues deletions.
     pub(crate) fn finish_deletions(&self) -> Step {
         let store = self.store();
         let begun = store.deletions().unwrap_or_default();
@@ -490,9 +490,9 @@ impl World {
             let state = self.state();
             (state.scarcity != Scarcity::default(), state.met_bad_blocks)
         };
-        // What collides or finds no room in the index stays as it is.
+        // Blocks that collide or find no room in the index stay as they are.
         if !is_scarce && met_bad_blocks && stat.private_blocks > 0 {
-            // What had the content of a bad block that could not be healed is private for good.
+            // A block with the content of a bad block that could not be repaired is unshareable.
             expect(&stat, &[("dirty", stat.dirty_blocks, 0)])?;
             if stat.unique_blocks + stat.shared_blocks > contents {
                 return Err(violation(format!("{contents} contents, and yet {stat:?}")));

@@ -11,7 +11,7 @@ use crate::world::{Fill, MIB, Step, World, violation};
 
 const BLOCK: u64 = 4096;
 
-/// What a volume maps, and the most that it may.
+/// The blocks that a volume maps, and the most that it may.
 pub(crate) struct Quota {
     mapped: u64,
     most: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Quota {
 }
 
 impl World {
-    /// What a volume maps and may map.
+    /// The blocks that a volume maps and may map.
     pub(crate) fn quota(&self, id: u64) -> Option<Quota> {
         let state = self.state();
         if state.depth > 0 {
@@ -54,7 +54,7 @@ impl World {
         )))
     }
 
-    /// Only a volume at its quota may say so.
+    /// Only a volume at its quota may return this.
     pub(crate) fn explain_quota(
         &self,
         error: &StoreError,
@@ -77,7 +77,7 @@ impl World {
     }
 }
 
-/// Two writes want what is left of a quota, one in the middle of the other.
+/// Two writes need the rest of a quota, one in the middle of the other.
 pub(crate) fn quota_wanted_twice(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume_as(&VolumeOptions {
@@ -94,7 +94,7 @@ pub(crate) fn quota_wanted_twice(seed: u64) -> Step {
     power_loss(&world)
 }
 
-/// One volume has reserved blocks, another one takes all that it gets, and the first wants its own.
+/// One volume has reserved blocks, another one takes all that it gets, and the first needs its own.
 pub(crate) fn reserved_then_wanted(seed: u64) -> Step {
     let world = small_pool(seed)?;
     world.create_volume_as(&VolumeOptions {

@@ -1,4 +1,4 @@
-//! One simulated machine, the store on it, and what its volumes should hold.
+//! One simulated machine, the store on it, and the expected content of its volumes.
 //!
 //! Every request goes to the store and to the model. The state is never locked while the store is
 //! called, so that code which runs in the middle of an I/O can make requests of its own.
@@ -19,7 +19,7 @@ use crate::sharing::Job;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Why a run cannot go on.
+/// Why a run cannot continue.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// The machine stopped; recovery is next.
@@ -48,11 +48,11 @@ pub(crate) enum Pending {
     Resize(u64, u64),
     /// Snapshots of one moment.
     Freeze(Vec<VolumeModel>),
-    /// This volume holds what this snapshot does. So many layers had been discarded before.
+    /// This volume has the content of this snapshot. This many layers had been discarded before.
     RollBack(u64, Box<VolumeModel>, usize),
 }
 
-/// What a write consists of, block by block.
+/// The parts of a write, block by block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fill {
     Data,
@@ -63,7 +63,7 @@ pub(crate) enum Fill {
     Zeros,
 }
 
-/// What there is to hand out, as long as no other request runs meanwhile.
+/// The blocks that can be handed out, as long as no other request runs meanwhile.
 struct Room {
     blocks: u64,
     hooks_run: u64,
@@ -84,15 +84,15 @@ pub(crate) struct State {
     pub(crate) trace: bool,
     /// I/Os fail now, so requests may.
     pub(crate) faulty: bool,
-    /// Some sync failed or may have: readers may see what will never be durable.
+    /// Some sync failed or may have: readers may see data that will never be durable.
     pub(crate) sync_failed: bool,
     /// A sync of the data has ended, and the store has not heard yet how.
     pub(crate) is_sync_untold: bool,
-    /// A sync of the data failed, and the process died before it heard of that: nothing tells whoever
-    /// opens the pool next.
+    /// A sync of the data failed, and the process died before it was told: the next opening cannot
+    /// know.
     pub(crate) died_unheard: bool,
-    /// No power was lost, and no sync failed, since everything was last compared: whatever was answered
-    /// is there (P12).
+    /// No power was lost, and no sync failed, since the last comparison: everything answered is
+    /// there (P12).
     pub(crate) survived: bool,
     /// The pool was opened, and has not stopped since.
     pub(crate) is_open_to_guests: bool,
@@ -100,27 +100,27 @@ pub(crate) struct State {
     pub(crate) must_reopen: bool,
     /// Requests of which another one runs in the middle.
     pub(crate) depth: usize,
-    /// A write under way covers some sectors in part. What they hold then depends on what others
-    /// write before it, which the model does not follow.
+    /// A write in flight covers some sectors in part. Their content then depends on writes before
+    /// it, which the model does not follow.
     pub(crate) partial_sectors: bool,
     /// Counts requests at the top: which one a hook was meant for.
     pub(crate) request: u64,
-    /// What code in the middle of an I/O found wrong.
+    /// Faults found by code in the middle of an I/O.
     pub(crate) found: Option<Violation>,
-    /// Who has the store's job lock: a request that wants it too would wait for itself.
+    /// The holder of the store's job lock: a request that needs it too would wait for itself.
     pub(crate) job: Option<Job>,
     /// Certainly no batch of finder or collector is open.
     pub(crate) is_settled: bool,
     /// The index may have to be counted again, since a crash.
     pub(crate) may_need_rebuild: bool,
-    /// The index was made anew, so its kind is not that of the pool's creation.
+    /// The index was rebuilt, so its kind is not that of the pool's creation.
     pub(crate) is_remade: bool,
     /// Blocks were known to be bad during a job: an entry with the content of such a block may be
-    /// private for good.
+    /// unshareable.
     pub(crate) met_bad_blocks: bool,
-    /// Somebody damaged the index: what needs it may say so.
+    /// A test damaged the index: operations that need it may report so.
     pub(crate) is_index_damaged: bool,
-    /// What the store has too little of: fingerprints then collide, or the index declines.
+    /// The store's scarce resource: fingerprints then collide, or the index declines.
     pub(crate) scarcity: Scarcity,
     next_id: u64,
     next_version: Version,
@@ -247,7 +247,7 @@ impl World {
         })
     }
 
-    /// Whether a request may have failed like this. What nobody can explain is a violation.
+    /// Whether a request may have failed like this. An unexplained failure is a violation.
     pub(crate) fn judge(&self, what: &str, error: &StoreError, blocking: Blocking) -> Step {
         self.trace(|| format!("{what}: {:?}: {error}", error.kind()));
         let mut state = self.state();
@@ -367,7 +367,7 @@ impl World {
         let (room_before, quota_before) = (self.room(), self.quota(id));
         let done = request(&volume);
         self.state().partial_sectors = false;
-        // Once the machine has stopped, nobody hears an answer.
+        // Once the machine has stopped, no client gets an answer.
         let ended = if done.is_ok() && !self.engine().is_crashed() {
             Ended::Answered
         } else {
@@ -386,7 +386,7 @@ impl World {
         }
     }
 
-    /// Blocks that are free for whatever is written, or will be once a commit has released them.
+    /// Blocks that are free for any write, or will be once a commit has released them.
     fn room(&self) -> Option<Room> {
         let state = self.state();
         if state.depth > 0 {
@@ -395,12 +395,12 @@ impl World {
         let hooks_run = state.coverage.hooks_run;
         drop(state);
         let stat = self.store().stat().ok()?;
-        // What is released beyond the new end of a pool that shrinks is nobody's.
+        // Blocks released beyond the new end of a shrinking pool are unused.
         let is_shrinking = self.store().shrinking_to().ok()?.is_some();
         if is_shrinking && stat.reclaim_blocks > 0 {
             return None;
         }
-        // What the device cannot read stays out of use when it is given up.
+        // Unreadable blocks stay out of use when they are released.
         let bad = self.store().scrub_status().ok()?.bad_blocks;
         Some(Room {
             blocks: (stat.free_blocks + stat.reclaim_blocks - stat.queued_blocks)
@@ -409,7 +409,7 @@ impl World {
         })
     }
 
-    /// Only a pool without room may say so.
+    /// Only a pool without room may return this.
     fn explain_no_space(&self, error: &StoreError, room: Option<Room>, bytes: u64) -> Step {
         let state = self.state();
         let needed = bytes / state.block_size + 2;
@@ -425,8 +425,8 @@ impl World {
         Ok(())
     }
 
-    /// Sectors that are written in part are completed from what the model knows of them, so that
-    /// must be certain. Returns whether it is.
+    /// Sectors that are written in part are completed from the model's content of them, which must
+    /// be certain. Returns whether it is.
     fn settle_ends(&self, id: u64, offset: u64, len: u64) -> Result<bool, Stop> {
         let ends =
             || sectors_of(offset, len).filter(|(_, _, inside)| *inside != (0..SECTOR as usize));
@@ -436,7 +436,8 @@ impl World {
                 self.read(id, sector * SECTOR, SECTOR, Blocking::Yes)?;
             }
         }
-        // A request in the middle of the second read may have changed what the first one found.
+        // A request in the middle of the second read may have changed the content that the first
+        // one found.
         Ok(ends().all(|(sector, _, _)| is_certain(sector)))
     }
 
@@ -479,10 +480,10 @@ impl World {
         let mut found = vec![0xdd; len as usize];
         match volume.read(offset, &mut found, blocking) {
             Ok(()) => {
-                // The kernel may have evicted what it could not write.
+                // The kernel may have evicted data that it could not write.
                 let may_be_gone = self.engine().failures(Part::Data, Op::Sync) > 0;
                 if may_be_gone && self.state().is_sync_untold {
-                    // Nobody can refuse yet what may be another's.
+                    // A block with another volume's content cannot be refused yet.
                     self.with(id, VolumeModel::abandon_read);
                     return Ok(());
                 }
@@ -498,7 +499,7 @@ impl World {
         }
     }
 
-    // What makes things durable: there is one commit for all volumes.
+    // Makes things durable: there is one commit for all volumes.
 
     pub(crate) fn flush(&self, id: u64) -> Step {
         let volume = self.handle(id)?;
@@ -582,7 +583,7 @@ impl World {
         self.catalogue_change(Pending::Delete(id), || store.delete_volume(&name))
     }
 
-    /// Makes another volume that holds what this volume or snapshot does.
+    /// Makes another volume with the content of this volume or snapshot.
     pub(crate) fn clone_volume(&self, source: u64) -> Step {
         let mut state = self.state();
         let id = state.next_id;
@@ -675,7 +676,7 @@ impl World {
         }
     }
 
-    /// Makes the pool smaller, if what it holds fits. Returns whether it does.
+    /// Makes the pool smaller, if its content fits. Returns whether it does.
     pub(crate) fn shrink_pool(&self, size: u64) -> Result<bool, Stop> {
         let store = self.store();
         let was_shrinking = store.shrinking_to().expect("nobody panicked").is_some();
@@ -730,15 +731,15 @@ impl World {
         })?;
         let mut state = self.state();
         if state.pending.is_some() {
-            // It failed, and how far it got only recovery knows.
+            // It failed, and only recovery knows its progress.
             state.must_reopen = true;
         }
         Ok(())
     }
 
     /// A change of the catalogue while it is undecided whether an earlier one happened, which only
-    /// recovery knows. A pool that takes no writes refuses it; no other is asked, for the model can
-    /// leave only one change undecided.
+    /// recovery knows. A pool that takes no writes refuses it; no other is asked, because the model
+    /// can leave only one change undecided.
     fn second_change(&self, what: &str, request: impl FnOnce() -> Result<(), StoreError>) -> Step {
         if self.store().format_version().is_ok() {
             return Ok(());
@@ -824,7 +825,7 @@ pub(crate) fn discarded_layers(store: &Store) -> usize {
 }
 
 impl State {
-    /// What was pending has happened.
+    /// The pending change has happened.
     pub(crate) fn settle_pending(&mut self) {
         let find = |volumes: &mut Vec<VolumeModel>, id: u64| {
             let at = volumes.iter().position(|volume| volume.id == id);
