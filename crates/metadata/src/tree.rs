@@ -1,7 +1,7 @@
 //! The copy-on-write trees on disk: layer maps, free space and catalogue.
 //!
 //! A tree maps leaf numbers to leaf pages through one to four levels of 256 pointers. Pages on disk
-//! never change; [`rewrite`] makes the next version beside them, sharing unchanged pages.
+//! never change; `rewrite` makes the next version beside them, sharing unchanged pages.
 
 use std::sync::Arc;
 

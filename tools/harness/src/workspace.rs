@@ -54,7 +54,7 @@ impl Workspace {
             .env_remove("CARGO_PKG_NAME")
     }
 
-    /// Builds one binary of [`TOGETHER`] in release mode and returns its path.
+    /// Builds a binary of the product or of a tool that runs it, in release mode, and returns its path.
     pub fn build_release(&self, binary: &str) -> Result<PathBuf> {
         let packages = TOGETHER.iter().flat_map(|package| ["--package", *package]);
         self.cargo()
