@@ -1,10 +1,13 @@
 //! What records change: the maps of volumes, free space, the catalogue of volumes, the queue of released
 //! references and the open batch; and how they are laid out in pages.
 //!
-//! May use: format, engine and index; memory, and the pages of the part `meta`. Must not: start threads, sync, write the log or
-//! the root, read or write data, or know of volumes in use. All fields are private. Only `apply.rs` changes
-//! a map, the catalogue, the queue, or what free space is named, and only as a record says; what others can
-//! call looks, or hands out blocks. Whoever changes the state holds [`MetadataState`] for it: the journal.
+//! May use: `format`, `engine` and `index`; memory, and the pages of the part `meta`.
+//! Must not: start threads, decide when to sync, write the log or the root, touch data, or know volumes
+//! in use.
+//!
+//! All state is private. Only `apply.rs` changes a map, the catalogue, the queue, or the blocks that free
+//! space counts as mapped, and only for a record; other calls look, or hand out blocks. The journal alone
+//! holds a [`MetadataState`] mutably.
 //!
 //! | file | what it has |
 //! | --- | --- |

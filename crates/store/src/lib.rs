@@ -1,6 +1,8 @@
-//! Volumes on a pool: write, read, flush, trim, maps, log, commit, checkpoint, recovery, space.
+//! Volumes on a pool: write, read, flush, trim, snapshots, sharing, checks, administration.
 //!
-//! May use: metadata, and the crates below it. Must not: start threads, or know clients and protocols.
+//! May use: `journal`, `metadata` and the crates below them. Must not: sync, or touch the root, the log or a
+//! page of metadata, except to create, open, import and export a pool; start threads; know clients and
+//! protocols.
 //!
 //! Start with [`Store`] (an open pool) and [`Volume`] (for front ends), then follow a write down:
 //!
@@ -13,11 +15,10 @@
 //! | `dedup/` | blocks are published, shared and released, batch by batch; the index |
 //! | `integrity/` | blocks that decayed are found and repaired; the maps are checked |
 //! | `admin/` | size, import and export, figures, space for the host |
-//! | `journal/` | how changes become durable, and blocks are used again |
 //! | `latency.rs` | how long requests take |
 //!
-//! What records change is the crate `metadata`, and only it changes a map. `journal` uses nothing that is
-//! above it here, and only it makes changes durable.
+//! The state that records change is in the crate `metadata`, and its durability in `journal`: see
+//! `docs/decisions/0025-walls-inside-the-store.md`.
 //!
 //! `examples/volume.rs` makes a pool and a volume and uses them: `cargo run -p onefold-store --example
 //! volume`.
@@ -28,7 +29,6 @@
 mod admin;
 mod dedup;
 mod integrity;
-mod journal;
 mod latency;
 mod pool;
 mod recovery;
@@ -49,11 +49,11 @@ pub use dedup::{COLLECT_BATCH_BLOCKS, CollectReport};
 pub use integrity::{BadBlockStat, BlockUse};
 pub use integrity::{CheckReport, Finding};
 pub use integrity::{Scrub, ScrubReport, ScrubStatus};
-pub use journal::BackgroundExecutor;
-pub use journal::IncompleteCommit;
-pub use journal::SpaceLevel;
 pub use latency::LatencyCounts;
 pub use onefold_format::{DedupMode, IndexKind, Lba, Pba, WhenFull};
+pub use onefold_journal::BackgroundExecutor;
+pub use onefold_journal::IncompleteCommit;
+pub use onefold_journal::SpaceLevel;
 #[cfg(feature = "simulation")]
 pub use onefold_metadata::Scarcity;
 pub use onefold_metadata::{

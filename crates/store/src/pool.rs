@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use onefold_format::{Secret, Superblock};
+use onefold_journal::{BackgroundWork, BadBlocks, DataDisk, Journal};
 use onefold_metadata::sync::{Mutex, MutexGuard};
 use onefold_metadata::{Limits, Maps, Result, Room, StoreError};
 
 use crate::dedup::{Fingerprinter, IndexSlot};
-use crate::journal::{BackgroundWork, BadBlocks, DataDisk, Journal};
 use crate::latency::Latencies;
 
 pub(crate) struct Pool {

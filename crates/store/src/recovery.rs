@@ -27,13 +27,13 @@ use onefold_format::units::{BLOCK_SIZES, PBA_END, SECTOR_BYTES};
 use onefold_format::{
     FormatError, IndexKind, PageNumber, PoolId, Root, Secret, Superblock, TreeRoot, WhenFull,
 };
-use onefold_metadata::{self, Guard, Limits, Maps, Pages, Result, StoreError, StoreErrorKind};
-
-use crate::dedup::{self, IndexSlot};
-use crate::journal::{
+use onefold_journal::{
     BackgroundWork, BadBlocks, DataDisk, IncompleteCommit, Journal, JournalParts, Log, LogMark,
     TailCopy, check_length,
 };
+use onefold_metadata::{self, Guard, Limits, Maps, Pages, Result, StoreError, StoreErrorKind};
+
+use crate::dedup::{self, IndexSlot};
 use crate::pool::{Pool, PoolParts};
 
 /// How to create a pool.

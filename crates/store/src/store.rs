@@ -15,6 +15,7 @@ use onefold_format::{
     DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record, TreeRoot,
     VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
+use onefold_journal::{BackgroundExecutor, Metadata, StopsOnPanic};
 use onefold_metadata::heat::ROUNDS_MAX;
 use onefold_metadata::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
 use onefold_metadata::{
@@ -23,7 +24,6 @@ use onefold_metadata::{
 };
 
 use crate::admin::Usages;
-use crate::journal::{BackgroundExecutor, Metadata, StopsOnPanic};
 use crate::latency::LatencyCounts;
 use crate::pool::Pool;
 use crate::recovery::{self, CreateOptions, OpenOptions, RecoveryReport};

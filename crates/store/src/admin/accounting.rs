@@ -22,13 +22,13 @@ use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::node::Pointer;
 use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
 use onefold_format::{Entry, LayerId, Pba, SegmentIndex, VolumeId, VolumeRecord};
+use onefold_journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use onefold_metadata::sync::lock;
 use onefold_metadata::{Result, VOLUMES_MAX};
 use rustc_hash::FxHashMap;
 
 use super::data;
 use super::usage::{Usage, Usages};
-use crate::journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use crate::pool::Pool;
 use crate::store::Store;
 

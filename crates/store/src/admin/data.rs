@@ -11,10 +11,10 @@ use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::node::Pointer;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, LayerId, SegmentIndex, VolumeId};
+use onefold_journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use onefold_metadata::{Blocking, Entries, Layer, Maps, Result, Segments, fill_absent};
 use rustc_hash::FxHashMap;
 
-use crate::journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use crate::store::Store;
 use crate::volume::Volume;
 

@@ -1,9 +1,9 @@
-//! Giving free space back to the host, and knowing when there is some: see `journal/host_space.rs`.
+//! Giving free space back to the host, and knowing when there is some: see `journal/src/host_space.rs`.
 
 use onefold_format::Pba;
+use onefold_journal::Epoch;
 use onefold_metadata::Result;
 
-use crate::journal::Epoch;
 use crate::store::Store;
 
 /// Blocks released before a moment: see [`Store::commit_released`].

@@ -15,10 +15,10 @@ use onefold_format::page::{self, PAGE_BYTES, PageBytes, PageHeader, PageKind};
 use onefold_format::{
     ExportMark, PageNumber, Root, Secret, Superblock, VolumeRecord, catalogue_page, export,
 };
+use onefold_journal::{CheckpointReader, Log, LogMark, follow_log};
 use onefold_metadata::{Result, StoreError, StoreErrorKind};
 
 use crate::dedup;
-use crate::journal::{CheckpointReader, Log, LogMark, follow_log};
 use crate::recovery::{check_data, check_log, part_error};
 use crate::store::Store;
 

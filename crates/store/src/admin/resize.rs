@@ -24,13 +24,13 @@ use std::sync::Arc;
 
 use onefold_format::entry::State;
 use onefold_format::{Entry, Lba, Record, SegmentIndex};
+use onefold_journal::Purpose;
 use onefold_metadata::sync::lock;
 use onefold_metadata::{
     BlockRange, Blocking, Layer, PbaRun, Placement, Result, StoreError, StoreErrorKind,
 };
 use smallvec::smallvec;
 
-use crate::journal::Purpose;
 use crate::pool::Pool;
 use crate::recovery::pool_size_problem;
 use crate::store::Store;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::usage::Usage;
-use crate::journal::SpaceLevel;
 use crate::snapshots::DeletionStat;
 use crate::store::Store;
 use crate::volume::Volume;
 use onefold_format::page::PAGE_BYTES;
 use onefold_format::{BatchKind, DedupMode, IndexKind, WhenFull};
+use onefold_journal::SpaceLevel;
 use onefold_metadata::{LEAF_BYTES, NODE_BYTES, Result, SPACE_PAGE_BYTES};
 
 /// The content of a volume.

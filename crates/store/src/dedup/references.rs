@@ -12,12 +12,12 @@ use onefold_format::entry::State;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
 use onefold_format::{DomainId, Pba};
 use onefold_index::{Fingerprint, FingerprintIndex, Row};
+use onefold_journal::CheckpointReader;
 use onefold_metadata::sync::lock;
 use onefold_metadata::{Result, bits};
 use rustc_hash::FxHashMap;
 
 use super::index::STREAM;
-use crate::journal::CheckpointReader;
 use crate::pool::Pool;
 
 /// Rows made at a time.

@@ -5,9 +5,9 @@
 //! it.
 
 use onefold_format::{BadBlock, Entry, Fault, LayerId, Lba, Pba, VolumeRecord, VolumeState};
+use onefold_journal::CheckpointReader;
 use onefold_metadata::Result;
 
-use crate::journal::CheckpointReader;
 use crate::store::Store;
 
 /// A block of the pool that is known to be bad.

@@ -18,12 +18,12 @@ use onefold_format::node::Pointer;
 use onefold_format::space_page::{self, BLOCKS_PER_SPACE_PAGE};
 use onefold_format::{Pba, SegmentIndex, VolumeRecord};
 use onefold_index::{Fingerprint, FingerprintIndex, IndexError, Row};
+use onefold_journal::CheckpointReader;
 use onefold_metadata::sync::lock;
 use onefold_metadata::{PbaRun, Result, StoreError, StoreErrorKind, bits};
 
 use super::scrub::what_is_wrong;
 use crate::dedup::Window;
-use crate::journal::CheckpointReader;
 use crate::pool::Pool;
 use crate::store::Store;
 

@@ -15,12 +15,12 @@ use std::sync::Arc;
 use onefold_format::entry::State;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{BadBlock, Entry, Lba, Pba};
+use onefold_journal::Pin;
 use onefold_metadata::{
     BlockRange, Blocking, Guard, Layer, Result, Segments, StoreError, StoreErrorKind,
 };
 
 use super::{Extent, Volume};
-use crate::journal::Pin;
 
 /// Blocks looked up at a time: bounds the memory of a large read.
 const PIECE_BLOCKS: u64 = 512;

@@ -1,5 +1,5 @@
 //! The write path from step 2 of `docs/life-of-a-write.md` on. Appending and applying records (steps 6
-//! and 7) is done by `journal/append.rs`; the reply of step 8 is sent by the front end.
+//! and 7) is done by `journal/src/append.rs`; the reply of step 8 is sent by the front end.
 //!
 //! A block that the live layer owns alone is rewritten where it is, and nothing else happens: no
 //! record, no metadata. Everything else gets new blocks, consecutive where the request is. A block
@@ -9,6 +9,7 @@
 //! A block rewritten in place may be torn at sectors, as on any disk.
 
 use onefold_format::{Entry, LayerId, Lba, Pba, Record, UnmapTo};
+use onefold_journal::Purpose;
 use onefold_metadata::{
     BlockRange, Blocking, Entries, Guard, HashCache, Layer, PbaRun, PbaRuns, Placement,
     PlacementOffset, Result, StoreError, StoreErrorKind,
@@ -16,7 +17,6 @@ use onefold_metadata::{
 use smallvec::SmallVec;
 
 use super::Volume;
-use crate::journal::Purpose;
 use std::ops::Range;
 use std::sync::Arc;
 

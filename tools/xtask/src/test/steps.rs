@@ -199,7 +199,14 @@ fn schedules(workspace: &Workspace) -> Result<()> {
     workspace
         .cargo()
         .args(CARGO_TEST)
-        .args(["--release", "-p", "onefold-metadata", "-p", "onefold-store"])
+        .args([
+            "--release",
+            "-p",
+            "onefold-metadata",
+            "-p",
+            "onefold-journal",
+        ])
+        .args(["-p", "onefold-store"])
         .args(["--features", "shuttle,simulation"])
         .args(["--lib", "--test", "schedules"])
         .show()

@@ -24,9 +24,9 @@ mod settle;
 
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{BatchKind, Lba};
+use onefold_journal::PAGES_FOR_FINDER;
 use onefold_metadata::{Blocking, Guard, Result};
 
-use crate::journal::PAGES_FOR_FINDER;
 use crate::pool::Pool;
 use crate::store::Store;
 use crate::volume::Volume;

@@ -14,7 +14,7 @@ use super::{Journal, Uncommitted};
 impl Journal {
     /// Hands out new blocks ([step 4 place]). If only deferred frees are left, a commit may free
     /// them.
-    pub(crate) fn allocate(
+    pub fn allocate(
         &self,
         placement: &Placement,
         space_limits: &SpaceLimits,
@@ -55,7 +55,7 @@ impl Journal {
     }
 
     /// Takes back blocks that were handed out and that no record refers to.
-    pub(crate) fn take_back(&self, runs: &[PbaRun]) -> Result<()> {
+    pub fn take_back(&self, runs: &[PbaRun]) -> Result<()> {
         let mut uncommitted = self.uncommitted()?;
         let space = uncommitted.metadata.space_mut();
         runs.iter().try_for_each(|run| space.release(*run))
@@ -69,7 +69,7 @@ impl Journal {
     }
 
     /// Frees the blocks whose readers have drained.
-    pub(crate) fn reclaim(&self) -> Result<()> {
+    pub fn reclaim(&self) -> Result<()> {
         let _turn = lock(&self.reclaiming);
         let mut deferred_frees = lock(&self.deferred_frees);
         self.epochs.advance();
@@ -90,7 +90,7 @@ impl Journal {
     }
 
     /// Whether no block that was released by then still waits for its readers.
-    pub(crate) fn is_reclaimed(&self, then: Epoch) -> bool {
+    pub fn is_reclaimed(&self, then: Epoch) -> bool {
         let _turn = lock(&self.reclaiming);
         let deferred_frees = lock(&self.deferred_frees);
         deferred_frees
@@ -99,12 +99,12 @@ impl Journal {
     }
 
     /// Makes the free-space map agree with the maps about these blocks. Returns whether it did not.
-    pub(crate) fn correct_space(&self, run: PbaRun, named: bool) -> Result<bool> {
+    pub fn correct_space(&self, run: PbaRun, named: bool) -> Result<bool> {
         self.uncommitted()?.metadata.space_mut().correct(run, named)
     }
 
     /// The same for a page of it that cannot be read.
-    pub(crate) fn rebuild_space_page(&self, index: u32, named: Bitmap) -> Result<bool> {
+    pub fn rebuild_space_page(&self, index: u32, named: Bitmap) -> Result<bool> {
         self.uncommitted()?
             .metadata
             .space_mut()

@@ -11,7 +11,8 @@ use onefold_metadata::sync::AtomicBool;
 use super::doubted::Doubted;
 use super::log::Tail;
 
-pub(crate) struct DataDisk {
+/// The part `data`.
+pub struct DataDisk {
     disk: Arc<dyn Disk>,
     name: String,
     /// Writes go past the host's cache, so that each of them waits for the disk.
@@ -22,7 +23,8 @@ pub(crate) struct DataDisk {
 }
 
 impl DataDisk {
-    pub(crate) fn new(disk: Arc<dyn Disk>, name: String) -> Self {
+    /// Nothing of it is unsynced.
+    pub fn new(disk: Arc<dyn Disk>, name: String) -> Self {
         Self {
             writes_wait: disk.alignment() > 1,
             disk,
@@ -32,22 +34,24 @@ impl DataDisk {
         }
     }
 
-    pub(crate) fn writes_wait(&self) -> bool {
+    /// Whether each write waits for the disk.
+    pub fn writes_wait(&self) -> bool {
         self.writes_wait
     }
 
-    pub(crate) fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+    /// Reads bytes; see `onefold_engine::Disk`.
+    pub fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
         self.disk.read_at(buf, at)
     }
 
     /// Reads data that the host has in memory; false if it has not.
-    pub(crate) fn try_read_at(&self, buf: &mut [u8], at: u64) -> io::Result<bool> {
+    pub fn try_read_at(&self, buf: &mut [u8], at: u64) -> io::Result<bool> {
         self.disk.try_read_at(buf, at)
     }
 
     /// The flag is raised after the write and before the record, or the reply: a commit that finds it
     /// raised then syncs this write.
-    pub(crate) fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+    pub fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         let written = self.disk.write_at(bytes, at);
         self.mark_unsynced();
         written

@@ -10,21 +10,21 @@ use super::{Journal, Uncommitted};
 
 /// The content of the log.
 #[derive(Debug, Default)]
-pub(crate) struct Replayed {
-    pub(crate) records: u64,
+pub struct Replayed {
+    pub records: u64,
     /// Bytes of frames with records.
-    pub(crate) log_bytes: u64,
+    pub log_bytes: u64,
     /// The log ends in a commit that is not whole.
-    pub(crate) incomplete_commit: Option<IncompleteCommit>,
+    pub incomplete_commit: Option<IncompleteCommit>,
     /// There were commits, and none of them is left in the log.
-    pub(crate) is_log_replaced: bool,
+    pub is_log_replaced: bool,
     /// The session that was closed at its end.
-    pub(crate) closed_session: Option<u64>,
+    pub closed_session: Option<u64>,
 }
 
 impl Journal {
     /// Replays the log from the root's position on.
-    pub(crate) fn replay(&self, is_later_minor: bool) -> Result<Replayed> {
+    pub fn replay(&self, is_later_minor: bool) -> Result<Replayed> {
         let mut report = Replayed::default();
         let mut closed_session = None;
         let newest_session = self.checkpoints.lock().session;
@@ -128,7 +128,7 @@ impl Journal {
     /// The log is replayed, and everything that the host's cache had was synced. Records become frames
     /// at the very places for which they were meant. So if this process dies as well, the next one
     /// finds by the log's end which of them are still missing.
-    pub(crate) fn take_over_tail(&self) -> Result<u64> {
+    pub fn take_over_tail(&self) -> Result<u64> {
         let end = self.commits.lock().end.position;
         let mut uncommitted = self.uncommitted()?;
         uncommitted.tail = Tail::new(end);
@@ -176,7 +176,7 @@ impl Journal {
 
     /// Makes a root with the next session's number durable, before any frame carries it: so a frame
     /// that the crash tore can never be taken for one of the frames to come.
-    pub(crate) fn start_session(&self) -> Result<()> {
+    pub fn start_session(&self) -> Result<()> {
         let mut root = self.checkpoints.lock();
         let mut log = self.commits.lock();
         let last = root.session.max(log.session);
@@ -199,13 +199,13 @@ impl Journal {
 
 impl Journal {
     /// All that the log and the copy of its tail have is applied.
-    pub(crate) fn end_recovery(&self) -> Result<()> {
+    pub fn end_recovery(&self) -> Result<()> {
         self.uncommitted()?.metadata.end_recovery();
         Ok(())
     }
 
     /// A host without room for more pages is no reason not to open: it is reported when it matters.
-    pub(crate) fn secure_first_pages(&self) -> Result<()> {
+    pub fn secure_first_pages(&self) -> Result<()> {
         let secured = self.pages.secure(PAGES_FOR_FINDER);
         secured.or_else(|error| match error.kind() {
             StoreErrorKind::NoSpace => Ok(()),
@@ -231,7 +231,7 @@ fn next_frame<'a>(
 }
 
 /// The end of a log, by its frames alone. Damage if it does not continue without a gap.
-pub(crate) fn follow_log(log: &Log) -> Result<LogMark> {
+pub fn follow_log(log: &Log) -> Result<LogMark> {
     let mut reader = log.reader();
     let (mut end, mut session, mut is_commit_whole) = (log.end, log.session, true);
     while let Some((frame, _)) = next_frame(&mut reader, end, session, is_commit_whole)? {

@@ -7,7 +7,7 @@ use super::Journal;
 
 impl Journal {
     /// Makes the pool larger, durably; one that has as many blocks already shrinks no more.
-    pub(crate) fn grow(&self, blocks: u64) -> Result<()> {
+    pub fn grow(&self, blocks: u64) -> Result<()> {
         let size_bytes = blocks * self.block_size();
         let mut root = self.checkpoints.lock();
         self.check_writable()?;
@@ -29,7 +29,7 @@ impl Journal {
     }
 
     /// Hands out nothing beyond `end` from now on, durably.
-    pub(crate) fn begin_shrink(&self, end: u64) -> Result<()> {
+    pub fn begin_shrink(&self, end: u64) -> Result<()> {
         let mut root = self.checkpoints.lock();
         self.check_writable()?;
         if end >= root.pool_blocks {
@@ -42,7 +42,7 @@ impl Journal {
     }
 
     /// Lets the pool keep its size, durably.
-    pub(crate) fn cancel_shrink(&self) -> Result<()> {
+    pub fn cancel_shrink(&self) -> Result<()> {
         let mut root = self.checkpoints.lock();
         if root.shrink_to.is_none() {
             return Ok(());
@@ -54,7 +54,7 @@ impl Journal {
     }
 
     /// Cuts the data part of a pool that does not shrink any more.
-    pub(crate) fn cut_data(&self) -> Result<()> {
+    pub fn cut_data(&self) -> Result<()> {
         let root = self.checkpoints.lock();
         match root.shrink_to {
             None => self.set_data_len(root.pool_blocks * self.block_size()),

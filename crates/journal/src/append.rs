@@ -30,7 +30,7 @@ impl Journal {
     ///
     /// With [`Blocking::No`] nothing has changed if that would have to wait. A first record that does not
     /// fit changes nothing either. Any other error leaves the pool without writes: see [`Journal::fail`].
-    pub(crate) fn append(
+    pub fn append(
         &self,
         records: &[Record],
         old_blocks: &[PbaRun],
@@ -40,7 +40,7 @@ impl Journal {
     }
 
     /// The same if `admit` allows it, atomically with the records: nothing changes if it does not.
-    pub(crate) fn append_if(
+    pub fn append_if(
         &self,
         records: &[Record],
         old_blocks: &[PbaRun],
@@ -80,7 +80,7 @@ impl Journal {
     }
 
     /// Makes room for records, so that appending some soon need not wait for it.
-    pub(crate) fn make_room(&self) -> Result<()> {
+    pub fn make_room(&self) -> Result<()> {
         let pressure = self.pressure(&*self.uncommitted()?);
         pressure.map_or(Ok(()), |pressure| self.relieve(&pressure))
     }
@@ -171,7 +171,7 @@ impl Journal {
     }
 
     /// Sleeps until a checkpoint is due, `timeout` at most.
-    pub(crate) fn wait_until_due(&self, timeout: Duration) {
+    pub fn wait_until_due(&self, timeout: Duration) {
         let (due, wake) = &self.due;
         let slept = wake.wait_timeout_while(lock(due), timeout, |due| !*due);
         let mut due = match slept {
@@ -185,7 +185,7 @@ impl Journal {
     /// are many or `commit` is set, and frees blocks that durable records released. Data that was
     /// rewritten in place is not synced for its own sake: no client asked for that, and the host
     /// writes it out in its own time.
-    pub(crate) fn tidy(&self, commit: bool) -> Result<()> {
+    pub fn tidy(&self, commit: bool) -> Result<()> {
         let uncommitted = self.uncommitted()?;
         let is_due = self.is_due(&uncommitted);
         let commits = self.is_commit_due(&uncommitted) || (commit && !uncommitted.tail.is_empty());

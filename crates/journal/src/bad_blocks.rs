@@ -34,7 +34,8 @@ const SUSPECTS_MAX: usize = 1024;
 /// Between two messages of the log about requests that failed: guests try again and again.
 const TELL_PAUSE: Duration = Duration::from_secs(1);
 
-pub(crate) struct BadBlocks {
+/// The list of bad blocks, and the scrub's progress.
+pub struct BadBlocks {
     /// The number of listed blocks: a read checks nothing else if there are none.
     count: AtomicUsize,
     state: RwLock<State>,
@@ -65,7 +66,7 @@ struct SavedPart {
 
 impl BadBlocks {
     /// Reads the part, or makes it if there is none and `may_create` is set.
-    pub(crate) fn open(engine: &dyn Engine, pool: PoolId, may_create: bool) -> Result<Self> {
+    pub fn open(engine: &dyn Engine, pool: PoolId, may_create: bool) -> Result<Self> {
         let name = engine.describe(Part::Scrub);
         let disk = match engine.open(Part::Scrub) {
             Ok(disk) => Some(disk),
@@ -129,11 +130,12 @@ impl BadBlocks {
 
     /// Whether any block is listed.
     #[inline]
-    pub(crate) fn is_any(&self) -> bool {
+    pub fn is_any(&self) -> bool {
         self.count.load(Relaxed) > 0
     }
 
-    pub(crate) fn get(&self, pba: Pba) -> Option<BadBlock> {
+    /// The block's entry in the list.
+    pub fn get(&self, pba: Pba) -> Option<BadBlock> {
         if !self.is_any() {
             return None;
         }
@@ -141,7 +143,7 @@ impl BadBlocks {
     }
 
     /// The listed blocks of a run.
-    pub(crate) fn within(&self, blocks: Range<u64>) -> Vec<BadBlock> {
+    pub fn within(&self, blocks: Range<u64>) -> Vec<BadBlock> {
         if !self.is_any() {
             return Vec::new();
         }
@@ -151,33 +153,34 @@ impl BadBlocks {
     }
 
     /// All of them.
-    pub(crate) fn all(&self) -> Vec<BadBlock> {
+    pub fn all(&self) -> Vec<BadBlock> {
         read(&self.state).listed.values().copied().collect()
     }
 
-    pub(crate) fn progress(&self) -> ScrubProgress {
+    /// The scrub's progress.
+    pub fn progress(&self) -> ScrubProgress {
         read(&self.state).progress
     }
 
     /// Returns its state then. Durable with the next save.
-    pub(crate) fn change_progress(&self, change: impl FnOnce(&mut ScrubProgress)) -> ScrubProgress {
+    pub fn change_progress(&self, change: impl FnOnce(&mut ScrubProgress)) -> ScrubProgress {
         let state = &mut *write(&self.state);
         change(&mut state.progress);
         state.progress
     }
 
     /// Why blocks that were known to be bad are not any more.
-    pub(crate) fn problem(&self) -> Option<String> {
+    pub fn problem(&self) -> Option<String> {
         read(&self.state).problem.clone()
     }
 
     /// The whole pool has been gone over since.
-    pub(crate) fn forget_problem(&self) {
+    pub fn forget_problem(&self) {
         write(&self.state).problem = None;
     }
 
     /// Notes that a request could not read one of these blocks.
-    pub(crate) fn suspect(&self, blocks: Range<u64>) {
+    pub fn suspect(&self, blocks: Range<u64>) {
         let mut suspects = lock(&self.suspects);
         suspects.extend(blocks.map(Pba));
         while suspects.len() > SUSPECTS_MAX {
@@ -186,7 +189,7 @@ impl BadBlocks {
     }
 
     /// Whether the log may hear of another request that failed.
-    pub(crate) fn may_tell(&self, now: Instant) -> bool {
+    pub fn may_tell(&self, now: Instant) -> bool {
         let mut told = lock(&self.told);
         let may = told.is_none_or(|at| now.duration_since(at) >= TELL_PAUSE);
         if may {
@@ -195,7 +198,8 @@ impl BadBlocks {
         may
     }
 
-    pub(crate) fn take_suspects(&self) -> BTreeSet<Pba> {
+    /// The blocks that requests could not read, which are forgotten here.
+    pub fn take_suspects(&self) -> BTreeSet<Pba> {
         std::mem::take(&mut *lock(&self.suspects))
     }
 
@@ -214,7 +218,7 @@ impl BadBlocks {
     }
 
     /// A block that could not be read, and that the index does not have, was rewritten.
-    pub(crate) fn rewritten(&self, blocks: Range<u64>) {
+    pub fn rewritten(&self, blocks: Range<u64>) {
         let written = self.within(blocks).into_iter();
         let unshared = written.filter(|block| block.fingerprint.is_none());
         self.clear(unshared.map(|block| block.pba));
@@ -222,7 +226,7 @@ impl BadBlocks {
 
     /// Puts blocks on the list, or updates those on it. Durable when it returns. The caller holds
     /// the job lock, or the blocks' entries cannot change for another reason.
-    pub(crate) fn list(&self, journal: &Journal, blocks: &[BadBlock]) -> Result<()> {
+    pub fn list(&self, journal: &Journal, blocks: &[BadBlock]) -> Result<()> {
         if blocks.is_empty() {
             return Ok(());
         }
@@ -252,11 +256,7 @@ impl BadBlocks {
 
     /// Takes blocks off the list that are good, or that no entry refers to any more. Durable when
     /// it returns.
-    pub(crate) fn unlist(
-        &self,
-        journal: &Journal,
-        blocks: impl IntoIterator<Item = Pba>,
-    ) -> Result<()> {
+    pub fn unlist(&self, journal: &Journal, blocks: impl IntoIterator<Item = Pba>) -> Result<()> {
         match self.clear(blocks) {
             true => self.save(journal),
             false => Ok(()),
@@ -265,13 +265,13 @@ impl BadBlocks {
 
     /// Takes blocks off the list, listed still or cleared already, and lets them go. Durable when it
     /// returns.
-    pub(crate) fn forget(&self, journal: &Journal, blocks: Vec<Pba>) -> Result<()> {
+    pub fn forget(&self, journal: &Journal, blocks: Vec<Pba>) -> Result<()> {
         self.clear(blocks);
         self.save(journal)
     }
 
     /// Writes list and progress as they are now, and lets go of the blocks that were cleared.
-    pub(crate) fn save(&self, journal: &Journal) -> Result<()> {
+    pub fn save(&self, journal: &Journal) -> Result<()> {
         let mut part = lock(&self.part);
         let (listed, progress, cleared) = {
             let state = read(&self.state);
@@ -300,7 +300,7 @@ impl BadBlocks {
 
     /// Housekeeping: cleared blocks become available. So does a block that was freed and that the
     /// device could read; an unreadable one stays out of use.
-    pub(crate) fn tidy(&self, journal: &Journal) -> Result<()> {
+    pub fn tidy(&self, journal: &Journal) -> Result<()> {
         if !self.is_any() && read(&self.state).cleared.is_empty() {
             return Ok(());
         }
@@ -317,7 +317,7 @@ impl BadBlocks {
     }
 
     /// After opening: no block of the list is handed out.
-    pub(crate) fn quarantine_listed(&self, journal: &Journal) -> Result<()> {
+    pub fn quarantine_listed(&self, journal: &Journal) -> Result<()> {
         let mut uncommitted = journal.uncommitted()?;
         let space = uncommitted.metadata.space_mut();
         let blocks = space.blocks();

@@ -14,28 +14,29 @@ use onefold_metadata::{
 use super::Journal;
 
 /// Pages of a map between two calls of `pace`, which is called at its end in any case.
-pub(crate) const PAGES_AT_ONCE: u64 = 16;
+pub const PAGES_AT_ONCE: u64 = 16;
 
 /// Pages that are kept for the scan alone before it continues in a newer checkpoint: 4 MiB.
-pub(crate) const HELD_BACK_MAX: usize = 1024;
+pub const HELD_BACK_MAX: usize = 1024;
 
 /// A checkpoint that stays readable.
-pub(crate) struct CheckpointReader<'a> {
+pub struct CheckpointReader<'a> {
     journal: &'a Journal,
-    pub(crate) root: Root,
+    /// The root of the checkpoint.
+    pub root: Root,
     /// Each layer's record, with its name for messages.
-    pub(crate) volumes: Vec<VolumeRecord>,
+    pub volumes: Vec<VolumeRecord>,
     /// The unsettled items of finder or collector.
-    pub(crate) open: Option<OpenBatch>,
+    pub open: Option<OpenBatch>,
     /// It is of just now: nothing but requests has changed anything since.
-    pub(crate) is_fresh: bool,
+    pub is_fresh: bool,
     hold: Option<PagesHold<'a>>,
 }
 
 impl<'a> CheckpointReader<'a> {
     /// Writes a checkpoint and keeps it. A caller that compares it with the index holds the job
     /// lock.
-    pub(crate) fn take(journal: &'a Journal) -> Result<Self> {
+    pub fn take(journal: &'a Journal) -> Result<Self> {
         let is_fresh = journal.check_writable().is_ok();
         if is_fresh {
             journal.checkpoint()?;
@@ -56,19 +57,19 @@ impl<'a> CheckpointReader<'a> {
 
     /// Switches to a checkpoint of now. The old one is released first, so that the pages of the two
     /// are not kept together; after an error nothing can be read by it.
-    pub(crate) fn renew(&mut self) -> Result<()> {
+    pub fn renew(&mut self) -> Result<()> {
         drop(self.hold.take());
         *self = Self::take(self.journal)?;
         Ok(())
     }
 
     /// Pages that are kept for checkpoints that are held.
-    pub(crate) fn held_back_count(&self) -> usize {
+    pub fn held_back_count(&self) -> usize {
         self.journal.pages.held_back_count()
     }
 
     /// Visits every page of every map.
-    pub(crate) fn each_map_page(
+    pub fn each_map_page(
         &self,
         visit: &mut dyn FnMut(&VolumeRecord, SegmentIndex, Pointer) -> Result<()>,
     ) -> Result<()> {
@@ -83,7 +84,7 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// The first page of a map at or after `from`.
-    pub(crate) fn next_map_page(
+    pub fn next_map_page(
         &self,
         volume: &VolumeRecord,
         from: SegmentIndex,
@@ -94,7 +95,7 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// The page of one segment of a map, if it has any.
-    pub(crate) fn map_page(
+    pub fn map_page(
         &self,
         volume: &VolumeRecord,
         segment: SegmentIndex,
@@ -103,18 +104,18 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// A page of the free-space map, unless it is empty.
-    pub(crate) fn space_page(&self, index: u64) -> Result<Option<Pointer>> {
+    pub fn space_page(&self, index: u64) -> Result<Option<Pointer>> {
         tree::lookup(&self.journal.pages, SPACE_OWNER, self.root.space, index)
     }
 
     /// Reads it.
-    pub(crate) fn read_space_page(&self, index: u64, pointer: Pointer) -> Result<Box<PageBytes>> {
+    pub fn read_space_page(&self, index: u64, pointer: Pointer) -> Result<Box<PageBytes>> {
         let pages = &self.journal.pages;
         pages.read(PageKind::Space, 0, SPACE_OWNER, index, pointer)
     }
 
     /// Visits every page that the root reaches.
-    pub(crate) fn each_page(&self, visit: &mut dyn FnMut(&PageBytes) -> Result<()>) -> Result<()> {
+    pub fn each_page(&self, visit: &mut dyn FnMut(&PageBytes) -> Result<()>) -> Result<()> {
         let (root, pages) = (&self.root, &self.journal.pages);
         let of_pool = [
             (CATALOGUE_OWNER, root.catalogue, PageKind::Catalogue),
@@ -132,7 +133,7 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// The entries of one page.
-    pub(crate) fn entries(
+    pub fn entries(
         &self,
         volume: &VolumeRecord,
         segment: SegmentIndex,
@@ -147,7 +148,7 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// Visits the dropped references that are not released yet.
-    pub(crate) fn each_given_up(&self, visit: &mut dyn FnMut(QueueElement)) -> Result<()> {
+    pub fn each_given_up(&self, visit: &mut dyn FnMut(QueueElement)) -> Result<()> {
         let numbers = self.root.queue_head..self.root.queue_end;
         read_elements(
             &self.journal.pages,
@@ -171,7 +172,7 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// Blocks that an open batch of the finder has still to settle, of any volume.
-    pub(crate) fn unsettled_blocks(&self) -> Vec<Pba> {
+    pub fn unsettled_blocks(&self) -> Vec<Pba> {
         let batch = self.open.iter();
         let finder = batch.filter(|batch| batch.kind != BatchKind::Collector);
         let items = finder.flat_map(|batch| batch.unsettled());
@@ -182,7 +183,7 @@ impl<'a> CheckpointReader<'a> {
 
     /// Items that an open batch of the finder has announced and the index may not know: they
     /// count once they are settled.
-    pub(crate) fn unpublished(&self, volume: &VolumeRecord) -> &[BatchItem] {
+    pub fn unpublished(&self, volume: &VolumeRecord) -> &[BatchItem] {
         match &self.open {
             Some(batch) if batch.kind == BatchKind::Finder(volume.layer) => batch.unsettled(),
             _ => &[],

@@ -39,7 +39,7 @@ pub(super) struct TailMark {
 
 impl Tail {
     /// No records; the first will be at `position`.
-    pub(crate) fn new(position: u64) -> Self {
+    pub(super) fn new(position: u64) -> Self {
         Self {
             position,
             chunks: Vec::new(),
@@ -139,17 +139,17 @@ fn log_bytes(chunks: &[Vec<u8>]) -> u64 {
 
 /// A place between two frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LogMark {
+pub struct LogMark {
     /// Where the next frame goes.
-    pub(crate) position: u64,
+    pub position: u64,
     /// Number of the last commit before it.
-    pub(crate) commit: u64,
+    pub commit: u64,
     /// Checksum of the last frame before it.
-    pub(crate) checksum: u32,
+    pub checksum: u32,
 }
 
 /// The end of the log, where commits append.
-pub(crate) struct Log {
+pub struct Log {
     disk: Arc<dyn Disk>,
     name: String,
     pool: PoolId,
@@ -159,7 +159,8 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    pub(crate) fn new(
+    /// A log that goes on at `end`.
+    pub fn new(
         disk: Arc<dyn Disk>,
         name: String,
         pool: PoolId,
@@ -326,7 +327,7 @@ impl LogReader<'_> {
     }
 
     /// Bytes of the ring from a position on, not more than it has.
-    pub(crate) fn bytes(&mut self, position: u64, count: usize) -> Result<&[u8]> {
+    pub(super) fn bytes(&mut self, position: u64, count: usize) -> Result<&[u8]> {
         let window_end = self.window_start + self.window.len() as u64;
         if position < self.window_start || position + count as u64 > window_end {
             self.load(position, WINDOW_BYTES.max(count as u64))?;

@@ -38,7 +38,7 @@ pub(super) const PAGES_FOR_RECLAIMING: u64 = 256;
 pub(super) const PAGES_FOR_GUESTS: u64 = 512;
 
 /// Pages without which the finder rests.
-pub(crate) const PAGES_FOR_FINDER: u64 = 768;
+pub const PAGES_FOR_FINDER: u64 = 768;
 
 /// How full a pool is, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,7 +74,7 @@ impl SpaceLevel {
 
 /// The purpose of a new block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub enum Purpose {
     /// An image that is being loaded.
     Import,
     /// A guest's data where it had none.

@@ -25,13 +25,13 @@ pub(super) struct Epochs {
 }
 
 /// Keeps every block that was mapped when it was taken from being reused.
-pub(crate) struct Pin<'a> {
+pub struct Pin<'a> {
     counter: &'a AtomicU64,
 }
 
 /// The epoch in which a block was released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Epoch(u64);
+pub struct Epoch(u64);
 
 impl Epochs {
     pub(super) fn new() -> Self {

@@ -1,9 +1,11 @@
 //! How changes of a pool's metadata become durable: records are appended, applied and copied to memory
 //! that outlives the process; a commit writes them to the log; a checkpoint folds them into the pages.
 //!
-//! A journal is an instance, of which a process can have several. Only it syncs the pool's data,
-//! writes its log or its root, or changes the state that records change: its fields are private,
-//! and others have read-only access to maps and metadata.
+//! May use: `metadata`, `engine`, `format`; the log, the data, the root and the list of bad blocks.
+//! Must not: start threads, or know volumes, the index, or why blocks are shared.
+//!
+//! A [`Journal`] is an instance with private fields; a process can have several. Only a commit or a
+//! checkpoint syncs. Others have read-only access to maps and metadata, and read and write data.
 //!
 //! | file | purpose |
 //! | --- | --- |
@@ -66,22 +68,22 @@ use self::log_span::LogSpan;
 use self::watermarks::SpaceReport;
 
 pub use background::BackgroundExecutor;
-pub(crate) use background::BackgroundWork;
-pub(crate) use bad_blocks::BadBlocks;
-pub(crate) use data_disk::DataDisk;
-pub(crate) use epoch::{Epoch, Pin};
-pub(crate) use failure::StopsOnPanic;
-pub(crate) use log::{Log, LogMark};
+pub use background::BackgroundWork;
+pub use bad_blocks::BadBlocks;
+pub use data_disk::DataDisk;
+pub use epoch::{Epoch, Pin};
+pub use failure::StopsOnPanic;
+pub use log::{Log, LogMark};
 pub use log_end::IncompleteCommit;
-pub(crate) use log_end::check_length;
-pub(crate) use reader::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
-pub(crate) use replay::follow_log;
-pub(crate) use tail_copy::TailCopy;
+pub use log_end::check_length;
+pub use reader::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
+pub use replay::follow_log;
+pub use tail_copy::TailCopy;
 pub use watermarks::SpaceLevel;
-pub(crate) use watermarks::{PAGES_FOR_FINDER, Purpose};
+pub use watermarks::{PAGES_FOR_FINDER, Purpose};
 
 /// Makes a pool's metadata durable.
-pub(crate) struct Journal {
+pub struct Journal {
     superblock: Superblock,
     limits: Limits,
     data: DataDisk,
@@ -110,18 +112,27 @@ pub(crate) struct Journal {
 }
 
 /// The components of a journal.
-pub(crate) struct JournalParts {
-    pub(crate) superblock: Superblock,
-    pub(crate) limits: Limits,
-    pub(crate) data: DataDisk,
-    pub(crate) pages: Arc<Pages>,
-    pub(crate) maps: Maps,
+pub struct JournalParts {
+    /// The pool's identity.
+    pub superblock: Superblock,
+    /// Shares of the memory limit.
+    pub limits: Limits,
+    /// Where the blocks are.
+    pub data: DataDisk,
+    /// Where the metadata is.
+    pub pages: Arc<Pages>,
+    /// As the root has them, like `metadata`.
+    pub maps: Maps,
     /// As the root has it.
-    pub(crate) metadata: MetadataState,
-    pub(crate) tail_copy: TailCopy,
-    pub(crate) log: Log,
-    pub(crate) root: Root,
-    pub(crate) background: Arc<BackgroundWork>,
+    pub metadata: MetadataState,
+    /// Memory that outlives the process.
+    pub tail_copy: TailCopy,
+    /// At the root's log position.
+    pub log: Log,
+    /// The newest root.
+    pub root: Root,
+    /// The hook for the background executor.
+    pub background: Arc<BackgroundWork>,
 }
 
 /// The records in memory, and the state that records change besides the maps.
@@ -144,7 +155,7 @@ impl Uncommitted {
 }
 
 /// The metadata as the records left it. Nothing changes while this is held.
-pub(crate) struct Metadata<'a>(MutexGuard<'a, Uncommitted>);
+pub struct Metadata<'a>(MutexGuard<'a, Uncommitted>);
 
 impl Deref for Metadata<'_> {
     type Target = MetadataState;
@@ -156,32 +167,37 @@ impl Deref for Metadata<'_> {
 
 impl Metadata<'_> {
     /// Records in memory, in bytes.
-    pub(crate) fn uncommitted_bytes(&self) -> usize {
+    pub fn uncommitted_bytes(&self) -> usize {
         self.0.tail.bytes()
     }
 }
 
 /// Looking may load pages of the free-space map, and of the queue.
 impl Metadata<'_> {
-    pub(crate) fn next_named(&mut self, blocks: Range<u64>) -> Result<u64> {
+    /// The first mapped block of these, or their end.
+    pub fn next_named(&mut self, blocks: Range<u64>) -> Result<u64> {
         self.0.metadata.space_mut().next_named(blocks)
     }
 
-    pub(crate) fn named_blocks(&mut self, start: u64, end: u64) -> Result<Vec<Pba>> {
+    /// The mapped blocks from `start` to `end`.
+    pub fn named_blocks(&mut self, start: u64, end: u64) -> Result<Vec<Pba>> {
         self.0.metadata.space_mut().named_blocks(start, end)
     }
 
-    pub(crate) fn free_before(&mut self, end: u64) -> Result<u64> {
+    /// Free blocks before `end`.
+    pub fn free_before(&mut self, end: u64) -> Result<u64> {
         self.0.metadata.space_mut().free_before(end)
     }
 
-    pub(crate) fn count_queue_head(&mut self, blocks_max: u64) -> Result<u64> {
+    /// Elements at the head of the queue that hold at most so many blocks.
+    pub fn count_queue_head(&mut self, blocks_max: u64) -> Result<u64> {
         self.0.metadata.count_queue_head(blocks_max)
     }
 }
 
 impl Journal {
-    pub(crate) fn new(parts: JournalParts) -> Self {
+    /// A journal of what an opening found; the log is still to be replayed.
+    pub fn new(parts: JournalParts) -> Self {
         let JournalParts {
             superblock,
             limits,
@@ -226,36 +242,38 @@ impl Journal {
         u64::from(self.superblock.block_size)
     }
 
-    pub(crate) fn maps(&self) -> &Maps {
+    /// The maps of all layers.
+    pub fn maps(&self) -> &Maps {
         &self.maps
     }
 
     /// Pages of metadata in use, the root slots included.
-    pub(crate) fn page_count(&self) -> u64 {
+    pub fn page_count(&self) -> u64 {
         self.pages.used_count()
     }
 
     /// Inner pages of trees in memory.
-    pub(crate) fn cached_pages(&self) -> usize {
+    pub fn cached_pages(&self) -> usize {
         self.pages.cached_count()
     }
 
     /// Blocks that are released from now on have a later epoch than all before, or the same.
-    pub(crate) fn epoch(&self) -> Epoch {
+    pub fn epoch(&self) -> Epoch {
         self.epochs.current()
     }
 
-    pub(crate) fn data(&self) -> &DataDisk {
+    /// The data blocks.
+    pub fn data(&self) -> &DataDisk {
         &self.data
     }
 
     /// Keeps every block that is mapped now from being reused (P3).
-    pub(crate) fn pin(&self) -> Pin<'_> {
+    pub fn pin(&self) -> Pin<'_> {
         self.epochs.pin()
     }
 
     /// The metadata as the records left it: see [`Journal::uncommitted`].
-    pub(crate) fn metadata(&self) -> Result<Metadata<'_>> {
+    pub fn metadata(&self) -> Result<Metadata<'_>> {
         self.uncommitted().map(Metadata)
     }
 
@@ -270,12 +288,12 @@ impl Journal {
     }
 
     /// Stops all writes until the pool is opened again (P8).
-    pub(crate) fn fail(&self, error: &StoreError) {
+    pub fn fail(&self, error: &StoreError) {
         self.failure.set(error);
     }
 
     /// Does so if it is dropped by a panic.
-    pub(crate) fn stops_on_panic(&self, what: &'static str) -> StopsOnPanic<'_> {
+    pub fn stops_on_panic(&self, what: &'static str) -> StopsOnPanic<'_> {
         StopsOnPanic::new(&self.failure, what)
     }
 
@@ -288,12 +306,13 @@ impl Journal {
         }
     }
 
-    pub(crate) fn check_writable(&self) -> Result<()> {
+    /// `ReadOnly` after a failure.
+    pub fn check_writable(&self) -> Result<()> {
         self.failure.check()
     }
 
     /// Refuses data read from blocks whose content may be another volume's, after a failed sync.
-    pub(crate) fn check_believed(&self, blocks: &Range<u64>) -> io::Result<()> {
+    pub fn check_believed(&self, blocks: &Range<u64>) -> io::Result<()> {
         // No lock is taken while all is well.
         match self.failure.is_set() {
             true => self.data.check_believed(blocks),
@@ -301,7 +320,8 @@ impl Journal {
         }
     }
 
-    pub(crate) fn when_full(&self) -> WhenFull {
+    /// How writes end for which there is no room.
+    pub fn when_full(&self) -> WhenFull {
         match self.when_full.load(SeqCst) {
             0 => WhenFull::Pause,
             _ => WhenFull::Fail,
@@ -309,7 +329,7 @@ impl Journal {
     }
 
     /// Durable when it returns.
-    pub(crate) fn set_when_full(&self, when_full: WhenFull) -> Result<()> {
+    pub fn set_when_full(&self, when_full: WhenFull) -> Result<()> {
         let before = self.when_full.swap(when_full as u8, SeqCst);
         self.checkpoint()
             .inspect_err(|_| self.when_full.store(before, SeqCst))

@@ -18,7 +18,7 @@ use super::{Journal, Uncommitted};
 
 impl Journal {
     /// Makes everything durable that was answered before this call.
-    pub(crate) fn commit(&self) -> Result<()> {
+    pub fn commit(&self) -> Result<()> {
         self.commits
             .run(|log| self.seal_and_commit(log, |_| Ok(())))
     }
@@ -26,7 +26,7 @@ impl Journal {
     /// A commit that no guest waits for. Most of it is the host's work of writing the data out, so
     /// that is done in the background first, and little is left for the time in which guests'
     /// flushes queue behind the commit.
-    pub(crate) fn commit_in_background(&self) -> Result<()> {
+    pub fn commit_in_background(&self) -> Result<()> {
         self.write_data_out()?;
         self.commit()
     }

@@ -40,7 +40,8 @@ impl Journal {
         Ok(())
     }
 
-    pub(crate) fn give_back(&self, bytes: u64) -> Result<bool> {
+    /// Returns up to `bytes` of freed space to the host; whether there may be more.
+    pub fn give_back(&self, bytes: u64) -> Result<bool> {
         for _ in 0..LOOKS_MAX {
             let Some(units) = lock(&self.freed).take(bytes.div_ceil(UNIT_BYTES).max(1)) else {
                 return Ok(false);
@@ -56,7 +57,7 @@ impl Journal {
 
     /// Continues the walk that is due after opening. Returns whether there is more of it to do for
     /// this caller: one walks at a time, and holds no lock while the host punches holes.
-    pub(crate) fn walk_free(&self, bytes: u64) -> Result<bool> {
+    pub fn walk_free(&self, bytes: u64) -> Result<bool> {
         let Some(mut cursor) = lock(&self.free_walk).take() else {
             return Ok(false);
         };
@@ -81,12 +82,7 @@ impl Journal {
 
     /// Gives back the next free blocks at or after the cursor for which the host may have allocated
     /// space, if there are so many side by side. Returns how many, or nothing at the end.
-    pub(crate) fn trim_step(
-        &self,
-        cursor: &mut u64,
-        most: u64,
-        fewest: u64,
-    ) -> Result<Option<u64>> {
+    pub fn trim_step(&self, cursor: &mut u64, most: u64, fewest: u64) -> Result<Option<u64>> {
         let block_size = self.block_size();
         let data = self.data.next_data(*cursor * block_size);
         let data = data.map_err(|error| StoreError::io(self.data.name(), error))?;

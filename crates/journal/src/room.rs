@@ -12,21 +12,21 @@ use super::watermarks::{PAGES_FOR_RECLAIMING, Purpose, SpaceLevel, Watermarks};
 
 /// The number of blocks that can be handed out, and the resulting level.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Room {
-    pub(crate) level: SpaceLevel,
+pub struct Room {
+    pub level: SpaceLevel,
     /// Free blocks that the host has space for.
-    pub(crate) available: u64,
+    pub available: u64,
     /// Space that the host could still allocate, if that is known.
-    pub(crate) host_free_bytes: Option<u64>,
+    pub host_free_bytes: Option<u64>,
     /// Bytes that the host has allocated for data.
-    pub(crate) allocated_bytes: u64,
+    pub allocated_bytes: u64,
     /// Of these, those of free blocks, which need no more space of the host.
-    pub(crate) spare_bytes: u64,
+    pub spare_bytes: u64,
 }
 
 impl Journal {
     /// Asks the host, and compares its space with the pool's.
-    pub(crate) fn room(&self) -> Result<Room> {
+    pub fn room(&self) -> Result<Room> {
         let allocated_bytes = self.data.allocated_bytes();
         let allocated_bytes = allocated_bytes.map_err(|e| StoreError::io(self.data.name(), e))?;
         let host_free_bytes = self.data.host_free_bytes();
@@ -63,7 +63,7 @@ impl Journal {
 
     /// A guest's write found too few blocks, or the host too little space for them. The log hears of it
     /// before the client does.
-    pub(crate) fn refused(&self) -> Result<()> {
+    pub fn refused(&self) -> Result<()> {
         let room = self.room()?;
         let refused_at = &self.space_report.refused_at;
         let is_known = refused_at.fetch_max(room.available + 1, SeqCst) > 0;
@@ -74,13 +74,13 @@ impl Journal {
     }
 
     /// Free blocks that are not for imports because the host has no space for them.
-    pub(crate) fn host_lacks(&self) -> u64 {
+    pub fn host_lacks(&self) -> u64 {
         self.space_report.host_lacks.load(SeqCst)
     }
 
     /// Makes sure that so many pages for metadata are left after the next checkpoint; that checkpoint
     /// is written if it helps.
-    pub(crate) fn secure_pages(&self, beyond: u64, blocking: Blocking) -> Result<()> {
+    pub fn secure_pages(&self, beyond: u64, blocking: Blocking) -> Result<()> {
         let metadata = self.metadata()?;
         if self.has_pages(&metadata, beyond) {
             return Ok(());
@@ -103,7 +103,7 @@ impl Journal {
     }
 
     /// Makes sure that the next checkpoint can be written, after more changes or now.
-    pub(crate) fn make_room_for_pages(&self) -> Result<()> {
+    pub fn make_room_for_pages(&self) -> Result<()> {
         let wanted = self.pages_wanted(&*self.metadata()?, PAGES_FOR_RECLAIMING);
         match self.pages.secure(wanted) {
             Ok(()) => Ok(()),
@@ -112,12 +112,12 @@ impl Journal {
     }
 
     /// Whether the next checkpoint leaves so many pages.
-    pub(crate) fn has_pages(&self, metadata: &MetadataState, beyond: u64) -> bool {
+    pub fn has_pages(&self, metadata: &MetadataState, beyond: u64) -> bool {
         self.pages.spare() >= self.pages_wanted(metadata, beyond)
     }
 
     /// Whether there is anything for a checkpoint to write.
-    pub(crate) fn has_changes(&self, metadata: &MetadataState) -> bool {
+    pub fn has_changes(&self, metadata: &MetadataState) -> bool {
         self.maps.dirty_count() + metadata.dirty_pages() > 0
     }
 
@@ -128,7 +128,7 @@ impl Journal {
     }
 
     /// Blocks for writes that overwrite data only.
-    pub(crate) fn reserve_blocks(&self, metadata: &MetadataState) -> u64 {
+    pub fn reserve_blocks(&self, metadata: &MetadataState) -> u64 {
         self.watermarks(metadata.space()).reserve
     }
 
@@ -138,7 +138,7 @@ impl Journal {
 
     /// Logs each level that is reached, one after the other, and the end of scarcity. An
     /// improvement by less than an eighth is not logged: the next write may take it.
-    pub(crate) fn report_level(&self) -> Result<()> {
+    pub fn report_level(&self) -> Result<()> {
         let refused_at = self.space_report.refused_at.load(SeqCst);
         let room = self.room()?;
         let marks = self.watermarks(self.metadata()?.space());
@@ -185,7 +185,7 @@ impl Journal {
 
     /// Blocks that a volume leaves to others when it takes this many: the blocks kept for it come
     /// before the pool's reserve.
-    pub(crate) fn kept_from(
+    pub fn kept_from(
         &self,
         space_limits: &SpaceLimits,
         metadata: &MetadataState,
@@ -208,7 +208,7 @@ impl Journal {
     }
 
     /// How many of the blocks that the volume owns others could be kept for, were they shared.
-    pub(crate) fn sharable(&self, space_limits: &SpaceLimits) -> Result<u64> {
+    pub fn sharable(&self, space_limits: &SpaceLimits) -> Result<u64> {
         let reserved = space_limits.reserved();
         if reserved == 0 {
             return Ok(u64::MAX);
@@ -222,7 +222,7 @@ impl Journal {
     }
 
     /// Whether the volume may own this many blocks fewer: more are kept for it then.
-    pub(crate) fn admit_sharing(
+    pub fn admit_sharing(
         &self,
         space_limits: &SpaceLimits,
         metadata: &MetadataState,
@@ -238,7 +238,7 @@ impl Journal {
 
     /// Whether this many bytes can be reserved for a volume; without existing limits, for a new
     /// one.
-    pub(crate) fn admit_reservation(
+    pub fn admit_reservation(
         &self,
         space_limits: Option<&SpaceLimits>,
         metadata: &MetadataState,

@@ -10,22 +10,24 @@ pub type BackgroundExecutor = fn(&mut (dyn FnMut() + Send));
 
 /// The executor, and the work in progress.
 #[derive(Default)]
-pub(crate) struct BackgroundWork {
+pub struct BackgroundWork {
     run: OnceLock<BackgroundExecutor>,
     under_way: AtomicU64,
 }
 
 impl BackgroundWork {
     /// The first executor stays.
-    pub(crate) fn set(&self, run: BackgroundExecutor) {
+    pub fn set(&self, run: BackgroundExecutor) {
         let _ = self.run.set(run);
     }
 
-    pub(crate) fn is_set(&self) -> bool {
+    /// Whether there is an executor.
+    pub fn is_set(&self) -> bool {
         self.run.get().is_some()
     }
 
-    pub(crate) fn is_working(&self) -> bool {
+    /// Whether it has work now.
+    pub fn is_working(&self) -> bool {
         self.under_way.load(Relaxed) > 0
     }
 
@@ -35,7 +37,7 @@ impl BackgroundWork {
         clippy::expect_used,
         reason = "whoever is set runs its work, see `BackgroundExecutor`"
     )]
-    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let Some(run) = self.run.get() else {
             return work();
         };

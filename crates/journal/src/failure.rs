@@ -40,7 +40,7 @@ impl Failure {
 
 /// Stops the pool if it is dropped by a panic: the work is half done, and the next caller must not
 /// continue as if it had been done.
-pub(crate) struct StopsOnPanic<'a> {
+pub struct StopsOnPanic<'a> {
     failure: &'a Failure,
     what: &'static str,
 }

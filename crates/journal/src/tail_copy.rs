@@ -33,7 +33,8 @@ const REQUEST_BYTES_MAX: usize = RECORDS_BYTES_MAX as usize + 4 * TAIL_ENTRY_BYT
 /// The first read of a half: room for one request, and then some.
 const READ_BYTES_MIN: usize = 2 * REQUEST_BYTES_MAX;
 
-pub(crate) struct TailCopy {
+/// The copy of the log's tail.
+pub struct TailCopy {
     /// Nothing where the host had no room for it: then every request waits for a commit.
     memory: Option<Arc<dyn HostMemory>>,
     pool: PoolId,
@@ -54,7 +55,7 @@ pub(super) struct LeftBehind {
 
 impl TailCopy {
     /// Finds or makes the memory of a pool. Nothing is written to it before [`TailCopy::begin`].
-    pub(crate) fn open(engine: &dyn Engine, pool: PoolId) -> Result<Self> {
+    pub fn open(engine: &dyn Engine, pool: PoolId) -> Result<Self> {
         let opening = |error| StoreError::io("opening the copy of the log's tail", error);
         let memory = match engine.host_memory(MEMORY_BYTES).map_err(opening) {
             Ok(memory) => Some(memory),
@@ -204,7 +205,7 @@ impl TailCopy {
     }
 
     /// Nothing of it may be taken over, now or later.
-    pub(crate) fn make_void(&mut self) {
+    pub fn make_void(&mut self) {
         self.is_void = true;
         self.erase();
     }

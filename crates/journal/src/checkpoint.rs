@@ -18,7 +18,7 @@ use super::failure::StopsOnPanic;
 
 impl Journal {
     /// Writes a checkpoint that holds everything up to some moment after this call.
-    pub(crate) fn checkpoint(&self) -> Result<()> {
+    pub fn checkpoint(&self) -> Result<()> {
         self.checkpoints.run(|root| self.write_checkpoint(root))
     }
 

@@ -51,7 +51,7 @@ pub(super) struct Behind {
 }
 
 /// Makes sure that the log has the superblock's length.
-pub(crate) fn check_length(found: u64, log_bytes: u64, name: &str) -> Result<()> {
+pub fn check_length(found: u64, log_bytes: u64, name: &str) -> Result<()> {
     if found == log_bytes {
         return Ok(());
     }

@@ -17,7 +17,7 @@ use super::Journal;
 impl Journal {
     /// Commits the remaining records, with the mark that closes the session. The caller makes sure
     /// that no request is in flight.
-    pub(crate) fn close_session(&self) -> Result<()> {
+    pub fn close_session(&self) -> Result<()> {
         let mut log = self.commits.lock();
         self.seal_and_commit(&mut log, |uncommitted| {
             uncommitted.tail.append_closing();
@@ -26,7 +26,7 @@ impl Journal {
     }
 
     /// Later reads of data come from the medium.
-    pub(crate) fn read_data_afresh(&self) -> Result<()> {
+    pub fn read_data_afresh(&self) -> Result<()> {
         let forgotten = self.data.forget_cached();
         forgotten.map_err(|error| {
             let what = format_args!("reading {} afresh", self.data.name());
