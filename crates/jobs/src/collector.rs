@@ -112,7 +112,7 @@ fn finish_shrinking(store: &Store, registry: &JobRegistry, foreground: &mut Fore
             "the pool keeps its size: {left} blocks beyond the new end stay in use; run `pool check`"
         ),
         Err(error) => {
-            tracing::error!(%error, "making the pool smaller failed");
+            tracing::error!(%error, "shrinking the pool failed");
             registry.sleep(retry_pause(1));
         }
     }
@@ -144,7 +144,7 @@ fn give_back(store: &Store, registry: &JobRegistry, foreground: &mut Foreground,
             Ok(true) => registry.sleep(GIVE_BACK_PAUSE.min(left())),
             Ok(false) => break,
             Err(error) => {
-                tracing::error!(%error, "giving space back to the host failed");
+                tracing::error!(%error, "discarding free blocks failed");
                 break;
             }
         }

@@ -53,7 +53,7 @@ struct Worker {
 
 /// The message of the jobs of a thread that panicked.
 const GONE: &str =
-    "it ended by a fault of onefold, which the daemon's log has; start the daemon anew";
+    "it panicked, which is a defect of onefold; see the daemon's log, and restart the daemon";
 
 /// The finder's work on one volume.
 struct VolumeJob {
@@ -127,7 +127,7 @@ impl Job {
     /// It failed. The log hears of the first failure in a row only.
     fn fail(&mut self, what: &str, message: String) {
         if self.failure.is_none() {
-            tracing::warn!("{what} failed and will be tried again: {message}");
+            tracing::warn!("{what} failed and will be retried: {message}");
         }
         self.failure = Some(message);
     }
@@ -698,7 +698,7 @@ impl VolumeJob {
         if report.at_end {
             let declined = std::mem::take(&mut self.declined);
             if declined > 0 && self.left_out == 0 {
-                tracing::warn!("{what} leaves {declined} blocks out: the index has no room");
+                tracing::warn!("{what} skipped {declined} blocks: the index has no room");
             }
             self.left_out = declined;
         }

@@ -26,7 +26,7 @@ pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budge
         if looked.is_none_or(|at: Instant| at.elapsed() >= POLL_INTERVAL) {
             looked = Some(Instant::now());
             if let Err(error) = store.look_at_suspects() {
-                tracing::error!(%error, "blocks that could not be read cannot be listed");
+                tracing::error!(%error, "cannot list unreadable blocks");
             }
         }
         if looked_again.elapsed() >= LOOK_AGAIN_INTERVAL {
@@ -34,7 +34,7 @@ pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budge
             match store.look_at_unreadable(&mut look_from) {
                 Ok(0) => {}
                 Ok(good) => tracing::warn!("{good} blocks that could not be read are good again"),
-                Err(error) => tracing::error!(%error, "bad blocks cannot be looked at again"),
+                Err(error) => tracing::error!(%error, "cannot check bad blocks again"),
             }
         }
         let status = store.scrub_status().ok();
@@ -66,7 +66,7 @@ pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budge
         }
     }
     if let Err(error) = store.save_scrub() {
-        tracing::warn!(%error, "the scrub begins again somewhat before where it was");
+        tracing::warn!(%error, "cannot save the scrub's progress; after a restart it resumes somewhat earlier");
     }
 }
 

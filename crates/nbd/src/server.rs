@@ -282,7 +282,7 @@ impl Acceptor {
         });
         if let Err(error) = started {
             self.resources.refusals.line(|left_out| {
-                tracing::error!(left_out, %error, "no thread for {peer}, whose connection is closed");
+                tracing::error!(left_out, %error, "cannot start a thread for {peer}; its connection is closed");
             });
         }
     }

@@ -45,7 +45,7 @@ pub(super) fn write_deletion(deletion: &DeletionReply, out: &mut dyn Write) -> i
         return writeln!(out, "{name} was deleted; {own} of it stuck: {failure}");
     }
     match deletion.needed_by.is_empty() {
-        true => writeln!(out, "{name} was deleted; {own} of it still to be given up"),
+        true => writeln!(out, "{name} was deleted; {own} of it still to be released"),
         false => {
             let needed_by = deletion.needed_by.join(", ");
             writeln!(out, "{name} was deleted; {own} of it needed by {needed_by}")

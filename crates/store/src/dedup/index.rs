@@ -49,7 +49,7 @@ impl IndexSlot {
                 next: None,
                 index: Err(Unusable {
                     kind: StoreErrorKind::Damaged,
-                    reason: format!("{error}; `pool check --repair` makes it anew"),
+                    reason: format!("{error}; `pool check --repair` rebuilds it"),
                 }),
             }
         });
@@ -102,7 +102,7 @@ impl IndexSlot {
         // The holder of the part must release it before it can be opened again.
         state.index = Err(Unusable {
             kind: StoreErrorKind::Damaged,
-            reason: "it was to be made anew, which `pool check --repair` does".to_owned(),
+            reason: "its rebuild has not ended; `pool check --repair` rebuilds it".to_owned(),
         });
         let disk = blank(engine, Part::Index, pool)?;
         // A crash before it has been counted must not leave one that seems to be whole.

@@ -132,7 +132,7 @@ impl Pool {
             let at = bad.pba.0 * self.block_size();
             let written = self.data().write_at(content, at);
             if let Err(error) = &written {
-                tracing::error!("block {} of the pool cannot be healed: {error}", bad.pba);
+                tracing::error!("block {} of the pool cannot be repaired: {error}", bad.pba);
             }
             written.is_ok()
         });
@@ -148,7 +148,7 @@ impl Pool {
             });
         }
         for Cure { bad, .. } in &cures {
-            tracing::warn!("block {} of the pool is healed", bad.pba);
+            tracing::warn!("block {} of the pool is repaired", bad.pba);
         }
         self.bad
             .unlist(&self.journal, cures.iter().map(|cure| cure.bad.pba))
