@@ -272,7 +272,11 @@ impl Journal {
         self.epochs.pin()
     }
 
-    /// The metadata as the records left it: see [`Journal::uncommitted`].
+    /// The metadata as the records left it.
+    ///
+    /// # Errors
+    ///
+    /// Those of a thread that panicked while it changed the metadata.
     pub fn metadata(&self) -> Result<Metadata<'_>> {
         self.uncommitted().map(Metadata)
     }

@@ -54,7 +54,7 @@ pub(super) struct LeftBehind {
 }
 
 impl TailCopy {
-    /// Finds or makes the memory of a pool. Nothing is written to it before [`TailCopy::begin`].
+    /// Finds or makes the memory of a pool. Nothing is written to it before a session begins.
     pub fn open(engine: &dyn Engine, pool: PoolId) -> Result<Self> {
         let opening = |error| StoreError::io("opening the copy of the log's tail", error);
         let memory = match engine.host_memory(MEMORY_BYTES).map_err(opening) {

@@ -266,41 +266,10 @@ pub(crate) fn open(
     options: &OpenOptions,
 ) -> Result<(Arc<Pool>, RecoveryReport)> {
     let started = Instant::now();
-    let part = |part| engine.open(part).map_err(|e| part_error(engine, part, e));
-    let (identity, meta, log, data, secret) = (
-        part(Part::Superblock)?,
-        part(Part::Meta)?,
-        part(Part::Log)?,
-        part(Part::Data)?,
-        part(Part::Secret)?,
-    );
-    let name = |part| engine.describe(part);
-    let page = read_page(&*identity, 0, &name(Part::Superblock))?;
-    let superblock = Superblock::decode(&page)
-        .map_err(|error| StoreError::format(name(Part::Superblock), error))?;
-    if Guard::RecoverySyncsFirst.holds() {
-        let parts = [(&data, Part::Data), (&log, Part::Log), (&meta, Part::Meta)];
-        settle(engine, parts).inspect_err(|_| {
-            // Requests that an earlier process answered may be lost with data that could not be
-            // synced.
-            if let Ok(mut copy) = TailCopy::open(engine, superblock.pool) {
-                copy.make_void();
-            }
-        })?;
-    }
-    let mut is_later_minor = page::is_of_later_minor(&page);
-    let root = read_root(
-        &*meta,
-        superblock.pool,
-        &name(Part::Meta),
-        &mut is_later_minor,
-    )?;
-    check_data(&*data, &superblock, &root, &name(Part::Data))?;
-    check_log(&*log, &superblock, &name(Part::Log))?;
-    let secret = read_page(&*secret, 0, &name(Part::Secret))?;
-    let secret = Secret::decode(&secret, superblock.pool)
-        .map_err(|error| StoreError::format(name(Part::Secret), error))?;
-    let bad = BadBlocks::open(engine, superblock.pool, !is_later_minor)?;
+    let mut report = RecoveryReport::default();
+    let parts = Parts::open(engine)?;
+    let superblock = parts.superblock;
+    let bad = BadBlocks::open(engine, superblock.pool, !parts.is_later_minor)?;
     let limits = Limits::from_memory(options.memory_bytes);
     let index = IndexSlot::open(
         engine,
@@ -308,68 +277,17 @@ pub(crate) fn open(
         superblock.pool,
         limits.index_bytes,
     );
-    let pages = Arc::new(Pages::new(
-        meta,
-        name(Part::Meta),
-        superblock.pool,
-        limits.nodes_max,
-    ));
-    let maps = Maps::new(Arc::clone(&pages), &limits, superblock.block_size);
-    let mut report = RecoveryReport::default();
-    let rebuild_free_space = options.rebuild_free_space;
-    let (metadata, is_rebuilt) =
-        onefold_metadata::open(&pages, &maps, &root, &limits, rebuild_free_space)?;
-    report.free_space_rebuilt = is_rebuilt;
-    let mark = LogMark {
-        position: root.log_position,
-        commit: root.commit,
-        checksum: root.frame_checksum,
-    };
-    let log = Log::new(
-        log,
-        name(Part::Log),
-        superblock.pool,
-        superblock.log_bytes,
-        mark,
-    );
     let background = Arc::new(BackgroundWork::default());
-    let journal = Journal::new(JournalParts {
-        superblock,
-        limits,
-        data: DataDisk::new(data, name(Part::Data)),
-        pages,
-        maps,
-        metadata,
-        tail_copy: TailCopy::open(engine, superblock.pool)?,
-        log,
-        root,
-        background: Arc::clone(&background),
-    });
-
-    let replayed = journal.replay(is_later_minor)?;
-    report.records_replayed = replayed.records;
-    report.log_bytes_replayed = replayed.log_bytes;
-    report.incomplete_commit = replayed.incomplete_commit;
-    report.is_log_replaced = replayed.is_log_replaced;
-    if replayed.closed_session != Some(root.session) && Guard::UnclosedDataReadAfresh.holds() {
+    let rebuild_free_space = options.rebuild_free_space;
+    let (journal, is_rebuilt) =
+        parts.journal(engine, limits, rebuild_free_space, Arc::clone(&background))?;
+    report.free_space_rebuilt = is_rebuilt;
+    let closed_session = replay(&journal, parts.is_later_minor, &mut report)?;
+    if closed_session != Some(parts.root.session) && Guard::UnclosedDataReadAfresh.holds() {
         journal.read_data_afresh()?;
     }
     bad.quarantine_listed(&journal)?;
-    if is_later_minor {
-        journal.fail(&StoreError::new(
-            StoreErrorKind::ReadOnly,
-            "a later version of onefold wrote it; this one only reads it",
-        ));
-    } else {
-        journal.start_session()?;
-        report.records_taken_over = journal.take_over_tail()?;
-        if report.records_taken_over > 0 {
-            // They continue where the log ended: the end of the process cut the commit short, and
-            // all of its records are there.
-            report.incomplete_commit = None;
-        }
-        journal.secure_first_pages()?;
-    }
+    begin_session(&journal, parts.is_later_minor, &mut report)?;
     journal.end_recovery()?;
     let pool = Arc::new(Pool::new(PoolParts {
         superblock,
@@ -377,7 +295,7 @@ pub(crate) fn open(
         journal,
         background,
         index,
-        secret,
+        secret: parts.secret,
         bad,
     }));
     report.clean = report.records_replayed == 0 && report.records_taken_over == 0;
@@ -385,7 +303,145 @@ pub(crate) fn open(
     Ok((pool, report))
 }
 
-/// Superblock and root of the existing pool, both whole.
+/// The parts of a pool that are there before anything is made of them.
+struct Parts {
+    superblock: Superblock,
+    root: Root,
+    secret: Secret,
+    /// A later minor version wrote some of it: it is only read.
+    is_later_minor: bool,
+    meta: Arc<dyn Disk>,
+    log: Arc<dyn Disk>,
+    data: Arc<dyn Disk>,
+}
+
+impl Parts {
+    fn open(engine: &dyn Engine) -> Result<Self> {
+        let part = |part| engine.open(part).map_err(|e| part_error(engine, part, e));
+        let (identity, meta, log, data, secret) = (
+            part(Part::Superblock)?,
+            part(Part::Meta)?,
+            part(Part::Log)?,
+            part(Part::Data)?,
+            part(Part::Secret)?,
+        );
+        let name = |part| engine.describe(part);
+        let page = read_page(&*identity, 0, &name(Part::Superblock))?;
+        let superblock = Superblock::decode(&page)
+            .map_err(|error| StoreError::format(name(Part::Superblock), error))?;
+        if Guard::RecoverySyncsFirst.holds() {
+            let parts = [(&data, Part::Data), (&log, Part::Log), (&meta, Part::Meta)];
+            settle(engine, parts).inspect_err(|_| {
+                // Requests that an earlier process answered may be lost with data that could not be
+                // synced.
+                if let Ok(mut copy) = TailCopy::open(engine, superblock.pool) {
+                    copy.make_void();
+                }
+            })?;
+        }
+        let mut is_later_minor = page::is_of_later_minor(&page);
+        let meta_name = name(Part::Meta);
+        let root = read_root(&*meta, superblock.pool, &meta_name, &mut is_later_minor)?;
+        check_data(&*data, &superblock, &root, &name(Part::Data))?;
+        check_log(&*log, &superblock, &name(Part::Log))?;
+        let secret = read_page(&*secret, 0, &name(Part::Secret))?;
+        let secret = Secret::decode(&secret, superblock.pool)
+            .map_err(|error| StoreError::format(name(Part::Secret), error))?;
+        Ok(Self {
+            superblock,
+            root,
+            secret,
+            is_later_minor,
+            meta,
+            log,
+            data,
+        })
+    }
+
+    /// Reads the metadata that the root reaches. Returns whether free space was counted again.
+    fn journal(
+        &self,
+        engine: &dyn Engine,
+        limits: Limits,
+        rebuild_free_space: bool,
+        background: Arc<BackgroundWork>,
+    ) -> Result<(Journal, bool)> {
+        let name = |part| engine.describe(part);
+        let (superblock, root) = (self.superblock, self.root);
+        let pages = Arc::new(Pages::new(
+            Arc::clone(&self.meta),
+            name(Part::Meta),
+            superblock.pool,
+            limits.nodes_max,
+        ));
+        let maps = Maps::new(Arc::clone(&pages), &limits, superblock.block_size);
+        let (metadata, is_rebuilt) =
+            onefold_metadata::open(&pages, &maps, &root, &limits, rebuild_free_space)?;
+        let mark = LogMark {
+            position: root.log_position,
+            commit: root.commit,
+            checksum: root.frame_checksum,
+        };
+        let log = Log::new(
+            Arc::clone(&self.log),
+            name(Part::Log),
+            superblock.pool,
+            superblock.log_bytes,
+            mark,
+        );
+        let journal = Journal::new(JournalParts {
+            superblock,
+            limits,
+            data: DataDisk::new(Arc::clone(&self.data), name(Part::Data)),
+            pages,
+            maps,
+            metadata,
+            tail_copy: TailCopy::open(engine, superblock.pool)?,
+            log,
+            root,
+            background,
+        });
+        Ok((journal, is_rebuilt))
+    }
+}
+
+/// Returns the session that was closed at the end of the log.
+fn replay(
+    journal: &Journal,
+    is_later_minor: bool,
+    report: &mut RecoveryReport,
+) -> Result<Option<u64>> {
+    let replayed = journal.replay(is_later_minor)?;
+    report.records_replayed = replayed.records;
+    report.log_bytes_replayed = replayed.log_bytes;
+    report.incomplete_commit = replayed.incomplete_commit;
+    report.is_log_replaced = replayed.is_log_replaced;
+    Ok(replayed.closed_session)
+}
+
+/// From here on the pool can be written, unless a later version wrote it.
+fn begin_session(
+    journal: &Journal,
+    is_later_minor: bool,
+    report: &mut RecoveryReport,
+) -> Result<()> {
+    if is_later_minor {
+        journal.fail(&StoreError::new(
+            StoreErrorKind::ReadOnly,
+            "a later version of onefold wrote it; this one only reads it",
+        ));
+        return Ok(());
+    }
+    journal.start_session()?;
+    report.records_taken_over = journal.take_over_tail()?;
+    if report.records_taken_over > 0 {
+        // They continue where the log ended: the end of the process cut the commit short, and
+        // all of its records are there.
+        report.incomplete_commit = None;
+    }
+    journal.secure_first_pages()
+}
+
 pub(crate) fn identify(engine: &dyn Engine) -> Result<(Superblock, Root)> {
     let part = |part| engine.open(part).map_err(|e| part_error(engine, part, e));
     let page = read_page(&*part(Part::Superblock)?, 0, "superblock")?;
