@@ -16,6 +16,7 @@ mod guest;
 mod guest_image;
 mod kill_loop;
 mod memory_limit;
+mod metrics;
 mod reconnect;
 mod sharing;
 
@@ -48,6 +49,8 @@ enum Task {
     Sharing(sharing::Arguments),
     /// Compare the daemon's peak memory under load with its limit
     MemoryLimit,
+    /// Check metrics and alerts with Prometheus, and fire every alert
+    Metrics,
     /// Kill the server again and again, and look for what was flushed
     KillLoop(kill_loop::Arguments),
     /// Kill the server behind a client that reconnects, and look for every answered request
@@ -79,6 +82,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Clients(arguments) => clients::run(&workspace, &arguments),
         Task::Sharing(arguments) => sharing::run(&workspace, &arguments),
         Task::MemoryLimit => memory_limit::run(&workspace),
+        Task::Metrics => metrics::run(&workspace),
         Task::KillLoop(arguments) => kill_loop::run(&workspace, &arguments),
         Task::Reconnect(arguments) => reconnect::run(&workspace, &arguments),
         Task::Guest(arguments) => guest::run(&workspace, &arguments),

@@ -51,6 +51,8 @@ enum Task {
     Sharing(Forwarded),
     /// Compare the daemon's peak memory under load with its limit
     MemoryLimit(Forwarded),
+    /// Check metrics and alerts with Prometheus, and fire every alert
+    Metrics(Forwarded),
     /// Run the kill -9 loop alone
     KillLoop(Forwarded),
     /// Kill the server behind a client that reconnects, and look for every answered request
@@ -97,6 +99,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Clients(arguments) => forward(arguments, "clients"),
         Task::Sharing(arguments) => forward(arguments, "sharing"),
         Task::MemoryLimit(arguments) => forward(arguments, "memory-limit"),
+        Task::Metrics(arguments) => forward(arguments, "metrics"),
         Task::KillLoop(arguments) => forward(arguments, "kill-loop"),
         Task::Reconnect(arguments) => forward(arguments, "reconnect"),
         Task::Guest(arguments) => forward(arguments, "guest"),

@@ -59,6 +59,7 @@ pub(super) const STEPS: &[Step] = &[
     step("clients", Waiting(&[&["clients"]])),
     step("sharing", Waiting(&[&["sharing"]])),
     step("memory limit", Waiting(&[&["memory-limit"]])),
+    step("metrics", Waiting(&[&["metrics"]])),
     step(
         "reconnect",
         Waiting(&[&["reconnect", "--control"], &["reconnect"]]),
