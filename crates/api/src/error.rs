@@ -1,7 +1,7 @@
 //! A failure, as users see it.
 //!
-//! Every message says what failed, where, and what the user can do about it. A message fits on one
-//! line of stderr: line breaks from lower layers are replaced when it is printed.
+//! Every message gives the operation, the place and a remedy. A message fits on one line of stderr:
+//! line breaks from lower layers are replaced when it is printed.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 /// The result of a request.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The kind of a failure: what a program may decide by.
+/// The kind of a failure: programs decide by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
@@ -40,7 +40,7 @@ pub enum ErrorKind {
 pub struct Error {
     /// Its kind.
     pub kind: ErrorKind,
-    /// What failed, where, and what the user can do; in one line, for people.
+    /// The operation, the place and a remedy; in one line, for people.
     pub message: String,
 }
 
@@ -66,7 +66,7 @@ impl Error {
         Self::new(ErrorKind::Usage, message)
     }
 
-    /// A failed system call, with what was being done to what.
+    /// A failed system call, with the operation and its object.
     #[must_use]
     pub fn io(what: impl fmt::Display, source: &io::Error) -> Self {
         Self::failed(format!("{what}: {source}"))

@@ -1,4 +1,4 @@
-//! What users can ask of onefold: requests, replies, and the service that carries them out.
+//! Users' requests to onefold, their replies, and the service that carries them out.
 //!
 //! A request is one definition. From it come its arguments on the command line (clap), its JSON on the
 //! control socket (serde), and its part of the [OpenAPI document](openapi::document). The command line

@@ -31,7 +31,8 @@ pub(crate) const FINDINGS_LISTED_MAX: usize = 10_000;
 /// however large the volume is.
 pub(crate) const DIFF_EXTENTS_MAX: usize = 4096;
 
-/// Places of bad blocks that a scrub lists; beyond it they are only counted, for the same reason.
+/// Most places of bad blocks that a scrub lists; further ones are only counted, for the same
+/// reason.
 pub(crate) const PLACES_LISTED_MAX: usize = 10_000;
 
 /// How often a request polls the daemon's scrub for its progress.

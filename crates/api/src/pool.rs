@@ -282,11 +282,11 @@ pub struct PoolResize {
 }
 
 impl PoolResize {
-    /// What making it smaller takes, and that only if it is wanted.
+    /// The cost of shrinking it, and only if that is requested.
     fn shrink(&self, service: &Service, size_bytes: u64, report: Report<'_>) -> Result<PlanReply> {
         let store = &service.store;
         let before = store.size_bytes()?;
-        // What is deleted need not be moved.
+        // Deleted blocks need not be moved.
         store.finish_deletions(&mut service.blocks(report))?;
         let wanted = store.plan_shrink(size_bytes)?;
         let block_size = u64::from(store.block_size());

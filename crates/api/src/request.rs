@@ -1,4 +1,4 @@
-//! What each request provides.
+//! The parts of each request.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -22,10 +22,10 @@ pub trait Request: Serialize + DeserializeOwned + ToSchema + Send + 'static {
     /// Its reply.
     type Reply: Serialize + DeserializeOwned + ToSchema + Send + 'static;
 
-    /// Refuses what no pool would accept.
+    /// Refuses requests that every pool would refuse.
     ///
     /// # Errors
-    /// [`Usage`](crate::ErrorKind::Usage), with what is wrong.
+    /// [`Usage`](crate::ErrorKind::Usage), with the fault.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -33,7 +33,7 @@ pub trait Request: Serialize + DeserializeOwned + ToSchema + Send + 'static {
     /// Carries it out. [`Service::call`] checks it first.
     ///
     /// # Errors
-    /// What failed, on which volume or address, and what the user can do.
+    /// The operation, the volume or address, and a remedy.
     fn run(&self, service: &Service, report: Report<'_>) -> Result<Self::Reply>;
 }
 

@@ -1,4 +1,4 @@
-//! An open pool with its clients and jobs: what requests are carried out on.
+//! An open pool with its clients and jobs, on which requests are carried out.
 
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -101,7 +101,7 @@ impl Service {
         maintenance.is_some_and(|maintenance| maintenance.is_stopping())
     }
 
-    /// Gives up what was deleted; where there is a daemon, its background job does that.
+    /// Releases deleted volumes and snapshots; with a daemon, its background job does that.
     pub(crate) fn finish_deletions(&self, report: Report<'_>) -> Result<()> {
         if self.maintenance.is_none() {
             self.store.finish_deletions(&mut self.blocks(report))?;
@@ -139,7 +139,8 @@ impl Service {
         self.clients.as_ref().and_then(|a| a.nbd_uri(volume))
     }
 
-    /// What a reader of one of `among` volumes and snapshots finds, if that is known or soon counted.
+    /// The data that a reader of one of `among` volumes and snapshots finds, if that is known or
+    /// quickly counted.
     pub(crate) fn data(&self, name: &str, among: usize) -> DataReply {
         let segments_max = LIST_SEGMENTS_MAX / among.max(1) as u64;
         // Where a map cannot be read, `pool check` says so; the others are listed all the same.
@@ -166,8 +167,8 @@ impl Service {
         Ok(self.store.volume_stat(name)?)
     }
 
-    /// Makes sure that nobody uses the volume, now and until the result is dropped: refuses, naming
-    /// the clients, or disconnects them.
+    /// Makes sure that the volume is not in use, now and until the result is dropped: refuses,
+    /// naming the clients, or disconnects them.
     pub(crate) fn detach(&self, volume: &str, force: bool, action: &str) -> Result<Option<Hold>> {
         let Some(server) = &self.clients else {
             return Ok(None);
@@ -192,8 +193,8 @@ impl Service {
 /// The longest name that a volume may have.
 const NAME_BYTES_MAX: usize = 63;
 
-/// Names go into file names, URIs and export lists, so only plain characters are allowed, and none
-/// that an option or a snapshot (`VOL@SNAP`) could be taken for.
+/// Names are used in file names, URIs and export lists, so only plain characters are allowed, and
+/// none that could be mistaken for an option or a snapshot (`VOL@SNAP`).
 ///
 /// # Errors
 /// [`Usage`](crate::ErrorKind::Usage) for other names.
@@ -218,8 +219,8 @@ pub(crate) fn check_plain(name: &str, what: &str) -> Result<()> {
     )))
 }
 
-/// What the user wants, as a whole number of blocks, and not nothing: `1.3G` and `20GB` are none, and
-/// mean at least so much.
+/// The user's size, rounded up to a whole number of blocks, and not zero: `1.3G` and `20GB` are not
+/// whole, and mean at least that much.
 pub(crate) fn whole_blocks(size_bytes: u64, block_size: u32, of: &str) -> Result<u64> {
     if size_bytes == 0 {
         return Err(Error::usage(format!("a {of}'s size must not be 0")));

@@ -16,7 +16,7 @@ pub const HELP: &str = "Sizes are bytes, or numbers such as 1.5 with a unit: \
 /// Bytes that `text` stands for. A fraction of a byte counts as a byte.
 ///
 /// # Errors
-/// What is wrong with the text.
+/// The fault of the text.
 pub fn parse(text: &str) -> Result<u64, String> {
     let unusable =
         || format!("'{text}' is not a size; write bytes, or for example 4K, 1.5G or 20GB");

@@ -141,7 +141,7 @@ pub struct SnapshotReply {
     /// The same in bytes.
     pub own_bytes: u64,
     #[serde(flatten)]
-    /// What the last accounting found.
+    /// Results of the last accounting.
     pub usage: UsageReply,
     /// Where NBD clients find it, if a daemon serves it.
     pub nbd_uri: Option<String>,

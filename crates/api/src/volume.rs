@@ -73,7 +73,7 @@ pub struct VolumeReply {
     /// Private blocks that the finder has not scanned yet.
     pub pending_dedup_blocks: u64,
     #[serde(flatten)]
-    /// What the last accounting found.
+    /// Results of the last accounting.
     pub usage: UsageReply,
     /// Where NBD clients find it, if a daemon serves it.
     pub nbd_uri: Option<String>,

@@ -1,9 +1,9 @@
 //! Finding the duplicates of an image while it is loaded.
 //!
-//! Two threads: one writes what arrives, the other publishes what has been written, a batch for
-//! every [`IMPORT_BATCH_BLOCKS`] written. The writer waits when it is too far ahead, so an image of
-//! duplicates never takes much more room in the pool than what is new in it. An image that cannot
-//! be published is loaded all the same, and left to the finder.
+//! Two threads: one writes arriving pieces, the other publishes written ones, a batch for every
+//! [`IMPORT_BATCH_BLOCKS`] written. The writer waits when it is too far ahead, so an image of
+//! duplicates never takes much more room in the pool than its new blocks. An image that cannot be
+//! published is still loaded, and left to the finder.
 
 use crate::error::Result;
 use crate::limits::{IMPORT_BATCH_BLOCKS, IMPORT_BATCHES_AHEAD_MAX};
@@ -11,7 +11,7 @@ use onefold_store::{BatchReport, Import, Store};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// What was published of an image.
+/// The published part of an image.
 #[derive(Debug, Default)]
 pub(super) struct Published {
     pub(super) unique_blocks: u64,
@@ -37,8 +37,8 @@ impl Published {
     }
 }
 
-/// Calls `load`, which tells the [`Loading`] what it has written, and publishes that meanwhile.
-/// Returns when both are done; where loading has failed, after the batch under way.
+/// Calls `load`, which reports its writes to the [`Loading`], and publishes them meanwhile. Returns
+/// when both are done; if loading has failed, after the batch in progress.
 pub(super) fn load_and_publish<T>(
     store: &Store,
     import: &Import,
@@ -87,8 +87,8 @@ fn publish(
             Stage::Loaded => break,
         }
     }
-    // This ends the pass that was begun while loading; what it may have left behind takes another
-    // one. But where the index is full, that would only find the same blocks again.
+    // This ends the pass that began while loading; blocks that it may have missed take another one.
+    // But if the index is full, that would only find the same blocks again.
     publish_to_end(import, published)?;
     if !published.is_index_full {
         publish_to_end(import, published)?;
@@ -189,7 +189,7 @@ impl Drop for LoadingEnd<'_> {
     }
 }
 
-/// Lets the writer know that nobody publishes any more, even after a panic.
+/// Tells the writer that publishing has ended, even after a panic.
 struct PublisherGone<'a>(&'a Loading);
 
 impl Drop for PublisherGone<'_> {

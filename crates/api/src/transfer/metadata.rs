@@ -30,7 +30,7 @@ impl Export for MetadataExport {
 
     fn open(&self, service: &Service) -> Result<OpenExport> {
         let store = Arc::clone(&service.store);
-        // What checkpoints change until it begins makes no difference to anybody but the bar.
+        // Changes by checkpoints until it begins affect only the progress bar.
         let bytes = store.export_bytes();
         Ok(OpenExport::new(bytes, move |pieces| {
             let mut file = PieceWriter::new(pieces);
@@ -43,7 +43,7 @@ impl Export for MetadataExport {
     }
 }
 
-/// Cuts a file into pieces. Each write fails once nobody takes them any more.
+/// Cuts a file into pieces. Each write fails once they are no longer taken.
 struct PieceWriter<'a> {
     pieces: &'a PieceSender,
     pool: ChunkPool,

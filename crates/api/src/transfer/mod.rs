@@ -61,10 +61,10 @@ pub struct VolumeImportReply {
 }
 
 impl VolumeImport {
-    /// Refuses what no pool would accept.
+    /// Refuses requests that every pool would refuse.
     ///
     /// # Errors
-    /// [`Usage`](crate::ErrorKind::Usage), with what is wrong.
+    /// [`Usage`](crate::ErrorKind::Usage), with the fault.
     pub fn check(&self) -> Result<()> {
         check_name(&self.name)?;
         self.options.check()
@@ -73,7 +73,7 @@ impl VolumeImport {
     /// Takes the pieces until the image is complete; after anything else the volume is gone again.
     ///
     /// # Errors
-    /// What failed; nothing of the volume is left then.
+    /// The failure; nothing of the volume is left then.
     pub fn run(&self, service: &Service, mut pieces: PieceReceiver) -> Result<VolumeImportReply> {
         self.check()?;
         if self.image_bytes == 0 {
@@ -188,7 +188,7 @@ pub trait Export: Serialize + DeserializeOwned + ToSchema + Send + 'static {
 /// Sends the data in ascending order, then its size.
 type SendAll = Box<dyn FnOnce(&PieceSender) -> Result<()> + Send>;
 
-/// What is being copied out.
+/// The export's source.
 pub struct OpenExport {
     size_bytes: u64,
     send_all: SendAll,

@@ -14,7 +14,7 @@ const BUFFER_ALIGNMENT: usize = 4096;
 /// A step of a transfer.
 #[derive(Debug)]
 pub enum Piece {
-    /// Bytes of the image. What no piece covers reads as zeros.
+    /// Bytes of the image. Ranges without a piece read as zeros.
     Data(Chunk),
     /// The image is complete and has this size. A transfer that stops without it was interrupted.
     End {
@@ -46,7 +46,7 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// Sets the length; bytes that it adds are what an earlier use left, to be overwritten.
+    /// Sets the length; added bytes are remains of an earlier use, to be overwritten.
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= TRANSFER_CHUNK_BYTES, "a chunk of {len} bytes");
         self.len = len;
