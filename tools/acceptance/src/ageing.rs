@@ -1,11 +1,11 @@
-//! `cargo xtask ageing`: what becomes of a fully deduplicated volume that is rewritten.
+//! `cargo xtask ageing`: rewriting a fully deduplicated volume again and again.
 //!
-//! A block that the finder has been over is never changed in place: its next write goes to a new
-//! block, and its reference is given up (docs/life-of-a-write.md). The first rewrite of a
-//! deduplicated volume pays that for every block, and each later one for as many as the finder has
-//! been over meanwhile. Here each round writes every block once, in random order, while finder and
-//! collector work under their usual budget. When the load stops, both queues must become empty,
-//! and then the pool must hold every different block once.
+//! A published block is never changed in place: its next write goes to a new block, and its
+//! reference is dropped (docs/life-of-a-write.md). The first rewrite of a deduplicated volume pays
+//! that for every block, and each later one for the blocks published meanwhile. Here each round
+//! writes every block once, in random order, while finder and collector work under their usual
+//! budget. When the load stops, both queues must become empty, and then the pool must hold every
+//! different block once.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use onefold_harness::workspace::Workspace;
 const VOLUME: &str = "aged";
 const BLOCK_BYTES: u64 = 4096;
 
-/// How long finder and collector may take to come to an end when nobody writes any more.
+/// The time that finder and collector may take to finish after the last write.
 const DRAIN_LIMIT: Duration = Duration::from_secs(600);
 
 /// Options of `cargo xtask ageing`.
@@ -38,12 +38,12 @@ pub(crate) struct Arguments {
     mib: u64,
 }
 
-/// What one round showed.
+/// The result of one round.
 struct Round {
     seconds: f64,
     writes: u64,
     p99_us: f64,
-    /// References given up: one for each write to a block that the finder had been over.
+    /// Dropped references: one for each write to a published block.
     released: u64,
     /// When the last write was answered.
     backlog: Backlog,
@@ -114,9 +114,9 @@ fn round(product: &Product, scratch: &Scratch, size: &str) -> Result<Round> {
     })
 }
 
-/// References given up since the daemon was started.
+/// References dropped since the daemon was started.
 fn released(product: &Product) -> Result<u64> {
-    // A release between the two questions would be counted twice; so the collector rests.
+    // A release between the two queries would be counted twice; so the collector is paused.
     product.pause_jobs()?;
     let released = product.work()?.released + product.backlog()?.queued;
     product.resume_jobs()?;

@@ -1,8 +1,8 @@
 //! Foreign clients against the server: QEMU's tools, libnbd's tools, fio, and an ext4 file
 //! system made and used through a client.
 //!
-//! Our own tests know what our own code means; these programs know only the protocol. Each check
-//! also runs against `qemu-nbd` (`--against qemu-nbd`), which tells a fault of ours from one of
+//! Our own tests share our own assumptions; these programs know only the protocol. Each check also
+//! runs against `qemu-nbd` (`--against qemu-nbd`), which distinguishes a fault of ours from one of
 //! the check.
 
 use std::io::{Read as _, Write as _};
@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
     against: Against,
 }
 
-/// What every check gets.
+/// The environment of every check.
 struct Table {
     against: Against,
     scratch: Scratch,
@@ -230,8 +230,8 @@ fn nbdcopy(table: &mut Table) -> Result<()> {
         .arg(&copy)
         .run()?;
     compare(&table.image.path, &copy)?;
-    // The image is mostly holes: what is allocated must be near to what it holds, and both the
-    // holes and the data must be told.
+    // The image is mostly holes: the allocated size must be near to that of its data, and both the
+    // holes and the data must be reported.
     let map = Cmd::new("nbdinfo")
         .args(["--map", "--json", &copy])
         .read()?;
@@ -280,7 +280,7 @@ fn map_totals(map: &Value) -> Option<(u64, u64)> {
     Some((data, all))
 }
 
-/// Requests whose edges are on no boundary; each is compared with what must surround it.
+/// Requests whose edges are on no boundary; each is compared with the expected surroundings.
 const ODD_REQUESTS: &[&str] = &[
     "write -P 0x11 0 1M",
     "write -P 0x22 1000 3000",
@@ -315,7 +315,7 @@ const ODD_REQUESTS: &[&str] = &[
     "flush",
 ];
 
-/// What [`ODD_REQUESTS`] leaves, to be found again after a restart.
+/// The result of [`ODD_REQUESTS`], to be found again after a restart.
 const ODD_CONTENT: &[&str] = &[
     "read -P 0x11 0 1000",
     "read -P 0x22 1000 3000",
@@ -341,7 +341,7 @@ fn qemu_io(table: &mut Table) -> Result<()> {
     )?;
     qemu_io_run(&uri, &to_strings(ODD_REQUESTS))?;
     qemu_io_run(&table.disks.second_uri("odd"), &to_strings(ODD_CONTENT))?;
-    // A check that can not fail would be worth nothing.
+    // A check that cannot fail would be worth nothing.
     let wrong = qemu_io_run(&uri, &to_strings(&["read -P 0x12 0 1000"]));
     ensure!(wrong.is_err(), "qemu-io did not notice a wrong pattern");
     // Last byte and beyond the end.
@@ -362,7 +362,7 @@ fn to_strings(requests: &[&str]) -> Vec<String> {
     requests.iter().map(ToString::to_string).collect()
 }
 
-/// Runs requests in turn. qemu-io's exit status alone does not tell a wrong pattern.
+/// Runs requests in turn. qemu-io's exit status alone does not reveal a wrong pattern.
 fn qemu_io_run(uri: &str, requests: &[String]) -> Result<()> {
     let mut command = Cmd::new("qemu-io").args(["-f", "raw", "-t", "writeback"]);
     for request in requests {
@@ -408,7 +408,7 @@ fn rude_clients(table: &mut Table) -> Result<()> {
         b"GET / HTTP/1.0\r\n\r\n",
         // The client's flags, then half of an option's header.
         b"\0\0\0\x03IHAVEOPT\0\0",
-        // An option that says it is 4 GiB long.
+        // An option that claims to be 4 GiB long.
         b"\0\0\0\x03IHAVEOPT\0\0\0\x07\xff\xff\xff\xff",
     ];
     for attempt in attempts {
@@ -537,7 +537,7 @@ fn check_ext4(table: &Table, fused: &Fused) -> Result<()> {
     std::fs::remove_dir_all(&out).context("cannot remove the dumped files")
 }
 
-/// A full copy of a snapshot, made into the next one with the blocks that the bitmap tells.
+/// A full copy of a snapshot, updated to the next one with the dirty blocks of the bitmap.
 fn increment(table: &mut Table) -> Result<()> {
     let Some(product) = table.disks.product() else {
         return Ok(());
@@ -590,7 +590,7 @@ fn backup(table: &Table) -> PathBuf {
     table.scratch.path().join("backup.raw")
 }
 
-/// Offsets and lengths of what changed since snapshot `one`.
+/// Offsets and lengths of the changes since snapshot `one`.
 type Ranges = Vec<(u64, u64)>;
 
 fn dirty_ranges(uri: &str, size_bytes: u64) -> Result<Ranges> {
@@ -604,7 +604,7 @@ fn dirty_ranges(uri: &str, size_bytes: u64) -> Result<Ranges> {
     Ok(ranges)
 }
 
-/// QEMU shows what is dirty as if it had no data.
+/// QEMU shows dirty ranges as if they had no data.
 fn dirty_ranges_by_qemu(table: &Table) -> Result<Ranges> {
     let uri = table.disks.uri("history@two");
     let (_, socket) = uri.split_once("?socket=").context("not a unix socket")?;
@@ -631,12 +631,12 @@ fn diff_ranges(product: &Product) -> Result<Ranges> {
     ranges(diff.get("extents").unwrap_or(&Value::Null), |_| true)
 }
 
-/// Those of a list's extents that are wanted, in order, neighbours as one.
+/// The wanted extents of a list, in order, neighbours joined.
 fn ranges(list: &Value, is_wanted: impl Fn(&Value) -> bool) -> Result<Ranges> {
     let mut ranges = Ranges::new();
     let list = list.as_array().context("not a list of extents")?;
     for extent in list.iter().filter(|extent| is_wanted(extent)) {
-        // QEMU says `start` for what the others call `offset`.
+        // QEMU uses `start` where the others use `offset`.
         let number = |key| extent.get(key).and_then(Value::as_u64);
         let offset = number("offset").filter(|_| extent.get("start").is_none());
         let (Some(offset), Some(length)) = (offset.or(number("start")), number("length")) else {

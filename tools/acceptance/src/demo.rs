@@ -1,12 +1,11 @@
 //! `cargo xtask demo`: the main job on real input, step by step, each with its duration.
 //!
-//! What it shows about a crash is shown honestly: before the kill, fio has written region A and
-//! its flush has returned; the kill comes while fio writes region B. After the restart region A
-//! and both imported volumes must be exactly what they were. Region B was never flushed and may
-//! hold old or new blocks.
+//! The crash part works like this: before the kill, fio has written region A and its flush has
+//! returned; the kill comes while fio writes region B. After the restart region A and both imported
+//! volumes must be unchanged. Region B was never flushed and may hold old or new blocks.
 //!
-//! What it shows about sharing is counted twice: what the pool says that it holds must be exactly
-//! what [`distinct`] counts in the volumes' content, as any client reads it.
+//! The sharing part is counted twice: the pool's own count must equal the count of [`distinct`] in
+//! the volumes' content, as any client reads it.
 
 use std::time::{Duration, Instant};
 
@@ -45,7 +44,7 @@ const GIVE_BACK_LIMIT: Duration = Duration::from_secs(60);
 /// Of the bytes freed, how much `du` must drop by.
 const GIVEN_BACK_MIN: f64 = 0.9;
 
-/// What is printed at the end.
+/// The output at the end.
 #[derive(Default)]
 struct Summary {
     rows: Vec<(&'static str, String)>,
@@ -70,7 +69,7 @@ impl Summary {
     }
 }
 
-/// Runs one step and prints its duration and what it found, as a sentence.
+/// Runs one step and prints its duration and its result, as a sentence.
 fn step<T>(title: &str, work: impl FnOnce() -> Result<(T, String)>) -> Result<T> {
     println!("{title} ...");
     let start = Instant::now();
@@ -239,7 +238,8 @@ fn region(product: &Product, name: &str, index: u64) -> Section {
 }
 
 fn region_a(product: &Product) -> Section {
-    // Verification reads back what a second run of the same job, from the same seed, would write.
+    // Verification reads back the data that a second run of the same job, from the same seed, would
+    // write.
     region(product, "region-a", 0)
         .set("randseed", 4711)
         .set("verify", "crc32c")
@@ -359,7 +359,8 @@ fn give_back(product: &Product, summary: &mut Summary) -> Result<()> {
                 .command()
                 .args(["--quiet", "volume", "delete", SECOND_VOLUME, "--yes"])
                 .run()?;
-            // What other volumes share stays; the rest is free once the collector has been there.
+            // Blocks that other volumes share stay; the rest is free once the collector has
+            // released it.
             product.wait_for_backlog(GIVE_BACK_LIMIT, |backlog| backlog.queued == 0)?;
             let blocks_freed =
                 blocks_before.saturating_sub(product.stat_number("physical_blocks")?);
@@ -455,7 +456,7 @@ fn write_as_guest(product: &Product, images: &[Image]) -> Result<()> {
     )
 }
 
-/// What all volumes of the pool hold, read as any client reads it.
+/// The content of all volumes of the pool, as any client reads it.
 fn count_volumes(product: &Product, scratch: &Scratch) -> Result<Counted> {
     let stat = product.stat()?;
     let volumes = stat.get("volumes").and_then(Value::as_array);

@@ -1,8 +1,9 @@
-//! `cargo xtask docs`: types what `docs/operating` tells people to type.
+//! `cargo xtask docs`: runs the commands of `docs/operating`.
 //!
-//! Every block of shell commands of every document is run, those of a document in one shell and in their order.
-//! What a document takes for granted is made before, its paths lie below a scratch directory, and what would take
-//! minutes is made smaller: [`DOCUMENTS`] says how. A block that nothing is said of runs as it is printed.
+//! Every block of shell commands of every document is run, those of a document in one shell and in
+//! their order. The prerequisites of a document are made before, its paths are below a scratch
+//! directory, and slow steps are made smaller: [`DOCUMENTS`] has the changes. All other blocks run
+//! as printed.
 
 use std::path::Path;
 
@@ -15,7 +16,7 @@ use onefold_harness::workspace::Workspace;
 
 const FOLDER: &str = "docs/operating";
 
-/// Directories of a host that documents name. They are made below the scratch directory.
+/// Directories of a host in the documents. They are made below the scratch directory.
 const HOST: [&str; 6] = [
     "/srv/",
     "/var/lib/libvirt/images",
@@ -25,16 +26,17 @@ const HOST: [&str; 6] = [
     "/dev/sd",
 ];
 
-/// What a document needs to be run.
+/// The changes and prerequisites of a document.
 struct Document {
     name: &'static str,
     /// Run before its first block, besides [`PRELUDE`].
     before: &'static str,
-    /// Blocks, by how they begin, and what is run before them: they are of another day than those above them.
+    /// Blocks, by their first words, and the commands run before them: they are of another day than
+    /// those above them.
     days: &'static [(&'static str, &'static str)],
     /// Less of everything.
     smaller: &'static [(&'static str, &'static str)],
-    /// Blocks that are not run, by how they begin, and what does instead.
+    /// Blocks that are not run, by their first words, and their substitutes.
     left_out: &'static [(&'static str, &'static str)],
 }
 
@@ -73,7 +75,7 @@ const DOCUMENTS: &[Document] = &[
     Document {
         name: "control-and-permissions.md",
         before: "pool",
-        // A group that everybody has who may run this.
+        // A group that every user who may run this is in.
         smaller: &[("--socket-group kvm", "--socket-group $(id -gn)")],
         ..PLAIN
     },
@@ -140,7 +142,8 @@ const DOCUMENTS: &[Document] = &[
     },
 ];
 
-/// `serve` runs beside the other commands, as a service manager has it; a second one replaces the first.
+/// `serve` runs beside the other commands, as under a service manager; a second one replaces the
+/// first.
 const PRELUDE: &str = r#"set -euo pipefail
 shopt -s inherit_errexit
 daemon=
@@ -249,7 +252,7 @@ fn type_in(
     Ok(ran)
 }
 
-/// Everything that a document's shell is told, and how many blocks that are.
+/// The whole input of a document's shell, and the number of blocks in it.
 fn script(
     document: &Document,
     name: &str,

@@ -1,8 +1,8 @@
 //! A real guest that outlives its server: Linux in QEMU, whose disks are volumes.
 //!
-//! The guest is emulated, so that no KVM is needed. It has a disk without a file system, on which fio
-//! works, and one with ext4. QEMU waits for a server that is gone, so that the guest sees nothing but
-//! a slow disk when the server gets a SIGKILL and is started again:
+//! The guest is emulated, so no KVM is needed. It has a disk without a file system, on which fio
+//! works, and one with ext4. QEMU waits while the server is gone, so the guest sees only a slow
+//! disk when the server gets a SIGKILL and is started again:
 //! 1. while fio writes blocks of 4 KiB at random, unflushed;
 //! 2. when fio has written everything, unflushed, before it reads and compares in the guest;
 //! 3. while files are copied to the ext4 file system and older ones discarded.
@@ -28,14 +28,14 @@ use onefold_harness::workspace::Workspace;
 /// The guest's disks, in the order of their names there: `vda` and `vdb`.
 const DISKS: [VolumeSpec; 2] = [("blocks", 64 << 20), ("files", 256 << 20)];
 
-/// How much the guest has written when the kill comes in the middle.
+/// The amount that the guest has written when the kill comes in the middle.
 const BLOCKS_KILL_BYTES: u64 = 8 << 20;
 const FILES_KILL_BYTES: u64 = 24 << 20;
 
 /// Files of a few hundred sizes, which the guest boots with.
 const FILES: &str = "/bin /lib";
 
-/// The second round reads what the first has left, in the other cache mode.
+/// The second round reads the data of the first, in the other cache mode.
 const ROUNDS: u64 = 2;
 
 /// A guest that has not come to its end by then hangs.
@@ -132,7 +132,7 @@ fn kill_and_start(disks: &mut Disks) -> Result<()> {
 }
 
 /// fio on the first disk. Each block holds its offset and the round's number, so that an older
-/// round's block is not taken for this one's.
+/// round's block is not mistaken for this one's.
 fn fio(round: u64, mode: &str) -> String {
     format!(
         "fio --name=blocks --filename=/dev/vda --thread --ioengine=libaio --direct=1 --iodepth=16 \
@@ -143,13 +143,13 @@ fn fio(round: u64, mode: &str) -> String {
     )
 }
 
-/// A machine that does what its console is told.
+/// A machine that follows its console.
 struct Guest {
     running: Running,
     console: ChildStdin,
     log: PathBuf,
     started: Instant,
-    /// Commands given so far, and times that it was asked to say that it writes.
+    /// Commands given so far, and queries whether it writes.
     commands: usize,
     signs: usize,
 }
@@ -195,7 +195,7 @@ impl Guest {
         self.finish().with_context(|| format!("guest: {command}"))
     }
 
-    /// Starts a command, and comes back when it has written so much to a disk, or has ended. The
+    /// Starts a command, and returns when it has written this much to a disk, or has ended. The
     /// rest is for [`Guest::finish`].
     fn begin_writing(&mut self, disk: &str, bytes: u64, command: &str) -> Result<()> {
         let sectors = format!("read -r _ _ _ _ _ _ sectors _ </sys/block/{disk}/stat");
@@ -215,7 +215,7 @@ impl Guest {
         writeln!(self.console, "{command}").context("the guest's console is gone")
     }
 
-    /// Waits for the end of the last command. Before the first, the guest says that it is there.
+    /// Waits for the end of the last command. Before the first, the guest reports that it is ready.
     fn finish(&mut self) -> Result<()> {
         let said = self.wait_until(|guest, said| said.matches(STATUS).count() > guest.commands)?;
         let status = said.rsplit(STATUS).next().unwrap_or_default().trim();
@@ -232,7 +232,7 @@ impl Guest {
         self.running.wait_at_most(STOP_LIMIT).map(drop)
     }
 
-    /// Waits until the console has said what is waited for, and returns all of it.
+    /// Waits for a text on the console, and returns all output until then.
     fn wait_until(&mut self, is_said: impl Fn(&Guest, &str) -> bool) -> Result<String> {
         loop {
             let said = std::fs::read(&self.log).context("cannot read the guest's console")?;

@@ -1,8 +1,8 @@
 //! A kernel and a root file system in memory for a guest, made of Debian packages without root.
 //!
-//! Kernel, its modules and busybox come out of packages that are unpacked and not installed; the
-//! programs that do the work are this machine's own, with the libraries that they load. They are
-//! kept below the target directory, so that only the first run takes its time.
+//! Kernel, its modules and busybox come from packages that are unpacked and not installed; the
+//! other programs are this machine's own, with the libraries that they load. They are kept below
+//! the target directory, so that only the first run takes its time.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ const KERNEL: &str = "linux-image-cloud-amd64";
 
 const BUSYBOX: &str = "busybox-static";
 
-/// In the order in which they need each other. One that is not there is part of the kernel.
+/// In the order of their dependencies. A missing one is part of the kernel.
 const MODULES: [&str; 6] = [
     "virtio_ring",
     "virtio",
@@ -32,7 +32,7 @@ const MODULES: [&str; 6] = [
 /// This machine's programs that the guest runs.
 const PROGRAMS: [&str; 3] = ["e2fsck", "fio", "mkfs.ext4"];
 
-/// Does what the console says, line by line, and answers with the status of each.
+/// Executes the console's lines, and answers with the status of each.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox mkdir -p /dev /mnt /proc /sys /tmp
 /bin/busybox --install -s /bin
@@ -137,7 +137,7 @@ fn copy_modules(unpacked: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// With what the dynamic linker loads for it, in the same places.
+/// With the files that the dynamic linker loads for it, in the same places.
 fn copy_program(name: &str, root: &Path) -> Result<()> {
     let path = Cmd::new("sh")
         .args(["-c", "command -v \"$1\"", "sh", name])
@@ -153,7 +153,7 @@ fn copy_program(name: &str, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The paths in what `ldd` says, without the addresses.
+/// The paths in the output of `ldd`, without the addresses.
 fn libraries(linked: &str) -> Result<Vec<&str>> {
     if let Some(line) = linked.lines().find(|line| line.contains("not found")) {
         bail!("a library is missing: {}", line.trim());

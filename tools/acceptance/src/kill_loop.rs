@@ -1,11 +1,11 @@
-//! Kills the server again and again under load, and looks for what was flushed.
+//! Kills the server again and again under load, and checks flushed data.
 //!
 //! # What a round does
 //! 1. *Settle*: fio writes an area of each of two volumes, in random order at depth 16, and ends
 //!    with a flush. fio has succeeded: all of this was flushed.
-//! 2. *Scribble*: fio writes, flushes and discards other areas of both volumes at depth 16, until
-//!    a SIGKILL hits the server after an amount of work that differs from round to round. In every
-//!    second round `pool dedup` goes over both volumes meanwhile.
+//! 2. *Scribble*: fio writes, flushes and discards other areas of both volumes at depth 16, until a
+//!    SIGKILL hits the server after an amount of work that differs from round to round. In every
+//!    second round `pool dedup` scans both volumes meanwhile.
 //! 3. The server starts again; fio reads the settled areas and compares.
 //! 4. The server's own check finds nothing wrong.
 //!
@@ -14,23 +14,23 @@
 //! came.
 //!
 //! # Duplicates
-//! Finder and collector are at work all the time, with the shortest interval and a single round.
-//! What is settled in both volumes is the same, but for fio's headers: nearly half of it can be
-//! shared, and everything shared is rewritten in the next round but one. Some of what is scribbled
-//! repeats itself, too.
+//! Finder and collector run all the time, with the shortest interval and one cold pass. Settled
+//! data is the same in both volumes, but for fio's headers: nearly half of it can be shared, and
+//! everything shared is rewritten in the next round but one. Some of the scribbled data repeats
+//! itself, too.
 //!
 //! # Why a lost write can not hide
 //! A checksum alone would accept the content of an earlier round: that too was written whole. So
-//! what is written differs from round to round in a way that the comparison knows. In the
-//! *checksummed* half of an area, fio's crc32c headers cover a length that changes with the
-//! round, and a header with another length is refused. In the *pattern* half, every block holds
-//! its own offset and the round's number, and each byte is compared. The first would miss a
-//! write that went back exactly [`HEADER_LENGTHS`] rounds; the second misses none. What the test
-//! itself can find is shown by running it against a server that forgets (`--against forgetful`).
+//! the data differs from round to round in a way that the comparison knows. In the *checksummed*
+//! half of an area, fio's crc32c headers cover a length that changes with the round, and a header
+//! with another length is refused. In the *pattern* half, every block holds its own offset and the
+//! round's number, and each byte is compared. The first would miss a write that went back exactly
+//! [`HEADER_LENGTHS`] rounds; the second misses none. Running it against a server that forgets
+//! (`--against forgetful`) shows that the test can fail.
 //!
 //! # What this does not show
 //! The page cache survives a killed process, so a server that never syncs would pass. Only the
-//! simulation shows what a power loss leaves.
+//! simulation shows power loss.
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ const KILL_STEPS: u64 = 17;
 /// How long fio may take to get that far.
 const WORK_LIMIT: Duration = Duration::from_secs(120);
 
-/// A run of at least so many rounds must have seen shared blocks. Fewer may be over before the
+/// A run of at least this many rounds must have seen shared blocks. Fewer may end before the
 /// finder's first.
 const ROUNDS_WITH_SHARING: u64 = 4;
 
@@ -99,7 +99,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// The forgetful server must be found out in its first round.
+/// The forgetful server must be detected in its first round.
 fn control(workspace: &Workspace) -> Result<()> {
     kill_and_verify(workspace, Against::QemuNbd, 3).context("a good server was found guilty")?;
     match kill_and_verify(workspace, Against::Forgetful, 1) {
@@ -181,8 +181,8 @@ fn settle(disks: &Disks, scratch: &Scratch, round: u64, verify_only: bool) -> Re
         .try_for_each(|fio| fio.wait_for_success().map(drop))
 }
 
-/// One volume has a fio of its own: what one writes depends on its seed and on the numbers of its
-/// jobs, and both volumes shall hold the same.
+/// Each volume has a fio of its own: its data depends on its seed and on the numbers of its jobs,
+/// and both volumes should hold the same.
 fn settle_one(disks: &Disks, volume: &str, round: u64, verify_only: bool) -> Jobs {
     let area = (round % 2) * AREA_BYTES;
     let section = |kind: &str, offset: u64| {
@@ -253,14 +253,14 @@ fn scribble(disks: &Disks, round: u64) -> Jobs {
     }
 }
 
-/// What one fio is to do.
+/// The work of one fio.
 struct Jobs {
     name: &'static str,
     sections: Vec<Section>,
 }
 
 impl Jobs {
-    /// `volume` tells apart the files of those that run at the same time.
+    /// `volume` distinguishes the files of those that run at the same time.
     fn spawn_in(self, scratch: &Scratch, volume: &str) -> Result<Background> {
         let fio = Fio::new(scratch.path(), &format!("{}-{volume}", self.name));
         self.sections.into_iter().fold(fio, Fio::job).spawn()

@@ -1,7 +1,7 @@
 //! `onefold-acceptance`: the product as its users see it, each check by itself.
 //!
-//! May use: the harness, and of the product its binary and its NBD client. May not use the crates of
-//! the product below that: what is looked for is what a user would find. Nothing uses this crate;
+//! May use: the harness, and of the product its binary and its NBD client. May not use the crates
+//! of the product below that: the checks see only what a user would. Nothing uses this crate;
 //! `cargo xtask` runs it.
 //!
 //! Every subcommand does its own set-up, so that a fresh Debian machine with Rust needs no step

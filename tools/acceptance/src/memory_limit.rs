@@ -1,8 +1,8 @@
 //! The daemon's memory limit, under the most that clients can ask of it.
 //!
-//! 64 connections with 128 requests of 1 MiB each want 8 GiB of buffers at once, while finder and
-//! collector go over what they write. The daemon's peak resident memory, as the kernel counted it,
-//! must stay under its limit plus 64 MiB.
+//! 64 connections with 128 requests of 1 MiB each need 8 GiB of buffers at once, while finder and
+//! collector process their data. The daemon's peak resident memory, as the kernel counted it, must
+//! stay under its limit plus 64 MiB.
 
 use anyhow::{Context, Result, bail};
 

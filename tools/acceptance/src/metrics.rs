@@ -22,7 +22,7 @@ use onefold_harness::workspace::Workspace;
 /// promtool is in the same package.
 const PACKAGES: &[&str] = &["curl", "prometheus"];
 
-/// How long Prometheus may take to see what has happened: it looks each second.
+/// The time that Prometheus may take to see an event: it scrapes each second.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often promtool reads what a daemon under load exposes.
@@ -84,7 +84,7 @@ impl Monitored {
         create.args(options).run()
     }
 
-    /// What qemu-io prints when it does this to the volume.
+    /// qemu-io's output when it does this to the volume.
     fn io(&self, commands: &[&str]) -> Result<Cmd> {
         let uri = self.product.default_address().uri("vm");
         let commands = commands.iter().flat_map(|command| ["-c", command]);
@@ -148,7 +148,7 @@ fn sum_of(metrics: &str, name: &str, ops: &[&str]) -> u64 {
 fn fire_every_alert(workspace: &Workspace, scratch: &Path, rules: &Path) -> Result<()> {
     let mut full = Monitored::new(workspace, scratch, "full", "32M")?;
     full.create_volume(&["--size", "64M", "--dedup", "off"])?;
-    // The largest file that ext4 takes; ten times what is free on a machine for tests.
+    // The largest file of ext4; ten times the free space of a machine for tests.
     let mut decayed = Monitored::new(workspace, scratch, "decayed", "15T")?;
     decayed.create_volume(&["--size", "64M"])?;
     let mut broken = Monitored::new(workspace, scratch, "broken", "1G")?;

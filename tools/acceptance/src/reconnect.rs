@@ -1,9 +1,9 @@
 //! A client that outlives the server must find every answered request again.
 //!
-//! QEMU with `reconnect-delay` waits for a server that died and goes on with the next one as if
-//! nothing had happened. Requests that were answered are not sent again, flushed or not: the server
-//! must still have them, or the next FLUSH is a lie. Here `qemu-io` is that client, and the server
-//! gets a SIGKILL after answering each kind of request without a flush.
+//! QEMU with `reconnect-delay` waits for a server that died and continues with the next one as if
+//! nothing had happened. Answered requests are not sent again, flushed or not: the server must
+//! still have them, or the next FLUSH is a lie. Here `qemu-io` is that client, and the server gets
+//! a SIGKILL after answering each kind of request without a flush.
 //!
 //! The same script runs against `qemu-nbd`, which must pass, and against the forgetful server, which
 //! must be found out.
@@ -132,8 +132,8 @@ fn first_to_open(command: &[&str]) -> String {
     }
 }
 
-/// Kills the server behind a client and compares what the client then reads. Commands may open
-/// the pool before the next daemon does.
+/// Kills the server behind a client and compares the client's later reads. Commands may open the
+/// pool before the next daemon does.
 fn kill_and_go_on(
     workspace: &Workspace,
     against: Against,

@@ -1,10 +1,11 @@
-//! Every duplicate in real disk images is found, whichever way the images come in.
+//! Every duplicate in real disk images is found, by each way of loading the images.
 //!
-//! Three images are loaded by `volume import`, which looks for duplicates while it loads; or by
-//! nbdcopy into empty volumes, followed by `pool dedup`; or so, with the daemon killed in the
-//! middle of that. In the end the pool must hold exactly as many blocks as [`distinct`] counts in
-//! the images, the volumes must be the images, and the pool's own check must find nothing. Before any of
-//! that, `analyze` must say the same of the images as [`distinct`], for every number of copies.
+//! Three images are loaded by `volume import`, which finds duplicates while it loads; or by nbdcopy
+//! into empty volumes, followed by `pool dedup`; or the same with the daemon killed in the middle
+//! of it. In the end the pool must hold exactly as many blocks as [`distinct`] counts in the
+//! images, the volumes must equal the images, and the pool's own check must find nothing. Before
+//! any of that, `analyze` must agree with [`distinct`] about the images, for every number of
+//! copies.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -40,17 +41,17 @@ const RUNS: [(Way, &str); 7] = [
     (Way::KillWhileDedup, "memory"),
 ];
 
-/// The daemon is killed each time when so many percent of the blocks are still to be looked at.
+/// The daemon is killed each time when this many percent of the blocks are still to be scanned.
 const KILLS_AT_PERCENT: [u64; 3] = [80, 60, 40];
 
-/// How often all is done anew because a kill came too late. With its index in memory the finder
-/// needs a third of a second for everything, and this process may not run for that long.
+/// How often everything is repeated because a kill came too late. With its index in memory the
+/// finder needs a third of a second for everything, and this process may not run for that long.
 const ATTEMPTS_MAX: u32 = 6;
 
 /// How long `pool dedup` may take to notice that its daemon is gone.
 const NOTICE_LIMIT: Duration = Duration::from_secs(60);
 
-/// What the daemon gets for images of the user's: an eighth of it is the `memory` index's, enough for
+/// The daemon's memory for the user's images: an eighth of it is the `memory` index's, enough for
 /// 50 GB without duplicates.
 const MEASURE_MEMORY: &str = "4G";
 
@@ -80,7 +81,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// Saves what can be saved on these images, with each index.
+/// Shares all duplicates of these images, with each index.
 fn measure(workspace: &Workspace, paths: &[PathBuf]) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let images = paths.iter().map(|path| Image::of_user(path));
@@ -146,7 +147,7 @@ fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// `analyze` must say of the images exactly what was counted.
+/// `analyze` must report exactly the independent count of the images.
 fn expect_of_analysis(
     workspace: &Workspace,
     paths: &[impl AsRef<Path>],
@@ -200,7 +201,7 @@ fn expect_of_analysis(
     Ok(())
 }
 
-/// Says no if a kill came too late to show anything.
+/// Returns false if a kill came too late to show anything.
 fn load_and_compare(
     workspace: &Workspace,
     way: Way,
@@ -214,7 +215,7 @@ fn load_and_compare(
     let daemon = match way {
         Way::Import => {
             import(&product, images)?;
-            // Before any daemon could have finished what the import left.
+            // Before any daemon could have finished the rest of the import.
             expect(&product, counted)?;
             product.serve(&[], &[])?
         }
@@ -254,7 +255,7 @@ fn import(product: &Product, images: &[Image]) -> Result<()> {
 fn copy(product: &Product, images: &[Image], serve: &[&str]) -> Result<Daemon> {
     for image in images {
         let size = image.size_bytes.to_string();
-        // A day between rounds: until the daemon is started again, only `pool dedup` shares.
+        // A day between passes: until the daemon is started again, only `pool dedup` shares.
         product
             .command()
             .args(["volume", "create", &image.name, "--size", &size])
@@ -272,8 +273,8 @@ fn copy(product: &Product, images: &[Image], serve: &[&str]) -> Result<Daemon> {
     Ok(daemon)
 }
 
-/// Begins to share what is there and kills the daemon while it does, several times. `None` if
-/// there was nothing left to do when it was killed.
+/// Begins to share all duplicates and kills the daemon meanwhile, several times. `None` if there
+/// was nothing left to do when it was killed.
 fn kill_while_dedup(
     product: &Product,
     mut daemon: Daemon,

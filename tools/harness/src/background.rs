@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use crate::server::Product;
 
-/// How often a queue that has to become empty is looked at.
+/// The interval at which a queue that has to become empty is checked.
 const DRAIN_POLL: Duration = Duration::from_millis(100);
 
-/// What one `pool dedup` did.
+/// The result of one `pool dedup`.
 pub struct Dedup {
     /// Blocks that were read and fingerprinted.
     pub looked_at: u64,
@@ -21,13 +21,13 @@ pub struct Dedup {
 }
 
 impl Dedup {
-    /// Megabytes that were looked at per second, for blocks of so many bytes.
+    /// Megabytes scanned per second, for blocks of this size.
     pub fn mb_per_second(&self, block_bytes: u64) -> f64 {
         (self.looked_at * block_bytes) as f64 / 1e6 / self.took.as_secs_f64()
     }
 }
 
-/// What the daemon's jobs have done since it was started.
+/// Counts of the daemon's jobs since it was started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
     /// Bytes that the finder has read and fingerprinted.
@@ -36,19 +36,19 @@ pub struct Work {
     pub released: u64,
 }
 
-/// What is still to be done.
+/// Pending work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backlog {
-    /// Blocks that the finder has not looked at since they were written.
+    /// Blocks that are pending dedup.
     pub dirty: u64,
-    /// References that were given up and not yet released, and blocks of what was deleted and has still
-    /// to be given up.
+    /// Dropped references that are not released yet, and blocks of deletions that are still to be
+    /// released.
     pub queued: u64,
 }
 
 impl Product {
-    /// Finds and shares every duplicate that is there now; in one volume whatever its mode, or in
-    /// all whose dedup is on.
+    /// Finds and shares all present duplicates; in one volume whatever its mode, or in all whose
+    /// dedup is on.
     pub fn dedup(&self, volume: Option<&str>) -> Result<Dedup> {
         let mut command = self
             .pinned_command()
@@ -67,17 +67,17 @@ impl Product {
         })
     }
 
-    /// Lets finder and collector rest; they do nothing any more when this returns.
+    /// Pauses finder and collector; they are at rest when this returns.
     pub fn pause_jobs(&self) -> Result<()> {
         self.command().args(["--quiet", "job", "pause"]).run()
     }
 
-    /// Lets finder and collector go on.
+    /// Resumes finder and collector.
     pub fn resume_jobs(&self) -> Result<()> {
         self.command().args(["--quiet", "job", "resume"]).run()
     }
 
-    /// Lets finder and collector rest, but what was deleted be given up.
+    /// Pauses finder and collector, but not deletions.
     pub fn only_delete(&self) -> Result<()> {
         self.pause_jobs()?;
         self.command()
@@ -85,7 +85,7 @@ impl Product {
             .run()
     }
 
-    /// What all jobs together have done.
+    /// The counts of all jobs together.
     pub fn work(&self) -> Result<Work> {
         let mut work = Work::default();
         for job in self.jobs()? {
@@ -104,7 +104,7 @@ impl Product {
             .map_or(Ok(0), |job| number(job, "passes"))
     }
 
-    /// What finder and collector have before them.
+    /// The pending work of finder and collector.
     pub fn backlog(&self) -> Result<Backlog> {
         let stat = self.stat()?;
         Ok(Backlog {
@@ -155,7 +155,7 @@ fn number(document: &Value, key: &str) -> Result<u64> {
     number.with_context(|| format!("there is no number {key}"))
 }
 
-/// What nobody needs any more of what was deleted.
+/// Blocks of deletions that are not needed any more.
 fn deleted_blocks(stat: &Value) -> u64 {
     let deletions = stat["being_deleted"].as_array().into_iter().flatten();
     let gone = deletions.filter(|it| it["needed_by"].as_array().is_none_or(Vec::is_empty));

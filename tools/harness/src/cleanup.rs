@@ -16,7 +16,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// What exists now and has to go when a signal ends the run.
+/// Everything that has to be cleaned up when a signal ends the run.
 struct Leftovers {
     processes: Vec<Process>,
     mounts: Vec<PathBuf>,

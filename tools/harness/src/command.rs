@@ -1,7 +1,7 @@
-//! Runs other programs, and shows what a program said when, and only when, it failed.
+//! Runs other programs, and shows a program's output only if it failed.
 //!
-//! Addresses of package registries are cut out of what is shown: they differ from machine to
-//! machine and may name private mirrors.
+//! Addresses of package registries are cut out of the output: they differ from machine to machine
+//! and may name private mirrors.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::cleanup;
 
-/// How often a process that has to end is looked at.
+/// The interval at which a process that has to end is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Of a failed program's output, how many of the last lines are shown.
@@ -40,7 +40,7 @@ impl Cmd {
         // mke2fs and its relatives are not on the path of an ordinary Debian user.
         let path = std::env::var("PATH").unwrap_or_default();
         inner.env("PATH", format!("{path}:/usr/sbin:/sbin"));
-        // What we parse must not depend on the user's language.
+        // Output that we parse must not depend on the user's language.
         inner.env("LC_ALL", "C.UTF-8");
         Cmd {
             inner,
@@ -88,8 +88,8 @@ impl Cmd {
         self
     }
 
-    /// Says that the program ends what it started when it is asked to end, so that it is asked
-    /// when a signal ends us. Others are killed.
+    /// The program cleans up when it is asked to end, so it is asked when a signal ends us. Others
+    /// are killed.
     pub fn cleans_up(mut self) -> Cmd {
         self.cleans_up = true;
         self
@@ -122,7 +122,7 @@ impl Cmd {
         Ok(())
     }
 
-    /// Runs to the end and hands back whatever it said and however it ended.
+    /// Runs to the end and returns the output and the status.
     pub fn output(mut self) -> Result<Output> {
         self.inner.stdout(Stdio::piped()).stderr(Stdio::piped());
         let text = self.text.clone();
@@ -230,7 +230,7 @@ impl Running {
         self.field("status", "VmHWM:").map(|kib| kib << 10)
     }
 
-    /// What it has read so far that was not in the page cache.
+    /// Bytes read so far that were not in the page cache.
     pub fn device_read_bytes(&self) -> Result<u64> {
         self.field("io", "read_bytes:")
     }
@@ -330,7 +330,7 @@ fn failure(text: &str, status: ExitStatus, said: &str) -> String {
     )
 }
 
-/// The last lines of a long text, with a note of what was left out.
+/// The last lines of a long text, with a note about the omitted ones.
 pub fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     let skipped = lines.len().saturating_sub(SHOWN_LINES_MAX);

@@ -1,10 +1,9 @@
 //! How many different blocks some files hold, and how often, counted without a line of the product's
 //! code.
 //!
-//! What a pool or an analysis says is worth little while the same code makes and counts it. Here two
-//! blocks are the same only if all of their bytes are: a hash merely says which ones to compare,
-//! so no weakness of a hash can make two different blocks one. Blocks of zeros are not counted,
-//! because nothing stores them.
+//! A count by the code under test proves little. Here two blocks are the same only if all of their
+//! bytes are: a hash only selects blocks to compare, so no weakness of a hash can make two
+//! different blocks one. Blocks of zeros are not counted, because they are not stored.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -14,10 +13,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// What is counted: blocks of this size, from the start of each file.
+/// The unit of counting: blocks of this size, from the start of each file.
 pub const BLOCK_BYTES: usize = 4096;
 
-/// How much is read at once.
+/// The size of a read.
 const PIECE_BYTES: usize = 256 * BLOCK_BYTES;
 
 /// Blocks of some files, taken together.
@@ -46,7 +45,7 @@ pub struct Share {
     pub new: u64,
 }
 
-/// A block of a content of its own.
+/// A block with unique content.
 struct First {
     /// Which file it was first met in, and where.
     source: usize,

@@ -18,7 +18,7 @@ pub struct Fio {
     pinned_to: Option<usize>,
 }
 
-/// One job: what it does to one export.
+/// One job: its operations on one export.
 pub struct Section {
     name: String,
     options: Vec<(String, String)>,
@@ -50,7 +50,7 @@ impl Section {
 }
 
 impl Fio {
-    /// A run whose files, called after `name`, lie in `directory`.
+    /// A run whose files, called after `name`, are in `directory`.
     pub fn new(directory: &Path, name: &str) -> Fio {
         Fio {
             directory: directory.to_path_buf(),
@@ -79,7 +79,7 @@ impl Fio {
         read_report(&report)
     }
 
-    /// Starts it and comes back at once. What it says goes to `NAME.log`.
+    /// Starts it and returns at once. Its output goes to `NAME.log`.
     pub fn spawn(self) -> Result<Background> {
         let log = self.directory.join(format!("{}.log", self.name));
         let (command, report) = self.command()?;
@@ -137,7 +137,7 @@ impl Background {
         Ok(self.running.try_wait()?.is_none())
     }
 
-    /// What fio printed so far, for messages.
+    /// fio's output so far, for messages.
     pub fn said(&self) -> String {
         last_lines(&std::fs::read_to_string(&self.log).unwrap_or_default())
     }
@@ -169,7 +169,7 @@ impl Background {
     }
 }
 
-/// What one job did.
+/// The result of one job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobResult {
     /// Its reads.

@@ -78,7 +78,7 @@ const RECIPES: [Recipe; 3] = [
     },
 ];
 
-/// What `mkfs.ext4` makes of a set of packages.
+/// The output of `mkfs.ext4` for a set of packages.
 struct Recipe {
     name: &'static str,
     size: &'static str,
@@ -93,7 +93,7 @@ pub struct Image {
     pub path: PathBuf,
     /// The disk's size.
     pub size_bytes: u64,
-    /// What the sparse file takes on disk.
+    /// The sparse file's size on disk.
     pub data_bytes: u64,
 }
 

@@ -1,13 +1,14 @@
-//! What checks and benchmarks have in common: running programs and servers, real input, and leaving
-//! nothing behind.
+//! Shared by checks and benchmarks: running programs and servers, real input, and leaving nothing
+//! behind.
 //!
 //! May use: the system's programs (apt, fio, QEMU, cargo), and the product only as its binary, as a
-//! user does. May not use any crate of the product: what this says of the product must not be
-//! what the product says of itself. The other tools use it; the product does not.
+//! user does. May not use any crate of the product: a check must not rely on the code that it
+//! checks. The other tools use it; the product does not.
 //!
 //! Reading order: `command` (running programs), `cleanup` (leaving nothing behind), `workspace`
-//! (where things lie), `packages` and `images` (real input), `server` and `fio` (the two ends of a
-//! test), `background` (the product's finder and collector), `distinct` (what they must find).
+//! (paths), `packages` and `images` (real input), `server` and `fio` (the two ends of a test),
+//! `background` (the product's finder and collector), `distinct` (the number of blocks that they
+//! must find).
 
 pub mod background;
 pub mod cleanup;

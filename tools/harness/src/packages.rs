@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::command::Cmd;
 use crate::workspace::Workspace;
 
-/// What `demo`, `clients`, `reconnect`, `kill-loop`, `guest` and `bench` run.
+/// Used by `demo`, `clients`, `reconnect`, `kill-loop`, `guest` and `bench`.
 pub const CLIENTS: &[&str] = &[
     "e2fsprogs",  // mkfs.ext4 -d, e2fsck, debugfs
     "fio",        // load with verification
@@ -17,22 +17,22 @@ pub const CLIENTS: &[&str] = &[
     "qemu-utils", // qemu-img, qemu-io, qemu-nbd
 ];
 
-/// What `guest` needs in addition.
+/// Also used by `guest`.
 pub const EMULATION: &[&str] = &["qemu-system-x86"];
 
-/// What `docs` needs in addition.
+/// Also used by `docs`.
 pub const DOCUMENTS: &[&str] = &["curl", "jq"];
 
-/// What `bench study` compares with.
+/// The comparison of `bench study`.
 pub const DUPEREMOVE: &[&str] = &["duperemove"];
 
-/// What `fuzz` needs in addition: libFuzzer is C++ and is compiled on the spot.
+/// Also used by `fuzz`: libFuzzer is C++ and is compiled on the spot.
 pub const FUZZING: &[&str] = &["g++"];
 
 /// Makes sure that the packages are there.
 ///
 /// # Errors
-/// Without root, an error that lists exactly what is missing and how to install it.
+/// Without root, an error that lists the missing packages and how to install them.
 pub fn require(packages: &[&str]) -> Result<()> {
     let missing: Vec<&str> = packages
         .iter()
@@ -98,7 +98,7 @@ pub fn unpack(names: &[&str], scratch: &Path) -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// The package that another one, without content, stands for.
+/// The real package behind a virtual one.
 pub fn dependency(name: &str) -> Result<String> {
     let text = with_package_lists(|| Cmd::new("apt-cache").args(["depends", name]).read())?;
     let first = text

@@ -128,14 +128,14 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// What this process has printed.
+    /// The output of this process.
     pub fn said(&self) -> String {
         let log = std::fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(log.get(self.log_start..).unwrap_or_default()).into_owned()
     }
 
-    /// SIGKILL, in the middle of whatever it does. A server that ended before that by itself is
-    /// an error: no test may take a crash of the server for its own doing.
+    /// SIGKILL, at any point of its work. A server that ended before that by itself is an error: no
+    /// test may mistake a crash of the server for its own kill.
     pub fn kill(mut self) -> Result<()> {
         self.must_run()?;
         self.running.kill();
@@ -157,7 +157,7 @@ impl Daemon {
         Ok(start.elapsed())
     }
 
-    /// An error with what it said, if it has ended.
+    /// An error with its output, if it has ended.
     pub fn must_run(&mut self) -> Result<()> {
         if let Some(status) = self.running.try_wait()? {
             bail!(
@@ -178,7 +178,7 @@ impl Daemon {
         self.running.peak_memory_bytes()
     }
 
-    /// The line in which the product says what recovery did.
+    /// The line with the product's report of the recovery.
     pub fn recovery_line(&self) -> Result<String> {
         let said = self.said();
         let line = said.lines().find(|line| line.contains("replayed"));
@@ -312,16 +312,16 @@ impl Product {
         if !output.status.success() {
             bail!("{command:?} fails\n{}", last_lines(&said));
         }
-        // It says nothing if the pool was closed cleanly.
+        // There is none if the pool was closed cleanly.
         Ok(said.lines().find_map(records_taken_over).unwrap_or(0))
     }
 
-    /// `pool check`: any finding is an error. Returns what it printed.
+    /// `pool check`: any finding is an error. Returns the output.
     pub fn check(&self) -> Result<String> {
         self.command().args(["pool", "check"]).read()
     }
 
-    /// What the pool takes on disk, in bytes.
+    /// The pool's size on disk, in bytes.
     pub fn disk_usage(&self) -> Result<u64> {
         let text = Cmd::new("du").args(["-s", "-B1"]).arg(&self.pool).read()?;
         let bytes = text
@@ -332,7 +332,7 @@ impl Product {
     }
 }
 
-/// What serves the volumes of a test.
+/// The server of a test's volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Against {
     /// The product
@@ -343,7 +343,7 @@ pub enum Against {
     Forgetful,
 }
 
-/// The finder looks at every block as soon as it ever does, so that short tests see it at work.
+/// The finder scans every block as soon as possible, so that short tests see it working.
 const EAGER_DEDUP: [&str; 4] = ["--interval", "1", "--cold-passes", "1"];
 
 /// Both values of `--cache`.
@@ -437,7 +437,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Starts what was killed or stopped.
+    /// Starts a server that was killed or stopped.
     pub fn start(&mut self) -> Result<()> {
         match &self.backing {
             Backing::Product(product) => {
@@ -517,7 +517,7 @@ impl Disks {
             .map_or_else(|| self.uri(volume), |address| address.uri(volume))
     }
 
-    /// The product, if that is what serves.
+    /// The product, if it is the server.
     pub fn product(&self) -> Option<&Product> {
         match &self.backing {
             Backing::Product(product) => Some(product),
@@ -525,7 +525,7 @@ impl Disks {
         }
     }
 
-    /// The server's own examination of what it stores.
+    /// The server's own check of its storage.
     pub fn check(&self) -> Result<()> {
         match &self.backing {
             Backing::Product(product) => product.check().map(drop),

@@ -1,4 +1,4 @@
-//! Where things lie, and how the product is built.
+//! Paths, and how the product is built.
 
 use std::path::{Path, PathBuf};
 
@@ -65,7 +65,7 @@ impl Workspace {
         Ok(self.target.join("release").join(binary))
     }
 
-    /// Makes a directory for what a second run can use again.
+    /// Makes a directory for files that a second run can reuse.
     pub fn cache(&self, name: &str) -> Result<PathBuf> {
         let path = self.target.join("xtask").join(name);
         std::fs::create_dir_all(&path)
@@ -79,7 +79,7 @@ impl Workspace {
         self.target.join("xtask")
     }
 
-    /// A path as a person wants to read it: relative to the repository where it is inside.
+    /// A path for display: relative to the repository if it is inside.
     pub fn shown<'a>(&self, path: &'a Path) -> std::path::Display<'a> {
         path.strip_prefix(&self.root).unwrap_or(path).display()
     }

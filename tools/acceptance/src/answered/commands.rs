@@ -16,7 +16,7 @@ const FROZEN_MAX: usize = 6;
 /// Sizes that a volume may be given, in MiB.
 const SIZES_MIB: std::ops::RangeInclusive<u64> = 8..=16;
 
-/// Runs commands beside the load, and knows the snapshots and clones that they made.
+/// Runs commands beside the load, and keeps track of the snapshots and clones that they made.
 pub(super) struct Commands {
     product: Product,
     frozen: Vec<Frozen>,

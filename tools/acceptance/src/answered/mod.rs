@@ -1,21 +1,22 @@
-//! Kills the server again and again under load, and looks for everything that it has answered.
+//! Kills the server again and again under load, and checks everything that it has answered.
 //!
-//! Beside `kill_loop`, where fio compares what was flushed, because fio cannot know which of its
-//! requests were answered when the kill came. The load here does: it keeps each volume's content in
-//! memory and changes it with every answer.
+//! A complement of `kill_loop`, where fio compares flushed data, because fio cannot know which of
+//! its requests were answered when the kill came. The load here does: it keeps each volume's
+//! content in memory and changes it with every answer.
 //!
 //! # What a round does
 //! 1. Several connections on each volume write, zero, trim and read ranges of any size, with few
-//!    flushes or none. Ranges in flight at the same time do not overlap. Meanwhile commands make and
-//!    delete snapshots and clones, resize volumes, take them back to snapshots, and share duplicates.
+//!    flushes or none. Ranges in flight at the same time do not overlap. Meanwhile commands make
+//!    and delete snapshots and clones, resize volumes, roll them back to snapshots, and share
+//!    duplicates.
 //! 2. A SIGKILL hits the server after a number of answers that differs from round to round.
 //! 3. The next to open the pool is a daemon, a command, or a daemon that is killed at once.
 //! 4. A FLUSH succeeds, and every byte of every volume, snapshot and clone is compared.
 //!
 //! # What is compared with what
-//! A byte that no unanswered request was about must be as answered; one of a request that was in
-//! flight may also be as that request makes it. A command that was killed was carried out as a whole
-//! or not at all. What is found counts as answered in the next round.
+//! A byte without an unanswered request must be as answered; one of a request in flight may also be
+//! as that request makes it. A command that was killed was carried out as a whole or not at all.
+//! The content found counts as answered in the next round.
 
 mod commands;
 mod volume;
@@ -44,7 +45,7 @@ const ANSWERS: std::ops::Range<u64> = 20..1500;
 /// How long that many answers may take.
 const WORK_LIMIT: Duration = Duration::from_secs(300);
 
-/// A run of at least so many rounds must have seen shared blocks, and unflushed requests.
+/// A run of at least this many rounds must have seen shared blocks, and unflushed requests.
 const ROUNDS_WITH_EVERYTHING: u64 = 8;
 
 /// Shared by the threads of a round.
@@ -168,7 +169,7 @@ struct One<'a> {
 impl One<'_> {
     fn run(mut self) -> Result<Outcome> {
         let round = Round {
-            // Two rounds of three make nothing durable but what commands do.
+            // In two rounds of three, only commands make anything durable.
             flushes_per_mille: *self.random.choice(&[0, 0, 10]).unwrap_or(&0),
             ..Round::default()
         };
@@ -215,8 +216,8 @@ impl One<'_> {
         })
     }
 
-    /// The first to open the pool takes over what the killed daemon had answered. Returns how many
-    /// records that were.
+    /// The first to open the pool takes over the requests that the killed daemon had answered.
+    /// Returns how many records those were.
     fn open_again(&mut self) -> Result<u64> {
         let first = self.random.u8(..4);
         let mut taken_over = 0;

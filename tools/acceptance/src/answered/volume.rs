@@ -12,7 +12,7 @@ use onefold_harness::server::Disks;
 
 use super::Round;
 
-/// In every message that says that answered data is lost.
+/// In every message about lost answered data.
 pub(super) const FINDING: &str = "is not as answered";
 
 const BLOCK_BYTES: usize = 4096;
@@ -20,14 +20,14 @@ const BLOCK_BYTES: usize = 4096;
 /// Contents that occur again and again, in all volumes.
 const REPEATED: u64 = 32;
 
-/// How much of an export is read at a time.
+/// The size of a read of an export.
 const READ_BYTES: usize = 1 << 20;
 
 /// A volume under load.
 pub(super) struct Volume {
     pub(super) name: &'static str,
     addresses: [Address; 2],
-    /// Whether the server makes zeros of what is trimmed, which the protocol does not ask for.
+    /// Whether the server zeroes trimmed ranges, which the protocol does not require.
     trims_to_zeros: bool,
     /// Requests hold it shared; a command that needs the volume at rest holds it alone.
     gate: RwLock<()>,
@@ -42,7 +42,7 @@ pub(super) struct State {
     pub(super) other: Option<Arc<Vec<u8>>>,
     /// Changes with each command that disconnects the volume's clients.
     pub(super) generation: u64,
-    /// Requests that were not answered, none of which overlap.
+    /// Unanswered requests, none of which overlap.
     in_flight: Vec<Change>,
 }
 
@@ -197,7 +197,7 @@ impl Volume {
         (kind, change)
     }
 
-    /// Compares the volume with what was answered, after a flush, which must succeed.
+    /// Compares the volume with the answered requests, after a flush, which must succeed.
     pub(super) fn compare(&self) -> Result<()> {
         let mut client = self.connect_to(self.name)?;
         client.flush().context("the first flush fails")?;
@@ -232,7 +232,7 @@ impl Volume {
     }
 }
 
-/// Trims are of whole blocks, because what a trim leaves of others is the server's choice.
+/// Trims are of whole blocks, because the server may choose how to treat parts of blocks.
 fn some_range(kind: Kind, size: usize, random: &mut fastrand::Rng) -> Range<usize> {
     let blocks = size / BLOCK_BYTES;
     let in_blocks = |most: usize, random: &mut fastrand::Rng| {
@@ -278,7 +278,7 @@ pub(super) fn read_all(client: &mut Client) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Says where two contents differ first, and in how many blocks.
+/// The first difference of two contents, and the number of blocks that differ.
 pub(super) fn same(name: &str, found: &[u8], answered: &[u8]) -> Result<()> {
     if found == answered {
         return Ok(());
