@@ -22,7 +22,7 @@ impl BackgroundWork {
     }
 
     /// Whether there is an executor.
-    pub fn is_set(&self) -> bool {
+    pub(super) fn is_set(&self) -> bool {
         self.run.get().is_some()
     }
 

@@ -74,7 +74,7 @@ impl Journal {
     }
 
     /// Free blocks that are not for imports because the host has no space for them.
-    pub fn host_lacks(&self) -> u64 {
+    pub(super) fn host_lacks(&self) -> u64 {
         self.space_report.host_lacks.load(SeqCst)
     }
 
@@ -103,7 +103,7 @@ impl Journal {
     }
 
     /// Makes sure that the next checkpoint can be written, after more changes or now.
-    pub fn make_room_for_pages(&self) -> Result<()> {
+    pub(super) fn make_room_for_pages(&self) -> Result<()> {
         let wanted = self.pages_wanted(&*self.metadata()?, PAGES_FOR_RECLAIMING);
         match self.pages.secure(wanted) {
             Ok(()) => Ok(()),
@@ -112,12 +112,12 @@ impl Journal {
     }
 
     /// Whether the next checkpoint leaves so many pages.
-    pub fn has_pages(&self, metadata: &MetadataState, beyond: u64) -> bool {
+    pub(super) fn has_pages(&self, metadata: &MetadataState, beyond: u64) -> bool {
         self.pages.spare() >= self.pages_wanted(metadata, beyond)
     }
 
     /// Whether there is anything for a checkpoint to write.
-    pub fn has_changes(&self, metadata: &MetadataState) -> bool {
+    pub(super) fn has_changes(&self, metadata: &MetadataState) -> bool {
         self.maps.dirty_count() + metadata.dirty_pages() > 0
     }
 
@@ -185,7 +185,7 @@ impl Journal {
 
     /// Blocks that a volume leaves to others when it takes this many: the blocks kept for it come
     /// before the pool's reserve.
-    pub fn kept_from(
+    pub(super) fn kept_from(
         &self,
         space_limits: &SpaceLimits,
         metadata: &MetadataState,

@@ -156,7 +156,7 @@ impl Batches {
     }
 
     /// A record takes these elements from the queue, to release their references.
-    pub fn collect(&mut self, number: u64, elements: &[QueueElement]) -> Result<()> {
+    pub(super) fn collect(&mut self, number: u64, elements: &[QueueElement]) -> Result<()> {
         if self.open.is_some() {
             return Err(misfit(number));
         }

@@ -309,7 +309,7 @@ impl Maps {
 
     /// Forgets a layer in which nothing is mapped; those above it are above the one below it then.
     /// Its pages go with the next checkpoint.
-    pub fn remove_layer(&self, id: LayerId) -> Result<Option<Arc<Layer>>> {
+    pub(super) fn remove_layer(&self, id: LayerId) -> Result<Option<Arc<Layer>>> {
         if let Ok(layer) = self.layer(id) {
             let below = layer.below();
             for above in layer.above() {
