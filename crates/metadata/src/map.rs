@@ -13,117 +13,46 @@
 //!
 //! Lock order: the uncommitted state, then a segment, then dirty list, then a layer's set of fresh segments.
 
-use std::collections::BTreeSet;
+mod checkpoint;
+mod layer;
+mod leaf;
+#[cfg(all(test, feature = "shuttle"))]
+#[allow(clippy::unwrap_used, reason = "how tests fail")]
+pub(crate) mod shuttle_tests;
+mod view;
+
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
-use onefold_format::TreeRoot;
-use onefold_format::entry::State;
 use onefold_format::map_page::{self, EMPTY_SEGMENT, Segment};
 use onefold_format::page::PageKind;
-use onefold_format::{DomainId, Entry, LayerCounts, LayerId, Pointer, SegmentIndex, VolumeRecord};
+use onefold_format::{Entry, LayerCounts, LayerId, Pointer, SegmentIndex, VolumeRecord};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::block_lock::BlockLocks;
 use super::cache::ClockCache;
-use super::hash_cache::HashCache;
 use super::heat::Heat;
 use super::pages::Pages;
-use super::space_limits::{SpaceLimits, SpaceLimitsTable};
+use super::space_limits::SpaceLimitsTable;
 use super::tree;
 use crate::blocking::Blocking;
 use crate::error::{Result, StoreError};
 use crate::limits::Limits;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, RwLock, lock, read, write};
 
+pub use self::layer::Layer;
+pub use self::leaf::Leaf;
+pub(crate) use self::leaf::{DirtyLeaf, LeafOf, SealedLeaf};
+pub use self::view::fill_absent;
+use self::view::view_key;
+
 const SHARDS: usize = 16;
-
-/// One map from LBA to PBA.
-pub struct Layer {
-    /// Its number, never used again.
-    pub id: LayerId,
-    /// Whose blocks its own may be shared with.
-    pub domain: DomainId,
-    /// Taken by threads that change entries, from before they look them up.
-    pub locks: BlockLocks,
-    /// The layer below this one.
-    below: RwLock<Option<Arc<Layer>>>,
-    /// The layers of which this is the one below. If there are any, this one is frozen.
-    above: Mutex<Vec<LayerId>>,
-    /// The tree on disk. Held for reading while a segment is loaded from it and put into the cache,
-    /// so that publishing a new root waits until the pages that it releases are not in use, and no
-    /// stale segment can enter the cache.
-    root: RwLock<TreeRoot>,
-    /// Segments that changed since the tree on disk was written; some may not be in it at all.
-    fresh: Mutex<BTreeSet<SegmentIndex>>,
-    counts: Counts,
-    /// Its entries count against these limits.
-    pub space_limits: Arc<SpaceLimits>,
-    hash_cache: RwLock<Option<Arc<HashCache>>>,
-}
-
-/// Counts of entries by state.
-#[derive(Default)]
-struct Counts {
-    private: AtomicU64,
-    unshareable: AtomicU64,
-    shared: AtomicU64,
-}
-
-/// One segment of a layer's map.
-pub struct Leaf {
-    state: RwLock<LeafState>,
-    /// When its blocks were written last.
-    pub heat: Heat,
-}
-
-struct LeafState {
-    /// Shared with a checkpoint that is being written: the first change after that copies.
-    entries: Arc<Segment>,
-    /// Changed since the last checkpoint sealed it, hence in the dirty list.
-    dirty: bool,
-}
-
-/// A segment of a layer, and where it is in memory.
-#[derive(Clone, Copy)]
-pub(super) struct LeafOf<'a> {
-    pub(super) layer: &'a Arc<Layer>,
-    pub(super) leaf: &'a Arc<Leaf>,
-}
-
-/// A segment on the dirty list.
-pub(super) struct DirtyLeaf {
-    pub(super) layer: Arc<Layer>,
-    pub(super) segment: SegmentIndex,
-    leaf: Arc<Leaf>,
-}
-
-/// A segment as it was when a checkpoint was sealed.
-pub(super) struct SealedLeaf {
-    pub(super) dirty: DirtyLeaf,
-    pub(super) entries: Arc<Segment>,
-}
 
 type CacheKey = (LayerId, SegmentIndex);
 
 /// Entries looked up for one request.
 pub type Entries = SmallVec<[Entry; 8]>;
-
-/// Key of a layer's view in the cache: no layer has such an id.
-fn view_key(layer: LayerId) -> LayerId {
-    LayerId(layer.0 | 1 << 63)
-}
-
-/// Absent entries, for which the layer below decides.
-pub fn fill_absent(entries: &mut [Entry], lower: &[Entry]) {
-    for (entry, lower) in entries.iter_mut().zip(lower) {
-        if *entry == Entry::ABSENT {
-            *entry = *lower;
-        }
-    }
-}
 
 /// The maps of all layers.
 pub struct Maps {
@@ -140,101 +69,6 @@ pub struct Maps {
     frozen_changes: AtomicU64,
     /// Changes of frozen layers that have begun and not ended, one inside the other.
     frozen_changing: AtomicUsize,
-}
-
-/// A change of frozen layers, until it is dropped.
-struct FrozenChange<'a>(&'a Maps);
-
-impl Drop for FrozenChange<'_> {
-    fn drop(&mut self) {
-        if self.0.frozen_changing.fetch_sub(1, SeqCst) == 1 {
-            self.0.frozen_changes.fetch_add(1, SeqCst);
-        }
-    }
-}
-
-impl Layer {
-    /// How many of its entries are what.
-    pub fn counts(&self) -> LayerCounts {
-        LayerCounts {
-            private: self.counts.private.load(Relaxed),
-            unshareable: self.counts.unshareable.load(Relaxed),
-            shared: self.counts.shared.load(Relaxed),
-        }
-    }
-
-    /// Entries that hold data.
-    pub fn logical_blocks(&self) -> u64 {
-        let LayerCounts {
-            private,
-            unshareable,
-            shared,
-        } = self.counts();
-        private + unshareable + shared
-    }
-
-    /// Fingerprints of recently written blocks. Writers look it up under the blocks' lock.
-    pub fn hash_cache(&self) -> Option<Arc<HashCache>> {
-        read(&self.hash_cache).clone()
-    }
-
-    /// From now on what is written is noted there.
-    pub fn set_hash_cache(&self, cache: Option<Arc<HashCache>>) {
-        *write(&self.hash_cache) = cache;
-    }
-
-    pub(super) fn root(&self) -> TreeRoot {
-        *read(&self.root)
-    }
-
-    /// The layer below this one.
-    pub fn below(&self) -> Option<Arc<Layer>> {
-        read(&self.below).clone()
-    }
-
-    /// The layers of which this is the one below.
-    pub fn above(&self) -> Vec<LayerId> {
-        lock(&self.above).clone()
-    }
-}
-
-impl Counts {
-    /// Adds `each` (or, as its complement, takes it away) for every entry, here and to the space_limits.
-    fn add(&self, space_limits: &SpaceLimits, entries: &[Entry], each: u64) {
-        let (mut private, mut unshareable, mut shared) = (0_u64, 0_u64, 0_u64);
-        for entry in entries {
-            match entry.state() {
-                State::Private(_) => private += 1,
-                State::Unshareable(_) => unshareable += 1,
-                State::Shared(_) => shared += 1,
-                State::Absent | State::Zero => {}
-            }
-        }
-        for (counter, count) in [
-            (&self.private, private),
-            (&self.unshareable, unshareable),
-            (&self.shared, shared),
-        ] {
-            counter.fetch_add(count.wrapping_mul(each), Relaxed);
-        }
-        let owned = private + unshareable;
-        space_limits.add(
-            (owned + shared).wrapping_mul(each),
-            owned.wrapping_mul(each),
-        );
-    }
-}
-
-impl Leaf {
-    /// Copies the entries of `slots`.
-    pub fn entries(&self, slots: Range<usize>, into: &mut impl Extend<Entry>) {
-        into.extend(read(&self.state).entries[slots].iter().copied());
-    }
-
-    /// Visits all entries, which do not change meanwhile.
-    pub fn with<T>(&self, look: impl FnOnce(&Segment) -> T) -> T {
-        look(&read(&self.state).entries)
-    }
 }
 
 impl Maps {
@@ -255,31 +89,9 @@ impl Maps {
     }
 
     pub(super) fn add_layer(&self, volume: &VolumeRecord) -> Arc<Layer> {
-        let id = volume.layer;
         let space_limits = self.space_limits_table.of(volume);
-        let LayerCounts {
-            private,
-            unshareable,
-            shared,
-        } = volume.counts;
-        space_limits.add(private + unshareable + shared, private + unshareable);
-        let layer = Arc::new(Layer {
-            id,
-            domain: volume.domain,
-            locks: BlockLocks::default(),
-            below: RwLock::default(),
-            above: Mutex::default(),
-            root: RwLock::new(volume.map),
-            fresh: Mutex::default(),
-            counts: Counts {
-                private: AtomicU64::new(private),
-                unshareable: AtomicU64::new(unshareable),
-                shared: AtomicU64::new(shared),
-            },
-            space_limits,
-            hash_cache: RwLock::default(),
-        });
-        write(&self.layers).insert(id, Arc::clone(&layer));
+        let layer = Arc::new(Layer::new(volume, space_limits));
+        write(&self.layers).insert(layer.id, Arc::clone(&layer));
         layer
     }
 
@@ -394,13 +206,7 @@ impl Maps {
         if let Some(leaf) = shard.get((layer.id, segment)) {
             return Ok(Arc::clone(leaf));
         }
-        let leaf = Arc::new(Leaf {
-            state: RwLock::new(LeafState {
-                entries,
-                dirty: false,
-            }),
-            heat,
-        });
+        let leaf = Arc::new(Leaf::new(entries, heat));
         shard.insert((layer.id, segment), Arc::clone(&leaf), |leaf| {
             Arc::strong_count(leaf) == 1
         });
@@ -434,114 +240,6 @@ impl Maps {
         Ok([stored, fresh].into_iter().flatten().min())
     }
 
-    /// The combined entries of this layer and those below it for `slots`.
-    pub fn resolve(
-        &self,
-        layer: &Layer,
-        segment: SegmentIndex,
-        slots: Range<usize>,
-        blocking: Blocking,
-        into: &mut Entries,
-    ) -> Result<()> {
-        let leaf = self.leaf(layer, segment, blocking)?;
-        let first = into.len();
-        leaf.entries(slots.clone(), into);
-        let resolved = &mut into[first..];
-        if !resolved.contains(&Entry::ABSENT) {
-            return Ok(());
-        }
-        if let Some(below) = layer.below() {
-            let view = self.view(&below, segment, blocking)?;
-            view.with(|lower| fill_absent(resolved, &lower[slots.clone()]));
-        }
-        // An entry that a merge moved here meanwhile left the layer below only after it had
-        // arrived; that layer may be gone already, and with it the last one below.
-        leaf.with(|own| {
-            for (entry, own) in resolved.iter_mut().zip(&own[slots]) {
-                if *own != Entry::ABSENT {
-                    *entry = *own;
-                }
-            }
-        });
-        Ok(())
-    }
-
-    /// The combined entries of a frozen layer and those below it, for one segment. They are
-    /// read-only.
-    ///
-    /// A view in the cache always matches the layers. A change of frozen layers raises a counter
-    /// before and after, and drops the affected views between the two; a view is made again if the
-    /// counter was odd or has changed since its making began, and goes into the cache only while it
-    /// has not. Readers who still hold an old view are in an epoch that keeps its blocks (P3).
-    pub fn view(
-        &self,
-        layer: &Arc<Layer>,
-        segment: SegmentIndex,
-        blocking: Blocking,
-    ) -> Result<Arc<Leaf>> {
-        if layer.below().is_none() {
-            return self.leaf(layer, segment, blocking);
-        }
-        let key = (view_key(layer.id), segment);
-        loop {
-            if let Some(view) = lock(self.shard(key.0, segment)).get(key) {
-                return Ok(Arc::clone(view));
-            }
-            let changes = self.frozen_changes();
-            let is_still =
-                |maps: &Self| changes.is_multiple_of(2) && maps.frozen_changes() == changes;
-            let entries = self.compose(layer, segment, blocking)?;
-            let view = Arc::new(Leaf {
-                state: RwLock::new(LeafState {
-                    entries,
-                    dirty: false,
-                }),
-                heat: Heat::new(false),
-            });
-            let mut shard = lock(self.shard(key.0, segment));
-            if !is_still(self) {
-                drop(shard);
-                crate::sync::yield_now();
-                continue;
-            }
-            if shard.get(key).is_none() {
-                shard.insert(key, Arc::clone(&view), |leaf| Arc::strong_count(leaf) == 1);
-            }
-            return Ok(view);
-        }
-    }
-
-    /// The entries of a layer's segment, with absent ones taken from the layers below it.
-    fn compose(
-        &self,
-        layer: &Arc<Layer>,
-        segment: SegmentIndex,
-        blocking: Blocking,
-    ) -> Result<Arc<Segment>> {
-        let mut entries = EMPTY_SEGMENT;
-        let mut next = Some(Arc::clone(layer));
-        while let Some(layer) = next {
-            let key = (view_key(layer.id), segment);
-            let view = lock(self.shard(key.0, segment)).get(key).cloned();
-            let is_view = view.is_some();
-            let leaf = view.map_or_else(|| self.leaf(&layer, segment, blocking), Ok)?;
-            leaf.with(|lower| fill_absent(&mut entries, lower));
-            let is_whole = is_view || !entries.contains(&Entry::ABSENT);
-            next = layer.below().filter(|_| !is_whole);
-        }
-        Ok(Arc::new(entries))
-    }
-
-    /// This layer and those below it, from the top.
-    pub fn lineage(layer: &Arc<Layer>) -> Vec<Arc<Layer>> {
-        std::iter::successors(Some(Arc::clone(layer)), |layer| layer.below()).collect()
-    }
-
-    /// Valid while no frozen layer changes, and not afterwards.
-    pub fn frozen_changes(&self) -> u64 {
-        self.frozen_changes.load(SeqCst)
-    }
-
     /// Empties a segment of a frozen layer, after these entries of it have gone to the layer above.
     /// Only `apply` calls this, holding the uncommitted state.
     pub(super) fn merge(
@@ -566,27 +264,6 @@ impl Maps {
         self.change(from.layer, segment, from.leaf, whole, |entries| {
             entries.fill(Entry::ABSENT);
         });
-    }
-
-    /// Announces that frozen layers are about to change. The caller holds the uncommitted state,
-    /// and has loaded the segments: threads that make views wait.
-    fn change_frozen(&self) -> FrozenChange<'_> {
-        if self.frozen_changing.fetch_add(1, SeqCst) == 0 {
-            self.frozen_changes.fetch_add(1, SeqCst);
-        }
-        FrozenChange(self)
-    }
-
-    /// Drops the views of a segment that a frozen layer is part of.
-    fn forget_views(&self, layer: &Layer, segment: SegmentIndex) {
-        let mut concerned = vec![layer.id];
-        while let Some(id) = concerned.pop() {
-            let key = (view_key(id), segment);
-            lock(self.shard(key.0, segment)).remove(key);
-            if let Ok(layer) = self.layer(id) {
-                concerned.extend(layer.above());
-            }
-        }
     }
 
     /// Changes the entries of `slots`. Only `apply` calls this, holding the uncommitted state.
@@ -637,50 +314,6 @@ impl Maps {
         self.dirty_count.store(list.len(), SeqCst);
     }
 
-    /// Takes the dirty list, sorted, each segment with its entries as they are now. The caller
-    /// holds the uncommitted state, so they match the records up to now.
-    pub(super) fn seal(&self) -> Vec<SealedLeaf> {
-        let mut list = lock(&self.dirty);
-        self.dirty_count.store(0, SeqCst);
-        let sealed = std::mem::take(&mut *list).into_iter().map(|dirty| {
-            let mut state = write(&dirty.leaf.state);
-            state.dirty = false;
-            let entries = Arc::clone(&state.entries);
-            drop(state);
-            SealedLeaf { dirty, entries }
-        });
-        let mut sealed: Vec<_> = sealed.collect();
-        sealed.sort_unstable_by_key(|leaf| (leaf.dirty.layer.id, leaf.dirty.segment));
-        sealed
-    }
-
-    /// The checkpoint that sealed these segments failed: they are dirty still. Those of a layer
-    /// that was removed meanwhile went with it.
-    pub(super) fn unseal(&self, sealed: Vec<SealedLeaf>) {
-        for SealedLeaf { dirty, .. } in sealed {
-            if !read(&self.layers).contains_key(&dirty.layer.id) {
-                continue;
-            }
-            let mut state = write(&dirty.leaf.state);
-            if !std::mem::replace(&mut state.dirty, true) {
-                drop(state);
-                self.add_dirty(dirty);
-            }
-        }
-    }
-
-    /// The root that reaches this tree is durable: it is now the tree on disk.
-    pub(super) fn publish(&self, layer: &Layer, root: TreeRoot, sealed: &[SealedLeaf]) {
-        *write(&layer.root) = root;
-        for SealedLeaf { dirty, .. } in sealed {
-            // A segment that was changed again is fresh again; its lock orders the two.
-            let state = read(&dirty.leaf.state);
-            if !state.dirty {
-                lock(&layer.fresh).remove(&dirty.segment);
-            }
-        }
-    }
-
     fn shard(
         &self,
         layer: LayerId,
@@ -690,7 +323,3 @@ impl Maps {
         &self.shards[(layer.0.wrapping_mul(7).wrapping_add(segment.0) % SHARDS as u64) as usize]
     }
 }
-
-#[cfg(all(test, feature = "shuttle"))]
-#[allow(clippy::unwrap_used, reason = "how tests fail")]
-pub(crate) mod shuttle_tests;

@@ -2,7 +2,7 @@
 
 use onefold_engine::simulated::SimulatedEngine;
 use onefold_engine::{Engine, Part};
-use onefold_format::{DedupMode, Pba, PoolId, VolumeId, VolumeState};
+use onefold_format::{DedupMode, DomainId, Pba, PoolId, TreeRoot, VolumeId, VolumeState};
 use shuttle::rand::Rng;
 use shuttle::thread;
 

@@ -1,0 +1,143 @@
+//! A layer: one map from LBA to PBA, and its place among the others.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use onefold_format::entry::State;
+use onefold_format::{DomainId, Entry, LayerCounts, LayerId, SegmentIndex, TreeRoot, VolumeRecord};
+
+use crate::block_lock::BlockLocks;
+use crate::hash_cache::HashCache;
+use crate::space_limits::SpaceLimits;
+use crate::sync::{AtomicU64, Mutex, RwLock, lock, read, write};
+
+/// One map from LBA to PBA.
+pub struct Layer {
+    /// Its number, never used again.
+    pub id: LayerId,
+    /// Whose blocks its own may be shared with.
+    pub domain: DomainId,
+    /// Taken by threads that change entries, from before they look them up.
+    pub locks: BlockLocks,
+    /// The layer below this one.
+    pub(super) below: RwLock<Option<Arc<Layer>>>,
+    /// The layers of which this is the one below. If there are any, this one is frozen.
+    pub(super) above: Mutex<Vec<LayerId>>,
+    /// The tree on disk. Held for reading while a segment is loaded from it and put into the cache,
+    /// so that publishing a new root waits until the pages that it releases are not in use, and no
+    /// stale segment can enter the cache.
+    pub(super) root: RwLock<TreeRoot>,
+    /// Segments that changed since the tree on disk was written; some may not be in it at all.
+    pub(super) fresh: Mutex<BTreeSet<SegmentIndex>>,
+    pub(super) counts: Counts,
+    /// Its entries count against these limits.
+    pub space_limits: Arc<SpaceLimits>,
+    pub(super) hash_cache: RwLock<Option<Arc<HashCache>>>,
+}
+
+/// Counts of entries by state.
+#[derive(Default)]
+pub(super) struct Counts {
+    private: AtomicU64,
+    unshareable: AtomicU64,
+    shared: AtomicU64,
+}
+
+impl Layer {
+    /// As the volume's record has it; its entries count against these limits from now on.
+    pub(super) fn new(volume: &VolumeRecord, space_limits: Arc<SpaceLimits>) -> Self {
+        let LayerCounts {
+            private,
+            unshareable,
+            shared,
+        } = volume.counts;
+        space_limits.add(private + unshareable + shared, private + unshareable);
+        Self {
+            id: volume.layer,
+            domain: volume.domain,
+            locks: BlockLocks::default(),
+            below: RwLock::default(),
+            above: Mutex::default(),
+            root: RwLock::new(volume.map),
+            fresh: Mutex::default(),
+            counts: Counts {
+                private: AtomicU64::new(private),
+                unshareable: AtomicU64::new(unshareable),
+                shared: AtomicU64::new(shared),
+            },
+            space_limits,
+            hash_cache: RwLock::default(),
+        }
+    }
+
+    /// How many of its entries are what.
+    pub fn counts(&self) -> LayerCounts {
+        LayerCounts {
+            private: self.counts.private.load(Relaxed),
+            unshareable: self.counts.unshareable.load(Relaxed),
+            shared: self.counts.shared.load(Relaxed),
+        }
+    }
+
+    /// Entries that hold data.
+    pub fn logical_blocks(&self) -> u64 {
+        let LayerCounts {
+            private,
+            unshareable,
+            shared,
+        } = self.counts();
+        private + unshareable + shared
+    }
+
+    /// Fingerprints of recently written blocks. Writers look it up under the blocks' lock.
+    pub fn hash_cache(&self) -> Option<Arc<HashCache>> {
+        read(&self.hash_cache).clone()
+    }
+
+    /// From now on what is written is noted there.
+    pub fn set_hash_cache(&self, cache: Option<Arc<HashCache>>) {
+        *write(&self.hash_cache) = cache;
+    }
+
+    pub(crate) fn root(&self) -> TreeRoot {
+        *read(&self.root)
+    }
+
+    /// The layer below this one.
+    pub fn below(&self) -> Option<Arc<Layer>> {
+        read(&self.below).clone()
+    }
+
+    /// The layers of which this is the one below.
+    pub fn above(&self) -> Vec<LayerId> {
+        lock(&self.above).clone()
+    }
+}
+
+impl Counts {
+    /// Adds `each` (or, as its complement, takes it away) for every entry, here and to the space_limits.
+    pub(super) fn add(&self, space_limits: &SpaceLimits, entries: &[Entry], each: u64) {
+        let (mut private, mut unshareable, mut shared) = (0_u64, 0_u64, 0_u64);
+        for entry in entries {
+            match entry.state() {
+                State::Private(_) => private += 1,
+                State::Unshareable(_) => unshareable += 1,
+                State::Shared(_) => shared += 1,
+                State::Absent | State::Zero => {}
+            }
+        }
+        for (counter, count) in [
+            (&self.private, private),
+            (&self.unshareable, unshareable),
+            (&self.shared, shared),
+        ] {
+            counter.fetch_add(count.wrapping_mul(each), Relaxed);
+        }
+        let owned = private + unshareable;
+        space_limits.add(
+            (owned + shared).wrapping_mul(each),
+            owned.wrapping_mul(each),
+        );
+    }
+}

@@ -1,0 +1,67 @@
+//! A segment of a layer's map in memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use onefold_format::map_page::Segment;
+use onefold_format::{Entry, SegmentIndex};
+
+use super::layer::Layer;
+use crate::heat::Heat;
+use crate::sync::{RwLock, read};
+
+/// One segment of a layer's map.
+pub struct Leaf {
+    pub(super) state: RwLock<LeafState>,
+    /// When its blocks were written last.
+    pub heat: Heat,
+}
+
+pub(super) struct LeafState {
+    /// Shared with a checkpoint that is being written: the first change after that copies.
+    pub(super) entries: Arc<Segment>,
+    /// Changed since the last checkpoint sealed it, hence in the dirty list.
+    pub(super) dirty: bool,
+}
+
+/// A segment of a layer, and where it is in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct LeafOf<'a> {
+    pub(crate) layer: &'a Arc<Layer>,
+    pub(crate) leaf: &'a Arc<Leaf>,
+}
+
+/// A segment on the dirty list.
+pub(crate) struct DirtyLeaf {
+    pub(crate) layer: Arc<Layer>,
+    pub(crate) segment: SegmentIndex,
+    pub(super) leaf: Arc<Leaf>,
+}
+
+/// A segment as it was when a checkpoint was sealed.
+pub(crate) struct SealedLeaf {
+    pub(crate) dirty: DirtyLeaf,
+    pub(crate) entries: Arc<Segment>,
+}
+
+impl Leaf {
+    pub(super) fn new(entries: Arc<Segment>, heat: Heat) -> Self {
+        Self {
+            state: RwLock::new(LeafState {
+                entries,
+                dirty: false,
+            }),
+            heat,
+        }
+    }
+
+    /// Copies the entries of `slots`.
+    pub fn entries(&self, slots: Range<usize>, into: &mut impl Extend<Entry>) {
+        into.extend(read(&self.state).entries[slots].iter().copied());
+    }
+
+    /// Visits all entries, which do not change meanwhile.
+    pub fn with<T>(&self, look: impl FnOnce(&Segment) -> T) -> T {
+        look(&read(&self.state).entries)
+    }
+}
