@@ -303,6 +303,16 @@ impl Daemon {
         }
     }
 
+    /// Waits for a line with each of these, in any order.
+    #[track_caller]
+    pub(crate) fn wait_for_lines(&mut self, words: &[&str]) {
+        for word in words {
+            if !self.seen.iter().any(|line| line.contains(word)) {
+                self.wait_for_line(word);
+            }
+        }
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
