@@ -19,7 +19,7 @@ use onefold_harness::workspace::Workspace;
 
 pub(crate) const NAME: &str = "check";
 
-/// What must be mapped for the row to count, and seconds that it must take at most.
+/// The least mapped data for the row to count, and the most seconds.
 pub(crate) const MAPPED_BLOCKS: u64 = 10_000_000;
 pub(crate) const MUST_SECONDS: f64 = 60.0;
 

@@ -1,8 +1,8 @@
 //! `cargo xtask study PATH...`: the redundancy study of João Paulo's dissertation, with other data.
 //!
 //! Its chapter 3 counts how often whole files and blocks of 4, 8 and 12 KiB occur in the files of a
-//! research group, and what deduplicating them would cost in metadata. Here `onefold analyze` counts
-//! the same in the files below some paths, and the tables have his figures beside ours.
+//! research group, and the metadata that deduplicating them would need. Here `onefold analyze`
+//! counts the same in the files below some paths, and the tables have his figures beside ours.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -21,11 +21,11 @@ pub(crate) struct Arguments {
     paths: Vec<PathBuf>,
 }
 
-/// What was found with one way to cut.
+/// The result of one chunking method.
 struct Found {
     /// Items, files or blocks, with those of zeros.
     scanned: u64,
-    /// Those of zeros, where they are kept apart.
+    /// Those of zeros, if they are counted separately.
     zeros: Option<u64>,
     /// Items that occur once.
     single: u64,
@@ -33,11 +33,11 @@ struct Found {
     unique: u64,
     /// Items that are like another one that stays.
     duplicates: u64,
-    /// What these have, in bytes.
+    /// Their size, in bytes.
     saved: f64,
     /// All data, in bytes.
     bytes: f64,
-    /// What onefold would need, where it has such blocks.
+    /// onefold's metadata, if it has such blocks.
     pool: Option<Pool>,
 }
 
@@ -45,12 +45,12 @@ struct Found {
 struct Pool {
     map: f64,
     index: f64,
-    /// What is left of the savings, with short blocks filled up.
+    /// The savings that are left, with short blocks padded.
     left: f64,
 }
 
-/// A way to cut, as it is called in a table, to `analyze`, and what the dissertation has [Paulo,
-/// tables 3.1 to 3.3].
+/// A chunking method: its name in a table, its argument for `analyze`, and the dissertation's
+/// figures [Paulo, tables 3.1 to 3.3].
 struct Way {
     title: &'static str,
     argument: &'static str,
@@ -110,7 +110,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     for way in &WAYS {
         command = command.args(["--chunking", way.argument]);
     }
-    // What cannot be read is named in the reply, and the exit code says so: both are no failure here.
+    // The reply names unreadable files, and the exit code reflects them: neither is a failure here.
     let output = command.args(&arguments.paths).output()?;
     let reply: Value = serde_json::from_slice(&output.stdout).with_context(|| {
         let said = String::from_utf8_lossy(&output.stderr);
@@ -161,7 +161,7 @@ fn conditions(workspace: &Workspace, program: &Path, reply: &Value) -> Result<St
 }
 
 impl Found {
-    /// One of the ways of what `analyze` prints.
+    /// One chunking method in the output of `analyze`.
     fn of(way: &Value) -> Option<Found> {
         let number = |pointer: &str| way.pointer(pointer).and_then(Value::as_u64);
         let advised = |field: &str| way.pointer(&format!("/advice/{field}"))?.as_f64();
@@ -198,7 +198,7 @@ impl Found {
     }
 }
 
-/// What a row of the first table is called, and what it has of each way.
+/// The name of a row of the first table, and its figure for each method.
 type Row = (&'static str, fn(&Found) -> String);
 
 const ROWS: [Row; 9] = [

@@ -1,6 +1,6 @@
-//! The finder's rate on fresh data: `pool dedup` over a volume that nothing has looked at yet and
-//! that has no duplicates, so that every block is a new row of the index. The data is in the page
-//! cache, the program on one processor; its start and end are included.
+//! The finder's rate on fresh data: `pool dedup` over a volume that was not scanned yet and has no
+//! duplicates, so that every block is a new row of the index. The data is in the page cache, the
+//! program on one processor; its start and end are included.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -74,7 +74,7 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Finder> {
             let product = Product::build(workspace, &directory)?.pin(Some(SERVER_PROCESSOR));
             product.create_pool_with("8G", &["--index", index.name])?;
             import::import(&product, "image", &image, "off")?;
-            // What the import left to be written to the disk must not slow this.
+            // The writeback of the import must not slow this down.
             Cmd::new("sync").run()?;
             let dedup = product.dedup(Some("image"))?;
             ensure!(

@@ -1,4 +1,4 @@
-//! What a number must and should be, for the pages of single commands.
+//! The number that a row must and should reach, for the pages of single commands.
 
 use std::fmt::Write as _;
 

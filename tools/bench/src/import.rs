@@ -1,6 +1,5 @@
-//! Import of a raw image into an empty pool, the final sync included: as it is, and with the search
-//! for duplicates. Beside it, a plain copy of the same file with a sync, which is what the disk can
-//! do.
+//! Import of a raw image into an empty pool, the final sync included: without and with the search
+//! for duplicates. Beside it, a plain copy of the same file with a sync, as the disk's limit.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -70,7 +69,7 @@ pub(crate) struct Import {
 }
 
 impl Import {
-    /// What each way reached.
+    /// The rate of each way.
     pub(crate) fn estimates(&self) -> impl Iterator<Item = (&'static Way, Estimate)> {
         WAYS.iter()
             .zip(&self.imports)
@@ -152,13 +151,13 @@ fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("cannot make {}", path.display()))
 }
 
-/// Blocks of 4 KiB that are all different and hold no zero byte run that anyone could skip. Those of
+/// Blocks of 4 KiB that are all different and hold no zero byte run that could be skipped. Those of
 /// another seed are different from them as well.
 pub(crate) fn write_blocks(out: &mut impl Write, bytes: u64, seed: u64) -> std::io::Result<()> {
     let mut block = [0_u8; 4096];
     let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(2 * seed + 1);
     for _ in 0..bytes / 4096 {
-        // A xorshift generator: fast enough not to be what is measured.
+        // A xorshift generator: fast enough not to be the bottleneck.
         for word in block.chunks_exact_mut(8) {
             state ^= state << 13;
             state ^= state >> 7;

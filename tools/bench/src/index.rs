@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     try_out: bool,
 }
 
-/// How much to measure.
+/// The size of the measurement.
 pub(crate) struct Plan {
     pub(crate) rows: u64,
     pub(crate) runs: usize,
@@ -76,22 +76,22 @@ const GROWTH_ROWS: [u64; 7] = [
 /// Batches asked at each size.
 const GROWTH_BATCHES: u64 = 60;
 
-/// What a back end may take where memory is not what is measured.
+/// The memory of a back end if memory is not measured.
 const MEMORY_BYTES: u64 = 2 << 30;
 
 /// The same for a hundred million rows.
 const GROWTH_MEMORY_BYTES: u64 = 4 << 30;
 
-/// The least that a control group gets, which a process needs whatever it keeps: a quarter of a small
-/// index is less.
+/// The least that a control group gets, which a process always needs: a quarter of a small index is
+/// less.
 const TIGHT_BYTES_MIN: u64 = 64 << 20;
 
-/// Requests in flight of what is compared with.
+/// Requests in flight of the comparison.
 const DEPTH: u32 = 32;
 
 pub(crate) const KINDS: [&str; 3] = ["hash", "btree", "memory"];
 
-/// What was measured of one back end.
+/// The measurements of one back end.
 #[derive(Default)]
 pub(crate) struct BackEnd {
     pub(crate) runs: Vec<Value>,
@@ -162,7 +162,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
 
 /// Asks each back end a little, as the benchmark does: that it still runs, not how fast it is.
 fn try_out(workspace: &Workspace) -> Result<()> {
-    // More rows than all batches have operations, for what is released must be there.
+    // More rows than all batches have operations, because released rows must exist.
     const ROWS: u64 = 400_000;
     const BATCHES: u64 = 4;
     let bench = Bench {
@@ -240,7 +240,7 @@ impl Bench {
         })
     }
 
-    /// What `hash` does at each size.
+    /// The results of `hash` at each size.
     fn growth(&self) -> Result<Vec<Value>> {
         let runs = GROWTH_ROWS.iter().map(|rows| {
             let index = self.index("hash")?;
@@ -256,7 +256,7 @@ impl Bench {
             std::fs::remove_dir_all(&directory).context("cannot remove the last index")?;
         }
         std::fs::create_dir(&directory).context("cannot make a directory")?;
-        // What was written before must not slow this.
+        // Earlier writes must not slow this down.
         Cmd::new("sync").run()?;
         Ok(Index {
             program: &self.program,

@@ -46,7 +46,7 @@ const TIGHT_NUMBERS: [(&str, &str); 4] = [
     ("release, pages read/s", "/release/pages_read_per_second"),
 ];
 
-/// What `hash` must and should reach.
+/// The numbers that `hash` must and should reach.
 fn goals(measured: &Measured) -> Vec<Goal> {
     let [hash, btree, _] = &measured.back_ends;
     let times = |one: Option<f64>, other: Option<f64>| Some(one? / other?);
@@ -181,7 +181,7 @@ pub(crate) fn write(
     write_files(workspace, &[(PAGE, page), (RAW, &raw)])
 }
 
-/// A size, and what was measured there.
+/// A size, and its measurements.
 struct Grown {
     rows: f64,
     cpu_us: f64,

@@ -1,4 +1,4 @@
-//! What a back end of the index does in a second, at a size, in one JSON document for a table.
+//! The rate of a back end of the index at a size, in one JSON document for a table.
 //!
 //! A process of its own for each measurement, because its memory is measured and limited: makes an
 //! index of random rows, then asks batches of 16,384 operations of each kind, each durable: *mixed*
@@ -22,13 +22,13 @@ const POOL: PoolId = PoolId([1; 16]);
 /// The first batch asked of an index that was made earlier: behind all that made it.
 const FIRST_LATER: u64 = 1 << 30;
 
-/// Bytes of what the host reads from the device at least.
+/// The least bytes that the host reads from the device.
 const PAGE_BYTES: f64 = 4096.0;
 
 /// Rows added at a time before anything is measured.
 const LOAD_ROWS: u64 = 1 << 16;
 
-/// What one process measures.
+/// The measurements of one process.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     kind: String,
@@ -73,9 +73,9 @@ fn measure_made(engine: &EmbeddedEngine, arguments: &Arguments) -> Result<Value>
     let before = resident_bytes()?;
     let index = open(arguments, disk)?;
     load(&*index, arguments.rows)?;
-    // What the load left to be written to the disk must not slow what is measured.
+    // The writeback of the load must not slow the measurement down.
     sync_disks();
-    // A turn of merges first, so that what is measured is the steady state.
+    // A turn of merges first, so that the steady state is measured.
     let turn = if arguments.kind == "hash" {
         arguments.rows / 6 / BATCH_ITEMS
     } else {
@@ -101,7 +101,7 @@ fn measure(
         mixed(index, arguments, n, &mut mixed_asked)?;
     }
     let (between, cpu) = (Transferred::now()?, cpu_seconds()? - cpu_before);
-    // Before the release: what was allocated for rows that are gone says nothing about a row.
+    // Before the release: memory of rows that are gone says nothing about a row.
     let resident_bytes = (resident_bytes()? - resident_before) as f64;
     let resident_bytes_per_row = resident_bytes / index.counts().rows() as f64;
     for n in 0..arguments.batches {
@@ -199,7 +199,7 @@ impl Asked {
     }
 }
 
-/// What this process has read from the device and written to files so far.
+/// Bytes that this process has read from the device and written to files so far.
 struct Transferred {
     read_bytes: u64,
     written_bytes: u64,
@@ -276,7 +276,7 @@ fn sync_disks() {
     let _ = std::process::Command::new("sync").status();
 }
 
-/// A number of this process that Linux tells in a file of /proc/self.
+/// A figure of this process in a file of /proc/self.
 fn told(file: &str, name: &str) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/self/{file}"))?;
     let line = text.lines().find(|line| line.starts_with(name));

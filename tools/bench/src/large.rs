@@ -1,5 +1,5 @@
-//! Import and finder in a pool that holds millions of blocks already: what an index costs shows when
-//! there is much in it. As in `import` and `finder`, with other data each time.
+//! Import and finder in a pool that already holds millions of blocks: the cost of an index shows
+//! when it is large. As in `import` and `finder`, with other data each time.
 
 use std::path::Path;
 
@@ -105,7 +105,7 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Large> {
     Ok(measured)
 }
 
-/// Imports what the pool is to hold, as it is made.
+/// Imports the initial content of the pool, while it is created.
 fn fill(product: &Product, directory: &Path) -> Result<()> {
     let mut import = product
         .command()
@@ -125,12 +125,12 @@ fn one_import(product: &Product, image: &Path, seed: u64) -> Result<f64> {
     import::timed(|| import::import(product, &format!("import{seed}"), image, "offline"))
 }
 
-/// MB/s of `pool dedup` over what was imported without it.
+/// MB/s of `pool dedup` over data imported without it.
 fn one_search(product: &Product, image: &Path, seed: u64) -> Result<f64> {
     import::make_image(image, seed)?;
     let name = format!("search{seed}");
     import::import(product, &name, image, "off")?;
-    // What the import left to be written to the disk must not slow this.
+    // The writeback of the import must not slow this down.
     Cmd::new("sync").run()?;
     let dedup = product.dedup(Some(&name))?;
     ensure!(

@@ -1,15 +1,15 @@
-//! `onefold-bench`: what onefold costs, beside what does less.
+//! `onefold-bench`: the cost of onefold, compared with simpler servers.
 //!
-//! May use: the harness, the product's binary, and of its crates what a server of ours is made of:
-//! the NBD server for the pass-through, the index for what asks it alone. May not use the store:
-//! volumes are measured as users have them.
-//! Nothing uses this crate; `cargo xtask bench` and `cargo xtask study` run it.
+//! May use: the harness, the product's binary, and of its crates those that a server of ours needs:
+//! the NBD server for the pass-through, the index to measure it alone. May not use the store:
+//! volumes are measured as users have them. Nothing uses this crate; `cargo xtask bench` and `cargo
+//! xtask study` run it.
 //!
-//! Reading order: `volumes` (the benchmark as a whole), `plan` (how much), `slices` (throughput
-//! rows), `sharing` (rows with the finder at work), `snapshots`, `finder`, `import`, `large`, `open`,
-//! `checking`, `statistics` (what decides), `results`, `report` (what is written). `index`, `index_worker` and
-//! `index_report` are a command of their own, and so are `study` and `study_report`; `goals` is what
-//! all are held to. `dissertation` counts in files of one's own.
+//! Reading order: `volumes` (the benchmark as a whole), `plan` (sizes), `slices` (throughput rows),
+//! `sharing` (rows with the finder running), `snapshots`, `finder`, `import`, `large`, `open`,
+//! `checking`, `statistics` (the decision), `results`, `report` (the output). `index`,
+//! `index_worker` and `index_report` are a command of their own, and so are `study` and
+//! `study_report`; `goals` has the goals of all. `dissertation` counts in the user's own files.
 
 mod checking;
 mod dissertation;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use crate::plan::SERVER_PROCESSOR;
 use onefold_harness::command::Cmd;
 
-/// Where control groups are, of the first version and of the second, and what limits memory there.
+/// The paths of control groups, of the first version and of the second, and their memory limits.
 const HIERARCHIES: [(&str, &str); 2] = [
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
     ("/sys/fs/cgroup", "memory.max"),

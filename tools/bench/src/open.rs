@@ -1,11 +1,11 @@
 //! Open after `kill -9`: from the start of the daemon until it greets a client, with four
 //! million mapped blocks and a log that has much to replay.
 //!
-//! How full the log is when the kill comes can not be chosen from outside: a checkpoint may just
-//! have emptied it. So the load that fills it goes on for a different time before each kill, and
-//! the slowest of the opens is what counts; the table names the most records that one replayed.
-//! Checkpoints begin when half of the ring is used, so a ring of the usual size is rarely full. The
-//! pool here has one twice that size, which at half is as full as the usual one can ever be.
+//! The fill level of the log at the kill cannot be chosen from outside: a checkpoint may just have
+//! emptied it. So the load that fills it runs for a different time before each kill, and the
+//! slowest of the opens counts; the table has the most records that one replayed. Checkpoints begin
+//! when half of the ring is used, so a ring of the usual size is rarely full. The pool here has one
+//! twice that size, which at half is as full as the usual one can ever be.
 
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ impl Open {
             >> 20
     }
 
-    /// Whether the log was so full that the time says something.
+    /// Whether the log was full enough for the time to be meaningful.
     pub(crate) fn log_was_full(&self) -> bool {
         self.opens
             .iter()
@@ -146,8 +146,8 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Open> {
     Ok(Open { opens })
 }
 
-/// Makes a volume of so many bytes without duplicates, through a pipe, so that they are on the disk
-/// once only.
+/// Makes a volume of this many bytes without duplicates, through a pipe, so that they are on the
+/// disk once only.
 pub(crate) fn import_stream(
     product: &Product,
     scratch: &Scratch,
@@ -157,7 +157,7 @@ pub(crate) fn import_stream(
     let log = scratch.path().join("import.log");
     let mut import = product
         .command()
-        // Nothing is shared here: what is measured is something else.
+        // Nothing is shared here: sharing is not measured.
         .args(["--quiet", "volume", "import", name, "-"])
         .args(["--image-format", "raw", "--dedup", "off"])
         .spawn_piped(&log)?;

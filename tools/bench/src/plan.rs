@@ -1,15 +1,15 @@
-//! How much the benchmark of volumes measures, and where.
+//! The sizes of the benchmark of volumes, and its place.
 
 /// fio runs here, and every server on the other: neither steals the other's time, and no server
 /// gains by luck of placement.
 pub(crate) const CLIENT_PROCESSOR: usize = 0;
 pub(crate) const SERVER_PROCESSOR: usize = 1;
 
-/// How much to measure.
+/// The size of the measurement.
 pub(crate) struct Plan {
     pub(crate) slices: usize,
-    /// How often servers and their files are made anew, with as many slices each time: where a
-    /// file lies on the disk decides what its I/O costs.
+    /// How often servers and their files are made again, with as many slices each time: the place
+    /// of a file on the disk affects the cost of its I/O.
     pub(crate) layouts: usize,
     pub(crate) slice_seconds: u32,
     pub(crate) sharing_slices: usize,

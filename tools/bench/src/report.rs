@@ -105,7 +105,7 @@ pub(crate) fn line(comparison: &Comparison) -> String {
     )
 }
 
-/// What every page begins with.
+/// The beginning of every page.
 pub(crate) fn heading(title: &str, raw: Option<&str>, conditions: &Conditions) -> String {
     let mut page = format!("# {title}\n\nWritten by the command below; do not edit.");
     // Writing to a String can not fail.
@@ -235,7 +235,7 @@ fn sharing_section(page: &mut String, results: &Results) {
     }
 }
 
-/// A rate against what it must and should reach; `-` where there is no such number.
+/// A rate compared with the one it must and should reach; `-` without such a number.
 fn rate_cells(rate: f64, numbers: [Option<f64>; 2]) -> String {
     numbers
         .map(|number| match number {

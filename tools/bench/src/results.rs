@@ -1,4 +1,4 @@
-//! What the benchmark of volumes found.
+//! The results of the benchmark of volumes.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use crate::sharing::Sharing;
 use crate::slices::Comparison;
 use crate::snapshots::Snapshots;
 
-/// What a run found.
+/// The results of a run.
 #[derive(Default)]
 pub(crate) struct Results {
     pub(crate) comparisons: Vec<Comparison>,

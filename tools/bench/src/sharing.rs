@@ -1,14 +1,14 @@
 //! Rows with finder and collector at work, against the pass-through, which has neither.
 //!
 //! As in `slices`, both servers are measured in turn and compared pair by pair. Finder and
-//! collector rest while the pass-through is measured, and go on, paced by their latency budget,
-//! while onefold is.
+//! collector run, paced by their latency budget, while onefold is measured, and are paused while
+//! the baseline is measured.
 //!
 //! Latencies are those of the moments in which the machine itself was not slow, see `steadiness`.
 //!
-//! The load alone does not dirty 60 MB/s at half of the peak rate, and most of what it rewrites is
-//! too hot to be published. So that the finder never runs out of work, a second volume holds data
-//! that was written just before, and that one look has found to be unchanged.
+//! The load alone does not dirty 60 MB/s at half of the peak rate, and most of the blocks it
+//! rewrites are too hot to be published. So that the finder never runs out of work, a second volume
+//! holds data that was written just before, and that one pass has found to be unchanged.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ use onefold_harness::workspace::Workspace;
 
 pub(crate) const NAME: &str = "sharing";
 
-/// What the daemon is told to keep guests' p99 within.
+/// The daemon's latency budget for the guests' p99.
 pub(crate) const LATENCY_BUDGET: &str = "500us";
 
 /// Of all that is written.
@@ -36,11 +36,11 @@ pub(crate) const DUPLICATES_PERCENT: u32 = 25;
 /// Most requests go to few blocks: 90 % of them to the first tenth.
 pub(crate) const SKEW: &str = "zoned:90/10:10/90";
 
-/// What the finder has to do at the start of each slice, besides the load: more than it gets done in
-/// a slice, and in the moment before fio's first request in which it has all the time it wants.
+/// The finder's backlog at the start of each slice, besides the load: more than it gets done in a
+/// slice, and in the moment before fio's first request in which it has all the time it wants.
 const SUPPLY_BYTES: u64 = 2 << 30;
 
-/// What the finder must complete for its row to count.
+/// The least that the finder must complete for its row to count.
 const FINDER_MB_PER_SECOND_MIN: f64 = 60.0;
 
 /// Of the writes to a fully shared volume, how many must have been copies for the row to count.
@@ -53,7 +53,7 @@ const WATCH_MARGIN: Duration = Duration::from_millis(1000);
 /// The log of the load whose latency counts.
 const LATENCIES: &str = "latencies";
 
-/// How long the jobs may take for what a slice has left.
+/// The time that the jobs may take for the rest of a slice.
 const DRAIN_LIMIT: Duration = Duration::from_secs(300);
 
 /// How often the finder is asked whether it has gone over a volume.
@@ -65,8 +65,8 @@ enum Load {
     Peak,
     /// The same, so many per second.
     Paced { per_second: f64 },
-    /// One random write to each block, all of which are shared, however long that takes: what is
-    /// written twice is no copy the second time.
+    /// One random write to each block, all of which are shared, without a time limit: a second
+    /// write to a block is not a copy.
     Copying,
 }
 
@@ -146,11 +146,12 @@ impl Slice {
     }
 }
 
-/// What finder and collector did during a slice.
+/// The work of finder and collector during a slice.
 #[derive(Debug, Clone, Copy)]
 struct Jobs {
     finder_mb_per_second: f64,
-    /// Blocks to be looked at and references to be released, per second: positive if it grows.
+    /// Blocks to be scanned and references to be released, per second: positive if the backlog
+    /// grows.
     dirty_growth: f64,
     queued_growth: f64,
     /// Of the writes, those to published blocks.
@@ -169,7 +170,7 @@ pub(crate) struct Sharing {
     copying: Pairs,
 }
 
-/// What the rows of a mode are asked for by.
+/// The names by which the rows of a mode are selected.
 pub(crate) fn name(mode: Mode) -> String {
     format!("{} {NAME}", mode.name())
 }
@@ -308,7 +309,7 @@ impl Bench {
             .job(load.job(&server.uri, seconds))
     }
 
-    /// What was measured before anything else runs that writes logs.
+    /// Measured before anything else runs that writes logs.
     fn slice(
         &self,
         load: Load,
@@ -342,13 +343,13 @@ impl Bench {
         })
     }
 
-    /// References given up so far. The jobs must rest.
+    /// References dropped so far. The jobs must rest.
     fn released(&self) -> Result<u64> {
         Ok(self.product.work()?.released + self.product.backlog()?.queued)
     }
 
-    /// A new volume with fresh data; the last one, whose blocks are published, goes. The finder
-    /// looks at it once, so that it can begin with it at once when the slice begins.
+    /// A new volume with fresh data; the last one, whose blocks are published, is deleted. The
+    /// finder scans it once, so that it can start with it when the slice begins.
     fn renew_supply(&mut self) -> Result<()> {
         self.remove_supply()?;
         self.supplies += 1;
@@ -431,7 +432,7 @@ impl Look {
     }
 }
 
-/// What is seen of the p99 when moments count in which the machine was slow.
+/// The p99 including the moments in which the machine was slow.
 pub(crate) struct SlowMoments {
     /// The part of requests in them: of onefold's, of the pass-through's.
     pub(crate) left_out: [f64; 2],
@@ -471,8 +472,8 @@ pub(crate) struct Row {
     goal: Goal,
 }
 
-/// What a ratio is of, which says on which side of its number it has to be, and what must hold for
-/// it to count.
+/// The subject of a ratio, which decides the side of its number it has to be on, and the conditions
+/// for it to count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Goal {
     /// With the finder at work.
@@ -566,7 +567,7 @@ impl Sharing {
         ])
     }
 
-    /// The paced load with what the rows leave out.
+    /// The paced load with the moments that the rows leave out.
     pub(crate) fn with_slow_moments(&self) -> Result<SlowMoments> {
         let ratio = |p99_us: fn(&JobResult) -> f64| {
             let ratios = self.paced.iter();

@@ -1,9 +1,9 @@
 //! Throughput rows: short slices of load on each server in turn, compared pair by pair.
 //!
-//! A machine's speed changes from minute to minute more than the servers differ. Slices that
-//! follow each other directly see nearly the same machine, so the ratio of each such group is
-//! taken first and the median of the ratios afterwards. The order within a group rotates, so
-//! that no server always comes after the same neighbour.
+//! A machine's speed changes from minute to minute more than the servers differ. Slices that follow
+//! each other directly see nearly the same machine, so the ratio of each such group is taken first
+//! and the median of the ratios afterwards. The order within a group rotates, so that no server
+//! always comes after the same neighbour.
 
 use std::path::Path;
 
@@ -42,9 +42,9 @@ impl Mode {
     }
 }
 
-/// In which requests a server's data is written at first. The host's page cache keeps a file that was
-/// written in large ones in large folios, in which small writes cost several times as much: a raw file
-/// that was copied by one program and installed into by another is as one or as the other.
+/// The request size of a server's initial data. The host's page cache keeps a file that was written
+/// in large requests in large folios, in which small writes cost several times as much: a raw file
+/// copied by one program behaves like the former, one installed into by another like the latter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fill {
     Large,
@@ -60,7 +60,7 @@ impl Fill {
     }
 }
 
-/// What is measured against what, and the numbers that it must and should reach.
+/// The servers to compare, and the numbers that they must and should reach.
 pub(crate) struct Row {
     pub(crate) mode: Mode,
     pub(crate) fill: Fill,
@@ -102,7 +102,7 @@ const IN_LARGE_FOLIOS: (Mode, Fill) = (Mode::Host, Fill::Large);
 const IN_SMALL_FOLIOS: (Mode, Fill) = (Mode::Host, Fill::Small);
 const PAST_CACHE: (Mode, Fill) = (Mode::Direct, Fill::Large);
 
-/// What servers are started for, in this order.
+/// The purposes of servers, in this order.
 pub(crate) const SETTINGS: [(Mode, Fill); 3] = [IN_LARGE_FOLIOS, IN_SMALL_FOLIOS, PAST_CACHE];
 
 pub(crate) const ROWS: [Row; 18] = [
@@ -263,8 +263,9 @@ impl Contenders {
     }
 }
 
-/// In which order a group has its servers, of which there are two or four: in as many groups as servers,
-/// each follows every other once, because a disk that was spared for a while is faster for whoever comes next.
+/// The order of a group's servers, of which there are two or four: in as many groups as servers,
+/// each follows every other once, because a disk that rested for a while is faster for the next
+/// server.
 fn order(group: usize, count: usize) -> impl Iterator<Item = usize> {
     let zigzag = (0..count).map(move |turn| match turn % 2 {
         0 => (count - turn / 2) % count,
@@ -273,9 +274,9 @@ fn order(group: usize, count: usize) -> impl Iterator<Item = usize> {
     zigzag.map(move |index| (index + group) % count)
 }
 
-/// Writes the data of all servers, in turn and a piece at a time: whoever writes first gets the
-/// larger pieces of the host's memory for its page cache, which decides what rewriting them costs.
-/// So many percent of it are duplicates.
+/// Writes the data of all servers, in turn and a piece at a time: the first writer gets the larger
+/// pieces of the host's memory for its page cache, which affects the cost of rewriting them. This
+/// many percent of it are duplicates.
 pub(crate) fn fill(
     directory: &Path,
     servers: &[&Contender],
@@ -489,7 +490,7 @@ impl Measured {
         Estimate::of(&values).map_or(f64::NAN, |estimate| estimate.median)
     }
 
-    /// Every slice, for whoever wants to compute something else from them.
+    /// Every slice, for readers who compute other statistics from them.
     pub(crate) fn raw(&self, row: &Row) -> Value {
         let groups: Vec<Value> = self
             .groups

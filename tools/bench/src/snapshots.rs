@@ -1,9 +1,9 @@
-//! Rows about snapshots: what making and deleting one costs guests, and what a volume costs that has
+//! Rows about snapshots: the cost of making and deleting one for guests, and of a volume that has
 //! some.
 //!
-//! Finder and collector rest; what was deleted is given up. Latencies are those of the moments in which the machine itself was
-//! not slow, see `steadiness`; but for the longest one while a snapshot is made, which is compared
-//! with the longest in as long a time just before.
+//! Finder and collector rest; deletions run. Latencies are those of the moments in which the
+//! machine itself was not slow, see `steadiness`; except for the longest one while a snapshot is
+//! made, which is compared with the longest in an equal time just before.
 
 use std::ops::Range;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -23,26 +23,26 @@ use onefold_harness::workspace::Workspace;
 
 pub(crate) const NAME: &str = "snapshots";
 
-/// What the volume has mapped of which a snapshot is made, and so the snapshot's entries.
+/// Mapped data of the volume whose snapshot is made, and so the snapshot's entries.
 pub(crate) const ENTRIES: u64 = 1 << 20;
 const BLOCK_BYTES: u64 = 4096;
 
 /// Snapshots that the chain has, each with a part of the data.
 pub(crate) const CHAIN: u64 = 32;
 
-/// What the rows must reach: milliseconds and a ratio at most, ratios at least.
+/// The goals of the rows: milliseconds and a ratio at most, ratios at least.
 pub(crate) const STALL_MUST_MS: f64 = 20.0;
 pub(crate) const DELETE_MUST: f64 = 1.3;
 pub(crate) const CHAIN_MUST: f64 = 0.90;
 pub(crate) const TOUCH_MUST: f64 = 0.60;
 
-/// The load under which a snapshot is made and deleted: how long it runs, and what it does before
-/// anything is measured, before the snapshot is made, and before it is deleted.
+/// The load under which a snapshot is made and deleted: its duration, and its phases before the
+/// measurement, before the snapshot is made, and before it is deleted.
 const LOAD_SECONDS: u32 = 45;
 const WARM_UP: Duration = Duration::from_secs(4);
 const BEFORE_DELETION: Duration = Duration::from_secs(6);
 
-/// Of that time, what is left out after the snapshot was made: first writes come thick then.
+/// The part of that time left out after the snapshot was made: first writes are dense then.
 const SETTLING_MS: f64 = 2000.0;
 
 /// A request that waited for the snapshot is answered so long after the command's end at most.
@@ -50,7 +50,8 @@ const ANSWER_MS: f64 = 50.0;
 
 const LATENCIES: &str = "latencies";
 
-/// How often a deletion in the background is looked at, which is work for the server as well.
+/// The interval at which a deletion in the background is checked, which is work for the server as
+/// well.
 const DELETION_POLL: Duration = Duration::from_millis(500);
 
 /// A snapshot of [`ENTRIES`] entries, made and deleted under load.
@@ -211,7 +212,7 @@ fn command(product: &Product, arguments: &[&str]) -> Result<()> {
     product.command().arg("--quiet").args(arguments).run()
 }
 
-/// Returns when all that it alone held is given up.
+/// Returns when all its own blocks are released.
 fn delete(product: &Product, snapshot: &str) -> Result<()> {
     command(product, &["snapshot", "delete", snapshot, "--yes"])?;
     while product.backlog()?.queued > 0 {
@@ -220,8 +221,8 @@ fn delete(product: &Product, snapshot: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes and deletes snapshots of a volume that is fully mapped, under a load of half of what the
-/// volume bears.
+/// Makes and deletes snapshots of a volume that is fully mapped, under half of the volume's maximum
+/// load.
 fn under_load(workspace: &Workspace, plan: &Plan) -> Result<Vec<Round>> {
     let scratch = Scratch::new(&workspace.scratch_parent(), NAME)?;
     let product = Product::build(workspace, scratch.path())?.pin(Some(SERVER_PROCESSOR));
@@ -316,7 +317,7 @@ impl Round {
 }
 
 /// Two equal volumes in one pool. One of them has [`CHAIN`] snapshots, and after each of them one
-/// part in as many of its blocks, at random, was written anew.
+/// [`CHAIN`]th of its blocks, at random, was rewritten.
 fn chain(workspace: &Workspace, plan: &Plan) -> Result<[Vec<Pair>; 2]> {
     let scratch = Scratch::new(&workspace.scratch_parent(), NAME)?;
     let product = Product::build(workspace, scratch.path())?.pin(Some(SERVER_PROCESSOR));

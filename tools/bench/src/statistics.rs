@@ -3,7 +3,7 @@
 /// Two medians are compared where their interval is at most this part of the median to each side.
 const NARROW: f64 = 0.05;
 
-/// Of the pass-through's processor time per request, how much may be used where the interval is
+/// The part of the pass-through's processor time per request that may be used if the interval is
 /// wide.
 const CPU_RATIO_MAX: f64 = 1.15;
 
@@ -54,7 +54,7 @@ fn outside_interval(count: usize) -> usize {
     heads.saturating_sub(1)
 }
 
-/// Whether a row meets its number, and what decided.
+/// Whether a row meets its number, and by which criterion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) met: bool,
@@ -62,9 +62,9 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// `ratio` of throughputs against `at_least`; where its interval is wider than ±5 %, the
-    /// processor time per request against that of the pass-through decides. An interval that
-    /// lies below the number as a whole leaves nothing to decide: that is a miss, however wide.
+    /// `ratio` of throughputs against `at_least`; if its interval is wider than ±5 %, the processor
+    /// time per request against that of the pass-through decides. An interval that is wholly below
+    /// the number leaves nothing to decide: that is a miss, however wide.
     pub(crate) fn of(ratio: Estimate, cpu_ratio: Option<Estimate>, at_least: f64) -> Verdict {
         match cpu_ratio {
             Some(cpu_ratio) if !ratio.is_narrow() && ratio.high >= at_least => Verdict {

@@ -1,11 +1,10 @@
 //! When the machine itself was slow.
 //!
-//! The processors of a virtual machine are sometimes held back as a whole, whatever runs on them:
+//! The processors of a virtual machine are sometimes slowed down as a whole, whatever runs on them:
 //! some hosts let them have a tenth of their speed for a tenth of a second, every few seconds. That
-//! is more than one request in a hundred, so a 99th percentile would show little else. What is
-//! known to be of the machine's making is left out, of all servers alike. It is told by something
-//! that no server has a part in: how much processor time the same short computation takes, over and
-//! over, on the client's processor.
+//! affects more than one request in a hundred, so a 99th percentile would show little else. These
+//! moments are left out, of all servers alike. They are detected independently of the servers: by
+//! the processor time of the same short computation, repeated on the client's processor.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -23,13 +22,13 @@ const PERIOD: Duration = Duration::from_millis(5);
 /// Steps of the computation, about 10 us.
 const STEPS: u32 = 10_000;
 
-/// The machine is slow when the computation takes so many times what it takes in the median.
+/// The machine is slow when the computation takes this many times its median.
 const SLOW_FACTOR: f64 = 2.0;
 
 /// So long before the first slow computation it may have begun, ...
 const BEFORE_MS: f64 = 5.0;
 
-/// ... and so long after the last one speed comes back, and what has queued up is answered.
+/// ... and this long after the last one, while speed recovers and queued requests are answered.
 const AFTER_MS: f64 = 50.0;
 
 /// Looks on while something is measured.

@@ -1,4 +1,4 @@
-//! `cargo xtask bench study`: how fast `onefold analyze` is, and how much memory it takes; and how fast
+//! `cargo xtask bench study`: the speed and memory of `onefold analyze`; and the rate at which
 //! `onefold bench` makes and compares blocks where nothing else takes time.
 //!
 //! Files of random blocks, all different and all in the page cache, are analysed by the program as
@@ -30,12 +30,12 @@ pub(crate) struct Arguments {
     quick: bool,
 }
 
-/// How much to measure.
+/// The size of the measurement.
 pub(crate) struct Plan {
     pub(crate) file_bytes: u64,
     pub(crate) rounds: usize,
     pub(crate) little_mib: u64,
-    /// What `onefold bench` writes to memory.
+    /// The data that `onefold bench` writes to memory.
     pub(crate) load_mib: u64,
 }
 
@@ -55,29 +55,29 @@ const QUICK: Plan = Plan {
 /// Several, because content-defined chunks of one file are cut by one processor.
 pub(crate) const FILES: u64 = 8;
 
-/// How often each file is named where many records are wanted: eight gigabytes of different blocks are
-/// as many as the page cache has room for, and records are kept of equal ones as well.
+/// How often each file is named to get many records: the page cache has room for only eight
+/// gigabytes of different blocks, and records are kept of equal ones as well.
 pub(crate) const TIMES: u64 = 7;
 
-/// What is kept of a chunk: 32 bytes until chunks are counted, 16 after that.
+/// Bytes of a chunk's record: 32 until chunks are counted, 16 after that.
 const RECORD_BYTES: u64 = 48;
 
 /// How many times more records than fit there have to be where memory is little.
 const EXCESS_MIN: f64 = 10.0;
 
-/// How much memory is as much as is wanted.
+/// The memory limit that counts as ample.
 const MUCH: &str = "2G";
 
-/// The smallest blocks: they give the most records of what is in the page cache.
+/// The smallest blocks: they give the most records for the data in the page cache.
 const SMALL_BYTES: u64 = 512;
 
 /// Of content-defined chunks.
 const CONTENT: &str = "content:8K";
 
-/// How often a running program is looked at.
+/// The interval at which a running program is checked.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What is run in each round.
+/// The programs of each round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Blocks of 4 KiB, with memory as it is by default, where all records fit.
@@ -109,16 +109,16 @@ pub(crate) const WAYS: [Way; 9] = [
     Way::Load,
 ];
 
-/// What a program took.
+/// The cost of a program.
 pub(crate) struct Run {
-    /// From its start to its end; of [`Way::Load`] what it says itself, without dealing out contents.
+    /// From its start to its end; of [`Way::Load`] its own figure, without dealing out contents.
     pub(crate) seconds: f64,
     pub(crate) peak_memory_bytes: u64,
-    /// What did not come from the page cache.
+    /// Bytes that did not come from the page cache.
     pub(crate) device_read_bytes: u64,
 }
 
-/// All that was measured, as [`WAYS`], round by round.
+/// All measurements, as [`WAYS`], round by round.
 pub(crate) struct Measured {
     pub(crate) runs: [Vec<Run>; WAYS.len()],
     /// Its version, or why it was not run.
@@ -153,12 +153,12 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
 const COMMAND: &str = "cargo xtask bench study";
 
 impl Plan {
-    /// What all files have together.
+    /// The size of all files together.
     pub(crate) fn data_bytes(&self) -> u64 {
         FILES * self.file_bytes
     }
 
-    /// What is read, in bytes.
+    /// Bytes read.
     pub(crate) fn read_bytes(&self, way: Way) -> u64 {
         match way {
             Way::Load => self.load_mib << 20,
@@ -174,7 +174,7 @@ impl Plan {
         is_little.then(|| records as f64 / fit as f64)
     }
 
-    /// What `--memory` says, if anything.
+    /// The value of `--memory`, if any.
     pub(crate) fn memory(&self, way: Way) -> Option<String> {
         match way {
             Way::Little | Way::SmallLittle => Some(format!("{}M", self.little_mib)),
@@ -220,7 +220,7 @@ impl Measured {
         place.map_or(&[], |place| self.runs[place].as_slice())
     }
 
-    /// GB/s of what is read.
+    /// GB/s read.
     pub(crate) fn rate(&self, plan: &Plan, way: Way) -> Option<Estimate> {
         let rates = self.of(way).iter();
         let rates = rates.map(|run| plan.read_bytes(way) as f64 / 1e9 / run.seconds);
@@ -310,7 +310,7 @@ impl Bench<'_> {
                 std::fs::remove_file(name).context("cannot remove what the last run left")?;
             }
         }
-        // What the last run left to be written to the disk must not slow this one.
+        // The writeback of the last run must not slow this one down.
         Cmd::new("sync").run()?;
         let start = Instant::now();
         let mut running = self.command(way).spawn_logged(&said)?;
@@ -382,8 +382,8 @@ impl Bench<'_> {
         self.scratch.path().join("hashes")
     }
 
-    /// What was timed must be what was meant. Returns the seconds that a program says itself, where
-    /// these are what counts.
+    /// The run must have done the intended work. Returns the program's own figure of seconds, if
+    /// that counts.
     fn expect(&self, way: Way, said: &str) -> Result<Option<f64>> {
         if way == Way::Duperemove {
             return self.expect_hashes(&self.hash_file()).map(|()| None);

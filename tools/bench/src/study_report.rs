@@ -14,10 +14,10 @@ use onefold_harness::workspace::Workspace;
 const PAGE: &str = "docs/benchmarks-study.md";
 const RAW: &str = "docs/benchmarks-study.json";
 
-/// What the program may need besides its memory for records.
+/// The program's memory besides that for records.
 const SLACK_MIB: f64 = 32.0;
 
-/// What Harnik's estimate is said to take, in MiB.
+/// The stated memory of Harnik's estimate, in MiB.
 const HARNIK_MIB: f64 = 16.0;
 
 fn goals(plan: &Plan, measured: &Measured) -> Vec<Goal> {

@@ -110,7 +110,7 @@ fn measure_rows(
     for _ in 0..plan.layouts {
         let contenders = Contenders::start(workspace, plan, setting)?;
         for (row, measured) in rows.iter().zip(&mut measured) {
-            // What the row before left to be written to the disk must not slow this one.
+            // The writeback of the row before must not slow this one down.
             Cmd::new("sync").run()?;
             contenders.measure(row, plan, measured)?;
         }

@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: every fuzz target for a bounded time, each from its kept corpus.
 //!
-//! Without a sanitizer (`-s none`) cargo-fuzz works on stable Rust. What a sanitizer would find
-//! in addition are memory errors, which safe code does not have.
+//! Without a sanitizer (`-s none`) cargo-fuzz works on stable Rust. A sanitizer would also find
+//! memory errors, which safe code does not have.
 
 use anyhow::{Context, Result, ensure};
 
@@ -42,7 +42,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         !targets.is_empty(),
         "there is no such fuzz target; these exist:\n{list}"
     );
-    // First all of them, so that code that does not build is not taken for a finding.
+    // First all of them, so that code that does not build is not mistaken for a finding.
     let fuzz = |verb: &str| {
         workspace
             .cargo()

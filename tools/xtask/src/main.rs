@@ -1,9 +1,9 @@
 //! `cargo xtask`: the one command for everything that surrounds the product and is not part of it.
 //!
-//! May use: the harness, for programs and packages. May not use any crate of the product, servers or
-//! plots, so that `cargo xtask tidy` is built in seconds. Checks that run the product are in
-//! `onefold-acceptance` and measurements in `onefold-bench`; this builds and starts them.
-//! Nothing uses this crate.
+//! May use: the harness, for programs and packages. May not use any crate of the product, servers
+//! or plots, so that `cargo xtask tidy` is built in seconds. Checks that run the product are in
+//! `onefold-acceptance` and measurements in `onefold-bench`; this builds and starts them. Nothing
+//! uses this crate.
 //!
 //! Reading order: `tools` (starting the others), `tidy`, `fuzz`, `test` (all steps of CI).
 

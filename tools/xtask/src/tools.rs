@@ -20,7 +20,7 @@ fn tool(workspace: &Workspace, binary: &str) -> Result<Cmd> {
     Ok(Cmd::new(workspace.build_release(binary)?).cleans_up())
 }
 
-/// What the user typed behind the name of a command, for the tool that has it.
+/// The words after the name of a command, for its tool.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Forwarded {

@@ -1,4 +1,4 @@
-//! The NBD server on a raw file: what benchmarks compare the store with.
+//! The NBD server on a raw file: the baseline of benchmarks.
 //!
 //! ```text
 //! onefold-passthrough --file PATH [--socket PATH] [--direct] [--export NAME]
@@ -6,7 +6,7 @@
 //!
 //! Serves one file or block device under one name (default: the empty name) on a unix socket, or on
 //! the sockets it was started with (LISTEN_FDS), until it is killed. It does as little as possible
-//! with each request, so that the difference to a volume is what the store costs.
+//! with each request, so the difference to a volume is the cost of the store.
 
 use onefold_nbd::{
     AttachError, Attached, Blocking, Export, ExportError, ExportSummary, Exports, Extent, Failure,
@@ -86,7 +86,7 @@ impl Arguments {
     }
 }
 
-/// One export, and nobody is refused.
+/// One export, open to all clients.
 struct OneFile {
     name: String,
     file: Arc<RawFile>,
@@ -119,8 +119,8 @@ const DIRECT_BYTES: usize = 4096;
 struct RawFile {
     /// Through the page cache.
     cached: File,
-    /// Past the page cache. What is not aligned to blocks goes through it all the same, which the
-    /// kernel keeps coherent for requests that do not overlap.
+    /// Past the page cache. Unaligned requests still go through it, which the kernel keeps coherent
+    /// for requests that do not overlap.
     direct: Option<File>,
     size_bytes: u64,
 }
@@ -157,7 +157,7 @@ impl RawFile {
             .unwrap_or(&self.cached)
     }
 
-    /// Reads what is in the page cache, if all of it is.
+    /// Reads data in the page cache, if all of it is there.
     fn read_cached(&self, offset: u64, buf: &mut [u8]) -> Result<(), ExportError> {
         let len = buf.len();
         let read = preadv2(
@@ -223,7 +223,8 @@ impl Export for RawFile {
         }
     }
 
-    /// A write to the page cache is not made to wait: few file systems can say whether it would.
+    /// A write to the page cache is not refused as blocking: few file systems can tell whether it
+    /// would block.
     fn write(&self, offset: u64, data: &[u8], blocking: Blocking) -> Result<(), ExportError> {
         if blocking == Blocking::No && self.direct.is_some() {
             return Err(ExportError::WouldBlock);

@@ -1,10 +1,10 @@
 //! `cargo xtask test`: everything that CI runs, each step with its duration.
 //!
-//! A step that fails does not stop the later ones, so that one run tells all there is to mend.
-//! A missing tool is installed or is a failure. The one exception, cargo-deny, which takes long to build, is
-//! named in a closing line where it is missing: nothing is left out silently.
+//! A step that fails does not stop the later ones, so that one run reports every failure. A missing
+//! tool is installed or is a failure. The one exception, cargo-deny, which takes long to build, is
+//! named in a closing line if it is missing: nothing is left out silently.
 //!
-//! Steps that mostly wait run beside those that compute. What they print comes out at their end.
+//! Steps that mostly wait run beside those that compute. Their output appears at their end.
 
 mod steps;
 
@@ -112,7 +112,7 @@ fn perform(workspace: &Workspace, step: &'static Step) -> Outcome {
     outcome
 }
 
-/// Makes calls of `onefold-acceptance`, and keeps what they print.
+/// Makes calls of `onefold-acceptance`, and keeps their output.
 fn accept(workspace: &Workspace, calls: &[&[&str]], said: &mut String) -> Result<()> {
     for arguments in calls {
         let output = tools::acceptance(workspace)?.args(*arguments).output()?;
@@ -127,7 +127,7 @@ fn accept(workspace: &Workspace, calls: &[&[&str]], said: &mut String) -> Result
     Ok(())
 }
 
-/// What each step took, and all of them.
+/// The duration of each step, and of all of them.
 fn table(outcomes: &[Outcome], took: Duration) -> String {
     let sum: Duration = outcomes.iter().map(|outcome| outcome.took).sum();
     let mut table = String::from("\nAll steps:\n");

@@ -1,4 +1,4 @@
-//! The steps, and what each of them runs.
+//! The steps, and their commands.
 
 use anyhow::{Context, Result};
 use onefold_harness::command::Cmd;
@@ -25,15 +25,15 @@ pub(super) struct Step {
     pub(super) work: Work,
 }
 
-/// What a step does, and what may run at the same time.
+/// The work of a step, and which steps may run at the same time.
 pub(super) enum Work {
-    /// By itself, before all others: its time, or what it shows, depends on the machine's being
-    /// free; or it takes no time.
+    /// By itself, before all others: its time, or its result, depends on an idle machine; or it
+    /// takes no time.
     Alone(fn(&Workspace) -> Result<()>),
     /// Keeps processors busy, one step after another.
     Computing(fn(&Workspace) -> Result<()>),
     /// Calls of `onefold-acceptance` that mostly wait, for servers, kills and disks: one after
-    /// another beside what computes. None of them judges durations.
+    /// another beside the steps that compute. None of them judges durations.
     Waiting(&'static [&'static [&'static str]]),
 }
 
@@ -125,8 +125,8 @@ fn documentation(workspace: &Workspace) -> Result<()> {
         .show()
 }
 
-/// What `deny.toml` says of dependencies. Not their known vulnerabilities: that list is downloaded
-/// and changes, so the same commit would pass today and fail tomorrow.
+/// The rules of `deny.toml` for dependencies. Not their known vulnerabilities: that list is
+/// downloaded and changes, so the same commit would pass today and fail tomorrow.
 fn licenses(workspace: &Workspace) -> Result<()> {
     workspace
         .cargo()
@@ -149,12 +149,12 @@ fn unit_tests(workspace: &Workspace) -> Result<()> {
         .args(CARGO_TEST)
         .args(["--workspace", "--exclude", "onefold-model"])
         .env("RUST_TEST_THREADS", TESTS_AT_A_TIME)
-        // A clean clone gains nothing from what incremental builds keep for the next one.
+        // A clean clone gains nothing from the files of incremental builds.
         .env("CARGO_INCREMENTAL", "0")
         .show()
 }
 
-/// What the steps behind run, so that none of them waits for the compiler.
+/// The programs of later steps, so that none of them waits for the compiler.
 fn build(workspace: &Workspace) -> Result<()> {
     for binary in ["onefold", "onefold-acceptance", "onefold-bench"] {
         workspace.build_release(binary)?;
@@ -176,8 +176,8 @@ fn simulation(workspace: &Workspace) -> Result<()> {
         .show()
 }
 
-/// Where the simulation's seeds begin: what the environment says, or else what follows from the
-/// commit. Sources without a commit try the first seeds.
+/// The simulation's first seed: from the environment, or else from the commit. Sources without a
+/// commit try the first seeds.
 fn simulation_base(workspace: &Workspace) -> Result<u64> {
     if let Ok(given) = std::env::var("ONEFOLD_SIM_BASE") {
         let parsed = given.parse();

@@ -1,4 +1,4 @@
-//! Each crate says in its first lines what it may use.
+//! Each crate states in its first lines which crates it may use.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use super::crates::crate_of_root;
 /// Words that such a sentence begins with.
 const WORDS: &str = "May use";
 
-/// Where a reader looks for it.
+/// The place where readers look for it.
 const LINES: usize = 10;
 
 pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {

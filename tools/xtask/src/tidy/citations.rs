@@ -1,8 +1,8 @@
-//! Code cites the steps of a write as `step`, number and name in square brackets; the document
-//! has them as headings `## NUMBER NAME`. Both must agree, so that a renumbered step can not
-//! leave a comment that points to another one. Every step is cited by the product's code, and in
-//! the file of the write path the steps are cited once and in order, so that it can be read beside
-//! the document.
+//! Code cites the steps of a write as `step`, number and name in square brackets; the document has
+//! them as headings `## NUMBER NAME`. Both must agree, so that a renumbered step cannot leave a
+//! comment that points to another one. Every step is cited by the product's code, and in the file
+//! of the write path the steps are cited once and in order, so that it can be read beside the
+//! document.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -104,7 +104,7 @@ mod tests {
     use super::super::file;
     use super::*;
 
-    /// Put together, because this file is itself looked at.
+    /// Put together, because this file itself is scanned.
     fn code(path: &str, text: &str) -> SourceFile {
         file(path, &text.replace("STEP", OPENING))
     }

@@ -8,7 +8,7 @@ use super::SourceFile;
 /// The directories that hold crates.
 const PARENTS: [&str; 2] = ["crates", "tools"];
 
-/// Where names lead through more re-exports than this, they lead in a circle.
+/// More re-exports than this mean that they form a circle.
 const REEXPORTS_MAX: u32 = 16;
 
 /// A Rust file and its syntax.
@@ -55,14 +55,14 @@ pub(super) struct Module<'a> {
 /// One leaf of a `use`.
 pub(super) struct Import {
     pub(super) path: Vec<String>,
-    /// The name in this module; none for a glob, and where it is `_`.
+    /// The name in this module; none for a glob, or for `_`.
     pub(super) name: Option<String>,
     pub(super) is_glob: bool,
     /// Visible outside this module, which is then not the one that needs it.
     pub(super) is_reexport: bool,
 }
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     Module(usize),
@@ -220,7 +220,7 @@ impl Crate<'_> {
             found = match name.as_str() {
                 "super" => Found::Module(self.modules[at].parent?),
                 "self" => found,
-                // What a macro defines is not seen: it is in that module's file.
+                // Items that a macro defines are not seen: they are in that module's file.
                 name => self
                     .find(at, name, depth)
                     .unwrap_or(Found::Item(self.modules[at].file)),

@@ -1,10 +1,10 @@
 //! Import cycles between the files of a crate.
 //!
-//! File A imports file B where product code in A names something that B defines, by `use` or by a
-//! path from `crate`, `self` or `super`. Re-exports are followed to the definition. A `mod`
-//! declaration, a re-export, and a path `child::name` in the parent of `child` are the tree of
-//! modules and no imports. Files that import each other in a circle can only be understood and
-//! tested together, so the largest circle of a crate is limited.
+//! File A imports file B if product code in A uses a name that B defines, by `use` or by a path
+//! from `crate`, `self` or `super`. Re-exports are followed to the definition. A `mod` declaration,
+//! a re-export, and a path `child::name` in the parent of `child` are the tree of modules and no
+//! imports. Files that import each other in a circle can only be understood and tested together, so
+//! the largest circle of a crate is limited.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -42,7 +42,7 @@ pub(super) fn fault(krate: &str, cycle: &[&Path]) -> Option<String> {
     })
 }
 
-/// For the reader: the crate's files, without what all have in common.
+/// For display: the crate's files, without their common prefix.
 pub(super) fn shown(cycle: &[&Path]) -> String {
     let name = |path: &&Path| {
         let path = path.iter().skip_while(|part| *part != "src").skip(1);
@@ -95,7 +95,7 @@ impl Paths<'_> {
         }
     }
 
-    /// A path in code. What other paths begin with was imported by a `use`, or is a child.
+    /// A path in code. Other first names of paths were imported by a `use`, or are children.
     fn path(&mut self, path: &[String]) {
         let first = path.first().map_or("", String::as_str);
         if ["crate", "self", "super"].contains(&first) || self.is_reexported(path) {
@@ -110,7 +110,7 @@ impl Paths<'_> {
         path.len() == 1 && reexports.any(|import| import.name == path.first().cloned())
     }
 
-    /// What a macro or an attribute is given is no syntax tree; paths in it are found as names
+    /// The input of a macro or an attribute is not a syntax tree; paths in it are found as names
     /// joined by `::`.
     fn tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
@@ -168,7 +168,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {
-        // It says who may import, and imports nothing.
+        // It restricts who may import, and imports nothing.
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {

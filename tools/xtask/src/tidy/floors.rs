@@ -21,11 +21,11 @@ const FLOORS: &[(&str, u8)] = &[
     ("onefold", 9),
 ];
 
-/// What the tools around the house have in common, and may all use.
+/// Shared by the tools, and usable by all of them.
 const HARNESS: &str = "onefold-harness";
 
-/// Tools that may use no floor: [`HARNESS`] knows the product as its binary only, and what all wait
-/// for is built in seconds.
+/// Tools that may use no floor: [`HARNESS`] uses the product only as its binary, and the tool that
+/// every check waits for must build in seconds.
 const WITHOUT_PRODUCT: &[&str] = &[HARNESS, "onefold-model", "xtask"];
 
 /// Tools that may use every floor. No floor uses any tool.
@@ -35,7 +35,7 @@ fn is_tool(name: &str) -> bool {
     WITHOUT_PRODUCT.contains(&name) || WITH_PRODUCT.contains(&name)
 }
 
-/// Words that say nothing about what a crate is for.
+/// Words that do not describe the purpose of a crate.
 const EMPTY_WORDS: &[&str] = &[
     "common", "util", "utils", "helper", "helpers", "manager", "misc", "shared",
 ];
@@ -47,7 +47,7 @@ fn floor(name: &str) -> Option<u8> {
         .map(|(_, floor)| *floor)
 }
 
-/// Looks at every arrow between the workspace's crates; dev- and build-dependencies too.
+/// Checks every arrow between the workspace's crates; dev- and build-dependencies too.
 pub(super) fn faults(metadata: &Value) -> Result<Vec<String>> {
     let packages = metadata
         .get("packages")

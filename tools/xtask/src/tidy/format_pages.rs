@@ -10,7 +10,7 @@ const PAGES: &str = "docs/format";
 /// Files of the format crate that are not a structure on disk.
 const NOT_STRUCTURES: &[&str] = &["bytes", "error", "lib", "units"];
 
-/// Pages that are about no file of that crate: the overview, and what the index crate writes.
+/// Pages without a file of that crate: the overview, and the layout of the index crate.
 const NOT_ABOUT_ONE: &[&str] = &["README", "index"];
 
 pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! What comments and documents name in backticks exists.
+//! Names in backticks in comments and documents exist.
 //!
 //! A token is taken for a name in the code if it can hardly be anything else: a path with `::`, a
 //! call `name()`, a word with an underscore or with a capital inside; and for a file if it ends as
@@ -15,7 +15,7 @@ use super::SourceFile;
 /// Names of kernels, protocols and programs that no code of ours uses.
 const FOREIGN: &[&str] = &["ReadWritePaths", "st_blocks", "wmem_max"];
 
-/// Documents that speak of the code as it is. Decisions speak of what was rejected too.
+/// Documents that describe the present code. Decisions also describe rejected alternatives.
 const DOCUMENTS: &[&str] = &[
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
@@ -60,8 +60,8 @@ pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
     faults
 }
 
-/// The lines of a file whose names must exist, by their indices. Tests of the product and tools
-/// are left out.
+/// The lines of a file whose names must exist, by their indices. Tests of the product and tools are
+/// left out.
 fn checked_lines(file: &SourceFile) -> Vec<(usize, &str)> {
     let lines = file.text.lines().enumerate();
     if is_product(&file.path) {
@@ -85,7 +85,7 @@ fn is_document(path: &Path) -> bool {
             || DOCUMENTS.iter().any(|document| path == Path::new(document)))
 }
 
-/// Names that are no code: those of alerts, and of metrics.
+/// Names that are not code: those of alerts, and of metrics.
 fn is_list_of_names(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
     match extension {
@@ -136,7 +136,7 @@ fn without_fences<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<(usi
     outside.collect()
 }
 
-/// What stands between single backticks, of those that close on the same line.
+/// The text between single backticks that close on the same line.
 fn backticked(line: &str) -> impl Iterator<Item = &str> {
     let parts: Vec<&str> = line.split('`').collect();
     let closed = parts.len().saturating_sub(1) / 2;

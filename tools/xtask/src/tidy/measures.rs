@@ -1,4 +1,4 @@
-//! What is counted in one file, without its test-only items.
+//! The counts of one file, without its test-only items.
 
 use proc_macro2::Span;
 use syn::spanned::Spanned;
@@ -85,7 +85,7 @@ fn is_crate_wide(visibility: &syn::Visibility) -> bool {
     matches!(visibility, syn::Visibility::Restricted(to) if to.path.is_ident("crate"))
 }
 
-/// That of items which are something of their own; modules and re-exports only say where it is.
+/// The comment of items that have content; modules and re-exports only give a path.
 fn visibility(item: &syn::Item) -> Option<&syn::Visibility> {
     match item {
         syn::Item::Const(item) => Some(&item.vis),

@@ -2,14 +2,14 @@
 //!
 //! | file | fails on |
 //! | --- | --- |
-//! | `floors.rs` | a crate that uses one beside or above it, or has no place; a name that says nothing |
-//! | `charters.rs` | a crate that does not say what it may use |
+//! | `floors.rs` | a crate that uses one beside or above it, or has no place; a meaningless name |
+//! | `charters.rs` | a crate that does not state which crates it may use |
 //! | `cycles.rs` | files of a crate that import each other, if they are too many |
-//! | `sizes.rs` | a largest file, or a number of long functions, that grew; a limit looser than what is measured |
+//! | `sizes.rs` | a largest file, or a number of long functions, that grew; a limit looser than the measurement |
 //! | `citations.rs` | a step of a write that is cited wrong, out of order or nowhere |
-//! | `identifiers.rs` | a name in backticks that nothing has |
+//! | `identifiers.rs` | a name in backticks that does not exist |
 //! | `format_pages.rs` | a format without its page, or the other way round |
-//! | `paths.rs` | a path of somebody's machine |
+//! | `paths.rs` | a path of one machine |
 //!
 //! Prints without failing: the sizes of crates, files and functions, and which are long.
 
@@ -101,7 +101,7 @@ fn measure(parsed: &[Parsed], faults: &mut Vec<String>) {
     faults.extend(sizes::faults(&total));
 }
 
-/// What git tracks, and what it would track if it were added.
+/// Files that git tracks, and new files that it does not ignore.
 fn source_files(workspace: &Workspace) -> Result<Vec<SourceFile>> {
     let list = Cmd::new("git")
         // The tree may belong to another user, as it does in containers.

@@ -1,9 +1,9 @@
-//! No file may name a path that exists only on the machine where it was written.
+//! No file may contain a path that exists only on the machine where it was written.
 
 use super::SourceFile;
 
 /// Directories under which people and machines keep working copies. Split, because this file is
-/// looked at too.
+/// scanned too.
 const PREFIXES: &[&str] = &[
     concat!("/ro", "ot/"),
     concat!("/wo", "rk/"),

@@ -157,7 +157,7 @@ pub(super) fn table(rows: &[&Sizes]) -> Vec<String> {
     cells.iter().map(line).collect()
 }
 
-/// Where the product has grown beyond a limit, or a limit is looser than what is measured.
+/// The product has grown beyond a limit, or a limit is looser than the measurement.
 pub(super) fn faults(product: &Sizes) -> Vec<String> {
     let largest = product.files.iter().copied().max().unwrap_or(0);
     let limits = [
