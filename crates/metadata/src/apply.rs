@@ -217,7 +217,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// What a frozen layer has goes to the layer above where that has nothing, and is given up
+    /// The entries of a frozen layer go to the layer above where it has none, and are released
     /// elsewhere.
     fn merge(
         &mut self,
@@ -264,7 +264,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Gives up what a run of entries, of which the first is `entry`, had: its own blocks, or
+    /// Releases the blocks of a run of entries, of which the first is `entry`: its own blocks, or
     /// references to shared ones.
     fn give_up(&mut self, layer: &Layer, blocks: BlockRange, entry: Entry) -> Result<()> {
         match entry.state() {
@@ -297,8 +297,8 @@ impl Change<'_> {
         }
     }
 
-    /// The blocks' entries become shared before anybody is told of them: from here on no write goes to
-    /// them (P1), so what is fingerprinted later is what the entries name.
+    /// The blocks' entries become shared before anything else uses them: from here on no write goes
+    /// to them (P1), so the content fingerprinted later is that of the entries.
     fn publish(
         &mut self,
         layer: LayerId,
@@ -372,7 +372,7 @@ impl Change<'_> {
         self.metadata.queue.push(run, item.domain);
     }
 
-    /// Nobody names this block any more.
+    /// Nothing refers to this block any more.
     fn free(&mut self, pba: Pba) -> Result<()> {
         let run = PbaRun {
             start: pba,
@@ -432,7 +432,7 @@ fn misfit(layer: LayerId, lba: Lba) -> StoreError {
     ))
 }
 
-/// Consecutive entries that go on from the first one.
+/// Consecutive entries that continue the first one.
 struct EntryRun {
     blocks: BlockRange,
     first: Entry,

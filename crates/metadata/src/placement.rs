@@ -28,7 +28,7 @@ pub struct Placement {
     pub layer: LayerId,
     /// Where the blocks belong in the volume, in ascending order.
     pub runs: SmallVec<[BlockRange; 4]>,
-    /// What a mapped block of the first run's segment says.
+    /// A mapped block of the first run's segment.
     pub beside: Option<PlacementOffset>,
 }
 

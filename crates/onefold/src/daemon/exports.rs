@@ -219,7 +219,7 @@ fn durations_of(op: Op, durations: &Histogram) -> OpDurations {
     }
 }
 
-/// What the NBD server may know of the pool.
+/// The NBD server's view of the pool.
 struct VolumeExports {
     store: Arc<Store>,
     held: Arc<Mutex<Held>>,
