@@ -61,7 +61,7 @@ fn volume() -> VolumeRecord {
         domain: DomainId(2),
         domain_name: "tenant".to_owned(),
         verify: true,
-        rounds: 2,
+        cold_passes: 2,
         interval_seconds: 10,
         hash_cache_bytes: 1 << 20,
         quota_bytes: 1 << 31,

@@ -124,7 +124,7 @@ impl VolumeReply {
             dedup: stat.dedup,
             domain: stat.domain,
             verify: stat.verify,
-            cold_passes: stat.rounds,
+            cold_passes: stat.cold_passes,
             interval_seconds: stat.interval_seconds,
             hash_cache_bytes: stat.hash_cache_bytes,
             quota_bytes: stat.quota_bytes,
@@ -285,7 +285,7 @@ impl Request for VolumeSet {
         let change = VolumeChange {
             dedup: self.dedup,
             verify: self.verify,
-            rounds: self.cold_passes,
+            cold_passes: self.cold_passes,
             interval_seconds: self.interval_seconds,
             hash_cache_bytes: self.hash_cache_bytes,
             quota_bytes: self.quota_bytes,

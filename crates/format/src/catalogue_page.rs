@@ -14,7 +14,7 @@
 //!          40 map       tree root of the live layer; empty in a log record
 //!          56 flags     u8      bit 0: bytes are compared before blocks are shared
 //!          57 domain name len  u8  bytes
-//!          58 rounds    u8      1 to 16
+//!          58 cold passes  u8  1 to 16
 //!          59 reserved  u8
 //!          60 interval  u32     seconds, 1 to 86400
 //!          64 private   u64     entries of the live layer that are private
@@ -47,7 +47,7 @@ pub const VOLUME_RECORD_BYTES: usize = 256;
 pub const NAME_BYTES_MAX: usize = 63;
 
 /// Most passes for which a block must not be rewritten before it is published.
-pub const ROUNDS_MAX: u8 = 16;
+pub const COLD_PASSES_MAX: u8 = 16;
 
 /// Longest time between two passes: a day.
 pub const INTERVAL_SECONDS_MAX: u32 = 86_400;
@@ -142,8 +142,8 @@ pub struct VolumeRecord {
     /// Whether bytes are compared before two blocks are made one.
     pub verify: bool,
     /// Passes of the finder that a block must not be rewritten in before it is published, 1 to
-    /// [`ROUNDS_MAX`].
-    pub rounds: u8,
+    /// [`COLD_PASSES_MAX`].
+    pub cold_passes: u8,
     /// Time between two passes, in seconds, 1 to [`INTERVAL_SECONDS_MAX`].
     pub interval_seconds: u32,
     /// Bytes of memory for fingerprints of written blocks, up to [`HASH_CACHE_BYTES_MAX`].
@@ -195,7 +195,7 @@ impl VolumeRecord {
         put(
             bytes,
             at + 56,
-            &[flags, self.domain_name.len() as u8, self.rounds],
+            &[flags, self.domain_name.len() as u8, self.cold_passes],
         );
         put(bytes, at + 60, &self.interval_seconds.to_le_bytes());
         self.counts.put(bytes, at + 64);
@@ -256,7 +256,7 @@ impl VolumeRecord {
             domain: domain_at(bytes)?,
             domain_name: name_in(&bytes[192..256], bytes[57], "domain name")?,
             verify: bytes[56] & FLAG_VERIFY != 0,
-            rounds: within(bytes[58], 1..=ROUNDS_MAX, "rounds")?,
+            cold_passes: within(bytes[58], 1..=COLD_PASSES_MAX, "cold passes")?,
             interval_seconds: within(u32_at(bytes, 60), 1..=INTERVAL_SECONDS_MAX, "interval")?,
             counts: LayerCounts::at(bytes, &map, size_bytes)?,
             hash_cache_bytes: within(u64_at(bytes, 88), 0..=HASH_CACHE_BYTES_MAX, "hash cache")?,

@@ -152,10 +152,10 @@ mod tests {
         true
     }
 
-    fn rounds(volumes: &str) -> Passes<char> {
-        let mut rounds = Passes::new();
-        rounds.set_volumes(volumes.chars().map(|key| (key, TEN)));
-        rounds
+    fn passes(volumes: &str) -> Passes<char> {
+        let mut passes = Passes::new();
+        passes.set_volumes(volumes.chars().map(|key| (key, TEN)));
+        passes
     }
 
     fn at(start: Instant, seconds: u64) -> Instant {
@@ -164,115 +164,115 @@ mod tests {
 
     #[test]
     fn volumes_take_turns_after_every_batch() {
-        let mut rounds = rounds("abc");
+        let mut passes = passes("abc");
         let now = Instant::now();
         let mut seen = String::new();
         for n in 0..7 {
-            let (key, cursor) = rounds.next(now, everyone).unwrap();
+            let (key, cursor) = passes.next(now, everyone).unwrap();
             seen.push(key);
             assert_eq!(cursor, Lba(n / 3 * 100));
-            rounds.advance(key, Some(Lba(cursor.0 + 100)));
+            passes.advance(key, Some(Lba(cursor.0 + 100)));
         }
         assert_eq!(seen, "abcabca");
     }
 
     #[test]
     fn a_short_volume_is_not_kept_waiting_by_a_long_one() {
-        let mut rounds = rounds("ab");
+        let mut passes = passes("ab");
         let now = Instant::now();
         for _ in 0..3 {
-            let (key, _) = rounds.next(now, everyone).unwrap();
-            rounds.advance(key, (key == 'a').then_some(Lba(7)));
+            let (key, _) = passes.next(now, everyone).unwrap();
+            passes.advance(key, (key == 'a').then_some(Lba(7)));
         }
-        assert_eq!(rounds.next(now, everyone), Some(('a', Lba(7))));
+        assert_eq!(passes.next(now, everyone), Some(('a', Lba(7))));
         let later = at(now, 10);
-        assert_eq!(rounds.next(later, everyone), Some(('b', Lba(0))));
-        assert_eq!(rounds.next(later, everyone), Some(('a', Lba(7))));
+        assert_eq!(passes.next(later, everyone), Some(('b', Lba(0))));
+        assert_eq!(passes.next(later, everyone), Some(('a', Lba(7))));
     }
 
     #[test]
     fn a_round_begins_an_interval_after_the_last_one_began() {
-        let mut rounds = rounds("a");
+        let mut passes = passes("a");
         let start = Instant::now();
-        assert_eq!(rounds.next(start, everyone), Some(('a', Lba(0))));
-        rounds.advance('a', Some(Lba(5)));
-        assert_eq!(rounds.next(at(start, 4), everyone), Some(('a', Lba(5))));
-        rounds.advance('a', None);
-        assert_eq!(rounds.next(at(start, 9), everyone), None);
+        assert_eq!(passes.next(start, everyone), Some(('a', Lba(0))));
+        passes.advance('a', Some(Lba(5)));
+        assert_eq!(passes.next(at(start, 4), everyone), Some(('a', Lba(5))));
+        passes.advance('a', None);
+        assert_eq!(passes.next(at(start, 9), everyone), None);
         assert_eq!(
-            rounds.idle_time(at(start, 9), TEN, everyone),
+            passes.idle_time(at(start, 9), TEN, everyone),
             Duration::from_secs(1)
         );
         assert_eq!(
-            rounds
+            passes
                 .idle_time(start, Duration::from_secs(3), everyone)
                 .as_secs(),
             3
         );
-        assert_eq!(rounds.next(at(start, 10), everyone), Some(('a', Lba(0))));
+        assert_eq!(passes.next(at(start, 10), everyone), Some(('a', Lba(0))));
         assert_eq!(
-            rounds.idle_time(at(start, 10), TEN, everyone),
+            passes.idle_time(at(start, 10), TEN, everyone),
             Duration::ZERO
         );
         // A pass that took longer than the interval is followed by the next one at once.
-        rounds.advance('a', None);
-        assert_eq!(rounds.next(at(start, 30), everyone), Some(('a', Lba(0))));
+        passes.advance('a', None);
+        assert_eq!(passes.next(at(start, 30), everyone), Some(('a', Lba(0))));
     }
 
     #[test]
     fn a_shorter_interval_counts_at_once() {
-        let mut rounds = rounds("a");
+        let mut passes = passes("a");
         let start = Instant::now();
-        rounds.next(start, everyone);
-        rounds.advance('a', None);
-        assert_eq!(rounds.next(at(start, 2), everyone), None);
-        rounds.set_volumes([('a', Duration::from_secs(1))]);
-        assert_eq!(rounds.next(at(start, 2), everyone), Some(('a', Lba(0))));
+        passes.next(start, everyone);
+        passes.advance('a', None);
+        assert_eq!(passes.next(at(start, 2), everyone), None);
+        passes.set_volumes([('a', Duration::from_secs(1))]);
+        assert_eq!(passes.next(at(start, 2), everyone), Some(('a', Lba(0))));
     }
 
     #[test]
     fn volumes_come_and_go_and_the_others_stay_where_they_are() {
-        let mut rounds = rounds("ab");
+        let mut passes = passes("ab");
         let now = Instant::now();
-        rounds.next(now, everyone);
-        rounds.advance('a', Some(Lba(5)));
-        rounds.set_volumes(['a', 'c'].map(|key| (key, TEN)));
-        assert_eq!(rounds.next(now, everyone), Some(('a', Lba(5))));
-        assert_eq!(rounds.next(now, everyone), Some(('c', Lba(0))));
+        passes.next(now, everyone);
+        passes.advance('a', Some(Lba(5)));
+        passes.set_volumes(['a', 'c'].map(|key| (key, TEN)));
+        assert_eq!(passes.next(now, everyone), Some(('a', Lba(5))));
+        assert_eq!(passes.next(now, everyone), Some(('c', Lba(0))));
         // A report on a volume that is gone changes nothing.
-        rounds.advance('b', Some(Lba(1)));
-        rounds.fail('b', now);
-        rounds.set_volumes([]);
-        assert_eq!(rounds.next(now, everyone), None);
-        assert_eq!(rounds.idle_time(now, TEN, everyone), TEN);
+        passes.advance('b', Some(Lba(1)));
+        passes.fail('b', now);
+        passes.set_volumes([]);
+        assert_eq!(passes.next(now, everyone), None);
+        assert_eq!(passes.idle_time(now, TEN, everyone), TEN);
     }
 
     #[test]
     fn who_is_not_allowed_loses_nothing_but_time() {
-        let mut rounds = rounds("ab");
+        let mut passes = passes("ab");
         let now = Instant::now();
-        rounds.next(now, everyone);
-        rounds.advance('a', Some(Lba(5)));
-        assert_eq!(rounds.next(now, |key| *key != 'a'), Some(('b', Lba(0))));
-        rounds.advance('b', None);
-        assert_eq!(rounds.next(now, |key| *key != 'a'), None);
-        assert_eq!(rounds.idle_time(now, TEN * 2, |key| *key != 'a'), TEN);
-        assert_eq!(rounds.next(now, everyone), Some(('a', Lba(5))));
+        passes.next(now, everyone);
+        passes.advance('a', Some(Lba(5)));
+        assert_eq!(passes.next(now, |key| *key != 'a'), Some(('b', Lba(0))));
+        passes.advance('b', None);
+        assert_eq!(passes.next(now, |key| *key != 'a'), None);
+        assert_eq!(passes.idle_time(now, TEN * 2, |key| *key != 'a'), TEN);
+        assert_eq!(passes.next(now, everyone), Some(('a', Lba(5))));
     }
 
     #[test]
     fn a_failed_batch_is_tried_again_after_longer_and_longer_pauses() {
-        let mut rounds = rounds("a");
+        let mut passes = passes("a");
         let mut now = Instant::now();
-        rounds.next(now, everyone);
-        rounds.advance('a', Some(Lba(5)));
+        passes.next(now, everyone);
+        passes.advance('a', Some(Lba(5)));
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            assert_eq!(rounds.next(now, everyone), Some(('a', Lba(5))));
-            rounds.fail('a', now);
-            let pause = rounds.idle_time(now, Duration::MAX, everyone);
+            assert_eq!(passes.next(now, everyone), Some(('a', Lba(5))));
+            passes.fail('a', now);
+            let pause = passes.idle_time(now, Duration::MAX, everyone);
             assert_eq!(
-                rounds.next(now + pause - Duration::from_nanos(1), everyone),
+                passes.next(now + pause - Duration::from_nanos(1), everyone),
                 None
             );
             pauses.push(pause.as_secs());
@@ -280,22 +280,22 @@ mod tests {
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         // A success forgives.
-        assert!(rounds.has_failed('a'));
-        rounds.advance('a', Some(Lba(6)));
-        assert!(!rounds.has_failed('a'));
-        rounds.fail('a', now);
-        assert_eq!(rounds.idle_time(now, Duration::MAX, everyone).as_secs(), 1);
+        assert!(passes.has_failed('a'));
+        passes.advance('a', Some(Lba(6)));
+        assert!(!passes.has_failed('a'));
+        passes.fail('a', now);
+        assert_eq!(passes.idle_time(now, Duration::MAX, everyone).as_secs(), 1);
         assert_eq!(retry_pause(u32::MAX), RETRY_PAUSE_MAX);
     }
 
     #[test]
     fn a_volume_can_be_put_off_for_longer_than_its_interval() {
-        let mut rounds = rounds("a");
+        let mut passes = passes("a");
         let now = Instant::now();
-        rounds.next(now, everyone);
-        rounds.advance('a', None);
-        rounds.put_off('a', now, TEN * 6);
-        assert_eq!(rounds.next(at(now, 59), everyone), None);
-        assert_eq!(rounds.next(at(now, 60), everyone), Some(('a', Lba(0))));
+        passes.next(now, everyone);
+        passes.advance('a', None);
+        passes.put_off('a', now, TEN * 6);
+        assert_eq!(passes.next(at(now, 59), everyone), None);
+        assert_eq!(passes.next(at(now, 60), everyone), Some(('a', Lba(0))));
     }
 }

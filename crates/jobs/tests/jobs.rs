@@ -73,7 +73,7 @@ fn new_store(index: IndexKind) -> (Arc<SimulatedEngine>, Arc<Store>) {
 fn add_volume(store: &Store, name: &str, contents: impl IntoIterator<Item = u64>) {
     let contents: Vec<u64> = contents.into_iter().collect();
     let options = VolumeOptions {
-        rounds: 1,
+        cold_passes: 1,
         interval_seconds: 1,
         ..VolumeOptions::new(contents.len() as u64 * BLOCK)
     };

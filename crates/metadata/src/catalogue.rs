@@ -372,7 +372,7 @@ mod tests {
             domain: DomainId(0),
             domain_name: "default".to_owned(),
             verify: false,
-            rounds: 1,
+            cold_passes: 1,
             interval_seconds: 1,
             hash_cache_bytes: 0,
             quota_bytes: 0,

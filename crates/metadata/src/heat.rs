@@ -14,7 +14,7 @@ const SLOTS: usize = BLOCKS_PER_SEGMENT as usize;
 const WORDS: usize = SLOTS / 64;
 
 /// Most looks that a block is ever left alone for.
-pub const ROUNDS_MAX: u8 = 16;
+pub const COLD_PASSES_MAX: u8 = 16;
 
 /// Looks after which a block that stayed as it was published is forgotten to have been hot.
 const FORGET_AFTER: u8 = 31;
@@ -70,8 +70,8 @@ impl Age {
         Self::new(looks, self.doublings(), self.published())
     }
 
-    fn is_cold(self, rounds: u8) -> bool {
-        let wanted = (u32::from(rounds) << self.doublings()).min(u32::from(ROUNDS_MAX));
+    fn is_cold(self, cold_passes: u8) -> bool {
+        let wanted = (u32::from(cold_passes) << self.doublings()).min(u32::from(COLD_PASSES_MAX));
         u32::from(self.looks()) >= wanted
     }
 }
@@ -103,10 +103,10 @@ impl Heat {
         }
     }
 
-    /// One step, for a pass: the slots that have not been written for `rounds` passes.
-    pub fn look(&self, rounds: u8) -> SlotBits {
+    /// One step, for a pass: the slots that have not been written for `cold_passes` passes.
+    pub fn look(&self, cold_passes: u8) -> SlotBits {
         let mut ages = lock(&self.ages);
-        let first = if ages.was_cold { ROUNDS_MAX } else { 0 };
+        let first = if ages.was_cold { COLD_PASSES_MAX } else { 0 };
         let slots = ages
             .slots
             .get_or_insert_with(|| Box::new([Age::new(first, 0, false); SLOTS]));
@@ -115,20 +115,20 @@ impl Heat {
             let written = self.written[word].swap(0, Relaxed);
             for (bit, age) in slots[word * 64..][..64].iter_mut().enumerate() {
                 *age = age.after_look(written >> bit & 1 == 1);
-                *cold |= u64::from(age.is_cold(rounds)) << bit;
+                *cold |= u64::from(age.is_cold(cold_passes)) << bit;
             }
         }
         cold
     }
 
     /// The result of the last step, without slots written since.
-    pub fn still_cold(&self, rounds: u8) -> SlotBits {
+    pub fn still_cold(&self, cold_passes: u8) -> SlotBits {
         let ages = lock(&self.ages);
         let mut cold = SlotBits::default();
         let slots = ages.slots.iter().flat_map(|slots| slots.iter().enumerate());
         for (slot, age) in slots {
             let is_written = self.written[slot / 64].load(Relaxed) >> (slot % 64) & 1 == 1;
-            cold[slot / 64] |= u64::from(!is_written && age.is_cold(rounds)) << (slot % 64);
+            cold[slot / 64] |= u64::from(!is_written && age.is_cold(cold_passes)) << (slot % 64);
         }
         cold
     }
@@ -151,7 +151,7 @@ mod tests {
     use super::{Heat, has};
 
     #[test]
-    fn a_block_is_cold_after_rounds_without_a_write() {
+    fn a_block_is_cold_after_passes_without_a_write() {
         let heat = Heat::new(false);
         heat.touch(7..8);
         let looks: Vec<bool> = (0..4).map(|_| has(&heat.look(2), 7)).collect();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn rewriting_what_was_published_doubles_the_rounds_up_to_sixteen() {
+    fn rewriting_what_was_published_doubles_the_passes_up_to_sixteen() {
         let heat = Heat::new(false);
         let mut waits = Vec::new();
         for _ in 0..6 {

@@ -16,7 +16,7 @@ use onefold_format::{
     VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
 use onefold_journal::{BackgroundExecutor, Metadata, StopsOnPanic};
-use onefold_metadata::heat::ROUNDS_MAX;
+use onefold_metadata::heat::COLD_PASSES_MAX;
 use onefold_metadata::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
 use onefold_metadata::{
     Blocking, Catalogue, Guard, INTERVAL_SECONDS_MAX, MetadataState, Result, StoreError,
@@ -41,8 +41,8 @@ pub struct VolumeChange {
     pub dedup: Option<DedupMode>,
     /// See [`VolumeOptions::verify`].
     pub verify: Option<bool>,
-    /// See [`VolumeOptions::rounds`].
-    pub rounds: Option<u8>,
+    /// See [`VolumeOptions::cold_passes`].
+    pub cold_passes: Option<u8>,
     /// See [`VolumeOptions::interval_seconds`].
     pub interval_seconds: Option<u32>,
     /// See [`VolumeOptions::hash_cache_bytes`]. A change empties it.
@@ -328,7 +328,7 @@ impl Store {
             domain: self.domain(catalogue, &options.domain)?,
             domain_name: options.domain.clone(),
             verify: options.verify,
-            rounds: options.rounds,
+            cold_passes: options.cold_passes,
             interval_seconds: options.interval_seconds,
             hash_cache_bytes: options.hash_cache_bytes,
             quota_bytes: options.quota_bytes,
@@ -370,7 +370,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `NotFound`; `Invalid` for rounds, an interval or a hash cache out of range; `Busy` for the
+    /// `NotFound`; `Invalid` for cold passes, an interval or a hash cache out of range; `Busy` for the
     /// end of `verify` while the index is being counted again.
     pub fn set_volume(&self, name: &str, change: &VolumeChange) -> Result<()> {
         let _changing = self.changing();
@@ -378,7 +378,7 @@ impl Store {
         let mut options = volume.options();
         options.dedup = change.dedup.unwrap_or(options.dedup);
         options.verify = change.verify.unwrap_or(options.verify);
-        options.rounds = change.rounds.unwrap_or(options.rounds);
+        options.cold_passes = change.cold_passes.unwrap_or(options.cold_passes);
         options.interval_seconds = change.interval_seconds.unwrap_or(options.interval_seconds);
         options.hash_cache_bytes = change.hash_cache_bytes.unwrap_or(options.hash_cache_bytes);
         options.quota_bytes = change.quota_bytes.unwrap_or(options.quota_bytes);
@@ -395,7 +395,7 @@ impl Store {
         let change = |record: &mut VolumeRecord| {
             record.dedup = options.dedup;
             record.verify = options.verify;
-            record.rounds = options.rounds;
+            record.cold_passes = options.cold_passes;
             record.interval_seconds = options.interval_seconds;
             record.hash_cache_bytes = options.hash_cache_bytes;
             record.quota_bytes = options.quota_bytes;
@@ -633,13 +633,13 @@ fn rename_snapshots(volumes: &mut BTreeMap<String, Arc<Volume>>, old: &str, new:
 
 fn check_finder(options: &VolumeOptions) -> Result<()> {
     let VolumeOptions {
-        rounds,
+        cold_passes,
         interval_seconds,
         hash_cache_bytes,
         ..
     } = *options;
-    let message = if !(1..=ROUNDS_MAX).contains(&rounds) {
-        format!("the finder waits 1 to {ROUNDS_MAX} rounds, not {rounds}")
+    let message = if !(1..=COLD_PASSES_MAX).contains(&cold_passes) {
+        format!("the finder waits 1 to {COLD_PASSES_MAX} cold passes, not {cold_passes}")
     } else if !(1..=INTERVAL_SECONDS_MAX).contains(&interval_seconds) {
         format!("the finder looks every 1 to {INTERVAL_SECONDS_MAX} s, not {interval_seconds}")
     } else if hash_cache_bytes > HASH_CACHE_BYTES_MAX {

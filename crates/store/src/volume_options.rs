@@ -18,7 +18,7 @@ pub struct VolumeOptions {
     /// Compare the bytes before two blocks become one.
     pub verify: bool,
     /// Looks of the finder for which a block must not have been written, 1 to 16.
-    pub rounds: u8,
+    pub cold_passes: u8,
     /// Seconds between the finder's looks, 1 to 86,400.
     pub interval_seconds: u32,
     /// Bytes of memory for fingerprints made while blocks are written, so that the finder need not
@@ -42,7 +42,7 @@ impl VolumeOptions {
             dedup: DedupMode::Offline,
             domain: DEFAULT_DOMAIN.to_owned(),
             verify: false,
-            rounds: 2,
+            cold_passes: 2,
             interval_seconds: 10,
             hash_cache_bytes: 0,
             quota_bytes: 0,

@@ -350,15 +350,15 @@ fn settings_change_online_and_survive() {
     world.volume("a");
     let change = VolumeChange {
         dedup: Some(DedupMode::Off),
-        rounds: Some(5),
+        cold_passes: Some(5),
         ..VolumeChange::default()
     };
     world.store.set_volume("a", &change).unwrap();
     let world = world.crash();
     let options = world.store.volume("a").unwrap().options();
-    assert_eq!((options.dedup, options.rounds), (DedupMode::Off, 5));
+    assert_eq!((options.dedup, options.cold_passes), (DedupMode::Off, 5));
     let change = VolumeChange {
-        rounds: Some(0),
+        cold_passes: Some(0),
         ..VolumeChange::default()
     };
     assert!(world.store.set_volume("a", &change).is_err());

@@ -115,7 +115,8 @@ fn writer(n: u64, volumes: &[Arc<Volume>; 2], done: &AtomicU64) -> [Vec<u64>; 2]
 fn many_threads_do_not_get_into_each_others_way() {
     let engine = Arc::new(SimulatedEngine::new(1));
     let options = CreateOptions {
-        size_bytes: 16 * MIB,
+        // Twice what is written, since freed blocks wait until their readers have ended.
+        size_bytes: 32 * MIB,
         log_bytes: 256 << 10,
         ..CreateOptions::default()
     };

@@ -2,8 +2,8 @@
 
 use onefold_format::batch_page::{self, ITEMS_PER_PAGE};
 use onefold_format::catalogue_page::{
-    self, ALLOTMENT_BYTES_MAX, HASH_CACHE_BYTES_MAX, INTERVAL_SECONDS_MAX, RECORDS_PER_PAGE,
-    ROUNDS_MAX,
+    self, ALLOTMENT_BYTES_MAX, COLD_PASSES_MAX, HASH_CACHE_BYTES_MAX, INTERVAL_SECONDS_MAX,
+    RECORDS_PER_PAGE,
 };
 use onefold_format::entry::State;
 use onefold_format::frame::{self, FrameHeader};
@@ -89,7 +89,7 @@ fn volumes(maps: impl Strategy<Value = TreeRoot>) -> impl Strategy<Value = Volum
     let parts = (life, names(), sharing(), counts, layers);
     parts.prop_map(|(life, name, sharing, (map, numbers), layers)| {
         let (id, layer, state, size_bytes, created_unix_seconds) = life;
-        let (domain, domain_name, dedup, verify, rounds, interval_seconds) = sharing;
+        let (domain, domain_name, dedup, verify, cold_passes, interval_seconds) = sharing;
         let (below, snapshot_of) = layers;
         VolumeRecord {
             id: VolumeId(id),
@@ -105,7 +105,7 @@ fn volumes(maps: impl Strategy<Value = TreeRoot>) -> impl Strategy<Value = Volum
             domain: DomainId(domain),
             domain_name,
             verify,
-            rounds,
+            cold_passes,
             interval_seconds,
             hash_cache_bytes: numbers[0] % (HASH_CACHE_BYTES_MAX + 1),
             quota_bytes: numbers[1] % (ALLOTMENT_BYTES_MAX + 1),
@@ -121,9 +121,9 @@ fn names() -> impl Strategy<Value = String> {
 
 fn sharing() -> impl Strategy<Value = (u16, String, DedupMode, bool, u8, u32)> {
     let modes = select(vec![DedupMode::Off, DedupMode::Offline]);
-    let (rounds, intervals) = (1..=ROUNDS_MAX, 1..=INTERVAL_SECONDS_MAX);
+    let (cold_passes, intervals) = (1..=COLD_PASSES_MAX, 1..=INTERVAL_SECONDS_MAX);
     let verify = any::<bool>();
-    (any::<u16>(), names(), modes, verify, rounds, intervals)
+    (any::<u16>(), names(), modes, verify, cold_passes, intervals)
 }
 
 /// Numbers of entries that a layer with this map and this many blocks can have.

@@ -203,7 +203,7 @@ fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecor
             format!("tenant-{id}")
         },
         verify: id == 3,
-        rounds: id as u8 - 2,
+        cold_passes: id as u8 - 2,
         interval_seconds: 10 * id as u32,
         hash_cache_bytes: id << 20,
         quota_bytes: id << 30,

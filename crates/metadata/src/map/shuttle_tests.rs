@@ -32,7 +32,7 @@ pub(crate) fn layer(
         domain: DomainId(0),
         domain_name: String::new(),
         verify: false,
-        rounds: 1,
+        cold_passes: 1,
         interval_seconds: 1,
         hash_cache_bytes: 0,
         quota_bytes: 0,

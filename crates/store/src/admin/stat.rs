@@ -33,7 +33,7 @@ pub struct VolumeStat {
     /// Whether bytes are compared before two blocks become one.
     pub verify: bool,
     /// Looks of the finder for which a block must not have been written.
-    pub rounds: u8,
+    pub cold_passes: u8,
     /// Seconds between the finder's looks.
     pub interval_seconds: u32,
     /// Bytes that its hash cache may take.
@@ -312,7 +312,7 @@ impl Store {
             dedup: options.dedup,
             domain: options.domain,
             verify: options.verify,
-            rounds: options.rounds,
+            cold_passes: options.cold_passes,
             interval_seconds: options.interval_seconds,
             hash_cache_bytes: options.hash_cache_bytes,
             quota_bytes: options.quota_bytes,

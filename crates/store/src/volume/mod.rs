@@ -63,7 +63,7 @@ impl Volume {
                 dedup: record.dedup,
                 domain: record.domain_name.clone(),
                 verify: record.verify,
-                rounds: record.rounds,
+                cold_passes: record.cold_passes,
                 interval_seconds: record.interval_seconds,
                 hash_cache_bytes: record.hash_cache_bytes,
                 quota_bytes: record.quota_bytes,

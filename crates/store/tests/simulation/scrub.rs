@@ -104,7 +104,7 @@ fn the_same_content_heals_it_wherever_it_is_written() {
         written.unwrap();
         rig.dedup().unwrap();
         assert_eq!(rig.read_all().unwrap(), Some(0));
-        assert_eq!(rig.bad().unwrap().unwrap(), []);
+        assert_eq!(rig.bad().unwrap().unwrap(), [0_u64; 0]);
         rig.recover(CrashKind::PowerLoss).unwrap();
         assert_eq!(rig.read_all().unwrap(), Some(0));
         let stat = rig.store.stat().unwrap();
@@ -236,7 +236,7 @@ fn what_a_request_could_not_read_is_listed_without_a_scrub() {
     let mut rig = rig(7, IndexKind::Hash);
     let mut unreadable = [7, 103].map(|content| rig.decay(content, true).unwrap());
     unreadable.sort_unstable();
-    assert_eq!(rig.bad().unwrap().unwrap(), []);
+    assert_eq!(rig.bad().unwrap().unwrap(), [0_u64; 0]);
     assert_eq!(rig.read_all().unwrap(), Some(3));
     assert_eq!(rig.store.look_at_suspects().unwrap(), 2);
     assert_eq!(rig.bad().unwrap().unwrap(), unreadable);
@@ -262,7 +262,7 @@ fn what_can_be_read_again_leaves_the_list_without_a_scrub() {
     rig.engine.clear_unreadable(Part::Data);
     rig.spoilt.clear();
     assert_eq!(rig.store.look_at_unreadable(&mut from).unwrap(), 2);
-    assert_eq!(rig.bad().unwrap().unwrap(), []);
+    assert_eq!(rig.bad().unwrap().unwrap(), [0_u64; 0]);
     assert_eq!(rig.read_all().unwrap(), Some(0));
     rig.dedup().unwrap();
     rig.check().unwrap();
@@ -361,7 +361,7 @@ fn a_list_that_is_lost_is_said_and_found_again() {
     rig.engine = std::sync::Arc::new(rig.engine.crash(CrashKind::ProcessKilled));
     rig.engine.lose_part(Part::Scrub);
     rig.recover(CrashKind::ProcessKilled).unwrap();
-    assert_eq!(rig.bad().unwrap().unwrap(), []);
+    assert_eq!(rig.bad().unwrap().unwrap(), [0_u64; 0]);
     rig.scrub().unwrap();
     assert_eq!(rig.read_all().unwrap(), Some(2));
 }

@@ -504,7 +504,7 @@ impl World {
         VolumeOptions {
             domain: if other_domain { "other" } else { "default" }.to_owned(),
             verify,
-            rounds: self.draw(|random| random.between(1, 3)) as u8,
+            cold_passes: self.draw(|random| random.between(1, 3)) as u8,
             hash_cache_bytes: if has_hash_cache { HASH_CACHE_BYTES } else { 0 },
             ..VolumeOptions::new(self.draw_size())
         }
@@ -641,7 +641,7 @@ impl World {
     }
 
     fn change_sharing(&self, id: u64) -> Step {
-        let (verify, rounds) = self.draw(|random| (random.one_in(2), random.between(1, 3)));
+        let (verify, cold_passes) = self.draw(|random| (random.one_in(2), random.between(1, 3)));
         let hash_cache = self.draw(|random| random.between(0, 3)) * HASH_CACHE_BYTES;
         let block_size = self.state().block_size;
         let draw_blocks = |most| {
@@ -653,7 +653,7 @@ impl World {
         };
         let change = VolumeChange {
             verify: Some(verify || self.must_verify()),
-            rounds: Some(rounds as u8),
+            cold_passes: Some(cold_passes as u8),
             hash_cache_bytes: Some(hash_cache),
             quota_bytes: draw_blocks(1500),
             reservation_bytes: draw_blocks(100),

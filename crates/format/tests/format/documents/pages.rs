@@ -403,7 +403,7 @@ fn empty_volume() -> VolumeRecord {
         domain: DomainId(0),
         domain_name: "a".to_owned(),
         verify: false,
-        rounds: 0,
+        cold_passes: 0,
         interval_seconds: 0,
         hash_cache_bytes: 0,
         quota_bytes: 0,
@@ -472,7 +472,7 @@ fn volume_record_document() {
         ("map", part(&|record| record.map = full_tree())),
         ("flags", whole(&|record| record.verify = true)),
         ("domain name len", Trial::Is(vec![62])),
-        ("rounds", whole(&|record| record.rounds = u8::MAX)),
+        ("cold passes", whole(&|record| record.cold_passes = u8::MAX)),
         (
             "interval",
             whole(&|record| record.interval_seconds = u32::MAX),

@@ -33,7 +33,7 @@ impl Pool {
     /// Step 1. Returns whether the volume's end was reached.
     pub(super) fn announce(&self, volume: &Volume, cursor: &mut Lba, ready: Ready) -> Result<bool> {
         let layer = &volume.layer();
-        let rounds = volume.options().rounds;
+        let cold_passes = volume.options().cold_passes;
         let number = self.journal.metadata()?.batches().next_number();
         let sharable = self.journal.sharable(&layer.space_limits)?;
         if sharable == 0 {
@@ -55,8 +55,8 @@ impl Pool {
             let wanted = match ready {
                 Ready::All => [u64::MAX; 8],
                 // A segment's rest, after a batch was full, was scanned with its start.
-                Ready::Cold if first == segment.first() => leaf.heat.look(rounds),
-                Ready::Cold => leaf.heat.still_cold(rounds),
+                Ready::Cold if first == segment.first() => leaf.heat.look(cold_passes),
+                Ready::Cold => leaf.heat.still_cold(cold_passes),
             };
             let taken = self.announce_in_segment(&batch, first, room, &wanted)?;
             room -= taken.count;
