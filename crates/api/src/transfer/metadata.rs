@@ -88,6 +88,6 @@ impl Write for PieceWriter<'_> {
             return Ok(());
         };
         let sent = self.pieces.blocking_send(Ok(Piece::Data(chunk)));
-        sent.map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "nobody takes it any more"))
+        sent.map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the receiver has gone"))
     }
 }

@@ -116,11 +116,11 @@ impl Restoration {
             )),
             LogAfter::Nothing(why) => {
                 plan.push(format!(
-                    "begin a new log, for there is none to go on with: {why}"
+                    "begin a new log, since the old one cannot be continued: {why}"
                 ));
                 plan.push(
-                    "lose what was written to new blocks since then; blocks that were given up \
-                     since then and used again hold what was written there last, of whatever volume"
+                    "lose data written to new blocks since then; blocks that were freed since then and \
+                     reused hold their latest content, perhaps of another volume"
                         .to_owned(),
                 );
             }

@@ -145,8 +145,8 @@ impl Pool {
                 Released::Remaining | Released::Zero => Release::Freed,
                 Released::Mismatch | Released::Unknown => {
                     tracing::error!(
-                        "block {} of the pool was given up but the index does not know it: it is \
-                         left alone; run `pool check --repair`",
+                        "block {} of the pool was released, but the index does not have it: it is \
+                         quarantined; run `pool check --repair`",
                         item.pba
                     );
                     Release::Quarantined

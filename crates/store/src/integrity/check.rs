@@ -237,8 +237,8 @@ impl Check<'_> {
             self.find(
                 false,
                 format!(
-                    "nobody knows which blocks had been found to be bad, until `pool scrub` has gone \
-                     over the whole pool: {problem}"
+                    "the list of bad blocks is lost until `pool scrub` has read the whole pool: \
+                     {problem}"
                 ),
             );
         }
