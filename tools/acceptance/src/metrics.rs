@@ -19,9 +19,6 @@ use onefold_harness::packages;
 use onefold_harness::server::{Address, Daemon, Product};
 use onefold_harness::workspace::Workspace;
 
-/// promtool is in the same package.
-const PACKAGES: &[&str] = &["curl", "prometheus"];
-
 /// The time that Prometheus may take to see an event: it scrapes each second.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -31,7 +28,7 @@ const CHECKS_UNDER_LOAD: u32 = 10;
 /// Runs all of it.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     packages::require(packages::CLIENTS)?;
-    packages::require(PACKAGES)?;
+    packages::require(packages::MONITORING)?;
     let rules = workspace.root.join("packaging/prometheus");
     for arguments in [
         ["check", "rules", "onefold.rules.yml"],

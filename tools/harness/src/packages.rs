@@ -23,6 +23,9 @@ pub const EMULATION: &[&str] = &["qemu-system-x86"];
 /// Also used by `docs`.
 pub const DOCUMENTS: &[&str] = &["curl", "jq"];
 
+/// Also needed by `metrics`. promtool is in the package of Prometheus.
+pub const MONITORING: &[&str] = &["curl", "prometheus"];
+
 /// The comparison of `bench study`.
 pub const DUPEREMOVE: &[&str] = &["duperemove"];
 

@@ -94,6 +94,7 @@ const fn step(name: &'static str, work: Work) -> Step {
 fn install(workspace: &Workspace) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     packages::require(packages::EMULATION)?;
+    packages::require(packages::MONITORING)?;
     packages::require(packages::FUZZING)?;
     packages::require_cargo_fuzz(workspace)
 }
