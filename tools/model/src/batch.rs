@@ -72,7 +72,7 @@ pub(crate) fn answered(
     Some(())
 }
 
-/// The index syncs a batch before it answers. An unsynced call would be seen by nobody else, so
+/// The index syncs a batch before it answers. An unsynced call would be seen by no one else, so
 /// call and sync are one step.
 pub(crate) fn sync_after_call(state: &mut State, config: &Config) {
     if !config.on(Guard::IndexSyncBeforeOutcome) {

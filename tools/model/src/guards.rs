@@ -52,11 +52,11 @@ guards! {
     BlockLock, "block-lock", "P1",
         "write: the block is locked from placing to applying; finder and merge take the same lock";
     ReuseAfterDurable, "reuse-after-durable", "P3",
-        "commit: a block given up is reusable only once the record that gives it up is durable";
+        "commit: a released block is reusable only once the record that releases it is durable";
     ReuseAfterDrain, "reuse-after-drain", "P3",
-        "commit: a block given up is reusable only once the reads pinned before have ended";
+        "commit: a released block is reusable only once the reads pinned before have ended";
     DrainAcrossVolumes, "drain-across-volumes", "P3",
-        "commit: reads of every volume are waited for, not only those of the volume that gives up";
+        "commit: reads of every volume are waited for, not only those of the volume that releases the block";
     NotInPlaceShared, "not-in-place-shared", "P1",
         "write: a shared block is never written in place";
     NotInPlaceFrozen, "not-in-place-frozen", "P1",
@@ -124,7 +124,7 @@ guards! {
     MergeMovesSettled, "merge-moves-settled", "P4",
         "merge: an entry that an open batch has still to settle is not moved to the child";
     CacheInvalidated, "cache-invalidated", "P3",
-        "layers: cached lookups through a layer are dropped when that layer gives up a block";
+        "layers: cached lookups through a layer are dropped when that layer releases a block";
     CheckpointSharp, "checkpoint-sharp", "P5",
         "checkpoint: its content is exactly the records before its log position";
     CheckpointDurable, "checkpoint-durable", "P2",

@@ -135,10 +135,10 @@ pub enum Outcome {
     Inserted,
     /// The entry names the indexed block; its old one is free.
     Aliased(Block),
-    /// The LBA moved on; the reference to the indexed block is given up, and the entry's old block
+    /// The LBA moved on; the reference to the indexed block is dropped, and the entry's old block
     /// is free if that is another.
     Dangling(Block),
-    /// The bytes differ; the reference is given up and the entry is private for good.
+    /// The bytes differ; the reference is dropped and the entry is private for good.
     Rejected(Block),
     /// The index is full; the entry is private again, or its block free if the LBA moved on.
     Declined,
@@ -226,7 +226,7 @@ pub struct Image {
     pub allocated: Bits,
     /// Blocks that nothing may free but `check`.
     pub quarantined: Bits,
-    /// References given up by all layers, first in, first out; one element a reference.
+    /// References dropped by all layers, first in, first out; one element a reference.
     pub queue: Vec<Block>,
     /// The number that the next batch gets.
     pub next_number: BatchNumber,
@@ -598,7 +598,7 @@ impl Image {
     }
 
     /// One LBA of a layer that goes: its entry moves up where the child has none, else it is
-    /// given up. The reference moves with the entry; the index is not told.
+    /// released. The reference moves with the entry; the index is not told.
     fn apply_merge_step(
         &mut self,
         guards: Guards,

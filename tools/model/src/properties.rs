@@ -60,8 +60,8 @@ impl Violation {
     pub fn name(self) -> &'static str {
         match self {
             Violation::ImmutableWritten => "P1 immutable block written",
-            Violation::IndexUntrue => "P2 index names what is not there",
-            Violation::RootDamaged => "P2 root names what is not there",
+            Violation::IndexUntrue => "P2 index refers to missing content",
+            Violation::RootDamaged => "P2 root refers to missing pages",
             Violation::FreeInUse => "P3 free block in use",
             Violation::CountTooLow => "P3 counted too low",
             Violation::CountWrong => "P4 references differ from entries",
@@ -221,7 +221,7 @@ fn check_partition(state: &State, config: &Config) -> Result<(), Violation> {
     }
 }
 
-/// A free block is in nobody's hands.
+/// A free block has no owner.
 fn check_free(state: &State, config: &Config) -> Result<(), Violation> {
     let open = state.memory.free_blocks(config).or(state.memory.leased);
     let read = state.memory.readers.iter().flatten();
@@ -312,9 +312,9 @@ impl Milestone {
             Milestone::Freed => "reaches the release of the last reference",
             Milestone::Quarantined => "reaches a quarantined block",
             Milestone::Merged => "reaches a merge step",
-            Milestone::MergedUnsettled => "reaches a merge step that gives up an unsettled item",
+            Milestone::MergedUnsettled => "reaches a merge step that releases an unsettled item",
             Milestone::LayerGone => "reaches the end of a layer",
-            Milestone::ReadOfReplaced => "reaches a read of a block already given up",
+            Milestone::ReadOfReplaced => "reaches a read of a block already released",
             Milestone::FinderResumed => "reaches a finder batch in recovery",
             Milestone::CollectorResumed => "reaches a collector batch in recovery",
             Milestone::FinderCountedAgain => "reaches a rebuild in the middle of a finder batch",

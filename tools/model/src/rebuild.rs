@@ -1,8 +1,8 @@
 //! Counting the index again from the maps: after a crash that took it, and for `check --repair`.
 //!
 //! What is counted is the image at one moment; the blocks are read later, beside the guests. No
-//! batch goes on meanwhile, so what is given up in between only joins the queue, where it counts
-//! as it did before. The index is told that it is whole only once that image is durable: else a
+//! batch goes on meanwhile, so references dropped meanwhile only join the queue, where they count
+//! as before. The index is told that it is whole only once that image is durable: else a
 //! crash could bring back an open batch whose number the index takes for used up.
 
 use crate::guards::{Guard, Guards};

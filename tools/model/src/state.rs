@@ -37,7 +37,7 @@ pub struct Budget {
     pub deletes: u8,
     /// Checkpoints.
     pub checkpoints: u8,
-    /// Commits that nobody waits for.
+    /// Commits without waiters.
     pub idle_commits: u8,
     /// Killed processes; the page cache survives.
     pub kills: u8,
@@ -506,7 +506,7 @@ impl State {
             .map(|(volume, _)| volume)
     }
 
-    /// Readers that a block given up by `volume` waits for.
+    /// Readers that a block released by `volume` waits for.
     fn pinned_before(&self, config: &Config, volume: Option<Volume>) -> Bits {
         let all = config.on(Guard::DrainAcrossVolumes);
         let mut pinned = Bits::NONE;
