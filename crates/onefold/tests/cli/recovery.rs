@@ -168,7 +168,7 @@ fn a_plan_changes_nothing_and_says_what_is_there() {
     assert_eq!(reply["is_complete"], false);
     let text = reply["plan"].to_string();
     assert!(!text.contains("may well be usable"), "{text}");
-    assert!(text.contains("of whatever volume"), "{text}");
+    assert!(text.contains("of another volume"), "{text}");
 }
 
 #[test]
