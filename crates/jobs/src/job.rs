@@ -22,7 +22,7 @@ pub enum JobKind {
     /// Releases the blocks of deleted volumes and snapshots, and moves those that others need.
     Deletion,
     /// Rebuilds the index from the pool; other jobs wait for it. It cannot be paused.
-    #[cfg_attr(feature = "api", value(skip))]
+    #[cfg_attr(feature = "api", value(hide = true))]
     Rebuild,
     /// Walks all maps to count what each volume and snapshot holds exclusively.
     Accounting,
@@ -85,7 +85,7 @@ pub struct JobCounts {
 
 impl JobCounts {
     pub(crate) fn add_batch(&mut self, report: &BatchReport) {
-        self.scanned += report.looked_at;
+        self.scanned += report.scanned;
         self.unique += report.unique;
         self.duplicates += report.duplicates;
         self.moved += report.moved;

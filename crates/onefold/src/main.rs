@@ -12,6 +12,7 @@ mod commands;
 mod control;
 mod daemon;
 mod descriptors;
+mod http;
 mod image;
 mod limits;
 mod output;

@@ -84,7 +84,7 @@ impl World {
         let mut cursor = Lba(0);
         while !sum.at_end {
             let batch = self.store.dedup_batch(volume, &mut cursor, ready).unwrap();
-            sum.looked_at += batch.looked_at;
+            sum.scanned += batch.scanned;
             sum.unique += batch.unique;
             sum.duplicates += batch.duplicates;
             sum.cached += batch.cached;
@@ -173,7 +173,7 @@ fn the_hash_cache_spares_reading_what_was_written() {
         let expected = read(&a, 0, 1000);
         world.engine.reset_counts();
         let report = world.dedup(&a);
-        assert_eq!((report.looked_at, report.cached), (999, 999), "{kind:?}");
+        assert_eq!((report.scanned, report.cached), (999, 999), "{kind:?}");
         assert_eq!(report.duplicates, 297);
         assert_eq!(world.engine.count(Part::Data, Op::Read).count, 0);
         assert_eq!(read(&a, 0, 1000), expected);
@@ -191,7 +191,7 @@ fn the_hash_cache_spares_reading_what_was_written() {
         set(MIB);
         write(&a, 9, &blocks(0, 1));
         let report = world.dedup(&a);
-        assert_eq!((report.looked_at, report.cached), (10, 1));
+        assert_eq!((report.scanned, report.cached), (10, 1));
         assert_eq!(report.duplicates, 2);
         world.collect();
         world.assert_clean();
@@ -330,16 +330,16 @@ fn only_cold_blocks_are_taken_when_asked_for() {
     let world = World::new(IndexKind::Btree);
     let volume = world.volume("a");
     write(&volume, 0, &blocks(0, 100));
-    assert_eq!(world.pass(&volume, Ready::Cold).looked_at, 0);
+    assert_eq!(world.pass(&volume, Ready::Cold).scanned, 0);
     write(&volume, 0, &blocks(200, 10));
-    assert_eq!(world.pass(&volume, Ready::Cold).looked_at, 0);
-    assert_eq!(world.pass(&volume, Ready::Cold).looked_at, 90);
-    assert_eq!(world.pass(&volume, Ready::Cold).looked_at, 10);
-    assert_eq!(world.pass(&volume, Ready::Cold).looked_at, 0);
+    assert_eq!(world.pass(&volume, Ready::Cold).scanned, 0);
+    assert_eq!(world.pass(&volume, Ready::Cold).scanned, 90);
+    assert_eq!(world.pass(&volume, Ready::Cold).scanned, 10);
+    assert_eq!(world.pass(&volume, Ready::Cold).scanned, 0);
     // Blocks that are published and rewritten are left alone for twice as long.
     write(&volume, 0, &blocks(300, 10));
     let looks: Vec<u64> = (0..5)
-        .map(|_| world.pass(&volume, Ready::Cold).looked_at)
+        .map(|_| world.pass(&volume, Ready::Cold).scanned)
         .collect();
     assert_eq!(looks, [0, 0, 0, 0, 10]);
 }

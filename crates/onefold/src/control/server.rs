@@ -7,6 +7,7 @@ use super::connections::{Connections, Permit, Permits, Stage};
 use super::frame::{PieceBody, PieceDecoder};
 use super::{Event, REQUEST_HEADER, SIZE_HEADER, other_socket_paths, socket_path};
 use crate::descriptors::{Spare, are_lacking};
+use crate::http::serve_connection;
 use crate::limits::{
     ACCEPT_RETRY_PAUSE, ACCEPT_WARNING_INTERVAL, CONTROL_BODY_BYTES_MAX, CONTROL_COMMANDS_MAX,
     CONTROL_EVENTS_MAX, CONTROL_REQUEST_TIME_MAX, CONTROL_REQUEST_TIME_MIN, IMPORT_PAUSE_MAX,
@@ -22,8 +23,6 @@ use axum::routing::{get, post};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Frame;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use onefold_api::transfer::{
     Export, IMPORT_PATH, MetadataExport, Piece, PieceSender, VolumeExport, VolumeImport, transfer,
 };
@@ -41,7 +40,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 
@@ -93,7 +92,9 @@ impl ControlSocket {
                 Ok((stream, _)) => {
                     connections.make_room().await;
                     let stage = Stage::default();
-                    let task = serve_connection(routes.clone(), stage.clone(), stream);
+                    // A connection has one request, so its stage is that of the request.
+                    let routes = routes.clone().layer(Extension(stage.clone()));
+                    let task = serve_connection(stream, routes);
                     connections.add(stage, task);
                     spare.refill();
                 }
@@ -142,19 +143,6 @@ fn bind_elsewhere(pool: &Path) -> Option<(StdUnixListener, SocketName)> {
 struct Server {
     service: Service,
     permits: Permits,
-}
-
-async fn serve_connection(routes: Router, stage: Stage, stream: UnixStream) {
-    let service = TowerToHyperService::new(routes.layer(Extension(stage)));
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(CONTROL_REQUEST_TIME_MAX)
-        // A connection has one request, so its stage is that of the request.
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), service);
-    if let Err(error) = connection.await {
-        tracing::debug!(%error, "a control connection ended early");
-    }
 }
 
 /// All requests of the API at their paths.

@@ -3,17 +3,14 @@
 //! A thread of its own answers from before the pool is opened, which may take a while after a crash, and
 //! knows nothing but the [`Service`]. It changes nothing.
 
-use crate::limits::{
-    ACCEPT_RETRY_PAUSE, CONTROL_REQUEST_TIME_MAX, METRICS_CONNECTIONS_MAX, METRICS_SCRAPES_MAX,
-};
+use crate::http::serve_connection;
+use crate::limits::{ACCEPT_RETRY_PAUSE, METRICS_CONNECTIONS_MAX, METRICS_SCRAPES_MAX};
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use onefold_api::{Error, JobStateName, Measurements, Result, Service};
 use onefold_store::{SpaceLevel, VolumeStat};
 use prometheus_client::collector::Collector;
@@ -25,7 +22,6 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, OnceLock};
 use std::thread;
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
@@ -93,17 +89,6 @@ async fn serve(listener: TcpListener, routes: Router) {
                 tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
             }
         }
-    }
-}
-
-async fn serve_connection(stream: TcpStream, routes: Router) {
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(CONTROL_REQUEST_TIME_MAX)
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
-    if let Err(error) = connection.await {
-        tracing::debug!(%error, "a connection for metrics ended early");
     }
 }
 

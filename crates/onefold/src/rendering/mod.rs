@@ -24,7 +24,8 @@ pub(crate) fn utc(unix_seconds: u64) -> String {
 /// The word of a value on the command line.
 pub(crate) fn word(value: impl ValueEnum) -> String {
     let word = value.to_possible_value();
-    word.map_or_else(|| "rebuild".to_owned(), |word| word.get_name().to_owned())
+    word.map(|word| word.get_name().to_owned())
+        .unwrap_or_default()
 }
 
 /// Data for a table.

@@ -16,7 +16,7 @@ impl Render for SnapshotListReply {
             writeln!(
                 out,
                 "{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:20}  CLIENTS",
-                "NAME", "SIZE", "DATA", "NEW", "ALONE", "CREATED"
+                "NAME", "SIZE", "DATA", "NEW", "FREEABLE", "CREATED"
             )?;
         }
         for snapshot in &self.snapshots {

@@ -70,7 +70,7 @@ impl Render for VolumeListReply {
             writeln!(
                 out,
                 "{:width$}  {:>10}  {:>10}  {:>10}  {:>10}  {:7}  {:>10}  CLIENTS",
-                "NAME", "SIZE", "DATA", "NEW", "ALONE", "DEDUP", "DIRTY"
+                "NAME", "SIZE", "DATA", "NEW", "FREEABLE", "DEDUP", "PENDING"
             )?;
         }
         for volume in &self.volumes {

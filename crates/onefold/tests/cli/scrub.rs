@@ -135,8 +135,8 @@ fn a_daemons_scrub_is_a_job_that_outlives_command_and_daemon() {
     let mut command = scene.command(&["pool", "scrub", "--rate", "4K"]);
     let mut command = command.spawn().unwrap();
     wait_until("the scrub runs", || {
-        let looked_at = &job(&scene.json(&["job", "list"]))["scanned"];
-        looked_at.as_u64().is_some_and(|blocks| blocks > 0)
+        let scanned = &job(&scene.json(&["job", "list"]))["scanned"];
+        scanned.as_u64().is_some_and(|blocks| blocks > 0)
     });
     command.kill().unwrap();
     command.wait().unwrap();

@@ -15,7 +15,6 @@ const FLOORS: &[(&str, u8)] = &[
     ("onefold-nbd", 7),
     ("onefold-jobs", 7),
     ("onefold-analyze", 7),
-    ("onefold-backup", 7),
     ("onefold-workload", 8),
     ("onefold-api", 8),
     ("onefold", 9),

@@ -45,7 +45,7 @@ pub enum Ready {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BatchReport {
     /// Blocks looked up by their fingerprints.
-    pub looked_at: u64,
+    pub scanned: u64,
     /// Of these, the first of their content.
     pub unique: u64,
     /// Of these, those that now refer to another block, so that their own is free.

@@ -55,11 +55,11 @@ impl Pool {
         answers: &[Counted],
         cached: u64,
     ) -> Result<BatchReport> {
-        let looked_at = answers.len() as u64;
+        let scanned = answers.len() as u64;
         let mut report = BatchReport {
-            looked_at,
+            scanned,
             cached,
-            bytes: looked_at * self.block_size(),
+            bytes: scanned * self.block_size(),
             ..BatchReport::default()
         };
         let mut position = batch.done;
