@@ -10,21 +10,23 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
-use std::ops::ControlFlow;
+#[allow(dead_code, unused_imports, reason = "the binary `store` uses the rest")]
+mod common;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use onefold_engine::Engine;
-use onefold_engine::simulated::SimulatedEngine;
 use onefold_store::{
-    Blocking, Change, CreateOptions, Guard, IndexKind, Lba, OpenOptions, Ready, Store, StoreError,
-    StoreErrorKind, Volume, VolumeOptions,
+    Blocking, Change, CreateOptions, Guard, IndexKind, Lba, Ready, Store, StoreError,
+    StoreErrorKind, Volume,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner, thread};
 
-const BLOCK: u64 = 4096;
-const MIB: u64 = 1 << 20;
+use common::{
+    BLOCK, LITTLE_MEMORY, MIB, World, assert_clean, collect, go_on, new_volume, pool_of, read,
+    snapshot, write,
+};
 
 /// The stack of a thread of the store; the scheduler's own default is smaller.
 const STACK_BYTES: usize = 1 << 20;
@@ -36,51 +38,13 @@ fn schedules() -> usize {
 }
 
 fn pool() -> Arc<Store> {
-    let engine = Arc::new(SimulatedEngine::new(1));
     let options = CreateOptions {
-        size_bytes: 4 * MIB,
-        log_bytes: 256 << 10,
         index: IndexKind::Memory,
-        ..CreateOptions::default()
+        ..pool_of(4 * MIB)
     };
-    Store::create(&*engine, &options).unwrap();
-    let engine: Arc<dyn Engine> = engine;
-    let options = OpenOptions {
-        memory_bytes: 8 * MIB,
-        ..OpenOptions::default()
-    };
-    let store = Store::open(engine, &options).unwrap().0;
-    store.rebuild_index_if_needed(&mut |_, _| {}).unwrap();
-    store
-}
-
-fn volume(store: &Store, name: &str) -> Arc<Volume> {
-    let options = VolumeOptions::new(MIB);
-    store.create_volume(name, &options).unwrap();
-    store.volume(name).unwrap()
-}
-
-fn blocks(content: u8, count: u64) -> Vec<u8> {
-    vec![content; (count * BLOCK) as usize]
-}
-
-/// The content of each block, in which all bytes are equal.
-fn read(volume: &Volume, first: u64, count: u64) -> Vec<u8> {
-    let mut bytes = blocks(0, count);
-    volume
-        .read(first * BLOCK, &mut bytes, Blocking::Yes)
-        .unwrap();
-    let blocks = bytes.chunks(BLOCK as usize);
-    let content = |block: &[u8]| {
-        assert!(block.iter().all(|byte| *byte == block[0]), "a torn block");
-        block[0]
-    };
-    blocks.map(content).collect()
-}
-
-fn write(volume: &Volume, first: u64, content: u8, count: u64) {
-    let bytes = blocks(content, count);
-    volume.write(first * BLOCK, &bytes, Blocking::Yes).unwrap();
+    let world = World::new(&options, LITTLE_MEMORY);
+    world.rebuild_index_if_needed(&mut |_, _| {}).unwrap();
+    world.store
 }
 
 fn dedup(store: &Store, volume: &Volume) {
@@ -97,47 +61,38 @@ fn tolerate<T>(done: Result<T, StoreError>) -> Option<T> {
     }
 }
 
-fn check(store: &Store) {
-    let checked = store.check(false, &mut |finding| panic!("{finding:?}"));
-    checked.unwrap();
-}
-
 /// A block next to those that the finder takes is written and trimmed.
 fn finder_beside_writer() {
     let store = pool();
-    let written = volume(&store, "a");
-    write(&written, 1, 7, 2);
+    let written = new_volume(&store, "a", MIB);
+    write(&written, 1, [7; 2]);
     let finder = {
         let (store, volume) = (Arc::clone(&store), Arc::clone(&written));
         thread::spawn(move || dedup(&store, &volume))
     };
-    write(&written, 0, 1, 1);
-    write(&written, 0, 2, 1);
+    write(&written, 0, [1]);
+    write(&written, 0, [2]);
     assert_eq!(read(&written, 0, 3), [2, 7, 7]);
     written.trim(0, BLOCK, Blocking::Yes).unwrap();
-    write(&written, 3, 3, 1);
+    write(&written, 3, [3]);
     written.trim(3 * BLOCK, BLOCK, Blocking::Yes).unwrap();
     finder.join().unwrap();
     assert_eq!(read(&written, 0, 4), [0, 7, 7, 0]);
-    check(&store);
+    assert_clean(&store);
 }
 
 /// A snapshot is made and deleted while its volume is read, and its extents are requested.
 fn layer_emptied_while_read() {
     let store = pool();
-    let read_from = volume(&store, "a");
-    write(&read_from, 0, 1, 4);
-    store
-        .create_snapshots(&[("a".into(), "s0".into())])
-        .unwrap();
-    write(&read_from, 0, 2, 3);
-    write(&read_from, 8, 2, 1);
+    let read_from = new_volume(&store, "a", MIB);
+    write(&read_from, 0, [1; 4]);
+    snapshot(&store, "a", "s0");
+    write(&read_from, 0, [2; 3]);
+    write(&read_from, 8, [2]);
     let snapshots = {
         let store = Arc::clone(&store);
         thread::spawn(move || {
-            store
-                .create_snapshots(&[("a".into(), "s1".into())])
-                .unwrap();
+            snapshot(&store, "a", "s1");
             store.delete_snapshot("a", "s1").unwrap();
             while store.deletion_step().unwrap().is_some() {}
         })
@@ -148,18 +103,17 @@ fn layer_emptied_while_read() {
     assert_eq!(data, 5 * BLOCK, "{extents:?}");
     snapshots.join().unwrap();
     assert_eq!(read(&read_from, 0, 4), [2, 2, 2, 1]);
-    check(&store);
+    assert_clean(&store);
 }
 
 /// All entries below a snapshot move into it while it and the layer above it are read again and
 /// again.
 fn layers_below_go_while_read() {
     let store = pool();
-    let live = volume(&store, "a");
-    for (snapshot, content) in [("s0", 1), ("s1", 2)] {
-        write(&live, u64::from(content), content, 1);
-        let names = [("a".into(), snapshot.into())];
-        store.create_snapshots(&names).unwrap();
+    let live = new_volume(&store, "a", MIB);
+    for (name, content) in [("s0", 1), ("s1", 2)] {
+        write(&live, content, [content]);
+        snapshot(&store, "a", name);
     }
     let kept = store.volume("a@s1").unwrap();
     let reader = |ask: fn(&Volume, &Volume)| {
@@ -174,7 +128,7 @@ fn layers_below_go_while_read() {
             assert_eq!(data, 2 * BLOCK, "{extents:?}");
         }),
         reader(|kept, live| {
-            write(live, 1, 3, 1);
+            write(live, 1, [3]);
             let changed = live.changes(kept, 0..4 * BLOCK, 16, Blocking::Yes).unwrap();
             let same = changed.iter().filter(|it| it.change == Change::Same);
             assert_eq!(same.map(|it| it.len).sum::<u64>(), 3 * BLOCK, "{changed:?}");
@@ -192,20 +146,20 @@ fn layers_below_go_while_read() {
 /// Two writers of their own blocks and everything that works on maps beside them.
 fn all_jobs() {
     let store = pool();
-    let (a, b) = (volume(&store, "a"), volume(&store, "b"));
-    write(&a, 0, 7, 4);
-    write(&b, 0, 7, 4);
+    let (a, b) = (new_volume(&store, "a", MIB), new_volume(&store, "b", MIB));
+    write(&a, 0, [7; 4]);
+    write(&b, 0, [7; 4]);
     a.flush().unwrap();
     let writer = |volume: &Arc<Volume>, own: u64| {
         let volume = Arc::clone(volume);
         thread::spawn(move || {
             for content in [7, 8] {
-                write(&volume, own, content, 1);
+                write(&volume, own, [content]);
                 assert_eq!(read(&volume, own, 1), [content]);
             }
             volume.flush().unwrap();
             volume.trim(own * BLOCK, BLOCK, Blocking::Yes).unwrap();
-            write(&volume, own, 7, 1);
+            write(&volume, own, [7]);
             assert_eq!(read(&volume, own, 1), [7]);
         })
     };
@@ -221,7 +175,7 @@ fn all_jobs() {
     let layers = {
         let store = Arc::clone(&store);
         thread::spawn(move || {
-            store.create_snapshots(&[("a".into(), "s".into())]).unwrap();
+            snapshot(&store, "a", "s");
             let seen = read(&store.volume("a@s").unwrap(), 0, 4);
             store.clone_volume("a@s", "c").unwrap();
             assert_eq!(read(&store.volume("c").unwrap(), 0, 4), seen);
@@ -229,9 +183,7 @@ fn all_jobs() {
             while tolerate(store.deletion_step()).flatten().is_some() {}
             store.delete_volume("c").unwrap();
             while tolerate(store.deletion_step()).flatten().is_some() {}
-            store
-                .account(&mut |_, _| ControlFlow::Continue(()))
-                .unwrap();
+            store.account(&mut go_on).unwrap();
         })
     };
     for thread in [writer(&a, 0), writer(&a, 2), writer(&b, 1), jobs, layers] {
@@ -239,10 +191,10 @@ fn all_jobs() {
     }
     dedup(&store, &a);
     dedup(&store, &b);
-    while store.collect_batch().unwrap().released > 0 {}
+    collect(&store).unwrap();
     assert_eq!(read(&a, 0, 4), [7; 4]);
     assert_eq!(read(&b, 0, 4), [7; 4]);
-    check(&store);
+    assert_clean(&store);
 }
 
 /// At random, and with priorities that change only a few times, which finds faults that need one

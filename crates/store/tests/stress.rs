@@ -10,22 +10,22 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
-use std::ops::ControlFlow;
+#[allow(dead_code, unused_imports, reason = "the binary `store` uses the rest")]
+mod common;
+
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use onefold_engine::Engine;
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
-use onefold_store::{
-    Blocking, CreateOptions, Lba, OpenOptions, Ready, Store, StoreError, StoreErrorKind, Volume,
-    VolumeOptions,
+use onefold_store::{Blocking, Lba, Ready, Store, StoreError, StoreErrorKind, Volume};
+
+use common::{
+    BLOCK, LITTLE_MEMORY, MIB, Random, assert_clean, blocks, go_on, new_volume, open, pool_of,
+    read, snapshot,
 };
 
-const BLOCK: u64 = 4096;
-const MIB: u64 = 1 << 20;
 const WRITERS: u64 = 3;
 const POOL_BYTES: u64 = 64 * MIB;
 
@@ -74,42 +74,16 @@ impl Run {
 }
 
 /// A generator of numbers that differs for each thread and run.
-struct Draw(u64);
-
-impl Draw {
-    fn new(thread: u64) -> Self {
-        let seed = u64::from(std::process::id()) << 8 | thread;
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % end
-    }
+fn draws(thread: u64) -> Random {
+    Random::new(u64::from(std::process::id()) << 8 | thread)
 }
 
-fn block(content: u64) -> Vec<u8> {
-    content.to_le_bytes().repeat(BLOCK as usize / 8)
-}
-
-#[track_caller]
-fn content(bytes: &[u8]) -> u64 {
-    let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-    assert!(
-        bytes.chunks(8).all(|word| word == first.to_le_bytes()),
-        "a block of two writes"
-    );
-    first
-}
-
-fn all_of(volume: &Volume) -> Vec<u8> {
-    let mut bytes = vec![0; volume.size_bytes() as usize];
-    for (n, piece) in bytes.chunks_mut(MIB as usize).enumerate() {
-        volume.read(n as u64 * MIB, piece, Blocking::Yes).unwrap();
-    }
-    bytes
+/// The contents of its blocks, in several requests.
+fn all_of(volume: &Volume) -> Vec<u64> {
+    const BLOCKS: u64 = MIB / BLOCK;
+    let requests = 0..volume.size_bytes() / MIB;
+    let contents = requests.flat_map(|n| read(volume, n * BLOCKS, BLOCKS));
+    contents.collect()
 }
 
 /// Errors that a thread may get while others delete, fill the pool and change its size. Anything
@@ -129,7 +103,7 @@ fn tolerate<T>(done: Result<T, StoreError>) -> Option<T> {
 fn write_and_compare(store: &Store, run: &Run, writer: u64) {
     let volumes = ["a", "b"].map(|name| store.volume(name).unwrap());
     let mut held = [0, 1].map(|_| vec![0; run.own_blocks() as usize]);
-    let mut draw = Draw::new(writer);
+    let mut draw = draws(writer);
     run.again(|| {
         let which = draw.below(2) as usize;
         let (volume, n) = (&volumes[which], draw.below(run.own_blocks()));
@@ -146,17 +120,12 @@ fn write_and_compare(store: &Store, run: &Run, writer: u64) {
             }
             1 => volume.flush().unwrap(),
             2..=5 => {
-                let mut found = vec![0; BLOCK as usize];
-                volume.read(offset, &mut found, Blocking::Yes).unwrap();
-                assert_eq!(
-                    content(&found),
-                    *own,
-                    "writer {writer}, byte {offset} of {which}"
-                );
+                let found = read(volume, offset / BLOCK, 1);
+                assert_eq!(found, [*own], "writer {writer}, byte {offset} of {which}");
             }
             _ => {
                 let new = 1 + draw.below(CONTENTS) + draw.below(2) * (1 + draw.below(1 << 40)) * 64;
-                if tolerate(volume.write(offset, &block(new), Blocking::Yes)).is_some() {
+                if tolerate(volume.write(offset, &blocks([new]), Blocking::Yes)).is_some() {
                     *own = new;
                 }
             }
@@ -170,11 +139,9 @@ fn write_and_compare(store: &Store, run: &Run, writer: u64) {
 
 /// Reads the whole volume in one request, and compares the blocks of one writer.
 fn compare_own(volume: &Volume, writer: u64, held: &[u64]) {
-    let mut bytes = vec![0; volume.size_bytes() as usize];
-    volume.read(0, &mut bytes, Blocking::Yes).unwrap();
-    for (n, own) in held.iter().enumerate() {
-        let at = (n as u64 * WRITERS + writer) as usize * BLOCK as usize;
-        let found = content(&bytes[at..at + BLOCK as usize]);
+    let found = read(volume, 0, volume.size_bytes() / BLOCK).into_iter();
+    let found = found.skip(writer as usize).step_by(WRITERS as usize);
+    for (n, (found, own)) in found.zip(held).enumerate() {
         assert_eq!(
             found,
             *own,
@@ -211,22 +178,18 @@ fn collect(store: &Store, run: &Run) {
     });
 }
 
-/// Blocks that differ, and the first words of both: a few of them.
-fn differences(before: &[u8], now: &[u8]) -> Vec<(usize, u64, u64)> {
-    let blocks = |bytes| <[u8]>::chunks(bytes, BLOCK as usize);
-    let word = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().unwrap());
-    let pairs = (0..).zip(blocks(before).zip(blocks(now)));
+/// Blocks that differ, and the contents of both: a few of them.
+fn differences(before: &[u64], now: &[u64]) -> Vec<(usize, u64, u64)> {
+    let pairs = before.iter().zip(now).enumerate();
     let differing = pairs.filter(|(_, (before, now))| before != now);
-    let differing = differing.map(|(n, (before, now))| (n, word(before), word(now)));
+    let differing = differing.map(|(n, (before, now))| (n, *before, *now));
     differing.take(8).collect()
 }
 
 /// A volume with no other writers must be equal to its snapshot again.
 fn roll_back(store: &Store, volume: &Volume, scribble: &mut dyn FnMut()) {
     let name = volume.name();
-    store
-        .create_snapshots(&[(name.clone(), "back".to_owned())])
-        .unwrap();
+    snapshot(store, &name, "back");
     let before = all_of(volume);
     scribble();
     store.roll_back(&name, "back").unwrap();
@@ -241,8 +204,8 @@ fn roll_back(store: &Store, volume: &Volume, scribble: &mut dyn FnMut()) {
 
 /// Snapshots must not change, clones must begin as their snapshots do, and go back to their own.
 fn snapshot_and_clone(store: &Store, run: &Run) {
-    let mut draw = Draw::new(100);
-    let mut kept: Vec<(String, Vec<u8>)> = Vec::new();
+    let mut draw = draws(100);
+    let mut kept: Vec<(String, Vec<u64>)> = Vec::new();
     let mut n = 0;
     run.again(|| {
         n += 1;
@@ -258,7 +221,7 @@ fn snapshot_and_clone(store: &Store, run: &Run) {
             assert!(all_of(&volume) == seen, "a clone differs from its snapshot");
             let mut scribble = || {
                 let at = draw.below(run.volume_bytes / BLOCK) * BLOCK;
-                tolerate(volume.write(at, &block(77), Blocking::Yes));
+                tolerate(volume.write(at, &blocks([77]), Blocking::Yes));
             };
             scribble();
             roll_back(store, &volume, &mut scribble);
@@ -283,13 +246,13 @@ fn snapshot_and_clone(store: &Store, run: &Run) {
 }
 
 fn change_size(store: &Store, run: &Run) {
-    let mut draw = Draw::new(200);
+    let mut draw = draws(200);
     run.again(|| {
         thread::sleep(Duration::from_millis(100));
         let size = (40 + draw.below(24)) * MIB;
         if tolerate(store.begin_shrink(size)).is_some() {
             for _ in 0..3 {
-                let step = store.shrink_step(&mut |_, _| ControlFlow::Continue(()));
+                let step = store.shrink_step(&mut go_on);
                 let Some(report) = tolerate(step) else { break };
                 if report.is_done {
                     run.shrinks.fetch_add(1, SeqCst);
@@ -305,12 +268,9 @@ fn change_size(store: &Store, run: &Run) {
 fn look(store: &Store, run: &Run) {
     run.again(|| {
         thread::sleep(Duration::from_millis(50));
-        let checked = store.check(false, &mut |finding| panic!("{finding:?}"));
-        checked.unwrap();
+        assert_clean(store);
         run.checks.fetch_add(1, SeqCst);
-        store
-            .account(&mut |_, _| ControlFlow::Continue(()))
-            .unwrap();
+        store.account(&mut go_on).unwrap();
         let volume = store.volume("a").unwrap();
         volume
             .extents(0..run.volume_bytes, 64, Blocking::Yes)
@@ -329,21 +289,10 @@ fn stress(volume_bytes: u64, jobs: &[fn(&Store, &Run)]) {
         false => tempfile::tempdir().unwrap(),
     };
     let engine = EmbeddedEngine::new(directory.path(), CacheMode::Host);
-    let options = CreateOptions {
-        size_bytes: POOL_BYTES,
-        log_bytes: 256 << 10,
-        ..CreateOptions::default()
-    };
-    Store::create(&engine, &options).unwrap();
-    let engine: Arc<dyn Engine> = Arc::new(engine);
-    let options = OpenOptions {
-        memory_bytes: 8 * MIB,
-        ..OpenOptions::default()
-    };
-    let (store, _) = Store::open(engine, &options).unwrap();
+    Store::create(&engine, &pool_of(POOL_BYTES)).unwrap();
+    let (store, _) = open(engine, LITTLE_MEMORY).unwrap();
     for name in ["a", "b"] {
-        let options = VolumeOptions::new(volume_bytes);
-        store.create_volume(name, &options).unwrap();
+        new_volume(&store, name, volume_bytes);
     }
     let run = Run {
         volume_bytes,
@@ -368,8 +317,7 @@ fn stress(volume_bytes: u64, jobs: &[fn(&Store, &Run)]) {
          {:?} checks",
         run.requests, run.duplicates, run.freed, run.snapshots, run.shrinks, run.checks
     );
-    let checked = store.check(false, &mut |finding| panic!("{finding:?}"));
-    checked.unwrap();
+    assert_clean(&store);
     store.close().unwrap();
 }
 

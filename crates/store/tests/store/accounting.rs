@@ -1,20 +1,16 @@
 //! The space that deleting a volume or a snapshot would free, compared with the space it freed, to
 //! the block.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
-use onefold_engine::simulated::SimulatedEngine;
-use onefold_store::{
-    Blocking, CreateOptions, Lba, OpenOptions, Ready, Store, Usage, VolumeOptions,
-};
+use onefold_store::{Blocking, CreateOptions, Store, Usage};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-const BLOCK: u64 = 4096;
-const MIB: u64 = 1 << 20;
+use crate::common::{
+    BLOCK, LITTLE_MEMORY, MIB, World, assert_clean, collect, dedup, go_on, new_volume, pool_of,
+    snapshot, write,
+};
 
 /// Two segments, of which the blocks around their border are used.
 const BLOCKS: u64 = 1024;
@@ -22,45 +18,25 @@ const BLOCKS: u64 = 1024;
 /// A pool that is gone through in two windows where memory is least.
 const POOL_BYTES: u64 = 1 << 30;
 
-fn pool() -> Arc<Store> {
-    let engine = SimulatedEngine::new(1);
+fn pool() -> World {
     let options = CreateOptions {
-        size_bytes: POOL_BYTES,
         log_bytes: 4 * MIB,
-        ..CreateOptions::default()
+        ..pool_of(POOL_BYTES)
     };
-    Store::create(&engine, &options).unwrap();
-    let options = OpenOptions {
-        memory_bytes: 8 * MIB,
-        ..OpenOptions::default()
-    };
-    Store::open(Arc::new(engine), &options).unwrap().0
+    World::new(&options, LITTLE_MEMORY)
 }
 
 fn account(store: &Store) {
-    let is_done = store
-        .account(&mut |_, _| ControlFlow::Continue(()))
-        .unwrap();
-    assert!(is_done);
+    assert!(store.account(&mut go_on).unwrap());
 }
 
 fn usage(store: &Store, name: &str) -> Usage {
     store.volume_stat(name).unwrap().usage.unwrap()
 }
 
-fn dedup(store: &Store, name: &str) {
-    let volume = store.volume(name).unwrap();
-    let mut cursor = Lba(0);
-    while !store
-        .dedup_batch(&volume, &mut cursor, Ready::All)
-        .unwrap()
-        .at_end
-    {}
-}
-
 /// Blocks that are free once everything that was released is.
 fn free_blocks(store: &Store) -> u64 {
-    while store.collect_batch().unwrap().released > 0 {}
+    collect(store).unwrap();
     store.tick().unwrap();
     let stat = store.stat().unwrap();
     assert_eq!((stat.reclaim_blocks, stat.queued_blocks), (0, 0));
@@ -131,23 +107,15 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Blocks of the contents `first`, `first + 1` and so on.
-fn contents(first: u64, count: u64) -> Vec<u8> {
-    let words = (first..first + count).flat_map(|content| [content; BLOCK as usize / 8]);
-    words.flat_map(u64::to_le_bytes).collect()
-}
-
 fn carry_out(store: &Store, step: &Step, snapshots: &mut u64) {
     let volume = |number: &usize| store.volume(&format!("v{number}")).unwrap();
     match step {
         Step::Write(number, lba, count, content) => {
-            let bytes = match content {
-                0 => vec![0; (count * BLOCK) as usize],
-                content => contents(*content, *count),
-            };
-            volume(number)
-                .write(lba * BLOCK, &bytes, Blocking::Yes)
-                .unwrap();
+            let contents = (0..*count).map(|n| match content {
+                0 => 0,
+                content => content + n,
+            });
+            write(&volume(number), *lba, contents);
         }
         Step::Trim(number, lba, count) => {
             let (offset, len) = (lba * BLOCK, count * BLOCK);
@@ -161,8 +129,7 @@ fn carry_out(store: &Store, step: &Step, snapshots: &mut u64) {
         }
         Step::Snapshot(number) => {
             *snapshots += 1;
-            let name = (format!("v{number}"), format!("s{snapshots}"));
-            store.create_snapshots(&[name]).unwrap();
+            snapshot(store, &format!("v{number}"), &format!("s{snapshots}"));
         }
         Step::Clone(number) => {
             *snapshots += 1;
@@ -178,7 +145,9 @@ fn carry_out(store: &Store, step: &Step, snapshots: &mut u64) {
                 store.finish_deletions(&mut |_, _| {}).unwrap();
             }
         }
-        Step::Dedup(number) => dedup(store, &format!("v{number}")),
+        Step::Dedup(number) => {
+            dedup(store, &volume(number));
+        }
     }
 }
 
@@ -192,8 +161,7 @@ proptest! {
     ) {
         let store = pool();
         for number in 0..3 {
-            let options = VolumeOptions::new(BLOCKS * BLOCK);
-            store.create_volume(&format!("v{number}"), &options).unwrap();
+            new_volume(&store, &format!("v{number}"), BLOCKS * BLOCK);
         }
         let mut snapshots = 0;
         for step in &steps {
@@ -238,7 +206,7 @@ proptest! {
             free = now;
         }
         prop_assert!(store.volume_names().len() < 3);
-        prop_assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+        assert_clean(&store);
     }
 }
 
@@ -246,10 +214,7 @@ proptest! {
 fn figures_are_of_the_last_scan_that_came_to_its_end() {
     let store = pool();
     for name in ["a", "b"] {
-        let options = VolumeOptions::new(BLOCKS * BLOCK);
-        store.create_volume(name, &options).unwrap();
-        let volume = store.volume(name).unwrap();
-        volume.write(0, &contents(1, 100), Blocking::Yes).unwrap();
+        write(&new_volume(&store, name, BLOCKS * BLOCK), 0, 1..101);
     }
     assert_eq!(store.volume_stat("a").unwrap().usage, None);
     let mut end_at = |done: u64, all| match done == all {
@@ -261,7 +226,7 @@ fn figures_are_of_the_last_scan_that_came_to_its_end() {
     account(&store);
     assert_eq!(usage(&store, "a").exclusive_blocks, 100);
     for name in ["a", "b"] {
-        dedup(&store, name);
+        dedup(&store, &store.volume(name).unwrap());
     }
     free_blocks(&store);
     assert_eq!(usage(&store, "a").exclusive_blocks, 100);
@@ -275,9 +240,7 @@ fn figures_are_of_the_last_scan_that_came_to_its_end() {
     assert_eq!(usage(&store, "b"), shared);
     store.rename_volume("b", "c").unwrap();
     assert_eq!(usage(&store, "c"), shared);
-    store
-        .create_snapshots(&[("c".to_owned(), "now".to_owned())])
-        .unwrap();
+    snapshot(&store, "c", "now");
     assert_eq!(store.stat().unwrap().snapshots[0].usage, None);
     account(&store);
     assert_eq!(
@@ -290,21 +253,14 @@ fn figures_are_of_the_last_scan_that_came_to_its_end() {
 #[test]
 fn data_that_takes_long_to_count_is_told_as_it_was() {
     let store = pool();
-    let options = VolumeOptions::new(BLOCKS * BLOCK);
-    store.create_volume("v", &options).unwrap();
-    let volume = store.volume("v").unwrap();
+    let volume = new_volume(&store, "v", BLOCKS * BLOCK);
     // In both segments.
-    let write = |lba| {
-        volume
-            .write(lba * BLOCK, &contents(1, 20), Blocking::Yes)
-            .unwrap()
-    };
+    let write = |lba| write(&volume, lba, 1..21);
     write(500);
     let blocks = |segments_max| store.data("v", segments_max).unwrap();
     // Of a volume without snapshots it is known.
     assert_eq!(blocks(0).unwrap().blocks, 20);
-    let snapshot = ("v".to_owned(), "s".to_owned());
-    store.create_snapshots(&[snapshot]).unwrap();
+    snapshot(&store, "v", "s");
     assert_eq!(blocks(0).unwrap().blocks, 20);
     write(510);
     assert_eq!(blocks(1), None);

@@ -1,46 +1,32 @@
 //! Another user's file in the place of a part: nothing is written to it, and the pool is opened if
 //! it can do without that part.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
-use onefold_store::{
-    Blocking, CreateOptions, IndexKind, OpenOptions, Scrub, Store, StoreError, StoreErrorKind,
-    VolumeOptions,
-};
+use onefold_store::{CreateOptions, IndexKind, Scrub, Store, StoreError, StoreErrorKind};
 use tempfile::TempDir;
 
-const MIB: u64 = 1 << 20;
-const KINDS: [IndexKind; 3] = [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory];
+use crate::common::{self, KINDS, LITTLE_MEMORY, MIB, findings, new_volume, pool_of, read, write};
 
 fn open(pool: &Path) -> Result<Arc<Store>, StoreError> {
-    let options = OpenOptions {
-        memory_bytes: 16 * MIB,
-        ..OpenOptions::default()
-    };
-    let engine = Arc::new(EmbeddedEngine::new(pool, CacheMode::Host));
-    Ok(Store::open(engine, &options)?.0)
+    let engine = EmbeddedEngine::new(pool, CacheMode::Host);
+    Ok(common::open(engine, LITTLE_MEMORY)?.0)
 }
 
-/// A pool that was closed, with a volume `v` whose first block holds sevens.
+/// A pool that was closed, with a volume `v` whose first block has the content 7.
 fn closed_pool(pool: &Path, index: IndexKind) {
     let options = CreateOptions {
-        size_bytes: 16 * MIB,
-        log_bytes: 256 << 10,
         index,
-        ..CreateOptions::default()
+        ..pool_of(16 * MIB)
     };
     let engine = EmbeddedEngine::new(pool, CacheMode::Host);
     Store::create(&engine, &options).unwrap();
     let store = open(pool).unwrap();
-    store.create_volume("v", &VolumeOptions::new(MIB)).unwrap();
-    let volume = store.volume("v").unwrap();
-    volume.write(0, &[7; 4096], Blocking::Yes).unwrap();
+    write(&new_volume(&store, "v", MIB), 0, [7]);
     store.close().unwrap();
 }
 
@@ -57,20 +43,11 @@ fn put_foreign(pool: &Path, part: Part, outside: &TempDir) -> (PathBuf, Vec<u8>)
     (precious, bytes)
 }
 
-fn findings(store: &Store, repair: bool) -> Vec<String> {
-    let mut findings = Vec::new();
-    let checked = store.check(repair, &mut |finding| findings.push(finding.message));
-    checked.unwrap();
-    findings
-}
-
 /// Reads and writes, as if nothing were missing.
 fn volumes_are_served(store: &Store) {
     let volume = store.volume("v").unwrap();
-    let mut block = [0; 4096];
-    volume.read(0, &mut block, Blocking::Yes).unwrap();
-    assert_eq!(block, [7; 4096]);
-    volume.write(8192, &[8; 4096], Blocking::Yes).unwrap();
+    assert_eq!(read(&volume, 0, 1), [7]);
+    write(&volume, 2, [8]);
     volume.flush().unwrap();
 }
 
@@ -86,11 +63,11 @@ fn a_foreign_index_is_never_written() {
         assert!(fs::read(&precious).unwrap() == bytes, "opened: {kind:?}");
         // A repair makes another file, and leaves this one to whom it belongs.
         assert_eq!(findings(&store, true).len(), 1, "{kind:?}");
-        assert_eq!(findings(&store, false), [""; 0], "{kind:?}");
+        assert_eq!(findings(&store, false), [], "{kind:?}");
         store.close().unwrap();
         assert!(fs::read(&precious).unwrap() == bytes, "repaired: {kind:?}");
         drop(store);
-        assert_eq!(findings(&open(pool.path()).unwrap(), false), [""; 0]);
+        assert_eq!(findings(&open(pool.path()).unwrap(), false), []);
     }
 }
 
@@ -106,7 +83,7 @@ fn a_foreign_next_index_is_never_written() {
     store.close().unwrap();
     drop(store);
     assert!(fs::read(&precious).unwrap() == bytes);
-    assert_eq!(findings(&open(pool.path()).unwrap(), false), [""; 0]);
+    assert_eq!(findings(&open(pool.path()).unwrap(), false), []);
 }
 
 #[test]
@@ -118,7 +95,7 @@ fn a_foreign_scrub_part_is_never_written() {
     volumes_are_served(&store);
     let found = findings(&store, false);
     assert_eq!(found.len(), 1, "{found:?}");
-    assert!(found[0].contains("move it away"), "{found:?}");
+    assert!(found[0].message.contains("move it away"), "{found:?}");
     let scrubbed = store
         .begin_scrub(None, 0)
         .and_then(|()| store.scrub_step(&mut Scrub::default()).map(drop));
@@ -129,7 +106,7 @@ fn a_foreign_scrub_part_is_never_written() {
     assert!(fs::read(&precious).unwrap() == bytes);
     // As the message tells.
     fs::remove_file(pool.path().join("scrub")).unwrap();
-    assert_eq!(findings(&open(pool.path()).unwrap(), false), [""; 0]);
+    assert_eq!(findings(&open(pool.path()).unwrap(), false), []);
 }
 
 #[test]

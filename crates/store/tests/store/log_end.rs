@@ -1,77 +1,61 @@
 //! How opening treats the end of the log: a commit that was cut short is reported once, and a
 //! foreign log is damage.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
 use std::sync::Arc;
 
 use onefold_engine::simulated::{CrashKind, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_format::frame::{self, FRAME_HEADER_BYTES, FrameHeader};
-use onefold_format::{PageNumber, PoolId, Root, Superblock};
+use onefold_format::{PoolId, Root};
 use onefold_store::{
-    Blocking, CreateOptions, OpenOptions, RecoveryReport, Store, StoreError, StoreErrorKind,
-    VolumeOptions,
+    Blocking, CreateOptions, RecoveryReport, Store, StoreError, StoreErrorKind, Volume,
 };
 
-const MIB: u64 = 1 << 20;
-const LOG_BYTES: u64 = 256 << 10;
+use crate::common::{
+    self, LITTLE_MEMORY, MIB, new_volume, newest_root, pool_of, read, superblock, write,
+};
+
+const OPTIONS: CreateOptions = pool_of(16 * MIB);
+const LOG_BYTES: u64 = OPTIONS.log_bytes;
 const SECTOR: u64 = 512;
 
-fn new_pool(seed: u64) -> Arc<SimulatedEngine> {
-    let engine = Arc::new(SimulatedEngine::new(seed));
-    let options = CreateOptions {
-        size_bytes: 16 * MIB,
-        log_bytes: LOG_BYTES,
-        ..CreateOptions::default()
-    };
-    Store::create(&*engine, &options).unwrap();
+fn new_pool(seed: u64) -> SimulatedEngine {
+    let engine = SimulatedEngine::new(seed);
+    Store::create(&engine, &OPTIONS).unwrap();
     engine
 }
 
-fn open(engine: &Arc<SimulatedEngine>) -> Result<(Arc<Store>, RecoveryReport), StoreError> {
-    let options = OpenOptions {
-        memory_bytes: 16 * MIB,
-        ..OpenOptions::default()
-    };
-    Store::open(engine.clone(), &options)
+fn open(engine: &SimulatedEngine) -> Result<(Arc<Store>, RecoveryReport), StoreError> {
+    common::open(engine.clone(), LITTLE_MEMORY)
 }
 
-/// A pool on a host that lost power: volume `v` with a block of sevens, and behind it commits of one
-/// block each, all flushed.
-fn powerless(seed: u64, commits: u64) -> Arc<SimulatedEngine> {
+/// Writes one block, and makes it durable.
+fn write_durably(volume: &Volume, lba: u64, content: u64) {
+    write(volume, lba, [content]);
+    volume.flush().unwrap();
+}
+
+/// A pool on a host that lost power: volume `v`, and commits of one block each, all flushed.
+fn powerless(seed: u64, commits: u64) -> SimulatedEngine {
     let engine = new_pool(seed);
     let (store, _) = open(&engine).unwrap();
-    store.create_volume("v", &VolumeOptions::new(MIB)).unwrap();
-    let volume = store.volume("v").unwrap();
-    for n in 0..commits {
-        volume.write(n * 4096, &[7; 4096], Blocking::Yes).unwrap();
-        volume.flush().unwrap();
-    }
+    let volume = new_volume(&store, "v", MIB);
+    (0..commits).for_each(|lba| write_durably(&volume, lba, 7));
     after_power_loss(&engine)
 }
 
 /// All data of these pools was flushed. Remains of a process in the host's memory are gone.
-fn after_power_loss(engine: &SimulatedEngine) -> Arc<SimulatedEngine> {
+fn after_power_loss(engine: &SimulatedEngine) -> SimulatedEngine {
     engine.halt();
-    Arc::new(engine.crash(CrashKind::PowerLoss))
+    engine.crash(CrashKind::PowerLoss)
 }
 
 fn pool_id(engine: &SimulatedEngine) -> PoolId {
-    let page = engine
-        .read_raw(Part::Superblock, 0, 4096)
-        .try_into()
-        .unwrap();
-    Superblock::decode(&page).unwrap().pool
+    superblock(engine).pool
 }
 
 fn root(engine: &SimulatedEngine) -> Root {
-    let roots = (0..2).filter_map(|slot| {
-        let page = engine.read_raw(Part::Meta, slot * 4096, 4096);
-        let page = page.try_into().unwrap();
-        Root::decode(&page, pool_id(engine), PageNumber(slot)).ok()
-    });
-    roots.max_by_key(|root| root.sequence).unwrap()
+    newest_root(engine).unwrap()
 }
 
 /// The frames in the log, whole or not, each with its position and length.
@@ -94,7 +78,7 @@ fn put_log(engine: &SimulatedEngine, bytes: &[u8]) {
 }
 
 #[track_caller]
-fn assert_damaged(engine: &Arc<SimulatedEngine>, says: &str) {
+fn assert_damaged(engine: &SimulatedEngine, says: &str) {
     let before = contents(engine);
     let Err(error) = open(engine) else {
         panic!("opened, though the log is not the pool's");
@@ -164,8 +148,7 @@ fn a_new_pool_and_a_closed_one_have_nothing_to_report() {
         let (store, report) = open(&engine).unwrap();
         assert_eq!(report.warnings(), [""; 0]);
         let volume = store.volume("v").unwrap();
-        volume.write(0, &[9; 4096], Blocking::Yes).unwrap();
-        volume.flush().unwrap();
+        write_durably(&volume, 0, 9);
         store.close().unwrap();
     }
 }
@@ -186,7 +169,7 @@ fn a_log_that_was_emptied_is_reported() {
     assert_eq!(report.warnings().len(), 1);
     // Not any more once it has something.
     let volume = store.volume("v").unwrap();
-    volume.write(20 * 4096, &[9; 4096], Blocking::Yes).unwrap();
+    write(&volume, 20, [9]);
     store.close().unwrap();
     drop(store);
     let (_, report) = open(&engine).unwrap();
@@ -211,10 +194,8 @@ fn a_damaged_last_commit_is_reported_with_its_length_and_once() {
             assert_eq!(found.bytes, bytes, "byte {byte}");
         }
         assert!(report.warnings()[0].contains(&found.bytes.to_string()));
-        let mut block = [1; 4096];
         let volume = store.volume("v").unwrap();
-        volume.read(3 * 4096, &mut block, Blocking::Yes).unwrap();
-        assert_eq!(block, [0; 4096], "the record was lost: byte {byte}");
+        assert_eq!(read(&volume, 3, 1), [0], "the record was lost: byte {byte}");
         // The next opening is not concerned, whether a commit came in its place or not.
         drop((volume, store));
         let engine = after_power_loss(&engine);
@@ -226,8 +207,7 @@ fn a_damaged_last_commit_is_reported_with_its_length_and_once() {
             "byte {byte}"
         );
         let volume = store.volume("v").unwrap();
-        volume.write(0, &[9; 4096], Blocking::Yes).unwrap();
-        volume.flush().unwrap();
+        write_durably(&volume, 0, 9);
         volume.trim(4096, 4096, Blocking::Yes).unwrap();
         volume.flush().unwrap();
         drop((volume, store));
@@ -309,26 +289,21 @@ fn a_commit_without_its_last_frame_is_reported_and_no_gap_for_the_next_session()
 fn a_commit_that_the_process_left_in_the_hosts_memory_is_not_reported() {
     let engine = new_pool(12);
     let (store, _) = open(&engine).unwrap();
-    store.create_volume("v", &VolumeOptions::new(MIB)).unwrap();
-    let volume = store.volume("v").unwrap();
-    volume.write(0, &[7; 4096], Blocking::Yes).unwrap();
-    volume.flush().unwrap();
+    let volume = new_volume(&store, "v", MIB);
+    write_durably(&volume, 0, 7);
     let whole = frames(&engine).len();
-    volume.write(4096, &[8; 4096], Blocking::Yes).unwrap();
+    write(&volume, 1, [8]);
     // The process ends while the next frame is being written: only its header got there.
     let (after, commit) = end(&engine);
     append(&engine, after, (root(&engine).session, commit + 1, true));
     engine.flip_bit(Part::Log, after.0 + 61, 0);
     engine.halt();
-    let engine = Arc::new(engine.crash(CrashKind::ProcessKilled));
+    let engine = engine.crash(CrashKind::ProcessKilled);
     assert_eq!(frames(&engine).len(), whole + 1);
     let (store, report) = open(&engine).unwrap();
     assert!(report.records_taken_over > 0, "{report:?}");
     assert_eq!(report.warnings(), [""; 0]);
-    let mut block = [0; 4096];
-    let volume = store.volume("v").unwrap();
-    volume.read(4096, &mut block, Blocking::Yes).unwrap();
-    assert_eq!(block, [8; 4096]);
+    assert_eq!(read(&store.volume("v").unwrap(), 1, 1), [8]);
 }
 
 #[test]

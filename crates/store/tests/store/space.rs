@@ -1,7 +1,5 @@
 //! The costs and figures of a pool, by how much of it is in use.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,63 +9,41 @@ use std::sync::atomic::Ordering::SeqCst;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    Blocking, CreateOptions, IndexKind, Lba, MetadataExport, OpenOptions, Pba, Ready, Scrub, Store,
-    StoreErrorKind, Volume, VolumeChange, VolumeOptions, WhenFull,
+    Blocking, CreateOptions, IndexKind, MetadataExport, Pba, Scrub, Store, StoreErrorKind, Volume,
+    VolumeChange, WhenFull,
 };
 
-const BLOCK: u64 = 4096;
-const MIB: u64 = 1 << 20;
+use crate::common::{
+    BLOCK, KINDS, LITTLE_MEMORY, MIB, World, assert_clean, blocks, dedup, go_on, new_volume,
+    pool_of, read, snapshot, write,
+};
 
-fn create(size_bytes: u64) -> (Arc<SimulatedEngine>, Arc<Store>) {
-    create_with(size_bytes, IndexKind::Hash)
+fn pool(size_bytes: u64) -> World {
+    pool_with(size_bytes, IndexKind::Hash)
 }
 
-fn create_with(size_bytes: u64, index: IndexKind) -> (Arc<SimulatedEngine>, Arc<Store>) {
-    let engine = Arc::new(SimulatedEngine::new(1));
+fn pool_with(size_bytes: u64, index: IndexKind) -> World {
     let options = CreateOptions {
-        size_bytes,
         log_bytes: MIB,
         index,
-        ..CreateOptions::default()
+        ..pool_of(size_bytes)
     };
-    Store::create(&*engine, &options).unwrap();
-    let store = open(&engine);
-    (engine, store)
-}
-
-fn open(engine: &Arc<SimulatedEngine>) -> Arc<Store> {
-    let engine: Arc<dyn Engine> = engine.clone();
-    let options = OpenOptions {
-        memory_bytes: 8 * MIB,
-        ..OpenOptions::default()
-    };
-    Store::open(engine, &options).unwrap().0
+    World::new(&options, LITTLE_MEMORY)
 }
 
 /// A volume of this many blocks, all different and none like those of another salt.
 fn filled(store: &Store, name: &str, blocks: u64, salt: u64) -> Arc<Volume> {
-    let options = VolumeOptions::new((blocks * BLOCK).max(MIB));
-    store.create_volume(name, &options).unwrap();
-    let volume = store.volume(name).unwrap();
-    let mut lba = 0;
-    while lba < blocks {
+    let volume = new_volume(store, name, (blocks * BLOCK).max(MIB));
+    for lba in (0..blocks).step_by(256) {
         let end = blocks.min(lba + 256);
-        let words = (lba..end).flat_map(|n| [n + 1, salt].repeat(BLOCK as usize / 16));
-        let data: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        volume.write(lba * BLOCK, &data, Blocking::Yes).unwrap();
-        lba = end;
+        write(&volume, lba, (lba..end).map(|lba| content_of(lba, salt)));
     }
     volume.flush().unwrap();
     volume
 }
 
-fn dedup(store: &Store, volume: &Volume) {
-    let mut cursor = Lba(0);
-    while !store
-        .dedup_batch(volume, &mut cursor, Ready::All)
-        .unwrap()
-        .at_end
-    {}
+fn content_of(lba: u64, salt: u64) -> u64 {
+    salt << 32 | (lba + 1)
 }
 
 /// Runs a scrub of the whole pool. Returns its steps, and the blocks that it passed and read.
@@ -91,77 +67,75 @@ fn scrub(store: &Store) -> (u64, u64, u64) {
 #[test]
 fn a_scrub_costs_what_is_stored_and_not_what_could_be() {
     let blocks = (1 << 40) / BLOCK;
-    let (_engine, store) = create(1 << 40);
-    let volume = filled(&store, "a", 5120, 1);
-    dedup(&store, &volume);
+    let world = pool(1 << 40);
+    let volume = filled(&world, "a", 5120, 1);
+    dedup(&world, &volume);
     // Blocks stored far from the rest are found, too.
-    filled(&store, "far", 10, 2);
-    let (steps, passed, read) = scrub(&store);
+    filled(&world, "far", 10, 2);
+    let (steps, passed, read) = scrub(&world);
     assert_eq!((passed, read), (blocks, 5130));
     assert!(steps < 200, "{steps} steps");
     // A run that begins in the middle of nothing goes around the pool.
-    store.begin_scrub(Some(50), 0).unwrap();
+    world.begin_scrub(Some(50), 0).unwrap();
     let mut half = Scrub::default();
-    while !store.scrub_step(&mut half).unwrap().is_over {}
-    assert_eq!(store.scrub_status().unwrap().next_block, blocks / 2);
-    assert_eq!(scrub(&store).1, blocks);
-    assert_eq!(store.scrub_status().unwrap().next_block, blocks / 2);
+    while !world.scrub_step(&mut half).unwrap().is_over {}
+    assert_eq!(world.scrub_status().unwrap().next_block, blocks / 2);
+    assert_eq!(scrub(&world).1, blocks);
+    assert_eq!(world.scrub_status().unwrap().next_block, blocks / 2);
 }
 
 /// Makes a block unreadable that is stored, has it listed, and trims the volume.
-fn with_bad_free_block(volume: &Volume, engine: &SimulatedEngine, store: &Store, block: u64) {
-    engine.make_unreadable(Part::Data, block * BLOCK..(block + 1) * BLOCK);
+fn with_bad_free_block(world: &World, volume: &Volume, block: u64) {
+    world
+        .engine
+        .make_unreadable(Part::Data, block * BLOCK..(block + 1) * BLOCK);
     let mut found = vec![0; MIB as usize];
     let reads = (0..15).map(|n| volume.read(n * MIB, &mut found, Blocking::Yes));
     assert_eq!(reads.filter(Result::is_err).count(), 1);
-    assert_eq!(store.look_at_suspects().unwrap(), 1);
+    assert_eq!(world.look_at_suspects().unwrap(), 1);
     volume.trim(0, 15 * MIB, Blocking::Yes).unwrap();
     volume.flush().unwrap();
-    (0..4).for_each(|_| store.tick().unwrap());
-}
-
-fn more(_done: u64, _all: u64) -> ControlFlow<()> {
-    ControlFlow::Continue(())
+    (0..4).for_each(|_| world.tick().unwrap());
 }
 
 #[test]
 fn a_pool_shrinks_past_a_free_block_that_cannot_be_read() {
-    let (engine, store) = create(16 * MIB);
-    let volume = filled(&store, "v", 15 * 256, 1);
-    with_bad_free_block(&volume, &engine, &store, 3000);
-    store.begin_shrink(8 * MIB).unwrap();
-    store.cancel_shrink().unwrap();
-    assert_eq!(store.scrub_status().unwrap().bad_blocks, 1);
-    store.begin_shrink(8 * MIB).unwrap();
-    let report = store.shrink_step(&mut more).unwrap();
+    let world = pool(16 * MIB);
+    let volume = filled(&world, "v", 15 * 256, 1);
+    with_bad_free_block(&world, &volume, 3000);
+    world.begin_shrink(8 * MIB).unwrap();
+    world.cancel_shrink().unwrap();
+    assert_eq!(world.scrub_status().unwrap().bad_blocks, 1);
+    world.begin_shrink(8 * MIB).unwrap();
+    let report = world.shrink_step(&mut go_on).unwrap();
     assert!(report.is_done, "{report:?}");
-    assert_eq!(store.size_bytes().unwrap(), 8 * MIB);
-    assert_eq!(store.scrub_status().unwrap().bad_blocks, 0);
-    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+    assert_eq!(world.size_bytes().unwrap(), 8 * MIB);
+    assert_eq!(world.scrub_status().unwrap().bad_blocks, 0);
+    assert_clean(&world);
     // The place may be good by the time that the pool has it again.
-    engine.clear_unreadable(Part::Data);
-    store.grow(16 * MIB).unwrap();
-    drop((volume, store));
-    let store = open(&engine);
-    filled(&store, "w", 15 * 256, 2);
-    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+    world.engine.clear_unreadable(Part::Data);
+    world.grow(16 * MIB).unwrap();
+    drop(volume);
+    let world = world.reopen();
+    filled(&world, "w", 15 * 256, 2);
+    assert_clean(&world);
 }
 
 #[test]
 fn a_bad_block_before_the_new_end_stays_out_of_use() {
-    let (engine, store) = create(16 * MIB);
-    let volume = filled(&store, "v", 15 * 256, 1);
-    with_bad_free_block(&volume, &engine, &store, 1000);
-    store.begin_shrink(8 * MIB).unwrap();
-    assert!(store.shrink_step(&mut more).unwrap().is_done);
-    assert_eq!(store.scrub_status().unwrap().bad_blocks, 1);
+    let world = pool(16 * MIB);
+    let volume = filled(&world, "v", 15 * 256, 1);
+    with_bad_free_block(&world, &volume, 1000);
+    world.begin_shrink(8 * MIB).unwrap();
+    assert!(world.shrink_step(&mut go_on).unwrap().is_done);
+    assert_eq!(world.scrub_status().unwrap().bad_blocks, 1);
     // All but the label and that one.
-    assert_eq!(store.stat().unwrap().free_blocks, 2048 - 2);
+    assert_eq!(world.stat().unwrap().free_blocks, 2048 - 2);
 }
 
 /// Calls `look` before every read of the pool, until it returns false.
-fn at_each_read(engine: &Arc<SimulatedEngine>, look: Arc<dyn Fn() -> bool + Send + Sync>) {
-    let again = Arc::clone(engine);
+fn at_each_read(engine: &SimulatedEngine, look: Arc<dyn Fn() -> bool + Send + Sync>) {
+    let again = engine.clone();
     let hook = move || {
         if look() {
             at_each_read(&again, look);
@@ -173,20 +147,20 @@ fn at_each_read(engine: &Arc<SimulatedEngine>, look: Arc<dyn Fn() -> bool + Send
 #[test]
 fn each_block_is_counted_once_while_batches_are_under_way() {
     const BLOCKS: u64 = 300;
-    for index in [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory] {
-        let (engine, store) = create_with(64 * MIB, index);
-        let a = filled(&store, "a", BLOCKS, 1);
-        dedup(&store, &a);
-        let b = filled(&store, "b", BLOCKS, 1);
+    for index in KINDS {
+        let world = pool_with(64 * MIB, index);
+        let a = filled(&world, "a", BLOCKS, 1);
+        dedup(&world, &a);
+        let b = filled(&world, "b", BLOCKS, 1);
         // Bytes are compared once the index has counted the items.
         let verify = VolumeChange {
             verify: Some(true),
             ..VolumeChange::default()
         };
-        store.set_volume("b", &verify).unwrap();
+        world.set_volume("b", &verify).unwrap();
         let looks = Arc::new(AtomicU64::new(0));
         let look = {
-            let (store, looks) = (Arc::clone(&store), Arc::clone(&looks));
+            let (store, looks) = (Arc::clone(&world.store), Arc::clone(&looks));
             move || {
                 let stat = store.stat().unwrap();
                 let kinds = stat.unsettled_blocks + stat.unique_blocks + stat.shared_blocks;
@@ -197,11 +171,11 @@ fn each_block_is_counted_once_while_batches_are_under_way() {
                 looks.fetch_add(1, SeqCst) < BLOCKS
             }
         };
-        at_each_read(&engine, Arc::new(look));
-        dedup(&store, &b);
+        at_each_read(&world.engine, Arc::new(look));
+        dedup(&world, &b);
         assert!(looks.load(SeqCst) > BLOCKS, "a batch reads and compares");
-        store.tick().unwrap();
-        let stat = store.stat().unwrap();
+        world.tick().unwrap();
+        let stat = world.stat().unwrap();
         assert_eq!((stat.physical_blocks, stat.shared_blocks), (BLOCKS, BLOCKS));
         assert_eq!((stat.unsettled_blocks, stat.unique_blocks), (0, 0));
 
@@ -210,16 +184,16 @@ fn each_block_is_counted_once_while_batches_are_under_way() {
             volume.trim(0, BLOCKS * BLOCK, Blocking::Yes).unwrap();
         }
         let look = {
-            let store = Arc::clone(&store);
+            let store = Arc::clone(&world.store);
             move || {
                 let stat = store.stat().unwrap();
                 assert_eq!(stat.physical_blocks, BLOCKS, "{index:?}: {stat:?}");
                 false
             }
         };
-        at_each_read(&engine, Arc::new(look));
-        assert_eq!(store.collect_batch().unwrap().freed, BLOCKS);
-        assert_eq!(store.stat().unwrap().physical_blocks, 0);
+        at_each_read(&world.engine, Arc::new(look));
+        assert_eq!(world.collect_batch().unwrap().freed, BLOCKS);
+        assert_eq!(world.stat().unwrap().physical_blocks, 0);
     }
 }
 
@@ -244,115 +218,105 @@ fn trim(store: &Store) -> u64 {
 
 #[test]
 fn trimming_gives_back_single_blocks_and_what_a_crash_forgot() {
-    let (engine, store) = create(1 << 40);
-    let volume = scattered(&store, 4096, 2);
-    while store.give_back(MIB).unwrap() {}
-    let stat = store.stat().unwrap();
+    let world = pool(1 << 40);
+    let volume = scattered(&world, 4096, 2);
+    while world.give_back(MIB).unwrap() {}
+    let stat = world.stat().unwrap();
     // No unit of 64 KiB is free, except that of the last block.
     assert!(stat.free_bytes_on_disk >= 2047 * BLOCK, "{stat:?}");
-    let steps = trim(&store);
+    let steps = trim(&world);
     assert!(
         steps < 3000,
         "{steps} steps for 2048 blocks in a pool of a tebibyte"
     );
-    let stat = store.stat().unwrap();
+    let stat = world.stat().unwrap();
     assert_eq!(stat.pool_bytes_on_disk, 2049 * BLOCK);
     assert_eq!(stat.free_bytes_on_disk, 0);
-    for lba in 0..4096 {
-        let mut found = vec![9; BLOCK as usize];
-        volume.read(lba * BLOCK, &mut found, Blocking::Yes).unwrap();
-        assert_eq!(found[0] != 0, lba % 2 == 0 && (lba + 1) % 256 != 0, "{lba}");
-    }
+    let expected = (0..4096).map(|lba| if lba % 2 == 0 { content_of(lba, 1) } else { 0 });
+    assert!(read(&volume, 0, 4096).into_iter().eq(expected));
     // Blocks freed and not discarded before the process died.
     volume.trim(0, 4096 * BLOCK, Blocking::Yes).unwrap();
     volume.flush().unwrap();
-    (0..3).for_each(|_| store.tick().unwrap());
-    assert_eq!(store.stat().unwrap().free_blocks, (1 << 28) - 1);
-    drop((volume, store));
-    let engine = Arc::new(engine.crash(CrashKind::ProcessKilled));
-    let store = open(&engine);
-    assert_eq!(store.stat().unwrap().free_bytes_on_disk, 2048 * BLOCK);
-    trim(&store);
-    assert_eq!(store.stat().unwrap().pool_bytes_on_disk, BLOCK);
-    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+    (0..3).for_each(|_| world.tick().unwrap());
+    assert_eq!(world.stat().unwrap().free_blocks, (1 << 28) - 1);
+    drop(volume);
+    let world = world.crash(CrashKind::ProcessKilled);
+    assert_eq!(world.stat().unwrap().free_bytes_on_disk, 2048 * BLOCK);
+    trim(&world);
+    assert_eq!(world.stat().unwrap().pool_bytes_on_disk, BLOCK);
+    assert_clean(&world);
 }
 
 #[test]
 fn background_work_gives_back_what_a_crash_forgot() {
-    let (engine, store) = create(1 << 30);
-    let volume = filled(&store, "v", 8192, 1);
+    let world = pool(1 << 30);
+    let volume = filled(&world, "v", 8192, 1);
     volume.trim(0, 8192 * BLOCK, Blocking::Yes).unwrap();
     volume.flush().unwrap();
-    (0..3).for_each(|_| store.tick().unwrap());
-    drop((volume, store));
-    let engine = Arc::new(engine.crash(CrashKind::ProcessKilled));
-    let store = open(&engine);
-    filled(&store, "w", 1000, 2);
-    assert!(store.stat().unwrap().free_bytes_on_disk > 6000 * BLOCK);
+    (0..3).for_each(|_| world.tick().unwrap());
+    drop(volume);
+    let world = world.crash(CrashKind::ProcessKilled);
+    filled(&world, "w", 1000, 2);
+    assert!(world.stat().unwrap().free_bytes_on_disk > 6000 * BLOCK);
     let mut calls = 0;
-    while store.give_back(256 << 10).unwrap() {
+    while world.give_back(256 << 10).unwrap() {
         calls += 1;
         assert!(calls < 10_000, "it never ends");
     }
-    let stat = store.stat().unwrap();
+    let stat = world.stat().unwrap();
     assert!(stat.free_bytes_on_disk < 256 * BLOCK, "{stat:?}");
-    assert!(!store.give_back(256 << 10).unwrap(), "it walks once");
-    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+    assert!(!world.give_back(256 << 10).unwrap(), "it walks once");
+    assert_clean(&world);
 }
 
 #[test]
 fn what_was_released_is_free_once_nobody_reads_it() {
-    let (_engine, store) = create(16 * MIB);
-    let volume = filled(&store, "v", 1024, 1);
+    let world = pool(16 * MIB);
+    let volume = filled(&world, "v", 1024, 1);
     volume.trim(0, 1024 * BLOCK, Blocking::Yes).unwrap();
-    assert_eq!(store.stat().unwrap().free_blocks, 4095 - 1024);
-    let released = store.commit_released().unwrap();
+    assert_eq!(world.stat().unwrap().free_blocks, 4095 - 1024);
+    let released = world.commit_released().unwrap();
     let mut looks = 0;
-    while !store.is_free(released).unwrap() {
+    while !world.is_free(released).unwrap() {
         looks += 1;
         assert!(looks < 100, "nobody reads anything");
     }
-    let stat = store.stat().unwrap();
+    let stat = world.stat().unwrap();
     assert_eq!((stat.free_blocks, stat.reclaim_blocks), (4095, 0));
 }
 
 /// A write between the moment of a rollback and its end sees the size that goes with the layer.
 #[test]
 fn what_lies_beyond_the_size_of_a_snapshot_does_not_come_back() {
-    let (engine, store) = create(16 * MIB);
-    let volume = filled(&store, "v", 256, 1);
-    store.create_snapshots(&[("v".into(), "s".into())]).unwrap();
-    store.resize_volume("v", 2 * MIB).unwrap();
+    let world = pool(16 * MIB);
+    let volume = filled(&world, "v", 256, 1);
+    snapshot(&world, "v", "s");
+    world.resize_volume("v", 2 * MIB).unwrap();
     let written = Arc::new(AtomicU64::new(0));
     let hook = {
         let (volume, written) = (Arc::clone(&volume), Arc::clone(&written));
         move || {
-            let beyond = volume.write(3 * MIB / 2, &[7; BLOCK as usize], Blocking::Yes);
+            let beyond = volume.write(3 * MIB / 2, &blocks([7]), Blocking::Yes);
             assert_eq!(beyond.unwrap_err().kind(), StoreErrorKind::Invalid);
-            volume
-                .write(0, &[7; BLOCK as usize], Blocking::Yes)
-                .unwrap();
+            write(&volume, 0, [7]);
             written.store(1, SeqCst);
         }
     };
-    engine.on_next_io(Part::Log, Op::Sync, When::Before, Box::new(hook));
-    store.roll_back("v", "s").unwrap();
+    world
+        .engine
+        .on_next_io(Part::Log, Op::Sync, When::Before, Box::new(hook));
+    world.roll_back("v", "s").unwrap();
     assert_eq!(written.load(SeqCst), 1);
     assert_eq!(volume.size_bytes(), MIB);
-    store.resize_volume("v", 2 * MIB).unwrap();
-    let mut found = vec![1; MIB as usize];
-    volume.read(MIB, &mut found, Blocking::Yes).unwrap();
-    assert!(found.iter().all(|byte| *byte == 0), "it came back");
-    volume
-        .read(0, &mut found[..BLOCK as usize], Blocking::Yes)
-        .unwrap();
-    assert_eq!(found[0], 7);
+    world.resize_volume("v", 2 * MIB).unwrap();
+    assert_eq!(read(&volume, 256, 256), [0; 256], "it came back");
+    assert_eq!(read(&volume, 0, 1), [7]);
 }
 
 /// Writes checkpoints, each of which changes every page of a map.
 struct Checkpoints {
-    store: Arc<Store>,
     volume: Arc<Volume>,
+    store: Arc<Store>,
     segments: u64,
     next: u64,
 }
@@ -363,11 +327,9 @@ impl Checkpoints {
     }
 
     fn named(name: &str, store: &Arc<Store>, segments: u64) -> Self {
-        let options = VolumeOptions::new(segments * 2 * MIB);
-        store.create_volume(name, &options).unwrap();
         Self {
+            volume: new_volume(store, name, segments * 2 * MIB),
             store: Arc::clone(store),
-            volume: store.volume(name).unwrap(),
             segments,
             next: 0,
         }
@@ -376,9 +338,7 @@ impl Checkpoints {
     fn write(&mut self, count: u64) {
         for n in self.next..self.next + count {
             for segment in 0..self.segments {
-                let at = segment * 2 * MIB + n % 512 * BLOCK;
-                let data = [n as u8 | 1; BLOCK as usize];
-                self.volume.write(at, &data, Blocking::Yes).unwrap();
+                write(&self.volume, segment * 512 + n % 512, [n + 1]);
             }
             self.volume.flush().unwrap();
             self.store.set_when_full(WhenFull::Pause).unwrap();
@@ -395,15 +355,15 @@ fn meta_bytes(engine: &SimulatedEngine) -> u64 {
 
 #[test]
 fn metadata_does_not_grow_while_usage_is_found_out() {
-    let (engine, store) = create(512 * MIB);
-    let mut checkpoints = Checkpoints::new(&store, 128);
+    let world = pool(512 * MIB);
+    let mut checkpoints = Checkpoints::new(&world.store, 128);
     checkpoints.write(50);
-    let before = store.stat().unwrap().metadata_bytes_on_disk;
+    let before = world.stat().unwrap().metadata_bytes_on_disk;
     let (mut most, mut calls) = (0, 0);
-    let is_done = store.account(&mut |_, _| {
+    let is_done = world.account(&mut |_, _| {
         calls += 1;
         checkpoints.write(12);
-        most = most.max(store.stat().unwrap().metadata_bytes_on_disk);
+        most = most.max(world.stat().unwrap().metadata_bytes_on_disk);
         ControlFlow::Continue(())
     });
     assert!(is_done.unwrap());
@@ -411,8 +371,8 @@ fn metadata_does_not_grow_while_usage_is_found_out() {
     // Bytes released at once, and bytes that a call writes.
     let grown = most - before;
     assert!(grown < 12 * MIB, "by {grown} bytes");
-    assert!(meta_bytes(&engine) <= 32 * MIB);
-    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+    assert!(meta_bytes(&world.engine) <= 32 * MIB);
+    assert_clean(&world);
 }
 
 /// Continues to write checkpoints while something is written into it.
@@ -432,62 +392,60 @@ impl Write for Busy<'_> {
 
 #[test]
 fn who_holds_a_checkpoint_at_most_doubles_metadata() {
-    let (engine, store) = create(512 * MIB);
-    let mut checkpoints = Checkpoints::new(&store, 128);
+    let world = pool(512 * MIB);
+    let mut checkpoints = Checkpoints::new(&world.store, 128);
     checkpoints.write(50);
-    let before = store.stat().unwrap().metadata_bytes_on_disk;
+    let before = world.stat().unwrap().metadata_bytes_on_disk;
     let (mut most, mut exports) = (0, 0);
     // An export holds a later checkpoint than the check in the middle of which it is made.
-    let report = store.check_with_progress(false, &mut |_| {}, &mut |_, _| {
+    let report = world.check_with_progress(false, &mut |_| {}, &mut |_, _| {
         checkpoints.write(2);
         if exports < 3 {
             let mut busy = Busy(&mut checkpoints, Vec::new());
-            store.export_metadata(&mut busy).unwrap();
+            world.export_metadata(&mut busy).unwrap();
             let export = MetadataExport::read(&mut &busy.1[..]).unwrap();
             assert_eq!(export.bytes(), busy.1.len() as u64);
             assert!(export.bytes() > 128 * BLOCK);
             exports += 1;
         }
-        most = most.max(store.stat().unwrap().metadata_bytes_on_disk);
+        most = most.max(world.stat().unwrap().metadata_bytes_on_disk);
     });
     assert_eq!((report.unwrap().findings, exports), (0, 3));
     // Of each of four held checkpoints, and of those in use.
     assert!(most <= 6 * before, "{most} bytes of {before}");
-    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
-    assert!(meta_bytes(&engine) <= 16 * MIB);
+    assert_clean(&world);
+    assert!(meta_bytes(&world.engine) <= 16 * MIB);
 }
 
 #[test]
 fn metadata_of_what_was_deleted_goes_back_to_the_host() {
-    let (engine, store) = create(512 * MIB);
-    let mut checkpoints = Checkpoints::new(&store, 128);
+    let world = pool(512 * MIB);
+    let mut checkpoints = Checkpoints::new(&world.store, 128);
     checkpoints.write(2);
-    let mut large = Checkpoints::named("large", &store, 1 << 14);
+    let mut large = Checkpoints::named("large", &world.store, 1 << 14);
     large.write(1);
-    let grown = meta_bytes(&engine);
+    let grown = meta_bytes(&world.engine);
     assert!(grown > 60 * MIB, "{grown} bytes");
     drop(large);
-    store.delete_volume("large").unwrap();
-    while store.deletion_step().unwrap().is_some() {}
+    world.delete_volume("large").unwrap();
+    while world.deletion_step().unwrap().is_some() {}
     checkpoints.write(2);
-    let len = meta_bytes(&engine);
+    let len = meta_bytes(&world.engine);
     assert!(len <= 48 * MIB, "{len} bytes of {grown}");
     // It grows again where that is needed, and a crash changes nothing of it.
     checkpoints.write(10);
-    drop((checkpoints, store));
-    let engine = Arc::new(engine.crash(CrashKind::PowerLoss));
-    let store = open(&engine);
-    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+    drop(checkpoints);
+    let world = world.crash(CrashKind::PowerLoss);
+    assert_clean(&world);
     assert_eq!(
-        store.stat().unwrap().logical_blocks,
-        128 * checkpoints_written(&store)
+        world.stat().unwrap().logical_blocks,
+        128 * checkpoints_written(&world)
     );
 }
 
 /// How many blocks of its first segment the mapped volume has.
 fn checkpoints_written(store: &Store) -> u64 {
     let volume = store.volume("mapped").unwrap();
-    let mut found = vec![0; 2 * MIB as usize];
-    volume.read(0, &mut found, Blocking::Yes).unwrap();
-    found.chunks(BLOCK as usize).filter(|it| it[0] != 0).count() as u64
+    let contents = read(&volume, 0, 512).into_iter();
+    contents.filter(|content| *content != 0).count() as u64
 }

@@ -1,20 +1,14 @@
 //! Quotas and reservations, to the block.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use onefold_engine::Engine;
-use onefold_engine::simulated::{CrashKind, SimulatedEngine};
+use onefold_engine::simulated::CrashKind;
 use onefold_store::{
-    Blocking, CreateOptions, DedupMode, IndexKind, Lba, OpenOptions, Ready, Store, StoreErrorKind,
-    VolumeChange, VolumeOptions, VolumeStat,
+    Blocking, CreateOptions, DedupMode, StoreErrorKind, VolumeChange, VolumeOptions, VolumeStat,
 };
 
-const BLOCK: u64 = 4096;
-const MIB: u64 = 1 << 20;
+use crate::common::{self, BLOCK, MEMORY, MIB, blocks, pool_of, snapshot};
 
 /// Blocks of the pool, the label's included.
 const POOL_BLOCKS: u64 = 2048;
@@ -25,38 +19,26 @@ const RESERVE: u64 = POOL_BLOCKS / 128;
 /// Blocks for new data of volumes without a reservation.
 const FREE: u64 = POOL_BLOCKS - 1 - RESERVE;
 
+/// A pool, and requests to its volumes in blocks.
 struct World {
-    engine: Arc<SimulatedEngine>,
-    store: Arc<Store>,
+    store: common::World,
 }
 
 impl World {
     fn new() -> Self {
-        let engine = Arc::new(SimulatedEngine::new(1));
         let options = CreateOptions {
-            size_bytes: POOL_BLOCKS * BLOCK,
             log_bytes: MIB,
-            index: IndexKind::Hash,
-            ..CreateOptions::default()
+            ..pool_of(POOL_BLOCKS * BLOCK)
         };
-        Store::create(&*engine, &options).unwrap();
-        Self::open(engine)
-    }
-
-    fn open(engine: Arc<SimulatedEngine>) -> Self {
-        let as_engine: Arc<dyn Engine> = Arc::<SimulatedEngine>::clone(&engine);
-        let options = OpenOptions {
-            memory_bytes: 64 * MIB,
-            ..OpenOptions::default()
-        };
-        let (store, _) = Store::open(as_engine, &options).unwrap();
-        Self { engine, store }
+        Self {
+            store: common::World::new(&options, MEMORY),
+        }
     }
 
     fn crash(self) -> Self {
-        let engine = self.engine.crash(CrashKind::PowerLoss);
-        drop(self.store);
-        Self::open(Arc::new(engine))
+        Self {
+            store: self.store.crash(CrashKind::PowerLoss),
+        }
     }
 
     fn volume(&self, name: &str, quota: u64, reservation: u64) {
@@ -81,7 +63,7 @@ impl World {
 
     fn write(&self, name: &str, lba: u64, content: u64) -> Result<(), StoreErrorKind> {
         let volume = self.store.volume(name).unwrap();
-        let written = volume.write(lba * BLOCK, &block(content), Blocking::Yes);
+        let written = volume.write(lba * BLOCK, &blocks([content + 1]), Blocking::Yes);
         written.map_err(|error| error.kind())
     }
 
@@ -105,25 +87,13 @@ impl World {
     }
 
     fn dedup(&self, name: &str) {
-        let volume = self.store.volume(name).unwrap();
-        let mut cursor = Lba(0);
-        while !self
-            .store
-            .dedup_batch(&volume, &mut cursor, Ready::All)
-            .unwrap()
-            .at_end
-        {}
+        common::dedup(&self.store, &self.store.volume(name).unwrap());
     }
 
     fn collect(&self) {
         self.store.finish_deletions(&mut |_, _| {}).unwrap();
-        while self.store.collect_batch().unwrap().released > 0 {}
+        common::collect(&self.store).unwrap();
         self.store.tick().unwrap();
-    }
-
-    fn snapshot(&self, volume: &str, name: &str) {
-        let wanted = [(volume.to_owned(), name.to_owned())];
-        self.store.create_snapshots(&wanted).unwrap();
     }
 
     fn stat(&self, name: &str) -> VolumeStat {
@@ -131,8 +101,7 @@ impl World {
     }
 
     fn assert_clean(&self) {
-        let report = self.store.check(false, &mut |_| {}).unwrap();
-        assert_eq!((report.findings, report.leaked_blocks), (0, 0));
+        assert_eq!(common::assert_clean(&self.store).leaked_blocks, 0);
         let stat = self.store.stat().unwrap();
         let kept: u64 = stat
             .volumes
@@ -144,11 +113,6 @@ impl World {
     }
 }
 
-fn block(content: u64) -> Vec<u8> {
-    let words = (0..BLOCK / 8).map(|n| (content << 16 | n).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    words.flat_map(u64::to_le_bytes).collect()
-}
-
 #[test]
 fn a_quota_is_for_a_volume_and_its_snapshots() {
     let world = World::new();
@@ -158,7 +122,7 @@ fn a_quota_is_for_a_volume_and_its_snapshots() {
     world.write("a", 7, 1).unwrap();
     world.trim("a", 0, 10);
     assert_eq!(world.fill("a", 200), (10, StoreErrorKind::QuotaReached));
-    world.snapshot("a", "s");
+    snapshot(&world.store, "a", "s");
     assert_eq!(world.write("a", 50, 2), Err(StoreErrorKind::QuotaReached));
     world.trim("a", 50, 1);
     assert_eq!(world.stat("a").mapped_blocks, 100, "the snapshot has it");
@@ -245,7 +209,7 @@ fn what_is_reserved_is_there_when_everybody_else_has_filled_the_pool() {
         assert_eq!(world.stat("a").reserved_unused_blocks, 500);
         assert_eq!(world.fill("b", 0), (FREE - 600, StoreErrorKind::NoSpace));
         // Overwriting blocks of a snapshot takes the reserve, and no kept blocks.
-        world.snapshot("b", "s");
+        snapshot(&world.store, "b", "s");
         for lba in 0..RESERVE {
             world.write("b", lba, 3).unwrap();
         }

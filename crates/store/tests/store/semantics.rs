@@ -1,14 +1,11 @@
 //! A volume is an array of bytes: any sequence of requests, compared with one.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
-
 use std::sync::Arc;
 
-use onefold_engine::simulated::SimulatedEngine;
-use onefold_store::{Blocking, CreateOptions, Extent, OpenOptions, Store, Volume, VolumeOptions};
+use onefold_store::{Blocking, CreateOptions, Extent, Volume};
 use proptest::prelude::*;
 
-const KIB: u64 = 1 << 10;
+use crate::common::{LITTLE_MEMORY, World, assert_clean, new_volume, pool_of, read_bytes};
 
 #[derive(Debug, Clone)]
 enum Request {
@@ -41,8 +38,7 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 struct Pair {
-    engine: Arc<SimulatedEngine>,
-    store: Arc<Store>,
+    world: World,
     block_size: u64,
     expected: Vec<u8>,
     /// Bytes by which ranges are moved, so that they are not aligned to sectors.
@@ -51,22 +47,15 @@ struct Pair {
 
 impl Pair {
     fn new(block_size: u32) -> Self {
-        let engine = Arc::new(SimulatedEngine::new(1));
         let options = CreateOptions {
             block_size,
-            size_bytes: 256 * u64::from(block_size),
-            log_bytes: 256 * KIB,
-            ..CreateOptions::default()
+            ..pool_of(256 * u64::from(block_size))
         };
-        Store::create(&*engine, &options).unwrap();
+        let world = World::new(&options, LITTLE_MEMORY);
         let block_size = u64::from(block_size);
-        let store = open(&engine);
-        store
-            .create_volume("v", &VolumeOptions::new(32 * block_size))
-            .unwrap();
+        new_volume(&world, "v", 32 * block_size);
         Self {
-            engine,
-            store,
+            world,
             block_size,
             expected: vec![0; 32 * block_size as usize],
             odd: 0,
@@ -74,7 +63,7 @@ impl Pair {
     }
 
     fn volume(&self) -> Arc<Volume> {
-        self.store.volume("v").unwrap()
+        self.world.volume("v").unwrap()
     }
 
     /// The place of a request's range in the present volume.
@@ -118,21 +107,20 @@ impl Pair {
             }
             Request::Read { at, len } => {
                 let (at, len) = self.range(at, len);
-                let mut found = vec![0xaa; len as usize];
-                volume.read(at, &mut found, Blocking::Yes).unwrap();
+                let found = read_bytes(&volume, at, len);
                 assert!(found == self.expected[at as usize..][..len as usize]);
             }
             Request::Resize { blocks } => {
                 let size = blocks * self.block_size;
-                self.store.resize_volume("v", size).unwrap();
+                self.world.resize_volume("v", size).unwrap();
                 self.expected.resize(size as usize, 0);
             }
             Request::Flush => volume.flush().unwrap(),
-            Request::Tick => self.store.tick().unwrap(),
+            Request::Tick => self.world.tick().unwrap(),
             Request::Reopen => {
                 drop(volume);
-                self.store.close().unwrap();
-                self.store = open(&self.engine);
+                self.world.close().unwrap();
+                self.world = World::on(self.world.engine.clone(), LITTLE_MEMORY);
             }
         }
     }
@@ -142,9 +130,7 @@ impl Pair {
         let volume = self.volume();
         let size = self.expected.len() as u64;
         assert_eq!(volume.size_bytes(), size);
-        let mut found = vec![0xaa; size as usize];
-        volume.read(0, &mut found, Blocking::Yes).unwrap();
-        assert!(found == self.expected);
+        assert!(read_bytes(&volume, 0, size) == self.expected);
         let blocks = self.expected.chunks(self.block_size as usize);
         let has_data: Vec<bool> = blocks
             .map(|block| block.iter().any(|byte| *byte != 0))
@@ -157,20 +143,8 @@ impl Pair {
         });
         let extents = volume.extents(0..size, 1000, Blocking::Yes).unwrap();
         assert_eq!(extents, expected.collect::<Vec<_>>());
-        let report = self
-            .store
-            .check(false, &mut |finding| panic!("{finding:?}"));
-        assert_eq!(report.unwrap().mapped_blocks, data_blocks);
+        assert_eq!(assert_clean(&self.world).mapped_blocks, data_blocks);
     }
-}
-
-fn open(engine: &Arc<SimulatedEngine>) -> Arc<Store> {
-    let options = OpenOptions {
-        memory_bytes: 8192 * KIB,
-        ..OpenOptions::default()
-    };
-    let engine: Arc<dyn onefold_engine::Engine> = Arc::<SimulatedEngine>::clone(engine);
-    Store::open(engine, &options).unwrap().0
 }
 
 proptest! {

@@ -1,22 +1,16 @@
 //! The changes between two snapshots: everything that differs, and nothing that was not written.
 
-#![allow(clippy::unwrap_used, reason = "how tests fail")]
-
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use onefold_engine::Engine;
-use onefold_engine::simulated::SimulatedEngine;
-use onefold_store::{
-    Blocking, Change, ChangedExtent, CreateOptions, Lba, OpenOptions, Ready, Store, StoreErrorKind,
-    Volume, VolumeOptions,
-};
+use onefold_store::{Blocking, Change, ChangedExtent, Store, StoreErrorKind, Volume};
 use proptest::prelude::*;
 
-const BLOCK: u64 = 4096;
-const MIB: u64 = 1 << 20;
+use crate::common::{
+    self, BLOCK, LITTLE_MEMORY, MIB, collect, new_volume, pool_of, snapshot, write,
+};
 
 /// Blocks of the largest volume: three segments, the last one in part.
 const BLOCKS_MAX: u64 = 1_200;
@@ -108,8 +102,7 @@ impl Model {
 }
 
 struct World {
-    engine: Arc<SimulatedEngine>,
-    store: Arc<Store>,
+    pool: common::World,
     /// Volumes and snapshots by name, as `v1` and `v1@2`.
     models: Vec<(String, Model)>,
     /// Which of them is written.
@@ -117,50 +110,26 @@ struct World {
     requests: u64,
 }
 
-fn open(engine: &Arc<SimulatedEngine>) -> Arc<Store> {
-    let options = OpenOptions {
-        memory_bytes: 8 * MIB,
-        ..OpenOptions::default()
-    };
-    let engine: Arc<dyn Engine> = Arc::<SimulatedEngine>::clone(engine);
-    Store::open(engine, &options).unwrap().0
-}
-
-fn pool(blocks: u64) -> (Arc<SimulatedEngine>, Arc<Store>) {
-    let engine = Arc::new(SimulatedEngine::new(1));
-    let options = CreateOptions {
-        size_bytes: blocks * BLOCK,
-        log_bytes: 256 << 10,
-        ..CreateOptions::default()
-    };
-    Store::create(&*engine, &options).unwrap();
-    let store = open(&engine);
-    (engine, store)
+fn pool(blocks: u64) -> common::World {
+    common::World::new(&pool_of(blocks * BLOCK), LITTLE_MEMORY)
 }
 
 fn dedup(store: &Store, volume: &Volume) {
-    let mut cursor = Lba(0);
-    while !store
-        .dedup_batch(volume, &mut cursor, Ready::All)
-        .unwrap()
-        .at_end
-    {}
-    while store.collect_batch().unwrap().released > 0 {}
+    common::dedup(store, volume);
+    collect(store).unwrap();
 }
 
 impl World {
     fn new() -> Self {
-        let (engine, store) = pool(8 * BLOCKS_MAX);
+        let pool = pool(8 * BLOCKS_MAX);
         let size = BLOCKS_MAX / 2 * BLOCK;
-        let options = VolumeOptions::new(size);
-        store.create_volume("v0", &options).unwrap();
+        new_volume(&pool, "v0", size);
         let model = Model {
             bytes: vec![0; size as usize],
             touched: vec![0; (BLOCKS_MAX / 2) as usize],
         };
         Self {
-            engine,
-            store,
+            pool,
             models: vec![("v0".to_owned(), model)],
             turn: 0,
             requests: 0,
@@ -168,7 +137,7 @@ impl World {
     }
 
     fn volume(&self, which: usize) -> Arc<Volume> {
-        self.store.volume(&self.models[which].0).unwrap()
+        self.pool.volume(&self.models[which].0).unwrap()
     }
 
     fn live(&mut self) -> &mut Model {
@@ -223,13 +192,12 @@ impl World {
             }
             Request::Resize { blocks } => {
                 let size = blocks * BLOCK;
-                self.store.resize_volume(&live_name, size).unwrap();
+                self.pool.resize_volume(&live_name, size).unwrap();
                 self.live().bytes.resize((blocks * BLOCK) as usize, 0);
                 self.live().touched.resize(blocks as usize, number);
             }
             Request::Snapshot => {
-                let wanted = [(live_name.clone(), number.to_string())];
-                self.store.create_snapshots(&wanted).unwrap();
+                snapshot(&self.pool, &live_name, &number.to_string());
                 let model = self.live().clone();
                 self.models.push((format!("{live_name}@{number}"), model));
             }
@@ -237,15 +205,15 @@ impl World {
             | Request::Clone { .. }
             | Request::RollBack { .. }
             | Request::Delete { .. } => self.change_layers(request),
-            Request::Step => drop(self.store.deletion_step().unwrap()),
+            Request::Step => drop(self.pool.deletion_step().unwrap()),
             Request::Dedup { which } => {
                 let which = usize::from(which) % self.models.len();
-                dedup(&self.store, &self.volume(which));
+                dedup(&self.pool, &self.volume(which));
             }
-            Request::Tick => self.store.tick().unwrap(),
+            Request::Tick => self.pool.tick().unwrap(),
             Request::Reopen => {
-                self.store.close().unwrap();
-                self.store = open(&self.engine);
+                self.pool.close().unwrap();
+                self.pool = common::World::on(self.pool.engine.clone(), LITTLE_MEMORY);
             }
             Request::Compare => self.compare(),
         }
@@ -261,7 +229,7 @@ impl World {
             Request::Clone { which } => {
                 let (source, model) = self.models[usize::from(which) % self.models.len()].clone();
                 let name = format!("v{}", self.requests);
-                self.store.clone_volume(&source, &name).unwrap();
+                self.pool.clone_volume(&source, &name).unwrap();
                 self.models.push((name, model));
             }
             Request::RollBack { which } => {
@@ -269,7 +237,7 @@ impl World {
                 if let Some(to) = self.pick(which, |name| name.starts_with(&prefix)) {
                     let (snapshot, model) = self.models[to].clone();
                     let snapshot = &snapshot[prefix.len()..];
-                    self.store.roll_back(&name, snapshot).unwrap();
+                    self.pool.roll_back(&name, snapshot).unwrap();
                     *self.live() = model;
                 }
             }
@@ -278,7 +246,7 @@ impl World {
                     let (name, _) = self.models.remove(which);
                     self.turn -= usize::from(which < self.turn);
                     let (volume, snapshot) = name.split_once('@').unwrap();
-                    self.store.delete_snapshot(volume, snapshot).unwrap();
+                    self.pool.delete_snapshot(volume, snapshot).unwrap();
                 }
             }
             _ => {}
@@ -388,13 +356,10 @@ fn a_range_is_answered_to_the_byte() {
 
 #[test]
 fn what_cannot_be_compared_is_refused() {
-    let (_engine, store) = pool(1000);
-    for name in ["a", "b"] {
-        store.create_volume(name, &VolumeOptions::new(MIB)).unwrap();
-    }
-    let names = [("a".to_owned(), "s".to_owned())];
-    store.create_snapshots(&names).unwrap();
-    let [a, b, s] = ["a", "b", "a@s"].map(|name| store.volume(name).unwrap());
+    let store = pool(1000);
+    let [a, b] = ["a", "b"].map(|name| new_volume(&store, name, MIB));
+    snapshot(&store, "a", "s");
+    let s = store.volume("a@s").unwrap();
     let error = a.changes(&b, 0..MIB, 10, Blocking::Yes).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Invalid);
     assert!(error.to_string().contains("in common"), "{error}");
@@ -415,28 +380,20 @@ fn what_cannot_be_compared_is_refused() {
 fn merges_and_the_finder_hide_nothing() {
     const BLOCKS: u64 = 2 * 512;
     const WRITTEN: u64 = 64;
-    let (_engine, store) = pool(16 * BLOCKS);
-    let size = BLOCKS * BLOCK;
-    store.create_volume("v", &VolumeOptions::new(size)).unwrap();
-    let live = store.volume("v").unwrap();
-    let fill = |lba: u64, round: u64| {
-        let data = (lba << 32 | round | 1 << 60).to_le_bytes();
-        let data = data.repeat(BLOCK as usize / 8);
-        live.write(lba * BLOCK, &data, Blocking::Yes).unwrap();
-    };
-    let snapshot = |name: String| {
-        store.create_snapshots(&[("v".to_owned(), name)]).unwrap();
-    };
+    let store = pool(16 * BLOCKS);
+    let live = new_volume(&store, "v", BLOCKS * BLOCK);
+    let fill = |lba: u64, round: u64| write(&live, lba, [lba << 32 | round | 1 << 60]);
+    let snapshot = |name: &str| snapshot(&store, "v", name);
     (0..BLOCKS).for_each(|lba| fill(lba, 0));
-    snapshot("first".to_owned());
+    snapshot("first");
     // Every eighth block is written after the first snapshot, each in a layer of its own or in two.
     let is_written = |lba: u64| lba.is_multiple_of(8) && lba / 8 < WRITTEN;
     for n in 0..WRITTEN {
         fill(n * 8, 1);
         fill((n / 2) * 8, 2);
-        snapshot(n.to_string());
+        snapshot(&n.to_string());
     }
-    snapshot("last".to_owned());
+    snapshot("last");
     let [since, last] = ["v@first", "v@last"].map(|name| store.volume(name).unwrap());
     let is_over = Arc::new(AtomicBool::new(false));
     // Nothing is merged before all of them have begun, and each asks once more when all is merged,

@@ -1,43 +1,26 @@
 //! Deletions that cannot continue, and those beside them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-use std::sync::Arc;
-
+use onefold_engine::Part;
 use onefold_engine::simulated::SimulatedEngine;
-use onefold_engine::{Engine, Part};
+use onefold_format::PageNumber;
 use onefold_format::page::{self, PAGE_BYTES, PageKind};
-use onefold_format::{PageNumber, Superblock};
-use onefold_store::{Blocking, CreateOptions, OpenOptions, Store, StoreErrorKind, VolumeOptions};
+use onefold_store::StoreErrorKind;
 
-const BLOCK: u64 = 4096;
-const MIB: u64 = 1 << 20;
-
-fn open(engine: &Arc<SimulatedEngine>) -> Arc<Store> {
-    let engine: Arc<dyn Engine> = engine.clone();
-    let options = OpenOptions {
-        memory_bytes: 8 * MIB,
-        ..OpenOptions::default()
-    };
-    Store::open(engine, &options).unwrap().0
-}
+use crate::common::{
+    self, LITTLE_MEMORY, MIB, World, assert_clean, new_volume, pool_of, superblock, write,
+};
 
 /// Flips a bit in every page of a layer's map. Returns where.
 fn damage_map(engine: &SimulatedEngine, layer: u64) -> Vec<u64> {
-    let read = |part, at| -> Box<[u8; PAGE_BYTES]> {
-        Box::new(engine.read_raw(part, at, PAGE_BYTES).try_into().unwrap())
-    };
-    let superblock = Superblock::decode(&read(Part::Superblock, 0)).unwrap();
-    let places = (2..200).filter(|place| {
-        let bytes = read(Part::Meta, place * PAGE_BYTES as u64);
-        page::open_of_tree(&bytes, superblock.pool).is_ok_and(|header| {
-            header.kind == PageKind::Map
-                && header.owner == layer
-                && header.page == PageNumber(*place)
+    let pool = superblock(engine).pool;
+    let places = (2..200).map(PageNumber).filter(|place| {
+        let bytes = common::page(engine, Part::Meta, *place);
+        page::open_of_tree(&bytes, pool).is_ok_and(|header| {
+            header.kind == PageKind::Map && header.owner == layer && header.page == *place
         })
     });
     let places: Vec<u64> = places
-        .map(|place| place * PAGE_BYTES as u64 + 200)
+        .map(|place| place.0 * PAGE_BYTES as u64 + 200)
         .collect();
     assert!(!places.is_empty());
     places
@@ -47,31 +30,19 @@ fn damage_map(engine: &SimulatedEngine, layer: u64) -> Vec<u64> {
 }
 
 /// A pool whose first volume, `a`, has a map that cannot be read, and two others that have not.
-fn with_damaged_map() -> (Arc<SimulatedEngine>, Vec<u64>) {
-    let engine = Arc::new(SimulatedEngine::new(1));
-    let options = CreateOptions {
-        size_bytes: 16 * MIB,
-        log_bytes: 256 << 10,
-        ..CreateOptions::default()
-    };
-    Store::create(&*engine, &options).unwrap();
-    let store = open(&engine);
+fn with_damaged_map() -> (World, Vec<u64>) {
+    let world = World::new(&pool_of(16 * MIB), LITTLE_MEMORY);
     for name in ["a", "b", "c"] {
-        store.create_volume(name, &VolumeOptions::new(MIB)).unwrap();
-        let volume = store.volume(name).unwrap();
-        let data = vec![7; 100 * BLOCK as usize];
-        volume.write(0, &data, Blocking::Yes).unwrap();
+        write(&new_volume(&world, name, MIB), 0, [7; 100]);
     }
-    store.close().unwrap();
-    drop(store);
-    let places = damage_map(&engine, 1);
-    (engine, places)
+    world.close().unwrap();
+    let places = damage_map(&world.engine, 1);
+    (world.reopen(), places)
 }
 
 #[test]
 fn a_deletion_that_fails_keeps_no_other_waiting() {
-    let (engine, places) = with_damaged_map();
-    let store = open(&engine);
+    let (store, places) = with_damaged_map();
     for name in ["a", "b", "c"] {
         store.delete_volume(name).unwrap();
     }
@@ -95,18 +66,17 @@ fn a_deletion_that_fails_keeps_no_other_waiting() {
     // Its obstacle is gone: it ends like any other.
     places
         .iter()
-        .for_each(|at| engine.flip_bit(Part::Meta, *at, 0));
+        .for_each(|at| store.engine.flip_bit(Part::Meta, *at, 0));
     assert!(store.finish_deletions(&mut |_, _| {}).unwrap());
     assert_eq!(store.deletions().unwrap(), []);
     store.tick().unwrap();
     assert_eq!(store.stat().unwrap().free_blocks, before + 300);
-    assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);
+    assert_clean(&store);
 }
 
 #[test]
 fn finishing_deletions_does_all_that_can_be_done_before_it_fails() {
-    let (engine, _places) = with_damaged_map();
-    let store = open(&engine);
+    let (store, _places) = with_damaged_map();
     for name in ["a", "b", "c"] {
         store.delete_volume(name).unwrap();
     }

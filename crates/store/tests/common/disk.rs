@@ -1,0 +1,28 @@
+//! What is on a simulated machine's disks.
+
+use onefold_engine::Part;
+use onefold_engine::simulated::SimulatedEngine;
+use onefold_format::page::{PAGE_BYTES, PageBytes};
+use onefold_format::{PageNumber, Root, Superblock};
+
+pub(crate) fn page(engine: &SimulatedEngine, part: Part, page: PageNumber) -> Box<PageBytes> {
+    let bytes = engine.read_raw(part, page.0 * PAGE_BYTES as u64, PAGE_BYTES);
+    Box::new(bytes.try_into().expect("a page"))
+}
+
+pub(crate) fn superblock(engine: &SimulatedEngine) -> Superblock {
+    let page = page(engine, Part::Superblock, PageNumber(0));
+    Superblock::decode(&page).expect("a superblock")
+}
+
+/// The root that an opening starts from, if it finds one.
+pub(crate) fn newest_root(engine: &SimulatedEngine) -> Option<Root> {
+    let pool = superblock(engine).pool;
+    let roots = [PageNumber(0), PageNumber(1)]
+        .into_iter()
+        .filter_map(|slot| {
+            let page = page(engine, Part::Meta, slot);
+            Root::decode(&page, pool, slot).ok()
+        });
+    roots.max_by_key(|root| root.sequence)
+}

@@ -1,0 +1,18 @@
+//! The store as its callers see it: on simulated machines, and on real files.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
+
+mod accounting;
+mod changes;
+#[path = "../common/mod.rs"]
+mod common;
+mod data_path;
+mod deletions;
+mod foreign_parts;
+mod full;
+mod log_end;
+mod semantics;
+mod sharing;
+mod space;
+mod space_limits;
+mod threads;
