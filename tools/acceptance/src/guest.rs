@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::forgetful::must_be_found_out;
 use crate::guest_image::GuestImage;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::{Cmd, Running, last_lines};
@@ -70,14 +71,8 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
 }
 
 fn control(workspace: &Workspace) -> Result<()> {
-    match outlive(workspace, Against::Forgetful, 1) {
-        Ok(()) => bail!("a server that forgets everything was not found out"),
-        Err(error) if format!("{error:#}").contains("verify failed at") => {
-            println!("the forgetful server was found out, as it must be");
-            Ok(())
-        }
-        Err(error) => Err(error.context("the forgetful server failed for another reason")),
-    }
+    let checked = outlive(workspace, Against::Forgetful, 1);
+    must_be_found_out(checked, "verify failed at")
 }
 
 fn outlive(workspace: &Workspace, against: Against, rounds: u64) -> Result<()> {

@@ -37,6 +37,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::answered;
+use crate::forgetful::must_be_found_out;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::fio::{Background, Fio, Section};
 use onefold_harness::packages;
@@ -102,14 +103,8 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
 /// The forgetful server must be detected in its first round.
 fn control(workspace: &Workspace) -> Result<()> {
     kill_and_verify(workspace, Against::QemuNbd, 3).context("a good server was found guilty")?;
-    match kill_and_verify(workspace, Against::Forgetful, 1) {
-        Ok(()) => bail!("a server that forgets everything was not found out"),
-        Err(error) if format!("{error:#}").contains("verif") => {
-            println!("the forgetful server was found out, as it must be");
-            Ok(())
-        }
-        Err(error) => Err(error.context("the forgetful server failed for another reason")),
-    }
+    let checked = kill_and_verify(workspace, Against::Forgetful, 1);
+    must_be_found_out(checked, "verif")
 }
 
 /// Runs the loop. Its first finding is an error.

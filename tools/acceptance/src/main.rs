@@ -12,6 +12,7 @@ mod answered;
 mod clients;
 mod demo;
 mod docs;
+mod forgetful;
 mod guest;
 mod guest_image;
 mod kill_loop;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::forgetful::must_be_found_out;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::{Cmd, Running, last_lines};
 use onefold_harness::packages;
@@ -102,14 +103,8 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
 fn control(workspace: &Workspace) -> Result<()> {
     kill_and_go_on(workspace, Against::QemuNbd, &CACHES, &[])
         .context("a good server was found guilty")?;
-    match kill_and_go_on(workspace, Against::Forgetful, &CACHES, &[]) {
-        Ok(()) => bail!("a server that forgets everything was not found out"),
-        Err(error) if format!("{error:#}").contains("Pattern verification failed") => {
-            println!("the forgetful server was found out, as it must be");
-            Ok(())
-        }
-        Err(error) => Err(error.context("the forgetful server failed for another reason")),
-    }
+    let checked = kill_and_go_on(workspace, Against::Forgetful, &CACHES, &[]);
+    must_be_found_out(checked, "Pattern verification failed")
 }
 
 /// In both cache modes, with a daemon or a command as the first to open the pool.

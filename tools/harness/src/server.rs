@@ -559,21 +559,19 @@ impl Disks {
 
     /// How many records the last start replayed; servers without a log replay none.
     pub fn records_replayed(&self) -> Result<u64> {
-        match (&self.backing, self.daemons.first()) {
-            (Backing::Product(_), Some(daemon)) => {
-                let line = daemon.recovery_line()?;
-                records_replayed(&line).with_context(|| format!("no number in: {line}"))
-            }
-            _ => Ok(0),
-        }
+        self.number_of_recovery(records_replayed)
     }
 
     /// How many records the last start took over from a daemon that was killed.
     pub fn records_taken_over(&self) -> Result<u64> {
+        self.number_of_recovery(records_taken_over)
+    }
+
+    fn number_of_recovery(&self, number: fn(&str) -> Option<u64>) -> Result<u64> {
         match (&self.backing, self.daemons.first()) {
             (Backing::Product(_), Some(daemon)) => {
                 let line = daemon.recovery_line()?;
-                records_taken_over(&line).with_context(|| format!("no number in: {line}"))
+                number(&line).with_context(|| format!("no number in: {line}"))
             }
             _ => Ok(0),
         }

@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
+use crate::forgetful::must_be_found_out;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::packages;
 use onefold_harness::server::{Against, Disks, VolumeSpec};
@@ -91,14 +92,8 @@ impl Round {
 /// The good server must pass, and the forgetful one be found out.
 pub(crate) fn control(workspace: &Workspace) -> Result<()> {
     kill_and_compare(workspace, Against::QemuNbd, 3).context("a good server was found guilty")?;
-    match kill_and_compare(workspace, Against::Forgetful, 1) {
-        Ok(()) => bail!("a server that forgets everything was not found out"),
-        Err(error) if format!("{error:#}").contains(volume::FINDING) => {
-            println!("the forgetful server was found out, as it must be");
-            Ok(())
-        }
-        Err(error) => Err(error.context("the forgetful server failed for another reason")),
-    }
+    let checked = kill_and_compare(workspace, Against::Forgetful, 1);
+    must_be_found_out(checked, volume::FINDING)
 }
 
 /// Runs the loop. Its first finding is an error.
