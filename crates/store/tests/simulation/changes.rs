@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use onefold_store::{Blocking, Change, StoreError, Volume};
 
-use crate::world::{MIB, Step, World, violation};
+use crate::common::MIB;
+use crate::world::{Step, World, violation};
 
 impl World {
     /// Compares each volume and snapshot with the next one of its family, both ways.

@@ -5,24 +5,16 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op};
-use onefold_store::{Blocking, CreateOptions, OpenOptions, Ready, Store, StoreErrorKind};
+use onefold_store::{Blocking, Ready, StoreErrorKind};
 
+use crate::common::{BLOCK, LITTLE_MEMORY, MIB, open, pool_of};
 use crate::crash::Recovery;
 use crate::guards::{power_loss, small_pool};
-use crate::world::{Fill, MIB, Step, World};
-
-const BLOCK: u64 = 4096;
+use crate::world::{Fill, Step, World};
 
 fn pool(seed: u64) -> (Arc<World>, u64) {
-    let options = CreateOptions {
-        size_bytes: 16 * MIB,
-        log_bytes: 256 << 10,
-        ..CreateOptions::default()
-    };
-    let world = World::new(seed, &options);
-    world.open(8 * MIB).unwrap();
-    world.create_volume(MIB).unwrap();
-    let id = world.volume_ids()[0];
+    let world = World::opened(seed, &pool_of(16 * MIB));
+    let id = world.new_volume(MIB).unwrap();
     world.write(id, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
     world.flush(id).unwrap();
     (world, id)
@@ -36,7 +28,7 @@ fn read_afresh(world: &World) -> u64 {
 /// Closes the pool and opens it again. Returns whether its data was read afresh.
 fn reopens_afresh(world: &World) -> bool {
     let before = read_afresh(world);
-    world.close_and_open(8 * MIB).unwrap();
+    world.close_and_open(LITTLE_MEMORY).unwrap();
     read_afresh(world) > before
 }
 
@@ -92,7 +84,7 @@ fn a_close_that_fails_at_its_end_loses_nothing() {
         world.write(id, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
         let syncs = |world: &World| world.engine().count(Part::Log, Op::Sync).count;
         let before = syncs(&world);
-        world.close_and_open(8 * MIB).unwrap();
+        world.close_and_open(LITTLE_MEMORY).unwrap();
         let closing = syncs(&world) - before;
         world.write(id, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
         world.state().faulty = true;
@@ -123,11 +115,7 @@ fn an_opening_whose_sync_fails_is_refused() {
         world.engine().halt();
         let engine = world.engine().crash(CrashKind::ProcessKilled);
         engine.fail_once(Part::Data, Op::Sync, 1, ErrorKind::Other);
-        let options = OpenOptions {
-            memory_bytes: 8 * MIB,
-            ..OpenOptions::default()
-        };
-        let opened = Store::open(Arc::new(engine.clone()), &options).map(|_| ());
+        let opened = open(engine.clone(), LITTLE_MEMORY).map(drop);
         assert_eq!(opened.unwrap_err().kind(), StoreErrorKind::Io);
         // Answered and unflushed data has not outlived that.
         world.state().survived = false;
@@ -141,9 +129,7 @@ fn an_opening_whose_sync_fails_is_refused() {
 /// writes the same and shares it, and the power fails.
 pub(crate) fn shared_after_failed_sync(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    world.create_volume(MIB)?;
-    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let (a, b) = (world.new_volume(MIB)?, world.new_volume(MIB)?);
     world.write(a, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(a)?;
     world.write(a, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;

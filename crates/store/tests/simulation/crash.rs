@@ -1,16 +1,17 @@
 //! Stopping the machine, recovering, and comparing the content with the possible ones.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, SimulatedEngine};
-use onefold_format::page::{PAGE_BYTES, PageBytes};
+use onefold_format::TailHeader;
 use onefold_format::tail::TAIL_HEADER_BYTES;
-use onefold_format::{PageNumber, Root, Superblock, TailHeader};
-use onefold_store::{Blocking, IndexKind, Store};
+use onefold_store::{Blocking, IndexKind, Store, Volume};
 
+use crate::common::{LITTLE_MEMORY, MIB, newest_root, superblock};
 use crate::model::Violation;
-use crate::world::{MIB, State, Step, Stop, World, discarded_layers, violation};
+use crate::world::{State, Step, Stop, World, discarded_layers, violation};
 
 /// How to get from a stopped machine to an open pool.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +27,7 @@ impl Recovery {
     pub(crate) const POWER_LOSS: Self = Self {
         kind: CrashKind::PowerLoss,
         crash_at: None,
-        memory_bytes: 8 * MIB,
+        memory_bytes: LITTLE_MEMORY,
     };
 
     /// Of a process that died.
@@ -35,6 +36,9 @@ impl Recovery {
         ..Self::POWER_LOSS
     };
 }
+
+/// Gets a range of a volume, and its data unless it is a hole.
+type Look<'a> = dyn FnMut(Range<u64>, Option<&[u8]>) -> Step + 'a;
 
 impl World {
     /// Recovers and compares; the opening is not cut short.
@@ -61,7 +65,6 @@ impl World {
     ) -> Result<bool, Stop> {
         self.close_handles();
         let is_void = is_tail_void(&self.engine());
-        let after = Arc::new(after);
         let mut state = self.state();
         if is_void && !state.faulty && state.is_open_to_guests {
             return Err(violation("the tail's copy is void, and nothing has failed"));
@@ -74,7 +77,7 @@ impl World {
         if let Some(n) = recovery.crash_at {
             after.crash_after(n);
         }
-        state.engine = Arc::clone(&after);
+        state.engine = after.clone();
         let coverage = &mut state.coverage;
         match recovery.kind {
             CrashKind::PowerLoss => coverage.power_losses += 1,
@@ -238,32 +241,14 @@ impl World {
     }
 
     fn verify_volume(&self, store: &Store, id: u64) -> Step {
-        let size = self.size(id);
-        let name = self.with(id, |volume| volume.name.clone());
-        let failed = |error| self.unless_crashed(format!("verifying '{name}': {error}"));
-        let volume = store.volume(&name).map_err(failed)?;
         let survived = self.state().survived;
-        let mut at = 0;
-        let mut buf = vec![0; MIB as usize];
-        while at < size {
-            let extents = volume
-                .extents(at..size, 256, Blocking::Yes)
-                .map_err(failed)?;
-            for extent in extents {
-                let end = at + extent.len;
-                if !extent.data {
-                    self.with(id, |volume| volume.recovered_hole(at..end, survived))?;
-                    at = end;
-                }
-                while at < end {
-                    let len = (end - at).min(MIB) as usize;
-                    let found = &mut buf[..len];
-                    volume.read(at, found, Blocking::Yes).map_err(failed)?;
-                    self.with(id, |volume| volume.recovered(at, &buf[..len], survived))?;
-                    at += len as u64;
-                }
-            }
-        }
+        let volume = self.walk(store, id, &mut |range, data| {
+            self.with(id, |volume| match data {
+                None => volume.recovered_hole(range, survived),
+                Some(found) => volume.recovered(range.start, found, survived),
+            })?;
+            Ok(())
+        })?;
         if !self.snapshot_ids().is_empty() || store.deletions().is_ok_and(|it| !it.is_empty()) {
             // Its data is in layers below as well.
             return Ok(());
@@ -272,10 +257,43 @@ impl World {
         let block_size = self.state().block_size;
         let needed = self.with(id, |volume| volume.blocks_with_data(block_size));
         if stored < needed {
+            let name = volume.name();
             let message = format!("'{name}' counts {stored} blocks, but {needed} have data");
             return Err(violation(message));
         }
         Ok(())
+    }
+
+    /// Shows the holes of a volume, and its data in pieces.
+    pub(crate) fn walk(
+        &self,
+        store: &Store,
+        id: u64,
+        look: &mut Look<'_>,
+    ) -> Result<Arc<Volume>, Stop> {
+        let (name, size) = self.with(id, |volume| (volume.name.clone(), volume.size));
+        let failed = |error| self.unless_crashed(format!("reading '{name}': {error}"));
+        let volume = store.volume(&name).map_err(failed)?;
+        let mut at = 0;
+        let mut buf = vec![0; MIB as usize];
+        while at < size {
+            let extents = volume.extents(at..size, 256, Blocking::Yes);
+            for extent in extents.map_err(failed)? {
+                let end = at + extent.len;
+                if !extent.data {
+                    look(at..end, None)?;
+                    at = end;
+                }
+                while at < end {
+                    let next = end.min(at + MIB);
+                    let found = &mut buf[..(next - at) as usize];
+                    volume.read(at, found, Blocking::Yes).map_err(failed)?;
+                    look(at..next, Some(found))?;
+                    at = next;
+                }
+            }
+        }
+        Ok(volume)
     }
 
     fn verify_counts(&self, store: &Store) -> Step {
@@ -287,7 +305,7 @@ impl World {
     /// Notes at the end of a run which events its roots show.
     pub(crate) fn cover_log(&self) {
         let mut state = self.state();
-        let engine = Arc::clone(&state.engine);
+        let engine = state.engine.clone();
         let position = newest_root(&engine).map_or(0, |root| root.log_position);
         state.coverage.log_wraps += position / superblock(&engine).log_bytes;
         state.coverage.meta_writes += engine.count(Part::Meta, Op::Write).count;
@@ -309,25 +327,6 @@ fn is_tail_void(engine: &SimulatedEngine) -> bool {
     halves
         .iter()
         .all(|half| TailHeader::decode(&header(*half)).is_err())
-}
-
-fn page(engine: &SimulatedEngine, part: Part, at: u64) -> Box<PageBytes> {
-    let bytes = engine.read_raw(part, at, PAGE_BYTES);
-    Box::new(bytes.try_into().expect("a page"))
-}
-
-pub(crate) fn superblock(engine: &SimulatedEngine) -> Superblock {
-    Superblock::decode(&page(engine, Part::Superblock, 0)).expect("a superblock")
-}
-
-/// The root that an opening starts from, if it finds one.
-pub(crate) fn newest_root(engine: &SimulatedEngine) -> Option<Root> {
-    let pool = superblock(engine).pool;
-    let roots = (0..2).filter_map(|slot| {
-        let bytes = page(engine, Part::Meta, slot * PAGE_BYTES as u64);
-        Root::decode(&bytes, pool, PageNumber(slot)).ok()
-    });
-    roots.max_by_key(|root| root.sequence)
 }
 
 impl State {

@@ -5,28 +5,18 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, SimulatedEngine};
+use onefold_format::PageNumber;
 use onefold_format::page::{self, PAGE_BYTES, PageBytes};
-use onefold_format::{PageNumber, Root, Superblock};
-use onefold_store::{
-    Blocking, CreateOptions, Finding, Store, StoreError, StoreErrorKind, VolumeOptions,
-};
+use onefold_store::{Blocking, Store, StoreError, StoreErrorKind, VolumeOptions};
 
+use crate::common::{self, BLOCK, LITTLE_MEMORY, MIB, findings, newest_root, pool_of, superblock};
 use crate::crash::Recovery;
-use crate::world::{Fill, MIB, Stop, World};
-
-const BLOCK: u64 = 4096;
+use crate::world::{Fill, Stop, World};
 
 /// A pool whose checkpoint has some of everything, with commits in the log behind it. Volume 1 has
 /// four segments, of which the first three are mapped.
 fn pool() -> Arc<World> {
-    let options = CreateOptions {
-        block_size: 4096,
-        size_bytes: 16 * MIB,
-        log_bytes: 256 << 10,
-        ..CreateOptions::default()
-    };
-    let world = World::new(5, &options);
-    world.open(8 * MIB).unwrap();
+    let world = World::opened(5, &pool_of(16 * MIB));
     world.create_volume(8 * MIB).unwrap();
     world.create_volume(MIB).unwrap();
     let ids = world.volume_ids();
@@ -52,7 +42,7 @@ fn pool() -> Arc<World> {
 }
 
 /// The machine after a crash, with a test's damage.
-fn damaged(world: &World, damage: impl FnOnce(&SimulatedEngine)) -> SimulatedEngine {
+pub(crate) fn damaged(world: &World, damage: impl FnOnce(&SimulatedEngine)) -> SimulatedEngine {
     let engine = world.engine().crash(CrashKind::ProcessKilled);
     damage(&engine);
     engine
@@ -60,11 +50,7 @@ fn damaged(world: &World, damage: impl FnOnce(&SimulatedEngine)) -> SimulatedEng
 
 /// The report of opening.
 fn open(engine: SimulatedEngine) -> Result<Arc<Store>, StoreError> {
-    let options = onefold_store::OpenOptions {
-        memory_bytes: 8 * MIB,
-        ..Default::default()
-    };
-    Store::open(Arc::new(engine), &options).map(|(store, _)| store)
+    common::open(engine, LITTLE_MEMORY).map(|(store, _)| store)
 }
 
 #[track_caller]
@@ -76,15 +62,13 @@ fn assert_damaged(opened: Result<Arc<Store>, StoreError>, place: &str) {
     assert!(error.to_string().contains(place), "{error}");
 }
 
-fn read_page(engine: &SimulatedEngine, part: Part, at: u64) -> Box<PageBytes> {
-    let bytes = engine.read_raw(part, at, PAGE_BYTES);
-    Box::new(bytes.try_into().unwrap())
-}
-
 /// Pages of a kind in the metadata part, and their places in bytes. Some may be of old checkpoints.
 fn pages_of(engine: &SimulatedEngine, kind: page::PageKind) -> Vec<(u64, Box<PageBytes>)> {
-    let places = (2..64).map(|n| n * PAGE_BYTES as u64);
-    let pages = places.map(|at| (at, read_page(engine, Part::Meta, at)));
+    let places = (2..64).map(PageNumber);
+    let pages = places.map(|at| {
+        let page = common::page(engine, Part::Meta, at);
+        (at.0 * PAGE_BYTES as u64, page)
+    });
     let is_of_kind = |(_, page): &(u64, Box<PageBytes>)| page[4] == kind as u8 && page[5] == 1;
     pages.filter(is_of_kind).collect()
 }
@@ -107,13 +91,6 @@ pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, step)
 }
 
-fn findings(store: &Store, repair: bool) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let found = store.check(repair, &mut |finding| findings.push(finding));
-    found.unwrap();
-    findings
-}
-
 #[test]
 fn a_flipped_bit_in_superblock_or_label_is_said() {
     let world = pool();
@@ -131,14 +108,7 @@ fn a_flipped_bit_in_superblock_or_label_is_said() {
 #[test]
 fn one_root_may_decay_and_never_leads_astray() {
     let world = pool();
-    let newest = |engine: &SimulatedEngine| {
-        let superblock = Superblock::decode(&read_page(engine, Part::Superblock, 0)).unwrap();
-        let sequence = |slot: u64| {
-            let bytes = read_page(engine, Part::Meta, slot * PAGE_BYTES as u64);
-            Root::decode(&bytes, superblock.pool, PageNumber(slot)).map(|root| root.sequence)
-        };
-        u64::from(sequence(1).unwrap() > sequence(0).unwrap())
-    };
+    let newest = |engine: &SimulatedEngine| newest_root(engine).unwrap().slot().0;
     let slot = newest(&world.engine());
     for at in [0, 5, 50, 80, 100, 130, 150, 3000] {
         // The older one is not needed.
@@ -253,21 +223,10 @@ fn a_flipped_bit_in_a_map_page_hurts_its_segment_only() {
 
 #[test]
 fn a_finding_in_a_snapshot_names_its_volume() {
-    let world = World::new(
-        6,
-        &CreateOptions {
-            size_bytes: 16 * MIB,
-            log_bytes: 256 << 10,
-            ..CreateOptions::default()
-        },
-    );
-    world.open(8 * MIB).unwrap();
-    world.create_volume(8 * MIB).unwrap();
-    let ids = world.volume_ids();
-    world
-        .write(ids[0], 0, MIB, Fill::Data, Blocking::Yes)
-        .unwrap();
-    world.create_snapshots(&ids).unwrap();
+    let world = World::opened(6, &pool_of(16 * MIB));
+    let id = world.new_volume(8 * MIB).unwrap();
+    world.write(id, 0, MIB, Fill::Data, Blocking::Yes).unwrap();
+    world.create_snapshots(&[id]).unwrap();
     world.check().unwrap();
     let snapshot = world.store().stat().unwrap().snapshots;
     world.engine().halt();
@@ -311,7 +270,7 @@ fn a_flipped_bit_in_free_space_is_found_and_repaired() {
 fn a_flipped_bit_in_the_log_is_said_where_commits_follow() {
     let world = pool();
     let engine = world.engine();
-    let pool = page::claimed_pool(&read_page(&engine, Part::Superblock, 0));
+    let pool = superblock(&engine).pool;
     let log = engine.read_raw(Part::Log, 0, 256 << 10);
     let frames: Vec<usize> = (0..log.len())
         .step_by(512)
@@ -357,7 +316,7 @@ fn newer_versions_are_refused_or_only_read() {
     let world = pool();
     let change_superblock = |change: fn(&mut PageBytes)| {
         damaged(&world, |engine| {
-            let mut bytes = read_page(engine, Part::Superblock, 0);
+            let mut bytes = common::page(engine, Part::Superblock, PageNumber(0));
             seal_again(&mut bytes, change);
             engine.overwrite(Part::Superblock, 0, &bytes[..]);
         })

@@ -8,13 +8,12 @@ use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_format::page::PAGE_BYTES;
 use onefold_store::{
-    Blocking, CreateOptions, IndexKind, LogAfter, MetadataExport, OpenOptions, Ready, Store,
-    StoreError, StoreErrorKind,
+    Blocking, CreateOptions, IndexKind, LogAfter, MetadataExport, Ready, Store, StoreError,
+    StoreErrorKind,
 };
 
-use crate::world::{Fill, MIB, World};
-
-const BLOCK: u64 = 4096;
+use crate::common::{self, BLOCK, KINDS, LITTLE_MEMORY, MIB, assert_clean, pool_of, read_bytes};
+use crate::world::{Fill, World};
 
 /// The parts that an export brings back.
 const MADE: [Part; 4] = [Part::Superblock, Part::Secret, Part::Meta, Part::Index];
@@ -25,13 +24,10 @@ type Contents = BTreeMap<String, Vec<u8>>;
 /// An open pool with volumes that share blocks, a snapshot, and references to release.
 fn pool(index: IndexKind) -> Arc<World> {
     let options = CreateOptions {
-        block_size: 4096,
-        size_bytes: 8 * MIB,
-        log_bytes: 256 << 10,
         index,
+        ..pool_of(8 * MIB)
     };
-    let world = World::new(11, &options);
-    world.open(8 * MIB).unwrap();
+    let world = World::opened(11, &options);
     world.create_volume(MIB).unwrap();
     world.create_volume(MIB).unwrap();
     let ids = world.volume_ids();
@@ -76,18 +72,13 @@ fn make_parts(engine: &SimulatedEngine, bytes: &[u8]) -> Result<(), StoreError> 
 }
 
 fn open(engine: &SimulatedEngine) -> Result<Arc<Store>, StoreError> {
-    let options = OpenOptions {
-        memory_bytes: 8 * MIB,
-        ..OpenOptions::default()
-    };
-    Store::open(Arc::new(engine.clone()), &options).map(|(store, _)| store)
+    common::open(engine.clone(), LITTLE_MEMORY).map(|(store, _)| store)
 }
 
 fn contents(store: &Store) -> Contents {
     let read = |name: String| {
         let volume = store.volume(&name).unwrap();
-        let mut bytes = vec![0; volume.size_bytes() as usize];
-        volume.read(0, &mut bytes, Blocking::Yes).unwrap();
+        let bytes = read_bytes(&volume, 0, volume.size_bytes());
         (name, bytes)
     };
     store.volume_names().into_iter().map(read).collect()
@@ -95,16 +86,13 @@ fn contents(store: &Store) -> Contents {
 
 /// Every block is accounted for, by an index that was made from the maps.
 fn assert_sound(store: &Store) {
-    let mut findings = Vec::new();
-    let found = store.check(false, &mut |finding| findings.push(finding));
-    found.unwrap();
-    assert!(findings.is_empty(), "{findings:?}");
+    assert_clean(store);
     assert!(!store.stat().unwrap().index_rebuilding);
 }
 
 #[test]
 fn with_its_log_an_export_brings_back_what_was_flushed_after_it() {
-    for index in [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory] {
+    for index in KINDS {
         let world = pool(index);
         let ids = world.volume_ids();
         let bytes = export(&world.store());
@@ -312,17 +300,7 @@ fn crc32c_of_page(page: &mut [u8]) -> u32 {
 
 #[test]
 fn the_data_of_another_pool_is_refused() {
-    let (world, other) = (
-        pool(IndexKind::Hash),
-        World::new(
-            12,
-            &CreateOptions {
-                size_bytes: 8 * MIB,
-                ..CreateOptions::default()
-            },
-        ),
-    );
-    other.open(8 * MIB).unwrap();
+    let (world, other) = (pool(IndexKind::Hash), World::opened(12, &pool_of(8 * MIB)));
     let bytes = export(&other.store());
     let engine = without(&world, &MADE);
     let error = make_parts(&engine, &bytes).unwrap_err();

@@ -8,24 +8,15 @@ use onefold_engine::Part;
 use onefold_engine::simulated::Op;
 use onefold_store::{Blocking, CreateOptions, PoolStat, StoreErrorKind, VolumeOptions};
 
+use crate::common::{BLOCK, MIB, pool_of};
 use crate::crash::Recovery;
 use crate::guards::crash_is_fine;
-use crate::world::{Fill, MIB, World};
-
-const BLOCK: u64 = 4096;
+use crate::world::{Fill, World};
 
 /// A pool with one volume, of which a quarter is written and flushed.
 fn pool() -> (Arc<World>, u64) {
-    let options = CreateOptions {
-        block_size: 4096,
-        size_bytes: 16 * MIB,
-        log_bytes: 256 << 10,
-        ..CreateOptions::default()
-    };
-    let world = World::new(11, &options);
-    world.open(8 * MIB).unwrap();
-    world.create_volume(8 * MIB).unwrap();
-    let id = world.volume_ids()[0];
+    let world = World::opened(11, &pool_of(16 * MIB));
+    let id = world.new_volume(8 * MIB).unwrap();
     world
         .write(id, 0, 2 * MIB, Fill::Data, Blocking::Yes)
         .unwrap();
@@ -56,6 +47,15 @@ fn goes_on(world: &World, id: u64) {
     world.check().unwrap();
     assert!(!world.state().must_reopen, "the pool takes no writes");
     reopens(world);
+}
+
+/// One request has failed, and the next is refused, until the pool is opened again.
+fn takes_no_writes(world: &World, id: u64) {
+    assert_eq!(failed(world), 1);
+    world.flush(id).unwrap();
+    assert_eq!(world.state().coverage.read_only, 1);
+    reopens(world);
+    goes_on(world, id);
 }
 
 fn reopens(world: &World) {
@@ -153,11 +153,7 @@ fn a_log_that_cannot_be_written_stops_writes() {
         .unwrap();
     fail(&world, Part::Log, Op::Write, ErrorKind::Other);
     world.flush(id).unwrap();
-    assert_eq!(failed(&world), 1);
-    world.flush(id).unwrap();
-    assert_eq!(world.state().coverage.read_only, 1);
-    reopens(&world);
-    goes_on(&world, id);
+    takes_no_writes(&world, id);
 }
 
 #[test]
@@ -188,11 +184,7 @@ fn a_root_whose_sync_fails_stops_writes() {
         let engine = world.engine();
         engine.fail_once(Part::Meta, Op::Sync, nth, ErrorKind::Other);
         world.check().unwrap();
-        assert_eq!(failed(&world), 1);
-        world.flush(id).unwrap();
-        assert_eq!(world.state().coverage.read_only, 1);
-        reopens(&world);
-        goes_on(&world, id);
+        takes_no_writes(&world, id);
     }
 }
 
@@ -240,14 +232,10 @@ fn a_zeroing_that_is_cut_short_tears_no_sector() {
     for ios in 1..20 {
         let options = CreateOptions {
             block_size: large as u32,
-            size_bytes: 16 * MIB,
-            log_bytes: 256 << 10,
-            ..CreateOptions::default()
+            ..pool_of(16 * MIB)
         };
-        let world = World::new(ios, &options);
-        world.open(8 * MIB).unwrap();
-        world.create_volume(8 * MIB).unwrap();
-        let id = world.volume_ids()[0];
+        let world = World::opened(ios, &options);
+        let id = world.new_volume(8 * MIB).unwrap();
         let write = world.write(id, 0, 4 * large, Fill::Data, Blocking::Yes);
         write.unwrap();
         world.flush(id).unwrap();

@@ -4,22 +4,16 @@ use std::sync::Arc;
 
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    Blocking, CreateOptions, IndexKind, Lba, PoolStat, Ready, SpaceLevel, StoreErrorKind, WhenFull,
+    Blocking, CreateOptions, Lba, PoolStat, Ready, SpaceLevel, StoreErrorKind, WhenFull,
 };
 
+use crate::common::{BLOCK, KINDS, MIB, pool_of};
 use crate::crash::Recovery;
 use crate::script::stop_everywhere_in;
-use crate::world::{Fill, MIB, Step, Stop, World, violation};
-
-const BLOCK: u64 = 4096;
+use crate::world::{Fill, Step, Stop, World, violation};
 
 /// 512 blocks, of which 4 are the reserve.
-const OPTIONS: CreateOptions = CreateOptions {
-    block_size: 4096,
-    size_bytes: 2 * MIB,
-    log_bytes: 256 << 10,
-    index: IndexKind::Hash,
-};
+const OPTIONS: CreateOptions = pool_of(2 * MIB);
 
 fn stat(world: &World) -> Result<PoolStat, Stop> {
     let stat = world.store().stat();
@@ -74,9 +68,7 @@ pub(crate) fn fill(world: &World, id: u64, from: u64) -> Result<u64, Stop> {
 /// Two volumes with blocks in common, published; one with a snapshot of them. Then new data fills
 /// the pool, and overwriting shared blocks takes the reserve, to the last block.
 fn filled(world: &Arc<World>) -> Result<(u64, u64, u64), Stop> {
-    world.create_volume(MIB)?;
-    world.create_volume(4 * MIB)?;
-    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let (a, b) = (world.new_volume(MIB)?, world.new_volume(4 * MIB)?);
     for id in [a, b] {
         world.write(id, 0, 24 * BLOCK, Fill::Common, Blocking::Yes)?;
         world.dedup(id, Ready::All, 2)?;
@@ -147,9 +139,8 @@ fn lives_on_full(world: &Arc<World>) -> Step {
 
 #[test]
 fn a_full_pool_can_do_all_that_makes_space() {
-    for index in [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory] {
-        let world = World::new(1, &CreateOptions { index, ..OPTIONS });
-        world.open(8 * MIB).unwrap();
+    for index in KINDS {
+        let world = World::opened(1, &CreateOptions { index, ..OPTIONS });
         lives_on_full(&world).unwrap();
         world.recover_by(Recovery::POWER_LOSS).unwrap();
         assert_eq!(world.store().when_full(), WhenFull::Fail);
@@ -181,11 +172,11 @@ fn a_host_without_room_for_metadata_stops_nothing_that_makes_room() {
         size_bytes: 64 * MIB,
         ..OPTIONS
     };
-    let world = World::new(1, &options);
-    world.open(8 * MIB).unwrap();
-    world.create_volume(64 << 30).unwrap();
-    world.create_volume(MIB).unwrap();
-    let (wide, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let world = World::opened(1, &options);
+    let (wide, b) = (
+        world.new_volume(64 << 30).unwrap(),
+        world.new_volume(MIB).unwrap(),
+    );
     world.write(b, 0, MIB, Fill::Common, Blocking::Yes).unwrap();
     let engine = world.engine();
     let allocated = engine.open(Part::Meta).unwrap().allocated_bytes().unwrap();

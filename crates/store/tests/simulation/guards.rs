@@ -8,29 +8,26 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
-use onefold_format::{frame, page};
+use onefold_format::frame;
 use onefold_store::{Blocking, CreateOptions, Guard, IndexKind, Ready, Scarcity, VolumeOptions};
 
+use crate::common::{BLOCK, MEMORY, MIB, pool_of, superblock};
 use crate::crash::Recovery;
 use crate::model::Violation;
 use crate::scrub_guards;
-use crate::world::{Fill, MIB, Step, Stop, World, violation};
-
-const BLOCK: u64 = 4096;
+use crate::world::{Fill, Step, Stop, World, violation};
 
 /// Seeds tried for each guard, with it and without it.
 const SEEDS: u64 = 60;
 
 fn pool(seed: u64, size_bytes: u64, log_bytes: u64) -> Result<Arc<World>, Stop> {
     let options = CreateOptions {
-        block_size: 4096,
-        size_bytes,
         log_bytes,
-        ..CreateOptions::default()
+        ..pool_of(size_bytes)
     };
     let world = World::new(seed, &options);
     world.state().trace = std::env::var_os("ONEFOLD_SIM_TRACE").is_some();
-    let opened = world.open(64 * MIB);
+    let opened = world.open(MEMORY);
     opened.map_err(|error| violation(error.to_string()))?;
     Ok(world)
 }
@@ -56,8 +53,7 @@ pub(crate) fn power_loss(world: &World) -> Step {
 /// Flushed data is there after a power loss.
 fn flushed(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
@@ -68,9 +64,7 @@ fn flushed(seed: u64) -> Step {
 /// Blocks are requested that a trim released whose record is in memory only.
 fn reused_before_commit(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(8 * MIB)?;
-    world.create_volume(8 * MIB)?;
-    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let (a, b) = (world.new_volume(8 * MIB)?, world.new_volume(8 * MIB)?);
     world.write(a, 0, MIB, Fill::Data, Blocking::Yes)?;
     world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(a)?;
@@ -82,9 +76,7 @@ fn reused_before_commit(seed: u64) -> Step {
 /// Blocks are released and requested again while they are being read.
 fn reused_while_read(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(8 * MIB)?;
-    world.create_volume(8 * MIB)?;
-    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let (a, b) = (world.new_volume(8 * MIB)?, world.new_volume(8 * MIB)?);
     world.write(a, 0, MIB, Fill::Data, Blocking::Yes)?;
     world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.meanwhile(Part::Data, Op::Read, When::Before, move |world| {
@@ -103,9 +95,7 @@ fn reused_while_read(seed: u64) -> Step {
 /// Blocks are wanted while they are being given back to the host.
 fn reused_while_discarded(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(8 * MIB)?;
-    world.create_volume(8 * MIB)?;
-    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let (a, b) = (world.new_volume(8 * MIB)?, world.new_volume(8 * MIB)?);
     world.write(a, 0, 4 * MIB - 10 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.trim(a, 0, MIB, Blocking::Yes)?;
     world.flush(a)?;
@@ -121,8 +111,7 @@ fn reused_while_discarded(seed: u64) -> Step {
 /// Two requests change parts of one block.
 fn two_writers_of_a_block(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     world.write(id, 0, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     world.meanwhile(Part::Data, Op::Read, When::After, move |world| {
@@ -137,8 +126,7 @@ fn two_writers_of_a_block(seed: u64) -> Step {
 /// A volume shrinks while a long write to it is in flight, and grows again.
 fn cut_while_written(seed: u64) -> Step {
     let world = pool(seed, 16 * MIB, MIB)?;
-    world.create_volume(4 * MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(4 * MIB)?;
     world.write(id, 0, 2 * MIB, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     let volume = world.handle(id)?;
@@ -162,9 +150,7 @@ fn cut_while_written(seed: u64) -> Step {
 /// Other flushes commit while a write to a block that held something else is in flight.
 fn committed_before_written(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(8 * MIB)?;
-    world.create_volume(8 * MIB)?;
-    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let (a, b) = (world.new_volume(8 * MIB)?, world.new_volume(8 * MIB)?);
     world.write(a, 0, MIB, Fill::Data, Blocking::Yes)?;
     world.write(a, MIB, 3 * MIB - 10 * BLOCK, Fill::Data, Blocking::Yes)?;
     // Too few to be discarded, so they keep their content.
@@ -183,8 +169,7 @@ fn committed_before_written(seed: u64) -> Step {
 /// A power loss anywhere in one of many checkpoints.
 fn checkpoints_cut_short(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(8 * MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(8 * MIB)?;
     let crash_at = world.draw(|random| random.between(10, 100));
     world.engine().crash_after(crash_at);
     for n in 0..20 {
@@ -203,8 +188,7 @@ fn checkpoints_cut_short(seed: u64) -> Step {
 /// While the checkpoint that a full log made necessary is being written, others commit.
 fn log_wanted_during_checkpoint(seed: u64) -> Step {
     let world = pool(seed, 64 * MIB, 256 << 10)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     let round = move |world: &World, blocking| {
         world.write(id, 0, MIB, Fill::Zeros, blocking)?;
         world.write(id, 0, MIB, Fill::Comb, blocking)?;
@@ -228,8 +212,7 @@ fn log_wanted_during_checkpoint(seed: u64) -> Step {
 /// Others commit between the moment that a checkpoint is of and its root.
 fn committed_during_checkpoint(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(8 * MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(8 * MIB)?;
     world.write(id, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.meanwhile(Part::Meta, Op::Write, When::Before, move |world| {
         world.write(id, 16 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::No)?;
@@ -242,8 +225,7 @@ fn committed_during_checkpoint(seed: u64) -> Step {
 /// The process dies, is started again, and only then the power fails.
 fn killed_then_power_loss(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     world.write(id, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     world.write(id, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
@@ -254,8 +236,7 @@ fn killed_then_power_loss(seed: u64) -> Step {
 /// One bit flips in a frame of the log that commits follow.
 fn frame_decays(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     for n in 0..6 {
         world.write(id, n * 8 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
         world.flush(id)?;
@@ -275,9 +256,7 @@ fn frame_decays(seed: u64) -> Step {
 /// Two sessions each lose a part of a commit of two frames, in the same place of the log.
 fn torn_twice(seed: u64) -> Step {
     let world = pool(seed, 64 * MIB, MIB)?;
-    world.create_volume(64 * MIB)?;
-    world.create_volume(64 * MIB)?;
-    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let (a, b) = (world.new_volume(64 * MIB)?, world.new_volume(64 * MIB)?);
     let (first, second) = fill_two_frames(&world, a)?;
     let lost_first = |after: &SimulatedEngine| {
         whole_frame(after, first).is_none() && whole_frame(after, second).is_some()
@@ -317,15 +296,10 @@ fn outcome(world: &World, is_wanted: impl Fn(&SimulatedEngine) -> bool) -> Optio
     outcomes.find(is_wanted)
 }
 
-fn pool_of(engine: &SimulatedEngine) -> onefold_format::PoolId {
-    let superblock = engine.read_raw(Part::Superblock, 0, page::PAGE_BYTES);
-    page::claimed_pool(&superblock.try_into().unwrap())
-}
-
 /// The checksum of the frame at this place, if it is whole.
 fn whole_frame(engine: &SimulatedEngine, at: u64) -> Option<u32> {
     let bytes = engine.read_raw(Part::Log, at, 2 * frame::FRAME_PAYLOAD_MAX);
-    let header = frame::decode_header(&bytes, pool_of(engine)).ok()?;
+    let header = frame::decode_header(&bytes, superblock(engine).pool).ok()?;
     frame::check(&header, &bytes).ok()?;
     Some(header.checksum)
 }
@@ -345,7 +319,7 @@ fn fill_two_frames(world: &Arc<World>, id: u64) -> Result<(u64, u64), Stop> {
     let engine = world.engine();
     let places = (0..MIB).step_by(512).filter(|at| {
         let header = engine.read_raw(Part::Log, *at, frame::FRAME_HEADER_BYTES);
-        let decoded = frame::decode_header(&header, pool_of(&engine));
+        let decoded = frame::decode_header(&header, superblock(&engine).pool);
         decoded.is_ok_and(|frame| frame.payload_bytes > 10_000)
     });
     match places.collect::<Vec<u64>>()[..] {
@@ -357,8 +331,7 @@ fn fill_two_frames(world: &Arc<World>, id: u64) -> Result<(u64, u64), Stop> {
 /// A sync fails once.
 fn sync_fails(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     world.write(id, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     world.write(id, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
@@ -373,8 +346,7 @@ fn sync_fails(seed: u64) -> Step {
 /// Part of a block is rewritten after a snapshot, and the sync fails that should make it durable.
 fn neighbours_read_after_failed_sync(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     world.write(id, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.create_snapshots(&[id])?;
     world.flush(id)?;
@@ -400,9 +372,7 @@ fn import_interrupted(seed: u64) -> Step {
 /// Two volumes with blocks of one common content each way, all of them published.
 pub(crate) fn shared_pool(seed: u64) -> Result<(Arc<World>, u64, u64), Stop> {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    world.create_volume(MIB)?;
-    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let (a, b) = (world.new_volume(MIB)?, world.new_volume(MIB)?);
     for id in [a, b] {
         world.write(id, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
         world.dedup(id, Ready::All, 9)?;
@@ -422,8 +392,7 @@ fn shared_is_rewritten(seed: u64) -> Step {
 /// The machine stops right after the index has heard of blocks, and others take their places.
 fn index_hears_first(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     world.write(id, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.meanwhile(Part::Index, Op::Sync, When::After, |world| {
         world.engine().halt();
@@ -505,8 +474,7 @@ fn converted_after_batch(seed: u64) -> Step {
 /// Blocks that a snapshot holds are written by its volume.
 fn written_after_snapshot(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     world.write(id, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.create_snapshots(&[id])?;
     world.write(id, 4 * BLOCK, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
@@ -546,8 +514,7 @@ fn frozen_across_frames(seed: u64) -> Step {
 /// A snapshot is deleted whose blocks were being published when the machine stopped.
 fn merged_while_published(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     world.write(id, 0, 16 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.create_snapshots(&[id])?;
     let snapshot = world.snapshot_ids()[0];
@@ -566,8 +533,7 @@ fn merged_while_published(seed: u64) -> Step {
 /// A pool grows, is full at once, and loses power.
 fn grown_before_root(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(8 * MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(8 * MIB)?;
     world.write(id, 0, 3 * MIB, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     world.engine().crash_after(1 + seed % 4);
@@ -578,8 +544,7 @@ fn grown_before_root(seed: u64) -> Step {
 /// A pool gets a new end before blocks of a volume.
 fn cut_when_empty(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(4 * MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(4 * MIB)?;
     world.write(id, 0, 3 * MIB, Fill::Data, Blocking::Yes)?;
     // The first two have the pool's second half, and the last one its first.
     world.trim(id, 0, MIB, Blocking::Yes)?;
@@ -598,8 +563,7 @@ fn cut_when_empty(seed: u64) -> Step {
 /// leave nothing beyond the new end, and the others do.
 fn shrinking_begun_then_crash(seed: u64) -> Step {
     let world = pool(seed, 16 * MIB, MIB)?;
-    world.create_volume(1024 * MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(1024 * MIB)?;
     for segment in 0..300 {
         world.write(id, segment * 2 * MIB, BLOCK, Fill::Data, Blocking::Yes)?;
         world.trim(id, segment * 2 * MIB, BLOCK, Blocking::Yes)?;
@@ -626,8 +590,7 @@ fn shrinking_begun_then_crash(seed: u64) -> Step {
 /// died while it took them over.
 fn answered_then_killed(seed: u64) -> Step {
     let world = pool(seed, 16 * MIB, MIB)?;
-    world.create_volume(8 * MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(8 * MIB)?;
     world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     world.write(id, 32 * BLOCK, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
@@ -660,8 +623,7 @@ fn answered_then_killed(seed: u64) -> Step {
 /// Remains of a process from before a power loss are useless.
 fn left_behind_then_power_loss(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     // So that the next write needs new blocks.
     world.create_snapshots(&[id])?;
@@ -673,8 +635,7 @@ fn left_behind_then_power_loss(seed: u64) -> Step {
 /// A sync of the data fails, the process is killed, and then the power goes.
 fn failed_sync_then_killed(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     world.write(id, 0, 64 * BLOCK, Fill::Data, Blocking::Yes)?;
     // So that the next write needs new blocks.
     world.create_snapshots(&[id])?;
@@ -692,8 +653,7 @@ fn failed_sync_then_killed(seed: u64) -> Step {
 /// A defect ends a commit in its middle. A later flush must not succeed.
 fn panic_in_commit(seed: u64) -> Step {
     let world = small_pool(seed)?;
-    world.create_volume(MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(MIB)?;
     world.write(id, 0, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     let part = if seed.is_multiple_of(2) {
         Part::Log
@@ -723,8 +683,7 @@ fn panic_in_commit(seed: u64) -> Step {
 /// A snapshot is made and deleted in the middle of a read.
 fn layer_emptied_while_read(seed: u64) -> Step {
     let world = pool(seed, 32 * MIB, MIB)?;
-    world.create_volume(8 * MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(8 * MIB)?;
     world.write(id, 0, 8 * MIB, Fill::Data, Blocking::Yes)?;
     world.create_snapshots(&[id])?;
     world.write(id, 0, 8 * MIB, Fill::Data, Blocking::Yes)?;

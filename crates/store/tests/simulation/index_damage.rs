@@ -3,29 +3,24 @@
 
 use std::sync::Arc;
 
-use onefold_engine::simulated::{CrashKind, SimulatedEngine};
+use onefold_engine::simulated::SimulatedEngine;
 use onefold_engine::{Engine, Part};
-use onefold_store::{Blocking, CreateOptions, Finding, IndexKind, Ready, Store, StoreErrorKind};
+use onefold_store::{Blocking, CreateOptions, Finding, IndexKind, Lba, Ready, StoreErrorKind};
 
+use crate::common::{BLOCK, KINDS, MIB, findings, pool_of};
 use crate::crash::Recovery;
+use crate::damage::damaged;
 use crate::index_rows;
-use crate::world::{Fill, MIB, Step, World};
-
-const BLOCK: u64 = 4096;
-
-const KINDS: [IndexKind; 3] = [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory];
+use crate::world::{Fill, Step, World};
 
 /// A closed pool with published blocks, references to release and blocks to publish.
 fn pool(index: IndexKind, seed: u64) -> Arc<World> {
     let options = CreateOptions {
-        block_size: 4096,
-        size_bytes: 8 * MIB,
-        log_bytes: 256 << 10,
         index,
+        ..pool_of(8 * MIB)
     };
-    let world = World::new(seed, &options);
+    let world = World::opened(seed, &options);
     let run = || -> Step {
-        world.open(8 * MIB).unwrap();
         world.create_volume(MIB)?;
         world.create_volume(MIB)?;
         for id in world.volume_ids() {
@@ -44,12 +39,6 @@ fn pool(index: IndexKind, seed: u64) -> Arc<World> {
     world
 }
 
-fn damaged(world: &World, damage: impl FnOnce(&SimulatedEngine)) -> SimulatedEngine {
-    let engine = world.engine().crash(CrashKind::ProcessKilled);
-    damage(&engine);
-    engine
-}
-
 fn index_bytes(engine: &SimulatedEngine) -> Vec<u8> {
     engine.durable_image(Part::Index)
 }
@@ -59,14 +48,6 @@ fn replace(engine: &SimulatedEngine, bytes: &[u8]) {
     engine.lose_part(Part::Index);
     engine.create(Part::Index, 0).unwrap();
     engine.overwrite(Part::Index, 0, bytes);
-}
-
-fn check(store: &Store, repair: bool) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let report = store.check(repair, &mut |finding| findings.push(finding));
-    let report = report.unwrap_or_else(|error| panic!("check: {:?}: {error}", error.kind()));
-    assert_eq!(report.findings, findings.len() as u64);
-    findings
 }
 
 /// Volumes read and write; operations that need the index work or report that they cannot.
@@ -90,12 +71,12 @@ fn repaired(world: &Arc<World>, engine: SimulatedEngine) -> Vec<Finding> {
     world.state().is_index_damaged = true;
     world.open_after(Recovery::KILLED, engine).unwrap();
     volumes_are_served(world).unwrap();
-    let found = check(&world.store(), false);
-    let again = check(&world.store(), true);
+    let found = findings(&world.store(), false);
+    let again = findings(&world.store(), true);
     let is_repairable = |finding: &Finding| finding.repairable;
     assert!(again.iter().all(is_repairable), "{again:?}");
     assert_eq!(
-        check(&world.store(), false),
+        findings(&world.store(), false),
         [],
         "after the repair of {again:?}"
     );
@@ -119,14 +100,14 @@ fn a_missing_index_is_said_and_made_anew() {
         let store = world.store();
         let volume = store.volume("volume-1").unwrap();
         let error = store
-            .dedup_batch(&volume, &mut onefold_store::Lba(0), Ready::All)
+            .dedup_batch(&volume, &mut Lba(0), Ready::All)
             .unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
         assert!(error.to_string().contains("check --repair"), "{error}");
         let error = store.collect_batch().unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
         assert!(store.stat().unwrap().index_rebuilding);
-        let found = check(&store, false);
+        let found = findings(&store, false);
         assert!(
             found.len() == 1 && found[0].repairable && found[0].message.contains("index"),
             "{found:?}"
@@ -213,14 +194,14 @@ fn rows_that_disagree_with_the_maps_are_found_and_put_right() {
         world.open_after(Recovery::KILLED, engine).unwrap();
         world.verify_contents().unwrap();
         let store = world.store();
-        let found = check(&store, false);
+        let found = findings(&store, false);
         assert_eq!(found.len(), 3, "{found:?}");
         let said = |what: &str| found.iter().filter(|f| f.message.contains(what)).count();
         assert_eq!(said("the index counts"), 2, "{found:?}");
         assert_eq!(said("but not in the index"), 1, "{found:?}");
         assert!(found.iter().all(|finding| finding.repairable));
-        assert_eq!(check(&store, true), found);
-        assert_eq!(check(&store, false), []);
+        assert_eq!(findings(&store, true), found);
+        assert_eq!(findings(&store, false), []);
         drop(store);
         world.settle().unwrap();
         world.recover_by(Recovery::POWER_LOSS).unwrap();
@@ -246,14 +227,14 @@ fn rows_that_nobody_refers_to_are_removed() {
         });
         world.open_after(Recovery::KILLED, engine).unwrap();
         let store = world.store();
-        let found = check(&store, true);
+        let found = findings(&store, true);
         let said = |what: &str| found.iter().filter(|f| f.message.contains(what)).count();
         assert_eq!(
             (found.len(), said("twice in the index")),
             (2, 1),
             "{found:?}"
         );
-        assert_eq!(check(&store, false), []);
+        assert_eq!(findings(&store, false), []);
         drop(store);
         world.settle().unwrap();
     }
@@ -276,10 +257,10 @@ fn a_content_that_was_published_twice_is_put_right() {
             world.verify_contents()
         };
         run().unwrap();
-        assert!(!check(&world.store(), true).is_empty());
+        assert!(!findings(&world.store(), true).is_empty());
         // One of the two blocks has no row and never will: it is reported until no entry refers to
         // it.
-        let left = check(&world.store(), false);
+        let left = findings(&world.store(), false);
         let is_said = |finding: &Finding| finding.message.contains("but not in the index");
         assert!(!left.is_empty() && left.iter().all(is_said), "{left:?}");
         let forget = || -> Step {
@@ -290,8 +271,8 @@ fn a_content_that_was_published_twice_is_put_right() {
             world.collect()
         };
         forget().unwrap();
-        assert!(!check(&world.store(), true).is_empty());
-        assert_eq!(check(&world.store(), false), []);
+        assert!(!findings(&world.store(), true).is_empty());
+        assert_eq!(findings(&world.store(), false), []);
         world.state().is_index_damaged = false;
         world.settle().unwrap();
     }
@@ -317,11 +298,11 @@ fn every_io_of_a_repair_can_be_the_last() {
             world.state().is_index_damaged = true;
             world.recover_by(Recovery::POWER_LOSS).unwrap();
             // It is never taken for whole before it is.
-            let found = check(&world.store(), false);
+            let found = findings(&world.store(), false);
             let is_said = found.is_empty()
                 || (found.len() == 1 && found[0].message.contains("cannot be used"));
             assert!(is_said, "{index:?}, stopped at I/O {n}: {found:?}");
-            check(&world.store(), true);
+            findings(&world.store(), true);
             world.state().is_index_damaged = false;
             world.settle().unwrap();
         }

@@ -7,21 +7,16 @@ use std::sync::Arc;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    Blocking, CreateOptions, IndexKind, Lba, OpenOptions, Ready, Scarcity, Store, StoreErrorKind,
-    Volume, VolumeOptions,
+    Blocking, CreateOptions, IndexKind, Ready, Scarcity, Store, StoreErrorKind, Volume,
 };
 
+use crate::common::{
+    self, BLOCK, LITTLE_MEMORY, MIB, assert_clean, dedup_ready, new_volume, pool_of, write,
+};
 use crate::script::stop_everywhere_in;
-use crate::world::{Fill, MIB, Step, Stop, World, violation};
+use crate::world::{Fill, Step, Stop, World, violation};
 
-const BLOCK: u64 = 4096;
-
-const OPTIONS: CreateOptions = CreateOptions {
-    block_size: 4096,
-    size_bytes: 16 * MIB,
-    log_bytes: 256 << 10,
-    index: IndexKind::Hash,
-};
+const OPTIONS: CreateOptions = pool_of(16 * MIB);
 
 /// So little memory that every batch of the index is merged at once.
 const NO_MEMORY: Scarcity = Scarcity {
@@ -86,8 +81,7 @@ fn full_now_and_then(world: &Arc<World>) -> Step {
 fn work_goes_on_when_the_host_has_room_for_the_index_again() {
     for scarcity in [Scarcity::default(), NO_MEMORY] {
         scarcity.set();
-        let world = World::new(1, &OPTIONS);
-        world.open(8 * MIB).unwrap();
+        let world = World::opened(1, &OPTIONS);
         full_now_and_then(&world).unwrap();
         assert!(world.state().coverage.no_space > 0, "nothing was refused");
         world.settle().unwrap();
@@ -105,34 +99,13 @@ fn every_io_around_a_full_host_can_be_the_last() {
     assert!(coverage.crashes_in_collector > 20, "{coverage:?}");
 }
 
-fn open(engine: &Arc<SimulatedEngine>) -> Arc<Store> {
-    let engine: Arc<dyn Engine> = Arc::<SimulatedEngine>::clone(engine);
-    let options = OpenOptions {
-        memory_bytes: 8 * MIB,
-        ..OpenOptions::default()
-    };
-    Store::open(engine, &options).unwrap().0
-}
-
 fn dedup(store: &Store, volume: &Volume) -> Result<(), StoreErrorKind> {
-    let mut cursor = Lba(0);
-    loop {
-        let report = store.dedup_batch(volume, &mut cursor, Ready::All);
-        if report.map_err(|error| error.kind())?.at_end {
-            return Ok(());
-        }
-    }
+    let done = dedup_ready(store, volume, Ready::All);
+    done.map(drop).map_err(|error| error.kind())
 }
 
 fn collect(store: &Store) -> Result<u64, StoreErrorKind> {
-    let mut freed = 0;
-    loop {
-        let report = store.collect_batch().map_err(|error| error.kind())?;
-        freed += report.freed;
-        if report.released == 0 {
-            return Ok(freed);
-        }
-    }
+    common::collect(store).map_err(|error| error.kind())
 }
 
 /// The finder asks for more room than it needs, so that the collector has some when the host is
@@ -140,17 +113,11 @@ fn collect(store: &Store) -> Result<u64, StoreErrorKind> {
 #[test]
 fn the_finder_leaves_room_to_the_collector() {
     const BLOCKS: u64 = 6 * MIB / BLOCK;
-    let engine = Arc::new(SimulatedEngine::new(1));
-    Store::create(&*engine, &OPTIONS).unwrap();
-    let store = open(&engine);
+    let store = common::World::new(&OPTIONS, LITTLE_MEMORY);
+    let engine = store.engine.clone();
     let volumes = ["a", "b"].map(|name| {
-        let options = VolumeOptions::new(6 * MIB);
-        store.create_volume(name, &options).unwrap();
-        let volume = store.volume(name).unwrap();
-        for n in 0..BLOCKS {
-            let content = (n + 1).to_le_bytes().repeat(512);
-            volume.write(n * BLOCK, &content, Blocking::Yes).unwrap();
-        }
+        let volume = new_volume(&store, name, 6 * MIB);
+        (0..BLOCKS).for_each(|lba| write(&volume, lba, [lba + 1]));
         volume.flush().unwrap();
         volume
     });
@@ -177,14 +144,9 @@ fn the_finder_leaves_room_to_the_collector() {
     assert_eq!(store.queued_blocks().unwrap(), 0);
     assert_eq!(store.index_stat().unwrap().references, 0);
     engine.set_capacity(Part::Index, None);
-    let check = |store: &Store| {
-        let report = store.check(false, &mut |finding| panic!("{finding:?}"));
-        assert_eq!(report.unwrap().findings, 0);
-    };
-    check(&store);
+    assert_clean(&store);
     drop(volumes);
-    drop(store);
-    check(&open(&Arc::new(engine.crash(CrashKind::PowerLoss))));
+    assert_clean(&store.crash(CrashKind::PowerLoss));
 }
 
 /// An index in memory begins empty if its written content cannot be read back. Then it is counted
@@ -193,17 +155,13 @@ fn the_finder_leaves_room_to_the_collector() {
 fn a_conversion_leaves_an_index_that_can_be_used() {
     let mut converted = 0;
     for nth in 1..30 {
-        let engine = Arc::new(SimulatedEngine::new(1));
-        Store::create(&*engine, &OPTIONS).unwrap();
-        let store = open(&engine);
-        let volume = VolumeOptions::new(MIB);
-        store.create_volume("a", &volume).unwrap();
-        let volume = store.volume("a").unwrap();
-        let contents = (1..=MIB / BLOCK).flat_map(|n| n.to_le_bytes().repeat(512));
-        let contents: Vec<u8> = contents.collect();
-        volume.write(0, &contents, Blocking::Yes).unwrap();
+        let store = common::World::new(&OPTIONS, LITTLE_MEMORY);
+        let volume = new_volume(&store, "a", MIB);
+        write(&volume, 0, 1..=MIB / BLOCK);
         assert_eq!(dedup(&store, &volume), Ok(()));
-        engine.fail_once(Part::Index, Op::Read, nth, ErrorKind::Other);
+        store
+            .engine
+            .fail_once(Part::Index, Op::Read, nth, ErrorKind::Other);
         let progress = &mut |_, _| {};
         if store.convert_index(IndexKind::Memory, progress).is_ok() {
             converted += 1;
@@ -211,8 +169,7 @@ fn a_conversion_leaves_an_index_that_can_be_used() {
             volume.trim(0, MIB / 2, Blocking::Yes).unwrap();
             store.tick().unwrap();
             assert_eq!(collect(&store), Ok(MIB / 2 / BLOCK));
-            let report = store.check(false, &mut |finding| panic!("{finding:?}"));
-            assert_eq!(report.unwrap().findings, 0);
+            assert_clean(&store);
         }
     }
     assert!(converted > 0);

@@ -8,7 +8,7 @@ use onefold_format::Secret;
 use onefold_format::page::PAGE_BYTES;
 use onefold_index::{Fingerprint, FingerprintIndex, Key, Row, StreamId};
 
-use crate::crash::{newest_root, superblock};
+use crate::common::{newest_root, superblock};
 
 /// The store's only stream.
 const STREAM: StreamId = StreamId(1);

@@ -7,10 +7,9 @@ use onefold_engine::Part;
 use onefold_engine::simulated::{Op, When};
 use onefold_store::{Blocking, CreateOptions, Ready, WhenFull};
 
+use crate::common::{BLOCK, MIB, pool_of};
 use crate::crash::Recovery;
-use crate::world::{Fill, MIB, Step, World};
-
-const BLOCK: u64 = 4096;
+use crate::world::{Fill, Step, World};
 
 /// Bytes of a segment.
 const SEGMENT: u64 = 512 * BLOCK;
@@ -21,10 +20,8 @@ fn pool(size_bytes: u64, log_bytes: u64, memory_bytes: u64) -> Arc<World> {
 
 fn seeded_pool(seed: u64, size_bytes: u64, log_bytes: u64, memory_bytes: u64) -> Arc<World> {
     let options = CreateOptions {
-        block_size: 4096,
-        size_bytes,
         log_bytes,
-        ..CreateOptions::default()
+        ..pool_of(size_bytes)
     };
     let world = World::new(seed, &options);
     world.open(memory_bytes).unwrap();
@@ -86,8 +83,7 @@ fn less_memory_than_before_replays_as_much() {
     for crash_at in 1..60 {
         let world = pool(64 * MIB, MIB, 64 * MIB);
         let run = || -> Step {
-            world.create_volume(600 * SEGMENT)?;
-            let id = world.volume_ids()[0];
+            let id = world.new_volume(600 * SEGMENT)?;
             // Many records first, so that the first frame ends among the segments.
             world.write(id, 0, 18 * MIB, Fill::Comb, Blocking::Yes)?;
             for n in 9..600 {
@@ -246,8 +242,7 @@ fn what_equals_a_bad_block_stays_private() {
 fn an_answer_after_the_machine_stopped_is_none() {
     let world = pool(16 * MIB, 256 << 10, 8 * MIB);
     let run = || -> Step {
-        world.create_volume(MIB)?;
-        let id = world.volume_ids()[0];
+        let id = world.new_volume(MIB)?;
         world.meanwhile(Part::Data, Op::Write, When::After, |world| {
             world.engine().halt();
             Ok(())

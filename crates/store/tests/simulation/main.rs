@@ -9,6 +9,7 @@
 //!
 //! | file | content |
 //! | --- | --- |
+//! | `../common/` | pools, contents and checks, as all tests of the store have them |
 //! | `model.rs` | the possible contents of the volumes |
 //! | `world.rs` | requests, made to the store and to the model |
 //! | `sharing.rs` | finder, collector and index, and their required results |
@@ -22,7 +23,7 @@
 //! | `open_batches.rs` | batches of finder and collector that stay half done |
 //! | `failures.rs` | I/Os that fail while the machine continues |
 //! | `full.rs` | pools filled to the last block |
-//! | `space_limits_table.rs` | quotas and reservations, and other volumes' writes |
+//! | `space_limits.rs` | quotas and reservations, and other volumes' writes |
 //! | `damage.rs` | bytes that decayed, parts that are gone, newer versions |
 //! | `index_damage.rs` | an index that decayed, is gone, or disagrees with the maps |
 //! | `index_room.rs` | a host that has no room for the index for a while |
@@ -36,6 +37,9 @@
 
 mod changes;
 mod closing;
+#[allow(dead_code, unused_imports, reason = "the binary `store` uses the rest")]
+#[path = "../common/mod.rs"]
+mod common;
 mod coverage;
 mod crash;
 mod damage;

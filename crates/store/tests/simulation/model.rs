@@ -333,10 +333,7 @@ impl VolumeModel {
         for (sector, range, inside) in sectors_of(offset, found.len() as u64) {
             let bytes = &found[range];
             let Some(history) = self.open.get(&sector) else {
-                let version = self.settled(sector);
-                if !self.is(sector, version, inside, bytes) {
-                    return Err(self.unexpected(sector, bytes, &[version]));
-                }
+                self.version_of(sector, &[self.settled(sector)], &inside, bytes)?;
                 continue;
             };
             let first = history
@@ -346,22 +343,11 @@ impl VolumeModel {
                 .unwrap_or(0);
             let possible: Vec<Version> = history[first..].iter().map(|step| step.version).collect();
             let is_alone = self.under_way == 1 && history.iter().all(|step| step.at <= begun.0);
-            let hit = possible
-                .iter()
-                .rev()
-                .find(|version| self.is(sector, **version, inside.clone(), bytes));
-            match hit {
-                None => return Err(self.unexpected(sector, bytes, &possible)),
-                // The remains of a failed write stay until the next write.
-                Some(version)
-                    if possible.len() > 1
-                        && is_alone
-                        && !may_be_gone
-                        && inside == (0..SECTOR as usize) =>
-                {
-                    self.push(sector, *version, true);
-                }
-                Some(_) => {}
+            let version = self.version_of(sector, &possible, &inside, bytes)?;
+            // The remains of a failed write stay until the next write.
+            let is_whole = inside == (0..SECTOR as usize);
+            if possible.len() > 1 && is_alone && !may_be_gone && is_whole {
+                self.push(sector, version, true);
             }
         }
         Ok(())
@@ -379,22 +365,13 @@ impl VolumeModel {
         for (sector, range, inside) in sectors_of(offset, found.len() as u64) {
             let bytes = &found[range];
             let Some(history) = self.open.get(&sector) else {
-                let version = self.settled(sector);
-                if !self.is(sector, version, inside, bytes) {
-                    return Err(self.unexpected(sector, bytes, &[version]));
-                }
+                self.version_of(sector, &[self.settled(sector)], &inside, bytes)?;
                 continue;
             };
             let answered = history.iter().rposition(|step| step.answered);
             let first = answered.filter(|_| survived).unwrap_or(0);
             let possible: Vec<Version> = history[first..].iter().map(|step| step.version).collect();
-            let hit = possible
-                .iter()
-                .rev()
-                .find(|version| self.is(sector, **version, inside.clone(), bytes));
-            let Some(version) = hit.copied() else {
-                return Err(self.unexpected(sector, bytes, &possible));
-            };
+            let version = self.version_of(sector, &possible, &inside, bytes)?;
             self.open.remove(&sector);
             self.settle(sector, version);
         }
@@ -489,6 +466,21 @@ impl VolumeModel {
         let mixed = version | MIXED;
         self.mixed.insert((sector, mixed), Box::new(bytes));
         mixed
+    }
+
+    /// The newest of the possible versions that these bytes of a sector may be of.
+    fn version_of(
+        &self,
+        sector: u64,
+        possible: &[Version],
+        inside: &Range<usize>,
+        bytes: &[u8],
+    ) -> Result<Version, Violation> {
+        let mut newest_first = possible.iter().rev();
+        let found = newest_first.find(|version| self.is(sector, **version, inside.clone(), bytes));
+        found
+            .copied()
+            .ok_or_else(|| self.unexpected(sector, bytes, possible))
     }
 
     fn is(&self, sector: u64, version: Version, inside: Range<usize>, bytes: &[u8]) -> bool {

@@ -8,11 +8,10 @@ use onefold_engine::simulated::{CrashKind, Op, When};
 use onefold_format::OpenBatchHead;
 use onefold_store::{Blocking, CreateOptions, IndexKind, Ready, VolumeOptions};
 
-use crate::crash::{Recovery, newest_root};
+use crate::common::{BLOCK, MIB, newest_root, pool_of};
+use crate::crash::Recovery;
 use crate::guards::{crash_is_fine, shared_pool};
-use crate::world::{Fill, MIB, Step, Stop, World};
-
-const BLOCK: u64 = 4096;
+use crate::world::{Fill, Step, Stop, World};
 
 /// Bytes of a segment.
 const SEGMENT: u64 = 512 * BLOCK;
@@ -26,15 +25,11 @@ const KINDS: [IndexKind; 2] = [IndexKind::Hash, IndexKind::Memory];
 /// A pool with one volume of many segments.
 fn pool(index: IndexKind) -> Result<(Arc<World>, u64), Stop> {
     let options = CreateOptions {
-        block_size: 4096,
-        size_bytes: 16 * MIB,
-        log_bytes: 256 << 10,
         index,
+        ..pool_of(16 * MIB)
     };
-    let world = World::new(7, &options);
-    world.open(8 * MIB).unwrap();
-    world.create_volume(MANY_SEGMENTS * SEGMENT)?;
-    let wide = world.volume_ids()[0];
+    let world = World::opened(7, &options);
+    let wide = world.new_volume(MANY_SEGMENTS * SEGMENT)?;
     Ok((world, wide))
 }
 
@@ -180,8 +175,7 @@ fn checkpoint_in_the_middle(
     crash_at: u64,
 ) -> Result<(bool, bool), Stop> {
     let (world, wide) = pool(index)?;
-    world.create_volume(4 * MIB)?;
-    let id = world.volume_ids()[1];
+    let id = world.new_volume(4 * MIB)?;
     world.write(id, 0, 40 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.dedup(id, Ready::All, 9)?;
     world.write(id, SEGMENT, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
@@ -235,8 +229,7 @@ fn a_checkpoint_in_the_middle_of_a_batch_keeps_it() {
 fn elements_at_the_end_of_a_page_are_the_same_after_a_crash() {
     let run = || -> Step {
         let (world, _) = pool(IndexKind::Btree)?;
-        world.create_volume(8 * MIB)?;
-        let id = world.volume_ids()[1];
+        let id = world.new_volume(8 * MIB)?;
         world.write(id, 0, 1010 * BLOCK, Fill::Data, Blocking::Yes)?;
         world.dedup(id, Ready::All, 9)?;
         for n in 0..504 {
@@ -263,8 +256,7 @@ fn a_volume_goes_while_the_finder_looks_at_it() {
     for nth in 0..4 {
         let run = || -> Step {
             let (world, _) = pool(IndexKind::Btree)?;
-            world.create_volume(8 * MIB)?;
-            let id = world.volume_ids()[1];
+            let id = world.new_volume(8 * MIB)?;
             for n in 0..4 {
                 world.write(id, n * SEGMENT, 8 * BLOCK, Fill::Common, Blocking::Yes)?;
             }

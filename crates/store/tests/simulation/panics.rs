@@ -6,23 +6,16 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{Op, When};
 use onefold_format::Lba;
-use onefold_store::{Blocking, CreateOptions, Ready, StoreErrorKind};
+use onefold_store::{Blocking, Ready, StoreErrorKind};
 
+use crate::common::{MIB, pool_of};
 use crate::crash::Recovery;
-use crate::world::{Fill, MIB, World};
+use crate::world::{Fill, World};
 
 /// A pool with a volume of two equal halves, opened after a crash.
 fn pool() -> (Arc<World>, u64) {
-    let options = CreateOptions {
-        block_size: 4096,
-        size_bytes: 16 * MIB,
-        log_bytes: 256 << 10,
-        ..CreateOptions::default()
-    };
-    let world = World::new(12, &options);
-    world.open(8 * MIB).unwrap();
-    world.create_volume(8 * MIB).unwrap();
-    let id = world.volume_ids()[0];
+    let world = World::opened(12, &pool_of(16 * MIB));
+    let id = world.new_volume(8 * MIB).unwrap();
     world
         .write(id, 0, 8 * MIB, Fill::Data, Blocking::Yes)
         .unwrap();

@@ -4,32 +4,24 @@ use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, SimulatedEngine};
+use onefold_format::PageNumber;
 use onefold_format::node::Node;
 use onefold_format::page::{self, PAGE_BYTES, PageBytes, PageHeader, PageKind, SPACE_OWNER};
 use onefold_format::space_page::{self, Bitmap};
-use onefold_format::{PageNumber, Root, Superblock};
-use onefold_store::{
-    Blocking, CheckReport, CreateOptions, Finding, OpenOptions, Store, StoreErrorKind,
-};
+use onefold_store::{Blocking, Finding, OpenOptions, Store, StoreErrorKind};
 
+use crate::common::{self, LITTLE_MEMORY, MIB, check, newest_root, pool_of, superblock};
 use crate::crash::Recovery;
-use crate::world::{Fill, MIB, World};
+use crate::damage::damaged;
+use crate::world::{Fill, World};
 
 /// Free blocks that the tests make leak.
 const LEAKED: std::ops::Range<u64> = 3000..3003;
 
 /// A closed pool: its last checkpoint is everything.
 fn closed_pool() -> Arc<World> {
-    let options = CreateOptions {
-        block_size: 4096,
-        size_bytes: 16 * MIB,
-        log_bytes: 256 << 10,
-        ..CreateOptions::default()
-    };
-    let world = World::new(3, &options);
-    world.open(8 * MIB).unwrap();
-    world.create_volume(8 * MIB).unwrap();
-    let id = world.volume_ids()[0];
+    let world = World::opened(3, &pool_of(16 * MIB));
+    let id = world.new_volume(8 * MIB).unwrap();
     for n in 0..3 {
         let offset = n * 2 * MIB;
         world
@@ -41,35 +33,19 @@ fn closed_pool() -> Arc<World> {
     world
 }
 
-fn read_page(engine: &SimulatedEngine, part: Part, page: PageNumber) -> Box<PageBytes> {
-    let bytes = engine.read_raw(part, page.0 * PAGE_BYTES as u64, PAGE_BYTES);
-    Box::new(bytes.try_into().unwrap())
-}
-
-fn newest_root(engine: &SimulatedEngine) -> (Superblock, Root) {
-    let page = read_page(engine, Part::Superblock, PageNumber(0));
-    let superblock = Superblock::decode(&page).unwrap();
-    let root = |slot| {
-        let page = read_page(engine, Part::Meta, PageNumber(slot));
-        Root::decode(&page, superblock.pool, PageNumber(slot)).ok()
-    };
-    let roots = [root(0), root(1)].into_iter().flatten();
-    let newest = roots.max_by_key(|root| root.sequence).unwrap();
-    (superblock, newest)
-}
-
 /// Where the free-space map's inner page and its only leaf are.
 fn space_pages(engine: &SimulatedEngine) -> (PageNumber, PageNumber) {
-    let (_, root) = newest_root(engine);
+    let root = newest_root(engine).unwrap();
     assert_eq!(root.space.levels, 1);
     let top = root.space.top.unwrap().page;
-    let node = Node::decode(&read_page(engine, Part::Meta, top)).unwrap();
+    let node = Node::decode(&common::page(engine, Part::Meta, top)).unwrap();
     (top, node.children[0].unwrap().page)
 }
 
 /// Writes another free-space map in the place of the one there is, with all checksums right.
 fn replace_free_space(engine: &SimulatedEngine, change: impl FnOnce(&mut Bitmap)) {
-    let (superblock, mut root) = newest_root(engine);
+    let pool = superblock(engine).pool;
+    let mut root = newest_root(engine).unwrap();
     let (top, leaf) = space_pages(engine);
     let write = |kind, level, place: PageNumber, fill: &dyn Fn(&mut PageBytes)| {
         let mut bytes = page::blank();
@@ -77,7 +53,7 @@ fn replace_free_space(engine: &SimulatedEngine, change: impl FnOnce(&mut Bitmap)
         let header = PageHeader {
             kind,
             level,
-            pool: superblock.pool,
+            pool,
             page: place,
             owner: SPACE_OWNER,
             index: 0,
@@ -87,19 +63,19 @@ fn replace_free_space(engine: &SimulatedEngine, change: impl FnOnce(&mut Bitmap)
         engine.overwrite(Part::Meta, place.0 * PAGE_BYTES as u64, &bytes[..]);
         checksum
     };
-    let mut bitmap = space_page::decode(&read_page(engine, Part::Meta, leaf)).unwrap();
+    let mut bitmap = space_page::decode(&common::page(engine, Part::Meta, leaf)).unwrap();
     change(&mut bitmap);
     let leaf_checksum = write(PageKind::Space, 0, leaf, &|page| {
         space_page::encode(&bitmap, page);
     });
-    let mut node = Node::decode(&read_page(engine, Part::Meta, top)).unwrap();
+    let mut node = Node::decode(&common::page(engine, Part::Meta, top)).unwrap();
     let child = node.children[0].as_mut().unwrap();
     child.checksum = leaf_checksum;
     child.info = space_page::allocated(&bitmap);
     let top_checksum = write(PageKind::Node, 1, top, &|page| node.encode(page));
     root.space.top.as_mut().unwrap().checksum = top_checksum;
     let at = root.slot().0 * PAGE_BYTES as u64;
-    engine.overwrite(Part::Meta, at, &root.encode(superblock.pool)[..]);
+    engine.overwrite(Part::Meta, at, &root.encode(pool)[..]);
 }
 
 /// Makes some blocks leak, and counts two that a volume owns as free.
@@ -110,18 +86,6 @@ fn disagree(bitmap: &mut Bitmap) {
     }
     assert_eq!(bitmap[8], u64::MAX, "blocks 512 to 575 are in use");
     bitmap[8] &= !0b110;
-}
-
-fn damaged(world: &World, damage: impl FnOnce(&SimulatedEngine)) -> SimulatedEngine {
-    let engine = world.engine().crash(CrashKind::ProcessKilled);
-    damage(&engine);
-    engine
-}
-
-fn check(store: &Store, repair: bool) -> (CheckReport, Vec<Finding>) {
-    let mut findings = Vec::new();
-    let report = store.check(repair, &mut |finding| findings.push(finding));
-    (report.unwrap(), findings)
 }
 
 fn messages(findings: &[Finding]) -> Vec<&str> {
@@ -164,11 +128,11 @@ fn free_space_that_disagrees_is_reported_and_repaired() {
 fn nothing_is_freed_while_a_map_cannot_be_read() {
     let world = closed_pool();
     let is_map = |place: &PageNumber| {
-        let page = read_page(&world.engine(), Part::Meta, *place);
+        let page = common::page(&world.engine(), Part::Meta, *place);
         let header = PageHeader {
             kind: PageKind::Map,
             level: 0,
-            pool: newest_root(&world.engine()).0.pool,
+            pool: superblock(&world.engine()).pool,
             page: *place,
             owner: 1,
             index: 1,
@@ -224,20 +188,15 @@ fn free_space_without_its_inner_page_is_counted_again_on_request() {
     let damage = |engine: &SimulatedEngine| {
         engine.flip_bit(Part::Meta, top.0 * PAGE_BYTES as u64 + 100, 5);
     };
-    let options = OpenOptions {
-        memory_bytes: 8 * MIB,
-        ..OpenOptions::default()
-    };
-    let engine = Arc::new(damaged(&world, damage));
-    let error = Store::open(engine, &options).err().unwrap();
+    let opened = common::open(damaged(&world, damage), LITTLE_MEMORY);
+    let error = opened.err().unwrap();
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
     let options = OpenOptions {
+        memory_bytes: LITTLE_MEMORY,
         rebuild_free_space: true,
-        ..options
     };
-    let engine = Arc::new(damaged(&world, damage));
-    let as_engine: Arc<dyn onefold_engine::Engine> = Arc::<SimulatedEngine>::clone(&engine);
-    let (store, report) = Store::open(as_engine, &options).unwrap();
+    let engine = damaged(&world, damage);
+    let (store, report) = Store::open(Arc::new(engine.clone()), &options).unwrap();
     assert!(report.free_space_rebuilt);
     let (report, findings) = check(&store, true);
     assert!(

@@ -10,14 +10,12 @@ use std::sync::Arc;
 use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine};
 use onefold_store::{
-    Blocking, CreateOptions, IndexKind, Lba, OpenOptions, Ready, Scrub, ScrubReport, Store,
-    StoreError, StoreErrorKind, VolumeOptions,
+    Blocking, CreateOptions, IndexKind, Lba, Ready, Scrub, ScrubReport, Store, StoreError,
+    StoreErrorKind,
 };
 
+use crate::common::{BLOCK, LITTLE_MEMORY, World, blocks, new_volume, open, pool_of};
 use crate::model::Violation;
-use crate::world::MIB;
-
-pub(crate) const BLOCK: u64 = 4096;
 
 /// Steps after which a job that is still not done never will be.
 const STEPS_MAX: usize = 10_000;
@@ -29,7 +27,7 @@ pub(crate) type Content = u64;
 pub(crate) type Tried<T> = Result<Option<T>, Violation>;
 
 pub(crate) struct Rig {
-    pub(crate) engine: Arc<SimulatedEngine>,
+    pub(crate) engine: SimulatedEngine,
     pub(crate) store: Arc<Store>,
     /// By volume and block, its possible contents: more than one if a write was cut short, and none
     /// if that left something else.
@@ -42,34 +40,16 @@ pub(crate) fn violation<T>(message: String) -> Result<T, Violation> {
     Err(Violation(message))
 }
 
-pub(crate) fn bytes_of(content: Content) -> Vec<u8> {
-    let words = (0..BLOCK / 8).map(|n| content.wrapping_mul(0x9e37_79b9_7f4a_7c15 + n));
-    words.flat_map(u64::to_le_bytes).collect()
-}
-
-fn open(engine: &Arc<SimulatedEngine>) -> Result<Arc<Store>, StoreError> {
-    let options = OpenOptions {
-        memory_bytes: 8 * MIB,
-        ..OpenOptions::default()
-    };
-    Ok(Store::open(engine.clone(), &options)?.0)
-}
-
 impl Rig {
     /// A pool of `pool_blocks` blocks with volumes of `blocks` blocks each, all zeros.
     pub(crate) fn new(seed: u64, index: IndexKind, pool_blocks: u64, volumes: &[u64]) -> Self {
-        let engine = Arc::new(SimulatedEngine::new(seed));
         let options = CreateOptions {
-            size_bytes: pool_blocks * BLOCK,
-            log_bytes: 256 << 10,
             index,
-            ..CreateOptions::default()
+            ..pool_of(pool_blocks * BLOCK)
         };
-        Store::create(&*engine, &options).unwrap();
-        let store = open(&engine).unwrap();
+        let World { engine, store, .. } = World::seeded(seed, &options, LITTLE_MEMORY);
         for (n, blocks) in volumes.iter().enumerate() {
-            let options = VolumeOptions::new(blocks * BLOCK);
-            store.create_volume(&name(n), &options).unwrap();
+            new_volume(&store, &name(n), blocks * BLOCK);
         }
         let zeros = |blocks: &u64| vec![BTreeSet::from([0]); *blocks as usize];
         Self {
@@ -95,7 +75,7 @@ impl Rig {
         for (n, content) in contents.iter().enumerate() {
             self.volumes[volume][lba as usize + n].insert(*content);
         }
-        let bytes: Vec<u8> = contents.iter().flat_map(|it| bytes_of(*it)).collect();
+        let bytes = blocks(contents.iter().copied());
         let handle = self.store.volume(&name(volume)).unwrap();
         let done = handle.write(lba * BLOCK, &bytes, Blocking::Yes);
         let done = done.and_then(|()| handle.flush());
@@ -116,7 +96,7 @@ impl Rig {
         let possible = &mut self.volumes[volume][lba as usize];
         match read {
             Ok(()) => {
-                let holds = possible.iter().find(|it| bytes_of(**it) == found);
+                let holds = possible.iter().find(|it| blocks([**it]) == found);
                 let Some(holds) = holds.copied() else {
                     if possible.len() != 1 {
                         // A power loss tore blocks rewritten in place.
@@ -272,10 +252,10 @@ impl Rig {
     /// The machine stops, if it has not, comes back, and the pool is opened.
     pub(crate) fn recover(&mut self, kind: CrashKind) -> Result<(), Violation> {
         self.engine.halt();
-        self.engine = Arc::new(self.engine.crash(kind));
+        self.engine = self.engine.crash(kind);
         self.recoveries += 1;
-        match open(&self.engine) {
-            Ok(store) => self.store = store,
+        match open(self.engine.clone(), LITTLE_MEMORY) {
+            Ok((store, _)) => self.store = store,
             Err(error) => return violation(format!("opening: {error}")),
         }
         let rebuilt = self.store.rebuild_index_if_needed(&mut |_, _| {});

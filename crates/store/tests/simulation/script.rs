@@ -2,33 +2,28 @@
 
 use std::sync::Arc;
 
+use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, SimulatedEngine, When};
-use onefold_engine::{Engine, Part};
 use onefold_store::{
-    Blocking, CreateOptions, IndexKind, OpenOptions, Ready, Store, StoreErrorKind, VolumeOptions,
+    Blocking, CreateOptions, IndexKind, Ready, Store, StoreErrorKind, VolumeOptions,
 };
 
+use crate::common::{BLOCK, LITTLE_MEMORY, MIB, assert_clean, new_volume, open, pool_of};
 use crate::coverage::Coverage;
 use crate::crash::Recovery;
 use crate::model::Violation;
-use crate::world::{Fill, MIB, Step, Stop, World};
-
-const BLOCK: u64 = 4096;
+use crate::world::{Fill, Step, Stop, World};
 
 const OPTIONS: CreateOptions = CreateOptions {
-    block_size: 4096,
-    size_bytes: 8 * MIB,
-    log_bytes: 256 << 10,
     index: IndexKind::Btree,
+    ..pool_of(8 * MIB)
 };
 
 pub(crate) type Script = fn(&Arc<World>) -> Step;
 
 /// Every kind of request, in an order that makes blocks, pages and log be reused.
 fn requests(world: &Arc<World>) -> Step {
-    world.create_volume(4 * MIB)?;
-    world.create_volume(MIB)?;
-    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let (a, b) = (world.new_volume(4 * MIB)?, world.new_volume(MIB)?);
     world.write(a, 0, MIB, Fill::Data, Blocking::Yes)?;
     world.write(b, 5 * BLOCK + 512, 3 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.flush(a)?;
@@ -134,9 +129,7 @@ fn remaking(world: &Arc<World>) -> Step {
 /// Snapshots of one volume and of two, with writes between them that replace, trim and partly
 /// change the blocks below; one in the middle is deleted, and the rest at the end.
 fn snapshots(world: &Arc<World>) -> Step {
-    world.create_volume(MIB)?;
-    world.create_volume(MIB)?;
-    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let (a, b) = (world.new_volume(MIB)?, world.new_volume(MIB)?);
     world.write(a, 0, 24 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.write(a, 32 * BLOCK, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.write(b, 0, 8 * BLOCK, Fill::Common, Blocking::Yes)?;
@@ -182,8 +175,7 @@ fn snapshots(world: &Arc<World>) -> Step {
 /// Clones of a snapshot, of a volume, and of a clone, each written; a volume that is rolled back to
 /// its snapshot; and everything that they have in common deleted before them.
 fn clones(world: &Arc<World>) -> Step {
-    world.create_volume(MIB)?;
-    let a = world.volume_ids()[0];
+    let a = world.new_volume(MIB)?;
     world.write(a, 0, 24 * BLOCK, Fill::Common, Blocking::Yes)?;
     world.write(a, 32 * BLOCK, 16 * BLOCK, Fill::Data, Blocking::Yes)?;
     world.create_snapshots(&[a])?;
@@ -239,8 +231,7 @@ fn clones(world: &Arc<World>) -> Step {
 
 /// A pool grows and is written to each time, across the end of a page of its free-space map.
 fn growing(world: &Arc<World>) -> Step {
-    world.create_volume(128 * MIB)?;
-    let id = world.volume_ids()[0];
+    let id = world.new_volume(128 * MIB)?;
     world.write(id, 0, 2 * MIB, Fill::Data, Blocking::Yes)?;
     world.flush(id)?;
     for grown in [4 * BLOCK, 2 * MIB, 54 * MIB - 4 * BLOCK, 4 * MIB] {
@@ -345,8 +336,7 @@ pub(crate) fn stop_everywhere_in(
     script: Script,
     ios_min: u64,
 ) -> Coverage {
-    let whole = World::new(1, options);
-    whole.open(8 * MIB).unwrap();
+    let whole = World::opened(1, options);
     let before = whole.engine().io_count();
     script(&whole).unwrap();
     let ios = whole.engine().io_count() - before;
@@ -450,16 +440,10 @@ fn creation_that_is_cut_short_leaves_a_pool_or_none() {
             let engine = SimulatedEngine::new(seed);
             engine.crash_after(n);
             is_whole = Store::create(&engine, &OPTIONS).is_ok();
-            let engine: Arc<dyn Engine> = Arc::new(engine.crash(CrashKind::PowerLoss));
-            let options = OpenOptions {
-                memory_bytes: 8 * MIB,
-                ..OpenOptions::default()
-            };
-            match Store::open(engine, &options) {
+            match open(engine.crash(CrashKind::PowerLoss), LITTLE_MEMORY) {
                 Ok((store, _)) => {
-                    store.create_volume("a", &VolumeOptions::new(MIB)).unwrap();
-                    let report = store.check(false, &mut |finding| panic!("{finding:?}"));
-                    assert_eq!(report.unwrap().findings, 0);
+                    new_volume(&store, "a", MIB);
+                    assert_clean(&store);
                     pools += 1;
                 }
                 Err(error) => {

@@ -4,11 +4,10 @@ use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op};
 use onefold_store::{BlockUse, Blocking, IndexKind, Pba, Scrub, StoreErrorKind};
 
-use std::ops::ControlFlow;
-
+use crate::common::{BLOCK, KINDS, findings, go_on, snapshot};
 use crate::model::Violation;
 use crate::random::Random;
-use crate::rig::{BLOCK, Content, Rig, Tried};
+use crate::rig::{Content, Rig, Tried};
 
 const POOL_BLOCKS: u64 = 1024;
 
@@ -31,8 +30,6 @@ fn rig(seed: u64, index: IndexKind) -> Rig {
 /// Those that a crash leaves. The other one is counted again from the present blocks, and so does
 /// not know of decay that was not found before.
 const LASTING: [IndexKind; 2] = [IndexKind::Hash, IndexKind::Btree];
-
-const KINDS: [IndexKind; 3] = [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory];
 
 #[test]
 fn every_decayed_shared_block_is_found_and_no_other() {
@@ -127,7 +124,7 @@ fn a_listed_block_is_not_copied_where_a_pool_shrinks() {
     rig.collect().unwrap();
     rig.store.plan_shrink(pba * BLOCK).unwrap();
     rig.store.begin_shrink(pba * BLOCK).unwrap();
-    let error = rig.store.shrink_step(&mut |_, _| ControlFlow::Continue(()));
+    let error = rig.store.shrink_step(&mut go_on);
     let error = error.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Io, "{error}");
     assert!(
@@ -273,10 +270,7 @@ fn what_can_be_read_again_leaves_the_list_without_a_scrub() {
 fn every_user_is_named() {
     let mut rig = rig(8, IndexKind::Hash);
     let store = std::sync::Arc::clone(&rig.store);
-    let snapshot = |name: &str| {
-        let wanted = [("volume-0".to_owned(), name.to_owned())];
-        store.create_snapshots(&wanted).unwrap();
-    };
+    let snapshot = |name: &str| snapshot(&store, "volume-0", name);
     snapshot("one");
     snapshot("two");
     rig.write(0, 6, &[201]).unwrap();
@@ -348,17 +342,15 @@ fn a_list_that_is_lost_is_said_and_found_again() {
     for (slot, known) in [(0, 1), (64, 0)] {
         rig.engine.flip_bit(Part::Scrub, slot * 4096 + 70, 0);
         rig.recover(CrashKind::ProcessKilled).unwrap();
-        let mut messages = Vec::new();
-        let check = rig.store.check(false, &mut |it| messages.push(it.message));
-        check.unwrap();
-        assert_eq!(messages.len(), 1, "{messages:?}");
-        assert_eq!(rig.bad().unwrap().unwrap().len(), known, "{messages:?}");
+        let found = findings(&rig.store, false);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(rig.bad().unwrap().unwrap().len(), known, "{found:?}");
     }
     rig.scrub().unwrap();
     assert_eq!(rig.bad().unwrap().unwrap().len(), 1);
     // The part itself is gone.
     rig.engine.halt();
-    rig.engine = std::sync::Arc::new(rig.engine.crash(CrashKind::ProcessKilled));
+    rig.engine = rig.engine.crash(CrashKind::ProcessKilled);
     rig.engine.lose_part(Part::Scrub);
     rig.recover(CrashKind::ProcessKilled).unwrap();
     assert_eq!(rig.bad().unwrap().unwrap(), [0_u64; 0]);

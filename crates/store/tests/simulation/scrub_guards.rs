@@ -4,8 +4,9 @@ use onefold_engine::Part;
 use onefold_engine::simulated::{CrashKind, Op, When};
 use onefold_store::{Blocking, IndexKind, Lba, Ready, Scrub};
 
+use crate::common::{BLOCK, blocks, collect};
 use crate::model::Violation;
-use crate::rig::{BLOCK, Content, Rig, bytes_of, name, violation};
+use crate::rig::{Content, Rig, name, violation};
 
 type Ended = Result<(), Violation>;
 
@@ -79,7 +80,7 @@ pub(crate) fn wanted_while_forgotten(seed: u64) -> Ended {
     let (store, engine) = (rig.store.clone(), rig.engine.clone());
     let take = move || {
         let volume = store.volume(&name(1)).unwrap();
-        let taken = volume.write(30 * BLOCK, &bytes_of(99), Blocking::Yes);
+        let taken = volume.write(30 * BLOCK, &blocks([99]), Blocking::Yes);
         if taken.is_ok() {
             let mut cursor = Lba(0);
             let batch = store.dedup_batch(&volume, &mut cursor, Ready::All);
@@ -87,7 +88,7 @@ pub(crate) fn wanted_while_forgotten(seed: u64) -> Ended {
         }
         engine.halt();
     };
-    while rig.store.collect_batch().unwrap().released > 0 {}
+    collect(&rig.store).unwrap();
     rig.volumes[1][30].insert(99);
     rig.engine
         .on_next_io(Part::Scrub, Op::Write, When::Before, Box::new(take));

@@ -9,10 +9,11 @@ use onefold_store::{
     Blocking, CreateOptions, IndexKind, Ready, Scarcity, VolumeChange, VolumeOptions,
 };
 
+use crate::common::{KINDS, MIB};
 use crate::crash::Recovery;
 use crate::model::Violation;
 use crate::random::Random;
-use crate::world::{Fill, MIB, Step, Stop, World};
+use crate::world::{Fill, Step, Stop, World};
 
 /// A volume with many segments, hardly any of which are used.
 const WIDE_BYTES: u64 = 1536 * MIB;
@@ -88,7 +89,7 @@ pub(crate) fn options(random: &mut Random) -> CreateOptions {
         block_size,
         size_bytes: random.between(4, 32) * MIB,
         log_bytes: *random.pick(&[256 << 10, 256 << 10, 256 << 10, 384 << 10]),
-        index: *random.pick(&[IndexKind::Hash, IndexKind::Btree, IndexKind::Memory]),
+        index: *random.pick(&KINDS),
     }
 }
 

@@ -15,7 +15,7 @@ use onefold_store::{
 };
 
 use crate::model::VolumeModel;
-use crate::world::{MIB, Step, Stop, World, violation};
+use crate::world::{Step, Stop, World, violation};
 
 /// Batches after which a finder or collector that is still not done never will be.
 const BATCHES_MAX: usize = 1000;
@@ -520,32 +520,14 @@ impl World {
     }
 
     fn add_contents(&self, store: &Store, id: u64, truth: &mut Truth) -> Step {
-        let (name, domain) = self.with(id, |volume| (volume.name.clone(), volume.domain.clone()));
-        let size = self.size(id);
+        let domain = self.with(id, |volume| volume.domain.clone());
         let block_size = self.state().block_size as usize;
-        let failed = |error| self.unless_crashed(format!("reading '{name}': {error}"));
-        let volume = store.volume(&name).map_err(failed)?;
-        let mut buf = vec![0; MIB as usize];
-        let mut at = 0;
-        while at < size {
-            let extents = volume
-                .extents(at..size, 256, Blocking::Yes)
-                .map_err(failed)?;
-            for extent in extents {
-                let end = at + extent.len;
-                while extent.data && at < end {
-                    let len = (end - at).min(MIB) as usize;
-                    let found = &mut buf[..len];
-                    volume.read(at, found, Blocking::Yes).map_err(failed)?;
-                    for block in found.chunks(block_size) {
-                        truth.add(&domain, block);
-                    }
-                    at += len as u64;
-                }
-                at = end;
-            }
-        }
-        Ok(())
+        let walked = self.walk(store, id, &mut |_, data| {
+            let blocks = data.unwrap_or_default().chunks(block_size);
+            blocks.for_each(|block| truth.add(&domain, block));
+            Ok(())
+        });
+        walked.map(|_| ())
     }
 }
 

@@ -5,11 +5,10 @@ use onefold_engine::Part;
 use onefold_engine::simulated::{Op, When};
 use onefold_store::{Blocking, StoreError, StoreErrorKind, VolumeOptions};
 
+use crate::common::{BLOCK, MIB};
 use crate::full::{fill, is_refused};
 use crate::guards::{power_loss, small_pool};
-use crate::world::{Fill, MIB, Step, World, violation};
-
-const BLOCK: u64 = 4096;
+use crate::world::{Fill, Step, World, violation};
 
 /// The blocks that a volume maps, and the most that it may.
 pub(crate) struct Quota {
@@ -101,8 +100,7 @@ pub(crate) fn reserved_then_wanted(seed: u64) -> Step {
         reservation_bytes: 64 * BLOCK,
         ..VolumeOptions::new(MIB)
     })?;
-    world.create_volume(8 * MIB)?;
-    let (a, b) = (world.volume_ids()[0], world.volume_ids()[1]);
+    let (a, b) = (world.volume_ids()[0], world.new_volume(8 * MIB)?);
     fill(&world, b, 0)?;
     let wanted = || world.write(a, 0, 64 * BLOCK, Fill::Data, Blocking::Yes);
     if is_refused(&world, wanted)? {

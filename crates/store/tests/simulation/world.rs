@@ -5,19 +5,18 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use onefold_engine::Part;
 use onefold_engine::simulated::{Op, SimulatedEngine, When};
-use onefold_engine::{Engine, Part};
 use onefold_store::{
-    Blocking, CreateOptions, Import, IndexKind, OpenOptions, RecoveryReport, Scarcity, Store,
-    StoreError, StoreErrorKind, Volume, VolumeOptions,
+    Blocking, CreateOptions, Import, IndexKind, RecoveryReport, Scarcity, Store, StoreError,
+    StoreErrorKind, Volume, VolumeOptions,
 };
 
+use crate::common::{self, LITTLE_MEMORY, MIB};
 use crate::coverage::Coverage;
 use crate::model::{Ended, Moment, SECTOR, Version, Violation, VolumeModel, common, sectors_of};
 use crate::random::Random;
 use crate::sharing::Job;
-
-pub(crate) const MIB: u64 = 1 << 20;
 
 /// Why a run cannot continue.
 #[derive(Debug)]
@@ -70,7 +69,7 @@ struct Room {
 }
 
 pub(crate) struct State {
-    pub(crate) engine: Arc<SimulatedEngine>,
+    pub(crate) engine: SimulatedEngine,
     pub(crate) store: Option<Arc<Store>>,
     pub(crate) block_size: u64,
     pub(crate) index: IndexKind,
@@ -131,8 +130,8 @@ pub(crate) struct World(Mutex<State>);
 impl World {
     /// A machine with an empty pool on it, not open yet.
     pub(crate) fn new(seed: u64, options: &CreateOptions) -> Arc<Self> {
-        let engine = Arc::new(SimulatedEngine::new(seed));
-        Store::create(&*engine, options).unwrap();
+        let engine = SimulatedEngine::new(seed);
+        Store::create(&engine, options).unwrap();
         Arc::new(Self(Mutex::new(State {
             engine,
             store: None,
@@ -168,6 +167,13 @@ impl World {
         })))
     }
 
+    /// The same, and the pool is open.
+    pub(crate) fn opened(seed: u64, options: &CreateOptions) -> Arc<Self> {
+        let world = Self::new(seed, options);
+        world.open(LITTLE_MEMORY).unwrap();
+        world
+    }
+
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -176,8 +182,8 @@ impl World {
         Arc::clone(self.state().store.as_ref().expect("the pool is open"))
     }
 
-    pub(crate) fn engine(&self) -> Arc<SimulatedEngine> {
-        Arc::clone(&self.state().engine)
+    pub(crate) fn engine(&self) -> SimulatedEngine {
+        self.state().engine.clone()
     }
 
     pub(crate) fn trace(&self, what: impl FnOnce() -> String) {
@@ -190,12 +196,7 @@ impl World {
 
     /// Opens the pool as it is.
     pub(crate) fn open(&self, memory_bytes: u64) -> Result<RecoveryReport, StoreError> {
-        let engine: Arc<dyn Engine> = self.engine();
-        let options = OpenOptions {
-            memory_bytes,
-            ..OpenOptions::default()
-        };
-        let (store, report) = Store::open(engine, &options)?;
+        let (store, report) = common::open(self.engine(), memory_bytes)?;
         let mut state = self.state();
         state.store = Some(store);
         state.is_open_to_guests = true;
@@ -567,6 +568,12 @@ impl World {
 
     pub(crate) fn create_volume(&self, size: u64) -> Step {
         self.create_volume_as(&VolumeOptions::new(size))
+    }
+
+    /// Creates a volume where nothing hinders that. Returns its number.
+    pub(crate) fn new_volume(&self, size: u64) -> Result<u64, Stop> {
+        self.create_volume(size)?;
+        Ok(*self.volume_ids().last().expect("it was created"))
     }
 
     pub(crate) fn create_volume_as(&self, options: &VolumeOptions) -> Step {
