@@ -14,9 +14,12 @@
 use std::io;
 use std::sync::Arc;
 
+mod blocking;
 pub mod embedded;
 #[cfg(feature = "simulated")]
 pub mod simulated;
+
+pub use blocking::Blocking;
 
 /// The parts of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use onefold_engine::Blocking;
 use onefold_format::batch_page::BatchItem;
 use onefold_format::entry::State;
 use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
@@ -17,7 +18,6 @@ use onefold_format::{
 use super::map::{Layer, Leaf, LeafOf, Maps};
 use super::run::{BlockRange, PbaRun, PbaRuns};
 use super::state::MetadataState;
-use crate::blocking::Blocking;
 use crate::error::{Result, StoreError};
 
 /// Why a record could not be applied.

@@ -10,7 +10,8 @@
 use std::ops::Range;
 use std::sync::PoisonError;
 
-use crate::blocking::Blocking;
+use onefold_engine::Blocking;
+
 use crate::sync::{Condvar, Mutex, lock};
 
 /// The locked ranges of one volume.
@@ -88,10 +89,10 @@ mod shuttle_tests {
     use std::sync::Arc;
     use std::sync::atomic::Ordering::SeqCst;
 
+    use onefold_engine::Blocking;
     use shuttle::thread;
 
     use super::BlockLocks;
-    use crate::blocking::Blocking;
     use crate::sync::{AtomicU64, lock};
 
     /// Shuttle itself fails if all threads wait: a lost wake-up, or a deadlock.

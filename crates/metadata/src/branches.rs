@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use onefold_engine::Blocking;
 use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, LayerId, SegmentIndex};
@@ -9,7 +10,6 @@ use rustc_hash::FxHashSet;
 
 use super::map::{Layer, Maps};
 use super::segments::Segments;
-use crate::blocking::Blocking;
 use crate::error::Result;
 
 /// The state of a run of bytes, for the owner of an older copy.

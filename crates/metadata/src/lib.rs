@@ -19,7 +19,7 @@
 //! | `batch.rs` `queue.rs` | what finder and collector have announced; released references |
 //! | `pages.rs` `tree.rs` | pages, and the trees that they form |
 //! | `opening.rs` `sealed.rs` | from a checkpoint, and into one |
-//! | `block_lock.rs` `blocking.rs` | who may change a block; whether a request may wait |
+//! | `block_lock.rs` | who may change a block |
 //! | `heat.rs` `hash_cache.rs` | hints: what to leave alone; fingerprints made while blocks are written |
 //! | `run.rs` | consecutive blocks, of the pool and of a volume |
 //! | `error.rs` `guard.rs` `sync.rs` | errors; guards that simulations turn off; locks and atomics |
@@ -28,7 +28,6 @@ mod apply;
 mod batch;
 pub mod bits;
 mod block_lock;
-mod blocking;
 mod branches;
 mod cache;
 mod catalogue;
@@ -55,7 +54,6 @@ pub mod tree;
 pub use apply::{Failed, apply, owned_runs};
 pub use batch::{Batches, OpenBatch};
 pub use block_lock::{BlockGuard, BlockLocks};
-pub use blocking::Blocking;
 pub use branches::{Branches, Change};
 pub use catalogue::{Catalogue, free_slot};
 pub use error::{Result, StoreError, StoreErrorKind};
@@ -69,6 +67,7 @@ pub use limits::{
 };
 pub use map::{Entries, Layer, Leaf, Maps, fill_absent};
 pub use names::{check_name, full_name};
+pub use onefold_engine::Blocking;
 pub use opening::open;
 pub use pages::{PageWriter, Pages, PagesHold};
 pub use placement::{Placement, PlacementOffset};

@@ -25,6 +25,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+use onefold_engine::Blocking;
 use onefold_format::map_page::{self, EMPTY_SEGMENT, Segment};
 use onefold_format::page::PageKind;
 use onefold_format::{Entry, LayerCounts, LayerId, Pointer, SegmentIndex, VolumeRecord};
@@ -36,7 +37,6 @@ use super::heat::Heat;
 use super::pages::Pages;
 use super::space_limits::SpaceLimitsTable;
 use super::tree;
-use crate::blocking::Blocking;
 use crate::error::{Result, StoreError};
 use crate::limits::Limits;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, RwLock, lock, read, write};

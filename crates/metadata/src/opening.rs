@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use onefold_engine::Blocking;
 use onefold_format::{Root, SegmentIndex, TreeRoot};
 
 use super::batch::Batches;
@@ -13,7 +14,6 @@ use super::run::PbaRun;
 use super::space::Space;
 use super::state::MetadataState;
 use super::tree;
-use crate::blocking::Blocking;
 use crate::error::{Result, StoreErrorKind};
 use crate::limits::Limits;
 

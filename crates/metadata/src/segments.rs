@@ -80,11 +80,11 @@ impl Segments {
 #[cfg(all(test, feature = "shuttle"))]
 #[allow(clippy::unwrap_used, reason = "how tests fail")]
 mod shuttle_tests {
+    use onefold_engine::Blocking;
     use onefold_format::{Entry, Pba};
     use shuttle::thread;
 
     use super::*;
-    use crate::blocking::Blocking;
     use crate::map::LeafOf;
     use crate::map::shuttle_tests::{SEGMENT, forget, layer, maps};
 

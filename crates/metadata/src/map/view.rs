@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+use onefold_engine::Blocking;
 use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::{Entry, LayerId, SegmentIndex};
 
 use super::layer::Layer;
 use super::leaf::Leaf;
 use super::{Entries, Maps};
-use crate::blocking::Blocking;
 use crate::error::Result;
 use crate::heat::Heat;
 use crate::sync::{lock, yield_now};
