@@ -4,10 +4,10 @@
 //! May use: the engine, for its file, and identifiers of the format. Must not: know volumes or maps.
 //!
 //! A [`FingerprintIndex`] maps fingerprints to rows of a block's address and a number of
-//! references. It is asked in batches only. A batch has a number in a stream, and the index keeps
+//! references. It is changed in batches only. A batch has a number in a stream, and the index keeps
 //! the last number of each stream together with the answers, atomically with the rows: a caller
 //! that crashed before it recorded the answers repeats the batch and gets the original ones. So
-//! every batch takes effect exactly once (P4).
+//! every batch takes effect exactly once (P4). Lookups change nothing, and wait for no batch.
 //!
 //! | file | purpose |
 //! | --- | --- |
@@ -15,12 +15,13 @@
 //! | `row` | a row in ten bytes, and the counts over all rows |
 //! | `batch` | the effect of a batch on rows: the same for every back end |
 //! | `stream` | the last number of a stream and its answers |
-//! | `guarded` | a back end's rows behind their lock, and whether they can be used |
+//! | `guarded` | a back end's rows behind their locks, and whether they can be used |
 //! | `header` | the first sector of the part: whose index it is, and whether it counts |
 //! | [`memory`] | all rows in memory; written out when the pool is closed |
 //! | `entry` | a row with its fingerprint |
 //! | [`btree`] | rows in a copy-on-write B-tree on the disk |
 //! | [`hash`] | rows in sorted runs on the disk, with signatures and recent changes in memory |
+//! | `sync` | locks and atomics |
 //! | `conformance` | the suite that every back end must pass (cargo feature of that name) |
 //!
 //! A back end owns the pool's part `index`, a [`Disk`]. `docs/format/index.md` has its layout, and
@@ -36,8 +37,9 @@
 use std::io;
 use std::sync::Arc;
 
-use onefold_engine::Disk;
+use onefold_engine::{Blocking, Disk};
 use onefold_format::{IndexKind, Pba, PoolId};
+use smallvec::SmallVec;
 
 mod batch;
 pub mod btree;
@@ -51,6 +53,7 @@ mod header;
 pub mod memory;
 mod row;
 mod stream;
+mod sync;
 
 pub use fingerprint::{Fingerprint, Key};
 
@@ -97,9 +100,40 @@ pub enum Released {
     Unknown,
 }
 
+/// The result of looking a fingerprint up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LookedUp {
+    /// Its row has this block.
+    Present(Pba),
+    /// There is no row: the place where it would be was looked at.
+    Absent,
+    /// There is no row, as the signatures in memory show. Only [`hash`] has some.
+    AbsentBySignature,
+}
+
+impl LookedUp {
+    /// The block, if there is a row.
+    #[must_use]
+    pub fn pba(self) -> Option<Pba> {
+        match self {
+            LookedUp::Present(pba) => Some(pba),
+            LookedUp::Absent | LookedUp::AbsentBySignature => None,
+        }
+    }
+
+    /// Of a row that was looked for where it would be.
+    pub(crate) fn of(row: Option<Row>) -> LookedUp {
+        row.map_or(LookedUp::Absent, |row| LookedUp::Present(row.pba))
+    }
+}
+
+/// One for each fingerprint. Those of a small write need no allocation.
+pub type LookupAnswers = SmallVec<[LookedUp; 8]>;
+
 /// Fingerprints, the blocks that hold their contents, and the numbers of references to them.
 ///
-/// Calls may come from many threads; batches take effect one after the other.
+/// Calls may come from many threads; batches take effect one after the other, and lookups go on
+/// beside them.
 pub trait FingerprintIndex: Send + Sync {
     /// Counts one reference for each item, in order; equal fingerprints of a batch meet each other.
     /// A row that has the item's own block answers [`Counted::Inserted`], and counts.
@@ -129,6 +163,21 @@ pub trait FingerprintIndex: Send + Sync {
         number: u64,
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Released>>;
+
+    /// Looks fingerprints up, one answer for each. It never waits for a batch's I/O, and its own
+    /// errors of the disk end all use of the index, as those of other calls do.
+    ///
+    /// A hint, with one promise: a block that it names had a durable row with this fingerprint at
+    /// some time during the call. So rows of a batch are not visible before the batch is durable;
+    /// rows that a batch removes may be, until it is answered. What an answered batch has done is
+    /// visible to every lookup that begins later.
+    ///
+    /// # Errors
+    /// [`IndexError::WouldBlock`], only with [`Blocking::No`]: an answer is not in memory, or another
+    /// call keeps the index busy. [`btree`] cannot tell what is in memory and always returns it,
+    /// [`memory`] while a batch changes its rows. [`IndexError::Unready`] before a rebuild has ended;
+    /// those of the disk.
+    fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers>;
 
     /// Secures room on the disk for the next batches, with this many items each, so that they do
     /// not fail for want of it. A back end that cannot tell succeeds.
@@ -284,6 +333,9 @@ pub enum IndexError {
     /// It was closed.
     #[error("the index is closed")]
     Closed,
+    /// A lookup would have to wait, and was told not to.
+    #[error("the index would have to wait")]
+    WouldBlock,
 }
 
 impl IndexError {

@@ -133,6 +133,41 @@ macro_rules! conforms {
             }
 
             #[test]
+            fn lookups_are_answered() {
+                conformance::lookups_are_answered(&$back_end);
+            }
+
+            #[test]
+            fn lookups_name_only_durable_rows() {
+                conformance::lookups_name_only_durable_rows(&$back_end, 0..$seeds / 10);
+            }
+
+            #[test]
+            fn no_row_is_named_whose_sync_failed() {
+                conformance::no_row_is_named_whose_sync_failed(&$back_end);
+            }
+
+            #[test]
+            fn batches_go_on_beside_a_lookup() {
+                conformance::batches_go_on_beside_a_lookup(&$back_end);
+            }
+
+            #[test]
+            fn what_may_not_wait_does_not_read() {
+                conformance::what_may_not_wait_does_not_read(&$back_end);
+            }
+
+            #[test]
+            fn a_lookup_that_fails_ends_all_use() {
+                conformance::a_lookup_that_fails_ends_all_use(&$back_end);
+            }
+
+            #[test]
+            fn a_rebuild_refuses_lookups() {
+                conformance::a_rebuild_refuses_lookups(&$back_end);
+            }
+
+            #[test]
             fn survives_every_crash() {
                 conformance::survives_every_crash(&$back_end);
             }

@@ -5,10 +5,12 @@
 use std::collections::BTreeMap;
 
 use onefold_engine::simulated::{CrashKind, Op, PowerLossBias, SimulatedEngine};
-use onefold_engine::{Engine, Part};
+use onefold_engine::{Blocking, Engine, Part};
 use onefold_format::{Pba, PoolId};
 use onefold_index::hash::{self, HashIndex, Shape};
-use onefold_index::{Counted, Fingerprint, FingerprintIndex, IndexError, Result, StreamId, memory};
+use onefold_index::{
+    Counted, Fingerprint, FingerprintIndex, IndexError, LookedUp, Result, StreamId, memory,
+};
 
 const POOL: PoolId = PoolId([4; 16]);
 const STREAM: StreamId = StreamId(1);
@@ -199,6 +201,74 @@ fn what_is_not_there_is_answered_without_reading_and_what_is_by_one_page() {
     assert_eq!(shared, expected);
     let read = engine.count(Part::Index, Op::Read);
     assert!(read.count <= 50, "{} reads for 50 rows", read.count);
+}
+
+#[test]
+fn a_lookup_reads_one_leaf_or_nothing() {
+    let (engine, index) = filled(60);
+    let look = |item: &(Fingerprint, Pba), blocking| {
+        let answers = index.lookup(&[item.0], blocking);
+        answers.map(|answers| answers[0])
+    };
+    engine.reset_counts();
+    let absent = items(1_000_000, 1000);
+    let answers = absent.iter().map(|it| look(it, Blocking::Yes).unwrap());
+    let is_by_signature = |it: &LookedUp| *it == LookedUp::AbsentBySignature;
+    let by_signature = answers.filter(is_by_signature).count();
+    let read = engine.count(Part::Index, Op::Read).count;
+    assert!(read <= 5, "{read} reads for 1000 absent fingerprints");
+    assert_eq!(by_signature as u64, 1000 - read);
+
+    engine.reset_counts();
+    let present = items(1000, 1000);
+    for item in &present {
+        let answer = look(item, Blocking::Yes).unwrap();
+        assert_eq!(answer, LookedUp::Present(item.1));
+    }
+    let read = engine.count(Part::Index, Op::Read);
+    assert!((900..=1000).contains(&read.count), "{} reads", read.count);
+    assert_eq!(read.bytes, read.count * 1024);
+
+    // In the host's cache they need not be waited for, on the disk they must be.
+    assert!(present.iter().all(|it| look(it, Blocking::No).is_ok()));
+    engine.set_cold(Part::Index, 0..u64::MAX);
+    engine.reset_counts();
+    let refused = present.iter().filter(|it| {
+        let answer = look(it, Blocking::No);
+        assert!(matches!(
+            answer,
+            Ok(LookedUp::Present(_)) | Err(IndexError::WouldBlock)
+        ));
+        answer.is_err()
+    });
+    assert_eq!(refused.count() as u64, read.count);
+    let is_known = |it: &&(Fingerprint, Pba)| look(it, Blocking::No).is_ok();
+    assert_eq!(absent.iter().filter(is_known).count(), by_signature);
+    assert_eq!(engine.count(Part::Index, Op::Read).count, 0);
+}
+
+#[test]
+fn the_first_lookup_of_a_segment_reads_what_all_others_need() {
+    for first in [Blocking::No, Blocking::Yes] {
+        let (engine, index) = filled(60);
+        index.close().unwrap();
+        drop(index);
+        let index = open(&engine).unwrap();
+        let absent: Vec<_> = items(1_000_000, 1000).iter().map(|it| it.0).collect();
+        engine.set_cold(Part::Index, 0..u64::MAX);
+        let refused = index.lookup(&absent, Blocking::No);
+        assert!(matches!(refused, Err(IndexError::WouldBlock)));
+        if first == Blocking::No {
+            engine.clear_cold();
+        }
+        index.lookup(&absent, first).unwrap();
+        engine.clear_cold();
+        engine.set_cold(Part::Index, 0..u64::MAX);
+        engine.reset_counts();
+        let answers = absent.iter().map(|it| index.lookup(&[*it], Blocking::No));
+        assert!(answers.filter(Result::is_ok).count() >= 995);
+        assert_eq!(engine.count(Part::Index, Op::Read).count, 0);
+    }
 }
 
 #[test]

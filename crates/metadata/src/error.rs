@@ -128,6 +128,7 @@ impl From<IndexError> for StoreError {
             IndexError::Io(_) | IndexError::Failed => StoreErrorKind::Io,
             IndexError::Newer(_) => StoreErrorKind::NewerFormat,
             IndexError::Closed => StoreErrorKind::Gone,
+            IndexError::WouldBlock => StoreErrorKind::WouldBlock,
             _ => StoreErrorKind::Damaged,
         };
         Self::new(kind, error.to_string())

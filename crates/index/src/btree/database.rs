@@ -11,10 +11,14 @@
 //! Durable commits use redb's *quick repair*: two phases, and the state of its page allocator
 //! within the commit. Without it, an opening after a crash reads the whole file. It costs a second
 //! sync and, for each commit, some two bits for each page of the file.
+//!
+//! Lookups read the table of a read transaction that is begun after each commit. They begin none
+//! themselves: redb grows its file, and syncs it, under a lock that beginning one takes. What this
+//! transaction keeps from being used again is what redb itself keeps until the next commit.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use onefold_engine::Disk;
 use redb::{ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
@@ -24,7 +28,8 @@ use crate::batch::Rows;
 use crate::fingerprint::FINGERPRINT_BYTES;
 use crate::row::{PACKED_ROW_BYTES, PackedRow};
 use crate::stream::LastBatch;
-use crate::{Fingerprint, IndexCounts, IndexError, Result, Row, StreamId};
+use crate::sync::RwLock;
+use crate::{Fingerprint, IndexCounts, IndexError, LookedUp, LookupAnswers, Result, Row, StreamId};
 
 const CHECKSUM_BYTES: usize = 4;
 
@@ -54,6 +59,46 @@ pub(super) struct Database {
     /// `None` only while it is dropped.
     redb: Option<redb::Database>,
     storage: Storage,
+    latest: Arc<Latest>,
+}
+
+/// The rows of the last durable commit, for lookups beside the next one.
+pub(super) struct Latest {
+    /// `None` where there was no such commit. Held briefly; the last lock of all.
+    rows: RwLock<Option<Arc<LatestRows>>>,
+    storage: Storage,
+}
+
+type LatestRows = redb::ReadOnlyTable<RowKey, RowValue>;
+
+impl Latest {
+    /// Looks fingerprints up.
+    pub(super) fn lookup(&self, fingerprints: &[Fingerprint]) -> Result<LookupAnswers> {
+        let Some(rows) = self.rows() else {
+            return Err(IndexError::Failed);
+        };
+        let look = |fingerprint: &Fingerprint| {
+            let found = rows.get(&fingerprint.0).map_err(from_redb)?;
+            let row = found.map(|value| decode_row(*fingerprint, value.value()));
+            Ok(LookedUp::of(row.transpose()?))
+        };
+        let answers = without_panic(|| fingerprints.iter().map(look).collect());
+        // The failure is left for the batch beside, which fails as well.
+        answers.map_err(|error| self.storage.failed().map_or(error, IndexError::Io))
+    }
+
+    fn rows(&self) -> Option<Arc<LatestRows>> {
+        let rows = self.rows.read();
+        rows.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_rows(&self, rows: Option<Arc<LatestRows>>) {
+        let mut place = self.rows.write().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *place, rows);
+        drop(place);
+        // Ends a transaction, perhaps, which takes locks of redb's.
+        drop(before);
+    }
 }
 
 impl Database {
@@ -75,6 +120,7 @@ impl Database {
         }
         let database = Database::over(storage, cache_bytes)?;
         let counts = database.look(View::counts)?;
+        database.show_latest()?;
         Ok((database, counts))
     }
 
@@ -85,10 +131,27 @@ impl Database {
                 .create_with_backend(storage.clone())
                 .map_err(from_redb)
         })?;
+        let latest = Arc::new(Latest {
+            rows: RwLock::new(None),
+            storage: storage.clone(),
+        });
         Ok(Database {
             redb: Some(redb),
             storage,
+            latest,
         })
+    }
+
+    /// What lookups use.
+    pub(super) fn latest(&self) -> &Arc<Latest> {
+        &self.latest
+    }
+
+    /// Shows lookups what was committed. To be called behind a durable commit only.
+    fn show_latest(&self) -> Result<()> {
+        let rows = self.look(|view| view.transaction.open_table(ROWS).map_err(from_redb))?;
+        self.latest.set_rows(Some(Arc::new(rows)));
+        Ok(())
     }
 
     /// Changes the tables as a whole or not at all. Durable when it returns.
@@ -97,13 +160,21 @@ impl Database {
         commit: Commit,
         work: impl FnOnce(&mut Tables<'_>) -> Result<T>,
     ) -> Result<T> {
-        guarded(&self.storage, || {
+        if commit == Commit::Passing {
+            // There are no lookups, and what they had is not to be kept.
+            self.latest.set_rows(None);
+        }
+        let result = guarded(&self.storage, || {
             let mut transaction = self.redb()?.begin_write().map_err(from_redb)?;
             transaction.set_quick_repair(commit == Commit::Recoverable);
             let result = work(&mut Tables::open(&transaction)?)?;
             transaction.commit().map_err(from_redb)?;
             Ok(result)
-        })
+        })?;
+        if commit == Commit::Recoverable {
+            self.show_latest()?;
+        }
+        Ok(result)
     }
 
     /// Opens the tables.
@@ -125,6 +196,7 @@ impl Database {
 
     /// redb writes when it is dropped, and reports no errors then.
     fn drop_redb(&mut self) -> Result<()> {
+        self.latest.set_rows(None);
         let redb = self.redb.take();
         guarded(&self.storage, || {
             drop(redb);
@@ -144,15 +216,20 @@ impl Drop for Database {
     }
 }
 
-/// Runs redb, which reports a failed disk in several ways, and asserts some of the data it reads.
+/// Runs redb, which reports a failed disk in several ways. Not beside itself.
 fn guarded<T>(storage: &Storage, work: impl FnOnce() -> Result<T>) -> Result<T> {
     // redb goes on after a failed write that only made room in its cache.
     drop(storage.take_failure());
+    let result = without_panic(work);
+    result.map_err(|error| storage.take_failure().map_or(error, IndexError::Io))
+}
+
+/// Runs redb, which asserts some of the data it reads.
+fn without_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     // After a panic the database is only dropped, and redb refuses transactions that a panic
     // interrupted.
     let result = catch_unwind(AssertUnwindSafe(work));
-    let result = result.unwrap_or_else(|panic| Err(IndexError::Damaged(message(&*panic))));
-    result.map_err(|error| storage.take_failure().map_or(error, IndexError::Io))
+    result.unwrap_or_else(|panic| Err(IndexError::Damaged(message(&*panic))))
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {
@@ -316,7 +393,7 @@ fn decode_counts(bytes: &[u8; COUNTS_BYTES]) -> Option<IndexCounts> {
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use onefold_engine::simulated::{CrashKind, SimulatedEngine};

@@ -3,7 +3,9 @@
 //! The back end with the least code of our own, and not a fast one: fingerprints are random, so
 //! every item of a batch rewrites a page of its own. It is the baseline for [`hash`](crate::hash).
 //!
-//! Each batch is one transaction: rows, answers and counts together.
+//! Each batch is one transaction: rows, answers and counts together. Lookups read what the last one
+//! committed. redb cannot tell whether a page is in its cache, and is of no use any more once a read
+//! has failed, so a lookup that must not wait for the disk is always refused.
 //!
 //! Invariants:
 //! - The header on the disk tells whether the database behind it is valid. It says "void" before
@@ -19,18 +21,18 @@ mod storage;
 
 use std::sync::Arc;
 
-use onefold_engine::Disk;
+use onefold_engine::{Blocking, Disk};
 use onefold_format::{IndexKind, Pba, PoolId};
 
 use crate::batch::{self, Item};
-use crate::guarded::{Guarded, Phase, State, Summary};
+use crate::guarded::{Guarded, Phase, Searchable};
 use crate::header::{self, Content};
 use crate::stream::{self, Answer, Answers, LastBatch};
 use crate::{
-    Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, Released, Result, Row,
-    StreamId,
+    Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, LookupAnswers, Released,
+    Result, Row, StreamId,
 };
-use database::{Commit, Database, Tables};
+use database::{Commit, Database, Latest, Tables};
 
 /// Memory for making a database that holds nothing.
 const CREATE_CACHE_BYTES: u64 = 1 << 20;
@@ -89,15 +91,15 @@ impl BtreeIndex {
         apply: impl FnOnce(&mut Tables<'_>, &mut IndexCounts, &[Item]) -> Result<Vec<A>>,
     ) -> Result<Vec<A>> {
         batch::check_blocks(items.iter().map(|it| it.1))?;
-        let mut state = self.guarded.state();
-        let database = state.ready()?;
+        let mut turn = self.guarded.turn();
+        let database = turn.ready()?;
         let last = database.look(|view| view.last(stream));
-        let last = state.settled(last)?;
+        let last = turn.settled(last)?;
         if let Some(answers) = stream::repeated(stream, last.as_ref(), number)? {
             return Ok(answers);
         }
         let mut counts = self.guarded.summary().counts;
-        let answers = state.ready()?.change(Commit::Recoverable, |tables| {
+        let answers = turn.ready()?.change(Commit::Recoverable, |tables| {
             let answers = apply(tables, &mut counts, items)?;
             let last = LastBatch {
                 number,
@@ -107,9 +109,17 @@ impl BtreeIndex {
             tables.set_counts(counts)?;
             Ok(answers)
         });
-        let answers = state.settled(answers)?;
+        let answers = turn.settled(answers)?;
         self.guarded.summary().counts = counts;
         Ok(answers)
+    }
+}
+
+impl Searchable for Database {
+    type Reader = Arc<Latest>;
+
+    fn reader(&self) -> Arc<Latest> {
+        Arc::clone(self.latest())
     }
 }
 
@@ -136,15 +146,22 @@ impl FingerprintIndex for BtreeIndex {
         })
     }
 
+    fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers> {
+        self.guarded.look(blocking, |latest| match blocking {
+            Blocking::Yes => latest.lookup(fingerprints),
+            Blocking::No => Err(IndexError::WouldBlock),
+        })
+    }
+
     fn counts(&self) -> IndexCounts {
         self.guarded.summary().counts
     }
 
     fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>> {
-        let mut state = self.guarded.state();
-        let (database, _) = state.open()?;
+        let mut turn = self.guarded.turn();
+        let (database, _) = turn.open()?;
         let rows = database.look(|view| view.rows(from, max));
-        state.settled(rows)
+        turn.settled(rows)
     }
 
     fn needs_rebuild(&self) -> bool {
@@ -152,65 +169,44 @@ impl FingerprintIndex for BtreeIndex {
     }
 
     fn begin_rebuild(&self) -> Result<()> {
-        let mut state = self.guarded.state();
-        state.open()?;
-        let void = header::write(&*self.disk, IndexKind::Btree, self.pool, Content::Void);
-        // redb must be done with its file before another is made in its place.
-        if !matches!(&void, Err(IndexError::NoRoom(_))) {
-            *state = State::Failed;
-        }
-        void?;
-        *self.guarded.summary() = Summary {
-            counts: IndexCounts::default(),
-            needs_rebuild: true,
-        };
-        *state = State::Open {
-            rows: Database::create(self.disk.clone(), self.cache_bytes)?,
-            phase: Phase::Rebuilding,
-        };
-        Ok(())
+        let disk = &self.disk;
+        self.guarded.turn().begin_rebuild(
+            || header::write(&**disk, IndexKind::Btree, self.pool, Content::Void),
+            || Database::create(Arc::clone(disk), self.cache_bytes),
+        )
     }
 
     fn add_rows(&self, rows: &[(Fingerprint, Row)]) -> Result<Vec<(Fingerprint, Row)>> {
         batch::check_blocks(rows.iter().map(|it| it.1.pba))?;
-        let mut state = self.guarded.state();
+        let mut turn = self.guarded.turn();
         let mut counts = self.guarded.summary().counts;
-        let refused = state.rebuilding()?.change(Commit::Passing, |tables| {
+        let refused = turn.rebuilding()?.change(Commit::Passing, |tables| {
             let refused = batch::add(tables, &mut counts, rows)?;
             tables.set_counts(counts)?;
             Ok(refused)
         });
-        let refused = state.settled(refused)?;
+        let refused = turn.settled(refused)?;
         self.guarded.summary().counts = counts;
         Ok(refused)
     }
 
     fn finish_rebuild(&self, stream: StreamId, last_number: u64) -> Result<()> {
-        let mut state = self.guarded.state();
+        let mut turn = self.guarded.turn();
         let last = LastBatch {
             number: last_number,
             answers: Answers::Forgotten,
         };
-        let database = state.rebuilding()?;
+        let database = turn.rebuilding()?;
         let finished = database
             .change(Commit::Recoverable, |tables| tables.set_last(stream, &last))
             .and_then(|()| header::write(&*self.disk, IndexKind::Btree, self.pool, Content::WHOLE));
-        state.settled(finished)?;
-        state.set_ready();
-        self.guarded.summary().needs_rebuild = false;
+        turn.settled(finished)?;
+        turn.set_ready();
         Ok(())
     }
 
     fn close(&self) -> Result<()> {
-        let mut state = self.guarded.state();
-        match std::mem::replace(&mut *state, State::Closed) {
-            State::Open { rows, .. } => rows.close(),
-            State::Closed => Ok(()),
-            State::Failed => {
-                *state = State::Failed;
-                Err(IndexError::Failed)
-            }
-        }
+        self.guarded.turn().close(|database, _| database.close())
     }
 
     fn bytes_on_disk(&self) -> Result<u64> {

@@ -72,10 +72,15 @@ impl Storage {
         self.failure().take()
     }
 
+    /// A copy of that error, which is still there for [`Storage::take_failure`].
+    pub(super) fn failed(&self) -> Option<io::Error> {
+        self.failure().as_ref().map(copy)
+    }
+
     /// Keeps an error, and makes one of the same kind for redb.
     fn noted<T>(&self, result: io::Result<T>) -> io::Result<T> {
         result.map_err(|error| {
-            let for_redb = io::Error::new(error.kind(), error.to_string());
+            let for_redb = copy(&error);
             self.failure().get_or_insert(error);
             for_redb
         })
@@ -101,6 +106,11 @@ impl Storage {
         }
         Ok(())
     }
+}
+
+/// An error of the same kind and text.
+fn copy(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), error.to_string())
 }
 
 impl fmt::Debug for Storage {

@@ -10,12 +10,18 @@
 )]
 
 mod failures;
+mod lookups;
 mod model;
 mod rebuild;
 mod semantics;
 mod story;
 
 pub use failures::{a_failed_disk_makes_errors, a_full_disk_is_told_apart};
+pub use lookups::{
+    a_lookup_that_fails_ends_all_use, a_rebuild_refuses_lookups, batches_go_on_beside_a_lookup,
+    lookups_are_answered, lookups_name_only_durable_rows, no_row_is_named_whose_sync_failed,
+    what_may_not_wait_does_not_read,
+};
 pub use rebuild::{
     a_rebuild_replaces_everything, a_rebuild_survives_every_crash, a_rebuild_survives_failed_syncs,
     what_is_no_index_is_rebuilt, what_is_replaced_is_rebuilt,

@@ -8,6 +8,9 @@ use super::STREAM;
 use crate::batch::Item;
 use crate::{Counted, Fingerprint, FingerprintIndex, IndexCounts, Released, Result, Row};
 
+/// Batches have fingerprints with numbers below this one.
+pub(super) const FINGERPRINTS: u64 = 24;
+
 /// A batch of either kind.
 #[derive(Debug, Clone)]
 pub(super) enum Batch {
@@ -93,7 +96,8 @@ impl Model {
     /// A batch that meets rows of the model, and some that are not there.
     pub(super) fn random_batch(&self, random: &mut fastrand::Rng, items_max: usize) -> Batch {
         let count = random.usize(..=items_max);
-        let any = |random: &mut fastrand::Rng| super::item(random.u64(..24), random.u64(1..40));
+        let any =
+            |random: &mut fastrand::Rng| super::item(random.u64(..FINGERPRINTS), random.u64(1..40));
         if random.u8(..10) < 6 {
             return Batch::Increment((0..count).map(|_| any(random)).collect());
         }

@@ -1,9 +1,9 @@
 //! The answers when nothing fails.
 
-use onefold_engine::Engine;
-use onefold_engine::Part;
+use onefold_engine::{Blocking, Engine, Part};
 use onefold_format::{Pba, PoolId};
 
+use super::lookups::agrees;
 use super::model::{Batch, Given, Model, ask, rows_of};
 use super::{BackEnd, POOL, STREAM, fingerprint, item, machine, open};
 use crate::{Counted, Fingerprint, FingerprintIndex, IndexError, Released, StreamId};
@@ -227,6 +227,7 @@ pub fn agrees_with_the_model(back_end: &dyn BackEnd, seeds: std::ops::Range<u64>
                     let rows = rows_of(&*index, random.usize(1..10)).unwrap();
                     assert_eq!(rows, model.rows(), "seed {seed}");
                 }
+                3 | 4 => agrees(&*index, &model.rows()).unwrap(),
                 _ => {
                     let batch = model.random_batch(&mut random, 30);
                     let number = number + random.u64(1..4);
@@ -330,6 +331,14 @@ pub fn threads_take_turns(back_end: &dyn BackEnd) {
                 }
             });
         }
+        scope.spawn(|| {
+            let fingerprints: Vec<_> = (0..20).map(fingerprint).collect();
+            for _ in 0..100 {
+                let answers = index.lookup(&fingerprints, Blocking::Yes).unwrap();
+                let mut blocks = answers.iter().map(|it| it.pba()).zip(1..);
+                assert!(blocks.all(|(pba, n)| pba.is_none_or(|it| it == Pba(n))));
+            }
+        });
     });
     let counts = index.counts();
     assert_eq!((counts.unique, counts.shared), (0, 20));

@@ -2,6 +2,7 @@
 
 use onefold_engine::simulated::{CrashKind, PowerLossBias, SimulatedEngine};
 
+use super::lookups::agrees;
 use super::model::{Batch, Given, Model, ask, rows_of};
 use super::{BackEnd, STREAM, machine, open};
 use crate::{FingerprintIndex, Result};
@@ -30,6 +31,15 @@ impl Story {
             story.batches.push(batch);
         }
         story
+    }
+
+    pub(super) fn batches(&self) -> &[Batch] {
+        &self.batches
+    }
+
+    /// The model after so many batches.
+    pub(super) fn model(&self, batches: usize) -> &Model {
+        &self.models[batches]
     }
 
     pub(super) fn end(&self) -> &Model {
@@ -61,6 +71,7 @@ impl Story {
         }
         assert_eq!(index.counts(), self.end().counts());
         assert_eq!(rows_of(&*index, 1000)?, self.end().rows());
+        agrees(&*index, &self.end().rows())?;
         index.close()
     }
 
@@ -73,7 +84,7 @@ impl Story {
             possible.iter().any(is_as),
             "after {answered} batches: {rows:?} is none of {possible:?}"
         );
-        Ok(())
+        agrees(index, &rows)
     }
 
     fn rebuild(&self, index: &dyn FingerprintIndex, answered: usize) -> Result<()> {

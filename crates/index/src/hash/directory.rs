@@ -1,17 +1,15 @@
 //! The segments: consecutive ranges of fingerprints, each with a run on the disk and the changes
-//! that are not in it yet.
+//! that are not in it yet. Memory only: `shared` reads what is needed of the runs.
 
 use std::ops::Range;
 
 use hashbrown::HashTable;
-use onefold_engine::Disk;
-use onefold_format::PoolId;
 
 use super::root::SegmentRecord;
 use super::segment::{self, Run, Signatures, signature};
 use crate::entry::{Entry, EntryBytes, hash};
 use crate::row::PackedRow;
-use crate::{Fingerprint, IndexError, Result};
+use crate::{Fingerprint, IndexError, LookedUp, Result};
 
 /// Bytes that hashbrown takes for a change, at the fullness that its tables have on average: an
 /// entry and a byte of control, in tables between seven sixteenths and seven eighths full.
@@ -76,6 +74,11 @@ impl Segment {
         self.changes.len()
     }
 
+    /// Whether the data needed to look for rows of the run is in memory.
+    pub(super) fn is_loaded(&self) -> bool {
+        self.run.is_none() || self.fences.is_some()
+    }
+
     /// A change since the run was written: a row, or its removal.
     pub(super) fn change(&self, fingerprint: Fingerprint) -> Option<PackedRow> {
         let same = |it: &Entry| it.fingerprint == fingerprint;
@@ -128,12 +131,37 @@ pub(super) struct Footprint {
     pub(super) signatures: usize,
 }
 
+/// A segment without the data needed to look for rows of its run.
+pub(super) struct Unloaded {
+    pub(super) run: Run,
+    /// Whether there is room for the run's signatures.
+    pub(super) has_room: bool,
+}
+
+/// The data needed to look for rows of a run.
+pub(super) struct Resident {
+    pub(super) fences: Vec<Fingerprint>,
+    pub(super) signatures: Option<Signatures>,
+}
+
+/// What memory tells about a fingerprint.
+pub(super) enum Known {
+    /// All.
+    Answer(LookedUp),
+    /// That the answer is in this leaf.
+    Leaf(Run, u64),
+    /// Too little, as long as its segment is not loaded.
+    Unloaded,
+}
+
 /// All segments. They leave no gaps, and there is always one.
 pub(super) struct Directory {
     segments: Vec<Segment>,
     /// Changes of all segments.
     changes: u64,
     footprint: Footprint,
+    /// Bytes that signatures may take.
+    signatures_max: usize,
 }
 
 impl Directory {
@@ -143,6 +171,7 @@ impl Directory {
             segments: vec![Segment::new(Fingerprint::default(), None, 0)],
             changes: 0,
             footprint: Footprint::default(),
+            signatures_max: 0,
         }
     }
 
@@ -157,6 +186,7 @@ impl Directory {
             segments: segments.collect(),
             changes: 0,
             footprint: Footprint::default(),
+            signatures_max: 0,
         })
     }
 
@@ -186,6 +216,51 @@ impl Directory {
             .unwrap_or_default()
     }
 
+    /// Whether a fingerprint, which is not before a segment, is behind it.
+    pub(super) fn is_behind(&self, at: usize, fingerprint: Fingerprint) -> bool {
+        let next = self.segments.get(at + 1);
+        next.is_some_and(|it| it.first <= fingerprint)
+    }
+
+    /// What memory tells about a fingerprint.
+    pub(super) fn known(&self, fingerprint: Fingerprint) -> Known {
+        let segment = &self.segments[self.at(fingerprint)];
+        if let Some(changed) = segment.change(fingerprint) {
+            return Known::Answer(LookedUp::of(changed.row()));
+        }
+        let Some(run) = segment.run else {
+            return Known::Answer(LookedUp::AbsentBySignature);
+        };
+        if !segment.is_loaded() {
+            return Known::Unloaded;
+        }
+        match segment.leaf_of(fingerprint) {
+            Some(leaf) if segment.may_have(leaf, fingerprint) => {
+                Known::Leaf(run, run.first_leaf() + leaf as u64)
+            }
+            _ => Known::Answer(LookedUp::AbsentBySignature),
+        }
+    }
+
+    /// The run of the segment that has a fingerprint.
+    pub(super) fn run_of(&self, fingerprint: Fingerprint) -> Option<Run> {
+        self.segments[self.at(fingerprint)].run
+    }
+
+    /// Notes changes, which are sorted.
+    pub(super) fn note(&mut self, rows: &[Entry]) {
+        let Some(first) = rows.first() else {
+            return;
+        };
+        let mut at = self.at(first.fingerprint);
+        for row in rows {
+            while self.is_behind(at, row.fingerprint) {
+                at += 1;
+            }
+            self.set(at, *row);
+        }
+    }
+
     /// Notes a change to the row of a fingerprint.
     pub(super) fn set(&mut self, at: usize, entry: Entry) {
         let changes = &mut self.segments[at].changes;
@@ -199,8 +274,9 @@ impl Directory {
         }
     }
 
-    /// Puts other segments into the place of some, of which all changes are forgotten.
-    pub(super) fn replace(&mut self, range: Range<usize>, by: Vec<Segment>) {
+    /// Puts other segments into the place of some, of which all changes are forgotten. Returns
+    /// those.
+    pub(super) fn replace(&mut self, range: Range<usize>, by: Vec<Segment>) -> Vec<Segment> {
         for new in &by {
             self.footprint.fences += new.fence_bytes();
             self.footprint.signatures += new.signature_bytes();
@@ -210,25 +286,41 @@ impl Directory {
             self.footprint.fences -= gone.fence_bytes();
             self.footprint.signatures -= gone.signature_bytes();
         }
-        drop(self.segments.splice(range, by));
+        self.segments.splice(range, by).collect()
     }
 
-    /// Reads the data needed to look for rows in a segment, unless it is there already.
-    pub(super) fn load(
+    pub(super) fn set_signatures_max(&mut self, bytes: usize) {
+        self.signatures_max = bytes;
+    }
+
+    /// What is missing to look for a fingerprint among the rows of a run; `None` if nothing is.
+    pub(super) fn unloaded(&self, fingerprint: Fingerprint) -> Option<Unloaded> {
+        let segment = &self.segments[self.at(fingerprint)];
+        let run = segment.run.filter(|_| !segment.is_loaded())?;
+        let has_room = self.has_room(run);
+        Some(Unloaded { run, has_room })
+    }
+
+    fn has_room(&self, run: Run) -> bool {
+        let bytes = Signatures::bytes_for(run.rows as usize);
+        self.footprint.signatures + bytes <= self.signatures_max
+    }
+
+    /// Keeps what was read of the run that has a fingerprint. Ignored if the run has been replaced,
+    /// or has it already. Fences that no run can have are damage.
+    pub(super) fn keep(
         &mut self,
-        at: usize,
-        disk: &dyn Disk,
-        pool: PoolId,
-        signatures_max: usize,
+        fingerprint: Fingerprint,
+        run: Run,
+        Resident { fences, signatures }: Resident,
     ) -> Result<()> {
+        // Others may have taken the room meanwhile.
+        let has_room = self.has_room(run);
+        let at = self.at(fingerprint);
         let segment = &mut self.segments[at];
-        let Some(run) = segment.run else {
-            return Ok(());
-        };
-        if segment.fences.is_some() {
+        if segment.run != Some(run) || segment.is_loaded() {
             return Ok(());
         }
-        let fences = segment::read_fences(disk, pool, run)?;
         let is_right = fences.is_sorted_by(|one, other| one < other)
             && fences.first().is_some_and(|it| *it >= segment.first);
         if !is_right {
@@ -238,10 +330,7 @@ impl Directory {
             )));
         }
         segment.fences = Some(fences);
-        let bytes = Signatures::bytes_for(run.rows as usize);
-        if self.footprint.signatures + bytes <= signatures_max {
-            segment.signatures = Some(segment::read_signatures(disk, pool, run)?);
-        }
+        segment.signatures = signatures.filter(|_| has_room);
         self.footprint.fences += segment.fence_bytes();
         self.footprint.signatures += segment.signature_bytes();
         Ok(())

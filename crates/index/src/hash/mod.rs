@@ -10,6 +10,7 @@
 //! | file | purpose |
 //! | --- | --- |
 //! | `table` | the rows: reads and changes of batches, and the schedule of writes; looking up, merging |
+//! | `shared` | the directory, as batches and lookups share it |
 //! | `directory` | the segments, each a range of fingerprints: a run, and changes to it |
 //! | `segment` | a run of sorted rows on the disk, and the part of it kept in memory |
 //! | `reads` | reading many leaves with many of them in flight |
@@ -21,7 +22,7 @@
 //! - The header on the disk tells whether the rest is valid. It says "void" before the first row of
 //!   a rebuild, and "whole" only when all of them are durable.
 //! - Pages that a durable root, or a frame behind it, refers to are never overwritten.
-//! - Memory changes only when the frame is durable; after any error the index refuses everything,
+//! - Memory, which lookups read beside a batch, changes only when the frame is durable; after any error the index refuses everything,
 //!   unless a write found no room. Then nothing has changed, and the next one may find some.
 //!
 //! Crash behaviour: answered batches survive; of a batch in progress, all or nothing does. Opening
@@ -34,21 +35,22 @@ mod log;
 mod reads;
 mod root;
 mod segment;
+mod shared;
 mod space;
 mod table;
 
 use std::sync::Arc;
 
-use onefold_engine::Disk;
+use onefold_engine::{Blocking, Disk};
 use onefold_format::{IndexKind, Pba, PoolId};
 
 use crate::batch;
 #[cfg(feature = "conformance")]
 use crate::entry;
-use crate::guarded::{Guarded, Phase, State, Summary};
+use crate::guarded::{Guarded, Phase, Turn};
 use crate::header::{self, Content};
 use crate::{
-    Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, Released, Result, Row,
+    Counted, Fingerprint, FingerprintIndex, IndexCounts, LookupAnswers, Released, Result, Row,
     StreamId,
 };
 pub use table::Shape;
@@ -151,16 +153,16 @@ pub struct HashIndex {
 
 impl HashIndex {
     /// Changes the table, and keeps its counts.
-    fn change<T>(
-        &self,
-        table: impl FnOnce(&mut State<Table>) -> Result<&mut Table>,
+    fn change<'s, T>(
+        &'s self,
+        table: impl for<'a> FnOnce(&'a mut Turn<'s, Table>) -> Result<&'a mut Table>,
         work: impl FnOnce(&mut Table) -> Result<T>,
     ) -> Result<T> {
-        let mut state = self.guarded.state();
-        let table = table(&mut state)?;
+        let mut turn = self.guarded.turn();
+        let table = table(&mut turn)?;
         let result = work(table);
         let counts = table.counts();
-        let result = state.settled(result)?;
+        let result = turn.settled(result)?;
         self.guarded.summary().counts = counts;
         Ok(result)
     }
@@ -174,7 +176,7 @@ impl FingerprintIndex for HashIndex {
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Counted>> {
         batch::check_blocks(items.iter().map(|it| it.1))?;
-        self.change(State::ready, |table| {
+        self.change(Turn::ready, |table| {
             table.batch((stream, number), |rows, counts| {
                 batch::increment(rows, counts, items)
             })
@@ -188,15 +190,20 @@ impl FingerprintIndex for HashIndex {
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Released>> {
         batch::check_blocks(items.iter().map(|it| it.1))?;
-        self.change(State::ready, |table| {
+        self.change(Turn::ready, |table| {
             table.batch((stream, number), |rows, counts| {
                 batch::decrement(rows, counts, items)
             })
         })
     }
 
+    fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers> {
+        self.guarded
+            .look(blocking, |shared| shared.lookup(fingerprints, blocking))
+    }
+
     fn secure(&self, batches: &[usize]) -> Result<()> {
-        self.change(State::ready, |table| table.secure(batches))
+        self.change(Turn::ready, |table| table.secure(batches))
     }
 
     fn counts(&self) -> IndexCounts {
@@ -204,9 +211,9 @@ impl FingerprintIndex for HashIndex {
     }
 
     fn rows(&self, from: Fingerprint, max: usize) -> Result<Vec<(Fingerprint, Row)>> {
-        let mut state = self.guarded.state();
-        let rows = state.open()?.0.rows(from, max);
-        state.settled(rows)
+        let mut turn = self.guarded.turn();
+        let rows = turn.open()?.0.rows(from, max);
+        turn.settled(rows)
     }
 
     fn needs_rebuild(&self) -> bool {
@@ -214,55 +221,34 @@ impl FingerprintIndex for HashIndex {
     }
 
     fn begin_rebuild(&self) -> Result<()> {
-        let mut state = self.guarded.state();
-        state.open()?;
-        let void = header::write(&*self.disk, IndexKind::Hash, self.pool, Content::Void);
-        if !matches!(&void, Err(IndexError::NoRoom(_))) {
-            *state = State::Failed;
-        }
-        void?;
-        *self.guarded.summary() = Summary {
-            counts: IndexCounts::default(),
-            needs_rebuild: true,
-        };
-        let table = Table::empty(self.disk.clone(), self.pool, self.limit_bytes, self.shape)?;
-        *state = State::Open {
-            rows: table,
-            phase: Phase::Rebuilding,
-        };
-        Ok(())
+        let disk = &self.disk;
+        self.guarded.turn().begin_rebuild(
+            || header::write(&**disk, IndexKind::Hash, self.pool, Content::Void),
+            || Table::empty(Arc::clone(disk), self.pool, self.limit_bytes, self.shape),
+        )
     }
 
     fn add_rows(&self, rows: &[(Fingerprint, Row)]) -> Result<Vec<(Fingerprint, Row)>> {
         batch::check_blocks(rows.iter().map(|it| it.1.pba))?;
-        self.change(State::rebuilding, |table| table.add(rows))
+        self.change(Turn::rebuilding, |table| table.add(rows))
     }
 
     fn finish_rebuild(&self, stream: StreamId, last_number: u64) -> Result<()> {
-        let mut state = self.guarded.state();
-        let table = state.rebuilding()?;
+        let mut turn = self.guarded.turn();
+        let table = turn.rebuilding()?;
         let finished = table
             .make_durable(Some((stream, last_number)))
             .and_then(|()| header::write(&*self.disk, IndexKind::Hash, self.pool, Content::WHOLE));
-        state.settled(finished)?;
-        state.set_ready();
-        self.guarded.summary().needs_rebuild = false;
+        turn.settled(finished)?;
+        turn.set_ready();
         Ok(())
     }
 
     fn close(&self) -> Result<()> {
-        let mut state = self.guarded.state();
-        let closed = match &mut *state {
-            State::Open {
-                rows,
-                phase: Phase::Ready,
-            } => rows.close(),
-            State::Open { .. } | State::Closed => Ok(()),
-            State::Failed => Err(IndexError::Failed),
-        };
-        state.settled(closed)?;
-        *state = State::Closed;
-        Ok(())
+        self.guarded.turn().close(|mut table, phase| match phase {
+            Phase::Ready => table.close(),
+            Phase::Void | Phase::Rebuilding => Ok(()),
+        })
     }
 
     fn bytes_on_disk(&self) -> Result<u64> {

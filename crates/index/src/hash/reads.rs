@@ -16,6 +16,20 @@ const DEPTH: usize = 32;
 /// So few leaves are not worth a thread.
 const FEW: usize = 4;
 
+/// Fills `into` with these leaves; false if one of them would have to be waited for.
+pub(super) fn try_read_leaves(
+    disk: &dyn Disk,
+    leaves: &[u64],
+    into: &mut [u8],
+) -> io::Result<bool> {
+    for (leaf, buffer) in leaves.iter().zip(into.chunks_exact_mut(LEAF_BYTES)) {
+        if !disk.try_read_at(buffer, leaf_offset(*leaf))? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Fills `into` with these leaves. Leaves in the host's cache are copied by the calling thread;
 /// threads wait for the disk for the rest.
 pub(super) fn read_leaves(disk: &dyn Disk, leaves: &[u64], into: &mut [u8]) -> io::Result<()> {

@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use onefold_engine::Disk;
+use onefold_engine::{Blocking, Disk};
 use onefold_format::PoolId;
 
 use super::space::{Extent, PAGE_BYTES, pages_for};
@@ -274,16 +274,28 @@ pub(super) fn read_leaves(
 }
 
 /// Reads the fences of a run.
-pub(super) fn read_fences(disk: &dyn Disk, pool: PoolId, run: Run) -> Result<Vec<Fingerprint>> {
-    let bytes = read_sealed(disk, pool, run, run.fences_offset(), run.fences_bytes(), 0)?;
+pub(super) fn read_fences(
+    disk: &dyn Disk,
+    pool: PoolId,
+    run: Run,
+    blocking: Blocking,
+) -> Result<Vec<Fingerprint>> {
+    let place = (run.fences_offset(), run.fences_bytes());
+    let bytes = read_sealed(disk, pool, run, place, 0, blocking)?;
     let fences = bytes.as_chunks().0;
     Ok(fences.iter().map(|it| Fingerprint(*it)).collect())
 }
 
 /// Reads the signatures of a run.
-pub(super) fn read_signatures(disk: &dyn Disk, pool: PoolId, run: Run) -> Result<Signatures> {
+pub(super) fn read_signatures(
+    disk: &dyn Disk,
+    pool: PoolId,
+    run: Run,
+    blocking: Blocking,
+) -> Result<Signatures> {
     let offset = run.fences_offset() + (run.fences_bytes() + CHECKSUM_BYTES) as u64;
-    let bytes = read_sealed(disk, pool, run, offset, run.signatures_bytes(), 1)?;
+    let place = (offset, run.signatures_bytes());
+    let bytes = read_sealed(disk, pool, run, place, 1, blocking)?;
     let signatures = bytes.as_chunks().0.iter();
     let signatures = signatures.map(|it| Signature::from_le_bytes(*it));
     Ok(Signatures(signatures.collect()))
@@ -293,12 +305,18 @@ fn read_sealed(
     disk: &dyn Disk,
     pool: PoolId,
     run: Run,
-    offset: u64,
-    bytes: usize,
+    (offset, bytes): (u64, usize),
     which: u64,
+    blocking: Blocking,
 ) -> Result<Vec<u8>> {
     let mut read = vec![0; bytes + CHECKSUM_BYTES];
-    disk.read_at(&mut read, offset)?;
+    match blocking {
+        Blocking::Yes => disk.read_at(&mut read, offset)?,
+        Blocking::No if !disk.try_read_at(&mut read, offset)? => {
+            return Err(IndexError::WouldBlock);
+        }
+        Blocking::No => {}
+    }
     let behind = run.first_leaf() + run.leaves();
     let found = read.split_off(bytes);
     if checksum(pool, run, behind + which, &read).to_le_bytes() != *found {
@@ -357,10 +375,10 @@ mod tests {
             let mut read = Vec::new();
             read_entries(&*disk, POOL, run, &mut Vec::new(), &mut read).unwrap();
             assert!(read == entries);
-            let fences = read_fences(&*disk, POOL, run).unwrap();
+            let fences = read_fences(&*disk, POOL, run, Blocking::Yes).unwrap();
             let expected = entries.iter().step_by(ROWS_PER_LEAF).map(fingerprint_of);
             assert_eq!(fences, expected.collect::<Vec<_>>());
-            let signatures = read_signatures(&*disk, POOL, run).unwrap();
+            let signatures = read_signatures(&*disk, POOL, run, Blocking::Yes).unwrap();
             for (at, entry) in entries.iter().enumerate() {
                 let leaf = at / ROWS_PER_LEAF;
                 assert!(signatures.may_have(leaf, signature(fingerprint_of(entry))));
@@ -385,8 +403,8 @@ mod tests {
             bytes[at] ^= 1 << (at % 8);
             disk.write_at(&bytes, offset).unwrap();
             let all = read_entries(&*disk, POOL, run, &mut Vec::new(), &mut Vec::new())
-                .and_then(|()| read_fences(&*disk, POOL, run))
-                .and_then(|_| read_signatures(&*disk, POOL, run));
+                .and_then(|()| read_fences(&*disk, POOL, run, Blocking::Yes))
+                .and_then(|_| read_signatures(&*disk, POOL, run, Blocking::Yes));
             assert!(matches!(all, Err(IndexError::Damaged(_))), "{at}");
             bytes[at] ^= 1 << (at % 8);
         }

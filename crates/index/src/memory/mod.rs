@@ -17,17 +17,18 @@
 mod image;
 mod table;
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, TryLockError};
 
-use onefold_engine::Disk;
+use onefold_engine::{Blocking, Disk};
 use onefold_format::{IndexKind, Pba, PoolId};
 
 use crate::batch::{self, Item};
 use crate::header::{self, Content, Extent};
 use crate::stream::{self, Answer, Answers, LastBatch};
+use crate::sync::{RwLock, RwLockWriteGuard};
 use crate::{
-    Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, Released, Result, Row,
-    StreamId,
+    Counted, Fingerprint, FingerprintIndex, IndexCounts, IndexError, LookedUp, LookupAnswers,
+    Released, Result, Row, StreamId,
 };
 use image::{Image, Streams};
 use table::Table;
@@ -68,7 +69,7 @@ pub fn open(disk: Arc<dyn Disk>, pool: PoolId, limit_bytes: u64) -> Result<Memor
         disk,
         pool,
         limit_bytes,
-        state: Mutex::new(State { image, phase }),
+        state: RwLock::new(State { image, phase }),
     })
 }
 
@@ -85,7 +86,9 @@ pub struct MemoryIndex {
     disk: Arc<dyn Disk>,
     pool: PoolId,
     limit_bytes: u64,
-    state: Mutex<State>,
+    /// Lookups hold it for reading, everything else for writing. No I/O is done under it, except
+    /// when the index is closed.
+    state: RwLock<State>,
 }
 
 struct State {
@@ -108,8 +111,8 @@ enum Phase {
 }
 
 impl MemoryIndex {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| {
+    fn state(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(|poisoned| {
             // A panic under the lock is a defect; the state it left is not relied on.
             let mut state = poisoned.into_inner();
             state.phase = Phase::Failed {
@@ -128,10 +131,7 @@ impl MemoryIndex {
     ) -> Result<Vec<A>> {
         batch::check_blocks(items.iter().map(|it| it.1))?;
         let mut state = self.state();
-        state.check_open()?;
-        if state.phase != Phase::Ready {
-            return Err(IndexError::Unready(crate::NEEDS_REBUILD));
-        }
+        state.check_ready()?;
         let image = &mut state.image;
         if let Some(answers) = stream::repeated(stream, image.streams.get(&stream), number)? {
             return Ok(answers);
@@ -152,6 +152,14 @@ impl State {
             Phase::Ready | Phase::Void | Phase::Rebuilding => Ok(()),
             Phase::Closed { .. } => Err(IndexError::Closed),
             Phase::Failed { .. } => Err(IndexError::Failed),
+        }
+    }
+
+    fn check_ready(&self) -> Result<()> {
+        self.check_open()?;
+        match self.phase {
+            Phase::Ready => Ok(()),
+            _ => Err(IndexError::Unready(crate::NEEDS_REBUILD)),
         }
     }
 
@@ -189,6 +197,21 @@ impl FingerprintIndex for MemoryIndex {
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Released>> {
         self.batch(stream, number, items, batch::decrement)
+    }
+
+    fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers> {
+        let state = match blocking {
+            Blocking::Yes => self.state.read().map_err(|_| IndexError::Failed)?,
+            // A batch takes milliseconds, and closing waits for the disk.
+            Blocking::No => self.state.try_read().map_err(|error| match error {
+                TryLockError::Poisoned(_) => IndexError::Failed,
+                TryLockError::WouldBlock => IndexError::WouldBlock,
+            })?,
+        };
+        state.check_ready()?;
+        let table = &state.image.table;
+        let look = |it: &Fingerprint| LookedUp::of(table.row(*it));
+        Ok(fingerprints.iter().map(look).collect())
     }
 
     fn counts(&self) -> IndexCounts {
@@ -268,7 +291,7 @@ impl FingerprintIndex for MemoryIndex {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 #[allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 mod tests {
     use super::*;

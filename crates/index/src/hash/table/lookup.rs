@@ -1,5 +1,7 @@
 //! Looking up the rows of a batch: first in memory, then many leaves at a time.
 
+use onefold_engine::Blocking;
+
 use super::{Buffers, Table};
 use crate::batch::Rows;
 use crate::entry::Entry;
@@ -18,26 +20,33 @@ const READ_LEAVES_MIN: usize = 16;
 impl Table {
     /// Finds the rows of these fingerprints, which are sorted.
     pub(super) fn find(&mut self, fingerprints: &[Fingerprint]) -> Result<()> {
-        self.find_changes(fingerprints)?;
+        self.allot_signatures();
+        self.buffers.found.clear();
+        self.buffers.wanted.clear();
+        let mut rest = fingerprints;
+        while let Some(unloaded) = self.find_changes(rest) {
+            rest = &rest[unloaded..];
+            self.shared.load(rest[0], Blocking::Yes)?;
+        }
         self.leave_out_absent();
         self.read_wanted()
     }
 
-    /// Finds rows in memory, and the leaves in which the rest would be.
-    fn find_changes(&mut self, fingerprints: &[Fingerprint]) -> Result<()> {
-        self.buffers.found.clear();
-        self.buffers.wanted.clear();
-        let mut at = fingerprints.first().map_or(0, |it| self.directory.at(*it));
-        let signatures_max = self.signatures_max();
-        for fingerprint in fingerprints {
-            while self.is_behind(at, *fingerprint) {
+    /// Finds rows in memory, and the leaves in which the rest would be. Returns the first
+    /// fingerprint for which that takes data that is not loaded: it and those behind it are left.
+    fn find_changes(&mut self, fingerprints: &[Fingerprint]) -> Option<usize> {
+        let directory = self.shared.directory();
+        let mut at = fingerprints.first().map_or(0, |it| directory.at(*it));
+        for (number, fingerprint) in fingerprints.iter().enumerate() {
+            while directory.is_behind(at, *fingerprint) {
                 at += 1;
             }
-            let change = self.directory.segments()[at].change(*fingerprint);
+            let segment = &directory.segments()[at];
+            let change = segment.change(*fingerprint);
             if change.is_none() {
-                self.directory
-                    .load(at, &*self.disk, self.pool, signatures_max)?;
-                let segment = &self.directory.segments()[at];
+                if !segment.is_loaded() {
+                    return Some(number);
+                }
                 if let Some(leaf) = segment.leaf_of(*fingerprint) {
                     let by = self.buffers.found.len();
                     self.buffers.wanted.push(Wanted { by, at, leaf });
@@ -49,7 +58,7 @@ impl Table {
                 is_changed: false,
             });
         }
-        Ok(())
+        None
     }
 
     /// Drops the leaves that cannot have the rows they are wanted for.
@@ -62,7 +71,8 @@ impl Table {
         } = &mut self.buffers;
         // Half of them have, so a branch on each would wait for its signatures. This way the
         // processor fetches those of many at once.
-        let segments = self.directory.segments();
+        let directory = self.shared.directory();
+        let segments = directory.segments();
         may_have.clear();
         may_have.extend(
             wanted
@@ -76,7 +86,6 @@ impl Table {
     /// Reads the leaves that are wanted, many at a time.
     fn read_wanted(&mut self) -> Result<()> {
         let at_once = (self.limit_bytes / 16 / LEAF_BYTES).clamp(READ_LEAVES_MIN, READ_LEAVES_MAX);
-        let segments = self.directory.segments();
         let Buffers {
             leaves: buffer,
             wanted,
@@ -85,10 +94,15 @@ impl Table {
         } = &mut self.buffers;
         let mut groups = wanted
             .chunk_by(|one, other| (one.at, one.leaf) == (other.at, other.leaf))
-            .filter_map(|group| Some((segments[group[0].at].run?, group)))
             .peekable();
         while groups.peek().is_some() {
-            let some: Vec<_> = groups.by_ref().take(at_once).collect();
+            let some: Vec<_> = {
+                let directory = self.shared.directory();
+                let run = |group: &[Wanted]| directory.segments()[group[0].at].run;
+                let some = groups.by_ref().take(at_once);
+                some.filter_map(|group| Some((run(group)?, group)))
+                    .collect()
+            };
             let number = |(run, group): &(Run, &[Wanted])| run.first_leaf() + group[0].leaf as u64;
             let leaves: Vec<u64> = some.iter().map(number).collect();
             buffer.resize(leaves.len() * LEAF_BYTES, 0);
@@ -107,9 +121,17 @@ impl Table {
 
     /// The memory for signatures: what fences, and the most changes that there may be, leave.
     pub(super) fn signatures_max(&self) -> usize {
-        let changes = self.changes_max().max(self.directory.changes()) as usize * CHANGE_BYTES;
-        let taken = self.directory.footprint().fences + changes;
+        let changes_max = self.changes_max();
+        let directory = self.shared.directory();
+        let changes = changes_max.max(directory.changes()) as usize * CHANGE_BYTES;
+        let taken = directory.footprint().fences + changes;
         self.limit_bytes.saturating_sub(taken)
+    }
+
+    /// Tells lookups too how much that is.
+    pub(super) fn allot_signatures(&self) {
+        let max = self.signatures_max();
+        self.shared.directory_mut().set_signatures_max(max);
     }
 }
 

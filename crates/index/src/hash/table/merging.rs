@@ -1,9 +1,11 @@
 //! Merging the changes of a segment with its run, one segment after the other.
 
+use std::ops::Range;
+
 use super::{Buffers, Merge, Table};
 use crate::Fingerprint;
 use crate::entry::{Entry, EntryBytes, fingerprint_of};
-use crate::hash::directory::{CHANGE_BYTES, Segment};
+use crate::hash::directory::{CHANGE_BYTES, Directory, Segment};
 use crate::hash::frame::Change;
 use crate::hash::segment::{self, Run, Signatures};
 use crate::hash::space::Extent;
@@ -13,22 +15,30 @@ use crate::{IndexError, Result};
 /// Bytes of the log for a row: twice those of its changes in memory.
 const LOG_BYTES_PER_ROW: u64 = 8;
 
+/// What is merged at a time, copied from the directory, which is not locked during I/O.
+struct Turn {
+    segments: Range<usize>,
+    first: Fingerprint,
+    /// Memory of the signatures that are replaced.
+    signature_bytes: usize,
+    /// The run and the changes of each segment.
+    parts: Vec<(Option<Run>, Vec<Entry>)>,
+}
+
 impl Table {
     /// Changes that may be in memory: a share of the rows, as far as a third of the memory holds
     /// them.
     pub(super) fn changes_max(&self) -> u64 {
         let wanted = (self.counts.rows() / self.shape.rows_per_change).max(self.shape.changes_min);
-        let room = self
-            .limit_bytes
-            .saturating_sub(self.directory.footprint().fences)
-            / 3;
+        let fences = self.shared.directory().footprint().fences;
+        let room = self.limit_bytes.saturating_sub(fences) / 3;
         wanted.min((room / CHANGE_BYTES) as u64)
     }
 
     /// Does the work that has become due.
     pub(super) fn maintain(&mut self) -> Result<()> {
-        let mut turns = self.directory.segments().len();
-        while turns > 0 && (self.directory.changes() > self.changes_max() || self.is_log_long()) {
+        let mut turns = self.shared.directory().segments().len();
+        while turns > 0 && (self.changes() > self.changes_max() || self.is_log_long()) {
             self.merge_next()?;
             turns -= 1;
         }
@@ -46,52 +56,28 @@ impl Table {
 
     /// The first frame whose changes are not all in runs.
     pub(super) fn needed(&self) -> u64 {
-        let changed = self
-            .directory
-            .segments()
-            .iter()
-            .filter(|it| it.changes() > 0);
+        let directory = self.shared.directory();
+        let segments = directory.segments().iter();
+        let changed = segments.filter(|it| it.changes() > 0);
         let merged = changed.map(|it| it.merged).min();
         merged.unwrap_or(self.log.last()) + 1
     }
 
     /// Merges the segment whose turn it is; with the next one, if both are small.
     pub(super) fn merge_next(&mut self) -> Result<()> {
-        let at = self.directory.at(self.cursor);
-        let end = at + self.joined_at(at);
-        let segments = &self.directory.segments()[at..end];
-        if let [segment] = segments
-            && segment.changes() == 0
-        {
-            self.cursor = self.directory.next_first(at);
+        let Some(turn) = self.next_turn() else {
             return Ok(());
-        }
-        let Buffers {
-            bytes, old, new, ..
-        } = &mut self.buffers;
-        new.clear();
-        for segment in segments {
-            old.clear();
-            if let Some(run) = segment.run {
-                segment::read_entries(&*self.disk, self.pool, run, bytes, old)?;
-            }
-            let changes = segment.changes_from(Fingerprint::default());
-            merge(old, changes.into_iter(), new);
-        }
-        let first = segments[0].first;
+        };
+        self.read_merged(&turn)?;
         let merged = self.log.last();
-        let old: Vec<Extent> = segments
-            .iter()
-            .filter_map(|it| Some(it.run?.extent()))
-            .collect();
         let generation = self.next_generation;
         self.next_generation += 1;
-        let gone: usize = segments.iter().map(Segment::signature_bytes).sum();
+        let signatures = self.shared.directory().footprint().signatures;
         let signatures_max =
-            (self.signatures_max() + gone).saturating_sub(self.directory.footprint().signatures);
+            (self.signatures_max() + turn.signature_bytes).saturating_sub(signatures);
         let mut replacement = Vec::new();
         let written = self.write_runs(
-            (first, merged, generation),
+            (turn.first, merged, generation),
             signatures_max,
             &mut replacement,
         );
@@ -104,19 +90,66 @@ impl Table {
         }
         let change = Change {
             generation,
-            first,
-            replaced: (end - at) as u32,
+            first: turn.first,
+            replaced: turn.segments.len() as u32,
             segments: replacement.iter().map(Segment::record).collect(),
         };
-        self.directory.replace(at..end, replacement);
-        let behind = self.directory.at(first) + change.segments.len() - 1;
-        self.cursor = self.directory.next_first(behind);
+        let replaced = {
+            let mut directory = self.shared.directory_mut();
+            let behind = turn.segments.start + replacement.len() - 1;
+            let replaced = directory.replace(turn.segments, replacement);
+            self.cursor = directory.next_first(behind);
+            replaced
+        };
+        let old: Vec<Extent> = replaced
+            .iter()
+            .filter_map(|it| Some(it.run?.extent()))
+            .collect();
         if self.is_durable {
             self.written.push(Merge { change, old });
             Ok(())
         } else {
             self.free(old)
         }
+    }
+
+    /// The segments whose turn it is; `None`, and it is over, if there is nothing to do.
+    fn next_turn(&mut self) -> Option<Turn> {
+        let directory = self.shared.directory();
+        let at = directory.at(self.cursor);
+        let end = at + joined_at(&directory, at, self.shape.segment_rows);
+        let segments = &directory.segments()[at..end];
+        if let [segment] = segments
+            && segment.changes() == 0
+        {
+            self.cursor = directory.next_first(at);
+            return None;
+        }
+        let parts = segments
+            .iter()
+            .map(|it| (it.run, it.changes_from(Fingerprint::default())));
+        Some(Turn {
+            segments: at..end,
+            first: segments[0].first,
+            signature_bytes: segments.iter().map(Segment::signature_bytes).sum(),
+            parts: parts.collect(),
+        })
+    }
+
+    /// Merges the runs and changes of these segments into the buffer `new`.
+    fn read_merged(&mut self, turn: &Turn) -> Result<()> {
+        let Buffers {
+            bytes, old, new, ..
+        } = &mut self.buffers;
+        new.clear();
+        for (run, changes) in &turn.parts {
+            old.clear();
+            if let Some(run) = run {
+                segment::read_entries(&*self.disk, self.pool, *run, bytes, old)?;
+            }
+            merge(old, changes.iter().copied(), new);
+        }
+        Ok(())
     }
 
     /// Writes the rows that were merged as runs of segments, of which the first one begins with
@@ -156,14 +189,14 @@ impl Table {
         }
         Ok(())
     }
+}
 
-    /// How many segments from this one on are merged into one: two, where there is little in both.
-    fn joined_at(&self, at: usize) -> usize {
-        let rows = |at: usize| self.directory.segments().get(at).map(Segment::rows_max);
-        match (rows(at), rows(at + 1)) {
-            (Some(one), Some(other)) if one + other <= self.shape.segment_rows / 2 => 2,
-            _ => 1,
-        }
+/// How many segments from this one on are merged into one: two, where there is little in both.
+fn joined_at(directory: &Directory, at: usize, segment_rows: usize) -> usize {
+    let rows = |at: usize| directory.segments().get(at).map(Segment::rows_max);
+    match (rows(at), rows(at + 1)) {
+        (Some(one), Some(other)) if one + other <= segment_rows / 2 => 2,
+        _ => 1,
     }
 }
 

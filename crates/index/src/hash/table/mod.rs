@@ -5,7 +5,7 @@
 //! 1. Recently changed rows are in memory. For the others, signatures exclude those that cannot
 //!    exist, and the leaves of the rest are read, many at a time.
 //! 2. The changes of the batch become one frame of the log, with the answers and the counts. A sync
-//!    makes it durable. Only then is anything changed in memory.
+//!    makes it durable. Only then is anything changed in memory, where lookups see it (`shared`).
 //! 3. If there are too many changes in memory, segments are merged, one after the other in the
 //!    order of fingerprints: the rows of the run and the changes become a new run, in free space.
 //!
@@ -35,21 +35,26 @@ mod merging;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use onefold_engine::Disk;
+use onefold_engine::{Blocking, Disk};
 use onefold_format::PoolId;
 
 use crate::entry::{Entry, EntryBytes, fingerprint_of};
+use crate::guarded::Searchable;
 use crate::hash::directory::{Directory, Segment};
 use crate::hash::frame::{Change, Frame};
 use crate::hash::log::{self, FRAME_HEADER_BYTES, Log, Reader, unique_number};
 use crate::hash::root::{self, Checkpoint, SLOT_PAGES, SegmentRecord, Slot};
 use crate::hash::segment::{self, Run};
+use crate::hash::shared::Shared;
 use crate::hash::space::{Extent, Space, pages_for};
 use crate::header::BODY_OFFSET;
 use crate::stream::{self, Answer, Answers, LastBatch};
 use crate::{Fingerprint, IndexCounts, IndexError, Result, Row, StreamId};
 use lookup::{Found, Lookup, Wanted};
 use merging::merge;
+
+/// Rows that a batch notes before it lets lookups go on: a few tens of microseconds.
+const NOTED_TOGETHER: usize = 256;
 
 /// Sizes that decide when something is done, but not its result. Tests make them small.
 #[derive(Debug, Clone, Copy)]
@@ -90,7 +95,8 @@ pub(super) struct Table {
     pool: PoolId,
     shape: Shape,
     limit_bytes: usize,
-    directory: Directory,
+    /// The segments. Batches alone replace them.
+    shared: Arc<Shared>,
     space: Space,
     log: Log,
     streams: BTreeMap<StreamId, LastBatch>,
@@ -182,12 +188,13 @@ impl Table {
         space: Space,
         log: Log,
     ) -> Table {
-        Table {
+        let shared = Shared::new(Arc::clone(&disk), pool, directory);
+        let table = Table {
             disk,
             pool,
             shape,
             limit_bytes: usize::try_from(limit_bytes).unwrap_or(usize::MAX),
-            directory,
+            shared: Arc::new(shared),
             space,
             log,
             streams: BTreeMap::new(),
@@ -201,7 +208,9 @@ impl Table {
             checkpointed: 0,
             is_durable: false,
             buffers: Buffers::default(),
-        }
+        };
+        table.allot_signatures();
+        table
     }
 
     /// The table that is on the disk.
@@ -266,7 +275,7 @@ impl Table {
         if !used.into_iter().all(|it| space.take_at(it)) {
             return Err(damaged("two things in one place"));
         }
-        Ok(Table {
+        let table = Table {
             streams,
             counts,
             cursor: checkpoint.cursor,
@@ -275,7 +284,9 @@ impl Table {
             checkpointed: checkpoint.last,
             is_durable: true,
             ..Table::new(disk, pool, limit_bytes, shape, directory, space, log)
-        })
+        };
+        table.allot_signatures();
+        Ok(table)
     }
 
     pub(super) fn counts(&self) -> IndexCounts {
@@ -311,15 +322,20 @@ impl Table {
         Ok(answers)
     }
 
+    /// Changes in memory.
+    fn changes(&self) -> u64 {
+        self.shared.directory().changes()
+    }
+
     /// Makes sure that a batch may come after batches of so many items. That takes merges only
     /// where earlier ones found no room.
     fn catch_up(&mut self, items: u64) -> Result<()> {
         let max = (self.changes_max() + self.shape.changes_behind).saturating_sub(items);
-        if self.directory.changes() <= max {
+        if self.changes() <= max {
             return Ok(());
         }
         match self.maintain() {
-            Err(IndexError::NoRoom(_)) if self.directory.changes() <= max => Ok(()),
+            Err(IndexError::NoRoom(_)) if self.changes() <= max => Ok(()),
             maintained => maintained,
         }
     }
@@ -372,24 +388,11 @@ impl Table {
         Ok(())
     }
 
-    /// Keeps rows, which are sorted, as changes of their segments.
-    fn note(&mut self, rows: &[Entry]) {
-        let Some(first) = rows.first() else {
-            return;
-        };
-        let mut at = self.directory.at(first.fingerprint);
-        for row in rows {
-            while self.is_behind(at, row.fingerprint) {
-                at += 1;
-            }
-            self.directory.set(at, *row);
+    /// Keeps rows, which are sorted, as changes of their segments. From here on lookups find them.
+    fn note(&self, rows: &[Entry]) {
+        for some in rows.chunks(NOTED_TOGETHER) {
+            self.shared.directory_mut().note(some);
         }
-    }
-
-    /// Whether a fingerprint, which is not before a segment, is behind it.
-    fn is_behind(&self, at: usize, fingerprint: Fingerprint) -> bool {
-        let next = self.directory.segments().get(at + 1);
-        next.is_some_and(|it| it.first <= fingerprint)
     }
 
     /// Adds rows counted from the maps. Not durable before [`Table::make_durable`].
@@ -434,7 +437,7 @@ impl Table {
     /// called again where it found no room.
     pub(super) fn make_durable(&mut self, last: Option<(StreamId, u64)>) -> Result<()> {
         self.cursor = Fingerprint::default();
-        while self.directory.changes() > 0 {
+        while self.changes() > 0 {
             self.merge_next()?;
         }
         self.streams = last
@@ -460,35 +463,44 @@ impl Table {
         let mut rows = Vec::new();
         let mut from = Some(from);
         while let Some(first) = from.filter(|_| rows.len() < max) {
-            let at = self.directory.at(first);
             let mut merged = Vec::new();
-            let last = self.merged_from(at, first, max - rows.len(), &mut merged)?;
+            let last = self.merged_from(first, max - rows.len(), &mut merged)?;
             let wanted = merged.iter().take(max - rows.len());
             let wanted = wanted.map(Entry::from_bytes);
             rows.extend(wanted.filter_map(|it| Some((it.fingerprint, it.row.row()?))));
             from = match last {
                 Some(last) => last.successor(),
-                None => self.directory.segments().get(at + 1).map(|it| it.first),
+                None => self.first_behind(first),
             };
         }
         Ok(rows)
+    }
+
+    /// The first fingerprint of the segment behind the one that has this one.
+    fn first_behind(&self, fingerprint: Fingerprint) -> Option<Fingerprint> {
+        let directory = self.shared.directory();
+        let behind = directory.at(fingerprint) + 1;
+        directory.segments().get(behind).map(|it| it.first)
     }
 
     /// Appends rows of a segment from a fingerprint on, about `max` rows from as many leaves of its
     /// run as that takes. Returns the last fingerprint that was read, if there are more.
     fn merged_from(
         &mut self,
-        at: usize,
         from: Fingerprint,
         max: usize,
         into: &mut Vec<EntryBytes>,
     ) -> Result<Option<Fingerprint>> {
-        self.directory
-            .load(at, &*self.disk, self.pool, self.signatures_max())?;
-        let segment = &self.directory.segments()[at];
-        let (mut entries, mut last) = (Vec::new(), None);
-        if let Some(run) = segment.run {
+        self.allot_signatures();
+        self.shared.load(from, Blocking::Yes)?;
+        let (run, first, changes) = {
+            let directory = self.shared.directory();
+            let segment = &directory.segments()[directory.at(from)];
             let first = segment.fence_before(from);
+            (segment.run, first, segment.changes_from(from))
+        };
+        let (mut entries, mut last) = (Vec::new(), None);
+        if let Some(run) = run {
             let behind =
                 (first + max.div_ceil(segment::ROWS_PER_LEAF) as u64 + 1).min(run.leaves());
             segment::read_leaves(
@@ -504,7 +516,7 @@ impl Table {
             }
         }
         let is_read = |it: &Entry| last.is_none_or(|last| it.fingerprint <= last);
-        let changes = segment.changes_from(from).into_iter().take_while(is_read);
+        let changes = changes.into_iter().take_while(is_read);
         let before = entries.partition_point(|it| fingerprint_of(it) < from);
         merge(&entries[before..], changes, into);
         Ok(last)
@@ -514,6 +526,10 @@ impl Table {
     /// points to it.
     fn begin_checkpoint(&mut self) -> Result<()> {
         let log = self.log.start_for(self.needed());
+        let segments = {
+            let directory = self.shared.directory();
+            directory.segments().iter().map(Segment::record).collect()
+        };
         let checkpoint = Checkpoint {
             life: self.log.life(),
             next_generation: self.next_generation,
@@ -521,12 +537,7 @@ impl Table {
             counts: self.counts,
             cursor: self.cursor,
             log,
-            segments: self
-                .directory
-                .segments()
-                .iter()
-                .map(Segment::record)
-                .collect(),
+            segments,
             streams: self.streams.clone(),
         };
         let mut bytes = checkpoint.encode();
@@ -564,6 +575,14 @@ impl Table {
         unneeded.extend(older.and_then(|it| it.extent()));
         self.checkpoint = None;
         self.free(unneeded)
+    }
+}
+
+impl Searchable for Table {
+    type Reader = Arc<Shared>;
+
+    fn reader(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
     }
 }
 
