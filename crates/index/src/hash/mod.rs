@@ -36,6 +36,8 @@ mod reads;
 mod root;
 mod segment;
 mod shared;
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttle_tests;
 mod space;
 mod table;
 

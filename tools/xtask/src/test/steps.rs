@@ -195,7 +195,7 @@ fn base_of(commit: &str) -> Option<u64> {
     Some(u64::from(u32::from_str_radix(digits, 16).ok()?) << 20)
 }
 
-/// The store's hand-synchronised structures, and the whole store with several threads, under a
+/// The hand-synchronised structures of store and index, and the whole store with several threads, under a
 /// scheduler that tries interleavings.
 fn schedules(workspace: &Workspace) -> Result<()> {
     workspace
@@ -203,6 +203,8 @@ fn schedules(workspace: &Workspace) -> Result<()> {
         .args(CARGO_TEST)
         .args([
             "--release",
+            "-p",
+            "onefold-index",
             "-p",
             "onefold-metadata",
             "-p",
