@@ -63,6 +63,7 @@ fn volume() -> VolumeRecord {
         verify: true,
         cold_passes: 2,
         interval_seconds: 10,
+        min_run: 1,
         hash_cache_bytes: 1 << 20,
         quota_bytes: 1 << 31,
         reservation_bytes: 1 << 29,

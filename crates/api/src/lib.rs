@@ -61,6 +61,7 @@ pub use snapshot::{
     SnapshotReply, SnapshotRollback,
 };
 pub use volume::{
-    PlanReply, UsageReply, VolumeClone, VolumeCreate, VolumeDelete, VolumeList, VolumeListReply,
-    VolumeRename, VolumeReply, VolumeResize, VolumeSet, VolumeStat,
+    AutoSwitchReply, InlineReply, PlanReply, RefusedReply, UsageReply, VolumeClone, VolumeCreate,
+    VolumeDelete, VolumeList, VolumeListReply, VolumeRename, VolumeReply, VolumeResize, VolumeSet,
+    VolumeStat,
 };

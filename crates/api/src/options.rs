@@ -12,11 +12,18 @@ use crate::size;
 
 const COLD_PASSES: std::ops::RangeInclusive<i64> = 1..=16;
 
+/// In blocks.
+const MIN_RUN: std::ops::RangeInclusive<i64> = 1..=256;
+
 /// A day at most.
 const INTERVAL_SECONDS: std::ops::RangeInclusive<i64> = 1..=86_400;
 
 pub(crate) fn cold_passes_parser() -> RangedI64ValueParser<u8> {
     value_parser!(u8).range(COLD_PASSES)
+}
+
+pub(crate) fn min_run_parser() -> RangedI64ValueParser<u16> {
+    value_parser!(u16).range(MIN_RUN)
 }
 
 pub(crate) fn interval_parser() -> RangedI64ValueParser<u32> {
@@ -49,28 +56,24 @@ pub struct NewVolumeOptions {
     pub verify: bool,
 
     /// Passes of the finder for which a block must stay unchanged before it is scanned, 1 to 16. More
-    /// passes spare blocks that are rewritten often.
-    #[arg(long, value_parser = cold_passes_parser(), value_name = "N", default_value = "2")]
-    pub cold_passes: u8,
+    /// passes spare blocks that are rewritten often. [default: 2; 1 if inline or auto]
+    #[arg(long, value_parser = cold_passes_parser(), value_name = "N")]
+    pub cold_passes: Option<u8>,
 
-    /// Seconds between two passes of the finder, 1 to 86400.
-    #[arg(
-        long = "interval",
-        value_parser = interval_parser(),
-        value_name = "SECONDS",
-        default_value = "10"
-    )]
-    pub interval_seconds: u32,
+    /// Seconds between two passes of the finder, 1 to 86400. [default: 10; 1 if inline or auto]
+    #[arg(long = "interval", value_parser = interval_parser(), value_name = "SECONDS")]
+    pub interval_seconds: Option<u32>,
+
+    /// Leave duplicates private that come in runs of fewer blocks, 1 to 256: the volume is read in longer
+    /// pieces, and less is saved.
+    #[arg(long, value_parser = min_run_parser(), value_name = "BLOCKS", default_value = "1")]
+    pub min_run: u16,
 
     /// Memory for fingerprints made while blocks are written, so that the finder need not read them
-    /// back: 24 bytes a block. All volumes together get a sixteenth of the pool's memory.
-    #[arg(
-        long = "hash-cache",
-        value_parser = size::parse,
-        value_name = "SIZE",
-        default_value = "0"
-    )]
-    pub hash_cache_bytes: u64,
+    /// back: 24 bytes a block. All volumes together get a sixteenth of the pool's memory. [default: 0;
+    /// 16M if inline or auto]
+    #[arg(long = "hash-cache", value_parser = size::parse, value_name = "SIZE")]
+    pub hash_cache_bytes: Option<u64>,
 
     /// The most data that the volume and its snapshots may hold, as guests see it; 0 for no limit.
     /// Writes beyond it fail with ENOSPC.
@@ -93,9 +96,7 @@ impl Default for NewVolumeOptions {
             dedup,
             domain,
             verify,
-            cold_passes,
-            interval_seconds,
-            hash_cache_bytes,
+            min_run,
             quota_bytes,
             reservation_bytes,
             ..
@@ -104,9 +105,10 @@ impl Default for NewVolumeOptions {
             dedup,
             domain,
             verify,
-            cold_passes,
-            interval_seconds,
-            hash_cache_bytes,
+            cold_passes: None,
+            interval_seconds: None,
+            min_run,
+            hash_cache_bytes: None,
             quota_bytes,
             reservation_bytes,
         }
@@ -116,22 +118,24 @@ impl Default for NewVolumeOptions {
 impl NewVolumeOptions {
     pub(crate) fn check(&self) -> Result<()> {
         check_domain(&self.domain)?;
-        check_cold_passes(self.cold_passes)?;
-        check_interval(self.interval_seconds)
+        self.cold_passes.map_or(Ok(()), check_cold_passes)?;
+        check_min_run(self.min_run)?;
+        self.interval_seconds.map_or(Ok(()), check_interval)
     }
 
     /// The store's options of a volume of this size.
     pub(crate) fn volume_options(&self, size_bytes: u64) -> VolumeOptions {
+        let usual = VolumeOptions::with_mode(size_bytes, self.dedup);
         VolumeOptions {
-            size_bytes,
-            dedup: self.dedup,
             domain: self.domain.clone(),
             verify: self.verify,
-            cold_passes: self.cold_passes,
-            interval_seconds: self.interval_seconds,
-            hash_cache_bytes: self.hash_cache_bytes,
+            cold_passes: self.cold_passes.unwrap_or(usual.cold_passes),
+            interval_seconds: self.interval_seconds.unwrap_or(usual.interval_seconds),
+            min_run: self.min_run,
+            hash_cache_bytes: self.hash_cache_bytes.unwrap_or(usual.hash_cache_bytes),
             quota_bytes: self.quota_bytes,
             reservation_bytes: self.reservation_bytes,
+            ..usual
         }
     }
 }
@@ -141,6 +145,15 @@ pub(crate) fn check_cold_passes(cold_passes: u8) -> Result<()> {
     match COLD_PASSES.contains(&cold_passes.into()) {
         true => Ok(()),
         false => Err(Error::usage("cold passes must be 1 to 16")),
+    }
+}
+
+pub(crate) fn check_min_run(blocks: u16) -> Result<()> {
+    match MIN_RUN.contains(&blocks.into()) {
+        true => Ok(()),
+        false => Err(Error::usage(
+            "the shortest shared run must be 1 to 256 blocks",
+        )),
     }
 }
 

@@ -82,6 +82,8 @@ pub struct PoolStatReply {
     pub pending_free_blocks: u64,
     /// References that the collector has still to release.
     pub pending_release_blocks: u64,
+    /// References that entries have and the index does not count yet.
+    pub claimed_blocks: u64,
     /// Blocks that the finder has not scanned yet.
     pub pending_dedup_blocks: u64,
     /// The back end of the index.
@@ -151,6 +153,7 @@ impl Request for PoolStat {
             waiting_requests: service.waiting_for_space(),
             pending_free_blocks: stat.reclaim_blocks,
             pending_release_blocks: stat.queued_blocks,
+            claimed_blocks: stat.claimed_blocks,
             pending_dedup_blocks: stat.dirty_blocks,
             index: stat.index,
             index_rebuilding: stat.index_rebuilding,

@@ -9,8 +9,8 @@ use utoipa::ToSchema;
 
 use crate::error::{Error, Result};
 use crate::options::{
-    NewVolumeOptions, check_cold_passes, check_interval, cold_passes_parser, interval_parser,
-    parse_switch,
+    NewVolumeOptions, check_cold_passes, check_interval, check_min_run, cold_passes_parser,
+    interval_parser, min_run_parser, parse_switch,
 };
 use crate::request::{Report, Request};
 use crate::service::{DataReply, Service, check_name, whole_blocks};
@@ -47,6 +47,8 @@ pub struct VolumeReply {
     pub cold_passes: u8,
     /// Seconds between two passes of the finder.
     pub interval_seconds: u32,
+    /// Duplicates in runs of fewer blocks stay private.
+    pub min_run: u16,
     /// Memory for fingerprints made while blocks are written; 0 for none.
     pub hash_cache_bytes: u64,
     /// The most data that the volume and its snapshots may hold; 0 for no limit.
@@ -72,6 +74,8 @@ pub struct VolumeReply {
     pub shared_blocks: u64,
     /// Private blocks that the finder has not scanned yet.
     pub pending_dedup_blocks: u64,
+    /// What writes found in line since the pool was opened.
+    pub inline: InlineReply,
     #[serde(flatten)]
     /// Results of the last accounting.
     pub usage: UsageReply,
@@ -79,6 +83,123 @@ pub struct VolumeReply {
     pub nbd_uri: Option<String>,
     /// Its clients.
     pub clients: Vec<String>,
+}
+
+/// What the writes to a volume found in line since the pool was opened, in blocks.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct InlineReply {
+    /// Whether writes are looked up now.
+    pub on: bool,
+    /// Blocks that were looked at; the sum of the next five.
+    pub scanned_blocks: u64,
+    /// Blocks of zeros, which are not stored in any case.
+    pub zero_blocks: u64,
+    /// Blocks whose fingerprint was found a short time before.
+    pub recently_seen_blocks: u64,
+    /// Blocks that the index knew to be absent from its signatures in memory.
+    pub absent_by_signature_blocks: u64,
+    /// Blocks that were not among the index's rows.
+    pub absent_blocks: u64,
+    /// Blocks that were among the index's rows.
+    pub found_blocks: u64,
+    /// Blocks that were not written because a published block has their content.
+    pub hit_blocks: u64,
+    /// Blocks that were looked up and written.
+    pub miss_blocks: u64,
+    /// The same as the hits, in bytes: data that was not written.
+    pub not_written_bytes: u64,
+    /// Blocks that were found and written all the same, by reason.
+    pub refused: RefusedReply,
+    /// When mode `auto` switched last.
+    pub last_switch: Option<AutoSwitchReply>,
+}
+
+/// Blocks that were found in line and written all the same.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+pub struct RefusedReply {
+    /// The lookup was out of date: published blocks were freed since, or the index was being rebuilt.
+    pub outdated_blocks: u64,
+    /// The collector was releasing references to the block.
+    pub releasing_blocks: u64,
+    /// The finder was publishing the block.
+    pub unsettled_blocks: u64,
+    /// The block is known to be bad.
+    pub bad_blocks: u64,
+    /// There were as many claims as there can be.
+    pub claims_full_blocks: u64,
+    /// The collector waited until all claims were counted.
+    pub held_blocks: u64,
+    /// The pool was shrinking.
+    pub shrinking_blocks: u64,
+    /// The volume's reservation could not have been backed.
+    pub reserved_blocks: u64,
+    /// Their bytes differed, or the block could not be read (`--verify`).
+    pub different_blocks: u64,
+    /// The run was shorter than `--min-run`.
+    pub short_run_blocks: u64,
+}
+
+impl RefusedReply {
+    /// Over all reasons.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.outdated_blocks
+            + self.releasing_blocks
+            + self.unsettled_blocks
+            + self.bad_blocks
+            + self.claims_full_blocks
+            + self.held_blocks
+            + self.shrinking_blocks
+            + self.reserved_blocks
+            + self.different_blocks
+            + self.short_run_blocks
+    }
+}
+
+/// A switch of mode `auto`.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+pub struct AutoSwitchReply {
+    /// To in-line, or away from it.
+    pub to_inline: bool,
+    /// The share of hits among the blocks looked up, in percent, that was the reason.
+    pub hit_percent: u64,
+    /// Seconds since then.
+    pub seconds_ago: u64,
+}
+
+impl InlineReply {
+    fn of(stat: &onefold_store::InlineStat, block_size: u64) -> Self {
+        let refused = stat.refused;
+        Self {
+            on: stat.is_on,
+            scanned_blocks: stat.scanned,
+            zero_blocks: stat.zeros,
+            recently_seen_blocks: stat.recent,
+            absent_by_signature_blocks: stat.absent_by_signature,
+            absent_blocks: stat.absent,
+            found_blocks: stat.found,
+            hit_blocks: stat.hits,
+            miss_blocks: stat.misses(),
+            not_written_bytes: stat.hits * block_size,
+            refused: RefusedReply {
+                outdated_blocks: refused.outdated,
+                releasing_blocks: refused.releasing,
+                unsettled_blocks: refused.unsettled,
+                bad_blocks: refused.bad,
+                claims_full_blocks: refused.claims_full,
+                held_blocks: refused.held,
+                shrinking_blocks: refused.shrinking,
+                reserved_blocks: refused.reserved,
+                different_blocks: refused.different,
+                short_run_blocks: refused.short_run,
+            },
+            last_switch: stat.last_switch.map(|switch| AutoSwitchReply {
+                to_inline: switch.to_inline,
+                hit_percent: switch.hit_percent,
+                seconds_ago: switch.at.elapsed().as_secs(),
+            }),
+        }
+    }
 }
 
 /// Exclusive and shared data of a volume or snapshot, as the last accounting found it; absent before the
@@ -126,6 +247,8 @@ impl VolumeReply {
             verify: stat.verify,
             cold_passes: stat.cold_passes,
             interval_seconds: stat.interval_seconds,
+            min_run: stat.min_run,
+            inline: InlineReply::of(&stat.inline, block_size),
             hash_cache_bytes: stat.hash_cache_bytes,
             quota_bytes: stat.quota_bytes,
             mapped_bytes: stat.mapped_blocks * block_size,
@@ -261,6 +384,9 @@ pub struct VolumeSet {
     /// Seconds between two passes of the finder, 1 to 86400.
     #[arg(long = "interval", value_parser = interval_parser(), value_name = "SECONDS", group = "change")]
     pub interval_seconds: Option<u32>,
+    /// Leave duplicates private that come in runs of fewer blocks, 1 to 256.
+    #[arg(long, value_parser = min_run_parser(), value_name = "BLOCKS", group = "change")]
+    pub min_run: Option<u16>,
     /// Memory for fingerprints made while blocks are written; 0 for none.
     #[arg(long = "hash-cache", value_parser = size::parse, value_name = "SIZE", group = "change")]
     pub hash_cache_bytes: Option<u64>,
@@ -278,6 +404,7 @@ impl Request for VolumeSet {
 
     fn check(&self) -> Result<()> {
         self.cold_passes.map_or(Ok(()), check_cold_passes)?;
+        self.min_run.map_or(Ok(()), check_min_run)?;
         self.interval_seconds.map_or(Ok(()), check_interval)
     }
 
@@ -287,6 +414,7 @@ impl Request for VolumeSet {
             verify: self.verify,
             cold_passes: self.cold_passes,
             interval_seconds: self.interval_seconds,
+            min_run: self.min_run,
             hash_cache_bytes: self.hash_cache_bytes,
             quota_bytes: self.quota_bytes,
             reservation_bytes: self.reservation_bytes,

@@ -4,7 +4,7 @@
 //! page     64 + 256 n   record n, 15 of them, then zeros; a record of zeros is a free slot
 //! record    0 kind      u8      1 volume, with its live layer; 2 snapshot, with its frozen layer
 //!           1 state     u8      1 importing, 2 ready, 3 deleting
-//!           2 dedup     u8      0 off, 1 offline
+//!           2 dedup     u8      0 off, 1 offline, 2 inline, 3 auto
 //!           3 name len  u8      bytes
 //!           4 domain    u32     below 65536
 //!           8 volume    u64
@@ -15,7 +15,7 @@
 //!          56 flags     u8      bit 0: bytes are compared before blocks are shared
 //!          57 domain name len  u8  bytes
 //!          58 cold passes  u8  1 to 16
-//!          59 reserved  u8
+//!          59 min run   u8      blocks of the shortest run of duplicates that is shared, less 1
 //!          60 interval  u32     seconds, 1 to 86400
 //!          64 private   u64     entries of the live layer that are private
 //!          72 unshareable  u64  private for good
@@ -54,6 +54,9 @@ pub const INTERVAL_SECONDS_MAX: u32 = 86_400;
 
 /// Largest hash cache, in bytes: more than a machine has memory.
 pub const HASH_CACHE_BYTES_MAX: u64 = 1 << 40;
+
+/// Longest run that a volume can ask for before duplicates are shared, in blocks.
+pub const MIN_RUN_MAX: u16 = 256;
 
 /// Largest quota and reservation, in bytes: more than a pool can have.
 pub const ALLOTMENT_BYTES_MAX: u64 = 1 << 60;
@@ -99,6 +102,19 @@ pub enum DedupMode {
     Off = 0,
     /// In the background, some time after the write.
     Offline = 1,
+    /// When it is written, if a block with the same content is published; otherwise in the
+    /// background.
+    Inline = 2,
+    /// As `inline` while many writes are duplicates, and otherwise as `offline`.
+    Auto = 3,
+}
+
+impl DedupMode {
+    /// Whether the finder shares the volume's blocks.
+    #[must_use]
+    pub fn is_on(self) -> bool {
+        self != Self::Off
+    }
 }
 
 /// Entries of a layer that refer to a block, by their state.
@@ -148,6 +164,8 @@ pub struct VolumeRecord {
     pub interval_seconds: u32,
     /// Bytes of memory for fingerprints of written blocks, up to [`HASH_CACHE_BYTES_MAX`].
     pub hash_cache_bytes: u64,
+    /// The shortest run of duplicates that is shared, in blocks, 1 to [`MIN_RUN_MAX`].
+    pub min_run: u16,
     /// The most data that the volume and its snapshots may map, in bytes, up to
     /// [`ALLOTMENT_BYTES_MAX`]; 0 for no bound.
     pub quota_bytes: u64,
@@ -195,7 +213,12 @@ impl VolumeRecord {
         put(
             bytes,
             at + 56,
-            &[flags, self.domain_name.len() as u8, self.cold_passes],
+            &[
+                flags,
+                self.domain_name.len() as u8,
+                self.cold_passes,
+                (self.min_run.clamp(1, MIN_RUN_MAX) - 1) as u8,
+            ],
         );
         put(bytes, at + 60, &self.interval_seconds.to_le_bytes());
         self.counts.put(bytes, at + 64);
@@ -236,8 +259,7 @@ impl VolumeRecord {
         if !whole_blocks || !(1..=SIZE_BYTES_MAX).contains(&size_bytes) {
             return field("volume size", size_bytes);
         }
-        let is_reserved_zero = bytes[56] & !FLAG_VERIFY == 0 && bytes[59] == 0;
-        if !is_reserved_zero {
+        if bytes[56] & !FLAG_VERIFY != 0 {
             return Err(FormatError::Reserved {
                 structure: "volume record",
             });
@@ -257,6 +279,7 @@ impl VolumeRecord {
             domain_name: name_in(&bytes[192..256], bytes[57], "domain name")?,
             verify: bytes[56] & FLAG_VERIFY != 0,
             cold_passes: within(bytes[58], 1..=COLD_PASSES_MAX, "cold passes")?,
+            min_run: u16::from(bytes[59]) + 1,
             interval_seconds: within(u32_at(bytes, 60), 1..=INTERVAL_SECONDS_MAX, "interval")?,
             counts: LayerCounts::at(bytes, &map, size_bytes)?,
             hash_cache_bytes: within(u64_at(bytes, 88), 0..=HASH_CACHE_BYTES_MAX, "hash cache")?,
@@ -326,6 +349,8 @@ fn dedup_at(bytes: &[u8]) -> Result<DedupMode, FormatError> {
     match bytes[2] {
         0 => Ok(DedupMode::Off),
         1 => Ok(DedupMode::Offline),
+        2 => Ok(DedupMode::Inline),
+        3 => Ok(DedupMode::Auto),
         other => Err(FormatError::Field {
             field: "deduplication mode",
             value: u64::from(other),

@@ -55,7 +55,7 @@ pub use error::FormatError;
 pub use export::ExportMark;
 pub use node::{Pointer, TreeRoot};
 pub use queue_page::QueueElement;
-pub use record::{Outcome, PublishRun, Record, Release, UnmapTo};
+pub use record::{ClaimOutcome, Outcome, PublishRun, Record, Release, UnmapTo};
 pub use root::{BatchKind, OpenBatchHead, Root, WhenFull};
 pub use scrub_page::{BadBlock, Fault, ScrubPage, ScrubProgress};
 pub use secret::Secret;
@@ -67,4 +67,4 @@ pub use units::{DomainId, LayerId, Lba, PageNumber, Pba, PoolId, SegmentIndex, V
 pub const MAJOR_VERSION: u8 = 1;
 
 /// Minor version of everything written by this build: a higher one opens read-only.
-pub const MINOR_VERSION: u8 = 0;
+pub const MINOR_VERSION: u8 = 1;

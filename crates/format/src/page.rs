@@ -34,6 +34,9 @@ pub const BODY: usize = 64;
 /// "1FLD".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"1FLD");
 
+/// Owner of the pages of the claims. No layer has this id.
+pub const CLAIMS_OWNER: u64 = u64::MAX - 4;
+
 /// Owner of the open batch's pages. No layer has this id.
 pub const BATCH_OWNER: u64 = u64::MAX - 3;
 
@@ -49,7 +52,7 @@ pub const CATALOGUE_OWNER: u64 = u64::MAX;
 const CHECKSUM_AT: usize = 60;
 
 const _: () = assert!(CHECKSUM_AT + 4 == BODY, "the checksum ends the header");
-const _: () = assert!(BATCH_OWNER >= ID_END, "no layer has an owner's number");
+const _: () = assert!(CLAIMS_OWNER >= ID_END, "no layer has an owner's number");
 
 /// A page's bytes.
 pub type PageBytes = [u8; PAGE_BYTES];

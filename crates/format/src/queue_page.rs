@@ -1,5 +1,5 @@
-//! Leaf of the queue: dropped references to published blocks, in the order in which they were
-//! dropped.
+//! Leaf of a queue: dropped references to published blocks, or claims on them, in the order in which
+//! they were dropped or made.
 //!
 //! ```text
 //! 64 + 8 n   element n, 504 of them: bits  0..40  PBA of the first block; 0: an empty place
@@ -38,7 +38,7 @@ const _: () = assert!(
 );
 const _: () = assert!(ELEMENT_BLOCKS_MAX as u64 == 1 << (DOMAIN_SHIFT - COUNT_SHIFT));
 
-/// One reference to each block of a run, dropped together.
+/// One reference to each block of a run, dropped or claimed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueElement {
     /// First block of the run.
@@ -56,6 +56,12 @@ pub type Elements = [Option<QueueElement>; ELEMENTS_PER_PAGE];
 pub const NO_ELEMENTS: Elements = [None; ELEMENTS_PER_PAGE];
 
 impl QueueElement {
+    /// Its blocks, in order.
+    pub fn blocks(&self) -> impl Iterator<Item = Pba> + use<> {
+        let start = self.pba;
+        (0..u64::from(self.count)).map(move |n| start + n)
+    }
+
     fn is_valid(&self) -> bool {
         self.count <= ELEMENT_BLOCKS_MAX && is_run(self.pba, u64::from(self.count))
     }

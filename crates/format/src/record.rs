@@ -4,12 +4,13 @@
 //! ```text
 //! all      0 kind      u8      1 map, 2 unmap, 3 put, 4 gone,
 //!                              16 publish, 17 outcome, 18 collect, 19 release,
-//!                              20 freeze, 21 merge
+//!                              20 freeze, 21 merge, 22 count, 23 counted
 //!          1 reserved  u8
 //!          2 bytes     u16     whole record, a multiple of 8
 //!          4 reserved  u32
-//!          8 layer     u64     0 for the catalogue's and the collector's
-//! map      1           the blocks of a run change from `old` to `new`
+//!          8 layer     u64     0 for the catalogue's, the collector's and the counting's
+//! map      1           the blocks of a run change from `old` to `new`; a shared `new` also makes
+//!                      a claim on each of its blocks
 //!         16 lba       u64     below 2^38
 //!         24 count     u32     1 to 512, all in one segment
 //!         28 reserved  u32
@@ -58,6 +59,9 @@
 //!                      has nothing, and is given up elsewhere
 //!         16 above     u64     the layer above
 //!         24 segment   u64     below 2^29
+//! count   22           the first claims become the counting batch: its intent; as collect
+//! counted 23           what has become of consecutive items of the counting batch; as release,
+//!                      with 1 counted, 2 quarantined
 //! ```
 //!
 //! Replay compares `old` with the map, and the announcements and outcomes of a batch with the open
@@ -90,6 +94,8 @@ const KIND_COLLECT: u8 = 18;
 const KIND_RELEASE: u8 = 19;
 const KIND_FREEZE: u8 = 20;
 const KIND_MERGE: u8 = 21;
+const KIND_COUNT: u8 = 22;
+const KIND_COUNTED: u8 = 23;
 
 const HEADER_BYTES: usize = 16;
 const MAP_BYTES: usize = 48;
@@ -184,10 +190,22 @@ pub enum Release {
     Quarantined = 3,
 }
 
+/// The outcome of an item of the counting batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ClaimOutcome {
+    /// The index counts the reference now.
+    Counted = 1,
+    /// The index does not know the block, or has another row: the block is not reused before a
+    /// check.
+    Quarantined = 2,
+}
+
 /// One change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
-    /// A run of blocks in one segment changes from `old` to `new`.
+    /// A run of blocks in one segment changes from `old` to `new`. If `new` is shared, each of its
+    /// blocks gets a claim.
     Map {
         /// The layer whose map changes.
         layer: LayerId,
@@ -290,6 +308,24 @@ pub enum Record {
         /// The segment of both.
         segment: SegmentIndex,
     },
+    /// The first claims become the items of the counting batch.
+    Count {
+        /// The batch, 1 to 2^63 - 1.
+        number: u64,
+        /// Elements, 1 to [`BATCH_ITEMS_MAX`].
+        elements: u32,
+    },
+    /// Consecutive items of the counting batch are settled.
+    Counted {
+        /// The batch, 1 to 2^63 - 1.
+        number: u64,
+        /// Position of the first item in the batch.
+        position: u32,
+        /// Items, at least one; the last one's position is below [`BATCH_ITEMS_MAX`].
+        count: u32,
+        /// Their outcome.
+        outcome: ClaimOutcome,
+    },
 }
 
 impl Record {
@@ -315,6 +351,8 @@ impl Record {
             Self::Release { .. } => (KIND_RELEASE, RELEASE_BYTES, 0),
             Self::Freeze { snapshot, .. } => (KIND_FREEZE, FREEZE_BYTES, snapshot.layer.0),
             Self::Merge { layer, .. } => (KIND_MERGE, MERGE_BYTES, layer.0),
+            Self::Count { .. } => (KIND_COUNT, COLLECT_BYTES, 0),
+            Self::Counted { .. } => (KIND_COUNTED, RELEASE_BYTES, 0),
         };
         bytes.resize(start + size, 0);
         let record = &mut bytes[start..];
@@ -365,7 +403,7 @@ impl Record {
                 put(record, 28, &code.to_le_bytes());
                 put(record, 32, &pba.to_le_bytes());
             }
-            Self::Collect { number, elements } => {
+            Self::Collect { number, elements } | Self::Count { number, elements } => {
                 put(record, 16, &number.to_le_bytes());
                 put(record, 24, &elements.to_le_bytes());
             }
@@ -377,6 +415,15 @@ impl Record {
             } => {
                 put_items(record, *number, *position, *count);
                 put(record, 28, &(*release as u32).to_le_bytes());
+            }
+            Self::Counted {
+                number,
+                position,
+                count,
+                outcome,
+            } => {
+                put_items(record, *number, *position, *count);
+                put(record, 28, &(*outcome as u32).to_le_bytes());
             }
             Self::Freeze {
                 slot,
@@ -419,8 +466,8 @@ impl Record {
                     && needed.is_multiple_of(RUN_BYTES)
             }
             KIND_OUTCOME => needed == OUTCOME_BYTES,
-            KIND_COLLECT => needed == COLLECT_BYTES,
-            KIND_RELEASE => needed == RELEASE_BYTES,
+            KIND_COLLECT | KIND_COUNT => needed == COLLECT_BYTES,
+            KIND_RELEASE | KIND_COUNTED => needed == RELEASE_BYTES,
             KIND_FREEZE => needed == FREEZE_BYTES,
             KIND_MERGE => needed == MERGE_BYTES,
             other => {
@@ -560,8 +607,9 @@ fn decode_body(bytes: &[u8]) -> Result<Record, FormatError> {
         KIND_GONE => decode_gone(bytes),
         KIND_PUBLISH => decode_publish(bytes),
         KIND_OUTCOME => decode_outcome(bytes),
-        KIND_COLLECT => decode_collect(bytes),
+        KIND_COLLECT | KIND_COUNT => decode_elements(bytes),
         KIND_RELEASE => decode_release(bytes),
+        KIND_COUNTED => decode_counted(bytes),
         KIND_FREEZE => decode_freeze(bytes),
         _ => decode_merge(bytes),
     }
@@ -685,7 +733,8 @@ fn decode_outcome(bytes: &[u8]) -> Result<Record, FormatError> {
     })
 }
 
-fn decode_collect(bytes: &[u8]) -> Result<Record, FormatError> {
+/// A record that takes elements off a queue.
+fn decode_elements(bytes: &[u8]) -> Result<Record, FormatError> {
     let elements = u32_at(bytes, 24);
     if !(1..=BATCH_ITEMS_MAX).contains(&elements) {
         return Err(FormatError::Field {
@@ -695,12 +744,13 @@ fn decode_collect(bytes: &[u8]) -> Result<Record, FormatError> {
     }
     if u64_at(bytes, 8) != 0 || u32_at(bytes, 28) != 0 {
         return Err(FormatError::Reserved {
-            structure: "collect record",
+            structure: "collect or count record",
         });
     }
-    Ok(Record::Collect {
-        number: batch_number_at(bytes)?,
-        elements,
+    let number = batch_number_at(bytes)?;
+    Ok(match bytes[0] {
+        KIND_COLLECT => Record::Collect { number, elements },
+        _ => Record::Count { number, elements },
     })
 }
 
@@ -727,6 +777,31 @@ fn decode_release(bytes: &[u8]) -> Result<Record, FormatError> {
         position,
         count,
         release,
+    })
+}
+
+fn decode_counted(bytes: &[u8]) -> Result<Record, FormatError> {
+    let (position, count) = items_at(bytes)?;
+    let outcome = match u32_at(bytes, 28) {
+        1 => ClaimOutcome::Counted,
+        2 => ClaimOutcome::Quarantined,
+        other => {
+            return Err(FormatError::Field {
+                field: "outcome of a claim",
+                value: u64::from(other),
+            });
+        }
+    };
+    if u64_at(bytes, 8) != 0 {
+        return Err(FormatError::Reserved {
+            structure: "counted record",
+        });
+    }
+    Ok(Record::Counted {
+        number: batch_number_at(bytes)?,
+        position,
+        count,
+        outcome,
     })
 }
 

@@ -17,13 +17,16 @@
 //! 184 queue end        u64    number that the next element will have
 //! 192 batch            tree root   items of the open batch
 //! 208 batch number     u64    0 where none is open, and so are the next four fields
-//! 216 batch layer      u64    a finder batch's; 0 for a collector batch
-//! 224 batch kind       u32    1 finder, 2 collector
+//! 216 batch layer      u64    a finder batch's; 0 for the others
+//! 224 batch kind       u32    1 finder, 2 collector, 3 counting
 //! 228 batch items      u32    1 to 16,384
 //! 232 batch done       u32    items that have their outcome, the first ones
 //! 236 next domain id   u32    first id never used
 //! 240 shrink to        u64    blocks that the pool is to have; 0 where it is not shrinking
-//! 248 zeros
+//! 248 claims           tree root
+//! 264 claims head      u64    number of the first claim that is not counted
+//! 272 claims end       u64    number that the next claim will have
+//! 280 zeros
 //! 4092 when full       u32    0 writes wait, 1 writes fail
 //! ```
 //!
@@ -44,6 +47,7 @@ pub const POOL_BLOCKS_MIN: u64 = 2;
 
 const BATCH_OF_FINDER: u32 = 1;
 const BATCH_OF_COLLECTOR: u32 = 2;
+const BATCH_OF_COUNTING: u32 = 3;
 
 /// Bytes that describe the open batch.
 const OPEN_BATCH_BYTES: usize = 28;
@@ -79,6 +83,8 @@ pub enum BatchKind {
     Finder(LayerId),
     /// The collector's, which has the index release references.
     Collector,
+    /// The one that has the index count claims.
+    Counting,
 }
 
 /// The batch whose intent is recorded and whose last outcome is not. Its items are the leaves of
@@ -134,6 +140,12 @@ pub struct Root {
     pub next_domain_id: u32,
     /// Blocks that the pool is to have, fewer than it has, while it is shrinking.
     pub shrink_to: Option<u64>,
+    /// Claims: references that entries have and the index does not count yet.
+    pub claims: TreeRoot,
+    /// Number of the first claim.
+    pub claims_head: u64,
+    /// Number that the next claim will have; equal to [`Root::claims_head`] if there are none.
+    pub claims_end: u64,
     /// A setting of the pool.
     pub when_full: WhenFull,
 }
@@ -168,6 +180,9 @@ impl Root {
         }
         put(&mut *page, 236, &self.next_domain_id.to_le_bytes());
         put(&mut *page, 240, &self.shrink_to.unwrap_or(0).to_le_bytes());
+        self.claims.put(&mut *page, 248);
+        put(&mut *page, 264, &self.claims_head.to_le_bytes());
+        put(&mut *page, 272, &self.claims_end.to_le_bytes());
         put(
             &mut *page,
             WHEN_FULL,
@@ -222,7 +237,7 @@ impl Root {
                 value: u64::from(next_domain_id),
             });
         }
-        if u32_at(page, 92) != 0 || !is_zero(&page[248..WHEN_FULL]) {
+        if u32_at(page, 92) != 0 || !is_zero(&page[280..WHEN_FULL]) {
             return Err(FormatError::Reserved { structure: "root" });
         }
         let root = Self {
@@ -244,26 +259,42 @@ impl Root {
             open_batch: OpenBatchHead::at(page, 208)?,
             next_domain_id,
             shrink_to: shrink_to_at(page, pool_blocks)?,
+            claims: TreeRoot::at(page, 248)?,
+            claims_head: u64_at(page, 264),
+            claims_end: u64_at(page, 272),
             when_full: when_full_at(page)?,
         };
         root.check_sharing()?;
         Ok(root)
     }
 
-    /// Whether the fields of queue and open batch agree with each other.
+    /// Whether the fields of queue, claims and open batch agree with each other.
     fn check_sharing(&self) -> Result<(), FormatError> {
         let field = |field, value| Err(FormatError::Field { field, value });
-        if self.queue_end > ELEMENTS_END {
-            return field("queue end", self.queue_end);
-        }
-        if self.queue_head > self.queue_end {
-            return field("queue head", self.queue_head);
-        }
-        if self.queue_head < self.queue_end && self.queue.top.is_none() {
-            return field(
-                "number of elements in an empty tree",
-                self.queue_end - self.queue_head,
-            );
+        let queues = [
+            (
+                ["queue end", "queue head"],
+                self.queue,
+                self.queue_head,
+                self.queue_end,
+            ),
+            (
+                ["claims end", "claims head"],
+                self.claims,
+                self.claims_head,
+                self.claims_end,
+            ),
+        ];
+        for ([end_field, head_field], tree, head, end) in queues {
+            if end > ELEMENTS_END {
+                return field(end_field, end);
+            }
+            if head > end {
+                return field(head_field, head);
+            }
+            if head < end && tree.top.is_none() {
+                return field("number of elements in an empty tree", end - head);
+            }
         }
         if self.open_batch.is_some() != self.batch.top.is_some() {
             return field("levels of the batch's tree", self.batch.levels.into());
@@ -293,6 +324,7 @@ impl OpenBatchHead {
         let (kind, layer) = match self.kind {
             BatchKind::Finder(layer) => (BATCH_OF_FINDER, layer.0),
             BatchKind::Collector => (BATCH_OF_COLLECTOR, 0),
+            BatchKind::Counting => (BATCH_OF_COUNTING, 0),
         };
         put(bytes, at, &self.number.to_le_bytes());
         put(bytes, at + 8, &layer.to_le_bytes());
@@ -311,7 +343,10 @@ impl OpenBatchHead {
         let kind = match u32_at(bytes, at + 16) {
             BATCH_OF_FINDER if is_id(layer) => BatchKind::Finder(LayerId(layer)),
             BATCH_OF_COLLECTOR if layer == 0 => BatchKind::Collector,
-            BATCH_OF_FINDER | BATCH_OF_COLLECTOR => return field("batch layer", layer),
+            BATCH_OF_COUNTING if layer == 0 => BatchKind::Counting,
+            BATCH_OF_FINDER | BATCH_OF_COLLECTOR | BATCH_OF_COUNTING => {
+                return field("batch layer", layer);
+            }
             other => return field("batch kind", other.into()),
         };
         if !is_id(number) {

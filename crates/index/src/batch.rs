@@ -71,6 +71,27 @@ pub(crate) fn increment<R: Rows>(
     )
 }
 
+/// Counts one reference for each item whose row has the item's own block.
+pub(crate) fn count_existing<R: Rows>(
+    rows: &mut R,
+    counts: &mut IndexCounts,
+    items: &[Item],
+) -> Result<Vec<Counted>> {
+    apply(
+        rows,
+        counts,
+        items,
+        Counted::Full,
+        |_, row, item| match row {
+            Some(row) if row.pba == item.1 && row.references < REFERENCES_MAX => {
+                row.references += 1;
+                Counted::Inserted
+            }
+            Some(_) | None => Counted::Full,
+        },
+    )
+}
+
 /// Releases one reference for each item.
 pub(crate) fn decrement<R: Rows>(
     rows: &mut R,

@@ -154,6 +154,18 @@ pub trait FingerprintIndex: Send + Sync {
         items: &[(Fingerprint, Pba)],
     ) -> Result<Vec<Counted>>;
 
+    /// Counts one reference for each item whose row has the item's own block, and answers
+    /// [`Counted::Inserted`] for it; for any other nothing is counted, and the answer is
+    /// [`Counted::Full`]. So no row is made: one that is gone would come back with too few references.
+    /// Numbers, repeats and errors are as those of [`FingerprintIndex::increment`], whose stream it
+    /// shares.
+    fn count_existing(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Counted>>;
+
     /// Releases one reference for each item, in order. The row must have the item's block. The last
     /// reference removes the row. Numbers, repeats and errors are as those of
     /// [`FingerprintIndex::increment`], whose stream it shares.

@@ -3,7 +3,7 @@
 use crate::job::JobCounts;
 use crate::limits::BATCH_GAP;
 use crate::trim::wait_until_free;
-use onefold_store::{DedupMode, Lba, Ready, Result, Store, StoreErrorKind, Volume};
+use onefold_store::{Lba, Ready, Result, Store, StoreErrorKind, Volume};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread;
@@ -70,7 +70,7 @@ pub fn dedup_now(
 fn volumes_with_dedup(store: &Store) -> Vec<Arc<Volume>> {
     let volumes = store.volumes_to_share().into_iter();
     volumes
-        .filter(|volume| volume.options().dedup == DedupMode::Offline)
+        .filter(|volume| volume.options().dedup.is_on())
         .collect()
 }
 

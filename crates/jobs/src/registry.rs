@@ -7,7 +7,7 @@
 use crate::job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
 use crate::rate::Rate;
 use onefold_store::{
-    BatchReport, CollectReport, DedupMode, DeletionStat, PoolStat, ScrubReport, ScrubStatus, Store,
+    BatchReport, CollectReport, DeletionStat, PoolStat, ScrubReport, ScrubStatus, Store,
     StoreError, Volume,
 };
 use std::collections::BTreeMap;
@@ -586,7 +586,7 @@ impl State {
         let mut before = std::mem::take(&mut self.volumes);
         for volume in store.volumes_to_share() {
             let options = volume.options();
-            if options.dedup != DedupMode::Offline {
+            if !options.dedup.is_on() {
                 continue;
             }
             let key = VolumeKey::of(&volume);
@@ -748,6 +748,7 @@ mod tests {
             when_full: WhenFull::Pause,
             reclaim_blocks: 0,
             queued_blocks: 0,
+            claimed_blocks: 0,
             index: IndexKind::Btree,
             index_rebuilding: false,
             index_bytes_on_disk: 0,

@@ -25,7 +25,7 @@ enum Pressure {
 }
 
 impl Journal {
-    /// Appends records and applies them, once there is room ([step 6 log], [step 7 apply]).
+    /// Appends records and applies them, once there is room ([step 7 log], [step 8 apply]).
     /// `old_blocks` are the blocks that the records will release.
     ///
     /// With [`Blocking::No`] nothing has changed if that would have to wait. A first record that does not

@@ -57,7 +57,9 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use onefold_format::{Pba, Root, Superblock, WhenFull};
 use onefold_metadata::sync::{AtomicU8, Condvar, Mutex, MutexGuard, lock};
-use onefold_metadata::{Guard, Limits, Maps, MetadataState, Pages, PbaRuns, Result, StoreError};
+use onefold_metadata::{
+    Guard, Limits, LookupVersion, Maps, MetadataState, Pages, PbaRuns, Result, StoreError,
+};
 
 use self::epoch::Epochs;
 use self::failure::Failure;
@@ -97,6 +99,7 @@ pub struct Journal {
     checkpoints: GroupCommit<Root>,
     log_span: LogSpan,
     epochs: Epochs,
+    lookup_version: Arc<LookupVersion>,
     /// Blocks that durable records released, until their readers have drained.
     deferred_frees: Mutex<VecDeque<(Epoch, PbaRuns)>>,
     /// Held while drained blocks are moved from there to free space.
@@ -193,6 +196,11 @@ impl Metadata<'_> {
     pub fn count_queue_head(&mut self, blocks_max: u64) -> Result<u64> {
         self.0.metadata.count_queue_head(blocks_max)
     }
+
+    /// The same for the claims.
+    pub fn count_claims_head(&mut self, blocks_max: u64) -> Result<u64> {
+        self.0.metadata.count_claims_head(blocks_max)
+    }
 }
 
 impl Journal {
@@ -211,6 +219,7 @@ impl Journal {
             background,
         } = parts;
         let end = log.end.position;
+        let lookup_version = Arc::clone(metadata.lookup_version());
         Self {
             superblock,
             limits,
@@ -227,6 +236,7 @@ impl Journal {
             commits: GroupCommit::new(log),
             checkpoints: GroupCommit::new(root),
             epochs: Epochs::new(),
+            lookup_version,
             deferred_frees: Mutex::default(),
             reclaiming: Mutex::default(),
             freed: Mutex::default(),
@@ -260,6 +270,24 @@ impl Journal {
     /// Blocks that are released from now on have a later epoch than all before, or the same.
     pub fn epoch(&self) -> Epoch {
         self.epochs.current()
+    }
+
+    /// Which answers of the index can still admit a hit: those asked for at the same version.
+    pub fn lookup_version(&self) -> u64 {
+        self.lookup_version.now()
+    }
+
+    /// What the index has answered by now admits no hit: it is being counted again.
+    pub fn outdate_lookups(&self) -> Result<()> {
+        self.uncommitted()?.metadata.outdate_lookups();
+        Ok(())
+    }
+
+    /// From now on writes make no claims, or make some again: see
+    /// [`onefold_metadata::Refusal::Held`].
+    pub fn hold_hits(&self, held: bool) -> Result<()> {
+        self.uncommitted()?.metadata.hold_hits(held);
+        Ok(())
     }
 
     /// The data blocks.

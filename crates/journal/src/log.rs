@@ -58,7 +58,7 @@ impl Tail {
         }
     }
 
-    /// Appends a record ([step 6 log]).
+    /// Appends a record ([step 7 log]).
     pub(super) fn append(&mut self, record: &Record) {
         self.keep_together(RECORD_BYTES_MAX);
         if let Some(chunk) = self.chunks.last_mut() {

@@ -4,11 +4,12 @@ use onefold_format::batch_page::BatchItem;
 use onefold_format::map_page::{self, Segment};
 use onefold_format::node::Pointer;
 use onefold_format::page::{
-    BATCH_OWNER, CATALOGUE_OWNER, PageBytes, PageKind, QUEUE_OWNER, SPACE_OWNER,
+    BATCH_OWNER, CATALOGUE_OWNER, CLAIMS_OWNER, PageBytes, PageKind, QUEUE_OWNER, SPACE_OWNER,
 };
 use onefold_format::{BatchKind, Pba, QueueElement, Root, SegmentIndex, VolumeRecord};
 use onefold_metadata::{
-    Batches, Catalogue, OpenBatch, PagesHold, Result, StoreError, read_elements, tree,
+    Batches, Catalogue, OpenBatch, PagesHold, QueueKind, Result, StoreError, StoredQueue,
+    read_elements, tree,
 };
 
 use super::Journal;
@@ -26,7 +27,7 @@ pub struct CheckpointReader<'a> {
     pub root: Root,
     /// Each layer's record, with its name for messages.
     pub volumes: Vec<VolumeRecord>,
-    /// The unsettled items of finder or collector.
+    /// The unsettled items of finder, collector or counting.
     pub open: Option<OpenBatch>,
     /// It is of just now: nothing but requests has changed anything since.
     pub is_fresh: bool,
@@ -121,6 +122,7 @@ impl<'a> CheckpointReader<'a> {
             (CATALOGUE_OWNER, root.catalogue, PageKind::Catalogue),
             (SPACE_OWNER, root.space, PageKind::Space),
             (QUEUE_OWNER, root.queue, PageKind::Queue),
+            (CLAIMS_OWNER, root.claims, PageKind::Queue),
             (BATCH_OWNER, root.batch, PageKind::Batch),
         ];
         for (owner, tree, leaf) in of_pool {
@@ -148,20 +150,29 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// Visits the dropped references that are not released yet.
-    pub fn each_given_up(&self, visit: &mut dyn FnMut(QueueElement)) -> Result<()> {
-        let numbers = self.root.queue_head..self.root.queue_end;
-        read_elements(
-            &self.journal.pages,
-            self.root.queue,
-            numbers,
-            &mut |element| {
-                visit(element);
-                Ok(())
-            },
-        )?;
-        let open = self.open.as_ref();
-        let collected = open.filter(|batch| batch.kind == BatchKind::Collector);
-        for item in collected.iter().flat_map(|batch| batch.unsettled()) {
+    pub fn each_dropped(&self, visit: &mut dyn FnMut(QueueElement)) -> Result<()> {
+        self.each_waiting(QueueKind::Dropped, BatchKind::Collector, visit)
+    }
+
+    /// Visits the references of entries that the index does not count yet.
+    pub fn each_claim(&self, visit: &mut dyn FnMut(QueueElement)) -> Result<()> {
+        self.each_waiting(QueueKind::Claims, BatchKind::Counting, visit)
+    }
+
+    /// The elements of a queue, and the unsettled items of the batch that takes from it.
+    fn each_waiting(
+        &self,
+        queue: QueueKind,
+        batch: BatchKind,
+        visit: &mut dyn FnMut(QueueElement),
+    ) -> Result<()> {
+        let stored = StoredQueue::of(&self.root, queue);
+        read_elements(&self.journal.pages, &stored, &mut |element| {
+            visit(element);
+            Ok(())
+        })?;
+        let taken = self.open.as_ref().filter(|open| open.kind == batch);
+        for item in taken.iter().flat_map(|open| open.unsettled()) {
             visit(QueueElement {
                 pba: item.pba,
                 count: 1,
@@ -174,7 +185,7 @@ impl<'a> CheckpointReader<'a> {
     /// Blocks that an open batch of the finder has still to settle, of any volume.
     pub fn unsettled_blocks(&self) -> Vec<Pba> {
         let batch = self.open.iter();
-        let finder = batch.filter(|batch| batch.kind != BatchKind::Collector);
+        let finder = batch.filter(|batch| matches!(batch.kind, BatchKind::Finder(_)));
         let items = finder.flat_map(|batch| batch.unsettled());
         let mut blocks: Vec<Pba> = items.map(|item| item.pba).collect();
         blocks.sort_unstable();

@@ -109,7 +109,7 @@ impl Journal {
         for record in record::decode_all(payload) {
             let record = record.map_err(|error| StoreError::format("a record", error))?;
             if let Record::Map { count, new, .. } = &record
-                && let Some(start) = new.pba()
+                && let Some(start) = new.own_pba()
             {
                 uncommitted.metadata.space_mut().take(PbaRun {
                     start,

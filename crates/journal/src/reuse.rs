@@ -12,7 +12,7 @@ use super::watermarks::{PAGES_FOR_GUESTS, Purpose};
 use super::{Journal, Uncommitted};
 
 impl Journal {
-    /// Hands out new blocks ([step 4 place]). If only deferred frees are left, a commit may free
+    /// Hands out new blocks ([step 5 place]). If only deferred frees are left, a commit may free
     /// them.
     pub fn allocate(
         &self,

@@ -1,4 +1,4 @@
-//! The one function that changes a map ([step 7 apply]).
+//! The one function that changes a map ([step 8 apply]).
 //!
 //! Writes, trims, deletion and recovery all make a record and call this, so the effect of a record
 //! is the same whether it was just logged or is read back after a crash. A record that does not fit
@@ -19,6 +19,7 @@ use super::map::{Layer, Leaf, LeafOf, Maps};
 use super::run::{BlockRange, PbaRun, PbaRuns};
 use super::state::MetadataState;
 use crate::error::{Result, StoreError};
+use crate::guard::Guard;
 
 /// Why a record could not be applied.
 pub enum Failed {
@@ -46,7 +47,8 @@ impl From<Failed> for StoreError {
 /// refers to any more: they are in flight until the caller knows that the record is durable and all
 /// readers have drained.
 ///
-/// The new blocks of a [`Record::Map`] must be in flight; they are mapped afterwards.
+/// The new blocks of a [`Record::Map`] must be in flight, or published if its entries become shared; they
+/// are mapped afterwards.
 pub fn apply(
     record: &Record,
     maps: &Maps,
@@ -153,7 +155,26 @@ impl Change<'_> {
             }
             Record::Collect { number, elements } => {
                 let taken = self.metadata.queue.take(u64::from(*elements))?;
-                Ok(self.metadata.batches.collect(*number, &taken)?)
+                let batches = &mut self.metadata.batches;
+                Ok(batches.begin_with(*number, BatchKind::Collector, &taken)?)
+            }
+            Record::Count { number, elements } => {
+                let taken = self.metadata.claims.take(u64::from(*elements))?;
+                let batches = &mut self.metadata.batches;
+                Ok(batches.begin_with(*number, BatchKind::Counting, &taken)?)
+            }
+            // The entry had the reference before.
+            Record::Counted {
+                number,
+                position,
+                count,
+                ..
+            } => {
+                let (kind, _) = self.metadata.batches.settle(*number, *position, *count)?;
+                match kind {
+                    BatchKind::Counting => Ok(()),
+                    _ => Err(StoreError::damaged("claims counted by another's batch").into()),
+                }
             }
             Record::Release {
                 number,
@@ -163,6 +184,7 @@ impl Change<'_> {
             } => {
                 let (_, items) = self.metadata.batches.settle(*number, *position, *count)?;
                 if *release == Release::Freed {
+                    self.metadata.lookup_version.raise();
                     for item in items {
                         self.free(item.pba)?;
                     }
@@ -183,10 +205,14 @@ impl Change<'_> {
         let leaf = fitting_leaf(self.maps, &layer, blocks, old).map_err(Failed::Before)?;
         let slots = blocks.slots();
         if let Some(start) = new.pba() {
-            self.metadata.space.name(PbaRun {
+            let run = PbaRun {
                 start,
                 count: blocks.count,
-            })?;
+            };
+            match new.state() {
+                State::Shared(_) => self.claim(&layer, run),
+                _ => self.metadata.space.name(run)?,
+            }
         }
         self.give_up(&layer, blocks, old)?;
         self.maps
@@ -196,6 +222,14 @@ impl Change<'_> {
                 }
             });
         Ok(())
+    }
+
+    /// Entries refer to these published blocks from now on, and the index does not count that yet.
+    fn claim(&mut self, layer: &Layer, run: PbaRun) {
+        // A claim that is not part of its entry's record is lost in a crash.
+        if Guard::ClaimWithEntry.holds() || self.metadata.is_recovered {
+            self.metadata.claims.push(run, layer.domain);
+        }
     }
 
     fn unmap(&mut self, layer: LayerId, blocks: BlockRange, to: UnmapTo) -> Result<()> {

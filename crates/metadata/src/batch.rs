@@ -1,4 +1,5 @@
-//! The open batch: items that finder or collector have announced in the log and not settled yet.
+//! The open batch: items that finder, collector or counting have announced in the log and not settled
+//! yet.
 //!
 //! A pool has one open batch at most. Its items are settled in order, each by a record, so after a
 //! crash a tail of them remains; the index is then asked again under the same number and gives its
@@ -12,6 +13,8 @@ use onefold_format::{
     TreeRoot,
 };
 
+use rustc_hash::FxHashSet;
+
 use super::pages::Pages;
 use super::tree;
 use crate::error::{Result, StoreError};
@@ -21,12 +24,14 @@ use crate::error::{Result, StoreError};
 pub struct OpenBatch {
     /// Its number in the series of all batches.
     pub number: u64,
-    /// Whether finder or collector announced it.
+    /// Who announced it.
     pub kind: BatchKind,
     /// What it has announced, in order.
     pub items: Vec<BatchItem>,
     /// Items that are settled: the first ones.
     pub done: usize,
+    /// The blocks of a batch of finder or collector, to which no write may refer meanwhile.
+    busy: FxHashSet<Pba>,
 }
 
 /// The pool's batches.
@@ -40,6 +45,30 @@ pub struct Batches {
 }
 
 impl OpenBatch {
+    fn new(number: u64, kind: BatchKind) -> Self {
+        Self {
+            number,
+            kind,
+            items: Vec::new(),
+            done: 0,
+            busy: FxHashSet::default(),
+        }
+    }
+
+    fn extend(&mut self, items: impl Iterator<Item = BatchItem>) {
+        let first = self.items.len();
+        self.items.extend(items);
+        if self.kind != BatchKind::Counting {
+            let added = self.items[first..].iter();
+            self.busy.extend(added.map(|item| item.pba));
+        }
+    }
+
+    /// Whether the block is one of a batch of finder or collector.
+    pub fn is_busy(&self, pba: Pba) -> bool {
+        self.busy.contains(&pba)
+    }
+
     /// Items that no record has settled.
     pub fn unsettled(&self) -> &[BatchItem] {
         &self.items[self.done..]
@@ -117,11 +146,11 @@ impl Batches {
             )));
         }
         Ok(Self {
-            open: root.open_batch.map(|head| OpenBatch {
-                number: head.number,
-                kind: head.kind,
-                done: head.done as usize,
-                items,
+            open: root.open_batch.map(|head| {
+                let mut batch = OpenBatch::new(head.number, head.kind);
+                batch.extend(items.into_iter());
+                batch.done = head.done as usize;
+                batch
             }),
             next_number: root.next_batch,
             root: root.batch,
@@ -143,24 +172,27 @@ impl Batches {
             if !ascends || batch.items.len() + run.count as usize > BATCH_ITEMS_MAX as usize {
                 return Err(misfit(number));
             }
-            batch
-                .items
-                .extend((0..u64::from(run.count)).map(|n| BatchItem {
-                    lba: run.lba + n,
-                    pba: run.pba + n,
-                    domain,
-                    moved: false,
-                }));
+            batch.extend((0..u64::from(run.count)).map(|n| BatchItem {
+                lba: run.lba + n,
+                pba: run.pba + n,
+                domain,
+                moved: false,
+            }));
         }
         Ok(())
     }
 
-    /// A record takes these elements from the queue, to release their references.
-    pub(super) fn collect(&mut self, number: u64, elements: &[QueueElement]) -> Result<()> {
+    /// A record takes these elements from a queue, to release or to count their references.
+    pub(super) fn begin_with(
+        &mut self,
+        number: u64,
+        kind: BatchKind,
+        elements: &[QueueElement],
+    ) -> Result<()> {
         if self.open.is_some() {
             return Err(misfit(number));
         }
-        let batch = self.begin_or_continue(number, BatchKind::Collector)?;
+        let batch = self.begin_or_continue(number, kind)?;
         for element in elements {
             let blocks = (0..u64::from(element.count)).map(|n| BatchItem {
                 lba: Lba(0),
@@ -168,7 +200,7 @@ impl Batches {
                 domain: element.domain,
                 moved: false,
             });
-            batch.items.extend(blocks);
+            batch.extend(blocks);
         }
         if batch.items.len() > BATCH_ITEMS_MAX as usize {
             return Err(misfit(number));
@@ -186,12 +218,9 @@ impl Batches {
             return Err(misfit(number));
         }
         self.next_number = self.next_number.max(number + 1);
-        Ok(self.open.get_or_insert_with(|| OpenBatch {
-            number,
-            kind,
-            items: Vec::new(),
-            done: 0,
-        }))
+        Ok(self
+            .open
+            .get_or_insert_with(|| OpenBatch::new(number, kind)))
     }
 
     /// The next `count` items of batch `number`, which a record settles from `position` on.

@@ -107,11 +107,34 @@ pub enum Guard {
     /// P4: a batch that is repeated under its number counts nothing again, and gets the answers that
     /// were given first.
     RepeatTakesFirstAnswers,
+    /// P3: the claim is part of the record that makes the entry.
+    ClaimWithEntry,
+    /// P3: a release is announced only while there is no claim.
+    ClaimsBeforeRelease,
+    /// P3: no hit on a block of the collector's open batch.
+    HitNotCollected,
+    /// P3: no hit on a block of the finder's open batch.
+    HitSettled,
+    /// P1: nothing was freed between the lookup and the record of the hit.
+    HitStillValid,
+    /// P5: nothing was freed between the lookup and the moment in which a write is taken for no
+    /// change.
+    SameStillValid,
+    /// P4: the announcement, and with it the entries, are durable before the index counts claims.
+    CountIntentDurable,
+    /// P4: an index that is counted again leaves out what is claimed.
+    RebuildLessClaims,
+    /// P8: no hit on a block that is known to be bad.
+    HitNotBad,
+    /// P3: the index was not being counted again between the lookup and the record of the hit.
+    HitOfThisIndex,
+    /// P3: a claim is counted only in a row that exists: a new one would count too few references.
+    CountKnownRow,
 }
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 59] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -160,6 +183,17 @@ impl Guard {
         Self::QuotaLookedAtLocked,
         Self::ReservedKeptFromOthers,
         Self::RepeatTakesFirstAnswers,
+        Self::ClaimWithEntry,
+        Self::ClaimsBeforeRelease,
+        Self::HitNotCollected,
+        Self::HitSettled,
+        Self::HitStillValid,
+        Self::SameStillValid,
+        Self::CountIntentDurable,
+        Self::RebuildLessClaims,
+        Self::HitNotBad,
+        Self::HitOfThisIndex,
+        Self::CountKnownRow,
     ];
 
     /// Whether the rule is kept: always, outside simulations.

@@ -35,6 +35,7 @@ mod error;
 mod guard;
 mod hash_cache;
 pub mod heat;
+mod hits;
 mod limits;
 mod map;
 mod names;
@@ -61,6 +62,7 @@ pub use guard::Guard;
 #[cfg(feature = "simulation")]
 pub use guard::Scarcity;
 pub use hash_cache::{HashCache, Room};
+pub use hits::{CLAIMS_MAX, Hits, Refusal};
 pub use limits::{
     INTERVAL_SECONDS_MAX, LAYERS_DEEP_MAX, LEAF_BYTES, Limits, NODE_BYTES, REQUEST_BYTES_MAX,
     SPACE_PAGE_BYTES, VOLUMES_MAX,
@@ -71,10 +73,10 @@ pub use onefold_engine::Blocking;
 pub use opening::open;
 pub use pages::{PageWriter, Pages, PagesHold};
 pub use placement::{Placement, PlacementOffset};
-pub use queue::{Queue, read_elements};
+pub use queue::{Queue, QueueKind, StoredQueue, read_elements};
 pub use run::{BlockRange, PbaRun, PbaRuns};
 pub use sealed::{Sealed, Trees};
 pub use segments::Segments;
 pub use space::Space;
 pub use space_limits::SpaceLimits;
-pub use state::MetadataState;
+pub use state::{LookupVersion, MetadataState};

@@ -9,7 +9,7 @@ use super::batch::Batches;
 use super::catalogue::Catalogue;
 use super::map::Maps;
 use super::pages::Pages;
-use super::queue::{self, Queue};
+use super::queue::{self, Queue, QueueKind, StoredQueue};
 use super::run::PbaRun;
 use super::space::Space;
 use super::state::MetadataState;
@@ -50,8 +50,8 @@ pub fn open(
     for (_, volume) in catalogue.volumes() {
         maps.put_above(&maps.layer(volume.layer)?, volume.below)?;
     }
-    let numbers = root.queue_head..root.queue_end;
-    let queue = Queue::open(Arc::clone(pages), root.queue, numbers)?;
+    let queue = |kind| Queue::open(Arc::clone(pages), &StoredQueue::of(root, kind));
+    let (queue, claims) = (queue(QueueKind::Dropped)?, queue(QueueKind::Claims)?);
     let batches = Batches::read(pages, root, &mut |page| pages.mark_used(page))?;
     let space = match Space::open(
         Arc::clone(pages),
@@ -70,7 +70,10 @@ pub fn open(
         space,
         catalogue,
         queue,
+        claims,
         batches,
+        lookup_version: Arc::default(),
+        hits_held: false,
         gone: Vec::new(),
         is_recovered: false,
     };
@@ -115,8 +118,8 @@ fn count_free_space(
             count: 1,
         })?;
     }
-    let numbers = root.queue_head..root.queue_end;
-    queue::read_elements(pages, root.queue, numbers, &mut |element| {
+    let dropped = StoredQueue::of(root, QueueKind::Dropped);
+    queue::read_elements(pages, &dropped, &mut |element| {
         claim(PbaRun {
             start: element.pba,
             count: u64::from(element.count),

@@ -1,8 +1,12 @@
-//! Dropped references, waiting for the collector: first in, first out.
+//! References on whose way to the index something waits: first in, first out. There are two queues.
 //!
-//! An element is a run of blocks, each of which one shared entry referred to and no longer does.
-//! The index still counts that entry (P3), so the blocks stay in use until the collector has
-//! released the references in the index.
+//! *Dropped references* wait for the collector. Each block of an element is one that a shared entry
+//! referred to and no longer does. The index still counts that entry (P3), so the blocks stay in use
+//! until the collector has released the references in the index.
+//!
+//! *Claims* wait to be counted. Each block of an element is one that an entry refers to since a write
+//! found its content there. The index does not count that entry yet, so no reference is released while
+//! there is a claim (P3).
 //!
 //! Elements are numbered from the pool's creation on and are in pages by their numbers. In memory
 //! are the pages that changed since the last checkpoint, the last one, and the one being taken
@@ -12,10 +16,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use onefold_format::page::{PageBytes, PageKind, QUEUE_OWNER};
+use onefold_format::page::{CLAIMS_OWNER, PageBytes, PageKind, QUEUE_OWNER};
 use onefold_format::queue_page::{self, ELEMENT_BLOCKS_MAX, ELEMENTS_PER_PAGE, NO_ELEMENTS};
 use onefold_format::record::BATCH_ITEMS_MAX;
-use onefold_format::{DomainId, QueueElement, TreeRoot};
+use onefold_format::{DomainId, QueueElement, Root, TreeRoot};
 
 use super::pages::Pages;
 use super::run::PbaRun;
@@ -28,9 +32,63 @@ const HEAD_PAGES: u64 = BATCH_ITEMS_MAX as u64 / ELEMENTS_PER_PAGE as u64 + 2;
 /// Elements from the first of a page on, without gaps.
 type Elements = Vec<QueueElement>;
 
-/// The references that wait to be released.
+/// Which of the queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueueKind {
+    /// References that wait to be released.
+    Dropped,
+    /// References that wait to be counted.
+    Claims,
+}
+
+impl QueueKind {
+    /// The owner of its pages.
+    pub(super) fn owner(self) -> u64 {
+        match self {
+            Self::Dropped => QUEUE_OWNER,
+            Self::Claims => CLAIMS_OWNER,
+        }
+    }
+
+    /// Its name in messages.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Dropped => "the queue of dropped references",
+            Self::Claims => "the queue of claims",
+        }
+    }
+}
+
+/// A queue on disk.
+#[derive(Debug, Clone)]
+pub struct StoredQueue {
+    /// Which it is.
+    pub kind: QueueKind,
+    /// Its pages.
+    pub root: TreeRoot,
+    /// The numbers of its elements.
+    pub numbers: Range<u64>,
+}
+
+impl StoredQueue {
+    /// A queue of a checkpoint.
+    pub fn of(root: &Root, kind: QueueKind) -> Self {
+        let (tree, numbers) = match kind {
+            QueueKind::Dropped => (root.queue, root.queue_head..root.queue_end),
+            QueueKind::Claims => (root.claims, root.claims_head..root.claims_end),
+        };
+        Self {
+            kind,
+            root: tree,
+            numbers,
+        }
+    }
+}
+
+/// References that wait, in order.
 pub struct Queue {
     pages: Arc<Pages>,
+    kind: QueueKind,
     pub(super) root: TreeRoot,
     /// Number of the first element, and of the first that does not exist yet.
     head: u64,
@@ -47,6 +105,7 @@ pub struct Queue {
 
 /// The queue as it was when a checkpoint was sealed.
 pub(super) struct SealedQueue {
+    pub(super) kind: QueueKind,
     pub(super) root: TreeRoot,
     pub(super) head: u64,
     pub(super) end: u64,
@@ -57,14 +116,16 @@ pub(super) struct SealedQueue {
 
 impl Queue {
     /// The queue as the last checkpoint left it. Reads all of it, to count its blocks.
-    pub(super) fn open(pages: Arc<Pages>, root: TreeRoot, numbers: Range<u64>) -> Result<Self> {
-        let Range { start: head, end } = numbers;
-        tree::walk(&pages, QUEUE_OWNER, root, &mut |visit| match visit {
+    pub(super) fn open(pages: Arc<Pages>, stored: &StoredQueue) -> Result<Self> {
+        let StoredQueue { kind, root, .. } = *stored;
+        let Range { start: head, end } = stored.numbers;
+        tree::walk(&pages, kind.owner(), root, &mut |visit| match visit {
             tree::Visit::Node(page) => pages.mark_used(page),
             tree::Visit::Leaf(_, pointer) => pages.mark_used(pointer.page),
         })?;
         let mut queue = Self {
             pages,
+            kind,
             root,
             head,
             end,
@@ -74,7 +135,7 @@ impl Queue {
             first_stored: page_of(head),
         };
         let mut blocks = 0;
-        read_elements(&queue.pages, root, head..end, &mut |element| {
+        read_elements(&queue.pages, stored, &mut |element| {
             blocks += u64::from(element.count);
             Ok(())
         })?;
@@ -83,7 +144,7 @@ impl Queue {
         Ok(queue)
     }
 
-    /// Blocks whose references wait to be released.
+    /// References that wait.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
@@ -168,7 +229,8 @@ impl Queue {
     pub(super) fn take(&mut self, count: u64) -> Result<Elements> {
         if count > self.len() {
             return Err(StoreError::damaged(format!(
-                "{count} elements are taken from a queue of {}",
+                "{count} elements are taken from {}, which has {}",
+                self.kind.name(),
                 self.len()
             )));
         }
@@ -187,12 +249,15 @@ impl Queue {
     fn element(&mut self, number: u64) -> Result<QueueElement> {
         let page = page_of(number);
         if !self.resident.contains_key(&page) {
-            let elements = read_page(&self.pages, self.root, page)?;
+            let elements = read_page(&self.pages, self.kind, self.root, page)?;
             self.resident.insert(page, Arc::new(elements));
         }
         let found = self.resident.get(&page);
         let element = found.and_then(|elements| elements.get(index_in_page(number)));
-        let missing = || StoreError::damaged(format!("queue element {number} is missing"));
+        let missing = || {
+            let queue = self.kind.name();
+            StoreError::damaged(format!("element {number} of {queue} is missing"))
+        };
         element.copied().ok_or_else(missing)
     }
 
@@ -203,6 +268,7 @@ impl Queue {
             Some((page, Arc::clone(elements)))
         });
         SealedQueue {
+            kind: self.kind,
             root: self.root,
             head: self.head,
             end: self.end,
@@ -255,33 +321,35 @@ fn index_in_page(number: u64) -> usize {
     (number % ELEMENTS_PER_PAGE as u64) as usize
 }
 
-fn read_page(pages: &Pages, root: TreeRoot, index: u64) -> Result<Elements> {
-    let Some(pointer) = tree::lookup(pages, QUEUE_OWNER, root, index)? else {
+fn read_page(pages: &Pages, kind: QueueKind, root: TreeRoot, index: u64) -> Result<Elements> {
+    let name = kind.name();
+    let Some(pointer) = tree::lookup(pages, kind.owner(), root, index)? else {
         return Err(StoreError::damaged(format!(
-            "page {index} of the queue of given-up blocks is missing"
+            "page {index} of {name} is missing"
         )));
     };
-    let page = pages.read(PageKind::Queue, 0, QUEUE_OWNER, index, pointer)?;
+    let page = pages.read(PageKind::Queue, 0, kind.owner(), index, pointer)?;
     let elements = queue_page::decode(&page)
-        .map_err(|error| StoreError::format(format_args!("queue page {index}"), error))?;
+        .map_err(|error| StoreError::format(format_args!("page {index} of {name}"), error))?;
     Ok(elements.iter().flatten().copied().collect())
 }
 
 /// Visits the elements that a checkpoint's queue has.
 pub fn read_elements(
     pages: &Pages,
-    root: TreeRoot,
-    numbers: Range<u64>,
+    stored: &StoredQueue,
     visit: &mut dyn FnMut(QueueElement) -> Result<()>,
 ) -> Result<()> {
+    let StoredQueue { kind, root, .. } = *stored;
+    let numbers = stored.numbers.clone();
     let mut number = numbers.start;
     while number < numbers.end {
-        let elements = read_page(pages, root, page_of(number))?;
+        let elements = read_page(pages, kind, root, page_of(number))?;
         let page_end = (page_of(number) + 1) * ELEMENTS_PER_PAGE as u64;
         let count = (page_end.min(numbers.end) - number) as usize;
         let wanted = elements.iter().skip(index_in_page(number)).take(count);
         if wanted.clone().count() != count {
-            let message = format!("the queue of given-up blocks ends before element {number}");
+            let message = format!("{} ends before element {number}", kind.name());
             return Err(StoreError::damaged(message));
         }
         for element in wanted {

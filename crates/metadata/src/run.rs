@@ -15,6 +15,14 @@ pub struct PbaRun {
     pub count: u64,
 }
 
+impl PbaRun {
+    /// Each block.
+    pub fn iter(&self) -> impl Iterator<Item = Pba> + use<> {
+        let start = self.start;
+        (0..self.count).map(move |n| start + n)
+    }
+}
+
 /// Several of them; few in most cases.
 pub type PbaRuns = SmallVec<[PbaRun; 4]>;
 

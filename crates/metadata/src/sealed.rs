@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use onefold_format::node::Pointer;
-use onefold_format::page::{
-    BATCH_OWNER, CATALOGUE_OWNER, PageBytes, PageKind, QUEUE_OWNER, SPACE_OWNER,
-};
+use onefold_format::page::{BATCH_OWNER, CATALOGUE_OWNER, PageBytes, PageKind, SPACE_OWNER};
 use onefold_format::{LayerCounts, LayerId, Root, TreeRoot};
 use onefold_format::{batch_page, map_page, space_page};
 
@@ -31,6 +29,7 @@ pub struct Sealed {
     catalogue: SealedCatalogue,
     catalogue_root: TreeRoot,
     queue: SealedQueue,
+    claims: SealedQueue,
     batch: Option<OpenBatch>,
     batch_root: TreeRoot,
     next_batch: u64,
@@ -45,6 +44,7 @@ pub struct Trees {
     space: TreeRoot,
     catalogue: TreeRoot,
     queue: TreeRoot,
+    claims: TreeRoot,
     batch: TreeRoot,
 }
 
@@ -62,6 +62,7 @@ impl MetadataState {
             counts,
             leaves,
             queue: self.queue.seal(),
+            claims: self.claims.seal(),
             batch: self.batches.open.clone(),
             batch_root: self.batches.root,
             next_batch: self.batches.next_number,
@@ -80,6 +81,7 @@ impl MetadataState {
         self.space.unseal(sealed.space)?;
         self.catalogue.unseal(sealed.catalogue);
         self.queue.unseal(sealed.queue);
+        self.claims.unseal(sealed.claims);
         self.gone.extend(sealed.gone);
         Ok(())
     }
@@ -95,6 +97,7 @@ impl MetadataState {
             }
         }
         self.queue.publish(trees.queue, &sealed.queue);
+        self.claims.publish(trees.claims, &sealed.claims);
         self.batches.root = trees.batch;
         self.catalogue.root = trees.catalogue;
         self.space.set_root(trees.space);
@@ -117,6 +120,7 @@ impl Sealed {
             space: write_space(writer, self)?,
             catalogue: write_catalogue(writer, self, &layers)?,
             queue: write_queue(writer, &self.queue)?,
+            claims: write_queue(writer, &self.claims)?,
             batch: write_batch(writer, self)?,
             layers,
         };
@@ -135,6 +139,9 @@ impl Sealed {
             queue: trees.queue,
             queue_head: self.queue.head,
             queue_end: self.queue.end,
+            claims: trees.claims,
+            claims_head: self.claims.head,
+            claims_end: self.claims.end,
             batch: trees.batch,
             open_batch: self.batch.as_ref().map(OpenBatch::head),
             next_batch: self.next_batch,
@@ -251,13 +258,14 @@ fn write_catalogue(
 }
 
 fn write_queue(writer: &mut PageWriter<'_>, sealed: &SealedQueue) -> Result<TreeRoot> {
+    let owner = sealed.kind.owner();
     let mut changes: Vec<Change> = sealed.gone.clone().map(|index| (index, None)).collect();
     for (index, elements) in &sealed.pages {
         let fill = |page: &mut PageBytes| queue::encode(elements, page);
-        let pointer = writer.write(PageKind::Queue, 0, QUEUE_OWNER, *index, 0, fill)?;
+        let pointer = writer.write(PageKind::Queue, 0, owner, *index, 0, fill)?;
         changes.push((*index, Some(pointer)));
     }
-    tree::rewrite(writer, QUEUE_OWNER, sealed.root, &changes)
+    tree::rewrite(writer, owner, sealed.root, &changes)
 }
 
 /// A batch is small and soon over: all of it is rewritten.

@@ -1,6 +1,7 @@
 //! The state that records change besides the maps.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 use super::batch::Batches;
 use super::catalogue::Catalogue;
@@ -8,6 +9,7 @@ use super::map::Layer;
 use super::queue::Queue;
 use super::space::Space;
 use crate::error::Result;
+use crate::sync::AtomicU64;
 
 /// The state that records change, besides the maps.
 pub struct MetadataState {
@@ -15,12 +17,36 @@ pub struct MetadataState {
     pub(super) catalogue: Catalogue,
     /// Dropped references, for the collector.
     pub(super) queue: Queue,
-    /// Announced and unsettled items of finder or collector.
+    /// References of entries that the index does not count yet.
+    pub(super) claims: Queue,
+    /// Announced and unsettled items of finder, collector or counting.
     pub(super) batches: Batches,
+    /// How far answers of the index are out of date.
+    pub(super) lookup_version: Arc<LookupVersion>,
+    /// No write may make a claim: the collector waits until there is none.
+    pub(super) hits_held: bool,
     /// Trees of layers that are gone: the next checkpoint gives their pages up.
     pub(super) gone: Vec<Arc<Layer>>,
     /// An opening has applied all that the log and the copy of its tail have.
     pub(super) is_recovered: bool,
+}
+
+/// Changes whenever an earlier answer of the index is worth nothing any more: published blocks became
+/// free, and may hold other content; or the index is being counted again, and a batch that the old one
+/// had answered may end otherwise.
+#[derive(Default)]
+pub struct LookupVersion(AtomicU64);
+
+impl LookupVersion {
+    /// Before the index is asked. Whoever sees a version here sees the index as it was then, or later.
+    pub fn now(&self) -> u64 {
+        self.0.load(Acquire)
+    }
+
+    /// The caller holds the metadata, so that no hit is being admitted.
+    pub(super) fn raise(&self) {
+        self.0.fetch_add(1, AcqRel);
+    }
 }
 
 impl MetadataState {
@@ -44,7 +70,27 @@ impl MetadataState {
         &self.queue
     }
 
-    /// What finder or collector have announced.
+    /// References that wait to be counted.
+    pub fn claims(&self) -> &Queue {
+        &self.claims
+    }
+
+    /// To be asked without a lock.
+    pub fn lookup_version(&self) -> &Arc<LookupVersion> {
+        &self.lookup_version
+    }
+
+    /// What the index has answered by now admits no hit.
+    pub fn outdate_lookups(&mut self) {
+        self.lookup_version.raise();
+    }
+
+    /// From now on writes make no claims, or make some again.
+    pub fn hold_hits(&mut self, held: bool) {
+        self.hits_held = held;
+    }
+
+    /// What finder, collector or counting have announced.
     pub fn batches(&self) -> &Batches {
         &self.batches
     }
@@ -54,6 +100,11 @@ impl MetadataState {
         self.queue.count_head(blocks_max)
     }
 
+    /// The same for the claims.
+    pub fn count_claims_head(&mut self, blocks_max: u64) -> Result<u64> {
+        self.claims.count_head(blocks_max)
+    }
+
     /// An opening has applied all that the log and the copy of its tail have.
     pub fn end_recovery(&mut self) {
         self.is_recovered = true;
@@ -61,6 +112,6 @@ impl MetadataState {
 
     /// Pages besides those of the maps that the next checkpoint must write.
     pub fn dirty_pages(&self) -> usize {
-        self.space.dirty_count() + self.queue.dirty_count()
+        self.space.dirty_count() + self.queue.dirty_count() + self.claims.dirty_count()
     }
 }

@@ -371,7 +371,7 @@ impl QueuedRequest {
         self.deliver(Err(AttemptError::WaitForSpace));
     }
 
-    /// The request is done ([step 8 reply]).
+    /// The request is done ([step 9 reply]).
     fn deliver(self, done: Result<Vec<u8>, AttemptError>) {
         let Self {
             shared,

@@ -7,7 +7,7 @@ use onefold_journal::{BackgroundWork, BadBlocks, DataDisk, Journal};
 use onefold_metadata::sync::{Mutex, MutexGuard};
 use onefold_metadata::{Limits, Maps, Result, Room, StoreError};
 
-use crate::dedup::{Fingerprinter, IndexSlot};
+use crate::dedup::{ClaimedFingerprints, Fingerprinter, IndexSlot};
 use crate::latency::Latencies;
 
 pub(crate) struct Pool {
@@ -19,6 +19,8 @@ pub(crate) struct Pool {
     pub(crate) index: IndexSlot,
     pub(crate) fingerprinter: Fingerprinter,
     pub(crate) bad: BadBlocks,
+    /// Of references that the index does not count yet.
+    pub(crate) claimed: ClaimedFingerprints,
     /// Held from a batch's first record to its last.
     jobs: Mutex<()>,
     /// Held while the memory of [`Limits::check_bytes`] is in use.
@@ -59,6 +61,7 @@ impl Pool {
             index,
             fingerprinter: Fingerprinter::new(secret, superblock.block_size),
             bad,
+            claimed: ClaimedFingerprints::default(),
             jobs: Mutex::default(),
             scan_memory: Mutex::default(),
             shrinking: Mutex::default(),

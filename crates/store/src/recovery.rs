@@ -188,6 +188,9 @@ pub(crate) fn create(engine: &dyn Engine, options: &CreateOptions) -> Result<()>
         open_batch: None,
         next_batch: 1,
         shrink_to: None,
+        claims: TreeRoot::default(),
+        claims_head: 0,
+        claims_end: 0,
     };
     let at = root.slot().0 * PAGE_BYTES as u64;
     step(

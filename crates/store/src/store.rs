@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onefold_engine::Engine;
-use onefold_format::catalogue_page::{ALLOTMENT_BYTES_MAX, HASH_CACHE_BYTES_MAX};
+use onefold_format::catalogue_page::{ALLOTMENT_BYTES_MAX, HASH_CACHE_BYTES_MAX, MIN_RUN_MAX};
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
     DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record, TreeRoot,
@@ -37,7 +37,8 @@ const GIVE_BACK_AT_CLOSE_BYTES: u64 = 64 << 20;
 /// Changes of a volume in use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VolumeChange {
-    /// See [`VolumeOptions::dedup`]. Shared blocks stay shared.
+    /// See [`VolumeOptions::dedup`]. Shared blocks stay shared. Cold passes, interval and hash cache that
+    /// are the usual ones of the old mode become those of the new one.
     pub dedup: Option<DedupMode>,
     /// See [`VolumeOptions::verify`].
     pub verify: Option<bool>,
@@ -45,6 +46,8 @@ pub struct VolumeChange {
     pub cold_passes: Option<u8>,
     /// See [`VolumeOptions::interval_seconds`].
     pub interval_seconds: Option<u32>,
+    /// See [`VolumeOptions::min_run`]. Shared blocks stay shared.
+    pub min_run: Option<u16>,
     /// See [`VolumeOptions::hash_cache_bytes`]. A change empties it.
     pub hash_cache_bytes: Option<u64>,
     /// See [`VolumeOptions::quota_bytes`]. One that is exceeded already takes nothing away.
@@ -330,6 +333,7 @@ impl Store {
             verify: options.verify,
             cold_passes: options.cold_passes,
             interval_seconds: options.interval_seconds,
+            min_run: options.min_run,
             hash_cache_bytes: options.hash_cache_bytes,
             quota_bytes: options.quota_bytes,
             reservation_bytes: options.reservation_bytes,
@@ -376,10 +380,13 @@ impl Store {
         let _changing = self.changing();
         let volume = self.volume_proper(name)?;
         let mut options = volume.options();
-        options.dedup = change.dedup.unwrap_or(options.dedup);
+        if let Some(mode) = change.dedup {
+            options.switch_to(mode);
+        }
         options.verify = change.verify.unwrap_or(options.verify);
         options.cold_passes = change.cold_passes.unwrap_or(options.cold_passes);
         options.interval_seconds = change.interval_seconds.unwrap_or(options.interval_seconds);
+        options.min_run = change.min_run.unwrap_or(options.min_run);
         options.hash_cache_bytes = change.hash_cache_bytes.unwrap_or(options.hash_cache_bytes);
         options.quota_bytes = change.quota_bytes.unwrap_or(options.quota_bytes);
         options.reservation_bytes = change
@@ -397,6 +404,7 @@ impl Store {
             record.verify = options.verify;
             record.cold_passes = options.cold_passes;
             record.interval_seconds = options.interval_seconds;
+            record.min_run = options.min_run;
             record.hash_cache_bytes = options.hash_cache_bytes;
             record.quota_bytes = options.quota_bytes;
             record.reservation_bytes = options.reservation_bytes;
@@ -635,6 +643,7 @@ fn check_finder(options: &VolumeOptions) -> Result<()> {
     let VolumeOptions {
         cold_passes,
         interval_seconds,
+        min_run,
         hash_cache_bytes,
         ..
     } = *options;
@@ -642,6 +651,8 @@ fn check_finder(options: &VolumeOptions) -> Result<()> {
         format!("the finder waits 1 to {COLD_PASSES_MAX} cold passes, not {cold_passes}")
     } else if !(1..=INTERVAL_SECONDS_MAX).contains(&interval_seconds) {
         format!("the finder looks every 1 to {INTERVAL_SECONDS_MAX} s, not {interval_seconds}")
+    } else if !(1..=MIN_RUN_MAX).contains(&min_run) {
+        format!("the shortest run that is shared has 1 to {MIN_RUN_MAX} blocks, not {min_run}")
     } else if hash_cache_bytes > HASH_CACHE_BYTES_MAX {
         format!("a hash cache of {hash_cache_bytes} bytes exceeds {HASH_CACHE_BYTES_MAX}")
     } else {

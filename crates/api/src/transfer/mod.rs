@@ -95,9 +95,11 @@ impl VolumeImport {
                 let read_bytes = self.write_all(&mut pieces, &import, block_size, None)?;
                 (read_bytes, Published::default())
             }
-            DedupMode::Offline => load_and_publish(store, &import, |loading| {
-                self.write_all(&mut pieces, &import, block_size, Some(loading))
-            })?,
+            DedupMode::Offline | DedupMode::Inline | DedupMode::Auto => {
+                load_and_publish(store, &import, |loading| {
+                    self.write_all(&mut pieces, &import, block_size, Some(loading))
+                })?
+            }
         };
         import.finish()?;
         Ok(VolumeImportReply {

@@ -8,8 +8,8 @@ use onefold_format::page::{self, BODY, PAGE_BYTES, PageBytes, PageHeader, PageKi
 use onefold_format::superblock::check_data_label;
 use onefold_format::{
     BatchItem, DomainId, Entry, ExportMark, FormatError, LayerCounts, LayerId, Lba, MAJOR_VERSION,
-    Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record, Release, Root, ScrubPage,
-    Secret, Superblock, TreeRoot, VolumeRecord,
+    MINOR_VERSION, Outcome, PageNumber, Pba, PoolId, PublishRun, QueueElement, Record, Release,
+    Root, ScrubPage, Secret, Superblock, TreeRoot, VolumeRecord,
 };
 use onefold_format::{map_page, queue_page, record, space_page};
 use proptest::collection::vec;
@@ -103,7 +103,8 @@ const RESERVED: &[(&str, &[std::ops::Range<usize>])] = &[
             141..144,
             173..176,
             205..208,
-            248..4092,
+            261..264,
+            280..4092,
         ],
     ),
     ("node", &[56..60, 3136..4096]),
@@ -114,7 +115,6 @@ const RESERVED: &[(&str, &[std::ops::Range<usize>])] = &[
         &[
             56..60,
             64 + 53..64 + 56,
-            64 + 59..64 + 60,
             64 + 128 + 5..64 + 192,
             64 + 192 + 8..64 + 256,
             3904..4096,
@@ -175,8 +175,12 @@ fn reserved_bits_of_frames_and_records_are_refused() {
         let mut reserved: Vec<usize> = vec![1, 4, 5, 6, 7];
         match record {
             Record::Map { .. } => reserved.extend(28..32),
-            Record::VolumePut { .. } | Record::Release { .. } => reserved.extend(8..16),
-            Record::Collect { .. } => reserved.extend((8..16).chain(28..32)),
+            Record::VolumePut { .. } | Record::Release { .. } | Record::Counted { .. } => {
+                reserved.extend(8..16);
+            }
+            Record::Collect { .. } | Record::Count { .. } => {
+                reserved.extend((8..16).chain(28..32));
+            }
             Record::Unmap { .. }
             | Record::VolumeGone { .. }
             | Record::Publish { .. }
@@ -307,13 +311,14 @@ fn pages_of_other_versions() {
         };
         let newer = Err(FormatError::Newer { major: 2, minor: 3 });
         assert_eq!(read_as(2, 3).0, newer, "{}", sample.name);
-        assert_eq!(read_as(MAJOR_VERSION, 1), (Ok(()), true), "{}", sample.name);
-        assert_eq!(
-            read_as(MAJOR_VERSION, 0),
-            (Ok(()), false),
-            "{}",
-            sample.name
-        );
+        for (minor, is_later) in [
+            (MINOR_VERSION + 1, true),
+            (MINOR_VERSION, false),
+            (0, false),
+        ] {
+            let expected = (Ok(()), is_later);
+            assert_eq!(read_as(MAJOR_VERSION, minor), expected, "{}", sample.name);
+        }
         assert!(matches!(read_as(0, 0).0, Err(FormatError::Field { .. })));
     }
 }
@@ -331,7 +336,7 @@ fn frames_of_other_versions() {
         read_as(2, 3),
         Err(FormatError::Newer { major: 2, minor: 3 })
     );
-    assert!(read_as(MAJOR_VERSION, 1).is_ok());
+    assert!(read_as(MAJOR_VERSION, MINOR_VERSION + 1).is_ok());
     assert!(matches!(read_as(0, 0), Err(FormatError::Field { .. })));
 }
 
@@ -374,6 +379,7 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("root", 224, &0_u32.to_le_bytes()),
     ("root", 224, &2_u32.to_le_bytes()),
     ("root", 224, &3_u32.to_le_bytes()),
+    ("root", 224, &4_u32.to_le_bytes()),
     ("root", 228, &[0; 8]),
     ("root", 228, &16_u32.to_le_bytes()),
     ("root", 228, &16_385_u32.to_le_bytes()),
@@ -381,6 +387,10 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("root", 236, &65_537_u32.to_le_bytes()),
     ("root", 240, &1_u64.to_le_bytes()),
     ("root", 240, &26_214_400_u64.to_le_bytes()),
+    // The claims: no tree for those that there are; head and end.
+    ("root", 248, &[0; 16]),
+    ("root", 264, &0x9_0abd_u64.to_le_bytes()),
+    ("root", 272, &((504_u64 << 32) + 1).to_le_bytes()),
     ("root", 4092, &2_u32.to_le_bytes()),
     ("node", 64, &[0, 0, 0, 0, 0, 0]),
     ("node", 64, &[1, 0, 0, 0, 0, 0]),
@@ -400,7 +410,7 @@ const IMPOSSIBLE: &[(&str, usize, &[u8])] = &[
     ("catalogue_page", 64, &[2]),
     ("catalogue_page", 65, &[0]),
     ("catalogue_page", 65, &[4]),
-    ("catalogue_page", 66, &[2]),
+    ("catalogue_page", 66, &[4]),
     ("catalogue_page", 67, &[0]),
     ("catalogue_page", 67, &[64]),
     ("catalogue_page", 67, &[255]),
@@ -617,6 +627,16 @@ const IMPOSSIBLE_IN_RECORDS: &[(usize, usize, &[u8])] = &[
     (9, 16, &0_u64.to_le_bytes()),
     (9, 16, &0x5678_u64.to_le_bytes()),
     (9, 24, &(1_u64 << 29).to_le_bytes()),
+    // The claimed run's last block would be one beyond the last PBA.
+    (10, 40, &(3_u64 << 40 | ((1 << 40) - 2)).to_le_bytes()),
+    (11, 16, &0_u64.to_le_bytes()),
+    (11, 24, &0_u32.to_le_bytes()),
+    (11, 24, &16_385_u32.to_le_bytes()),
+    (12, 16, &0_u64.to_le_bytes()),
+    (12, 24, &16_383_u16.to_le_bytes()),
+    (12, 26, &0_u16.to_le_bytes()),
+    (12, 28, &0_u32.to_le_bytes()),
+    (12, 28, &3_u32.to_le_bytes()),
 ];
 
 #[test]

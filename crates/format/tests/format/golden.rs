@@ -1,8 +1,9 @@
-//! The bytes and the meaning of version 1's structures: files of every release open for ever.
+//! The bytes and the meaning of each version's structures: files of every release open for ever.
 //!
-//! `testdata/v1` has a `.bin` and a `.txt` for each structure: the bytes, and the fields that this
-//! build reads from them. `ONEFOLD_WRITE_GOLDEN=1 cargo test -p onefold-format golden` rewrites
-//! both; that is only for structures which no release has written yet.
+//! `testdata` has a folder for each version, with a `.bin` and a `.txt` for each structure: the bytes,
+//! and the fields that this build reads from them. `ONEFOLD_WRITE_GOLDEN=1 cargo test -p onefold-format
+//! golden` rewrites both of this version, and the texts of the earlier ones; that is only for structures
+//! which no release has written yet, and for texts to which fields were added.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -19,28 +20,54 @@ use onefold_format::{batch_page, catalogue_page, map_page, queue_page, space_pag
 
 use crate::samples::{self, POOL, page};
 
-fn path(name: &str) -> PathBuf {
+/// The version that this build writes.
+const NEWEST: &str = "v1.1";
+
+/// Versions that it reads.
+const EARLIER: &[&str] = &["v1"];
+
+fn path(version: &str, name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("testdata/v1")
+        .join("testdata")
+        .join(version)
         .join(name)
 }
 
 /// Compares with the golden files, or writes them, and returns the bytes of the `.bin`.
 fn golden(name: &str, bytes: &[u8], dump: impl Fn(&[u8]) -> String) -> Vec<u8> {
-    let (bin, txt) = (path(&format!("{name}.bin")), path(&format!("{name}.txt")));
-    if std::env::var_os("ONEFOLD_WRITE_GOLDEN").is_some_and(|set| set == "1") {
-        std::fs::write(&bin, bytes).expect("the golden bytes can be written");
-        std::fs::write(&txt, dump(bytes)).expect("the golden text can be written");
+    let is_written = std::env::var_os("ONEFOLD_WRITE_GOLDEN").is_some_and(|set| set == "1");
+    if is_written {
+        let bin = path(NEWEST, &format!("{name}.bin"));
+        std::fs::write(bin, bytes).expect("the golden bytes can be written");
     }
-    let kept = std::fs::read(&bin).expect("the golden bytes are there");
+    for version in EARLIER {
+        meaning(version, name, is_written, &dump);
+    }
+    let kept = meaning(NEWEST, name, is_written, &dump);
     let differs = kept.iter().zip(bytes).position(|(kept, now)| kept != now);
     assert_eq!(
         differs, None,
         "first byte of {name} that is written otherwise"
     );
     assert_eq!(kept.len(), bytes.len(), "length of {name}");
+    kept
+}
+
+/// The golden bytes of a version, which mean what its golden text says.
+fn meaning(
+    version: &str,
+    name: &str,
+    is_written: bool,
+    dump: &impl Fn(&[u8]) -> String,
+) -> Vec<u8> {
+    let kept = std::fs::read(path(version, &format!("{name}.bin")));
+    let kept = kept.expect("the golden bytes are there");
+    let txt = path(version, &format!("{name}.txt"));
+    if is_written {
+        std::fs::write(&txt, dump(&kept)).expect("the golden text can be written");
+    }
     let text = std::fs::read_to_string(&txt).expect("the golden text is there");
-    assert_eq!(dump(&kept), text, "what {name} means");
+    assert_eq!(dump(&kept), text, "what {name} of {version} means");
     kept
 }
 
@@ -304,16 +331,16 @@ fn golden_entry() {
 /// A file that no test reads would rot.
 #[test]
 fn every_golden_file_is_read_by_a_test() {
-    let mut names: Vec<String> = std::fs::read_dir(path(""))
-        .expect("the golden files are there")
-        .map(|file| {
-            file.expect("a name")
-                .file_name()
-                .to_string_lossy()
-                .into_owned()
-        })
-        .collect();
-    names.sort();
+    let names = |version| {
+        let files = std::fs::read_dir(path(version, "")).expect("the golden files are there");
+        let name = |file: std::io::Result<std::fs::DirEntry>| {
+            let name = file.expect("a name").file_name();
+            name.to_string_lossy().into_owned()
+        };
+        let mut names: Vec<String> = files.map(name).collect();
+        names.sort();
+        names
+    };
     let structures = [
         "batch_page",
         "catalogue_page",
@@ -336,5 +363,7 @@ fn every_golden_file_is_read_by_a_test() {
         .iter()
         .flat_map(|name| [format!("{name}.bin"), format!("{name}.txt")])
         .collect();
-    assert_eq!(names, expected);
+    for version in EARLIER.iter().chain([&NEWEST]) {
+        assert_eq!(names(version), expected, "{version}");
+    }
 }

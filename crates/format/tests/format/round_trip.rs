@@ -3,7 +3,7 @@
 use onefold_format::batch_page::{self, ITEMS_PER_PAGE};
 use onefold_format::catalogue_page::{
     self, ALLOTMENT_BYTES_MAX, COLD_PASSES_MAX, HASH_CACHE_BYTES_MAX, INTERVAL_SECONDS_MAX,
-    RECORDS_PER_PAGE,
+    MIN_RUN_MAX, RECORDS_PER_PAGE,
 };
 use onefold_format::entry::State;
 use onefold_format::frame::{self, FrameHeader};
@@ -25,10 +25,11 @@ use onefold_format::units::{
     BLOCK_SIZES, BLOCKS_PER_SEGMENT, DOMAIN_END, ID_END, PBA_END, SECTOR_BYTES, VOLUME_BLOCKS_MAX,
 };
 use onefold_format::{
-    BadBlock, BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, Fault, IndexKind,
-    LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId, PublishRun,
-    QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret, SegmentIndex,
-    Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, WhenFull, record,
+    BadBlock, BatchItem, BatchKind, ClaimOutcome, DedupMode, DomainId, Entry, ExportMark, Fault,
+    IndexKind, LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId,
+    PublishRun, QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret,
+    SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, WhenFull,
+    record,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -89,7 +90,8 @@ fn volumes(maps: impl Strategy<Value = TreeRoot>) -> impl Strategy<Value = Volum
     let parts = (life, names(), sharing(), counts, layers);
     parts.prop_map(|(life, name, sharing, (map, numbers), layers)| {
         let (id, layer, state, size_bytes, created_unix_seconds) = life;
-        let (domain, domain_name, dedup, verify, cold_passes, interval_seconds) = sharing;
+        let (domain, domain_name, dedup, verify, passes, min_run) = sharing;
+        let (cold_passes, interval_seconds) = passes;
         let (below, snapshot_of) = layers;
         VolumeRecord {
             id: VolumeId(id),
@@ -107,6 +109,7 @@ fn volumes(maps: impl Strategy<Value = TreeRoot>) -> impl Strategy<Value = Volum
             verify,
             cold_passes,
             interval_seconds,
+            min_run,
             hash_cache_bytes: numbers[0] % (HASH_CACHE_BYTES_MAX + 1),
             quota_bytes: numbers[1] % (ALLOTMENT_BYTES_MAX + 1),
             reservation_bytes: numbers[2] % (ALLOTMENT_BYTES_MAX + 1),
@@ -119,11 +122,16 @@ fn names() -> impl Strategy<Value = String> {
     "[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}"
 }
 
-fn sharing() -> impl Strategy<Value = (u16, String, DedupMode, bool, u8, u32)> {
-    let modes = select(vec![DedupMode::Off, DedupMode::Offline]);
-    let (cold_passes, intervals) = (1..=COLD_PASSES_MAX, 1..=INTERVAL_SECONDS_MAX);
-    let verify = any::<bool>();
-    (any::<u16>(), names(), modes, verify, cold_passes, intervals)
+fn sharing() -> impl Strategy<Value = (u16, String, DedupMode, bool, (u8, u32), u16)> {
+    let modes = select(vec![
+        DedupMode::Off,
+        DedupMode::Offline,
+        DedupMode::Inline,
+        DedupMode::Auto,
+    ]);
+    let passes = (1..=COLD_PASSES_MAX, 1..=INTERVAL_SECONDS_MAX);
+    let (verify, min_runs) = (any::<bool>(), 1..=MIN_RUN_MAX);
+    (any::<u16>(), names(), modes, verify, passes, min_runs)
 }
 
 /// Numbers of entries that a layer with this map and this many blocks can have.
@@ -250,7 +258,19 @@ fn batch_records() -> impl Strategy<Value = Record> {
                 release,
             }
         });
-    prop_oneof![publish, outcome, collect, release]
+    let count = (1..ID_END, 1..=BATCH_ITEMS_MAX)
+        .prop_map(|(number, elements)| Record::Count { number, elements });
+    let outcomes = select(vec![ClaimOutcome::Counted, ClaimOutcome::Quarantined]);
+    let counted =
+        (1..ID_END, item_ranges(), outcomes).prop_map(|(number, (position, count), outcome)| {
+            Record::Counted {
+                number,
+                position,
+                count,
+                outcome,
+            }
+        });
+    prop_oneof![publish, outcome, collect, release, count, counted]
 }
 
 fn records_of_layers() -> impl Strategy<Value = Record> {
@@ -284,6 +304,7 @@ fn records_of_layers() -> impl Strategy<Value = Record> {
 fn open_batches() -> impl Strategy<Value = (u64, OpenBatchHead)> {
     let kinds = prop_oneof![
         Just(BatchKind::Collector),
+        Just(BatchKind::Counting),
         (1..ID_END).prop_map(|layer| BatchKind::Finder(LayerId(layer))),
     ];
     (1..ID_END, any::<u64>(), kinds, item_ranges()).prop_map(
@@ -337,6 +358,7 @@ proptest! {
         next_domain_id in 0..=DOMAIN_END,
         when_full in select(vec![WhenFull::Pause, WhenFull::Fail]),
         (queue_head, queue_end, queue) in queues(),
+        (claims_head, claims_end, claims) in queues(),
         (next_batch, open) in open_batches(),
         batch in option::of((pointers(Just(0)), 1..=LEVELS_MAX)),
     ) {
@@ -365,6 +387,9 @@ proptest! {
             shrink_to: shrink_by
                 .and_then(|by| pool_blocks.checked_sub(by))
                 .filter(|blocks| *blocks >= POOL_BLOCKS_MIN),
+            claims,
+            claims_head,
+            claims_end,
             when_full,
         };
         let page = written.encode(pool);

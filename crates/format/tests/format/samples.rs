@@ -1,6 +1,6 @@
 //! One specimen of each structure, with a different value in each field.
 //!
-//! The golden files hold exactly these, so they change only together with the major version.
+//! The golden files of this version hold exactly these.
 
 use onefold_format::batch_page::ITEMS_PER_PAGE;
 use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
@@ -15,9 +15,9 @@ use onefold_format::trace::{
     self, TraceChunks, TraceContent, TraceEnd, TraceFrame, TraceRun, TraceUnit,
 };
 use onefold_format::{
-    BadBlock, BatchItem, BatchKind, DedupMode, DomainId, Entry, ExportMark, Fault, FormatError,
-    IndexKind, LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba, PoolId,
-    PublishRun, QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret,
+    BadBlock, BatchItem, BatchKind, ClaimOutcome, DedupMode, DomainId, Entry, ExportMark, Fault,
+    FormatError, IndexKind, LayerCounts, LayerId, Lba, OpenBatchHead, Outcome, PageNumber, Pba,
+    PoolId, PublishRun, QueueElement, Record, Release, Root, ScrubPage, ScrubProgress, Secret,
     SegmentIndex, Superblock, TreeRoot, UnmapTo, VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
 use onefold_format::{
@@ -61,6 +61,9 @@ pub(crate) fn root() -> Root {
         }),
         next_domain_id: 4,
         shrink_to: Some(19_660_801),
+        claims: tree_root(12, 2),
+        claims_head: 0x9_0001,
+        claims_end: 0x9_0abc,
         when_full: WhenFull::Fail,
     }
 }
@@ -191,11 +194,13 @@ fn volume(id: u64, state: VolumeState, map: TreeRoot, name: &str) -> VolumeRecor
         created_unix_seconds: 1_700_000_000 + id,
         map,
         name: name.to_owned(),
-        dedup: if id == 4 {
-            DedupMode::Off
-        } else {
-            DedupMode::Offline
+        dedup: match id {
+            4 => DedupMode::Off,
+            5 => DedupMode::Inline,
+            6 => DedupMode::Auto,
+            _ => DedupMode::Offline,
         },
+        min_run: 1 + id as u16 * 7 % 5,
         domain: DomainId(id as u16 + 50),
         domain_name: if id == 5 {
             "d".repeat(63)
@@ -301,6 +306,23 @@ pub(crate) fn records() -> Vec<Record> {
             layer: LayerId(0x5678),
             above: LayerId(26),
             segment: SegmentIndex(0x80_0001),
+        },
+        Record::Map {
+            layer: LayerId(23),
+            lba: Lba(0x1_0000_020b),
+            count: 3,
+            old: Entry::private(Pba(0x9_8770)),
+            new: Entry::shared(Pba(0x12_3456_7800)),
+        },
+        Record::Count {
+            number: 0x57,
+            elements: 0x321,
+        },
+        Record::Counted {
+            number: 0x57,
+            position: 0x405,
+            count: 0x103,
+            outcome: ClaimOutcome::Quarantined,
         },
     ]
 }

@@ -135,6 +135,17 @@ impl FingerprintIndex for BtreeIndex {
         })
     }
 
+    fn count_existing(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Counted>> {
+        self.batch((stream, number), items, |tables, counts, items| {
+            batch::count_existing(tables, counts, items)
+        })
+    }
+
     fn decrement(
         &self,
         stream: StreamId,

@@ -40,9 +40,10 @@ fn found(
 fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = channel();
     thread::spawn(move || sender.send(work()));
-    receiver
-        .recv_timeout(PATIENCE)
-        .expect("it panicked, or waits for the I/O beside it")
+    let Ok(done) = receiver.recv_timeout(PATIENCE) else {
+        panic!("it panicked, or waits for the I/O beside it");
+    };
+    done
 }
 
 /// Looks all rows of the model up, and what it does not have.
@@ -247,8 +248,8 @@ pub fn no_row_is_named_whose_sync_failed(back_end: &dyn BackEnd) {
     }
 }
 
-/// The rows of [`stopped_and_opened`].
-const ROWS: u64 = 120;
+/// The rows of [`stopped_and_opened`]: more than a small cache holds.
+const ROWS: u64 = 600;
 
 /// An index of some rows that has just been opened, with nothing of them in memory that is not read
 /// when it is opened.
@@ -280,10 +281,13 @@ fn blocks() -> Vec<Option<Pba>> {
 
 /// Batches do not wait for the I/O of a lookup, which survives that they replace all there is.
 pub fn batches_go_on_beside_a_lookup(back_end: &dyn BackEnd) {
-    const BATCHES: u64 = 40;
+    const BATCHES: u64 = 20;
     for nth in 0..12 {
         let (engine, index) = stopped_and_opened(back_end);
-        // In the nth read from here on.
+        // Half of the times it reads leaves, half of the times what is needed to find them.
+        if nth % 2 == 0 {
+            found(&*index, &present(), Blocking::Yes).unwrap();
+        }
         for _ in 0..nth {
             engine.on_next_io(Part::Index, Op::Read, When::Before, Box::new(|| {}));
         }

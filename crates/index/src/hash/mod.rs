@@ -83,6 +83,11 @@ pub fn replace(disk: &Arc<dyn Disk>, pool: PoolId) -> Result<()> {
 /// # Errors
 /// [`IndexError::Damaged`] where there is none or where it cannot be read: [`replace`] makes it one
 /// that can be rebuilt. [`IndexError::OtherPool`], [`IndexError::Newer`], [`IndexError::Io`].
+///
+/// [`IndexError::Damaged`]: crate::IndexError::Damaged
+/// [`IndexError::OtherPool`]: crate::IndexError::OtherPool
+/// [`IndexError::Newer`]: crate::IndexError::Newer
+/// [`IndexError::Io`]: crate::IndexError::Io
 pub fn open(disk: Arc<dyn Disk>, pool: PoolId, limit_bytes: u64) -> Result<HashIndex> {
     open_shaped(disk, pool, limit_bytes, Shape::default())
 }
@@ -181,6 +186,20 @@ impl FingerprintIndex for HashIndex {
         self.change(Turn::ready, |table| {
             table.batch((stream, number), |rows, counts| {
                 batch::increment(rows, counts, items)
+            })
+        })
+    }
+
+    fn count_existing(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Counted>> {
+        batch::check_blocks(items.iter().map(|it| it.1))?;
+        self.change(Turn::ready, |table| {
+            table.batch((stream, number), |rows, counts| {
+                batch::count_existing(rows, counts, items)
             })
         })
     }

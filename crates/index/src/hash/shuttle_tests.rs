@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use onefold_engine::simulated::SimulatedEngine;
+use onefold_engine::simulated::{Op, SimulatedEngine, When};
 use onefold_engine::{Blocking, Engine, Part};
 use onefold_format::{Pba, PoolId};
 use shuttle::sync::atomic::AtomicU8;
@@ -42,12 +42,24 @@ fn items(numbers: std::ops::Range<u64>) -> Vec<(Fingerprint, Pba)> {
 
 /// An index that has runs on the disk.
 fn index() -> Arc<HashIndex> {
-    let disk = SimulatedEngine::new(1).create(Part::Index, 0).unwrap();
+    let engine = SimulatedEngine::new(1);
+    let disk = engine.create(Part::Index, 0).unwrap();
     create_shaped(&disk, POOL, SHAPE).unwrap();
     let index = open_shaped(disk, POOL, 1 << 20, SHAPE).unwrap();
     index.increment(STREAM, 1, &items(0..KEPT)).unwrap();
     churn(&index, 2..4);
+    let_others_go_first(engine);
     Arc::new(index)
+}
+
+/// In the middle of every read, which is no point at which the scheduler would change threads.
+fn let_others_go_first(engine: SimulatedEngine) {
+    let next = engine.clone();
+    let hook = move || {
+        thread::yield_now();
+        let_others_go_first(next);
+    };
+    engine.on_next_io(Part::Index, Op::Read, When::Before, Box::new(hook));
 }
 
 /// Batches that change rows in all segments, and leave them as they were.

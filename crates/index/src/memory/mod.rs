@@ -190,6 +190,15 @@ impl FingerprintIndex for MemoryIndex {
         self.batch(stream, number, items, batch::increment)
     }
 
+    fn count_existing(
+        &self,
+        stream: StreamId,
+        number: u64,
+        items: &[(Fingerprint, Pba)],
+    ) -> Result<Vec<Counted>> {
+        self.batch(stream, number, items, batch::count_existing)
+    }
+
     fn decrement(
         &self,
         stream: StreamId,

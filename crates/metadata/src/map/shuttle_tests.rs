@@ -34,6 +34,7 @@ pub(crate) fn layer(
         verify: false,
         cold_passes: 1,
         interval_seconds: 1,
+        min_run: 1,
         hash_cache_bytes: 0,
         quota_bytes: 0,
         reservation_bytes: 0,

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use onefold_api::{PlanReply, UsageReply, VolumeListReply, VolumeReply, size};
+use onefold_api::{InlineReply, PlanReply, UsageReply, VolumeListReply, VolumeReply, size};
 
 use super::{short, utc, word};
 use crate::output::Render;
@@ -21,12 +21,16 @@ impl Render for VolumeReply {
         )?;
         writeln!(
             out,
-            "dedup      {}, domain {}, verify {}, {}, every {} s, hash cache {}",
+            "dedup      {}, domain {}, verify {}, {}, every {} s, {}hash cache {}",
             word(self.dedup),
             self.domain,
             if self.verify { "on" } else { "off" },
             count_passes(self.cold_passes),
             self.interval_seconds,
+            match self.min_run {
+                1 => String::new(),
+                blocks => format!("runs of {blocks} blocks or more, "),
+            },
             size::display(self.hash_cache_bytes)
         )?;
         writeln!(
@@ -34,6 +38,7 @@ impl Render for VolumeReply {
             "blocks     {} published, {} private, {} of these pending dedup",
             self.shared_blocks, self.private_blocks, self.pending_dedup_blocks
         )?;
+        write_inline(&self.inline, out)?;
         if self.quota_bytes > 0 {
             let (mapped, quota) = (size::display(self.mapped_bytes), self.quota_bytes);
             writeln!(out, "quota      {mapped} of {} used", size::display(quota))?;
@@ -119,6 +124,36 @@ fn write_usage(usage: &UsageReply, out: &mut dyn Write) -> io::Result<()> {
         size::display(shared),
         freed(usage),
         utc(as_of)
+    )
+}
+
+fn write_inline(inline: &InlineReply, out: &mut dyn Write) -> io::Result<()> {
+    if let Some(switch) = inline.last_switch {
+        writeln!(
+            out,
+            "auto       {} for {} s, since {} % of the blocks were hits",
+            if switch.to_inline {
+                "in-line"
+            } else {
+                "off-line"
+            },
+            switch.seconds_ago,
+            switch.hit_percent
+        )?;
+    }
+    if inline.scanned_blocks == 0 {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "in line    {}, {} not written; {}, {} refused",
+        size::count(inline.hit_blocks, "hit"),
+        size::display(inline.not_written_bytes),
+        match inline.miss_blocks {
+            1 => "1 miss".to_owned(),
+            misses => format!("{misses} misses"),
+        },
+        inline.refused.sum()
     )
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::usage::Usage;
 use crate::snapshots::DeletionStat;
 use crate::store::Store;
-use crate::volume::Volume;
+use crate::volume::{InlineStat, Volume};
 use onefold_format::page::PAGE_BYTES;
 use onefold_format::{BatchKind, DedupMode, IndexKind, WhenFull};
 use onefold_journal::SpaceLevel;
@@ -36,6 +36,10 @@ pub struct VolumeStat {
     pub cold_passes: u8,
     /// Seconds between the finder's looks.
     pub interval_seconds: u32,
+    /// Blocks of the shortest run of duplicates that is shared.
+    pub min_run: u16,
+    /// What was found in line since the pool was opened.
+    pub inline: InlineStat,
     /// Bytes that its hash cache may take.
     pub hash_cache_bytes: u64,
     /// The most data that it and its snapshots may map, in bytes; 0 for no bound.
@@ -107,6 +111,8 @@ pub struct PoolStat {
     pub reclaim_blocks: u64,
     /// Dropped references that the collector has still to release.
     pub queued_blocks: u64,
+    /// References that entries have and the index does not count yet.
+    pub claimed_blocks: u64,
     /// Where fingerprints are kept.
     pub index: IndexKind,
     /// The index is being counted again, or has to be: nothing is shared meanwhile.
@@ -234,13 +240,15 @@ impl Store {
         let reserve_blocks = pool.journal.reserve_blocks(&metadata);
         let physical_blocks = metadata.space().named_count();
         let open = metadata.batches().open();
-        let (unsettled_blocks, collecting) = open.map_or((0, 0), |batch| {
+        let (unsettled_blocks, collecting, counting) = open.map_or((0, 0, 0), |batch| {
             let unsettled = batch.unsettled().len() as u64;
             match batch.kind {
-                BatchKind::Finder(_) => (unsettled, 0),
-                BatchKind::Collector => (0, unsettled),
+                BatchKind::Finder(_) => (unsettled, 0, 0),
+                BatchKind::Collector => (0, unsettled, 0),
+                BatchKind::Counting => (0, 0, unsettled),
             }
         });
+        let claimed_blocks = metadata.claims().blocks() + counting;
         let queued_blocks = metadata.queue().blocks() + collecting;
         let reclaim_blocks = metadata.space().held_blocks() + queued_blocks;
         drop(metadata);
@@ -270,6 +278,7 @@ impl Store {
             shared_blocks,
             dirty_blocks: counts.private,
             queued_blocks,
+            claimed_blocks,
             index: pool.index.kind(),
             index_rebuilding: index.is_none_or(|index| index.needs_rebuild()),
             index_bytes_on_disk,
@@ -314,6 +323,8 @@ impl Store {
             verify: options.verify,
             cold_passes: options.cold_passes,
             interval_seconds: options.interval_seconds,
+            min_run: options.min_run,
+            inline: volume.inline_stat(),
             hash_cache_bytes: options.hash_cache_bytes,
             quota_bytes: options.quota_bytes,
             mapped_blocks: space_limits.mapped(),

@@ -1,6 +1,7 @@
 //! The collector: releases dropped references, and frees the blocks that lost their last one
 //! ([DEDIS §4.4]).
 //!
+//! 0. the index counts all claims (P3): see `counting.rs`
 //! 1. a record takes elements off the head of the queue
 //! 2. commit: that record, and the ones that dropped the references, are durable (P3)
 //! 3. fingerprint the blocks, release all references in the index by one call
@@ -13,16 +14,16 @@
 //! Step 4's freed blocks are deferred frees like all released blocks: reusable once that record is
 //! durable and all readers have drained.
 
-use onefold_format::batch_page::BatchItem;
-use onefold_format::{Pba, Record, Release};
-use onefold_index::{Fingerprint, FingerprintIndex, Released};
+use onefold_format::{Record, Release};
+use onefold_index::Released;
 
 use super::index::{STREAM, last_answers};
-use super::reading::Fingerprinted;
 use crate::pool::Pool;
 use crate::store::Store;
 use onefold_format::record::BATCH_ITEMS_MAX;
-use onefold_metadata::{Blocking, Guard, OpenBatch, PbaRun, PbaRuns, Result};
+use onefold_metadata::{
+    Blocking, Guard, MetadataState, OpenBatch, PbaRun, PbaRuns, Result, StoreError,
+};
 
 /// References that one batch releases at most.
 pub const COLLECT_BATCH_BLOCKS: u64 = BATCH_ITEMS_MAX as u64;
@@ -42,7 +43,8 @@ pub struct CollectReport {
 }
 
 impl Store {
-    /// Releases up to [`COLLECT_BATCH_BLOCKS`] references. None are left where it released none.
+    /// Releases up to [`COLLECT_BATCH_BLOCKS`] references, after all claims have been counted. None are
+    /// left where it released none.
     ///
     /// # Errors
     ///
@@ -53,17 +55,25 @@ impl Store {
         pool.journal.check_writable()?;
         let index = pool.index.ready()?;
         pool.settle_open_batch()?;
+        if pool.journal.metadata()?.queue().blocks() == 0 {
+            return Ok(CollectReport::default());
+        }
+        // Most of them while writes may still make some: they are stopped for the rest only.
+        if Guard::ClaimsBeforeRelease.holds() {
+            pool.count_claims()?;
+        }
+        let held = pool.hold_hits()?;
+        while Guard::ClaimsBeforeRelease.holds() && pool.count_claims()?.items() > 0 {}
         let mut metadata = pool.journal.metadata()?;
         let number = metadata.batches().next_number();
         let elements = metadata.count_queue_head(u64::from(BATCH_ITEMS_MAX))? as u32;
         drop(metadata);
-        if elements == 0 {
-            return Ok(CollectReport::default());
-        }
         // A batch that is open would be in the finder's way, too.
         index.secure(&[elements as usize])?;
+        let collect = Record::Collect { number, elements };
         pool.journal
-            .append(&[Record::Collect { number, elements }], &[], Blocking::Yes)?;
+            .append_if(&[collect], &[], Blocking::Yes, &no_claims)?;
+        drop(held);
         if Guard::IntentBeforeCall.holds() {
             pool.journal.commit_in_background()?;
         }
@@ -84,12 +94,24 @@ impl Store {
     }
 }
 
+/// P3: a release is announced only while every reference of an entry is counted.
+fn no_claims(metadata: &MetadataState) -> Result<()> {
+    match metadata.claims().blocks() {
+        0 => Ok(()),
+        _ if !Guard::ClaimsBeforeRelease.holds() => Ok(()),
+        claims => Err(StoreError::damaged(format!(
+            "{claims} references are claimed while hits are held; this is a defect of onefold"
+        ))),
+    }
+}
+
 impl Pool {
     /// Steps 3 and 4.
     pub(super) fn settle_collector(&self, batch: &OpenBatch) -> Result<CollectReport> {
         let index = self.index.ready()?;
         let answers = self.background.run(|| -> Result<_> {
-            let items = self.fingerprints_to_release(&*index, batch.unsettled())?;
+            let found = self.fingerprint_items(batch.unsettled())?;
+            let items = self.published_fingerprints(&*index, found)?;
             Ok(index.decrement(STREAM, batch.number, &items)?)
         })?;
         let answers = last_answers(&answers, batch)?;
@@ -102,32 +124,6 @@ impl Pool {
             position = end;
         }
         Ok(report)
-    }
-
-    fn fingerprints_to_release(
-        &self,
-        index: &dyn FingerprintIndex,
-        items: &[BatchItem],
-    ) -> Result<Vec<(Fingerprint, Pba)>> {
-        let Fingerprinted {
-            mut items,
-            mut unreadable,
-        } = self.fingerprint_items(items)?;
-        unreadable.retain(|pba| {
-            self.bad
-                .get(*pba)
-                .is_none_or(|bad| bad.fingerprint.is_none())
-        });
-        if !unreadable.is_empty() {
-            self.list_unreadable_of(index, &unreadable.into_iter().collect())?;
-        }
-        if self.bad.is_any() {
-            for (fingerprint, pba) in &mut items {
-                let listed = self.bad.get(*pba).and_then(|bad| bad.fingerprint);
-                *fingerprint = listed.map_or(*fingerprint, Fingerprint);
-            }
-        }
-        Ok(items)
     }
 
     fn settle_releases(

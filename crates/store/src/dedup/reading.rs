@@ -2,7 +2,7 @@
 
 use onefold_format::Pba;
 use onefold_format::batch_page::BatchItem;
-use onefold_index::Fingerprint;
+use onefold_index::{Fingerprint, FingerprintIndex};
 use onefold_metadata::{Result, StoreError};
 
 use crate::pool::Pool;
@@ -49,6 +49,52 @@ impl Pool {
             items: found,
             unreadable,
         })
+    }
+
+    /// The same without the blocks whose fingerprints are known.
+    pub(super) fn fingerprint_unknown(
+        &self,
+        items: &[BatchItem],
+        known: &[Option<Fingerprint>],
+    ) -> Result<Fingerprinted> {
+        let unknown = items.iter().zip(known).filter(|(_, known)| known.is_none());
+        let unknown: Vec<BatchItem> = unknown.map(|(item, _)| *item).collect();
+        let read = self.fingerprint_items(&unknown)?;
+        let mut rest = read.items.into_iter();
+        let all = known
+            .iter()
+            .zip(items)
+            .filter_map(|(known, item)| match known {
+                Some(fingerprint) => Some((*fingerprint, item.pba)),
+                None => rest.next(),
+            });
+        Ok(Fingerprinted {
+            items: all.collect(),
+            unreadable: read.unreadable,
+        })
+    }
+
+    /// Fingerprints of published blocks, bad ones too: those under which the index has them.
+    pub(super) fn published_fingerprints(
+        &self,
+        index: &dyn FingerprintIndex,
+        found: Fingerprinted,
+    ) -> Result<Vec<(Fingerprint, Pba)>> {
+        let Fingerprinted {
+            mut items,
+            mut unreadable,
+        } = found;
+        let listed = |pba: Pba| self.bad.get(pba).and_then(|bad| bad.fingerprint);
+        unreadable.retain(|pba| listed(*pba).is_none());
+        if !unreadable.is_empty() {
+            self.list_unreadable_of(index, &unreadable.into_iter().collect())?;
+        }
+        if self.bad.is_any() {
+            for (fingerprint, pba) in &mut items {
+                *fingerprint = listed(*pba).map_or(*fingerprint, Fingerprint);
+            }
+        }
+        Ok(items)
     }
 
     /// Reads consecutive blocks, and notes which of them cannot be read.

@@ -1,8 +1,8 @@
 //! Counting references from the maps, which are the truth (P6), and the rows of an index from them.
 //!
 //! The references are counted in a checkpoint on disk, kept until the end, so requests go on
-//! meanwhile. Finder and collector wait: then the index cannot change, and references dropped
-//! meanwhile only join the queue, where they still count.
+//! meanwhile. Finder, collector and counting wait: then the index cannot change; references dropped
+//! meanwhile only join the queue, where they still count, and claims made meanwhile are counted later.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,11 +10,11 @@ use std::ops::Range;
 use onefold_format::batch_page::BatchItem;
 use onefold_format::entry::State;
 use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
-use onefold_format::{DomainId, Pba};
+use onefold_format::{DomainId, Pba, QueueElement};
 use onefold_index::{Fingerprint, FingerprintIndex, Row};
 use onefold_journal::CheckpointReader;
 use onefold_metadata::sync::lock;
-use onefold_metadata::{Result, bits};
+use onefold_metadata::{Guard, Result, bits};
 use rustc_hash::FxHashMap;
 
 use super::index::STREAM;
@@ -32,6 +32,8 @@ pub(crate) struct Window {
     /// block there that the maps are some ten thousand times as large as this.
     references: Vec<u16>,
     many: FxHashMap<u64, u64>,
+    /// Of the references, those that the index does not count yet. There are not many.
+    claims: FxHashMap<u64, u64>,
 }
 
 impl Window {
@@ -50,6 +52,7 @@ impl Window {
             owned: vec![0; count / 64],
             references: vec![0; count],
             many: FxHashMap::default(),
+            claims: FxHashMap::default(),
         }
     }
 
@@ -68,6 +71,23 @@ impl Window {
         if *count == u16::MAX {
             *self.many.entry(pba.0).or_insert(u64::from(u16::MAX) - 1) += 1;
         }
+    }
+
+    /// Notes that the index does not count one of the references yet.
+    pub(crate) fn claim(&mut self, pba: Pba) {
+        *self.claims.entry(pba.0).or_insert(0) += 1;
+    }
+
+    /// Of the references to the block, those that the index should count; none if more are claimed than
+    /// there are.
+    pub(crate) fn counted(&self, pba: Pba) -> Option<u64> {
+        let claims = self.claims.get(&pba.0).copied().unwrap_or_default();
+        self.references(pba).checked_sub(claims)
+    }
+
+    /// Claimed blocks, in no order.
+    pub(crate) fn claimed(&self) -> impl Iterator<Item = Pba> + '_ {
+        self.claims.keys().copied().map(Pba)
     }
 
     /// References to the block.
@@ -96,10 +116,13 @@ impl Pool {
         let index = self.index.get()?;
         let snapshot = CheckpointReader::take(&self.journal)?;
         index.begin_rebuild()?;
+        if Guard::HitOfThisIndex.holds() {
+            self.journal.outdate_lookups()?;
+        }
         let all: u64 = snapshot.volumes.iter().map(|v| v.counts.shared).sum();
         let mut done = 0;
         let mut domains: BTreeSet<DomainId> = snapshot.volumes.iter().map(|v| v.domain).collect();
-        snapshot.each_given_up(&mut |element| {
+        snapshot.each_dropped(&mut |element| {
             domains.insert(element.domain);
         })?;
         for domain in domains {
@@ -145,7 +168,7 @@ impl Pool {
                 })
                 .collect();
             let row = |(fingerprint, pba): (Fingerprint, Pba)| {
-                let references = window.references(pba);
+                let references = window.counted(pba).unwrap_or_default();
                 (fingerprint, Row { pba, references })
             };
             let refused = self.background.run(|| -> Result<_> {
@@ -217,12 +240,20 @@ fn count_references(
         }
         Ok(())
     })?;
-    snapshot.each_given_up(&mut |element| {
-        for pba in (0..u64::from(element.count)).map(|n| element.pba + n) {
-            if element.domain == domain && window.blocks.contains(&pba.0) {
-                window.refer(pba);
-            }
-        }
+    let within = |window: &Window, element: &QueueElement| {
+        let blocks = window.blocks.clone();
+        let wanted = (element.domain == domain).then(|| element.blocks());
+        let wanted = wanted.into_iter().flatten();
+        wanted.filter(move |pba| blocks.contains(&pba.0))
+    };
+    snapshot.each_dropped(&mut |element| {
+        within(window, &element).for_each(|pba| window.refer(pba));
+    })?;
+    if !Guard::RebuildLessClaims.holds() {
+        return Ok(());
+    }
+    snapshot.each_claim(&mut |element| {
+        within(window, &element).for_each(|pba| window.claim(pba));
     })
 }
 
@@ -244,6 +275,13 @@ mod tests {
             assert_eq!(window.references(Pba(block)), count);
         }
         assert_eq!(window.references(Pba(20_000)), 0);
+        window.claim(Pba(16_384));
+        window.claim(Pba(16_401));
+        assert_eq!(window.counted(Pba(16_384)), Some(0));
+        assert_eq!(window.counted(Pba(16_401)), Some(65_534));
+        window.claim(Pba(16_384));
+        assert_eq!(window.counted(Pba(16_384)), None, "there is one reference");
+        assert_eq!(window.references(Pba(16_384)), 1);
         let referenced: Vec<u64> = window.referenced().map(|pba| pba.0).collect();
         assert_eq!(referenced, [16_384, 16_400, 16_401, 32_767]);
         assert!(window.own(Pba(17_000)) && !window.own(Pba(17_000)));

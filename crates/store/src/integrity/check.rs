@@ -1,5 +1,5 @@
 //! `check`: proves that every block is exactly one of free, in flight, owned by one entry, or
-//! shared with as many references as the index counts (P6).
+//! shared with as many references as the index counts (P6): references = entries + dropped - claims.
 //!
 //! It checks a checkpoint on disk, written just before and kept meanwhile, so requests go on. All
 //! of its pages are read and verified. Owners and references are counted for a window of the pool
@@ -263,13 +263,25 @@ impl Check<'_> {
             }
             Ok(())
         })?;
-        snapshot.each_given_up(&mut |element| {
-            for pba in (0..u64::from(element.count)).map(|n| element.pba + n) {
-                if window.blocks.contains(&pba.0) {
-                    window.refer(pba);
-                }
+        let within = window.blocks.clone();
+        snapshot.each_dropped(&mut |element| {
+            for pba in element.blocks().filter(|pba| within.contains(&pba.0)) {
+                window.refer(pba);
             }
-        })
+        })?;
+        snapshot.each_claim(&mut |element| {
+            for pba in element.blocks().filter(|pba| within.contains(&pba.0)) {
+                window.claim(pba);
+            }
+        })?;
+        for pba in window
+            .claimed()
+            .filter(|pba| window.counted(*pba).is_none())
+        {
+            let message = format!("PBA {pba}: claimed more often than entries refer to it");
+            self.find_in_index(message);
+        }
+        Ok(())
     }
 
     fn read_map_page(
@@ -382,7 +394,7 @@ impl Check<'_> {
 
     fn compare_row(&mut self, window: &Window, has_row: &mut [u64], row: &Row) {
         let bit = (row.pba.0 - window.blocks.start) as usize;
-        let counted = window.references(row.pba);
+        let counted = window.counted(row.pba).unwrap_or_default();
         if bits::all(has_row, bit..bit + 1, true) {
             self.find_in_index(format!("PBA {}: twice in the index", row.pba));
         } else if counted != row.references {

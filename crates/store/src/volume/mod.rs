@@ -4,7 +4,9 @@
 //! they start and adds the volume to their errors.
 
 mod changes;
+mod inline;
 mod read;
+mod resolve;
 mod trim;
 mod write;
 
@@ -13,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
-use onefold_format::{VolumeId, VolumeRecord, VolumeState, WhenFull};
+use onefold_format::{DedupMode, VolumeId, VolumeRecord, VolumeState, WhenFull};
 use onefold_metadata::sync::{AtomicBool, AtomicU64, RwLock, read, write};
 use onefold_metadata::{
     Blocking, HashCache, Layer, REQUEST_BYTES_MAX, Result, StoreError, StoreErrorKind,
@@ -22,7 +24,10 @@ use onefold_metadata::{
 use crate::pool::Pool;
 use crate::volume_options::VolumeOptions;
 
+use self::inline::Inline;
+
 pub use changes::ChangedExtent;
+pub use inline::{AutoSwitch, InlineStat, RefusedCounts};
 
 /// A run of bytes that are stored, or that read as zeros because nothing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,10 +52,12 @@ pub struct Volume {
     size_bytes: AtomicU64,
     importing: AtomicBool,
     gone: AtomicBool,
+    inline: Inline,
 }
 
 impl Volume {
     pub(crate) fn new(pool: Arc<Pool>, record: &VolumeRecord) -> Result<Self> {
+        let key = pool.fingerprinter.key(record.domain);
         let volume = Self {
             id: record.id,
             layer: RwLock::new(pool.maps().layer(record.layer)?),
@@ -65,6 +72,7 @@ impl Volume {
                 verify: record.verify,
                 cold_passes: record.cold_passes,
                 interval_seconds: record.interval_seconds,
+                min_run: record.min_run,
                 hash_cache_bytes: record.hash_cache_bytes,
                 quota_bytes: record.quota_bytes,
                 reservation_bytes: record.reservation_bytes,
@@ -72,6 +80,7 @@ impl Volume {
             size_bytes: AtomicU64::new(record.size_bytes),
             importing: AtomicBool::new(record.state == VolumeState::Importing),
             gone: AtomicBool::new(false),
+            inline: Inline::new(key),
         };
         volume.renew_hash_cache(record.hash_cache_bytes);
         Ok(volume)
@@ -111,6 +120,18 @@ impl Volume {
             size_bytes: self.size_bytes(),
             ..read(&self.options).clone()
         }
+    }
+
+    /// What the write path needs of them: the mode, whether bytes are compared, the shortest run.
+    fn inline_settings(&self) -> (DedupMode, bool, u16) {
+        let options = read(&self.options);
+        (options.dedup, options.verify, options.min_run)
+    }
+
+    /// What in-line deduplication has found since the volume was opened.
+    #[must_use]
+    pub fn inline_stat(&self) -> InlineStat {
+        self.inline.stat(self.inline_settings().0)
     }
 
     pub(crate) fn set_options(&self, options: &VolumeOptions) {

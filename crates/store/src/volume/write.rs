@@ -1,22 +1,29 @@
-//! The write path from step 2 of `docs/life-of-a-write.md` on. Appending and applying records (steps 6
-//! and 7) is done by `journal/src/append.rs`; the reply of step 8 is sent by the front end.
+//! The write path from step 3 of `docs/life-of-a-write.md` on; step 2 is in `resolve.rs`. Appending and
+//! applying records (steps 7 and 8) is done by `journal/src/append.rs`; the reply of step 9 is sent by the
+//! front end.
 //!
 //! A block that the live layer owns alone is rewritten where it is, and nothing else happens: no
-//! record, no metadata. Everything else gets new blocks, consecutive where the request is. A block
-//! of zeros is not stored.
+//! record, no metadata. A block of zeros is not stored, and in line neither is one whose content is
+//! published: its entry refers to that block (a *hit*). Everything else gets new blocks, consecutive
+//! where the request is.
 //!
 //! Crash behaviour: until its record is durable a new block is in flight and is free after a crash.
 //! A block rewritten in place may be torn at sectors, as on any disk.
 
+use onefold_format::entry::State;
 use onefold_format::{Entry, LayerId, Lba, Pba, Record, UnmapTo};
+use onefold_index::Fingerprint;
 use onefold_journal::Purpose;
 use onefold_metadata::{
-    BlockRange, Blocking, Entries, Guard, HashCache, Layer, PbaRun, PbaRuns, Placement,
-    PlacementOffset, Result, StoreError, StoreErrorKind,
+    BlockRange, Blocking, Entries, Guard, HashCache, Hits, Layer, MetadataState, PbaRun, PbaRuns,
+    Placement, PlacementOffset, Result, StoreError, StoreErrorKind,
 };
 use smallvec::SmallVec;
 
 use super::Volume;
+use super::inline::NotTaken;
+use super::resolve::{Content, Resolved};
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -37,9 +44,11 @@ enum Fate {
     InPlace(Pba),
     /// Needs a new block: nothing is stored yet, or the stored block is shared.
     New,
+    /// This published block has the content: the entry will refer to it, and nothing is stored.
+    Hit(Pba),
     /// All zeros: the entry releases its block and becomes this.
     Zero(UnmapTo),
-    /// All zeros, and so it was.
+    /// The content is what it was.
     Nothing,
 }
 
@@ -57,6 +66,10 @@ struct Piece<'a> {
     block_size: u64,
     /// What the live layer says of them before the write.
     entries: Entries,
+    /// What they hold, if the volume looks up.
+    resolved: Option<&'a Resolved>,
+    /// A block that is published already is not stored again.
+    takes_hits: bool,
 }
 
 type Runs = SmallVec<[Run; 4]>;
@@ -70,7 +83,8 @@ impl Volume {
         data: &[u8],
         blocking: Blocking,
     ) -> Result<()> {
-        if blocking == Blocking::No && self.pool.data().writes_wait() {
+        let is_hopeless = self.pool.data().writes_wait() && !self.inline.are_most_found();
+        if blocking == Blocking::No && is_hopeless {
             return Err(StoreError::would_block());
         }
         let block_size = self.pool.block_size();
@@ -95,27 +109,43 @@ impl Volume {
         Ok(())
     }
 
-    /// Steps 2 to 8 for whole blocks.
+    /// Steps 2 to 9 for whole blocks.
     fn write_blocks(&self, first: Lba, data: &[u8], blocking: Blocking) -> Result<()> {
+        let resolved = self.resolve(data, blocking)?;
+        let resolved = resolved.as_ref();
+        if blocking == Blocking::No && !resolved.is_some_and(Resolved::is_without_new) {
+            self.check_without_device()?;
+        }
         let count = data.len() as u64 / self.pool.block_size();
         let blocks = first.0..first.0 + count;
         self.with_own_blocks(blocks, blocking, |layer| {
-            self.write_locked(layer, first, data, blocking)
+            self.write_locked(layer, first, data, resolved, blocking)
         })
     }
 
-    /// Steps 2 to 8 for part of one block: the rest of it is read under the lock.
+    /// Steps 3 to 9 for part of one block: the rest of it is read under the lock.
     fn write_part(&self, lba: Lba, at: usize, data: &[u8], blocking: Blocking) -> Result<()> {
+        if blocking == Blocking::No {
+            self.check_without_device()?;
+        }
         let block_size = self.pool.block_size();
         self.with_own_blocks(lba.0..lba.0 + 1, blocking, |layer| {
             let mut block = vec![0; block_size as usize];
             self.read_admitted(lba.0 * block_size, &mut block, blocking)?;
             block[at..at + data.len()].copy_from_slice(data);
-            self.write_locked(layer, lba, &block, blocking)
+            self.write_locked(layer, lba, &block, None, blocking)
         })
     }
 
-    /// [step 2 lock] Works on the live layer with these blocks locked; unlocked where the simulation
+    /// A write that does not wait for the device is possible in the host's cache only.
+    fn check_without_device(&self) -> Result<()> {
+        match self.pool.data().writes_wait() {
+            true => Err(StoreError::would_block()),
+            false => Ok(()),
+        }
+    }
+
+    /// [step 3 lock] Works on the live layer with these blocks locked; unlocked where the simulation
     /// breaks this rule.
     pub(crate) fn with_blocks<T>(
         &self,
@@ -156,53 +186,120 @@ impl Volume {
         })
     }
 
-    /// Steps 3 to 8. The blocks are locked.
+    /// Steps 4 to 9. The blocks are locked.
     fn write_locked(
         &self,
         layer: &Arc<Layer>,
         first: Lba,
         data: &[u8],
+        resolved: Option<&Resolved>,
         blocking: Blocking,
     ) -> Result<()> {
         let block_size = self.pool.block_size();
         let blocks = BlockRange::new(first, data.len() as u64 / block_size);
-        let piece = Piece {
+        let mut piece = Piece {
             first,
             data,
             block_size,
             entries: self.entries_to_write(layer, blocks, blocking)?,
+            resolved,
+            takes_hits: resolved.is_some_and(Resolved::has_published),
         };
-        let runs = self.shape(layer, &piece, blocking)?;
+        let refused = self.write_piece(layer, &piece, blocking)?;
+        let Some(why) = refused else {
+            return Ok(());
+        };
+        self.inline.note_not_taken(why, piece.published());
+        piece.takes_hits = false;
+        self.write_piece(layer, &piece, blocking).map(|_| ())
+    }
+
+    /// The same, with the hits or without. Returns why the hits were refused: then nothing has
+    /// changed.
+    fn write_piece(
+        &self,
+        layer: &Arc<Layer>,
+        piece: &Piece<'_>,
+        blocking: Blocking,
+    ) -> Result<Option<NotTaken>> {
+        let (blocks, block_size) = (piece.blocks(), piece.block_size);
+        let runs = self.shape(layer, piece, blocking)?;
+        if blocking == Blocking::No && runs.iter().any(Run::is_stored) {
+            self.check_without_device()?;
+        }
         let more = piece.entries_more(&runs);
         let within_quota = || layer.space_limits.admit(more, block_size);
         within_quota()?;
-        let placed = self.place(layer, &piece, &runs, blocking)?;
-        let (records, old_blocks) = changes(layer.id, &piece, &placed);
+        let placed = self.place(layer, piece, &runs, blocking)?;
+        let (records, old_blocks) = changes(layer.id, piece, &placed);
         let hash_cache = layer.hash_cache();
         if let Some(cache) = &hash_cache {
             blocks.by_segment().for_each(|blocks| cache.forget(blocks));
         }
         if Guard::DataBeforeRecord.holds() {
-            self.store(&piece, &placed)?;
+            self.store(piece, &placed)?;
         }
         if !records.is_empty() {
-            // Others may have used up the quota meanwhile.
-            let pool = &self.pool;
-            let logged =
-                pool.journal
-                    .append_if(&records, &old_blocks, blocking, &|_| {
-                        match Guard::QuotaLookedAtLocked.holds() {
-                            true => within_quota(),
-                            false => Ok(()),
-                        }
-                    });
-            logged.or_else(|error| self.take_back(&placed, error))?;
+            let refused = Cell::new(None);
+            let admit = |metadata: &MetadataState| {
+                // Others may have used up the quota meanwhile.
+                if Guard::QuotaLookedAtLocked.holds() {
+                    within_quota()?;
+                }
+                let admitted = self.admit_hits(layer, piece, &runs, metadata);
+                admitted.or_else(|why| {
+                    refused.set(Some(why));
+                    Err(StoreError::would_block())
+                })
+            };
+            let journal = &self.pool.journal;
+            if let Err(error) = journal.append_if(&records, &old_blocks, blocking, &admit) {
+                self.take_back(&placed)?;
+                return refused.get().map_or(Err(error), |why| Ok(Some(why)));
+            }
         }
         if !Guard::DataBeforeRecord.holds() {
-            self.store(&piece, &placed)?;
+            self.store(piece, &placed)?;
         }
         if let Some(cache) = &hash_cache {
-            self.note_fingerprints(layer, cache, &piece, &placed);
+            self.note_fingerprints(layer, cache, piece, &placed);
+        }
+        if piece.takes_hits {
+            self.inline.note_hits(piece.not_written(&runs));
+        }
+        Ok(None)
+    }
+
+    /// Whether the record may make the hits. If it may, it will: the uncommitted state is held.
+    fn admit_hits(
+        &self,
+        layer: &Layer,
+        piece: &Piece<'_>,
+        runs: &[Run],
+        metadata: &MetadataState,
+    ) -> std::result::Result<(), NotTaken> {
+        let Some(resolved) = piece.resolved.filter(|_| piece.takes_hits) else {
+            return Ok(());
+        };
+        let hits = || runs.iter().filter_map(Run::hit);
+        let published: PbaRuns = hits().map(|(_, published)| published).collect();
+        if published.is_empty() {
+            return Ok(());
+        }
+        let admitted = metadata.admit_hits(Hits {
+            lookup_version: resolved.lookup_version,
+            runs: &published,
+        });
+        admitted.map_err(NotTaken::Refused)?;
+        let replaced = hits().flat_map(|(blocks, _)| piece.entries(blocks));
+        let fewer = replaced.filter(|entry| entry.own_pba().is_some()).count() as u64;
+        let (journal, space_limits) = (&self.pool.journal, &layer.space_limits);
+        let kept = journal.admit_sharing(space_limits, metadata, fewer);
+        kept.map_err(|_| NotTaken::Reserved)?;
+        for (blocks, run) in hits() {
+            let first = blocks.first.0 - piece.first.0;
+            let fingerprints = (first..first + run.count).filter_map(|n| resolved.fingerprint(n));
+            self.pool.claimed.note(run, fingerprints);
         }
         Ok(())
     }
@@ -242,7 +339,8 @@ impl Volume {
         Ok(entries)
     }
 
-    /// [step 3 shape] Finds the blocks of zeros, and those that can be rewritten in place.
+    /// [step 4 shape] Finds the blocks of zeros, those whose content is published, and those that can be
+    /// rewritten in place.
     fn shape(&self, layer: &Layer, piece: &Piece<'_>, blocking: Blocking) -> Result<Runs> {
         let blocks = piece.data.chunks_exact(piece.block_size as usize);
         let mut runs = Runs::new();
@@ -252,16 +350,19 @@ impl Volume {
                 true => entry.own_pba(),
                 false => entry.pba(),
             };
+            let content = piece.content(n);
+            let is_zeros = content.map_or_else(|| is_zero(block), |it| it == Content::Zeros);
+            let hit = || self.hit_fate(piece, *entry, content);
             let fate = match own {
-                _ if is_zero(block) => {
+                _ if is_zeros => {
                     let below = match &mut below {
                         Some(below) => below,
                         none => none.insert(self.entries_below(layer, piece, blocking)?),
                     };
                     zero_fate(*entry, below.get(n as usize))
                 }
-                Some(pba) => Fate::InPlace(pba),
-                None => Fate::New,
+                Some(pba) => hit().unwrap_or(Fate::InPlace(pba)),
+                None => hit().unwrap_or(Fate::New),
             };
             match runs.last_mut() {
                 Some(run) if run.continues_with(fate) => run.blocks.count += 1,
@@ -272,6 +373,20 @@ impl Volume {
             }
         }
         Ok(runs)
+    }
+
+    /// The fate of a block whose content is published.
+    fn hit_fate(&self, piece: &Piece<'_>, entry: Entry, content: Option<Content>) -> Option<Fate> {
+        let Some(Content::Published(_, pba)) = content.filter(|_| piece.takes_hits) else {
+            return None;
+        };
+        if entry.state() != State::Shared(pba) {
+            return Some(Fate::Hit(pba));
+        }
+        // The entry is locked and refers to the block. If nothing was freed since it was looked up,
+        // it has held this content all the time.
+        let is_valid = piece.resolved?.lookup_version == self.pool.journal.lookup_version();
+        (is_valid || !Guard::SameStillValid.holds()).then_some(Fate::Nothing)
     }
 
     /// The entries of the layers below this one for these blocks; nothing if there are none.
@@ -292,7 +407,7 @@ impl Volume {
         Ok(entries)
     }
 
-    /// [step 4 place] One allocation for all new blocks, so that they are consecutive.
+    /// [step 5 place] One allocation for all new blocks, so that they are consecutive.
     fn place(
         &self,
         layer: &Layer,
@@ -416,7 +531,7 @@ impl Volume {
         }))
     }
 
-    /// [step 5 store] One write to the pool for each run of consecutive blocks.
+    /// [step 6 store] One write to the pool for each run of consecutive blocks.
     fn store(&self, piece: &Piece<'_>, placed: &[Placed]) -> Result<()> {
         for part in placed {
             let Some(pba) = part.pba() else { continue };
@@ -428,7 +543,8 @@ impl Volume {
                     "block {} of the volume, {pba} of the pool",
                     run.blocks.first
                 );
-                return self.take_back(placed, StoreError::io(what, error));
+                self.take_back(placed)?;
+                return Err(StoreError::io(what, error));
             }
             if run.fate == Fate::InPlace(pba) && self.pool.bad.is_any() {
                 self.pool.bad.rewritten(pba.0..pba.0 + run.blocks.count);
@@ -448,17 +564,18 @@ impl Volume {
         for placed in placed {
             let Some(pba) = placed.pba() else { continue };
             for part in placed.run.blocks.by_segment() {
-                let bytes = piece.bytes(part);
-                let fingerprinter = &self.pool.fingerprinter;
-                let fingerprints = fingerprinter.fingerprints(&cache.key, layer.domain, bytes);
                 let into_run = part.first.0 - placed.run.blocks.first.0;
+                let fingerprints = piece.fingerprints(part).unwrap_or_else(|| {
+                    let fingerprinter = &self.pool.fingerprinter;
+                    fingerprinter.fingerprints(&cache.key, layer.domain, piece.bytes(part))
+                });
                 cache.note(part.first, pba + into_run, &fingerprints);
             }
         }
     }
 
-    /// Takes back new blocks without a record, and returns the error that led to it.
-    fn take_back(&self, placed: &[Placed], error: StoreError) -> Result<()> {
+    /// Takes back new blocks without a record.
+    fn take_back(&self, placed: &[Placed]) -> Result<()> {
         // After a failure inside `apply` some of them may have been recorded; the pool takes no
         // writes then, and recovery finds out.
         if self.pool.journal.check_writable().is_ok() {
@@ -470,25 +587,41 @@ impl Volume {
             });
             self.pool.journal.take_back(&new.collect::<PbaRuns>())?;
         }
-        Err(error)
+        Ok(())
     }
 }
 
 impl Placed {
-    /// Where its bytes go; none for zeros.
+    /// Where its bytes go; none for what is not stored.
     fn pba(&self) -> Option<Pba> {
         match self.run.fate {
             Fate::InPlace(pba) => Some(pba),
             Fate::New => self.new,
-            Fate::Zero(_) | Fate::Nothing => None,
+            Fate::Hit(_) | Fate::Zero(_) | Fate::Nothing => None,
         }
     }
 }
 
 impl Run {
+    /// It goes to the pool's data.
+    fn is_stored(&self) -> bool {
+        matches!(self.fate, Fate::InPlace(_) | Fate::New)
+    }
+
+    /// The blocks and the published ones to which they will refer.
+    fn hit(&self) -> Option<(BlockRange, PbaRun)> {
+        let Fate::Hit(start) = self.fate else {
+            return None;
+        };
+        let count = self.blocks.count;
+        Some((self.blocks, PbaRun { start, count }))
+    }
+
     fn continues_with(&self, fate: Fate) -> bool {
         match (self.fate, fate) {
-            (Fate::InPlace(start), Fate::InPlace(next)) => start + self.blocks.count == next,
+            (Fate::InPlace(start), Fate::InPlace(next)) | (Fate::Hit(start), Fate::Hit(next)) => {
+                start + self.blocks.count == next
+            }
             (own, other) => own == other,
         }
     }
@@ -511,15 +644,52 @@ impl Piece<'_> {
         &self.data[start..start + (blocks.count * self.block_size) as usize]
     }
 
+    /// What a block holds, if that is known.
+    fn content(&self, n: u64) -> Option<Content> {
+        self.resolved?.contents.get(n as usize).copied()
+    }
+
+    /// The fingerprints of some of its blocks, if they are known.
+    fn fingerprints(&self, blocks: BlockRange) -> Option<Vec<Fingerprint>> {
+        let (resolved, at) = (self.resolved?, blocks.first.0 - self.first.0);
+        let fingerprints = at..at + blocks.count;
+        fingerprints.map(|n| resolved.fingerprint(n)).collect()
+    }
+
+    /// Blocks whose content is published.
+    fn published(&self) -> u64 {
+        let contents = self.resolved.iter().flat_map(|resolved| &resolved.contents);
+        let is_published = |it: &&Content| matches!(it, Content::Published(..));
+        contents.filter(is_published).count() as u64
+    }
+
+    /// Of these, the ones that were taken for hits, or for no change.
+    fn not_written(&self, runs: &[Run]) -> u64 {
+        let blocks = |run: &Run| match run.fate {
+            Fate::Hit(_) => run.blocks.count,
+            Fate::Nothing => {
+                let first = run.blocks.first.0 - self.first.0;
+                let contents = (first..first + run.blocks.count).map(|n| self.content(n));
+                let is_published =
+                    |it: &Option<Content>| matches!(it, Some(Content::Published(..)));
+                contents.filter(is_published).count() as u64
+            }
+            Fate::InPlace(_) | Fate::New | Fate::Zero(_) => 0,
+        };
+        runs.iter().map(blocks).sum()
+    }
+
     /// Entries that will hold data and did not in this layer.
     fn entries_more(&self, runs: &[Run]) -> u64 {
-        let new = runs.iter().filter(|run| run.fate == Fate::New);
+        let new = runs
+            .iter()
+            .filter(|run| matches!(run.fate, Fate::New | Fate::Hit(_)));
         let before = new.flat_map(|run| self.entries(run.blocks));
         before.filter(|entry| entry.pba().is_none()).count() as u64
     }
 }
 
-/// The records of a piece ([step 6 log]), and the blocks that they release: none for blocks
+/// The records of a piece ([step 7 log]), and the blocks that they release: none for blocks
 /// rewritten in place.
 fn changes(
     layer: LayerId,
@@ -542,7 +712,15 @@ fn changes(
                     });
                 }
             }
-            (Fate::New, Some(pba)) => {
+            (Fate::New, _) | (Fate::Hit(_), _) => {
+                let new = match (run.fate, new) {
+                    (Fate::Hit(pba), _) => Entry::shared(pba),
+                    (_, Some(pba)) => Entry::private(*pba),
+                    (_, None) => continue,
+                };
+                if matches!(run.fate, Fate::Hit(_)) {
+                    old_blocks.extend(onefold_metadata::owned_runs(before));
+                }
                 let mut done = 0;
                 for same in before.chunk_by(|a, b| a.successor(1) == *b) {
                     let alike = BlockRange::new(run.blocks.first + done, same.len() as u64);
@@ -552,7 +730,7 @@ fn changes(
                             lba: part.first,
                             count: part.count as u32,
                             old: same[0].successor(part.first.0 - alike.first.0),
-                            new: Entry::private(*pba + (part.first.0 - run.blocks.first.0)),
+                            new: new.successor(part.first.0 - run.blocks.first.0),
                         });
                     }
                     done += same.len() as u64;
@@ -576,7 +754,7 @@ fn zero_fate(entry: Entry, below: Option<&Entry>) -> Fate {
 }
 
 /// Whether a block is all zeros. Most that are not show it in the first bytes.
-fn is_zero(block: &[u8]) -> bool {
+pub(super) fn is_zero(block: &[u8]) -> bool {
     let mut words = block.chunks_exact(64);
     words.all(|bytes| bytes.iter().fold(0, |any, byte| any | byte) == 0)
 }

@@ -54,6 +54,11 @@ coverage! {
     dangling,
     rejected,
     declined,
+    /// Blocks that were not written because a published block had their content.
+    hits,
+    /// Blocks that were found and written all the same.
+    hits_refused,
+    claims_counted,
     /// References that the collector released.
     released,
     freed,
@@ -61,6 +66,7 @@ coverage! {
     /// Crashes while a batch that was announced durably was not settled.
     crashes_in_finder,
     crashes_in_collector,
+    crashes_in_counting,
     crashes_in_rebuild,
     /// Roots, found by an opening, of checkpoints in the middle of a batch.
     roots_with_open_batch,

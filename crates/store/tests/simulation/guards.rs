@@ -13,6 +13,7 @@ use onefold_store::{Blocking, CreateOptions, Guard, IndexKind, Ready, Scarcity, 
 
 use crate::common::{BLOCK, MEMORY, MIB, pool_of, superblock};
 use crate::crash::Recovery;
+use crate::inline;
 use crate::model::Violation;
 use crate::scrub_guards;
 use crate::world::{Fill, Step, Stop, World, violation};
@@ -747,6 +748,17 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::QuotaLookedAtLocked => crate::space_limits::quota_wanted_twice,
         Guard::ReservedKeptFromOthers => crate::space_limits::reserved_then_wanted,
         Guard::RepeatTakesFirstAnswers => crate::open_batches::counted_then_repeated,
+        Guard::ClaimWithEntry => |seed| Ok(inline::hit_then_power_loss(seed)?),
+        Guard::ClaimsBeforeRelease => |seed| Ok(inline::released_while_claimed(seed)?),
+        Guard::HitNotCollected => |seed| Ok(inline::hit_while_collected(seed)?),
+        Guard::HitSettled => |seed| Ok(inline::hit_while_published(seed)?),
+        Guard::HitStillValid => |seed| Ok(inline::freed_before_hit(seed)?),
+        Guard::SameStillValid => |seed| Ok(inline::freed_before_same(seed)?),
+        Guard::CountIntentDurable => |seed| Ok(inline::counted_before_durable(seed)?),
+        Guard::RebuildLessClaims => |seed| Ok(inline::rebuilt_while_claimed(seed)?),
+        Guard::HitOfThisIndex => |seed| Ok(inline::hit_across_rebuild(seed)?),
+        Guard::CountKnownRow => |seed| Ok(inline::row_lost_while_claimed(seed)?),
+        Guard::HitNotBad => |seed| Ok(inline::bad_block_written_again(seed)?),
     };
     Some(script)
 }

@@ -28,6 +28,7 @@
 //! | `index_damage.rs` | an index that decayed, is gone, or disagrees with the maps |
 //! | `index_room.rs` | a host that has no room for the index for a while |
 //! | `index_rows.rs` | the index, changed behind the store's back |
+//! | `inline.rs` | hits in line, one by one |
 //! | `repair.rs` | `check --repair` |
 //! | `export.rs` | all metadata in one file, and pools made from it |
 //! | `rig.rs` `scrub.rs` `scrub_guards.rs` | blocks that decay, are found, and are repaired |
@@ -50,6 +51,7 @@ mod guards;
 mod index_damage;
 mod index_room;
 mod index_rows;
+mod inline;
 mod interleaved;
 mod model;
 mod open_batches;

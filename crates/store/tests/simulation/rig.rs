@@ -252,7 +252,13 @@ impl Rig {
     /// The machine stops, if it has not, comes back, and the pool is opened.
     pub(crate) fn recover(&mut self, kind: CrashKind) -> Result<(), Violation> {
         self.engine.halt();
-        self.engine = self.engine.crash(kind);
+        let engine = self.engine.crash(kind);
+        self.resume(engine)
+    }
+
+    /// The pool is opened on a machine that came back.
+    pub(crate) fn resume(&mut self, engine: SimulatedEngine) -> Result<(), Violation> {
+        self.engine = engine;
         self.recoveries += 1;
         match open(self.engine.clone(), LITTLE_MEMORY) {
             Ok((store, _)) => self.store = store,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    Blocking, CreateOptions, IndexKind, Ready, Scarcity, VolumeChange, VolumeOptions,
+    Blocking, CreateOptions, DedupMode, IndexKind, Ready, Scarcity, VolumeChange, VolumeOptions,
 };
 
 use crate::common::{KINDS, MIB};
@@ -268,7 +268,7 @@ impl World {
         self.state().request += 1;
         self.state().coverage.requests += 1;
         let volumes = self.volume_ids();
-        let choice = self.draw(|random| random.below(150));
+        let choice = self.draw(|random| random.below(154));
         if volumes.is_empty() || (choice < 3 && volumes.len() < 4) {
             let options = self.draw_volume();
             return self.create_volume_as(&options);
@@ -337,6 +337,10 @@ impl World {
             145..147 => self.grow_pool_some(),
             147..149 => self.shrink_pool_some(),
             149 => self.panic_some(id),
+            150..154 => {
+                self.arm_job();
+                self.count().map(|_| ())
+            }
             _ => {
                 self.arm_write(id);
                 self.write_some(id, Blocking::Yes)
@@ -503,12 +507,25 @@ impl World {
         let has_hash_cache = self.draw(|random| random.one_in(2));
         let verify = verify || self.must_verify();
         VolumeOptions {
+            dedup: self.draw_mode(),
             domain: if other_domain { "other" } else { "default" }.to_owned(),
             verify,
             cold_passes: self.draw(|random| random.between(1, 3)) as u8,
             hash_cache_bytes: if has_hash_cache { HASH_CACHE_BYTES } else { 0 },
             ..VolumeOptions::new(self.draw_size())
         }
+    }
+
+    /// In line more often than not, so that most runs have such a volume.
+    fn draw_mode(&self) -> DedupMode {
+        let modes = [
+            DedupMode::Inline,
+            DedupMode::Inline,
+            DedupMode::Auto,
+            DedupMode::Offline,
+            DedupMode::Off,
+        ];
+        self.draw(|random| *random.pick(&modes))
     }
 
     fn draw_size(&self) -> u64 {
@@ -653,6 +670,7 @@ impl World {
             Some(blocks * block_size)
         };
         let change = VolumeChange {
+            dedup: Some(self.draw_mode()),
             verify: Some(verify || self.must_verify()),
             cold_passes: Some(cold_passes as u8),
             hash_cache_bytes: Some(hash_cache),

@@ -28,6 +28,7 @@ const STEPS_MAX: usize = 5;
 pub(crate) enum Job {
     Finder,
     Collector,
+    Counting,
     Check,
     Rebuild,
     /// May leave a batch open that was.
@@ -117,6 +118,22 @@ impl World {
             state.coverage.remaining += report.released - report.freed - report.quarantined;
         }
         Ok(report)
+    }
+
+    /// Has the index count claims, in one batch. Returns how many; nothing if it failed as it may.
+    pub(crate) fn count(&self) -> Result<Option<u64>, Stop> {
+        let store = self.store();
+        let done = self.job(Job::Counting, "count", || store.count_batch());
+        let report = self.ended("count", done, |_| false)?;
+        let mut state = self.state();
+        let Some(report) = report else {
+            return Ok(None);
+        };
+        if report.quarantined > 0 && !state.is_index_damaged {
+            return Err(violation(format!("claims were quarantined: {report:?}")));
+        }
+        state.coverage.claims_counted += report.counted;
+        Ok(Some(report.counted))
     }
 
     /// Counts the index again where that is needed.
@@ -300,12 +317,15 @@ impl World {
             _ => done.is_ok() && job != Job::Rebuild,
         };
         // Blocks are read back once the batch is announced durably.
+        if engine.is_crashed() && job == Job::Counting {
+            state.coverage.crashes_in_counting += 1;
+        }
         if engine.is_crashed() && blocks_read() > before {
             match job {
                 Job::Finder => state.coverage.crashes_in_finder += 1,
                 Job::Collector => state.coverage.crashes_in_collector += 1,
                 Job::Rebuild => state.coverage.crashes_in_rebuild += 1,
-                Job::Check | Job::Deletion => {}
+                Job::Check | Job::Counting | Job::Deletion => {}
             }
         }
         done
@@ -425,6 +445,7 @@ impl World {
             }
         }
         self.collect()?;
+        while self.count()?.unwrap_or_default() > 0 {}
         self.check()?;
         // Blocks that the collector freed wait for a commit, and then for readers, of which there
         // are none.
@@ -479,6 +500,7 @@ impl World {
                 ("logical", stat.logical_blocks, truth.stored_blocks),
                 ("physical", stat.physical_blocks, in_use),
                 ("queued", stat.queued_blocks, 0),
+                ("claimed", stat.claimed_blocks, 0),
                 ("reclaim", stat.reclaim_blocks, 0),
                 ("free", stat.free_blocks, stat.pool_blocks - 1 - in_use),
             ],

@@ -321,7 +321,13 @@ impl World {
         let what =
             || format!("write {len} bytes at {offset} of {id}, {fill:?}, blocking {blocking:?}");
         self.change(id, offset, &versions, what, blocking, |volume| {
-            volume.write(offset, &bytes, blocking)
+            let before = volume.inline_stat();
+            let written = volume.write(offset, &bytes, blocking);
+            let after = volume.inline_stat();
+            let coverage = &mut self.state().coverage;
+            coverage.hits += after.hits - before.hits;
+            coverage.hits_refused += after.refused.sum() - before.refused.sum();
+            written
         })
     }
 

@@ -2,8 +2,8 @@
 
 use onefold_format::trace::TraceFrame;
 use onefold_format::{
-    Entry, FormatError, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Outcome, Pba, PoolId,
-    PublishRun, Record, Release, SegmentIndex, UnmapTo, VolumeId, VolumeRecord, frame,
+    ClaimOutcome, Entry, FormatError, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Outcome, Pba,
+    PoolId, PublishRun, Record, Release, SegmentIndex, UnmapTo, VolumeId, VolumeRecord, frame,
 };
 
 use super::{ALL, Trial, bit_table, bits_of, check, crc_without, table};
@@ -167,7 +167,7 @@ fn record_header_document() {
         .iter()
         .map(|record| encoded(record)[0])
         .collect();
-    assert_eq!(kinds, [1, 2, 3, 4, 16, 17, 18, 19, 20, 21]);
+    assert_eq!(kinds, [1, 2, 3, 4, 16, 17, 18, 19, 20, 21, 1, 22, 23]);
 }
 
 #[test]
@@ -395,51 +395,69 @@ fn outcome_record_document() {
     assert_eq!(codes, [1, 2, 3, 4, 5]);
 }
 
-#[test]
-fn collect_and_release_record_document() {
-    let collect = |number, elements| Record::Collect { number, elements };
-    let plain = encoded(&collect(0, 0));
+/// A record that takes elements off a queue, and the heading of its table.
+fn elements_document(heading: &str, make: &dyn Fn(u64, u32) -> Record) {
+    let plain = encoded(&make(0, 0));
+    let whole = |number, elements| Trial::Whole(plain.clone(), encoded(&make(number, elements)));
     let trials = vec![
         ("header", Trial::Elsewhere),
-        (
-            "number",
-            Trial::Whole(plain.clone(), encoded(&collect(ALL, 0))),
-        ),
-        (
-            "elements",
-            Trial::Whole(plain.clone(), encoded(&collect(0, u32::MAX))),
-        ),
+        ("number", whole(ALL, 0)),
+        ("elements", whole(0, u32::MAX)),
     ];
-    let rows = table(RECORD_DOCUMENT, "Collect (kind 18)");
-    check(&rows, &plain, trials, |at| {
-        record_refuses(&collect(1, 1), at)
-    });
+    let rows = table(RECORD_DOCUMENT, heading);
+    check(&rows, &plain, trials, |at| record_refuses(&make(1, 1), at));
+}
 
-    let settled = |number, position, count, release| {
-        encoded(&Record::Release {
-            number,
-            position,
-            count,
-            release,
-        })
-    };
-    let plain = settled(0, 0, 1, Release::Remaining);
+/// A record that settles items, by the last part's code, and the heading of its table.
+fn settled_document(heading: &str, last: &'static str, make: &dyn Fn(u64, u32, u32, u8) -> Record) {
+    let settled = |number, position, count, code| encoded(&make(number, position, count, code));
+    let plain = settled(0, 0, 1, 1);
     let whole = |other| Trial::Whole(plain.clone(), other);
     let trials = vec![
         ("header", Trial::Elsewhere),
-        ("number", whole(settled(ALL, 0, 1, Release::Remaining))),
-        ("position", whole(settled(0, 4095, 1, Release::Remaining))),
-        ("count", whole(settled(0, 0, 4096, Release::Remaining))),
-        (
-            "release",
-            Trial::Part(plain.clone(), settled(0, 0, 1, Release::Freed)),
-        ),
+        ("number", whole(settled(ALL, 0, 1, 1))),
+        ("position", whole(settled(0, 4095, 1, 1))),
+        ("count", whole(settled(0, 0, 4096, 1))),
+        (last, Trial::Part(plain.clone(), settled(0, 0, 1, 2))),
     ];
-    let rows = table(RECORD_DOCUMENT, "Release (kind 19)");
+    let rows = table(RECORD_DOCUMENT, heading);
     check(&rows, &plain, trials, |_| false);
-    let codes = [Release::Remaining, Release::Freed, Release::Quarantined]
-        .map(|release| settled(0, 0, 1, release)[28]);
+}
+
+#[test]
+fn collect_and_release_record_document() {
+    elements_document("Collect (kind 18)", &|number, elements| Record::Collect {
+        number,
+        elements,
+    });
+    let releases = [Release::Remaining, Release::Freed, Release::Quarantined];
+    let release = |number, position, count, code: u8| Record::Release {
+        number,
+        position,
+        count,
+        release: releases[usize::from(code) - 1],
+    };
+    settled_document("Release (kind 19)", "release", &release);
+    let codes = [1, 2, 3].map(|code| encoded(&release(0, 0, 1, code))[28]);
     assert_eq!(codes, [1, 2, 3]);
+}
+
+#[test]
+fn count_and_counted_record_document() {
+    elements_document("Count (kind 22)", &|number, elements| Record::Count {
+        number,
+        elements,
+    });
+    let outcomes = [ClaimOutcome::Counted, ClaimOutcome::Quarantined];
+    let counted = |number, position, count, code: u8| Record::Counted {
+        number,
+        position,
+        count,
+        outcome: outcomes[usize::from(code) - 1],
+    };
+    settled_document("Counted (kind 23)", "outcome", &counted);
+    let codes = [1, 2].map(|code| encoded(&counted(0, 0, 1, code))[28]);
+    assert_eq!(codes, [1, 2]);
 }
 
 #[test]

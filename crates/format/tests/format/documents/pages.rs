@@ -158,6 +158,9 @@ fn empty_root() -> Root {
         open_batch: Some(EMPTY_BATCH),
         next_domain_id: 0,
         shrink_to: None,
+        claims: TreeRoot::default(),
+        claims_head: 0,
+        claims_end: 0,
         when_full: WhenFull::Pause,
     }
 }
@@ -213,6 +216,11 @@ fn root_document() {
         whole(&|root| root.next_domain_id = u32::MAX),
     ));
     trials.push(("shrink to", whole(&|root| root.shrink_to = Some(ALL))));
+    trials.extend([
+        ("claims", part(&|root| root.claims = full_tree())),
+        ("claims head", whole(&|root| root.claims_head = ALL)),
+        ("claims end", whole(&|root| root.claims_end = ALL)),
+    ]);
     trials.push(("when full", part(&|root| root.when_full = WhenFull::Fail)));
     let sample = page("root").page;
     check(&rows, &sample[..], trials, |at| page_refuses("root", at));
@@ -405,6 +413,7 @@ fn empty_volume() -> VolumeRecord {
         verify: false,
         cold_passes: 0,
         interval_seconds: 0,
+        min_run: 1,
         hash_cache_bytes: 0,
         quota_bytes: 0,
         reservation_bytes: 0,
@@ -473,6 +482,7 @@ fn volume_record_document() {
         ("flags", whole(&|record| record.verify = true)),
         ("domain name len", Trial::Is(vec![62])),
         ("cold passes", whole(&|record| record.cold_passes = u8::MAX)),
+        ("min run", whole(&|record| record.min_run = 256)),
         (
             "interval",
             whole(&|record| record.interval_seconds = u32::MAX),

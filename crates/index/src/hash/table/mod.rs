@@ -266,15 +266,8 @@ impl Table {
         if log.last() < checkpoint.last || log.last() != first_pass.last() {
             return Err(damaged("its log ends before its checkpoint"));
         }
-        let mut space = Space::behind(SLOT_PAGES);
-        let runs = directory.segments().iter().filter_map(|it| it.run);
-        let used = runs
-            .map(Run::extent)
-            .chain(log.extents())
-            .chain(slot.extent());
-        if !used.into_iter().all(|it| space.take_at(it)) {
-            return Err(damaged("two things in one place"));
-        }
+        let space = space_beside(&directory, &log, slot);
+        let space = space.ok_or_else(|| damaged("two things in one place"))?;
         let table = Table {
             streams,
             counts,
@@ -584,6 +577,17 @@ impl Searchable for Table {
     fn reader(&self) -> Arc<Shared> {
         Arc::clone(&self.shared)
     }
+}
+
+/// The space that these leave free; `None` if two things are in one place.
+fn space_beside(directory: &Directory, log: &Log, slot: Slot) -> Option<Space> {
+    let mut space = Space::behind(SLOT_PAGES);
+    let runs = directory.segments().iter().filter_map(|it| it.run);
+    let mut used = runs
+        .map(Run::extent)
+        .chain(log.extents())
+        .chain(slot.extent());
+    used.all(|it| space.take_at(it)).then_some(space)
 }
 
 /// Work that has to wait for room is done another time.

@@ -18,27 +18,9 @@ impl Pool {
         let Some(cache) = layer.and_then(|layer| layer.hash_cache()) else {
             return Ok((self.fingerprint_items(items)?, 0));
         };
-        let known: Vec<_> = items
-            .iter()
-            .map(|item| cache.find(item.lba, item.pba))
-            .collect();
-        let unknown = items
-            .iter()
-            .zip(&known)
-            .filter(|(_, known)| known.is_none());
-        let unknown: Vec<BatchItem> = unknown.map(|(item, _)| *item).collect();
-        let cached = (items.len() - unknown.len()) as u64;
-        let read = self.fingerprint_items(&unknown)?;
-        let mut rest = read.items.into_iter();
-        let both = known.into_iter().zip(items);
-        let all = both.filter_map(|(known, item)| match known {
-            Some(fingerprint) => Some((fingerprint, item.pba)),
-            None => rest.next(),
-        });
-        let found = Fingerprinted {
-            items: all.collect(),
-            unreadable: read.unreadable,
-        };
-        Ok((found, cached))
+        let known = |item: &BatchItem| cache.find(item.lba, item.pba);
+        let known: Vec<_> = items.iter().map(known).collect();
+        let cached = known.iter().flatten().count() as u64;
+        Ok((self.fingerprint_unknown(items, &known)?, cached))
     }
 }

@@ -55,6 +55,8 @@ pub struct BatchReport {
     /// Of these, those whose bytes differ from the block with the same fingerprint. They are
     /// unshareable.
     pub rejected: u64,
+    /// Of these, duplicates in runs that are too short for the volume. They are unshareable.
+    pub short_runs: u64,
     /// Of these, those that the index had no room for. They are private again.
     pub declined: u64,
     /// Of these, those whose fingerprint the volume's hash cache knew: they were not read.
@@ -132,6 +134,7 @@ impl Pool {
             BatchKind::Collector => self
                 .settle_collector(&batch)
                 .map(|_| BatchReport::default()),
+            BatchKind::Counting => self.settle_counting(&batch).map(|_| BatchReport::default()),
         }
     }
 }

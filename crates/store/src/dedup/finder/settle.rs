@@ -62,6 +62,7 @@ impl Pool {
             bytes: scanned * self.block_size(),
             ..BatchReport::default()
         };
+        let is_short = self.short_runs(layer, batch.unsettled(), answers)?;
         let mut position = batch.done;
         while position < batch.items.len() {
             let segment = batch.items[position].lba.segment();
@@ -77,11 +78,39 @@ impl Pool {
                 position,
                 items: &batch.items[position..end],
                 answers: &answers[position - batch.done..end - batch.done],
+                is_short: &is_short[position - batch.done..end - batch.done],
             };
             self.settle_part(index, &part, &mut report)?;
             position = end;
         }
         Ok(report)
+    }
+
+    /// Duplicates in shorter runs than the volume's: their references are dropped again, and they stay
+    /// private until they are rewritten. Nothing is short in a volume that is gone.
+    fn short_runs(
+        &self,
+        layer: LayerId,
+        items: &[BatchItem],
+        answers: &[Counted],
+    ) -> Result<Vec<bool>> {
+        let metadata = self.journal.metadata()?;
+        let volume = metadata.catalogue().by_layer(layer);
+        let min_run = volume.map_or(1, |(_, volume)| usize::from(volume.min_run));
+        drop(metadata);
+        let mut is_short = Vec::with_capacity(items.len());
+        let both: Vec<(&BatchItem, &Counted)> = items.iter().zip(answers).collect();
+        let follows = |one: &(&BatchItem, &Counted), next: &(&BatchItem, &Counted)| {
+            let blocks = match (one.1, next.1) {
+                (Counted::Shared(one), Counted::Shared(next)) => *one + 1 == *next,
+                _ => false,
+            };
+            blocks && one.0.lba + 1 == next.0.lba
+        };
+        for run in both.chunk_by(follows) {
+            is_short.extend(run.iter().map(|_| run.len() < min_run));
+        }
+        Ok(is_short)
     }
 
     /// Step 4 for items of one segment.
@@ -117,8 +146,12 @@ impl Pool {
         let mut old_blocks = PbaRuns::new();
         for (n, item) in part.items.iter().enumerate() {
             let moved = moved.get(n).copied().unwrap_or(true);
-            let outcome = outcome(item.pba, part.answers[n], moved, equal[n]);
-            count(report, outcome, moved);
+            let is_equal = equal[n] && !part.is_short[n];
+            let outcome = outcome(item.pba, part.answers[n], moved, is_equal);
+            match outcome {
+                Outcome::Rejected(_) if equal[n] => report.short_runs += 1,
+                outcome => count(report, outcome, moved),
+            }
             if frees(outcome, item.pba, moved) {
                 old_blocks.push(PbaRun {
                     start: item.pba,
@@ -156,6 +189,8 @@ pub(super) struct Part<'a> {
     pub(super) position: usize,
     pub(super) items: &'a [BatchItem],
     pub(super) answers: &'a [Counted],
+    /// In a run of duplicates that is too short for the volume.
+    pub(super) is_short: &'a [bool],
 }
 
 fn outcome(own: Pba, answer: Counted, moved: bool, equal: bool) -> Outcome {

@@ -1,0 +1,208 @@
+//! Counting: has the index count claims, the references that entries have because a write found its
+//! content published.
+//!
+//! 1. a record takes elements off the head of the claims
+//! 2. commit: that record, and the ones that made the entries, are durable (P3)
+//! 3. one call of the index counts a reference for each; the fingerprints are in memory, but after a
+//!    restart the blocks are read
+//! 4. log the result for each: *counted*, or *quarantined* if the index has no row with that block, which
+//!    is reported (P8)
+//!
+//! The entries do not change, for they have had their references from the beginning. Until a claim is
+//! counted, the collector releases nothing.
+
+use onefold_format::record::BATCH_ITEMS_MAX;
+use onefold_format::{ClaimOutcome, Pba, Record};
+use onefold_index::{Counted, Fingerprint, FingerprintIndex};
+use onefold_metadata::sync::{Mutex, lock};
+use onefold_metadata::{Blocking, CLAIMS_MAX, Guard, OpenBatch, PbaRun, Result};
+use rustc_hash::FxHashMap;
+
+use super::index::{STREAM, last_answers};
+use crate::pool::Pool;
+use crate::store::Store;
+
+/// Items settled under one hold of the uncommitted state.
+const ITEMS_PER_STEP: usize = 512;
+
+/// The result of a batch of claims.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CountReport {
+    /// References that the index counts now.
+    pub counted: u64,
+    /// Those that it could not count: it does not have their blocks as the maps do.
+    pub quarantined: u64,
+}
+
+impl CountReport {
+    /// Claims that were settled.
+    #[must_use]
+    pub fn items(&self) -> u64 {
+        self.counted + self.quarantined
+    }
+}
+
+/// Fingerprints of claimed blocks. A block that is not here is read when its claim is counted.
+#[derive(Default)]
+pub(crate) struct ClaimedFingerprints(Mutex<FxHashMap<Pba, Fingerprint>>);
+
+impl ClaimedFingerprints {
+    /// The caller holds the uncommitted state, and makes claims on these consecutive blocks: none of
+    /// them can be freed before they are counted, so no other content can take its place here.
+    pub(crate) fn note(&self, run: PbaRun, fingerprints: impl Iterator<Item = Fingerprint>) {
+        let mut known = lock(&self.0);
+        if known.len() as u64 + run.count <= CLAIMS_MAX {
+            known.extend(run.iter().zip(fingerprints));
+        }
+    }
+
+    fn get(&self, blocks: impl Iterator<Item = Pba>) -> Vec<Option<Fingerprint>> {
+        let known = lock(&self.0);
+        blocks.map(|pba| known.get(&pba).copied()).collect()
+    }
+
+    fn forget(&self, blocks: impl Iterator<Item = Pba>) {
+        let mut known = lock(&self.0);
+        for pba in blocks {
+            known.remove(&pba);
+        }
+    }
+}
+
+/// While this is held, writes make no claims.
+pub(super) struct HitsHeld<'a>(&'a Pool);
+
+impl Drop for HitsHeld<'_> {
+    fn drop(&mut self) {
+        // Fails only after a panic that stopped all writes.
+        let _ = self.0.journal.hold_hits(false);
+    }
+}
+
+impl Store {
+    /// Has the index count up to 16,384 claims. First settles a batch that a crash or an error left
+    /// open. No claim is left where it settled none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::dedup_batch`].
+    pub fn count_batch(&self) -> Result<CountReport> {
+        let pool = &self.pool;
+        let _job = pool.job()?;
+        pool.journal.check_writable()?;
+        pool.index.ready()?;
+        pool.settle_open_batch()?;
+        pool.count_claims()
+    }
+
+    /// References that the index does not count yet.
+    ///
+    /// # Errors
+    ///
+    /// Where a request panicked while it changed the maps.
+    pub fn claimed_blocks(&self) -> Result<u64> {
+        Ok(self.pool.journal.metadata()?.claims().blocks())
+    }
+}
+
+impl Pool {
+    pub(super) fn hold_hits(&self) -> Result<HitsHeld<'_>> {
+        self.journal.hold_hits(true)?;
+        Ok(HitsHeld(self))
+    }
+
+    /// Counts one batch of claims. The caller holds the job lock, and no batch is open.
+    pub(super) fn count_claims(&self) -> Result<CountReport> {
+        let index = self.index.ready()?;
+        let mut metadata = self.journal.metadata()?;
+        let number = metadata.batches().next_number();
+        let elements = metadata.count_claims_head(u64::from(BATCH_ITEMS_MAX))? as u32;
+        let items = metadata.claims().blocks().min(BATCH_ITEMS_MAX.into());
+        drop(metadata);
+        if elements == 0 {
+            return Ok(CountReport::default());
+        }
+        index.secure(&[items as usize])?;
+        let count = Record::Count { number, elements };
+        self.journal.append(&[count], &[], Blocking::Yes)?;
+        if Guard::CountIntentDurable.holds() {
+            self.journal.commit_in_background()?;
+        }
+        let open = self.journal.metadata()?.batches().open().cloned();
+        let Some(batch) = open else {
+            return Ok(CountReport::default());
+        };
+        self.settle_counting(&batch)
+    }
+
+    /// Steps 3 and 4.
+    pub(super) fn settle_counting(&self, batch: &OpenBatch) -> Result<CountReport> {
+        let index = self.index.ready()?;
+        let answers = self.background.run(|| -> Result<_> {
+            let items = batch.unsettled();
+            let known = self.claimed.get(items.iter().map(|item| item.pba));
+            let found = self.fingerprint_unknown(items, &known)?;
+            let items = self.published_fingerprints(&*index, found)?;
+            let count = match Guard::CountKnownRow.holds() {
+                true => FingerprintIndex::count_existing,
+                false => FingerprintIndex::increment,
+            };
+            Ok(count(&*index, STREAM, batch.number, &items)?)
+        })?;
+        let answers = last_answers(&answers, batch)?;
+        let mut report = CountReport::default();
+        let mut position = batch.done;
+        while position < batch.items.len() {
+            let end = (position + ITEMS_PER_STEP).min(batch.items.len());
+            let part = &answers[position - batch.done..end - batch.done];
+            self.settle_claims(batch, position, part, &mut report)?;
+            position = end;
+        }
+        let counted = batch.items.iter().map(|item| item.pba);
+        self.claimed.forget(counted);
+        Ok(report)
+    }
+
+    fn settle_claims(
+        &self,
+        batch: &OpenBatch,
+        position: usize,
+        answers: &[Counted],
+        report: &mut CountReport,
+    ) -> Result<()> {
+        let mut records = Vec::new();
+        let mut at = position;
+        for alike in answers.chunk_by(|one, other| is_counted(*one) == is_counted(*other)) {
+            let outcome = match is_counted(alike[0]) {
+                true => ClaimOutcome::Counted,
+                false => ClaimOutcome::Quarantined,
+            };
+            records.push(Record::Counted {
+                number: batch.number,
+                position: at as u32,
+                count: alike.len() as u32,
+                outcome,
+            });
+            match outcome {
+                ClaimOutcome::Counted => report.counted += alike.len() as u64,
+                ClaimOutcome::Quarantined => {
+                    for item in &batch.items[at..at + alike.len()] {
+                        tracing::error!(
+                            "block {} of the pool is referred to, but the index does not have it: it \
+                             is quarantined; run `pool check --repair`",
+                            item.pba
+                        );
+                    }
+                    report.quarantined += alike.len() as u64;
+                }
+            }
+            at += alike.len();
+        }
+        self.journal.append(&records, &[], Blocking::Yes)
+    }
+}
+
+/// The row has the item's own block.
+fn is_counted(answer: Counted) -> bool {
+    answer == Counted::Inserted
+}

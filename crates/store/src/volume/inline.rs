@@ -1,0 +1,412 @@
+//! The state of in-line deduplication of one volume: counts, what was found lately, and whether a volume
+//! with `--dedup auto` looks up now.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use onefold_format::{DedupMode, Pba};
+use onefold_index::{Fingerprint, Key};
+use onefold_metadata::Refusal;
+use onefold_metadata::sync::{AtomicBool, AtomicU64, Mutex, lock};
+
+/// Slots for fingerprints that were found lately: 48 KiB for a volume that looks up.
+const RECENT_SLOTS: usize = 1024;
+
+/// A volume's share of hits is followed over about so many requests.
+const SHARE_REQUESTS: u64 = 16;
+
+/// The whole share.
+const SHARE_MAX: u64 = 1 << 16;
+
+/// Of so many blocks written, `auto` looks up the first [`PROBED_BLOCKS`] while it is off-line:
+/// duplicates come in runs, and 64 in 4,096 cost 0.04 µs for each block written.
+const PROBE_BLOCKS: u64 = 4096;
+const PROBED_BLOCKS: u64 = 64;
+
+/// `auto` decides after so many blocks written.
+const WINDOW_BLOCKS: u64 = 16_384;
+
+/// Windows in a row that must agree before `auto` switches.
+const WINDOWS: u32 = 2;
+
+/// The percentages of hits at which `auto` switches.
+#[derive(Debug, Clone, Copy)]
+struct Thresholds {
+    on_percent: u64,
+    off_percent: u64,
+}
+
+/// A hit saves a write that waits for the device.
+const PAST_CACHE: Thresholds = Thresholds {
+    on_percent: 30,
+    off_percent: 10,
+};
+
+/// A write into the host's cache costs little more than a fingerprint.
+const IN_CACHE: Thresholds = Thresholds {
+    on_percent: 50,
+    off_percent: 25,
+};
+
+/// What a volume has found in line since it was opened, in blocks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InlineStat {
+    /// Blocks that were looked at: zeros, recently seen, absent by signature, absent and found.
+    pub scanned: u64,
+    /// Blocks of zeros, which are not stored in any case.
+    pub zeros: u64,
+    /// Found among the recent ones.
+    pub recent: u64,
+    /// Known to be absent without the index's disk.
+    pub absent_by_signature: u64,
+    /// Absent by the index's rows.
+    pub absent: u64,
+    /// Found in the index's rows.
+    pub found: u64,
+    /// Blocks that took a reference, or had it already, and were not written.
+    pub hits: u64,
+    /// Found, and stored all the same, by reason.
+    pub refused: RefusedCounts,
+    /// Whether the volume looks up all that is written.
+    pub is_on: bool,
+    /// When `auto` switched last, and why.
+    pub last_switch: Option<AutoSwitch>,
+}
+
+impl InlineStat {
+    /// Blocks that were looked up and stored.
+    #[must_use]
+    pub fn misses(&self) -> u64 {
+        self.scanned.saturating_sub(self.zeros + self.hits)
+    }
+}
+
+/// Blocks that were found, and stored all the same.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RefusedCounts {
+    /// See [`Refusal::Outdated`].
+    pub outdated: u64,
+    /// See [`Refusal::Releasing`].
+    pub releasing: u64,
+    /// See [`Refusal::Unsettled`].
+    pub unsettled: u64,
+    /// See [`Refusal::ClaimsFull`].
+    pub claims_full: u64,
+    /// See [`Refusal::Held`].
+    pub held: u64,
+    /// See [`Refusal::Shrinking`].
+    pub shrinking: u64,
+    /// No free blocks could be kept for the volume's reservation in place of those that it would own
+    /// no more.
+    pub reserved: u64,
+    /// The block is known to be bad.
+    pub bad: u64,
+    /// `--verify` found other bytes, or could not read the block.
+    pub different: u64,
+    /// The run is shorter than `--min-run`.
+    pub short_run: u64,
+}
+
+impl RefusedCounts {
+    /// Over all reasons.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.outdated
+            + self.releasing
+            + self.unsettled
+            + self.claims_full
+            + self.held
+            + self.shrinking
+            + self.reserved
+            + self.bad
+            + self.different
+            + self.short_run
+    }
+}
+
+/// A switch of `auto`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AutoSwitch {
+    /// To in-line, or away from it.
+    pub to_inline: bool,
+    /// The share of hits in the window that decided.
+    pub hit_percent: u64,
+    /// When.
+    pub at: Instant,
+}
+
+/// Why a block that was found is stored all the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NotTaken {
+    Refused(Refusal),
+    Reserved,
+    Bad,
+    Different,
+    ShortRun,
+}
+
+/// What became of the blocks of one piece, in filter order.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Tally {
+    pub(super) zeros: u64,
+    pub(super) recent: u64,
+    pub(super) absent_by_signature: u64,
+    pub(super) absent: u64,
+    pub(super) found: u64,
+}
+
+impl Tally {
+    fn looked_up(&self) -> u64 {
+        self.recent + self.absent_by_signature + self.absent + self.found
+    }
+}
+
+/// The state of in-line deduplication of one volume.
+pub(super) struct Inline {
+    /// Of the volume's domain.
+    pub(super) key: Key,
+    pub(super) recent: Recent,
+    counts: Mutex<InlineStat>,
+    /// The share of found blocks in recent requests, of [`SHARE_MAX`].
+    share: AtomicU64,
+    auto: Auto,
+}
+
+impl Inline {
+    pub(super) fn new(key: Key) -> Self {
+        Self {
+            key,
+            recent: Recent::default(),
+            counts: Mutex::default(),
+            share: AtomicU64::new(0),
+            auto: Auto::default(),
+        }
+    }
+
+    /// Whether a piece of so many blocks is looked up.
+    pub(super) fn looks_up(&self, mode: DedupMode, blocks: u64) -> bool {
+        match mode {
+            DedupMode::Off | DedupMode::Offline => false,
+            DedupMode::Inline => true,
+            DedupMode::Auto => self.auto.looks_up(blocks),
+        }
+    }
+
+    /// Whether most blocks of recent requests were found.
+    pub(super) fn are_most_found(&self) -> bool {
+        self.share.load(Relaxed) > SHARE_MAX / 2
+    }
+
+    /// A piece was looked up.
+    pub(super) fn note(&self, tally: Tally, past_cache: bool) {
+        let found = tally.recent + tally.found;
+        let mut counts = lock(&self.counts);
+        counts.scanned += tally.looked_up() + tally.zeros;
+        counts.zeros += tally.zeros;
+        counts.recent += tally.recent;
+        counts.absent_by_signature += tally.absent_by_signature;
+        counts.absent += tally.absent;
+        counts.found += tally.found;
+        drop(counts);
+        if tally.looked_up() > 0 {
+            let share = found * SHARE_MAX / tally.looked_up();
+            // An update that is lost among many does not matter.
+            let before = self.share.load(Relaxed);
+            let after = (before * (SHARE_REQUESTS - 1) + share) / SHARE_REQUESTS;
+            self.share.store(after, Relaxed);
+            self.auto.note(tally.looked_up(), found, past_cache);
+        }
+    }
+
+    /// So many blocks were not written.
+    pub(super) fn note_hits(&self, blocks: u64) {
+        lock(&self.counts).hits += blocks;
+    }
+
+    /// So many blocks were found, and are written all the same.
+    pub(super) fn note_not_taken(&self, why: NotTaken, blocks: u64) {
+        let mut counts = lock(&self.counts);
+        let refused = &mut counts.refused;
+        let counter = match why {
+            NotTaken::Refused(Refusal::Outdated) => &mut refused.outdated,
+            NotTaken::Refused(Refusal::Releasing) => &mut refused.releasing,
+            NotTaken::Refused(Refusal::Unsettled) => &mut refused.unsettled,
+            NotTaken::Refused(Refusal::ClaimsFull) => &mut refused.claims_full,
+            NotTaken::Refused(Refusal::Held) => &mut refused.held,
+            NotTaken::Refused(Refusal::Shrinking) => &mut refused.shrinking,
+            NotTaken::Reserved => &mut refused.reserved,
+            NotTaken::Bad => &mut refused.bad,
+            NotTaken::Different => &mut refused.different,
+            NotTaken::ShortRun => &mut refused.short_run,
+        };
+        *counter += blocks;
+    }
+
+    pub(super) fn stat(&self, mode: DedupMode) -> InlineStat {
+        let counts = lock(&self.counts).clone();
+        InlineStat {
+            is_on: match mode {
+                DedupMode::Off | DedupMode::Offline => false,
+                DedupMode::Inline => true,
+                DedupMode::Auto => self.auto.is_on.load(Relaxed),
+            },
+            last_switch: (mode == DedupMode::Auto)
+                .then(|| lock(&self.auto.window).last_switch)
+                .flatten(),
+            ..counts
+        }
+    }
+}
+
+/// What the index found lately. A result is worth nothing once published blocks became free after it:
+/// it is kept with the lookup version of that time, and compared with that of now.
+#[derive(Default)]
+pub(super) struct Recent(Mutex<Option<Box<[Option<Seen>]>>>);
+
+/// A fingerprint that was found.
+#[derive(Clone, Copy)]
+pub(super) struct Seen {
+    pub(super) fingerprint: Fingerprint,
+    pub(super) pba: Pba,
+    pub(super) lookup_version: u64,
+}
+
+impl Recent {
+    pub(super) fn get(&self, fingerprint: Fingerprint, lookup_version: u64) -> Option<Pba> {
+        let slots = lock(&self.0);
+        let seen = slots.as_ref()?[slot(fingerprint)]?;
+        let holds = seen.fingerprint == fingerprint && seen.lookup_version == lookup_version;
+        holds.then_some(seen.pba)
+    }
+
+    pub(super) fn put(&self, seen: Seen) {
+        let mut slots = lock(&self.0);
+        let slots = slots.get_or_insert_with(|| vec![None; RECENT_SLOTS].into_boxed_slice());
+        slots[slot(seen.fingerprint)] = Some(seen);
+    }
+}
+
+/// Fingerprints are hashes already.
+fn slot(fingerprint: Fingerprint) -> usize {
+    let [a, b, ..] = fingerprint.0;
+    usize::from(u16::from_le_bytes([a, b])) % RECENT_SLOTS
+}
+
+/// `--dedup auto`: off-line until duplicates come, in-line while they do.
+#[derive(Default)]
+struct Auto {
+    is_on: AtomicBool,
+    /// Blocks written.
+    written: AtomicU64,
+    window: Mutex<Window>,
+}
+
+#[derive(Default)]
+struct Window {
+    looked_up: u64,
+    found: u64,
+    /// Where the window ends, in [`Auto::written`].
+    end: u64,
+    /// Windows in a row for a switch.
+    agreeing: u32,
+    last_switch: Option<AutoSwitch>,
+}
+
+impl Auto {
+    fn looks_up(&self, blocks: u64) -> bool {
+        let at = self.written.fetch_add(blocks, Relaxed);
+        self.is_on.load(Relaxed) || at % PROBE_BLOCKS < PROBED_BLOCKS
+    }
+
+    fn note(&self, looked_up: u64, found: u64, past_cache: bool) {
+        let written = self.written.load(Relaxed);
+        let mut window = lock(&self.window);
+        window.looked_up += looked_up;
+        window.found += found;
+        if written < window.end {
+            return;
+        }
+        let is_first = window.end == 0;
+        window.end = written + WINDOW_BLOCKS;
+        let hit_percent = 100 * window.found / window.looked_up.max(1);
+        (window.looked_up, window.found) = (0, 0);
+        if is_first {
+            return;
+        }
+        let thresholds = match past_cache {
+            true => PAST_CACHE,
+            false => IN_CACHE,
+        };
+        let is_on = self.is_on.load(Relaxed);
+        let wants_switch = match is_on {
+            true => hit_percent < thresholds.off_percent,
+            false => hit_percent >= thresholds.on_percent,
+        };
+        window.agreeing = if wants_switch { window.agreeing + 1 } else { 0 };
+        if window.agreeing >= WINDOWS {
+            window.agreeing = 0;
+            self.is_on.store(!is_on, Relaxed);
+            window.last_switch = Some(AutoSwitch {
+                to_inline: !is_on,
+                hit_percent,
+                at: Instant::now(),
+            });
+            let to = if is_on { "off-line" } else { "in-line" };
+            tracing::info!("dedup auto: {to}, since {hit_percent} % of the blocks were found");
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    fn write(auto: &Auto, blocks: u64, found_percent: u64) {
+        for n in 0..blocks {
+            if auto.looks_up(1) {
+                auto.note(1, u64::from(n % 100 < found_percent), true);
+            }
+        }
+    }
+
+    #[test]
+    fn auto_goes_in_line_with_duplicates_and_back_without() {
+        let auto = Auto::default();
+        let is_on = |auto: &Auto| auto.is_on.load(Relaxed);
+        write(&auto, 10 * WINDOW_BLOCKS, 20);
+        assert!(!is_on(&auto), "too few are found");
+        write(&auto, 4 * WINDOW_BLOCKS, 60);
+        assert!(is_on(&auto));
+        write(&auto, 10 * WINDOW_BLOCKS, 20);
+        assert!(is_on(&auto), "between the two thresholds it stays as it is");
+        write(&auto, 4 * WINDOW_BLOCKS, 0);
+        assert!(!is_on(&auto));
+        let switch = lock(&auto.window).last_switch.unwrap();
+        assert_eq!((switch.to_inline, switch.hit_percent), (false, 0));
+    }
+
+    #[test]
+    fn off_line_auto_looks_up_one_block_of_64() {
+        let auto = Auto::default();
+        let looked_up = (0..16 * PROBE_BLOCKS).filter(|_| auto.looks_up(1)).count();
+        assert_eq!(looked_up as u64, 16 * PROBED_BLOCKS);
+    }
+
+    #[test]
+    fn what_was_seen_before_a_block_was_freed_is_not_found() {
+        let recent = Recent::default();
+        let fingerprint = Fingerprint([7; 16]);
+        assert_eq!(recent.get(fingerprint, 0), None);
+        recent.put(Seen {
+            fingerprint,
+            pba: Pba(9),
+            lookup_version: 3,
+        });
+        assert_eq!(recent.get(fingerprint, 3), Some(Pba(9)));
+        assert_eq!(recent.get(fingerprint, 4), None);
+        // The same slot, another fingerprint.
+        let mut other = fingerprint;
+        other.0[15] = 8;
+        assert_eq!(recent.get(other, 3), None);
+    }
+}
