@@ -1,5 +1,5 @@
-//! What finder and collector have in common: one batch at a time in the pool, announced by a
-//! durable record, made good by one call of the index, settled item by item.
+//! What finder, collector and counting have in common: one batch at a time in the pool, announced
+//! by a durable record, made good by one call of the index, settled item by item.
 
 use crate::guards::Guard;
 use crate::image::{BatchNumber, Block, Fingerprint, Item, OpenBatch};

@@ -10,9 +10,12 @@ use crate::state::{Config, Phase, Stage, State};
 
 /// Takes elements off the queue's head. Their records need not be durable yet, nor their readers
 /// be gone: the commit that follows sees to the first, the release of what is freed to the second.
+/// What is claimed is counted first.
 pub(crate) fn begin(state: &mut State, config: &Config, elements: u8) -> Option<()> {
     let queued = state.memory.image.queue.len();
-    if usize::from(elements) > queued || !may_begin(state, config) {
+    let claimed = !state.memory.image.claims.is_empty();
+    let waits = claimed && config.on(Guard::ClaimsBeforeRelease);
+    if usize::from(elements) > queued || waits || !may_begin(state, config) {
         return None;
     }
     state.budget.collects = state.budget.collects.checked_sub(1)?;

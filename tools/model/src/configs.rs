@@ -1,8 +1,10 @@
 //! The configurations: each small enough to be searched to its end, together covering the
 //! protocol.
 
+mod inline;
+
 use crate::guards::{Guard, Guards};
-use crate::properties::Milestone;
+use crate::milestones::Milestone;
 use crate::state::{Budget, Config};
 
 const NOTHING: Budget = Budget {
@@ -21,6 +23,10 @@ const NOTHING: Budget = Budget {
     power_losses: 0,
     lost_rows: 0,
     rebuilds: 0,
+    lookups: 0,
+    counts: 0,
+    bad_blocks: 0,
+    buffer_changes: 0,
 };
 
 const SMALL: Config = Config {
@@ -51,6 +57,7 @@ pub fn all() -> Vec<Config> {
     all.extend(damaged());
     all.extend(layered());
     all.extend(cloned());
+    all.extend(inline::all());
     all
 }
 
@@ -546,6 +553,16 @@ pub fn where_it_matters(guard: Guard) -> &'static str {
         | Guard::RebuildCountsQueue
         | Guard::RebuildCountsCollected => "memory-index",
         Guard::RebuildAfterCommit => "repair",
+        Guard::OneFingerprint => "inline",
+        Guard::SameStillValid => "inline-reuse",
+        Guard::ClaimWithEntry
+        | Guard::HitNotCollected
+        | Guard::HitStillValid
+        | Guard::ClaimsBeforeRelease => "inline-batch",
+        Guard::CountIntentDurable => "inline-checkpoint",
+        Guard::HitSettled | Guard::HitNotBad | Guard::RebuildLessClaims => "inline-rebuild",
+        Guard::HitOfThisIndex => "inline-repair",
+        Guard::CountKnownRow => "inline-damage",
         Guard::OnlyUnsettledAgain => "memory-batch",
         Guard::ReplayByRecord => "replay",
         Guard::NotInPlaceFrozen | Guard::MergeMovesSettled => "snapshot-shared",

@@ -63,10 +63,15 @@ fn growing(state: &State, config: &Config, layer: LayerId, lbas: Bits) -> Option
 /// Reads the blocks back, fingerprints them, and counts them in the index.
 pub(crate) fn call(state: &mut State, config: &Config, number: BatchNumber) -> Option<()> {
     let batch = may_call(state, config, number, Guard::FinderIntentDurable)?;
-    if batch.kind == BatchKind::Collector {
+    if !matches!(batch.kind, BatchKind::Finder(_)) {
         return None;
     }
-    let items = call_items(state, config, &batch);
+    if is_called_off(state, &batch) {
+        state.disk.index.increment(config, number, &[]);
+        sync_after_call(state, config);
+        return answered(state, &batch, vec![Answer::Full; batch.unsettled().len()]);
+    }
+    let items = fingerprints(state, config, &batch);
     let answers = if config.on(Guard::CountBeforeName) {
         let answers = state.disk.index.increment(config, number, &items);
         sync_after_call(state, config);
@@ -75,6 +80,28 @@ pub(crate) fn call(state: &mut State, config: &Config, number: BatchNumber) -> O
         look_up(state, &items)
     };
     answered(state, &batch, answers)
+}
+
+/// Whether a block of the batch cannot be read and the index has not been called for it, or had
+/// been called for nothing: all items are declined.
+fn is_called_off(state: &State, batch: &OpenBatch) -> bool {
+    let index = &state.disk.index;
+    let mut unsettled = batch.unsettled().iter();
+    if index.last == batch.number {
+        return index.answers.is_empty();
+    }
+    index.last < batch.number && unsettled.any(|item| state.disk.bad.has(item.block))
+}
+
+/// What the index is called with: fingerprints of the blocks as they are read, or as the hash cache
+/// has them.
+fn fingerprints(state: &State, config: &Config, batch: &OpenBatch) -> Vec<(Fingerprint, Block)> {
+    let mut items = call_items(state, config, batch);
+    for (fingerprint, block) in &mut items {
+        let misprinted = state.memory.misprinted[usize::from(*block)];
+        *fingerprint = misprinted.map_or(*fingerprint, |content| config.fingerprint(content));
+    }
+    items
 }
 
 /// What a finder does that trusts a lookup: it names first and counts later.
@@ -133,6 +160,7 @@ fn decide(state: &State, config: &Config, item: Item, answer: Answer) -> Option<
         _ if moved && !config.on(Guard::DanglingGivesBack) => Outcome::Declined,
         _ if moved => Outcome::Dangling(indexed),
         Answer::Inserted => Outcome::Inserted,
+        _ if state.disk.bad.has(indexed) => Outcome::Rejected(indexed),
         _ if equal || !config.on(Guard::VerifyBytes) => Outcome::Aliased(indexed),
         _ => Outcome::Rejected(indexed),
     })

@@ -111,6 +111,30 @@ guards! {
         "rebuild: references that an open batch has still to release are counted";
     RebuildAfterCommit, "rebuild-after-commit", "P4",
         "rebuild: ends only once what it counted is durable";
+    ClaimWithEntry, "claim-with-entry", "P3",
+        "hit: the claim is part of the record that makes the entry";
+    HitNotCollected, "hit-not-collected", "P3",
+        "hit: not on an unsettled item of the collector";
+    HitSettled, "hit-settled", "P3",
+        "hit: not on an unsettled item of the finder";
+    HitStillValid, "hit-still-valid", "P1",
+        "hit: nothing was released for good between lookup and record";
+    SameStillValid, "same-still-valid", "P5",
+        "hit: the same before a write is taken for no change";
+    HitOfThisIndex, "hit-of-this-index", "P6",
+        "hit: no rebuild began between lookup and record, nor before a write is taken for no change";
+    HitNotBad, "hit-not-bad", "P8",
+        "hit: not on a block that is known to be bad; nor is a write to it taken for no change";
+    OneFingerprint, "one-fingerprint", "P8",
+        "write: what is fingerprinted is what is stored: a buffer that others can write to is copied first";
+    CountIntentDurable, "count-intent-durable", "P4",
+        "counting: the announcement, and so the entries, are durable before the index counts";
+    CountKnownRow, "count-known-row", "P8",
+        "counting: a claim is counted in the row that names its block; without one the block is quarantined";
+    ClaimsBeforeRelease, "claims-before-release", "P3",
+        "collector: announces only while no claim is pending";
+    RebuildLessClaims, "rebuild-less-claims", "P4",
+        "rebuild: what is claimed is left out, an open counting batch included";
     SnapshotDrains, "snapshot-drains", "P1",
         "snapshot: writes in flight end before the layer is frozen";
     SnapshotCommits, "snapshot-commits", "P5",

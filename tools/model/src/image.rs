@@ -88,12 +88,14 @@ pub enum BatchKind {
     Finder(LayerId),
     /// The collector.
     Collector,
+    /// Counting, for claims.
+    Counting,
 }
 
 /// One block of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Item {
-    /// The LBA that named the block when it was announced; 0 for the collector.
+    /// The LBA that named the block when it was announced; 0 for collector and counting.
     pub lba: Lba,
     /// The block.
     pub block: Block,
@@ -162,6 +164,7 @@ pub enum Release {
     reason = "variants and fields are the words of docs/model.md"
 )]
 pub enum Record {
+    /// A shared `new` is a hit, and makes a claim.
     Write {
         layer: LayerId,
         lba: Lba,
@@ -186,6 +189,19 @@ pub enum Record {
         number: BatchNumber,
         position: u8,
         release: Release,
+    },
+    Count {
+        number: BatchNumber,
+        elements: u8,
+    },
+    Counted {
+        number: BatchNumber,
+        position: u8,
+        quarantined: bool,
+    },
+    /// A claim without its entry. Only with a guard off.
+    Claim {
+        block: Block,
     },
     Snapshot {
         volume: Volume,
@@ -228,6 +244,8 @@ pub struct Image {
     pub quarantined: Bits,
     /// References dropped by all layers, first in, first out; one element a reference.
     pub queue: Vec<Block>,
+    /// References that entries have and the index does not count yet, in the order of their records.
+    pub claims: Vec<Block>,
     /// The number that the next batch gets.
     pub next_number: BatchNumber,
     /// The open batch. More than one only with a guard off.
@@ -244,6 +262,7 @@ impl Image {
             allocated: Bits::NONE,
             quarantined: Bits::NONE,
             queue: Vec::new(),
+            claims: Vec::new(),
             next_number: 1,
             open: Vec::new(),
         };
@@ -342,35 +361,38 @@ impl Image {
                 self.apply_outcome(guards, layer, item, outcome, &mut freed)?;
             }
             Record::Collect { number, elements } => {
-                self.apply_collect(guards, number, elements)?;
+                self.apply_taken(guards, number, BatchKind::Collector, elements)?;
             }
             Record::Release {
                 number,
                 position,
                 release,
             } => {
-                let (_, item) = self.settle(number, position)?;
+                let item = self.settle_taken(number, position, BatchKind::Collector)?;
                 match release {
                     Release::Remaining => {}
                     Release::Freed => self.free(item.block, &mut freed)?,
                     Release::Quarantined => self.quarantined.insert(item.block),
                 }
             }
-            Record::Snapshot { volume, live } => {
-                let below = self.live[usize::from(volume)].ok_or(Contradiction)?;
-                self.layer_mut(below)?.frozen = true;
-                self.start_live_layer(volume, below, live)?;
+            Record::Count { number, elements } => {
+                self.apply_taken(guards, number, BatchKind::Counting, elements)?;
             }
-            Record::Clone {
-                volume,
-                below,
-                live,
-            } => self.start_live_layer(volume, below, live)?,
-            Record::DeleteStart { layer } => self.layer_mut(layer)?.deleting = true,
+            Record::Counted {
+                number,
+                position,
+                quarantined,
+            } => {
+                let item = self.settle_taken(number, position, BatchKind::Counting)?;
+                if quarantined {
+                    self.quarantined.insert(item.block);
+                }
+            }
+            Record::Claim { block } => self.claims.push(block),
             Record::MergeStep { layer, into, lba } => {
                 self.apply_merge_step(guards, layer, into, lba, &mut freed)?;
             }
-            Record::LayerDropped { layer } => self.apply_layer_dropped(layer)?,
+            ref layers => self.apply_to_layers(layers)?,
         }
         Ok(freed)
     }
@@ -388,8 +410,9 @@ impl Image {
             return Err(Contradiction);
         }
         found.map[usize::from(lba)] = new;
-        if let Some(block) = new.block() {
-            self.allocate(block)?;
+        match new {
+            Entry::Shared(block) => self.claim(guards, block)?,
+            _ => new.block().map_or(Ok(()), |block| self.allocate(block))?,
         }
         self.give_up_entry(guards, (layer, lba), old, freed)
     }
@@ -451,18 +474,27 @@ impl Image {
         Ok(())
     }
 
-    fn apply_collect(
+    /// Takes elements off the head of the queue, or of the claims, into a batch.
+    fn apply_taken(
         &mut self,
         guards: Guards,
         number: BatchNumber,
+        kind: BatchKind,
         elements: u8,
     ) -> Result<(), Contradiction> {
         let elements = usize::from(elements);
-        if elements > self.queue.len() || self.batch(number).is_some() {
+        let from = match kind {
+            BatchKind::Counting => &mut self.claims,
+            _ => &mut self.queue,
+        };
+        if elements > from.len() {
             return Err(Contradiction);
         }
-        let taken: Vec<Block> = self.queue.drain(..elements).collect();
-        let batch = self.begin_or_continue(guards, number, BatchKind::Collector)?;
+        let taken: Vec<Block> = from.drain(..elements).collect();
+        if self.batch(number).is_some() {
+            return Err(Contradiction);
+        }
+        let batch = self.begin_or_continue(guards, number, kind)?;
         batch.items = taken
             .into_iter()
             .map(|block| Item {
@@ -472,6 +504,21 @@ impl Image {
             })
             .collect();
         Ok(())
+    }
+
+    /// The next item of a batch of the collector or of counting, which a record settles.
+    fn settle_taken(
+        &mut self,
+        number: BatchNumber,
+        position: u8,
+        kind: BatchKind,
+    ) -> Result<Item, Contradiction> {
+        let (found, item) = self.settle(number, position)?;
+        if found == kind {
+            Ok(item)
+        } else {
+            Err(Contradiction)
+        }
     }
 
     fn begin_or_continue(
@@ -578,6 +625,28 @@ impl Image {
         Ok(())
     }
 
+    /// Records that change the layers themselves, and release nothing.
+    fn apply_to_layers(&mut self, record: &Record) -> Result<(), Contradiction> {
+        match *record {
+            Record::Snapshot { volume, live } => {
+                let below = self.live[usize::from(volume)].ok_or(Contradiction)?;
+                self.layer_mut(below)?.frozen = true;
+                self.start_live_layer(volume, below, live)
+            }
+            Record::Clone {
+                volume,
+                below,
+                live,
+            } => self.start_live_layer(volume, below, live),
+            Record::DeleteStart { layer } => {
+                self.layer_mut(layer)?.deleting = true;
+                Ok(())
+            }
+            Record::LayerDropped { layer } => self.apply_layer_dropped(layer),
+            _ => Err(Contradiction),
+        }
+    }
+
     fn start_live_layer(
         &mut self,
         volume: Volume,
@@ -626,6 +695,17 @@ impl Image {
             self.layer_mut(child)?.below = below;
         }
         self.layers[usize::from(layer)] = None;
+        Ok(())
+    }
+
+    /// A new entry refers to a published block. The index has not counted it.
+    fn claim(&mut self, guards: Guards, block: Block) -> Result<(), Contradiction> {
+        if !self.allocated.has(block) {
+            return Err(Contradiction);
+        }
+        if guards.on(Guard::ClaimWithEntry) {
+            self.claims.push(block);
+        }
         Ok(())
     }
 

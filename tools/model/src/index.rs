@@ -86,6 +86,24 @@ impl Index {
         })
     }
 
+    /// Counts one reference for each item, in the row that names the item's block.
+    pub fn count_claims(
+        &mut self,
+        config: &Config,
+        number: BatchNumber,
+        items: &[(Fingerprint, Block)],
+    ) -> Vec<Answer> {
+        if !config.on(Guard::CountKnownRow) {
+            return self.increment(config, number, items);
+        }
+        self.once(config.guards, number, |index| {
+            items
+                .iter()
+                .map(|(fp, block)| index.count_known(*fp, *block))
+                .collect()
+        })
+    }
+
     /// Releases one reference for each item.
     pub fn decrement(
         &mut self,
@@ -107,7 +125,7 @@ impl Index {
     pub fn rebuild(
         &mut self,
         config: &Config,
-        references: &[u8; BLOCKS],
+        references: &[i8; BLOCKS],
         contents: &[Content; BLOCKS],
         last: BatchNumber,
     ) {
@@ -118,7 +136,7 @@ impl Index {
         for (block, (count, content)) in (0..).zip(references.iter().zip(contents)) {
             let slot = &mut self.rows[usize::from(config.fingerprint(*content))];
             if *count > 0 && slot.is_none() {
-                let count = *count;
+                let count = count.unsigned_abs();
                 *slot = Some(Row { block, count });
             }
         }
@@ -159,6 +177,17 @@ impl Index {
                 *new = Some(Row { block, count: 1 });
                 Answer::Inserted
             }
+        }
+    }
+
+    fn count_known(&mut self, fingerprint: Fingerprint, block: Block) -> Answer {
+        match &mut self.rows[usize::from(fingerprint)] {
+            Some(row) if row.block == block => {
+                row.count += 1;
+                Answer::Inserted
+            }
+            Some(_) => Answer::Mismatch,
+            None => Answer::Unknown,
         }
     }
 

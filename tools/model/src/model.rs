@@ -3,11 +3,12 @@
 use stateright::{Model, Property};
 
 use crate::bits::Bits;
-use crate::image::{BatchKind, BatchNumber, Content, LayerId, Lba, VOLUMES, Volume};
-use crate::properties::{self, Milestone, Violation};
+use crate::image::{BatchKind, BatchNumber, Content, LBAS, LayerId, Lba, VOLUMES, Volume};
+use crate::milestones::Milestone;
+use crate::properties::{self, Violation};
 use crate::recovery::{self, Remains};
 use crate::state::{Config, Mode, Phase, State, Target};
-use crate::{collector, commit, finder, layers, rebuild, volume_steps};
+use crate::{collector, commit, counting, finder, hits, layers, rebuild, volume_steps};
 
 /// The protocol in one configuration.
 #[derive(Clone, Debug)]
@@ -39,6 +40,18 @@ pub enum Step {
     LogAndApply {
         slot: usize,
     },
+    ChangeBuffer {
+        slot: usize,
+        content: Content,
+    },
+    LookUp {
+        content: Content,
+    },
+    Hit {
+        volume: Volume,
+        lba: Lba,
+    },
+    ClaimLate,
     StartRead {
         slot: usize,
         target: Target,
@@ -81,11 +94,23 @@ pub enum Step {
     CollectorRelease {
         number: BatchNumber,
     },
+    Count {
+        elements: u8,
+    },
+    CountingCall {
+        number: BatchNumber,
+    },
+    Counted {
+        number: BatchNumber,
+    },
     BeginRebuild,
     FinishRebuild,
     IndexSync,
     IndexLosesRow {
         fingerprint: u8,
+    },
+    BlockGoesBad {
+        block: u8,
     },
     Snapshot {
         volume: Volume,
@@ -130,6 +155,9 @@ impl Protocol {
                         content,
                     }));
                 }
+                if state.memory.lookup.is_some() {
+                    steps.push(Step::Hit { volume, lba });
+                }
                 if state.budget.zeros > 0 {
                     steps.push(Step::WriteZeros { volume, lba });
                 }
@@ -144,6 +172,12 @@ impl Protocol {
             if state.budget.snapshots > 0 {
                 steps.push(Step::Snapshot { volume });
             }
+        }
+        if state.budget.lookups > 0 {
+            steps.extend((1..=config.contents).map(|content| Step::LookUp { content }));
+        }
+        if !state.memory.late_claims.is_empty() {
+            steps.push(Step::ClaimLate);
         }
         if let (Some(slot), true) = (reader, state.budget.reads > 0) {
             for (id, layer) in state.memory.image.each_layer() {
@@ -184,6 +218,9 @@ impl Protocol {
             let rows = state.disk.index.each_row();
             steps.extend(rows.map(|(fingerprint, _)| Step::IndexLosesRow { fingerprint }));
         }
+        if state.budget.bad_blocks > 0 {
+            steps.extend((0..config.blocks).map(|block| Step::BlockGoesBad { block }));
+        }
     }
 
     fn job_steps(&self, state: &State, steps: &mut Vec<Step>) {
@@ -202,12 +239,21 @@ impl Protocol {
                 (Some(BatchKind::Collector), _) => {
                     steps.push(Step::CollectorRelease { number });
                 }
+                (Some(BatchKind::Counting), Phase::Intent(_)) => {
+                    steps.push(Step::CountingCall { number });
+                }
+                (Some(BatchKind::Counting), _) => steps.push(Step::Counted { number }),
             }
         }
         if state.budget.collects > 0 {
             let queued = state.memory.image.queue.len() as u8;
             let counts = 1..=queued.min(self.config.batch);
             steps.extend(counts.map(|elements| Step::Collect { elements }));
+        }
+        if state.budget.counts > 0 {
+            let claimed = state.memory.image.claims.len() as u8;
+            let counts = 1..=claimed.min(self.config.batch);
+            steps.extend(counts.map(|elements| Step::Count { elements }));
         }
         if state.disk.index.needs_rebuild || state.budget.rebuilds > 0 {
             steps.push(Step::BeginRebuild);
@@ -250,6 +296,12 @@ impl Protocol {
             Step::WriteZeros { volume, lba } => {
                 volume_steps::write_zeros(state, config, volume, lba)
             }
+            Step::ChangeBuffer { slot, content } => {
+                volume_steps::change_buffer(state, config, slot, content)
+            }
+            Step::LookUp { content } => hits::look_up(state, config, content),
+            Step::Hit { volume, lba } => hits::take(state, config, volume, lba),
+            Step::ClaimLate => hits::claim_late(state, config),
             Step::Store { slot } => volume_steps::store(state, config, slot),
             Step::LogAndApply { slot } => volume_steps::log(state, config, slot),
             Step::StartRead { slot, target, lba } => {
@@ -271,6 +323,9 @@ impl Protocol {
             Step::Collect { elements } => collector::begin(state, config, elements),
             Step::CollectorCall { number } => collector::call(state, config, number),
             Step::CollectorRelease { number } => collector::release(state, config, number),
+            Step::Count { elements } => counting::begin(state, config, elements),
+            Step::CountingCall { number } => counting::call(state, config, number),
+            Step::Counted { number } => counting::settle(state, config, number),
             Step::BeginRebuild => rebuild::begin(state, config),
             Step::FinishRebuild => rebuild::finish(state, config),
             Step::IndexSync => {
@@ -278,6 +333,7 @@ impl Protocol {
                 Some(())
             }
             Step::IndexLosesRow { fingerprint } => lose_row(state, fingerprint),
+            Step::BlockGoesBad { block } => spoil(state, block),
             Step::Snapshot { volume } => layers::snapshot(state, config, volume),
             Step::Clone { volume, below } => layers::clone(state, config, volume, below),
             Step::DeleteLayer { layer } => layers::start_delete(state, config, layer),
@@ -296,6 +352,26 @@ fn lose_row(state: &mut State, fingerprint: u8) -> Option<()> {
     state.disk.index.rows[usize::from(fingerprint)] = None;
     state.disk.sync_index();
     state.ghost.damaged = true;
+    Some(())
+}
+
+/// Damage from outside: a block that maps name can no longer be read, and a scrub has found that.
+/// Who reads it already is told so; nobody who is answered from now on may come to read it.
+fn spoil(state: &mut State, block: u8) -> Option<()> {
+    let image = &state.memory.image;
+    if !image.allocated.has(block) || state.disk.bad.has(block) {
+        return None;
+    }
+    state.budget.bad_blocks = state.budget.bad_blocks.checked_sub(1)?;
+    state.disk.bad.insert(block);
+    for (affected, live) in state.ghost.affected.iter_mut().zip(image.live) {
+        let Some(live) = live else { continue };
+        for lba in 0..LBAS as Lba {
+            if image.resolve(live, lba).1.block() == Some(block) {
+                affected.insert(lba);
+            }
+        }
+    }
     Some(())
 }
 
@@ -330,6 +406,9 @@ impl Model for Protocol {
         for slot in 0..usize::from(self.config.slots) {
             if state.memory.writers[slot].is_some() {
                 steps.extend([Step::Store { slot }, Step::LogAndApply { slot }]);
+                let contents =
+                    (1..=self.config.contents).filter(|_| state.budget.buffer_changes > 0);
+                steps.extend(contents.map(|content| Step::ChangeBuffer { slot, content }));
             }
             if state.memory.readers[slot].is_some() {
                 steps.push(Step::FinishRead { slot });
@@ -402,6 +481,7 @@ fn violation_property(violation: Violation) -> Property<Protocol> {
             Partition,
             Contradiction,
             WrongRead,
+            Unreadable,
         ]
     )
 }
@@ -437,6 +517,26 @@ fn milestone_property(milestone: Milestone) -> Property<Protocol> {
             CrashInRecovery,
             Replayed,
             FlushedAll,
+            Hit,
+            Nothing,
+            HitOnDropped,
+            ClaimDropped,
+            RefusedFreed,
+            RefusedRebuilt,
+            RefusedCollected,
+            RefusedUnsettled,
+            RefusedBad,
+            Counted,
+            CountedTwo,
+            CountQuarantined,
+            CountingResumed,
+            ClaimsCountedAgain,
+            CountingCountedAgain,
+            CalledOff,
+            ClaimFrozen,
+            ClaimMerged,
+            RootWithClaims,
+            RootWithCounting,
         ]
     )
 }

@@ -1,8 +1,8 @@
-//! What must hold in every state, and what a search must come across to mean anything.
+//! What must hold in every state.
 
 use crate::bits::Bits;
 use crate::guards::Guards;
-use crate::image::{BLOCKS, BatchKind, Entry, Image, OpenBatch, Outcome, Record, Release};
+use crate::image::{BLOCKS, BatchKind, Entry, Image, OpenBatch};
 use crate::rebuild;
 use crate::state::{Config, Mode, Phase, State};
 use crate::volume_steps::readable;
@@ -36,11 +36,13 @@ pub enum Violation {
     Contradiction,
     /// A read returns what was neither answered last nor being written.
     WrongRead,
+    /// P8: a write was answered whose block was known to be bad.
+    Unreadable,
 }
 
 impl Violation {
     /// Every violation.
-    pub const ALL: [Violation; 13] = [
+    pub const ALL: [Violation; 14] = [
         Violation::ImmutableWritten,
         Violation::IndexUntrue,
         Violation::RootDamaged,
@@ -54,6 +56,7 @@ impl Violation {
         Violation::Partition,
         Violation::Contradiction,
         Violation::WrongRead,
+        Violation::Unreadable,
     ];
 
     /// The property that is violated, by name.
@@ -72,6 +75,7 @@ impl Violation {
             Violation::Partition => "P6 partition of blocks",
             Violation::Contradiction => "P6 log contradicts itself",
             Violation::WrongRead => "P5 wrong read",
+            Violation::Unreadable => "P8 answered write unreadable",
         }
     }
 }
@@ -133,9 +137,9 @@ fn may_hold(state: &State, entry: Entry) -> Bits {
 }
 
 /// For each block, references counted are at least the entries that a crash can bring back, those
-/// aside that a repeated finder call has yet to count.
+/// aside that a repeated finder call has yet to count, less their claims.
 fn check_counts(state: &State, image: &Image) -> Result<(), Violation> {
-    let mut settled = [0_u8; BLOCKS];
+    let mut settled = [0_i8; BLOCKS];
     for (layer, lba, entry) in image.entries() {
         let Entry::Shared(block) = entry else {
             continue;
@@ -145,9 +149,12 @@ fn check_counts(state: &State, image: &Image) -> Result<(), Violation> {
             settled[usize::from(block)] += 1;
         }
     }
+    for block in rebuild::uncounted(image) {
+        settled[usize::from(block)] -= 1;
+    }
     for (block, entries) in (0..).zip(settled) {
         for index in [&state.disk.index, &*state.disk.index_durable] {
-            if index.count_of(block) < entries {
+            if (index.count_of(block) as i8) < entries {
                 return Err(Violation::CountTooLow);
             }
         }
@@ -161,9 +168,13 @@ fn check_reads(state: &State, config: &Config) -> Result<(), Violation> {
     for (volume, live) in (0..).zip(image.live) {
         let Some(live) = live else { continue };
         for lba in 0..config.lbas {
-            let content = state.content(image.resolve(live, lba).1);
-            if !readable(state, volume, lba).has(content) {
+            let entry = image.resolve(live, lba).1;
+            if !readable(state, volume, lba).has(state.content(entry)) {
                 return Err(Violation::WrongRead);
+            }
+            let is_bad = entry.block().is_some_and(|block| state.disk.bad.has(block));
+            if is_bad && !state.ghost.affected[usize::from(volume)].has(lba) {
+                return Err(Violation::Unreadable);
             }
         }
     }
@@ -182,8 +193,8 @@ fn check_reads(state: &State, config: &Config) -> Result<(), Violation> {
 }
 
 /// P6: every block is free, leased, private to one entry, or shared and explained by entries, the
-/// queue or the open batch; and the bitmap is the union of all but the first two. So it can be
-/// counted again at any time.
+/// queue or the open batch of finder or collector, never by a claim alone; and the bitmap is the
+/// union of all but the first two. So it can be counted again at any time.
 fn check_partition(state: &State, config: &Config) -> Result<(), Violation> {
     let memory = &state.memory;
     let (mut private, mut shared) = (Bits::NONE, memory.image.quarantined);
@@ -199,8 +210,9 @@ fn check_partition(state: &State, config: &Config) -> Result<(), Violation> {
             Entry::Absent | Entry::Zero => {}
         }
     }
-    let open = memory.image.open.iter().flat_map(OpenBatch::unsettled);
-    let open = open.map(|item| item.block);
+    let open = memory.image.open.iter();
+    let open = open.filter(|batch| batch.kind != BatchKind::Counting);
+    let open = open.flat_map(OpenBatch::unsettled).map(|item| item.block);
     memory
         .image
         .queue
@@ -258,151 +270,14 @@ fn check_index(state: &State, config: &Config) -> Result<(), Violation> {
     if is_called || jobs.any(|job| matches!(job.phase, Phase::Answered(_) | Phase::Uncounted(_))) {
         return Ok(());
     }
-    let references = rebuild::references(image, Guards::ON);
+    let mut references = rebuild::references(image, Guards::ON);
+    for block in &state.memory.late_claims {
+        references[usize::from(*block)] -= 1;
+    }
     let mut counted = (0..).zip(references);
-    if counted.all(|(block, count)| index.count_of(block) == count) {
+    if counted.all(|(block, count)| index.count_of(block) as i8 == count) {
         Ok(())
     } else {
         Err(Violation::CountWrong)
     }
-}
-
-/// Something that a configuration exists to reach; a search that does not come across it shows
-/// nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(
-    missing_docs,
-    reason = "variants and fields are the words of docs/model.md"
-)]
-pub enum Milestone {
-    Aliased,
-    Dangling,
-    Rejected,
-    Declined,
-    GrowingBatch,
-    SameBlockTwice,
-    ReleasedOne,
-    Freed,
-    Quarantined,
-    Merged,
-    MergedUnsettled,
-    LayerGone,
-    ReadOfReplaced,
-    FinderResumed,
-    CollectorResumed,
-    FinderCountedAgain,
-    CollectorCountedAgain,
-    Repaired,
-    CrashInRecovery,
-    Replayed,
-    FlushedAll,
-}
-
-impl Milestone {
-    /// Its name in the search's result.
-    pub fn name(self) -> &'static str {
-        match self {
-            Milestone::Aliased => "reaches an alias",
-            Milestone::Dangling => "reaches a dangling outcome",
-            Milestone::Rejected => "reaches a rejected outcome",
-            Milestone::Declined => "reaches a declined outcome of a moved item",
-            Milestone::GrowingBatch => "reaches a batch announced by two records",
-            Milestone::SameBlockTwice => "reaches a collector batch with a block twice",
-            Milestone::ReleasedOne => "reaches the release of one reference of several",
-            Milestone::Freed => "reaches the release of the last reference",
-            Milestone::Quarantined => "reaches a quarantined block",
-            Milestone::Merged => "reaches a merge step",
-            Milestone::MergedUnsettled => "reaches a merge step that releases an unsettled item",
-            Milestone::LayerGone => "reaches the end of a layer",
-            Milestone::ReadOfReplaced => "reaches a read of a block already released",
-            Milestone::FinderResumed => "reaches a finder batch in recovery",
-            Milestone::CollectorResumed => "reaches a collector batch in recovery",
-            Milestone::FinderCountedAgain => "reaches a rebuild in the middle of a finder batch",
-            Milestone::CollectorCountedAgain => {
-                "reaches a rebuild in the middle of a collector batch"
-            }
-            Milestone::Repaired => "reaches the rebuild of a damaged index",
-            Milestone::CrashInRecovery => "reaches a crash in recovery",
-            Milestone::Replayed => "reaches a replay on top of a new root",
-            Milestone::FlushedAll => "reaches the end of its flushes",
-        }
-    }
-
-    /// Whether `state` is one.
-    pub fn reached(self, config: &Config, state: &State) -> bool {
-        let memory = &state.memory;
-        let outcome = |wanted: fn(&Outcome) -> bool| match memory.tail.last() {
-            Some(Record::Outcome { outcome, .. }) => wanted(outcome),
-            _ => false,
-        };
-        let released = |wanted| match memory.tail.last() {
-            Some(Record::Release { release, .. }) => *release == wanted,
-            _ => false,
-        };
-        let resumed = |wanted: fn(&OpenBatch) -> bool| {
-            memory.mode == Mode::Recovered && memory.image.open.iter().any(wanted)
-        };
-        let counted_again = |wanted: fn(&OpenBatch) -> bool| {
-            let partly = |batch: &OpenBatch| batch.done > 0 && wanted(batch);
-            memory.rebuild.is_some() && memory.image.open.iter().any(partly)
-        };
-        let is_find = |open: &OpenBatch| open.kind != BatchKind::Collector;
-        let is_collect = |open: &OpenBatch| open.kind == BatchKind::Collector;
-        match self {
-            Milestone::Aliased => outcome(|o| matches!(o, Outcome::Aliased(_))),
-            Milestone::Dangling => outcome(|o| matches!(o, Outcome::Dangling(_))),
-            Milestone::Rejected => outcome(|o| matches!(o, Outcome::Rejected(_))),
-            Milestone::Declined => {
-                outcome(|o| *o == Outcome::Declined) && !memory.freed_tail.is_empty()
-            }
-            Milestone::GrowingBatch => {
-                let publish = |record: &&Record| matches!(record, Record::Publish { .. });
-                memory.tail.iter().filter(publish).count() > 1
-            }
-            Milestone::SameBlockTwice => {
-                let mut collected = memory.image.open.iter().filter(|open| is_collect(open));
-                collected.any(|open| matches!(&open.items[..], [a, b] if a.block == b.block))
-            }
-            Milestone::ReleasedOne => released(Release::Remaining),
-            Milestone::Freed => released(Release::Freed),
-            Milestone::Quarantined => released(Release::Quarantined),
-            Milestone::Merged => matches!(memory.tail.last(), Some(Record::MergeStep { .. })),
-            Milestone::MergedUnsettled => {
-                let items = memory.image.open.iter().flat_map(OpenBatch::unsettled);
-                let moved = items.filter(|item| item.moved).count() > 0;
-                moved && matches!(memory.tail.last(), Some(Record::MergeStep { .. }))
-            }
-            Milestone::LayerGone => {
-                matches!(memory.tail.last(), Some(Record::LayerDropped { .. }))
-            }
-            Milestone::ReadOfReplaced => memory
-                .readers
-                .iter()
-                .flatten()
-                .any(|r| !memory.image.allocated.has(r.block)),
-            Milestone::FinderResumed => resumed(is_find),
-            Milestone::CollectorResumed => resumed(is_collect),
-            Milestone::FinderCountedAgain => counted_again(is_find),
-            Milestone::CollectorCountedAgain => counted_again(is_collect),
-            Milestone::Repaired => state.ghost.damaged && memory.rebuild.is_some(),
-            Milestone::CrashInRecovery => {
-                resumed(|_| true) && crashes_left(state) + 2 <= crashes(config)
-            }
-            Milestone::Replayed => {
-                memory.mode != Mode::Down
-                    && state.budget.checkpoints < config.budget.checkpoints
-                    && crashes_left(state) < crashes(config)
-                    && state.disk.log.len() > usize::from(state.disk.root.skip)
-            }
-            Milestone::FlushedAll => state.budget.flushes == 0 && memory.flush.is_none(),
-        }
-    }
-}
-
-fn crashes(config: &Config) -> u8 {
-    config.budget.kills + config.budget.power_losses
-}
-
-fn crashes_left(state: &State) -> u8 {
-    state.budget.kills + state.budget.power_losses
 }

@@ -1,19 +1,20 @@
 //! Counting the index again from the maps: after a crash that took it, and for `check --repair`.
 //!
 //! What is counted is the image at one moment; the blocks are read later, beside the guests. No
-//! batch goes on meanwhile, so references dropped meanwhile only join the queue, where they count
-//! as before. The index is told that it is whole only once that image is durable: else a
-//! crash could bring back an open batch whose number the index takes for used up.
+//! batch goes on and no hit is taken meanwhile, so references dropped meanwhile only join the queue,
+//! where they count as before. The index is told that it is whole only once that image is durable:
+//! else a crash could bring back an open batch whose number the index takes for used up.
 
 use crate::guards::{Guard, Guards};
-use crate::image::{BLOCKS, BatchKind, Entry, Image};
+use crate::image::{BLOCKS, BatchKind, Block, Entry, Image};
 use crate::index::Index;
 use crate::state::{Config, Phase, Stage, State};
 
 /// References to each block that the index has counted as long as it has not been called for the
 /// open batch: shared entries, those aside that the batch is still to publish; the queue; what an
-/// open batch of the collector is still to release.
-pub(crate) fn references(image: &Image, guards: Guards) -> [u8; BLOCKS] {
+/// open batch of the collector is still to release; less what is claimed. Below zero only where a
+/// guard is off.
+pub(crate) fn references(image: &Image, guards: Guards) -> [i8; BLOCKS] {
     let mut references = [0; BLOCKS];
     for (layer, lba, entry) in image.entries() {
         let Entry::Shared(block) = entry else {
@@ -33,9 +34,24 @@ pub(crate) fn references(image: &Image, guards: Guards) -> [u8; BLOCKS] {
     let collected = image.open.iter();
     let collected = collected.filter(|batch| batch.kind == BatchKind::Collector);
     for item in collected.flat_map(|batch| batch.unsettled()) {
-        references[usize::from(item.block)] += u8::from(guards.on(Guard::RebuildCountsCollected));
+        references[usize::from(item.block)] += i8::from(guards.on(Guard::RebuildCountsCollected));
+    }
+    for block in uncounted(image) {
+        references[usize::from(block)] -= i8::from(guards.on(Guard::RebuildLessClaims));
     }
     references
+}
+
+/// The blocks of the claims, those included that an open batch has still to count.
+pub(crate) fn uncounted(image: &Image) -> impl Iterator<Item = Block> {
+    let open = image.open.iter();
+    let counting = open.filter(|batch| batch.kind == BatchKind::Counting);
+    let counting = counting.flat_map(|batch| batch.unsettled());
+    image
+        .claims
+        .iter()
+        .copied()
+        .chain(counting.map(|item| item.block))
 }
 
 /// Forgets everything and counts the maps. No call of the index is under way.
@@ -50,6 +66,9 @@ pub(crate) fn begin(state: &mut State, config: &Config) -> Option<()> {
     }
     state.disk.index = Index::lost();
     state.disk.sync_index();
+    if let Some(lookup) = &mut state.memory.lookup {
+        lookup.rebuilt = true;
+    }
     let is_durable = state.memory.tail.is_empty() && state.memory.commit.is_none();
     let stage = if is_durable {
         Stage::Durable

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use crate::bits::Bits;
 use crate::guards::{Guard, Guards};
-use crate::image::{BLOCKS, Content, Contradiction, Image, Outcome, Record, VOLUMES};
+use crate::image::{BLOCKS, Content, Contradiction, Image, Outcome, Record, VOLUMES, Volume};
 use crate::index::Index;
 use crate::properties::Violation;
 use crate::state::{Config, Disk, Memory, Mode, Phase, Root, Stage, State};
+use crate::volume_steps::answer;
 
 /// What a power loss happens to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -259,7 +260,11 @@ fn observe(state: &mut State, config: &Config) {
             let is_answered =
                 survived.is_none_or(|survived| survived[volume][usize::from(lba)].has(found));
             *allowed = Bits::of(found);
-            state.ghost.answered[volume][usize::from(lba)] = found;
+            answer(state, volume as Volume, lba, found);
+            let entry = state.memory.image.resolve(live, lba).1;
+            if entry.block().is_some_and(|block| state.disk.bad.has(block)) {
+                state.ghost.affected[volume].insert(lba);
+            }
             if !is_allowed {
                 state.violate(Violation::FlushedLost);
             }

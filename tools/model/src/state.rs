@@ -9,7 +9,7 @@ use crate::bits::Bits;
 use crate::guards::{Guard, Guards};
 use crate::image::{
     BLOCKS, BatchKind, BatchNumber, Block, Content, Entry, Fingerprint, Image, LAYERS, LBAS,
-    LayerId, Lba, Record, VOLUMES, Volume,
+    LayerId, Lba, Record, Release, VOLUMES, Volume,
 };
 use crate::index::{Answer, Index};
 use crate::properties::Violation;
@@ -47,6 +47,14 @@ pub struct Budget {
     pub lost_rows: u8,
     /// Rebuilds of an index that was not lost.
     pub rebuilds: u8,
+    /// Lookups of in-line writes.
+    pub lookups: u8,
+    /// Batches of counting.
+    pub counts: u8,
+    /// Blocks that go bad.
+    pub bad_blocks: u8,
+    /// Buffers that their owner changes while they are written.
+    pub buffer_changes: u8,
 }
 
 /// One configuration of the model: sizes, budget, and which guards are on.
@@ -64,7 +72,7 @@ pub struct Config {
     pub contents: u8,
     /// Writes and reads that may be in flight at once.
     pub slots: u8,
-    /// Items in a batch of the finder or the collector.
+    /// Items in a batch.
     pub batch: u8,
     /// Rows that the index has room for.
     pub index_rows: u8,
@@ -81,7 +89,7 @@ pub struct Config {
     /// Which guards are on.
     pub guards: Guards,
     /// What the search must come across, or it shows nothing.
-    pub milestones: &'static [crate::properties::Milestone],
+    pub milestones: &'static [crate::milestones::Milestone],
 }
 
 impl Config {
@@ -143,11 +151,15 @@ pub struct Disk {
     pub index_durable: Arc<Index>,
     /// Records that a killed process had not made durable, in memory that outlives it but not the host.
     pub left: Vec<Record>,
+    /// Blocks that cannot be read and are known to be so. What they held is known by the
+    /// fingerprint that the list has, so the model keeps it.
+    pub bad: Bits,
 }
 
 impl Disk {
     /// Writes `content` to `block`, unsynced.
     pub fn write(&mut self, block: Block, content: Content) {
+        self.bad.remove(block);
         self.now[usize::from(block)] = content;
         self.lasting[usize::from(block)].insert(content);
     }
@@ -196,6 +208,8 @@ pub struct Writer {
     pub lba: Lba,
     /// What it writes.
     pub content: Content,
+    /// What was fingerprinted. Another content only with a guard off.
+    pub fingerprinted: Content,
     /// The block that takes the data.
     pub block: Block,
     /// Whether the block was there before, so that the map does not change.
@@ -204,6 +218,19 @@ pub struct Writer {
     pub stored: bool,
     /// Steps 6 and 7 are done.
     pub logged: bool,
+}
+
+/// What an in-line write found in the index, until its record is appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lookup {
+    /// What it writes.
+    pub content: Content,
+    /// The block that the index named.
+    pub block: Block,
+    /// The freeing counter has another value than before the lookup.
+    pub freed: bool,
+    /// A rebuild began since.
+    pub rebuilt: bool,
 }
 
 /// What a read reads.
@@ -250,7 +277,7 @@ pub enum Phase {
     Uncounted(Vec<(Fingerprint, Block)>),
 }
 
-/// A finder or collector batch.
+/// A batch of finder, collector or counting.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Job {
     /// Its number.
@@ -315,11 +342,18 @@ pub struct Memory {
     pub writers: [Option<Writer>; 2],
     /// Reads in flight, by slot.
     pub readers: [Option<Reader>; 2],
+    /// The in-line write that has looked up and has no record yet.
+    pub lookup: Option<Lookup>,
+    /// Claims that have no record yet. Only with a guard off.
+    pub late_claims: Vec<Block>,
+    /// Contents whose fingerprints the hash cache has, where they are not those of the blocks. Only
+    /// with a guard off: else the cache has what reading the block gives.
+    pub misprinted: [Option<Content>; BLOCKS],
     /// The open job. More than one only with a guard off.
     pub jobs: Vec<Job>,
     /// References counted for the index: how far what they are counted from is on its way to
     /// disk, and the count for each block. The blocks are read once it is there.
-    pub rebuild: Option<(Stage, [u8; BLOCKS])>,
+    pub rebuild: Option<(Stage, [i8; BLOCKS])>,
     /// The flush that waits.
     pub flush: Option<Flush>,
     /// The snapshot whose answer waits for a commit.
@@ -346,6 +380,9 @@ impl Memory {
             waits: [Bits::NONE; BLOCKS],
             writers: [None, None],
             readers: [None, None],
+            lookup: None,
+            late_claims: Vec::new(),
+            misprinted: [None; BLOCKS],
             jobs: Vec::new(),
             rebuild: None,
             flush: None,
@@ -409,6 +446,8 @@ pub struct Ghost {
     pub promised: Bits,
     /// The index was damaged from outside: leaks are allowed, wrong data is not.
     pub damaged: bool,
+    /// LBAs whose block went bad after they were written last. Only those may be unreadable.
+    pub affected: [Bits; VOLUMES],
 }
 
 /// A state of the model.
@@ -445,6 +484,7 @@ impl State {
                 index: Index::default(),
                 index_durable: Arc::default(),
                 left: Vec::new(),
+                bad: Bits::NONE,
             },
             memory: Memory::new(Mode::Running, image),
             ghost: Ghost {
@@ -454,6 +494,7 @@ impl State {
                 survived: None,
                 promised: Bits::NONE,
                 damaged: false,
+                affected: [Bits::NONE; VOLUMES],
             },
             budget: config.budget,
             violation: None,
@@ -468,6 +509,16 @@ impl State {
     /// Steps 6 and 7 of every change: appends a record to the tail and applies it.
     pub fn append(&mut self, config: &Config, record: Record) {
         let volume = self.volume_of_record(&record);
+        let is_freeing = matches!(
+            record,
+            Record::Release {
+                release: Release::Freed,
+                ..
+            }
+        );
+        if let (Some(lookup), true) = (&mut self.memory.lookup, is_freeing) {
+            lookup.freed = true;
+        }
         let freed = match self.memory.image.apply(config.guards, &record) {
             Ok(freed) => freed,
             Err(_) => return self.violate(Violation::Contradiction),
@@ -495,7 +546,7 @@ impl State {
             Record::Write { layer, .. } | Record::MergeStep { layer, .. } => *layer,
             Record::Outcome { number, .. } => match self.memory.image.batch(*number)?.kind {
                 BatchKind::Finder(layer) => layer,
-                BatchKind::Collector => return None,
+                BatchKind::Collector | BatchKind::Counting => return None,
             },
             _ => return None,
         };

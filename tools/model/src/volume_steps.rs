@@ -34,6 +34,7 @@ pub(crate) fn start_write(
         layer,
         lba,
         content,
+        fingerprinted: content,
         block: place.block,
         in_place: place.in_place,
         stored: false,
@@ -67,18 +68,23 @@ pub(crate) fn write_zeros(
             },
         );
     }
-    state.ghost.answered[usize::from(volume)][usize::from(lba)] = 0;
+    answer(state, volume, lba, 0);
     update_cache(state, config, volume, lba);
     Some(())
 }
 
-fn lockable(state: &State, config: &Config, volume: Volume, lba: Lba) -> Option<LayerId> {
+pub(crate) fn lockable(
+    state: &State,
+    config: &Config,
+    volume: Volume,
+    lba: Lba,
+) -> Option<LayerId> {
     let layer = state.memory.image.live[usize::from(volume)]?;
     (!state.memory.is_locked(config, layer, lba)).then_some(layer)
 }
 
 /// From here on a crash may leave the new content, and a read may return it.
-fn admit(state: &mut State, volume: Volume, lba: Lba, content: Content) {
+pub(crate) fn admit(state: &mut State, volume: Volume, lba: Lba, content: Content) {
     state.ghost.allowed[usize::from(volume)][usize::from(lba)].insert(content);
     if let Some(flush) = state.memory.flush.as_mut().filter(|f| f.volume == volume) {
         flush.allowed[usize::from(lba)].insert(content);
@@ -115,6 +121,26 @@ fn place(state: &State, config: &Config, layer: LayerId, lba: Lba) -> Option<Pla
     }
 }
 
+/// The owner of the buffer writes another content into it after it was fingerprinted. Of no effect
+/// on a copy.
+pub(crate) fn change_buffer(
+    state: &mut State,
+    config: &Config,
+    slot: usize,
+    content: Content,
+) -> Option<()> {
+    let writer = state.memory.writers[slot].as_mut()?;
+    let is_copied = config.on(Guard::OneFingerprint);
+    if is_copied || writer.stored || writer.content == content {
+        return None;
+    }
+    state.budget.buffer_changes = state.budget.buffer_changes.checked_sub(1)?;
+    writer.content = content;
+    let (volume, lba) = (writer.volume, writer.lba);
+    admit(state, volume, lba, content);
+    Some(())
+}
+
 /// Step 5: the data write completes; for a rewrite in place this is the last step.
 pub(crate) fn store(state: &mut State, config: &Config, slot: usize) -> Option<()> {
     let mut writer = state.memory.writers[slot].clone()?;
@@ -126,6 +152,9 @@ pub(crate) fn store(state: &mut State, config: &Config, slot: usize) -> Option<(
         state.violate(Violation::ImmutableWritten);
     }
     state.disk.write(writer.block, writer.content);
+    let is_other = writer.fingerprinted != writer.content;
+    let misprinted = is_other.then_some(writer.fingerprinted);
+    state.memory.misprinted[usize::from(writer.block)] = misprinted;
     writer.stored = true;
     if writer.logged || !config.on(Guard::ReplyAfterApply) {
         reply(state, &writer);
@@ -178,11 +207,17 @@ pub(crate) fn log(state: &mut State, config: &Config, slot: usize) -> Option<()>
 }
 
 fn reply(state: &mut State, writer: &Writer) {
-    state.ghost.answered[usize::from(writer.volume)][usize::from(writer.lba)] = writer.content;
+    answer(state, writer.volume, writer.lba, writer.content);
+}
+
+/// From here on the content is what the guest relies on.
+pub(crate) fn answer(state: &mut State, volume: Volume, lba: Lba, content: Content) {
+    state.ghost.answered[usize::from(volume)][usize::from(lba)] = content;
+    state.ghost.affected[usize::from(volume)].remove(lba);
 }
 
 /// A volume's own writes keep its cached lookups right.
-fn update_cache(state: &mut State, config: &Config, volume: Volume, lba: Lba) {
+pub(crate) fn update_cache(state: &mut State, config: &Config, volume: Volume, lba: Lba) {
     let cached = &mut state.memory.cache[usize::from(volume)][usize::from(lba)];
     if config.cached && cached.is_some() {
         let layer = state.memory.image.live[usize::from(volume)];

@@ -46,6 +46,9 @@ const LAYERS: &[&str] = &[
     "clone-shared",
     "clone-reads",
 ];
+const INLINE: &[&str] = &["inline", "inline-reuse", "inline-batch"];
+const INLINE_REBUILD: &[&str] = &["inline-rebuild", "inline-repair", "inline-damage"];
+const INLINE_LAYERS: &[&str] = &["inline-snapshot", "inline-checkpoint"];
 
 #[test]
 fn holds_for_writes_reads_and_checkpoints() {
@@ -77,9 +80,26 @@ fn holds_for_snapshots_clones_and_merges() {
     assert_holds(LAYERS);
 }
 
+/// `cargo test --release -p onefold-model -- inline` runs these alone.
+#[test]
+fn inline_hits_hold_beside_finder_and_collector() {
+    assert_holds(INLINE);
+}
+
+#[test]
+fn inline_hits_hold_when_the_index_is_lost_or_damaged() {
+    assert_holds(INLINE_REBUILD);
+}
+
+#[test]
+fn inline_hits_hold_for_snapshots_and_checkpoints() {
+    assert_holds(INLINE_LAYERS);
+}
+
 #[test]
 fn every_configuration_is_searched() {
     let mut tested = [WRITES, FINDER, COLLECTOR, RECOVERY, REBUILD, LAYERS].concat();
+    tested.extend([INLINE, INLINE_REBUILD, INLINE_LAYERS].concat());
     let mut all: Vec<_> = configs::all().iter().map(|config| config.name).collect();
     tested.sort_unstable();
     all.sort_unstable();
@@ -88,9 +108,22 @@ fn every_configuration_is_searched() {
 
 #[test]
 fn every_guard_is_needed() {
+    assert_needed(|config| !config.starts_with("inline"));
+}
+
+#[test]
+fn every_inline_guard_is_needed() {
+    assert_needed(|config| config.starts_with("inline"));
+}
+
+/// Switches off, one at a time, the guards that matter in the configurations that `wanted` picks.
+fn assert_needed(wanted: fn(&str) -> bool) {
     let mut idle = Vec::new();
     for guard in Guard::ALL {
         let name = configs::where_it_matters(*guard);
+        if !wanted(name) {
+            continue;
+        }
         let mut config = config(name);
         config.guards = Guards::without(*guard);
         let found = search(&config, None);
