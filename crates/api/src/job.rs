@@ -23,18 +23,14 @@ pub struct SelectedJobs {
 impl SelectedJobs {
     fn selection(&self) -> Result<JobSelection> {
         match (self.job, &self.volume) {
-            (None, None) => Ok(JobSelection::All),
-            (Some(JobKind::Finder), None) => Ok(JobSelection::Finder),
-            (None | Some(JobKind::Finder), Some(volume)) => {
-                Ok(JobSelection::FinderOf(volume.clone()))
-            }
-            (Some(JobKind::Collector), None) => Ok(JobSelection::Collector),
-            (Some(JobKind::Deletion), None) => Ok(JobSelection::Deletion),
-            (Some(JobKind::Accounting), None) => Ok(JobSelection::Accounting),
-            (Some(JobKind::Scrub), None) => Ok(JobSelection::Scrub),
             (Some(JobKind::Rebuild), _) => Err(Error::usage(
                 "the rebuild of the index cannot be paused: blocks are shared only after its end",
             )),
+            (None, None) => Ok(JobSelection::All),
+            (Some(kind), None) => Ok(JobSelection::Kind(kind)),
+            (None | Some(JobKind::Finder), Some(volume)) => {
+                Ok(JobSelection::FinderOf(volume.clone()))
+            }
             (Some(_), Some(_)) => Err(Error::usage(
                 "only the finder works for each volume by itself: omit --volume",
             )),

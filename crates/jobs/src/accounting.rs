@@ -1,36 +1,49 @@
 //! The thread that scans all maps periodically, to find out what each volume holds alone.
 
 use crate::foreground::Foreground;
+use crate::handle::{JobHandle, JobSpec, Step};
+use crate::job::JobKind;
 use crate::limits::{ACCOUNTING_SHARE_FLOOR, ACCOUNTING_SLICE, FIRST_ACCOUNTING, POLL_INTERVAL};
 use crate::pacing::Pacer;
 use crate::passes::retry_pause;
-use crate::registry::{JobRegistry, WorkerKind};
 use onefold_store::Store;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Runs until the job registry stops it.
+pub(crate) static ACCOUNTING: JobSpec = JobSpec {
+    kind: JobKind::Accounting,
+    name: "the accounting",
+    needs_index: false,
+    is_always_listed: false,
+    backlog_blocks: |_| 0,
+};
+
+/// Runs until it is stopped.
 pub(crate) fn run(
     store: &Arc<Store>,
-    registry: &Arc<JobRegistry>,
+    job: &JobHandle,
     latency_budget: Duration,
     interval: Duration,
 ) {
+    let thread = job.thread();
     let pacer = Pacer::new(latency_budget, ACCOUNTING_SHARE_FLOOR);
-    let mut foreground = Foreground::new(store, registry, WorkerKind::Accountant, pacer);
+    let mut foreground = Foreground::new(store, thread, pacer);
     let mut due = Instant::now() + FIRST_ACCOUNTING.min(interval);
     let mut failures = 0;
-    while !registry.is_stopping() {
+    while !thread.is_stopping() {
         foreground.was_idle();
-        if Instant::now() < due || !registry.begin_accounting() {
-            registry.sleep(POLL_INTERVAL.min(interval));
+        if Instant::now() < due || !job.begin() {
+            thread.sleep(POLL_INTERVAL.min(interval));
             continue;
         }
-        match go_through(store, registry, &mut foreground) {
+        job.set_under_way(0);
+        match go_through(store, job, &mut foreground) {
             Ok(is_complete) => {
                 failures = 0;
-                registry.accounted(is_complete);
+                job.end_batch(Step::default(), |counts| {
+                    counts.passes += u64::from(is_complete);
+                });
                 // One that was paused begins again when it may.
                 due = Instant::now()
                     + if is_complete {
@@ -41,8 +54,8 @@ pub(crate) fn run(
             }
             Err(error) => {
                 failures += 1;
-                registry.accounting_failed(&error);
-                registry.sleep(retry_pause(failures));
+                job.fail(&error);
+                thread.sleep(retry_pause(failures));
             }
         }
     }
@@ -50,7 +63,7 @@ pub(crate) fn run(
 
 fn go_through(
     store: &Store,
-    registry: &JobRegistry,
+    job: &JobHandle,
     foreground: &mut Foreground,
 ) -> onefold_store::Result<bool> {
     let mut began = Instant::now();
@@ -60,7 +73,7 @@ fn go_through(
             foreground.rest_after(worked);
             began = Instant::now();
         }
-        match registry.may_account() {
+        match job.may_work() {
             true => ControlFlow::Continue(()),
             false => ControlFlow::Break(()),
         }

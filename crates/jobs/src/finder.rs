@@ -1,25 +1,46 @@
 //! The finder's thread: a batch of the next volume in turn, a rest, and so on.
 
 use crate::foreground::Foreground;
+use crate::handle::{JobHandle, JobSpec, Step};
+use crate::job::JobKind;
 use crate::limits::{FINDER_SHARE_FLOOR, INDEX_FULL_PAUSE, POLL_INTERVAL, ROUND_INTERVAL_BUSY};
 use crate::pacing::Pacer;
 use crate::passes::Passes;
-use crate::registry::{JobRegistry, VolumeKey, WorkerKind};
-use onefold_store::{Lba, Ready, Store, StoreErrorKind, Volume};
+use crate::registry::{JobRegistry, VolumeKey};
+use crate::thread::JobThread;
+use onefold_store::{BatchReport, Lba, Ready, Store, StoreErrorKind, Volume};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Runs until the job registry stops it.
-pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budget: Duration) {
+pub(crate) static FINDER: JobSpec = JobSpec {
+    kind: JobKind::Finder,
+    name: "the finder",
+    needs_index: true,
+    is_always_listed: true,
+    // Each volume counts its own.
+    backlog_blocks: |_| 0,
+};
+
+/// Runs until it is stopped.
+pub(crate) fn run(
+    store: &Arc<Store>,
+    registry: &JobRegistry,
+    thread: &Arc<JobThread>,
+    latency_budget: Duration,
+) {
     let pacer = Pacer::new(latency_budget, FINDER_SHARE_FLOOR);
     let mut finder = Finder {
         store,
         registry,
-        rounds: Passes::new(),
+        thread,
+        jobs: BTreeMap::new(),
+        declined: BTreeMap::new(),
+        passes: Passes::new(),
         refreshed: None,
-        foreground: Foreground::new(store, registry, WorkerKind::Finder, pacer),
+        foreground: Foreground::new(store, thread, pacer),
     };
-    while !registry.is_stopping() {
+    while !thread.is_stopping() {
         finder.step();
     }
 }
@@ -27,7 +48,11 @@ pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budge
 struct Finder<'a> {
     store: &'a Store,
     registry: &'a JobRegistry,
-    rounds: Passes<VolumeKey>,
+    thread: &'a JobThread,
+    jobs: BTreeMap<VolumeKey, Arc<JobHandle>>,
+    /// Blocks that the index had no room for, in the passes in progress.
+    declined: BTreeMap<VolumeKey, u64>,
+    passes: Passes<VolumeKey>,
     /// When the set of volumes was last read.
     refreshed: Option<Instant>,
     foreground: Foreground,
@@ -39,59 +64,91 @@ impl Finder<'_> {
             .refreshed
             .is_none_or(|last| last.elapsed() >= POLL_INTERVAL)
         {
-            self.registry.refresh(self.store);
-            let least = if self.foreground.guests_are_idle() {
-                Duration::ZERO
-            } else {
-                ROUND_INTERVAL_BUSY
-            };
-            let volumes = self.registry.volumes().into_iter();
-            self.rounds
-                .set_volumes(volumes.map(|(key, interval)| (key, interval.max(least))));
-            self.refreshed = Some(Instant::now());
+            self.refresh();
         }
-        let allowed = |key: &VolumeKey| self.registry.may_find(*key);
+        let may_work = |key: &VolumeKey| self.jobs.get(key).is_some_and(|job| job.may_work());
         let now = Instant::now();
-        let Some((key, cursor)) = self.rounds.next(now, allowed) else {
-            let time = self.rounds.idle_time(now, POLL_INTERVAL, allowed);
-            self.registry.wait(time);
+        let Some((key, cursor)) = self.passes.next(now, may_work) else {
+            let time = self.passes.idle_time(now, POLL_INTERVAL, may_work);
+            self.thread.wait(time);
             self.foreground.was_idle();
             return;
         };
-        let Some(volume) = self.registry.begin_find(key) else {
+        let job = self.jobs.get(&key).filter(|job| job.begin()).cloned();
+        let Some((job, volume)) = job.as_ref().and_then(|job| Some((job, job.volume()?))) else {
             return;
         };
         // A batch that failed half way has nothing dirty any more, but must be settled.
-        let is_clean = volume.dirty_blocks() == 0 && !self.rounds.has_failed(key);
+        let is_clean = volume.dirty_blocks() == 0 && !self.passes.has_failed(key);
         if cursor == Lba(0) && is_clean {
-            self.registry.pass_over(key);
-            self.rounds.advance(key, None);
+            job.end_batch(Step::default(), |_| {});
+            self.passes.advance(key, None);
             return;
         }
+        job.set_under_way(0);
         let began = Instant::now();
-        self.find(key, &volume, cursor);
+        self.find(key, job, volume, cursor);
         self.foreground.rest_after(began.elapsed());
     }
 
-    fn find(&mut self, key: VolumeKey, volume: &Volume, mut cursor: Lba) {
+    fn refresh(&mut self) {
+        self.jobs = self.registry.refresh(self.store);
+        self.declined.retain(|key, _| self.jobs.contains_key(key));
+        let least = if self.foreground.guests_are_idle() {
+            Duration::ZERO
+        } else {
+            ROUND_INTERVAL_BUSY
+        };
+        let volumes = self.jobs.iter().filter_map(|(key, job)| {
+            let seconds = job.volume()?.options().interval_seconds;
+            Some((*key, Duration::from_secs(seconds.into()).max(least)))
+        });
+        self.passes.set_volumes(volumes);
+        self.refreshed = Some(Instant::now());
+    }
+
+    fn find(&mut self, key: VolumeKey, job: &JobHandle, volume: &Volume, mut cursor: Lba) {
         match self.store.dedup_batch(volume, &mut cursor, Ready::Cold) {
             Ok(report) => {
-                let next = (!report.at_end).then_some(cursor);
-                self.rounds.advance(key, next);
-                if self.registry.found(key, &report) {
-                    self.rounds.put_off(key, Instant::now(), INDEX_FULL_PAUSE);
-                }
+                self.passes.advance(key, (!report.at_end).then_some(cursor));
+                self.found(key, job, &report);
             }
             // It was deleted meanwhile: no failure, and no volume either.
             Err(error) if error.kind() == StoreErrorKind::Gone => {
-                self.registry.pass_over(key);
-                self.rounds.fail(key, Instant::now());
+                job.end_batch(Step::default(), |_| {});
+                self.passes.fail(key, Instant::now());
                 self.refreshed = None;
             }
             Err(error) => {
-                self.registry.find_failed(key, &error);
-                self.rounds.fail(key, Instant::now());
+                job.fail(&error);
+                self.passes.fail(key, Instant::now());
             }
         }
+    }
+
+    fn found(&mut self, key: VolumeKey, job: &JobHandle, report: &BatchReport) {
+        let declined = self.declined.entry(key).or_default();
+        *declined += report.declined;
+        if report.at_end {
+            let declined = std::mem::take(declined);
+            job.set_shortage((declined > 0).then(|| {
+                format!(
+                    "the index has no room for {declined} blocks, which stay as they are; give \
+                     the daemon more memory, or delete what is not needed"
+                )
+            }));
+            if declined > 0 {
+                self.passes.put_off(key, Instant::now(), INDEX_FULL_PAUSE);
+            }
+        }
+        let step = Step {
+            bytes: report.bytes,
+            has_more: !report.at_end,
+            left_blocks: 0,
+        };
+        job.end_batch(step, |counts| {
+            counts.add_batch(report);
+            counts.passes += u64::from(report.at_end);
+        });
     }
 }

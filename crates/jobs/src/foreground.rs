@@ -2,7 +2,7 @@
 
 use crate::limits::{BATCH_GAP, WINDOW};
 use crate::pacing::{Pacer, Window};
-use crate::registry::{JobRegistry, WorkerKind};
+use crate::thread::JobThread;
 use onefold_store::{LatencyCounts, Store};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 /// A job thread's measurements of the guests, who go first.
 pub(crate) struct Foreground {
     store: Arc<Store>,
-    registry: Arc<JobRegistry>,
-    worker: WorkerKind,
+    thread: Arc<JobThread>,
     pacer: Pacer,
     /// The start of the current window: before a batch.
     window_start: Mark,
@@ -38,17 +37,11 @@ impl Mark {
 }
 
 impl Foreground {
-    pub(crate) fn new(
-        store: &Arc<Store>,
-        registry: &Arc<JobRegistry>,
-        worker: WorkerKind,
-        pacer: Pacer,
-    ) -> Self {
+    pub(crate) fn new(store: &Arc<Store>, thread: &Arc<JobThread>, pacer: Pacer) -> Self {
         Self {
             window_start: Mark::now(store),
             store: Arc::clone(store),
-            registry: Arc::clone(registry),
-            worker,
+            thread: Arc::clone(thread),
             pacer,
         }
     }
@@ -57,11 +50,11 @@ impl Foreground {
     pub(crate) fn rest_after(&mut self, worked: Duration) {
         let rest = self.pacer.rest_after(worked);
         if rest.is_zero() {
-            self.registry.sleep(BATCH_GAP);
+            self.thread.sleep(BATCH_GAP);
         } else {
-            self.registry.set_resting(self.worker, true);
+            self.thread.set_resting(true);
             self.rest(rest);
-            self.registry.set_resting(self.worker, false);
+            self.thread.set_resting(false);
         }
         if self.window_start.time.elapsed() >= WINDOW {
             let now = Mark::now(&self.store);
@@ -81,10 +74,10 @@ impl Foreground {
         let mut mark = Mark::now(&self.store);
         loop {
             let left = time.saturating_sub(start.elapsed());
-            if left.is_zero() || self.registry.is_stopping() {
+            if left.is_zero() || self.thread.is_stopping() {
                 return;
             }
-            self.registry.sleep(left.min(WINDOW));
+            self.thread.sleep(left.min(WINDOW));
             let now = Mark::now(&self.store);
             let window = mark.window_until(&now);
             if window.length >= WINDOW && window.is_idle() {

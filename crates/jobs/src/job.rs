@@ -126,23 +126,27 @@ pub struct JobStatus {
     pub bytes_per_second: u64,
 }
 
-/// Jobs to be paused or resumed. A rebuild cannot be: nothing is shared before its end.
+/// Jobs to be paused or resumed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobSelection {
-    /// The finder, the collector, deletions, the accounting and the scrub.
+    /// All but a rebuild: it cannot be paused, as nothing is shared before its end.
     All,
-    /// The finder, for every present and future volume.
-    Finder,
+    /// Those of a kind, for every present and future volume. No rebuild.
+    Kind(JobKind),
     /// The finder for one volume.
     FinderOf(String),
-    /// The collector.
-    Collector,
-    /// Pending deletions.
-    Deletion,
-    /// The accounting. It starts again when it is resumed.
-    Accounting,
-    /// The scrub.
-    Scrub,
+}
+
+impl JobSelection {
+    /// Whether it selects all jobs of this kind.
+    pub(crate) fn covers(&self, kind: JobKind) -> bool {
+        let is_selected = match self {
+            Self::All => true,
+            Self::Kind(selected) => *selected == kind,
+            Self::FinderOf(_) => false,
+        };
+        is_selected && kind != JobKind::Rebuild
+    }
 }
 
 /// Why a job cannot be paused or resumed.

@@ -19,7 +19,9 @@
 //! | --- | --- |
 //! | `job` | the state of a job, and which jobs can be paused |
 //! | `maintenance` | starting, stopping, listing, pausing |
-//! | `registry` | where the threads and their callers meet |
+//! | `handle` | one job: begins and ends batches, pauses, fails, counts |
+//! | `thread` | the threads, and what they wait for |
+//! | `registry` | the list of all jobs, and steering them |
 //! | `finder`, `collector`, `accounting`, `scrub` | the threads |
 //! | `passes` | which volume is next |
 //! | `pacing` | which share of time work may take: control logic without a clock |
@@ -37,6 +39,7 @@ mod collector;
 mod dedup;
 mod finder;
 mod foreground;
+mod handle;
 mod job;
 mod limits;
 mod maintenance;
@@ -46,6 +49,7 @@ mod rate;
 mod registry;
 mod scrub;
 mod shrink;
+mod thread;
 mod trim;
 
 pub use dedup::{DedupTotals, dedup_now};

@@ -1,7 +1,10 @@
 //! Starting, stopping, listing and pausing background work.
 
+use crate::collector::Collector;
+use crate::handle::JobHandle;
 use crate::job::{JobSelection, JobStatus, SteerError};
-use crate::registry::{JobRegistry, WorkerKind};
+use crate::registry::JobRegistry;
+use crate::thread::{JobThread, Signal};
 use crate::{accounting, background, collector, finder, scrub};
 use onefold_store::{Result, Store};
 use std::io;
@@ -21,6 +24,7 @@ pub struct MaintenanceOptions {
 /// The background work of an open pool; ends when dropped.
 pub struct Maintenance {
     store: Arc<Store>,
+    signal: Arc<Signal>,
     registry: Arc<JobRegistry>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -32,36 +36,40 @@ impl Maintenance {
     ///
     /// Where the system gives no thread.
     pub fn start(store: Arc<Store>, options: MaintenanceOptions) -> io::Result<Self> {
+        store.set_background_executor(background::run_in_background);
+        let signal = Arc::default();
+        let [finder, collector, accountant, scrubber] =
+            std::array::from_fn(|_| JobThread::new(&signal));
+        let job = |spec, thread| JobHandle::new(spec, thread, None);
+        let collecting = job(&collector::COLLECTOR, &collector);
+        let deletion = job(&collector::DELETION, &collector);
+        let scrub = job(&scrub::SCRUB, &scrubber);
+        let rebuild = job(&collector::REBUILD, &collector);
+        let accounting = job(&accounting::ACCOUNTING, &accountant);
+        // In the order of the list.
+        let jobs = [&collecting, &deletion, &scrub, &rebuild, &accounting];
+        let registry = JobRegistry::new(&signal, &finder, jobs.map(Arc::clone).to_vec());
         let maintenance = Self {
             store,
-            registry: Arc::new(JobRegistry::new()),
+            signal,
+            registry: Arc::new(registry),
             threads: Mutex::new(Vec::new()),
         };
-        maintenance
-            .store
-            .set_background_executor(background::run_in_background);
         // Dropped on the way out of a failure, it ends the first threads when another fails.
-        let budget = options.latency_budget;
-        maintenance.spawn("finder", WorkerKind::Finder, move |store, registry| {
-            finder::run(store, registry, budget);
+        let registry = Arc::clone(&maintenance.registry);
+        let (budget, interval) = (options.latency_budget, options.accounting_interval);
+        maintenance.spawn("finder", &finder, move |store, thread| {
+            finder::run(store, &registry, thread, budget);
         })?;
-        maintenance.spawn(
-            "collector",
-            WorkerKind::Collector,
-            move |store, registry| {
-                collector::run(store, registry, budget);
-            },
-        )?;
-        let interval = options.accounting_interval;
-        maintenance.spawn(
-            "accountant",
-            WorkerKind::Accountant,
-            move |store, registry| {
-                accounting::run(store, registry, budget, interval);
-            },
-        )?;
-        maintenance.spawn("scrub", WorkerKind::Scrub, move |store, registry| {
-            scrub::run(store, registry, budget);
+        let jobs = [collecting, deletion, rebuild];
+        maintenance.spawn("collector", &collector, move |store, _| {
+            Collector::new(store, jobs, budget).run();
+        })?;
+        maintenance.spawn("accountant", &accountant, move |store, _| {
+            accounting::run(store, &accounting, budget, interval);
+        })?;
+        maintenance.spawn("scrub", &scrubber, move |store, _| {
+            scrub::run(store, &scrub, budget);
         })?;
         Ok(maintenance)
     }
@@ -69,15 +77,15 @@ impl Maintenance {
     fn spawn(
         &self,
         name: &str,
-        worker: WorkerKind,
-        run: impl FnOnce(&Arc<Store>, &Arc<JobRegistry>) + Send + 'static,
+        job_thread: &Arc<JobThread>,
+        run: impl FnOnce(&Arc<Store>, &Arc<JobThread>) + Send + 'static,
     ) -> io::Result<()> {
-        let (store, registry) = (Arc::clone(&self.store), Arc::clone(&self.registry));
+        let (store, job_thread) = (Arc::clone(&self.store), Arc::clone(job_thread));
         let thread = thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                let _end = End(&registry, worker);
-                run(&store, &registry);
+                let _end = End(&job_thread);
+                run(&store, &job_thread);
             })?;
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         threads.push(thread);
@@ -123,19 +131,19 @@ impl Maintenance {
     /// Those of [`Store::begin_scrub`].
     pub fn begin_scrub(&self, percent: Option<u8>, bytes_per_second: u64) -> Result<()> {
         self.store.begin_scrub(percent, bytes_per_second)?;
-        self.registry.wake();
+        self.signal.notify();
         Ok(())
     }
 
     /// Whether it was stopped, or is about to be.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
-        self.registry.is_stopping()
+        self.signal.flags().is_stopping
     }
 
     /// Ends the threads and waits for that: for the batch in progress, at most one of each job.
     pub fn stop(&self) {
-        self.registry.stop();
+        self.signal.change(|flags| flags.is_stopping = true);
         let threads = {
             let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *threads)
@@ -148,11 +156,11 @@ impl Maintenance {
 }
 
 /// Reports that a thread has ended, even by a panic.
-struct End<'a>(&'a JobRegistry, WorkerKind);
+struct End<'a>(&'a JobThread);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        self.0.ended(self.1);
+        self.0.end();
     }
 }
 

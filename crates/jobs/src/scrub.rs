@@ -4,25 +4,35 @@
 //! A run belongs to the pool, not to the thread: an interrupted one is resumed automatically.
 
 use crate::foreground::Foreground;
+use crate::handle::{JobHandle, JobSpec, Step};
+use crate::job::JobKind;
 use crate::limits::{LOOK_AGAIN_INTERVAL, POLL_INTERVAL, SCRUB_SHARE_FLOOR, WINDOW};
 use crate::pacing::Pacer;
 use crate::passes::retry_pause;
-use crate::registry::{JobRegistry, WorkerKind};
 use onefold_store::{Pba, Result, Scrub, ScrubStatus, Store};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs until the job registry stops it.
-pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budget: Duration) {
+pub(crate) static SCRUB: JobSpec = JobSpec {
+    kind: JobKind::Scrub,
+    name: "the scrub",
+    needs_index: true,
+    is_always_listed: false,
+    backlog_blocks: |_| 0,
+};
+
+/// Runs until it is stopped.
+pub(crate) fn run(store: &Arc<Store>, job: &JobHandle, latency_budget: Duration) {
+    let thread = job.thread();
     let pacer = Pacer::new(latency_budget, SCRUB_SHARE_FLOOR);
-    let mut foreground = Foreground::new(store, registry, WorkerKind::Scrub, pacer);
+    let mut foreground = Foreground::new(store, thread, pacer);
     let (mut scrub, mut bound) = (Scrub::default(), RateBound::new(Instant::now()));
     let mut failures = 0;
     let mut looked = None;
     let (mut looked_again, mut look_from) = (Instant::now(), Pba(0));
-    while !registry.is_stopping() {
+    while !thread.is_stopping() {
         if looked.is_none_or(|at: Instant| at.elapsed() >= POLL_INTERVAL) {
             looked = Some(Instant::now());
             if let Err(error) = store.look_at_suspects() {
@@ -39,10 +49,13 @@ pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budge
         }
         let status = store.scrub_status().ok();
         let under_way = status.filter(|status| status.left_blocks > 0);
-        let Some(status) = under_way.filter(|status| registry.begin_scrub(status)) else {
+        if let Some(status) = &under_way {
+            job.set_under_way(status.left_blocks);
+        }
+        let Some(status) = under_way.filter(|_| job.begin()) else {
             // Notes for the window may be outdated by the time it is resumed.
             scrub = Scrub::default();
-            registry.wait(POLL_INTERVAL);
+            thread.wait(POLL_INTERVAL);
             foreground.was_idle();
             continue;
         };
@@ -50,18 +63,20 @@ pub(crate) fn run(store: &Arc<Store>, registry: &Arc<JobRegistry>, latency_budge
         match store.scrub_step(&mut scrub) {
             Ok(report) => {
                 failures = 0;
-                registry.scrubbed(
-                    &report,
-                    status.left_blocks.saturating_sub(report.passed_blocks),
-                );
+                let step = Step {
+                    bytes: report.bytes,
+                    left_blocks: status.left_blocks.saturating_sub(report.passed_blocks),
+                    has_more: !report.is_over,
+                };
+                job.end_batch(step, |counts| counts.add_scrubbed(&report));
                 foreground.rest_after(began.elapsed());
                 let pause = bound.pause_after(report.bytes, &status, Instant::now());
-                registry.sleep(pause);
+                thread.sleep(pause);
             }
             Err(error) => {
                 failures += 1;
-                registry.scrub_failed(&error);
-                registry.sleep(retry_pause(failures));
+                job.fail(&error);
+                thread.sleep(retry_pause(failures));
             }
         }
     }

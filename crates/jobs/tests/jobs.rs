@@ -218,18 +218,24 @@ fn jobs_are_paused_as_a_whole_and_one_by_one() {
 
     maintenance.pause(&of_a).unwrap();
     assert_eq!(states(), [1, 0, 0]);
-    maintenance.pause(&JobSelection::Finder).unwrap();
+    maintenance
+        .pause(&JobSelection::Kind(JobKind::Finder))
+        .unwrap();
     assert_eq!(states(), [1, 1, 0]);
     maintenance.pause(&JobSelection::All).unwrap();
     assert_eq!(states(), [1, 1, 1]);
-    maintenance.resume(&JobSelection::Collector).unwrap();
+    maintenance
+        .resume(&JobSelection::Kind(JobKind::Collector))
+        .unwrap();
     assert_eq!(states(), [1, 1, 0]);
     assert_eq!(maintenance.resume(&of_a), Err(SteerError::FinderPaused));
     assert_eq!(states(), [1, 1, 0]);
     // A later volume is paused with all others, and keeps its settings under any name.
     add_volume(&store, "c", 1..=10);
     assert_eq!(states(), [1, 1, 1, 0]);
-    maintenance.resume(&JobSelection::Finder).unwrap();
+    maintenance
+        .resume(&JobSelection::Kind(JobKind::Finder))
+        .unwrap();
     assert_eq!(states(), [0, 0, 0, 0]);
     maintenance.pause(&of_a).unwrap();
     store.rename_volume("a", "z").unwrap();
@@ -602,11 +608,15 @@ fn what_volumes_hold_alone_is_found_out_now_and_then() {
     wait_until("all maps were gone through twice", || rounds() >= 2);
     let usage = store.volume_stat("alone").unwrap().usage.unwrap();
     assert_eq!((usage.exclusive_blocks, usage.shared_blocks), (100, 0));
-    maintenance.pause(&JobSelection::Accounting).unwrap();
+    maintenance
+        .pause(&JobSelection::Kind(JobKind::Accounting))
+        .unwrap();
     let paused_after = rounds();
     assert_eq!(accounting().unwrap().state, JobState::Paused);
     thread::sleep(Duration::from_millis(100));
     assert_eq!(rounds(), paused_after);
-    maintenance.resume(&JobSelection::Accounting).unwrap();
+    maintenance
+        .resume(&JobSelection::Kind(JobKind::Accounting))
+        .unwrap();
     wait_until("it goes on", || rounds() > paused_after);
 }

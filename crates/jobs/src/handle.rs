@@ -1,0 +1,242 @@
+//! One job: what the thread that does it, and those who steer it, know of it.
+//!
+//! Invariant: a job works on a batch only between [`JobHandle::begin`] and the call that ends it,
+//! and a paused job does not begin.
+
+use crate::job::{JobCounts, JobKind, JobState, JobStatus};
+use crate::rate::Rate;
+use crate::thread::JobThread;
+use onefold_store::{PoolStat, StoreError, Volume};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// The message of the jobs of a thread that panicked.
+pub(crate) const PANICKED: &str =
+    "it panicked, which is a defect of onefold; see the daemon's log, and restart the daemon";
+
+/// How jobs of a kind differ from others.
+pub(crate) struct JobSpec {
+    pub(crate) kind: JobKind,
+    /// For messages: `the collector`.
+    pub(crate) name: &'static str,
+    /// It waits until the index matches the volumes' maps.
+    pub(crate) needs_index: bool,
+    /// It is listed before it has begun.
+    pub(crate) is_always_listed: bool,
+    /// The part of its backlog that the pool counts.
+    pub(crate) backlog_blocks: fn(&PoolStat) -> u64,
+}
+
+/// A job, shared by its thread and the registry.
+pub(crate) struct JobHandle {
+    spec: &'static JobSpec,
+    /// The finder's.
+    volume: Option<Arc<Volume>>,
+    thread: Arc<JobThread>,
+    /// Lock order: after the registry's and the signal's, before the volume's.
+    job: Mutex<Job>,
+}
+
+/// Its state so far.
+struct Job {
+    is_paused: bool,
+    is_in_batch: bool,
+    /// There is more to be done at once.
+    is_under_way: bool,
+    /// It is listed from then on.
+    has_begun: bool,
+    counts: JobCounts,
+    /// What is left of the run in progress, if its thread counts that.
+    left_blocks: u64,
+    rate: Rate,
+    failure: Option<String>,
+    /// Why the last pass left blocks out; while idle, the job counts as failed.
+    shortage: Option<String>,
+}
+
+/// What a batch did, for any job.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Step {
+    pub(crate) bytes: u64,
+    /// What is left of the run in progress, if the thread counts that.
+    pub(crate) left_blocks: u64,
+    /// There is more to be done at once.
+    pub(crate) has_more: bool,
+}
+
+impl JobHandle {
+    /// A job; of one volume, if that is given.
+    pub(crate) fn new(
+        spec: &'static JobSpec,
+        thread: &Arc<JobThread>,
+        volume: Option<Arc<Volume>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            spec,
+            volume,
+            thread: Arc::clone(thread),
+            job: Mutex::new(Job {
+                is_paused: false,
+                is_in_batch: false,
+                is_under_way: false,
+                has_begun: spec.is_always_listed,
+                counts: JobCounts::default(),
+                left_blocks: 0,
+                rate: Rate::new(Instant::now()),
+                failure: None,
+                shortage: None,
+            }),
+        })
+    }
+
+    pub(crate) fn kind(&self) -> JobKind {
+        self.spec.kind
+    }
+
+    pub(crate) fn volume(&self) -> Option<&Arc<Volume>> {
+        self.volume.as_ref()
+    }
+
+    /// The thread that does it.
+    pub(crate) fn thread(&self) -> &Arc<JobThread> {
+        &self.thread
+    }
+
+    /// A panic elsewhere leaves nothing here half done, as each change is complete in itself.
+    fn job(&self) -> MutexGuard<'_, Job> {
+        self.job.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes what others may wait for.
+    fn change(&self, change: impl FnOnce(&mut Job)) {
+        change(&mut self.job());
+        self.thread.signal().notify();
+    }
+
+    /// Whether a batch may begin, or a long one continue.
+    pub(crate) fn may_work(&self) -> bool {
+        self.may_begin() && !self.job().is_paused
+    }
+
+    fn may_begin(&self) -> bool {
+        let flags = self.thread.signal().flags();
+        !flags.is_stopping && (flags.is_index_ready || !self.spec.needs_index)
+    }
+
+    /// Begins a batch, unless it may not.
+    pub(crate) fn begin(&self) -> bool {
+        let may_begin = self.may_begin();
+        let mut job = self.job();
+        job.is_in_batch = may_begin && !job.is_paused;
+        job.is_in_batch
+    }
+
+    /// A run of batches is in progress, whether or not it may work.
+    pub(crate) fn set_under_way(&self, left_blocks: u64) {
+        let mut job = self.job();
+        job.has_begun = true;
+        job.is_under_way = true;
+        job.left_blocks = left_blocks;
+    }
+
+    /// A batch has ended that counts as no work.
+    pub(crate) fn end(&self) {
+        self.change(|job| job.is_in_batch = false);
+    }
+
+    /// A batch has ended well. The log hears of it after a failure.
+    pub(crate) fn end_batch(&self, step: Step, count: impl FnOnce(&mut JobCounts)) {
+        self.change(|job| {
+            job.is_in_batch = false;
+            job.advance(step, count);
+            if job.failure.take().is_some() {
+                tracing::info!("{} works again", self.name());
+            }
+        });
+    }
+
+    /// Progress that ends no batch.
+    pub(crate) fn advance(&self, step: Step, count: impl FnOnce(&mut JobCounts)) {
+        self.job().advance(step, count);
+    }
+
+    /// A batch has failed. The log hears of the first failure in a row only.
+    pub(crate) fn fail(&self, error: &StoreError) {
+        self.change(|job| {
+            job.is_in_batch = false;
+            job.is_under_way = false;
+            job.has_begun = true;
+            if job.failure.is_none() {
+                tracing::warn!("{} failed and will be retried: {error}", self.name());
+            }
+            job.failure = Some(error.to_string());
+        });
+    }
+
+    /// Why the last pass left blocks out, if it did. The log hears of the first in a row only.
+    pub(crate) fn set_shortage(&self, shortage: Option<String>) {
+        let mut job = self.job();
+        if let (Some(shortage), None) = (&shortage, &job.shortage) {
+            tracing::warn!("{} skipped blocks: {shortage}", self.name());
+        }
+        job.shortage = shortage;
+    }
+
+    pub(crate) fn set_paused(&self, is_paused: bool) {
+        self.change(|job| job.is_paused = is_paused);
+    }
+
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.job().is_in_batch && !self.thread.has_ended()
+    }
+
+    /// Its line in the list, in a pool with these counts; none before it has begun.
+    pub(crate) fn status(&self, stat: &PoolStat) -> Option<JobStatus> {
+        let volume = self.volume.as_ref();
+        let dirty_blocks = volume.map_or(0, |volume| volume.dirty_blocks());
+        let mut job = self.job();
+        let backlog_blocks = dirty_blocks + job.left_blocks + (self.spec.backlog_blocks)(stat);
+        let bytes_per_second = job.rate.bytes_per_second(Instant::now());
+        (job.has_begun || backlog_blocks > 0).then(|| JobStatus {
+            kind: self.spec.kind,
+            volume: volume.map(|volume| volume.name()),
+            state: job.state(&self.thread),
+            counts: job.counts,
+            backlog_blocks,
+            bytes_per_second,
+        })
+    }
+
+    fn name(&self) -> String {
+        match &self.volume {
+            Some(volume) => format!("{} of volume '{}'", self.spec.name, volume.name()),
+            None => self.spec.name.to_owned(),
+        }
+    }
+}
+
+impl Job {
+    fn advance(&mut self, step: Step, count: impl FnOnce(&mut JobCounts)) {
+        self.has_begun |= step.bytes > 0;
+        self.is_under_way = step.has_more;
+        self.left_blocks = step.left_blocks;
+        self.rate.add(Instant::now(), step.bytes);
+        count(&mut self.counts);
+    }
+
+    fn state(&self, thread: &JobThread) -> JobState {
+        if thread.has_panicked() {
+            return JobState::Failed(PANICKED.to_owned());
+        }
+        if self.is_paused && !self.is_in_batch {
+            return JobState::Paused;
+        }
+        match (&self.failure, &self.shortage) {
+            (Some(message), _) => JobState::Failed(message.clone()),
+            (None, _) if self.is_under_way && thread.is_resting() => JobState::WaitingForBudget,
+            (None, _) if self.is_under_way => JobState::Running,
+            (None, Some(message)) => JobState::Failed(message.clone()),
+            (None, None) => JobState::Idle,
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The threads of the jobs, and what they wait for.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Wakes those who wait for a change of a flag or a job.
+#[derive(Default)]
+pub(crate) struct Signal {
+    /// Lock order: before the jobs', so that a change is seen or wakes whoever looked before it.
+    flags: Mutex<Flags>,
+    changed: Condvar,
+}
+
+/// What holds for all jobs.
+#[derive(Default, Clone, Copy)]
+pub(crate) struct Flags {
+    pub(crate) is_stopping: bool,
+    /// The index matches the volumes' maps; before, nothing can be shared.
+    pub(crate) is_index_ready: bool,
+}
+
+impl Signal {
+    fn lock(&self) -> MutexGuard<'_, Flags> {
+        self.flags.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn flags(&self) -> Flags {
+        *self.lock()
+    }
+
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Flags)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// A job has changed, or there is something new to do.
+    pub(crate) fn notify(&self) {
+        self.change(|_| {});
+    }
+
+    /// Waits until it is so.
+    pub(crate) fn wait_until(&self, is_so: impl Fn() -> bool) {
+        drop(self.changed.wait_while(self.lock(), |_| !is_so()));
+    }
+}
+
+/// A thread, as its jobs see it.
+pub(crate) struct JobThread {
+    signal: Arc<Signal>,
+    /// It lets guests go first. Relaxed: only shown.
+    is_resting: AtomicBool,
+    /// Once it has ended: whether by a panic.
+    panicked: OnceLock<bool>,
+}
+
+impl JobThread {
+    pub(crate) fn new(signal: &Arc<Signal>) -> Arc<Self> {
+        Arc::new(Self {
+            signal: Arc::clone(signal),
+            is_resting: AtomicBool::new(false),
+            panicked: OnceLock::new(),
+        })
+    }
+
+    pub(crate) fn signal(&self) -> &Signal {
+        &self.signal
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.signal.flags().is_stopping
+    }
+
+    /// Waits for news, at most this long.
+    pub(crate) fn wait(&self, time: Duration) {
+        let flags = self.signal.lock();
+        if !flags.is_stopping {
+            drop(self.signal.changed.wait_timeout(flags, time));
+        }
+    }
+
+    /// Waits for so long; only the end of everything cuts it short.
+    pub(crate) fn sleep(&self, time: Duration) {
+        let (flags, changed) = (self.signal.lock(), &self.signal.changed);
+        drop(changed.wait_timeout_while(flags, time, |flags| !flags.is_stopping));
+    }
+
+    pub(crate) fn set_resting(&self, is_resting: bool) {
+        self.is_resting.store(is_resting, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_resting(&self) -> bool {
+        self.is_resting.load(Ordering::Relaxed)
+    }
+
+    /// It has ended. Unless it was told to, that is a failure of its jobs.
+    pub(crate) fn end(&self) {
+        let _ = self.panicked.set(!self.is_stopping());
+        self.signal.notify();
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.panicked.get().is_some()
+    }
+
+    pub(crate) fn has_panicked(&self) -> bool {
+        self.panicked.get() == Some(&true)
+    }
+}
