@@ -1,7 +1,7 @@
 //! Requests about background jobs, which only a daemon has.
 
 use clap::Args;
-use onefold_jobs::{JobCounts, JobKind, JobSelection, JobState, JobStatus, Maintenance};
+use onefold_jobs::{JobKind, JobSelection, JobStatus, Maintenance};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -38,109 +38,17 @@ impl SelectedJobs {
     }
 }
 
-/// The present state of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum JobStateName {
-    /// There is nothing to do, or it is not time yet.
-    Idle,
-    /// Work is under way.
-    Running,
-    /// Work is under way and rests, so that guests' requests stay within the latency budget.
-    Waiting,
-    /// It waits to be resumed.
-    Paused,
-    /// It failed and will be retried.
-    Failed,
-}
-
-impl JobStateName {
-    /// Every state.
-    pub const ALL: [Self; 5] = [
-        Self::Idle,
-        Self::Running,
-        Self::Waiting,
-        Self::Paused,
-        Self::Failed,
-    ];
-
-    /// Its word in documents.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Running => "running",
-            Self::Waiting => "waiting",
-            Self::Paused => "paused",
-            Self::Failed => "failed",
-        }
-    }
-}
-
-impl From<&JobState> for JobStateName {
-    fn from(state: &JobState) -> Self {
-        match state {
-            JobState::Idle => Self::Idle,
-            JobState::Running => Self::Running,
-            JobState::WaitingForBudget => Self::Waiting,
-            JobState::Paused => Self::Paused,
-            JobState::Failed(_) => Self::Failed,
-        }
-    }
-}
-
-/// One job.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct JobReply {
-    /// Its kind.
-    pub job: JobKind,
-    /// The finder's volume; for a failed deletion, the deleted volume or snapshot.
-    pub volume: Option<String>,
-    /// Its present state.
-    pub state: JobStateName,
-    /// Why it failed.
-    pub message: Option<String>,
-    #[serde(flatten)]
-    /// Its work since the daemon started.
-    pub counts: JobCounts,
-    /// Blocks left to scan, release or read.
-    pub backlog_blocks: u64,
-    /// Its recent rate, rests included.
-    pub bytes_per_second: u64,
-}
-
-impl From<JobStatus> for JobReply {
-    fn from(status: JobStatus) -> Self {
-        let state = JobStateName::from(&status.state);
-        let message = match status.state {
-            JobState::Failed(message) => Some(message),
-            _ => None,
-        };
-        Self {
-            job: status.kind,
-            volume: status.volume,
-            state,
-            message,
-            counts: status.counts,
-            backlog_blocks: status.backlog_blocks,
-            bytes_per_second: status.bytes_per_second,
-        }
-    }
-}
-
 /// All jobs.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct JobListReply {
     /// One entry for each job.
-    pub jobs: Vec<JobReply>,
+    pub jobs: Vec<JobStatus>,
 }
 
 impl JobListReply {
     fn of(maintenance: &Maintenance) -> Result<Self> {
-        let jobs = maintenance.jobs()?.into_iter();
-        Ok(Self {
-            jobs: jobs.map(JobReply::from).collect(),
-        })
+        let jobs = maintenance.jobs()?;
+        Ok(Self { jobs })
     }
 }
 

@@ -42,7 +42,7 @@ mod volume;
 pub use diff::{DiffContent, DiffExtent, DiffPage, NextPage, SnapshotDiff};
 pub use error::{Error, ErrorKind, Result};
 pub use index::{IndexConvert, IndexRebuild, IndexStat, IndexStatReply};
-pub use job::{JobList, JobListReply, JobPause, JobReply, JobResume, JobStateName, SelectedJobs};
+pub use job::{JobList, JobListReply, JobPause, JobResume, SelectedJobs};
 pub use measure::{
     ExportStatistics, JobMeasurement, Measurements, NbdStatistics, OpDurations, OpStatistics,
 };

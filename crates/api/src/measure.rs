@@ -1,10 +1,9 @@
 //! Figures for monitoring: cheap to take, whatever the size of the pool.
 
-use onefold_jobs::JobKind;
+use onefold_jobs::{JobKind, JobState};
 use onefold_store::{MemoryStat, PoolStat, ScrubStatus};
 
 use crate::error::Result;
-use crate::job::JobStateName;
 use crate::service::Service;
 
 /// The figures of one moment.
@@ -28,7 +27,7 @@ pub struct JobMeasurement {
     /// Their kind.
     pub kind: JobKind,
     /// How many are in each state.
-    pub states: [u64; JobStateName::ALL.len()],
+    pub states: [u64; JobState::ALL.len()],
     /// Blocks left to scan, release or read.
     pub backlog_blocks: u64,
     /// Blocks scanned for duplicates since the daemon started.
@@ -116,7 +115,7 @@ impl Service {
             let at = known.unwrap_or_else(|| {
                 kinds.push(JobMeasurement {
                     kind: job.kind,
-                    states: [0; JobStateName::ALL.len()],
+                    states: [0; JobState::ALL.len()],
                     backlog_blocks: 0,
                     scanned_blocks: 0,
                     duplicate_blocks: 0,
@@ -126,7 +125,7 @@ impl Service {
             let Some(kind) = kinds.get_mut(at) else {
                 continue;
             };
-            kind.states[JobStateName::from(&job.state) as usize] += 1;
+            kind.states[job.state as usize] += 1;
             kind.backlog_blocks += job.backlog_blocks;
             kind.scanned_blocks += job.counts.scanned;
             kind.duplicate_blocks += job.counts.duplicates;

@@ -191,7 +191,7 @@ fn follow(service: &Service, maintenance: &Maintenance, report: Report<'_>) -> R
                         "the scrub is paused; 'onefold job resume scrub' lets it go on",
                     ));
                 }
-                JobState::Failed(message) => return Err(Error::failed(message)),
+                JobState::Failed => return Err(Error::failed(job.message.unwrap_or_default())),
                 _ => {}
             }
         }

@@ -52,7 +52,8 @@ pub(crate) fn failed_deletions(stat: &PoolStat) -> impl Iterator<Item = JobStatu
         Some(JobStatus {
             kind: JobKind::Deletion,
             volume: Some(deletion.name.clone()),
-            state: JobState::Failed(deletion.failure.clone()?),
+            state: JobState::Failed,
+            message: Some(deletion.failure.clone()?),
             counts: JobCounts::default(),
             backlog_blocks: deletion.own_blocks,
             bytes_per_second: 0,

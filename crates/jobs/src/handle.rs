@@ -197,10 +197,12 @@ impl JobHandle {
         let mut job = self.job();
         let backlog_blocks = dirty_blocks + job.left_blocks + (self.spec.backlog_blocks)(stat);
         let bytes_per_second = job.rate.bytes_per_second(Instant::now());
+        let (state, message) = job.state(&self.thread);
         (job.has_begun || backlog_blocks > 0).then(|| JobStatus {
             kind: self.spec.kind,
             volume: volume.map(|volume| volume.name()),
-            state: job.state(&self.thread),
+            state,
+            message: message.map(str::to_owned),
             counts: job.counts,
             backlog_blocks,
             bytes_per_second,
@@ -224,19 +226,20 @@ impl Job {
         count(&mut self.counts);
     }
 
-    fn state(&self, thread: &JobThread) -> JobState {
+    /// With the reason of a failure.
+    fn state(&self, thread: &JobThread) -> (JobState, Option<&str>) {
         if thread.has_panicked() {
-            return JobState::Failed(PANICKED.to_owned());
+            return (JobState::Failed, Some(PANICKED));
         }
         if self.is_paused && !self.is_in_batch {
-            return JobState::Paused;
+            return (JobState::Paused, None);
         }
         match (&self.failure, &self.shortage) {
-            (Some(message), _) => JobState::Failed(message.clone()),
-            (None, _) if self.is_under_way && thread.is_resting() => JobState::WaitingForBudget,
-            (None, _) if self.is_under_way => JobState::Running,
-            (None, Some(message)) => JobState::Failed(message.clone()),
-            (None, None) => JobState::Idle,
+            (Some(message), _) => (JobState::Failed, Some(message)),
+            (None, _) if self.is_under_way && thread.is_resting() => (JobState::Waiting, None),
+            (None, _) if self.is_under_way => (JobState::Running, None),
+            (None, Some(message)) => (JobState::Failed, Some(message)),
+            (None, None) => (JobState::Idle, None),
         }
     }
 }

@@ -31,18 +31,47 @@ pub enum JobKind {
 }
 
 /// The present state of a job.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "api",
+    derive(serde::Serialize, serde::Deserialize, utoipa::ToSchema)
+)]
+#[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
+#[cfg_attr(feature = "api", schema(as = JobStateName))]
 pub enum JobState {
     /// There is nothing to do, or it is not time yet.
     Idle,
     /// A pass, or another piece of work, is under way.
     Running,
     /// Work is under way and rests, so that guests' requests stay within the latency budget.
-    WaitingForBudget,
+    Waiting,
     /// It was paused and waits to be resumed.
     Paused,
-    /// It failed with this message and will be retried.
-    Failed(String),
+    /// It failed and will be retried.
+    Failed,
+}
+
+impl JobState {
+    /// Every state.
+    pub const ALL: [Self; 5] = [
+        Self::Idle,
+        Self::Running,
+        Self::Waiting,
+        Self::Paused,
+        Self::Failed,
+    ];
+
+    /// Its word in documents.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Running => "running",
+            Self::Waiting => "waiting",
+            Self::Paused => "paused",
+            Self::Failed => "failed",
+        }
+    }
 }
 
 /// Work done by a job since the daemon started, or by one `pool dedup`. Counts are blocks unless stated
@@ -109,16 +138,25 @@ impl JobCounts {
     }
 }
 
-/// A job as it is now.
+/// One job.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(
+    feature = "api",
+    derive(serde::Serialize, serde::Deserialize, utoipa::ToSchema)
+)]
+#[cfg_attr(feature = "api", schema(as = JobReply))]
 pub struct JobStatus {
     /// Its kind.
+    #[cfg_attr(feature = "api", serde(rename = "job"))]
     pub kind: JobKind,
     /// The finder's volume; for a failed deletion, the deleted volume or snapshot.
     pub volume: Option<String>,
     /// Its present state.
     pub state: JobState,
+    /// Why it failed.
+    pub message: Option<String>,
     /// Its work since the daemon started.
+    #[cfg_attr(feature = "api", serde(flatten))]
     pub counts: JobCounts,
     /// Blocks left to scan, release or read.
     pub backlog_blocks: u64,

@@ -185,7 +185,7 @@ mod tests {
     }
 
     fn collector_state(registry: &JobRegistry) -> JobState {
-        registry.jobs(&nothing())[0].state.clone()
+        registry.jobs(&nothing())[0].state
     }
 
     #[test]
@@ -215,8 +215,9 @@ mod tests {
         assert!(collector.begin());
         collector.thread().end();
         registry.pause(&JobSelection::All).unwrap();
-        let failed = JobState::Failed(PANICKED.to_owned());
-        assert_eq!(collector_state(&registry), failed);
+        assert_eq!(collector_state(&registry), JobState::Failed);
+        let status = registry.jobs(&nothing()).remove(0);
+        assert_eq!(status.message.as_deref(), Some(PANICKED));
     }
 
     #[test]

@@ -11,7 +11,8 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use onefold_api::{Error, JobStateName, Measurements, Result, Service};
+use onefold_api::{Error, Measurements, Result, Service};
+use onefold_jobs::JobState;
 use onefold_store::{SpaceLevel, VolumeStat};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, prometheus_text};
@@ -359,7 +360,7 @@ impl Out<'_> {
             .map(|job| (crate::rendering::word(job.kind), job))
             .collect();
         let states = words.iter().flat_map(|(word, job)| {
-            JobStateName::ALL.into_iter().map(move |state| {
+            JobState::ALL.into_iter().map(move |state| {
                 let labels = [("job", word.as_str()), ("state", state.name())];
                 (labels, job.states[state as usize] as f64)
             })

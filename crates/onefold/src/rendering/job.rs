@@ -21,7 +21,7 @@ impl Render for JobListReply {
             writeln!(
                 out,
                 "{:10}  {:width$}  {:7}  {:>12}  {:>12}  {:>12}  {:>10}/s",
-                word(job.job),
+                word(job.kind),
                 job.volume.as_deref().unwrap_or("-"),
                 job.state.name(),
                 job.backlog_blocks,
