@@ -49,16 +49,20 @@ impl Contents {
     /// Fills a block, as long as blocks are.
     pub fn fill(&self, id: ContentId, block: &mut [u8]) {
         let (noise, repeated) = block.split_at_mut(self.noise_bytes);
-        let (mut lanes, [first, second], word) = self.lanes(id);
+        let Start {
+            mut lanes,
+            words,
+            word,
+        } = self.start(id);
         for line in noise.as_chunks_mut::<LINE_BYTES>().0 {
-            let words = line.as_chunks_mut::<WORD_BYTES>().0;
+            let bytes = line.as_chunks_mut::<WORD_BYTES>().0;
             for n in 0..LANES {
                 lanes[n] = step(lanes[n]);
-                words[n] = lanes[n].to_le_bytes();
+                bytes[n] = lanes[n].to_le_bytes();
             }
         }
-        noise[..8].copy_from_slice(&first.to_le_bytes());
-        noise[8..16].copy_from_slice(&second.to_le_bytes());
+        noise[..8].copy_from_slice(&words[0].to_le_bytes());
+        noise[8..16].copy_from_slice(&words[1].to_le_bytes());
         repeated
             .as_chunks_mut::<WORD_BYTES>()
             .0
@@ -72,7 +76,11 @@ impl Contents {
             return false;
         }
         let (noise, repeated) = block.split_at(self.noise_bytes);
-        let (mut lanes, words, word) = self.lanes(id);
+        let Start {
+            mut lanes,
+            words,
+            word,
+        } = self.start(id);
         let mut differences = [0; LANES];
         let Some((first, lines)) = noise.as_chunks::<LINE_BYTES>().0.split_first() else {
             return false;
@@ -104,13 +112,26 @@ impl Contents {
         self.is(id, block).then_some(id)
     }
 
-    /// Where the generators begin, the first two words of the block, and the one that is repeated.
-    fn lanes(&self, id: ContentId) -> ([u64; LANES], [u64; 2], u64) {
+    fn start(&self, id: ContentId) -> Start {
         let key = mix(id ^ mix(self.seed));
         // A generator of this family that begins with zero never leaves it.
         let lanes = std::array::from_fn(|n| mix(key.wrapping_add(n as u64)) | 1);
-        (lanes, [id, key], mix(!key) | 1)
+        Start {
+            lanes,
+            words: [id, key],
+            word: mix(!key) | 1,
+        }
     }
+}
+
+/// What a content is made from.
+struct Start {
+    /// Where the generators begin.
+    lanes: [u64; LANES],
+    /// The first two words.
+    words: [u64; 2],
+    /// The word that is repeated.
+    word: u64,
 }
 
 fn step(mut lane: u64) -> u64 {

@@ -94,11 +94,26 @@ impl Run {
     }
 }
 
+/// Runs or pieces of one length, and the slot and the content at which they begin.
+#[derive(Debug)]
+struct Placed<T> {
+    slot: u64,
+    content: u64,
+    of: T,
+}
+
+impl<T> Placed<T> {
+    /// The one of a list, in the order of slots, that has this slot.
+    fn at(all: &[Self], slot: u64) -> Option<&Self> {
+        let after = all.partition_point(|it| it.slot <= slot);
+        all.get(after.checked_sub(1)?)
+    }
+}
+
 /// Unique runs, in slots: those of one length after those of another.
 #[derive(Debug)]
 struct Unique {
-    /// With the slot, and the content, at which each begins.
-    runs: Vec<(u64, u64, Runs)>,
+    runs: Vec<Placed<Runs>>,
     slots: u64,
     contents: u64,
 }
@@ -111,7 +126,11 @@ impl Unique {
             contents: 0,
         };
         for runs in all {
-            unique.runs.push((unique.slots, unique.contents, *runs));
+            unique.runs.push(Placed {
+                slot: unique.slots,
+                content: unique.contents,
+                of: *runs,
+            });
             unique.slots += runs.runs;
             unique.contents += runs.runs * runs.length;
         }
@@ -119,13 +138,11 @@ impl Unique {
     }
 
     fn run(&self, slot: u64) -> Piece {
-        let Some((start, first, runs)) = last(&self.runs, |(start, ..)| *start <= slot) else {
-            return Piece::default();
+        let piece = |runs: &Placed<Runs>| Piece {
+            first: runs.content + (slot - runs.slot) * runs.of.length,
+            blocks: runs.of.length,
         };
-        Piece {
-            first: first + (slot - start) * runs.length,
-            blocks: runs.length,
-        }
+        Placed::at(&self.runs, slot).map_or_else(Piece::default, piece)
     }
 }
 
@@ -134,9 +151,8 @@ impl Unique {
 #[derive(Debug)]
 struct Redundant {
     lengths: Vec<Length>,
-    /// By length; with the slot, and the content, at which each begins. A piece takes as many slots
-    /// as it has copies.
-    cells: Vec<(u64, u64, Cell)>,
+    /// By length. A piece takes as many slots as it has copies.
+    cells: Vec<Placed<Cell>>,
     runs: u64,
     spares: u64,
 }
@@ -183,7 +199,11 @@ impl Redundant {
         };
         let (mut slots, mut contents) = (0, 0);
         for cell in &cells {
-            redundant.cells.push((slots, contents, *cell));
+            redundant.cells.push(Placed {
+                slot: slots,
+                content: contents,
+                of: *cell,
+            });
             slots += cell.pieces * cell.copies;
             contents += cell.pieces * cell.length;
         }
@@ -231,19 +251,12 @@ impl Redundant {
     /// The piece in a place of those of the n-th length.
     fn piece(&self, order: &Order, n: usize, place: u64) -> Piece {
         let slot = self.lengths[n].pieces.start + order.pieces[n].at(place);
-        match last(&self.cells, |(start, ..)| *start <= slot) {
-            Some((start, first, cell)) => Piece {
-                first: first + (slot - start) / cell.copies * cell.length,
-                blocks: cell.length,
-            },
-            None => Piece::default(),
-        }
+        let piece = |cells: &Placed<Cell>| Piece {
+            first: cells.content + (slot - cells.slot) / cells.of.copies * cells.of.length,
+            blocks: cells.of.length,
+        };
+        Placed::at(&self.cells, slot).map_or_else(Piece::default, piece)
     }
-}
-
-/// The last for which this holds; it holds for those before it.
-fn last<T>(all: &[T], holds: impl FnMut(&T) -> bool) -> Option<&T> {
-    all.get(all.partition_point(holds).wrapping_sub(1))
 }
 
 /// In which order an epoch has its slots.

@@ -82,7 +82,11 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         let _entered = runtime.enter();
         ControlSocket::bind(&options.pool)?
     };
-    let listeners = listen(options, inherited)?;
+    let sockets = Sockets {
+        control,
+        listeners: listen(options, inherited)?,
+        clients_max,
+    };
     let metrics = options.metrics;
     let metrics = metrics.map(|address| MetricsServer::start(address, options.insecure_listen));
     let metrics = metrics.transpose()?;
@@ -98,7 +102,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     }
     let served = serve_store(
         options,
-        (control, listeners, clients_max),
+        sockets,
         metrics.as_ref(),
         &store,
         &runtime,
@@ -113,10 +117,17 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     served.and(closed.map_err(Error::from))
 }
 
+/// What commands and clients connect to.
+struct Sockets {
+    control: ControlSocket,
+    listeners: Vec<Listener>,
+    clients_max: usize,
+}
+
 /// From the first connection to the last.
 fn serve_store(
     options: &ServeOptions,
-    (control, listeners, clients_max): (ControlSocket, Vec<Listener>, usize),
+    sockets: Sockets,
     metrics: Option<&MetricsServer>,
     store: &Arc<Store>,
     runtime: &Runtime,
@@ -124,8 +135,8 @@ fn serve_store(
 ) -> Result<()> {
     let nbd = Arc::new(NbdService::start(
         options.memory_bytes,
-        clients_max,
-        listeners,
+        sockets.clients_max,
+        sockets.listeners,
         store,
     )?);
     let _housekeeping = Housekeeping::start(Arc::clone(store));
@@ -152,7 +163,7 @@ fn serve_store(
     let signal = runtime.block_on(async {
         tokio::select! {
             signal = signals.next() => signal,
-            never = control.serve(service) => match never {},
+            never = sockets.control.serve(service) => match never {},
         }
     });
     tracing::info!("{signal}: finishing the requests under way");
