@@ -109,6 +109,14 @@ fn collect_all(
     counts: &mut JobCounts,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
+    loop {
+        let report = store.count_batch()?;
+        counts.add_counted(&report);
+        if report.items() == 0 {
+            break;
+        }
+        thread::sleep(BATCH_GAP);
+    }
     let all = store.stat()?.queued_blocks;
     // The queue is first in, first out: these are the ones that were in it.
     while counts.released < all {

@@ -1,6 +1,6 @@
 //! The state of a job, and which jobs can be paused.
 
-use onefold_store::{BatchReport, CollectReport, ScrubReport};
+use onefold_store::{BatchReport, CollectReport, CountReport, ScrubReport};
 
 /// A kind of background work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub enum JobKind {
     Finder,
     /// Releases references that volumes no longer hold, and frees blocks without references.
     Collector,
+    /// Has the index count the references that writes in line have claimed.
+    Counting,
     /// Releases the blocks of deleted volumes and snapshots, and moves those that others need.
     Deletion,
     /// Rebuilds the index from the pool; other jobs wait for it. It cannot be paused.
@@ -100,6 +102,8 @@ pub struct JobCounts {
     pub bytes: u64,
     /// Completed passes over a volume, or over all maps.
     pub passes: u64,
+    /// Claimed references that the index counts now.
+    pub counted: u64,
     /// References released.
     pub released: u64,
     /// Freed, because no reference is left.
@@ -129,6 +133,11 @@ impl JobCounts {
         self.bytes += report.bytes;
         self.bad += report.found_bad;
         self.passes += u64::from(report.is_over);
+    }
+
+    pub(crate) fn add_counted(&mut self, report: &CountReport) {
+        self.counted += report.counted;
+        self.quarantined += report.quarantined;
     }
 
     pub(crate) fn add_collected(&mut self, report: &CollectReport) {

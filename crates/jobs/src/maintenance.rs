@@ -42,12 +42,20 @@ impl Maintenance {
             std::array::from_fn(|_| JobThread::new(&signal));
         let job = |spec, thread| JobHandle::new(spec, thread, None);
         let collecting = job(&collector::COLLECTOR, &collector);
+        let counting = job(&collector::COUNTING, &collector);
         let deletion = job(&collector::DELETION, &collector);
         let scrub = job(&scrub::SCRUB, &scrubber);
         let rebuild = job(&collector::REBUILD, &collector);
         let accounting = job(&accounting::ACCOUNTING, &accountant);
         // In the order of the list.
-        let jobs = [&collecting, &deletion, &scrub, &rebuild, &accounting];
+        let jobs = [
+            &collecting,
+            &counting,
+            &deletion,
+            &scrub,
+            &rebuild,
+            &accounting,
+        ];
         let registry = JobRegistry::new(&signal, &finder, jobs.map(Arc::clone).to_vec());
         let maintenance = Self {
             store,
@@ -61,7 +69,7 @@ impl Maintenance {
         maintenance.spawn("finder", &finder, move |store, thread| {
             finder::run(store, &registry, thread, budget);
         })?;
-        let jobs = [collecting, deletion, rebuild];
+        let jobs = [collecting, counting, deletion, rebuild];
         maintenance.spawn("collector", &collector, move |store, _| {
             Collector::new(store, jobs, budget).run();
         })?;

@@ -17,7 +17,8 @@ impl Render for JobListReply {
             "JOB", "VOLUME", "STATE", "BACKLOG", "DONE", "DUPLICATES", "RATE"
         )?;
         for job in &self.jobs {
-            let done = job.counts.scanned + job.counts.released + job.counts.deleted;
+            let counts = &job.counts;
+            let done = counts.scanned + counts.counted + counts.released + counts.deleted;
             writeln!(
                 out,
                 "{:10}  {:width$}  {:7}  {:>12}  {:>12}  {:>12}  {:>10}/s",

@@ -68,6 +68,13 @@ impl Render for PoolStatReply {
             ),
             ("pending free", bytes(self.pending_free_blocks)),
             (
+                "claimed",
+                match self.claimed_blocks {
+                    0 => String::new(),
+                    claimed => bytes(claimed),
+                },
+            ),
+            (
                 "data",
                 format!("{} in volumes and snapshots", bytes(self.logical_blocks)),
             ),
