@@ -2,6 +2,7 @@
 //! plots, and the figures as tables. Nothing in them is wider than the window, down to that of a
 //! telephone.
 
+use maud::{DOCTYPE, Markup, PreEscaped, Render, html};
 use onefold_api::{Error, Result};
 use rustix::system::uname;
 use std::borrow::Cow;
@@ -43,6 +44,7 @@ pub(super) struct Page {
 /// A part of a page.
 pub(super) struct Section {
     pub(super) heading: String,
+    /// SVG.
     pub(super) plots: Vec<String>,
     pub(super) tables: Vec<Table>,
     pub(super) notes: Vec<String>,
@@ -74,7 +76,7 @@ impl PageFile {
 
     pub(super) fn write(mut self, page: &Page) -> Result<()> {
         let written = self.file.as_mut().map_or(Ok(()), |file| {
-            file.write_all(page.html(&conditions()).as_bytes())
+            file.write_all(page.html(&conditions()).0.as_bytes())
         });
         written.map_err(|e| Error::io(format_args!("cannot write {:?}", self.path), &e))?;
         self.file = None;
@@ -113,83 +115,65 @@ fn quoted(argument: &OsStr) -> String {
 }
 
 impl Page {
-    fn html(&self, conditions: &[(&str, String)]) -> String {
-        let headline = escaped(&self.headline);
-        let mut page = format!(
-            "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-             <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-             <title>{headline}</title><style>{STYLE}</style></head><body>\n<p>{}</p>\n<h1>{headline}</h1>\n",
-            escaped(self.about)
-        );
-        let mut paragraphs = |class: &str, all: &[String]| {
-            for text in all {
-                page.push_str(&format!("<p{class}>{}</p>\n", escaped(text)));
+    fn html(&self, conditions: &[(&str, String)]) -> Markup {
+        html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width,initial-scale=1";
+                    title { (self.headline) }
+                    style { (PreEscaped(STYLE)) }
+                }
+                body {
+                    p { (self.about) }
+                    h1 { (self.headline) }
+                    @for remark in &self.remarks { p { (remark) } }
+                    @for warning in &self.warnings { p.warning { (warning) } }
+                    dl {
+                        @for (name, value) in conditions { dt { (name) } dd { (value) } }
+                    }
+                    @for section in &self.sections { (section) }
+                }
             }
-        };
-        paragraphs("", &self.remarks);
-        paragraphs(" class=\"warning\"", &self.warnings);
-        page.push_str("<dl>\n");
-        for (name, value) in conditions {
-            page.push_str(&format!("<dt>{name}</dt><dd>{}</dd>\n", escaped(value)));
-        }
-        page.push_str("</dl>\n");
-        for section in &self.sections {
-            section.html(&mut page);
-        }
-        page.push_str("</body></html>\n");
-        page
-    }
-}
-
-impl Section {
-    fn html(&self, page: &mut String) {
-        page.push_str(&format!("<h2>{}</h2>\n", escaped(&self.heading)));
-        page.push_str("<div class=\"plots\">\n");
-        for plot in &self.plots {
-            page.push_str(&format!("<div>{plot}</div>\n"));
-        }
-        page.push_str("</div>\n<div class=\"tables\">\n");
-        for table in self.tables.iter().filter(|table| !table.rows.is_empty()) {
-            table.html(page);
-        }
-        page.push_str("</div>\n");
-        for note in &self.notes {
-            page.push_str(&format!("<p>{}</p>\n", escaped(note)));
         }
     }
 }
 
-impl Table {
-    fn html(&self, page: &mut String) {
-        let class = match self.columns.len() > NARROW_COLUMNS {
-            true => " class=\"wide\"",
-            false => "",
-        };
-        let caption = escaped(&self.caption);
-        page.push_str(&format!(
-            "<table{class}><caption>{caption}</caption><thead><tr>"
-        ));
-        for column in &self.columns {
-            page.push_str(&format!("<th>{}</th>", escaped(column)));
-        }
-        page.push_str("</tr></thead><tbody>\n");
-        for row in &self.rows {
-            page.push_str("<tr>");
-            for (column, cell) in self.columns.iter().zip(row) {
-                let (column, cell) = (escaped(column), escaped(cell));
-                page.push_str(&format!("<td data-column=\"{column}\">{cell}</td>"));
+impl Render for Section {
+    fn render(&self) -> Markup {
+        html! {
+            h2 { (self.heading) }
+            div.plots {
+                @for plot in &self.plots { div { (PreEscaped(plot)) } }
             }
-            page.push_str("</tr>\n");
+            div.tables {
+                @for table in self.tables.iter().filter(|table| !table.rows.is_empty()) { (table) }
+            }
+            @for note in &self.notes { p { (note) } }
         }
-        page.push_str("</tbody></table>\n");
     }
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
+impl Render for Table {
+    fn render(&self) -> Markup {
+        let is_wide = self.columns.len() > NARROW_COLUMNS;
+        html! {
+            table class=[is_wide.then_some("wide")] {
+                caption { (self.caption) }
+                thead { tr { @for column in &self.columns { th { (column) } } } }
+                tbody {
+                    @for row in &self.rows {
+                        tr {
+                            @for (column, cell) in self.columns.iter().zip(row) {
+                                td data-column=(column) { (cell) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -198,10 +182,13 @@ mod tests {
 
     #[test]
     fn what_comes_from_outside_is_neither_html_nor_shell() {
-        assert_eq!(
-            escaped(r#"<a href="&">"#),
-            "&lt;a href=&quot;&amp;&quot;&gt;"
-        );
+        let table = Table {
+            caption: String::new(),
+            columns: vec![Cow::Borrowed("\"")],
+            rows: vec![vec![r#"<a href="&">"#.to_owned()]],
+        };
+        let cell = r#"<td data-column="&quot;">&lt;a href=&quot;&amp;&quot;&gt;</td>"#;
+        assert!(table.render().0.contains(cell));
         for (argument, shell) in [
             ("--size", "--size"),
             ("", "''"),
