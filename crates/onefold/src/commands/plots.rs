@@ -1,5 +1,6 @@
 //! Plots of lines, as SVG. They are drawn small, so that their labels can be read on a telephone.
 
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use std::error::Error as Cause;
 
@@ -33,15 +34,18 @@ pub(super) enum Scale {
     Logarithmic,
 }
 
-/// The names of a plot's lines, and their points, from left to right.
-pub(super) struct Lines(pub(super) Vec<(String, Vec<(f64, f64)>)>);
+/// A line of a plot, its points from left to right.
+pub(super) struct Line {
+    pub(super) name: String,
+    pub(super) points: Vec<(f64, f64)>,
+}
 
 /// Lines side by side.
 pub(super) struct Plot<'a> {
     pub(super) title: String,
     pub(super) below: &'a str,
     pub(super) beside: &'a str,
-    pub(super) lines: Lines,
+    pub(super) lines: Vec<Line>,
     /// How a place from left to right is called.
     pub(super) x: fn(f64) -> String,
     /// Whole multiples of this have labels; with 0, some round values.
@@ -57,7 +61,7 @@ impl Plot<'_> {
             Scale::Linear => amount,
             Scale::Logarithmic => amount.max(1.0).log10(),
         };
-        let points = || self.lines.0.iter().flat_map(|(_, points)| points);
+        let points = || self.lines.iter().flat_map(|line| &line.points);
         let widest = points().map(|(x, _)| *x).fold(0.0, f64::max).max(1e-3);
         let highest = points().map(|(_, y)| height(*y)).fold(1e-3, f64::max);
         let lowest = match self.scale {
@@ -66,7 +70,7 @@ impl Plot<'_> {
         };
         let (floor, ceiling) = match self.scale {
             // Above the lines there is room for their names.
-            Scale::Linear if self.lines.0.len() > 1 => (0.0, highest * 1.4),
+            Scale::Linear if self.lines.len() > 1 => (0.0, highest * 1.4),
             Scale::Linear => (0.0, highest * 1.1),
             Scale::Logarithmic => (lowest.floor(), highest.ceil().max(lowest.floor() + 1.0)),
         };
@@ -104,23 +108,31 @@ impl Plot<'_> {
                 .x_desc(self.below)
                 .y_desc(self.beside)
                 .draw()?;
-            for ((name, points), colour) in self.lines.0.iter().zip(COLOURS.into_iter().cycle()) {
-                let points = points.iter().map(|(x, y)| (*x, height(*y)));
+            for (line, colour) in self.lines.iter().zip(COLOURS.into_iter().cycle()) {
+                let points = line.points.iter().map(|(x, y)| (*x, height(*y)));
                 let drawn = chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?;
-                drawn.label(name).legend(move |(x, y)| {
+                drawn.label(&line.name).legend(move |(x, y)| {
                     Rectangle::new([(x, y - 2), (x + 12, y + 2)], colour.filled())
                 });
             }
-            if self.lines.0.len() > 1 {
-                chart
-                    .configure_series_labels()
-                    .label_font(LABEL)
-                    .position(SeriesLabelPosition::UpperLeft)
-                    .background_style(WHITE.mix(0.8))
-                    .draw()?;
+            if self.lines.len() > 1 {
+                draw_series_labels(&mut chart)?;
             }
             area.present()?;
         }
         Ok(svg)
     }
+}
+
+/// Names the lines, or the bars, in the corner that is kept free for that.
+pub(super) fn draw_series_labels<'a>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>,
+) -> Result<(), Box<dyn Cause>> {
+    chart
+        .configure_series_labels()
+        .label_font(LABEL)
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.8))
+        .draw()?;
+    Ok(())
 }

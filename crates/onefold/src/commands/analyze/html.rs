@@ -1,7 +1,7 @@
 //! The figures as a page with plots.
 
 use super::super::html::{Page, Section, Table};
-use super::super::plots::{AMOUNTS, BESIDE, COLOURS, LABEL, SIZE, TITLE};
+use super::super::plots::{AMOUNTS, BESIDE, COLOURS, LABEL, SIZE, TITLE, draw_series_labels};
 use super::reply::{Reply, WayReply};
 use onefold_analyze::{Compressed, Compressibility, RunLengths};
 use onefold_api::size;
@@ -23,9 +23,25 @@ struct Bars<'a> {
     below: &'a str,
     beside: &'a str,
     names: Vec<String>,
-    /// With the name and colour of each series.
-    series: Vec<(&'a str, RGBColor, Vec<f64>)>,
+    series: Vec<Series<'a>>,
     is_logarithmic: bool,
+}
+
+/// The heights of bars of one colour, one for each name.
+struct Series<'a> {
+    name: &'a str,
+    colour: RGBColor,
+    heights: Vec<f64>,
+}
+
+impl<'a> Series<'a> {
+    fn new(name: &'a str, colour: RGBColor, heights: Vec<f64>) -> Self {
+        Self {
+            name,
+            colour,
+            heights,
+        }
+    }
 }
 
 pub(super) fn page(reply: &Reply) -> Result<Page> {
@@ -97,6 +113,14 @@ fn tables(way: &WayReply) -> Vec<Table> {
 
 fn plots(way: &WayReply) -> Vec<Bars<'_>> {
     let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let single = way.copies.first().filter(|it| it.copies == 1);
+    let single = single.map_or(0, |it| it.bytes);
+    let parts = [
+        way.totals.zero_bytes,
+        single,
+        way.distinct_bytes - single,
+        way.duplicate_bytes,
+    ];
     let mut plots = vec![Bars {
         title: "What there is".to_owned(),
         below: "",
@@ -104,17 +128,7 @@ fn plots(way: &WayReply) -> Vec<Bars<'_>> {
         names: ["zeros", "single", "one of several", "duplicate"]
             .map(str::to_owned)
             .to_vec(),
-        series: vec![("", UNIQUE, {
-            let single = way.copies.first().filter(|it| it.copies == 1);
-            let single = single.map_or(0, |it| it.bytes);
-            let parts = [
-                way.totals.zero_bytes,
-                single,
-                way.distinct_bytes - single,
-                way.duplicate_bytes,
-            ];
-            parts.map(mebibytes).to_vec()
-        })],
+        series: vec![Series::new("", UNIQUE, parts.map(mebibytes).to_vec())],
         is_logarithmic: false,
     }];
     if way.inputs.len() > 1 {
@@ -127,8 +141,8 @@ fn plots(way: &WayReply) -> Vec<Bars<'_>> {
             beside: "MiB",
             names: way.inputs.iter().map(|it| name_of(&it.path)).collect(),
             series: vec![
-                ("distinct", UNIQUE, of(|it| it.share.distinct_bytes)),
-                ("new", REDUNDANT, of(|it| it.share.new_bytes)),
+                Series::new("distinct", UNIQUE, of(|it| it.share.distinct_bytes)),
+                Series::new("new", REDUNDANT, of(|it| it.share.new_bytes)),
             ],
             is_logarithmic: false,
         });
@@ -156,7 +170,7 @@ fn copies(way: &WayReply) -> Bars<'_> {
         below: "copies",
         beside: "different chunks",
         names: (0..counts.len()).map(name).collect(),
-        series: vec![("", REDUNDANT, counts)],
+        series: vec![Series::new("", REDUNDANT, counts)],
         is_logarithmic: true,
     }
 }
@@ -179,8 +193,8 @@ fn runs(way: &WayReply) -> Bars<'_> {
         below: "bytes from",
         beside: "runs",
         series: vec![
-            ("unique", UNIQUE, counts(unique)),
-            ("redundant", REDUNDANT, counts(redundant)),
+            Series::new("unique", UNIQUE, counts(unique)),
+            Series::new("redundant", REDUNDANT, counts(redundant)),
         ],
         names: powers.map(|power| size::display(1 << power)).collect(),
         is_logarithmic: true,
@@ -194,9 +208,10 @@ fn compression(found: &Compressibility) -> Bars<'_> {
         let parts = found.by_tenth.iter();
         parts.map(|count| 100.0 * *count as f64 / all).collect()
     };
-    let mut series = vec![("each chunk", UNIQUE, percent(&found.chunks))];
+    let mut series = vec![Series::new("each chunk", UNIQUE, percent(&found.chunks))];
     if found.groups.sampled > 0 {
-        series.push(("64 KiB together", REDUNDANT, percent(&found.groups)));
+        let groups = percent(&found.groups);
+        series.push(Series::new("64 KiB together", REDUNDANT, groups));
     }
     Bars {
         title: "Distinct chunks by what compressing leaves".to_owned(),
@@ -211,15 +226,14 @@ fn compression(found: &Compressibility) -> Bars<'_> {
 impl Bars<'_> {
     fn draw(&self) -> std::result::Result<String, Box<dyn Cause>> {
         let mut svg = String::new();
-        let values = self.series.iter().flat_map(|(_, _, values)| values);
-        let most = values.copied().fold(1.0, f64::max);
-        // The logarithm of a count plus one, so that a count of one is visible.
-        let height = |value: f64| match self.is_logarithmic {
-            true => (value + 1.0).log10(),
-            false => value,
-        };
+        let heights = self.series.iter().flat_map(|series| &series.heights);
+        let highest = self.height(heights.copied().fold(1.0, f64::max));
         // Above the bars, and for the names of the series.
         let room = if self.series.len() > 1 { 1.3 } else { 1.05 };
+        let amounts = match self.is_logarithmic {
+            true => highest.ceil() as usize + 1,
+            false => AMOUNTS,
+        };
         {
             let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
             area.fill(&WHITE)?;
@@ -228,31 +242,7 @@ impl Bars<'_> {
                 .margin(10)
                 .x_label_area_size(45)
                 .y_label_area_size(BESIDE)
-                .build_cartesian_2d(
-                    0.0..self.names.len().max(1) as f64,
-                    0.0..height(most) * room,
-                )?;
-            // Names that would overlap are left out, and cut.
-            let step = self.names.len().div_ceil(NAMES_MAX).max(1);
-            let letters_max = NAME_LETTERS / self.names.len().div_ceil(step).max(1);
-            let name = |at: &f64| {
-                // Labels are centred on their bars.
-                let place = at.floor() as usize;
-                let is_middle = (at - at.floor() - 0.5).abs() < 0.01;
-                let name = self.names.get(place);
-                let name = name.filter(|_| is_middle && place.is_multiple_of(step));
-                name.map_or_else(String::new, |name| shortened(name, letters_max))
-            };
-            let amount = |at: &f64| match self.is_logarithmic {
-                true if *at == 0.0 => "0".to_owned(),
-                // The one more is not to be seen here.
-                true => format!("{:.0}", 10_f64.powf(*at)),
-                false => format!("{at:.0}"),
-            };
-            let amounts = match self.is_logarithmic {
-                true => height(most).ceil() as usize + 1,
-                false => AMOUNTS,
-            };
+                .build_cartesian_2d(0.0..self.names.len().max(1) as f64, 0.0..highest * room)?;
             chart
                 .configure_mesh()
                 .disable_x_mesh()
@@ -260,37 +250,60 @@ impl Bars<'_> {
                 .label_style(LABEL)
                 .y_labels(amounts)
                 .x_labels(self.names.len() * 2 + 1)
-                .x_label_formatter(&name)
-                .y_label_formatter(&amount)
+                .x_label_formatter(&|at| self.name_at(*at))
+                .y_label_formatter(&|at| self.amount_at(*at))
                 .x_desc(self.below)
                 .y_desc(self.beside)
                 .draw()?;
             let width = 0.8 / self.series.len().max(1) as f64;
-            for (n, (label, colour, values)) in self.series.iter().enumerate() {
-                let bars = (0..).zip(values).map(|(place, value)| {
+            for (n, series) in self.series.iter().enumerate() {
+                let colour = series.colour;
+                let bars = (0..).zip(&series.heights).map(|(place, height)| {
                     let left = f64::from(place) + 0.1 + n as f64 * width;
-                    let corners = [(left, 0.0), (left + width * 0.95, height(*value))];
+                    let corners = [(left, 0.0), (left + width * 0.95, self.height(*height))];
                     Rectangle::new(corners, colour.filled())
                 });
                 let drawn = chart.draw_series(bars)?;
-                if !label.is_empty() {
-                    let colour = *colour;
-                    drawn.label(*label).legend(move |(x, y)| {
+                if !series.name.is_empty() {
+                    drawn.label(series.name).legend(move |(x, y)| {
                         Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled())
                     });
                 }
             }
             if self.series.len() > 1 {
-                chart
-                    .configure_series_labels()
-                    .label_font(LABEL)
-                    .position(SeriesLabelPosition::UpperLeft)
-                    .background_style(WHITE.mix(0.8))
-                    .draw()?;
+                draw_series_labels(&mut chart)?;
             }
             area.present()?;
         }
         Ok(svg)
+    }
+
+    /// As drawn: the logarithm of a count plus one, so that a count of one is visible.
+    fn height(&self, value: f64) -> f64 {
+        match self.is_logarithmic {
+            true => (value + 1.0).log10(),
+            false => value,
+        }
+    }
+
+    /// Labels are centred on their bars. Those that would overlap are left out, and cut.
+    fn name_at(&self, at: f64) -> String {
+        let step = self.names.len().div_ceil(NAMES_MAX).max(1);
+        let letters_max = NAME_LETTERS / self.names.len().div_ceil(step).max(1);
+        let place = at.floor() as usize;
+        let is_middle = (at - at.floor() - 0.5).abs() < 0.01;
+        let name = self.names.get(place);
+        let name = name.filter(|_| is_middle && place.is_multiple_of(step));
+        name.map_or_else(String::new, |name| shortened(name, letters_max))
+    }
+
+    fn amount_at(&self, height: f64) -> String {
+        match self.is_logarithmic {
+            true if height == 0.0 => "0".to_owned(),
+            // The one more is not to be seen here.
+            true => format!("{:.0}", 10_f64.powf(height)),
+            false => format!("{height:.0}"),
+        }
     }
 }
 

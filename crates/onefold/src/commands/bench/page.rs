@@ -1,7 +1,7 @@
 //! The measurements as a page.
 
 use super::super::html::{Page, Section, Table};
-use super::super::plots::{Lines, Plot, Scale};
+use super::super::plots::{Line, Plot, Scale};
 use super::reply::{COLUMNS, IntervalReply, OperationReply, PhaseReply, Reply, time_display};
 use onefold_api::{Error, Result};
 use std::error::Error as Cause;
@@ -68,17 +68,18 @@ fn latencies(reply: &Reply) -> Plot<'_> {
                 false => phase.phase.to_owned(),
             };
             let points = it.curve.iter();
-            lines.push((
+            let points = points.map(|(part, time)| (-part.log10(), *time));
+            lines.push(Line {
                 name,
-                points.map(|(part, time)| (-part.log10(), *time)).collect(),
-            ));
+                points: points.collect(),
+            });
         }
     }
     Plot {
         title: "Latency by part of the requests".to_owned(),
         below: "percentile",
         beside: "",
-        lines: Lines(lines),
+        lines,
         x: |power| match power {
             power if power <= 0.0 => "0 %".to_owned(),
             power => {
@@ -95,7 +96,7 @@ fn latencies(reply: &Reply) -> Plot<'_> {
 fn throughput(phase: &PhaseReply) -> Plot<'_> {
     // Several intervals to a point, because more points than these cannot be distinguished.
     let joined = phase.timeline.len().div_ceil(POINTS_MAX).max(1);
-    let line = |bytes: fn(&IntervalReply) -> u64| {
+    let line = |name: &str, bytes: fn(&IntervalReply) -> u64| {
         let points = (0..).zip(phase.timeline.chunks(joined));
         let point = |(n, intervals): (usize, &[IntervalReply])| {
             let seconds = intervals.len() as f64 * phase.interval_seconds;
@@ -103,20 +104,21 @@ fn throughput(phase: &PhaseReply) -> Plot<'_> {
             let sum: u64 = intervals.iter().map(bytes).sum();
             (middle, sum as f64 / seconds / f64::from(1 << 20))
         };
-        points.map(point).collect::<Vec<_>>()
+        Line {
+            name: name.to_owned(),
+            points: points.map(point).collect(),
+        }
     };
-    let both = [
-        ("read", line(|it| it.read_bytes)),
-        ("written", line(|it| it.written_bytes)),
+    let mut lines = vec![
+        line("read", |it| it.read_bytes),
+        line("written", |it| it.written_bytes),
     ];
-    let some = both
-        .into_iter()
-        .filter(|(_, line)| line.iter().any(|(_, amount)| *amount > 0.0));
+    lines.retain(|line| line.points.iter().any(|(_, amount)| *amount > 0.0));
     Plot {
         title: format!("Throughput of {} over time", phase.phase),
         below: "seconds",
         beside: "MiB/s",
-        lines: Lines(some.map(|(name, line)| (name.to_owned(), line)).collect()),
+        lines,
         x: |seconds| {
             let digits = match seconds {
                 0.0 => 0,
