@@ -16,7 +16,7 @@ const FILE_LINES_MAX: usize = 800;
 const LARGEST_FILE: usize = 873;
 
 /// The product's long functions. May only go down.
-const LONG_FUNCTIONS: usize = 8;
+const LONG_FUNCTIONS: usize = 6;
 
 /// One line for each function and file that is too long, those of tests included.
 pub(super) fn remarks(parsed: &[Parsed]) -> Vec<String> {
