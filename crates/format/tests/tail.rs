@@ -35,7 +35,7 @@ fn a_header_comes_back() {
     let (bytes, seed) = HEADER.encode();
     assert_eq!(TailHeader::decode(&bytes), Ok((HEADER, seed)));
     let golden = [
-        "3146544c01000000",
+        "3146544c01010000",
         "03030303030303030303030303030303",
         "05050505050505050505050505050505",
         "0018000000000000",
@@ -45,7 +45,7 @@ fn a_header_comes_back() {
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    assert_eq!(hex, golden.concat(), "what version 1 writes");
+    assert_eq!(hex, golden.concat(), "what version 1.1 writes");
 }
 
 #[test]
