@@ -6,6 +6,7 @@ mod data;
 mod discard;
 mod export;
 mod import;
+mod moving;
 mod resize;
 mod stat;
 mod usage;

@@ -7,9 +7,8 @@
 //! Shrinking:
 //!
 //! 1. a root sets the new end; from here on nothing is handed out beyond
-//! 2. every block beyond that an entry refers to is copied to a new one, under the entry's lock:
-//!    for the map a write like a guest's. An entry that shared a block owns its copy, and drops its
-//!    reference
+//! 2. every block beyond that an entry refers to is copied to a new one (`moving.rs`). An entry that
+//!    shared a block owns its copy, and drops its reference
 //! 3. the collector releases those references
 //! 4. once nothing beyond is mapped or in flight, except free bad blocks, which leave the list
 //!    then, the next checkpoint ends the pool there
@@ -20,23 +19,18 @@
 //! replace. See `docs/decisions/0019-evacuation.md`.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 
 use onefold_format::entry::State;
-use onefold_format::{Entry, Lba, Record, SegmentIndex};
+use onefold_format::map_page::Segment;
+use onefold_format::{Entry, Pba, SegmentIndex};
 use onefold_journal::Purpose;
 use onefold_metadata::sync::lock;
-use onefold_metadata::{
-    BlockRange, Blocking, Layer, PbaRun, Placement, Result, StoreError, StoreErrorKind,
-};
-use smallvec::smallvec;
+use onefold_metadata::{Blocking, Result, StoreError, StoreErrorKind};
 
+use super::moving::{Chosen, Moving};
 use crate::pool::Pool;
 use crate::recovery::pool_size_problem;
 use crate::store::Store;
-
-/// Blocks moved under one hold of their locks: a guest that needs one of them waits for this many.
-const PIECE_BLOCKS: usize = 64;
 
 /// The resolution of the search for the size to which a pool can shrink at once.
 const PLAN_PARTS: u64 = 1024;
@@ -190,13 +184,17 @@ impl Store {
         let _alone = lock(&pool.shrinking);
         let all = pool.journal.metadata()?.space().busy_beyond();
         let mut moved = 0;
-        let mut told = |moved: u64| progress(moved.min(all), all);
+        let mut told = |more: u64| {
+            moved += more;
+            progress(moved.min(all), all)
+        };
         for layer in pool.maps().layers() {
-            if pool.evacuate(&layer, &mut moved, &mut told)?.is_break() {
+            let evacuation = Evacuation(pool);
+            if pool.move_layer(&layer, &evacuation, &mut told)?.is_break() {
                 return pool.shrink_report(true);
             }
         }
-        if self.release_given_up(&mut || told(moved))?.is_break() {
+        if self.release_given_up(&mut || told(0))?.is_break() {
             return pool.shrink_report(true);
         }
         pool.forget_bad_beyond()?;
@@ -208,7 +206,7 @@ impl Store {
     }
 
     /// Releases dropped references, and frees blocks without references and readers.
-    fn release_given_up(
+    pub(super) fn release_given_up(
         &self,
         told: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
@@ -324,154 +322,29 @@ impl Pool {
             was_broken_off: was_broken_off && !is_done,
         })
     }
+}
 
-    /// Moves the blocks of a layer from beyond the pool's new end.
-    fn evacuate(
-        &self,
-        layer: &Arc<Layer>,
-        moved: &mut u64,
-        told: &mut dyn FnMut(u64) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>> {
-        let mut from = SegmentIndex(0);
-        while let Some(segment) = self.maps().next_segment(layer, from)? {
-            let end = self.journal.metadata()?.space().end();
-            let is_beyond = |entry: &Entry| entry.pba().is_some_and(|pba| pba.0 >= end);
-            // Checked without the locks first: most segments have nothing there.
-            let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
-            let wanted: Vec<u64> = leaf.with(|entries| {
-                let pieces = (0..).zip(entries.chunks(PIECE_BLOCKS));
-                let pieces = pieces.filter(|(_, piece)| piece.iter().any(is_beyond));
-                pieces.map(|(n, _)| n).collect()
-            });
-            drop(leaf);
-            for n in wanted {
-                let first = segment.first() + n * PIECE_BLOCKS as u64;
-                *moved += self.evacuate_piece(layer, first)?;
-                if told(*moved).is_break() {
-                    return Ok(ControlFlow::Break(()));
-                }
-            }
-            from = segment + 1;
-        }
-        Ok(ControlFlow::Continue(()))
+/// Blocks beyond the pool's new end go before it.
+struct Evacuation<'a>(&'a Pool);
+
+impl Moving for Evacuation<'_> {
+    fn choose(&self, entries: &Segment) -> Result<Chosen> {
+        let end = self.0.journal.metadata()?.space().end();
+        Ok(entries.map(|entry| entry.pba().is_some_and(|pba| pba.0 >= end)))
     }
 
-    /// Moves blocks of these entries from beyond the new end. No merge moves entries meanwhile,
-    /// because it would hold the job lock, and no request does, because it would hold the blocks.
-    fn evacuate_piece(&self, layer: &Arc<Layer>, first: Lba) -> Result<u64> {
-        let _job = self.job()?;
-        let blocks = first.0..first.0 + PIECE_BLOCKS as u64;
-        let _locked = layer.locks.lock(blocks, Blocking::Yes);
-        if self.maps().layer(layer.id).is_err() {
-            return Ok(0);
+    fn copied(&self, old: Entry, copy: Pba) -> Entry {
+        match old.state() {
+            State::Unshareable(_) => Entry::unshareable(copy),
+            _ => Entry::private(copy),
         }
-        let end = self.journal.metadata()?.space().end();
-        let mut entries = Vec::with_capacity(PIECE_BLOCKS);
-        self.maps()
-            .leaf(layer, first.segment(), Blocking::Yes)?
-            .entries(first.slot()..first.slot() + PIECE_BLOCKS, &mut entries);
-        let (mut lba, mut moved) = (first, 0);
-        for run in entries.chunk_by(|one, next| one.successor(1) == *next) {
-            let count = run.len() as u64;
-            // A run may begin before the new end.
-            let before = match run[0].pba() {
-                Some(pba) => end.saturating_sub(pba.0).min(count),
-                None => count,
-            };
-            if before < count {
-                let old = run[before as usize];
-                self.move_run(layer, BlockRange::new(lba + before, count - before), old)?;
-                moved += count - before;
-            }
-            lba = lba + count;
-        }
-        Ok(moved)
     }
 
-    /// Copies a run of blocks, and makes their entries, which are locked, refer to the copies.
-    fn move_run(&self, layer: &Layer, blocks: BlockRange, old: Entry) -> Result<()> {
-        let (start, copy): (_, fn(_) -> Entry) = match old.state() {
-            State::Absent | State::Zero => return Ok(()),
-            State::Private(start) | State::Shared(start) => (start, Entry::private),
-            State::Unshareable(start) => (start, Entry::unshareable),
-        };
-        let placement = Placement {
-            layer: layer.id,
-            beside: None,
-            runs: smallvec![blocks],
-        };
-        let new = self.journal.allocate(
-            &placement,
-            &layer.space_limits,
-            Purpose::Overwrite,
-            Blocking::Yes,
-        )?;
-        let mut records = Vec::with_capacity(new.len());
-        let mut done = 0;
-        let mut copied = Ok(());
-        for run in &new {
-            let from = PbaRun {
-                start: start + done,
-                count: run.count,
-            };
-            copied = copied.and_then(|()| self.copy(layer, from, *run));
-            records.push(Record::Map {
-                layer: layer.id,
-                lba: blocks.first + done,
-                count: run.count as u32,
-                old: old.successor(done),
-                new: copy(run.start),
-            });
-            done += run.count;
-        }
-        if let Some(cache) = layer.hash_cache() {
-            cache.forget(blocks);
-        }
-        let released = old.own_pba().map(|start| PbaRun {
-            start,
-            count: blocks.count,
-        });
-        let released: Vec<PbaRun> = released.into_iter().collect();
-        copied
-            .and_then(|()| self.journal.append(&records, &released, Blocking::Yes))
-            .or_else(|error| {
-                if self.journal.check_writable().is_ok() {
-                    self.journal.take_back(&new)?;
-                }
-                Err(error)
-            })
+    fn is_beside(&self) -> bool {
+        false
     }
 
-    /// Copies the content of blocks that are not written meanwhile. A known bad one stays: its copy
-    /// would not be known to be bad (P8).
-    fn copy(&self, layer: &Layer, from: PbaRun, to: PbaRun) -> Result<()> {
-        let block_size = self.block_size();
-        let mut bytes = vec![0; (from.count * block_size) as usize];
-        let failed = |doing: &str, pba| {
-            let what = format!("{doing} block {pba} of the pool, which is being moved");
-            move |error| StoreError::io(what, error)
-        };
-        let read = self.data().read_at(&mut bytes, from.start.0 * block_size);
-        read.map_err(failed("reading", from.start))?;
-        let listed = match self.bad.is_any() {
-            true => self.bad.within(from.start.0..from.start.0 + from.count),
-            false => Vec::new(),
-        };
-        for bad in listed.iter().filter(|bad| bad.fingerprint.is_some()) {
-            let at = ((bad.pba.0 - from.start.0) * block_size) as usize;
-            let block = &bytes[at..at + block_size as usize];
-            if !self.is_as_stored(block, layer.domain, bad) {
-                return Err(StoreError::new(
-                    StoreErrorKind::Io,
-                    format!(
-                        "block {} of the pool cannot be moved, for it is not what was stored: repair \
-                         it, or delete what uses it; `pool scrub --list` says what does",
-                        bad.pba
-                    ),
-                ));
-            }
-        }
-        let written = self.data().write_at(&bytes, to.start.0 * block_size);
-        written.map_err(failed("writing", to.start))
+    fn purpose(&self) -> Purpose {
+        Purpose::Overwrite
     }
 }

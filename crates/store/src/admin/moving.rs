@@ -1,0 +1,270 @@
+//! Moving the blocks of entries: to before a shrinking pool's new end, and out of what other entries share.
+//!
+//! Every chosen block is copied to a new one under its entry's lock, and a *map* record makes the entry
+//! refer to the copy: for map, log, recovery, free space and queue that is a guest's write. An entry that
+//! shared its block owns the copy, and drops its reference. No merge moves entries meanwhile, because it
+//! would hold the job lock, and no request does, because it would hold the blocks.
+//!
+//! A crash leaves each piece moved, or as it was.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use onefold_format::entry::State;
+use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
+use onefold_format::{Entry, Lba, Pba, Record, SegmentIndex};
+use onefold_journal::Purpose;
+use onefold_metadata::{
+    BlockRange, Blocking, Layer, PbaRun, PbaRuns, Placement, Result, StoreError, StoreErrorKind,
+};
+
+use crate::pool::Pool;
+
+/// Blocks moved under one hold of their locks: a guest that needs one of them waits for this many.
+const PIECE_BLOCKS: usize = 64;
+
+/// Those of a segment's entries whose blocks are to be moved.
+pub(super) type Chosen = [bool; EMPTY_SEGMENT.len()];
+
+/// Which blocks are moved, where to, and what becomes of them.
+pub(super) trait Moving {
+    /// Looks at a segment of one layer: first without locks, since most have nothing to move, and then
+    /// with those of a piece of it held.
+    fn choose(&self, entries: &Segment) -> Result<Chosen>;
+
+    /// The entry of a copy.
+    fn copied(&self, old: Entry, copy: Pba) -> Entry;
+
+    /// Whether copies go beside the blocks that their segment owns.
+    fn is_beside(&self) -> bool;
+
+    /// Which of the free blocks the copies may have.
+    fn purpose(&self) -> Purpose;
+}
+
+/// Consecutive entries of consecutive blocks, of which the first is `old`.
+struct Run {
+    blocks: BlockRange,
+    old: Entry,
+}
+
+impl Pool {
+    /// Moves what is chosen of a layer. `told` gets the number of blocks after each piece, and can break
+    /// it off.
+    pub(super) fn move_layer(
+        &self,
+        layer: &Arc<Layer>,
+        moving: &dyn Moving,
+        told: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let mut from = SegmentIndex(0);
+        while let Some(segment) = self.next_segment_of(layer, from)? {
+            if self.move_segment(layer, segment, moving, told)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            from = segment + 1;
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// The same for one segment.
+    pub(super) fn move_segment(
+        &self,
+        layer: &Arc<Layer>,
+        segment: SegmentIndex,
+        moving: &dyn Moving,
+        told: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let chosen = moving.choose(&self.segment(layer, segment)?)?;
+        for (piece, n) in chosen.chunks(PIECE_BLOCKS).zip(0..) {
+            if !piece.contains(&true) {
+                continue;
+            }
+            let first = segment.first() + n * PIECE_BLOCKS as u64;
+            if told(self.move_piece(layer, first, moving)?).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// The first segment at or after this one. A layer may be deleted and lose its pages, which takes the job
+    /// lock.
+    pub(super) fn next_segment_of(
+        &self,
+        layer: &Layer,
+        from: SegmentIndex,
+    ) -> Result<Option<SegmentIndex>> {
+        let _job = self.job()?;
+        match self.maps().layer(layer.id) {
+            Ok(_) => self.maps().next_segment(layer, from),
+            Err(_) => Ok(None),
+        }
+    }
+
+    pub(super) fn segment(&self, layer: &Layer, segment: SegmentIndex) -> Result<Segment> {
+        let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
+        Ok(leaf.with(Segment::clone))
+    }
+
+    /// Moves the chosen blocks of these entries.
+    fn move_piece(&self, layer: &Arc<Layer>, first: Lba, moving: &dyn Moving) -> Result<u64> {
+        let _job = self.job()?;
+        let blocks = first.0..first.0 + PIECE_BLOCKS as u64;
+        let _locked = layer.locks.lock(blocks, Blocking::Yes);
+        if self.maps().layer(layer.id).is_err() {
+            return Ok(0);
+        }
+        let entries = self.segment(layer, first.segment())?;
+        let chosen = moving.choose(&entries)?;
+        let slots = first.slot()..first.slot() + PIECE_BLOCKS;
+        let runs = runs(first, &entries[slots.clone()], &chosen[slots]);
+        match runs.is_empty() {
+            true => Ok(0),
+            false => self.move_runs(layer, &runs, moving),
+        }
+    }
+
+    /// Copies runs of blocks, and makes their entries, which are locked, refer to the copies.
+    fn move_runs(&self, layer: &Layer, runs: &[Run], moving: &dyn Moving) -> Result<u64> {
+        let beside = match moving.is_beside() {
+            true => self.beside(layer, runs[0].blocks.first, Blocking::Yes)?,
+            false => None,
+        };
+        let placement = Placement {
+            layer: layer.id,
+            beside,
+            runs: runs.iter().map(|run| run.blocks).collect(),
+        };
+        let purpose = moving.purpose();
+        let new = self
+            .journal
+            .allocate(&placement, &layer.space_limits, purpose, Blocking::Yes)?;
+        let copied = self.copy_runs(layer, runs, &new, moving);
+        if let Some(cache) = layer.hash_cache() {
+            runs.iter().for_each(|run| cache.forget(run.blocks));
+        }
+        let released: PbaRuns = runs.iter().filter_map(Run::owned).collect();
+        copied
+            .and_then(|records| self.journal.append(&records, &released, Blocking::Yes))
+            .or_else(|error| {
+                if self.journal.check_writable().is_ok() {
+                    self.journal.take_back(&new)?;
+                }
+                Err(error)
+            })?;
+        Ok(placement.blocks())
+    }
+
+    /// Copies all of these runs, in their order, to the new blocks. Returns what to record then.
+    fn copy_runs(
+        &self,
+        layer: &Layer,
+        runs: &[Run],
+        new: &[PbaRun],
+        moving: &dyn Moving,
+    ) -> Result<Vec<Record>> {
+        let mut records = Vec::with_capacity(runs.len());
+        let mut free = new.iter().copied();
+        let mut next = PbaRun {
+            start: Pba(0),
+            count: 0,
+        };
+        for run in runs {
+            let mut done = 0;
+            while done < run.blocks.count {
+                if next.count == 0 {
+                    let Some(run) = free.next() else { break };
+                    next = run;
+                }
+                let to = PbaRun {
+                    start: next.start,
+                    count: next.count.min(run.blocks.count - done),
+                };
+                let old = run.old.successor(done);
+                if let Some(start) = old.pba() {
+                    let count = to.count;
+                    self.copy(layer, PbaRun { start, count }, to)?;
+                }
+                records.push(Record::Map {
+                    layer: layer.id,
+                    lba: run.blocks.first + done,
+                    count: to.count as u32,
+                    old,
+                    new: moving.copied(old, to.start),
+                });
+                next.start.0 += to.count;
+                next.count -= to.count;
+                done += to.count;
+            }
+        }
+        Ok(records)
+    }
+
+    /// Copies the content of blocks that are not written meanwhile. A known bad one stays: its copy
+    /// would not be known to be bad (P8).
+    fn copy(&self, layer: &Layer, from: PbaRun, to: PbaRun) -> Result<()> {
+        let block_size = self.block_size();
+        let mut bytes = vec![0; (from.count * block_size) as usize];
+        let failed = |doing: &str, pba| {
+            let what = format!("{doing} block {pba} of the pool, which is being moved");
+            move |error| StoreError::io(what, error)
+        };
+        let read = self.data().read_at(&mut bytes, from.start.0 * block_size);
+        read.map_err(failed("reading", from.start))?;
+        let listed = match self.bad.is_any() {
+            true => self.bad.within(from.start.0..from.start.0 + from.count),
+            false => Vec::new(),
+        };
+        for bad in listed.iter().filter(|bad| bad.fingerprint.is_some()) {
+            let at = ((bad.pba.0 - from.start.0) * block_size) as usize;
+            let block = &bytes[at..at + block_size as usize];
+            if !self.is_as_stored(block, layer.domain, bad) {
+                return Err(StoreError::new(
+                    StoreErrorKind::Io,
+                    format!(
+                        "block {} of the pool cannot be moved, for it is not what was stored: repair \
+                         it, or delete what uses it; `pool scrub --list` says what does",
+                        bad.pba
+                    ),
+                ));
+            }
+        }
+        let written = self.data().write_at(&bytes, to.start.0 * block_size);
+        written.map_err(failed("writing", to.start))
+    }
+}
+
+impl Run {
+    /// The blocks that its entries own.
+    fn owned(&self) -> Option<PbaRun> {
+        self.old.own_pba().map(|start| PbaRun {
+            start,
+            count: self.blocks.count,
+        })
+    }
+}
+
+/// The chosen ones of these entries that have blocks.
+fn runs(first: Lba, entries: &[Entry], chosen: &[bool]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for ((entry, is_chosen), n) in entries.iter().zip(chosen).zip(0..) {
+        if !is_chosen || matches!(entry.state(), State::Absent | State::Zero) {
+            continue;
+        }
+        let lba = first + n;
+        match runs.last_mut() {
+            Some(run)
+                if run.blocks.first + run.blocks.count == lba
+                    && run.old.successor(run.blocks.count) == *entry =>
+            {
+                run.blocks.count += 1;
+            }
+            _ => runs.push(Run {
+                blocks: BlockRange::new(lba, 1),
+                old: *entry,
+            }),
+        }
+    }
+    runs
+}
