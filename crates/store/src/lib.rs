@@ -37,13 +37,14 @@ mod store;
 mod volume;
 mod volume_options;
 
-pub use admin::Data;
 pub use admin::Import;
 pub use admin::Released;
 pub use admin::Usage;
+pub use admin::{Data, Locality};
 pub use admin::{IndexStat, MemoryStat, PoolStat, SnapshotStat, VolumeStat};
 pub use admin::{LogAfter, MetadataExport};
 pub use admin::{ShrinkPlan, ShrinkReport};
+pub use admin::{UnsharePlan, Unsharing};
 pub use dedup::{BatchReport, Ready};
 pub use dedup::{COLLECT_BATCH_BLOCKS, CollectReport, CountReport};
 pub use integrity::{BadBlockStat, BlockUse};

@@ -75,9 +75,11 @@ impl Store {
             return Ok(false);
         };
         let usages = scan.usages.into_iter().map(|(id, usage)| {
+            let found = data.get(&id).copied().unwrap_or_default();
             let as_of = Usage {
                 as_of_unix_seconds,
-                data_blocks: data.get(&id).copied().unwrap_or(0),
+                data_blocks: found.blocks,
+                data_runs: found.runs,
                 ..usage
             };
             (id, as_of)
@@ -211,7 +213,7 @@ impl<'a> Scan<'a> {
         Ok(ControlFlow::Continue(()))
     }
 
-    fn count_data(&mut self) -> Result<Option<FxHashMap<VolumeId, u64>>> {
+    fn count_data(&mut self) -> Result<Option<FxHashMap<VolumeId, data::Found>>> {
         self.renew()?;
         let progress = (self.layers_done, self.layers_all);
         let pace = &mut self.pace;

@@ -1,4 +1,5 @@
-//! The amount of data that a reader of a volume or snapshot finds, over all layers.
+//! The amount of data that a reader of a volume or snapshot finds, over all layers, and in how many
+//! pieces it is in the pool.
 //!
 //! A layer counts its own entries only, and whether an entry hides one below is not known without
 //! reading both. So the data that a reader finds is counted from the maps: at once if that takes
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::node::Pointer;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
-use onefold_format::{Entry, LayerId, SegmentIndex, VolumeId};
+use onefold_format::{Entry, LayerId, Pba, SegmentIndex, VolumeId};
 use onefold_journal::{CheckpointReader, HELD_BACK_MAX, PAGES_AT_ONCE};
 use onefold_metadata::{Blocking, Entries, Layer, Maps, Result, Segments, fill_absent};
 use rustc_hash::FxHashMap;
@@ -23,6 +24,17 @@ use crate::volume::Volume;
 pub struct Data {
     /// Blocks that hold some.
     pub blocks: u64,
+    /// When that was, in seconds since the Unix epoch; nothing where it is so now.
+    pub as_of_unix_seconds: Option<u64>,
+}
+
+/// Where the data that a reader finds is in the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Locality {
+    /// Blocks that hold data.
+    pub blocks: u64,
+    /// Runs of them, consecutive in the volume and in the pool: what it takes to read them all in order.
+    pub runs: u64,
     /// When that was, in seconds since the Unix epoch; nothing where it is so now.
     pub as_of_unix_seconds: Option<u64>,
 }
@@ -51,7 +63,50 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Where the data is that a reader of this volume or snapshot finds; known when [`Store::data`] is,
+    /// but it takes reading the lowest layer too.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::data`].
+    pub fn locality(&self, name: &str, segments_max: u64) -> Result<Option<Locality>> {
+        let volume = self.volume(name)?;
+        if let Some(found) = volume.locality(segments_max)? {
+            return Ok(Some(Locality {
+                blocks: found.blocks,
+                runs: found.runs,
+                as_of_unix_seconds: None,
+            }));
+        }
+        Ok(self.usage(volume.id).map(|usage| Locality {
+            blocks: usage.data_blocks,
+            runs: usage.data_runs,
+            as_of_unix_seconds: Some(usage.as_of_unix_seconds),
+        }))
+    }
+}
+
 impl Volume {
+    /// Nothing if more segments have to be read.
+    fn locality(&self, segments_max: u64) -> Result<Option<Found>> {
+        let (maps, layer) = (&self.pool.maps(), self.layer());
+        let mut segments = Segments::under(&layer);
+        let (mut found, mut from) = (Found::default(), SegmentIndex(0));
+        let mut entries = Entries::with_capacity(BLOCKS_PER_SEGMENT as usize);
+        for _ in 0..segments_max {
+            let Some(segment) = segments.next(maps, from)? else {
+                return Ok(Some(found));
+            };
+            entries.clear();
+            let slots = 0..BLOCKS_PER_SEGMENT as usize;
+            maps.resolve(&layer, segment, slots, Blocking::Yes, &mut entries)?;
+            found.add(segment, InSegment::of(&entries));
+            from = segment + 1;
+        }
+        Ok(segments.next(maps, from)?.is_none().then_some(found))
+    }
+
     /// Nothing if more segments have to be read.
     fn data_blocks(&self, segments_max: u64) -> Result<Option<u64>> {
         let maps = &self.pool.maps();
@@ -116,14 +171,64 @@ fn with_data(entries: &[Entry]) -> u64 {
     entries.iter().filter(|entry| entry.pba().is_some()).count() as u64
 }
 
+/// What a reader finds in one segment.
+#[derive(Debug, Clone, Copy, Default)]
+struct InSegment {
+    blocks: u64,
+    runs: u64,
+    /// Those of its first and its last entry.
+    first: Option<Pba>,
+    last: Option<Pba>,
+}
+
+impl InSegment {
+    fn of(entries: &[Entry]) -> Self {
+        let mut found = Self {
+            first: entries.first().and_then(|entry| entry.pba()),
+            ..Self::default()
+        };
+        for entry in entries {
+            let pba = entry.pba();
+            found.blocks += u64::from(pba.is_some());
+            found.runs += u64::from(pba.is_some() && !continues(found.last, pba));
+            found.last = pba;
+        }
+        found
+    }
+}
+
+fn continues(before: Option<Pba>, pba: Option<Pba>) -> bool {
+    before.is_some_and(|before| pba == Some(before + 1))
+}
+
+/// What a reader finds in some segments, in their order.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Found {
+    pub(super) blocks: u64,
+    /// Runs of blocks that are consecutive in the volume and in the pool.
+    pub(super) runs: u64,
+    /// The end of the last one, if it is that of its segment, and the next segment.
+    end: Option<(SegmentIndex, Pba)>,
+}
+
+impl Found {
+    fn add(&mut self, segment: SegmentIndex, found: InSegment) {
+        let before = self.end.filter(|(next, _)| *next == segment);
+        let goes_on = continues(before.map(|(_, pba)| pba), found.first);
+        self.blocks += found.blocks;
+        self.runs += found.runs - u64::from(goes_on);
+        self.end = found.last.map(|pba| (segment + 1, pba));
+    }
+}
+
 /// Counts for all volumes and snapshots at once, so that each page is read once. Nothing if `pace`
 /// cancels.
 pub(super) fn count_all(
     snapshot: &mut CheckpointReader<'_>,
     pace: &mut dyn FnMut() -> ControlFlow<()>,
-) -> Result<Option<FxHashMap<VolumeId, u64>>> {
-    let ids = snapshot.volumes.iter().map(|volume| (volume.id, 0));
-    let mut data: FxHashMap<VolumeId, u64> = ids.collect();
+) -> Result<Option<FxHashMap<VolumeId, Found>>> {
+    let ids = snapshot.volumes.iter().map(|volume| volume.id);
+    let mut data: FxHashMap<VolumeId, Found> = ids.map(|id| (id, Found::default())).collect();
     let mut forest = Forest::new(snapshot, SegmentIndex(0))?;
     let mut pages = 0;
     while let Some(segment) = forest.next() {
@@ -193,7 +298,7 @@ impl Forest {
         &mut self,
         snapshot: &CheckpointReader<'_>,
         segment: SegmentIndex,
-        data: &mut FxHashMap<VolumeId, u64>,
+        data: &mut FxHashMap<VolumeId, Found>,
     ) -> Result<u64> {
         let mut pages = 0;
         for tree in &mut self.trees {
@@ -201,25 +306,26 @@ impl Forest {
             if !tree.iter().any(is_next) {
                 continue;
             }
-            // The combined entries of the layers on the way to a node, and their amount of data.
-            let mut found: Vec<(Box<Segment>, u64)> = Vec::new();
+            // The combined entries of the layers on the way to a node, and what is in them.
+            let mut found: Vec<(Box<Segment>, InSegment)> = Vec::new();
             for node in tree {
                 let volume = &snapshot.volumes[node.number];
                 let below = node.depth.checked_sub(1).map(|depth| found[depth].clone());
-                let (lower, count) = below.unwrap_or_else(|| (Box::new(EMPTY_SEGMENT), 0));
+                let (lower, count) =
+                    below.unwrap_or_else(|| (Box::new(EMPTY_SEGMENT), InSegment::default()));
                 let resolved = match node.next {
                     Some((next, pointer)) if next == segment => {
                         let mut entries = snapshot.entries(volume, segment, pointer)?;
                         fill_absent(&mut entries[..], &lower[..]);
                         pages += 1;
                         node.next = snapshot.next_map_page(volume, segment + 1)?;
-                        let count = with_data(&entries[..]);
+                        let count = InSegment::of(&entries[..]);
                         (entries, count)
                     }
                     _ => (lower, count),
                 };
                 if let Some(data) = data.get_mut(&volume.id) {
-                    *data += resolved.1;
+                    data.add(segment, resolved.1);
                 }
                 found.truncate(node.depth);
                 found.push(resolved);

@@ -9,13 +9,15 @@ mod import;
 mod moving;
 mod resize;
 mod stat;
+mod unshare;
 mod usage;
 
-pub use data::Data;
+pub use data::{Data, Locality};
 pub use discard::Released;
 pub use export::{LogAfter, MetadataExport};
 pub use import::Import;
 pub use resize::{ShrinkPlan, ShrinkReport};
 pub use stat::{IndexStat, MemoryStat, PoolStat, SnapshotStat, VolumeStat};
+pub use unshare::{UnsharePlan, Unsharing};
 pub use usage::Usage;
 pub(crate) use usage::Usages;

@@ -16,6 +16,8 @@ pub struct Usage {
     pub freed_if_deleted_blocks: u64,
     /// Its blocks in which a reader finds data.
     pub data_blocks: u64,
+    /// The runs of the pool that these are in.
+    pub data_runs: u64,
 }
 
 /// The usage of all volumes and snapshots.

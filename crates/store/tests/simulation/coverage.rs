@@ -85,6 +85,8 @@ coverage! {
     pool_shrunk,
     /// Entries whose blocks were to be moved for that.
     blocks_evacuated,
+    /// Blocks that volumes got of their own again.
+    blocks_unshared,
     /// Shrinkings that a crash had cut short.
     shrinks_cut_short,
     shrinks_cancelled,

@@ -290,6 +290,53 @@ fn shrinking(world: &Arc<World>) -> Step {
     world.flush(a)
 }
 
+/// Volumes get blocks of their own, in short runs and then all, beside a snapshot and a clone, while one
+/// of them is written to and another is trimmed; what was copied is shared again once it is rewritten.
+fn unsharing(world: &Arc<World>) -> Step {
+    for _ in 0..2 {
+        world.create_volume(MIB)?;
+    }
+    let ids = world.volume_ids();
+    let (a, b) = (ids[0], ids[1]);
+    for id in [a, b] {
+        world.write(id, 0, 24 * BLOCK, Fill::Common, Blocking::Yes)?;
+        world.write(id, 32 * BLOCK, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
+        world.dedup(id, Ready::All, 1)?;
+    }
+    world.create_snapshots(&[b])?;
+    let snapshot = world.snapshot_ids()[0];
+    world.write(b, 4 * BLOCK, 8 * BLOCK, Fill::Common, Blocking::Yes)?;
+    world.write(b, 80 * BLOCK, 12 * BLOCK, Fill::Common, Blocking::Yes)?;
+    world.dedup(b, Ready::All, 1)?;
+    world.clone_volume(snapshot)?;
+    world.meanwhile(Part::Data, Op::Write, When::Before, move |world| {
+        world.write(a, 20 * BLOCK, 4 * BLOCK, Fill::Data, Blocking::Yes)?;
+        world.trim(a, 34 * BLOCK, BLOCK, Blocking::Yes)?;
+        world.read(b, 0, 64 * BLOCK, Blocking::No)?;
+        world.flush(a)
+    });
+    world.unshare(b, Some(4))?;
+    world.verify_contents()?;
+    world.check()?;
+    world.collect()?;
+    world.unshare(b, None)?;
+    world.dedup(b, Ready::All, 1)?;
+    world.check()?;
+    world.collect()?;
+    world.tick()?;
+    world.verify_contents()?;
+    world.write(b, 2 * BLOCK, 8 * BLOCK, Fill::Common, Blocking::Yes)?;
+    world.dedup(b, Ready::All, 1)?;
+    world.delete_snapshot(snapshot)?;
+    world.unshare(a, None)?;
+    world.finish_deletions()?;
+    world.collect()?;
+    world.close_and_open(8 * MIB)?;
+    world.unshare(a, Some(16))?;
+    world.write(a, 0, 8 * BLOCK, Fill::Data, Blocking::Yes)?;
+    world.flush(a)
+}
+
 /// A script stopped at I/O `n`, recovered, and used again.
 fn stopped_at(n: u64, world: &Arc<World>, script: Script, kind: CrashKind) -> Step {
     world
@@ -428,6 +475,15 @@ fn every_io_of_shrinking_can_be_the_last() {
         let coverage = stop_everywhere(index, shrinking, 100);
         assert!(coverage.pool_shrunk > 100 && coverage.blocks_evacuated > 1000);
         assert!(coverage.shrinks_cut_short > 20, "{coverage:?}");
+    }
+}
+
+#[test]
+fn every_io_of_unsharing_can_be_the_last() {
+    for index in [IndexKind::Hash, IndexKind::Memory] {
+        let coverage = stop_everywhere(index, unsharing, 80);
+        assert!(coverage.blocks_unshared > 1000, "{coverage:?}");
+        assert!(coverage.hooks_run > 100, "{coverage:?}");
     }
 }
 

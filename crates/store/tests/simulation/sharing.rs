@@ -457,6 +457,34 @@ impl World {
         Ok(())
     }
 
+    /// Gives a volume or snapshot blocks of its own, in short runs or all of them. Returns whether it came
+    /// to its end.
+    pub(crate) fn unshare(&self, id: u64, min_run: Option<u16>) -> Result<bool, Stop> {
+        let name = self.with(id, |volume| volume.name.clone());
+        let store = self.store();
+        self.state().has_own_copies = true;
+        let begun = store.begin_unshare(&name, min_run);
+        let mut unsharing =
+            begun.map_err(|error| self.unless_crashed(format!("unshare: {error}")))?;
+        loop {
+            let what = format!("unshare {id}, runs below {min_run:?}");
+            let done = self.job(Job::Deletion, &what, || store.unshare_step(&mut unsharing));
+            let expected = |error: &StoreError| match error.kind() {
+                StoreErrorKind::NoSpace => true,
+                StoreErrorKind::Gone => !self.exists(id),
+                _ => false,
+            };
+            let Some(is_more) = self.ended(&what, done, expected)? else {
+                return Ok(false);
+            };
+            if !is_more {
+                let copied = unsharing.copied_blocks();
+                self.state().coverage.blocks_unshared += copied;
+                return Ok(true);
+            }
+        }
+    }
+
     /// Continues deletions.
     pub(crate) fn finish_deletions(&self) -> Step {
         let store = self.store();
@@ -508,13 +536,15 @@ impl World {
         let unique = truth.references.values().filter(|count| **count == 1);
         let unique = unique.count() as u64;
         let contents = truth.references.len() as u64;
-        let (is_scarce, met_bad_blocks) = {
+        let (is_scarce, may_own_copies) = {
             let state = self.state();
-            (state.scarcity != Scarcity::default(), state.met_bad_blocks)
+            let may_own_copies = state.met_bad_blocks || state.has_own_copies;
+            (state.scarcity != Scarcity::default(), may_own_copies)
         };
         // Blocks that collide or find no room in the index stay as they are.
-        if !is_scarce && met_bad_blocks && stat.private_blocks > 0 {
-            // A block with the content of a bad block that could not be repaired is unshareable.
+        if !is_scarce && may_own_copies && stat.private_blocks > 0 {
+            // A block with the content of a bad block that could not be repaired is unshareable, and so
+            // is a copy that was made on request.
             expect(&stat, &[("dirty", stat.dirty_blocks, 0)])?;
             if stat.unique_blocks + stat.shared_blocks > contents {
                 return Err(violation(format!("{contents} contents, and yet {stat:?}")));

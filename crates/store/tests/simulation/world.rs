@@ -117,6 +117,8 @@ pub(crate) struct State {
     /// Blocks were known to be bad during a job: an entry with the content of such a block may be
     /// unshareable.
     pub(crate) met_bad_blocks: bool,
+    /// Blocks were copied so that a volume has its own.
+    pub(crate) has_own_copies: bool,
     /// A test damaged the index: operations that need it may report so.
     pub(crate) is_index_damaged: bool,
     /// The store's scarce resource: fingerprints then collide, or the index declines.
@@ -160,6 +162,7 @@ impl World {
             may_need_rebuild: false,
             is_remade: false,
             met_bad_blocks: false,
+            has_own_copies: false,
             is_index_damaged: false,
             scarcity: Scarcity::default(),
             next_id: 1,

@@ -176,6 +176,8 @@ proptest! {
             for name in &names {
                 let usage = usage(&store, name);
                 prop_assert_eq!(usage.data_blocks, blocks_with_data(&store, name), "{}", name);
+                let now = store.locality(name, u64::MAX).unwrap().unwrap();
+                prop_assert_eq!((usage.data_blocks, usage.data_runs), (now.blocks, now.runs));
                 exclusive += usage.exclusive_blocks;
                 named += usage.exclusive_blocks + usage.shared_blocks;
                 prop_assert!(usage.freed_if_deleted_blocks <= usage.exclusive_blocks, "{:?}", usage);

@@ -1,0 +1,314 @@
+//! Giving a volume blocks of its own again, so that it is read in longer runs: all that are shared
+//! (*unshare*), or those in short runs (*defrag*).
+//!
+//! Blocks are copied beside those that their segment owns (`moving.rs`), in every layer that a read of
+//! the volume sees. A copy is *unshareable*: the finder leaves it alone until it is rewritten, or it would
+//! find the duplicate that was just made. A run is measured inside a segment of one layer.
+//!
+//! There is no state on disk: what was copied is not shared any more, so whoever begins again after a
+//! crash goes on with what is left.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use onefold_format::entry::State;
+use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
+use onefold_format::{Entry, Pba, SegmentIndex};
+use onefold_journal::Purpose;
+use onefold_metadata::{Layer, Maps, Result};
+
+use super::moving::{Chosen, Moving};
+use crate::pool::Pool;
+use crate::store::Store;
+use crate::volume::Volume;
+
+/// Segments of maps that one step looks at: some milliseconds where nothing is to be copied.
+const STEP_SEGMENTS_MAX: u32 = 256;
+
+/// Layers that come, go and merge meanwhile make it look again, but not for ever: a schedule of snapshots
+/// may be faster.
+const PASSES_MAX: u32 = 4;
+
+/// What [`Store::unshare_step`] would do in all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UnsharePlan {
+    /// Entries that get a copy of their block: as many new blocks.
+    pub copied_blocks: u64,
+    /// All shared entries of the volume's layers.
+    pub shared_blocks: u64,
+    /// Blocks in which a reader finds data.
+    pub data_blocks: u64,
+    /// The runs of the pool that these are in.
+    pub runs_before: u64,
+    /// The same afterwards, if neighbours find room beside each other.
+    pub runs_after: u64,
+    /// Free blocks that the volume may take.
+    pub available_blocks: u64,
+}
+
+/// How far it has come.
+pub struct Unsharing {
+    volume: Arc<Volume>,
+    min_run: Option<u16>,
+    /// The volume's layers when this pass began.
+    layers: Vec<Arc<Layer>>,
+    /// The layer that is next, and its next segment.
+    layer: usize,
+    segment: SegmentIndex,
+    passes: u32,
+    copied_blocks: u64,
+}
+
+impl Unsharing {
+    /// Blocks that were copied so far.
+    #[must_use]
+    pub fn copied_blocks(&self) -> u64 {
+        self.copied_blocks
+    }
+}
+
+impl Store {
+    /// The cost of giving a volume or snapshot blocks of its own: with `min_run`, where it shares fewer
+    /// consecutive ones. Reads its maps.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Damaged` if a map cannot be read; those of the disk.
+    pub fn plan_unshare(&self, name: &str, min_run: Option<u16>) -> Result<UnsharePlan> {
+        let (pool, volume) = (&self.pool, self.volume(name)?);
+        let rule = Unshare { pool, min_run };
+        let layer = volume.layer();
+        let mut plan = UnsharePlan {
+            available_blocks: pool.available_to(&layer)?,
+            ..UnsharePlan::default()
+        };
+        let mut ahead = Vec::new();
+        for layer in Maps::lineage(&layer) {
+            let next = pool.next_segment_of(&layer, SegmentIndex(0))?;
+            ahead.push((layer, next));
+        }
+        let mut last = None;
+        while let Some(segment) = ahead.iter().filter_map(|(_, next)| *next).min() {
+            let mut found = [None; EMPTY_SEGMENT.len()];
+            for (depth, (layer, next)) in ahead.iter_mut().enumerate() {
+                if *next != Some(segment) {
+                    continue;
+                }
+                let entries = pool.segment(layer, segment)?;
+                let chosen = rule.choose(&entries)?;
+                plan.note(depth, &entries, &chosen, &mut found);
+                *next = pool.next_segment_of(layer, segment + 1)?;
+            }
+            for (place, lba) in found.iter().zip(segment.first().0..) {
+                let place = place.as_ref().and_then(Seen::place);
+                if let Some(place) = place {
+                    plan.data_blocks += 1;
+                    let before = last
+                        .filter(|(next, _)| *next == lba)
+                        .map(|(_, place)| place);
+                    plan.runs_before += u64::from(!before.is_some_and(|it| place.follows(it)));
+                    plan.runs_after += u64::from(!before.is_some_and(|it| place.will_follow(it)));
+                    last = Some((lba + 1, place));
+                }
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Begins to give a volume or snapshot blocks of its own: see [`Store::plan_unshare`].
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`.
+    pub fn begin_unshare(&self, name: &str, min_run: Option<u16>) -> Result<Unsharing> {
+        let volume = self.volume(name)?;
+        Ok(Unsharing {
+            layers: Maps::lineage(&volume.layer()),
+            volume,
+            min_run,
+            layer: 0,
+            segment: SegmentIndex(0),
+            passes: 1,
+            copied_blocks: 0,
+        })
+    }
+
+    /// Copies blocks of one segment at most. Returns whether something may be left.
+    ///
+    /// # Errors
+    ///
+    /// `NoSpace` where the volume may take no more free blocks; `Gone` if it is deleted; `Io` where a
+    /// block cannot be copied; those of the disk. What was copied stays so.
+    pub fn unshare_step(&self, unsharing: &mut Unsharing) -> Result<bool> {
+        let pool = &self.pool;
+        pool.journal.check_writable()?;
+        unsharing.volume.check_in_use()?;
+        for _ in 0..STEP_SEGMENTS_MAX {
+            let Some(layer) = unsharing.layers.get(unsharing.layer) else {
+                return Ok(unsharing.begin_again());
+            };
+            let Some(segment) = pool.next_segment_of(layer, unsharing.segment)? else {
+                unsharing.layer += 1;
+                unsharing.segment = SegmentIndex(0);
+                continue;
+            };
+            let rule = Unshare {
+                pool,
+                min_run: unsharing.min_run,
+            };
+            let mut copied = 0;
+            let mut count = |blocks| {
+                copied += blocks;
+                ControlFlow::Continue(())
+            };
+            let moved = pool.move_segment(layer, segment, &rule, &mut count);
+            unsharing.copied_blocks += copied;
+            let _never_broken_off = moved?;
+            unsharing.segment = segment + 1;
+            if copied > 0 {
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes room for more copies: releases the references that were dropped so far. Returns whether any
+    /// block became free by that.
+    ///
+    /// # Errors
+    ///
+    /// `Busy` or `Damaged` if the index cannot release them; those of the disk.
+    pub fn free_unshared(&self) -> Result<bool> {
+        let free = || -> Result<u64> { Ok(self.pool.journal.metadata()?.space().free_blocks()) };
+        let before = free()?;
+        let _never_broken_off = self.release_given_up(&mut || ControlFlow::Continue(()))?;
+        Ok(free()? > before)
+    }
+}
+
+impl Unsharing {
+    /// A merge may have moved entries to a layer that was done, and a snapshot has put a new one on top.
+    fn begin_again(&mut self) -> bool {
+        let layers = Maps::lineage(&self.volume.layer());
+        let ids = |layers: &[Arc<Layer>]| layers.iter().map(|it| it.id).collect::<Vec<_>>();
+        if ids(&layers) == ids(&self.layers) || self.passes == PASSES_MAX {
+            return false;
+        }
+        self.layers = layers;
+        (self.layer, self.segment) = (0, SegmentIndex(0));
+        self.passes += 1;
+        true
+    }
+}
+
+/// Shared blocks in short runs, or all of them, are copied.
+struct Unshare<'a> {
+    pool: &'a Pool,
+    min_run: Option<u16>,
+}
+
+impl Moving for Unshare<'_> {
+    fn choose(&self, entries: &Segment) -> Result<Chosen> {
+        let mut chosen = [false; EMPTY_SEGMENT.len()];
+        let mut at = 0;
+        for run in entries.chunk_by(|one, next| one.successor(1) == *next) {
+            let is_shared = matches!(run[0].state(), State::Shared(_));
+            let is_short = |min: u16| run.len() < usize::from(min);
+            if is_shared && self.min_run.is_none_or(is_short) {
+                chosen[at..at + run.len()].fill(true);
+            }
+            at += run.len();
+        }
+        // As long as a bad block is shared the finder can repair it.
+        if self.pool.bad.is_any() {
+            for (is_chosen, entry) in chosen.iter_mut().zip(entries) {
+                let bad = entry.pba().and_then(|pba| self.pool.bad.get(pba));
+                *is_chosen &= bad.is_none();
+            }
+        }
+        Ok(chosen)
+    }
+
+    fn copied(&self, _old: Entry, copy: Pba) -> Entry {
+        Entry::unshareable(copy)
+    }
+
+    fn is_beside(&self) -> bool {
+        true
+    }
+
+    fn purpose(&self) -> Purpose {
+        Purpose::New
+    }
+}
+
+impl Pool {
+    /// Free blocks that a layer's volume may take for new data.
+    fn available_to(&self, layer: &Layer) -> Result<u64> {
+        let others = self.maps().unused_reservations();
+        let others = others.saturating_sub(layer.space_limits.unused_reservation());
+        let metadata = self.journal.metadata()?;
+        let kept = others + self.journal.reserve_blocks(&metadata);
+        Ok(metadata.space().free_blocks().saturating_sub(kept))
+    }
+}
+
+impl UnsharePlan {
+    /// Notes the entries of one layer where none above it has any.
+    fn note(
+        &mut self,
+        depth: usize,
+        entries: &Segment,
+        chosen: &Chosen,
+        found: &mut [Option<Seen>; EMPTY_SEGMENT.len()],
+    ) {
+        for ((entry, is_chosen), found) in entries.iter().zip(chosen).zip(found) {
+            let is_shared = matches!(entry.state(), State::Shared(_));
+            self.shared_blocks += u64::from(is_shared);
+            self.copied_blocks += u64::from(*is_chosen);
+            if found.is_none() && *entry != Entry::ABSENT {
+                *found = Some(Seen {
+                    entry: *entry,
+                    copied_in: is_chosen.then_some(depth),
+                });
+            }
+        }
+    }
+}
+
+/// What a reader finds, and the layer in which it will be copied.
+#[derive(Clone, Copy)]
+struct Seen {
+    entry: Entry,
+    copied_in: Option<usize>,
+}
+
+impl Seen {
+    fn place(&self) -> Option<Place> {
+        Some(Place {
+            pba: self.entry.pba()?,
+            copied_in: self.copied_in,
+        })
+    }
+}
+
+/// Where a block is, and the layer in which it will be copied.
+#[derive(Clone, Copy)]
+struct Place {
+    pba: Pba,
+    copied_in: Option<usize>,
+}
+
+impl Place {
+    fn follows(self, before: Self) -> bool {
+        before.pba + 1 == self.pba
+    }
+
+    /// Copies of one layer come to lie beside each other.
+    fn will_follow(self, before: Self) -> bool {
+        match (before.copied_in, self.copied_in) {
+            (None, None) => self.follows(before),
+            (before, own) => before == own,
+        }
+    }
+}
