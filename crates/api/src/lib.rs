@@ -12,7 +12,7 @@
 //! | --- | --- |
 //! | `request.rs` `requests.rs` | the trait [`Request`]; the list of all requests |
 //! | `service.rs` | [`Service`]: an open pool with its clients and jobs |
-//! | `volume.rs` `snapshot.rs` `diff.rs` | requests about volumes |
+//! | `volume.rs` `unshare.rs` `snapshot.rs` `diff.rs` | requests about volumes |
 //! | `pool.rs` `scrub.rs` `index.rs` `job.rs` | requests about the pool |
 //! | `measure.rs` | figures for monitoring |
 //! | [`transfer`] | import and export, which move data beside the request |
@@ -37,6 +37,7 @@ mod service;
 pub mod size;
 mod snapshot;
 pub mod transfer;
+mod unshare;
 mod volume;
 
 pub use diff::{DiffContent, DiffExtent, DiffPage, NextPage, SnapshotDiff};
@@ -55,11 +56,12 @@ pub use pool::{
 pub use request::{Report, Request, SCHEMA_VERSION, Versioned};
 pub use requests::{Visitor, visit_requests};
 pub use scrub::{AffectedPlace, BadBlock, BlockFault, PoolBadBlocks, PoolScrub, PoolScrubReply};
-pub use service::{Clients, DataReply, Hold, Service, check_name};
+pub use service::{Abandonment, Clients, DataReply, Hold, LocalityReply, Service, check_name};
 pub use snapshot::{
     DeletionReply, SnapshotCreate, SnapshotDelete, SnapshotList, SnapshotListReply, SnapshotName,
     SnapshotReply, SnapshotRollback,
 };
+pub use unshare::{UnshareReply, VolumeDefrag, VolumeUnshare};
 pub use volume::{
     AutoSwitchReply, InlineReply, PlanReply, RefusedReply, UsageReply, VolumeClone, VolumeCreate,
     VolumeDelete, VolumeList, VolumeListReply, VolumeRename, VolumeReply, VolumeResize, VolumeSet,

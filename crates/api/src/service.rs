@@ -52,6 +52,18 @@ pub struct DataReply {
     pub data_as_of: Option<u64>,
 }
 
+/// In how many pieces the data of a volume or snapshot is in the pool.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+pub struct LocalityReply {
+    /// Extents of the pool that a reader finds: blocks that are consecutive in the volume and in the pool.
+    /// Absent where counting takes long and they were not counted before.
+    pub extents: Option<u64>,
+    /// Blocks of an extent on average; absent also where there is no data.
+    pub blocks_per_extent: Option<f64>,
+    /// When they were counted, in seconds since the Unix epoch; absent if just now.
+    pub extents_as_of: Option<u64>,
+}
+
 /// An open pool with its clients and jobs.
 #[derive(Clone)]
 pub struct Service {
@@ -61,7 +73,12 @@ pub struct Service {
     pub clients: Option<Arc<dyn Clients>>,
     /// The background jobs. Only a daemon has any.
     pub maintenance: Option<Arc<Maintenance>>,
+    /// Whether nobody waits for the reply any more.
+    pub is_abandoned: Option<Abandonment>,
 }
+
+/// Tells whether the caller of a request has gone.
+pub type Abandonment = Arc<dyn Fn() -> bool + Send + Sync>;
 
 impl Service {
     /// A pool without clients and jobs.
@@ -71,7 +88,22 @@ impl Service {
             store,
             clients: None,
             maintenance: None,
+            is_abandoned: None,
         }
+    }
+
+    /// The same for one caller, who may go away before the reply.
+    #[must_use]
+    pub fn for_caller(&self, is_abandoned: Abandonment) -> Self {
+        Self {
+            is_abandoned: Some(is_abandoned),
+            ..self.clone()
+        }
+    }
+
+    /// Whether long work that can go on later may end here, because nobody waits for it.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.is_abandoned.as_ref().is_some_and(|gone| gone())
     }
 
     /// Checks a request and carries it out.
@@ -148,6 +180,18 @@ impl Service {
         DataReply {
             data_bytes: data.map(|data| data.blocks * u64::from(self.store.block_size())),
             data_as_of: data.and_then(|data| data.as_of_unix_seconds),
+        }
+    }
+
+    /// The extents of the pool that this reader finds, as [`Service::data`].
+    pub(crate) fn locality(&self, name: &str, among: usize) -> LocalityReply {
+        let segments_max = LIST_SEGMENTS_MAX / among.max(1) as u64;
+        let found = self.store.locality(name, segments_max).ok().flatten();
+        let some = found.filter(|found| found.runs > 0);
+        LocalityReply {
+            extents: found.map(|found| found.runs),
+            blocks_per_extent: some.map(|found| found.blocks as f64 / found.runs as f64),
+            extents_as_of: found.and_then(|found| found.as_of_unix_seconds),
         }
     }
 

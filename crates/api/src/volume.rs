@@ -13,7 +13,7 @@ use crate::options::{
     interval_parser, min_run_parser, parse_switch,
 };
 use crate::request::{Report, Request};
-use crate::service::{DataReply, Service, check_name, whole_blocks};
+use crate::service::{DataReply, LocalityReply, Service, check_name, whole_blocks};
 use crate::size;
 
 /// Creates an empty volume.
@@ -62,6 +62,9 @@ pub struct VolumeReply {
     #[serde(flatten)]
     /// The data that a reader finds.
     pub data: DataReply,
+    #[serde(flatten)]
+    /// The extents of the pool that it is in.
+    pub locality: LocalityReply,
     /// Data written since the last snapshot.
     pub new_bytes: u64,
     /// Blocks with data in the live layer.
@@ -240,6 +243,7 @@ impl VolumeReply {
             nbd_uri: service.nbd_uri(&stat.name),
             clients: service.clients(&stat.name),
             data: service.data(&stat.name, volumes),
+            locality: service.locality(&stat.name, volumes),
             new_bytes: stat.logical_blocks * block_size,
             size_bytes: stat.size_bytes,
             dedup: stat.dedup,

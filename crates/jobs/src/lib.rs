@@ -31,6 +31,7 @@
 //! | `dedup` | all present duplicates, at once |
 //! | `shrink` | making the pool smaller |
 //! | `trim` | giving all free space back to the host |
+//! | `unshare` | giving a volume blocks of its own |
 //! | `limits` | every bound, with its reason |
 
 mod accounting;
@@ -51,6 +52,7 @@ mod scrub;
 mod shrink;
 mod thread;
 mod trim;
+mod unshare;
 
 pub use dedup::{DedupTotals, dedup_now};
 pub use job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
@@ -58,3 +60,4 @@ pub use maintenance::{Maintenance, MaintenanceOptions};
 pub use scrub::scrub_now;
 pub use shrink::{Shrunk, keeps_its_size, shrink_to};
 pub use trim::trim_now;
+pub use unshare::{Unshared, unshare_now};

@@ -60,6 +60,9 @@ pub(crate) const FIRST_ACCOUNTING: Duration = Duration::from_secs(60);
 /// The scrub's share is never less. It has no backlog that grows, but a run should come to an end.
 pub(crate) const SCRUB_SHARE_FLOOR: f64 = 0.02;
 
+/// Somebody waits for a volume to be copied, but less than for its guests.
+pub(crate) const UNSHARE_SHARE_FLOOR: f64 = 0.05;
+
 /// The longest rest after one batch, whatever its duration.
 pub(crate) const REST_MAX: Duration = Duration::from_secs(5);
 

@@ -23,9 +23,10 @@ pub struct MaintenanceOptions {
 
 /// The background work of an open pool; ends when dropped.
 pub struct Maintenance {
-    store: Arc<Store>,
-    signal: Arc<Signal>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) signal: Arc<Signal>,
     registry: Arc<JobRegistry>,
+    pub(crate) latency_budget: Duration,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -61,6 +62,7 @@ impl Maintenance {
             store,
             signal,
             registry: Arc::new(registry),
+            latency_budget: options.latency_budget,
             threads: Mutex::new(Vec::new()),
         };
         // Dropped on the way out of a failure, it ends the first threads when another fails.

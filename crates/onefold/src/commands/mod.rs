@@ -25,9 +25,9 @@ use clap::{Parser, Subcommand};
 use onefold_api::{
     Error, IndexConvert, IndexRebuild, IndexStat, JobList, JobPause, JobResume, PlanReply,
     PoolDedup, PoolResize, PoolSet, PoolStat, PoolTrim, PoolUpgrade, Request, Result,
-    SnapshotCreate, SnapshotDelete, SnapshotDiff, SnapshotList, SnapshotRollback, VolumeClone,
-    VolumeCreate, VolumeDelete, VolumeList, VolumeRename, VolumeResize, VolumeSet, VolumeStat,
-    size,
+    SnapshotCreate, SnapshotDelete, SnapshotDiff, SnapshotList, SnapshotRollback, UnshareReply,
+    VolumeClone, VolumeCreate, VolumeDefrag, VolumeDelete, VolumeList, VolumeRename, VolumeResize,
+    VolumeSet, VolumeStat, VolumeUnshare, size,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -206,6 +206,16 @@ enum VolumeVerb {
     Set(VolumeSet),
     /// Change a volume's size.
     Resize(VolumeResize),
+    /// Copy blocks that a volume shares in short runs, so that it is read in longer ones.
+    ///
+    /// Costs space, for the finder leaves the copies alone. After an interruption the same command goes on
+    /// with the rest.
+    Defrag(VolumeDefrag),
+    /// Copy all blocks that a volume shares, so that it has its own.
+    ///
+    /// Costs space, for the finder leaves the copies alone. After an interruption the same command goes on
+    /// with the rest.
+    Unshare(VolumeUnshare),
     /// Rename a volume.
     Rename(VolumeRename),
     /// Delete a volume.
@@ -274,13 +284,23 @@ impl Context {
         bar: Bar,
     ) -> Result<ExitCode> {
         let reply = self.request(request, bar)?;
-        self.output.document(&reply)?;
-        if !reply.done {
-            return Err(Error::usage(
+        self.print_plan(&reply, reply.done)
+    }
+
+    /// The same with figures.
+    fn unshare<R: Request<Reply = UnshareReply>>(&self, request: &R) -> Result<ExitCode> {
+        let reply = self.request(request, Bar::Bytes("copying"))?;
+        self.print_plan(&reply, reply.plan.done)
+    }
+
+    fn print_plan(&self, plan: &impl Render, is_done: bool) -> Result<ExitCode> {
+        self.output.document(plan)?;
+        match is_done {
+            true => Ok(ExitCode::SUCCESS),
+            false => Err(Error::usage(
                 "nothing was changed; --yes carries out this plan",
-            ));
+            )),
         }
-        Ok(ExitCode::SUCCESS)
     }
 
     fn dedup(&self, request: &PoolDedup) -> Result<ExitCode> {
@@ -368,6 +388,8 @@ impl VolumeVerb {
             Self::Set(request) => context.call(&request),
             Self::Resize(request) => context.call_planned(&request, Bar::None),
             Self::Rename(request) => context.call(&request),
+            Self::Defrag(request) => context.unshare(&request),
+            Self::Unshare(request) => context.unshare(&request),
             Self::Delete(request) => context.call_planned(&request, Bar::Bytes("deleting")),
         }
     }

@@ -204,7 +204,11 @@ async fn run<R: Request>(
         return busy();
     };
     answer_with(permit, move |events| {
-        server.service.call(&request, &mut |done, all| {
+        let caller = events.clone();
+        let service = server
+            .service
+            .for_caller(Arc::new(move || caller.is_closed()));
+        service.call(&request, &mut |done, all| {
             // Progress is optional: if the reader is slow it is left out. The last place is for the
             // result, so that no reader delays the end of the command.
             if events.capacity() > 1 {

@@ -151,6 +151,7 @@ fn serve_store(
         store: Arc::clone(store),
         clients: Some(nbd.clone()),
         maintenance: Some(Arc::clone(&maintenance)),
+        is_abandoned: None,
     };
     if let Some(metrics) = metrics {
         metrics.set(service.clone());

@@ -2,7 +2,10 @@
 
 use std::io::{self, Write};
 
-use onefold_api::{InlineReply, PlanReply, UsageReply, VolumeListReply, VolumeReply, size};
+use onefold_api::{
+    InlineReply, LocalityReply, PlanReply, UnshareReply, UsageReply, VolumeListReply, VolumeReply,
+    size,
+};
 
 use super::{short, utc, word};
 use crate::output::Render;
@@ -19,6 +22,7 @@ impl Render for VolumeReply {
             as_of.unwrap_or_default(),
             size::display(self.new_bytes)
         )?;
+        write_locality(self.locality, out)?;
         writeln!(
             out,
             "dedup      {}, domain {}, verify {}, {}, every {} s, {}hash cache {}",
@@ -105,6 +109,12 @@ impl Render for PlanReply {
     }
 }
 
+impl Render for UnshareReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.plan.text(out)
+    }
+}
+
 /// The space that a deletion would free, for a table.
 pub(super) fn freed(usage: &UsageReply) -> String {
     let freed = usage.freed_if_deleted_bytes;
@@ -124,6 +134,20 @@ fn write_usage(usage: &UsageReply, out: &mut dyn Write) -> io::Result<()> {
         size::display(shared),
         freed(usage),
         utc(as_of)
+    )
+}
+
+fn write_locality(locality: LocalityReply, out: &mut dyn Write) -> io::Result<()> {
+    let (Some(extents), Some(blocks)) = (locality.extents, locality.blocks_per_extent) else {
+        return Ok(());
+    };
+    let as_of = locality
+        .extents_as_of
+        .map(|at| format!(", as of {}", utc(at)));
+    writeln!(
+        out,
+        "extents    {extents}, of {blocks:.1} blocks on average{}",
+        as_of.unwrap_or_default()
     )
 }
 

@@ -54,6 +54,8 @@ fn shapes() -> Map<String, Value> {
         &["snapshot", "create", "vm@a"],
         &["volume", "clone", "vm@a", "twin"],
         &["volume", "stat", "vm", "--exact"],
+        &["volume", "defrag", "vm"],
+        &["volume", "unshare", "vm"],
         &["volume", "list"],
         &["volume", "export", "vm", &scene.path("copy")],
         &["snapshot", "list"],
@@ -153,5 +155,5 @@ fn the_daemon_describes_itself() {
     let document: Value = serde_json::from_str(body).unwrap();
     assert!(document["openapi"].as_str().unwrap().starts_with("3."));
     let paths = document["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 31, "{:?}", paths.keys());
+    assert_eq!(paths.len(), 33, "{:?}", paths.keys());
 }

@@ -15,6 +15,7 @@ mod harness;
 mod help;
 mod images;
 mod jobs;
+mod locality;
 mod metrics;
 mod peers;
 mod pools;

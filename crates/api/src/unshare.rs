@@ -1,0 +1,251 @@
+//! Requests that give a volume blocks of its own again.
+
+use std::ops::ControlFlow;
+
+use clap::Args;
+use clap::builder::RangedI64ValueParser;
+use clap::value_parser;
+use onefold_jobs::{Unshared, unshare_now};
+use onefold_store::UnsharePlan;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::request::{Report, Request};
+use crate::service::Service;
+use crate::size;
+use crate::volume::PlanReply;
+
+/// Where neither the command nor the volume says how long a run should be. On images of virtual machines it
+/// gives up 3 % of what was saved, and leaves 40 % of the runs.
+const MIN_RUN_DEFAULT: u16 = 4;
+
+/// A run of one block is never too short.
+const MIN_RUN: std::ops::RangeInclusive<i64> = 2..=256;
+
+fn min_run_parser() -> RangedI64ValueParser<u16> {
+    value_parser!(u16).range(MIN_RUN)
+}
+
+/// Copies the blocks that a volume shares in short runs, so that it is read in longer ones.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct VolumeDefrag {
+    /// The volume's name, or VOLUME@SNAPSHOT.
+    pub name: String,
+    /// Copy shared blocks in runs of fewer blocks, 2 to 256; if left out, those of the volume's own
+    /// setting, or of 4.
+    #[arg(long, value_parser = min_run_parser(), value_name = "BLOCKS")]
+    pub min_run: Option<u16>,
+    /// Carry out the plan; without it, the plan is only returned.
+    #[arg(long)]
+    #[serde(default)]
+    pub yes: bool,
+}
+
+/// Copies all blocks that a volume shares.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+pub struct VolumeUnshare {
+    /// The volume's name, or VOLUME@SNAPSHOT.
+    pub name: String,
+    /// Carry out the plan; without it, the plan is only returned.
+    #[arg(long)]
+    #[serde(default)]
+    pub yes: bool,
+}
+
+/// What giving a volume blocks of its own costs and brings.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct UnshareReply {
+    #[serde(flatten)]
+    /// The plan.
+    pub plan: PlanReply,
+    /// Blocks to be copied, or that were.
+    pub copied_blocks: u64,
+    /// The space that the copies take.
+    pub copied_bytes: u64,
+    /// Free space that the volume may take.
+    pub available_bytes: u64,
+    /// Extents of the pool that a reader of the volume finds.
+    pub extents_before: u64,
+    /// The same afterwards; in a plan if neighbours find room beside each other.
+    pub extents_after: u64,
+    /// The pool's.
+    pub dedup_ratio_before: f64,
+    /// The pool's afterwards; in a plan if everything that is copied is still shared by others.
+    pub dedup_ratio_after: f64,
+}
+
+impl Request for VolumeDefrag {
+    const PATH: &'static str = "/v1/volume/defrag";
+    type Reply = UnshareReply;
+
+    fn check(&self) -> Result<()> {
+        match self.min_run {
+            Some(blocks) if !MIN_RUN.contains(&blocks.into()) => Err(Error::usage(
+                "a run that is too short has fewer than 2 to 256 blocks",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<UnshareReply> {
+        let own = service.find(&self.name)?.min_run;
+        let usual = if own > 1 { own } else { MIN_RUN_DEFAULT };
+        let wanted = Wanted {
+            name: &self.name,
+            min_run: Some(self.min_run.unwrap_or(usual)),
+        };
+        wanted.run(self.yes, service, report)
+    }
+}
+
+impl Request for VolumeUnshare {
+    const PATH: &'static str = "/v1/volume/unshare";
+    type Reply = UnshareReply;
+
+    fn run(&self, service: &Service, report: Report<'_>) -> Result<UnshareReply> {
+        let wanted = Wanted {
+            name: &self.name,
+            min_run: None,
+        };
+        wanted.run(self.yes, service, report)
+    }
+}
+
+/// One of the two.
+struct Wanted<'a> {
+    name: &'a str,
+    min_run: Option<u16>,
+}
+
+impl Wanted<'_> {
+    fn run(&self, yes: bool, service: &Service, report: Report<'_>) -> Result<UnshareReply> {
+        let store = &service.store;
+        if store.shrinking_to()?.is_some() {
+            return Err(Error::failed(
+                "the pool is being made smaller, and has no room for copies meanwhile; 'onefold pool \
+                 resize' goes on with that, or ends it",
+            ));
+        }
+        let plan = store.plan_unshare(self.name, self.min_run)?;
+        let stat = store.stat()?;
+        let mut reply = UnshareReply {
+            plan: PlanReply::without_clients(Vec::new(), false),
+            copied_blocks: plan.copied_blocks,
+            copied_bytes: plan.copied_blocks * u64::from(stat.block_size),
+            available_bytes: plan.available_blocks * u64::from(stat.block_size),
+            extents_before: plan.runs_before,
+            extents_after: plan.runs_after,
+            dedup_ratio_before: ratio(stat.logical_blocks, stat.physical_blocks),
+            dedup_ratio_after: ratio(
+                stat.logical_blocks,
+                stat.physical_blocks + plan.copied_blocks,
+            ),
+        };
+        reply.plan.plan = self.sentences(&plan, &reply);
+        if plan.copied_blocks == 0 {
+            reply.plan.done = true;
+            return Ok(reply);
+        }
+        if !yes {
+            return Ok(reply);
+        }
+        let copied = self.copy(&plan, service, report)?;
+        let stat = store.stat()?;
+        reply.copied_blocks = copied;
+        reply.copied_bytes = copied * u64::from(stat.block_size);
+        if let Some(found) = store.locality(self.name, u64::MAX)? {
+            reply.extents_after = found.runs;
+        }
+        reply.dedup_ratio_after = ratio(stat.logical_blocks, stat.physical_blocks);
+        reply.plan.plan = self.sentences(&plan, &reply);
+        reply.plan.done = true;
+        Ok(reply)
+    }
+
+    fn copy(&self, plan: &UnsharePlan, service: &Service, report: Report<'_>) -> Result<u64> {
+        let mut report = service.blocks(report);
+        let mut progress = |copied: u64| {
+            report(copied.min(plan.copied_blocks), plan.copied_blocks);
+            match service.is_stopping() || service.is_abandoned() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        };
+        let unshared = match &service.maintenance {
+            Some(jobs) => jobs.unshare(self.name, self.min_run, &mut progress)?,
+            None => unshare_now(&service.store, self.name, self.min_run, &mut progress)?,
+        };
+        let Unshared {
+            copied_blocks,
+            was_broken_off,
+            failure,
+        } = unshared;
+        let so_far = size::count(copied_blocks, "block");
+        if let Some(error) = failure {
+            let error = Error::from(error);
+            let remedy = match error.kind {
+                ErrorKind::NoSpace => "make room, and run this again for the rest",
+                _ => "run this again for the rest",
+            };
+            let message = format!("{so_far} copied before this: {error}; {remedy}");
+            return Err(Error::new(error.kind, message));
+        }
+        if was_broken_off {
+            return Err(Error::failed(format!(
+                "interrupted with {so_far} copied; run this again for the rest"
+            )));
+        }
+        Ok(copied_blocks)
+    }
+
+    fn sentences(&self, plan: &UnsharePlan, reply: &UnshareReply) -> Vec<String> {
+        let shared = match self.min_run {
+            Some(blocks) => format!("shares in runs of fewer than {blocks} blocks"),
+            None => "shares".to_owned(),
+        };
+        if plan.copied_blocks == 0 {
+            return vec![format!(
+                "leave volume '{}' as it is: there is nothing that it {shared}",
+                self.name
+            )];
+        }
+        let mut sentences = vec![
+            format!(
+                "copy {}, {}, that volume '{}' {shared}",
+                size::display(reply.copied_bytes),
+                size::count(reply.copied_blocks, "block"),
+                self.name
+            ),
+            format!(
+                "take space for them, of {} that are free for this volume",
+                size::display(reply.available_bytes)
+            ),
+            format!(
+                "bring what a reader finds from {} to {}",
+                size::count(reply.extents_before, "extent"),
+                size::count(reply.extents_after, "extent")
+            ),
+            format!(
+                "lower the pool's dedup ratio from {:.2} to {:.2}",
+                reply.dedup_ratio_before, reply.dedup_ratio_after
+            ),
+        ];
+        if plan.copied_blocks > plan.available_blocks {
+            sentences.push(
+                "stop when no more is free, unless enough of these blocks turn out to be shared with \
+                 nobody"
+                    .to_owned(),
+            );
+        }
+        sentences
+    }
+}
+
+/// An empty pool saves nothing and wastes nothing: the ratio of a pool without dedup.
+fn ratio(logical_blocks: u64, physical_blocks: u64) -> f64 {
+    match physical_blocks {
+        0 => 1.0,
+        physical_blocks => logical_blocks as f64 / physical_blocks as f64,
+    }
+}

@@ -1,0 +1,101 @@
+//! Giving a volume blocks of its own again, step by step, as fast as guests allow.
+
+use crate::foreground::Foreground;
+use crate::limits::{BATCH_GAP, UNSHARE_SHARE_FLOOR};
+use crate::maintenance::Maintenance;
+use crate::pacing::Pacer;
+use crate::thread::JobThread;
+use onefold_store::{Result, Store, StoreError, StoreErrorKind};
+use std::ops::ControlFlow;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How it ended. What was copied stays so; with the rest another call goes on.
+#[derive(Debug)]
+pub struct Unshared {
+    /// Blocks that were copied.
+    pub copied_blocks: u64,
+    /// It was broken off before its end.
+    pub was_broken_off: bool,
+    /// Why it ended early otherwise.
+    pub failure: Option<StoreError>,
+}
+
+/// Copies the blocks that a volume or snapshot shares, or with `min_run` those of shorter runs, for a
+/// process that has the pool to itself; then releases what was shared before.
+///
+/// `progress(blocks)` gets the number of blocks copied so far, and can cancel between steps.
+///
+/// # Errors
+///
+/// `NotFound`; those of the disk.
+pub fn unshare_now(
+    store: &Store,
+    name: &str,
+    min_run: Option<u16>,
+    progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Result<Unshared> {
+    let mut rest = |_: Duration| thread::sleep(BATCH_GAP);
+    let unshared = unshare(store, name, min_run, &mut rest, progress)?;
+    store.free_unshared()?;
+    Ok(unshared)
+}
+
+impl Maintenance {
+    /// The same beside guests, who go first. The collector's thread releases what was shared.
+    ///
+    /// # Errors
+    ///
+    /// As [`unshare_now`].
+    pub fn unshare(
+        &self,
+        name: &str,
+        min_run: Option<u16>,
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Unshared> {
+        let pacer = Pacer::new(self.latency_budget, UNSHARE_SHARE_FLOOR);
+        let mut foreground = Foreground::new(&self.store, &JobThread::new(&self.signal), pacer);
+        let mut rest = |worked| foreground.rest_after(worked);
+        unshare(&self.store, name, min_run, &mut rest, progress)
+    }
+}
+
+fn unshare(
+    store: &Store,
+    name: &str,
+    min_run: Option<u16>,
+    rest: &mut dyn FnMut(Duration),
+    progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Result<Unshared> {
+    let mut unsharing = store.begin_unshare(name, min_run)?;
+    let mut ended = Unshared {
+        copied_blocks: 0,
+        was_broken_off: false,
+        failure: None,
+    };
+    loop {
+        let began = Instant::now();
+        let stepped = match store.unshare_step(&mut unsharing) {
+            // Blocks that nobody else shared are free once their references are released.
+            Err(error) if error.kind() == StoreErrorKind::NoSpace => match store.free_unshared() {
+                Ok(true) => Ok(true),
+                Ok(false) | Err(_) => Err(error),
+            },
+            stepped => stepped,
+        };
+        ended.copied_blocks = unsharing.copied_blocks();
+        match stepped {
+            Ok(true) => {}
+            Ok(false) => return Ok(ended),
+            Err(error) => {
+                ended.failure = Some(error);
+                return Ok(ended);
+            }
+        }
+        if progress(ended.copied_blocks).is_break() {
+            ended.was_broken_off = true;
+            return Ok(ended);
+        }
+        rest(began.elapsed());
+    }
+}
