@@ -45,7 +45,7 @@ pub enum State {
     /// This entry alone owns the block; it may be rewritten in place and it may be published.
     Private(Pba),
     /// As private, but never published: its bytes differ from those of a block with the same
-    /// fingerprint.
+    /// fingerprint, its run is too short, or it was copied to be the entry's own.
     Unshareable(Pba),
     /// The block is published, or being published, and is not written any more.
     Shared(Pba),

@@ -2,8 +2,8 @@
 //! (*unshare*), or those in short runs (*defrag*).
 //!
 //! Blocks are copied beside those that their segment owns (`moving.rs`), in every layer that a read of
-//! the volume sees. A copy is *unshareable*: the finder leaves it alone until it is rewritten, or it would
-//! find the duplicate that was just made. A run is measured inside a segment of one layer.
+//! the volume sees. A copy is *unshareable*: the finder leaves it alone, or it would find the duplicate
+//! that was just made. A run is measured inside a segment of one layer.
 //!
 //! There is no state on disk: what was copied is not shared any more, so whoever begins again after a
 //! crash goes on with what is left.
