@@ -15,7 +15,8 @@ use onefold_format::map_page::{EMPTY_SEGMENT, Segment};
 use onefold_format::{Entry, Lba, Pba, Record, SegmentIndex};
 use onefold_journal::Purpose;
 use onefold_metadata::{
-    BlockRange, Blocking, Layer, PbaRun, PbaRuns, Placement, Result, StoreError, StoreErrorKind,
+    BlockRange, Blocking, Layer, PbaRun, PbaRuns, Placement, PlacementOffset, Result, StoreError,
+    StoreErrorKind,
 };
 
 use crate::pool::Pool;
@@ -35,7 +36,7 @@ pub(super) trait Moving {
     /// The entry of a copy.
     fn copied(&self, old: Entry, copy: Pba) -> Entry;
 
-    /// Whether copies go beside the blocks that their segment owns.
+    /// Whether copies go beside the blocks of their segment that stay.
     fn is_beside(&self) -> bool;
 
     /// Which of the free blocks the copies may have.
@@ -119,18 +120,24 @@ impl Pool {
         let chosen = moving.choose(&entries)?;
         let slots = first.slot()..first.slot() + PIECE_BLOCKS;
         let runs = runs(first, &entries[slots.clone()], &chosen[slots]);
+        let beside = match moving.is_beside() {
+            true => place_of_most(first.segment().first(), &entries, &chosen),
+            false => None,
+        };
         match runs.is_empty() {
             true => Ok(0),
-            false => self.move_runs(layer, &runs, moving),
+            false => self.move_runs(layer, &runs, beside, moving),
         }
     }
 
     /// Copies runs of blocks, and makes their entries, which are locked, refer to the copies.
-    fn move_runs(&self, layer: &Layer, runs: &[Run], moving: &dyn Moving) -> Result<u64> {
-        let beside = match moving.is_beside() {
-            true => self.beside(layer, runs[0].blocks.first, Blocking::Yes)?,
-            false => None,
-        };
+    fn move_runs(
+        &self,
+        layer: &Layer,
+        runs: &[Run],
+        beside: Option<PlacementOffset>,
+        moving: &dyn Moving,
+    ) -> Result<u64> {
         let placement = Placement {
             layer: layer.id,
             beside,
@@ -243,6 +250,24 @@ impl Run {
             count: self.blocks.count,
         })
     }
+}
+
+/// Where most of a segment's blocks are that stay, shared ones included: those that were written together
+/// and published since are where the gaps between them are, too.
+fn place_of_most(first: Lba, entries: &Segment, chosen: &Chosen) -> Option<PlacementOffset> {
+    let mut places: Vec<(PlacementOffset, usize)> = Vec::new();
+    for ((entry, is_chosen), n) in entries.iter().zip(chosen).zip(0..) {
+        let Some(pba) = entry.pba().filter(|_| !is_chosen) else {
+            continue;
+        };
+        let place = PlacementOffset::between(first + n, pba);
+        match places.iter_mut().find(|(known, _)| *known == place) {
+            Some((_, count)) => *count += 1,
+            None => places.push((place, 1)),
+        }
+    }
+    let most = places.into_iter().max_by_key(|(_, count)| *count);
+    most.map(|(place, _)| place)
 }
 
 /// The chosen ones of these entries that have blocks.

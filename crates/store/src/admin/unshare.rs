@@ -1,7 +1,7 @@
 //! Giving a volume blocks of its own again, so that it is read in longer runs: all that are shared
 //! (*unshare*), or those in short runs (*defrag*).
 //!
-//! Blocks are copied beside those that their segment owns (`moving.rs`), in every layer that a read of
+//! Blocks are copied beside most others of their segment (`moving.rs`), in every layer that a read of
 //! the volume sees. A copy is *unshareable*: the finder leaves it alone, or it would find the duplicate
 //! that was just made. A run is measured inside a segment of one layer.
 //!

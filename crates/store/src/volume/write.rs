@@ -23,7 +23,6 @@ use smallvec::SmallVec;
 use super::Volume;
 use super::inline::NotTaken;
 use super::resolve::{Content, Resolved};
-use crate::pool::Pool;
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -427,7 +426,7 @@ impl Volume {
         };
         let placement = Placement {
             layer: layer.id,
-            beside: self.pool.beside(layer, first_new.first, blocking)?,
+            beside: self.beside(layer, first_new.first, blocking)?,
             runs: new,
         };
         let free = self.allocate(layer, piece, &placement, blocking)?;
@@ -513,6 +512,25 @@ impl Volume {
         Ok(runs.all(|run| (0..run.count).all(|n| holds_data(run.first + n))))
     }
 
+    /// The preferred place of this block, by the nearest block of its own in the same segment.
+    fn beside(
+        &self,
+        layer: &Layer,
+        lba: Lba,
+        blocking: Blocking,
+    ) -> Result<Option<PlacementOffset>> {
+        let leaf = self.pool.maps().leaf(layer, lba.segment(), blocking)?;
+        let first = lba.0 - lba.slot() as u64;
+        Ok(leaf.with(|segment| {
+            let (before, after) = segment.split_at(lba.slot());
+            let stored = |(slot, entry): (usize, &Entry)| entry.own_pba().map(|pba| (slot, pba));
+            let before = before.iter().enumerate().rev().find_map(stored);
+            let after = || after.iter().enumerate().find_map(stored);
+            let (slot, pba) = before.or_else(|| after().map(|(n, pba)| (lba.slot() + n, pba)))?;
+            Some(PlacementOffset::between(Lba(first + slot as u64), pba))
+        }))
+    }
+
     /// [step 6 store] One write to the pool for each run of consecutive blocks.
     fn store(&self, piece: &Piece<'_>, placed: &[Placed]) -> Result<()> {
         for part in placed {
@@ -581,27 +599,6 @@ impl Placed {
             Fate::New => self.new,
             Fate::Hit(_) | Fate::Zero(_) | Fate::Nothing => None,
         }
-    }
-}
-
-impl Pool {
-    /// The preferred place of this block, by the nearest block of its own in the same segment.
-    pub(crate) fn beside(
-        &self,
-        layer: &Layer,
-        lba: Lba,
-        blocking: Blocking,
-    ) -> Result<Option<PlacementOffset>> {
-        let leaf = self.maps().leaf(layer, lba.segment(), blocking)?;
-        let first = lba.0 - lba.slot() as u64;
-        Ok(leaf.with(|segment| {
-            let (before, after) = segment.split_at(lba.slot());
-            let stored = |(slot, entry): (usize, &Entry)| entry.own_pba().map(|pba| (slot, pba));
-            let before = before.iter().enumerate().rev().find_map(stored);
-            let after = || after.iter().enumerate().find_map(stored);
-            let (slot, pba) = before.or_else(|| after().map(|(n, pba)| (lba.slot() + n, pba)))?;
-            Some(PlacementOffset::between(Lba(first + slot as u64), pba))
-        }))
     }
 }
 

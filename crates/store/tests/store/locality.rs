@@ -261,6 +261,30 @@ fn copies_go_back_beside_their_neighbours() {
     assert_eq!(read(&volume, 0, 512), contents);
 }
 
+/// Nothing but the map tells then where the segment is.
+#[test]
+fn copies_fill_the_gaps_of_their_segment_after_a_restart() {
+    let world = pool();
+    base(&world);
+    let volume = new_volume(&world, "v", 4 * MIB);
+    let content = |n: u64| match n % 16 {
+        15 => 1 + n * 7 % COMMON,
+        _ => OWN + n,
+    };
+    let contents: Vec<u64> = (0..512).map(content).collect();
+    write(&volume, 0, contents.iter().copied());
+    dedup(&world, &volume);
+    settle(&world);
+    drop(volume);
+    let world = world.reopen();
+    let planned = plan(&world, "v", Some(4));
+    assert_eq!((planned.copied_blocks, planned.runs_before), (32, 64));
+    assert_eq!(unshare(&world, "v", Some(4)), Ok(32));
+    assert_eq!(runs_of(&world, "v"), 1);
+    assert_eq!(read(&world.volume("v").unwrap(), 0, 512), contents);
+    assert_clean(&world);
+}
+
 #[test]
 fn layers_below_are_treated_and_clones_keep_their_content() {
     let world = pool();
