@@ -218,7 +218,8 @@ impl Wanted<'_> {
                 self.name
             ),
             format!(
-                "take space for them, of {} that are free for this volume",
+                "use {} of the {} that are free for this volume",
+                size::display(reply.copied_bytes),
                 size::display(reply.available_bytes)
             ),
             format!(
