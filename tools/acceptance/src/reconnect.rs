@@ -19,7 +19,7 @@ use crate::forgetful::must_be_found_out;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::{Cmd, Running, last_lines};
 use onefold_harness::packages;
-use onefold_harness::server::{Against, CACHES, Disks};
+use onefold_harness::server::{Against, CACHES, Disks, Setting};
 use onefold_harness::workspace::Workspace;
 
 const VOLUME: &str = "v";
@@ -137,7 +137,11 @@ fn kill_and_go_on(
 ) -> Result<()> {
     let scratch = Scratch::new(&workspace.scratch_parent(), "reconnect")?;
     let volumes = [(VOLUME, VOLUME_BYTES)];
-    let mut disks = Disks::with_caches(workspace, against, scratch.path(), &volumes, caches)?;
+    let setting = Setting {
+        caches,
+        ..Setting::default()
+    };
+    let mut disks = Disks::with_setting(workspace, against, scratch.path(), &volumes, setting)?;
     let mut client = Client::start(&disks.qemu_options(VOLUME)?, &scratch)?;
     client.run(BEFORE)?;
     client.run(UNFLUSHED)?;

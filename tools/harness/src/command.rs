@@ -235,6 +235,16 @@ impl Running {
         self.field("io", "read_bytes:")
     }
 
+    /// Bytes written so far that the kernel will write to a device, or has.
+    pub fn device_written_bytes(&self) -> Result<u64> {
+        self.field("io", "write_bytes:")
+    }
+
+    /// System calls so far that read from files or sockets.
+    pub fn read_calls(&self) -> Result<u64> {
+        self.field("io", "syscr:")
+    }
+
     /// A number of a file of the process in `/proc`.
     fn field(&self, file: &str, name: &str) -> Result<u64> {
         let path = format!("/proc/{}/{file}", self.pid()?);

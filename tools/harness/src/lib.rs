@@ -7,7 +7,7 @@
 //!
 //! Reading order: `command` (running programs), `cleanup` (leaving nothing behind), `workspace`
 //! (paths), `packages` and `images` (real input), `server` and `fio` (the two ends of a test),
-//! `background` (the product's finder and collector), `distinct` (the number of blocks that they
+//! `background` (the product's finder and collector), `inline` (duplicates found by writes), `distinct` (the number of blocks that they
 //! must find).
 
 pub mod background;
@@ -16,6 +16,7 @@ pub mod command;
 pub mod distinct;
 pub mod fio;
 pub mod images;
+pub mod inline;
 pub mod packages;
 pub mod server;
 pub mod workspace;

@@ -15,6 +15,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::command::{Cmd, Running, last_lines};
+use crate::inline::{Inline, Mode};
 use crate::workspace::Workspace;
 
 /// How long a server may take until it greets clients, before we call it stuck.
@@ -173,9 +174,24 @@ impl Daemon {
         self.running.cpu_seconds()
     }
 
+    /// The process number.
+    pub fn pid(&self) -> Result<u32> {
+        self.running.pid()
+    }
+
     /// The most memory that was resident at any time, in bytes, as the kernel counted it.
     pub fn peak_memory_bytes(&self) -> Result<u64> {
         self.running.peak_memory_bytes()
+    }
+
+    /// Bytes written so far that the kernel will write to a device, or has.
+    pub fn device_written_bytes(&self) -> Result<u64> {
+        self.running.device_written_bytes()
+    }
+
+    /// System calls so far that read from files or sockets.
+    pub fn read_calls(&self) -> Result<u64> {
+        self.running.read_calls()
     }
 
     /// The line with the product's report of the recovery.
@@ -360,9 +376,26 @@ pub struct Disks {
     /// Of the product: a second address besides the default one.
     second: Option<Address>,
     daemons: Vec<Daemon>,
-    /// Of the product: values of `--cache`, which its starts take in turn.
-    caches: &'static [&'static str],
+    setting: Setting,
     starts: usize,
+}
+
+/// The product's settings; other servers have none.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting {
+    /// Values of `--cache`, which its starts take in turn.
+    pub caches: &'static [&'static str],
+    /// When duplicates are found.
+    pub dedup: Mode,
+}
+
+impl Default for Setting {
+    fn default() -> Setting {
+        Setting {
+            caches: &CACHES,
+            dedup: Mode::Offline,
+        }
+    }
 }
 
 enum Backing {
@@ -378,16 +411,16 @@ impl Disks {
         directory: &Path,
         volumes: &[VolumeSpec],
     ) -> Result<Disks> {
-        Disks::with_caches(workspace, against, directory, volumes, &CACHES)
+        Disks::with_setting(workspace, against, directory, volumes, Setting::default())
     }
 
-    /// The same, with the product's cache modes chosen.
-    pub fn with_caches(
+    /// The same, with the product's settings chosen.
+    pub fn with_setting(
         workspace: &Workspace,
         against: Against,
         directory: &Path,
         volumes: &[VolumeSpec],
-        caches: &'static [&'static str],
+        setting: Setting,
     ) -> Result<Disks> {
         let backing = match against {
             Against::Onefold => Backing::Product(Product::build(workspace, directory)?),
@@ -404,7 +437,7 @@ impl Disks {
             directory: directory.to_path_buf(),
             second,
             daemons: Vec::new(),
-            caches,
+            setting,
             starts: 0,
         };
         disks.create()?;
@@ -421,6 +454,7 @@ impl Disks {
                     product
                         .command()
                         .args(["volume", "create", name, "--size", &size])
+                        .args(["--dedup", self.setting.dedup.name()])
                         .args(EAGER_DEDUP)
                         .run()?;
                 }
@@ -443,7 +477,7 @@ impl Disks {
             Backing::Product(product) => {
                 let mut addresses = vec![product.default_address()];
                 addresses.extend(self.second.clone());
-                let options = match self.caches.iter().cycle().nth(self.starts) {
+                let options = match self.setting.caches.iter().cycle().nth(self.starts) {
                     Some(cache) => vec!["--cache", cache],
                     None => Vec::new(),
                 };
@@ -554,6 +588,19 @@ impl Disks {
                 Ok(Some(number("unique_blocks")? + number("shared_blocks")?))
             }
             Backing::RawFiles { .. } => Ok(None),
+        }
+    }
+
+    /// What the writes to all volumes found in line since the last start.
+    pub fn inline(&self) -> Result<Inline> {
+        match &self.backing {
+            Backing::Product(product) => self
+                .volumes
+                .iter()
+                .try_fold(Inline::default(), |sum, (name, _)| {
+                    Ok(sum.plus(product.inline(name)?))
+                }),
+            Backing::RawFiles { .. } => Ok(Inline::default()),
         }
     }
 
