@@ -15,6 +15,7 @@ mod docs;
 mod forgetful;
 mod guest;
 mod guest_image;
+mod inline;
 mod kill_loop;
 mod memory_limit;
 mod metrics;

@@ -10,14 +10,16 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::clients::compare;
+use crate::inline;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::distinct::{self, BLOCK_BYTES, Counted};
 use onefold_harness::images::{self, Image};
+use onefold_harness::inline::Mode;
 use onefold_harness::packages;
 use onefold_harness::server::{Daemon, Product};
 use onefold_harness::workspace::Workspace;
@@ -70,15 +72,49 @@ pub(crate) struct Arguments {
     /// Raw disk images: copy them into empty volumes, share what is equal, and say how long that
     /// took and what it saved
     images: Vec<PathBuf>,
+    /// Have the writes find duplicates: images are written one after the other, also with a kill in
+    /// the middle of one
+    #[arg(long, value_enum, default_value_t = Mode::Offline)]
+    dedup: Mode,
 }
 
 /// `cargo xtask sharing`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
-    if arguments.images.is_empty() {
-        check(workspace)
-    } else {
-        measure(workspace, &arguments.images)
+    match (arguments.dedup, arguments.images.is_empty()) {
+        (Mode::Offline, true) => check(workspace),
+        (Mode::Offline, false) => measure(workspace, &arguments.images),
+        (Mode::Inline, _) => check_inline(workspace, &arguments.images),
+        (Mode::Auto, _) => bail!("in mode auto the number of hits is not known beforehand"),
     }
+}
+
+/// These images, or those that are made here.
+fn check_inline(workspace: &Workspace, paths: &[PathBuf]) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    let images = match paths {
+        [] => images::make_three(workspace)?,
+        _ => {
+            let images = paths.iter().map(|path| Image::of_user(path));
+            images.collect::<Result<_>>()?
+        }
+    };
+    let counted = count(&images)?;
+    inline::check(workspace, &images, &counted, !paths.is_empty())
+}
+
+/// The blocks of the images; without duplicates every check would pass with no finder at all.
+fn count(images: &[Image]) -> Result<Counted> {
+    let paths: Vec<_> = images.iter().map(|image| &image.path).collect();
+    let counted = distinct::count(&paths)?;
+    println!(
+        "  {} blocks with data, {} different ones",
+        counted.nonzero, counted.distinct
+    );
+    ensure!(
+        counted.distinct < counted.nonzero,
+        "the images have no block in common"
+    );
+    Ok(counted)
 }
 
 /// Shares all duplicates of these images, with each index.
@@ -119,16 +155,7 @@ fn check(workspace: &Workspace) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let images = images::make_three(workspace)?;
     let paths: Vec<_> = images.iter().map(|image| &image.path).collect();
-    let counted = distinct::count(&paths)?;
-    println!(
-        "  {} blocks with data, {} different ones",
-        counted.nonzero, counted.distinct
-    );
-    // Without duplicates every way below would pass with no finder at all.
-    ensure!(
-        counted.distinct < counted.nonzero,
-        "the images have no block in common"
-    );
+    let counted = count(&images)?;
     let start = Instant::now();
     expect_of_analysis(workspace, &paths, &counted).context("sharing: analyze")?;
     println!("  {:6.1} s  analyze", start.elapsed().as_secs_f64());
