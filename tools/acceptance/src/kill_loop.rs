@@ -19,6 +19,13 @@
 //! everything shared is rewritten in the next round but one. Some of the scribbled data repeats
 //! itself, too.
 //!
+//! # In line
+//! With `--dedup inline` each round begins with *stock*: a third volume, which nothing else writes,
+//! gets the pattern half of this round's area, and the finder publishes it. So the pattern half
+//! of both volumes, written after that, is made of hits, and these are compared after the kill. One
+//! of the scribbles writes what the stock still has of the round before. The modes of both
+//! volumes change from round to round and in the middle of each scribble.
+//!
 //! # Why a lost write can not hide
 //! A checksum alone would accept the content of an earlier round: that too was written whole. So
 //! the data differs from round to round in a way that the comparison knows. In the *checksummed*
@@ -39,12 +46,29 @@ use anyhow::{Context, Result, bail};
 use crate::answered;
 use crate::forgetful::must_be_found_out;
 use onefold_harness::cleanup::Scratch;
+use onefold_harness::command::Running;
 use onefold_harness::fio::{Background, Fio, Section};
+use onefold_harness::inline::Mode;
 use onefold_harness::packages;
-use onefold_harness::server::{Against, Disks, VolumeSpec};
+use onefold_harness::server::{Against, Disks, Setting, VolumeSpec};
 use onefold_harness::workspace::Workspace;
 
 const VOLUMES: [VolumeSpec; 2] = [("red", 256 << 20), ("blue", 256 << 20)];
+
+/// In line, the volume that has first what both others are to find.
+const STOCK: VolumeSpec = ("stock", 256 << 20);
+
+/// In line, the modes that a volume takes in turn.
+const MODES: [Mode; 5] = [
+    Mode::Inline,
+    Mode::Inline,
+    Mode::Offline,
+    Mode::Auto,
+    Mode::Inline,
+];
+
+/// How long the finder may take to publish the stock.
+const PUBLISH_LIMIT: Duration = Duration::from_secs(120);
 
 /// Each volume has two areas of this size, which change places in each round.
 const AREA_BYTES: u64 = 64 << 20;
@@ -82,6 +106,9 @@ pub(crate) struct Arguments {
     /// Look for every answered request, flushed or not, among snapshots, deletions and new sizes
     #[arg(long)]
     answered: bool,
+    /// When duplicates are found; in line the load has many, and modes change among the rounds
+    #[arg(long, value_enum, default_value_t = Mode::Offline)]
+    dedup: Mode,
     /// See that this check passes a good server and finds a forgetful one
     #[arg(long, conflicts_with_all = ["against", "rounds"])]
     control: bool,
@@ -90,39 +117,67 @@ pub(crate) struct Arguments {
 /// `cargo xtask kill-loop`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     let Arguments {
-        rounds, against, ..
+        rounds,
+        against,
+        dedup,
+        ..
     } = *arguments;
     match (arguments.answered, arguments.control) {
-        (true, true) => answered::control(workspace),
-        (true, false) => answered::kill_and_compare(workspace, against, rounds),
-        (false, true) => control(workspace),
-        (false, false) => kill_and_verify(workspace, against, rounds),
+        (true, true) => answered::control(workspace, dedup),
+        (true, false) => answered::kill_and_compare(workspace, against, dedup, rounds),
+        (false, true) => control(workspace, dedup),
+        (false, false) => kill_and_verify(workspace, against, dedup, rounds),
     }
 }
 
 /// The forgetful server must be detected in its first round.
-fn control(workspace: &Workspace) -> Result<()> {
-    kill_and_verify(workspace, Against::QemuNbd, 3).context("a good server was found guilty")?;
-    let checked = kill_and_verify(workspace, Against::Forgetful, 1);
+fn control(workspace: &Workspace, dedup: Mode) -> Result<()> {
+    kill_and_verify(workspace, Against::QemuNbd, dedup, 3)
+        .context("a good server was found guilty")?;
+    let checked = kill_and_verify(workspace, Against::Forgetful, dedup, 1);
     must_be_found_out(checked, "verif")
 }
 
 /// Runs the loop. Its first finding is an error.
-fn kill_and_verify(workspace: &Workspace, against: Against, rounds: u64) -> Result<()> {
+fn kill_and_verify(
+    workspace: &Workspace,
+    against: Against,
+    dedup: Mode,
+    rounds: u64,
+) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let scratch = Scratch::new(&workspace.scratch_parent(), "kill")?;
-    let mut disks = Disks::new(workspace, against, scratch.path(), &VOLUMES)?;
+    let setting = Setting {
+        dedup,
+        ..Setting::default()
+    };
+    let is_inline = dedup != Mode::Offline;
+    let mut volumes = VOLUMES.to_vec();
+    volumes.extend(is_inline.then_some(STOCK));
+    let mut disks = Disks::with_setting(workspace, against, scratch.path(), &volumes, setting)?;
     let start = Instant::now();
     let (mut scribbled, mut replayed_max, mut published_max) = (0, 0, None);
+    let (mut hits, mut settled_hits) = (0, 0);
     for round in 0..rounds {
-        scribbled += one_round(&mut disks, &scratch, round)
-            .with_context(|| format!("in round {round} of the kill loop"))?;
+        let one = match is_inline {
+            true => one_round_in_line(&mut disks, &scratch, round),
+            false => one_round(&mut disks, &scratch, round),
+        };
+        let outcome = one.with_context(|| format!("in round {round} of the kill loop"))?;
+        scribbled += outcome.answered;
+        hits += outcome.hits;
+        settled_hits += outcome.settled_hits;
         replayed_max = replayed_max.max(disks.records_replayed()?);
         published_max = published_max.max(disks.published_blocks()?);
     }
     disks.stop()?;
     if published_max == Some(0) && rounds >= ROUNDS_WITH_SHARING {
         bail!("nothing was ever shared: the finder did not work");
+    }
+    let is_product = disks.product().is_some();
+    let all_kinds = rounds >= ROUNDS_WITH_SHARING && is_product;
+    if is_inline && all_kinds && (settled_hits == 0 || hits == settled_hits) {
+        bail!("{hits} hits, of which {settled_hits} were flushed: the writes found too little");
     }
     if scribbled == 0 {
         bail!("every kill came before the first answer: nothing was ever in its way");
@@ -133,11 +188,24 @@ fn kill_and_verify(workspace: &Workspace, against: Against, rounds: u64) -> Resu
         start.elapsed().as_secs_f64(),
         published_max.unwrap_or(0)
     );
+    if is_inline && is_product {
+        println!("{hits} blocks were hits, {settled_hits} of them flushed and compared");
+    }
     Ok(())
 }
 
-/// Returns how many requests the scribblers had answered when the kill came.
-fn one_round(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result<u64> {
+/// Counts of one round.
+#[derive(Default)]
+struct Outcome {
+    /// Requests of the scribblers before the kill.
+    answered: u64,
+    /// Blocks that were not written because a published one has their content.
+    hits: u64,
+    /// Those of them that were flushed.
+    settled_hits: u64,
+}
+
+fn one_round(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result<Outcome> {
     settle(disks, scratch, round, false).context("cannot write")?;
     let dedup = match round % 2 {
         0 => None,
@@ -148,10 +216,128 @@ fn one_round(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result<u64> {
     disks.kill()?;
     drop(dedup);
     let answered = scribbler.wait_for_failure(NOTICE_LIMIT)?.requests();
+    start_and_verify(disks, scratch, round)?;
+    Ok(Outcome {
+        answered,
+        ..Outcome::default()
+    })
+}
+
+fn start_and_verify(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result<()> {
     disks.start().context("cannot start again after the kill")?;
     settle(disks, scratch, round, true).context("verification after the kill")?;
-    disks.check().context("check after the kill")?;
-    Ok(answered)
+    disks.check().context("check after the kill")
+}
+
+/// As [`one_round`], with duplicates of published blocks, and with other modes each time.
+fn one_round_in_line(disks: &mut Disks, scratch: &Scratch, round: u64) -> Result<Outcome> {
+    stock(disks, scratch, round).context("cannot write the stock")?;
+    switch(disks, round)?;
+    settle(disks, scratch, round, false).context("cannot write")?;
+    let settled_hits = disks.inline()?.hits;
+    let dedup = match round % 2 {
+        0 => None,
+        _ => disks.start_dedup()?,
+    };
+    let mut jobs = scribble(disks, round);
+    jobs.sections.extend(finds(disks, round));
+    let mut scribbler = jobs.spawn_in(scratch, "both")?;
+    let work = KILL_STEP_MS * (1 + round * 7 % KILL_STEPS);
+    wait_for_work(&mut scribbler, work / 2)?;
+    // One volume at least is in line, before and after.
+    let switches = begin_switch(disks, scratch, round, 1)?;
+    wait_for_work(&mut scribbler, work)?;
+    let hits = disks.inline()?.hits;
+    disks.kill()?;
+    drop((dedup, switches));
+    let answered = scribbler.wait_for_failure(NOTICE_LIMIT)?.requests();
+    start_and_verify(disks, scratch, round)?;
+    Ok(Outcome {
+        answered,
+        hits,
+        settled_hits,
+    })
+}
+
+/// Gives both volumes their modes for the beginning of the round.
+fn switch(disks: &Disks, round: u64) -> Result<()> {
+    let Some(product) = disks.product() else {
+        return Ok(());
+    };
+    for ((volume, _), place) in VOLUMES.iter().zip(0..) {
+        product.set_mode(volume, mode(round, 0, place))?;
+    }
+    Ok(())
+}
+
+/// The same under load, without waiting for it: a switch waits for batches of finder and collector,
+/// which have only what the load leaves of the processors.
+fn begin_switch(disks: &Disks, scratch: &Scratch, round: u64, part: u64) -> Result<Vec<Running>> {
+    let Some(product) = disks.product() else {
+        return Ok(Vec::new());
+    };
+    let switches = VOLUMES.iter().zip(0..).map(|((volume, _), place)| {
+        let log = scratch.path().join(format!("set-{volume}.log"));
+        let mode = mode(round, part, place).name();
+        let set = product.command().args(["--quiet", "volume", "set", volume]);
+        set.args(["--dedup", mode]).spawn_logged(&log)
+    });
+    switches.collect()
+}
+
+/// Red and blue are two places apart in [`MODES`].
+fn mode(round: u64, part: u64, place: u64) -> Mode {
+    MODES[((round + part + 2 * place) % MODES.len() as u64) as usize]
+}
+
+/// Writes what both volumes are to find, and waits until they can.
+fn stock(disks: &Disks, scratch: &Scratch, round: u64) -> Result<()> {
+    let area = (round % 2) * AREA_BYTES;
+    let section = Section::new("stock", &disks.uri(STOCK.0))
+        .set("rw", "write")
+        .set("offset", area + AREA_BYTES / 2)
+        .set("size", AREA_BYTES / 2)
+        .set("iodepth", 16)
+        .set("do_verify", 0)
+        .set("end_fsync", 1);
+    let jobs = Jobs {
+        name: "stock",
+        sections: vec![with_pattern(section, round)],
+    };
+    jobs.spawn_in(scratch, STOCK.0)?.wait_for_success()?;
+    let Some(product) = disks.product() else {
+        return Ok(());
+    };
+    let waited = product.wait_for_backlog(PUBLISH_LIMIT, |backlog| backlog.dirty == 0);
+    waited.map(drop)
+}
+
+/// Scribbles of what the stock has of the round before.
+fn finds(disks: &Disks, round: u64) -> Vec<Section> {
+    let area = (1 - round % 2) * AREA_BYTES + AREA_BYTES / 2;
+    let finds = VOLUMES.iter().map(|(volume, _)| {
+        let section = Section::new(&format!("{volume}-find"), &disks.second_uri(volume))
+            .set("rw", "randwrite")
+            .set("offset", area)
+            .set("size", AREA_BYTES / 2)
+            .set("iodepth", 16)
+            .set("randseed", 2000 + round)
+            .set("do_verify", 0)
+            .set("fsync", 256)
+            .set("time_based", 1)
+            .set("runtime", 600);
+        with_pattern(section, round.saturating_sub(1))
+    });
+    finds.collect()
+}
+
+/// Each block holds its own place and the round, whichever volume it is in.
+fn with_pattern(section: Section, round: u64) -> Section {
+    section
+        .set("verify", "pattern")
+        .set("verify_pattern", format!("\"r{round:05}\"%o"))
+        .set("verify_interval", 4096)
+        .set("bs", "4k")
 }
 
 /// Waits until the scribbler has used that much processor time.
@@ -199,11 +385,7 @@ fn settle_one(disks: &Disks, volume: &str, round: u64, verify_only: bool) -> Job
         .set("verify_interval", length)
         .set("bsrange", format!("{length}-65536"))
         .set("blockalign", length);
-    let pattern = section("pattern", area + AREA_BYTES / 2)
-        .set("verify", "pattern")
-        .set("verify_pattern", format!("\"r{round:05}\"%o"))
-        .set("verify_interval", 4096)
-        .set("bs", "4k");
+    let pattern = with_pattern(section("pattern", area + AREA_BYTES / 2), round);
     let name = if verify_only { "verify" } else { "settle" };
     Jobs {
         name,
@@ -259,5 +441,20 @@ impl Jobs {
     fn spawn_in(self, scratch: &Scratch, volume: &str) -> Result<Background> {
         let fio = Fio::new(scratch.path(), &format!("{}-{volume}", self.name));
         self.sections.into_iter().fold(fio, Fio::job).spawn()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_line_some_volume_finds_duplicates_at_any_moment() {
+        for round in 0..20 {
+            for part in 0..2 {
+                let modes = [0, 1].map(|place| mode(round, part, place));
+                assert!(modes.contains(&Mode::Inline), "{round}, {part}: {modes:?}");
+            }
+        }
     }
 }

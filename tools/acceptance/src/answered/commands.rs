@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 
 use onefold_harness::command::last_lines;
+use onefold_harness::inline::Mode;
 use onefold_harness::server::Product;
 
 use super::Round;
@@ -21,6 +22,8 @@ pub(super) struct Commands {
     product: Product,
     frozen: Vec<Frozen>,
     made: u64,
+    /// Whether volumes are switched between in line and off-line.
+    switches: bool,
     /// How many were carried out.
     pub(super) done: u64,
 }
@@ -34,11 +37,12 @@ struct Frozen {
 }
 
 impl Commands {
-    pub(super) fn new(product: Product) -> Commands {
+    pub(super) fn new(product: Product, switches: bool) -> Commands {
         Commands {
             product,
             frozen: Vec::new(),
             made: 0,
+            switches,
             done: 0,
         }
     }
@@ -52,12 +56,13 @@ impl Commands {
     ) -> Result<()> {
         while !round.is_over() {
             let volume = random.choice(volumes).context("there is no volume")?;
-            match random.u8(..8) {
+            match random.u8(..if self.switches { 10 } else { 8 }) {
                 0..3 if self.frozen.len() < FROZEN_MAX => self.snapshot(volume)?,
                 3 if self.frozen.len() < FROZEN_MAX => self.clone_snapshot(&mut random)?,
                 0..5 => self.delete(&mut random)?,
                 5 => self.resize(volume, &mut random)?,
                 6 => self.roll_back(volume, &mut random)?,
+                8.. => self.switch(volume, &mut random)?,
                 _ => self.run(&["pool", "dedup"])?,
             }
         }
@@ -73,6 +78,13 @@ impl Commands {
         }
         self.done += 1;
         Ok(())
+    }
+
+    /// Most of the time a volume is in line.
+    fn switch(&mut self, volume: &Volume, random: &mut fastrand::Rng) -> Result<()> {
+        let modes = [Mode::Inline, Mode::Inline, Mode::Auto, Mode::Offline];
+        let mode = random.choice(&modes).unwrap_or(&Mode::Inline);
+        self.run(&["volume", "set", volume.name, "--dedup", mode.name()])
     }
 
     fn snapshot(&mut self, volume: &Volume) -> Result<()> {

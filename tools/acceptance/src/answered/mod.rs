@@ -8,7 +8,7 @@
 //! 1. Several connections on each volume write, zero, trim and read ranges of any size, with few
 //!    flushes or none. Ranges in flight at the same time do not overlap. Meanwhile commands make
 //!    and delete snapshots and clones, resize volumes, roll them back to snapshots, and share
-//!    duplicates.
+//!    duplicates. With `--dedup inline` they also switch volumes between in line, auto and off-line.
 //! 2. A SIGKILL hits the server after a number of answers that differs from round to round.
 //! 3. The next to open the pool is a daemon, a command, or a daemon that is killed at once.
 //! 4. A FLUSH succeeds, and every byte of every volume, snapshot and clone is compared.
@@ -28,8 +28,9 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::forgetful::must_be_found_out;
 use onefold_harness::cleanup::Scratch;
+use onefold_harness::inline::Mode;
 use onefold_harness::packages;
-use onefold_harness::server::{Against, Disks, VolumeSpec};
+use onefold_harness::server::{Against, Disks, Setting, VolumeSpec};
 use onefold_harness::workspace::Workspace;
 
 use commands::Commands;
@@ -90,25 +91,37 @@ impl Round {
 }
 
 /// The good server must pass, and the forgetful one be found out.
-pub(crate) fn control(workspace: &Workspace) -> Result<()> {
-    kill_and_compare(workspace, Against::QemuNbd, 3).context("a good server was found guilty")?;
-    let checked = kill_and_compare(workspace, Against::Forgetful, 1);
+pub(crate) fn control(workspace: &Workspace, dedup: Mode) -> Result<()> {
+    kill_and_compare(workspace, Against::QemuNbd, dedup, 3)
+        .context("a good server was found guilty")?;
+    let checked = kill_and_compare(workspace, Against::Forgetful, dedup, 1);
     must_be_found_out(checked, volume::FINDING)
 }
 
 /// Runs the loop. Its first finding is an error.
-pub(crate) fn kill_and_compare(workspace: &Workspace, against: Against, rounds: u64) -> Result<()> {
+pub(crate) fn kill_and_compare(
+    workspace: &Workspace,
+    against: Against,
+    dedup: Mode,
+    rounds: u64,
+) -> Result<()> {
     packages::require(packages::CLIENTS)?;
     let scratch = Scratch::new(&workspace.scratch_parent(), "answered")?;
-    let mut disks = Disks::new(workspace, against, scratch.path(), &VOLUMES)?;
+    let setting = Setting {
+        dedup,
+        ..Setting::default()
+    };
+    let is_inline = dedup != Mode::Offline;
+    let mut disks = Disks::with_setting(workspace, against, scratch.path(), &VOLUMES, setting)?;
     let volumes = VOLUMES
         .iter()
         .map(|(name, bytes)| Volume::new(name, *bytes, &disks))
         .collect::<Result<Vec<_>>>()?;
-    let mut commands = disks.product().cloned().map(Commands::new);
+    let commands = disks.product().cloned();
+    let mut commands = commands.map(|product| Commands::new(product, is_inline));
     let start = Instant::now();
     let mut random = fastrand::Rng::new();
-    let (mut answered, mut taken_over, mut published_max) = (0, 0, None);
+    let (mut answered, mut taken_over, mut hits, mut published_max) = (0, 0, 0, None);
     for round in 0..rounds {
         let seed = random.u64(..);
         let one = One {
@@ -122,6 +135,7 @@ pub(crate) fn kill_and_compare(workspace: &Workspace, against: Against, rounds: 
             .with_context(|| format!("in round {round}, which had the seed {seed}"))?;
         answered += outcome.answered;
         taken_over += outcome.taken_over;
+        hits += outcome.hits;
         published_max = published_max.max(disks.published_blocks()?);
     }
     disks.stop()?;
@@ -135,6 +149,9 @@ pub(crate) fn kill_and_compare(workspace: &Workspace, against: Against, rounds: 
     if is_long && taken_over == 0 {
         bail!("nothing was ever taken over: all that was answered was flushed");
     }
+    if is_inline && is_long && hits == 0 {
+        bail!("no write ever found its content: nothing was in line");
+    }
     let done = commands.map_or(0, |commands| commands.done);
     println!(
         "{rounds} kills in {:.0} s: each of {answered} answered requests and {done} commands found; \
@@ -142,6 +159,9 @@ pub(crate) fn kill_and_compare(workspace: &Workspace, against: Against, rounds: 
         start.elapsed().as_secs_f64(),
         published_max.unwrap_or(0)
     );
+    if is_inline && against == Against::Onefold {
+        println!("{hits} blocks were hits");
+    }
     Ok(())
 }
 
@@ -151,6 +171,8 @@ struct Outcome {
     answered: u64,
     /// Records of the killed daemon that were not in its log.
     taken_over: u64,
+    /// Blocks that were not written because a published one has their content.
+    hits: u64,
 }
 
 /// One round.
@@ -168,17 +190,19 @@ impl One<'_> {
             flushes_per_mille: *self.random.choice(&[0, 0, 10]).unwrap_or(&0),
             ..Round::default()
         };
-        self.load_and_kill(&round)?;
+        let hits = self.load_and_kill(&round)?;
         let taken_over = self.open_again()?;
         compare(self.volumes, self.commands).context("after the kill")?;
         self.disks.check().context("check after the kill")?;
         Ok(Outcome {
             answered: round.answered.into_inner(),
             taken_over,
+            hits,
         })
     }
 
-    fn load_and_kill(&mut self, round: &Round) -> Result<()> {
+    /// Returns how many blocks were hits just before the kill.
+    fn load_and_kill(&mut self, round: &Round) -> Result<u64> {
         let answers = self.random.u64(ANSWERS);
         std::thread::scope(|scope| {
             let mut threads = Vec::new();
@@ -196,6 +220,7 @@ impl One<'_> {
                     .push(scope.spawn(move || round.judge(commands.go_on(round, volumes, random))));
             }
             let waited = round.wait_for_answers(answers);
+            let inline = self.disks.inline();
             round.is_over.store(true, Ordering::SeqCst);
             let killed = self.disks.kill();
             let ended = threads.into_iter().map(|thread| {
@@ -207,7 +232,8 @@ impl One<'_> {
                 .collect::<Vec<_>>()
                 .into_iter()
                 .collect::<Result<()>>();
-            killed.and(ended).and(waited)
+            killed.and(ended).and(waited)?;
+            Ok(inline?.hits)
         })
     }
 
