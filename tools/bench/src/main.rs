@@ -9,7 +9,8 @@
 //! `sharing` (rows with the finder running), `snapshots`, `finder`, `import`, `large`, `open`,
 //! `checking`, `statistics` (the decision), `results`, `report` (the output). `index`,
 //! `index_worker` and `index_report` are a command of their own, and so are `study` and
-//! `study_report`; `goals` has the goals of all. `dissertation` counts in the user's own files.
+//! `study_report`; `inline` (rows), `inline_load` (its client), `inline_images`, `request_limit` and
+//! `inline_report`; and `locality`. `goals` has the goals of all. `dissertation` counts in the user's own files.
 
 mod checking;
 mod dissertation;
@@ -19,11 +20,17 @@ mod import;
 mod index;
 mod index_report;
 mod index_worker;
+mod inline;
+mod inline_images;
+mod inline_load;
+mod inline_report;
 mod large;
+mod locality;
 mod memory_limit;
 mod open;
 mod plan;
 mod report;
+mod request_limit;
 mod results;
 mod sharing;
 mod slices;
@@ -57,6 +64,10 @@ enum Of {
     Index(index::Arguments),
     #[command(hide = true)]
     IndexWorker(index_worker::Arguments),
+    /// Volumes whose writes find duplicates; writes docs/benchmarks-inline.md
+    Inline(inline::Arguments),
+    /// Reads of an image alone in its pool, shared, with short runs left private, and defragmented
+    Locality(locality::Arguments),
     /// `onefold analyze` on data in the page cache; writes docs/benchmarks-study.md
     Study(study::Arguments),
     /// Make the study of João Paulo's dissertation with the files below some paths, and print its tables
@@ -79,6 +90,8 @@ fn run(arguments: &Cli) -> anyhow::Result<()> {
         None => volumes::run(&prepare()?, &arguments.volumes),
         Some(Of::Index(arguments)) => index::run(&prepare()?, arguments),
         Some(Of::IndexWorker(arguments)) => index_worker::run(arguments),
+        Some(Of::Inline(arguments)) => inline::run(&prepare()?, arguments),
+        Some(Of::Locality(arguments)) => locality::run(&prepare()?, arguments),
         Some(Of::Study(arguments)) => study::run(&prepare()?, arguments),
         Some(Of::Dissertation(arguments)) => dissertation::run(&prepare()?, arguments),
     }

@@ -1,0 +1,313 @@
+//! A disk image written into a pool that has its relatives: the bytes written and the time, in line
+//! and off-line.
+//!
+//! All images but the last are written and published, then nbdcopy writes the last one into an empty
+//! volume, and the time until its flush is answered counts. The bytes count until the finder is done
+//! with it: those of blocks written to the data part, from the counts of `volume stat`, because a
+//! block that is looked up is either a hit or written once; and everything that the daemon wrote, as
+//! the kernel counted it, which includes maps, log and index.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::goals::Goal;
+use crate::slices::Mode;
+use crate::statistics::Estimate;
+use onefold_harness::cleanup::Scratch;
+use onefold_harness::command::Cmd;
+use onefold_harness::distinct::{self, BLOCK_BYTES};
+use onefold_harness::images::{self, Image};
+use onefold_harness::inline::{Inline, Mode as Dedup};
+use onefold_harness::server::Product;
+use onefold_harness::workspace::Workspace;
+
+pub(crate) const NAME: &str = "images";
+
+/// Over the part of the blocks that are no duplicates.
+const MUST_OF_DATA: f64 = 1.1;
+const AIM_OF_DATA: f64 = 1.03;
+
+/// Of the time off-line.
+const MUST_OF_TIME: f64 = 1.0;
+const AIM_OF_TIME: f64 = 0.8;
+
+/// How long the finder may take for an image.
+const PUBLISH_LIMIT: Duration = Duration::from_secs(600);
+
+/// The cache modes, each measured by itself.
+const MODES: [Mode; 2] = [Mode::Host, Mode::Direct];
+
+/// The last image, written in both ways.
+pub(crate) struct Images {
+    /// Blocks with data.
+    pub(crate) blocks: u64,
+    /// Those of them whose content is in an earlier image, or earlier in the same.
+    pub(crate) duplicates: u64,
+    /// By cache mode.
+    modes: Vec<(Mode, Vec<Round>)>,
+}
+
+/// Off-line and in line, one just after the other.
+#[derive(Debug, Clone, Copy)]
+struct Round {
+    offline: Written,
+    inline: Written,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Written {
+    seconds: f64,
+    /// Blocks to the data part.
+    blocks: u64,
+    /// All that the daemon wrote.
+    bytes: u64,
+    cpu_seconds: f64,
+    found: Inline,
+}
+
+pub(crate) fn measure(workspace: &Workspace, rounds: usize, paths: &[PathBuf]) -> Result<Images> {
+    let images = match paths {
+        [] => images::make_three(workspace)?,
+        _ => {
+            let images = paths.iter().map(|path| Image::of_user(path));
+            images.collect::<Result<_>>()?
+        }
+    };
+    let paths: Vec<_> = images.iter().map(|image| &image.path).collect();
+    let (_, relatives) = paths.split_last().context("there is no image")?;
+    ensure!(
+        !relatives.is_empty(),
+        "this needs two images that are related"
+    );
+    let (all, before) = (distinct::count(&paths)?, distinct::count(relatives)?);
+    let blocks = all.nonzero - before.nonzero;
+    let duplicates = blocks - (all.distinct - before.distinct);
+    let mut modes = Vec::new();
+    for mode in MODES {
+        let mut measured = Vec::new();
+        for round in 0..rounds {
+            let write = |dedup| write_last(workspace, &images, mode, dedup, blocks);
+            measured.push(match round % 2 {
+                0 => {
+                    let offline = write(Dedup::Offline)?;
+                    let inline = write(Dedup::Inline)?;
+                    Round { offline, inline }
+                }
+                _ => {
+                    let inline = write(Dedup::Inline)?;
+                    let offline = write(Dedup::Offline)?;
+                    Round { offline, inline }
+                }
+            });
+        }
+        modes.push((mode, measured));
+    }
+    let measured = Images {
+        blocks,
+        duplicates,
+        modes,
+    };
+    for goal in measured.goals() {
+        let value = goal.value.unwrap_or(f64::NAN);
+        println!(
+            "{}: {value:.2}, must {:.2}: {}",
+            goal.what,
+            goal.must,
+            goal.verdict(goal.must)
+        );
+    }
+    Ok(measured)
+}
+
+fn write_last(
+    workspace: &Workspace,
+    images: &[Image],
+    mode: Mode,
+    dedup: Dedup,
+    blocks: u64,
+) -> Result<Written> {
+    let scratch = Scratch::new(&workspace.scratch_parent(), NAME)?;
+    let product = Product::build(workspace, scratch.path())?;
+    product.create_pool("64G")?;
+    let daemon = product.serve(&["--cache", mode.name()], &[])?;
+    let (last, relatives) = images.split_last().context("there is no image")?;
+    for image in relatives {
+        copy(&product, image, dedup)?;
+    }
+    product.dedup(None)?;
+    Cmd::new("sync").run()?;
+    let (bytes, cpu) = (daemon.device_written_bytes()?, daemon.cpu_seconds()?);
+    let start = Instant::now();
+    copy(&product, last, dedup)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let found = product.inline(&last.name)?;
+    product.wait_for_backlog(PUBLISH_LIMIT, |backlog| backlog.dirty == 0)?;
+    let written = Written {
+        seconds,
+        blocks: blocks.saturating_sub(found.hits),
+        bytes: daemon.device_written_bytes()? - bytes,
+        cpu_seconds: daemon.cpu_seconds()? - cpu,
+        found,
+    };
+    daemon.stop()?;
+    Ok(written)
+}
+
+fn copy(product: &Product, image: &Image, dedup: Dedup) -> Result<()> {
+    let size = image.size_bytes.to_string();
+    product
+        .command()
+        .args(["volume", "create", &image.name, "--size", &size])
+        .args(["--dedup", dedup.name()])
+        .run()?;
+    Cmd::new("nbdcopy")
+        .arg("--flush")
+        .arg(&image.path)
+        .arg(product.default_address().uri(&image.name))
+        .run()
+}
+
+impl Images {
+    /// The part of the blocks with data that are duplicates.
+    pub(crate) fn duplicate_part(&self) -> f64 {
+        self.duplicates as f64 / self.blocks.max(1) as f64
+    }
+
+    pub(crate) fn goals(&self) -> Vec<Goal> {
+        let new = 1.0 - self.duplicate_part();
+        let goals = self.modes.iter().flat_map(|(mode, rounds)| {
+            let name = mode.name();
+            let ratio = |of: fn(&Written) -> f64| {
+                let ratios = rounds.iter().map(|it| of(&it.inline) / of(&it.offline));
+                Estimate::of(&ratios.collect::<Vec<_>>()).map(|ratio| ratio.median)
+            };
+            [
+                Goal::at_most(
+                    format!("{name} {NAME}, data written over off-line"),
+                    ratio(|written| written.blocks as f64),
+                    rounded(MUST_OF_DATA * new),
+                    rounded(AIM_OF_DATA * new),
+                ),
+                Goal::at_most(
+                    format!("{name} {NAME}, time over off-line"),
+                    ratio(|written| written.seconds),
+                    MUST_OF_TIME,
+                    AIM_OF_TIME,
+                ),
+            ]
+        });
+        goals.collect()
+    }
+
+    /// Medians of each way, as rows of a table: seconds, data, all bytes, processor time, hits.
+    pub(crate) fn cells(&self) -> Vec<String> {
+        let mut cells = Vec::new();
+        for (mode, rounds) in &self.modes {
+            for dedup in [Dedup::Offline, Dedup::Inline] {
+                let title = match dedup {
+                    Dedup::Inline => "in line",
+                    _ => "off-line",
+                };
+                let median = |of: fn(&Written) -> f64| {
+                    let values = rounds.iter().map(|round| match dedup {
+                        Dedup::Inline => of(&round.inline),
+                        _ => of(&round.offline),
+                    });
+                    let values: Vec<f64> = values.collect();
+                    Estimate::of(&values).map_or(f64::NAN, |estimate| estimate.median)
+                };
+                cells.push(format!(
+                    "| {} {title} | {:.2} | {:.0} | {:.0} | {:.2} | {:.0} | {:.0} |",
+                    mode.name(),
+                    median(|it| it.seconds),
+                    median(|it| it.blocks as f64) * BLOCK_BYTES as f64 / 1e6,
+                    median(|it| it.bytes as f64) / 1e6,
+                    median(|it| it.cpu_seconds),
+                    median(|it| it.found.hits as f64),
+                    median(|it| it.found.refused as f64),
+                ));
+            }
+        }
+        cells
+    }
+
+    /// What was found in line, of all rounds.
+    pub(crate) fn found(&self) -> Inline {
+        let rounds = self.modes.iter().flat_map(|(_, rounds)| rounds);
+        rounds.fold(Inline::default(), |sum, round| sum.plus(round.inline.found))
+    }
+
+    pub(crate) fn raw(&self) -> Value {
+        let written = |it: &Written| {
+            json!({"seconds": it.seconds, "data_bytes": it.blocks * BLOCK_BYTES as u64,
+                   "written_bytes": it.bytes, "cpu_seconds": it.cpu_seconds,
+                   "hit_blocks": it.found.hits, "refused_blocks": it.found.refused})
+        };
+        let modes = self.modes.iter().map(|(mode, rounds)| {
+            let rounds = rounds.iter().map(|round| {
+                json!({"offline": written(&round.offline), "inline": written(&round.inline)})
+            });
+            json!({"cache": mode.name(), "rounds": rounds.collect::<Vec<_>>()})
+        });
+        json!({"blocks": self.blocks, "duplicate_blocks": self.duplicates,
+               "modes": modes.collect::<Vec<_>>()})
+    }
+}
+
+/// As it is printed.
+fn rounded(number: f64) -> f64 {
+    (number * 1000.0).round() / 1000.0
+}
+
+/// For tests of the report.
+#[cfg(test)]
+pub(crate) fn example() -> Images {
+    let written = |seconds, hits| Written {
+        seconds,
+        blocks: 1000 - hits,
+        bytes: (1000 - hits) * 5000,
+        cpu_seconds: 1.0,
+        found: Inline {
+            scanned: 1100,
+            zeros: 100,
+            absent_by_signature: 200,
+            absent: 50,
+            found: 750,
+            hits,
+            ..Inline::default()
+        },
+    };
+    let round = Round {
+        offline: written(2.0, 0),
+        inline: written(3.0, 750),
+    };
+    Images {
+        blocks: 1000,
+        duplicates: 760,
+        modes: vec![(Mode::Host, vec![round])],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_is_judged_by_what_is_no_duplicate_and_time_by_off_line() {
+        let [data, time] = example().goals().try_into().unwrap();
+        assert_eq!(data.value, Some(0.25));
+        assert!((data.must - 1.1 * 0.24).abs() < 1e-9);
+        assert_eq!(data.verdict(data.must), "met");
+        assert_eq!((time.value, time.verdict(time.must)), (Some(1.5), "missed"));
+    }
+
+    #[test]
+    fn each_way_has_its_cells() {
+        let cells = example().cells();
+        assert_eq!(cells[0], "| host off-line | 2.00 | 4 | 5 | 1.00 | 0 | 0 |");
+        assert_eq!(cells[1], "| host in line | 3.00 | 1 | 1 | 1.00 | 750 | 0 |");
+    }
+}

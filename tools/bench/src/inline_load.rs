@@ -1,0 +1,327 @@
+//! Writes of which so many are duplicates, by a client of our own.
+//!
+//! fio repeats a buffer, or draws from a set that it also writes as new content, and cannot keep a
+//! write from finding its own content in its place, where a store need not do anything. This client
+//! knows what each place has: a duplicate is always the next of [`CONTENTS`] published contents, so
+//! never the one that is there. Everything else is content that was never seen before.
+//!
+//! One connection, one thread, up to `depth` requests in flight, as fio's `ioengine=nbd` has them.
+
+use std::io::{BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use onefold_nbd::client::{option_bytes, request_bytes};
+use onefold_nbd::wire::{self, command, handshake_flag, option};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::plan::CLIENT_PROCESSOR;
+
+/// Published contents: more than what is remembered of a moment ago, so that each has to be looked
+/// up, and few enough to be made before anything is measured.
+pub(crate) const CONTENTS: usize = 4096;
+
+pub(crate) const BLOCK_BYTES: usize = 4096;
+
+/// The greeting of a server: two words and its flags.
+const GREETING_BYTES: usize = 18;
+
+/// The answer to the name of an export: its size and flags, without a reserve of zeros.
+const EXPORT_BYTES: usize = 10;
+
+const REPLY_BYTES: usize = 16;
+
+/// How long a server may take to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// The contents that are published before anything is measured.
+pub(crate) struct Contents {
+    bytes: Vec<u8>,
+}
+
+impl Contents {
+    /// Always the same.
+    pub(crate) fn make() -> Contents {
+        let mut bytes = vec![0; CONTENTS * BLOCK_BYTES];
+        fastrand::Rng::with_seed(7).fill(&mut bytes);
+        Contents { bytes }
+    }
+
+    pub(crate) fn all(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn block(&self, number: usize) -> &[u8] {
+        &self.bytes[number * BLOCK_BYTES..][..BLOCK_BYTES]
+    }
+}
+
+/// What is written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Load {
+    /// Of a hundred blocks.
+    pub(crate) duplicates: u32,
+    /// Blocks in a request. One: at random; more: one request behind the other.
+    pub(crate) blocks: usize,
+    pub(crate) depth: usize,
+}
+
+/// Writes to one volume, and what it has from earlier ones.
+pub(crate) struct Writer {
+    /// By place, the content that was written there last.
+    last: Vec<u16>,
+    random: fastrand::Rng,
+    /// New contents so far; the first words of each block, with a salt of this writer.
+    unique: u64,
+    salt: u64,
+    next: usize,
+    filler: [u8; BLOCK_BYTES],
+}
+
+/// What was answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Written {
+    pub(crate) requests: u64,
+    pub(crate) seconds: f64,
+}
+
+impl Writer {
+    pub(crate) fn new(bytes: u64) -> Writer {
+        let mut random = fastrand::Rng::new();
+        let mut filler = [0; BLOCK_BYTES];
+        random.fill(&mut filler);
+        Writer {
+            last: vec![0; bytes as usize / BLOCK_BYTES],
+            salt: random.u64(..),
+            random,
+            unique: 0,
+            next: 0,
+            filler,
+        }
+    }
+
+    /// Writes for that long from the client's processor, and waits until all is answered.
+    pub(crate) fn run(
+        &mut self,
+        contents: &Contents,
+        (socket, export): (&Path, &str),
+        load: Load,
+        length: Duration,
+    ) -> Result<Written> {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let mut processors = CpuSet::new();
+                processors.set(CLIENT_PROCESSOR);
+                sched_setaffinity(None, &processors).context("cannot stay on one processor")?;
+                self.write(contents, Connection::open(socket, export)?, load, length)
+            });
+            let ended = thread.join();
+            ended.unwrap_or_else(|_| Err(anyhow!("the client panicked")))
+        })
+    }
+
+    fn write(
+        &mut self,
+        contents: &Contents,
+        mut connection: Connection,
+        load: Load,
+        length: Duration,
+    ) -> Result<Written> {
+        let mut data = vec![0; load.blocks * BLOCK_BYTES];
+        let (start, mut in_flight, mut requests) = (Instant::now(), 0, 0);
+        loop {
+            while in_flight < load.depth && start.elapsed() < length {
+                let at = self.fill(contents, load, &mut data);
+                connection.send(command::WRITE, at as u64, &data)?;
+                in_flight += 1;
+            }
+            if in_flight == 0 {
+                break;
+            }
+            let answered = connection.receive_some()?;
+            in_flight -= answered;
+            requests += answered as u64;
+        }
+        Ok(Written {
+            requests,
+            seconds: start.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// The next request: its data, and its place in bytes.
+    fn fill(&mut self, contents: &Contents, load: Load, data: &mut [u8]) -> usize {
+        let first = match load.blocks {
+            1 => self.random.usize(..self.last.len()),
+            blocks => {
+                let first = self.next;
+                self.next = match first + 2 * blocks <= self.last.len() {
+                    true => first + blocks,
+                    false => 0,
+                };
+                first
+            }
+        };
+        for (block, place) in data.chunks_exact_mut(BLOCK_BYTES).zip(first..) {
+            if self.random.u32(..100) < load.duplicates {
+                let next = (usize::from(self.last[place]) + 1) % CONTENTS;
+                self.last[place] = next as u16;
+                block.copy_from_slice(contents.block(next));
+            } else {
+                self.unique += 1;
+                block.copy_from_slice(&self.filler);
+                block[..8].copy_from_slice(&self.unique.to_le_bytes());
+                block[8..16].copy_from_slice(&self.salt.to_le_bytes());
+            }
+        }
+        first * BLOCK_BYTES
+    }
+}
+
+/// Writes all contents to the start of an export, and flushes.
+pub(crate) fn publish(contents: &Contents, (socket, export): (&Path, &str)) -> Result<()> {
+    let mut connection = Connection::open(socket, export)?;
+    for (piece, number) in contents.all().chunks(16 * BLOCK_BYTES).zip(0..) {
+        connection.send(command::WRITE, number * 16 * BLOCK_BYTES as u64, piece)?;
+        connection.receive()?;
+    }
+    connection.send(command::FLUSH, 0, &[])?;
+    connection.receive()
+}
+
+/// A connection that is attached to an export.
+struct Connection {
+    input: BufReader<UnixStream>,
+    output: UnixStream,
+    cookie: u64,
+}
+
+#[allow(clippy::big_endian_bytes, reason = "the protocol is big-endian")]
+impl Connection {
+    fn open(socket: &Path, export: &str) -> Result<Connection> {
+        let attach = || -> Result<Connection> {
+            let mut output = UnixStream::connect(socket)?;
+            output.set_read_timeout(Some(ANSWER_LIMIT))?;
+            let mut input = BufReader::new(output.try_clone()?);
+            let mut greeting = [0; GREETING_BYTES];
+            input.read_exact(&mut greeting)?;
+            let magic = [wire::NBDMAGIC.to_be_bytes(), wire::IHAVEOPT.to_be_bytes()].concat();
+            ensure!(greeting.starts_with(&magic), "it is no NBD server");
+            let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
+            output.write_all(&u32::from(flags).to_be_bytes())?;
+            output.write_all(&option_bytes(option::EXPORT_NAME, export.as_bytes()))?;
+            input.read_exact(&mut [0; EXPORT_BYTES])?;
+            Ok(Connection {
+                input,
+                output,
+                cookie: 0,
+            })
+        };
+        attach().with_context(|| format!("cannot attach to {export} at {}", socket.display()))
+    }
+
+    fn send(&mut self, command: u16, at: u64, data: &[u8]) -> Result<()> {
+        self.cookie += 1;
+        let mut request = request_bytes(0, command, self.cookie, at, data.len() as u32);
+        request.extend_from_slice(data);
+        self.output
+            .write_all(&request)
+            .context("cannot send a request")
+    }
+
+    /// Waits for one reply.
+    fn receive(&mut self) -> Result<()> {
+        let mut reply = [0; REPLY_BYTES];
+        self.input.read_exact(&mut reply).context("no reply")?;
+        let [a, b, c, d, e, f, g, h, ..] = reply;
+        let magic = u32::from_be_bytes([a, b, c, d]);
+        ensure!(magic == wire::SIMPLE_REPLY_MAGIC, "a reply of another kind");
+        let error = u32::from_be_bytes([e, f, g, h]);
+        ensure!(error == 0, "a write fails with error {error}");
+        Ok(())
+    }
+
+    /// Waits for one reply, and takes those that have come with it. Returns how many.
+    fn receive_some(&mut self) -> Result<usize> {
+        self.receive()?;
+        let mut count = 1;
+        while self.input.buffer().len() >= REPLY_BYTES {
+            self.receive()?;
+            count += 1;
+        }
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn load(duplicates: u32, blocks: usize) -> Load {
+        Load {
+            duplicates,
+            blocks,
+            depth: 1,
+        }
+    }
+
+    #[test]
+    fn a_duplicate_is_published_and_never_what_is_there() {
+        let contents = Contents::make();
+        let published: HashSet<&[u8]> = contents.all().chunks(BLOCK_BYTES).collect();
+        assert_eq!(published.len(), CONTENTS);
+        let mut writer = Writer::new(8 * BLOCK_BYTES as u64);
+        let mut there = vec![Vec::new(); 8];
+        let mut data = vec![0; BLOCK_BYTES];
+        for _ in 0..200 {
+            let at = writer.fill(&contents, load(100, 1), &mut data) / BLOCK_BYTES;
+            assert!(published.contains(&data[..]));
+            assert_ne!(there[at], data);
+            there[at].clone_from(&data);
+        }
+    }
+
+    #[test]
+    fn everything_else_is_new_also_to_other_writers() {
+        let contents = Contents::make();
+        let mut seen: HashSet<Vec<u8>> = contents
+            .all()
+            .chunks(BLOCK_BYTES)
+            .map(<[u8]>::to_vec)
+            .collect();
+        let mut data = vec![0; BLOCK_BYTES];
+        for mut writer in [Writer::new(1 << 20), Writer::new(1 << 20)] {
+            for _ in 0..100 {
+                writer.fill(&contents, load(0, 1), &mut data);
+                assert!(seen.insert(data.clone()));
+            }
+        }
+    }
+
+    #[test]
+    fn half_duplicates_are_about_half() {
+        let contents = Contents::make();
+        let mut writer = Writer::new(1 << 20);
+        let mut data = vec![0; BLOCK_BYTES];
+        let mut new = 0;
+        for _ in 0..1000 {
+            let before = writer.unique;
+            writer.fill(&contents, load(50, 1), &mut data);
+            new += writer.unique - before;
+        }
+        assert!((400..600).contains(&new), "{new}");
+    }
+
+    #[test]
+    fn large_requests_follow_each_other_and_stay_inside() {
+        let contents = Contents::make();
+        let mut writer = Writer::new(5 * BLOCK_BYTES as u64);
+        let mut data = vec![0; 2 * BLOCK_BYTES];
+        let places: Vec<_> = (0..4)
+            .map(|_| writer.fill(&contents, load(0, 2), &mut data) / BLOCK_BYTES)
+            .collect();
+        assert_eq!(places, [0, 2, 0, 2]);
+    }
+}
