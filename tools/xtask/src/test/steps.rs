@@ -10,6 +10,11 @@ use crate::{fuzz, tidy, tools};
 /// How often CI kills the daemon. More by `cargo xtask kill-loop --rounds N`.
 const KILL_ROUNDS: &str = "12";
 
+/// The same in line, where each round waits for the finder; and with answered requests, enough to
+/// see hits.
+const INLINE_KILL_ROUNDS: &str = "6";
+const INLINE_ANSWERED_ROUNDS: &str = "8";
+
 /// How long CI runs each fuzz target. More by `cargo xtask fuzz --seconds N`.
 const FUZZ_SECONDS: u32 = 4;
 
@@ -58,6 +63,10 @@ pub(super) const STEPS: &[Step] = &[
     step("documents", Waiting(&[&["docs"]])),
     step("clients", Waiting(&[&["clients"]])),
     step("sharing", Waiting(&[&["sharing"]])),
+    step(
+        "sharing in line",
+        Waiting(&[&["sharing", "--dedup", "inline"]]),
+    ),
     step("memory limit", Waiting(&[&["memory-limit"]])),
     step("metrics", Waiting(&[&["metrics"]])),
     step(
@@ -80,6 +89,34 @@ pub(super) const STEPS: &[Step] = &[
     step(
         "loop of answered requests",
         Waiting(&[&["kill-loop", "--answered", "--rounds", KILL_ROUNDS]]),
+    ),
+    step(
+        "kill loops in line find a server that forgets",
+        Waiting(&[
+            &["kill-loop", "--dedup", "inline", "--control"],
+            &["kill-loop", "--dedup", "inline", "--answered", "--control"],
+        ]),
+    ),
+    step(
+        "kill loop in line",
+        Waiting(&[&[
+            "kill-loop",
+            "--dedup",
+            "inline",
+            "--rounds",
+            INLINE_KILL_ROUNDS,
+        ]]),
+    ),
+    step(
+        "loop of answered requests in line",
+        Waiting(&[&[
+            "kill-loop",
+            "--dedup",
+            "inline",
+            "--answered",
+            "--rounds",
+            INLINE_ANSWERED_ROUNDS,
+        ]]),
     ),
     step("demo", Waiting(&[&["demo"]])),
 ];
