@@ -394,8 +394,13 @@ impl Store {
             .unwrap_or(options.reservation_bytes);
         check_finder(&options)?;
         self.check_space_limits(&options)?;
-        // Items announced under the old setting are settled under it.
-        let _job = self.pool.job()?;
+        // Items announced under these settings are settled under them. The others change at once, however
+        // long a batch takes.
+        let is_for_batches = change.verify.is_some() || change.min_run.is_some();
+        let _job = match is_for_batches {
+            true => Some(self.pool.job()?),
+            false => None,
+        };
         if change.verify == Some(false) {
             self.pool.settle_open_batch()?;
         }

@@ -140,9 +140,6 @@ pub struct AutoSwitch {
 pub(super) enum NotTaken {
     Refused(Refusal),
     Reserved,
-    Bad,
-    Different,
-    ShortRun,
 }
 
 /// What became of the blocks of one piece, in filter order.
@@ -153,6 +150,10 @@ pub(super) struct Tally {
     pub(super) absent_by_signature: u64,
     pub(super) absent: u64,
     pub(super) found: u64,
+    /// Found, and not taken for hits before the record.
+    pub(super) bad: u64,
+    pub(super) different: u64,
+    pub(super) short_run: u64,
 }
 
 impl Tally {
@@ -183,12 +184,12 @@ impl Inline {
         }
     }
 
-    /// Whether a piece of so many blocks is looked up.
-    pub(super) fn looks_up(&self, mode: DedupMode, blocks: u64) -> bool {
+    /// Whether the next piece is looked up.
+    pub(super) fn looks_up(&self, mode: DedupMode) -> bool {
         match mode {
             DedupMode::Off | DedupMode::Offline => false,
             DedupMode::Inline => true,
-            DedupMode::Auto => self.auto.looks_up(blocks),
+            DedupMode::Auto => self.auto.looks_up(),
         }
     }
 
@@ -197,8 +198,24 @@ impl Inline {
         self.share.load(Relaxed) > SHARE_MAX / 2
     }
 
-    /// A piece was looked up.
-    pub(super) fn note(&self, tally: Tally, past_cache: bool) {
+    /// A piece was looked up, and may be looked up again if its write would block.
+    pub(super) fn note_share(&self, tally: &Tally) {
+        let found = (tally.recent + tally.found) * SHARE_MAX;
+        if let Some(share) = found.checked_div(tally.looked_up()) {
+            // An update that is lost among many does not matter.
+            let before = self.share.load(Relaxed);
+            let after = (before * (SHARE_REQUESTS - 1) + share) / SHARE_REQUESTS;
+            self.share.store(after, Relaxed);
+        }
+    }
+
+    /// So many blocks were written, looked up or not.
+    pub(super) fn note_blocks(&self, blocks: u64) {
+        self.auto.written.fetch_add(blocks, Relaxed);
+    }
+
+    /// A piece that was looked up was written.
+    pub(super) fn note(&self, tally: &Tally, past_cache: bool) {
         let found = tally.recent + tally.found;
         let mut counts = lock(&self.counts);
         counts.scanned += tally.looked_up() + tally.zeros;
@@ -207,13 +224,11 @@ impl Inline {
         counts.absent_by_signature += tally.absent_by_signature;
         counts.absent += tally.absent;
         counts.found += tally.found;
+        counts.refused.bad += tally.bad;
+        counts.refused.different += tally.different;
+        counts.refused.short_run += tally.short_run;
         drop(counts);
         if tally.looked_up() > 0 {
-            let share = found * SHARE_MAX / tally.looked_up();
-            // An update that is lost among many does not matter.
-            let before = self.share.load(Relaxed);
-            let after = (before * (SHARE_REQUESTS - 1) + share) / SHARE_REQUESTS;
-            self.share.store(after, Relaxed);
             self.auto.note(tally.looked_up(), found, past_cache);
         }
     }
@@ -235,9 +250,6 @@ impl Inline {
             NotTaken::Refused(Refusal::Held) => &mut refused.held,
             NotTaken::Refused(Refusal::Shrinking) => &mut refused.shrinking,
             NotTaken::Reserved => &mut refused.reserved,
-            NotTaken::Bad => &mut refused.bad,
-            NotTaken::Different => &mut refused.different,
-            NotTaken::ShortRun => &mut refused.short_run,
         };
         *counter += blocks;
     }
@@ -313,8 +325,8 @@ struct Window {
 }
 
 impl Auto {
-    fn looks_up(&self, blocks: u64) -> bool {
-        let at = self.written.fetch_add(blocks, Relaxed);
+    fn looks_up(&self) -> bool {
+        let at = self.written.load(Relaxed);
         self.is_on.load(Relaxed) || at % PROBE_BLOCKS < PROBED_BLOCKS
     }
 
@@ -363,9 +375,10 @@ mod tests {
 
     fn write(auto: &Auto, blocks: u64, found_percent: u64) {
         for n in 0..blocks {
-            if auto.looks_up(1) {
+            if auto.looks_up() {
                 auto.note(1, u64::from(n % 100 < found_percent), true);
             }
+            auto.written.fetch_add(1, Relaxed);
         }
     }
 
@@ -388,7 +401,12 @@ mod tests {
     #[test]
     fn off_line_auto_looks_up_one_block_of_64() {
         let auto = Auto::default();
-        let looked_up = (0..16 * PROBE_BLOCKS).filter(|_| auto.looks_up(1)).count();
+        let looked_up = (0..16 * PROBE_BLOCKS).filter(|_| {
+            let looks_up = auto.looks_up();
+            auto.written.fetch_add(1, Relaxed);
+            looks_up
+        });
+        let looked_up = looked_up.count();
         assert_eq!(looked_up as u64, 16 * PROBED_BLOCKS);
     }
 

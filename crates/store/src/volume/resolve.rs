@@ -9,13 +9,13 @@
 //! A result is a hint. Whether it holds is decided when the record is appended: see
 //! `metadata/src/hits.rs`. Without an index that can be used every block is a miss.
 
-use onefold_format::Pba;
+use onefold_format::{DedupMode, Pba};
 use onefold_index::{Fingerprint, IndexError, LookedUp};
 use onefold_metadata::{Blocking, Guard, Result, StoreError};
 use smallvec::SmallVec;
 
 use super::Volume;
-use super::inline::{NotTaken, Seen, Tally};
+use super::inline::{Seen, Tally};
 use super::write::is_zero;
 
 /// What a block holds, as far as it is known before the write.
@@ -49,6 +49,7 @@ pub(super) struct Resolved {
     /// The lookup version before they were looked up.
     pub(super) lookup_version: u64,
     pub(super) contents: SmallVec<[Content; 8]>,
+    tally: Tally,
 }
 
 impl Resolved {
@@ -73,8 +74,7 @@ impl Volume {
     /// is no index to ask.
     pub(super) fn resolve(&self, data: &[u8], blocking: Blocking) -> Result<Option<Resolved>> {
         let (mode, verify, min_run) = self.inline_settings();
-        let blocks = data.len() as u64 / self.pool.block_size();
-        if self.is_importing() || !self.inline.looks_up(mode, blocks) {
+        if self.is_importing() || !self.inline.looks_up(mode) {
             return Ok(None);
         }
         let Ok(index) = self.pool.index.ready() else {
@@ -83,9 +83,9 @@ impl Volume {
         let mut resolved = Resolved {
             lookup_version: self.pool.journal.lookup_version(),
             contents: self.fingerprint_contents(data),
+            tally: Tally::default(),
         };
-        let mut tally = Tally::default();
-        let unknown = self.find_recent(&mut resolved, &mut tally);
+        let unknown = self.find_recent(&mut resolved);
         let fingerprints = unknown.iter().filter_map(|n| resolved.fingerprint(*n));
         let fingerprints: SmallVec<[Fingerprint; 8]> = fingerprints.collect();
         let answers = match fingerprints.is_empty() {
@@ -99,15 +99,26 @@ impl Volume {
             Err(_) => return Ok(None),
         };
         for (n, answer) in unknown.into_iter().zip(answers) {
-            self.note_answer(&mut resolved, n, answer, &mut tally);
+            self.note_answer(&mut resolved, n, answer);
         }
-        self.inline.note(tally, self.pool.data().writes_wait());
+        self.inline.note_share(&resolved.tally);
         self.drop_bad(&mut resolved);
         if verify && Guard::VerifyBytes.holds() {
             self.drop_different(&mut resolved, data, blocking)?;
         }
         self.drop_short_runs(&mut resolved, min_run);
         Ok(Some(resolved))
+    }
+
+    /// Whole blocks were written, and perhaps looked up before.
+    pub(super) fn note_written(&self, blocks: u64, resolved: Option<&Resolved>) {
+        if let Some(resolved) = resolved {
+            let past_cache = self.pool.data().writes_wait();
+            self.inline.note(&resolved.tally, past_cache);
+        }
+        if self.inline_settings().0 == DedupMode::Auto {
+            self.inline.note_blocks(blocks);
+        }
     }
 
     /// Filter 1: whatever is not zeros has a fingerprint.
@@ -131,7 +142,7 @@ impl Volume {
     }
 
     /// Filter 2. Returns the blocks that the index is asked about.
-    fn find_recent(&self, resolved: &mut Resolved, tally: &mut Tally) -> SmallVec<[u64; 8]> {
+    fn find_recent(&self, resolved: &mut Resolved) -> SmallVec<[u64; 8]> {
         let mut unknown = SmallVec::new();
         let lookup_version = resolved.lookup_version;
         for (content, n) in resolved.contents.iter_mut().zip(0..) {
@@ -140,19 +151,20 @@ impl Volume {
                     match self.inline.recent.get(fingerprint, lookup_version) {
                         Some(pba) => {
                             *content = Content::Published(fingerprint, pba);
-                            tally.recent += 1;
+                            resolved.tally.recent += 1;
                         }
                         None => unknown.push(n),
                     }
                 }
-                Content::Zeros | Content::Published(..) => tally.zeros += 1,
+                Content::Zeros | Content::Published(..) => resolved.tally.zeros += 1,
             }
         }
         unknown
     }
 
     /// Filters 3 and 4.
-    fn note_answer(&self, resolved: &mut Resolved, n: u64, answer: LookedUp, tally: &mut Tally) {
+    fn note_answer(&self, resolved: &mut Resolved, n: u64, answer: LookedUp) {
+        let tally = &mut resolved.tally;
         let lookup_version = resolved.lookup_version;
         let content = &mut resolved.contents[n as usize];
         match (answer, content.fingerprint()) {
@@ -181,7 +193,7 @@ impl Volume {
                 && self.pool.bad.get(pba).is_some()
             {
                 content.miss();
-                self.inline.note_not_taken(NotTaken::Bad, 1);
+                resolved.tally.bad += 1;
             }
         }
     }
@@ -210,7 +222,7 @@ impl Volume {
                 Ok(false) => return Err(StoreError::would_block()),
                 Ok(true) | Err(_) => {
                     content.miss();
-                    self.inline.note_not_taken(NotTaken::Different, 1);
+                    resolved.tally.different += 1;
                 }
             }
         }
@@ -229,9 +241,8 @@ impl Volume {
         };
         for run in resolved.contents.chunk_by_mut(follows) {
             if run.len() < usize::from(min_run) && matches!(run[0], Content::Published(..)) {
+                resolved.tally.short_run += run.len() as u64;
                 run.iter_mut().for_each(Content::miss);
-                self.inline
-                    .note_not_taken(NotTaken::ShortRun, run.len() as u64);
             }
         }
     }

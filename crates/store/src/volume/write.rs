@@ -118,9 +118,14 @@ impl Volume {
         }
         let count = data.len() as u64 / self.pool.block_size();
         let blocks = first.0..first.0 + count;
-        self.with_own_blocks(blocks, blocking, |layer| {
+        let written = self.with_own_blocks(blocks, blocking, |layer| {
             self.write_locked(layer, first, data, resolved, blocking)
-        })
+        });
+        // An attempt that would block is made again.
+        if written.is_ok() {
+            self.note_written(count, resolved);
+        }
+        written
     }
 
     /// Steps 3 to 9 for part of one block: the rest of it is read under the lock.
@@ -247,9 +252,9 @@ impl Volume {
                     within_quota()?;
                 }
                 let admitted = self.admit_hits(layer, piece, &runs, metadata);
-                admitted.or_else(|why| {
+                admitted.map_err(|why| {
                     refused.set(Some(why));
-                    Err(StoreError::would_block())
+                    StoreError::would_block()
                 })
             };
             let journal = &self.pool.journal;
