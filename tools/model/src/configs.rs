@@ -4,7 +4,7 @@
 mod inline;
 
 use crate::guards::{Guard, Guards};
-use crate::milestones::Milestone;
+use crate::milestone::Milestone;
 use crate::state::{Budget, Config};
 
 const NOTHING: Budget = Budget {

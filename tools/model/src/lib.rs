@@ -26,6 +26,7 @@ mod hits;
 pub mod image;
 pub mod index;
 mod layers;
+pub mod milestone;
 pub mod milestones;
 pub mod model;
 pub mod properties;

@@ -4,7 +4,7 @@ use stateright::{Model, Property};
 
 use crate::bits::Bits;
 use crate::image::{BatchKind, BatchNumber, Content, LBAS, LayerId, Lba, VOLUMES, Volume};
-use crate::milestones::Milestone;
+use crate::milestone::Milestone;
 use crate::properties::{self, Violation};
 use crate::recovery::{self, Remains};
 use crate::state::{Config, Mode, Phase, State, Target};

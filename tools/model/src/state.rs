@@ -89,7 +89,7 @@ pub struct Config {
     /// Which guards are on.
     pub guards: Guards,
     /// What the search must come across, or it shows nothing.
-    pub milestones: &'static [crate::milestones::Milestone],
+    pub milestones: &'static [crate::milestone::Milestone],
 }
 
 impl Config {

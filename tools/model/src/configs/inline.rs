@@ -1,7 +1,7 @@
 //! In-line hits and counting, beside finder, collector, rebuild, layers and checkpoints.
 
 use super::{NOTHING, SMALL, two};
-use crate::milestones::Milestone;
+use crate::milestone::Milestone;
 use crate::state::{Budget, Config};
 
 /// Every configuration with hits.
