@@ -109,9 +109,13 @@ fn collect_all(
     counts: &mut JobCounts,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
-    loop {
+    // As with the references, those that guests claim meanwhile are not waited for.
+    let claimed = store.claimed_blocks()?;
+    let mut settled = 0;
+    while settled < claimed {
         let report = store.count_batch()?;
         counts.add_counted(&report);
+        settled += report.items();
         if report.items() == 0 {
             break;
         }

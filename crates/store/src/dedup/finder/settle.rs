@@ -87,7 +87,7 @@ impl Pool {
     }
 
     /// Duplicates in shorter runs than the volume's: their references are dropped again, and they stay
-    /// private until they are rewritten. Nothing is short in a volume that is gone.
+    /// private. Nothing is short in a volume that is gone.
     fn short_runs(
         &self,
         layer: LayerId,
