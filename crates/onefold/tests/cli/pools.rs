@@ -337,7 +337,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 #[test]
 fn the_only_format_is_the_newest() {
     let scene = Scene::new();
-    let upgraded = serde_json::json!({"schema_version": 1, "format": "1.0", "upgraded": false});
+    let upgraded = serde_json::json!({"schema_version": 1, "format": "1.1", "upgraded": false});
     assert_eq!(scene.json(&["pool", "upgrade"]), upgraded);
     let daemon = scene.daemon();
     assert_eq!(scene.json(&["pool", "upgrade"]), upgraded);
@@ -345,8 +345,8 @@ fn the_only_format_is_the_newest() {
     let superblock = scene.pool().join("superblock");
     let page = fs::read(&superblock).unwrap();
     for (at, version, words) in [
-        (5, 2, "format version 2.0: onefold 2.x or later can read it"),
-        (6, 1, "a later version of onefold wrote it"),
+        (5, 2, "format version 2.1: onefold 2.x or later can read it"),
+        (6, 2, "a later version of onefold wrote it"),
     ] {
         let mut later = page.clone();
         later[at] = version;

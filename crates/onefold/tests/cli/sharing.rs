@@ -279,8 +279,8 @@ fn nonsense_is_refused() {
     scene.ok(&["volume", "create", "vm", "--size", "1M"]);
     let file = scene.file("image", &noise(1, BLOCK));
     let long = "x".repeat(64);
-    let bad_options: [(&str, &str); 13] = [
-        ("--dedup", "inline"),
+    let bad_options: [(&str, &str); 15] = [
+        ("--dedup", "sometimes"),
         ("--dedup", ""),
         ("--domain", ""),
         ("--domain", "a b"),
@@ -290,6 +290,8 @@ fn nonsense_is_refused() {
         ("--cold-passes", "0"),
         ("--cold-passes", "17"),
         ("--cold-passes", "-1"),
+        ("--min-run", "0"),
+        ("--min-run", "257"),
         ("--interval", "0"),
         ("--interval", "86401"),
         ("--interval", "1s"),

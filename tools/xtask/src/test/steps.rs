@@ -12,7 +12,7 @@ const KILL_ROUNDS: &str = "12";
 
 /// The same in line, where each round waits for the finder; and with answered requests, enough to
 /// see hits.
-const INLINE_KILL_ROUNDS: &str = "6";
+const INLINE_KILL_ROUNDS: &str = "2";
 const INLINE_ANSWERED_ROUNDS: &str = "8";
 
 /// How long CI runs each fuzz target. More by `cargo xtask fuzz --seconds N`.
