@@ -124,6 +124,8 @@ pub enum Guard {
     CountIntentDurable,
     /// P4: an index that is counted again leaves out what is claimed.
     RebuildLessClaims,
+    /// P4: an index that is counted again counts the hit of an entry that an open batch announced.
+    RebuildCountsHits,
     /// P8: no hit on a block that is known to be bad.
     HitNotBad,
     /// P3: the index was not being counted again between the lookup and the record of the hit.
@@ -134,7 +136,7 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 59] = [
+    pub const ALL: [Self; 60] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -191,6 +193,7 @@ impl Guard {
         Self::SameStillValid,
         Self::CountIntentDurable,
         Self::RebuildLessClaims,
+        Self::RebuildCountsHits,
         Self::HitNotBad,
         Self::HitOfThisIndex,
         Self::CountKnownRow,

@@ -228,12 +228,15 @@ fn count_references(
         }
         let entries = snapshot.entries(volume, segment, pointer)?;
         let unpublished = snapshot.unpublished(volume);
+        // An entry that was announced may be a hit by now, on another block.
+        let is_unpublished = |lba: u64, pba: Pba| {
+            let found = unpublished.binary_search_by_key(&lba, |item| item.lba.0);
+            found.is_ok_and(|at| unpublished[at].pba == pba || !Guard::RebuildCountsHits.holds())
+        };
         for (entry, lba) in entries.iter().zip(segment.first().0..) {
             if let State::Shared(pba) = entry.state()
                 && window.blocks.contains(&pba.0)
-                && unpublished
-                    .binary_search_by_key(&lba, |item| item.lba.0)
-                    .is_err()
+                && !is_unpublished(lba, pba)
             {
                 window.refer(pba);
             }

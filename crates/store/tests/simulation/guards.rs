@@ -756,6 +756,7 @@ fn script(guard: Guard) -> Option<fn(u64) -> Step> {
         Guard::SameStillValid => |seed| Ok(inline::freed_before_same(seed)?),
         Guard::CountIntentDurable => |seed| Ok(inline::counted_before_durable(seed)?),
         Guard::RebuildLessClaims => |seed| Ok(inline::rebuilt_while_claimed(seed)?),
+        Guard::RebuildCountsHits => |seed| Ok(inline::hit_on_announced_entry(seed)?),
         Guard::HitOfThisIndex => |seed| Ok(inline::hit_across_rebuild(seed)?),
         Guard::CountKnownRow => |seed| Ok(inline::row_lost_while_claimed(seed)?),
         Guard::HitNotBad => |seed| Ok(inline::bad_block_written_again(seed)?),

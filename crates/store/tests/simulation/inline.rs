@@ -235,6 +235,25 @@ pub(crate) fn rebuilt_while_claimed(seed: u64) -> Ended {
     rig.check().map(|_| ())
 }
 
+/// An entry of the finder's open batch becomes a hit on another block; then the index is lost.
+pub(crate) fn hit_on_announced_entry(seed: u64) -> Ended {
+    let mut rig = published(seed, IndexKind::Memory, 128)?;
+    set(&rig, 0, false)?;
+    rig.write(0, 16, &[40])?;
+    let (write, engine) = (write_now(&rig, 0, 16, 5), rig.engine.clone());
+    let meanwhile = move || {
+        write();
+        engine.halt();
+    };
+    rig.engine
+        .on_next_io(Part::Data, Op::Read, When::Before, Box::new(meanwhile));
+    rig.dedup()?;
+    rig.volumes[0][16] = [5].into();
+    rig.recover(CrashKind::ProcessKilled)?;
+    rig.check()?;
+    rig.read_all().map(|_| ())
+}
+
 /// The content of a bad block is written again.
 pub(crate) fn bad_block_written_again(seed: u64) -> Ended {
     let mut rig = published(seed, IndexKind::Btree, 128)?;
