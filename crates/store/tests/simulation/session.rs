@@ -268,7 +268,7 @@ impl World {
         self.state().request += 1;
         self.state().coverage.requests += 1;
         let volumes = self.volume_ids();
-        let choice = self.draw(|random| random.below(154));
+        let choice = self.draw(|random| random.below(155));
         if volumes.is_empty() || (choice < 3 && volumes.len() < 4) {
             let options = self.draw_volume();
             return self.create_volume_as(&options);
@@ -341,6 +341,7 @@ impl World {
                 self.arm_job();
                 self.count().map(|_| ())
             }
+            154 => self.unshare_some(id),
             _ => {
                 self.arm_write(id);
                 self.write_some(id, Blocking::Yes)
@@ -508,6 +509,7 @@ impl World {
         let verify = verify || self.must_verify();
         VolumeOptions {
             dedup: self.draw_mode(),
+            min_run: self.draw_min_run(),
             domain: if other_domain { "other" } else { "default" }.to_owned(),
             verify,
             cold_passes: self.draw(|random| random.between(1, 3)) as u8,
@@ -526,6 +528,16 @@ impl World {
             DedupMode::Off,
         ];
         self.draw(|random| *random.pick(&modes))
+    }
+
+    /// Seldom above 1, for the same reason as in [`World::unshare_some`].
+    fn draw_min_run(&self) -> u16 {
+        let is_wanted = self.draw(|random| random.one_in(32));
+        self.state().has_own_copies |= is_wanted;
+        match is_wanted {
+            true => self.draw(|random| random.between(2, 8)) as u16,
+            false => 1,
+        }
     }
 
     fn draw_size(&self) -> u64 {
@@ -658,6 +670,20 @@ impl World {
         self.dedup(id, ready, 2).map(|_| ())
     }
 
+    /// Seldom: from then on the run may have private blocks that are duplicates, and the last comparison
+    /// says less.
+    fn unshare_some(self: &Arc<Self>, id: u64) -> Step {
+        let (is_wanted, min_run) = self.draw(|random| {
+            let min_run = random.one_in(2).then(|| random.between(2, 16) as u16);
+            (random.one_in(2), min_run)
+        });
+        if is_wanted {
+            self.arm(Part::Data, Op::Read, Held::Moving);
+            self.unshare(id, min_run)?;
+        }
+        Ok(())
+    }
+
     fn change_sharing(&self, id: u64) -> Step {
         let (verify, cold_passes) = self.draw(|random| (random.one_in(2), random.between(1, 3)));
         let hash_cache = self.draw(|random| random.between(0, 3)) * HASH_CACHE_BYTES;
@@ -671,6 +697,7 @@ impl World {
         };
         let change = VolumeChange {
             dedup: Some(self.draw_mode()),
+            min_run: Some(self.draw_min_run()),
             verify: Some(verify || self.must_verify()),
             cold_passes: Some(cold_passes as u8),
             hash_cache_bytes: Some(hash_cache),
