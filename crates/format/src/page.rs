@@ -40,7 +40,7 @@ pub const CLAIMS_OWNER: u64 = u64::MAX - 4;
 /// Owner of the open batch's pages. No layer has this id.
 pub const BATCH_OWNER: u64 = u64::MAX - 3;
 
-/// Owner of the pages of the queue of given-up references. No layer has this id.
+/// Owner of the pages of the queue of dropped references. No layer has this id.
 pub const QUEUE_OWNER: u64 = u64::MAX - 2;
 
 /// Owner of the free-space tree's pages. No layer has this id.
