@@ -157,7 +157,56 @@ impl Work {
         blocking: Blocking,
     ) -> Result<Vec<u8>, AttemptError> {
         let what = self.command.name();
-        shared.attempt(what, || self.call(shared, export, memory, blocking))
+        shared.attempt(what, || {
+            let memory = self.buffer.as_deref_mut().unwrap_or(memory);
+            let mut needs_flush = false;
+            match &self.command {
+                Command::Read { range, .. } if !range.is_empty() => {
+                    export.read(range.start, memory, blocking)?;
+                }
+                Command::Nothing | Command::Disconnect | Command::Read { .. } => {}
+                Command::Write { range, fua } => {
+                    if !range.is_empty() {
+                        export.write(range.start, memory, blocking)?;
+                    }
+                    needs_flush = *fua;
+                }
+                Command::Flush => needs_flush = true,
+                Command::Trim { range, fua } => {
+                    export.trim(range.clone(), blocking)?;
+                    needs_flush = *fua;
+                }
+                Command::WriteZeroes {
+                    range,
+                    options,
+                    fua,
+                } => {
+                    export.write_zeroes(range.clone(), *options, blocking)?;
+                    needs_flush = *fua;
+                }
+                Command::Prefetch(_) if blocking == Blocking::No => {
+                    return Err(ExportError::WouldBlock);
+                }
+                Command::Prefetch(range) => export.prefetch(range.clone(), memory)?,
+                Command::BlockStatus { range, only_first } => {
+                    let query = StatusQuery {
+                        cookie: self.cookie,
+                        range: range.clone(),
+                        only_first: *only_first,
+                        blocking,
+                    };
+                    return query.reply(export, &shared.terms, &shared.changes);
+                }
+            }
+            if needs_flush && blocking == Blocking::No {
+                self.command = Command::Flush;
+                return Err(ExportError::WouldBlock);
+            }
+            if needs_flush {
+                export.flush()?;
+            }
+            Ok(Vec::new())
+        })
     }
 
     /// As [`Work::execute`] with [`Blocking::Yes`]; also waits for space, until the client leaves.
@@ -177,68 +226,6 @@ impl Work {
                 done => return done,
             }
         }
-    }
-
-    fn call(
-        &mut self,
-        shared: &ConnectionState,
-        export: &dyn Export,
-        memory: &mut [u8],
-        blocking: Blocking,
-    ) -> Result<Vec<u8>, ExportError> {
-        let memory = self.buffer.as_deref_mut().unwrap_or(memory);
-        let needs_flush = match &self.command {
-            Command::Nothing | Command::Disconnect => false,
-            Command::Read { range, .. } => {
-                if !range.is_empty() {
-                    export.read(range.start, memory, blocking)?;
-                }
-                false
-            }
-            Command::Write { range, fua } => {
-                if !range.is_empty() {
-                    export.write(range.start, memory, blocking)?;
-                }
-                *fua
-            }
-            Command::Flush => true,
-            Command::Trim { range, fua } => {
-                export.trim(range.clone(), blocking)?;
-                *fua
-            }
-            Command::WriteZeroes {
-                range,
-                options,
-                fua,
-            } => {
-                export.write_zeroes(range.clone(), *options, blocking)?;
-                *fua
-            }
-            Command::Prefetch(_) if blocking == Blocking::No => {
-                return Err(ExportError::WouldBlock);
-            }
-            Command::Prefetch(range) => {
-                export.prefetch(range.clone(), memory)?;
-                false
-            }
-            Command::BlockStatus { range, only_first } => {
-                let query = StatusQuery {
-                    cookie: self.cookie,
-                    range: range.clone(),
-                    only_first: *only_first,
-                    blocking,
-                };
-                return query.reply(export, &shared.terms, &shared.changes);
-            }
-        };
-        if needs_flush && blocking == Blocking::No {
-            self.command = Command::Flush;
-            return Err(ExportError::WouldBlock);
-        }
-        if needs_flush {
-            export.flush()?;
-        }
-        Ok(Vec::new())
     }
 
     /// The header of the reply to a request that succeeded.

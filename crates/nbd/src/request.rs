@@ -79,47 +79,32 @@ pub fn admit(request: &Request, terms: &Terms) -> Result<Command, Errno> {
     if changes && terms.read_only {
         return Err(Errno::Perm);
     }
-    Ok(match command_of(request, terms)? {
-        Command::Trim { range, .. }
-        | Command::WriteZeroes { range, .. }
-        | Command::Prefetch(range)
-            if range.is_empty() =>
-        {
-            Command::Nothing
+    let range = match request.offset.checked_add(u64::from(request.len)) {
+        Some(end) if end <= terms.size_bytes => Ok(request.offset..end),
+        _ if matches!(request.command, command::WRITE | command::WRITE_ZEROES) => {
+            Err(Errno::NoSpace)
         }
-        command => command,
-    })
-}
-
-/// The command of a request whose flags are acceptable.
-fn command_of(request: &Request, terms: &Terms) -> Result<Command, Errno> {
-    use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, REQ_ONE};
+        _ => Err(Errno::Inval),
+    };
     let fua = request.flags & FUA != 0;
     Ok(match request.command {
-        command::READ => {
-            payload_fits(request)?;
-            let range = range_within(request, terms, Errno::Inval)?;
-            Command::Read {
-                range,
-                whole: request.flags & DF != 0,
-            }
+        command::READ | command::WRITE if request.len > PAYLOAD_BYTES_MAX => {
+            return Err(Errno::Inval);
         }
-        command::WRITE => {
-            payload_fits(request)?;
-            Command::Write {
-                range: range_within(request, terms, Errno::NoSpace)?,
-                fua,
-            }
+        command::TRIM | command::WRITE_ZEROES | command::CACHE if request.len == 0 => {
+            range.map(|_| Command::Nothing)?
         }
+        command::READ => Command::Read {
+            range: range?,
+            whole: request.flags & DF != 0,
+        },
+        command::WRITE => Command::Write { range: range?, fua },
         command::DISC => Command::Disconnect,
         command::FLUSH => Command::Flush,
-        command::TRIM => Command::Trim {
-            range: range_within(request, terms, Errno::Inval)?,
-            fua,
-        },
-        command::CACHE => Command::Prefetch(range_within(request, terms, Errno::Inval)?),
+        command::TRIM => Command::Trim { range: range?, fua },
+        command::CACHE => Command::Prefetch(range?),
         command::WRITE_ZEROES => Command::WriteZeroes {
-            range: range_within(request, terms, Errno::NoSpace)?,
+            range: range?,
             options: ZeroOptions {
                 fast_only: request.flags & FAST_ZERO != 0,
                 keep_allocated: request.flags & NO_HOLE != 0,
@@ -127,24 +112,9 @@ fn command_of(request: &Request, terms: &Terms) -> Result<Command, Errno> {
             fua,
         },
         command::BLOCK_STATUS if terms.has_context() && request.len > 0 => Command::BlockStatus {
-            range: range_within(request, terms, Errno::Inval)?,
+            range: range?,
             only_first: request.flags & REQ_ONE != 0,
         },
         _ => return Err(Errno::Inval),
     })
-}
-
-fn payload_fits(request: &Request) -> Result<(), Errno> {
-    if request.len > PAYLOAD_BYTES_MAX {
-        Err(Errno::Inval)
-    } else {
-        Ok(())
-    }
-}
-
-fn range_within(request: &Request, terms: &Terms, beyond: Errno) -> Result<Range<u64>, Errno> {
-    match request.offset.checked_add(u64::from(request.len)) {
-        Some(end) if end <= terms.size_bytes => Ok(request.offset..end),
-        _ => Err(beyond),
-    }
 }
