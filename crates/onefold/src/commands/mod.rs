@@ -237,10 +237,6 @@ impl Context {
         })
     }
 
-    fn with_session<T>(&self, work: impl FnOnce(&Session) -> Result<T>) -> Result<T> {
-        Session::with(self.pool()?, &self.output, false, work)
-    }
-
     /// Carries out a request, while a bar shows its progress.
     fn request<R: Request>(&self, request: &R, bar: Bar) -> Result<R::Reply> {
         // Nonsense is refused before the pool is opened.
@@ -250,7 +246,7 @@ impl Context {
             Bar::Bytes(label) => Some(Progress::bytes(&self.output, label)),
             Bar::Steps(label) => Some(Progress::steps(&self.output, label)),
         };
-        self.with_session(|session| {
+        Session::with(self.pool()?, &self.output, false, |session| {
             session.call(request, &mut |done, all| {
                 if let Some(progress) = &progress {
                     progress.set(done, all);

@@ -5,6 +5,7 @@ use super::copy_out::receive;
 use super::foreground::interruption;
 use crate::image::writer::ImageWriter;
 use crate::progress::Progress;
+use crate::session::Session;
 use onefold_api::Result;
 use onefold_api::transfer::{MetadataExport, MetadataExportReply};
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
-    let bytes = context.with_session(|session| {
+    let bytes = Session::with(context.pool()?, &context.output, false, |session| {
         let interrupted = interruption()?;
         let (bytes, mut pieces) = session.export(&MetadataExport {})?;
         let mut file = ImageWriter::create_secret(&args.file)?;

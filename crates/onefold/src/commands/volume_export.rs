@@ -6,6 +6,7 @@ use super::foreground::interruption;
 use crate::image::ImageFormat;
 use crate::image::writer::{ImageWriter, is_block_device};
 use crate::progress::Progress;
+use crate::session::Session;
 use onefold_api::VolumeStat;
 use onefold_api::transfer::{VolumeExport, VolumeExportReply};
 use onefold_api::{Error, Result};
@@ -49,7 +50,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
             )));
         }
     }
-    let reply = context.with_session(|session| {
+    let reply = Session::with(context.pool()?, &context.output, false, |session| {
         let stat = session.call(
             &VolumeStat {
                 name: args.name.clone(),
