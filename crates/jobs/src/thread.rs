@@ -36,7 +36,8 @@ impl Signal {
 
     /// A job has changed, or there is something new to do.
     pub(crate) fn notify(&self) {
-        self.change(|_| {});
+        drop(self.lock());
+        self.changed.notify_all();
     }
 
     /// Waits until it is so.
