@@ -5,7 +5,9 @@ use std::time::Duration;
 use onefold_format::Record;
 use onefold_format::record::RECORD_BYTES_MAX;
 use onefold_metadata::sync::lock;
-use onefold_metadata::{Blocking, Failed, Guard, MetadataState, PbaRun, Result, StoreError, apply};
+use onefold_metadata::{
+    Blocking, Failed, Guard, MetadataState, PbaRun, Result, StoreError, Target,
+};
 
 use super::log::RECORDS_BYTES_MAX;
 use super::watermarks::PAGES_FOR_RECLAIMING;
@@ -13,6 +15,9 @@ use super::{Journal, Uncommitted};
 
 /// Log bytes kept free beyond the requested ones: frame headers and padding of one more commit.
 const LOG_MARGIN_BYTES: u64 = 8 << 10;
+
+/// Whether records may be appended to this state.
+pub type Admit<'a> = &'a dyn Fn(&MetadataState) -> Result<()>;
 
 /// Why a record cannot be appended now.
 enum Pressure {
@@ -24,9 +29,16 @@ enum Pressure {
     Pages,
 }
 
+/// What housekeeping does before a writer has to.
+enum Due {
+    Commit,
+    Checkpoint,
+}
+
 impl Journal {
     /// Appends records and applies them, once there is room ([step 7 log], [step 8 apply]).
-    /// `old_blocks` are the blocks that the records will release.
+    /// `old_blocks` are the blocks that the records will release. Nothing changes if `admit` refuses
+    /// the records; it sees the state to which they are applied.
     ///
     /// With [`Blocking::No`] nothing has changed if that would have to wait. A first record that does not
     /// fit changes nothing either. Any other error leaves the pool without writes: see [`Journal::fail`].
@@ -35,17 +47,7 @@ impl Journal {
         records: &[Record],
         old_blocks: &[PbaRun],
         blocking: Blocking,
-    ) -> Result<()> {
-        self.append_if(records, old_blocks, blocking, &|_| Ok(()))
-    }
-
-    /// The same if `admit` allows it, atomically with the records: nothing changes if it does not.
-    pub fn append_if(
-        &self,
-        records: &[Record],
-        old_blocks: &[PbaRun],
-        blocking: Blocking,
-        admit: &dyn Fn(&MetadataState) -> Result<()>,
+        admit: Option<Admit<'_>>,
     ) -> Result<()> {
         loop {
             let mut uncommitted = self.uncommitted()?;
@@ -57,7 +59,9 @@ impl Journal {
                         return Err(StoreError::would_block());
                     }
                 }
-                admit(&uncommitted.metadata)?;
+                if let Some(admit) = admit {
+                    admit(&uncommitted.metadata)?;
+                }
                 uncommitted.metadata.space_mut().prepare(old_blocks)?;
                 self.check_writable()?;
                 let is_copied = self.append_and_apply(&mut uncommitted, records)?;
@@ -107,7 +111,12 @@ impl Journal {
         let before = uncommitted.tail.mark();
         for (n, record) in records.iter().enumerate() {
             let released = &mut uncommitted.tail.released;
-            match apply(record, &self.maps, &mut uncommitted.metadata, released) {
+            let mut target = Target {
+                maps: &self.maps,
+                metadata: &mut uncommitted.metadata,
+                released,
+            };
+            match target.apply(record) {
                 Ok(()) => uncommitted.tail.append(record),
                 Err(Failed::Before(error)) if n == 0 => {
                     tracing::error!("a request failed: {error}; this is a defect of onefold");
@@ -121,7 +130,7 @@ impl Journal {
             }
         }
         let is_copied = uncommitted.copy.append(&uncommitted.tail, before);
-        if self.is_due(uncommitted) || self.is_commit_due(uncommitted) {
+        if self.due_for(uncommitted).is_some() {
             let (due, wake) = &self.due;
             if !std::mem::replace(&mut *lock(due), true) {
                 wake.notify_all();
@@ -141,7 +150,9 @@ impl Journal {
         } else if tail.bytes() >= self.limits.tail_bytes_max || !uncommitted.copy.has_room() {
             Some(Pressure::Tail)
         } else if self.has_changes(&uncommitted.metadata)
-            && !self.has_pages(&uncommitted.metadata, PAGES_FOR_RECLAIMING)
+            && self
+                .pages_lacking(&uncommitted.metadata, PAGES_FOR_RECLAIMING)
+                .is_some()
         {
             Some(Pressure::Pages)
         } else {
@@ -149,18 +160,17 @@ impl Journal {
         }
     }
 
-    /// Whether housekeeping should write a checkpoint, well before writers would have to.
-    fn is_due(&self, uncommitted: &Uncommitted) -> bool {
+    /// What housekeeping should do well before writers would have to.
+    fn due_for(&self, uncommitted: &Uncommitted) -> Option<Due> {
         let log_bytes = self.log_span.used() + uncommitted.tail.log_bytes();
-        log_bytes > self.log_span.ring_bytes / 2
+        if log_bytes > self.log_span.ring_bytes / 2
             || self.maps.dirty_count() > self.limits.dirty_leaves_max / 2
             || uncommitted.metadata.dirty_pages() > self.limits.dirty_space_pages_max / 2
-    }
-
-    /// Whether housekeeping should commit, well before writers would have to.
-    fn is_commit_due(&self, uncommitted: &Uncommitted) -> bool {
-        uncommitted.tail.bytes() > self.limits.tail_bytes_max / 2
-            || uncommitted.copy.is_nearly_full()
+        {
+            return Some(Due::Checkpoint);
+        }
+        let is_long = uncommitted.tail.bytes() > self.limits.tail_bytes_max / 2;
+        (is_long || uncommitted.copy.is_nearly_full()).then_some(Due::Commit)
     }
 
     /// Whether replayed changes fill their share of memory.
@@ -187,14 +197,17 @@ impl Journal {
     /// writes it out in its own time.
     pub fn tidy(&self, commit: bool) -> Result<()> {
         let uncommitted = self.uncommitted()?;
-        let is_due = self.is_due(&uncommitted);
-        let commits = self.is_commit_due(&uncommitted) || (commit && !uncommitted.tail.is_empty());
+        let has_records = !uncommitted.tail.is_empty();
+        let due = self.due_for(&uncommitted);
         drop(uncommitted);
-        if is_due {
-            self.write_data_out()?;
-            self.checkpoint()?;
-        } else if commits {
-            self.commit_in_background()?;
+        match due {
+            Some(Due::Checkpoint) => {
+                self.write_data_out()?;
+                self.checkpoint()?;
+            }
+            Some(Due::Commit) => self.commit_in_background()?,
+            None if commit && has_records => self.commit_in_background()?,
+            None => {}
         }
         self.reclaim()
     }

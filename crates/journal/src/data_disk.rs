@@ -53,7 +53,7 @@ impl DataDisk {
     /// raised then syncs this write.
     pub fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         let written = self.disk.write_at(bytes, at);
-        self.mark_unsynced();
+        self.unsynced.store(true, SeqCst);
         written
     }
 

@@ -58,7 +58,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use onefold_format::{Pba, Root, Superblock, WhenFull};
 use onefold_metadata::sync::{AtomicU8, Condvar, Mutex, MutexGuard, lock};
 use onefold_metadata::{
-    Guard, Limits, LookupVersion, Maps, MetadataState, Pages, PbaRuns, Result, StoreError,
+    Guard, Limits, LookupVersion, Maps, MetadataState, Pages, PbaRuns, QueueKind, Result,
+    StoreError,
 };
 
 use self::epoch::Epochs;
@@ -69,6 +70,7 @@ use self::log::Tail;
 use self::log_span::LogSpan;
 use self::watermarks::SpaceReport;
 
+pub use append::Admit;
 pub use background::BackgroundExecutor;
 pub use background::BackgroundWork;
 pub use bad_blocks::BadBlocks;
@@ -192,14 +194,9 @@ impl Metadata<'_> {
         self.0.metadata.space_mut().free_before(end)
     }
 
-    /// Elements at the head of the queue that hold at most so many blocks.
-    pub fn count_queue_head(&mut self, blocks_max: u64) -> Result<u64> {
-        self.0.metadata.count_queue_head(blocks_max)
-    }
-
-    /// The same for the claims.
-    pub fn count_claims_head(&mut self, blocks_max: u64) -> Result<u64> {
-        self.0.metadata.count_claims_head(blocks_max)
+    /// Elements at the head of a queue that hold at most so many blocks.
+    pub fn count_head(&mut self, kind: QueueKind, blocks_max: u64) -> Result<u64> {
+        self.0.metadata.queue_mut(kind).count_head(blocks_max)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Replay: the records of the log and of the copy of its tail, applied after an opening.
 
 use onefold_format::{FormatError, Record, Root, record};
-use onefold_metadata::{Guard, PbaRun, PbaRuns, Result, StoreError, StoreErrorKind, apply};
+use onefold_metadata::{Guard, PbaRun, PbaRuns, Result, StoreError, StoreErrorKind, Target};
 
 use super::log::{Log, LogMark, LogReader, ReadFrame, Tail};
 use super::log_end::{self, End, IncompleteCommit};
@@ -116,7 +116,12 @@ impl Journal {
                     count: u64::from(*count),
                 })?;
             }
-            apply(&record, &self.maps, &mut uncommitted.metadata, released)?;
+            let mut target = Target {
+                maps: &self.maps,
+                metadata: &mut uncommitted.metadata,
+                released,
+            };
+            target.apply(&record)?;
             count += 1;
         }
         Ok(count)

@@ -31,7 +31,10 @@ impl Journal {
             uncommitted.metadata.space_mut().allocate(placement, kept)
         };
         let mut uncommitted = self.uncommitted()?;
-        if !self.has_pages(&uncommitted.metadata, PAGES_FOR_GUESTS) {
+        if self
+            .pages_lacking(&uncommitted.metadata, PAGES_FOR_GUESTS)
+            .is_some()
+        {
             drop(uncommitted);
             self.secure_pages(PAGES_FOR_GUESTS, blocking)?;
             uncommitted = self.uncommitted()?;

@@ -82,13 +82,10 @@ impl Journal {
     /// is written if it helps.
     pub fn secure_pages(&self, beyond: u64, blocking: Blocking) -> Result<()> {
         let metadata = self.metadata()?;
-        if self.has_pages(&metadata, beyond) {
+        let Some(wanted) = self.pages_lacking(&metadata, beyond) else {
             return Ok(());
-        }
-        let (wanted, has_changes) = (
-            self.pages_wanted(&metadata, beyond),
-            self.has_changes(&metadata),
-        );
+        };
+        let has_changes = self.has_changes(&metadata);
         drop(metadata);
         if blocking == Blocking::No {
             return Err(StoreError::would_block());
@@ -98,22 +95,17 @@ impl Journal {
             return secured;
         }
         self.checkpoint()?;
-        let wanted = self.pages_wanted(&*self.metadata()?, beyond);
-        self.pages.secure(wanted)
+        let wanted = self.pages_lacking(&*self.metadata()?, beyond);
+        wanted.map_or(Ok(()), |wanted| self.pages.secure(wanted))
     }
 
     /// Makes sure that the next checkpoint can be written, after more changes or now.
     pub(super) fn make_room_for_pages(&self) -> Result<()> {
-        let wanted = self.pages_wanted(&*self.metadata()?, PAGES_FOR_RECLAIMING);
-        match self.pages.secure(wanted) {
+        let wanted = self.pages_lacking(&*self.metadata()?, PAGES_FOR_RECLAIMING);
+        match wanted.map_or(Ok(()), |wanted| self.pages.secure(wanted)) {
             Ok(()) => Ok(()),
             Err(_) => self.checkpoint(),
         }
-    }
-
-    /// Whether the next checkpoint leaves so many pages.
-    pub(super) fn has_pages(&self, metadata: &MetadataState, beyond: u64) -> bool {
-        self.pages.spare() >= self.pages_wanted(metadata, beyond)
     }
 
     /// Whether there is anything for a checkpoint to write.
@@ -121,10 +113,11 @@ impl Journal {
         self.maps.dirty_count() + metadata.dirty_pages() > 0
     }
 
-    /// Pages that the next checkpoint may write, and so many more.
-    fn pages_wanted(&self, metadata: &MetadataState, beyond: u64) -> u64 {
+    /// The pages that the next checkpoint may write, and so many more, if they are not there.
+    pub(super) fn pages_lacking(&self, metadata: &MetadataState, beyond: u64) -> Option<u64> {
         let changes = self.maps.dirty_count() + metadata.dirty_pages();
-        2 * changes as u64 + beyond
+        let wanted = 2 * changes as u64 + beyond;
+        (self.pages.spare() < wanted).then_some(wanted)
     }
 
     /// Blocks for writes that overwrite data only.

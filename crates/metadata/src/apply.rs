@@ -43,35 +43,24 @@ impl From<Failed> for StoreError {
     }
 }
 
-/// Changes maps and metadata according to `record`, and adds to `released` the blocks that nothing
-/// refers to any more: they are in flight until the caller knows that the record is durable and all
-/// readers have drained.
-///
-/// The new blocks of a [`Record::Map`] must be in flight, or published if its entries become shared; they
-/// are mapped afterwards.
-pub fn apply(
-    record: &Record,
-    maps: &Maps,
-    metadata: &mut MetadataState,
-    released: &mut PbaRuns,
-) -> std::result::Result<(), Failed> {
-    let mut change = Change {
-        maps,
-        metadata,
-        released,
-    };
-    change.apply(record)
+/// What records change; only the journal has it. They add to `released` the blocks that nothing refers to
+/// any more: they are in flight until the caller knows that the record is durable and all readers have
+/// drained. The fields are public because the journal has each of these.
+pub struct Target<'a> {
+    /// The maps.
+    pub maps: &'a Maps,
+    /// The rest.
+    pub metadata: &'a mut MetadataState,
+    /// Blocks that the records have released.
+    pub released: &'a mut PbaRuns,
 }
 
-/// A record being applied.
-struct Change<'a> {
-    maps: &'a Maps,
-    metadata: &'a mut MetadataState,
-    released: &'a mut PbaRuns,
-}
-
-impl Change<'_> {
-    fn apply(&mut self, record: &Record) -> std::result::Result<(), Failed> {
+impl Target<'_> {
+    /// Changes maps and metadata according to `record`.
+    ///
+    /// The new blocks of a [`Record::Map`] must be in flight, or published if its entries become shared;
+    /// they are mapped afterwards.
+    pub fn apply(&mut self, record: &Record) -> std::result::Result<(), Failed> {
         match record {
             Record::Map {
                 layer,

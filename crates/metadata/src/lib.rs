@@ -52,7 +52,7 @@ mod state;
 pub mod sync;
 pub mod tree;
 
-pub use apply::{Failed, apply, owned_runs};
+pub use apply::{Failed, Target, owned_runs};
 pub use batch::{Batches, OpenBatch};
 pub use block_lock::{BlockGuard, BlockLocks};
 pub use branches::{Branches, Change};
@@ -67,7 +67,7 @@ pub use limits::{
     INTERVAL_SECONDS_MAX, LAYERS_DEEP_MAX, LEAF_BYTES, Limits, NODE_BYTES, REQUEST_BYTES_MAX,
     SPACE_PAGE_BYTES, VOLUMES_MAX,
 };
-pub use map::{Entries, Layer, Leaf, Maps, fill_absent};
+pub use map::{Entries, Layer, Leaf, Maps, Wanted, fill_absent};
 pub use names::{check_name, full_name};
 pub use onefold_engine::Blocking;
 pub use opening::open;

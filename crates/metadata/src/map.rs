@@ -51,6 +51,15 @@ const SHARDS: usize = 16;
 
 type CacheKey = (LayerId, SegmentIndex);
 
+/// Which segments a search stops at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Those in which something may be mapped.
+    Mapped,
+    /// Of these, the ones whose blocks may wait for the finder.
+    Publishable,
+}
+
 /// Entries looked up for one request.
 pub type Entries = SmallVec<[Entry; 8]>;
 
@@ -213,28 +222,17 @@ impl Maps {
         Ok(leaf)
     }
 
-    /// The first segment at or after `from` in which something may be mapped.
-    pub fn next_segment(&self, layer: &Layer, from: SegmentIndex) -> Result<Option<SegmentIndex>> {
-        self.next_segment_where(layer, from, &|_| true)
-    }
-
-    /// The first segment at or after `from` in which blocks may wait for the finder.
-    pub fn next_publishable_segment(
+    /// The first segment at or after `from` in which something may be mapped, or of these only those
+    /// whose blocks may wait for the finder.
+    pub fn next_segment(
         &self,
         layer: &Layer,
         from: SegmentIndex,
+        wanted: Wanted,
     ) -> Result<Option<SegmentIndex>> {
-        self.next_segment_where(layer, from, &|pointer| pointer.info > 0)
-    }
-
-    fn next_segment_where(
-        &self,
-        layer: &Layer,
-        from: SegmentIndex,
-        is_wanted: &dyn Fn(&Pointer) -> bool,
-    ) -> Result<Option<SegmentIndex>> {
+        let is_wanted = |pointer: &Pointer| wanted == Wanted::Mapped || pointer.info > 0;
         let root = read(&layer.root);
-        let stored = tree::next_leaf(&self.pages, layer.id.0, *root, from.0, is_wanted)?;
+        let stored = tree::next_leaf(&self.pages, layer.id.0, *root, from.0, &is_wanted)?;
         let fresh = lock(&layer.fresh).range(from..).next().copied();
         let stored = stored.map(|(index, _)| SegmentIndex(index));
         Ok([stored, fresh].into_iter().flatten().min())
@@ -277,20 +275,6 @@ impl Maps {
     ) {
         let is_frozen = !lock(&layer.above).is_empty();
         let _changing = is_frozen.then(|| self.change_frozen());
-        self.change_leaf(layer, segment, leaf, slots, change);
-        if is_frozen {
-            self.forget_views(layer, segment);
-        }
-    }
-
-    fn change_leaf(
-        &self,
-        layer: &Arc<Layer>,
-        segment: SegmentIndex,
-        leaf: &Arc<Leaf>,
-        slots: Range<usize>,
-        change: impl FnOnce(&mut [Entry]),
-    ) {
         let mut state = write(&leaf.state);
         let entries = &mut Arc::make_mut(&mut state.entries)[slots];
         let count = |entries: &[Entry], each| layer.counts.add(&layer.space_limits, entries, each);
@@ -305,6 +289,10 @@ impl Maps {
                 leaf: Arc::clone(leaf),
             });
             lock(&layer.fresh).insert(segment);
+        }
+        drop(state);
+        if is_frozen {
+            self.forget_views(layer, segment);
         }
     }
 

@@ -7,7 +7,7 @@ use onefold_format::{Root, SegmentIndex, TreeRoot};
 
 use super::batch::Batches;
 use super::catalogue::Catalogue;
-use super::map::Maps;
+use super::map::{Maps, Wanted};
 use super::pages::Pages;
 use super::queue::{self, Queue, QueueKind, StoredQueue};
 use super::run::PbaRun;
@@ -128,7 +128,7 @@ fn count_free_space(
     for (_, volume) in catalogue.volumes() {
         let layer = maps.layer(volume.layer)?;
         let mut from = SegmentIndex(0);
-        while let Some(segment) = maps.next_segment(&layer, from)? {
+        while let Some(segment) = maps.next_segment(&layer, from, Wanted::Mapped)? {
             let leaf = maps.leaf(&layer, segment, Blocking::Yes)?;
             let stored = leaf.with(|entries| entries.map(|entry| entry.pba()));
             for start in stored.into_iter().flatten() {

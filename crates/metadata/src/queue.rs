@@ -208,7 +208,7 @@ impl Queue {
 
     /// The number of elements at the head that have `blocks_max` blocks at most, whatever is pushed
     /// meanwhile; their pages are in memory then.
-    pub(super) fn count_head(&mut self, blocks_max: u64) -> Result<u64> {
+    pub fn count_head(&mut self, blocks_max: u64) -> Result<u64> {
         let (mut count, mut blocks) = (0, 0);
         for number in self.head..self.end {
             let element = self.element(number)?;

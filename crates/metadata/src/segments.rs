@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use onefold_format::SegmentIndex;
 
-use super::map::{Layer, Maps};
+use super::map::{Layer, Maps, Wanted};
 use crate::error::Result;
 
 /// The segments in which one of some layers may have something.
@@ -70,7 +70,7 @@ impl Segments {
         for ahead in &mut self.layers {
             let is_before = ahead.next.is_some_and(|next| next < from);
             if !is_kept || !ahead.is_frozen || is_before {
-                ahead.next = maps.next_segment(&ahead.layer, from)?;
+                ahead.next = maps.next_segment(&ahead.layer, from, Wanted::Mapped)?;
             }
         }
         Ok(())

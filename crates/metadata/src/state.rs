@@ -6,9 +6,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use super::batch::Batches;
 use super::catalogue::Catalogue;
 use super::map::Layer;
-use super::queue::Queue;
+use super::queue::{Queue, QueueKind};
 use super::space::Space;
-use crate::error::Result;
 use crate::sync::AtomicU64;
 
 /// The state that records change, besides the maps.
@@ -95,14 +94,12 @@ impl MetadataState {
         &self.batches
     }
 
-    /// Elements at the head of the queue with so many blocks at most: it may have to read them.
-    pub fn count_queue_head(&mut self, blocks_max: u64) -> Result<u64> {
-        self.queue.count_head(blocks_max)
-    }
-
-    /// The same for the claims.
-    pub fn count_claims_head(&mut self, blocks_max: u64) -> Result<u64> {
-        self.claims.count_head(blocks_max)
+    /// To look at references that wait for the collector, or to be counted: it may have to read them.
+    pub fn queue_mut(&mut self, kind: QueueKind) -> &mut Queue {
+        match kind {
+            QueueKind::Dropped => &mut self.queue,
+            QueueKind::Claims => &mut self.claims,
+        }
     }
 
     /// An opening has applied all that the log and the copy of its tail have.

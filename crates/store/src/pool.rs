@@ -92,11 +92,4 @@ impl Pool {
             )
         })
     }
-
-    /// Housekeeping: see [`Journal::tidy`].
-    pub(crate) fn tidy(&self, commit: bool) -> Result<()> {
-        self.journal.tidy(commit)?;
-        self.bad.tidy(&self.journal)?;
-        self.journal.report_level()
-    }
 }

@@ -15,7 +15,7 @@ use onefold_format::{
     DedupMode, DomainId, LayerCounts, LayerId, Lba, MAJOR_VERSION, MINOR_VERSION, Record, TreeRoot,
     VolumeId, VolumeRecord, VolumeState, WhenFull,
 };
-use onefold_journal::{BackgroundExecutor, Metadata, StopsOnPanic};
+use onefold_journal::{Admit, BackgroundExecutor, Metadata, StopsOnPanic};
 use onefold_metadata::heat::COLD_PASSES_MAX;
 use onefold_metadata::sync::{Mutex, MutexGuard, RwLock, lock, read, write};
 use onefold_metadata::{
@@ -349,7 +349,7 @@ impl Store {
             pool.journal
                 .admit_reservation(None, metadata, options.reservation_bytes)
         };
-        self.change_catalogue_if(&[put], &admit)?;
+        self.change_catalogue(&[put], Some(&admit))?;
         Ok(Arc::new(Volume::new(Arc::clone(&self.pool), &volume)?))
     }
 
@@ -420,7 +420,7 @@ impl Store {
             pool.journal
                 .admit_reservation(Some(space_limits), metadata, options.reservation_bytes)
         };
-        self.change_volume_if(volume.id, change, &admit)?;
+        self.change_volume(volume.id, change, Some(&admit))?;
         volume.set_options(&options);
         Ok(())
     }
@@ -463,7 +463,11 @@ impl Store {
         let _changing = self.changing();
         let volume = self.volume_proper(name)?;
         self.check_name_is_free(new_name)?;
-        self.change_volume(volume.id, |record| new_name.clone_into(&mut record.name))?;
+        self.change_volume(
+            volume.id,
+            |record| new_name.clone_into(&mut record.name),
+            None,
+        )?;
         volume.set_name(new_name);
         let mut volumes = write(&self.volumes);
         volumes.remove(name);
@@ -489,35 +493,31 @@ impl Store {
             volume.set_size_bytes(size_bytes);
             let block_size = self.pool.block_size();
             let beyond = Lba(size_bytes / block_size)..Lba(old_size / block_size);
-            let cut = volume.with_blocks(beyond.start.0..beyond.end.0, Blocking::Yes, |layer| {
-                volume.unmap(layer, beyond)
-            });
+            // Whoever puts another layer above this one, or deletes it, waits for `changing`.
+            let layer = volume.layer();
+            let blocks = beyond.start.0..beyond.end.0;
+            let _locked = layer.locks.lock(blocks, Blocking::Yes);
+            let cut = volume.unmap(&layer, beyond);
             cut.inspect_err(|_| volume.set_size_bytes(old_size))?;
         }
-        self.change_volume(volume.id, |record| record.size_bytes = size_bytes)
+        self.change_volume(volume.id, |record| record.size_bytes = size_bytes, None)
             .inspect_err(|_| volume.set_size_bytes(old_size))?;
         volume.set_size_bytes(size_bytes);
         Ok(())
     }
 
     /// Housekeeping, about once a second: writes a checkpoint when one is due, reuses and discards
-    /// freed blocks.
+    /// freed blocks. Every few seconds it is to `commit` records that no caller has asked to be durable,
+    /// so that the blocks they release can be reused.
     ///
     /// # Errors
     ///
     /// Those of the disk.
-    pub fn tidy(&self) -> Result<()> {
-        self.pool.tidy(false)
-    }
-
-    /// The same, every few seconds, and commits records that no caller has asked to be durable, so
-    /// that the blocks they release can be reused.
-    ///
-    /// # Errors
-    ///
-    /// Those of the disk.
-    pub fn tick(&self) -> Result<()> {
-        self.pool.tidy(true)
+    pub fn tidy(&self, commit: bool) -> Result<()> {
+        let Pool { journal, bad, .. } = &*self.pool;
+        journal.tidy(commit)?;
+        bad.tidy(journal)?;
+        journal.report_level()
     }
 
     /// Sleeps until [`Store::tidy`] has more to do than usual, `timeout` at most.
@@ -584,19 +584,12 @@ impl Store {
         Ok(volume)
     }
 
+    /// Changes a volume's record if `admit` allows it.
     pub(crate) fn change_volume(
         &self,
         id: VolumeId,
         change: impl FnOnce(&mut VolumeRecord),
-    ) -> Result<()> {
-        self.change_volume_if(id, change, &|_| Ok(()))
-    }
-
-    fn change_volume_if(
-        &self,
-        id: VolumeId,
-        change: impl FnOnce(&mut VolumeRecord),
-        admit: &dyn Fn(&MetadataState) -> Result<()>,
+        admit: Option<Admit<'_>>,
     ) -> Result<()> {
         let metadata = self.pool.journal.metadata()?;
         let found = metadata.catalogue().by_id(id);
@@ -608,21 +601,18 @@ impl Store {
         };
         drop(metadata);
         change(&mut volume);
-        self.change_catalogue_if(&[Record::VolumePut { slot, volume }], admit)
+        self.change_catalogue(&[Record::VolumePut { slot, volume }], admit)
     }
 
-    pub(crate) fn change_catalogue(&self, records: &[Record]) -> Result<()> {
-        self.change_catalogue_if(records, &|_| Ok(()))
-    }
-
-    fn change_catalogue_if(
+    /// Durable when it returns.
+    pub(crate) fn change_catalogue(
         &self,
         records: &[Record],
-        admit: &dyn Fn(&MetadataState) -> Result<()>,
+        admit: Option<Admit<'_>>,
     ) -> Result<()> {
         self.pool
             .journal
-            .append_if(records, &[], Blocking::Yes, admit)?;
+            .append(records, &[], Blocking::Yes, admit)?;
         self.pool.journal.commit_in_background()
     }
 }

@@ -169,7 +169,7 @@ fn all_jobs() {
             dedup(&store, &a);
             dedup(&store, &b);
             tolerate(store.collect_batch());
-            store.tick().unwrap();
+            store.tidy(true).unwrap();
         })
     };
     let layers = {

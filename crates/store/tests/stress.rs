@@ -174,7 +174,7 @@ fn collect(store: &Store, run: &Run) {
         for _ in 0..4 {
             tolerate(store.deletion_step());
         }
-        store.tick().unwrap();
+        store.tidy(true).unwrap();
         store.give_back(MIB).unwrap();
     });
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{Lba, SegmentIndex, VolumeState};
 use onefold_metadata::sync::{Mutex, lock, write};
-use onefold_metadata::{Blocking, Result};
+use onefold_metadata::{Blocking, Result, Wanted};
 
 use crate::dedup::{BatchReport, Ready};
 use crate::store::Store;
@@ -113,7 +113,7 @@ impl Store {
     pub(super) fn finish_import(&self, volume: Arc<Volume>) -> Result<()> {
         let _changing = self.changing();
         let name = volume.name();
-        self.change_volume(volume.id, |record| record.state = VolumeState::Ready)?;
+        self.change_volume(volume.id, |record| record.state = VolumeState::Ready, None)?;
         volume.end_import();
         write(&self.volumes).insert(name, volume);
         Ok(())
@@ -126,7 +126,11 @@ impl Store {
         // A request that was admitted before may still change the map, until this has its blocks.
         drop(layer.locks.lock(0..VOLUME_BLOCKS_MAX, Blocking::Yes));
         let mut from = SegmentIndex(0);
-        while let Some(segment) = self.pool.maps().next_segment(&layer, from)? {
+        while let Some(segment) = self
+            .pool
+            .maps()
+            .next_segment(&layer, from, Wanted::Mapped)?
+        {
             self.clear_segment(&layer, segment)?;
             from = segment + 1;
         }

@@ -16,7 +16,7 @@ use onefold_format::{Entry, Lba, Pba, Record, SegmentIndex};
 use onefold_journal::Purpose;
 use onefold_metadata::{
     BlockRange, Blocking, Layer, PbaRun, PbaRuns, Placement, PlacementOffset, Result, StoreError,
-    StoreErrorKind,
+    StoreErrorKind, Wanted,
 };
 
 use crate::pool::Pool;
@@ -98,7 +98,7 @@ impl Pool {
     ) -> Result<Option<SegmentIndex>> {
         let _job = self.job()?;
         match self.maps().layer(layer.id) {
-            Ok(_) => self.maps().next_segment(layer, from),
+            Ok(_) => self.maps().next_segment(layer, from, Wanted::Mapped),
             Err(_) => Ok(None),
         }
     }
@@ -153,7 +153,10 @@ impl Pool {
         }
         let released: PbaRuns = runs.iter().filter_map(Run::owned).collect();
         copied
-            .and_then(|records| self.journal.append(&records, &released, Blocking::Yes))
+            .and_then(|records| {
+                self.journal
+                    .append(&records, &released, Blocking::Yes, None)
+            })
             .or_else(|error| {
                 if self.journal.check_writable().is_ok() {
                     self.journal.take_back(&new)?;

@@ -25,7 +25,7 @@ use onefold_format::map_page::Segment;
 use onefold_format::{Entry, Pba, SegmentIndex};
 use onefold_journal::Purpose;
 use onefold_metadata::sync::lock;
-use onefold_metadata::{Blocking, Result, StoreError, StoreErrorKind};
+use onefold_metadata::{Blocking, Result, StoreError, StoreErrorKind, Wanted};
 
 use super::moving::{Chosen, Moving};
 use crate::pool::Pool;
@@ -269,7 +269,7 @@ impl Pool {
         let mut counts = vec![0; beyond.div_ceil(part_blocks) as usize];
         for layer in self.maps().layers() {
             let mut from = SegmentIndex(0);
-            while let Some(segment) = self.maps().next_segment(&layer, from)? {
+            while let Some(segment) = self.maps().next_segment(&layer, from, Wanted::Mapped)? {
                 let leaf = self.maps().leaf(&layer, segment, Blocking::Yes)?;
                 leaf.with(|entries| {
                     let named = entries.iter().filter_map(|entry| entry.pba());

@@ -17,12 +17,13 @@
 use onefold_format::{Record, Release};
 use onefold_index::Released;
 
+use super::counting::HitsHeld;
 use super::index::{STREAM, last_answers};
 use crate::pool::Pool;
 use crate::store::Store;
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_metadata::{
-    Blocking, Guard, MetadataState, OpenBatch, PbaRun, PbaRuns, Result, StoreError,
+    Blocking, Guard, MetadataState, OpenBatch, PbaRun, PbaRuns, QueueKind, Result, StoreError,
 };
 
 /// References that one batch releases at most.
@@ -62,17 +63,18 @@ impl Store {
         if Guard::ClaimsBeforeRelease.holds() {
             pool.count_claims()?;
         }
-        let held = pool.hold_hits()?;
+        pool.journal.hold_hits(true)?;
+        let held = HitsHeld(pool);
         while Guard::ClaimsBeforeRelease.holds() && pool.count_claims()?.items() > 0 {}
         let mut metadata = pool.journal.metadata()?;
         let number = metadata.batches().next_number();
-        let elements = metadata.count_queue_head(u64::from(BATCH_ITEMS_MAX))? as u32;
+        let elements = metadata.count_head(QueueKind::Dropped, BATCH_ITEMS_MAX.into())? as u32;
         drop(metadata);
         // A batch that is open would be in the finder's way, too.
         index.secure(&[elements as usize])?;
         let collect = Record::Collect { number, elements };
         pool.journal
-            .append_if(&[collect], &[], Blocking::Yes, &no_claims)?;
+            .append(&[collect], &[], Blocking::Yes, Some(&no_claims))?;
         drop(held);
         if Guard::IntentBeforeCall.holds() {
             pool.journal.commit_in_background()?;
@@ -176,6 +178,6 @@ impl Pool {
                 record
             })
             .collect();
-        self.journal.append(&records, &freed, Blocking::Yes)
+        self.journal.append(&records, &freed, Blocking::Yes, None)
     }
 }

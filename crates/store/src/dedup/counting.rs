@@ -15,7 +15,7 @@ use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{ClaimOutcome, Pba, Record};
 use onefold_index::{Counted, Fingerprint, FingerprintIndex};
 use onefold_metadata::sync::{Mutex, lock};
-use onefold_metadata::{Blocking, CLAIMS_MAX, Guard, OpenBatch, PbaRun, Result};
+use onefold_metadata::{Blocking, CLAIMS_MAX, Guard, OpenBatch, PbaRun, QueueKind, Result};
 use rustc_hash::FxHashMap;
 
 use super::index::{STREAM, last_answers};
@@ -69,8 +69,8 @@ impl ClaimedFingerprints {
     }
 }
 
-/// While this is held, writes make no claims.
-pub(super) struct HitsHeld<'a>(&'a Pool);
+/// Made once writes make no claims; from its end on they do.
+pub(super) struct HitsHeld<'a>(pub(super) &'a Pool);
 
 impl Drop for HitsHeld<'_> {
     fn drop(&mut self) {
@@ -106,17 +106,12 @@ impl Store {
 }
 
 impl Pool {
-    pub(super) fn hold_hits(&self) -> Result<HitsHeld<'_>> {
-        self.journal.hold_hits(true)?;
-        Ok(HitsHeld(self))
-    }
-
     /// Counts one batch of claims. The caller holds the job lock, and no batch is open.
     pub(super) fn count_claims(&self) -> Result<CountReport> {
         let index = self.index.ready()?;
         let mut metadata = self.journal.metadata()?;
         let number = metadata.batches().next_number();
-        let elements = metadata.count_claims_head(u64::from(BATCH_ITEMS_MAX))? as u32;
+        let elements = metadata.count_head(QueueKind::Claims, BATCH_ITEMS_MAX.into())? as u32;
         let items = metadata.claims().blocks().min(BATCH_ITEMS_MAX.into());
         drop(metadata);
         if elements == 0 {
@@ -124,7 +119,7 @@ impl Pool {
         }
         index.secure(&[items as usize])?;
         let count = Record::Count { number, elements };
-        self.journal.append(&[count], &[], Blocking::Yes)?;
+        self.journal.append(&[count], &[], Blocking::Yes, None)?;
         if Guard::CountIntentDurable.holds() {
             self.journal.commit_in_background()?;
         }
@@ -198,7 +193,7 @@ impl Pool {
             }
             at += alike.len();
         }
-        self.journal.append(&records, &[], Blocking::Yes)
+        self.journal.append(&records, &[], Blocking::Yes, None)
     }
 }
 

@@ -21,16 +21,12 @@ use onefold_format::units::{BLOCKS_PER_SEGMENT, VOLUME_BLOCKS_MAX};
 use onefold_format::{Entry, LayerId, Record, SegmentIndex, UnmapTo, VolumeId, VolumeState};
 use onefold_metadata::sync::{lock, write};
 use onefold_metadata::{
-    Blocking, Guard, Layer, Result, StoreError, StoreErrorKind, full_name, owned_runs,
+    Blocking, Guard, Layer, Result, StoreError, StoreErrorKind, Wanted, full_name, owned_runs,
 };
 
 use super::deletions::Deletion;
 use crate::store::Store;
 use crate::volume::Volume;
-
-/// Segments that one step handles: some fifty microseconds, in which writers wait. The caller rests
-/// between steps.
-const SEGMENTS_PER_STEP: usize = 1;
 
 /// A deletion that is not finished.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +51,15 @@ impl Store {
     pub fn delete_volume(&self, name: &str) -> Result<()> {
         let _changing = self.changing();
         let volume = self.volume_proper(name)?;
-        self.check_has_no_snapshots(&volume)?;
+        let snapshots = self.snapshots_of(&volume);
+        if !snapshots.is_empty() {
+            let names: Vec<String> = snapshots.iter().map(|it| it.name()).collect();
+            let message = format!(
+                "volume '{name}' has snapshots, which have to be deleted first, or with it: {}",
+                names.join(", ")
+            );
+            return Err(StoreError::new(StoreErrorKind::Exists, message));
+        }
         self.begin_deletion(&volume)
     }
 
@@ -85,7 +89,11 @@ impl Store {
     }
 
     fn begin_deletion(&self, volume: &Arc<Volume>) -> Result<()> {
-        self.change_volume(volume.id, |record| record.state = VolumeState::Deleting)?;
+        self.change_volume(
+            volume.id,
+            |record| record.state = VolumeState::Deleting,
+            None,
+        )?;
         write(&self.volumes).remove(&volume.name());
         self.leave(Arc::clone(volume));
         Ok(())
@@ -100,7 +108,8 @@ impl Store {
         self.deletions.add(deletion);
     }
 
-    /// Does a step of the pending deletions. Returns how many blocks were handled, or nothing if
+    /// Does a step of the pending deletions: one segment, some fifty microseconds, in which writers wait.
+    /// The caller rests between steps. Returns how many blocks were handled, or nothing if
     /// there is nothing to do for now. A deletion whose step failed comes after all that have
     /// failed less often, so it does not delay them.
     ///
@@ -115,32 +124,19 @@ impl Store {
         };
         let layer = volume.layer();
         let before = layer.logical_blocks();
-        let done = self
-            .empty_segments(&volume, &layer, cursor)
-            .map_err(|error| error.during(format_args!("deleting '{}'", volume.name())));
+        let maps = self.pool.maps();
+        let next = maps.next_segment(&layer, cursor, Wanted::Mapped);
+        let done = next.and_then(|segment| {
+            match (segment, &layer.above()[..]) {
+                (None, _) => self.end_deletion(&volume)?,
+                (Some(segment), []) => self.clear_segment(&layer, segment)?,
+                (Some(segment), _) => self.merge_segment(&layer, segment)?,
+            }
+            Ok(segment.map_or(cursor, |done| done + 1))
+        });
+        let done = done.map_err(|error| error.during(format_args!("deleting '{}'", volume.name())));
         self.deletions.note_step(volume.id, &done);
         done.map(|_| Some(before - layer.logical_blocks()))
-    }
-
-    /// Returns where to continue. An empty layer is removed.
-    fn empty_segments(
-        &self,
-        volume: &Volume,
-        layer: &Arc<Layer>,
-        mut cursor: SegmentIndex,
-    ) -> Result<SegmentIndex> {
-        for _ in 0..SEGMENTS_PER_STEP {
-            let Some(segment) = self.pool.maps().next_segment(layer, cursor)? else {
-                self.end_deletion(volume)?;
-                break;
-            };
-            match layer.above()[..] {
-                [] => self.clear_segment(layer, segment)?,
-                _ => self.merge_segment(layer, segment)?,
-            }
-            cursor = segment + 1;
-        }
-        Ok(cursor)
     }
 
     /// Whether [`Store::deletion_step`] would find something to do.
@@ -242,7 +238,7 @@ impl Store {
         };
         self.pool
             .journal
-            .append(&[record], &owned_runs(&entries), Blocking::Yes)
+            .append(&[record], &owned_runs(&entries), Blocking::Yes, None)
     }
 
     fn merge_segment(&self, layer: &Arc<Layer>, segment: SegmentIndex) -> Result<()> {
@@ -273,7 +269,7 @@ impl Store {
             above: above.id,
             segment,
         };
-        pool.journal.append(&[merge], &owned, Blocking::Yes)
+        pool.journal.append(&[merge], &owned, Blocking::Yes, None)
     }
 
     /// Nothing is left in it.
@@ -297,22 +293,7 @@ impl Store {
             volume: id,
             layer,
         };
-        self.change_catalogue(&[gone])
-    }
-
-    /// A volume can be deleted alone only without them.
-    fn check_has_no_snapshots(&self, volume: &Volume) -> Result<()> {
-        let snapshots = self.snapshots_of(volume);
-        let names: Vec<String> = snapshots.iter().map(|it| it.name()).collect();
-        if names.is_empty() {
-            return Ok(());
-        }
-        let message = format!(
-            "volume '{}' has snapshots, which have to be deleted first, or with it: {}",
-            volume.name(),
-            names.join(", ")
-        );
-        Err(StoreError::new(StoreErrorKind::Exists, message))
+        self.change_catalogue(&[gone], None)
     }
 
     fn snapshots_of(&self, volume: &Volume) -> Vec<Arc<Volume>> {

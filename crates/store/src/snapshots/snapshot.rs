@@ -15,8 +15,8 @@ use onefold_format::{
 };
 use onefold_metadata::sync::{lock, read, write};
 use onefold_metadata::{
-    Blocking, Catalogue, LAYERS_DEEP_MAX, Layer, Result, StoreError, StoreErrorKind, check_name,
-    free_slot, full_name,
+    Blocking, Catalogue, LAYERS_DEEP_MAX, Layer, Result, StoreError, StoreErrorKind, Wanted,
+    check_name, free_slot, full_name,
 };
 
 use crate::store::Store;
@@ -112,7 +112,7 @@ impl Store {
                 };
                 drop(metadata);
                 let volume = clone.clone();
-                self.change_catalogue(&[Record::VolumePut { slot, volume }])?;
+                self.change_catalogue(&[Record::VolumePut { slot, volume }], None)?;
                 clone
             }
             None => self.freeze_and_clone(&source, name)?,
@@ -130,7 +130,10 @@ impl Store {
             return Ok(Some(layer));
         }
         let _drained = layer.locks.lock(0..VOLUME_BLOCKS_MAX, Blocking::Yes);
-        let first = self.pool.maps().next_segment(&layer, SegmentIndex(0))?;
+        let first = self
+            .pool
+            .maps()
+            .next_segment(&layer, SegmentIndex(0), Wanted::Mapped)?;
         Ok(layer.below().filter(|_| first.is_none()))
     }
 
@@ -234,7 +237,9 @@ impl Store {
             .map(|layer| layer.locks.lock(all.clone(), Blocking::Yes))
             .collect();
         let records = records(self.pool.journal.metadata()?.catalogue())?;
-        self.pool.journal.append(&records, &[], Blocking::Yes)?;
+        self.pool
+            .journal
+            .append(&records, &[], Blocking::Yes, None)?;
         for (source, record) in sources.iter().zip(&records) {
             if let Record::Freeze { live, .. } = record {
                 source.set_layer(self.pool.maps().layer(*live)?);

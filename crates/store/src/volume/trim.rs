@@ -29,7 +29,7 @@ impl Volume {
             return Err(StoreError::would_block());
         }
         let blocks = first.0..end.0;
-        self.with_own_blocks(blocks, blocking, |layer| self.unmap(layer, first..end))
+        self.with_blocks(blocks, blocking, |layer| self.unmap(layer, first..end))
     }
 
     pub(super) fn zero_admitted(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
@@ -114,6 +114,6 @@ impl Volume {
         }
         self.pool
             .journal
-            .append(&records, &owned_runs(&entries), Blocking::Yes)
+            .append(&records, &owned_runs(&entries), Blocking::Yes, None)
     }
 }

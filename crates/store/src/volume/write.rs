@@ -113,12 +113,13 @@ impl Volume {
     fn write_blocks(&self, first: Lba, data: &[u8], blocking: Blocking) -> Result<()> {
         let resolved = self.resolve(data, blocking)?;
         let resolved = resolved.as_ref();
-        if blocking == Blocking::No && !resolved.is_some_and(Resolved::is_without_new) {
-            self.check_without_device()?;
+        let is_without_new = resolved.is_some_and(Resolved::is_without_new);
+        if blocking == Blocking::No && self.pool.data().writes_wait() && !is_without_new {
+            return Err(StoreError::would_block());
         }
         let count = data.len() as u64 / self.pool.block_size();
         let blocks = first.0..first.0 + count;
-        let written = self.with_own_blocks(blocks, blocking, |layer| {
+        let written = self.with_blocks(blocks, blocking, |layer| {
             self.write_locked(layer, first, data, resolved, blocking)
         });
         // An attempt that would block is made again.
@@ -130,11 +131,11 @@ impl Volume {
 
     /// Steps 3 to 9 for part of one block: the rest of it is read under the lock.
     fn write_part(&self, lba: Lba, at: usize, data: &[u8], blocking: Blocking) -> Result<()> {
-        if blocking == Blocking::No {
-            self.check_without_device()?;
+        if blocking == Blocking::No && self.pool.data().writes_wait() {
+            return Err(StoreError::would_block());
         }
         let block_size = self.pool.block_size();
-        self.with_own_blocks(lba.0..lba.0 + 1, blocking, |layer| {
+        self.with_blocks(lba.0..lba.0 + 1, blocking, |layer| {
             let mut block = vec![0; block_size as usize];
             self.read_admitted(lba.0 * block_size, &mut block, blocking)?;
             block[at..at + data.len()].copy_from_slice(data);
@@ -142,53 +143,34 @@ impl Volume {
         })
     }
 
-    /// A write that does not wait for the device is possible in the host's cache only.
-    fn check_without_device(&self) -> Result<()> {
-        match self.pool.data().writes_wait() {
-            true => Err(StoreError::would_block()),
-            false => Ok(()),
-        }
-    }
-
     /// [step 3 lock] Works on the live layer with these blocks locked; unlocked where the simulation
-    /// breaks this rule.
-    pub(crate) fn with_blocks<T>(
-        &self,
-        blocks: Range<u64>,
-        blocking: Blocking,
-        work: impl FnOnce(&Arc<Layer>) -> Result<T>,
-    ) -> Result<T> {
-        loop {
-            let layer = self.layer();
-            if !Guard::BlocksLocked.holds() {
-                return work(&layer);
-            }
-            let locked = layer.locks.lock(blocks.clone(), blocking);
-            let _locked = locked.ok_or_else(StoreError::would_block)?;
-            // A snapshot may have frozen it while this waited; or the volume is deleted.
-            if Arc::ptr_eq(&layer, &self.layer()) {
-                self.check_in_use()?;
-                return work(&layer);
-            }
-        }
-    }
-
-    /// The same for a request. By the time it has its lock the volume may be smaller, or gone;
-    /// blocks stored then would be lost, or reappear when the volume grows again.
-    pub(super) fn with_own_blocks<T>(
+    /// breaks this rule. By the time a request has its lock the volume may be smaller, or gone; blocks
+    /// stored then would be lost, or reappear when the volume grows again.
+    pub(super) fn with_blocks<T>(
         &self,
         blocks: Range<u64>,
         blocking: Blocking,
         work: impl FnOnce(&Arc<Layer>) -> Result<T>,
     ) -> Result<T> {
         let block_size = self.pool.block_size();
-        self.with_blocks(blocks.clone(), blocking, |layer| {
+        let is_locked = Guard::BlocksLocked.holds();
+        loop {
+            let layer = self.layer();
+            let locked = is_locked.then(|| layer.locks.lock(blocks.clone(), blocking));
+            let _locked = locked
+                .map(|it| it.ok_or_else(StoreError::would_block))
+                .transpose()?;
+            // A snapshot may have frozen it while this waited.
+            if is_locked && !Arc::ptr_eq(&layer, &self.layer()) {
+                continue;
+            }
+            self.check_in_use()?;
             if Guard::EndLookedAtLocked.holds() {
                 let len = (blocks.end - blocks.start) * block_size;
                 self.admit_range(blocks.start * block_size, len)?;
             }
-            work(layer)
-        })
+            return work(&layer);
+        }
     }
 
     /// Steps 4 to 9. The blocks are locked.
@@ -229,8 +211,9 @@ impl Volume {
     ) -> Result<Option<NotTaken>> {
         let (blocks, block_size) = (piece.blocks(), piece.block_size);
         let runs = self.shape(layer, piece, blocking)?;
-        if blocking == Blocking::No && runs.iter().any(Run::is_stored) {
-            self.check_without_device()?;
+        let must_wait = blocking == Blocking::No && self.pool.data().writes_wait();
+        if must_wait && runs.iter().any(Run::is_stored) {
+            return Err(StoreError::would_block());
         }
         let more = piece.entries_more(&runs);
         let within_quota = || layer.space_limits.admit(more, block_size);
@@ -258,7 +241,7 @@ impl Volume {
                 })
             };
             let journal = &self.pool.journal;
-            if let Err(error) = journal.append_if(&records, &old_blocks, blocking, &admit) {
+            if let Err(error) = journal.append(&records, &old_blocks, blocking, Some(&admit)) {
                 self.take_back(&placed)?;
                 return refused.get().map_or(Err(error), |why| Ok(Some(why)));
             }

@@ -346,7 +346,7 @@ fn newer_versions_are_refused_or_only_read() {
         StoreErrorKind::ReadOnly
     );
     assert_eq!(findings(&store, false), []);
-    store.tick().unwrap();
+    store.tidy(true).unwrap();
     let engine = world.engine();
     assert!(
         image == engine.read_raw(Part::Meta, 0, image.len()),

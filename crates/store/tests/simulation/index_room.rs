@@ -136,7 +136,7 @@ fn the_finder_leaves_room_to_the_collector() {
     for volume in &volumes {
         volume.trim(0, 6 * MIB, Blocking::Yes).unwrap();
     }
-    store.tick().unwrap();
+    store.tidy(true).unwrap();
     let kind = ErrorKind::StorageFull;
     engine.fail_once(Part::Index, Op::Write, 1, kind);
     assert_eq!(collect(&store), Err(StoreErrorKind::NoSpace));
@@ -167,7 +167,7 @@ fn a_conversion_leaves_an_index_that_can_be_used() {
             converted += 1;
             assert_eq!(collect(&store), Ok(0), "read {nth} failed");
             volume.trim(0, MIB / 2, Blocking::Yes).unwrap();
-            store.tick().unwrap();
+            store.tidy(true).unwrap();
             assert_eq!(collect(&store), Ok(MIB / 2 / BLOCK));
             assert_clean(&store);
         }

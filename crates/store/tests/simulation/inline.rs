@@ -151,7 +151,7 @@ pub(crate) fn freed_before_hit(seed: u64) -> Ended {
     let meanwhile = move || {
         drop_it();
         while store.collect_batch().unwrap().released > 0 {}
-        (0..3).for_each(|_| store.tick().unwrap());
+        (0..3).for_each(|_| store.tidy(true).unwrap());
         reuse.iter().for_each(|write| write());
     };
     rig.engine
@@ -178,7 +178,7 @@ pub(crate) fn freed_before_same(seed: u64) -> Ended {
     let meanwhile = move || {
         drops.iter().for_each(|write| write());
         while store.collect_batch().unwrap().released > 0 {}
-        (0..3).for_each(|_| store.tick().unwrap());
+        (0..3).for_each(|_| store.tidy(true).unwrap());
         let volume = store.volume(&name(0)).unwrap();
         // All that is free, the freed block with it.
         for lba in 8..32 {
@@ -280,7 +280,7 @@ pub(crate) fn row_lost_while_claimed(seed: u64) -> Ended {
     let counted = rig.store.count_batch();
     rig.tried("count", counted)?;
     while rig.store.collect_batch().is_ok_and(|it| it.released > 0) {}
-    (0..3).for_each(|_| rig.store.tick().unwrap());
+    (0..3).for_each(|_| rig.store.tidy(true).unwrap());
     rig.write(0, 16, &(101..=116).collect::<Vec<Content>>())?;
     rig.read_all()?;
     let named = rig.store.stat().unwrap().physical_blocks;

@@ -164,7 +164,7 @@ impl Rig {
             }
         }
         for _ in 0..3 {
-            if self.tried("tick", self.store.tick())?.is_none() {
+            if self.tried("tick", self.store.tidy(true))?.is_none() {
                 return Ok(None);
             }
         }

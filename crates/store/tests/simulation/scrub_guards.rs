@@ -93,7 +93,7 @@ pub(crate) fn wanted_while_forgotten(seed: u64) -> Ended {
     rig.engine
         .on_next_io(Part::Scrub, Op::Write, When::Before, Box::new(take));
     for _ in 0..3 {
-        let _ = rig.store.tick();
+        let _ = rig.store.tidy(true);
     }
     rig.recover(CrashKind::ProcessKilled)?;
     rig.spoilt.clear();

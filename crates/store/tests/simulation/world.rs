@@ -519,7 +519,7 @@ impl World {
     pub(crate) fn tick(&self) -> Step {
         // Housekeeping makes records durable, not data that was rewritten in place.
         self.trace(|| "tick".to_owned());
-        let done = self.store().tick().and_then(|()| {
+        let done = self.store().tidy(true).and_then(|()| {
             while self.store().give_back(MIB)? {}
             Ok(())
         });

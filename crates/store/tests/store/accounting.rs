@@ -37,7 +37,7 @@ fn usage(store: &Store, name: &str) -> Usage {
 /// Blocks that are free once everything that was released is.
 fn free_blocks(store: &Store) -> u64 {
     collect(store).unwrap();
-    store.tick().unwrap();
+    store.tidy(true).unwrap();
     let stat = store.stat().unwrap();
     assert_eq!((stat.reclaim_blocks, stat.queued_blocks), (0, 0));
     stat.free_blocks

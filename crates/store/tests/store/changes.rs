@@ -210,7 +210,7 @@ impl World {
                 let which = usize::from(which) % self.models.len();
                 dedup(&self.pool, &self.volume(which));
             }
-            Request::Tick => self.pool.tick().unwrap(),
+            Request::Tick => self.pool.tidy(true).unwrap(),
             Request::Reopen => {
                 self.pool.close().unwrap();
                 self.pool = common::World::on(self.pool.engine.clone(), LITTLE_MEMORY);
@@ -425,7 +425,7 @@ fn merges_and_the_finder_hide_nothing() {
         }
         store.delete_snapshot("v", &name).unwrap();
         store.finish_deletions(&mut |_, _| {}).unwrap();
-        store.tick().unwrap();
+        store.tidy(true).unwrap();
     }
     is_over.store(true, SeqCst);
     for asker in asks {

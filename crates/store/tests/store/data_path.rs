@@ -45,7 +45,7 @@ fn a_failed_sync_ahead_of_a_commit_stops_all_writes() {
         sync: 1.0,
         ..FailureRates::default()
     });
-    assert_eq!(world.tick().unwrap_err().kind(), StoreErrorKind::Io);
+    assert_eq!(world.tidy(true).unwrap_err().kind(), StoreErrorKind::Io);
     world.engine.set_failure_rates(FailureRates::default());
     let refused = volume
         .write(0, &pattern(4096, 2), Blocking::Yes)
@@ -102,7 +102,7 @@ fn rewriting_private_blocks_writes_no_metadata() {
         write(&volume, n * 7919 % 4096 * 4096, &block);
     }
     volume.flush().unwrap();
-    world.tick().unwrap();
+    world.tidy(true).unwrap();
     assert_eq!(metadata_writes() - before, 0);
 }
 
@@ -163,7 +163,7 @@ fn trimming_gives_blocks_and_disk_back() {
     assert_eq!(before.private_blocks, 64 * 256);
     volume.trim(100, 64 * MIB - 100, Blocking::Yes).unwrap();
     for _ in 0..3 {
-        world.tick().unwrap();
+        world.tidy(true).unwrap();
     }
     assert_eq!(world.engine.count(Part::Data, Op::Discard).count, 0);
     while world.give_back(MIB).unwrap() {}
@@ -187,14 +187,14 @@ fn what_is_in_use_again_is_not_given_back() {
         if byte == 1 {
             volume.trim(0, bytes, Blocking::Yes).unwrap();
             volume.flush().unwrap();
-            world.tick().unwrap();
-            world.tick().unwrap();
+            world.tidy(true).unwrap();
+            world.tidy(true).unwrap();
         }
     }
     volume.trim(MIB, MIB, Blocking::Yes).unwrap();
     volume.flush().unwrap();
-    world.tick().unwrap();
-    world.tick().unwrap();
+    world.tidy(true).unwrap();
+    world.tidy(true).unwrap();
     while world.give_back(256 << 10).unwrap() {}
     let before = world.engine.count(Part::Data, Op::Discard);
     assert!(before.bytes > 0 && before.bytes <= MIB, "{before:?}");
@@ -309,7 +309,7 @@ fn volumes_come_and_go() {
     );
     assert!(world.volume_names().is_empty());
     for _ in 0..3 {
-        world.tick().unwrap();
+        world.tidy(true).unwrap();
     }
     let stat = world.stat().unwrap();
     assert_eq!(

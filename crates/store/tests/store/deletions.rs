@@ -51,7 +51,7 @@ fn a_deletion_that_fails_keeps_no_other_waiting() {
     while store.next_deletion_failures() != Some(2) {
         failures.extend(store.deletion_step().err());
     }
-    store.tick().unwrap();
+    store.tidy(true).unwrap();
     assert_eq!(store.stat().unwrap().free_blocks, before + 200);
     // Tried at first, and again once the others were done; its message names it.
     let kinds: Vec<_> = failures.iter().map(|error| error.kind()).collect();
@@ -69,7 +69,7 @@ fn a_deletion_that_fails_keeps_no_other_waiting() {
         .for_each(|at| store.engine.flip_bit(Part::Meta, *at, 0));
     assert!(store.finish_deletions(&mut |_, _| {}).unwrap());
     assert_eq!(store.deletions().unwrap(), []);
-    store.tick().unwrap();
+    store.tidy(true).unwrap();
     assert_eq!(store.stat().unwrap().free_blocks, before + 300);
     assert_clean(&store);
 }

@@ -57,8 +57,8 @@ fn levels_come_one_after_the_other_and_go_again() {
         ]
     );
     volume.trim(0, 8 * MIB, Blocking::Yes).unwrap();
-    world.tick().unwrap();
-    world.tick().unwrap();
+    world.tidy(true).unwrap();
+    world.tidy(true).unwrap();
     assert_eq!(level(&world), (SpaceLevel::Ok, 32 + 2048));
     write(&volume, 0).unwrap();
 }
@@ -82,7 +82,7 @@ fn a_pool_is_full_when_a_write_finds_too_little_room_until_there_is_more() {
     write(&volume, 18 * 256).unwrap();
     assert_eq!(level(&world), (SpaceLevel::Full, 199));
     volume.trim(0, MIB, Blocking::Yes).unwrap();
-    (0..2).for_each(|_| world.tick().unwrap());
+    (0..2).for_each(|_| world.tidy(true).unwrap());
     assert_eq!(level(&world), (SpaceLevel::Ok, 199 + 256));
     many(20).unwrap();
 }
@@ -119,7 +119,7 @@ fn what_the_host_has_counts_where_it_is_less() {
     assert_eq!(level().0, SpaceLevel::Full);
     // Blocks freed inside need no room of the host.
     volume.trim(0, 200 * BLOCK, Blocking::Yes).unwrap();
-    world.tick().unwrap();
+    world.tidy(true).unwrap();
     assert_eq!(level().1, 200);
     host_has(1000);
     assert_eq!(level(), (SpaceLevel::Ok, 1200, 3895));
@@ -143,7 +143,7 @@ fn an_import_leaves_the_last_blocks_to_guests() {
     assert_eq!(write(&volume, 96), Err(StoreErrorKind::NoSpace));
     // The image goes, and its space is available to all.
     drop(import);
-    world.tick().unwrap();
+    world.tidy(true).unwrap();
     assert_eq!(level(&world).0, SpaceLevel::Ok);
     write(&volume, 96).unwrap();
 }

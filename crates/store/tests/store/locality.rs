@@ -124,8 +124,8 @@ fn runs_of(store: &Store, name: &str) -> u64 {
 /// Releases what was dropped; freed blocks are free then.
 fn settle(store: &Store) {
     collect(store).unwrap();
-    store.tick().unwrap();
-    store.tick().unwrap();
+    store.tidy(true).unwrap();
+    store.tidy(true).unwrap();
     assert_eq!(store.stat().unwrap().queued_blocks, 0);
 }
 

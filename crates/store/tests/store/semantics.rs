@@ -116,7 +116,7 @@ impl Pair {
                 self.expected.resize(size as usize, 0);
             }
             Request::Flush => volume.flush().unwrap(),
-            Request::Tick => self.world.tick().unwrap(),
+            Request::Tick => self.world.tidy(true).unwrap(),
             Request::Reopen => {
                 drop(volume);
                 self.world.close().unwrap();

@@ -57,7 +57,7 @@ fn scanned_cold(store: &Store, volume: &Volume) -> u64 {
 fn collect(store: &Store) {
     common::collect(store).unwrap();
     // Freed blocks are reusable after the next commit.
-    store.tick().unwrap();
+    store.tidy(true).unwrap();
 }
 
 #[test]

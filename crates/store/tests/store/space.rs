@@ -95,7 +95,7 @@ fn with_bad_free_block(world: &World, volume: &Volume, block: u64) {
     assert_eq!(world.look_at_suspects().unwrap(), 1);
     volume.trim(0, 15 * MIB, Blocking::Yes).unwrap();
     volume.flush().unwrap();
-    (0..4).for_each(|_| world.tick().unwrap());
+    (0..4).for_each(|_| world.tidy(true).unwrap());
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn each_block_is_counted_once_while_batches_are_under_way() {
         at_each_read(&world.engine, Arc::new(look));
         dedup(&world, &b);
         assert!(looks.load(SeqCst) > BLOCKS, "a batch reads and compares");
-        world.tick().unwrap();
+        world.tidy(true).unwrap();
         let stat = world.stat().unwrap();
         assert_eq!((stat.physical_blocks, stat.shared_blocks), (BLOCKS, BLOCKS));
         assert_eq!((stat.unsettled_blocks, stat.unique_blocks), (0, 0));
@@ -204,7 +204,7 @@ fn scattered(store: &Store, blocks: u64, keep: u64) -> Arc<Volume> {
         volume.trim(lba * BLOCK, BLOCK, Blocking::Yes).unwrap();
     }
     volume.flush().unwrap();
-    (0..3).for_each(|_| store.tick().unwrap());
+    (0..3).for_each(|_| store.tidy(true).unwrap());
     volume
 }
 
@@ -237,7 +237,7 @@ fn trimming_gives_back_single_blocks_and_what_a_crash_forgot() {
     // Blocks freed and not discarded before the process died.
     volume.trim(0, 4096 * BLOCK, Blocking::Yes).unwrap();
     volume.flush().unwrap();
-    (0..3).for_each(|_| world.tick().unwrap());
+    (0..3).for_each(|_| world.tidy(true).unwrap());
     assert_eq!(world.stat().unwrap().free_blocks, (1 << 28) - 1);
     drop(volume);
     let world = world.crash(CrashKind::ProcessKilled);
@@ -253,7 +253,7 @@ fn background_work_gives_back_what_a_crash_forgot() {
     let volume = filled(&world, "v", 8192, 1);
     volume.trim(0, 8192 * BLOCK, Blocking::Yes).unwrap();
     volume.flush().unwrap();
-    (0..3).for_each(|_| world.tick().unwrap());
+    (0..3).for_each(|_| world.tidy(true).unwrap());
     drop(volume);
     let world = world.crash(CrashKind::ProcessKilled);
     filled(&world, "w", 1000, 2);

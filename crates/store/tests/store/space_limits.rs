@@ -83,7 +83,7 @@ impl World {
             .trim(lba * BLOCK, count * BLOCK, Blocking::Yes)
             .unwrap();
         volume.flush().unwrap();
-        self.store.tick().unwrap();
+        self.store.tidy(true).unwrap();
     }
 
     fn dedup(&self, name: &str) {
@@ -93,7 +93,7 @@ impl World {
     fn collect(&self) {
         self.store.finish_deletions(&mut |_, _| {}).unwrap();
         common::collect(&self.store).unwrap();
-        self.store.tick().unwrap();
+        self.store.tidy(true).unwrap();
     }
 
     fn stat(&self, name: &str) -> VolumeStat {

@@ -78,7 +78,7 @@ fn many_threads_do_not_get_into_each_others_way() {
     let held: Vec<[Vec<u64>; 2]> = thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(SeqCst) {
-                world.tick().unwrap();
+                world.tidy(true).unwrap();
                 thread::yield_now();
             }
         });

@@ -1,7 +1,7 @@
 //! Whether blocks with equal fingerprints may become one.
 
+use onefold_format::Pba;
 use onefold_format::batch_page::BatchItem;
-use onefold_format::{LayerId, Pba};
 use onefold_index::{Counted, FingerprintIndex};
 use onefold_metadata::{Guard, Result};
 
@@ -18,7 +18,12 @@ impl Pool {
         part: &Part<'_>,
     ) -> Result<Vec<bool>> {
         let mut equal = vec![true; part.items.len()];
-        let verify = self.verifies(part.layer)? && Guard::VerifyBytes.holds();
+        let verify = {
+            let metadata = self.journal.metadata()?;
+            // The setting of a volume that is gone is not known.
+            let found = metadata.catalogue().by_layer(part.layer);
+            found.is_none_or(|(_, volume)| volume.verify) && Guard::VerifyBytes.holds()
+        };
         if Guard::BadNotShared.holds()
             && !verify
             && self.bad.is_any()
@@ -34,14 +39,6 @@ impl Pool {
             self.compare(part, &mut equal)?;
         }
         Ok(equal)
-    }
-
-    /// Whether equal fingerprints are not enough for this layer. The setting of a volume that is
-    /// gone is not known.
-    fn verifies(&self, layer: LayerId) -> Result<bool> {
-        let metadata = self.journal.metadata()?;
-        let found = metadata.catalogue().by_layer(layer);
-        Ok(found.is_none_or(|(_, volume)| volume.verify))
     }
 
     /// Whether the items that are `equal` so far have the same bytes as the index's block. That

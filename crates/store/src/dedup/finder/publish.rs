@@ -9,7 +9,7 @@ use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{Entry, Lba, PublishRun, Record, SegmentIndex};
 use onefold_metadata::heat::{self, SlotBits};
-use onefold_metadata::{Blocking, Guard, Layer, MetadataState, Result, bits};
+use onefold_metadata::{Blocking, Guard, Layer, MetadataState, Result, Wanted, bits};
 
 use super::Ready;
 use crate::pool::Pool;
@@ -48,7 +48,7 @@ impl Pool {
         while room > 0 {
             let next = self
                 .maps()
-                .next_publishable_segment(layer, cursor.segment())?;
+                .next_segment(layer, cursor.segment(), Wanted::Publishable)?;
             let Some(segment) = next else { return Ok(true) };
             let first = segment.first().max(*cursor);
             let leaf = self.maps().leaf(layer, segment, Blocking::Yes)?;
@@ -122,7 +122,7 @@ impl Pool {
             };
             match self
                 .journal
-                .append_if(&[publish], &[], Blocking::Yes, &admit)
+                .append(&[publish], &[], Blocking::Yes, Some(&admit))
             {
                 // No blocks could be kept free for those that the volume would own no more.
                 Err(_) if is_refused.get() => {

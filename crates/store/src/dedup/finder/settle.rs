@@ -23,38 +23,12 @@ impl Pool {
             Ok((answers, cached, found.unreadable))
         })?;
         self.list_unreadable(&unreadable)?;
-        if answers.is_empty() {
-            self.call_off(&*index, layer, batch)?;
-            let unreadable = (unreadable.len() as u64).max(1);
-            return Ok(BatchReport {
-                unreadable,
-                ..BatchReport::default()
-            });
-        }
-        let answers = last_answers(&answers, batch)?;
-        self.settle_answered(&*index, layer, batch, answers, cached)
-    }
-
-    /// Nothing was counted: all blocks are private again, or free where they were rewritten.
-    fn call_off(
-        &self,
-        index: &dyn FingerprintIndex,
-        layer: LayerId,
-        batch: &OpenBatch,
-    ) -> Result<()> {
-        let declined = vec![Counted::Full; batch.unsettled().len()];
-        self.settle_answered(index, layer, batch, &declined, 0)
-            .map(|_| ())
-    }
-
-    fn settle_answered(
-        &self,
-        index: &dyn FingerprintIndex,
-        layer: LayerId,
-        batch: &OpenBatch,
-        answers: &[Counted],
-        cached: u64,
-    ) -> Result<BatchReport> {
+        let is_called_off = answers.is_empty();
+        // Nothing was counted: all blocks are private again, or free where they were rewritten.
+        let answers = match is_called_off {
+            true => vec![Counted::Full; batch.unsettled().len()],
+            false => last_answers(&answers, batch)?.to_vec(),
+        };
         let scanned = answers.len() as u64;
         let mut report = BatchReport {
             scanned,
@@ -62,16 +36,12 @@ impl Pool {
             bytes: scanned * self.block_size(),
             ..BatchReport::default()
         };
-        let is_short = self.short_runs(layer, batch.unsettled(), answers)?;
+        let is_short = self.short_runs(layer, batch.unsettled(), &answers)?;
         let mut position = batch.done;
-        while position < batch.items.len() {
-            let segment = batch.items[position].lba.segment();
+        while let Some(BatchItem { lba, .. }) = batch.items.get(position) {
             let rest = &batch.items[position..];
-            let count = rest
-                .iter()
-                .take_while(|item| item.lba.segment() == segment)
-                .count();
-            let end = position + count;
+            let in_segment = |item: &&BatchItem| item.lba.segment() == lba.segment();
+            let end = position + rest.iter().take_while(in_segment).count();
             let part = Part {
                 layer,
                 number: batch.number,
@@ -80,10 +50,16 @@ impl Pool {
                 answers: &answers[position - batch.done..end - batch.done],
                 is_short: &is_short[position - batch.done..end - batch.done],
             };
-            self.settle_part(index, &part, &mut report)?;
+            self.settle_part(&*index, &part, &mut report)?;
             position = end;
         }
-        Ok(report)
+        Ok(match is_called_off {
+            true => BatchReport {
+                unreadable: (unreadable.len() as u64).max(1),
+                ..BatchReport::default()
+            },
+            false => report,
+        })
     }
 
     /// Duplicates in shorter runs than the volume's: their references are dropped again, and they stay
@@ -178,7 +154,8 @@ impl Pool {
                 record
             })
             .collect();
-        self.journal.append(&records, &old_blocks, Blocking::Yes)
+        self.journal
+            .append(&records, &old_blocks, Blocking::Yes, None)
     }
 }
 
