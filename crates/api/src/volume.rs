@@ -595,17 +595,19 @@ impl Request for VolumeDelete {
     type Reply = PlanReply;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
-        let volume = service.store.volume_stat(&self.name)?;
+        let volume = service.store.volume(&self.name)?;
         let mut plan = vec![format!(
             "delete volume '{}' of {} with {}",
             self.name,
-            size::display(volume.size_bytes),
+            size::display(volume.size_bytes()),
             service.data_in_words(&self.name)
         )];
         let prefix = format!("{}@", self.name);
-        let snapshots = service.store.stat()?.snapshots.into_iter();
-        let snapshots = snapshots.filter(|it| self.snapshots && it.name.starts_with(&prefix));
-        let snapshots: Vec<String> = snapshots.map(|snapshot| snapshot.name).collect();
+        let mut snapshots = match self.snapshots {
+            true => service.store.snapshot_names_after(&prefix, usize::MAX),
+            false => Vec::new(),
+        };
+        snapshots.retain(|it| it.starts_with(&prefix));
         let deleted = |it: &String| {
             let data = service.data_in_words(it);
             format!("delete snapshot '{it}' with {data}")
