@@ -18,7 +18,7 @@ mod volume_export;
 mod volume_import;
 
 use crate::output::{Format, Output, Render};
-use crate::progress::Progress;
+use crate::progress::{self, Progress};
 use crate::rendering;
 use crate::session::Session;
 use clap::{Parser, Subcommand};
@@ -243,8 +243,8 @@ impl Context {
         request.check()?;
         let progress = match bar {
             Bar::None => None,
-            Bar::Bytes(label) => Some(Progress::bytes(&self.output, label)),
-            Bar::Steps(label) => Some(Progress::steps(&self.output, label)),
+            Bar::Bytes(label) => Some(Progress::new(&self.output, label, progress::BYTES)),
+            Bar::Steps(label) => Some(Progress::new(&self.output, label, progress::STEPS)),
         };
         Session::with(self.pool()?, &self.output, false, |session| {
             session.call(request, &mut |done, all| {

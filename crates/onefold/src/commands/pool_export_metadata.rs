@@ -4,7 +4,7 @@ use super::Context;
 use super::copy_out::receive;
 use super::foreground::interruption;
 use crate::image::writer::ImageWriter;
-use crate::progress::Progress;
+use crate::progress::{self, Progress};
 use crate::session::Session;
 use onefold_api::Result;
 use onefold_api::transfer::{MetadataExport, MetadataExportReply};
@@ -22,7 +22,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         let interrupted = interruption()?;
         let (bytes, mut pieces) = session.export(&MetadataExport {})?;
         let mut file = ImageWriter::create_secret(&args.file)?;
-        let progress = Progress::bytes(&context.output, "exporting");
+        let progress = Progress::new(&context.output, "exporting", progress::BYTES);
         let written = receive(
             bytes,
             &mut pieces,

@@ -5,7 +5,7 @@ use super::copy_out::receive;
 use super::foreground::interruption;
 use crate::image::ImageFormat;
 use crate::image::writer::{ImageWriter, is_block_device};
-use crate::progress::Progress;
+use crate::progress::{self, Progress};
 use crate::session::Session;
 use onefold_api::VolumeStat;
 use onefold_api::transfer::{VolumeExport, VolumeExportReply};
@@ -72,7 +72,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         let interrupted = interruption()?;
         let (size_bytes, mut pieces) = session.export(&export)?;
         let mut image = ImageWriter::create(&args.file, args.image_format, size_bytes)?;
-        let progress = Progress::bytes(&context.output, "exporting");
+        let progress = Progress::new(&context.output, "exporting", progress::BYTES);
         let written_bytes = receive(
             size_bytes,
             &mut pieces,
