@@ -18,20 +18,6 @@ const READ_LEAVES_MAX: usize = 2048;
 const READ_LEAVES_MIN: usize = 16;
 
 impl Table {
-    /// Finds the rows of these fingerprints, which are sorted.
-    pub(super) fn find(&mut self, fingerprints: &[Fingerprint]) -> Result<()> {
-        self.allot_signatures();
-        self.buffers.found.clear();
-        self.buffers.wanted.clear();
-        let mut rest = fingerprints;
-        while let Some(unloaded) = self.find_changes(rest) {
-            rest = &rest[unloaded..];
-            self.shared.load(rest[0], Blocking::Yes)?;
-        }
-        self.leave_out_absent();
-        self.read_wanted()
-    }
-
     /// Finds rows in memory, and the leaves in which the rest would be. Returns the first
     /// fingerprint for which that takes data that is not loaded: it and those behind it are left.
     fn find_changes(&mut self, fingerprints: &[Fingerprint]) -> Option<usize> {
@@ -190,7 +176,17 @@ impl Lookup<'_> {
 impl Rows for Lookup<'_> {
     fn expect(&mut self, fingerprints: &[Fingerprint]) -> Result<()> {
         self.at = 0;
-        self.table.find(fingerprints)
+        let table = &mut *self.table;
+        table.allot_signatures();
+        table.buffers.found.clear();
+        table.buffers.wanted.clear();
+        let mut rest = fingerprints;
+        while let Some(unloaded) = table.find_changes(rest) {
+            rest = &rest[unloaded..];
+            table.shared.load(rest[0], Blocking::Yes)?;
+        }
+        table.leave_out_absent();
+        table.read_wanted()
     }
 
     fn get(&mut self, fingerprint: Fingerprint) -> Result<Option<Row>> {
