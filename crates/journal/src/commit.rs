@@ -13,7 +13,7 @@ use onefold_metadata::sync::lock;
 use onefold_metadata::{Guard, Result, StoreError};
 
 use super::failure::StopsOnPanic;
-use super::log::{Log, Tail};
+use super::log::Log;
 use super::{Journal, Uncommitted};
 
 impl Journal {
@@ -60,7 +60,12 @@ impl Journal {
         // appended: a record in `tail` whose flag was seen by an earlier commit is of data that
         // this earlier commit synced.
         let has_unsynced = self.data.take_unsynced();
-        self.make_durable(log, &tail, has_unsynced)
+        let synced = match has_unsynced && Guard::PoolSyncedBeforeLog.holds() {
+            true => self.sync_data().inspect_err(|_| self.data.doubt(&tail)),
+            false => Ok(()),
+        };
+        synced
+            .and_then(|()| log.append(&tail))
             .inspect_err(|error| {
                 if Guard::FailedSyncStopsWrites.holds() {
                     self.fail_sync(error);
@@ -69,20 +74,6 @@ impl Journal {
         self.log_span.set_end(log.end.position);
         self.give_up(tail.released);
         Ok(sealed)
-    }
-
-    fn make_durable(&self, log: &mut Log, tail: &Tail, has_unsynced: bool) -> Result<()> {
-        if has_unsynced && Guard::PoolSyncedBeforeLog.holds() {
-            self.sync_data().inspect_err(|_| self.data.doubt(tail))?;
-        }
-        if tail.is_empty() {
-            return Ok(());
-        }
-        log.append(tail)?;
-        if Guard::LogSyncedBeforeReply.holds() {
-            log.sync()?;
-        }
-        Ok(())
     }
 
     /// Once it fails there are no more writes or records, so all that are not durable are in the

@@ -5,7 +5,7 @@
 
 use std::sync::OnceLock;
 
-use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
+use onefold_metadata::{Guard, StoreError, StoreErrorKind};
 
 /// The first failure after which nothing may be written, if there was one.
 #[derive(Default)]
@@ -21,14 +21,6 @@ impl Failure {
 
     pub(super) fn is_set(&self) -> bool {
         self.0.get().is_some()
-    }
-
-    /// The error of a write, if no writes are taken.
-    pub(super) fn check(&self) -> Result<()> {
-        match self.is_set() {
-            true => Err(self.read_only_error()),
-            false => Ok(()),
-        }
     }
 
     pub(super) fn read_only_error(&self) -> StoreError {

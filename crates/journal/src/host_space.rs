@@ -31,7 +31,7 @@ impl Journal {
     pub(super) fn free(&self, runs: &[PbaRun]) -> Result<()> {
         let unit = self.unit_blocks();
         for run in runs {
-            self.take_back(&[*run])?;
+            self.uncommitted()?.metadata.space_mut().release(*run)?;
             let end = (run.start.0 + run.count).div_ceil(unit);
             if lock(&self.freed).add(run.start.0 / unit..end) {
                 self.give_back(UNIT_BYTES)?;

@@ -337,7 +337,10 @@ impl Journal {
 
     /// `ReadOnly` after a failure.
     pub fn check_writable(&self) -> Result<()> {
-        self.failure.check()
+        match self.failure.is_set() {
+            true => Err(self.failure.read_only_error()),
+            false => Ok(()),
+        }
     }
 
     /// Refuses data read from blocks whose content may be another volume's, after a failed sync.

@@ -11,7 +11,7 @@ use onefold_format::frame::{
 };
 use onefold_format::record::RECORD_BYTES_MAX;
 use onefold_format::{FormatError, PoolId, Record};
-use onefold_metadata::{PbaRuns, Result, StoreError};
+use onefold_metadata::{Guard, PbaRuns, Result, StoreError};
 
 /// Log bytes that the records of one call may take. A piece of a write needs at most a map record of
 /// 48 bytes for each of its `write::PIECE_BLOCKS` blocks: 24 KiB.
@@ -177,8 +177,11 @@ impl Log {
         }
     }
 
-    /// Writes the records of one commit. They are durable after [`Log::sync`].
+    /// Makes the records of one commit durable, if there are any.
     pub(super) fn append(&mut self, tail: &Tail) -> Result<()> {
+        if tail.is_empty() {
+            return Ok(());
+        }
         let commit = self.end.commit + 1;
         let mut bytes = Vec::new();
         let mut position = self.end.position;
@@ -202,7 +205,11 @@ impl Log {
             commit,
             checksum,
         };
-        Ok(())
+        let synced = match Guard::LogSyncedBeforeReply.holds() {
+            true => self.disk.sync(),
+            false => Ok(()),
+        };
+        synced.map_err(|e| StoreError::io(format_args!("syncing the log {}", self.name), e))
     }
 
     fn write(&self, bytes: &[u8], position: u64) -> Result<()> {
@@ -217,12 +224,6 @@ impl Log {
             }
         });
         written.map_err(|e| StoreError::io(format_args!("writing the log {}", self.name), e))
-    }
-
-    pub(super) fn sync(&self) -> Result<()> {
-        self.disk
-            .sync()
-            .map_err(|e| StoreError::io(format_args!("syncing the log {}", self.name), e))
     }
 
     pub(super) fn reader(&self) -> LogReader<'_> {

@@ -41,14 +41,6 @@ impl Deletion {
         self.failures = self.failures.saturating_add(1);
         self.failure = Some(error.to_string());
     }
-
-    fn went_on(&mut self, cursor: SegmentIndex) {
-        self.cursor = cursor;
-        self.failures = 0;
-        if self.failure.take().is_some() {
-            tracing::info!("deleting '{}' works again", self.volume.name());
-        }
-    }
 }
 
 /// All of them.
@@ -100,7 +92,13 @@ impl Deletions {
         let mut list = lock(&self.list);
         let own = list.iter_mut().find(|it| it.volume.id == id);
         match (done, own) {
-            (Ok(cursor), Some(own)) => own.went_on(*cursor),
+            (Ok(cursor), Some(own)) => {
+                own.cursor = *cursor;
+                own.failures = 0;
+                if own.failure.take().is_some() {
+                    tracing::info!("deleting '{}' works again", own.volume.name());
+                }
+            }
             (Err(error), Some(own)) => own.failed(error),
             (_, None) => {}
         }

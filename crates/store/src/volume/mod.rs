@@ -218,7 +218,7 @@ impl Volume {
     /// `Invalid` beyond the end or over 32 MiB; `Io` and `Damaged` with the block's addresses;
     /// `Gone` once the volume is deleted; `WouldBlock`.
     pub fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<()> {
-        self.admit(offset, buf.len() as u64)?;
+        self.admit(offset, buf.len() as u64, REQUEST_BYTES_MAX)?;
         let started = Instant::now();
         let read = self.read_admitted(offset, buf, blocking);
         self.count_latency(started, &read);
@@ -232,7 +232,7 @@ impl Volume {
     /// As [`Volume::read`], and `NoSpace`, `ReadOnly`. A write that fails may have changed part of
     /// its range, as on any disk.
     pub fn write(&self, offset: u64, data: &[u8], blocking: Blocking) -> Result<()> {
-        self.admit(offset, data.len() as u64)?;
+        self.admit(offset, data.len() as u64, REQUEST_BYTES_MAX)?;
         self.check_writable()?;
         let started = Instant::now();
         let written = self.write_admitted(offset, data, blocking);
@@ -260,7 +260,7 @@ impl Volume {
     ///
     /// As [`Volume::write`]; no limit on the length.
     pub fn trim(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
-        self.admit_range(offset, len)?;
+        self.admit(offset, len, u64::MAX)?;
         self.check_writable()?;
         self.trim_admitted(offset, len, blocking)
             .map_err(|error| self.refused(self.during("trimming", offset, error)))
@@ -272,7 +272,7 @@ impl Volume {
     ///
     /// As [`Volume::trim`].
     pub fn write_zeroes(&self, offset: u64, len: u64, blocking: Blocking) -> Result<()> {
-        self.admit_range(offset, len)?;
+        self.admit(offset, len, u64::MAX)?;
         self.check_writable()?;
         self.zero_admitted(offset, len, blocking)
             .map_err(|error| self.refused(self.during("zeroing", offset, error)))
@@ -290,7 +290,7 @@ impl Volume {
         extents_max: usize,
         blocking: Blocking,
     ) -> Result<Vec<Extent>> {
-        self.admit_range(range.start, range.end.saturating_sub(range.start))?;
+        self.admit(range.start, range.end.saturating_sub(range.start), u64::MAX)?;
         let start = range.start;
         self.extents_admitted(range, extents_max, blocking)
             .map_err(|error| self.during("looking up", start, error))
@@ -303,7 +303,7 @@ impl Volume {
     ///
     /// As [`Volume::read`]; no limit on the length.
     pub fn prefetch(&self, offset: u64, len: u64, scratch: &mut [u8]) -> Result<()> {
-        self.admit_range(offset, len)?;
+        self.admit(offset, len, u64::MAX)?;
         let mut at = offset;
         while at < offset + len && !scratch.is_empty() {
             let piece = (scratch.len() as u64).min(offset + len - at) as usize;
@@ -320,16 +320,12 @@ impl Volume {
         }
     }
 
-    /// [step 1 admit]
-    fn admit(&self, offset: u64, len: u64) -> Result<()> {
-        if len > REQUEST_BYTES_MAX {
-            let message = format!("a request of {len} bytes exceeds {REQUEST_BYTES_MAX}");
+    /// [step 1 admit] A request of `len_max` bytes at most.
+    fn admit(&self, offset: u64, len: u64, len_max: u64) -> Result<()> {
+        if len > len_max {
+            let message = format!("a request of {len} bytes exceeds {len_max}");
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
         }
-        self.admit_range(offset, len)
-    }
-
-    pub(crate) fn admit_range(&self, offset: u64, len: u64) -> Result<()> {
         self.check_in_use()?;
         let size = self.size_bytes();
         if offset.checked_add(len).is_some_and(|end| end <= size) {

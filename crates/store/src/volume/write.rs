@@ -167,7 +167,7 @@ impl Volume {
             self.check_in_use()?;
             if Guard::EndLookedAtLocked.holds() {
                 let len = (blocks.end - blocks.start) * block_size;
-                self.admit_range(blocks.start * block_size, len)?;
+                self.admit(blocks.start * block_size, len, u64::MAX)?;
             }
             return work(&layer);
         }

@@ -22,7 +22,9 @@ impl Pool {
             let answers = index.increment(STREAM, batch.number, items)?;
             Ok((answers, cached, found.unreadable))
         })?;
-        self.list_unreadable(&unreadable)?;
+        if !unreadable.is_empty() {
+            self.list_unreadable(&unreadable)?;
+        }
         let is_called_off = answers.is_empty();
         // Nothing was counted: all blocks are private again, or free where they were rewritten.
         let answers = match is_called_off {
