@@ -106,9 +106,11 @@ impl Store {
     /// if the index cannot be used; those of the disk.
     pub fn plan_shrink(&self, size_bytes: u64) -> Result<ShrinkPlan> {
         let pool = &self.pool;
-        let end = pool.smaller_size(size_bytes)?;
+        pool.smaller_size(size_bytes)?;
         // This is not cancelled.
         let _ = self.release_given_up(&mut || ControlFlow::Continue(()))?;
+        // Another shrinking may have ended meanwhile.
+        let end = pool.smaller_size(size_bytes)?;
         pool.check_fits(end)?;
         let (mut beyond, part_blocks) = pool.count_beyond(end)?;
         // The number of entries that refer to blocks beyond each possible end of the pool.
@@ -264,8 +266,9 @@ impl Pool {
     /// Counts the entries that refer to blocks from `end` on, in up to [`PLAN_PARTS`] equal parts
     /// of them. Also returns the number of blocks in a part.
     fn count_beyond(&self, end: u64) -> Result<(Vec<u64>, u64)> {
-        let beyond = self.journal.metadata()?.space().blocks() - end;
-        let part_blocks = beyond.div_ceil(PLAN_PARTS);
+        // None are, where another shrinking has just ended.
+        let beyond = self.journal.metadata()?.space().blocks().saturating_sub(end);
+        let part_blocks = beyond.div_ceil(PLAN_PARTS).max(1);
         let mut counts = vec![0; beyond.div_ceil(part_blocks) as usize];
         for layer in self.maps().layers() {
             let mut from = SegmentIndex(0);
