@@ -44,6 +44,8 @@ pub struct Backlog {
     /// Dropped references that are not released yet, and blocks of deletions that are still to be
     /// released.
     pub queued: u64,
+    /// Hits in line that the index does not count yet.
+    pub claimed: u64,
 }
 
 impl Product {
@@ -111,6 +113,7 @@ impl Product {
             dirty: number(&stat, "pending_dedup_blocks").context("pool stat")?,
             queued: number(&stat, "pending_release_blocks").context("pool stat")?
                 + deleted_blocks(&stat),
+            claimed: number(&stat, "claimed_blocks").context("pool stat")?,
         })
     }
 

@@ -110,7 +110,7 @@ pub(crate) fn forget_process(pidfd: &Arc<OwnedFd>) {
         .retain(|listed| !Arc::ptr_eq(&listed.pidfd, pidfd));
 }
 
-/// A FUSE mount point that is unmounted at the end.
+/// A mount point that is unmounted at the end.
 pub struct Mount {
     path: PathBuf,
 }
@@ -132,14 +132,19 @@ impl Drop for Mount {
 
 fn unmount(path: &Path) {
     // Lazily, because the server behind the mount may be dead; and quietly, because the usual
-    // case is that the FUSE process has unmounted it already.
-    let _ = Command::new("fusermount3")
-        .args(["-u", "-z"])
-        .arg(path)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
+    // case is that it is unmounted already. The second is for mounts of the kernel's own.
+    for (program, options) in [
+        ("fusermount3", &["-u", "-z"][..]),
+        ("umount", &["-l", "-d", "-q"]),
+    ] {
+        let _ = Command::new(program)
+            .args(options)
+            .arg(path)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+    }
 }
 
 /// A directory that is removed with all that is in it, on success, failure and signals.
