@@ -3,13 +3,15 @@
 //! fio repeats a buffer, or draws from a set that it also writes as new content, and cannot keep a
 //! write from finding its own content in its place, where a store need not do anything. This client
 //! knows what each place has: a duplicate is always the next of [`CONTENTS`] published contents, so
-//! never the one that is there. Everything else is content that was never seen before.
+//! never the one that is there. Everything else is content that was never seen before, or the next
+//! block of an image.
 //!
 //! One connection, one thread, up to `depth` requests in flight, as fio's `ioengine=nbd` has them.
 
 use std::io::{BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -78,6 +80,9 @@ pub(crate) struct Writer {
     salt: u64,
     next: usize,
     filler: [u8; BLOCK_BYTES],
+    /// Written instead of new contents, one block after the other and again from the beginning.
+    image: Option<Arc<Vec<u8>>>,
+    next_of_image: usize,
 }
 
 /// What was answered.
@@ -99,7 +104,14 @@ impl Writer {
             unique: 0,
             next: 0,
             filler,
+            image: None,
+            next_of_image: 0,
         }
+    }
+
+    /// Writes the blocks of an image, or new contents again.
+    pub(crate) fn set_image(&mut self, image: Option<Arc<Vec<u8>>>) {
+        self.image = image;
     }
 
     /// Writes for that long from the client's processor, and waits until all is answered.
@@ -168,6 +180,10 @@ impl Writer {
                 let next = (usize::from(self.last[place]) + 1) % CONTENTS;
                 self.last[place] = next as u16;
                 block.copy_from_slice(contents.block(next));
+            } else if let Some(image) = &self.image {
+                let from = self.next_of_image;
+                block.copy_from_slice(&image[from..][..BLOCK_BYTES]);
+                self.next_of_image = (from + BLOCK_BYTES) % image.len();
             } else {
                 self.unique += 1;
                 block.copy_from_slice(&self.filler);
@@ -312,6 +328,22 @@ mod tests {
             new += writer.unique - before;
         }
         assert!((400..600).contains(&new), "{new}");
+    }
+
+    #[test]
+    fn an_image_is_written_block_by_block_and_again() {
+        let contents = Contents::make();
+        let image: Vec<u8> = [[1; BLOCK_BYTES], [2; BLOCK_BYTES], [3; BLOCK_BYTES]].concat();
+        let mut writer = Writer::new(1 << 20);
+        writer.set_image(Some(Arc::new(image)));
+        let mut data = vec![0; 2 * BLOCK_BYTES];
+        let firsts: Vec<_> = (0..3)
+            .map(|_| {
+                writer.fill(&contents, load(0, 2), &mut data);
+                (data[0], data[BLOCK_BYTES])
+            })
+            .collect();
+        assert_eq!(firsts, [(1, 2), (3, 1), (2, 3)]);
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Large> {
         std::fs::create_dir(&directory).context("cannot make a directory")?;
         let product = Product::build(workspace, &directory)?;
         product.create_pool_with("64G", &["--index", index])?;
-        fill(&product, &directory)?;
+        hold(&product, &directory, HELD_BYTES)?;
         let product = product.pin(Some(SERVER_PROCESSOR));
         let image = scratch.path().join("image.raw");
         for run in 0..plan.imports as u64 {
@@ -105,15 +105,15 @@ pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Large> {
     Ok(measured)
 }
 
-/// Imports the initial content of the pool, while it is created.
-fn fill(product: &Product, directory: &Path) -> Result<()> {
+/// Imports so much distinct data, while it is created.
+pub(crate) fn hold(product: &Product, directory: &Path, bytes: u64) -> Result<()> {
     let mut import = product
         .command()
         .args(["--quiet", "volume", "import", "held", "-", "--size"])
-        .arg(HELD_BYTES.to_string())
+        .arg(bytes.to_string())
         .args(["--image-format", "raw", "--dedup", "offline"])
         .spawn_piped(&directory.join("import.log"))?;
-    let written = import::write_blocks(&mut import.take_stdin()?, HELD_BYTES, 0);
+    let written = import::write_blocks(&mut import.take_stdin()?, bytes, 0);
     let status = import.wait()?;
     ensure!(status.success(), "the import ended with {status}");
     written.context("cannot write to the import")

@@ -10,10 +10,15 @@
 //! `checking`, `statistics` (the decision), `results`, `report` (the output). `index`,
 //! `index_worker` and `index_report` are a command of their own, and so are `study` and
 //! `study_report`; `inline` (rows), `inline_load` (its client), `inline_images`, `request_limit` and
-//! `inline_report`; and `locality`. `goals` has the goals of all. `dissertation` counts in the user's own files.
+//! `inline_report`; `evaluation` and what it names; and `locality`. `goals` has the goals of all. `dissertation` counts in the user's own files.
 
 mod checking;
 mod dissertation;
+mod evaluation;
+mod evaluation_figures;
+mod evaluation_generations;
+mod evaluation_report;
+mod evaluation_revisions;
 mod finder;
 mod goals;
 mod import;
@@ -66,6 +71,8 @@ enum Of {
     IndexWorker(index_worker::Arguments),
     /// Volumes whose writes find duplicates; writes docs/benchmarks-inline.md
     Inline(inline::Arguments),
+    /// Figures of Dmdedup and dedupv1 repeated in kind; writes docs/evaluation-inline.md
+    Evaluation(evaluation::Arguments),
     /// Reads of an image alone in its pool, shared, with short runs left private, and defragmented
     Locality(locality::Arguments),
     /// `onefold analyze` on data in the page cache; writes docs/benchmarks-study.md
@@ -91,6 +98,7 @@ fn run(arguments: &Cli) -> anyhow::Result<()> {
         Some(Of::Index(arguments)) => index::run(&prepare()?, arguments),
         Some(Of::IndexWorker(arguments)) => index_worker::run(arguments),
         Some(Of::Inline(arguments)) => inline::run(&prepare()?, arguments),
+        Some(Of::Evaluation(arguments)) => evaluation::run(&prepare()?, arguments),
         Some(Of::Locality(arguments)) => locality::run(&prepare()?, arguments),
         Some(Of::Study(arguments)) => study::run(&prepare()?, arguments),
         Some(Of::Dissertation(arguments)) => dissertation::run(&prepare()?, arguments),

@@ -342,8 +342,18 @@ pub(crate) fn start_passthrough(
     directory: &Path,
     mode: Mode,
 ) -> Result<Contender> {
+    start_passthrough_of(DATA_BYTES, workspace, directory, mode)
+}
+
+/// With a file of this size.
+pub(crate) fn start_passthrough_of(
+    bytes: u64,
+    workspace: &Workspace,
+    directory: &Path,
+    mode: Mode,
+) -> Result<Contender> {
     let binary = workspace.build_release("onefold-passthrough")?;
-    let (file, socket) = raw_file(directory, "pass")?;
+    let (file, socket) = raw_file(directory, "pass", bytes)?;
     let mut command = pinned(Cmd::new("taskset"))
         .arg(binary)
         .arg("--file")
@@ -363,7 +373,7 @@ fn start_qemu(
     file_name: &str,
     mode: QemuMode,
 ) -> Result<Contender> {
-    let (file, socket) = raw_file(directory, file_name)?;
+    let (file, socket) = raw_file(directory, file_name, DATA_BYTES)?;
     let command = qemu_nbd(
         pinned(Cmd::new("taskset")).arg("qemu-nbd"),
         &file,
@@ -383,10 +393,14 @@ fn pinned(taskset: Cmd) -> Cmd {
     taskset.arg("-c").arg(SERVER_PROCESSOR.to_string())
 }
 
-fn raw_file(directory: &Path, name: &str) -> Result<(std::path::PathBuf, std::path::PathBuf)> {
+fn raw_file(
+    directory: &Path,
+    name: &str,
+    bytes: u64,
+) -> Result<(std::path::PathBuf, std::path::PathBuf)> {
     let file = directory.join(format!("{name}.raw"));
     std::fs::File::create(&file)
-        .and_then(|made| made.set_len(DATA_BYTES))
+        .and_then(|made| made.set_len(bytes))
         .with_context(|| format!("cannot make {}", file.display()))?;
     Ok((file, directory.join(format!("{name}.sock"))))
 }

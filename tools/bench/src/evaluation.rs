@@ -1,0 +1,122 @@
+//! `cargo xtask bench evaluation`: measurements of Dmdedup and dedupv1 repeated in kind, with their
+//! figures beside ours.
+//!
+//! `evaluation_figures` has the loads of Dmdedup's figures 4 to 6, `evaluation_revisions` its table 2,
+//! `evaluation_generations` the two generations of dedupv1, and `evaluation_report` the page.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::evaluation_figures::{self, Figures};
+use crate::evaluation_generations::{self, Generations};
+use crate::evaluation_report;
+use crate::evaluation_revisions::{self, Revisions};
+use crate::plan::SERVER_PROCESSOR;
+use crate::report;
+use onefold_harness::packages;
+use onefold_harness::workspace::Workspace;
+
+const COMMAND: &str = "cargo xtask bench evaluation";
+
+/// The back ends of the index, in the order of the tables.
+pub(crate) const BACK_ENDS: [&str; 3] = ["memory", "btree", "hash"];
+
+/// Options of `cargo xtask bench evaluation`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Fewer rounds and less data in the pool: an impression, not a result
+    #[arg(long)]
+    quick: bool,
+    /// Only this part
+    #[arg(long)]
+    part: Option<Part>,
+}
+
+/// What is repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Dmdedup's figures 4 to 6: contents, patterns, back ends and memory of the index
+    Figures,
+    /// Dmdedup's table 2: many revisions of one source in a file system
+    Revisions,
+    /// Two generations of one image, as with dedupv1
+    Generations,
+}
+
+/// The size of the measurement.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    /// Slices of each server and cell.
+    pub(crate) slices: usize,
+    pub(crate) slice_seconds: u64,
+    /// Whether pools hold so many rows that the smallest memory of a daemon is a quarter of what
+    /// their index needs.
+    pub(crate) holds_much: bool,
+    pub(crate) revisions: usize,
+    /// File systems made with each server, and images written.
+    pub(crate) rounds: usize,
+}
+
+const WHOLE: Plan = Plan {
+    slices: 3,
+    slice_seconds: 1,
+    holds_much: true,
+    revisions: 40,
+    rounds: 3,
+};
+pub(crate) const QUICK: Plan = Plan {
+    slices: 1,
+    slice_seconds: 1,
+    holds_much: false,
+    revisions: 40,
+    rounds: 1,
+};
+
+/// All that was measured.
+pub(crate) struct Results {
+    pub(crate) figures: Option<Figures>,
+    pub(crate) revisions: Option<Revisions>,
+    pub(crate) generations: Option<Generations>,
+    pub(crate) plan: Plan,
+}
+
+/// `cargo xtask bench evaluation`
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    let processors = std::thread::available_parallelism().context("cannot count processors")?;
+    if processors.get() <= SERVER_PROCESSOR {
+        bail!("this needs two processors, one for the client and one for the server");
+    }
+    let start = Instant::now();
+    let plan = if arguments.quick { QUICK } else { WHOLE };
+    let wanted = |part| arguments.part.is_none_or(|only| only == part);
+    let results = Results {
+        figures: wanted(Part::Figures)
+            .then(|| evaluation_figures::measure(workspace, &plan))
+            .transpose()?,
+        revisions: wanted(Part::Revisions)
+            .then(|| evaluation_revisions::measure(workspace, &plan))
+            .transpose()?,
+        generations: wanted(Part::Generations)
+            .then(|| evaluation_generations::measure(workspace, &plan))
+            .transpose()?,
+        plan,
+    };
+    let conditions = report::conditions(workspace, COMMAND, start.elapsed())?;
+    let page = evaluation_report::page(&conditions, &results);
+    println!("\n{page}");
+    if arguments.quick || arguments.part.is_some() {
+        println!(
+            "(not a whole run, {:.0} s: {} stays as it is)",
+            start.elapsed().as_secs_f64(),
+            evaluation_report::PAGE
+        );
+        return Ok(());
+    }
+    evaluation_report::write(
+        workspace,
+        &page,
+        &evaluation_report::raw(&conditions, &results),
+    )
+}

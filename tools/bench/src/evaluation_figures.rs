@@ -1,0 +1,471 @@
+//! The loads of Dmdedup's figures 4 to 6: contents and patterns, with each back end of the index, and
+//! with memory for all of its rows and for a quarter of them.
+//!
+//! As in `inline`, onefold and the pass-through are measured in turn and compared pair by pair, past
+//! the page cache, and under one limit of writes where there are control groups. Each pool holds
+//! other data first, so that its index is large; then one image, and the contents that are written
+//! as duplicates. The finder rests, so that unique blocks stay private and are rewritten in place.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::evaluation::{BACK_ENDS, Plan};
+use crate::inline_load::{BLOCK_BYTES, Contents, Load, Writer, publish};
+use crate::large;
+use crate::plan::SERVER_PROCESSOR;
+use crate::request_limit::RequestLimit;
+use crate::slices::{Contender, DATA_BYTES, EXPORT, Fill, Mode, fill, order, start_passthrough};
+use crate::statistics::Estimate;
+use onefold_harness::cleanup::Scratch;
+use onefold_harness::command::Cmd;
+use onefold_harness::images;
+use onefold_harness::inline::Inline;
+use onefold_harness::server::{Address, Daemon, Product};
+use onefold_harness::workspace::Workspace;
+
+/// Random writes that Dmdedup's disk does in a second.
+pub(crate) const WRITES_PER_SECOND: u64 = 420;
+
+/// The smallest `serve --memory`, and the part of it that is the index's.
+const MEMORY_MIN: u64 = 64 << 20;
+const INDEX_PART: u64 = 16;
+
+/// Of what the rows need.
+pub(crate) const PERCENTS: [u64; 2] = [100, 25];
+
+/// Distinct data that a quick run's pool holds.
+const LITTLE_BYTES: u64 = 256 << 20;
+
+/// The volume whose blocks are published.
+const SOURCE: &str = "source";
+
+/// The time that counting and collector may take for what a slice has done.
+const REST_LIMIT: Duration = Duration::from_secs(300);
+
+/// A request of 640 KiB, as Dmdedup's sequential writes.
+const LARGE_BLOCKS: usize = 160;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Content {
+    Unique,
+    Images,
+    Duplicates,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pattern {
+    Sequential,
+    Random,
+}
+
+/// In the order in which a server has them: what is unique goes in place only where blocks are
+/// private.
+const CONTENTS: [Content; 3] = [Content::Unique, Content::Images, Content::Duplicates];
+const PATTERNS: [Pattern; 2] = [Pattern::Sequential, Pattern::Random];
+
+/// What was measured, and under which limit.
+pub(crate) struct Figures {
+    pub(crate) cells: Vec<Cell>,
+    /// Why there was no limit of writes, if there was none.
+    pub(crate) no_limit: Option<String>,
+}
+
+/// One load with one index.
+#[derive(Debug, Clone)]
+pub(crate) struct Cell {
+    pub(crate) content: Content,
+    pub(crate) pattern: Pattern,
+    pub(crate) back_end: &'static str,
+    /// The memory that was asked for, and that the index may take, in percent of what its rows need.
+    pub(crate) percent: u64,
+    pub(crate) had_percent: f64,
+    pairs: Vec<Pair>,
+}
+
+/// Requests a second of a slice of each server, and what ours found.
+#[derive(Debug, Clone, Copy)]
+struct Pair {
+    ours: f64,
+    base: f64,
+    inline: Inline,
+}
+
+/// Memory that a row takes where all of the index is in memory, in bytes: `docs/index-back-ends.md`;
+/// of `memory` the most, because its table doubles.
+fn row_bytes(back_end: &str) -> u64 {
+    match back_end {
+        "memory" => 70,
+        "btree" => 61,
+        _ => 6,
+    }
+}
+
+/// Data of which the rows need four times the memory that an index has at least.
+fn held_bytes(back_end: &str, plan: &Plan) -> u64 {
+    if !plan.holds_much {
+        return LITTLE_BYTES;
+    }
+    let rows = 100 / PERCENTS[1] * MEMORY_MIN / INDEX_PART / row_bytes(back_end);
+    rows * BLOCK_BYTES as u64
+}
+
+/// `serve --memory` for this part of what the rows need.
+fn memory_bytes(rows: u64, back_end: &str, percent: u64) -> u64 {
+    let index = rows * row_bytes(back_end) * percent / 100;
+    (index * INDEX_PART).max(MEMORY_MIN)
+}
+
+pub(crate) fn measure(workspace: &Workspace, plan: &Plan) -> Result<Figures> {
+    let limit = RequestLimit::new(&workspace.target, WRITES_PER_SECOND);
+    let no_limit = limit.as_ref().err().map(|error| format!("{error:#}"));
+    if let Some(why) = &no_limit {
+        println!("the figures are without a limited number of writes: {why}");
+    }
+    let limit = limit.ok();
+    let [web, dev] = &images::make(workspace)?[..] else {
+        bail!("there are not two images");
+    };
+    let loads = Loads {
+        plan: *plan,
+        limit: limit.as_ref(),
+        contents: Contents::make(),
+        image: Arc::new(data_blocks(&dev.path)?),
+        relative: web.path.clone(),
+    };
+    let mut figures = Figures {
+        cells: Vec::new(),
+        no_limit,
+    };
+    for back_end in BACK_ENDS {
+        let cells = loads.with(workspace, back_end);
+        figures
+            .cells
+            .extend(cells.with_context(|| format!("with the index {back_end}"))?);
+    }
+    Ok(figures)
+}
+
+/// The blocks of a file that are not all zeros.
+fn data_blocks(path: &Path) -> Result<Vec<u8>> {
+    let all = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let blocks = all.chunks_exact(BLOCK_BYTES);
+    let data: Vec<&[u8]> = blocks
+        .filter(|block| block.iter().any(|byte| *byte != 0))
+        .collect();
+    Ok(data.concat())
+}
+
+/// What all cells have in common.
+struct Loads<'a> {
+    plan: Plan,
+    limit: Option<&'a RequestLimit>,
+    contents: Contents,
+    image: Arc<Vec<u8>>,
+    /// An image that pools hold, and that has blocks of the other.
+    relative: PathBuf,
+}
+
+/// Both servers, with the volume that is written.
+struct Servers<'a> {
+    product: &'a Product,
+    contenders: [Contender; 2],
+    sockets: [PathBuf; 2],
+    writers: [Writer; 2],
+    volume: String,
+}
+
+impl Loads<'_> {
+    /// All cells of one back end.
+    fn with(&self, workspace: &Workspace, back_end: &'static str) -> Result<Vec<Cell>> {
+        let scratch = Scratch::new(&workspace.scratch_parent(), "figures")?;
+        let directory = scratch.path();
+        let product = Product::build(workspace, directory)?;
+        product.create_pool_with("64G", &["--index", back_end])?;
+        self.publish(&product)?;
+        product
+            .command()
+            .args(["--quiet", "volume", "import", "relative"])
+            .arg(&self.relative)
+            .args(["--image-format", "raw"])
+            .run()?;
+        large::hold(&product, directory, held_bytes(back_end, &self.plan))?;
+        let rows = product.stat_number("unique_blocks")? + product.stat_number("shared_blocks")?;
+        let product = product.pin(Some(SERVER_PROCESSOR));
+        let mut cells = Vec::new();
+        for percent in PERCENTS {
+            let memory = memory_bytes(rows, back_end, percent);
+            let had = memory / INDEX_PART * 100;
+            let had_percent = had as f64 / (rows * row_bytes(back_end)) as f64;
+            println!("index {back_end}: {rows} rows, memory for {had_percent:.0} %");
+            let daemon = serve(&product, memory)?;
+            let mut servers = Servers::start(workspace, directory, &product, daemon, percent)?;
+            for content in CONTENTS {
+                for pattern in PATTERNS {
+                    let mut cell = Cell {
+                        content,
+                        pattern,
+                        back_end,
+                        percent,
+                        had_percent,
+                        pairs: Vec::new(),
+                    };
+                    servers
+                        .cell(self, &mut cell)
+                        .with_context(|| format!("cannot measure {}", cell.line()))?;
+                    println!("{}", cell.line());
+                    cells.push(cell);
+                }
+            }
+            servers.end()?;
+        }
+        Ok(cells)
+    }
+
+    /// The contents of duplicates.
+    fn publish(&self, product: &Product) -> Result<()> {
+        let size = DATA_BYTES.to_string();
+        product
+            .command()
+            .args(["volume", "create", SOURCE, "--size", &size])
+            .run()?;
+        let daemon = serve(product, MEMORY_MIN)?;
+        publish(&self.contents, (&socket(product)?, SOURCE))?;
+        product.dedup(Some(SOURCE))?;
+        daemon.stop()?;
+        Ok(())
+    }
+}
+
+fn serve(product: &Product, memory: u64) -> Result<Daemon> {
+    let memory = memory.to_string();
+    let options = ["--cache", Mode::Direct.name(), "--memory", &memory];
+    product.serve(&options, &[])
+}
+
+fn socket(product: &Product) -> Result<PathBuf> {
+    match product.default_address() {
+        Address::Unix(socket) => Ok(socket),
+        Address::Tcp(_) => bail!("the product does not listen at a unix socket"),
+    }
+}
+
+impl Servers<'_> {
+    /// With a new volume, filled as the pass-through's file is.
+    fn start<'a>(
+        workspace: &Workspace,
+        directory: &Path,
+        product: &'a Product,
+        daemon: Daemon,
+        percent: u64,
+    ) -> Result<Servers<'a>> {
+        let volume = format!("written{percent}");
+        let size = DATA_BYTES.to_string();
+        product
+            .command()
+            .args(["volume", "create", &volume, "--size", &size])
+            .args(["--dedup", "inline"])
+            .run()?;
+        product
+            .command()
+            .args(["--quiet", "job", "pause", "finder", "--volume", &volume])
+            .run()?;
+        let mut ours = Contender::product(product, daemon);
+        ours.uri = product.default_address().uri(&volume);
+        let base = start_passthrough(workspace, directory, Mode::Direct)?;
+        fill(directory, &[&ours, &base], Fill::Large, 0)?;
+        Ok(Servers {
+            product,
+            contenders: [ours, base],
+            sockets: [socket(product)?, directory.join("pass.sock")],
+            writers: [Writer::new(DATA_BYTES), Writer::new(DATA_BYTES)],
+            volume,
+        })
+    }
+
+    /// Clean, because the next daemon opens the pool; the pass-through knows no clean end.
+    fn end(self) -> Result<()> {
+        self.rest()?;
+        let [ours, base] = self.contenders;
+        ours.daemon.stop()?;
+        base.daemon.kill()
+    }
+
+    /// Until all hits are counted, and what was given up is free.
+    fn rest(&self) -> Result<()> {
+        self.product
+            .wait_for_backlog(REST_LIMIT, |it| it.queued == 0 && it.claimed == 0)?;
+        Cmd::new("sync").run()
+    }
+
+    fn cell(&mut self, loads: &Loads, cell: &mut Cell) -> Result<()> {
+        let image = (cell.content == Content::Images).then(|| Arc::clone(&loads.image));
+        for writer in &mut self.writers {
+            writer.set_image(image.clone());
+        }
+        for _ in 0..loads.plan.slices {
+            // What the slice before has given up, and its writeback, must not slow this one down.
+            self.rest()?;
+            let before = self.product.inline(&self.volume)?;
+            let mut slices = [f64::NAN; 2];
+            for server in order(cell.pairs.len(), 2) {
+                slices[server] = self.slice(server, loads, cell.load())?;
+            }
+            let [ours, base] = slices;
+            let inline = self.product.inline(&self.volume)?.since(before);
+            cell.pairs.push(Pair { ours, base, inline });
+        }
+        Ok(())
+    }
+
+    /// Requests a second.
+    fn slice(&mut self, server: usize, loads: &Loads, load: Load) -> Result<f64> {
+        let process = self.contenders[server].daemon.pid()?;
+        let export = [self.volume.as_str(), EXPORT][server];
+        let to = (self.sockets[server].as_path(), export);
+        let length = Duration::from_secs(loads.plan.slice_seconds);
+        if let Some(limit) = loads.limit {
+            limit.add(process)?;
+        }
+        let written = self.writers[server].run(&loads.contents, to, load, length);
+        if let Some(limit) = loads.limit {
+            limit.release(process)?;
+        }
+        let written = written?;
+        Ok(written.requests as f64 / written.seconds)
+    }
+}
+
+impl Cell {
+    fn load(&self) -> Load {
+        let (blocks, depth) = match self.pattern {
+            Pattern::Sequential => (LARGE_BLOCKS, 4),
+            Pattern::Random => (1, 32),
+        };
+        Load {
+            duplicates: 100 * u32::from(self.content == Content::Duplicates),
+            blocks,
+            depth,
+        }
+    }
+
+    pub(crate) fn ratio(&self) -> Option<Estimate> {
+        let ratios: Vec<f64> = self.pairs.iter().map(|it| it.ours / it.base).collect();
+        Estimate::of(&ratios)
+    }
+
+    /// Onefold's and the pass-through's, in MB/s or requests/s.
+    pub(crate) fn rates(&self) -> [f64; 2] {
+        let unit = match self.pattern {
+            Pattern::Sequential => (LARGE_BLOCKS * BLOCK_BYTES) as f64 / 1e6,
+            Pattern::Random => 1.0,
+        };
+        [|pair: &Pair| pair.ours, |pair: &Pair| pair.base].map(|of| {
+            let rates: Vec<f64> = self.pairs.iter().map(of).collect();
+            Estimate::of(&rates).map_or(f64::NAN, |rate| rate.median * unit)
+        })
+    }
+
+    /// Hits, and blocks found and written all the same, in percent of those looked up.
+    pub(crate) fn found_percent(&self) -> [f64; 2] {
+        let counts = self.pairs.iter().map(|pair| pair.inline);
+        let counts = counts.fold(Inline::default(), Inline::plus);
+        [counts.hits, counts.refused]
+            .map(|blocks| 100.0 * blocks as f64 / counts.scanned.max(1) as f64)
+    }
+
+    fn line(&self) -> String {
+        let ratio = self.ratio().map_or(f64::NAN, |ratio| ratio.median);
+        let ([ours, base], [hits, refused]) = (self.rates(), self.found_percent());
+        format!(
+            "{:?} {:?}, {}, {} %: {ratio:.2} ({ours:.0} to {base:.0}); {hits:.1} % hits, {refused:.1} % refused",
+            self.content, self.pattern, self.back_end, self.percent,
+        )
+    }
+
+    pub(crate) fn raw(&self) -> Value {
+        let pairs = self.pairs.iter().map(|pair| {
+            json!({"requests_per_second": pair.ours, "pass_through_requests_per_second": pair.base,
+                   "looked_up_blocks": pair.inline.scanned, "hit_blocks": pair.inline.hits,
+                   "refused_blocks": pair.inline.refused})
+        });
+        json!({"content": format!("{:?}", self.content).to_lowercase(),
+               "pattern": format!("{:?}", self.pattern).to_lowercase(),
+               "index": self.back_end, "memory_percent": self.percent,
+               "memory_percent_had": self.had_percent, "pairs": pairs.collect::<Vec<_>>()})
+    }
+}
+
+/// For tests of the report.
+#[cfg(test)]
+pub(crate) fn example(content: Content, pattern: Pattern) -> Cell {
+    let pair = |ours, hits| Pair {
+        ours,
+        base: 100.0,
+        inline: Inline {
+            scanned: 100,
+            hits,
+            refused: 1,
+            ..Inline::default()
+        },
+    };
+    Cell {
+        content,
+        pattern,
+        back_end: "hash",
+        percent: 25,
+        had_percent: 25.0,
+        pairs: vec![pair(90.0, 98), pair(100.0, 99), pair(110.0, 100)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evaluation::QUICK;
+
+    #[test]
+    fn a_quarter_of_the_rows_memory_is_what_a_daemon_has_at_least() {
+        let plan = Plan {
+            holds_much: true,
+            ..QUICK
+        };
+        for back_end in BACK_ENDS {
+            let rows = held_bytes(back_end, &plan) / BLOCK_BYTES as u64 + 1;
+            let quarter = memory_bytes(rows, back_end, 25);
+            assert!((MEMORY_MIN..MEMORY_MIN + 65536).contains(&quarter));
+            assert!(memory_bytes(rows, back_end, 100).abs_diff(4 * quarter) < 65536);
+        }
+        assert_eq!(memory_bytes(1000, "hash", 100), MEMORY_MIN);
+    }
+
+    #[test]
+    fn a_cell_has_medians_in_its_unit_and_its_hits() {
+        let random = example(Content::Duplicates, Pattern::Random);
+        assert_eq!(random.ratio().unwrap().median, 1.0);
+        assert_eq!(random.rates(), [100.0, 100.0]);
+        assert_eq!(random.found_percent(), [99.0, 1.0]);
+        let sequential = example(Content::Unique, Pattern::Sequential);
+        assert_eq!(sequential.rates(), [65.536, 65.536]);
+    }
+
+    #[test]
+    fn only_duplicates_are_written_as_such() {
+        let load = |content| example(content, Pattern::Sequential).load();
+        assert_eq!(load(Content::Duplicates).duplicates, 100);
+        assert_eq!(load(Content::Images).duplicates, 0);
+        assert_eq!(load(Content::Unique).blocks * BLOCK_BYTES, 640 << 10);
+    }
+
+    #[test]
+    fn blocks_of_zeros_are_left_out_of_an_image() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        let blocks = [[0; BLOCK_BYTES], [1; BLOCK_BYTES], [0; BLOCK_BYTES]];
+        std::fs::write(&path, blocks.concat()).unwrap();
+        assert_eq!(data_blocks(&path).unwrap(), [1; BLOCK_BYTES]);
+    }
+}
