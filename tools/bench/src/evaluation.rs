@@ -1,7 +1,7 @@
 //! `cargo xtask bench evaluation`: measurements of Dmdedup and dedupv1 repeated in kind, with their
 //! figures beside ours.
 //!
-//! `evaluation_figures` has the loads of Dmdedup's figures 4 to 6, `evaluation_revisions` its table 2,
+//! `evaluation_figures` has the loads of Dmdedup's figures 4 to 6 and `evaluation_cell` one of them, `evaluation_revisions` its table 2,
 //! `evaluation_generations` the two generations of dedupv1, and `evaluation_report` the page.
 
 use std::time::Instant;

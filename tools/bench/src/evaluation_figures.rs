@@ -11,19 +11,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use serde_json::{Value, json};
 
 use crate::evaluation::{BACK_ENDS, Plan};
+use crate::evaluation_cell::{Cell, Content, Pair, Pattern};
 use crate::inline_load::{BLOCK_BYTES, Contents, Load, Writer, publish};
 use crate::large;
 use crate::plan::SERVER_PROCESSOR;
 use crate::request_limit::RequestLimit;
 use crate::slices::{Contender, DATA_BYTES, EXPORT, Fill, Mode, fill, order, start_passthrough};
-use crate::statistics::Estimate;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::images;
-use onefold_harness::inline::Inline;
 use onefold_harness::server::{Address, Daemon, Product};
 use onefold_harness::workspace::Workspace;
 
@@ -46,22 +44,6 @@ const SOURCE: &str = "source";
 /// The time that counting and collector may take for what a slice has done.
 const REST_LIMIT: Duration = Duration::from_secs(300);
 
-/// A request of 640 KiB, as Dmdedup's sequential writes.
-const LARGE_BLOCKS: usize = 160;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Content {
-    Unique,
-    Images,
-    Duplicates,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pattern {
-    Sequential,
-    Random,
-}
-
 /// In the order in which a server has them: what is unique goes in place only where blocks are
 /// private.
 const CONTENTS: [Content; 3] = [Content::Unique, Content::Images, Content::Duplicates];
@@ -72,26 +54,6 @@ pub(crate) struct Figures {
     pub(crate) cells: Vec<Cell>,
     /// Why there was no limit of writes, if there was none.
     pub(crate) no_limit: Option<String>,
-}
-
-/// One load with one index.
-#[derive(Debug, Clone)]
-pub(crate) struct Cell {
-    pub(crate) content: Content,
-    pub(crate) pattern: Pattern,
-    pub(crate) back_end: &'static str,
-    /// The memory that was asked for, and that the index may take, in percent of what its rows need.
-    pub(crate) percent: u64,
-    pub(crate) had_percent: f64,
-    pairs: Vec<Pair>,
-}
-
-/// Requests a second of a slice of each server, and what ours found.
-#[derive(Debug, Clone, Copy)]
-struct Pair {
-    ours: f64,
-    base: f64,
-    inline: Inline,
 }
 
 /// Memory that a row takes where all of the index is in memory, in bytes: `docs/index-back-ends.md`;
@@ -339,89 +301,6 @@ impl Servers<'_> {
     }
 }
 
-impl Cell {
-    fn load(&self) -> Load {
-        let (blocks, depth) = match self.pattern {
-            Pattern::Sequential => (LARGE_BLOCKS, 4),
-            Pattern::Random => (1, 32),
-        };
-        Load {
-            duplicates: 100 * u32::from(self.content == Content::Duplicates),
-            blocks,
-            depth,
-        }
-    }
-
-    pub(crate) fn ratio(&self) -> Option<Estimate> {
-        let ratios: Vec<f64> = self.pairs.iter().map(|it| it.ours / it.base).collect();
-        Estimate::of(&ratios)
-    }
-
-    /// Onefold's and the pass-through's, in MB/s or requests/s.
-    pub(crate) fn rates(&self) -> [f64; 2] {
-        let unit = match self.pattern {
-            Pattern::Sequential => (LARGE_BLOCKS * BLOCK_BYTES) as f64 / 1e6,
-            Pattern::Random => 1.0,
-        };
-        [|pair: &Pair| pair.ours, |pair: &Pair| pair.base].map(|of| {
-            let rates: Vec<f64> = self.pairs.iter().map(of).collect();
-            Estimate::of(&rates).map_or(f64::NAN, |rate| rate.median * unit)
-        })
-    }
-
-    /// Hits, and blocks found and written all the same, in percent of those looked up.
-    pub(crate) fn found_percent(&self) -> [f64; 2] {
-        let counts = self.pairs.iter().map(|pair| pair.inline);
-        let counts = counts.fold(Inline::default(), Inline::plus);
-        [counts.hits, counts.refused]
-            .map(|blocks| 100.0 * blocks as f64 / counts.scanned.max(1) as f64)
-    }
-
-    fn line(&self) -> String {
-        let ratio = self.ratio().map_or(f64::NAN, |ratio| ratio.median);
-        let ([ours, base], [hits, refused]) = (self.rates(), self.found_percent());
-        format!(
-            "{:?} {:?}, {}, {} %: {ratio:.2} ({ours:.0} to {base:.0}); {hits:.1} % hits, {refused:.1} % refused",
-            self.content, self.pattern, self.back_end, self.percent,
-        )
-    }
-
-    pub(crate) fn raw(&self) -> Value {
-        let pairs = self.pairs.iter().map(|pair| {
-            json!({"requests_per_second": pair.ours, "pass_through_requests_per_second": pair.base,
-                   "looked_up_blocks": pair.inline.scanned, "hit_blocks": pair.inline.hits,
-                   "refused_blocks": pair.inline.refused})
-        });
-        json!({"content": format!("{:?}", self.content).to_lowercase(),
-               "pattern": format!("{:?}", self.pattern).to_lowercase(),
-               "index": self.back_end, "memory_percent": self.percent,
-               "memory_percent_had": self.had_percent, "pairs": pairs.collect::<Vec<_>>()})
-    }
-}
-
-/// For tests of the report.
-#[cfg(test)]
-pub(crate) fn example(content: Content, pattern: Pattern) -> Cell {
-    let pair = |ours, hits| Pair {
-        ours,
-        base: 100.0,
-        inline: Inline {
-            scanned: 100,
-            hits,
-            refused: 1,
-            ..Inline::default()
-        },
-    };
-    Cell {
-        content,
-        pattern,
-        back_end: "hash",
-        percent: 25,
-        had_percent: 25.0,
-        pairs: vec![pair(90.0, 98), pair(100.0, 99), pair(110.0, 100)],
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -440,24 +319,6 @@ mod tests {
             assert!(memory_bytes(rows, back_end, 100).abs_diff(4 * quarter) < 65536);
         }
         assert_eq!(memory_bytes(1000, "hash", 100), MEMORY_MIN);
-    }
-
-    #[test]
-    fn a_cell_has_medians_in_its_unit_and_its_hits() {
-        let random = example(Content::Duplicates, Pattern::Random);
-        assert_eq!(random.ratio().unwrap().median, 1.0);
-        assert_eq!(random.rates(), [100.0, 100.0]);
-        assert_eq!(random.found_percent(), [99.0, 1.0]);
-        let sequential = example(Content::Unique, Pattern::Sequential);
-        assert_eq!(sequential.rates(), [65.536, 65.536]);
-    }
-
-    #[test]
-    fn only_duplicates_are_written_as_such() {
-        let load = |content| example(content, Pattern::Sequential).load();
-        assert_eq!(load(Content::Duplicates).duplicates, 100);
-        assert_eq!(load(Content::Images).duplicates, 0);
-        assert_eq!(load(Content::Unique).blocks * BLOCK_BYTES, 640 << 10);
     }
 
     #[test]

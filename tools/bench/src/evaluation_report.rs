@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::evaluation::Results;
-use crate::evaluation_figures::{Cell, Content, Figures, Pattern, WRITES_PER_SECOND};
+use crate::evaluation_cell::{Cell, Content, Pattern};
+use crate::evaluation_figures::{Figures, WRITES_PER_SECOND};
 use crate::evaluation_generations::Generations;
 use crate::evaluation_revisions::{Revisions, Run, Stored};
 use crate::report::{self, Conditions, heading};
@@ -270,7 +271,7 @@ pub(crate) fn write(workspace: &Workspace, page: &str, raw: &Value) -> Result<()
 mod tests {
     use super::*;
     use crate::evaluation::{BACK_ENDS, QUICK};
-    use crate::{evaluation_figures, evaluation_generations, evaluation_revisions};
+    use crate::{evaluation_cell, evaluation_generations, evaluation_revisions};
 
     fn results(no_limit: Option<&str>) -> Results {
         let cells = [
@@ -280,7 +281,7 @@ mod tests {
         Results {
             figures: Some(Figures {
                 cells: cells
-                    .map(|(content, pattern)| evaluation_figures::example(content, pattern))
+                    .map(|(content, pattern)| evaluation_cell::example(content, pattern))
                     .into(),
                 no_limit: no_limit.map(str::to_owned),
             }),

@@ -15,6 +15,7 @@
 mod checking;
 mod dissertation;
 mod evaluation;
+mod evaluation_cell;
 mod evaluation_figures;
 mod evaluation_generations;
 mod evaluation_report;
