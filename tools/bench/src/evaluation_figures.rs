@@ -18,9 +18,10 @@ use crate::inline_load::{BLOCK_BYTES, Contents, Load, Writer, publish};
 use crate::large;
 use crate::plan::SERVER_PROCESSOR;
 use crate::request_limit::RequestLimit;
-use crate::slices::{Contender, DATA_BYTES, EXPORT, Fill, Mode, fill, order, start_passthrough};
+use crate::slices::{Contender, DATA_BYTES, EXPORT, Mode, order, start_passthrough};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
+use onefold_harness::fio::{Fio, Section};
 use onefold_harness::images;
 use onefold_harness::server::{Address, Daemon, Product};
 use onefold_harness::workspace::Workspace;
@@ -215,6 +216,22 @@ fn socket(product: &Product) -> Result<PathBuf> {
     }
 }
 
+/// Writes all of a volume or a file, one large request after the other: what is then written in a
+/// sequential request is in one piece.
+fn fill(directory: &Path, uri: &str) -> Result<()> {
+    let job = Section::new("fill", uri)
+        .set("rw", "write")
+        .set("bs", "4m")
+        .set("iodepth", 1)
+        .set("size", DATA_BYTES)
+        .set("refill_buffers", 1)
+        .set("end_fsync", 1);
+    let filled = Fio::new(directory, "fill").job(job).run();
+    filled
+        .map(drop)
+        .with_context(|| format!("cannot fill {uri}"))
+}
+
 impl Servers<'_> {
     /// With a new volume, filled as the pass-through's file is.
     fn start<'a>(
@@ -238,7 +255,9 @@ impl Servers<'_> {
         let mut ours = Contender::product(product, daemon);
         ours.uri = product.default_address().uri(&volume);
         let base = start_passthrough(workspace, directory, Mode::Direct)?;
-        fill(directory, &[&ours, &base], Fill::Large, 0)?;
+        for contender in [&ours, &base] {
+            fill(directory, &contender.uri)?;
+        }
         Ok(Servers {
             product,
             contenders: [ours, base],
