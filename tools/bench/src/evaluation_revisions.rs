@@ -181,7 +181,9 @@ fn in_line(
         true => product.dedup(Some(EXPORT)).map(drop),
         false => Ok(()),
     })?;
-    product.wait_for_backlog(PUBLISH_LIMIT, |it| it.dirty == 0 && it.queued == 0)?;
+    product.wait_for_backlog(PUBLISH_LIMIT, |it| it.dirty == 0 && it.claimed == 0)?;
+    // What was given up is free after this, so that the space is what is left of it.
+    product.dedup(Some(EXPORT))?;
     let written = daemon.device_written_bytes()? - before;
     let inline = product.inline(EXPORT)?;
     let blocks = |key| Ok::<_, anyhow::Error>(product.stat_number(key)? * BLOCK_BYTES as u64);
