@@ -57,7 +57,8 @@ fn figures_section(page: &mut String, figures: &Figures, (slices, seconds): (usi
          a raw file with O_DIRECT: {slices} pairs of slices of {seconds} s, 512 MiB each, client and server \
          each on a processor of its own. {limit}. *Sequential*: 640 KiB at depth 4; *random*: 4 KiB at \
          depth 32. *Memory*: what the index may take, in percent of what its rows need in memory; a daemon has \
-         64 MiB at least, so in a small pool a quarter is more. *Ratio*: the median of the pairs, and their \
+         64 MiB at least, so in a small pool a quarter is more. `memory` opens \
+         with all the rows that it has, whatever its limit, and takes no more. *Ratio*: the median of the pairs, and their \
          range. *Hits* and *refused*: of the blocks looked up. The finder rests; counting and collector \
          work.\n",
     );
