@@ -267,7 +267,12 @@ impl Pool {
     /// of them. Also returns the number of blocks in a part.
     fn count_beyond(&self, end: u64) -> Result<(Vec<u64>, u64)> {
         // None are, where another shrinking has just ended.
-        let beyond = self.journal.metadata()?.space().blocks().saturating_sub(end);
+        let beyond = self
+            .journal
+            .metadata()?
+            .space()
+            .blocks()
+            .saturating_sub(end);
         let part_blocks = beyond.div_ceil(PLAN_PARTS).max(1);
         let mut counts = vec![0; beyond.div_ceil(part_blocks) as usize];
         for layer in self.maps().layers() {

@@ -11,14 +11,17 @@
 //! The entries do not change, for they have had their references from the beginning. Until a claim is
 //! counted, the collector releases nothing.
 
+use onefold_format::batch_page::BatchItem;
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{ClaimOutcome, Pba, Record};
 use onefold_index::{Counted, Fingerprint, FingerprintIndex};
 use onefold_metadata::sync::{Mutex, lock};
 use onefold_metadata::{Blocking, CLAIMS_MAX, Guard, OpenBatch, PbaRun, QueueKind, Result};
 use rustc_hash::FxHashMap;
+use std::collections::hash_map::Entry;
 
 use super::index::{STREAM, last_answers};
+use super::reading::Fingerprinted;
 use crate::pool::Pool;
 use crate::store::Store;
 
@@ -42,29 +45,56 @@ impl CountReport {
     }
 }
 
-/// Fingerprints of claimed blocks. A block that is not here is read when its claim is counted.
+/// Fingerprints of claimed blocks, for as long as there are claims on them. A block that is not here is
+/// read when its claim is counted.
 #[derive(Default)]
-pub(crate) struct ClaimedFingerprints(Mutex<FxHashMap<Pba, Fingerprint>>);
+pub(crate) struct ClaimedFingerprints(Mutex<FxHashMap<Pba, Claimed>>);
+
+struct Claimed {
+    fingerprint: Fingerprint,
+    claims: u64,
+}
 
 impl ClaimedFingerprints {
     /// The caller holds the uncommitted state, and makes claims on these consecutive blocks: none of
     /// them can be freed before they are counted, so no other content can take its place here.
     pub(crate) fn note(&self, run: PbaRun, fingerprints: impl Iterator<Item = Fingerprint>) {
         let mut known = lock(&self.0);
-        if known.len() as u64 + run.count <= CLAIMS_MAX {
-            known.extend(run.iter().zip(fingerprints));
+        if known.len() as u64 + run.count > CLAIMS_MAX {
+            for pba in run.iter() {
+                known.remove(&pba);
+            }
+            return;
+        }
+        for (pba, fingerprint) in run.iter().zip(fingerprints) {
+            let claims = known.get(&pba).map_or(0, |claimed| claimed.claims) + 1;
+            // A record that failed may have left an earlier content's here.
+            known.insert(
+                pba,
+                Claimed {
+                    fingerprint,
+                    claims,
+                },
+            );
         }
     }
 
     fn get(&self, blocks: impl Iterator<Item = Pba>) -> Vec<Option<Fingerprint>> {
         let known = lock(&self.0);
-        blocks.map(|pba| known.get(&pba).copied()).collect()
+        let find = |pba| known.get(&pba).map(|claimed| claimed.fingerprint);
+        blocks.map(find).collect()
     }
 
+    /// One claim on each of these was settled; a block may be there several times.
     fn forget(&self, blocks: impl Iterator<Item = Pba>) {
         let mut known = lock(&self.0);
         for pba in blocks {
-            known.remove(&pba);
+            if let Entry::Occupied(mut claimed) = known.entry(pba) {
+                claimed.get_mut().claims -= 1;
+                if claimed.get().claims == 0 {
+                    claimed.remove();
+                }
+            }
         }
     }
 }
@@ -135,9 +165,7 @@ impl Pool {
         let index = self.index.ready()?;
         let answers = self.background.run(|| -> Result<_> {
             let items = batch.unsettled();
-            let known = self.claimed.get(items.iter().map(|item| item.pba));
-            let found = self.fingerprint_unknown(items, &known)?;
-            let items = self.published_fingerprints(&*index, found)?;
+            let items = self.claimed_fingerprints(&*index, items)?;
             let count = match Guard::CountKnownRow.holds() {
                 true => FingerprintIndex::count_existing,
                 false => FingerprintIndex::increment,
@@ -156,6 +184,38 @@ impl Pool {
         let counted = batch.items.iter().map(|item| item.pba);
         self.claimed.forget(counted);
         Ok(report)
+    }
+
+    /// The fingerprints under which the index has these blocks. Each block that is not known is read
+    /// once, however many claims there are on it.
+    fn claimed_fingerprints(
+        &self,
+        index: &dyn FingerprintIndex,
+        items: &[BatchItem],
+    ) -> Result<Vec<(Fingerprint, Pba)>> {
+        let known = self.claimed.get(items.iter().map(|item| item.pba));
+        let unknown = items
+            .iter()
+            .zip(&known)
+            .filter(|(_, known)| known.is_none());
+        let mut unknown: Vec<BatchItem> = unknown.map(|(item, _)| *item).collect();
+        unknown.sort_unstable_by_key(|item| (item.domain, item.pba));
+        unknown.dedup_by_key(|item| item.pba);
+        let read = self.fingerprint_items(&unknown)?;
+        let read_fingerprints: FxHashMap<Pba, Fingerprint> = read
+            .items
+            .iter()
+            .map(|(found, pba)| (*pba, *found))
+            .collect();
+        let all = items.iter().zip(known).filter_map(|(item, known)| {
+            let fingerprint = known.or_else(|| read_fingerprints.get(&item.pba).copied());
+            Some((fingerprint?, item.pba))
+        });
+        let found = Fingerprinted {
+            items: all.collect(),
+            unreadable: read.unreadable,
+        };
+        self.published_fingerprints(index, found)
     }
 
     fn settle_claims(

@@ -335,6 +335,32 @@ fn a_duplicate_is_never_written() {
 }
 
 #[test]
+fn claims_are_counted_without_reading_their_blocks() {
+    for index in [IndexKind::Hash, IndexKind::Btree] {
+        let mut rig = published(1, index, 128).unwrap();
+        rig.write(1, 0, &[3]).unwrap();
+        let write = write_now(&rig, 1, 1, 3);
+        rig.engine
+            .on_next_io(Part::Index, Op::Write, When::Before, Box::new(write));
+        let reads = |rig: &Rig| rig.engine.count(Part::Data, Op::Read).count;
+        let before = reads(&rig);
+        for _ in 0..2 {
+            assert_eq!(rig.store.count_batch().unwrap().counted, 1);
+        }
+        assert_eq!(reads(&rig), before, "{index:?}");
+        // After a restart they have to be read, each block once.
+        rig.volumes[1][1] = [3].into();
+        rig.write(1, 2, &[3, 4, 3, 3]).unwrap();
+        rig.recover(CrashKind::ProcessKilled).unwrap();
+        let before = reads(&rig);
+        assert_eq!(rig.store.count_batch().unwrap().counted, 4);
+        assert_eq!(reads(&rig), before + 1, "{index:?}");
+        rig.check().unwrap();
+        rig.read_all().unwrap();
+    }
+}
+
+#[test]
 fn a_full_pool_still_takes_duplicates() {
     let mut rig = Rig::new(1, IndexKind::Hash, 40, &[64, 32]);
     rig.write(0, 0, &(1..=8).collect::<Vec<Content>>()).unwrap();
