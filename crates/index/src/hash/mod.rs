@@ -55,6 +55,7 @@ use crate::{
     Counted, Fingerprint, FingerprintIndex, IndexCounts, LookupAnswers, Released, Result, Row,
     StreamId,
 };
+use directory::Signed;
 pub use table::Shape;
 use table::Table;
 
@@ -173,6 +174,17 @@ impl HashIndex {
         self.guarded.summary().counts = counts;
         Ok(result)
     }
+
+    fn look(
+        &self,
+        fingerprints: &[Fingerprint],
+        signed: Signed,
+        blocking: Blocking,
+    ) -> Result<LookupAnswers> {
+        self.guarded.look(blocking, |shared| {
+            shared.lookup(fingerprints, signed, blocking)
+        })
+    }
 }
 
 impl FingerprintIndex for HashIndex {
@@ -219,8 +231,15 @@ impl FingerprintIndex for HashIndex {
     }
 
     fn lookup(&self, fingerprints: &[Fingerprint], blocking: Blocking) -> Result<LookupAnswers> {
-        self.guarded
-            .look(blocking, |shared| shared.lookup(fingerprints, blocking))
+        self.look(fingerprints, Signed::Yes, blocking)
+    }
+
+    fn lookup_unsigned(
+        &self,
+        fingerprints: &[Fingerprint],
+        blocking: Blocking,
+    ) -> Result<LookupAnswers> {
+        self.look(fingerprints, Signed::No, blocking)
     }
 
     fn secure(&self, batches: &[usize]) -> Result<()> {
