@@ -9,6 +9,7 @@ use onefold_metadata::{Limits, Maps, Result, Room, StoreError};
 
 use crate::dedup::{ClaimedFingerprints, Fingerprinter, IndexSlot};
 use crate::latency::Latencies;
+use crate::volume::InlineFilter;
 
 pub(crate) struct Pool {
     pub(crate) superblock: Superblock,
@@ -29,6 +30,8 @@ pub(crate) struct Pool {
     pub(crate) shrinking: Mutex<()>,
     pub(crate) latencies: Latencies,
     pub(crate) hash_cache_room: Arc<Room>,
+    /// See [`OpenOptions::inline_without`](crate::OpenOptions::inline_without).
+    pub(crate) inline_without: Vec<InlineFilter>,
 }
 
 /// The components of a pool.
@@ -40,6 +43,7 @@ pub(crate) struct PoolParts {
     pub(crate) index: IndexSlot,
     pub(crate) secret: Secret,
     pub(crate) bad: BadBlocks,
+    pub(crate) inline_without: Vec<InlineFilter>,
 }
 
 impl Pool {
@@ -52,6 +56,7 @@ impl Pool {
             index,
             secret,
             bad,
+            inline_without,
         } = parts;
         Self {
             superblock,
@@ -67,6 +72,7 @@ impl Pool {
             shrinking: Mutex::default(),
             latencies: Latencies::new(),
             hash_cache_room: Room::new(limits.hash_cache_bytes),
+            inline_without,
         }
     }
 

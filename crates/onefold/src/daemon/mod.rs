@@ -25,7 +25,7 @@ use onefold_api::{Error, Result};
 use onefold_engine::embedded::CacheMode;
 use onefold_jobs::{Maintenance, MaintenanceOptions};
 use onefold_nbd::{ListenAddress, Listener};
-use onefold_store::Store;
+use onefold_store::{InlineFilter, Store};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -42,6 +42,8 @@ pub(crate) struct ServeOptions {
     pub(crate) addresses: Vec<ListenAddress>,
     pub(crate) cache: CacheMode,
     pub(crate) memory_bytes: u64,
+    /// What writes in line do without.
+    pub(crate) inline_without: Vec<InlineFilter>,
     /// The latency of guests' requests that background work respects.
     pub(crate) latency_budget: Duration,
     /// Where to answer monitoring.
@@ -94,6 +96,7 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         cache: options.cache,
         memory_bytes: options.memory_bytes,
         repair: false,
+        inline_without: options.inline_without.clone(),
     };
     let (store, recovery) = pool::open(&options.pool, &opening)?;
     tracing::info!("{}", recovery_line(&recovery));

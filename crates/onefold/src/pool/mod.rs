@@ -5,7 +5,9 @@ pub(crate) mod restoration;
 use crate::limits::{MEMORY_BYTES_DEFAULT, store_memory_bytes};
 use onefold_api::{Error, ErrorKind, Result};
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine, LockError, PoolLock};
-use onefold_store::{CreateOptions, OpenOptions, RecoveryReport, Store, StoreErrorKind};
+use onefold_store::{
+    CreateOptions, InlineFilter, OpenOptions, RecoveryReport, Store, StoreErrorKind,
+};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -62,12 +64,14 @@ fn lock_directory(pool: &Path) -> Result<Claim> {
 }
 
 /// How to open a pool.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Opening {
     pub(crate) cache: CacheMode,
     pub(crate) memory_bytes: u64,
     /// Count free space again where its map cannot be opened.
     pub(crate) repair: bool,
+    /// What writes in line do without.
+    pub(crate) inline_without: Vec<InlineFilter>,
 }
 
 impl Default for Opening {
@@ -76,6 +80,7 @@ impl Default for Opening {
             cache: CacheMode::Host,
             memory_bytes: MEMORY_BYTES_DEFAULT,
             repair: false,
+            inline_without: Vec::new(),
         }
     }
 }
@@ -86,6 +91,7 @@ pub(crate) fn open(pool: &Path, opening: &Opening) -> Result<(Arc<Store>, Recove
     let options = OpenOptions {
         memory_bytes: store_memory_bytes(opening.memory_bytes),
         rebuild_free_space: opening.repair,
+        inline_without: opening.inline_without.clone(),
     };
     Ok(Store::open(engine, &options)?)
 }

@@ -97,7 +97,7 @@ fn sizes_are_what_their_units_say() {
 }
 
 #[test]
-fn a_refused_size_is_refused_with_the_limit() {
+fn a_refused_value_is_refused_with_the_limit() {
     let scene = Scene::with_pool(&["--size", "16M"]);
     let other = scene.path("other");
     for (arguments, limit) in [
@@ -115,6 +115,10 @@ fn a_refused_size_is_refused_with_the_limit() {
         ),
         (&["pool", "resize", "--size", "15E"], "has 8192 to"),
         (&["serve", "--memory", "63M"], "at least 64 MiB"),
+        (
+            &["serve", "--inline-without", "zero,bloom"],
+            "possible values: zero, recent, signature",
+        ),
     ] {
         let refused = scene.run(arguments);
         assert!(matches!(refused.code, Some(1 | 2)), "{refused:?}");

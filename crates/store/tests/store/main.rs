@@ -10,6 +10,7 @@ mod data_path;
 mod deletions;
 mod foreign_parts;
 mod full;
+mod inline;
 mod locality;
 mod log_end;
 mod semantics;

@@ -1,0 +1,119 @@
+//! Writes in line: with each of their filters and without.
+
+use std::sync::Arc;
+
+use onefold_engine::simulated::SimulatedEngine;
+use onefold_store::{
+    DedupMode, IndexKind, InlineFilter, InlineStat, OpenOptions, Store, VolumeOptions,
+};
+
+use crate::common::{
+    BLOCK, KINDS, MEMORY, MIB, assert_clean, collect, dedup, new_volume, pool_of, read, write,
+};
+
+const FILTERS: [InlineFilter; 3] = [
+    InlineFilter::Zero,
+    InlineFilter::Recent,
+    InlineFilter::Signature,
+];
+
+const PUBLISHED: [u64; 3] = [1, 2, 3];
+
+/// A pool that has [`PUBLISHED`] in the volume `base`.
+fn pool(index: IndexKind, without: &[InlineFilter]) -> Arc<Store> {
+    let engine = SimulatedEngine::new(1);
+    let mut options = pool_of(16 * MIB);
+    options.index = index;
+    Store::create(&engine, &options).unwrap();
+    let options = OpenOptions {
+        memory_bytes: MEMORY,
+        inline_without: without.to_vec(),
+        ..OpenOptions::default()
+    };
+    let (store, _) = Store::open(Arc::new(engine), &options).unwrap();
+    let base = new_volume(&store, "base", MIB);
+    write(&base, 0, PUBLISHED);
+    dedup(&store, &base);
+    store
+}
+
+/// What filters and index answered for three zeros, two unique blocks, and twice [`PUBLISHED`].
+fn expected(index: IndexKind, without: &[InlineFilter]) -> InlineStat {
+    let asks = |filter| !without.contains(&filter);
+    let mut stat = InlineStat {
+        scanned: 11,
+        zeros: 3,
+        recent: 3,
+        found: 3,
+        hits: 6,
+        is_on: true,
+        ..InlineStat::default()
+    };
+    let mut absent = 2;
+    if !asks(InlineFilter::Zero) {
+        absent += stat.zeros;
+        stat.zeros = 0;
+    }
+    if !asks(InlineFilter::Recent) {
+        stat.found += stat.recent;
+        stat.recent = 0;
+    }
+    match asks(InlineFilter::Signature) && index == IndexKind::Hash {
+        true => stat.absent_by_signature = absent,
+        false => stat.absent = absent,
+    }
+    stat
+}
+
+#[test]
+fn filters_change_who_answers_for_a_block_and_never_what_is_stored() {
+    for (index, subset) in KINDS
+        .into_iter()
+        .flat_map(|kind| (0..8).map(move |n| (kind, n)))
+    {
+        let is_left_out =
+            |(n, filter): (usize, InlineFilter)| (subset >> n & 1 == 1).then_some(filter);
+        let without: Vec<_> = FILTERS
+            .into_iter()
+            .enumerate()
+            .filter_map(is_left_out)
+            .collect();
+        let store = pool(index, &without);
+        let options = VolumeOptions {
+            dedup: DedupMode::Inline,
+            hash_cache_bytes: MIB,
+            ..VolumeOptions::new(MIB)
+        };
+        store.create_volume("v", &options).unwrap();
+        let volume = store.volume("v").unwrap();
+        write(&volume, 0, [1, 2, 3, 0, 9, 0]);
+        // What was found is remembered from the next write on.
+        write(&volume, 8, [1, 2, 3, 0, 10]);
+        let case = format!("{index:?} without {without:?}");
+        assert_eq!(volume.inline_stat(), expected(index, &without), "{case}");
+        let contents = [1, 2, 3, 0, 9, 0, 0, 0, 1, 2, 3, 0, 10];
+        assert_eq!(read(&volume, 0, 13), contents, "{case}");
+        let stat = store.volume_stat("v").unwrap();
+        let stored = (stat.private_blocks, stat.shared_blocks);
+        assert_eq!(stored, (2, 6), "{case}");
+
+        // Zeros take the place of a shared block and of a private one.
+        write(&volume, 8, [0]);
+        write(&volume, 12, [0]);
+        let stat = store.volume_stat("v").unwrap();
+        let stored = (stat.private_blocks, stat.shared_blocks);
+        assert_eq!(stored, (1, 5), "{case}");
+        assert_clean(&store);
+        dedup(&store, &volume);
+        collect(&store).unwrap();
+        assert_eq!(read(&volume, 8, 5), [0, 2, 3, 0, 0], "{case}");
+        let stat = store.stat().unwrap();
+        let unique = PUBLISHED.len() as u64 + 1;
+        assert_eq!(stat.unique_blocks + stat.shared_blocks, unique, "{case}");
+        assert_eq!(
+            read(&store.volume("base").unwrap(), 0, MIB / BLOCK)[..3],
+            PUBLISHED
+        );
+        assert_clean(&store);
+    }
+}
