@@ -2,9 +2,8 @@
 //!
 //! fio repeats a buffer, or draws from a set that it also writes as new content, and cannot keep a
 //! write from finding its own content in its place, where a store need not do anything. This client
-//! knows what each place has: a duplicate is always the next of [`CONTENTS`] published contents, so
-//! never the one that is there. Everything else is content that was never seen before, or the next
-//! block of an image.
+//! knows what each place has: a duplicate is always the next of [`CONTENTS`] published contents that is not
+//! there already. Everything else is content that was never seen before, or the next block of an image.
 //!
 //! One connection, one thread, up to `depth` requests in flight, as fio's `ioengine=nbd` has them.
 
@@ -79,6 +78,8 @@ pub(crate) struct Writer {
     unique: u64,
     salt: u64,
     next: usize,
+    /// The content whose turn it was last.
+    turn: usize,
     filler: [u8; BLOCK_BYTES],
     /// Written instead of new contents, one block after the other and again from the beginning.
     image: Option<Arc<Vec<u8>>>,
@@ -103,6 +104,7 @@ impl Writer {
             random,
             unique: 0,
             next: 0,
+            turn: 0,
             filler,
             image: None,
             next_of_image: 0,
@@ -177,8 +179,7 @@ impl Writer {
         };
         for (block, place) in data.chunks_exact_mut(BLOCK_BYTES).zip(first..) {
             if self.random.u32(..100) < load.duplicates {
-                let next = (usize::from(self.last[place]) + 1) % CONTENTS;
-                self.last[place] = next as u16;
+                let next = self.turn(place);
                 block.copy_from_slice(contents.block(next));
             } else if let Some(image) = &self.image {
                 let from = self.next_of_image;
@@ -192,6 +193,16 @@ impl Writer {
             }
         }
         first * BLOCK_BYTES
+    }
+
+    /// The next content that is not in this place.
+    fn turn(&mut self, place: usize) -> usize {
+        self.turn = (self.turn + 1) % CONTENTS;
+        if self.turn == usize::from(self.last[place]) {
+            self.turn = (self.turn + 1) % CONTENTS;
+        }
+        self.last[place] = self.turn as u16;
+        self.turn
     }
 }
 
@@ -296,6 +307,18 @@ mod tests {
             assert!(published.contains(&data[..]));
             assert_ne!(there[at], data);
             there[at].clone_from(&data);
+        }
+    }
+
+    #[test]
+    fn every_published_content_is_written_before_one_comes_again() {
+        let contents = Contents::make();
+        let mut writer = Writer::new(1 << 20);
+        let mut data = vec![0; BLOCK_BYTES];
+        let mut seen = HashSet::new();
+        for _ in 0..CONTENTS / 2 {
+            writer.fill(&contents, load(100, 1), &mut data);
+            assert!(seen.insert(data.clone()));
         }
     }
 
