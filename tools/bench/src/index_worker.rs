@@ -10,11 +10,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
-use onefold_engine::{Blocking, Disk, Engine, Part};
+use onefold_engine::{Disk, Engine, Part};
 use onefold_format::{IndexKind, Pba, PoolId};
-use onefold_index::{
-    Counted, Fingerprint, FingerprintIndex, Key, LookedUp, Released, Row, StreamId,
-};
+use onefold_index::{Counted, Fingerprint, FingerprintIndex, Released, Row, StreamId};
 use serde_json::{Value, json};
 
 const BATCH_ITEMS: u64 = 16_384;
@@ -26,9 +24,6 @@ const FIRST_LATER: u64 = 1 << 30;
 
 /// The least bytes that the host reads from the device.
 const PAGE_BYTES: f64 = 4096.0;
-
-/// Blocks fingerprinted, and looked up.
-const LOOKUPS: u64 = 1 << 18;
 
 /// Rows added at a time before anything is measured.
 const LOAD_ROWS: u64 = 1 << 16;
@@ -52,8 +47,6 @@ enum Mode {
     Make,
     /// Measure how long it takes until an index is open, and until it answers at its usual rate
     Open,
-    /// Measure what the parts of a lookup cost: fingerprint, and each kind of answer
-    Lookup,
     /// Ask an index that was made before; in a control group that limits its memory, page cache
     /// included, what is not in that memory is on the device
     Again,
@@ -65,7 +58,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let measured = match arguments.mode {
         Mode::Make => measure_made(&engine, arguments)?,
         Mode::Open => measure_open(&engine, arguments)?,
-        Mode::Lookup => measure_lookups(&engine, arguments)?,
         Mode::Again => {
             let index = open(arguments, engine.open(Part::Index)?)?;
             measure(&*index, arguments, FIRST_LATER, 0)?
@@ -145,54 +137,6 @@ fn measure_open(engine: &EmbeddedEngine, arguments: &Arguments) -> Result<Value>
     Ok(
         json!({"kind": arguments.kind, "rows": rows, "open_seconds": opened, "batch_seconds": seconds}),
     )
-}
-
-/// Of one block at a time, as writes of 4 KiB look it up.
-fn measure_lookups(engine: &EmbeddedEngine, arguments: &Arguments) -> Result<Value> {
-    let disk = engine.create(Part::Index, 0)?;
-    onefold_index::create(kind(arguments)?, &disk, POOL)?;
-    let index = open(arguments, disk)?;
-    load(&*index, arguments.rows)?;
-    let key = Key::derive(&[1; 32], 1);
-    let mut block = [1_u8; 4096];
-    let start = Instant::now();
-    for n in 0..LOOKUPS {
-        block[..8].copy_from_slice(&n.to_le_bytes());
-        std::hint::black_box(key.fingerprint(&block));
-    }
-    let fingerprint_ns = start.elapsed().as_nanos() as f64 / LOOKUPS as f64;
-    let mut costs = [Cost::default(); 3];
-    let mut random = fastrand::Rng::with_seed(1);
-    for n in 0..LOOKUPS {
-        // In turn present and not.
-        let (fingerprint, _) = match n % 2 {
-            0 => item(random.u64(..arguments.rows)),
-            _ => item(arguments.rows + n),
-        };
-        let start = Instant::now();
-        let answers = index.lookup(&[fingerprint], Blocking::Yes)?;
-        let took = start.elapsed().as_nanos() as f64;
-        let cost = match answers.first() {
-            Some(LookedUp::Present(_)) => &mut costs[0],
-            Some(LookedUp::Absent) => &mut costs[1],
-            Some(LookedUp::AbsentBySignature) => &mut costs[2],
-            None => bail!("there is no answer"),
-        };
-        cost.count += 1.0;
-        cost.nanoseconds += took;
-    }
-    let [present, absent, absent_by_signature] = costs.map(|cost| cost.nanoseconds / cost.count);
-    Ok(
-        json!({"fingerprint_ns": fingerprint_ns, "present_ns": present, "absent_ns": absent,
-              "absent_by_signature_ns": absent_by_signature}),
-    )
-}
-
-/// Of one kind of answer.
-#[derive(Debug, Clone, Copy, Default)]
-struct Cost {
-    count: f64,
-    nanoseconds: f64,
 }
 
 fn open(arguments: &Arguments, disk: Arc<dyn Disk>) -> Result<Arc<dyn FingerprintIndex>> {

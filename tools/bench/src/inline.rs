@@ -7,13 +7,14 @@
 //! the row says otherwise, because it would make copies of the writes that follow; counting and the
 //! collector are at work, because no hit can do without them for long.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use crate::goals::Goal;
+use crate::inline_filters::{self, Filters};
 use crate::inline_images::{self, Images};
 use crate::inline_load::{Contents, Load, Writer, publish};
 use crate::inline_report;
@@ -38,10 +39,10 @@ pub(crate) struct Arguments {
     #[arg(long)]
     quick: bool,
     /// Only rows whose name contains this text: 'host', 'direct', 'depth 32', 'all duplicates',
-    /// 'at most', 'images'
+    /// 'at most', 'images', 'filters'
     #[arg(long)]
     rows: Option<String>,
-    /// Print what each step that answers for a block before the index is worth
+    /// Measure as well what each step that answers for a block before the index's rows is worth
     #[arg(long)]
     filters: bool,
     /// Raw disk images; the last one is written into a pool that has the others. Without any, those
@@ -82,7 +83,7 @@ const HITS_OFF_PERCENT: f64 = 10.0;
 const SOURCE: &str = "source";
 
 /// The time that the collector may take for what a slice has given up.
-const REST_LIMIT: Duration = Duration::from_secs(300);
+pub(crate) const REST_LIMIT: Duration = Duration::from_secs(300);
 
 /// A load, and the part of the pass-through's rate that it must and should reach.
 #[derive(Debug, Clone, Copy)]
@@ -104,6 +105,8 @@ const fn row(
         mode,
         load: Load {
             duplicates,
+            repeats: 0,
+            zeros: 0,
             blocks,
             depth,
         },
@@ -186,6 +189,7 @@ pub(crate) struct Results {
     /// Why rows with a limit are missing, if they are.
     pub(crate) no_limit: Option<String>,
     pub(crate) images: Option<Images>,
+    pub(crate) filters: Vec<Filters>,
     pub(crate) plan: Plan,
 }
 
@@ -205,9 +209,9 @@ pub(crate) struct Pair {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Slice {
-    per_second: f64,
-    cpu_us: f64,
+pub(crate) struct Slice {
+    pub(crate) per_second: f64,
+    pub(crate) cpu_us: f64,
 }
 
 /// `cargo xtask bench inline`
@@ -228,6 +232,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         rows: Vec::new(),
         no_limit: limit.as_ref().err().map(|error| format!("{error:#}")),
         images: None,
+        filters: Vec::new(),
         plan,
     };
     if let Some(why) = &results.no_limit {
@@ -249,11 +254,11 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         let measured = inline_images::measure(workspace, plan.image_rounds, &arguments.images)?;
         results.images = Some(measured);
     }
-    let conditions = report::conditions(workspace, "cargo xtask bench inline", start.elapsed())?;
-    let mut page = inline_report::page(&conditions, &results);
     if arguments.filters {
-        page.push_str(&inline_report::filters(workspace, &results)?);
+        results.filters = inline_filters::measure(workspace, plan, &contents, &wanted)?;
     }
+    let conditions = report::conditions(workspace, "cargo xtask bench inline", start.elapsed())?;
+    let page = inline_report::page(&conditions, &results);
     println!("\n{page}");
     if arguments.quick || arguments.rows.is_some() {
         println!("(not a whole run: {} stays as it is)", inline_report::PAGE);
@@ -291,7 +296,7 @@ impl Settings<'_> {
             return Ok(measured);
         }
         for _ in 0..self.plan.layouts {
-            let mut bench = Bench::start(workspace, self)?;
+            let mut bench = Pairs::start(workspace, self)?;
             for row in &mut measured {
                 bench
                     .row(self, row)
@@ -306,25 +311,36 @@ impl Settings<'_> {
     }
 }
 
-/// The two servers, with what is published.
-struct Bench {
-    // Scratch is removed last: fields are dropped in this order.
-    product: Product,
-    servers: [Server; 2],
-    _scratch: Scratch,
+/// The product, with what is published.
+pub(crate) struct Bench {
+    pub(crate) product: Product,
+    pub(crate) ours: Server,
 }
 
-struct Server {
-    contender: Contender,
+/// A server, and what its volume has.
+pub(crate) struct Server {
+    pub(crate) contender: Contender,
     socket: PathBuf,
     writer: Writer,
 }
 
+/// The two servers of a row.
+struct Pairs {
+    // Scratch is removed last: fields are dropped in this order.
+    bench: Bench,
+    base: Server,
+    _scratch: Scratch,
+}
+
 impl Bench {
-    fn start(workspace: &Workspace, settings: &Settings) -> Result<Bench> {
-        let (mode, requests) = settings.setting;
-        let scratch = Scratch::new(&workspace.scratch_parent(), "inline")?;
-        let directory = scratch.path();
+    /// With these contents, and so many other blocks, published by a volume of their own. The finder of
+    /// the volume that is measured rests.
+    pub(crate) fn product(
+        workspace: &Workspace,
+        directory: &Path,
+        options: &[&str],
+        (contents, others): (&Contents, u64),
+    ) -> Result<Bench> {
         let product = Product::build(workspace, directory)?.pin(Some(SERVER_PROCESSOR));
         product.create_pool("16G")?;
         for (name, dedup) in [(SOURCE, "offline"), (EXPORT, "inline")] {
@@ -334,88 +350,110 @@ impl Bench {
                 .args(["volume", "create", name, "--size", &size, "--dedup", dedup])
                 .run()?;
         }
-        let daemon = product.serve(&["--cache", mode.name()], &[])?;
+        let daemon = product.serve(options, &[])?;
         let Address::Unix(socket) = product.default_address() else {
             bail!("the product does not listen at a unix socket");
         };
-        publish(settings.contents, (&socket, SOURCE))?;
+        publish(contents, others, (&socket, SOURCE))?;
         product.dedup(Some(SOURCE))?;
         set_finder(&product, false)?;
-        let ours = Contender::product(&product, daemon);
-        let base = start_passthrough(workspace, directory, mode)?;
-        fill(directory, &[&ours, &base], requests, 0)?;
-        let server = |contender, socket| Server {
+        let ours = Server::new(Contender::product(&product, daemon), socket);
+        Ok(Bench { product, ours })
+    }
+}
+
+impl Server {
+    fn new(contender: Contender, socket: PathBuf) -> Server {
+        Server {
             contender,
             socket,
             writer: Writer::new(DATA_BYTES),
-        };
-        let servers = [
-            server(ours, socket),
-            server(base, directory.join("pass.sock")),
-        ];
-        Ok(Bench {
-            product,
-            servers,
+        }
+    }
+}
+
+impl Pairs {
+    fn start(workspace: &Workspace, settings: &Settings) -> Result<Pairs> {
+        let (mode, requests) = settings.setting;
+        let scratch = Scratch::new(&workspace.scratch_parent(), "inline")?;
+        let directory = scratch.path();
+        let options = ["--cache", mode.name()];
+        let bench = Bench::product(workspace, directory, &options, (settings.contents, 0))?;
+        let base = start_passthrough(workspace, directory, mode)?;
+        fill(directory, &[&bench.ours.contender, &base], requests, 0)?;
+        Ok(Pairs {
+            bench,
+            base: Server::new(base, directory.join("pass.sock")),
             _scratch: scratch,
         })
     }
 
     fn end(self) -> Result<()> {
-        let servers = self.servers.into_iter();
-        servers
-            .map(|server| server.contender.daemon)
-            .try_for_each(|daemon| daemon.kill())
+        self.bench.ours.contender.daemon.kill()?;
+        self.base.contender.daemon.kill()
     }
 
     fn row(&mut self, settings: &Settings, row: &mut Measured) -> Result<()> {
         let plan = settings.plan;
         let limit = settings.limit.filter(|_| row.row.is_limited);
-        set_finder(&self.product, row.row.finder_works)?;
+        let Pairs {
+            bench: Bench { product, ours },
+            base,
+            ..
+        } = self;
+        set_finder(product, row.row.finder_works)?;
         for _ in 0..plan.slices.div_ceil(plan.layouts) {
             // What the slice before has given up, and its writeback, must not slow this one down.
-            self.product
-                .wait_for_backlog(REST_LIMIT, |backlog| backlog.queued == 0)?;
+            product.wait_for_backlog(REST_LIMIT, |backlog| backlog.queued == 0)?;
             Cmd::new("sync").run()?;
-            let before = self.product.inline(EXPORT)?;
+            let before = product.inline(EXPORT)?;
             let mut slices = [None; 2];
-            for server in order(row.pairs.len(), 2) {
-                let slice = self.slice(server, limit, settings, row.row.load)?;
-                slices[server] = Some(slice);
+            for number in order(row.pairs.len(), 2) {
+                let server = if number == 0 { &mut *ours } else { &mut *base };
+                slices[number] = Some(limited_slice(server, limit, settings, row.row.load)?);
             }
-            let inline = self.product.inline(EXPORT)?.since(before);
+            let inline = product.inline(EXPORT)?.since(before);
             if let [Some(ours), Some(base)] = slices {
                 row.pairs.push(Pair { ours, base, inline });
             }
         }
         Ok(())
     }
+}
 
-    fn slice(
-        &mut self,
-        server: usize,
-        limit: Option<&RequestLimit>,
-        settings: &Settings,
-        load: Load,
-    ) -> Result<Slice> {
-        let server = &mut self.servers[server];
-        let process = server.contender.daemon.pid()?;
-        if let Some(limit) = limit {
-            limit.add(process)?;
-        }
-        let before = server.contender.daemon.cpu_seconds()?;
-        let length = Duration::from_secs(settings.plan.slice_seconds);
-        let to = (server.socket.as_path(), EXPORT);
-        let written = server.writer.run(settings.contents, to, load, length);
-        if let Some(limit) = limit {
-            limit.release(process)?;
-        }
-        let written = written?;
-        let cpu = server.contender.daemon.cpu_seconds()? - before;
-        Ok(Slice {
-            per_second: written.requests as f64 / written.seconds,
-            cpu_us: cpu * 1e6 / written.requests.max(1) as f64,
-        })
+fn limited_slice(
+    server: &mut Server,
+    limit: Option<&RequestLimit>,
+    settings: &Settings,
+    load: Load,
+) -> Result<Slice> {
+    let process = server.contender.daemon.pid()?;
+    if let Some(limit) = limit {
+        limit.add(process)?;
     }
+    let length = Duration::from_secs(settings.plan.slice_seconds);
+    let measured = slice(server, settings.contents, load, length);
+    if let Some(limit) = limit {
+        limit.release(process)?;
+    }
+    measured
+}
+
+/// Loads a server for that long.
+pub(crate) fn slice(
+    server: &mut Server,
+    contents: &Contents,
+    load: Load,
+    length: Duration,
+) -> Result<Slice> {
+    let before = server.contender.daemon.cpu_seconds()?;
+    let to = (server.socket.as_path(), EXPORT);
+    let written = server.writer.run(contents, to, load, length)?;
+    let cpu = server.contender.daemon.cpu_seconds()? - before;
+    Ok(Slice {
+        per_second: written.requests as f64 / written.seconds,
+        cpu_us: cpu * 1e6 / written.requests.max(1) as f64,
+    })
 }
 
 /// The finder of the volume that is measured.

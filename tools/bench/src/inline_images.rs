@@ -234,12 +234,6 @@ impl Images {
         cells
     }
 
-    /// What was found in line, of all rounds.
-    pub(crate) fn found(&self) -> Inline {
-        let rounds = self.modes.iter().flat_map(|(_, rounds)| rounds);
-        rounds.fold(Inline::default(), |sum, round| sum.plus(round.inline.found))
-    }
-
     pub(crate) fn raw(&self) -> Value {
         let written = |it: &Written| {
             json!({"seconds": it.seconds, "data_bytes": it.blocks * BLOCK_BYTES as u64,

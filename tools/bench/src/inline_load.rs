@@ -3,7 +3,8 @@
 //! fio repeats a buffer, or draws from a set that it also writes as new content, and cannot keep a
 //! write from finding its own content in its place, where a store need not do anything. This client
 //! knows what each place has: a duplicate is always the next of [`CONTENTS`] published contents that is not
-//! there already. Everything else is content that was never seen before, or the next block of an image.
+//! there already. Everything else is content that was never seen before, or the next block of an image,
+//! unless a load asks for zeros or for duplicates of a few contents again and again.
 //!
 //! One connection, one thread, up to `depth` requests in flight, as fio's `ioengine=nbd` has them.
 
@@ -25,6 +26,10 @@ use crate::plan::CLIENT_PROCESSOR;
 pub(crate) const CONTENTS: usize = 4096;
 
 pub(crate) const BLOCK_BYTES: usize = 4096;
+
+/// The first of the contents, for duplicates of what was found just before: so few that the others do not
+/// push them out of what is remembered.
+const REPEATED: usize = 64;
 
 /// The greeting of a server: two words and its flags.
 const GREETING_BYTES: usize = 18;
@@ -64,6 +69,10 @@ impl Contents {
 pub(crate) struct Load {
     /// Of a hundred blocks.
     pub(crate) duplicates: u32,
+    /// Of a hundred blocks, duplicates of [`REPEATED`] contents.
+    pub(crate) repeats: u32,
+    /// Of a hundred blocks.
+    pub(crate) zeros: u32,
     /// Blocks in a request. One: at random; more: one request behind the other.
     pub(crate) blocks: usize,
     pub(crate) depth: usize,
@@ -78,8 +87,8 @@ pub(crate) struct Writer {
     unique: u64,
     salt: u64,
     next: usize,
-    /// The content whose turn it was last.
-    turn: usize,
+    /// Whose turn it is among all contents, and among those that are repeated.
+    turns: [usize; 2],
     filler: [u8; BLOCK_BYTES],
     /// Written instead of new contents, one block after the other and again from the beginning.
     image: Option<Arc<Vec<u8>>>,
@@ -104,7 +113,7 @@ impl Writer {
             random,
             unique: 0,
             next: 0,
-            turn: 0,
+            turns: [0; 2],
             filler,
             image: None,
             next_of_image: 0,
@@ -178,9 +187,16 @@ impl Writer {
             }
         };
         for (block, place) in data.chunks_exact_mut(BLOCK_BYTES).zip(first..) {
-            if self.random.u32(..100) < load.duplicates {
-                let next = self.turn(place);
+            let kind = self.random.u32(..100);
+            let duplicates = load.duplicates + load.repeats;
+            if kind < duplicates {
+                let next = match kind < load.duplicates {
+                    true => self.turn(0, CONTENTS, place),
+                    false => self.turn(1, REPEATED, place),
+                };
                 block.copy_from_slice(contents.block(next));
+            } else if kind < duplicates + load.zeros {
+                block.fill(0);
             } else if let Some(image) = &self.image {
                 let from = self.next_of_image;
                 block.copy_from_slice(&image[from..][..BLOCK_BYTES]);
@@ -195,23 +211,40 @@ impl Writer {
         first * BLOCK_BYTES
     }
 
-    /// The next content that is not in this place.
-    fn turn(&mut self, place: usize) -> usize {
-        self.turn = (self.turn + 1) % CONTENTS;
-        if self.turn == usize::from(self.last[place]) {
-            self.turn = (self.turn + 1) % CONTENTS;
+    /// The next of so many contents that is not in this place.
+    fn turn(&mut self, which: usize, contents: usize, place: usize) -> usize {
+        let last = usize::from(self.last[place]);
+        let turn = &mut self.turns[which];
+        *turn = (*turn + 1) % contents;
+        if *turn == last {
+            *turn = (*turn + 1) % contents;
         }
-        self.last[place] = self.turn as u16;
-        self.turn
+        self.last[place] = *turn as u16;
+        *turn
     }
 }
 
-/// Writes all contents to the start of an export, and flushes.
-pub(crate) fn publish(contents: &Contents, (socket, export): (&Path, &str)) -> Result<()> {
+/// Writes all contents to the start of an export, behind them so many blocks that no load has, and
+/// flushes.
+pub(crate) fn publish(
+    contents: &Contents,
+    others: u64,
+    (socket, export): (&Path, &str),
+) -> Result<()> {
     let mut connection = Connection::open(socket, export)?;
-    for (piece, number) in contents.all().chunks(16 * BLOCK_BYTES).zip(0..) {
-        connection.send(command::WRITE, number * 16 * BLOCK_BYTES as u64, piece)?;
+    let mut at = 0;
+    for piece in contents.all().chunks(16 * BLOCK_BYTES) {
+        connection.send(command::WRITE, at, piece)?;
         connection.receive()?;
+        at += piece.len() as u64;
+    }
+    let mut random = fastrand::Rng::with_seed(8);
+    let mut piece = vec![0; 256 * BLOCK_BYTES];
+    for _ in 0..others.div_ceil(256) {
+        random.fill(&mut piece);
+        connection.send(command::WRITE, at, &piece)?;
+        connection.receive()?;
+        at += piece.len() as u64;
     }
     connection.send(command::FLUSH, 0, &[])?;
     connection.receive()
@@ -289,6 +322,8 @@ mod tests {
     fn load(duplicates: u32, blocks: usize) -> Load {
         Load {
             duplicates,
+            repeats: 0,
+            zeros: 0,
             blocks,
             depth: 1,
         }
@@ -320,6 +355,28 @@ mod tests {
             writer.fill(&contents, load(100, 1), &mut data);
             assert!(seen.insert(data.clone()));
         }
+    }
+
+    #[test]
+    fn zeros_and_repeats_are_as_many_as_asked_for() {
+        let contents = Contents::make();
+        let few: HashSet<&[u8]> = contents.all().chunks(BLOCK_BYTES).take(REPEATED).collect();
+        let mut writer = Writer::new(1 << 20);
+        let mut data = vec![0; BLOCK_BYTES];
+        let mix = Load {
+            repeats: 25,
+            zeros: 25,
+            ..load(0, 1)
+        };
+        let (mut zeros, mut repeats) = (0, 0);
+        for _ in 0..1000 {
+            writer.fill(&contents, mix, &mut data);
+            zeros += u32::from(data.iter().all(|byte| *byte == 0));
+            repeats += u32::from(few.contains(&data[..]));
+        }
+        assert!((200..300).contains(&zeros), "{zeros}");
+        assert!((200..300).contains(&repeats), "{repeats}");
+        assert_eq!(1000 - zeros - repeats, writer.unique as u32);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The page of `cargo xtask bench inline`, and what each filter is worth.
+//! The page of `cargo xtask bench inline`.
 
 use std::fmt::Write as _;
 
@@ -7,20 +7,13 @@ use serde_json::{Value, json};
 
 use crate::goals;
 use crate::inline::{Measured, Results};
+use crate::inline_filters::{self, Filters};
 use crate::inline_load::CONTENTS;
-use crate::plan::SERVER_PROCESSOR;
 use crate::report::{self, Conditions, heading};
-use onefold_harness::cleanup::Scratch;
-use onefold_harness::command::Cmd;
-use onefold_harness::inline::Inline;
 use onefold_harness::workspace::Workspace;
 
 pub(crate) const PAGE: &str = "docs/benchmarks-inline.md";
 const RAW: &str = "docs/benchmarks-inline.json";
-
-/// Rows of the index whose answers are timed.
-const INDEX_ROWS: u64 = 1_000_000;
-const INDEX_MEMORY: u64 = 64 << 20;
 
 pub(crate) fn page(conditions: &Conditions, results: &Results) -> String {
     let title = "Benchmarks of writes in line";
@@ -45,6 +38,7 @@ pub(crate) fn page(conditions: &Conditions, results: &Results) -> String {
     }
     rows(&mut page, &results.rows);
     images(&mut page, results);
+    page.push_str(&inline_filters::page(&results.filters));
     let goals = results.rows.iter().filter_map(Measured::goal);
     let of_images = results.images.iter().flat_map(|images| images.goals());
     let goals: Vec<_> = goals.chain(of_images).collect();
@@ -109,91 +103,6 @@ fn images(page: &mut String, results: &Results) {
     }
 }
 
-/// Nanoseconds that a block costs.
-#[derive(Debug, Clone, Copy)]
-struct Costs {
-    fingerprint: f64,
-    present: f64,
-    absent: f64,
-    absent_by_signature: f64,
-}
-
-/// What each answer before the index saves, from the counts of this run.
-pub(crate) fn filters(workspace: &Workspace, results: &Results) -> Result<String> {
-    let costs = Costs::measure(workspace)?;
-    let mut page = format!(
-        "\n## What each filter is worth\n\nNone can be switched off in the product. So its share of the \
-         blocks that were looked up, times what these would have cost without it: a block of zeros a \
-         fingerprint and a look at the index; one that was seen a moment ago the lookup of a present row; \
-         one that the signatures exclude that of an absent one. Measured with {INDEX_ROWS} rows in memory: \
-         fingerprint {:.0} ns, present {:.0} ns, absent {:.0} ns, absent by signature {:.0} ns.\n\n\
-         | load | filter | blocks answered | saved, ns for each block looked up |\n\
-         | --- | --- | --- | --- |\n",
-        costs.fingerprint, costs.present, costs.absent, costs.absent_by_signature,
-    );
-    let images = results.images.iter();
-    let images = images.map(|images| ("images".to_owned(), images.found()));
-    let rows = results.rows.iter();
-    let rows = rows.map(|row| (row.name.clone(), row.inline()));
-    for (load, inline) in images.chain(rows) {
-        for (filter, answered, saved) in costs.worth(&inline) {
-            // Writing to a String can not fail.
-            let _ = writeln!(
-                page,
-                "| {load} | {filter} | {:.1} % | {saved:.0} |",
-                100.0 * answered
-            );
-        }
-    }
-    Ok(page)
-}
-
-impl Costs {
-    /// By a process of its own, on the server's processor.
-    fn measure(workspace: &Workspace) -> Result<Costs> {
-        let scratch = Scratch::new(&workspace.scratch_parent(), "filters")?;
-        let printed = Cmd::new("taskset")
-            .args(["-c", &SERVER_PROCESSOR.to_string()])
-            .arg(workspace.build_release("onefold-bench")?)
-            .args(["index-worker", "hash"])
-            .args([INDEX_ROWS.to_string(), "0".to_owned()])
-            .arg(scratch.path())
-            .args([&INDEX_MEMORY.to_string(), "lookup"])
-            .read()?;
-        let told: Value = serde_json::from_str(&printed).context("no JSON")?;
-        let number = |key: &str| {
-            let number = told.get(key).and_then(Value::as_f64);
-            number.with_context(|| format!("there is no {key}"))
-        };
-        Ok(Costs {
-            fingerprint: number("fingerprint_ns")?,
-            present: number("present_ns")?,
-            absent: number("absent_ns")?,
-            absent_by_signature: number("absent_by_signature_ns")?,
-        })
-    }
-
-    /// Each filter's part of the blocks, and what it saves for each block looked up.
-    fn worth(&self, inline: &Inline) -> [(&'static str, f64, f64); 3] {
-        let part = |blocks: u64| blocks as f64 / inline.scanned.max(1) as f64;
-        let (zeros, recent) = (part(inline.zeros), part(inline.recently_seen));
-        let signature = part(inline.absent_by_signature);
-        [
-            (
-                "zeros",
-                zeros,
-                zeros * (self.fingerprint + self.absent_by_signature),
-            ),
-            ("seen a moment ago", recent, recent * self.present),
-            (
-                "signatures",
-                signature,
-                signature * (self.absent - self.absent_by_signature),
-            ),
-        ]
-    }
-}
-
 pub(crate) fn raw(conditions: &Conditions, results: &Results) -> Value {
     let conditions: serde_json::Map<String, Value> = conditions
         .iter()
@@ -205,6 +114,7 @@ pub(crate) fn raw(conditions: &Conditions, results: &Results) -> Value {
         "rows": results.rows.iter().map(Measured::raw).collect::<Vec<_>>(),
         "rows_left_out": results.no_limit,
         "images": results.images.as_ref().map(|images| images.raw()),
+        "filters": results.filters.iter().map(Filters::raw).collect::<Vec<_>>(),
     })
 }
 
@@ -223,6 +133,7 @@ mod tests {
             rows: vec![inline::example(&[2.5], 98)],
             no_limit: Some("there are none".to_owned()),
             images: Some(inline_images::example()),
+            filters: Vec::new(),
             plan: inline::QUICK,
         }
     }
@@ -241,26 +152,5 @@ mod tests {
         ] {
             assert!(page.contains(expected), "no {expected} in\n{page}");
         }
-    }
-
-    #[test]
-    fn a_filter_is_worth_what_its_blocks_would_have_cost() {
-        let costs = Costs {
-            fingerprint: 1000.0,
-            present: 2000.0,
-            absent: 500.0,
-            absent_by_signature: 100.0,
-        };
-        let inline = Inline {
-            scanned: 100,
-            zeros: 10,
-            recently_seen: 20,
-            absent_by_signature: 50,
-            ..Inline::default()
-        };
-        let [zeros, recent, signatures] = costs.worth(&inline);
-        assert_eq!(zeros, ("zeros", 0.1, 110.0));
-        assert_eq!(recent, ("seen a moment ago", 0.2, 400.0));
-        assert_eq!(signatures, ("signatures", 0.5, 200.0));
     }
 }

@@ -263,9 +263,8 @@ impl Contenders {
     }
 }
 
-/// The order of a group's servers, of which there are two or four: in as many groups as servers,
-/// each follows every other once, because a disk that rested for a while is faster for the next
-/// server.
+/// The order of a group's servers. If their number is even, each follows every other once in as many groups
+/// as servers, because a disk that rested for a while is faster for the next server.
 pub(crate) fn order(group: usize, count: usize) -> impl Iterator<Item = usize> {
     let zigzag = (0..count).map(move |turn| match turn % 2 {
         0 => (count - turn / 2) % count,
