@@ -63,7 +63,7 @@ pub use snapshot::{
 };
 pub use unshare::{UnshareReply, VolumeDefrag, VolumeUnshare};
 pub use volume::{
-    AutoSwitchReply, InlineReply, PlanReply, RefusedReply, UsageReply, VolumeClone, VolumeCreate,
-    VolumeDelete, VolumeList, VolumeListReply, VolumeRename, VolumeReply, VolumeResize, VolumeSet,
-    VolumeStat,
+    AutoHeldBackReply, AutoSwitchReply, InlineReply, PlanReply, RefusedReply, UsageReply,
+    VolumeClone, VolumeCreate, VolumeDelete, VolumeList, VolumeListReply, VolumeRename,
+    VolumeReply, VolumeResize, VolumeSet, VolumeStat,
 };

@@ -115,6 +115,9 @@ pub struct InlineReply {
     pub refused: RefusedReply,
     /// When mode `auto` switched last.
     pub last_switch: Option<AutoSwitchReply>,
+    /// Mode `auto` finds enough duplicates to go in-line, and does not while guests' requests take
+    /// longer than the latency budget and no processor is idle.
+    pub held_back: Option<AutoHeldBackReply>,
 }
 
 /// Blocks that were found in line and written all the same.
@@ -170,6 +173,15 @@ pub struct AutoSwitchReply {
     pub seconds_ago: u64,
 }
 
+/// A switch to in-line that mode `auto` does not make.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+pub struct AutoHeldBackReply {
+    /// The share of hits among the blocks looked up, in percent, that would be the reason.
+    pub hit_percent: u64,
+    /// Seconds since it would have switched.
+    pub since_seconds: u64,
+}
+
 impl InlineReply {
     fn of(stat: &onefold_store::InlineStat, block_size: u64) -> Self {
         let refused = stat.refused;
@@ -200,6 +212,10 @@ impl InlineReply {
                 to_inline: switch.to_inline,
                 hit_percent: switch.hit_percent,
                 seconds_ago: switch.at.elapsed().as_secs(),
+            }),
+            held_back: stat.held_back.map(|held| AutoHeldBackReply {
+                hit_percent: held.hit_percent,
+                since_seconds: held.since.elapsed().as_secs(),
             }),
         }
     }

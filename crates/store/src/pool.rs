@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use onefold_format::{Secret, Superblock};
 use onefold_journal::{BackgroundWork, BadBlocks, DataDisk, Journal};
-use onefold_metadata::sync::{Mutex, MutexGuard};
+use onefold_metadata::sync::{AtomicBool, Mutex, MutexGuard};
 use onefold_metadata::{Limits, Maps, Result, Room, StoreError};
 
 use crate::dedup::{ClaimedFingerprints, Fingerprinter, IndexSlot};
@@ -30,6 +30,8 @@ pub(crate) struct Pool {
     pub(crate) shrinking: Mutex<()>,
     pub(crate) latencies: Latencies,
     pub(crate) hash_cache_room: Arc<Room>,
+    /// Relaxed: a hint, which nothing else depends on.
+    pub(crate) guests_strained: AtomicBool,
     /// See [`OpenOptions::inline_without`](crate::OpenOptions::inline_without).
     pub(crate) inline_without: Vec<InlineFilter>,
 }
@@ -72,6 +74,7 @@ impl Pool {
             shrinking: Mutex::default(),
             latencies: Latencies::new(),
             hash_cache_room: Room::new(limits.hash_cache_bytes),
+            guests_strained: AtomicBool::new(false),
             inline_without,
         }
     }

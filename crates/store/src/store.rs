@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use onefold_engine::Engine;
@@ -445,6 +446,12 @@ impl Store {
     /// them, and calls of the index. It can use otherwise idle processors.
     pub fn set_background_executor(&self, run: BackgroundExecutor) {
         self.pool.background.set(run);
+    }
+
+    /// Tells whether guests' requests take too long for want of processor time: then volumes with
+    /// `--dedup auto` do not go in-line. Not so unless it is said.
+    pub fn set_guests_strained(&self, strained: bool) {
+        self.pool.guests_strained.store(strained, Relaxed);
     }
 
     /// How long the reads and writes of all volumes took, since the pool was opened.

@@ -165,6 +165,14 @@ fn write_inline(inline: &InlineReply, out: &mut dyn Write) -> io::Result<()> {
             switch.hit_percent
         )?;
     }
+    if let Some(held) = inline.held_back {
+        writeln!(
+            out,
+            "auto       held back for {} s, since guests' requests take too long and no processor is idle; {} % \
+             of the blocks were hits",
+            held.since_seconds, held.hit_percent
+        )?;
+    }
     if inline.scanned_blocks == 0 {
         return Ok(());
     }

@@ -84,6 +84,8 @@ pub struct InlineStat {
     pub is_on: bool,
     /// When `auto` switched last, and why.
     pub last_switch: Option<AutoSwitch>,
+    /// `auto` would be in-line, and guests are strained.
+    pub held_back: Option<AutoHeldBack>,
 }
 
 impl InlineStat {
@@ -146,6 +148,16 @@ pub struct AutoSwitch {
     pub hit_percent: u64,
     /// When.
     pub at: Instant,
+}
+
+/// `auto` finds enough duplicates to go in-line, and does not while guests are strained: see
+/// [`Store::set_guests_strained`](crate::Store::set_guests_strained).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AutoHeldBack {
+    /// The share of hits in the last window.
+    pub hit_percent: u64,
+    /// When it would have switched.
+    pub since: Instant,
 }
 
 /// Why a block that was found is stored all the same.
@@ -228,7 +240,7 @@ impl Inline {
     }
 
     /// A piece that was looked up was written.
-    pub(super) fn note(&self, tally: &Tally, past_cache: bool) {
+    pub(super) fn note(&self, tally: &Tally, circumstances: Circumstances) {
         let found = tally.recent + tally.found;
         let mut counts = lock(&self.counts);
         counts.scanned += tally.looked_up() + tally.zeros;
@@ -242,7 +254,7 @@ impl Inline {
         counts.refused.short_run += tally.short_run;
         drop(counts);
         if tally.looked_up() > 0 {
-            self.auto.note(tally.looked_up(), found, past_cache);
+            self.auto.note(tally.looked_up(), found, circumstances);
         }
     }
 
@@ -269,15 +281,18 @@ impl Inline {
 
     pub(super) fn stat(&self, mode: DedupMode) -> InlineStat {
         let counts = lock(&self.counts).clone();
+        let (last_switch, held_back) = match mode {
+            DedupMode::Auto => self.auto.switches(),
+            DedupMode::Off | DedupMode::Offline | DedupMode::Inline => (None, None),
+        };
         InlineStat {
             is_on: match mode {
                 DedupMode::Off | DedupMode::Offline => false,
                 DedupMode::Inline => true,
                 DedupMode::Auto => self.auto.is_on.load(Relaxed),
             },
-            last_switch: (mode == DedupMode::Auto)
-                .then(|| lock(&self.auto.window).last_switch)
-                .flatten(),
+            last_switch,
+            held_back,
             ..counts
         }
     }
@@ -335,6 +350,15 @@ struct Window {
     /// Windows in a row for a switch.
     agreeing: u32,
     last_switch: Option<AutoSwitch>,
+    held_back: Option<AutoHeldBack>,
+}
+
+/// What `auto` decides by, besides the hits.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Circumstances {
+    /// Writes wait for the device.
+    pub(super) past_cache: bool,
+    pub(super) guests_strained: bool,
 }
 
 impl Auto {
@@ -343,7 +367,12 @@ impl Auto {
         self.is_on.load(Relaxed) || at % PROBE_BLOCKS < PROBED_BLOCKS
     }
 
-    fn note(&self, looked_up: u64, found: u64, past_cache: bool) {
+    fn switches(&self) -> (Option<AutoSwitch>, Option<AutoHeldBack>) {
+        let window = lock(&self.window);
+        (window.last_switch, window.held_back)
+    }
+
+    fn note(&self, looked_up: u64, found: u64, circumstances: Circumstances) {
         let written = self.written.load(Relaxed);
         let mut window = lock(&self.window);
         window.looked_up += looked_up;
@@ -358,7 +387,7 @@ impl Auto {
         if is_first {
             return;
         }
-        let thresholds = match past_cache {
+        let thresholds = match circumstances.past_cache {
             true => PAST_CACHE,
             false => IN_CACHE,
         };
@@ -368,7 +397,22 @@ impl Auto {
             false => hit_percent >= thresholds.on_percent,
         };
         window.agreeing = if wants_switch { window.agreeing + 1 } else { 0 };
-        if window.agreeing >= WINDOWS {
+        let is_decided = window.agreeing >= WINDOWS;
+        // It would cost every write a fingerprint, just when there is no processor time for it.
+        if is_decided && !is_on && circumstances.guests_strained {
+            let before = window.held_back;
+            if before.is_none() {
+                tracing::info!(
+                    "dedup auto: not in-line while guests are strained, though {hit_percent} % of the \
+                     blocks were found"
+                );
+            }
+            let since = before.map_or_else(Instant::now, |before| before.since);
+            window.held_back = Some(AutoHeldBack { hit_percent, since });
+            return;
+        }
+        window.held_back = None;
+        if is_decided {
             window.agreeing = 0;
             self.is_on.store(!is_on, Relaxed);
             window.last_switch = Some(AutoSwitch {
@@ -387,12 +431,20 @@ mod tests {
     use super::*;
 
     fn write(auto: &Auto, blocks: u64, found_percent: u64) {
+        write_while(auto, blocks, found_percent, false);
+    }
+
+    fn write_while(auto: &Auto, blocks: u64, found_percent: u64, guests_strained: bool) {
+        let circumstances = Circumstances {
+            past_cache: true,
+            guests_strained,
+        };
         let mut looked_up = 0;
         for _ in 0..blocks {
             if auto.looks_up() {
                 looked_up += 1;
                 let is_found = looked_up * 7 % 100 < found_percent;
-                auto.note(1, u64::from(is_found), true);
+                auto.note(1, u64::from(is_found), circumstances);
             }
             auto.written.fetch_add(1, Relaxed);
         }
@@ -412,6 +464,48 @@ mod tests {
         assert!(!is_on(&auto));
         let switch = lock(&auto.window).last_switch.unwrap();
         assert_eq!((switch.to_inline, switch.hit_percent), (false, 0));
+    }
+
+    #[test]
+    fn auto_does_not_go_in_line_while_guests_are_strained() {
+        let auto = Auto::default();
+        let is_on = |auto: &Auto| auto.is_on.load(Relaxed);
+        write_while(&auto, 2 * WINDOW_BLOCKS, 60, true);
+        assert_eq!(auto.switches(), (None, None), "one window is not enough");
+        write_while(&auto, 2 * WINDOW_BLOCKS, 60, true);
+        let (last_switch, held_back) = auto.switches();
+        let held_back = held_back.unwrap();
+        assert!((50..70).contains(&held_back.hit_percent));
+        write_while(&auto, 2 * WINDOW_BLOCKS, 60, true);
+        assert!(!is_on(&auto) && last_switch.is_none());
+        let since = auto.switches().1.unwrap().since;
+        assert_eq!(since, held_back.since, "it is the same all the time");
+        write_while(&auto, 2 * WINDOW_BLOCKS, 20, true);
+        assert_eq!(
+            auto.switches(),
+            (None, None),
+            "it would not switch any more"
+        );
+
+        write_while(&auto, 4 * WINDOW_BLOCKS, 60, true);
+        assert!(auto.switches().1.is_some());
+        write(&auto, 2 * WINDOW_BLOCKS, 60);
+        assert!(is_on(&auto), "the strain is over");
+        let (last_switch, held_back) = auto.switches();
+        assert!(last_switch.unwrap().to_inline && held_back.is_none());
+    }
+
+    #[test]
+    fn strained_guests_neither_send_auto_off_line_nor_keep_it_in_line() {
+        let auto = Auto::default();
+        let is_on = |auto: &Auto| auto.is_on.load(Relaxed);
+        write(&auto, 4 * WINDOW_BLOCKS, 60);
+        write_while(&auto, 4 * WINDOW_BLOCKS, 60, true);
+        assert!(is_on(&auto));
+        write_while(&auto, 4 * WINDOW_BLOCKS, 0, true);
+        let (last_switch, held_back) = auto.switches();
+        assert!(!is_on(&auto) && held_back.is_none());
+        assert!(!last_switch.unwrap().to_inline);
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::volume_options::VolumeOptions;
 use self::inline::Inline;
 
 pub use changes::ChangedExtent;
-pub use inline::{AutoSwitch, InlineFilter, InlineStat, RefusedCounts};
+pub use inline::{AutoHeldBack, AutoSwitch, InlineFilter, InlineStat, RefusedCounts};
 
 /// A run of bytes that are stored, or that read as zeros because nothing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,13 +11,15 @@
 //! A result is a hint. Whether it holds is decided when the record is appended: see
 //! `metadata/src/hits.rs`. Without an index that can be used every block is a miss.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use onefold_format::{DedupMode, Pba};
 use onefold_index::{Fingerprint, IndexError, LookedUp};
 use onefold_metadata::{Blocking, Guard, Result, StoreError};
 use smallvec::SmallVec;
 
 use super::Volume;
-use super::inline::{InlineFilter, Seen, Tally};
+use super::inline::{Circumstances, InlineFilter, Seen, Tally};
 use super::write::is_zero;
 
 /// What a block holds, as far as it is known before the write.
@@ -117,8 +119,11 @@ impl Volume {
     /// Whole blocks were written, and perhaps looked up before.
     pub(super) fn note_written(&self, blocks: u64, resolved: Option<&Resolved>) {
         if let Some(resolved) = resolved {
-            let past_cache = self.pool.data().writes_wait();
-            self.inline.note(&resolved.tally, past_cache);
+            let circumstances = Circumstances {
+                past_cache: self.pool.data().writes_wait(),
+                guests_strained: self.pool.guests_strained.load(Relaxed),
+            };
+            self.inline.note(&resolved.tally, circumstances);
         }
         if self.inline_settings().0 == DedupMode::Auto {
             self.inline.note_blocks(blocks);
