@@ -7,6 +7,7 @@ use crate::limits::{FINDER_SHARE_FLOOR, INDEX_FULL_PAUSE, POLL_INTERVAL, ROUND_I
 use crate::pacing::Pacer;
 use crate::passes::Passes;
 use crate::registry::{JobRegistry, VolumeKey};
+use crate::strain::Strain;
 use crate::thread::JobThread;
 use onefold_store::{Lba, Ready, Store, StoreErrorKind, Volume};
 use std::collections::BTreeMap;
@@ -40,8 +41,10 @@ pub(crate) fn run(
         refreshed: None,
         foreground: Foreground::new(store, thread, pacer),
     };
+    let mut strain = Strain::new(store);
     while !thread.is_stopping() {
         finder.step();
+        strain.look(finder.foreground.guests_are_over_budget());
     }
 }
 

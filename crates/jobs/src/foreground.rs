@@ -68,6 +68,11 @@ impl Foreground {
         self.pacer.guests_are_idle()
     }
 
+    /// Likewise.
+    pub(crate) fn guests_are_over_budget(&self) -> bool {
+        self.pacer.is_over_budget()
+    }
+
     /// Guests that fall silent end it early.
     fn rest(&self, time: Duration) {
         let start = Instant::now();

@@ -26,6 +26,7 @@
 //! | `passes` | which volume is next |
 //! | `pacing` | which share of time work may take: control logic without a clock |
 //! | `foreground` | the clock for it: measuring guests' requests, and resting |
+//! | `strain` | whether guests lack processor time, for `--dedup auto` |
 //! | `background` | the processor for it, while it is otherwise idle |
 //! | `rate` | bytes per second |
 //! | `dedup` | all present duplicates, at once |
@@ -50,6 +51,7 @@ mod rate;
 mod registry;
 mod scrub;
 mod shrink;
+mod strain;
 mod thread;
 mod trim;
 mod unshare;

@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+/// The part of one processor that must be left over for guests not to be strained: what a hundred
+/// thousand fingerprints and lookups a second take.
+pub(crate) const PROCESSOR_LEFT_OVER: f64 = 0.25;
+
 /// How long guests' requests are counted before their latency is judged. Shorter, and few requests
 /// make chance rule; longer, and a guest suffers for longer before anything gives way.
 pub(crate) const WINDOW: Duration = Duration::from_millis(100);

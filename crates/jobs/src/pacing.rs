@@ -51,6 +51,7 @@ pub(crate) struct Pacer {
     /// when they come back.
     busy_share: f64,
     guests_are_idle: bool,
+    is_over_budget: bool,
 }
 
 impl Pacer {
@@ -63,6 +64,7 @@ impl Pacer {
             most: SHARE_BUSY_MAX,
             busy_share: SHARE_START.max(floor),
             guests_are_idle: false,
+            is_over_budget: false,
         }
     }
 
@@ -77,11 +79,11 @@ impl Pacer {
 
     /// Learns from one more window.
     pub(crate) fn observe(&mut self, window: &Window) {
-        self.guests_are_idle = window.is_idle();
+        self.glance(window);
         if self.guests_are_idle {
             return;
         }
-        let share = if window.latency > self.budget {
+        let share = if self.is_over_budget {
             self.busy_share * SHARE_DECREASE
         } else {
             let windows = window.length.as_secs_f64() / WINDOW.as_secs_f64();
@@ -90,10 +92,16 @@ impl Pacer {
         self.busy_share = share.clamp(self.floor, self.most);
     }
 
-    /// Learns only whether guests are busy, from a window in which no work was done: their
-    /// latencies then tell nothing about a share.
+    /// Learns only how guests fare, from a window in which no work was done: their latencies then
+    /// tell nothing about a share.
     pub(crate) fn glance(&mut self, window: &Window) {
         self.guests_are_idle = window.is_idle();
+        self.is_over_budget = !self.guests_are_idle && window.latency > self.budget;
+    }
+
+    /// Whether busy guests' requests took longer than the budget, with or without work beside them.
+    pub(crate) fn is_over_budget(&self) -> bool {
+        self.is_over_budget
     }
 
     pub(crate) fn guests_are_idle(&self) -> bool {
@@ -285,6 +293,21 @@ mod tests {
         assert_eq!(pacer.share(), SHARE_START);
         pacer.glance(&busy(BUDGET * 2));
         assert_eq!(pacer.share(), SHARE_START);
+    }
+
+    #[test]
+    fn only_busy_guests_are_over_the_budget_and_work_does_not_matter() {
+        let mut pacer = Pacer::new(BUDGET, FINDER_SHARE_FLOOR);
+        assert!(!pacer.is_over_budget(), "nothing is known");
+        for learn in [Pacer::observe, Pacer::glance] {
+            learn(&mut pacer, &busy(BUDGET * 2));
+            assert!(pacer.is_over_budget());
+            learn(&mut pacer, &busy(BUDGET));
+            assert!(!pacer.is_over_budget());
+            learn(&mut pacer, &busy(BUDGET * 2));
+            learn(&mut pacer, &idle());
+            assert!(!pacer.is_over_budget());
+        }
     }
 
     #[test]

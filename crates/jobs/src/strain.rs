@@ -1,0 +1,164 @@
+//! Whether guests are strained: their requests take longer than the budget, and no processor is idle. A
+//! volume with `--dedup auto` does not go in line then, because each write would need more processor time.
+//!
+//! Either alone does not count. A slow disk makes requests long, and in line there are fewer of them; busy
+//! processors do not matter to guests who are served in time. Where the kernel does not tell how busy
+//! processors are, guests are not strained.
+
+use crate::limits::{PROCESSOR_LEFT_OVER, WINDOW};
+use onefold_store::Store;
+use std::fs::read_to_string;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Tells the store. Once this is dropped, nobody knows any more, and guests are not strained.
+pub(crate) struct Strain {
+    store: Arc<Store>,
+    since: Instant,
+    before: Option<Ticks>,
+}
+
+/// Time that processors have spent since the machine was started, of those that this process may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ticks {
+    processors: u64,
+    /// Waiting for a disk is idle, too.
+    idle: u64,
+    all: u64,
+}
+
+impl Strain {
+    pub(crate) fn new(store: &Arc<Store>) -> Self {
+        Self {
+            store: Arc::clone(store),
+            since: Instant::now(),
+            before: Ticks::now(),
+        }
+    }
+
+    /// Looks again, if some time has passed.
+    pub(crate) fn look(&mut self, is_over_budget: bool) {
+        if self.since.elapsed() < WINDOW {
+            return;
+        }
+        let now = Ticks::now();
+        let left_over = match (now, self.before) {
+            (Some(now), Some(before)) => now.left_over_since(before),
+            _ => None,
+        };
+        self.store
+            .set_guests_strained(is_strained(is_over_budget, left_over));
+        (self.since, self.before) = (Instant::now(), now);
+    }
+}
+
+impl Drop for Strain {
+    fn drop(&mut self) {
+        self.store.set_guests_strained(false);
+    }
+}
+
+/// `left_over` is in processors.
+fn is_strained(is_over_budget: bool, left_over: Option<f64>) -> bool {
+    is_over_budget && left_over.is_some_and(|left_over| left_over < PROCESSOR_LEFT_OVER)
+}
+
+impl Ticks {
+    fn now() -> Option<Self> {
+        let status = read_to_string("/proc/thread-self/status").ok()?;
+        let mut lines = status.lines();
+        let allowed = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        Self::of(&read_to_string("/proc/stat").ok()?, allowed)
+    }
+
+    /// Of the lines `cpuN user nice system idle iowait irq softirq steal` with N in a list as `0-3,8`.
+    fn of(stat: &str, allowed: &str) -> Option<Self> {
+        let ranges = allowed.trim().split(',').map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            Some(first.parse::<u64>().ok()?..=last.parse().ok()?)
+        });
+        let ranges: Vec<_> = ranges.collect::<Option<_>>()?;
+        let mut sum = Self {
+            processors: 0,
+            idle: 0,
+            all: 0,
+        };
+        for line in stat.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let number = words.next().and_then(|name| name.strip_prefix("cpu"));
+            let Some(number) = number.and_then(|number| number.parse().ok()) else {
+                continue;
+            };
+            if !ranges.iter().any(|range| range.contains(&number)) {
+                continue;
+            }
+            let times = words.take(8).map(|word| word.parse().ok());
+            let times: Vec<u64> = times.collect::<Option<_>>()?;
+            sum.processors += 1;
+            sum.idle += times.get(3)? + times.get(4)?;
+            sum.all += times.iter().sum::<u64>();
+        }
+        (sum.processors > 0).then_some(sum)
+    }
+
+    /// How many processors were idle on average; nothing if no time has passed.
+    fn left_over_since(self, before: Self) -> Option<f64> {
+        let all = self.all.saturating_sub(before.all);
+        let idle = self.idle.saturating_sub(before.idle);
+        (all > 0).then(|| idle as f64 / all as f64 * self.processors as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAT: &str = "cpu  40 4 40 400 40 0 0 4 9 9\n\
+                        cpu0 10 1 10 100 10 0 0 1 9 9\n\
+                        cpu1 20 2 20 200 20 0 0 2 9 9\n\
+                        cpu12 10 1 10 100 10 0 0 1 9 9\n\
+                        intr 12 0 0\n";
+
+    fn of(allowed: &str) -> Option<(u64, u64, u64)> {
+        Ticks::of(STAT, allowed).map(|ticks| (ticks.processors, ticks.idle, ticks.all))
+    }
+
+    #[test]
+    fn only_processors_count_that_this_process_may_use() {
+        assert_eq!(of("\t0-1,12"), Some((3, 440, 528)));
+        assert_eq!(of("\t1"), Some((1, 220, 264)));
+        assert_eq!(of("0,2-11"), Some((1, 110, 132)));
+        assert_eq!(of("5"), None);
+        assert_eq!(of("all"), None);
+        assert_eq!(Ticks::of("cpu0 1 2 3\n", "0"), None);
+        let Some(now) = Ticks::now() else {
+            panic!("this machine does not tell");
+        };
+        assert!(now.processors >= 1 && now.idle <= now.all);
+    }
+
+    #[test]
+    fn idle_time_is_in_processors() {
+        let before = Ticks {
+            processors: 4,
+            idle: 1000,
+            all: 5000,
+        };
+        let later = |idle, all| Ticks {
+            idle: before.idle + idle,
+            all: before.all + all,
+            ..before
+        };
+        assert_eq!(later(30, 40).left_over_since(before), Some(3.0));
+        assert_eq!(later(1, 40).left_over_since(before), Some(0.1));
+        assert_eq!(before.left_over_since(before), None);
+    }
+
+    #[test]
+    fn guests_are_strained_by_long_requests_and_busy_processors_together() {
+        assert!(is_strained(true, Some(0.1)));
+        assert!(!is_strained(false, Some(0.1)));
+        assert!(!is_strained(true, Some(0.5)));
+        assert!(!is_strained(true, None));
+    }
+}
