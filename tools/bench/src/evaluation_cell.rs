@@ -49,6 +49,8 @@ impl Cell {
             Pattern::Random => (1, 32),
         };
         Load {
+            repeats: 0,
+            zeros: 0,
             duplicates: 100 * u32::from(self.content == Content::Duplicates),
             blocks,
             depth,

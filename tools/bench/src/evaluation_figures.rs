@@ -196,7 +196,7 @@ impl Loads<'_> {
             .args(["volume", "create", SOURCE, "--size", &size])
             .run()?;
         let daemon = serve(product, MEMORY_MIN)?;
-        publish(&self.contents, (&socket(product)?, SOURCE))?;
+        publish(&self.contents, 0, (&socket(product)?, SOURCE))?;
         product.dedup(Some(SOURCE))?;
         daemon.stop()?;
         Ok(())
