@@ -19,7 +19,11 @@ pub(crate) struct Arguments {
 }
 
 /// `cargo xtask fuzz`
-pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(
+    workspace: &Workspace,
+    arguments: &Arguments,
+    say: &mut dyn FnMut(&str),
+) -> Result<()> {
     packages::require(packages::FUZZING)?;
     packages::require_cargo_fuzz(workspace)?;
     let fuzz_dir = workspace.root.join("fuzz");
@@ -56,7 +60,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
         .run()
         .context("the fuzz targets do not build")?;
     for target in &targets {
-        println!("fuzz target {target}, {} s", arguments.seconds);
+        say(&format!("fuzz target {target}, {} s", arguments.seconds));
         let command = fuzz("run")
             .arg(target)
             .arg("--")
@@ -70,7 +74,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
             "fuzz target {target} found something\n{shown}"
         );
         let runs = executed(&said).with_context(|| format!("no closing numbers\n{shown}"))?;
-        println!("  {runs} inputs, nothing found");
+        say(&format!("  {runs} inputs, nothing found"));
     }
     Ok(())
 }

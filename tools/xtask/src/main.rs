@@ -89,7 +89,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Tidy => tidy::run(&workspace),
         Task::Fuzz(arguments) => {
             cleanup::install_signal_handler()?;
-            fuzz::run(&workspace, arguments)
+            fuzz::run(&workspace, arguments, &mut |line| println!("{line}"))
         }
         Task::Bench(arguments) => arguments.run(tools::bench(&workspace)?, NO_COMMAND),
         Task::Study(arguments) => arguments.run(tools::bench(&workspace)?, &["dissertation"]),

@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use onefold_harness::workspace::Workspace;
 
 use crate::tools;
@@ -72,7 +72,7 @@ fn perform_all(workspace: &Workspace, steps: &[&'static Step]) -> Vec<Outcome> {
         .map(perform)
         .collect();
     let waited = std::thread::scope(|scope| {
-        let waiting = of(|work| matches!(work, Work::Waiting(_)));
+        let waiting = of(|work| matches!(work, Work::Waiting(_) | Work::Accepting(_)));
         let waiting = scope.spawn(move || waiting.map(perform).collect::<Vec<_>>());
         outcomes.extend(of(|work| matches!(work, Work::Computing(_))).map(perform));
         waiting.join()
@@ -85,13 +85,19 @@ fn perform_all(workspace: &Workspace, steps: &[&'static Step]) -> Vec<Outcome> {
 fn perform(workspace: &Workspace, step: &'static Step) -> Outcome {
     let name = step.name;
     let start = Instant::now();
+    let beside = || format!("\n=== {name}, beside others\n");
     let (said, error) = match step.work {
         Work::Alone(work) | Work::Computing(work) => {
             println!("\n=== {name}");
             (String::new(), work(workspace).err())
         }
-        Work::Waiting(calls) => {
-            let mut said = format!("\n=== {name}, beside others\n");
+        Work::Waiting(work) => {
+            let mut said = beside();
+            let error = work(workspace, &mut said).err();
+            (said, error)
+        }
+        Work::Accepting(calls) => {
+            let mut said = beside();
             let error = accept(workspace, calls, &mut said).err();
             (said, error)
         }
@@ -115,14 +121,8 @@ fn perform(workspace: &Workspace, step: &'static Step) -> Outcome {
 /// Makes calls of `onefold-acceptance`, and keeps their output.
 fn accept(workspace: &Workspace, calls: &[&[&str]], said: &mut String) -> Result<()> {
     for arguments in calls {
-        let output = tools::acceptance(workspace)?.args(*arguments).output()?;
-        for printed in [&output.stdout, &output.stderr] {
-            said.push_str(&String::from_utf8_lossy(printed));
-        }
-        if !output.status.success() {
-            let call = arguments.join(" ");
-            bail!("failed ({}): cargo xtask {call}", output.status);
-        }
+        let call = tools::acceptance(workspace)?.args(*arguments);
+        steps::keep(call, said).with_context(|| format!("cargo xtask {}", arguments.join(" ")))?;
     }
     Ok(())
 }

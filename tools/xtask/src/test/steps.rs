@@ -1,6 +1,6 @@
 //! The steps, and their commands.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use onefold_harness::command::Cmd;
 use onefold_harness::packages;
 use onefold_harness::workspace::Workspace;
@@ -37,12 +37,14 @@ pub(super) enum Work {
     Alone(fn(&Workspace) -> Result<()>),
     /// Keeps processors busy, one step after another.
     Computing(fn(&Workspace) -> Result<()>),
-    /// Calls of `onefold-acceptance` that mostly wait, for servers, kills and disks: one after
-    /// another beside the steps that compute. None of them judges durations.
-    Waiting(&'static [&'static [&'static str]]),
+    /// One after another beside the steps that compute, because they mostly wait, for servers, kills
+    /// and disks. What they print is kept until their end. None of them judges durations.
+    Waiting(fn(&Workspace, &mut String) -> Result<()>),
+    /// The same, as calls of `onefold-acceptance`.
+    Accepting(&'static [&'static [&'static str]]),
 }
 
-use Work::{Alone, Computing, Waiting};
+use Work::{Accepting, Alone, Computing, Waiting};
 
 /// Cheap and frequent faults first.
 pub(super) const STEPS: &[Step] = &[
@@ -52,54 +54,54 @@ pub(super) const STEPS: &[Step] = &[
     step("documentation", Alone(documentation)),
     step(LICENSES, Alone(licenses)),
     step("tidy", Alone(tidy::run)),
-    step("unit and integration tests", Alone(unit_tests)),
+    step("unit and integration tests, built", Alone(build_tests)),
     step("stress", Alone(stress)),
-    step("product and tools", Alone(build)),
+    step("product and tools", Computing(build)),
     step("simulation", Computing(simulation)),
     step("schedules", Computing(schedules)),
     step("model check", Computing(model_check)),
-    step("fuzzing", Computing(fuzzing)),
     step("benchmark of the index", Computing(index_benchmark)),
-    step("documents", Waiting(&[&["docs"]])),
-    step("clients", Waiting(&[&["clients"]])),
-    step("sharing", Waiting(&[&["sharing"]])),
+    step("sharing", Computing(sharing)),
+    step("unit and integration tests", Waiting(unit_tests)),
+    step("documents", Accepting(&[&["docs"]])),
+    step("clients", Accepting(&[&["clients"]])),
     step(
         "sharing in line",
-        Waiting(&[&["sharing", "--dedup", "inline"]]),
+        Accepting(&[&["sharing", "--dedup", "inline"]]),
     ),
-    step("memory limit", Waiting(&[&["memory-limit"]])),
-    step("metrics", Waiting(&[&["metrics"]])),
+    step("memory limit", Accepting(&[&["memory-limit"]])),
+    step("metrics", Accepting(&[&["metrics"]])),
     step(
         "reconnect",
-        Waiting(&[&["reconnect", "--control"], &["reconnect"]]),
+        Accepting(&[&["reconnect", "--control"], &["reconnect"]]),
     ),
-    step("guest", Waiting(&[&["guest", "--control"], &["guest"]])),
+    step("guest", Accepting(&[&["guest", "--control"], &["guest"]])),
     step(
         "kill loop finds a server that forgets",
-        Waiting(&[&["kill-loop", "--control"]]),
+        Accepting(&[&["kill-loop", "--control"]]),
     ),
     step(
         "kill loop",
-        Waiting(&[&["kill-loop", "--rounds", KILL_ROUNDS]]),
+        Accepting(&[&["kill-loop", "--rounds", KILL_ROUNDS]]),
     ),
     step(
         "loop of answered requests finds a server that forgets",
-        Waiting(&[&["kill-loop", "--answered", "--control"]]),
+        Accepting(&[&["kill-loop", "--answered", "--control"]]),
     ),
     step(
         "loop of answered requests",
-        Waiting(&[&["kill-loop", "--answered", "--rounds", KILL_ROUNDS]]),
+        Accepting(&[&["kill-loop", "--answered", "--rounds", KILL_ROUNDS]]),
     ),
     step(
         "kill loops in line find a server that forgets",
-        Waiting(&[
+        Accepting(&[
             &["kill-loop", "--dedup", "inline", "--control"],
             &["kill-loop", "--dedup", "inline", "--answered", "--control"],
         ]),
     ),
     step(
         "kill loop in line",
-        Waiting(&[&[
+        Accepting(&[&[
             "kill-loop",
             "--dedup",
             "inline",
@@ -109,7 +111,7 @@ pub(super) const STEPS: &[Step] = &[
     ),
     step(
         "loop of answered requests in line",
-        Waiting(&[&[
+        Accepting(&[&[
             "kill-loop",
             "--dedup",
             "inline",
@@ -118,7 +120,8 @@ pub(super) const STEPS: &[Step] = &[
             INLINE_ANSWERED_ROUNDS,
         ]]),
     ),
-    step("demo", Waiting(&[&["demo"]])),
+    step("demo", Accepting(&[&["demo"]])),
+    step("fuzzing", Waiting(fuzzing)),
 ];
 
 /// The step that needs cargo-deny.
@@ -181,7 +184,7 @@ pub(super) fn has_cargo_deny(workspace: &Workspace) -> bool {
 const CARGO_TEST: [&str; 3] = ["test", "--locked", "--no-fail-fast"];
 
 /// All but the model, whose search wants an optimised build and has a step of its own.
-fn unit_tests(workspace: &Workspace) -> Result<()> {
+fn tests(workspace: &Workspace) -> Cmd {
     workspace
         .cargo()
         .args(CARGO_TEST)
@@ -189,10 +192,27 @@ fn unit_tests(workspace: &Workspace) -> Result<()> {
         .env("RUST_TEST_THREADS", TESTS_AT_A_TIME)
         // A clean clone gains nothing from the files of incremental builds.
         .env("CARGO_INCREMENTAL", "0")
-        .show()
 }
 
-/// The programs of later steps, so that none of them waits for the compiler.
+fn build_tests(workspace: &Workspace) -> Result<()> {
+    tests(workspace).arg("--no-run").show()
+}
+
+fn unit_tests(workspace: &Workspace, said: &mut String) -> Result<()> {
+    keep(tests(workspace), said)
+}
+
+/// Runs a command, and keeps what it prints.
+pub(super) fn keep(command: Cmd, said: &mut String) -> Result<()> {
+    let output = command.output()?;
+    for printed in [&output.stdout, &output.stderr] {
+        said.push_str(&String::from_utf8_lossy(printed));
+    }
+    ensure!(output.status.success(), "failed ({})", output.status);
+    Ok(())
+}
+
+/// The programs of later steps. Those that run beside this one wait for it.
 fn build(workspace: &Workspace) -> Result<()> {
     for binary in ["onefold", "onefold-acceptance", "onefold-bench"] {
         workspace.build_release(binary)?;
@@ -280,12 +300,22 @@ fn model_check(workspace: &Workspace) -> Result<()> {
         .show()
 }
 
-fn fuzzing(workspace: &Workspace) -> Result<()> {
+/// Last, beside steps that have nothing else beside them by then.
+fn fuzzing(workspace: &Workspace, said: &mut String) -> Result<()> {
     let arguments = fuzz::Arguments {
         seconds: FUZZ_SECONDS,
         target: None,
     };
-    fuzz::run(workspace, &arguments)
+    fuzz::run(workspace, &arguments, &mut |line| {
+        said.push_str(line);
+        said.push('\n');
+    })
+}
+
+/// The finder works when nothing else does: beside steps that keep all processors busy this would take
+/// ten times as long.
+fn sharing(workspace: &Workspace) -> Result<()> {
+    tools::acceptance(workspace)?.arg("sharing").show()
 }
 
 /// That the benchmark runs, not how fast.
