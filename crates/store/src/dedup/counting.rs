@@ -11,7 +11,6 @@
 //! The entries do not change, for they have had their references from the beginning. Until a claim is
 //! counted, the collector releases nothing.
 
-use onefold_format::batch_page::BatchItem;
 use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{ClaimOutcome, Pba, Record};
 use onefold_index::{Counted, Fingerprint, FingerprintIndex};
@@ -21,7 +20,6 @@ use rustc_hash::FxHashMap;
 use std::collections::hash_map::Entry;
 
 use super::index::{STREAM, last_answers};
-use super::reading::Fingerprinted;
 use crate::pool::Pool;
 use crate::store::Store;
 
@@ -165,7 +163,9 @@ impl Pool {
         let index = self.index.ready()?;
         let answers = self.background.run(|| -> Result<_> {
             let items = batch.unsettled();
-            let items = self.claimed_fingerprints(&*index, items)?;
+            let known = self.claimed.get(items.iter().map(|item| item.pba));
+            let found = self.fingerprint_each_once(items, &known)?;
+            let items = self.published_fingerprints(&*index, found)?;
             let count = match Guard::CountKnownRow.holds() {
                 true => FingerprintIndex::count_existing,
                 false => FingerprintIndex::increment,
@@ -184,38 +184,6 @@ impl Pool {
         let counted = batch.items.iter().map(|item| item.pba);
         self.claimed.forget(counted);
         Ok(report)
-    }
-
-    /// The fingerprints under which the index has these blocks. Each block that is not known is read
-    /// once, however many claims there are on it.
-    fn claimed_fingerprints(
-        &self,
-        index: &dyn FingerprintIndex,
-        items: &[BatchItem],
-    ) -> Result<Vec<(Fingerprint, Pba)>> {
-        let known = self.claimed.get(items.iter().map(|item| item.pba));
-        let unknown = items
-            .iter()
-            .zip(&known)
-            .filter(|(_, known)| known.is_none());
-        let mut unknown: Vec<BatchItem> = unknown.map(|(item, _)| *item).collect();
-        unknown.sort_unstable_by_key(|item| (item.domain, item.pba));
-        unknown.dedup_by_key(|item| item.pba);
-        let read = self.fingerprint_items(&unknown)?;
-        let read_fingerprints: FxHashMap<Pba, Fingerprint> = read
-            .items
-            .iter()
-            .map(|(found, pba)| (*pba, *found))
-            .collect();
-        let all = items.iter().zip(known).filter_map(|(item, known)| {
-            let fingerprint = known.or_else(|| read_fingerprints.get(&item.pba).copied());
-            Some((fingerprint?, item.pba))
-        });
-        let found = Fingerprinted {
-            items: all.collect(),
-            unreadable: read.unreadable,
-        };
-        self.published_fingerprints(index, found)
     }
 
     fn settle_claims(

@@ -4,6 +4,7 @@ use onefold_format::Pba;
 use onefold_format::batch_page::BatchItem;
 use onefold_index::{Fingerprint, FingerprintIndex};
 use onefold_metadata::{Result, StoreError};
+use rustc_hash::FxHashMap;
 
 use crate::pool::Pool;
 
@@ -68,6 +69,32 @@ impl Pool {
                 Some(fingerprint) => Some((*fingerprint, item.pba)),
                 None => rest.next(),
             });
+        Ok(Fingerprinted {
+            items: all.collect(),
+            unreadable: read.unreadable,
+        })
+    }
+
+    /// The same for items that may have the same block: each is read once, in the order of the pool.
+    pub(super) fn fingerprint_each_once(
+        &self,
+        items: &[BatchItem],
+        known: &[Option<Fingerprint>],
+    ) -> Result<Fingerprinted> {
+        let unknown = items.iter().zip(known).filter(|(_, known)| known.is_none());
+        let mut unknown: Vec<BatchItem> = unknown.map(|(item, _)| *item).collect();
+        unknown.sort_unstable_by_key(|item| (item.domain, item.pba));
+        unknown.dedup_by_key(|item| item.pba);
+        let read = self.fingerprint_items(&unknown)?;
+        let found = read
+            .items
+            .iter()
+            .map(|(fingerprint, pba)| (*pba, *fingerprint));
+        let found: FxHashMap<Pba, Fingerprint> = found.collect();
+        let all = items.iter().zip(known).filter_map(|(item, known)| {
+            let fingerprint = known.or_else(|| found.get(&item.pba).copied());
+            Some((fingerprint?, item.pba))
+        });
         Ok(Fingerprinted {
             items: all.collect(),
             unreadable: read.unreadable,
