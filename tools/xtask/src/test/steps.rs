@@ -273,20 +273,12 @@ fn schedules(workspace: &Workspace) -> Result<()> {
         .show()
 }
 
-/// Real threads on real files. Longer by hand, with a larger number of seconds.
+/// Real threads on real files, in the build that the other tests have. Longer by hand, with a larger
+/// number of seconds.
 fn stress(workspace: &Workspace) -> Result<()> {
-    workspace
-        .cargo()
-        .args(CARGO_TEST)
-        .args(["--release", "-p", "onefold-store"])
-        .args([
-            "--test",
-            "stress",
-            "--",
-            "--nocapture",
-            "--test-threads",
-            "1",
-        ])
+    tests(workspace)
+        .args(["--test", "stress", "--", "--nocapture"])
+        .args(["--test-threads", "1"])
         .env("ONEFOLD_STRESS_SECONDS", STRESS_SECONDS)
         .show()
 }
