@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use onefold_jobs::Maintenance;
-use onefold_store::Store;
+use onefold_store::{Store, VolumeStat};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -73,7 +73,7 @@ pub struct Service {
     pub clients: Option<Arc<dyn Clients>>,
     /// The background jobs. Only a daemon has any.
     pub maintenance: Option<Arc<Maintenance>>,
-    /// For one caller, who may go away before the reply: whether nobody waits for it any more.
+    /// Whether nobody waits for the reply any more.
     pub is_abandoned: Option<Abandonment>,
 }
 
@@ -89,6 +89,15 @@ impl Service {
             clients: None,
             maintenance: None,
             is_abandoned: None,
+        }
+    }
+
+    /// The same for one caller, who may go away before the reply.
+    #[must_use]
+    pub fn for_caller(&self, is_abandoned: Abandonment) -> Self {
+        Self {
+            is_abandoned: Some(is_abandoned),
+            ..self.clone()
         }
     }
 
@@ -196,6 +205,10 @@ impl Service {
             Ok(None) => "data".to_owned(),
             Err(error) => format!("data that cannot be counted ({error})"),
         }
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Result<VolumeStat> {
+        Ok(self.store.volume_stat(name)?)
     }
 
     /// Makes sure that the volume is not in use, now and until the result is dropped: refuses,

@@ -204,7 +204,7 @@ impl Request for SnapshotList {
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<SnapshotListReply> {
         if let Some(volume) = &self.volume {
-            service.store.volume_stat(volume)?;
+            service.find(volume)?;
         }
         SnapshotListReply::of(service, |name| {
             let of = name.split_once('@').map(|(volume, _)| volume);
@@ -276,10 +276,7 @@ impl Request for SnapshotRollback {
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<PlanReply> {
         let (SnapshotName { volume, snapshot }, full) = (&self.name, self.name.full());
-        let (before, to) = (
-            service.store.volume_stat(volume)?,
-            service.store.volume_stat(&full)?,
-        );
+        let (before, to) = (service.find(volume)?, service.find(&full)?);
         let mut plan = vec![format!(
             "take volume '{volume}' with {} back to '{full}' with {}",
             service.data_in_words(volume),

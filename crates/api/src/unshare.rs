@@ -89,7 +89,7 @@ impl Request for VolumeDefrag {
     }
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<UnshareReply> {
-        let own = service.store.volume_stat(&self.name)?.min_run;
+        let own = service.find(&self.name)?.min_run;
         let usual = if own > 1 { own } else { MIN_RUN_DEFAULT };
         let wanted = Wanted {
             name: &self.name,

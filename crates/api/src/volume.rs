@@ -297,10 +297,7 @@ impl Request for VolumeCreate {
         let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "volume")?;
         let options = self.options.volume_options(size_bytes);
         service.store.create_volume(&self.name, &options)?;
-        Ok(VolumeReply::of(
-            service,
-            service.store.volume_stat(&self.name)?,
-        ))
+        Ok(VolumeReply::of(service, service.find(&self.name)?))
     }
 }
 
@@ -324,10 +321,7 @@ impl Request for VolumeClone {
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
         service.store.clone_volume(&self.source, &self.name)?;
-        Ok(VolumeReply::of(
-            service,
-            service.store.volume_stat(&self.name)?,
-        ))
+        Ok(VolumeReply::of(service, service.find(&self.name)?))
     }
 }
 
@@ -374,7 +368,7 @@ impl Request for VolumeStat {
     type Reply = VolumeReply;
 
     fn run(&self, service: &Service, report: Report<'_>) -> Result<VolumeReply> {
-        let stat = service.store.volume_stat(&self.name)?;
+        let stat = service.find(&self.name)?;
         if !self.exact {
             return Ok(VolumeReply::of(service, stat));
         }
@@ -388,10 +382,7 @@ impl Request for VolumeStat {
         if !is_complete {
             return Err(Error::failed("the daemon was stopped meanwhile"));
         }
-        Ok(VolumeReply::of(
-            service,
-            service.store.volume_stat(&self.name)?,
-        ))
+        Ok(VolumeReply::of(service, service.find(&self.name)?))
     }
 }
 
@@ -449,10 +440,7 @@ impl Request for VolumeSet {
             reservation_bytes: self.reservation_bytes,
         };
         service.store.set_volume(&self.name, &change)?;
-        Ok(VolumeReply::of(
-            service,
-            service.store.volume_stat(&self.name)?,
-        ))
+        Ok(VolumeReply::of(service, service.find(&self.name)?))
     }
 }
 
@@ -478,8 +466,8 @@ impl Request for VolumeRename {
     }
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<VolumeReply> {
-        service.store.volume_stat(&self.name)?;
-        if service.store.volume_stat(&self.new_name).is_ok() {
+        service.find(&self.name)?;
+        if service.find(&self.new_name).is_ok() {
             return Err(Error::failed(format!(
                 "a volume '{}' exists already",
                 self.new_name
@@ -487,10 +475,7 @@ impl Request for VolumeRename {
         }
         let _hold = service.detach(&self.name, self.force, "rename")?;
         service.store.rename_volume(&self.name, &self.new_name)?;
-        Ok(VolumeReply::of(
-            service,
-            service.store.volume_stat(&self.new_name)?,
-        ))
+        Ok(VolumeReply::of(service, service.find(&self.new_name)?))
     }
 }
 
@@ -554,7 +539,7 @@ impl Request for VolumeResize {
 
     fn run(&self, service: &Service, _report: Report<'_>) -> Result<PlanReply> {
         let size_bytes = whole_blocks(self.size_bytes, service.store.block_size(), "volume")?;
-        let volume = service.store.volume_stat(&self.name)?;
+        let volume = service.find(&self.name)?;
         let shrinks = size_bytes < volume.size_bytes;
         let mut plan = vec![format!(
             "resize volume '{}' {}",

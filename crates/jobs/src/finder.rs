@@ -9,7 +9,7 @@ use crate::passes::Passes;
 use crate::registry::{JobRegistry, VolumeKey};
 use crate::strain::Strain;
 use crate::thread::JobThread;
-use onefold_store::{Lba, Ready, Store, StoreErrorKind, Volume};
+use onefold_store::{BatchReport, Lba, Ready, Store, StoreErrorKind, Volume};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -114,29 +114,7 @@ impl Finder<'_> {
         match self.store.dedup_batch(volume, &mut cursor, Ready::Cold) {
             Ok(report) => {
                 self.passes.advance(key, (!report.at_end).then_some(cursor));
-                let declined = self.declined.entry(key).or_default();
-                *declined += report.declined;
-                if report.at_end {
-                    let declined = std::mem::take(declined);
-                    job.set_shortage((declined > 0).then(|| {
-                format!(
-                    "the index has no room for {declined} blocks, which stay as they are; give \
-                     the daemon more memory, or delete what is not needed"
-                )
-            }));
-                    if declined > 0 {
-                        self.passes.put_off(key, Instant::now(), INDEX_FULL_PAUSE);
-                    }
-                }
-                let step = Step {
-                    bytes: report.bytes,
-                    has_more: !report.at_end,
-                    left_blocks: 0,
-                };
-                job.end_batch(step, |counts| {
-                    counts.add_batch(&report);
-                    counts.passes += u64::from(report.at_end);
-                });
+                self.found(key, job, &report);
             }
             // It was deleted meanwhile: no failure, and no volume either.
             Err(error) if error.kind() == StoreErrorKind::Gone => {
@@ -149,5 +127,31 @@ impl Finder<'_> {
                 self.passes.fail(key, Instant::now());
             }
         }
+    }
+
+    fn found(&mut self, key: VolumeKey, job: &JobHandle, report: &BatchReport) {
+        let declined = self.declined.entry(key).or_default();
+        *declined += report.declined;
+        if report.at_end {
+            let declined = std::mem::take(declined);
+            job.set_shortage((declined > 0).then(|| {
+                format!(
+                    "the index has no room for {declined} blocks, which stay as they are; give \
+                     the daemon more memory, or delete what is not needed"
+                )
+            }));
+            if declined > 0 {
+                self.passes.put_off(key, Instant::now(), INDEX_FULL_PAUSE);
+            }
+        }
+        let step = Step {
+            bytes: report.bytes,
+            has_more: !report.at_end,
+            left_blocks: 0,
+        };
+        job.end_batch(step, |counts| {
+            counts.add_batch(report);
+            counts.passes += u64::from(report.at_end);
+        });
     }
 }

@@ -36,8 +36,7 @@ impl Signal {
 
     /// A job has changed, or there is something new to do.
     pub(crate) fn notify(&self) {
-        drop(self.lock());
-        self.changed.notify_all();
+        self.change(|_| {});
     }
 
     /// Waits until it is so.

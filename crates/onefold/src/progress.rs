@@ -10,11 +10,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Units are bytes, and the rate is in MB/s, as for disks and networks.
-pub(crate) const BYTES: &str =
+const BYTES: &str =
     "{msg} [{bar:30}] {bytes} of {total_bytes}, {decimal_bytes_per_sec}, {eta} left";
 
 /// Units mean nothing to the user.
-pub(crate) const STEPS: &str = "{msg} [{bar:30}] {percent} %, {eta} left";
+const STEPS: &str = "{msg} [{bar:30}] {percent} %, {eta} left";
 
 const FINISHING: &str = "{msg}: finishing {spinner} {elapsed}";
 
@@ -48,8 +48,17 @@ enum Turn {
 }
 
 impl Progress {
-    /// A bar that counts [`BYTES`] or [`STEPS`].
-    pub(crate) fn new(output: &Output, what: &str, template: &'static str) -> Self {
+    /// A bar that counts bytes, with rate and remaining time.
+    pub(crate) fn bytes(output: &Output, what: &str) -> Self {
+        Self::new(output, what, BYTES)
+    }
+
+    /// A bar that counts steps of equal size.
+    pub(crate) fn steps(output: &Output, what: &str) -> Self {
+        Self::new(output, what, STEPS)
+    }
+
+    fn new(output: &Output, what: &str, template: &'static str) -> Self {
         let target = if output.shows_progress() {
             ProgressDrawTarget::stderr()
         } else {

@@ -38,21 +38,7 @@ impl Session {
         repair: bool,
         work: impl FnOnce(&Session) -> Result<T>,
     ) -> Result<T> {
-        let session = match pool::claim(pool)? {
-            Claim::Ours(lock) => {
-                let opening = Opening {
-                    repair,
-                    ..Opening::default()
-                };
-                let (store, recovery) = pool::open(pool, &opening)?;
-                report(&recovery, output);
-                Self::Direct {
-                    service: Service::without_clients(store),
-                    _lock: lock,
-                }
-            }
-            Claim::Held { holder } => Self::connect(pool, &holder, output)?,
-        };
+        let session = Self::open(pool, output, repair)?;
         let worked = work(&session);
         let closed = session.close();
         // The work's error matters more than that the pool did not close after it.
@@ -82,6 +68,33 @@ impl Session {
                     socket_path(pool).display()
                 ))
             })
+    }
+
+    fn open(pool: &Path, output: &Output, repair: bool) -> Result<Self> {
+        match pool::claim(pool)? {
+            Claim::Ours(lock) => {
+                let opening = Opening {
+                    repair,
+                    ..Opening::default()
+                };
+                let (store, recovery) = pool::open(pool, &opening)?;
+                if recovery.free_space_rebuilt {
+                    output
+                        .note("the free-space map was damaged; it was counted again from the maps");
+                }
+                if !recovery.clean {
+                    output.note(recovery_line(&recovery));
+                }
+                for warning in recovery.warnings() {
+                    output.warn(warning);
+                }
+                Ok(Self::Direct {
+                    service: Service::without_clients(store),
+                    _lock: lock,
+                })
+            }
+            Claim::Held { holder } => Self::connect(pool, &holder, output),
+        }
     }
 
     fn close(self) -> Result<()> {
@@ -128,19 +141,6 @@ impl Session {
             }
             Self::Remote(client) => client.export(export),
         }
-    }
-}
-
-/// Says what the user should know of an opening.
-fn report(recovery: &RecoveryReport, output: &Output) {
-    if recovery.free_space_rebuilt {
-        output.note("the free-space map was damaged; it was counted again from the maps");
-    }
-    if !recovery.clean {
-        output.note(recovery_line(recovery));
-    }
-    for warning in recovery.warnings() {
-        output.warn(warning);
     }
 }
 

@@ -107,7 +107,7 @@ impl VolumeImport {
             image_bytes: self.image_bytes,
             size_bytes,
             read_bytes,
-            logical_blocks: service.store.volume_stat(&self.name)?.logical_blocks,
+            logical_blocks: service.find(&self.name)?.logical_blocks,
             unique_blocks: published.unique_blocks,
             duplicate_blocks: published.duplicate_blocks,
             sharing_failure: published.failure(),
@@ -225,7 +225,7 @@ impl Export for VolumeExport {
     const PATH: &'static str = "/v1/volume/export";
 
     fn open(&self, service: &Service) -> Result<OpenExport> {
-        service.store.volume_stat(&self.name)?;
+        service.find(&self.name)?;
         let volume = service.store.volume(&self.name)?;
         let size_bytes = volume.size_bytes();
         let source = VolumeSource {

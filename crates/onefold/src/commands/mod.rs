@@ -18,7 +18,7 @@ mod volume_export;
 mod volume_import;
 
 use crate::output::{Format, Output, Render};
-use crate::progress::{self, Progress};
+use crate::progress::Progress;
 use crate::rendering;
 use crate::session::Session;
 use clap::{Parser, Subcommand};
@@ -237,16 +237,20 @@ impl Context {
         })
     }
 
+    fn with_session<T>(&self, work: impl FnOnce(&Session) -> Result<T>) -> Result<T> {
+        Session::with(self.pool()?, &self.output, false, work)
+    }
+
     /// Carries out a request, while a bar shows its progress.
     fn request<R: Request>(&self, request: &R, bar: Bar) -> Result<R::Reply> {
         // Nonsense is refused before the pool is opened.
         request.check()?;
         let progress = match bar {
             Bar::None => None,
-            Bar::Bytes(label) => Some(Progress::new(&self.output, label, progress::BYTES)),
-            Bar::Steps(label) => Some(Progress::new(&self.output, label, progress::STEPS)),
+            Bar::Bytes(label) => Some(Progress::bytes(&self.output, label)),
+            Bar::Steps(label) => Some(Progress::steps(&self.output, label)),
         };
-        Session::with(self.pool()?, &self.output, false, |session| {
+        self.with_session(|session| {
             session.call(request, &mut |done, all| {
                 if let Some(progress) = &progress {
                     progress.set(done, all);

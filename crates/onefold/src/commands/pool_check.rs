@@ -1,7 +1,7 @@
 //! `onefold pool check`
 
 use super::Context;
-use crate::progress::{self, Progress};
+use crate::progress::Progress;
 use crate::session::Session;
 use onefold_api::{ErrorKind, Result};
 use onefold_api::{PoolCheck, PoolCheckReply};
@@ -13,7 +13,7 @@ pub(super) const FOUND_DAMAGE: u8 = 3;
 pub(super) type Args = PoolCheck;
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
-    let progress = Progress::new(&context.output, "checking", progress::STEPS);
+    let progress = Progress::steps(&context.output, "checking");
     let checked = Session::with(context.pool()?, &context.output, args.repair, |session| {
         session.call(args, &mut |done, all| progress.set(done, all))
     });

@@ -4,8 +4,7 @@ use super::Context;
 use super::copy_out::receive;
 use super::foreground::interruption;
 use crate::image::writer::ImageWriter;
-use crate::progress::{self, Progress};
-use crate::session::Session;
+use crate::progress::Progress;
 use onefold_api::Result;
 use onefold_api::transfer::{MetadataExport, MetadataExportReply};
 use std::path::{Path, PathBuf};
@@ -18,11 +17,11 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
-    let bytes = Session::with(context.pool()?, &context.output, false, |session| {
+    let bytes = context.with_session(|session| {
         let interrupted = interruption()?;
         let (bytes, mut pieces) = session.export(&MetadataExport {})?;
         let mut file = ImageWriter::create_secret(&args.file)?;
-        let progress = Progress::new(&context.output, "exporting", progress::BYTES);
+        let progress = Progress::bytes(&context.output, "exporting");
         let written = receive(
             bytes,
             &mut pieces,

@@ -4,7 +4,7 @@ use super::Context;
 use crate::output::Render;
 use crate::pool::restoration::Restoration;
 use crate::pool::{self, Opening};
-use crate::progress::{self, Progress};
+use crate::progress::Progress;
 use crate::session::recovery_line;
 use onefold_api::{Error, Result};
 use serde::Serialize;
@@ -48,7 +48,7 @@ impl Render for ImportReply {
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     let pool = context.pool()?;
-    let progress = Progress::new(&context.output, "reading the export", progress::BYTES);
+    let progress = Progress::bytes(&context.output, "reading the export");
     let restoration = Restoration::prepare(pool, args.file, args.data, &mut |done, all| {
         progress.set(done, all);
     })?;
@@ -65,7 +65,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
             "nothing was changed; --yes carries out this plan",
         ));
     }
-    let progress = Progress::new(&context.output, "making the metadata", progress::BYTES);
+    let progress = Progress::bytes(&context.output, "making the metadata");
     let _lock = restoration.carry_out(&mut |done, all| progress.set(done, all))?;
     drop(progress);
     let (store, recovery) = pool::open(pool, &Opening::default())?;
@@ -76,7 +76,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     for warning in recovery.warnings().iter().filter(|_| reply.is_complete) {
         context.output.warn(warning);
     }
-    let progress = Progress::new(&context.output, "counting the index", progress::BYTES);
+    let progress = Progress::bytes(&context.output, "counting the index");
     let block_size = u64::from(store.block_size());
     let counted = store.rebuild_index_if_needed(&mut |done, all| {
         progress.set(done * block_size, all * block_size);

@@ -13,7 +13,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 pub(super) fn run(context: &Context, request: SnapshotDiff) -> Result<ExitCode> {
-    Session::with(context.pool()?, &context.output, false, |session| {
+    context.with_session(|session| {
         // Refusals come before any output.
         let first = session.call(&request, &mut |_, _| {})?;
         let diff = Diff {

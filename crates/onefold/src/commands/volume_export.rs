@@ -5,8 +5,7 @@ use super::copy_out::receive;
 use super::foreground::interruption;
 use crate::image::ImageFormat;
 use crate::image::writer::{ImageWriter, is_block_device};
-use crate::progress::{self, Progress};
-use crate::session::Session;
+use crate::progress::Progress;
 use onefold_api::VolumeStat;
 use onefold_api::transfer::{VolumeExport, VolumeExportReply};
 use onefold_api::{Error, Result};
@@ -50,7 +49,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
             )));
         }
     }
-    let reply = Session::with(context.pool()?, &context.output, false, |session| {
+    let reply = context.with_session(|session| {
         let stat = session.call(
             &VolumeStat {
                 name: args.name.clone(),
@@ -72,7 +71,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
         let interrupted = interruption()?;
         let (size_bytes, mut pieces) = session.export(&export)?;
         let mut image = ImageWriter::create(&args.file, args.image_format, size_bytes)?;
-        let progress = Progress::new(&context.output, "exporting", progress::BYTES);
+        let progress = Progress::bytes(&context.output, "exporting");
         let written_bytes = receive(
             size_bytes,
             &mut pieces,

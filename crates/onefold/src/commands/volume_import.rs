@@ -3,8 +3,7 @@
 use super::{Context, parse_size};
 use crate::image::ImageFormat;
 use crate::image::reader::{ImageOptions, ImageReader};
-use crate::progress::{self, Progress};
-use crate::session::Session;
+use crate::progress::Progress;
 use onefold_api::NewVolumeOptions;
 use onefold_api::Result;
 use onefold_api::transfer::VolumeImport;
@@ -51,8 +50,8 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     };
     let image = ImageReader::open(&args.file, &image_options, &context.output)?;
     import.image_bytes = image.image_bytes();
-    let reply = Session::with(context.pool()?, &context.output, false, |session| {
-        let progress = Progress::new(&context.output, "importing", progress::BYTES);
+    let reply = context.with_session(|session| {
+        let progress = Progress::bytes(&context.output, "importing");
         let pieces = image.start(move |done, all| progress.set(done, all));
         session.import(&import, pieces)
     })?;

@@ -205,10 +205,9 @@ async fn run<R: Request>(
     };
     answer_with(permit, move |events| {
         let caller = events.clone();
-        let service = Service {
-            is_abandoned: Some(Arc::new(move || caller.is_closed())),
-            ..server.service.clone()
-        };
+        let service = server
+            .service
+            .for_caller(Arc::new(move || caller.is_closed()));
         service.call(&request, &mut |done, all| {
             // Progress is optional: if the reader is slow it is left out. The last place is for the
             // result, so that no reader delays the end of the command.

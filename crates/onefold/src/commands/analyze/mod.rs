@@ -10,7 +10,7 @@ use super::html::PageFile;
 use super::{Context, parse_size};
 use crate::image::ImageFormat;
 use crate::output::Output;
-use crate::progress::{self, Progress as Bar};
+use crate::progress::Progress as Bar;
 use onefold_analyze::{
     Analysis, AnalyzeError, Chunking, EstimateOptions, Options, Problem, Progress, Source,
     TraceOptions, analyze, estimate, trace_ways,
@@ -269,7 +269,7 @@ fn stop_when_interrupted(progress: &Arc<Progress>) -> Result<()> {
 }
 
 fn with_bar<T>(output: &Output, progress: &Progress, all: u64, work: impl FnOnce() -> T) -> T {
-    let bar = Bar::new(output, "analysing", progress::BYTES);
+    let bar = Bar::bytes(output, "analysing");
     foreground::with_bar(&bar, || (progress.done_bytes().min(all), all), work)
 }
 

@@ -13,7 +13,7 @@ use super::foreground::{random_seed, stop_when_interrupted, with_bar};
 use super::html::PageFile;
 use super::{Context, parse_size};
 use crate::output::Output;
-use crate::progress::{self, Progress};
+use crate::progress::Progress;
 use onefold_api::{Error, Result};
 use onefold_workload::{
     Load, LoadProgress, Mode, Pattern, Share, Target, WorkloadError, inspect, run as run_load,
@@ -129,7 +129,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         refuse_content(&context.output, target, region.bytes, &progress)?;
     }
     let scaled = scaled(&content.distribution, region, load.share);
-    let bar = Progress::new(&context.output, "benching", progress::STEPS);
+    let bar = Progress::steps(&context.output, "benching");
     let work = || run_load(target, region, &scaled, &load, &progress);
     let report = with_bar(&bar, || progress.steps(), work).map_err(said)?;
     drop(bar);
@@ -180,7 +180,7 @@ fn refuse_content(
     bytes: u64,
     progress: &LoadProgress,
 ) -> Result<()> {
-    let bar = Progress::new(output, "looking whether it is empty", progress::STEPS);
+    let bar = Progress::steps(output, "looking whether it is empty");
     let found = with_bar(
         &bar,
         || progress.steps(),
