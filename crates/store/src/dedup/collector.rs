@@ -17,7 +17,6 @@
 use onefold_format::{Record, Release};
 use onefold_index::Released;
 
-use super::counting::HitsHeld;
 use super::index::{STREAM, last_answers};
 use crate::pool::Pool;
 use crate::store::Store;
@@ -63,8 +62,7 @@ impl Store {
         if Guard::ClaimsBeforeRelease.holds() {
             pool.count_claims()?;
         }
-        pool.journal.hold_hits(true)?;
-        let held = HitsHeld(pool);
+        let held = pool.hold_hits()?;
         while Guard::ClaimsBeforeRelease.holds() && pool.count_claims()?.items() > 0 {}
         let mut metadata = pool.journal.metadata()?;
         let number = metadata.batches().next_number();

@@ -97,8 +97,8 @@ impl ClaimedFingerprints {
     }
 }
 
-/// Made once writes make no claims; from its end on they do.
-pub(super) struct HitsHeld<'a>(pub(super) &'a Pool);
+/// While this is held, writes make no claims.
+pub(super) struct HitsHeld<'a>(&'a Pool);
 
 impl Drop for HitsHeld<'_> {
     fn drop(&mut self) {
@@ -134,6 +134,11 @@ impl Store {
 }
 
 impl Pool {
+    pub(super) fn hold_hits(&self) -> Result<HitsHeld<'_>> {
+        self.journal.hold_hits(true)?;
+        Ok(HitsHeld(self))
+    }
+
     /// Counts one batch of claims. The caller holds the job lock, and no batch is open.
     pub(super) fn count_claims(&self) -> Result<CountReport> {
         let index = self.index.ready()?;
@@ -164,7 +169,7 @@ impl Pool {
         let answers = self.background.run(|| -> Result<_> {
             let items = batch.unsettled();
             let known = self.claimed.get(items.iter().map(|item| item.pba));
-            let found = self.fingerprint_each_once(items, &known)?;
+            let found = self.fingerprint_unknown(items, &known)?;
             let items = self.published_fingerprints(&*index, found)?;
             let count = match Guard::CountKnownRow.holds() {
                 true => FingerprintIndex::count_existing,

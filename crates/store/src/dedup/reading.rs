@@ -52,31 +52,9 @@ impl Pool {
         })
     }
 
-    /// The same without the blocks whose fingerprints are known.
+    /// The same without the blocks whose fingerprints are known. The others are read in the order of the
+    /// pool, and once, however many items have one.
     pub(super) fn fingerprint_unknown(
-        &self,
-        items: &[BatchItem],
-        known: &[Option<Fingerprint>],
-    ) -> Result<Fingerprinted> {
-        let unknown = items.iter().zip(known).filter(|(_, known)| known.is_none());
-        let unknown: Vec<BatchItem> = unknown.map(|(item, _)| *item).collect();
-        let read = self.fingerprint_items(&unknown)?;
-        let mut rest = read.items.into_iter();
-        let all = known
-            .iter()
-            .zip(items)
-            .filter_map(|(known, item)| match known {
-                Some(fingerprint) => Some((*fingerprint, item.pba)),
-                None => rest.next(),
-            });
-        Ok(Fingerprinted {
-            items: all.collect(),
-            unreadable: read.unreadable,
-        })
-    }
-
-    /// The same for items that may have the same block: each is read once, in the order of the pool.
-    pub(super) fn fingerprint_each_once(
         &self,
         items: &[BatchItem],
         known: &[Option<Fingerprint>],
