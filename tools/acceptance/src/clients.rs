@@ -11,19 +11,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::Signal;
 use serde_json::Value;
 
-use onefold_harness::cleanup::{Mount, Scratch};
-use onefold_harness::command::{Cmd, Running};
+use onefold_harness::cleanup::Scratch;
+use onefold_harness::command::Cmd;
 use onefold_harness::fio::{Fio, Section};
+use onefold_harness::fuse::Fused;
 use onefold_harness::images::{self, Image};
 use onefold_harness::packages;
-use onefold_harness::server::{Against, Disks, Product, STOP_LIMIT};
+use onefold_harness::server::{Against, Disks, Product};
 use onefold_harness::workspace::Workspace;
-
-/// How long a FUSE mount may take to appear.
-const MOUNT_LIMIT: Duration = Duration::from_secs(30);
 
 /// The volume on which odd requests and an ext4 file system are tried.
 const SMALL_BYTES: u64 = 128 << 20;
@@ -434,49 +431,13 @@ fn rude_clients(table: &mut Table) -> Result<()> {
     qemu_io_run(&uri, &to_strings(ODD_CONTENT))
 }
 
-/// An export as a file, through FUSE.
-struct Fused {
-    running: Running,
-    disk: PathBuf,
-    _mount: Mount,
-}
-
-impl Fused {
-    fn new(table: &Table, volume: &str) -> Result<Fused> {
-        let point = table.scratch.path().join("mount");
-        std::fs::create_dir_all(&point).context("cannot make the mount point")?;
-        let disk = point.join("disk");
-        let log = table.scratch.path().join("nbdfuse.log");
-        let mount = Mount::new(point);
-        let command = Cmd::new("nbdfuse").arg(&disk).arg(table.disks.uri(volume));
-        let mut running = command.spawn_logged(&log)?;
-        let start = Instant::now();
-        while !disk.exists() {
-            let ended = running.try_wait()?;
-            if ended.is_some() || start.elapsed() > MOUNT_LIMIT {
-                let said = std::fs::read_to_string(&log).unwrap_or_default();
-                bail!("nbdfuse does not mount: {said}");
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(Fused {
-            running,
-            disk,
-            _mount: mount,
-        })
-    }
-
-    /// Flushes and unmounts.
-    fn finish(mut self) -> Result<()> {
-        Cmd::new("sync").arg(&self.disk).run()?;
-        self.running.signal(Signal::INT)?;
-        // nbdfuse's status after a signal differs between versions; the flush has succeeded.
-        self.running.wait_at_most(STOP_LIMIT).map(drop)
-    }
+/// A volume as a file.
+fn fused(table: &Table, volume: &str) -> Result<Fused> {
+    Fused::new(table.scratch.path(), &table.disks.uri(volume))
 }
 
 fn ext4(table: &mut Table) -> Result<()> {
-    let fused = Fused::new(table, "ext4")?;
+    let fused = fused(table, "ext4")?;
     Cmd::new("mkfs.ext4")
         .args(["-q", "-F"])
         .arg(&fused.disk)
@@ -570,7 +531,7 @@ fn increment(table: &mut Table) -> Result<()> {
     ensure!(dirty == by_qemu, "nbdinfo {dirty:?}, QEMU {by_qemu:?}");
     let bytes: u64 = dirty.iter().map(|(_, length)| length).sum();
     ensure!(bytes < 2 << 20, "{bytes} bytes are told to have changed");
-    let fused = Fused::new(table, "history@two")?;
+    let fused = fused(table, "history@two")?;
     for (offset, length) in dirty {
         Cmd::new("dd")
             .arg(format!("if={}", fused.disk.display()))
@@ -673,7 +634,7 @@ fn everything_is_there(table: &Table) -> Result<()> {
     if table.against == Against::Onefold {
         compare(&backup(table), &table.disks.uri("history@two"))?;
     }
-    let fused = Fused::new(table, "ext4")?;
+    let fused = fused(table, "ext4")?;
     check_ext4(table, &fused)?;
     fused.finish()
 }

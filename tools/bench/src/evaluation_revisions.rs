@@ -12,7 +12,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::evaluation::{BACK_ENDS, Plan};
@@ -21,16 +21,13 @@ use crate::plan::SERVER_PROCESSOR;
 use crate::slices::{EXPORT, Mode, start_passthrough};
 use crate::statistics::Estimate;
 use onefold_harness::cleanup::{Mount, Scratch};
-use onefold_harness::command::{Cmd, Running};
-use onefold_harness::server::{Product, STOP_LIMIT};
+use onefold_harness::command::Cmd;
+use onefold_harness::fuse::Fused;
+use onefold_harness::server::Product;
 use onefold_harness::workspace::Workspace;
-use rustix::process::Signal;
 
 /// The file system's size: that of the pass-through's file.
 const DISK_BYTES: u64 = crate::slices::DATA_BYTES;
-
-/// How long nbdfuse may take to mount.
-const MOUNT_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long the finder may take afterwards.
 const PUBLISH_LIMIT: Duration = Duration::from_secs(300);
@@ -242,44 +239,6 @@ fn unpack(
     drop(mount);
     fused.finish()?;
     Ok(took.as_secs_f64())
-}
-
-/// An export as a file, through FUSE.
-struct Fused {
-    running: Running,
-    disk: PathBuf,
-    _mount: Mount,
-}
-
-impl Fused {
-    fn new(directory: &Path, uri: &str) -> Result<Fused> {
-        let point = directory.join("fuse");
-        std::fs::create_dir(&point).context("cannot make the mount point")?;
-        let disk = point.join("disk");
-        let log = directory.join("nbdfuse.log");
-        let mount = Mount::new(point);
-        let mut running = Cmd::new("nbdfuse").arg(&disk).arg(uri).spawn_logged(&log)?;
-        let start = Instant::now();
-        while !disk.exists() {
-            if running.try_wait()?.is_some() || start.elapsed() > MOUNT_LIMIT {
-                let said = std::fs::read_to_string(&log).unwrap_or_default();
-                bail!("nbdfuse does not mount: {said}");
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(Fused {
-            running,
-            disk,
-            _mount: mount,
-        })
-    }
-
-    fn finish(mut self) -> Result<()> {
-        self.running.signal(Signal::INT)?;
-        // Its status after a signal differs between versions; the file system is unmounted, and so
-        // flushed.
-        self.running.wait_at_most(STOP_LIMIT).map(drop)
-    }
 }
 
 impl Target {

@@ -6,15 +6,16 @@
 //! checks. The other tools use it; the product does not.
 //!
 //! Reading order: `command` (running programs), `cleanup` (leaving nothing behind), `workspace`
-//! (paths), `packages` and `images` (real input), `server` and `fio` (the two ends of a test),
-//! `background` (the product's finder and collector), `inline` (duplicates found by writes), `distinct` (the number of blocks that they
-//! must find).
+//! (paths), `packages` and `images` (real input), `server` and `fio` (the two ends of a test), `fuse`
+//! (an export as a file), `background` (the product's finder and collector), `inline` (duplicates found
+//! by writes), `distinct` (the number of blocks that they must find).
 
 pub mod background;
 pub mod cleanup;
 pub mod command;
 pub mod distinct;
 pub mod fio;
+pub mod fuse;
 pub mod images;
 pub mod inline;
 pub mod packages;
