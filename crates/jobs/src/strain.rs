@@ -11,7 +11,7 @@ use std::fs::read_to_string;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Tells the store. Once this is dropped, nobody knows any more, and guests are not strained.
+/// Tells the store whether guests are strained; once this is dropped, that they are not.
 pub(crate) struct Strain {
     store: Arc<Store>,
     since: Instant,

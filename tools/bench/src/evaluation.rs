@@ -1,18 +1,19 @@
 //! `cargo xtask bench evaluation`: measurements of Dmdedup and dedupv1 repeated in kind, with their
 //! figures beside ours.
 //!
-//! `evaluation_figures` has the loads of Dmdedup's figures 4 to 6 and `evaluation_cell` one of them, `evaluation_revisions` its table 2,
-//! `evaluation_generations` the two generations of dedupv1, and `evaluation_report` the page.
+//! `evaluation_figures` has the loads of Dmdedup's figures 4 to 6 and `evaluation_cell` one of them,
+//! `evaluation_revisions` its table 2, `evaluation_generations` the two generations of dedupv1, and
+//! `evaluation_report` the page.
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
 use crate::evaluation_figures::{self, Figures};
 use crate::evaluation_generations::{self, Generations};
 use crate::evaluation_report;
 use crate::evaluation_revisions::{self, Revisions};
-use crate::plan::SERVER_PROCESSOR;
+use crate::plan::require_processors;
 use crate::report;
 use onefold_harness::packages;
 use onefold_harness::workspace::Workspace;
@@ -84,10 +85,7 @@ pub(crate) struct Results {
 /// `cargo xtask bench evaluation`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     packages::require(packages::CLIENTS)?;
-    let processors = std::thread::available_parallelism().context("cannot count processors")?;
-    if processors.get() <= SERVER_PROCESSOR {
-        bail!("this needs two processors, one for the client and one for the server");
-    }
+    require_processors()?;
     let start = Instant::now();
     let plan = if arguments.quick { QUICK } else { WHOLE };
     let wanted = |part| arguments.part.is_none_or(|only| only == part);

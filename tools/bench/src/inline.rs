@@ -18,7 +18,7 @@ use crate::inline_filters::{self, Filters};
 use crate::inline_images::{self, Images};
 use crate::inline_load::{Contents, Load, Writer, publish};
 use crate::inline_report;
-use crate::plan::SERVER_PROCESSOR;
+use crate::plan::{SERVER_PROCESSOR, require_processors};
 use crate::report;
 use crate::request_limit::RequestLimit;
 use crate::slices::{
@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     /// 'at most', 'images', 'filters'
     #[arg(long)]
     rows: Option<String>,
-    /// Measure as well what each step that answers for a block before the index's rows is worth
+    /// Also measure servers that do without a filter: what each is worth
     #[arg(long)]
     filters: bool,
     /// Raw disk images; the last one is written into a pool that has the others. Without any, those
@@ -217,10 +217,7 @@ pub(crate) struct Slice {
 /// `cargo xtask bench inline`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     packages::require(packages::CLIENTS)?;
-    let processors = std::thread::available_parallelism().context("cannot count processors")?;
-    if processors.get() <= SERVER_PROCESSOR {
-        bail!("this needs two processors, one for the client and one for the server");
-    }
+    require_processors()?;
     let start = Instant::now();
     let plan = if arguments.quick { QUICK } else { WHOLE };
     let wanted = |name: &str| {

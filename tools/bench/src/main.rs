@@ -10,7 +10,8 @@
 //! `checking`, `statistics` (the decision), `results`, `report` (the output). `index`,
 //! `index_worker` and `index_report` are a command of their own, and so are `study` and
 //! `study_report`; `inline` (rows), `inline_load` (its client), `inline_images`, `request_limit` and
-//! `inline_report`; `evaluation` and what it names; and `locality`. `goals` has the goals of all. `dissertation` counts in the user's own files.
+//! `inline_report`; `evaluation` and what it names; and `locality`. `goals` has the goals of all.
+//! `dissertation` counts in the user's own files.
 
 mod checking;
 mod dissertation;

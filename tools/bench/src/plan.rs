@@ -1,9 +1,21 @@
 //! The sizes of the benchmark of volumes, and its place.
 
+use anyhow::{Context, Result, ensure};
+
 /// fio runs here, and every server on the other: neither steals the other's time, and no server
 /// gains by luck of placement.
 pub(crate) const CLIENT_PROCESSOR: usize = 0;
 pub(crate) const SERVER_PROCESSOR: usize = 1;
+
+/// Fails where client and servers would share a processor.
+pub(crate) fn require_processors() -> Result<()> {
+    let processors = std::thread::available_parallelism().context("cannot count processors")?;
+    ensure!(
+        processors.get() > SERVER_PROCESSOR,
+        "this needs two processors, one for the client and one for the server"
+    );
+    Ok(())
+}
 
 /// The size of the measurement.
 pub(crate) struct Plan {

@@ -3,12 +3,12 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use onefold_harness::command::Cmd;
 use onefold_harness::packages;
 use onefold_harness::workspace::Workspace;
 
-use crate::plan::{Plan, QUICK, SERVER_PROCESSOR, WHOLE};
+use crate::plan::{Plan, QUICK, WHOLE, require_processors};
 use crate::results::Results;
 use crate::slices::{Contenders, Fill, Measured, Mode, ROWS, SETTINGS};
 use crate::{checking, finder, import, large, open, report, sharing, snapshots};
@@ -31,10 +31,7 @@ pub(crate) struct Arguments {
 /// `cargo xtask bench`
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     packages::require(packages::CLIENTS)?;
-    let processors = std::thread::available_parallelism().context("cannot count processors")?;
-    if processors.get() <= SERVER_PROCESSOR {
-        bail!("this needs two processors, one for the client and one for the server");
-    }
+    require_processors()?;
     let start = Instant::now();
     let plan = Plan {
         control: arguments.control,

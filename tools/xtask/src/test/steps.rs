@@ -292,7 +292,7 @@ fn model_check(workspace: &Workspace) -> Result<()> {
         .show()
 }
 
-/// Last, beside steps that have nothing else beside them by then.
+/// Last of the steps that wait: one processor is free by then.
 fn fuzzing(workspace: &Workspace, said: &mut String) -> Result<()> {
     let arguments = fuzz::Arguments {
         seconds: FUZZ_SECONDS,
