@@ -8,7 +8,7 @@ use std::sync::Arc;
 use onefold_engine::{Disk, Engine, Part};
 use onefold_format::{IndexKind, PoolId};
 use onefold_index::{FingerprintIndex, StreamId};
-use onefold_metadata::sync::{RwLock, read, write};
+use onefold_metadata::sync::{RwLock, read, write, yield_now};
 use onefold_metadata::{OpenBatch, Result, StoreError, StoreErrorKind};
 
 /// All batches of a pool are one stream: P4 holds for each layer, as part of it.
@@ -90,7 +90,18 @@ impl IndexSlot {
         Ok(index)
     }
 
-    /// Replaces the existing index by an empty one of some kind.
+    /// Takes the index out and waits until nobody uses it, so that its part can be opened again.
+    /// Not while the state is locked: a guest's write must never wait for an index to be opened.
+    fn close(&self, why: Unusable) {
+        let taken = std::mem::replace(&mut write(&self.state).index, Err(why));
+        // Writes in line hold it for one lookup.
+        while taken.as_ref().is_ok_and(|it| Arc::strong_count(it) > 1) {
+            yield_now();
+        }
+    }
+
+    /// Replaces the existing index by an empty one of some kind. The caller holds the job lock, and
+    /// not the index.
     pub(crate) fn replace(
         &self,
         engine: &dyn Engine,
@@ -98,20 +109,17 @@ impl IndexSlot {
         pool: PoolId,
         bytes: usize,
     ) -> Result<()> {
-        let mut state = write(&self.state);
-        // The holder of the part must release it before it can be opened again.
-        state.index = Err(Unusable {
+        self.close(Unusable {
             kind: StoreErrorKind::Damaged,
             reason: "its rebuild has not ended; `pool check --repair` rebuilds it".to_owned(),
         });
         let disk = blank(engine, Part::Index, pool)?;
         // A crash before it has been counted must not leave one that seems to be whole.
         onefold_index::replace(kind, &disk, pool)?;
-        *state = State {
-            kind,
-            next: state.next,
-            index: Ok(onefold_index::open(kind, disk, pool, bytes as u64)?),
-        };
+        let opened = onefold_index::open(kind, disk, pool, bytes as u64)?;
+        let mut state = write(&self.state);
+        state.kind = kind;
+        state.index = Ok(opened);
         Ok(())
     }
 
@@ -141,7 +149,8 @@ impl IndexSlot {
     }
 
     /// Replaces the existing index by the next one, which is closed. After an error there is none
-    /// until the pool is opened again: which of the two that will find is unknown.
+    /// until the pool is opened again: which of the two that will find is unknown. The caller holds
+    /// the job lock, and not the index.
     pub(super) fn install_next(
         &self,
         engine: &dyn Engine,
@@ -149,14 +158,14 @@ impl IndexSlot {
         pool: PoolId,
         bytes: usize,
     ) -> Result<()> {
-        let mut state = write(&self.state);
-        state.index = Err(Unusable {
+        self.close(Unusable {
             kind: StoreErrorKind::Io,
             reason: "another was to take its place; the pool must be opened again".to_owned(),
         });
         let installed = engine.replace(Part::Index, Part::NextIndex);
         installed.map_err(|error| StoreError::io("putting the new index into place", error))?;
-        *state = open(engine, created_with, pool, bytes)?;
+        let opened = open(engine, created_with, pool, bytes)?;
+        *write(&self.state) = opened;
         Ok(())
     }
 }

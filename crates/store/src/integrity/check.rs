@@ -117,8 +117,10 @@ impl Store {
             index_findings,
             is_map_unreadable,
             is_index_unreadable,
+            index,
             ..
         } = check;
+        drop(index);
         if repair && index_findings > 0 && !is_map_unreadable {
             self.repair_index(is_index_unreadable)?;
             counts.repaired += index_findings;

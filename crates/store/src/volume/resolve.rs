@@ -81,11 +81,14 @@ impl Volume {
         if self.is_importing() || !self.inline.looks_up(mode) {
             return Ok(None);
         }
+        // Before the index is taken: an answer of one that is replaced or counted again is out of
+        // date.
+        let lookup_version = self.pool.journal.lookup_version();
         let Ok(index) = self.pool.index.ready() else {
             return Ok(None);
         };
         let mut resolved = Resolved {
-            lookup_version: self.pool.journal.lookup_version(),
+            lookup_version,
             contents: self.fingerprint_contents(data),
             tally: Tally::default(),
         };
@@ -97,6 +100,8 @@ impl Volume {
             false if self.asks(InlineFilter::Signature) => index.lookup(&fingerprints, blocking),
             false => index.lookup_unsigned(&fingerprints, blocking),
         };
+        // Its replacement waits for this.
+        drop(index);
         let answers = match answers {
             Ok(answers) => answers,
             Err(IndexError::WouldBlock) => return Err(StoreError::would_block()),

@@ -361,6 +361,24 @@ fn claims_are_counted_without_reading_their_blocks() {
 }
 
 #[test]
+fn a_write_does_not_wait_for_an_index_to_be_opened() {
+    for index in [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory] {
+        for op in [Op::Read, Op::Write, Op::Sync] {
+            for when in [When::Before, When::After] {
+                let mut rig = published(1, index, 128).unwrap();
+                let write = write_now(&rig, 1, 0, 3);
+                rig.engine
+                    .on_next_io(Part::Index, op, when, Box::new(write));
+                rig.store.rebuild_index(&mut |_, _| {}).unwrap();
+                rig.volumes[1][0] = [3].into();
+                rig.check().unwrap();
+                rig.read_all().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
 fn a_full_pool_still_takes_duplicates() {
     let mut rig = Rig::new(1, IndexKind::Hash, 40, &[64, 32]);
     rig.write(0, 0, &(1..=8).collect::<Vec<Content>>()).unwrap();

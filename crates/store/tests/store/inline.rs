@@ -1,6 +1,7 @@
-//! Writes in line: with each of their filters and without.
+//! Writes in line: with each of their filters and without, and beside an index that is replaced.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use onefold_engine::simulated::SimulatedEngine;
 use onefold_store::{
@@ -116,4 +117,35 @@ fn filters_change_who_answers_for_a_block_and_never_what_is_stored() {
         );
         assert_clean(&store);
     }
+}
+
+#[test]
+fn an_index_is_replaced_beside_writes_in_line() {
+    let store = pool(IndexKind::Btree, &[InlineFilter::Recent]);
+    let options = VolumeOptions {
+        dedup: DedupMode::Inline,
+        ..VolumeOptions::new(MIB)
+    };
+    store.create_volume("inline", &options).unwrap();
+    let volume = store.volume("inline").unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for n in 0..2 {
+            let (volume, done) = (&volume, &done);
+            scope.spawn(move || {
+                for round in (0..).take_while(|_| !done.load(SeqCst)) {
+                    // In turn, so that no write finds its own content.
+                    write(volume, n * 16 + round % 8, [PUBLISHED[round as usize % 2]]);
+                }
+            });
+        }
+        for round in 0..40 {
+            let kind = KINDS[round % KINDS.len()];
+            store.convert_index(kind, &mut |_, _| {}).unwrap();
+        }
+        done.store(true, SeqCst);
+    });
+    assert!(volume.inline_stat().hits > 0);
+    collect(&store).unwrap();
+    assert_clean(&store);
 }
