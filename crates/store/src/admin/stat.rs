@@ -199,7 +199,7 @@ impl Store {
     ///
     /// `Damaged` if it cannot be used; `Io` if the host cannot report its allocation.
     pub fn index_stat(&self) -> Result<IndexStat> {
-        let index = self.pool.index.get()?;
+        let index = self.pool.index.get_settled()?;
         let counts = index.counts();
         Ok(IndexStat {
             kind: self.pool.index.kind(),
@@ -252,7 +252,7 @@ impl Store {
         let queued_blocks = metadata.queue().blocks() + collecting;
         let reclaim_blocks = metadata.space().held_blocks() + queued_blocks;
         drop(metadata);
-        let index = pool.index.get().ok();
+        let index = pool.index.get_settled().ok();
         let index_counts = index
             .as_ref()
             .map(|index| index.counts())

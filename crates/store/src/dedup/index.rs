@@ -8,7 +8,7 @@ use std::sync::Arc;
 use onefold_engine::{Disk, Engine, Part};
 use onefold_format::{IndexKind, PoolId};
 use onefold_index::{FingerprintIndex, StreamId};
-use onefold_metadata::sync::{RwLock, read, write, yield_now};
+use onefold_metadata::sync::{Mutex, MutexGuard, RwLock, lock, read, write, yield_now};
 use onefold_metadata::{OpenBatch, Result, StoreError, StoreErrorKind};
 
 /// All batches of a pool are one stream: P4 holds for each layer, as part of it.
@@ -17,6 +17,8 @@ pub(super) const STREAM: StreamId = StreamId(1);
 /// The index, or why there is none.
 pub(crate) struct IndexSlot {
     state: RwLock<State>,
+    /// Held while one index takes the place of another.
+    replacing: Mutex<()>,
 }
 
 struct State {
@@ -55,6 +57,7 @@ impl IndexSlot {
         });
         Self {
             state: RwLock::new(state),
+            replacing: Mutex::new(()),
         }
     }
 
@@ -78,6 +81,12 @@ impl IndexSlot {
         }
     }
 
+    /// The same for those that bear waiting for one that is taking another's place.
+    pub(crate) fn get_settled(&self) -> Result<Arc<dyn FingerprintIndex>> {
+        let _settled = lock(&self.replacing);
+        self.get()
+    }
+
     /// The index, if its rows match the maps.
     pub(crate) fn ready(&self) -> Result<Arc<dyn FingerprintIndex>> {
         let index = self.get()?;
@@ -91,13 +100,16 @@ impl IndexSlot {
     }
 
     /// Takes the index out and waits until nobody uses it, so that its part can be opened again.
-    /// Not while the state is locked: a guest's write must never wait for an index to be opened.
-    fn close(&self, why: Unusable) {
+    /// The state stays unlocked meanwhile: a guest's write must never wait for an index to be
+    /// opened. There is no index until another is put in, which the guard is held for.
+    fn close(&self, why: Unusable) -> MutexGuard<'_, ()> {
+        let replacing = lock(&self.replacing);
         let taken = std::mem::replace(&mut write(&self.state).index, Err(why));
         // Writes in line hold it for one lookup.
         while taken.as_ref().is_ok_and(|it| Arc::strong_count(it) > 1) {
             yield_now();
         }
+        replacing
     }
 
     /// Replaces the existing index by an empty one of some kind. The caller holds the job lock, and
@@ -109,7 +121,7 @@ impl IndexSlot {
         pool: PoolId,
         bytes: usize,
     ) -> Result<()> {
-        self.close(Unusable {
+        let _replacing = self.close(Unusable {
             kind: StoreErrorKind::Damaged,
             reason: "its rebuild has not ended; `pool check --repair` rebuilds it".to_owned(),
         });
@@ -158,7 +170,7 @@ impl IndexSlot {
         pool: PoolId,
         bytes: usize,
     ) -> Result<()> {
-        self.close(Unusable {
+        let _replacing = self.close(Unusable {
             kind: StoreErrorKind::Io,
             reason: "another was to take its place; the pool must be opened again".to_owned(),
         });

@@ -139,6 +139,12 @@ fn an_index_is_replaced_beside_writes_in_line() {
                 }
             });
         }
+        let (store, done) = (&store, &done);
+        scope.spawn(move || {
+            while !done.load(SeqCst) {
+                store.index_stat().unwrap();
+            }
+        });
         for round in 0..40 {
             let kind = KINDS[round % KINDS.len()];
             store.convert_index(kind, &mut |_, _| {}).unwrap();
