@@ -32,7 +32,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// The options of `onefold serve`.
 #[derive(Debug)]
@@ -179,13 +181,22 @@ fn serve_store(
 
 /// A line for each event, with its time; `RUST_LOG` asks for more or less.
 fn log_to_stderr() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let asked = std::env::var("RUST_LOG").unwrap_or_default();
+    let filter = match asked.is_empty() {
+        true => None,
+        false => asked.parse::<Targets>().ok(),
+    };
+    let is_ignored = !asked.is_empty() && filter.is_none();
+    let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false);
+    let subscriber = tracing_subscriber::registry().with(filter).with(lines);
     // Fails only if there is a subscriber already, which would do as well.
     let _ = subscriber.try_init();
+    if is_ignored {
+        tracing::warn!("RUST_LOG is ignored: {asked:?} is not a list of TARGET=LEVEL");
+    }
 }
 
 /// One thread for the control socket and signals, and a bounded number for requests.
