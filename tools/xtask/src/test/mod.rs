@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use onefold_harness::workspace::Workspace;
 
-use crate::tools;
-
 use steps::{LICENSES, STEPS, Step, Work};
 
 /// Options of `cargo xtask test`.
@@ -121,7 +119,7 @@ fn perform(workspace: &Workspace, step: &'static Step) -> Outcome {
 /// Makes calls of `onefold-acceptance`, and keeps their output.
 fn accept(workspace: &Workspace, calls: &[&[&str]], said: &mut String) -> Result<()> {
     for arguments in calls {
-        let call = tools::acceptance(workspace)?.args(*arguments);
+        let call = steps::acceptance(workspace)?.args(*arguments);
         steps::keep(call, said).with_context(|| format!("cargo xtask {}", arguments.join(" ")))?;
     }
     Ok(())

@@ -5,7 +5,7 @@ use onefold_harness::command::Cmd;
 use onefold_harness::packages;
 use onefold_harness::workspace::Workspace;
 
-use crate::{fuzz, tidy, tools};
+use crate::{fuzz, tidy};
 
 /// How often CI kills the daemon. More by `cargo xtask kill-loop --rounds N`.
 const KILL_ROUNDS: &str = "12";
@@ -54,9 +54,9 @@ pub(super) const STEPS: &[Step] = &[
     step("documentation", Alone(documentation)),
     step(LICENSES, Alone(licenses)),
     step("tidy", Alone(tidy::run)),
-    step("unit and integration tests, built", Alone(build_tests)),
+    step("tests and tools", Alone(build_tests)),
     step("stress", Alone(stress)),
-    step("product and tools", Computing(build)),
+    step("product", Computing(build)),
     step("simulation", Computing(simulation)),
     step("schedules", Computing(schedules)),
     step("model check", Computing(model_check)),
@@ -183,19 +183,39 @@ pub(super) fn has_cargo_deny(workspace: &Workspace) -> bool {
 /// others from running.
 const CARGO_TEST: [&str; 3] = ["test", "--locked", "--no-fail-fast"];
 
-/// All but the model, whose search wants an optimised build and has a step of its own.
+/// All but the model, whose search has a step of its own.
+const TESTED: [&str; 3] = ["--workspace", "--exclude", "onefold-model"];
+
 fn tests(workspace: &Workspace) -> Cmd {
-    workspace
-        .cargo()
+    unchanging(workspace)
         .args(CARGO_TEST)
-        .args(["--workspace", "--exclude", "onefold-model"])
+        .args(TESTED)
         .env("RUST_TEST_THREADS", TESTS_AT_A_TIME)
-        // A clean clone gains nothing from the files of incremental builds.
-        .env("CARGO_INCREMENTAL", "0")
 }
 
+/// Cargo without the files of incremental builds, from which a clean clone gains nothing.
+fn unchanging(workspace: &Workspace) -> Cmd {
+    workspace.cargo().env("CARGO_INCREMENTAL", "0")
+}
+
+/// Tests and tools, which share what they depend on.
 fn build_tests(workspace: &Workspace) -> Result<()> {
-    tests(workspace).arg("--no-run").show()
+    unchanging(workspace)
+        .args(["build", "--quiet", "--locked", "--profile", "test"])
+        .args(TESTED)
+        .arg("--all-targets")
+        .show()
+}
+
+/// A tool as [`build_tests`] built it: it tests the product's release build, and is none.
+fn tool(workspace: &Workspace, name: &str) -> Result<Cmd> {
+    build_tests(workspace)?;
+    Ok(Cmd::new(workspace.target.join("debug").join(name)).cleans_up())
+}
+
+/// The checks of the product as its users see it.
+pub(super) fn acceptance(workspace: &Workspace) -> Result<Cmd> {
+    tool(workspace, "onefold-acceptance")
 }
 
 fn unit_tests(workspace: &Workspace, said: &mut String) -> Result<()> {
@@ -212,12 +232,9 @@ pub(super) fn keep(command: Cmd, said: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// The programs of later steps. Those that run beside this one wait for it.
+/// What is shipped. Steps that run beside this one wait for it.
 fn build(workspace: &Workspace) -> Result<()> {
-    for binary in ["onefold", "onefold-acceptance", "onefold-bench"] {
-        workspace.build_release(binary)?;
-    }
-    Ok(())
+    workspace.build_release("onefold").map(|_| ())
 }
 
 /// The real engine and store on a simulated disk. In release mode, because its worth is in the
@@ -285,10 +302,9 @@ fn stress(workspace: &Workspace) -> Result<()> {
 
 /// The protocol's model, searched as far as its documentation says.
 fn model_check(workspace: &Workspace) -> Result<()> {
-    workspace
-        .cargo()
+    unchanging(workspace)
         .args(CARGO_TEST)
-        .args(["--release", "-p", "onefold-model"])
+        .args(["-p", "onefold-model"])
         .show()
 }
 
@@ -307,12 +323,12 @@ fn fuzzing(workspace: &Workspace, said: &mut String) -> Result<()> {
 /// The finder works when nothing else does: beside steps that keep all processors busy this would take
 /// ten times as long.
 fn sharing(workspace: &Workspace) -> Result<()> {
-    tools::acceptance(workspace)?.arg("sharing").show()
+    acceptance(workspace)?.arg("sharing").show()
 }
 
 /// That the benchmark runs, not how fast.
 fn index_benchmark(workspace: &Workspace) -> Result<()> {
-    let bench = tools::bench(workspace)?;
+    let bench = tool(workspace, "onefold-bench")?;
     bench.args(["index", "--try-out"]).show()
 }
 
