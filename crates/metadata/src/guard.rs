@@ -87,6 +87,8 @@ pub enum Guard {
     PublishedLocked,
     /// A lookup counts only if its layer was still the volume's when it ended.
     LookupValidated,
+    /// P3: an index is replaced only once no lookup in it is under way.
+    ReplacedWhenUnused,
     /// P12: records are copied to memory that outlives the process before a request is answered.
     TailCopied,
     /// P12: after a failed sync that copy is void.
@@ -136,7 +138,7 @@ pub enum Guard {
 
 impl Guard {
     /// Every guard.
-    pub const ALL: [Self; 60] = [
+    pub const ALL: [Self; 61] = [
         Self::PoolSyncedBeforeLog,
         Self::LogSyncedBeforeReply,
         Self::FlushJoinsLaterCommit,
@@ -176,6 +178,7 @@ impl Guard {
         Self::CutAfterRecovery,
         Self::PublishedLocked,
         Self::LookupValidated,
+        Self::ReplacedWhenUnused,
         Self::TailCopied,
         Self::TailVoidAfterFailedSync,
         Self::TailMatchedToLog,

@@ -17,8 +17,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use onefold_store::{
-    Blocking, Change, CreateOptions, Guard, IndexKind, Lba, Ready, Store, StoreError,
-    StoreErrorKind, Volume,
+    Blocking, Change, CreateOptions, DedupMode, Guard, IndexKind, Lba, Ready, Store, StoreError,
+    StoreErrorKind, Volume, VolumeOptions,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner, thread};
@@ -197,6 +197,45 @@ fn all_jobs() {
     assert_clean(&store);
 }
 
+/// A volume in line finds duplicates while another index takes the place of the one that it asks.
+fn index_replaced_beside_writer() {
+    let store = pool();
+    let published = new_volume(&store, "published", MIB);
+    write(&published, 0, [7, 7, 8, 8]);
+    published.flush().unwrap();
+    dedup(&store, &published);
+    let options = VolumeOptions {
+        dedup: DedupMode::Inline,
+        ..VolumeOptions::new(MIB)
+    };
+    store.create_volume("inline", &options).unwrap();
+    let inline = store.volume("inline").unwrap();
+    let writer = {
+        let inline = Arc::clone(&inline);
+        thread::spawn(move || {
+            for content in [7, 8, 7, 8] {
+                write(&inline, 0, [content]);
+            }
+        })
+    };
+    // The last reference to what the writer asks for goes, and its row with it.
+    let releases = {
+        let (store, published) = (Arc::clone(&store), Arc::clone(&published));
+        thread::spawn(move || {
+            published.trim(0, 4 * BLOCK, Blocking::Yes).unwrap();
+            tolerate(store.collect_batch());
+        })
+    };
+    for kind in [IndexKind::Hash, IndexKind::Memory] {
+        store.convert_index(kind, &mut |_, _| {}).unwrap();
+    }
+    writer.join().unwrap();
+    releases.join().unwrap();
+    collect(&store).unwrap();
+    assert_eq!(read(&inline, 0, 1), [8]);
+    assert_clean(&store);
+}
+
 /// At random, and with priorities that change only a few times, which finds faults that need one
 /// thread to stand still for long.
 fn explore(test: fn(), schedules: usize) {
@@ -231,6 +270,12 @@ fn shuttle_layer_emptied_while_read() {
 #[test]
 fn shuttle_layers_below_go_while_read() {
     explore(layers_below_go_while_read, schedules());
+}
+
+#[test]
+fn shuttle_index_replaced_beside_writer() {
+    explore(index_replaced_beside_writer, schedules());
+    is_found(Guard::ReplacedWhenUnused, index_replaced_beside_writer);
 }
 
 #[test]

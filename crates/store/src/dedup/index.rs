@@ -9,7 +9,7 @@ use onefold_engine::{Disk, Engine, Part};
 use onefold_format::{IndexKind, PoolId};
 use onefold_index::{FingerprintIndex, StreamId};
 use onefold_metadata::sync::{Mutex, MutexGuard, RwLock, lock, read, write, yield_now};
-use onefold_metadata::{OpenBatch, Result, StoreError, StoreErrorKind};
+use onefold_metadata::{Guard, OpenBatch, Result, StoreError, StoreErrorKind};
 
 /// All batches of a pool are one stream: P4 holds for each layer, as part of it.
 pub(super) const STREAM: StreamId = StreamId(1);
@@ -81,7 +81,7 @@ impl IndexSlot {
         }
     }
 
-    /// The same for those that bear waiting for one that is taking another's place.
+    /// The same, after any replacement under way has ended. Not for requests of guests.
     pub(crate) fn get_settled(&self) -> Result<Arc<dyn FingerprintIndex>> {
         let _settled = lock(&self.replacing);
         self.get()
@@ -101,12 +101,13 @@ impl IndexSlot {
 
     /// Takes the index out and waits until nobody uses it, so that its part can be opened again.
     /// The state stays unlocked meanwhile: a guest's write must never wait for an index to be
-    /// opened. There is no index until another is put in, which the guard is held for.
+    /// opened. The caller holds the guard until another index is in place.
     fn close(&self, why: Unusable) -> MutexGuard<'_, ()> {
         let replacing = lock(&self.replacing);
         let taken = std::mem::replace(&mut write(&self.state).index, Err(why));
-        // Writes in line hold it for one lookup.
-        while taken.as_ref().is_ok_and(|it| Arc::strong_count(it) > 1) {
+        let is_used = || taken.as_ref().is_ok_and(|it| Arc::strong_count(it) > 1);
+        // Writes in line hold it for one lookup. Nobody can take it again.
+        while Guard::ReplacedWhenUnused.holds() && is_used() {
             yield_now();
         }
         replacing

@@ -81,14 +81,11 @@ impl Volume {
         if self.is_importing() || !self.inline.looks_up(mode) {
             return Ok(None);
         }
-        // Before the index is taken: an answer of one that is replaced or counted again is out of
-        // date.
-        let lookup_version = self.pool.journal.lookup_version();
         let Ok(index) = self.pool.index.ready() else {
             return Ok(None);
         };
         let mut resolved = Resolved {
-            lookup_version,
+            lookup_version: self.pool.journal.lookup_version(),
             contents: self.fingerprint_contents(data),
             tally: Tally::default(),
         };

@@ -703,7 +703,7 @@ fn layer_emptied_while_read(seed: u64) -> Step {
 /// The script in which a guard matters; none where only real threads meet it (`schedules.rs`).
 fn script(guard: Guard) -> Option<fn(u64) -> Step> {
     let script: fn(u64) -> Step = match guard {
-        Guard::PublishedLocked => return None,
+        Guard::PublishedLocked | Guard::ReplacedWhenUnused => return None,
         Guard::LookupValidated => layer_emptied_while_read,
         Guard::TailCopied | Guard::TailMatchedToLog => answered_then_killed,
         Guard::TailVoidAfterFailedSync => failed_sync_then_killed,
