@@ -181,22 +181,26 @@ fn serve_store(
 
 /// A line for each event, with its time; `RUST_LOG` asks for more or less.
 fn log_to_stderr() {
-    let asked = std::env::var("RUST_LOG").unwrap_or_default();
-    let filter = match asked.is_empty() {
-        true => None,
-        false => asked.parse::<Targets>().ok(),
+    let asked = std::env::var("RUST_LOG").ok().filter(|it| !it.is_empty());
+    let asked = asked.map(|text| text.parse::<Targets>().map_err(|_| text));
+    let (filter, unreadable) = match asked {
+        Some(Ok(filter)) => (filter, None),
+        Some(Err(text)) => (default_filter(), Some(text)),
+        None => (default_filter(), None),
     };
-    let is_ignored = !asked.is_empty() && filter.is_none();
-    let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false);
     let subscriber = tracing_subscriber::registry().with(filter).with(lines);
     // Fails only if there is a subscriber already, which would do as well.
     let _ = subscriber.try_init();
-    if is_ignored {
-        tracing::warn!("RUST_LOG is ignored: {asked:?} is not a list of TARGET=LEVEL");
+    if let Some(text) = unreadable {
+        tracing::warn!("RUST_LOG is ignored: {text:?} is not a list of LEVEL and TARGET=LEVEL");
     }
+}
+
+fn default_filter() -> Targets {
+    Targets::new().with_default(LevelFilter::INFO)
 }
 
 /// One thread for the control socket and signals, and a bounded number for requests.

@@ -387,6 +387,31 @@ fn the_control_socket_survives_nonsense() {
 }
 
 #[test]
+fn the_log_has_what_was_asked_for() {
+    let scene = Scene::new();
+    let socket = scene.pool().join("nbd.sock");
+    let lines = |asked: &str| {
+        let mut command = scene.command(&["serve"]);
+        let daemon = Daemon::start(command.env("RUST_LOG", asked));
+        let greets = |mut guest: UnixStream| guest.read_exact(&mut [0; 18]).is_ok();
+        wait_until("it serves", || {
+            UnixStream::connect(&socket).is_ok_and(greets)
+        });
+        daemon.end_and_lines()
+    };
+    let usual = lines("");
+    assert!(usual[0].contains(" INFO "), "{usual:?}");
+    assert_eq!(lines("info,onefold=warn"), [""; 0]);
+    let misread = lines("onefold=loud");
+    let warning = &misread[0];
+    assert!(
+        warning.contains("RUST_LOG is ignored: \"onefold=loud\""),
+        "{warning}"
+    );
+    assert!(misread[1].contains(" INFO "), "{misread:?}");
+}
+
+#[test]
 fn the_log_says_who_attaches_and_has_one_format() {
     let scene = Scene::new();
     scene.ok(&["volume", "create", "vm", "--size", "1M"]);

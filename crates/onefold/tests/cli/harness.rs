@@ -262,7 +262,21 @@ impl Scene {
     pub(crate) fn starting_daemon(&self, options: &[&str]) -> Daemon {
         let mut arguments = vec!["serve"];
         arguments.extend(options);
-        let mut child = self.command(&arguments).spawn().unwrap();
+        Daemon::start(&mut self.command(&arguments))
+    }
+}
+
+/// A running daemon; killed when dropped.
+pub(crate) struct Daemon {
+    pub(crate) child: Child,
+    started: Instant,
+    lines: Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Daemon {
+    pub(crate) fn start(command: &mut Command) -> Daemon {
+        let mut child = command.spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
@@ -277,17 +291,7 @@ impl Scene {
             seen: Vec::new(),
         }
     }
-}
 
-/// A running daemon; killed when dropped.
-pub(crate) struct Daemon {
-    pub(crate) child: Child,
-    started: Instant,
-    lines: Receiver<String>,
-    seen: Vec<String>,
-}
-
-impl Daemon {
     #[track_caller]
     pub(crate) fn wait_for_line(&mut self, word: &str) -> String {
         loop {
