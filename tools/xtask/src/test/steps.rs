@@ -187,27 +187,28 @@ const CARGO_TEST: [&str; 3] = ["test", "--locked", "--no-fail-fast"];
 const TESTED: [&str; 3] = ["--workspace", "--exclude", "onefold-model"];
 
 fn tests(workspace: &Workspace) -> Cmd {
-    unchanging(workspace)
+    cargo_once(workspace)
         .args(CARGO_TEST)
         .args(TESTED)
         .env("RUST_TEST_THREADS", TESTS_AT_A_TIME)
 }
 
-/// Cargo without the files of incremental builds, from which a clean clone gains nothing.
-fn unchanging(workspace: &Workspace) -> Cmd {
+/// Cargo without incremental builds, from which a clean clone gains nothing.
+fn cargo_once(workspace: &Workspace) -> Cmd {
     workspace.cargo().env("CARGO_INCREMENTAL", "0")
 }
 
-/// Tests and tools, which share what they depend on.
+/// Tests and tools. All targets at once: those of the tools alone would select other features of what
+/// both depend on, and compile it again.
 fn build_tests(workspace: &Workspace) -> Result<()> {
-    unchanging(workspace)
+    cargo_once(workspace)
         .args(["build", "--quiet", "--locked", "--profile", "test"])
         .args(TESTED)
         .arg("--all-targets")
         .show()
 }
 
-/// A tool as [`build_tests`] built it: it tests the product's release build, and is none.
+/// A tool from the build of the tests. The product that it runs is the release build.
 fn tool(workspace: &Workspace, name: &str) -> Result<Cmd> {
     build_tests(workspace)?;
     Ok(Cmd::new(workspace.target.join("debug").join(name)).cleans_up())
@@ -302,7 +303,7 @@ fn stress(workspace: &Workspace) -> Result<()> {
 
 /// The protocol's model, searched as far as its documentation says.
 fn model_check(workspace: &Workspace) -> Result<()> {
-    unchanging(workspace)
+    cargo_once(workspace)
         .args(CARGO_TEST)
         .args(["-p", "onefold-model"])
         .show()
