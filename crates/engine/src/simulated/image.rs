@@ -43,6 +43,10 @@ impl Image {
     pub(super) fn write(&mut self, bytes: &[u8], offset: u64) {
         for (chunk, inside, piece) in pieces(offset, bytes.len()) {
             let source = &bytes[piece];
+            if let Ok(whole) = Chunk::try_from(source) {
+                self.chunks.insert(chunk, Arc::new(whole));
+                continue;
+            }
             let target = self.chunks.entry(chunk).or_insert_with(|| Arc::new([0; _]));
             Arc::make_mut(target)[inside..inside + source.len()].copy_from_slice(source);
         }
@@ -81,9 +85,19 @@ impl Image {
 
     /// Grows, and allocates the unallocated part of the range. Contents stay as they are.
     pub(super) fn reserve(&mut self, range: Range<u64>) {
-        let zeros = Arc::new([0; _]);
-        for chunk in range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES) {
-            self.chunks.entry(chunk).or_insert_with(|| zeros.clone());
+        // Mostly all of them are there, and one walk past them is faster than a search for each.
+        let chunks = range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES);
+        let mut missing = Vec::new();
+        let mut next = chunks.start;
+        for chunk in self.allocated_chunks(&range) {
+            missing.extend(next..chunk);
+            next = chunk + 1;
+        }
+        missing.extend(next..chunks.end);
+        if !missing.is_empty() {
+            let zeros = Arc::new([0; _]);
+            self.chunks
+                .extend(missing.into_iter().map(|chunk| (chunk, zeros.clone())));
         }
         self.len = self.len.max(range.end);
     }

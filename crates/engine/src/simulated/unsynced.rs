@@ -51,14 +51,19 @@ impl Unsynced {
         current.write(bytes, offset);
         let start = offset - offset % SECTOR_BYTES;
         let end = (offset + bytes.len() as u64).next_multiple_of(SECTOR_BYTES);
-        let mut sectors = vec![0; (end - start) as usize];
-        current.read(&mut sectors, start);
         // A part's length need not be whole sectors, but bytes beyond it are not written.
-        sectors.truncate((len - start).min(end - start) as usize);
+        let end = end.min(len);
+        let sectors: Arc<[u8]> = if (start..end) == (offset..offset + bytes.len() as u64) {
+            bytes.into()
+        } else {
+            let mut sectors = vec![0; (end - start) as usize];
+            current.read(&mut sectors, start);
+            sectors.into()
+        };
         let of = 0..sectors.len();
         let change = Change::Write {
             offset: start,
-            bytes: sectors.into(),
+            bytes: sectors,
             of,
         };
         Unsynced { number, change }

@@ -275,7 +275,7 @@ impl World {
         let failed = |error| self.unless_crashed(format!("reading '{name}': {error}"));
         let volume = store.volume(&name).map_err(failed)?;
         let mut at = 0;
-        let mut buf = vec![0; MIB as usize];
+        let mut buf = Vec::new();
         while at < size {
             let extents = volume.extents(at..size, 256, Blocking::Yes);
             for extent in extents.map_err(failed)? {
@@ -286,7 +286,9 @@ impl World {
                 }
                 while at < end {
                     let next = end.min(at + MIB);
-                    let found = &mut buf[..(next - at) as usize];
+                    let len = (next - at) as usize;
+                    buf.resize(buf.len().max(len), 0);
+                    let found = &mut buf[..len];
                     volume.read(at, found, Blocking::Yes).map_err(failed)?;
                     look(at..next, Some(found))?;
                     at = next;
