@@ -5,6 +5,7 @@
 
 use anyhow::{Context, Result, ensure};
 
+use onefold_harness::command::Cmd;
 use onefold_harness::packages;
 use onefold_harness::workspace::Workspace;
 
@@ -24,13 +25,11 @@ pub(crate) fn run(
     arguments: &Arguments,
     say: &mut dyn FnMut(&str),
 ) -> Result<()> {
-    packages::require(packages::FUZZING)?;
-    packages::require_cargo_fuzz(workspace)?;
-    let fuzz_dir = workspace.root.join("fuzz");
+    require_tools(workspace)?;
     let list = workspace
         .cargo()
         .args(["fuzz", "list", "--fuzz-dir"])
-        .arg(&fuzz_dir)
+        .arg(workspace.root.join("fuzz"))
         .read()?;
     let targets: Vec<&str> = list
         .lines()
@@ -47,21 +46,10 @@ pub(crate) fn run(
         "there is no such fuzz target; these exist:\n{list}"
     );
     // First all of them, so that code that does not build is not mistaken for a finding.
-    let fuzz = |verb: &str| {
-        workspace
-            .cargo()
-            .args(["fuzz", verb, "-s", "none", "--fuzz-dir"])
-            .arg(&fuzz_dir)
-            .arg("--target-dir")
-            .arg(workspace.target.join("fuzz"))
-    };
-    fuzz("build")
-        .args(&arguments.target)
-        .run()
-        .context("the fuzz targets do not build")?;
+    build(workspace, arguments.target.as_deref())?;
     for target in &targets {
         say(&format!("fuzz target {target}, {} s", arguments.seconds));
-        let command = fuzz("run")
+        let command = cargo_fuzz(workspace, "run")
             .arg(target)
             .arg("--")
             .arg(format!("-max_total_time={}", arguments.seconds))
@@ -77,6 +65,30 @@ pub(crate) fn run(
         say(&format!("  {runs} inputs, nothing found"));
     }
     Ok(())
+}
+
+/// Builds one target, or all of them.
+pub(crate) fn build(workspace: &Workspace, target: Option<&str>) -> Result<()> {
+    require_tools(workspace)?;
+    cargo_fuzz(workspace, "build")
+        .args(target)
+        .run()
+        .context("the fuzz targets do not build")?;
+    Ok(())
+}
+
+fn require_tools(workspace: &Workspace) -> Result<()> {
+    packages::require(packages::FUZZING)?;
+    packages::require_cargo_fuzz(workspace)
+}
+
+fn cargo_fuzz(workspace: &Workspace, verb: &str) -> Cmd {
+    workspace
+        .cargo()
+        .args(["fuzz", verb, "-s", "none", "--fuzz-dir"])
+        .arg(workspace.root.join("fuzz"))
+        .arg("--target-dir")
+        .arg(workspace.target.join("fuzz"))
 }
 
 /// libFuzzer's count of executed inputs. Without it nothing was tried, whatever the exit status.

@@ -55,11 +55,12 @@ pub(super) const STEPS: &[Step] = &[
     step(LICENSES, Alone(licenses)),
     step("tidy", Alone(tidy::run)),
     step("tests and tools", Alone(build_tests)),
-    step("stress", Alone(stress)),
     step("product", Computing(build)),
     step("simulation", Computing(simulation)),
     step("schedules", Computing(schedules)),
     step("model check", Computing(model_check)),
+    step("stress", Computing(stress)),
+    step("fuzz targets", Computing(fuzz_targets)),
     step("benchmark of the index", Computing(index_benchmark)),
     step("sharing", Computing(sharing)),
     step("unit and integration tests", Waiting(unit_tests)),
@@ -307,6 +308,11 @@ fn model_check(workspace: &Workspace) -> Result<()> {
         .args(CARGO_TEST)
         .args(["-p", "onefold-model"])
         .show()
+}
+
+/// Here because it computes; the fuzzing itself uses one processor.
+fn fuzz_targets(workspace: &Workspace) -> Result<()> {
+    fuzz::build(workspace, None)
 }
 
 /// Last of the steps that wait: one processor is free by then.
