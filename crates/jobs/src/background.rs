@@ -8,69 +8,184 @@
 //!
 //! A thread that has entered the idle class may not be allowed to leave it again, so each piece of
 //! work gets its own thread.
+//!
+//! Whoever stops the jobs waits for the work in progress. On a host without idle processors it would
+//! take minutes, so it is hurried: from then on it runs at ordinary priority.
 
+use std::io;
 use std::panic::resume_unwind;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// Does `work` and returns.
-pub(crate) fn run_in_background(work: &mut (dyn FnMut() + Send)) {
-    let work = Mutex::new(work);
-    let run = || (work.lock().unwrap_or_else(PoisonError::into_inner))();
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().name("background".to_owned());
-        let spawned = thread.spawn_scoped(scope, || {
-            give_way();
-            run();
-        });
-        match spawned {
-            Ok(thread) => {
-                if let Err(panic) = thread.join() {
-                    resume_unwind(panic);
-                }
-            }
-            // Without a thread to spare the work is done all the same.
-            Err(_) => run(),
-        }
-    });
+use libc::pid_t;
+
+/// Runs background work in the scheduler's idle class until it is hurried.
+#[derive(Debug, Default)]
+pub(crate) struct IdleClass {
+    threads: Mutex<Threads>,
 }
 
-/// Takes the idle policy for the calling thread. Without it the work only disturbs more.
-fn give_way() {
+/// A thread is here for no longer than it exists, so that its number is not yet another one's.
+#[derive(Debug, Default)]
+struct Threads {
+    at_work: Vec<pid_t>,
+    is_hurried: bool,
+}
+
+impl IdleClass {
+    /// Does `work` and returns.
+    pub(crate) fn run(&self, work: &mut (dyn FnMut() + Send)) {
+        let work = Mutex::new(work);
+        let run = || (work.lock().unwrap_or_else(PoisonError::into_inner))();
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().name("background".to_owned());
+            let spawned = thread.spawn_scoped(scope, || {
+                let _at_work = AtWork::begin(self);
+                run();
+            });
+            match spawned {
+                Ok(thread) => {
+                    if let Err(panic) = thread.join() {
+                        resume_unwind(panic);
+                    }
+                }
+                // Without a thread to spare the work is done all the same.
+                Err(_) => run(),
+            }
+        });
+    }
+
+    /// Lets the work in progress, and all that follows, run at ordinary priority. Where the system
+    /// does not allow it the work in progress keeps waiting for an idle processor.
+    pub(crate) fn hurry(&self) {
+        let mut threads = self.threads();
+        threads.is_hurried = true;
+        for thread in &threads.at_work {
+            if let Err(error) = schedule(*thread, libc::SCHED_OTHER) {
+                tracing::warn!(
+                    "background work cannot be hurried without CAP_SYS_NICE or LimitNICE=20, and on \
+                     a busy host may take minutes to end: {error}"
+                );
+            }
+        }
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Threads> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A thread that does background work; ends even by a panic.
+struct AtWork<'a> {
+    executor: &'a IdleClass,
+    thread: pid_t,
+}
+
+impl<'a> AtWork<'a> {
+    /// Of the calling thread.
+    fn begin(executor: &'a IdleClass) -> Self {
+        // SAFETY: takes nothing and cannot fail.
+        let thread = unsafe { libc::gettid() };
+        let mut threads = executor.threads();
+        threads.at_work.push(thread);
+        if !threads.is_hurried
+            && let Err(error) = schedule(thread, libc::SCHED_IDLE)
+        {
+            // It only disturbs more.
+            tracing::debug!("background work runs at ordinary priority: {error}");
+        }
+        Self { executor, thread }
+    }
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        let mut threads = self.executor.threads();
+        threads.at_work.retain(|thread| *thread != self.thread);
+    }
+}
+
+fn schedule(thread: pid_t, policy: libc::c_int) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: 0 is the calling thread, and the parameters outlive the call, which only reads them.
-    if unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) } != 0 {
-        let error = std::io::Error::last_os_error();
-        tracing::debug!("background work runs at ordinary priority: {error}");
+    // SAFETY: the parameters outlive the call, which only reads them.
+    match unsafe { libc::sched_setscheduler(thread, policy, &raw const parameters) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::run_in_background;
-    use std::thread;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// Of the calling thread. A kernel without the file cannot be asked.
+    fn policy() -> Option<String> {
+        let stat = std::fs::read_to_string("/proc/thread-self/sched").ok()?;
+        stat.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            (name.trim() == "policy").then(|| value.trim().to_owned())
+        })
+    }
+
+    fn is_policy(expected: libc::c_int) -> bool {
+        policy().is_none_or(|policy| policy == expected.to_string())
+    }
 
     #[test]
     fn work_is_done_on_another_thread_of_the_idle_policy() {
         let caller = thread::current().id();
         let mut seen = None;
-        run_in_background(&mut || {
-            let stat = std::fs::read_to_string("/proc/thread-self/sched").unwrap_or_default();
-            let policy = stat.lines().find_map(|line| {
-                let (name, value) = line.split_once(':')?;
-                (name.trim() == "policy").then(|| value.trim().to_owned())
-            });
-            seen = Some((thread::current().id(), policy));
+        IdleClass::default().run(&mut || {
+            seen = Some((thread::current().id(), is_policy(libc::SCHED_IDLE)));
         });
-        let (thread, policy) = seen.unwrap();
+        let (thread, is_idle) = seen.unwrap();
         assert_ne!(thread, caller);
-        // A kernel without this file cannot be asked.
-        assert!(policy.is_none_or(|policy| policy == libc::SCHED_IDLE.to_string()));
+        assert!(is_idle);
+    }
+
+    #[test]
+    fn work_in_progress_and_later_work_can_be_hurried() {
+        let executor = IdleClass::default();
+        let (begun, is_begun) = channel();
+        let (hurried, is_hurried) = channel();
+        let is_hurried = Mutex::new(is_hurried);
+        thread::scope(|scope| {
+            let working = scope.spawn(|| {
+                let mut seen = None;
+                executor.run(&mut || {
+                    begun.send(()).unwrap();
+                    is_hurried.lock().unwrap().recv().unwrap();
+                    let is_ordinary = is_policy(libc::SCHED_OTHER);
+                    // Not everybody may leave the idle class.
+                    seen = Some(is_ordinary || schedule(0, libc::SCHED_OTHER).is_err());
+                });
+                seen
+            });
+            is_begun.recv().unwrap();
+            executor.hurry();
+            hurried.send(()).unwrap();
+            assert_eq!(working.join().unwrap(), Some(true));
+        });
+        let mut is_ordinary = false;
+        executor.run(&mut || is_ordinary = is_policy(libc::SCHED_OTHER));
+        assert!(is_ordinary);
+        assert!(executor.threads().at_work.is_empty());
+    }
+
+    #[test]
+    fn work_that_panicked_is_no_longer_at_work() {
+        let executor = IdleClass::default();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            executor.run(&mut || panic!("broken work"));
+        }));
+        assert!(panicked.is_err() && executor.threads().at_work.is_empty());
     }
 
     #[test]
     #[should_panic(expected = "broken work")]
     fn a_panic_reaches_the_caller() {
-        run_in_background(&mut || panic!("broken work"));
+        IdleClass::default().run(&mut || panic!("broken work"));
     }
 }

@@ -1,11 +1,12 @@
 //! Starting, stopping, listing and pausing background work.
 
+use crate::background::IdleClass;
 use crate::collector::Collector;
 use crate::handle::JobHandle;
 use crate::job::{JobSelection, JobStatus, SteerError};
 use crate::registry::JobRegistry;
 use crate::thread::{JobThread, Signal};
-use crate::{accounting, background, collector, finder, scrub};
+use crate::{accounting, collector, finder, scrub};
 use onefold_store::{Result, Store};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,6 +28,7 @@ pub struct Maintenance {
     pub(crate) signal: Arc<Signal>,
     registry: Arc<JobRegistry>,
     pub(crate) latency_budget: Duration,
+    idle_class: Arc<IdleClass>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -37,7 +39,9 @@ impl Maintenance {
     ///
     /// Where the system gives no thread.
     pub fn start(store: Arc<Store>, options: MaintenanceOptions) -> io::Result<Self> {
-        store.set_background_executor(background::run_in_background);
+        let idle_class = Arc::<IdleClass>::default();
+        let executor = Arc::clone(&idle_class);
+        store.set_background_executor(Box::new(move |work| executor.run(work)));
         let signal = Arc::default();
         let [finder, collector, accountant, scrubber] =
             std::array::from_fn(|_| JobThread::new(&signal));
@@ -63,6 +67,7 @@ impl Maintenance {
             signal,
             registry: Arc::new(registry),
             latency_budget: options.latency_budget,
+            idle_class,
             threads: Mutex::new(Vec::new()),
         };
         // Dropped on the way out of a failure, it ends the first threads when another fails.
@@ -151,9 +156,11 @@ impl Maintenance {
         self.signal.flags().is_stopping
     }
 
-    /// Ends the threads and waits for that: for the batch in progress, at most one of each job.
+    /// Ends the threads and waits for that: for the batch in progress, at most one of each job. It is
+    /// hurried, because on a busy host it may have been waiting for an idle processor for minutes.
     pub fn stop(&self) {
         self.signal.change(|flags| flags.is_stopping = true);
+        self.idle_class.hurry();
         let threads = {
             let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *threads)

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use onefold_metadata::sync::AtomicU64;
 
 /// Runs work to its end and returns, once.
-pub type BackgroundExecutor = fn(&mut (dyn FnMut() + Send));
+pub type BackgroundExecutor = Box<dyn Fn(&mut (dyn FnMut() + Send)) + Send + Sync>;
 
 /// The executor, and the work in progress.
 #[derive(Default)]
@@ -72,7 +72,7 @@ mod tests {
     fn work_counts_for_as_long_as_it_is_under_way_even_if_it_panics() {
         let background = BackgroundWork::default();
         assert!(!background.run(|| background.is_working()), "nobody is set");
-        background.set(|work| work());
+        background.set(Box::new(|work| work()));
         assert!(background.run(|| background.is_working()));
         assert!(!background.is_working());
         let panicked = catch_unwind(AssertUnwindSafe(|| {
