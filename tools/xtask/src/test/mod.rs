@@ -4,7 +4,8 @@
 //! tool is installed or is a failure. The one exception, cargo-deny, which takes long to build, is
 //! named in a closing line if it is missing: nothing is left out silently.
 //!
-//! Steps that mostly wait run beside those that compute. Their output appears at their end.
+//! Two steps run at a time, and from when the product is built one of them mostly waits. Its output
+//! appears at its end.
 
 mod steps;
 
@@ -69,14 +70,14 @@ fn perform_all(workspace: &Workspace, steps: &[&'static Step]) -> Vec<Outcome> {
     let mut outcomes: Vec<Outcome> = of(|work| matches!(work, Work::Alone(_)))
         .map(perform)
         .collect();
-    let waited = std::thread::scope(|scope| {
-        let waiting = of(|work| matches!(work, Work::Waiting(_) | Work::Accepting(_)));
-        let waiting = scope.spawn(move || waiting.map(perform).collect::<Vec<_>>());
+    let besides = std::thread::scope(|scope| {
+        let beside = of(|work| matches!(work, Work::Beside(_) | Work::Accepting(_)));
+        let beside = scope.spawn(move || beside.map(perform).collect::<Vec<_>>());
         outcomes.extend(of(|work| matches!(work, Work::Computing(_))).map(perform));
-        waiting.join()
+        beside.join()
     });
     // A panic of the other thread is one of this run.
-    outcomes.extend(waited.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    outcomes.extend(besides.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     outcomes
 }
 
@@ -89,7 +90,7 @@ fn perform(workspace: &Workspace, step: &'static Step) -> Outcome {
             println!("\n=== {name}");
             (String::new(), work(workspace).err())
         }
-        Work::Waiting(work) => {
+        Work::Beside(work) => {
             let mut said = beside();
             let error = work(workspace, &mut said).err();
             (said, error)

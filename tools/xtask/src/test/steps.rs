@@ -35,16 +35,17 @@ pub(super) enum Work {
     /// By itself, before all others: its time, or its result, depends on an idle machine; or it
     /// takes no time.
     Alone(fn(&Workspace) -> Result<()>),
-    /// Keeps processors busy, one step after another.
+    /// One step after another.
     Computing(fn(&Workspace) -> Result<()>),
-    /// One after another beside the steps that compute, because they mostly wait, for servers, kills
-    /// and disks. What they print is kept until their end. None of them judges durations.
-    Waiting(fn(&Workspace, &mut String) -> Result<()>),
+    /// One after another beside those. What they print is kept until their end. While the product is
+    /// built they compute, too; later they mostly wait, for servers, kills, disks and the finder, and the
+    /// others leave them a processor. None of them judges durations.
+    Beside(fn(&Workspace, &mut String) -> Result<()>),
     /// The same, as calls of `onefold-acceptance`.
     Accepting(&'static [&'static [&'static str]]),
 }
 
-use Work::{Accepting, Alone, Computing, Waiting};
+use Work::{Accepting, Alone, Beside, Computing};
 
 /// Cheap and frequent faults first.
 pub(super) const STEPS: &[Step] = &[
@@ -58,12 +59,12 @@ pub(super) const STEPS: &[Step] = &[
     step("product", Computing(build)),
     step("simulation", Computing(simulation)),
     step("schedules", Computing(schedules)),
-    step("model check", Computing(model_check)),
     step("stress", Computing(stress)),
-    step("fuzz targets", Computing(fuzz_targets)),
     step("benchmark of the index", Computing(index_benchmark)),
     step("sharing", Computing(sharing)),
-    step("unit and integration tests", Waiting(unit_tests)),
+    step("fuzz targets", Beside(fuzz_targets)),
+    step("model check", Beside(model_check)),
+    step("unit and integration tests", Beside(unit_tests)),
     step("documents", Accepting(&[&["docs"]])),
     step("clients", Accepting(&[&["clients"]])),
     step(
@@ -122,7 +123,7 @@ pub(super) const STEPS: &[Step] = &[
         ]]),
     ),
     step("demo", Accepting(&[&["demo"]])),
-    step("fuzzing", Waiting(fuzzing)),
+    step("fuzzing", Beside(fuzzing)),
 ];
 
 /// The step that needs cargo-deny.
@@ -240,13 +241,15 @@ fn build(workspace: &Workspace) -> Result<()> {
 }
 
 /// The real engine and store on a simulated disk. In release mode, because its worth is in the
-/// number of runs; the feature switches the guards' switches in. Every commit tries other seeds.
+/// number of runs; the feature switches the guards' switches in. Every commit tries other seeds. One
+/// test at a time: the steps beside it have finders, which work only when a processor is idle.
 fn simulation(workspace: &Workspace) -> Result<()> {
     let base = simulation_base(workspace)?;
     println!("seeds from {base} + 1 on (ONEFOLD_SIM_BASE={base})");
     workspace
         .cargo()
         .env("ONEFOLD_SIM_BASE", base.to_string())
+        .env("RUST_TEST_THREADS", "1")
         .args(CARGO_TEST)
         .args(["--release", "-p", "onefold-store"])
         .args(["--features", "simulation", "--test", "simulation"])
@@ -276,6 +279,7 @@ fn base_of(commit: &str) -> Option<u64> {
 fn schedules(workspace: &Workspace) -> Result<()> {
     workspace
         .cargo()
+        .env("RUST_TEST_THREADS", "1")
         .args(CARGO_TEST)
         .args([
             "--release",
@@ -303,19 +307,17 @@ fn stress(workspace: &Workspace) -> Result<()> {
 }
 
 /// The protocol's model, searched as far as its documentation says.
-fn model_check(workspace: &Workspace) -> Result<()> {
-    cargo_once(workspace)
+fn model_check(workspace: &Workspace, said: &mut String) -> Result<()> {
+    let search = cargo_once(workspace)
         .args(CARGO_TEST)
-        .args(["-p", "onefold-model"])
-        .show()
+        .args(["-p", "onefold-model"]);
+    keep(search, said)
 }
 
-/// Here because it computes; the fuzzing itself uses one processor.
-fn fuzz_targets(workspace: &Workspace) -> Result<()> {
+fn fuzz_targets(workspace: &Workspace, _: &mut String) -> Result<()> {
     fuzz::build(workspace, None)
 }
 
-/// Last of the steps that wait: one processor is free by then.
 fn fuzzing(workspace: &Workspace, said: &mut String) -> Result<()> {
     let arguments = fuzz::Arguments {
         seconds: FUZZ_SECONDS,
