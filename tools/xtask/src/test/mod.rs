@@ -70,14 +70,14 @@ fn perform_all(workspace: &Workspace, steps: &[&'static Step]) -> Vec<Outcome> {
     let mut outcomes: Vec<Outcome> = of(|work| matches!(work, Work::Alone(_)))
         .map(perform)
         .collect();
-    let besides = std::thread::scope(|scope| {
+    let outcomes_beside = std::thread::scope(|scope| {
         let beside = of(|work| matches!(work, Work::Beside(_) | Work::Accepting(_)));
         let beside = scope.spawn(move || beside.map(perform).collect::<Vec<_>>());
         outcomes.extend(of(|work| matches!(work, Work::Computing(_))).map(perform));
         beside.join()
     });
     // A panic of the other thread is one of this run.
-    outcomes.extend(besides.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    outcomes.extend(outcomes_beside.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     outcomes
 }
 

@@ -35,11 +35,11 @@ pub(super) enum Work {
     /// By itself, before all others: its time, or its result, depends on an idle machine; or it
     /// takes no time.
     Alone(fn(&Workspace) -> Result<()>),
-    /// One step after another.
+    /// One after another. Keeps processors busy.
     Computing(fn(&Workspace) -> Result<()>),
     /// One after another beside those. What they print is kept until their end. While the product is
-    /// built they compute, too; later they mostly wait, for servers, kills, disks and the finder, and the
-    /// others leave them a processor. None of them judges durations.
+    /// built they compute, too; later they mostly wait, for servers, kills, disks and the finder, which
+    /// works only on an idle processor. None of them judges durations.
     Beside(fn(&Workspace, &mut String) -> Result<()>),
     /// The same, as calls of `onefold-acceptance`.
     Accepting(&'static [&'static [&'static str]]),
