@@ -49,6 +49,12 @@ impl World {
         self.verify()
     }
 
+    /// Stops the machine, if it did not stop by itself, and drops what its process held.
+    pub(crate) fn stop(&self) {
+        self.engine().halt();
+        self.close_handles();
+    }
+
     /// Stops the machine, if it did not stop by itself, brings it back and opens the pool.
     /// Returns whether the pool is open: not if the opening was cut short as well.
     pub(crate) fn crash_and_open(&self, recovery: Recovery) -> Result<bool, Stop> {

@@ -337,16 +337,21 @@ fn unsharing(world: &Arc<World>) -> Step {
     world.flush(a)
 }
 
-/// A script stopped at I/O `n`, recovered, and used again.
-fn stopped_at(n: u64, world: &Arc<World>, script: Script, kind: CrashKind) -> Step {
+/// Opens the pool, and stops a script at I/O `n`.
+fn stop_at(n: u64, world: &Arc<World>, script: Script) -> Step {
     world
         .open(8 * MIB)
         .map_err(|error| Violation(error.to_string()))?;
     world.engine().crash_after(n);
     match script(world) {
-        Ok(()) | Err(Stop::Crashed) => {}
+        Ok(()) | Err(Stop::Crashed) => world.stop(),
         stop => return stop,
     }
+    Ok(())
+}
+
+/// Recovers a stopped machine, and uses it again.
+fn recovered(world: &World, kind: CrashKind) -> Step {
     let recovery = Recovery {
         kind,
         ..Recovery::POWER_LOSS
@@ -377,6 +382,9 @@ fn stop_everywhere(index: IndexKind, script: Script, ios_min: u64) -> Coverage {
     stop_everywhere_in(&CreateOptions { index, ..OPTIONS }, script, ios_min)
 }
 
+/// The scripts' contents, and the remains of unsynced writes, follow from these.
+const SEEDS: u64 = 3;
+
 /// The same in another pool.
 pub(crate) fn stop_everywhere_in(
     options: &CreateOptions,
@@ -389,17 +397,24 @@ pub(crate) fn stop_everywhere_in(
     let ios = whole.engine().io_count() - before;
     assert!(ios > ios_min, "the script became shorter: {ios} I/Os");
     let outcomes = [
-        (1, CrashKind::PowerLoss),
-        (2, CrashKind::PowerLoss),
-        (3, CrashKind::PowerLoss),
-        (1, CrashKind::ProcessKilled),
+        CrashKind::PowerLoss,
+        CrashKind::PowerLoss,
+        CrashKind::PowerLoss,
+        CrashKind::ProcessKilled,
     ];
     let mut coverage = whole.state().coverage.clone();
     for n in 1..=ios + 1 {
-        for (seed, kind) in outcomes {
-            let world = World::new(seed, options);
-            if let Err(stop) = stopped_at(n, &world, script, kind) {
-                panic!("stopped at I/O {n} of {ios}, {kind:?}, seed {seed}: {stop:?}");
+        let seed = 1 + n % SEEDS;
+        let stopped = World::new(seed, options);
+        let at = format!("stopped at I/O {n} of {ios}, seed {seed}");
+        if let Err(stop) = stop_at(n, &stopped, script) {
+            panic!("{at}: {stop:?}");
+        }
+        coverage.add(&stopped.state().coverage);
+        for (outcome, kind) in outcomes.into_iter().enumerate() {
+            let world = stopped.stopped_copy();
+            if let Err(stop) = recovered(&world, kind) {
+                panic!("{at}, outcome {outcome}, {kind:?}: {stop:?}");
             }
             coverage.add(&world.state().coverage);
         }

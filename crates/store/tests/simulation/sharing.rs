@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use onefold_engine::Part;
 use onefold_engine::simulated::Op;
@@ -88,7 +89,7 @@ impl World {
         Ok(())
     }
 
-    fn put_import_back(&self, import: Import, volume: VolumeModel) {
+    fn put_import_back(&self, import: Arc<Import>, volume: VolumeModel) {
         self.state().import = Some((import, volume));
     }
 

@@ -39,7 +39,7 @@ pub(crate) fn violation(message: impl Into<String>) -> Stop {
 }
 
 /// A change of the catalogue that may or may not have happened.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Pending {
     Create(VolumeModel),
     Delete(u64),
@@ -68,6 +68,7 @@ struct Room {
     hooks_run: u64,
 }
 
+#[derive(Clone)]
 pub(crate) struct State {
     pub(crate) engine: SimulatedEngine,
     pub(crate) store: Option<Arc<Store>>,
@@ -76,7 +77,7 @@ pub(crate) struct State {
     /// Bytes that the pool may have: one size, unless it was being changed when the machine stopped.
     pub(crate) pool_sizes: Vec<u64>,
     pub(crate) volumes: Vec<VolumeModel>,
-    pub(crate) import: Option<(Import, VolumeModel)>,
+    pub(crate) import: Option<(Arc<Import>, VolumeModel)>,
     pub(crate) pending: Option<Pending>,
     pub(crate) random: Random,
     pub(crate) coverage: Coverage,
@@ -175,6 +176,14 @@ impl World {
         let world = Self::new(seed, options);
         world.open(LITTLE_MEMORY).unwrap();
         world
+    }
+
+    /// The same machine, stopped, with events of its own: each copy may come back in another state.
+    pub(crate) fn stopped_copy(&self) -> Arc<Self> {
+        let mut state = self.state().clone();
+        assert!(state.engine.is_crashed() && state.store.is_none());
+        state.coverage = Coverage::default();
+        Arc::new(Self(Mutex::new(state)))
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -781,7 +790,7 @@ impl World {
         })?;
         let mut state = self.state();
         state.must_reopen |= import.is_none();
-        state.import = import.map(|import| (import, volume));
+        state.import = import.map(|import| (Arc::new(import), volume));
         Ok(())
     }
 
@@ -817,6 +826,7 @@ impl World {
         // Finishing begins with a flush of its own: if the volume appears, it is complete.
         let asked = volume.now();
         volume.flushed(asked);
+        let import = Arc::into_inner(import).expect("nobody else imports");
         self.catalogue_change(Pending::Create(volume), || import.finish())
     }
 
