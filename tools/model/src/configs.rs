@@ -560,6 +560,7 @@ pub fn where_it_matters(guard: Guard) -> &'static str {
         | Guard::HitStillValid
         | Guard::ClaimsBeforeRelease => "inline-batch",
         Guard::CountIntentDurable => "inline-checkpoint",
+        Guard::RebuildCountsHits => "inline-announced",
         Guard::HitSettled | Guard::HitNotBad | Guard::RebuildLessClaims => "inline-rebuild",
         Guard::HitOfThisIndex => "inline-repair",
         Guard::CountKnownRow => "inline-damage",

@@ -105,6 +105,8 @@ guards! {
         "rebuild: an index that was lost is counted again before any batch goes on";
     RebuildSkipsUnpublished, "rebuild-skips-unpublished", "P4",
         "rebuild: entries that the open batch has still to publish are not counted";
+    RebuildCountsHits, "rebuild-counts-hits", "P3",
+        "rebuild: an announced entry that a hit has given another block is counted";
     RebuildCountsQueue, "rebuild-counts-queue", "P3",
         "rebuild: references in the queue are counted";
     RebuildCountsCollected, "rebuild-counts-collected", "P3",

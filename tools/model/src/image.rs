@@ -122,6 +122,12 @@ impl OpenBatch {
         &self.items[usize::from(self.done)..]
     }
 
+    /// Whether an item at `lba` of `layer` is still to be settled, whatever the entry names by now.
+    pub fn has_announced(&self, layer: LayerId, lba: Lba) -> bool {
+        let mut unsettled = self.unsettled().iter();
+        self.kind == BatchKind::Finder(layer) && unsettled.any(|item| item.lba == lba)
+    }
+
     /// Whether the item at `lba` of `layer`, which names `block`, is still to be settled.
     pub fn has_unsettled(&self, layer: LayerId, lba: Lba, block: Block) -> bool {
         let mut unsettled = self.unsettled().iter();

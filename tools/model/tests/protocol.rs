@@ -47,7 +47,12 @@ const LAYERS: &[&str] = &[
     "clone-reads",
 ];
 const INLINE: &[&str] = &["inline", "inline-reuse", "inline-batch"];
-const INLINE_REBUILD: &[&str] = &["inline-rebuild", "inline-repair", "inline-damage"];
+const INLINE_REBUILD: &[&str] = &[
+    "inline-rebuild",
+    "inline-announced",
+    "inline-repair",
+    "inline-damage",
+];
 const INLINE_LAYERS: &[&str] = &["inline-snapshot", "inline-checkpoint"];
 
 #[test]

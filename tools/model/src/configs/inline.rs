@@ -134,6 +134,27 @@ fn counted_again() -> Vec<Config> {
             ..two()
         },
         Config {
+            name: "inline-announced",
+            index_in_memory: true,
+            blocks: 2,
+            contents: 1,
+            budget: Budget {
+                writes: 2,
+                finds: 2,
+                lookups: 1,
+                counts: 1,
+                kills: 1,
+                ..NOTHING
+            },
+            milestones: &[
+                Milestone::Hit,
+                Milestone::Dangling,
+                Milestone::FinderResumed,
+                Milestone::ClaimsCountedAgain,
+            ],
+            ..two()
+        },
+        Config {
             name: "inline-repair",
             blocks: 2,
             contents: 1,
