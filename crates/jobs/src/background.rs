@@ -105,7 +105,7 @@ impl Drop for AtWork<'_> {
     }
 }
 
-fn schedule(thread: pid_t, policy: libc::c_int) -> io::Result<()> {
+pub(crate) fn schedule(thread: pid_t, policy: libc::c_int) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: the parameters outlive the call, which only reads them.
     match unsafe { libc::sched_setscheduler(thread, policy, &raw const parameters) } {
@@ -115,7 +115,7 @@ fn schedule(thread: pid_t, policy: libc::c_int) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
@@ -129,7 +129,7 @@ mod tests {
         })
     }
 
-    fn is_policy(expected: libc::c_int) -> bool {
+    pub(crate) fn is_policy(expected: libc::c_int) -> bool {
         policy().is_none_or(|policy| policy == expected.to_string())
     }
 

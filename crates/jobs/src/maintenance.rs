@@ -186,3 +186,67 @@ impl Drop for Maintenance {
         self.stop();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use libc::{SCHED_IDLE, SCHED_OTHER};
+    use onefold_engine::Part;
+    use onefold_engine::simulated::{Op, SimulatedEngine, When};
+    use onefold_store::{Blocking, CreateOptions, OpenOptions, VolumeOptions};
+
+    use super::*;
+    use crate::background::{schedule, tests::is_policy};
+
+    /// Not everybody may leave the idle class.
+    fn may_leave_the_idle_class() -> bool {
+        let tried = || {
+            schedule(0, SCHED_IDLE).unwrap();
+            schedule(0, SCHED_OTHER).is_ok()
+        };
+        thread::spawn(tried).join().unwrap()
+    }
+
+    #[test]
+    fn a_stop_hurries_the_batch_in_progress() {
+        if !may_leave_the_idle_class() {
+            return;
+        }
+        let engine = Arc::new(SimulatedEngine::new(1));
+        let options = CreateOptions {
+            size_bytes: 64 << 20,
+            ..CreateOptions::default()
+        };
+        Store::create(&*engine, &options).unwrap();
+        let (store, _) = Store::open(engine.clone(), &OpenOptions::default()).unwrap();
+        let once = VolumeOptions {
+            cold_passes: 1,
+            interval_seconds: 1,
+            ..VolumeOptions::new(1 << 20)
+        };
+        store.create_volume("vm", &once).unwrap();
+        let volume = store.volume("vm").unwrap();
+        volume.write(0, &[1; 1 << 20], Blocking::Yes).unwrap();
+        volume.flush().unwrap();
+        let (begun, is_begun) = channel();
+        let (ended, is_hurried) = channel();
+        let fingerprinting = move || {
+            begun.send(is_policy(SCHED_IDLE)).unwrap();
+            let hurried = (0..6000).any(|_| {
+                thread::sleep(Duration::from_millis(10));
+                is_policy(SCHED_OTHER)
+            });
+            ended.send(hurried).unwrap();
+        };
+        engine.on_next_io(Part::Data, Op::Read, When::Before, Box::new(fingerprinting));
+        let options = MaintenanceOptions {
+            latency_budget: Duration::from_millis(100),
+            accounting_interval: Duration::from_secs(3600),
+        };
+        let maintenance = Maintenance::start(store, options).unwrap();
+        assert!(is_begun.recv().unwrap());
+        maintenance.stop();
+        assert!(is_hurried.recv().unwrap());
+    }
+}
