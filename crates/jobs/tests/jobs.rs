@@ -403,7 +403,9 @@ fn a_volume_may_be_deleted_at_any_time() {
     wait_until("all is given back", || {
         store.stat().unwrap().physical_blocks == 0
     });
-    wait_until("the deletions are done", || !store.has_deletion_to_do());
+    wait_until("the deletions are done", || {
+        store.next_deletion_failures().is_none()
+    });
     let jobs = maintenance.jobs().unwrap();
     let kinds: Vec<JobKind> = jobs.iter().map(|job| job.kind).collect();
     assert_eq!(kinds, [JobKind::Collector, JobKind::Deletion], "{jobs:?}");
@@ -447,7 +449,9 @@ fn a_deletion_that_fails_is_listed_and_the_others_are_done() {
         (done.counts.deleted, done.backlog_blocks) == (200, 0)
     });
     engine.clear_unreadable(Part::Meta);
-    wait_until("it is tried again", || !store.has_deletion_to_do());
+    wait_until("it is tried again", || {
+        store.next_deletion_failures().is_none()
+    });
     wait_until("nothing is listed as failed", || deletions().len() == 1);
     drop(maintenance);
     assert_eq!(store.check(false, &mut |_| {}).unwrap().findings, 0);

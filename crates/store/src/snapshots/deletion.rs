@@ -139,12 +139,6 @@ impl Store {
         done.map(|_| Some(before - layer.logical_blocks()))
     }
 
-    /// Whether [`Store::deletion_step`] would find something to do.
-    #[must_use]
-    pub fn has_deletion_to_do(&self) -> bool {
-        self.deletions.next().is_some()
-    }
-
     /// How often in a row the deletion that goes next has failed; nothing where none has anything to
     /// do.
     #[must_use]
