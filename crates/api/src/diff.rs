@@ -3,7 +3,6 @@
 use clap::Args;
 use onefold_store::{Blocking, Change, ChangedExtent};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::error::{Error, Result};
 use crate::limits::DIFF_EXTENTS_MAX;
@@ -11,7 +10,8 @@ use crate::request::{Report, Request};
 use crate::service::Service;
 
 /// Lists the differences of a snapshot or volume from an older one of the same family, a page at a time.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotDiff {
     /// The older state.
     #[arg(value_name = "VOLUME[@SNAPSHOT]")]
@@ -26,7 +26,8 @@ pub struct SnapshotDiff {
 }
 
 /// Where the next page begins. The numbers identify both states, since a name may be reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NextPage {
     /// First byte of the page.
     offset: u64,
@@ -35,7 +36,8 @@ pub struct NextPage {
 }
 
 /// One page of the list.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DiffPage {
     /// Size of the older state.
     pub since_size_bytes: u64,
@@ -48,7 +50,8 @@ pub struct DiffPage {
 }
 
 /// A run of bytes that may differ.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DiffExtent {
     /// Its first byte.
     pub offset: u64,
@@ -59,7 +62,8 @@ pub struct DiffExtent {
 }
 
 /// Content of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DiffContent {
     /// Data.

@@ -8,13 +8,13 @@ use std::io;
 
 use onefold_store::{StoreError, StoreErrorKind};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 /// The result of a request.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// The kind of a failure: programs decide by it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
     /// The request makes no sense, whatever the state of the pool.
@@ -36,7 +36,8 @@ pub enum ErrorKind {
 }
 
 /// A failure.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Error {
     /// Its kind.
     pub kind: ErrorKind,

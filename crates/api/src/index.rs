@@ -3,18 +3,19 @@
 use clap::Args;
 use onefold_store::IndexKind;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::error::Result;
 use crate::request::{Report, Request};
 use crate::service::Service;
 
 /// Describes the index.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct IndexStat {}
 
 /// The index as it is now.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct IndexStatReply {
     /// Its back end.
     pub kind: IndexKind,
@@ -60,7 +61,8 @@ impl Request for IndexStat {
 }
 
 /// Rebuilds the index by reading every shared block of the pool.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct IndexRebuild {}
 
 impl Request for IndexRebuild {
@@ -74,7 +76,8 @@ impl Request for IndexRebuild {
 }
 
 /// Converts the index to another back end, by copying its rows.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct IndexConvert {
     /// The new back end.
     #[arg(long = "to", value_enum, value_name = "KIND")]

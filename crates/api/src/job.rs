@@ -3,14 +3,14 @@
 use clap::Args;
 use onefold_jobs::{JobKind, JobSelection, JobStatus, Maintenance};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::error::{Error, Result};
 use crate::request::{Report, Request};
 use crate::service::Service;
 
 /// Selects the jobs to pause or resume.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SelectedJobs {
     /// The job [default: all].
     #[arg(value_enum)]
@@ -39,7 +39,8 @@ impl SelectedJobs {
 }
 
 /// All jobs.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct JobListReply {
     /// One entry for each job.
     pub jobs: Vec<JobStatus>,
@@ -53,7 +54,8 @@ impl JobListReply {
 }
 
 /// Lists all jobs.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct JobList {}
 
 impl Request for JobList {
@@ -66,7 +68,8 @@ impl Request for JobList {
 }
 
 /// Pauses jobs until they are resumed or the daemon restarts. Returns once they rest.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct JobPause {
     #[command(flatten)]
     #[serde(flatten)]
@@ -91,7 +94,8 @@ impl Request for JobPause {
 }
 
 /// Resumes paused jobs.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct JobResume {
     #[command(flatten)]
     #[serde(flatten)]

@@ -1,7 +1,7 @@
 //! Users' requests to onefold, their replies, and the service that carries them out.
 //!
 //! A request is one definition. From it come its arguments on the command line (clap), its JSON on the
-//! control socket (serde), and its part of the [OpenAPI document](openapi::document). The command line
+//! control socket (serde), and its part of the [OpenAPI document](openapi::json). The command line
 //! runs it itself where it has opened the pool, and sends it to the daemon otherwise; so both give the
 //! same answer and refuse the same things.
 //!
@@ -18,7 +18,7 @@
 //! | [`transfer`] | import and export, which move data beside the request |
 //! | `options.rs` `size.rs` | options of volumes; sizes as people write them |
 //! | `error.rs` | a failure, its kind and its message |
-//! | `openapi.rs` | the OpenAPI document |
+//! | `openapi.rs` `openapi_document.rs` | the OpenAPI document, and how it is made |
 //! | [`limits`] | every bound, with its reason |
 
 mod diff;
@@ -28,6 +28,8 @@ mod job;
 pub mod limits;
 mod measure;
 pub mod openapi;
+#[cfg(feature = "openapi")]
+mod openapi_document;
 mod options;
 mod pool;
 mod request;

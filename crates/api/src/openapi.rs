@@ -1,196 +1,45 @@
-//! The OpenAPI document of the control socket, made from the requests themselves.
+//! The OpenAPI document of the control socket.
+//!
+//! It is made from the requests themselves, by the contract test, and is part of the sources: the
+//! product needs no code that makes it again.
 
-use utoipa::openapi::content::Content;
-use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathItem, Paths};
-use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
-use utoipa::openapi::schema::{AllOfBuilder, ObjectBuilder, OneOfBuilder, Schema, Type};
-use utoipa::openapi::{
-    Components, ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder, OpenApiVersion,
-    PathsBuilder, Ref, RefOr, Required, ResponseBuilder, ResponsesBuilder,
-};
-use utoipa::{PartialSchema, ToSchema};
+#[cfg(feature = "openapi")]
+pub use crate::openapi_document::document;
 
-use crate::error::Error;
-use crate::request::{Request, SCHEMA_VERSION};
-use crate::requests::{Visitor, visit_requests};
-use crate::transfer::{
-    Export, IMPORT_PATH, MetadataExport, VolumeExport, VolumeImport, VolumeImportReply,
-};
+/// Of a request or reply: the document can describe it. Every type is, where no document is made.
+#[cfg(feature = "openapi")]
+pub use utoipa::ToSchema as Described;
 
-/// An answer is a line of JSON for each event.
-const LINES: &str = "application/jsonl";
+/// Of a request or reply: the document can describe it. Every type is, where no document is made.
+#[cfg(not(feature = "openapi"))]
+pub trait Described {}
 
-/// Pieces of an image: see the module of the control socket.
-const PIECES: &str = "application/octet-stream";
+#[cfg(not(feature = "openapi"))]
+impl<T> Described for T {}
+
+/// The document that was agreed upon.
+const AGREED: &str = include_str!("../openapi.json");
+
+/// The place of the version in it.
+const VERSION: &str = "\"version\": \"1\"";
 
 /// The document for this version of onefold.
 #[must_use]
-pub fn document(version: &str) -> OpenApi {
-    let mut builder = Builder {
-        paths: PathsBuilder::new(),
-        schemas: Vec::new(),
-    };
-    builder.schema::<Error>();
-    visit_requests(&mut builder);
-    builder.import();
-    builder.export::<VolumeExport>();
-    builder.export::<MetadataExport>();
-    let info = InfoBuilder::new()
-        .title("onefold")
-        .version(version)
-        .description(Some(
-            "Requests to the daemon over the pool's control socket. Each is a POST with a JSON body; the \
-             answer is a line of JSON for each event: any number of progress reports, then a result or an \
-             error.",
-        ));
-    OpenApiBuilder::new()
-        // Answers of several lines have been part of it since this version.
-        .openapi(OpenApiVersion::Version32)
-        .info(info.build())
-        .paths(builder.paths.build())
-        .components(Some(components(builder.schemas)))
-        .build()
+pub fn json(version: &str) -> String {
+    AGREED.replacen(VERSION, &format!("\"version\": \"{version}\""), 1)
 }
 
-fn components(mut schemas: Vec<(String, RefOr<Schema>)>) -> Components {
-    schemas.sort_by(|(one, _), (other, _)| one.cmp(other));
-    schemas.dedup_by(|(one, _), (other, _)| one == other);
-    ComponentsBuilder::new().schemas_from_iter(schemas).build()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-struct Builder {
-    paths: PathsBuilder,
-    schemas: Vec<(String, RefOr<Schema>)>,
-}
-
-impl Visitor for Builder {
-    fn request<R: Request>(&mut self) {
-        self.schema::<R>();
-        self.schema::<R::Reply>();
-        let body = RequestBodyBuilder::new()
-            .required(Some(Required::True))
-            .content("application/json", content(reference::<R>()))
-            .build();
-        self.operation::<R>(R::PATH, body, LINES, Some(events(reference::<R::Reply>())));
+    #[test]
+    fn only_the_version_differs() {
+        let document: serde_json::Value = serde_json::from_str(&json("1.2.3")).unwrap();
+        let mut agreed: serde_json::Value = serde_json::from_str(AGREED).unwrap();
+        assert_eq!(document["info"]["version"], "1.2.3");
+        assert_eq!(agreed["info"]["version"], "1");
+        agreed["info"]["version"] = "1.2.3".into();
+        assert_eq!(document, agreed);
     }
-}
-
-impl Builder {
-    fn schema<T: ToSchema>(&mut self) {
-        self.schemas.push((T::name().into_owned(), T::schema()));
-        T::schemas(&mut self.schemas);
-    }
-
-    fn import(&mut self) {
-        self.schema::<VolumeImport>();
-        self.schema::<VolumeImportReply>();
-        let body = RequestBodyBuilder::new()
-            .required(Some(Required::True))
-            .description(Some(
-                "The image, in pieces; the request itself is the header onefold-request.",
-            ))
-            .content(PIECES, Content::default())
-            .build();
-        let events = events(reference::<VolumeImportReply>());
-        self.operation::<VolumeImport>(IMPORT_PATH, body, LINES, Some(events));
-    }
-
-    fn export<E: Export>(&mut self) {
-        self.schema::<E>();
-        let body = RequestBodyBuilder::new()
-            .required(Some(Required::True))
-            .content("application/json", content(reference::<E>()))
-            .build();
-        self.operation::<E>(E::PATH, body, PIECES, None);
-    }
-
-    /// A POST to `path`, described as the request's type is.
-    fn operation<T: PartialSchema>(
-        &mut self,
-        path: &str,
-        body: RequestBody,
-        answer_type: &str,
-        answer: Option<Schema>,
-    ) {
-        let id = path.trim_start_matches("/v1/").replace(['/', '-'], "_");
-        let tag = id.split('_').next().unwrap_or_default().to_owned();
-        let answer = Content::builder().item_schema(answer).build();
-        let refusal = ResponseBuilder::new()
-            .description(
-                "The request was refused or failed: an error event, kind and message in it",
-            )
-            .content(
-                LINES,
-                Content::builder().item_schema(Some(failure())).build(),
-            );
-        let responses = ResponsesBuilder::new()
-            .response(
-                "200",
-                ResponseBuilder::new()
-                    .description("The events of the request")
-                    .content(answer_type, answer),
-            )
-            .response("default", refusal);
-        let operation = OperationBuilder::new()
-            .operation_id(Some(id))
-            .tag(tag)
-            .summary(summary(&T::schema()))
-            .request_body(Some(body))
-            .responses(responses.build());
-        let item = PathItem::new(HttpMethod::Post, operation.build());
-        self.paths = std::mem::replace(&mut self.paths, Paths::builder()).path(path, item);
-    }
-}
-
-fn content(schema: Ref) -> Content {
-    Content::new(Some(schema))
-}
-
-fn reference<T: ToSchema>() -> Ref {
-    Ref::from_schema_name(T::name())
-}
-
-/// The description of a type is that of its requests.
-fn summary(schema: &RefOr<Schema>) -> Option<String> {
-    match schema {
-        RefOr::T(Schema::Object(object)) => object.description.clone(),
-        RefOr::T(Schema::AllOf(parts)) => parts.description.clone(),
-        _ => None,
-    }
-}
-
-/// One line of an answer.
-fn events(reply: Ref) -> Schema {
-    let number = || ObjectBuilder::new().schema_type(Type::Integer);
-    let version = ObjectBuilder::new()
-        .property(
-            "schema_version",
-            number().enum_values(Some([SCHEMA_VERSION])),
-        )
-        .required("schema_version");
-    let result = ObjectBuilder::new()
-        .property("result", AllOfBuilder::new().item(version).item(reply))
-        .required("result");
-    let progress = ObjectBuilder::new()
-        .property(
-            "progress",
-            ObjectBuilder::new()
-                .property("done", number())
-                .required("done")
-                .property("all", number())
-                .required("all"),
-        )
-        .required("progress");
-    OneOfBuilder::new()
-        .item(progress)
-        .item(result)
-        .item(failure())
-        .into()
-}
-
-fn failure() -> Schema {
-    ObjectBuilder::new()
-        .property("error", reference::<Error>())
-        .required("error")
-        .into()
 }

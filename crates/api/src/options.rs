@@ -4,7 +4,6 @@ use clap::builder::RangedI64ValueParser;
 use clap::value_parser;
 use onefold_store::{DedupMode, VolumeOptions};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::error::{Error, Result};
 use crate::service::check_domain;
@@ -40,7 +39,8 @@ pub(crate) fn parse_switch(text: &str) -> std::result::Result<bool, String> {
 }
 
 /// How a new volume takes part in deduplication, and its share of the pool.
-#[derive(Debug, Clone, PartialEq, Eq, clap::Args, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default)]
 pub struct NewVolumeOptions {
     /// Whether and when blocks are deduplicated.

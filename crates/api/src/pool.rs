@@ -4,7 +4,6 @@ use clap::Args;
 use onefold_jobs::{JobCounts, Shrunk, dedup_now, keeps_its_size, shrink_to, trim_now};
 use onefold_store::{DedupMode, Finding, IndexKind, SpaceLevel, WhenFull};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::error::{Error, Result};
 use crate::limits::FINDINGS_LISTED_MAX;
@@ -15,11 +14,13 @@ use crate::snapshot::DeletionReply;
 use crate::volume::PlanReply;
 
 /// Describes the pool: blocks and bytes over everything.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolStat {}
 
 /// One volume of [`PoolStatReply`].
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolVolume {
     /// Its name.
     pub name: String,
@@ -41,7 +42,8 @@ pub struct PoolVolume {
 }
 
 /// The pool as it is now. Field names are stable.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolStatReply {
     /// Bytes in a block.
     pub block_size: u32,
@@ -170,11 +172,13 @@ impl Request for PoolStat {
 }
 
 /// Brings the pool to the newest format.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolUpgrade {}
 
 /// The pool's format.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolUpgradeReply {
     /// Major and minor version, as `1.0`.
     pub format: String,
@@ -196,7 +200,8 @@ impl Request for PoolUpgrade {
 }
 
 /// Changes the pool's settings, also while it is in use.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolSet {
     /// How a full pool treats writes.
     #[arg(long, value_enum)]
@@ -204,7 +209,8 @@ pub struct PoolSet {
 }
 
 /// The settings as they are now.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolSetReply {
     /// How a full pool treats writes.
     pub when_full: WhenFull,
@@ -223,7 +229,8 @@ impl Request for PoolSet {
 }
 
 /// Finds and shares all present duplicates, and then releases unused blocks.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolDedup {
     /// Scan only this volume, even if its dedup is off.
     #[arg(long, value_name = "NAME")]
@@ -231,7 +238,8 @@ pub struct PoolDedup {
 }
 
 /// The work of one `pool dedup`.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolDedupReply {
     #[serde(flatten)]
     /// Blocks by outcome.
@@ -273,7 +281,8 @@ impl Request for PoolDedup {
 }
 
 /// Changes the pool's size, also while it is in use.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolResize {
     /// The new size in bytes, rounded up to whole blocks; at most the size of the device, if it is on one.
     #[arg(long = "size", value_name = "SIZE", value_parser = size::parse)]
@@ -365,7 +374,8 @@ impl Request for PoolResize {
 }
 
 /// Proves that every block is accounted for exactly once.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolCheck {
     /// Rebuild free space from the maps where they disagree. Data that cannot be accounted for is never
     /// deleted.
@@ -375,7 +385,8 @@ pub struct PoolCheck {
 }
 
 /// The result of a check.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolCheckReply {
     /// Number of findings.
     pub findings: u64,
@@ -392,7 +403,8 @@ pub struct PoolCheckReply {
 }
 
 /// One finding of a check.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ListedFinding {
     /// The finding, for people.
     pub message: String,
@@ -449,11 +461,13 @@ impl Request for PoolCheck {
 }
 
 /// Returns all free space to the host.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolTrim {}
 
 /// Space of the host before and after.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolTrimReply {
     /// Space that the host had allocated for data before.
     pub before_bytes_on_disk: u64,

@@ -2,9 +2,9 @@
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::error::Result;
+use crate::openapi::Described;
 use crate::service::Service;
 
 /// The version of all JSON documents. A field that is removed, renamed or changes its meaning raises it;
@@ -15,12 +15,12 @@ pub const SCHEMA_VERSION: u32 = 1;
 pub type Report<'a> = &'a mut (dyn FnMut(u64, u64) + Send);
 
 /// One thing to do, and everything needed to do it.
-pub trait Request: Serialize + DeserializeOwned + ToSchema + Send + 'static {
+pub trait Request: Serialize + DeserializeOwned + Described + Send + 'static {
     /// Where the control socket offers it.
     const PATH: &'static str;
 
     /// Its reply.
-    type Reply: Serialize + DeserializeOwned + ToSchema + Send + 'static;
+    type Reply: Serialize + DeserializeOwned + Described + Send + 'static;
 
     /// Refuses requests that every pool would refuse.
     ///

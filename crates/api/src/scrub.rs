@@ -6,7 +6,6 @@ use std::thread;
 use clap::Args;
 use onefold_jobs::{JobKind, JobState, Maintenance, scrub_now};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::error::{Error, Result};
 use crate::limits::{PLACES_LISTED_MAX, SCRUB_POLL_INTERVAL};
@@ -15,7 +14,8 @@ use crate::service::Service;
 use crate::size;
 
 /// Scrubs the pool, or a part of it: reads stored blocks and finds those that have decayed.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolScrub {
     /// Percentage of the pool to scrub, from where the last scrub ended [default: the rest of an interrupted
     /// scrub, else all of it].
@@ -27,11 +27,13 @@ pub struct PoolScrub {
 }
 
 /// Lists the blocks that are known to be bad.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolBadBlocks {}
 
 /// A place where a bad block is mapped.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AffectedPlace {
     /// The volume.
     pub volume: String,
@@ -42,7 +44,8 @@ pub struct AffectedPlace {
 }
 
 /// One bad block.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct BadBlock {
     /// Its address in the pool.
     pub pba: u64,
@@ -57,7 +60,8 @@ pub struct BadBlock {
 }
 
 /// The fault of a bad block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum BlockFault {
     /// The device cannot read it.
@@ -67,7 +71,8 @@ pub enum BlockFault {
 }
 
 /// The progress of scrubbing, and the bad blocks that are known.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolScrubReply {
     /// Blocks of the pool.
     pub pool_blocks: u64,

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use onefold_jobs::Maintenance;
 use onefold_store::{Store, VolumeStat};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::limits::LIST_SEGMENTS_MAX;
@@ -43,7 +42,8 @@ pub trait Clients: Send + Sync {
 }
 
 /// Data of a volume or snapshot, over all layers.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DataReply {
     /// The data that a reader finds; absent where counting it now would take long and it was not counted
     /// before.
@@ -53,7 +53,8 @@ pub struct DataReply {
 }
 
 /// In how many pieces the data of a volume or snapshot is in the pool.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LocalityReply {
     /// Extents of the pool that a reader finds: blocks that are consecutive in the volume and in the pool.
     /// Absent where counting takes long and they were not counted before.

@@ -5,9 +5,6 @@ use std::str::FromStr;
 use clap::Args;
 use onefold_store::{Blocking, Change, DeletionStat};
 use serde::{Deserialize, Serialize};
-use utoipa::openapi::RefOr;
-use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
-use utoipa::{PartialSchema, ToSchema};
 
 use crate::error::{Error, Result};
 use crate::limits::DIFF_EXTENTS_MAX;
@@ -34,16 +31,18 @@ impl SnapshotName {
     }
 }
 
-impl PartialSchema for SnapshotName {
-    fn schema() -> RefOr<Schema> {
-        ObjectBuilder::new()
-            .schema_type(Type::String)
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for SnapshotName {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        utoipa::openapi::ObjectBuilder::new()
+            .schema_type(utoipa::openapi::Type::String)
             .pattern(Some("^[^@]+@[^@]+$"))
             .into()
     }
 }
 
-impl ToSchema for SnapshotName {}
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for SnapshotName {}
 
 impl From<SnapshotName> for String {
     fn from(name: SnapshotName) -> Self {
@@ -74,7 +73,8 @@ impl FromStr for SnapshotName {
 }
 
 /// Creates snapshots of one or several volumes, all at one moment.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotCreate {
     /// The snapshots to create, each of another volume.
     #[arg(value_name = "VOLUME@SNAPSHOT", required = true)]
@@ -82,14 +82,16 @@ pub struct SnapshotCreate {
 }
 
 /// Lists snapshots, of one volume or of all.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotList {
     /// Only the snapshots of this volume.
     pub volume: Option<String>,
 }
 
 /// Snapshots, and deletions of snapshots that are still under way.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotListReply {
     /// One entry for each snapshot.
     pub snapshots: Vec<SnapshotReply>,
@@ -98,7 +100,8 @@ pub struct SnapshotListReply {
 }
 
 /// A deleted volume or snapshot that still holds blocks.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DeletionReply {
     /// Its former name.
     pub name: String,
@@ -125,7 +128,8 @@ impl DeletionReply {
 }
 
 /// A snapshot as it is now.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotReply {
     /// Its name, `VOLUME@SNAPSHOT`.
     pub name: String,
@@ -214,7 +218,8 @@ impl Request for SnapshotList {
 }
 
 /// Deletes a snapshot and releases the blocks that only it holds.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotDelete {
     /// The snapshot.
     #[arg(value_name = "VOLUME@SNAPSHOT")]
@@ -255,7 +260,8 @@ impl Request for SnapshotDelete {
 }
 
 /// Rolls a volume back to one of its snapshots; data written since is discarded.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotRollback {
     /// The snapshot.
     #[arg(value_name = "VOLUME@SNAPSHOT")]

@@ -8,7 +8,6 @@ use clap::value_parser;
 use onefold_jobs::{Unshared, unshare_now};
 use onefold_store::UnsharePlan;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::request::{Report, Request};
@@ -28,7 +27,8 @@ fn min_run_parser() -> RangedI64ValueParser<u16> {
 }
 
 /// Copies the blocks that a volume shares in short runs, so that it is read in longer ones.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeDefrag {
     /// The volume's name, or VOLUME@SNAPSHOT.
     pub name: String,
@@ -43,7 +43,8 @@ pub struct VolumeDefrag {
 }
 
 /// Copies all blocks that a volume shares.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeUnshare {
     /// The volume's name, or VOLUME@SNAPSHOT.
     pub name: String,
@@ -54,7 +55,8 @@ pub struct VolumeUnshare {
 }
 
 /// What giving a volume blocks of its own costs and brings.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UnshareReply {
     #[serde(flatten)]
     /// The plan.

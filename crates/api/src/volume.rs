@@ -5,7 +5,6 @@ use std::ops::ControlFlow;
 use clap::Args;
 use onefold_store::{DedupMode, Usage, VolumeChange};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::error::{Error, Result};
 use crate::options::{
@@ -17,7 +16,8 @@ use crate::service::{DataReply, LocalityReply, Service, check_name, whole_blocks
 use crate::size;
 
 /// Creates an empty volume.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeCreate {
     /// The new volume's name.
     pub name: String,
@@ -31,7 +31,8 @@ pub struct VolumeCreate {
 }
 
 /// A volume as it is now.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeReply {
     /// Its name.
     pub name: String,
@@ -89,7 +90,8 @@ pub struct VolumeReply {
 }
 
 /// What the writes to a volume found in line since the pool was opened, in blocks.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct InlineReply {
     /// Whether writes are looked up now.
     pub on: bool,
@@ -121,7 +123,8 @@ pub struct InlineReply {
 }
 
 /// Blocks that were found in line and written all the same.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RefusedReply {
     /// The lookup was out of date: published blocks were freed since, or the index was being rebuilt.
     pub outdated_blocks: u64,
@@ -163,7 +166,8 @@ impl RefusedReply {
 }
 
 /// A switch of mode `auto`.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AutoSwitchReply {
     /// To in-line, or away from it.
     pub to_inline: bool,
@@ -174,7 +178,8 @@ pub struct AutoSwitchReply {
 }
 
 /// A switch to in-line that mode `auto` does not make.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AutoHeldBackReply {
     /// The share of hits among the blocks looked up, in percent, that would be the reason.
     pub hit_percent: u64,
@@ -223,7 +228,8 @@ impl InlineReply {
 
 /// Exclusive and shared data of a volume or snapshot, as the last accounting found it; absent before the
 /// first.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UsageReply {
     /// Data that nothing else refers to.
     pub exclusive_bytes: Option<u64>,
@@ -302,7 +308,8 @@ impl Request for VolumeCreate {
 }
 
 /// Creates a volume with the content of another volume or a snapshot, without copying it.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeClone {
     /// The source: a volume as it is now, or a snapshot.
     #[arg(value_name = "VOLUME[@SNAPSHOT]")]
@@ -326,11 +333,13 @@ impl Request for VolumeClone {
 }
 
 /// Lists all volumes.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeList {}
 
 /// All volumes, in the order of their names.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeListReply {
     /// One entry for each volume.
     pub volumes: Vec<VolumeReply>,
@@ -353,7 +362,8 @@ impl Request for VolumeList {
 }
 
 /// Describes one volume.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeStat {
     /// The volume's name, or VOLUME@SNAPSHOT.
     pub name: String,
@@ -387,7 +397,8 @@ impl Request for VolumeStat {
 }
 
 /// Changes a volume's settings, also while it is in use.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
 pub struct VolumeSet {
     /// The volume's name.
@@ -445,7 +456,8 @@ impl Request for VolumeSet {
 }
 
 /// Renames a volume.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeRename {
     /// The volume's name.
     pub name: String,
@@ -480,7 +492,8 @@ impl Request for VolumeRename {
 }
 
 /// Changes a volume's size.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeResize {
     /// The volume's name.
     pub name: String,
@@ -498,7 +511,8 @@ pub struct VolumeResize {
 }
 
 /// The plan of a destructive request.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PlanReply {
     /// One sentence for each consequence.
     pub plan: Vec<String>,
@@ -573,7 +587,8 @@ impl Request for VolumeResize {
 }
 
 /// Deletes a volume and releases its blocks.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeDelete {
     /// The volume's name.
     pub name: String,

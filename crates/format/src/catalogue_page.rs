@@ -88,13 +88,9 @@ pub enum VolumeState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "api",
-    derive(
-        clap::ValueEnum,
-        serde::Serialize,
-        serde::Deserialize,
-        utoipa::ToSchema
-    )
+    derive(clap::ValueEnum, serde::Serialize, serde::Deserialize)
 )]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 #[repr(u8)]
 pub enum DedupMode {

@@ -59,13 +59,9 @@ const WHEN_FULL: usize = PAGE_BYTES - 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(
     feature = "api",
-    derive(
-        clap::ValueEnum,
-        serde::Serialize,
-        serde::Deserialize,
-        utoipa::ToSchema
-    )
+    derive(clap::ValueEnum, serde::Serialize, serde::Deserialize)
 )]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 #[repr(u32)]
 pub enum WhenFull {

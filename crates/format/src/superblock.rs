@@ -26,13 +26,9 @@ pub const LOG_BYTES_MAX: u64 = 1 << 30;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "api",
-    derive(
-        clap::ValueEnum,
-        serde::Serialize,
-        serde::Deserialize,
-        utoipa::ToSchema
-    )
+    derive(clap::ValueEnum, serde::Serialize, serde::Deserialize)
 )]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 #[repr(u32)]
 pub enum IndexKind {

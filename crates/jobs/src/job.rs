@@ -6,13 +6,9 @@ use onefold_store::{BatchReport, CollectReport, CountReport, ScrubReport};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "api",
-    derive(
-        clap::ValueEnum,
-        serde::Serialize,
-        serde::Deserialize,
-        utoipa::ToSchema
-    )
+    derive(clap::ValueEnum, serde::Serialize, serde::Deserialize)
 )]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 pub enum JobKind {
     /// Finds duplicates in one volume and shares them.
@@ -34,12 +30,10 @@ pub enum JobKind {
 
 /// The present state of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "api",
-    derive(serde::Serialize, serde::Deserialize, utoipa::ToSchema)
-)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
-#[cfg_attr(feature = "api", schema(as = JobStateName))]
+#[cfg_attr(feature = "openapi", schema(as = JobStateName))]
 pub enum JobState {
     /// There is nothing to do, or it is not time yet.
     Idle,
@@ -79,10 +73,8 @@ impl JobState {
 /// Work done by a job since the daemon started, or by one `pool dedup`. Counts are blocks unless stated
 /// otherwise.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "api",
-    derive(serde::Serialize, serde::Deserialize, utoipa::ToSchema)
-)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct JobCounts {
     /// Scanned for duplicates.
     pub scanned: u64,
@@ -149,11 +141,9 @@ impl JobCounts {
 
 /// One job.
 #[derive(Debug, Clone, PartialEq)]
-#[cfg_attr(
-    feature = "api",
-    derive(serde::Serialize, serde::Deserialize, utoipa::ToSchema)
-)]
-#[cfg_attr(feature = "api", schema(as = JobReply))]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(as = JobReply))]
 pub struct JobStatus {
     /// Its kind.
     #[cfg_attr(feature = "api", serde(rename = "job"))]

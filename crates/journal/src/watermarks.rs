@@ -42,10 +42,8 @@ pub const PAGES_FOR_FINDER: u64 = 768;
 
 /// How full a pool is, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(
-    feature = "api",
-    derive(serde::Serialize, serde::Deserialize, utoipa::ToSchema)
-)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
 #[repr(u8)]
 pub enum SpaceLevel {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use super::{Chunk, ChunkPool, Export, OpenExport, Piece, PieceSender};
 use crate::error::Result;
@@ -13,11 +12,13 @@ use crate::limits::TRANSFER_CHUNK_BYTES;
 use crate::service::Service;
 
 /// Copies out all metadata of one moment.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MetadataExport {}
 
 /// Exported metadata.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MetadataExportReply {
     /// The file.
     pub file: String,

@@ -13,10 +13,10 @@ use clap::Args;
 use onefold_store::{Blocking, DedupMode, Import, Volume};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::error::{Error, Result};
 use crate::limits::TRANSFER_CHUNK_BYTES;
+use crate::openapi::Described;
 use crate::options::NewVolumeOptions;
 use crate::service::{Service, check_name};
 use loading::{Loading, Published, load_and_publish};
@@ -28,7 +28,8 @@ pub use piece::{Chunk, ChunkPool, Piece, PieceReceiver, PieceSender, transfer};
 pub const IMPORT_PATH: &str = "/v1/volume/import";
 
 /// Creates a volume from an image, which follows as a stream of pieces.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeImport {
     /// The new volume's name.
     pub name: String,
@@ -40,7 +41,8 @@ pub struct VolumeImport {
 }
 
 /// An imported volume.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeImportReply {
     /// Its name.
     pub name: String,
@@ -155,14 +157,16 @@ impl VolumeImport {
 }
 
 /// Copies a volume out.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeExport {
     /// The volume, or VOLUME@SNAPSHOT.
     pub name: String,
 }
 
 /// An exported volume.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct VolumeExportReply {
     /// Its name.
     pub name: String,
@@ -176,7 +180,7 @@ pub struct VolumeExportReply {
 const EXTENTS_PER_CALL: usize = 1024;
 
 /// Something that can be copied out of a pool.
-pub trait Export: Serialize + DeserializeOwned + ToSchema + Send + 'static {
+pub trait Export: Serialize + DeserializeOwned + Described + Send + 'static {
     /// Where the control socket gives it.
     const PATH: &'static str;
 

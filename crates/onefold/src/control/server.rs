@@ -176,8 +176,7 @@ impl Visitor for Routes {
 }
 
 async fn openapi() -> Response {
-    let document = onefold_api::openapi::document(env!("CARGO_PKG_VERSION"));
-    let json = document.to_pretty_json().unwrap_or_default();
+    let json = onefold_api::openapi::json(env!("CARGO_PKG_VERSION"));
     ([(CONTENT_TYPE, "application/json")], json).into_response()
 }
 
