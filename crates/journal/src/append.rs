@@ -36,8 +36,8 @@ enum Due {
 }
 
 impl Journal {
-    /// Appends records and applies them, once there is room ([step 7 log], [step 8 apply]).
-    /// `old_blocks` are the blocks that the records will release. Nothing changes if `admit` refuses
+    /// Applies records and appends them, once there is room ([step 8 apply], [step 7 log]).
+    /// `old_blocks` are the layer's own blocks that the records will release. Nothing changes if `admit` refuses
     /// the records; it sees the state to which they are applied.
     ///
     /// With [`Blocking::No`] nothing has changed if that would have to wait. A first record that does not

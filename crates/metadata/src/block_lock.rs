@@ -1,8 +1,9 @@
 //! Locks on ranges of a volume's blocks.
 //!
 //! A write holds its blocks from before it looks them up until the map has changed, so no two
-//! requests place, rewrite or release the same block at once ([step 3 lock]). Never held across a
-//! commit or an index call. Reads take no lock: they pin an epoch instead.
+//! requests place, rewrite or release the same block at once ([step 3 lock]). Never held across an
+//! index call, and across a commit only where the writer itself needs one. Reads take no lock: they pin an
+//! epoch instead.
 //!
 //! Ranges are granted in the order of arrival where they overlap, so a large TRIM is not starved
 //! by small writes, and two requests can never wait for each other.

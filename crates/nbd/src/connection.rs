@@ -511,7 +511,7 @@ impl Connection<'_> {
         None
     }
 
-    /// Replies to a request that was executed on this thread.
+    /// Replies to a request that was executed on this thread ([step 9 reply]).
     fn reply_to(
         &mut self,
         work: Work,

@@ -358,7 +358,7 @@ impl QueuedRequest {
         self.deliver(Err(AttemptError::WaitForSpace));
     }
 
-    /// The request is done ([step 9 reply]).
+    /// The request was executed on a worker ([step 9 reply]).
     fn deliver(self, done: Result<Vec<u8>, AttemptError>) {
         let Self {
             shared,

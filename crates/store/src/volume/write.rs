@@ -52,7 +52,7 @@ enum Fate {
     Nothing,
 }
 
-/// The place of a run: new blocks for [`Fate::New`], in step 4.
+/// The place of a run: new blocks for [`Fate::New`], in step 5.
 #[derive(Debug, Clone, Copy)]
 struct Placed {
     run: Run,
@@ -677,8 +677,8 @@ impl Piece<'_> {
     }
 }
 
-/// The records of a piece ([step 7 log]), and the blocks that they release: none for blocks
-/// rewritten in place.
+/// The records of a piece ([step 7 log]), and the blocks that the layer owned and they release. Neither
+/// for blocks rewritten in place.
 fn changes(
     layer: LayerId,
     piece: &Piece<'_>,
