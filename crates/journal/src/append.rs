@@ -37,8 +37,8 @@ enum Due {
 
 impl Journal {
     /// Applies records and appends them, once there is room ([step 8 apply], [step 7 log]).
-    /// `old_blocks` are the layer's own blocks that the records will release. Nothing changes if `admit` refuses
-    /// the records; it sees the state to which they are applied.
+    /// `old_blocks` are the layer's own blocks that the records will release. Nothing changes if `admit`
+    /// refuses the records; it sees the state to which they are applied.
     ///
     /// With [`Blocking::No`] nothing has changed if that would have to wait. A first record that does not
     /// fit changes nothing either. Any other error leaves the pool without writes: see [`Journal::fail`].
