@@ -173,7 +173,8 @@ impl Volume {
         }
     }
 
-    /// Steps 4 to 9. The blocks are locked.
+    /// Steps 4 to 9. The blocks are locked. Where the hits are refused, what they would have saved is
+    /// stored after all.
     fn write_locked(
         &self,
         layer: &Arc<Layer>,
@@ -192,104 +193,38 @@ impl Volume {
             resolved,
             takes_hits: resolved.is_some_and(Resolved::has_published),
         };
-        let refused = self.write_piece(layer, &piece, blocking)?;
-        let Some(why) = refused else {
-            return Ok(());
-        };
-        self.inline.note_not_taken(why, piece.published());
-        piece.takes_hits = false;
-        self.write_piece(layer, &piece, blocking).map(|_| ())
-    }
-
-    /// The same, with the hits or without. Returns why the hits were refused: then nothing has
-    /// changed.
-    fn write_piece(
-        &self,
-        layer: &Arc<Layer>,
-        piece: &Piece<'_>,
-        blocking: Blocking,
-    ) -> Result<Option<NotTaken>> {
-        let (blocks, block_size) = (piece.blocks(), piece.block_size);
-        let runs = self.shape(layer, piece, blocking)?;
-        let must_wait = blocking == Blocking::No && self.pool.data().writes_wait();
-        if must_wait && runs.iter().any(Run::is_stored) {
-            return Err(StoreError::would_block());
-        }
-        let more = piece.entries_more(&runs);
-        let within_quota = || layer.space_limits.admit(more, block_size);
-        within_quota()?;
-        let placed = self.place(layer, piece, &runs, blocking)?;
-        let (records, old_blocks) = changes(layer.id, piece, &placed);
-        let hash_cache = layer.hash_cache();
-        if let Some(cache) = &hash_cache {
-            blocks.by_segment().for_each(|blocks| cache.forget(blocks));
-        }
-        if Guard::DataBeforeRecord.holds() {
-            self.store(piece, &placed)?;
-        }
-        if !records.is_empty() {
-            let refused = Cell::new(None);
-            let admit = |metadata: &MetadataState| {
-                // Others may have used up the quota meanwhile.
-                if Guard::QuotaLookedAtLocked.holds() {
-                    within_quota()?;
-                }
-                let admitted = self.admit_hits(layer, piece, &runs, metadata);
-                admitted.map_err(|why| {
-                    refused.set(Some(why));
-                    StoreError::would_block()
-                })
-            };
-            let journal = &self.pool.journal;
-            if let Err(error) = journal.append(&records, &old_blocks, blocking, Some(&admit)) {
-                self.take_back(&placed)?;
-                return refused.get().map_or(Err(error), |why| Ok(Some(why)));
+        loop {
+            let runs = self.shape(layer, &piece, blocking)?;
+            let must_wait = blocking == Blocking::No && self.pool.data().writes_wait();
+            if must_wait && runs.iter().any(Run::is_stored) {
+                return Err(StoreError::would_block());
             }
-        }
-        if !Guard::DataBeforeRecord.holds() {
-            self.store(piece, &placed)?;
-        }
-        if let Some(cache) = &hash_cache {
-            self.note_fingerprints(layer, cache, piece, &placed);
-        }
-        if piece.takes_hits {
-            self.inline.note_hits(piece.not_written(&runs));
-        }
-        Ok(None)
-    }
-
-    /// Whether the record may make the hits. If it may, it will: the uncommitted state is held.
-    fn admit_hits(
-        &self,
-        layer: &Layer,
-        piece: &Piece<'_>,
-        runs: &[Run],
-        metadata: &MetadataState,
-    ) -> std::result::Result<(), NotTaken> {
-        let Some(resolved) = piece.resolved.filter(|_| piece.takes_hits) else {
-            return Ok(());
-        };
-        let hits = || runs.iter().filter_map(Run::hit);
-        let published: PbaRuns = hits().map(|(_, published)| published).collect();
-        if published.is_empty() {
+            let more = piece.entries_more(&runs);
+            layer.space_limits.admit(more, block_size)?;
+            let placed = self.place(layer, &piece, &runs, blocking)?;
+            let hash_cache = layer.hash_cache();
+            if let Some(cache) = &hash_cache {
+                blocks.by_segment().for_each(|blocks| cache.forget(blocks));
+            }
+            if Guard::DataBeforeRecord.holds() {
+                self.store(&piece, &placed)?;
+            }
+            if let Some(why) = self.log(layer, &piece, &runs, &placed, blocking)? {
+                self.inline.note_not_taken(why, piece.published());
+                piece.takes_hits = false;
+                continue;
+            }
+            if !Guard::DataBeforeRecord.holds() {
+                self.store(&piece, &placed)?;
+            }
+            if let Some(cache) = &hash_cache {
+                self.note_fingerprints(layer, cache, &piece, &placed);
+            }
+            if piece.takes_hits {
+                self.inline.note_hits(piece.not_written(&runs));
+            }
             return Ok(());
         }
-        let admitted = metadata.admit_hits(Hits {
-            lookup_version: resolved.lookup_version,
-            runs: &published,
-        });
-        admitted.map_err(NotTaken::Refused)?;
-        let replaced = hits().flat_map(|(blocks, _)| piece.entries(blocks));
-        let fewer = replaced.filter(|entry| entry.own_pba().is_some()).count() as u64;
-        let (journal, space_limits) = (&self.pool.journal, &layer.space_limits);
-        let kept = journal.admit_sharing(space_limits, metadata, fewer);
-        kept.map_err(|_| NotTaken::Reserved)?;
-        for (blocks, run) in hits() {
-            let first = blocks.first.0 - piece.first.0;
-            let fingerprints = (first..first + run.count).filter_map(|n| resolved.fingerprint(n));
-            self.pool.claimed.note(run, fingerprints);
-        }
-        Ok(())
     }
 
     /// The combined entries of a layer and those below it for these blocks, which are locked or
@@ -541,6 +476,77 @@ impl Volume {
         Ok(())
     }
 
+    /// [step 7 log] The records of the piece, applied and appended. Returns why its hits were refused:
+    /// then nothing has changed.
+    fn log(
+        &self,
+        layer: &Layer,
+        piece: &Piece<'_>,
+        runs: &[Run],
+        placed: &[Placed],
+        blocking: Blocking,
+    ) -> Result<Option<NotTaken>> {
+        let (records, old_blocks) = changes(layer.id, piece, placed);
+        if records.is_empty() {
+            return Ok(None);
+        }
+        let more = piece.entries_more(runs);
+        let refused = Cell::new(None);
+        let admit = |metadata: &MetadataState| {
+            // Others may have used up the quota meanwhile.
+            if Guard::QuotaLookedAtLocked.holds() {
+                layer.space_limits.admit(more, piece.block_size)?;
+            }
+            let admitted = self.admit_hits(layer, piece, runs, metadata);
+            admitted.map_err(|why| {
+                refused.set(Some(why));
+                StoreError::would_block()
+            })
+        };
+        let journal = &self.pool.journal;
+        match journal.append(&records, &old_blocks, blocking, Some(&admit)) {
+            Ok(()) => Ok(None),
+            Err(error) => {
+                self.take_back(placed)?;
+                refused.get().map_or(Err(error), |why| Ok(Some(why)))
+            }
+        }
+    }
+
+    /// Whether the record may make the hits. If it may, it will: the uncommitted state is held.
+    fn admit_hits(
+        &self,
+        layer: &Layer,
+        piece: &Piece<'_>,
+        runs: &[Run],
+        metadata: &MetadataState,
+    ) -> std::result::Result<(), NotTaken> {
+        let Some(resolved) = piece.resolved.filter(|_| piece.takes_hits) else {
+            return Ok(());
+        };
+        let hits = || runs.iter().filter_map(Run::hit);
+        let published: PbaRuns = hits().map(|(_, published)| published).collect();
+        if published.is_empty() {
+            return Ok(());
+        }
+        let admitted = metadata.admit_hits(Hits {
+            lookup_version: resolved.lookup_version,
+            runs: &published,
+        });
+        admitted.map_err(NotTaken::Refused)?;
+        let replaced = hits().flat_map(|(blocks, _)| piece.entries(blocks));
+        let fewer = replaced.filter(|entry| entry.own_pba().is_some()).count() as u64;
+        let (journal, space_limits) = (&self.pool.journal, &layer.space_limits);
+        let kept = journal.admit_sharing(space_limits, metadata, fewer);
+        kept.map_err(|_| NotTaken::Reserved)?;
+        for (blocks, run) in hits() {
+            let first = blocks.first.0 - piece.first.0;
+            let fingerprints = (first..first + run.count).filter_map(|n| resolved.fingerprint(n));
+            self.pool.claimed.note(run, fingerprints);
+        }
+        Ok(())
+    }
+
     /// Saves the finder the reading of the blocks just written.
     fn note_fingerprints(
         &self,
@@ -677,7 +683,7 @@ impl Piece<'_> {
     }
 }
 
-/// The records of a piece ([step 7 log]), and the blocks that the layer owned and they release. Neither
+/// The records of a piece, and the blocks that the layer owned and they release. Neither
 /// for blocks rewritten in place.
 fn changes(
     layer: LayerId,
