@@ -13,7 +13,7 @@
 //! | --- | --- |
 //! | `apply.rs` `state.rs` | the one function that changes a map; what it changes besides |
 //! | `map.rs` `map/` `segments.rs` `branches.rs` `cache.rs` | maps, layer above layer; which segments may hold something; what two layers differ in |
-//! | `space.rs` `placement.rs` `bits.rs` | free space, and where new blocks go |
+//! | `space.rs` `space/` `placement.rs` `bits.rs` | free space, and where new blocks go |
 //! | `space_limits.rs` `limits.rs` | quotas and reservations of volumes; shares of the memory limit |
 //! | `catalogue.rs` `names.rs` | volumes and snapshots, and how they are called |
 //! | `batch.rs` `queue.rs` | what finder and collector have announced; released references |

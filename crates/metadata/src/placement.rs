@@ -84,9 +84,10 @@ impl RecentPlaces {
         self.0[slot(layer, segment)] = Some((layer, segment, shift));
     }
 
-    /// By the segment's own place.
-    pub(crate) fn own(&self, layer: LayerId, first: Lba) -> Option<PlacementOffset> {
-        self.of(layer, first.segment().0)
+    /// By the place of this segment.
+    pub(crate) fn of(&self, layer: LayerId, segment: u64) -> Option<PlacementOffset> {
+        let (owner, of, shift) = self.0[slot(layer, segment)]?;
+        ((owner, of) == (layer, segment)).then_some(shift)
     }
 
     /// By the places of the segments around it, nearest first.
@@ -102,11 +103,6 @@ impl RecentPlaces {
             })
             .flatten()
             .filter_map(move |neighbour| self.of(layer, neighbour))
-    }
-
-    fn of(&self, layer: LayerId, segment: u64) -> Option<PlacementOffset> {
-        let (owner, of, shift) = self.0[slot(layer, segment)]?;
-        ((owner, of) == (layer, segment)).then_some(shift)
     }
 }
 

@@ -1,0 +1,217 @@
+//! Which free blocks a request gets: beside those that its volume owns, in one run, or in pieces.
+
+use std::ops::Range;
+
+use onefold_format::Pba;
+use onefold_format::space_page::BLOCKS_PER_SPACE_PAGE;
+use smallvec::{SmallVec, smallvec};
+
+use super::{PAGE_BLOCKS, Space};
+use crate::bits;
+use crate::error::{Result, StoreError, no_space};
+use crate::placement::{PLACE_BLOCKS, Placement, PlacementOffset};
+use crate::run::{BlockRange, PbaRun, PbaRuns};
+
+/// Pages searched for one run that fits the whole request, before it is cut into pieces.
+const WHOLE_RUN_TRIES: usize = 32;
+
+/// Pages searched for a whole place, before blocks go wherever there is room.
+const PLACE_TRIES: usize = 4;
+
+impl Space {
+    /// Hands out blocks for the runs of `placement`, in their order: beside those of their segment;
+    /// else in a place of their own; else in one run if there is one. At least `kept` blocks stay
+    /// free.
+    ///
+    /// # Errors
+    ///
+    /// `NoSpace`, with nothing handed out, if there are not as many.
+    pub fn allocate(&mut self, placement: &Placement, kept: u64) -> Result<PbaRuns> {
+        let count = placement.blocks();
+        if count.saturating_add(kept) > self.free_blocks() {
+            return Err(no_space(count, self.free_blocks(), kept));
+        }
+        let BlockRange { first, count: span } = placement.span();
+        let remembered = self.recent.of(placement.layer, first.segment().0);
+        let own = remembered.or(placement.beside);
+        let is_before_end = |shift: &PlacementOffset| {
+            placement
+                .at(*shift)
+                .iter()
+                .all(|run| run.start.0 < self.end)
+        };
+        let own = own.filter(is_before_end);
+        let beside: SmallVec<[PlacementOffset; 8]> = match own {
+            Some(shift) => smallvec![shift],
+            None => self.recent.around(placement.layer, first).collect(),
+        };
+        for shift in beside {
+            if let Some(runs) = self.take_all_free(placement.at(shift))? {
+                self.recent.remember(placement.layer, first, shift);
+                return Ok(runs);
+            }
+        }
+        if own.is_none() {
+            let slot = first.slot() as u64;
+            if let Some(place) = self.find_places(slot + span)? {
+                let shift = PlacementOffset::between(first, Pba(place + slot));
+                self.recent.remember(placement.layer, first, shift);
+                if let Some(runs) = self.take_all_free(placement.at(shift))? {
+                    return Ok(runs);
+                }
+            }
+        }
+        self.allocate_anywhere(count)
+    }
+
+    /// Takes all of these runs if all of them are free blocks of the pool.
+    fn take_all_free(&mut self, runs: PbaRuns) -> Result<Option<PbaRuns>> {
+        for run in &runs {
+            let end = run.start.0.checked_add(run.count);
+            if end.is_none_or(|end| end > self.end) || !self.is_free(*run)? {
+                return Ok(None);
+            }
+        }
+        runs.iter().try_for_each(|run| self.take(*run))?;
+        Ok(Some(runs))
+    }
+
+    /// Finds consecutive places, wholly free, for `blocks` blocks: their first block. Searches a
+    /// few pages only, and continues from there the next time.
+    fn find_places(&mut self, blocks: u64) -> Result<Option<u64>> {
+        let wanted = blocks.next_multiple_of(PLACE_BLOCKS);
+        let first_page = (self.next_place / BLOCKS_PER_SPACE_PAGE) as usize;
+        let (mut tries, pages) = (0, self.page_count());
+        for step in 0..=pages {
+            let index = (first_page + step) % pages;
+            if u64::from(self.free[index]) < PLACE_BLOCKS {
+                continue;
+            }
+            if tries == PLACE_TRIES {
+                self.next_place = index as u64 * BLOCKS_PER_SPACE_PAGE;
+                break;
+            }
+            tries += 1;
+            let page_start = index as u64 * BLOCKS_PER_SPACE_PAGE;
+            let page_end = page_start + BLOCKS_PER_SPACE_PAGE;
+            let from = if step == 0 {
+                self.next_place
+            } else {
+                page_start
+            };
+            for start in (from..page_end).step_by(PLACE_BLOCKS as usize) {
+                let run = PbaRun {
+                    start: Pba(start),
+                    count: wanted,
+                };
+                if start + wanted <= self.end && self.is_free(run)? {
+                    self.next_place = (start + wanted) % self.end / PLACE_BLOCKS * PLACE_BLOCKS;
+                    return Ok(Some(start));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn allocate_anywhere(&mut self, count: u64) -> Result<PbaRuns> {
+        if let Some(run) = self.find_whole_run(count)? {
+            self.take(run)?;
+            self.cursor = (run.start.0 + run.count) % self.end;
+            return Ok(PbaRuns::from_elem(run, 1));
+        }
+        let mut runs = PbaRuns::new();
+        let mut missing = count;
+        while missing > 0 {
+            let found = self.find_piece(missing);
+            match found.and_then(|run| self.take(run).map(|()| run)) {
+                Ok(run) => {
+                    missing -= run.count;
+                    runs.push(run);
+                }
+                Err(error) => {
+                    runs.iter().try_for_each(|run| self.release(*run))?;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(runs)
+    }
+
+    /// A run behind the one found last; else at the start of whole places; else the first that fits.
+    fn find_whole_run(&mut self, count: u64) -> Result<Option<PbaRun>> {
+        let next = PbaRun {
+            start: Pba(self.cursor),
+            count,
+        };
+        let in_place = !self.cursor.is_multiple_of(PLACE_BLOCKS);
+        if in_place && self.cursor + count <= self.end && self.is_free(next)? {
+            return Ok(Some(next));
+        }
+        if let Some(place) = self.find_places(count)? {
+            let start = Pba(place);
+            return Ok(Some(PbaRun { start, count }));
+        }
+        let first = (self.cursor / BLOCKS_PER_SPACE_PAGE) as usize;
+        let (mut tries, pages) = (0, self.page_count());
+        for step in 0..=pages {
+            let index = (first + step) % pages;
+            if u64::from(self.free[index]) < count {
+                continue;
+            }
+            // The cursor's page is searched from the cursor on first, and from its start last.
+            let from = if step == 0 {
+                self.cursor as usize % PAGE_BLOCKS
+            } else {
+                0
+            };
+            let in_page = self.end_in_page(index);
+            let page = self.page(index as u32)?;
+            let fits =
+                |run: &Range<usize>| (run.start as u64 + count) as usize <= run.end.min(in_page);
+            if let Some(run) = bits::clear_runs(&page.busy[..], from).find(fits) {
+                let start = Pba(index as u64 * BLOCKS_PER_SPACE_PAGE + run.start as u64);
+                return Ok(Some(PbaRun { start, count }));
+            }
+            tries += 1;
+            if tries == WHOLE_RUN_TRIES {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    fn find_piece(&mut self, count: u64) -> Result<PbaRun> {
+        let first = (self.cursor / BLOCKS_PER_SPACE_PAGE) as usize;
+        let pages = self.page_count();
+        for index in (0..pages).map(|step| (first + step) % pages) {
+            if self.free[index] == 0 {
+                continue;
+            }
+            let in_page = self.end_in_page(index);
+            let page = self.page(index as u32)?;
+            let run = bits::clear_runs(&page.busy[..], 0).next();
+            if let Some(run) = run.filter(|run| run.start < in_page) {
+                let start = Pba(index as u64 * BLOCKS_PER_SPACE_PAGE + run.start as u64);
+                let found = (run.end.min(in_page) - run.start) as u64;
+                return Ok(PbaRun {
+                    start,
+                    count: count.min(found),
+                });
+            }
+        }
+        Err(StoreError::damaged(
+            "free blocks are counted that no page has",
+        ))
+    }
+
+    /// Pages from which blocks are handed out.
+    fn page_count(&self) -> usize {
+        self.end.div_ceil(BLOCKS_PER_SPACE_PAGE) as usize
+    }
+
+    /// The end, in a page, of the blocks that are handed out.
+    fn end_in_page(&self, index: usize) -> usize {
+        let first = index as u64 * BLOCKS_PER_SPACE_PAGE;
+        self.end.saturating_sub(first).min(BLOCKS_PER_SPACE_PAGE) as usize
+    }
+}
