@@ -1,12 +1,12 @@
-//! The thread that makes sure that the index is valid, then has it count claims, does deletions and
-//! releases dropped references.
+//! The thread that makes sure that the index is valid, then does deletions and releases dropped
+//! references.
 
 use crate::foreground::Foreground;
 use crate::handle::{JobHandle, JobSpec, Step};
 use crate::job::{JobCounts, JobKind, JobState, JobStatus};
 use crate::limits::{
-    COLLECT_INTERVAL, COLLECTOR_SHARE_FLOOR, COUNT_BATCH_BLOCKS, DELETION_SHARE_FLOOR,
-    DELETION_SHARE_MAX, GIVE_BACK_BYTES, GIVE_BACK_PAUSE, POLL_INTERVAL,
+    COLLECT_INTERVAL, COLLECTOR_SHARE_FLOOR, DELETION_SHARE_FLOOR, DELETION_SHARE_MAX,
+    GIVE_BACK_BYTES, GIVE_BACK_PAUSE, POLL_INTERVAL,
 };
 use crate::pacing::Pacer;
 use crate::passes::retry_pause;
@@ -23,14 +23,6 @@ pub(crate) static COLLECTOR: JobSpec = JobSpec {
     needs_index: false,
     is_always_listed: true,
     backlog_blocks: |stat| stat.queued_blocks,
-};
-
-pub(crate) static COUNTING: JobSpec = JobSpec {
-    kind: JobKind::Counting,
-    name: "the counting of claims",
-    needs_index: true,
-    is_always_listed: false,
-    backlog_blocks: |stat| stat.claimed_blocks,
 };
 
 /// All deletions in progress. The store keeps the failure of each.
@@ -75,9 +67,6 @@ pub(crate) struct Collector {
     thread: Arc<JobThread>,
     foreground: Foreground,
     collector: Arc<JobHandle>,
-    counting: Arc<JobHandle>,
-    /// When claims were counted last.
-    counted: Instant,
     deletions: Deletions,
     rebuild: Arc<JobHandle>,
 }
@@ -93,7 +82,7 @@ struct Deletions {
 impl Collector {
     pub(crate) fn new(
         store: &Arc<Store>,
-        [collector, counting, deletion, rebuild]: [Arc<JobHandle>; 4],
+        [collector, deletion, rebuild]: [Arc<JobHandle>; 3],
         latency_budget: Duration,
     ) -> Self {
         let thread = Arc::clone(collector.thread());
@@ -109,8 +98,6 @@ impl Collector {
             foreground: Foreground::new(store, &thread, pacer),
             thread,
             collector,
-            counting,
-            counted: Instant::now(),
             deletions,
             rebuild,
         }
@@ -121,7 +108,6 @@ impl Collector {
         self.rebuild_index();
         let mut failures = 0;
         while !self.thread.is_stopping() {
-            self.count();
             let deletes = self.deletions.step(&self.store);
             if (deletes && !self.is_batch_whole()) || !self.collector.begin() {
                 if !deletes {
@@ -170,35 +156,6 @@ impl Collector {
         }
     }
 
-    /// Has the index count claims, once there are many or the first has waited long enough.
-    fn count(&mut self) {
-        let claimed = self.store.claimed_blocks().unwrap_or_default();
-        let is_due = claimed >= COUNT_BATCH_BLOCKS || self.counted.elapsed() >= COLLECT_INTERVAL;
-        if claimed == 0 || !is_due || !self.counting.begin() {
-            return;
-        }
-        let began = Instant::now();
-        self.counted = began;
-        match self.store.count_batch() {
-            Ok(report) => {
-                let step = Step {
-                    bytes: report.items() * u64::from(self.store.block_size()),
-                    ..Step::default()
-                };
-                self.counting
-                    .end_batch(step, |counts| counts.add_counted(&report));
-                self.foreground.rest_after(began.elapsed());
-            }
-            // The collector has to count them, too, and what it meets is dealt with there.
-            Err(error) => self.counting.fail(&error),
-        }
-    }
-
-    fn is_counting_due(&self) -> bool {
-        let claimed = self.store.claimed_blocks();
-        self.counting.may_work() && claimed.is_ok_and(|claimed| claimed >= COUNT_BATCH_BLOCKS)
-    }
-
     fn is_batch_whole(&self) -> bool {
         let queued = self.store.queued_blocks();
         queued.is_ok_and(|queued| queued >= COLLECT_BATCH_BLOCKS)
@@ -237,7 +194,6 @@ impl Collector {
         while !self.thread.is_stopping()
             && began.elapsed() < COLLECT_INTERVAL
             && !self.is_batch_whole()
-            && !self.is_counting_due()
             && !self.deletions.is_urgent(&self.store)
         {
             self.give_back(Instant::now() + POLL_INTERVAL);

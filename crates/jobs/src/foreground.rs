@@ -48,12 +48,17 @@ impl Foreground {
 
     /// Rests after a batch of this duration, as long as guests need.
     pub(crate) fn rest_after(&mut self, worked: Duration) {
+        self.rest_after_unless(worked, &|| false);
+    }
+
+    /// The same, until something is more urgent than that.
+    pub(crate) fn rest_after_unless(&mut self, worked: Duration, is_urgent: &dyn Fn() -> bool) {
         let rest = self.pacer.rest_after(worked);
         if rest.is_zero() {
             self.thread.sleep(BATCH_GAP);
         } else {
             self.thread.set_resting(true);
-            self.rest(rest);
+            self.rest(rest, is_urgent);
             self.thread.set_resting(false);
         }
         if self.window_start.time.elapsed() >= WINDOW {
@@ -74,15 +79,15 @@ impl Foreground {
     }
 
     /// Guests that fall silent end it early.
-    fn rest(&self, time: Duration) {
+    fn rest(&self, time: Duration, is_urgent: &dyn Fn() -> bool) {
         let start = Instant::now();
         let mut mark = Mark::now(&self.store);
         loop {
             let left = time.saturating_sub(start.elapsed());
-            if left.is_zero() || self.thread.is_stopping() {
+            if left.is_zero() || self.thread.is_stopping() || is_urgent() {
                 return;
             }
-            self.thread.sleep(left.min(WINDOW));
+            self.thread.sleep_unless(left.min(WINDOW), is_urgent);
             let now = Mark::now(&self.store);
             let window = mark.window_until(&now);
             if window.length >= WINDOW && window.is_idle() {

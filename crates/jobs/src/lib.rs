@@ -3,11 +3,12 @@
 //! May use: the store. Must not: read or write a pool's files itself.
 //!
 //! The store can share a batch of duplicates and release a batch of dropped references; this crate
-//! decides which batch is next and how long to rest after it. Four threads:
+//! decides which batch is next and how long to rest after it. Five threads:
 //!
 //! - The **finder** scans every volume whose dedup is offline, in passes.
 //! - The **collector** rebuilds the index if that is needed, and then releases dropped references;
 //!   its thread also does the deletions of volumes and snapshots, step by step.
+//! - **Counting** has the index count the claims of writes in line.
 //! - The **accountant** scans all maps periodically, to find out what each volume holds alone.
 //! - The **scrub** reads the stored blocks on request, and finds those that have decayed.
 //!
@@ -22,7 +23,7 @@
 //! | `handle` | one job: begins and ends batches, pauses, fails, counts |
 //! | `thread` | the threads, and what they wait for |
 //! | `registry` | the list of all jobs, and steering them |
-//! | `finder`, `collector`, `accounting`, `scrub` | the threads |
+//! | `finder`, `collector`, `counting`, `accounting`, `scrub` | the threads |
 //! | `passes` | which volume is next |
 //! | `pacing` | which share of time work may take: control logic without a clock |
 //! | `foreground` | the clock for it: measuring guests' requests, and resting |
@@ -38,6 +39,7 @@
 mod accounting;
 mod background;
 mod collector;
+mod counting;
 mod dedup;
 mod finder;
 mod foreground;

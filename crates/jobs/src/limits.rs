@@ -44,6 +44,9 @@ pub(crate) const FINDER_SHARE_FLOOR: f64 = 0.05;
 /// The collector gets more: a pool that runs full fails writes, which is worse than slow ones.
 pub(crate) const COLLECTOR_SHARE_FLOOR: f64 = 0.1;
 
+/// So does counting, for which the collector waits.
+pub(crate) const COUNTING_SHARE_FLOOR: f64 = 0.1;
+
 /// Deletions are not urgent until the pool is full; then there is little else to do.
 pub(crate) const DELETION_SHARE_FLOOR: f64 = 0.01;
 
@@ -89,7 +92,11 @@ pub(crate) const ROUND_INTERVAL_BUSY: Duration = Duration::from_secs(5);
 /// same however few it has.
 pub(crate) const COUNT_BATCH_BLOCKS: u64 = 8192;
 
-/// How long the collector lets references gather that are less than a batch, and claims.
+/// From so many claims on, half of those that there can be, counting neither rests for guests nor leaves
+/// them the processor: at the limit their hits are refused, which costs them more.
+pub(crate) const COUNT_PRESSING_BLOCKS: u64 = 32_768;
+
+/// How long references are let gather that are less than a batch, and claims.
 pub(crate) const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The amount that is discarded at a time: about 100 us in which no guest can write.

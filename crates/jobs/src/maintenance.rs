@@ -2,6 +2,7 @@
 
 use crate::background::IdleClass;
 use crate::collector::Collector;
+use crate::counting;
 use crate::handle::JobHandle;
 use crate::job::{JobSelection, JobStatus, SteerError};
 use crate::registry::JobRegistry;
@@ -43,11 +44,11 @@ impl Maintenance {
         let executor = Arc::clone(&idle_class);
         store.set_background_executor(Box::new(move |work| executor.run(work)));
         let signal = Arc::default();
-        let [finder, collector, accountant, scrubber] =
+        let [finder, collector, counter, accountant, scrubber] =
             std::array::from_fn(|_| JobThread::new(&signal));
         let job = |spec, thread| JobHandle::new(spec, thread, None);
         let collecting = job(&collector::COLLECTOR, &collector);
-        let counting = job(&collector::COUNTING, &collector);
+        let counting = job(&counting::COUNTING, &counter);
         let deletion = job(&collector::DELETION, &collector);
         let scrub = job(&scrub::SCRUB, &scrubber);
         let rebuild = job(&collector::REBUILD, &collector);
@@ -76,9 +77,12 @@ impl Maintenance {
         maintenance.spawn("finder", &finder, move |store, thread| {
             finder::run(store, &registry, thread, budget);
         })?;
-        let jobs = [collecting, counting, deletion, rebuild];
+        let (jobs, counted) = ([collecting, deletion, rebuild], counting);
         maintenance.spawn("collector", &collector, move |store, _| {
             Collector::new(store, jobs, budget).run();
+        })?;
+        maintenance.spawn("counting", &counter, move |store, _| {
+            counting::run(store, &counted, budget);
         })?;
         maintenance.spawn("accountant", &accountant, move |store, _| {
             accounting::run(store, &accounting, budget, interval);

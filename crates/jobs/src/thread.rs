@@ -63,7 +63,7 @@ impl JobThread {
         })
     }
 
-    pub(crate) fn signal(&self) -> &Signal {
+    pub(crate) fn signal(&self) -> &Arc<Signal> {
         &self.signal
     }
 
@@ -81,8 +81,14 @@ impl JobThread {
 
     /// Waits for so long; only the end of everything cuts it short.
     pub(crate) fn sleep(&self, time: Duration) {
+        self.sleep_unless(time, || false);
+    }
+
+    /// The same, unless there is something to do, about which there is news.
+    pub(crate) fn sleep_unless(&self, time: Duration, is_due: impl Fn() -> bool) {
         let (flags, changed) = (self.signal.lock(), &self.signal.changed);
-        drop(changed.wait_timeout_while(flags, time, |flags| !flags.is_stopping));
+        let sleeps = |flags: &mut Flags| !flags.is_stopping && !is_due();
+        drop(changed.wait_timeout_while(flags, time, sleeps));
     }
 
     pub(crate) fn set_resting(&self, is_resting: bool) {
@@ -105,5 +111,35 @@ impl JobThread {
 
     pub(crate) fn has_panicked(&self) -> bool {
         self.panicked.get() == Some(&true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    #[test]
+    fn news_of_something_due_ends_a_sleep_and_other_news_does_not() {
+        let (signal, due) = (Arc::default(), AtomicU64::new(0));
+        let sleeper = JobThread::new(&signal);
+        let (looked, is_looking) = channel();
+        thread::scope(|scope| {
+            let sleeping = scope.spawn(|| {
+                sleeper.sleep_unless(Duration::from_secs(3600), || {
+                    looked.send(()).unwrap();
+                    due.load(Ordering::Relaxed) >= 2
+                });
+            });
+            for _ in 0..2 {
+                is_looking.recv().unwrap();
+                assert!(!sleeping.is_finished());
+                due.fetch_add(1, Ordering::Relaxed);
+                signal.notify();
+            }
+            sleeping.join().unwrap();
+        });
     }
 }

@@ -565,6 +565,43 @@ fn everything_can_be_done_at_once() {
 }
 
 #[test]
+fn claims_are_counted_while_the_collector_rests() {
+    let (_engine, store) = new_store(IndexKind::Memory);
+    add_volume(&store, "source", 1..=64);
+    dedup_now(
+        &store,
+        Some("source"),
+        &mut |_, _| ControlFlow::Continue(()),
+    )
+    .unwrap();
+    let options = VolumeOptions {
+        dedup: DedupMode::Inline,
+        ..VolumeOptions::new(16_384 * BLOCK)
+    };
+    store.create_volume("copy", &options).unwrap();
+    let copy = store.volume("copy").unwrap();
+    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let collector = JobSelection::Kind(JobKind::Collector);
+    maintenance.pause(&collector).unwrap();
+    let contents: Vec<u8> = (1..=64).flat_map(block).collect();
+    for n in 0..256 {
+        copy.write(n * 64 * BLOCK, &contents, Blocking::Yes)
+            .unwrap();
+    }
+    assert_eq!(copy.inline_stat().hits, 16_384);
+    wait_until("all claims are counted", || {
+        store.claimed_blocks().unwrap() == 0
+    });
+    wait_until("counting is idle", || {
+        job(&maintenance, JobKind::Counting, None).state == JobState::Idle
+    });
+    let paused = job(&maintenance, JobKind::Collector, None);
+    assert_eq!(paused.state, JobState::Paused);
+    maintenance.stop();
+    assert_contents(&store, "copy", 1..=64);
+}
+
+#[test]
 fn work_that_is_broken_off_can_be_taken_up_again() {
     let (_engine, store) = new_store(IndexKind::Memory);
     add_volume(&store, "a", (1..=10_000).chain(1..=10_000));

@@ -1,13 +1,13 @@
 //! State that all volumes of an open pool share.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use onefold_format::{Secret, Superblock};
 use onefold_journal::{BackgroundWork, BadBlocks, DataDisk, Journal};
 use onefold_metadata::sync::{AtomicBool, Mutex, MutexGuard};
 use onefold_metadata::{Limits, Maps, Result, Room, StoreError};
 
-use crate::dedup::{ClaimedFingerprints, Fingerprinter, IndexSlot};
+use crate::dedup::{ClaimedFingerprints, ClaimsAlarm, Fingerprinter, IndexSlot};
 use crate::latency::Latencies;
 use crate::volume::InlineFilter;
 
@@ -22,6 +22,7 @@ pub(crate) struct Pool {
     pub(crate) bad: BadBlocks,
     /// Of references that the index does not count yet.
     pub(crate) claimed: ClaimedFingerprints,
+    pub(crate) claims_alarm: OnceLock<ClaimsAlarm>,
     /// Held from a batch's first record to its last.
     jobs: Mutex<()>,
     /// Held while the memory of [`Limits::check_bytes`] is in use.
@@ -69,6 +70,7 @@ impl Pool {
             fingerprinter: Fingerprinter::new(secret, superblock.block_size),
             bad,
             claimed: ClaimedFingerprints::default(),
+            claims_alarm: OnceLock::new(),
             jobs: Mutex::default(),
             scan_memory: Mutex::default(),
             shrinking: Mutex::default(),

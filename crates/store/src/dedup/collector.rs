@@ -17,6 +17,7 @@
 use onefold_format::{Record, Release};
 use onefold_index::Released;
 
+use super::counting::Urgency;
 use super::index::{STREAM, last_answers};
 use crate::pool::Pool;
 use crate::store::Store;
@@ -60,10 +61,12 @@ impl Store {
         }
         // Most of them while writes may still make some: they are stopped for the rest only.
         if Guard::ClaimsBeforeRelease.holds() {
-            pool.count_claims()?;
+            pool.count_claims(Urgency::Background)?;
         }
         let held = pool.hold_hits()?;
-        while Guard::ClaimsBeforeRelease.holds() && pool.count_claims()?.items() > 0 {}
+        while Guard::ClaimsBeforeRelease.holds() && pool.count_claims(Urgency::AtOnce)?.items() > 0
+        {
+        }
         let mut metadata = pool.journal.metadata()?;
         let number = metadata.batches().next_number();
         let elements = metadata.count_head(QueueKind::Dropped, BATCH_ITEMS_MAX.into())? as u32;

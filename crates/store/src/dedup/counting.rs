@@ -97,6 +97,31 @@ impl ClaimedFingerprints {
     }
 }
 
+/// Whether a batch may wait for an idle processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Urgency {
+    Background,
+    AtOnce,
+}
+
+/// Called when there are many claims: see [`Store::set_claims_alarm`].
+pub(crate) struct ClaimsAlarm {
+    every: u64,
+    alarm: Box<dyn Fn() + Send + Sync>,
+}
+
+impl ClaimsAlarm {
+    /// Whether so many more claims make it due.
+    pub(crate) fn is_due(&self, before: u64, more: u64) -> bool {
+        before / self.every != (before + more) / self.every
+    }
+
+    /// The caller holds nothing that others wait for.
+    pub(crate) fn sound(&self) {
+        (self.alarm)();
+    }
+}
+
 /// While this is held, writes make no claims.
 pub(super) struct HitsHeld<'a>(&'a Pool);
 
@@ -115,12 +140,31 @@ impl Store {
     ///
     /// As [`Store::dedup_batch`].
     pub fn count_batch(&self) -> Result<CountReport> {
+        self.count_with(Urgency::Background)
+    }
+
+    /// As [`Store::count_batch`], but on the caller's thread: nothing of it waits for an idle processor.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::dedup_batch`].
+    pub fn count_batch_at_once(&self) -> Result<CountReport> {
+        self.count_with(Urgency::AtOnce)
+    }
+
+    fn count_with(&self, urgency: Urgency) -> Result<CountReport> {
         let pool = &self.pool;
         let _job = pool.job()?;
         pool.journal.check_writable()?;
         pool.index.ready()?;
         pool.settle_open_batch()?;
-        pool.count_claims()
+        pool.count_claims(urgency)
+    }
+
+    /// Calls `alarm` whenever the number of claims passes a multiple of `every`. It must not wait for a
+    /// request. The first one stays.
+    pub fn set_claims_alarm(&self, every: u64, alarm: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.pool.claims_alarm.set(ClaimsAlarm { every, alarm });
     }
 
     /// References that the index does not count yet.
@@ -140,7 +184,7 @@ impl Pool {
     }
 
     /// Counts one batch of claims. The caller holds the job lock, and no batch is open.
-    pub(super) fn count_claims(&self) -> Result<CountReport> {
+    pub(super) fn count_claims(&self, urgency: Urgency) -> Result<CountReport> {
         let index = self.index.ready()?;
         let mut metadata = self.journal.metadata()?;
         let number = metadata.batches().next_number();
@@ -154,19 +198,26 @@ impl Pool {
         let count = Record::Count { number, elements };
         self.journal.append(&[count], &[], Blocking::Yes, None)?;
         if Guard::CountIntentDurable.holds() {
-            self.journal.commit_in_background()?;
+            match urgency {
+                Urgency::Background => self.journal.commit_in_background()?,
+                Urgency::AtOnce => self.journal.commit()?,
+            }
         }
         let open = self.journal.metadata()?.batches().open().cloned();
         let Some(batch) = open else {
             return Ok(CountReport::default());
         };
-        self.settle_counting(&batch)
+        self.settle_counting(&batch, urgency)
     }
 
     /// Steps 3 and 4.
-    pub(super) fn settle_counting(&self, batch: &OpenBatch) -> Result<CountReport> {
+    pub(super) fn settle_counting(
+        &self,
+        batch: &OpenBatch,
+        urgency: Urgency,
+    ) -> Result<CountReport> {
         let index = self.index.ready()?;
-        let answers = self.background.run(|| -> Result<_> {
+        let count = || -> Result<_> {
             let items = batch.unsettled();
             let known = self.claimed.get(items.iter().map(|item| item.pba));
             let found = self.fingerprint_unknown(items, &known)?;
@@ -176,7 +227,11 @@ impl Pool {
                 false => FingerprintIndex::increment,
             };
             Ok(count(&*index, STREAM, batch.number, &items)?)
-        })?;
+        };
+        let answers = match urgency {
+            Urgency::Background => self.background.run(count)?,
+            Urgency::AtOnce => count()?,
+        };
         let answers = last_answers(&answers, batch)?;
         let mut report = CountReport::default();
         let mut position = batch.done;

@@ -14,8 +14,8 @@ mod reading;
 mod references;
 
 pub use collector::{COLLECT_BATCH_BLOCKS, CollectReport};
-pub(crate) use counting::ClaimedFingerprints;
 pub use counting::CountReport;
+pub(crate) use counting::{ClaimedFingerprints, ClaimsAlarm};
 pub use finder::{BatchReport, Ready};
 pub(crate) use fingerprinter::Fingerprinter;
 pub(crate) use index::{IndexSlot, create, create_uncounted};

@@ -23,6 +23,7 @@ use smallvec::SmallVec;
 use super::Volume;
 use super::inline::NotTaken;
 use super::resolve::{Content, Resolved};
+use crate::dedup::ClaimsAlarm;
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -491,21 +492,26 @@ impl Volume {
             return Ok(None);
         }
         let more = piece.entries_more(runs);
-        let refused = Cell::new(None);
+        let (refused, due) = (Cell::new(None), Cell::new(None));
         let admit = |metadata: &MetadataState| {
             // Others may have used up the quota meanwhile.
             if Guard::QuotaLookedAtLocked.holds() {
                 layer.space_limits.admit(more, piece.block_size)?;
             }
             let admitted = self.admit_hits(layer, piece, runs, metadata);
-            admitted.map_err(|why| {
+            admitted.map(|alarm| due.set(alarm)).map_err(|why| {
                 refused.set(Some(why));
                 StoreError::would_block()
             })
         };
         let journal = &self.pool.journal;
         match journal.append(&records, &old_blocks, blocking, Some(&admit)) {
-            Ok(()) => Ok(None),
+            Ok(()) => {
+                if let Some(alarm) = due.get() {
+                    alarm.sound();
+                }
+                Ok(None)
+            }
             Err(error) => {
                 self.take_back(placed)?;
                 refused.get().map_or(Err(error), |why| Ok(Some(why)))
@@ -513,21 +519,22 @@ impl Volume {
         }
     }
 
-    /// Whether the record may make the hits. If it may, it will: the uncommitted state is held.
+    /// Whether the record may make the hits. If it may, it will: the uncommitted state is held. Returns
+    /// the alarm that is due then, if it is.
     fn admit_hits(
         &self,
         layer: &Layer,
         piece: &Piece<'_>,
         runs: &[Run],
         metadata: &MetadataState,
-    ) -> std::result::Result<(), NotTaken> {
+    ) -> std::result::Result<Option<&ClaimsAlarm>, NotTaken> {
         let Some(resolved) = piece.resolved.filter(|_| piece.takes_hits) else {
-            return Ok(());
+            return Ok(None);
         };
         let hits = || runs.iter().filter_map(Run::hit);
         let published: PbaRuns = hits().map(|(_, published)| published).collect();
         if published.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let admitted = metadata.admit_hits(Hits {
             lookup_version: resolved.lookup_version,
@@ -544,7 +551,12 @@ impl Volume {
             let fingerprints = (first..first + run.count).filter_map(|n| resolved.fingerprint(n));
             self.pool.claimed.note(run, fingerprints);
         }
-        Ok(())
+        let (before, more) = (
+            metadata.claims().blocks(),
+            published.iter().map(|run| run.count).sum(),
+        );
+        let alarm = self.pool.claims_alarm.get();
+        Ok(alarm.filter(|alarm| alarm.is_due(before, more)))
     }
 
     /// Saves the finder the reading of the blocks just written.

@@ -1,5 +1,7 @@
 //! Hits in line: duplicates that are never written, and the cases for their guards (see `guards.rs`).
 
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 use onefold_engine::Part;
@@ -413,6 +415,12 @@ fn claims_end_at_their_limit() {
     let volume = world.store.volume("a").unwrap();
     volume.write(0, &blocks([1]), Blocking::Yes).unwrap();
     dedup(&world.store, &volume);
+    let alarms = Arc::new(AtomicU64::new(0));
+    let alarm = Arc::clone(&alarms);
+    let count = move || {
+        alarm.fetch_add(1, Relaxed);
+    };
+    world.store.set_claims_alarm(8192, Box::new(count));
     let many = blocks([1; 1000]);
     for n in 0..66 {
         let at = (1 + n * 1000) * BLOCK;
@@ -421,6 +429,11 @@ fn claims_end_at_their_limit() {
     let claimed = world.store.claimed_blocks().unwrap();
     assert!((65_000..=65_536).contains(&claimed), "{claimed} claims");
     assert!(volume.inline_stat().refused.claims_full > 0);
+    assert_eq!(
+        alarms.load(Relaxed),
+        claimed / 8192,
+        "one for each 8192 claims"
+    );
     while world.store.count_batch().unwrap().counted > 0 {}
     let at = 69_000 * BLOCK;
     volume.write(at, &blocks([1]), Blocking::Yes).unwrap();

@@ -27,6 +27,7 @@ use onefold_format::{BatchKind, Lba};
 use onefold_journal::PAGES_FOR_FINDER;
 use onefold_metadata::{Blocking, Guard, Result};
 
+use crate::dedup::counting::Urgency;
 use crate::pool::Pool;
 use crate::store::Store;
 use crate::volume::Volume;
@@ -134,7 +135,9 @@ impl Pool {
             BatchKind::Collector => self
                 .settle_collector(&batch)
                 .map(|_| BatchReport::default()),
-            BatchKind::Counting => self.settle_counting(&batch).map(|_| BatchReport::default()),
+            BatchKind::Counting => self
+                .settle_counting(&batch, Urgency::Background)
+                .map(|_| BatchReport::default()),
         }
     }
 }
