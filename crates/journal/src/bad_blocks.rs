@@ -23,7 +23,7 @@ use onefold_format::page::{self, PAGE_BYTES};
 use onefold_format::scrub_page::{self, BAD_BLOCKS_MAX, SLOT_PAGES, SLOTS, ScrubPage};
 use onefold_format::units::SECTOR_BYTES;
 use onefold_format::{BadBlock, Fault, FormatError, PageNumber, Pba, PoolId, ScrubProgress};
-use onefold_metadata::sync::{AtomicUsize, Mutex, RwLock, lock, read, write};
+use onefold_metadata::sync::{AtomicU64, AtomicUsize, Mutex, RwLock, lock, read, write};
 use onefold_metadata::{Guard, Result, StoreError, StoreErrorKind};
 
 use super::Journal;
@@ -38,6 +38,8 @@ const TELL_PAUSE: Duration = Duration::from_secs(1);
 pub struct BadBlocks {
     /// The number of listed blocks: a read checks nothing else if there are none.
     count: AtomicUsize,
+    /// How often blocks were taken off the list.
+    clears: AtomicU64,
     state: RwLock<State>,
     /// Those that a request could not read.
     suspects: Mutex<BTreeSet<Pba>>,
@@ -111,6 +113,7 @@ impl BadBlocks {
             newest.listed.into_iter().map(|it| (it.pba, it)).collect();
         Ok(Self {
             count: AtomicUsize::new(listed.len()),
+            clears: AtomicU64::new(0),
             state: RwLock::new(State {
                 listed,
                 progress: newest.progress,
@@ -132,6 +135,11 @@ impl BadBlocks {
     #[inline]
     pub fn is_any(&self) -> bool {
         self.count.load(Relaxed) > 0
+    }
+
+    /// Changes whenever blocks are taken off the list: what was read of them before may be outdated.
+    pub fn clears(&self) -> u64 {
+        self.clears.load(SeqCst)
     }
 
     /// The block's entry in the list.
@@ -214,6 +222,7 @@ impl BadBlocks {
             }
         }
         self.count.store(state.listed.len(), SeqCst);
+        self.clears.fetch_add(1, SeqCst);
         is_any
     }
 

@@ -55,7 +55,7 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use onefold_format::{Pba, Root, Superblock, WhenFull};
+use onefold_format::{BatchItem, Pba, Root, Superblock, WhenFull};
 use onefold_metadata::sync::{AtomicU8, Condvar, Mutex, MutexGuard, lock};
 use onefold_metadata::{
     Guard, Limits, LookupVersion, Maps, MetadataState, Pages, PbaRuns, QueueKind, Result,
@@ -197,6 +197,11 @@ impl Metadata<'_> {
     /// Elements at the head of a queue that hold at most so many blocks.
     pub fn count_head(&mut self, kind: QueueKind, blocks_max: u64) -> Result<u64> {
         self.0.metadata.queue_mut(kind).count_head(blocks_max)
+    }
+
+    /// The items of a batch that would be made of the head of a queue now, with so many blocks at most.
+    pub fn peek_head(&mut self, kind: QueueKind, blocks_max: u64) -> Result<Vec<BatchItem>> {
+        self.0.metadata.queue_mut(kind).peek_head(blocks_max)
     }
 }
 

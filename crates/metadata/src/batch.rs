@@ -193,15 +193,7 @@ impl Batches {
             return Err(misfit(number));
         }
         let batch = self.begin_or_continue(number, kind)?;
-        for element in elements {
-            let blocks = (0..u64::from(element.count)).map(|n| BatchItem {
-                lba: Lba(0),
-                pba: element.pba + n,
-                domain: element.domain,
-                moved: false,
-            });
-            batch.extend(blocks);
-        }
+        batch.extend(items_of(elements));
         if batch.items.len() > BATCH_ITEMS_MAX as usize {
             return Err(misfit(number));
         }
@@ -260,4 +252,16 @@ fn misfit(number: u64) -> StoreError {
     StoreError::damaged(format!(
         "a record of batch {number} does not fit the open batch"
     ))
+}
+
+/// The items of a collector's or counting batch of these elements.
+pub(crate) fn items_of(elements: &[QueueElement]) -> impl Iterator<Item = BatchItem> + '_ {
+    elements.iter().flat_map(|element| {
+        (0..u64::from(element.count)).map(|n| BatchItem {
+            lba: Lba(0),
+            pba: element.pba + n,
+            domain: element.domain,
+            moved: false,
+        })
+    })
 }

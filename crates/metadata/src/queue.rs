@@ -19,8 +19,9 @@ use std::sync::Arc;
 use onefold_format::page::{CLAIMS_OWNER, PageBytes, PageKind, QUEUE_OWNER};
 use onefold_format::queue_page::{self, ELEMENT_BLOCKS_MAX, ELEMENTS_PER_PAGE, NO_ELEMENTS};
 use onefold_format::record::BATCH_ITEMS_MAX;
-use onefold_format::{DomainId, QueueElement, Root, TreeRoot};
+use onefold_format::{BatchItem, DomainId, QueueElement, Root, TreeRoot};
 
+use super::batch::items_of;
 use super::pages::Pages;
 use super::run::PbaRun;
 use super::tree;
@@ -223,6 +224,14 @@ impl Queue {
             count += 1;
         }
         Ok(count)
+    }
+
+    /// The items of a batch that would be made of the head now, with `blocks_max` blocks at most.
+    pub fn peek_head(&mut self, blocks_max: u64) -> Result<Vec<BatchItem>> {
+        let end = self.head + self.count_head(blocks_max)?;
+        let elements = (self.head..end).map(|number| self.element(number));
+        let elements: Elements = elements.collect::<Result<_>>()?;
+        Ok(items_of(&elements).collect())
     }
 
     /// Takes `count` elements off the head.

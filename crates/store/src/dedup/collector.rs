@@ -1,12 +1,15 @@
 //! The collector: releases dropped references, and frees the blocks that lost their last one
 //! ([DEDIS §4.4]).
 //!
-//! 0. the index counts all claims (P3): see `counting.rs`
+//! 0. fingerprint the blocks, and have the index count all claims (P3): see `counting.rs`
 //! 1. a record takes elements off the head of the queue
 //! 2. commit: that record, and the ones that dropped the references, are durable (P3)
-//! 3. fingerprint the blocks, release all references in the index by one call
+//! 3. release all references in the index by one call
 //! 4. log the result for each: *remaining*, *freed*, or *quarantined* if index and block disagree:
 //!    such a block is left alone and reported (P8)
+//!
+//! From 1 to 4 a write that has the content of one of the blocks may not refer to it, so whatever takes long
+//! is done before, and nothing waits for an idle processor while writes make claims.
 //!
 //! The fingerprint of a bad block cannot be computed. It is released by the one under which the
 //! index has it, which the list of bad blocks has, or which a search of all rows finds.
@@ -14,8 +17,9 @@
 //! Step 4's freed blocks are deferred frees like all released blocks: reusable once that record is
 //! durable and all readers have drained.
 
-use onefold_format::{Record, Release};
-use onefold_index::Released;
+use onefold_format::{Pba, Record, Release};
+use onefold_index::{Fingerprint, Released};
+use rustc_hash::FxHashMap;
 
 use super::counting::Urgency;
 use super::index::{STREAM, last_answers};
@@ -52,6 +56,18 @@ impl Store {
     /// As [`Store::dedup_batch`].
     pub fn collect_batch(&self) -> Result<CollectReport> {
         let pool = &self.pool;
+        pool.journal.check_writable()?;
+        let before = (pool.journal.lookup_version(), pool.bad.clears());
+        let metadata = pool.journal.metadata()?;
+        if metadata.queue().blocks() == 0 && metadata.batches().open().is_none() {
+            return Ok(CollectReport::default());
+        }
+        let mut urgency = match metadata.claims().blocks() {
+            0 => Urgency::Background,
+            _ => Urgency::AtOnce,
+        };
+        drop(metadata);
+        let mut known = pool.fingerprint_head(urgency)?;
         let _job = pool.job()?;
         pool.journal.check_writable()?;
         let index = pool.index.ready()?;
@@ -59,9 +75,14 @@ impl Store {
         if pool.journal.metadata()?.queue().blocks() == 0 {
             return Ok(CollectReport::default());
         }
+        // Another batch may have freed some of them, and then they may have been written again; or a bad
+        // one was repaired.
+        if (pool.journal.lookup_version(), pool.bad.clears()) != before {
+            known.clear();
+        }
         // Most of them while writes may still make some: they are stopped for the rest only.
-        if Guard::ClaimsBeforeRelease.holds() {
-            pool.count_claims(Urgency::Background)?;
+        if Guard::ClaimsBeforeRelease.holds() && pool.count_claims(urgency)?.items() > 0 {
+            urgency = Urgency::AtOnce;
         }
         let held = pool.hold_hits()?;
         while Guard::ClaimsBeforeRelease.holds() && pool.count_claims(Urgency::AtOnce)?.items() > 0
@@ -78,13 +99,13 @@ impl Store {
             .append(&[collect], &[], Blocking::Yes, Some(&no_claims))?;
         drop(held);
         if Guard::IntentBeforeCall.holds() {
-            pool.journal.commit_in_background()?;
+            pool.commit(urgency)?;
         }
         let open = pool.journal.metadata()?.batches().open().cloned();
         let Some(batch) = open else {
             return Ok(CollectReport::default());
         };
-        pool.settle_collector(&batch)
+        pool.settle_collector(&batch, &known, urgency)
     }
 
     /// Dropped references that are not released yet.
@@ -109,11 +130,40 @@ fn no_claims(metadata: &MetadataState) -> Result<()> {
 }
 
 impl Pool {
-    /// Steps 3 and 4.
-    pub(super) fn settle_collector(&self, batch: &OpenBatch) -> Result<CollectReport> {
+    /// Fingerprints of the blocks that the next batch will release. They hold for as long as no published
+    /// block is freed and no bad one repaired (P1); with bad blocks there are none. The job lock is not held,
+    /// because counting needs it.
+    fn fingerprint_head(&self, urgency: Urgency) -> Result<FxHashMap<Pba, Fingerprint>> {
+        if self.bad.is_any() {
+            return Ok(FxHashMap::default());
+        }
+        let mut metadata = self.journal.metadata()?;
+        let items = metadata.peek_head(QueueKind::Dropped, BATCH_ITEMS_MAX.into())?;
+        drop(metadata);
+        let unknown = vec![None; items.len()];
+        let read = self.run(urgency, || self.fingerprint_unknown(&items, &unknown))?;
+        let found = read.items.into_iter();
+        let mut known: FxHashMap<Pba, Fingerprint> =
+            found.map(|(fingerprint, pba)| (pba, fingerprint)).collect();
+        // The batch tries them again, and lists them.
+        for pba in &read.unreadable {
+            known.remove(pba);
+        }
+        Ok(known)
+    }
+
+    /// Steps 3 and 4; blocks whose fingerprints are not known are read.
+    pub(super) fn settle_collector(
+        &self,
+        batch: &OpenBatch,
+        known: &FxHashMap<Pba, Fingerprint>,
+        urgency: Urgency,
+    ) -> Result<CollectReport> {
         let index = self.index.ready()?;
-        let answers = self.background.run(|| -> Result<_> {
-            let found = self.fingerprint_items(batch.unsettled())?;
+        let answers = self.run(urgency, || -> Result<_> {
+            let items = batch.unsettled();
+            let known = items.iter().map(|item| known.get(&item.pba).copied());
+            let found = self.fingerprint_unknown(items, &known.collect::<Vec<_>>())?;
             let items = self.published_fingerprints(&*index, found)?;
             Ok(index.decrement(STREAM, batch.number, &items)?)
         })?;

@@ -178,6 +178,22 @@ impl Store {
 }
 
 impl Pool {
+    /// Does work that holds nothing a guest could wait for.
+    pub(super) fn run<T: Send>(&self, urgency: Urgency, work: impl FnOnce() -> T + Send) -> T {
+        match urgency {
+            Urgency::Background => self.background.run(work),
+            Urgency::AtOnce => work(),
+        }
+    }
+
+    /// A commit of a batch.
+    pub(super) fn commit(&self, urgency: Urgency) -> Result<()> {
+        match urgency {
+            Urgency::Background => self.journal.commit_in_background(),
+            Urgency::AtOnce => self.journal.commit(),
+        }
+    }
+
     pub(super) fn hold_hits(&self) -> Result<HitsHeld<'_>> {
         self.journal.hold_hits(true)?;
         Ok(HitsHeld(self))
@@ -198,10 +214,7 @@ impl Pool {
         let count = Record::Count { number, elements };
         self.journal.append(&[count], &[], Blocking::Yes, None)?;
         if Guard::CountIntentDurable.holds() {
-            match urgency {
-                Urgency::Background => self.journal.commit_in_background()?,
-                Urgency::AtOnce => self.journal.commit()?,
-            }
+            self.commit(urgency)?;
         }
         let open = self.journal.metadata()?.batches().open().cloned();
         let Some(batch) = open else {
@@ -217,7 +230,7 @@ impl Pool {
         urgency: Urgency,
     ) -> Result<CountReport> {
         let index = self.index.ready()?;
-        let count = || -> Result<_> {
+        let answers = self.run(urgency, || -> Result<_> {
             let items = batch.unsettled();
             let known = self.claimed.get(items.iter().map(|item| item.pba));
             let found = self.fingerprint_unknown(items, &known)?;
@@ -227,11 +240,7 @@ impl Pool {
                 false => FingerprintIndex::increment,
             };
             Ok(count(&*index, STREAM, batch.number, &items)?)
-        };
-        let answers = match urgency {
-            Urgency::Background => self.background.run(count)?,
-            Urgency::AtOnce => count()?,
-        };
+        })?;
         let answers = last_answers(&answers, batch)?;
         let mut report = CountReport::default();
         let mut position = batch.done;

@@ -81,8 +81,9 @@ pub(crate) fn hit_while_collected(seed: u64) -> Ended {
     let mut rig = published(seed, IndexKind::Btree, 128)?;
     drop_content(&mut rig, 3, 33)?;
     let write = write_now(&rig, 1, 0, 3);
+    // The batch is open when the index is called.
     rig.engine
-        .on_next_io(Part::Data, Op::Read, When::Before, Box::new(write));
+        .on_next_io(Part::Index, Op::Write, When::Before, Box::new(write));
     rig.collect()?;
     rig.volumes[1][0] = [3].into();
     rig.write(0, 16, &(101..=116).collect::<Vec<Content>>())?;
@@ -359,6 +360,33 @@ fn claims_are_counted_without_reading_their_blocks() {
         assert_eq!(reads(&rig), before + 1, "{index:?}");
         rig.check().unwrap();
         rig.read_all().unwrap();
+    }
+}
+
+/// The collector reads the blocks of its next batch; another batch frees one of them, and it is written,
+/// published and dropped with other content before the first goes on.
+#[test]
+fn what_the_collector_read_before_another_batch_is_not_used() {
+    for index in [IndexKind::Hash, IndexKind::Btree, IndexKind::Memory] {
+        // So small that every block is used.
+        let mut rig = published(1, index, 33).unwrap();
+        drop_content(&mut rig, 3, 33).unwrap();
+        let store = rig.store.clone();
+        let between = move || {
+            let volume = store.volume(&name(0)).unwrap();
+            assert_eq!(store.collect_batch().unwrap().freed, 1);
+            volume.flush().unwrap();
+            let others = blocks(101..125);
+            volume.write(8 * BLOCK, &others, Blocking::Yes).unwrap();
+            dedup(&store, &volume);
+            volume.trim(8 * BLOCK, 24 * BLOCK, Blocking::Yes).unwrap();
+        };
+        rig.engine
+            .on_next_io(Part::Data, Op::Read, When::After, Box::new(between));
+        let report = rig.store.collect_batch().unwrap();
+        assert_eq!((report.freed, report.quarantined), (24, 0), "{index:?}");
+        rig.read_all().unwrap();
+        rig.check().unwrap();
     }
 }
 

@@ -451,7 +451,8 @@ fn every_io_of_sharing_can_be_the_last_hash() {
 fn every_io_of_sharing_can_be_the_last_memory() {
     let coverage = stop_everywhere(IndexKind::Memory, sharing, 100);
     assert!(coverage.crashes_in_finder > 20, "{coverage:?}");
-    assert!(coverage.crashes_in_collector > 20, "{coverage:?}");
+    // While the collector's batch is open this index does no I/O.
+    assert!(coverage.crashes_in_collector > 10, "{coverage:?}");
     assert!(coverage.rebuilds > 0, "{coverage:?}");
 }
 

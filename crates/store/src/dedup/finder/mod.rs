@@ -26,6 +26,7 @@ use onefold_format::record::BATCH_ITEMS_MAX;
 use onefold_format::{BatchKind, Lba};
 use onefold_journal::PAGES_FOR_FINDER;
 use onefold_metadata::{Blocking, Guard, Result};
+use rustc_hash::FxHashMap;
 
 use crate::dedup::counting::Urgency;
 use crate::pool::Pool;
@@ -133,7 +134,7 @@ impl Pool {
         match batch.kind {
             BatchKind::Finder(layer) => self.settle_finder(layer, &batch),
             BatchKind::Collector => self
-                .settle_collector(&batch)
+                .settle_collector(&batch, &FxHashMap::default(), Urgency::Background)
                 .map(|_| BatchReport::default()),
             BatchKind::Counting => self
                 .settle_counting(&batch, Urgency::Background)
