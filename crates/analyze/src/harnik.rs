@@ -26,7 +26,8 @@ use crate::record::pack_fingerprint;
 use crate::scan::{Cutting, Progress, Sink, Totals, window_bytes};
 use crate::trace::each_fingerprint;
 use crate::walk::{Found, Met, Problem, Survey, walk};
-use crate::worker::{fingerprint_key, is_zero};
+use crate::worker::fingerprint_key;
+use onefold_index::is_zero;
 
 /// Passes of drawing, each for the number that the last ones were short of.
 const ROUNDS: u32 = 8;

@@ -43,12 +43,12 @@ pub use analysis::{Analysis, ChunkingReport, Options, Source, analyze};
 pub use chunking::{Chunking, ChunkingError};
 pub use compression::{Compressed, Compressibility};
 pub use harnik::{Estimate, EstimateOptions, estimate};
+pub use onefold_index::is_zero;
 pub use redundancy::{Category, Copies, InputShare, Redundancy};
 pub use runs::{RunClass, RunCount, RunLengths};
 pub use scan::{Progress, Totals};
 pub use trace::{TraceOptions, trace_ways};
 pub use walk::{Problem, Survey, survey};
-pub use worker::is_zero;
 
 /// Why an analysis cannot be made at all.
 #[derive(Debug, thiserror::Error)]

@@ -11,7 +11,7 @@ use std::sync::mpsc::Receiver;
 
 use fastcdc::v2020::FastCDC;
 use onefold_image::{Image, ImageError};
-use onefold_index::{Fingerprint, Key};
+use onefold_index::{Fingerprint, Key, is_zero};
 
 use crate::AnalyzeError;
 use crate::chunking::Chunking;
@@ -421,10 +421,4 @@ fn truncated(hasher: &blake3::Hasher) -> Fingerprint {
         .0
         .copy_from_slice(&hasher.finalize().as_bytes()[..bytes]);
     fingerprint
-}
-
-/// Whether every byte is zero.
-pub fn is_zero(bytes: &[u8]) -> bool {
-    let mut words = bytes.chunks(64);
-    words.all(|bytes| bytes.iter().fold(0, |any, byte| any | byte) == 0)
 }

@@ -61,6 +61,14 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
+/// Whether every byte of a block is zero: such a block has no fingerprint. Most that are not show it in the
+/// first bytes.
+#[must_use]
+pub fn is_zero(block: &[u8]) -> bool {
+    let mut words = block.chunks(64);
+    words.all(|bytes| bytes.iter().fold(0, |any, byte| any | byte) == 0)
+}
+
 /// The key of one domain's fingerprints.
 #[derive(Clone)]
 pub struct Key {

@@ -55,7 +55,7 @@ mod row;
 mod stream;
 mod sync;
 
-pub use fingerprint::{Fingerprint, Key};
+pub use fingerprint::{Fingerprint, Key, is_zero};
 
 /// Disk space of a row of a `hash` index, in bytes, with the room for merging its segments: as
 /// measured with twenty million rows (`docs/benchmarks-index.md`).

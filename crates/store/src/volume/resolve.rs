@@ -14,13 +14,12 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use onefold_format::{DedupMode, Pba};
-use onefold_index::{Fingerprint, IndexError, LookedUp};
+use onefold_index::{Fingerprint, IndexError, LookedUp, is_zero};
 use onefold_metadata::{Blocking, Guard, Result, StoreError};
 use smallvec::SmallVec;
 
 use super::Volume;
 use super::inline::{Circumstances, InlineFilter, Seen, Tally};
-use super::write::is_zero;
 
 /// What a block holds, as far as it is known before the write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

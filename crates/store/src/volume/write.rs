@@ -12,7 +12,7 @@
 
 use onefold_format::entry::State;
 use onefold_format::{Entry, LayerId, Lba, Pba, Record, UnmapTo};
-use onefold_index::Fingerprint;
+use onefold_index::{Fingerprint, is_zero};
 use onefold_journal::Purpose;
 use onefold_metadata::{
     BlockRange, Blocking, Entries, Guard, HashCache, Hits, Layer, MetadataState, PbaRun, PbaRuns,
@@ -757,10 +757,4 @@ fn zero_fate(entry: Entry, below: Option<&Entry>) -> Fate {
         false if entry == Entry::ABSENT => Fate::Nothing,
         false => Fate::Zero(UnmapTo::Absent),
     }
-}
-
-/// Whether a block is all zeros. Most that are not show it in the first bytes.
-pub(super) fn is_zero(block: &[u8]) -> bool {
-    let mut words = block.chunks_exact(64);
-    words.all(|bytes| bytes.iter().fold(0, |any, byte| any | byte) == 0)
 }
