@@ -7,11 +7,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use onefold_format::FormatError;
 use onefold_format::trace::{
-    self, TRACE_HEADER_BYTES, TRACE_TEXT_MAX, TraceChunks, TraceContent, TraceEnd, TraceFrame,
-    TraceRun,
+    self, TRACE_HEADER_BYTES, TraceChunks, TraceContent, TraceEnd, TraceFrame, TraceRun,
 };
+use onefold_format::{FormatError, TEXT_BYTES_MAX};
 
 use crate::AnalyzeError;
 use crate::chunking::Chunking;
@@ -131,7 +130,7 @@ impl TraceWriter {
             }
         }
         for problem in &scanned.problems {
-            let what = problem.what.chars().take(TRACE_TEXT_MAX / 4).collect();
+            let what = problem.what.chars().take(TEXT_BYTES_MAX / 4).collect();
             let path = self.name(&problem.path);
             self.write(&TraceFrame::Problem { path, what })
                 .map_err(failed)?;
@@ -166,7 +165,7 @@ impl TraceWriter {
         let bytes = path.as_os_str().as_bytes();
         match &self.key {
             Some(key) => blake3::keyed_hash(key, bytes).to_hex().as_bytes()[..32].to_vec(),
-            None => bytes[..bytes.len().min(TRACE_TEXT_MAX)].to_vec(),
+            None => bytes[..bytes.len().min(TEXT_BYTES_MAX)].to_vec(),
         }
     }
 

@@ -39,6 +39,9 @@ pub enum FormatError {
     /// Whole, but of another pool.
     #[error("it belongs to another pool")]
     Pool,
+    /// Whole, but of another repository.
+    #[error("it belongs to another repository")]
+    Repository,
     /// Whole, but a field shows that it belongs elsewhere: a misdirected or lost write.
     #[error("{field} is {found}, expected {expected}")]
     Address {

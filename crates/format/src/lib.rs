@@ -26,10 +26,13 @@
 //! | [`export`] | both ends of an export of metadata |
 //! | [`trace`] | the unit of a trace: the chunks of some data |
 //! | [`scrub_page`] | the scrub's progress, and the list of bad blocks |
+//! | [`backup`] | the objects of a backup repository |
 
+pub mod backup;
 pub mod batch_page;
 mod bytes;
 pub mod catalogue_page;
+mod cursor;
 pub mod entry;
 mod error;
 pub mod export;
@@ -50,6 +53,7 @@ pub mod units;
 
 pub use batch_page::BatchItem;
 pub use catalogue_page::{DedupMode, LayerCounts, VolumeRecord, VolumeState};
+pub use cursor::TEXT_BYTES_MAX;
 pub use entry::Entry;
 pub use error::FormatError;
 pub use export::ExportMark;

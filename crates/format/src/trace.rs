@@ -32,6 +32,7 @@
 //! a trace without it is cut.
 
 use crate::bytes::{array_at, put, u32_at, u64_at};
+use crate::cursor::{Cursor, impossible, put_text, put_varint};
 use crate::error::FormatError;
 use crate::{MAJOR_VERSION, MINOR_VERSION};
 
@@ -40,9 +41,6 @@ pub const TRACE_HEADER_BYTES: usize = 24;
 
 /// Most bytes of payload in a frame.
 pub const TRACE_PAYLOAD_MAX: usize = 1 << 20;
-
-/// Most bytes in a text.
-pub const TRACE_TEXT_MAX: usize = u16::MAX as usize;
 
 /// Positions and lengths stay below this.
 pub const TRACE_POSITION_END: u64 = 1 << 48;
@@ -320,37 +318,16 @@ pub fn decode(
             found: own,
         });
     }
-    let mut rest = Rest(payload);
+    let mut rest = Cursor(payload);
     let frame = rest.frame(kind)?;
-    match rest.0 {
-        [] => Ok(frame),
-        more => Err(impossible("bytes after the last field", more.len() as u64)),
-    }
-}
-
-fn impossible(field: &'static str, value: u64) -> FormatError {
-    FormatError::Field { field, value }
+    rest.finish()?;
+    Ok(frame)
 }
 
 fn reserved() -> FormatError {
     FormatError::Reserved {
         structure: "trace frame",
     }
-}
-
-fn put_text(out: &mut Vec<u8>, text: &[u8]) {
-    assert!(text.len() <= TRACE_TEXT_MAX, "a text of {}", text.len());
-    out.extend((text.len() as u16).to_le_bytes());
-    out.extend(text);
-}
-
-/// Seven bits at a time from the lowest, the highest bit of a byte saying that another one follows.
-fn put_varint(out: &mut Vec<u8>, mut number: u64) {
-    while number >= 1 << 7 {
-        out.push(number as u8 | 1 << 7);
-        number >>= 7;
-    }
-    out.push(number as u8);
 }
 
 impl TraceChunks {
@@ -403,10 +380,7 @@ impl TraceUnit {
     }
 }
 
-/// The rest of a payload.
-struct Rest<'a>(&'a [u8]);
-
-impl Rest<'_> {
+impl Cursor<'_> {
     fn frame(&mut self, kind: u8) -> Result<TraceFrame, FormatError> {
         Ok(match kind {
             1 => {
@@ -531,71 +505,10 @@ impl Rest<'_> {
         }
     }
 
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
-        let Some((first, rest)) = self.0.split_first_chunk() else {
-            return Err(FormatError::Short {
-                needed: N,
-                got: self.0.len(),
-            });
-        };
-        self.0 = rest;
-        Ok(*first)
-    }
-
-    fn u16(&mut self) -> Result<u16, FormatError> {
-        self.take().map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32, FormatError> {
-        self.take().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, FormatError> {
-        self.take().map(u64::from_le_bytes)
-    }
-
     fn position(&mut self, field: &'static str) -> Result<u64, FormatError> {
         match self.u64()? {
             position if position < TRACE_POSITION_END => Ok(position),
             position => Err(impossible(field, position)),
         }
-    }
-
-    fn varint(&mut self) -> Result<u64, FormatError> {
-        let mut number = 0;
-        for shift in (0..u64::BITS).step_by(7) {
-            let [byte] = self.take()?;
-            let bits = u64::from(byte & 0x7f);
-            if bits << shift >> shift != bits {
-                return Err(impossible("number", bits));
-            }
-            number |= bits << shift;
-            if byte & 0x80 == 0 {
-                return match byte == 0 && shift > 0 {
-                    // Each number has one form.
-                    true => Err(impossible("number", number)),
-                    false => Ok(number),
-                };
-            }
-        }
-        Err(impossible("number", number))
-    }
-
-    fn text(&mut self) -> Result<Vec<u8>, FormatError> {
-        let len = usize::from(self.u16()?);
-        let Some((text, rest)) = self.0.split_at_checked(len) else {
-            return Err(FormatError::Short {
-                needed: len,
-                got: self.0.len(),
-            });
-        };
-        self.0 = rest;
-        Ok(text.to_vec())
-    }
-
-    fn utf8(&mut self, field: &'static str) -> Result<String, FormatError> {
-        let text = self.text()?;
-        let len = text.len() as u64;
-        String::from_utf8(text).map_err(|_| impossible(field, len))
     }
 }

@@ -16,13 +16,13 @@ const ALWAYS_ZERO: &[&str] = &["zeros", "reserved"];
 const ALL: u64 = u64::MAX;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Row {
+pub(crate) struct Row {
     bytes: Range<usize>,
     field: String,
 }
 
 /// The rows of the byte table under the heading `heading`.
-fn table(document: &str, heading: &str) -> Vec<Row> {
+pub(crate) fn table(document: &str, heading: &str) -> Vec<Row> {
     let is_heading = |line: &&str| line.trim_start_matches('#').trim() == heading;
     let lines = document.lines().skip_while(|line| !is_heading(line));
     let lines = lines.skip_while(|line| !line.starts_with("| offset | bytes |"));
@@ -54,7 +54,7 @@ fn bits_of(word: u64, bits: u32) -> Vec<u8> {
 }
 
 /// How a row is tried.
-enum Trial {
+pub(crate) enum Trial {
     /// Two encodings with different values in every byte of this field, and nowhere else.
     Whole(Vec<u8>, Vec<u8>),
     /// Two encodings with different values in some bytes of this field, and nowhere else.
@@ -67,7 +67,12 @@ enum Trial {
 
 /// Tries every row of a table. `refuses` tells whether the decoder refuses the sample with a one at
 /// this offset.
-fn check(rows: &[Row], sample: &[u8], trials: Vec<(&str, Trial)>, refuses: impl Fn(usize) -> bool) {
+pub(crate) fn check(
+    rows: &[Row],
+    sample: &[u8],
+    trials: Vec<(&str, Trial)>,
+    refuses: impl Fn(usize) -> bool,
+) {
     let mut end = 0;
     for row in rows {
         assert_eq!(
@@ -109,7 +114,7 @@ fn difference(a: &[u8], b: &[u8]) -> Range<usize> {
     first..differing.next_back().unwrap_or(first) + 1
 }
 
-fn crc_without(bytes: &[u8], checksum: Range<usize>) -> Vec<u8> {
+pub(crate) fn crc_without(bytes: &[u8], checksum: Range<usize>) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[checksum].fill(0);
     crc32c::crc32c(&bytes).to_le_bytes().to_vec()

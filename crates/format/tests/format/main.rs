@@ -6,6 +6,7 @@
     reason = "a test ends where an expectation does not hold"
 )]
 
+mod backup;
 mod damage;
 mod documents;
 mod golden;

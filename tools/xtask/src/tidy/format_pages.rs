@@ -4,27 +4,34 @@ use std::path::Path;
 
 use super::SourceFile;
 
-const SOURCES: &str = "crates/format/src";
-const PAGES: &str = "docs/format";
+/// Folders of sources, and of their pages.
+const FOLDERS: [(&str, &str); 2] = [
+    ("crates/format/src", "docs/format"),
+    ("crates/format/src/backup", "docs/format/backup"),
+];
 
 /// Files of the format crate that are not a structure on disk.
-const NOT_STRUCTURES: &[&str] = &["bytes", "error", "lib", "units"];
+const NOT_STRUCTURES: &[&str] = &["bytes", "cursor", "error", "lib", "mod", "units"];
 
 /// Pages without a file of that crate: the overview, and the layout of the index crate.
 const NOT_ABOUT_ONE: &[&str] = &["README", "index"];
 
 pub(super) fn faults(files: &[SourceFile]) -> Vec<String> {
-    let structures = names(files, SOURCES, "rs", NOT_STRUCTURES);
-    let pages = names(files, PAGES, "md", NOT_ABOUT_ONE);
-    let without_page = structures
-        .iter()
-        .filter(|name| !pages.contains(name))
-        .map(|name| format!("{SOURCES}/{name}.rs has no page {PAGES}/{name}.md"));
-    let without_structure = pages
-        .iter()
-        .filter(|name| !structures.contains(name))
-        .map(|name| format!("{PAGES}/{name}.md is about no file {SOURCES}/{name}.rs"));
-    without_page.chain(without_structure).collect()
+    let mut faults = Vec::new();
+    for (sources, documents) in FOLDERS {
+        let structures = names(files, sources, "rs", NOT_STRUCTURES);
+        let pages = names(files, documents, "md", NOT_ABOUT_ONE);
+        let without_page = structures
+            .iter()
+            .filter(|name| !pages.contains(name))
+            .map(|name| format!("{sources}/{name}.rs has no page {documents}/{name}.md"));
+        let without_structure = pages
+            .iter()
+            .filter(|name| !structures.contains(name))
+            .map(|name| format!("{documents}/{name}.md is about no file {sources}/{name}.rs"));
+        faults.extend(without_page.chain(without_structure));
+    }
+    faults
 }
 
 /// The stems of the files directly in a directory.

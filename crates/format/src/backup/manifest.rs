@@ -1,0 +1,248 @@
+//! The object that makes a backup exist: its sealed chunk.
+//!
+//! ```text
+//!   0 size          u64      bytes of the disk
+//!   8 block size    u32      bytes
+//!  12 changed by    u8       who said what changed since the parent: 0 nobody, 1 the pool's layers
+//!  13 zeros         3 bytes
+//!  16 time          u64      of the moment that it holds: seconds since the Unix epoch
+//!  24 parent        u64      number of the backup before it, or 0
+//!  32 pool          16 bytes    of the volume, or zeros
+//!  48 volume        u64      its number in the pool, or 0
+//!  56 snapshot      u64      number of the base: the snapshot that was backed up, or 0
+//!  64 logical       u64      blocks with data
+//!  72 read          u64      blocks read from the source
+//!  80 new           u64      blocks that were stored
+//!  88 stored        u64      bytes of the packs that were written
+//!  96 recipe pages  u32
+//! 100 number runs   u32
+//! 104 tags          u32
+//! 108 zeros         4 bytes
+//! ```
+//!
+//! then the sealed bytes of each page of the recipe, a varint, 0 for a page of zeros; then the numbers that
+//! the backup uses, as runs in ascending order: two varints each, the blocks since the end of the one
+//! before, and how many; then the tags, each a text.
+
+use crate::bytes::is_zero;
+use crate::cursor::{Cursor, impossible, put_text, put_varint};
+use crate::error::FormatError;
+use crate::units::{BLOCK_SIZES, PoolId, VolumeId};
+
+use super::object::BackupNumber;
+use super::recipe::{BLOCKS_PER_RECIPE_PAGE, NUMBER_END};
+
+/// Who said what changed since the parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChangedBy {
+    /// Nobody: everything was read.
+    Nobody,
+    /// The layers of the pool.
+    Layers,
+}
+
+/// Figures of a backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Blocks with data.
+    pub logical_blocks: u64,
+    /// Blocks read from the source.
+    pub read_blocks: u64,
+    /// Blocks that were stored.
+    pub new_blocks: u64,
+    /// Bytes of the packs that were written.
+    pub stored_bytes: u64,
+}
+
+/// A snapshot of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolSnapshot {
+    /// The pool.
+    pub pool: PoolId,
+    /// The volume's number.
+    pub volume: VolumeId,
+    /// The snapshot's number.
+    pub snapshot: VolumeId,
+}
+
+/// Stored blocks with consecutive numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NumberRun {
+    /// The first number.
+    pub first: u64,
+    /// How many.
+    pub blocks: u64,
+}
+
+/// What makes a backup exist.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manifest {
+    /// Bytes of the disk.
+    pub size_bytes: u64,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Who said what changed.
+    pub changed_by: ChangedBy,
+    /// The moment that it holds.
+    pub unix_seconds: u64,
+    /// The backup before it.
+    pub parent: Option<BackupNumber>,
+    /// The snapshot that was backed up, if there was one.
+    pub base: Option<PoolSnapshot>,
+    /// Figures.
+    pub counts: Counts,
+    /// Sealed bytes of each page of the recipe; 0 for a page of zeros.
+    pub recipe_pages: Vec<u32>,
+    /// The numbers that it uses, in ascending order.
+    pub numbers: Vec<NumberRun>,
+    /// Its tags.
+    pub tags: Vec<String>,
+}
+
+impl Manifest {
+    /// Blocks of the disk, of which the last may be cut.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.size_bytes.div_ceil(self.block_size.into())
+    }
+
+    /// Blocks of a page of the recipe.
+    #[must_use]
+    pub fn blocks_of_page(&self, page: u64) -> u64 {
+        let first = page * BLOCKS_PER_RECIPE_PAGE;
+        let left = self.blocks().saturating_sub(first);
+        left.min(BLOCKS_PER_RECIPE_PAGE)
+    }
+
+    /// The chunk's content.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend(self.size_bytes.to_le_bytes());
+        out.extend(self.block_size.to_le_bytes());
+        let changed_by = match self.changed_by {
+            ChangedBy::Nobody => 0,
+            ChangedBy::Layers => 1,
+        };
+        out.extend([changed_by, 0, 0, 0]);
+        out.extend(self.unix_seconds.to_le_bytes());
+        out.extend(self.parent.map_or(0, |parent| parent.0).to_le_bytes());
+        let base = self.base;
+        out.extend(base.map_or([0; 16], |base| base.pool.0));
+        out.extend(base.map_or(0, |base| base.volume.0).to_le_bytes());
+        out.extend(base.map_or(0, |base| base.snapshot.0).to_le_bytes());
+        for count in [
+            self.counts.logical_blocks,
+            self.counts.read_blocks,
+            self.counts.new_blocks,
+            self.counts.stored_bytes,
+        ] {
+            out.extend(count.to_le_bytes());
+        }
+        for count in [self.recipe_pages.len(), self.numbers.len(), self.tags.len()] {
+            out.extend((count as u32).to_le_bytes());
+        }
+        out.extend([0; 4]);
+        for bytes in &self.recipe_pages {
+            put_varint(&mut out, (*bytes).into());
+        }
+        let mut end = 0;
+        for run in &self.numbers {
+            put_varint(&mut out, run.first - end);
+            put_varint(&mut out, run.blocks);
+            end = run.first + run.blocks;
+        }
+        self.tags
+            .iter()
+            .for_each(|tag| put_text(&mut out, tag.as_bytes()));
+        out
+    }
+
+    /// Reads it back.
+    ///
+    /// # Errors
+    ///
+    /// Any [`FormatError`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let mut rest = Cursor(bytes);
+        let (size_bytes, block_size) = (rest.u64()?, rest.u32()?);
+        if !BLOCK_SIZES.contains(&block_size) {
+            return Err(impossible("block size", block_size.into()));
+        }
+        let [changed_by, zeros @ ..]: [u8; 4] = rest.take()?;
+        let changed_by = match changed_by {
+            0 => ChangedBy::Nobody,
+            1 => ChangedBy::Layers,
+            other => return Err(impossible("changed by", other.into())),
+        };
+        let (unix_seconds, parent) = (rest.u64()?, rest.u64()?);
+        let pool: [u8; 16] = rest.take()?;
+        let (volume, snapshot) = (rest.u64()?, rest.u64()?);
+        let base = match (is_zero(&pool), volume, snapshot) {
+            (true, 0, 0) => None,
+            (false, 1.., 1..) => Some(PoolSnapshot {
+                pool: PoolId(pool),
+                volume: VolumeId(volume),
+                snapshot: VolumeId(snapshot),
+            }),
+            _ => return Err(impossible("snapshot", snapshot)),
+        };
+        let counts = Counts {
+            logical_blocks: rest.u64()?,
+            read_blocks: rest.u64()?,
+            new_blocks: rest.u64()?,
+            stored_bytes: rest.u64()?,
+        };
+        let (pages, runs, tags) = (rest.u32()?, rest.u32()?, rest.u32()?);
+        if !is_zero(&zeros) || rest.u32()? != 0 {
+            return Err(FormatError::Reserved {
+                structure: "manifest",
+            });
+        }
+        let blocks = size_bytes.div_ceil(block_size.into());
+        if u64::from(pages) != blocks.div_ceil(BLOCKS_PER_RECIPE_PAGE) {
+            return Err(impossible("recipe pages", pages.into()));
+        }
+        // Each is a byte at least, so a forged number cannot take much memory.
+        let fits = |count: u32| count as usize <= bytes.len();
+        if !(fits(pages) && fits(runs) && fits(tags)) {
+            return Err(impossible("entries", pages.max(runs).max(tags).into()));
+        }
+        let recipe_pages = (0..pages).map(|_| {
+            let bytes = rest.varint()?;
+            u32::try_from(bytes).map_err(|_| impossible("bytes of a recipe page", bytes))
+        });
+        let recipe_pages = recipe_pages.collect::<Result<_, _>>()?;
+        let numbers = decode_numbers(&mut rest, runs)?;
+        let tags = (0..tags).map(|_| rest.utf8("tag"));
+        let tags = tags.collect::<Result<_, _>>()?;
+        rest.finish()?;
+        Ok(Self {
+            size_bytes,
+            block_size,
+            changed_by,
+            unix_seconds,
+            parent: (parent > 0).then_some(BackupNumber(parent)),
+            base,
+            counts,
+            recipe_pages,
+            numbers,
+            tags,
+        })
+    }
+}
+
+/// Runs in ascending order that do not touch.
+fn decode_numbers(rest: &mut Cursor<'_>, runs: u32) -> Result<Vec<NumberRun>, FormatError> {
+    let mut end = 0_u64;
+    let numbers = (0..runs).map(|n| {
+        let (gap, blocks) = (rest.varint()?, rest.varint()?);
+        let first = end.saturating_add(gap);
+        end = first.saturating_add(blocks);
+        if blocks == 0 || end > NUMBER_END || gap == 0 && n > 0 {
+            return Err(impossible("blocks of a run of numbers", blocks));
+        }
+        Ok(NumberRun { first, blocks })
+    });
+    numbers.collect()
+}

@@ -1,0 +1,37 @@
+//! The structures of a backup repository. They have a version of their own, and share nothing with a
+//! pool's.
+//!
+//! | file | structure |
+//! | --- | --- |
+//! | [`object`] | the header of every object, and its name |
+//! | [`repository`] | the repository's identity |
+//! | [`key`] | the master key, wrapped |
+//! | [`source`] | the disk that is backed up |
+//! | [`pack`] | the table of a pack: its groups, and the fingerprints of its blocks |
+//! | [`recipe`] | a page of a recipe: which block is at which address |
+//! | [`manifest`] | the object that makes a backup exist |
+
+pub mod key;
+pub mod manifest;
+pub mod object;
+pub mod pack;
+pub mod recipe;
+pub mod repository;
+pub mod source;
+
+pub use key::{Derivation, WrappedKey};
+pub use manifest::{ChangedBy, Counts, Manifest, NumberRun, PoolSnapshot};
+pub use object::{BackupNumber, ObjectHeader, ObjectName, RepositoryId, SourceId};
+pub use pack::{PackTable, PackTrailer, StoredGroup};
+pub use recipe::{RecipeRun, Target};
+pub use repository::{RepositoryObject, Sealing};
+pub use source::Source;
+
+/// Major version of every object that this build writes: a higher one is refused.
+pub const REPOSITORY_MAJOR_VERSION: u8 = 1;
+
+/// Minor version of every object that this build writes: a repository with a higher one can be read.
+pub const REPOSITORY_MINOR_VERSION: u8 = 0;
+
+/// Bytes that sealing adds to a chunk: its authentication.
+pub const TAG_BYTES: usize = 16;

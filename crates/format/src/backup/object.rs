@@ -1,0 +1,246 @@
+//! The header of every object in a repository, and what names the object.
+//!
+//! ```text
+//!  0 magic       u32   "1FBO"
+//!  4 major       u8
+//!  5 minor       u8
+//!  6 kind        u8    of the object
+//!  7 zero        u8
+//!  8 repository  16 bytes
+//! 24 source      u64   or 0
+//! 32 number      u64   of the key, pack or backup, or 0
+//! 40 generation  u32   of a pack, or 0
+//! 44 zeros       4 bytes
+//! 48 salt        16 bytes   from which the key of the object's chunks is derived, or zeros
+//! 64 zeros       12 bytes
+//! 76 checksum    u32   CRC-32C of the header with this field zero
+//! ```
+//!
+//! An object names itself: one that was renamed, or copied from another repository, is refused.
+
+use std::fmt;
+
+use super::{REPOSITORY_MAJOR_VERSION, REPOSITORY_MINOR_VERSION};
+use crate::bytes::{array_at, is_zero, put, u32_at, u64_at};
+use crate::error::FormatError;
+
+/// Bytes in a header.
+pub const OBJECT_HEADER_BYTES: usize = 80;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"1FBO");
+const CHECKSUM_AT: usize = 76;
+
+/// The folders over which the packs of a source are spread.
+const PACK_FOLDERS: u64 = 256;
+
+/// Names a repository: random, drawn when it is created.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RepositoryId(pub [u8; 16]);
+
+impl fmt::Display for RepositoryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for RepositoryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RepositoryId({self})")
+    }
+}
+
+/// Names a source inside its repository. It follows from the source's name by a hash that needs the
+/// master key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SourceId(pub u64);
+
+impl fmt::Display for SourceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// Numbers the backups of a source from 1 on; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BackupNumber(pub u64);
+
+impl fmt::Display for BackupNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What an object is, and which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ObjectName {
+    /// The repository itself.
+    Repository,
+    /// The master key, wrapped by one passphrase or key file.
+    Key(u64),
+    /// A disk that is backed up.
+    Source(SourceId),
+    /// Blocks of a source.
+    Pack {
+        /// Whose.
+        source: SourceId,
+        /// The number of its first block, in packs.
+        number: u64,
+        /// Raised whenever the pack is rewritten with less in it.
+        generation: u32,
+    },
+    /// Which block is where in a backup.
+    Recipe(SourceId, BackupNumber),
+    /// What makes a backup exist.
+    Manifest(SourceId, BackupNumber),
+}
+
+impl ObjectName {
+    /// Kind, source, number and generation.
+    fn fields(self) -> (u8, u64, u64, u32) {
+        match self {
+            Self::Repository => (1, 0, 0, 0),
+            Self::Key(number) => (2, 0, number, 0),
+            Self::Source(source) => (3, source.0, 0, 0),
+            Self::Pack {
+                source,
+                number,
+                generation,
+            } => (4, source.0, number, generation),
+            Self::Recipe(source, backup) => (5, source.0, backup.0, 0),
+            Self::Manifest(source, backup) => (6, source.0, backup.0, 0),
+        }
+    }
+
+    /// Where the object is, from the repository's folder.
+    #[must_use]
+    pub fn path(self) -> String {
+        match self {
+            Self::Repository => "repository".to_owned(),
+            Self::Key(number) => format!("keys/{number:016x}"),
+            Self::Source(source) => format!("sources/{source}/source"),
+            Self::Pack {
+                source,
+                number,
+                generation,
+            } => {
+                let part = number % PACK_FOLDERS;
+                format!("{}/{part:02x}/{number}.{generation}", Self::packs(source))
+            }
+            Self::Recipe(source, backup) => format!("{}/{backup}", Self::recipes(source)),
+            Self::Manifest(source, backup) => format!("{}/{backup}", Self::manifests(source)),
+        }
+    }
+
+    /// The folder whose folders have the packs of a source.
+    #[must_use]
+    pub fn packs(source: SourceId) -> String {
+        format!("sources/{source}/packs")
+    }
+
+    /// The folder of all recipes of a source.
+    #[must_use]
+    pub fn recipes(source: SourceId) -> String {
+        format!("sources/{source}/recipes")
+    }
+
+    /// The folder of all manifests of a source.
+    #[must_use]
+    pub fn manifests(source: SourceId) -> String {
+        format!("sources/{source}/backups")
+    }
+}
+
+/// The header of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObjectHeader {
+    /// Its repository.
+    pub repository: RepositoryId,
+    /// Its name.
+    pub name: ObjectName,
+    /// The salt of the key of its chunks; zeros where it has none.
+    pub salt: [u8; 16],
+}
+
+impl ObjectHeader {
+    /// The header's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; OBJECT_HEADER_BYTES] {
+        let mut bytes = [0; OBJECT_HEADER_BYTES];
+        let (kind, source, number, generation) = self.name.fields();
+        put(&mut bytes, 0, &MAGIC.to_le_bytes());
+        let version = [REPOSITORY_MAJOR_VERSION, REPOSITORY_MINOR_VERSION, kind];
+        put(&mut bytes, 4, &version);
+        put(&mut bytes, 8, &self.repository.0);
+        put(&mut bytes, 24, &source.to_le_bytes());
+        put(&mut bytes, 32, &number.to_le_bytes());
+        put(&mut bytes, 40, &generation.to_le_bytes());
+        put(&mut bytes, 48, &self.salt);
+        let checksum = crc32c::crc32c(&bytes);
+        put(&mut bytes, CHECKSUM_AT, &checksum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads the header of the object that is found under `name`, in `repository` where that is known.
+    ///
+    /// # Errors
+    ///
+    /// Any [`FormatError`]: it is not this object.
+    pub fn decode(
+        bytes: &[u8; OBJECT_HEADER_BYTES],
+        name: ObjectName,
+        repository: Option<RepositoryId>,
+    ) -> Result<Self, FormatError> {
+        let magic = u32_at(bytes, 0);
+        if magic != MAGIC {
+            return Err(FormatError::Magic {
+                expected: MAGIC,
+                found: magic,
+            });
+        }
+        let mut blank = *bytes;
+        put(&mut blank, CHECKSUM_AT, &[0; 4]);
+        let (expected, found) = (u32_at(bytes, CHECKSUM_AT), crc32c::crc32c(&blank));
+        if found != expected {
+            return Err(FormatError::Checksum { expected, found });
+        }
+        let [major, minor] = array_at(bytes, 4);
+        if major > REPOSITORY_MAJOR_VERSION {
+            return Err(FormatError::Newer { major, minor });
+        }
+        if major == 0 {
+            return Err(FormatError::Field {
+                field: "major version",
+                value: 0,
+            });
+        }
+        if bytes[7] != 0 || !is_zero(&bytes[44..48]) || !is_zero(&bytes[64..CHECKSUM_AT]) {
+            return Err(FormatError::Reserved {
+                structure: "object header",
+            });
+        }
+        let found = RepositoryId(array_at(bytes, 8));
+        if repository.is_some_and(|repository| repository != found) {
+            return Err(FormatError::Repository);
+        }
+        let (kind, source, number, generation) = name.fields();
+        for (field, expected, found) in [
+            ("kind", kind.into(), bytes[6].into()),
+            ("source", source, u64_at(bytes, 24)),
+            ("number", number, u64_at(bytes, 32)),
+            ("generation", generation.into(), u32_at(bytes, 40).into()),
+        ] {
+            if expected != found {
+                return Err(FormatError::Address {
+                    field,
+                    expected,
+                    found,
+                });
+            }
+        }
+        Ok(Self {
+            repository: found,
+            name,
+            salt: array_at(bytes, 48),
+        })
+    }
+}

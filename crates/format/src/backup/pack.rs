@@ -1,0 +1,212 @@
+//! A pack: up to 16,384 blocks of a source, in groups that are compressed and sealed together.
+//!
+//! ```text
+//! object header   80 bytes
+//! groups          one after the other: each the sealed chunk of its number
+//! table           the sealed chunk after the last group's
+//! trailer         32 bytes
+//! ```
+//!
+//! The trailer:
+//!
+//! ```text
+//!  0 magic     u32   "1FPT"
+//!  4 groups    u32
+//!  8 table at  u64   bytes from the start of the object
+//! 16 table     u32   bytes of it, sealed
+//! 20 zeros     8 bytes
+//! 28 checksum  u32   CRC-32C of the trailer with this field zero
+//! ```
+//!
+//! The table:
+//!
+//! ```text
+//!  0 blocks      u32   numbers that the pack has
+//!  4 block size  u32   bytes
+//!  8 groups      u32
+//! 12 zeros       4 bytes
+//! ```
+//!
+//! then for each group a `u32`: its sealed bytes, with the highest bit set if it is compressed; then for
+//! each block a `u8`: 0 gone, 1 stored; then for each block 16 bytes: its fingerprint, or zeros where it
+//! is gone. Block *n* belongs to group *n* / 64, which holds those of its blocks that are stored, in order.
+
+use super::TAG_BYTES;
+use crate::bytes::{is_zero, put, u32_at, u64_at};
+use crate::cursor::{Cursor, impossible};
+use crate::error::FormatError;
+use crate::units::BLOCK_SIZES;
+
+/// Numbers in a pack.
+pub const BLOCKS_PER_PACK: u64 = 16_384;
+
+/// Numbers in a group.
+pub const BLOCKS_PER_GROUP: usize = 64;
+
+/// Bytes in the trailer.
+pub const TRAILER_BYTES: usize = 32;
+
+const TRAILER_MAGIC: u32 = u32::from_le_bytes(*b"1FPT");
+const CHECKSUM_AT: usize = 28;
+const COMPRESSED: u32 = 1 << 31;
+
+/// The end of a pack, from which the rest is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackTrailer {
+    /// How many groups there are.
+    pub groups: u32,
+    /// Where the table begins, in bytes.
+    pub table_at: u64,
+    /// Bytes of the sealed table.
+    pub table_bytes: u32,
+}
+
+impl PackTrailer {
+    /// The trailer's bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; TRAILER_BYTES] {
+        let mut bytes = [0; TRAILER_BYTES];
+        put(&mut bytes, 0, &TRAILER_MAGIC.to_le_bytes());
+        put(&mut bytes, 4, &self.groups.to_le_bytes());
+        put(&mut bytes, 8, &self.table_at.to_le_bytes());
+        put(&mut bytes, 16, &self.table_bytes.to_le_bytes());
+        let checksum = crc32c::crc32c(&bytes);
+        put(&mut bytes, CHECKSUM_AT, &checksum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads it back.
+    ///
+    /// # Errors
+    ///
+    /// Any [`FormatError`].
+    pub fn decode(bytes: &[u8; TRAILER_BYTES]) -> Result<Self, FormatError> {
+        let magic = u32_at(bytes, 0);
+        if magic != TRAILER_MAGIC {
+            return Err(FormatError::Magic {
+                expected: TRAILER_MAGIC,
+                found: magic,
+            });
+        }
+        let mut blank = *bytes;
+        put(&mut blank, CHECKSUM_AT, &[0; 4]);
+        let (expected, found) = (u32_at(bytes, CHECKSUM_AT), crc32c::crc32c(&blank));
+        if expected != found {
+            return Err(FormatError::Checksum { expected, found });
+        }
+        if !is_zero(&bytes[20..CHECKSUM_AT]) {
+            return Err(FormatError::Reserved {
+                structure: "pack trailer",
+            });
+        }
+        let groups = u32_at(bytes, 4);
+        if groups == 0 || u64::from(groups) > BLOCKS_PER_PACK / BLOCKS_PER_GROUP as u64 {
+            return Err(impossible("groups", groups.into()));
+        }
+        Ok(Self {
+            groups,
+            table_at: u64_at(bytes, 8),
+            table_bytes: u32_at(bytes, 16),
+        })
+    }
+}
+
+/// A group as it is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredGroup {
+    /// Bytes of the sealed chunk.
+    pub bytes: u32,
+    /// Whether its content is compressed.
+    pub is_compressed: bool,
+}
+
+/// The table of a pack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PackTable {
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// The groups, in order.
+    pub groups: Vec<StoredGroup>,
+    /// The fingerprint of each block; none where it is gone.
+    pub fingerprints: Vec<Option<[u8; 16]>>,
+}
+
+impl PackTable {
+    /// The table's bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend((self.fingerprints.len() as u32).to_le_bytes());
+        out.extend(self.block_size.to_le_bytes());
+        out.extend((self.groups.len() as u32).to_le_bytes());
+        out.extend([0; 4]);
+        for group in &self.groups {
+            let flag = if group.is_compressed { COMPRESSED } else { 0 };
+            out.extend((group.bytes | flag).to_le_bytes());
+        }
+        let kinds = self.fingerprints.iter();
+        out.extend(kinds.map(|fingerprint| u8::from(fingerprint.is_some())));
+        for fingerprint in &self.fingerprints {
+            out.extend(fingerprint.unwrap_or_default());
+        }
+        out
+    }
+
+    /// Reads it back.
+    ///
+    /// # Errors
+    ///
+    /// Any [`FormatError`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let mut rest = Cursor(bytes);
+        let blocks = rest.u32()?;
+        if blocks == 0 || u64::from(blocks) > BLOCKS_PER_PACK {
+            return Err(impossible("blocks", blocks.into()));
+        }
+        let block_size = rest.u32()?;
+        if !BLOCK_SIZES.contains(&block_size) {
+            return Err(impossible("block size", block_size.into()));
+        }
+        let groups = rest.u32()?;
+        if groups as usize != (blocks as usize).div_ceil(BLOCKS_PER_GROUP) {
+            return Err(impossible("groups", groups.into()));
+        }
+        if rest.u32()? != 0 {
+            return Err(FormatError::Reserved {
+                structure: "pack table",
+            });
+        }
+        let groups = (0..groups).map(|_| {
+            let word = rest.u32()?;
+            let bytes = word & !COMPRESSED;
+            let content_max = BLOCKS_PER_GROUP as u32 * block_size;
+            if (bytes as usize) < TAG_BYTES || bytes as usize > content_max as usize + TAG_BYTES {
+                return Err(impossible("bytes of a group", bytes.into()));
+            }
+            Ok(StoredGroup {
+                bytes,
+                is_compressed: word & COMPRESSED != 0,
+            })
+        });
+        let groups = groups.collect::<Result<Vec<_>, _>>()?;
+        let kinds = rest.bytes(blocks as usize)?;
+        let fingerprints = kinds.iter().map(|kind| {
+            let fingerprint = rest.take()?;
+            match (kind, is_zero(&fingerprint)) {
+                (0, true) => Ok(None),
+                (0, false) => Err(FormatError::Reserved {
+                    structure: "pack table",
+                }),
+                (1, _) => Ok(Some(fingerprint)),
+                (other, _) => Err(impossible("kind of a block", (*other).into())),
+            }
+        });
+        let fingerprints = fingerprints.collect::<Result<Vec<_>, _>>()?;
+        rest.finish()?;
+        Ok(Self {
+            block_size,
+            groups,
+            fingerprints,
+        })
+    }
+}

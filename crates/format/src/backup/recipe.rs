@@ -1,0 +1,133 @@
+//! A page of a recipe: which block is at which address, for 32,768 blocks of the disk.
+//!
+//! The page is a list of runs, which together have as many blocks as the page; a last run of zeros is
+//! left out. A run is a varint of twice its blocks, plus one if they are stored. If they are, a second
+//! varint follows: the number of the first less the number after the run of stored blocks before it in
+//! the page (or 0), with the sign in the lowest bit. Runs of a page are as long as can be.
+//!
+//! The bytes are compressed with zstd and sealed: page *n* of the disk is chunk *n* of the recipe. A page
+//! of zeros is left out. Where each page is, the manifest says.
+
+use crate::cursor::{Cursor, impossible, put_varint};
+use crate::error::FormatError;
+
+/// Blocks of the disk in a page.
+pub const BLOCKS_PER_RECIPE_PAGE: u64 = 32_768;
+
+/// The most bytes that a page can have: each block in a run of its own.
+pub const RECIPE_PAGE_BYTES_MAX: usize = BLOCKS_PER_RECIPE_PAGE as usize * 12;
+
+/// Numbers stay below this.
+pub const NUMBER_END: u64 = 1 << 62;
+
+/// What blocks hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// Zeros.
+    Zeros,
+    /// The stored block of this number, and the following ones.
+    Stored(u64),
+}
+
+/// Consecutive blocks of the disk that hold zeros, or blocks with consecutive numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecipeRun {
+    /// How many.
+    pub blocks: u64,
+    /// What they hold.
+    pub target: Target,
+}
+
+impl RecipeRun {
+    /// Adds a run to those before it, of which it may be the continuation.
+    pub fn push(self, runs: &mut Vec<RecipeRun>) {
+        if self.blocks == 0 {
+            return;
+        }
+        if let Some(last) = runs.last_mut() {
+            let continues = match (last.target, self.target) {
+                (Target::Zeros, Target::Zeros) => true,
+                (Target::Stored(first), Target::Stored(next)) => first + last.blocks == next,
+                _ => false,
+            };
+            if continues {
+                last.blocks += self.blocks;
+                return;
+            }
+        }
+        runs.push(self);
+    }
+}
+
+/// The bytes of a page with these runs, made by [`RecipeRun::push`].
+#[must_use]
+pub fn encode_page(runs: &[RecipeRun]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut expected = 0_u64;
+    let last_stored = runs.iter().rposition(|run| run.target != Target::Zeros);
+    for run in &runs[..last_stored.map_or(0, |at| at + 1)] {
+        match run.target {
+            Target::Zeros => put_varint(&mut out, run.blocks << 1),
+            Target::Stored(number) => {
+                put_varint(&mut out, run.blocks << 1 | 1);
+                let difference = number.wrapping_sub(expected).cast_signed();
+                put_varint(
+                    &mut out,
+                    (difference << 1 ^ difference >> 63).cast_unsigned(),
+                );
+                expected = number + run.blocks;
+            }
+        }
+    }
+    out
+}
+
+/// Reads it back: the runs of a page of `blocks` blocks.
+///
+/// # Errors
+///
+/// Any [`FormatError`].
+pub fn decode_page(bytes: &[u8], blocks: u64) -> Result<Vec<RecipeRun>, FormatError> {
+    let mut rest = Cursor(bytes);
+    let (mut runs, mut left, mut expected) = (Vec::new(), blocks, 0_u64);
+    while !rest.0.is_empty() {
+        let word = rest.varint()?;
+        let run_blocks = word >> 1;
+        if run_blocks == 0 || run_blocks > left {
+            return Err(impossible("blocks of a run", run_blocks));
+        }
+        left -= run_blocks;
+        let mut target = Target::Zeros;
+        if word & 1 == 1 {
+            let coded = rest.varint()?;
+            let difference = (coded >> 1) ^ (coded & 1).wrapping_neg();
+            let number = expected.wrapping_add(difference);
+            if number >= NUMBER_END {
+                return Err(impossible("number of a block", number));
+            }
+            expected = number + run_blocks;
+            target = Target::Stored(number);
+        }
+        let before = runs.len();
+        let run = RecipeRun {
+            blocks: run_blocks,
+            target,
+        };
+        run.push(&mut runs);
+        if runs.len() == before {
+            return Err(impossible(
+                "blocks of a run that another one continues",
+                run_blocks,
+            ));
+        }
+    }
+    if runs.last().is_some_and(|run| run.target == Target::Zeros) {
+        return Err(impossible("blocks of a last run of zeros", left));
+    }
+    let zeros = RecipeRun {
+        blocks: left,
+        target: Target::Zeros,
+    };
+    zeros.push(&mut runs);
+    Ok(runs)
+}

@@ -1,0 +1,500 @@
+//! The structures of a repository: round trips, damage, their pages, and their bytes for ever.
+
+use std::path::PathBuf;
+
+use onefold_format::FormatError;
+use onefold_format::backup::key::WRAPPED_BYTES;
+use onefold_format::backup::pack::{BLOCKS_PER_GROUP, TRAILER_BYTES};
+use onefold_format::backup::recipe::{BLOCKS_PER_RECIPE_PAGE, decode_page, encode_page};
+use onefold_format::backup::{
+    BackupNumber, ChangedBy, Counts, Derivation, Manifest, NumberRun, ObjectHeader, ObjectName,
+    PackTable, PackTrailer, PoolSnapshot, RecipeRun, RepositoryId, RepositoryObject, Sealing,
+    Source, SourceId, StoredGroup, TAG_BYTES, Target, WrappedKey,
+};
+use onefold_format::{PoolId, VolumeId};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::documents::{Trial, check, crc_without, table};
+use crate::samples::POOL;
+
+const REPOSITORY: RepositoryId = RepositoryId(*b"a repository id.");
+
+fn header() -> ObjectHeader {
+    ObjectHeader {
+        repository: REPOSITORY,
+        name: ObjectName::Pack {
+            source: SourceId(0x1122_3344_5566_7788),
+            number: 77,
+            generation: 3,
+        },
+        salt: *b"sixteen of salt.",
+    }
+}
+
+fn repository() -> RepositoryObject {
+    RepositoryObject {
+        id: REPOSITORY,
+        sealing: Sealing::Encrypted,
+        created_unix_seconds: 1_800_000_000,
+    }
+}
+
+fn key() -> WrappedKey {
+    WrappedKey {
+        number: 0x99aa_bbcc_ddee_ff00,
+        derivation: Derivation::Passphrase {
+            memory_kib: 65_536,
+            passes: 3,
+            lanes: 1,
+        },
+        salt: *b"salt of the key.",
+        created_unix_seconds: 1_800_000_001,
+        wrapped: [0x5a; WRAPPED_BYTES],
+    }
+}
+
+fn source() -> Source {
+    Source {
+        name: "web".to_owned(),
+        block_size: 4096,
+        volume: Some((POOL, VolumeId(12))),
+        next_backup: 5,
+        next_pack: 42,
+    }
+}
+
+fn pack_table() -> PackTable {
+    let fingerprint = |n: u8| (n % 7 != 3).then_some([n; 16]);
+    PackTable {
+        block_size: 4096,
+        groups: vec![
+            StoredGroup {
+                bytes: 70_000,
+                is_compressed: true,
+            },
+            StoredGroup {
+                bytes: 4096 + TAG_BYTES as u32,
+                is_compressed: false,
+            },
+        ],
+        fingerprints: (1..=65).map(fingerprint).collect(),
+    }
+}
+
+fn trailer() -> PackTrailer {
+    PackTrailer {
+        groups: 2,
+        table_at: 74_272,
+        table_bytes: 1_145,
+    }
+}
+
+fn runs() -> Vec<RecipeRun> {
+    let run = |blocks, target| RecipeRun { blocks, target };
+    vec![
+        run(3, Target::Zeros),
+        run(10, Target::Stored(1000)),
+        run(2, Target::Stored(5)),
+        run(1, Target::Stored(7_000_000)),
+        run(BLOCKS_PER_RECIPE_PAGE - 16, Target::Zeros),
+    ]
+}
+
+fn manifest() -> Manifest {
+    Manifest {
+        size_bytes: 200 << 20,
+        block_size: 4096,
+        changed_by: ChangedBy::Layers,
+        unix_seconds: 1_800_000_002,
+        parent: Some(BackupNumber(6)),
+        base: Some(PoolSnapshot {
+            pool: POOL,
+            volume: VolumeId(12),
+            snapshot: VolumeId(34),
+        }),
+        counts: Counts {
+            logical_blocks: 40_000,
+            read_blocks: 500,
+            new_blocks: 300,
+            stored_bytes: 700_000,
+        },
+        recipe_pages: vec![300, 0],
+        numbers: vec![
+            NumberRun {
+                first: 16_384,
+                blocks: 300,
+            },
+            NumberRun {
+                first: 32_768,
+                blocks: 7,
+            },
+        ],
+        tags: vec!["before the update".to_owned()],
+    }
+}
+
+/// A structure's name, its bytes, and what a decoder makes of any bytes.
+type Specimen = (
+    &'static str,
+    Vec<u8>,
+    fn(&[u8]) -> Result<String, FormatError>,
+);
+
+fn specimens() -> Vec<Specimen> {
+    vec![
+        ("object", header().encode().to_vec(), |bytes| {
+            let bytes = bytes
+                .try_into()
+                .map_err(|_| FormatError::Short { needed: 80, got: 0 })?;
+            ObjectHeader::decode(bytes, header().name, Some(REPOSITORY))
+                .map(|it| format!("{it:#?}"))
+        }),
+        ("repository", repository().encode().to_vec(), |bytes| {
+            RepositoryObject::decode(bytes).map(|it| format!("{it:#?}"))
+        }),
+        ("key", key().encode(REPOSITORY).to_vec(), |bytes| {
+            WrappedKey::decode(bytes, key().number, REPOSITORY).map(|it| format!("{it:#?}"))
+        }),
+        ("source", source().encode(), |bytes| {
+            Source::decode(bytes).map(|it| format!("{it:#?}"))
+        }),
+        ("pack_trailer", trailer().encode().to_vec(), |bytes| {
+            let short = FormatError::Short {
+                needed: TRAILER_BYTES,
+                got: 0,
+            };
+            let bytes = bytes.try_into().map_err(|_| short)?;
+            PackTrailer::decode(bytes).map(|it| format!("{it:#?}"))
+        }),
+        ("pack_table", pack_table().encode(), |bytes| {
+            PackTable::decode(bytes).map(|it| format!("{it:#?}"))
+        }),
+        ("recipe", encode_page(&runs()), |bytes| {
+            decode_page(bytes, BLOCKS_PER_RECIPE_PAGE).map(|it| format!("{it:#?}"))
+        }),
+        ("manifest", manifest().encode(), |bytes| {
+            Manifest::decode(bytes).map(|it| format!("{it:#?}"))
+        }),
+    ]
+}
+
+#[test]
+fn golden_repository_structures() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata/repository-v1");
+    let is_written = std::env::var_os("ONEFOLD_WRITE_GOLDEN").is_some_and(|set| set == "1");
+    for (name, bytes, decode) in specimens() {
+        let (bin, txt) = (format!("{name}.bin"), format!("{name}.txt"));
+        let text = decode(&bytes).expect("a specimen can be read") + "\n";
+        if is_written {
+            std::fs::create_dir_all(&folder).expect("the folder can be made");
+            std::fs::write(folder.join(&bin), &bytes).expect("the golden bytes can be written");
+            std::fs::write(folder.join(&txt), &text).expect("the golden text can be written");
+        }
+        let kept = std::fs::read(folder.join(&bin)).expect("the golden bytes are there");
+        assert!(kept == bytes, "{name} is written otherwise");
+        let kept = std::fs::read_to_string(folder.join(&txt)).expect("the golden text is there");
+        assert_eq!(kept, text, "what {name} means");
+    }
+}
+
+/// Whatever is cut or changed: never a panic, and the plain ones are refused.
+#[test]
+fn damage_of_repository_structures_is_refused_or_harmless() {
+    for (name, bytes, decode) in specimens() {
+        let whole = decode(&bytes).expect("a specimen can be read");
+        for len in 0..bytes.len() {
+            let cut = decode(&bytes[..len]);
+            assert!(name == "recipe" || cut.is_err(), "{name} cut to {len}");
+        }
+        let has_checksum = ["object", "repository", "key", "pack_trailer"].contains(&name);
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut bad = bytes.clone();
+                bad[at] ^= 1 << bit;
+                let read = decode(&bad);
+                assert!(
+                    !has_checksum || read.is_err(),
+                    "{name}, byte {at}, bit {bit}"
+                );
+                // Sealing refuses these before they are decoded; each value has one form all the same.
+                assert_ne!(
+                    read.ok(),
+                    Some(whole.clone()),
+                    "{name}, byte {at}, bit {bit}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_object_under_another_name_is_refused() {
+    let bytes = header().encode();
+    let ObjectName::Pack {
+        source,
+        number,
+        generation,
+    } = header().name
+    else {
+        unreachable!("the specimen is a pack");
+    };
+    let pack = |source, number, generation| ObjectName::Pack {
+        source,
+        number,
+        generation,
+    };
+    for other in [
+        pack(SourceId(1), number, generation),
+        pack(source, number + 1, generation),
+        pack(source, number, generation + 1),
+        ObjectName::Recipe(source, BackupNumber(number)),
+    ] {
+        let refused = ObjectHeader::decode(&bytes, other, Some(REPOSITORY));
+        assert!(
+            matches!(refused, Err(FormatError::Address { .. })),
+            "{other:?}"
+        );
+    }
+    let elsewhere = ObjectHeader::decode(&bytes, header().name, Some(RepositoryId([1; 16])));
+    assert_eq!(elsewhere, Err(FormatError::Repository));
+}
+
+macro_rules! page {
+    ($name:literal) => {
+        include_str!(concat!("../../../../docs/format/backup/", $name, ".md"))
+    };
+}
+
+#[test]
+fn object_document() {
+    let plain = ObjectHeader {
+        repository: RepositoryId([0; 16]),
+        name: ObjectName::Pack {
+            source: SourceId(0),
+            number: 0,
+            generation: 0,
+        },
+        salt: [0; 16],
+    };
+    let bytes = |header: ObjectHeader| {
+        let mut bytes = header.encode().to_vec();
+        bytes[76..].fill(0);
+        bytes
+    };
+    let named = |source, number, generation| {
+        let name = ObjectName::Pack {
+            source: SourceId(source),
+            number,
+            generation,
+        };
+        Trial::Whole(bytes(plain), bytes(ObjectHeader { name, ..plain }))
+    };
+    let repository = RepositoryId([255; 16]);
+    let trials = vec![
+        ("magic", Trial::Is(b"1FBO".to_vec())),
+        ("major", Trial::Is(vec![1])),
+        ("minor", Trial::Is(vec![0])),
+        ("kind", Trial::Is(vec![4])),
+        (
+            "repository",
+            Trial::Whole(
+                bytes(plain),
+                bytes(ObjectHeader {
+                    repository,
+                    ..plain
+                }),
+            ),
+        ),
+        ("source", named(u64::MAX, 0, 0)),
+        ("number", named(0, u64::MAX, 0)),
+        ("generation", named(0, 0, u32::MAX)),
+        (
+            "salt",
+            Trial::Whole(
+                bytes(plain),
+                bytes(ObjectHeader {
+                    salt: [255; 16],
+                    ..plain
+                }),
+            ),
+        ),
+        (
+            "checksum",
+            Trial::Is(crc_without(&header().encode(), 76..80)),
+        ),
+    ];
+    check(
+        &table(page!("object"), "Object"),
+        &header().encode(),
+        trials,
+        |at| {
+            let mut bytes = header().encode().to_vec();
+            bytes[at] |= 1;
+            let checksum = crc_without(&bytes, 76..80);
+            bytes[76..].copy_from_slice(&checksum);
+            let bytes: [u8; 80] = bytes.try_into().expect("a header");
+            let refused = ObjectHeader::decode(&bytes, header().name, Some(REPOSITORY));
+            matches!(refused, Err(FormatError::Reserved { .. }))
+        },
+    );
+}
+
+/// With a checksum of all before it at the end.
+fn resealed(mut bytes: Vec<u8>, at: usize) -> Vec<u8> {
+    bytes[at] |= 1;
+    let end = bytes.len() - 4;
+    let checksum = crc32c::crc32c(&bytes[..end]).to_le_bytes();
+    bytes[end..].copy_from_slice(&checksum);
+    bytes
+}
+
+#[test]
+fn repository_document() {
+    let sample = repository().encode().to_vec();
+    let trials = vec![
+        ("object header", Trial::Elsewhere),
+        ("sealing", Trial::Is(vec![1])),
+        (
+            "created",
+            Trial::Is(1_800_000_000_u64.to_le_bytes().to_vec()),
+        ),
+        (
+            "checksum",
+            Trial::Is(crc32c::crc32c(&sample[..124]).to_le_bytes().to_vec()),
+        ),
+    ];
+    check(
+        &table(page!("repository"), "Repository"),
+        &sample,
+        trials,
+        |at| {
+            let refused = RepositoryObject::decode(&resealed(sample.clone(), at));
+            matches!(refused, Err(FormatError::Reserved { .. }))
+        },
+    );
+}
+
+#[test]
+fn key_document() {
+    let sample = key().encode(REPOSITORY).to_vec();
+    let trials = vec![
+        ("object header", Trial::Elsewhere),
+        ("derivation", Trial::Is(vec![1])),
+        ("memory", Trial::Is(65_536_u32.to_le_bytes().to_vec())),
+        ("passes", Trial::Is(3_u32.to_le_bytes().to_vec())),
+        ("lanes", Trial::Is(1_u32.to_le_bytes().to_vec())),
+        ("salt", Trial::Is(b"salt of the key.".to_vec())),
+        (
+            "created",
+            Trial::Is(1_800_000_001_u64.to_le_bytes().to_vec()),
+        ),
+        ("wrapped", Trial::Is(vec![0x5a; WRAPPED_BYTES])),
+        (
+            "checksum",
+            Trial::Is(crc32c::crc32c(&sample[..172]).to_le_bytes().to_vec()),
+        ),
+    ];
+    check(&table(page!("key"), "Key"), &sample, trials, |at| {
+        let refused = WrappedKey::decode(&resealed(sample.clone(), at), key().number, REPOSITORY);
+        matches!(refused, Err(FormatError::Reserved { .. }))
+    });
+}
+
+#[test]
+fn pack_trailer_document() {
+    let sample = trailer().encode().to_vec();
+    let trials = vec![
+        ("magic", Trial::Is(b"1FPT".to_vec())),
+        ("groups", Trial::Is(2_u32.to_le_bytes().to_vec())),
+        ("table at", Trial::Is(74_272_u64.to_le_bytes().to_vec())),
+        ("table", Trial::Is(1_145_u32.to_le_bytes().to_vec())),
+        ("checksum", Trial::Is(crc_without(&sample, 28..32))),
+    ];
+    check(
+        &table(page!("pack"), "Pack trailer"),
+        &sample,
+        trials,
+        |at| {
+            let mut bytes = sample.clone();
+            bytes[at] |= 1;
+            let checksum = crc_without(&bytes, 28..32);
+            bytes[28..].copy_from_slice(&checksum);
+            let bytes: [u8; TRAILER_BYTES] = bytes.try_into().expect("a trailer");
+            matches!(
+                PackTrailer::decode(&bytes),
+                Err(FormatError::Reserved { .. })
+            )
+        },
+    );
+}
+
+proptest! {
+    #[test]
+    fn recipe_pages_are_read_as_they_were_written(
+        lengths in vec((1_u64..200, any::<bool>(), 0_u64..1 << 40), 0..200),
+    ) {
+        let mut runs = Vec::new();
+        for (blocks, is_zero, number) in lengths {
+            let target = if is_zero { Target::Zeros } else { Target::Stored(number) };
+            RecipeRun { blocks, target }.push(&mut runs);
+        }
+        let blocks: u64 = runs.iter().map(|run| run.blocks).sum();
+        prop_assert_eq!(decode_page(&encode_page(&runs), blocks), Ok(runs));
+    }
+
+    #[test]
+    fn manifests_are_read_as_they_were_written(
+        pages in vec(any::<u32>(), 0..20),
+        numbers in vec((1_u64..1 << 30, 1_u64..1 << 20), 0..50),
+        tags in vec(".{0,20}", 0..5),
+        counts in any::<[u64; 4]>(),
+        ids in proptest::option::of((1..=u128::MAX, 1..=u64::MAX, 1..=u64::MAX)),
+        parent in any::<u64>(),
+    ) {
+        let mut end = 0;
+        let numbers = numbers.into_iter().map(|(gap, blocks)| {
+            let first = end + gap;
+            end = first + blocks;
+            NumberRun { first, blocks }
+        });
+        let [logical_blocks, read_blocks, new_blocks, stored_bytes] = counts;
+        let written = Manifest {
+            size_bytes: pages.len() as u64 * BLOCKS_PER_RECIPE_PAGE * 4096,
+            numbers: numbers.collect(),
+            recipe_pages: pages,
+            tags,
+            counts: Counts { logical_blocks, read_blocks, new_blocks, stored_bytes },
+            base: ids.map(|(pool, volume, snapshot)| PoolSnapshot {
+                pool: PoolId(pool.to_le_bytes()),
+                volume: VolumeId(volume),
+                snapshot: VolumeId(snapshot),
+            }),
+            parent: (parent > 0).then_some(BackupNumber(parent)),
+            ..manifest()
+        };
+        prop_assert_eq!(Manifest::decode(&written.encode()), Ok(written));
+    }
+
+    #[test]
+    fn pack_tables_are_read_as_they_were_written(
+        fingerprints in vec(proptest::option::of(any::<[u8; 16]>()), 1..300),
+        bytes in 16_u32..200_000,
+    ) {
+        let groups = fingerprints.len().div_ceil(BLOCKS_PER_GROUP);
+        let group = |n| StoredGroup { bytes: bytes + n as u32, is_compressed: n % 2 == 0 };
+        let written = PackTable {
+            block_size: 4096,
+            groups: (0..groups).map(group).collect(),
+            fingerprints,
+        };
+        prop_assert_eq!(PackTable::decode(&written.encode()), Ok(written));
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in vec(any::<u8>(), 0..300)) {
+        for (_, _, decode) in specimens() {
+            let _ = decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The structures of a repository that are read after they were authenticated, and those that are not.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use onefold_format::backup::recipe::{decode_page, encode_page};
+use onefold_format::backup::{
+    Manifest, ObjectHeader, ObjectName, PackTable, PackTrailer, RepositoryId, RepositoryObject,
+    Source, WrappedKey,
+};
+
+fuzz_target!(|input: (u8, u16, &[u8])| {
+    let (kind, blocks, bytes) = input;
+    match kind % 8 {
+        0 => {
+            if let Ok(read) = Manifest::decode(bytes) {
+                assert_eq!(read.encode(), bytes, "{read:?} has one form");
+            }
+        }
+        1 => {
+            if let Ok(read) = PackTable::decode(bytes) {
+                assert_eq!(read.encode(), bytes, "{read:?} has one form");
+            }
+        }
+        2 => {
+            if let Ok(read) = Source::decode(bytes) {
+                assert_eq!(read.encode(), bytes, "{read:?} has one form");
+            }
+        }
+        3 => {
+            if let Ok(read) = decode_page(bytes, blocks.into()) {
+                assert_eq!(encode_page(&read), bytes, "{read:?} has one form");
+            }
+        }
+        4 => {
+            if let Some((trailer, _)) = bytes.split_first_chunk() {
+                let _ = PackTrailer::decode(trailer);
+            }
+        }
+        5 => {
+            if let Some((header, _)) = bytes.split_first_chunk() {
+                let _ = ObjectHeader::decode(header, ObjectName::Key(blocks.into()), None);
+            }
+        }
+        6 => {
+            let _ = RepositoryObject::decode(bytes);
+        }
+        _ => {
+            let _ = WrappedKey::decode(bytes, blocks.into(), RepositoryId([0; 16]));
+        }
+    }
+});
