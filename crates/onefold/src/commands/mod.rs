@@ -2,6 +2,7 @@
 //! that do more have a file here.
 
 mod analyze;
+mod backup;
 mod bench;
 mod copy_out;
 mod foreground;
@@ -88,6 +89,9 @@ enum Noun {
     /// What is written has duplicates as a real data set has them. Everything that is read is compared with
     /// what was written. What the target holds is destroyed.
     Bench(bench::Args),
+    /// Back disks up to a repository, and restore them.
+    #[command(subcommand)]
+    Backup(backup::BackupVerb),
     /// Serve the pool's volumes over NBD until stopped by SIGTERM or SIGINT.
     Serve(serve::Args),
 }
@@ -351,6 +355,7 @@ impl Cli {
             Noun::Job(JobVerb::List(request)) => context.call_daemon(&request),
             Noun::Job(JobVerb::Pause(request)) => context.call_daemon(&request),
             Noun::Job(JobVerb::Resume(request)) => context.call_daemon(&request),
+            Noun::Backup(verb) => verb.run(&context),
             Noun::Analyze(args) => analyze::run(&context, &args),
             Noun::Bench(args) => bench::run(&context, &args),
             Noun::Serve(args) => serve::run(&context, args),

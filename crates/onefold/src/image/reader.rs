@@ -29,6 +29,36 @@ pub(crate) struct ImageOptions {
     pub(crate) stream_bytes: Option<u64>,
 }
 
+/// Opens the image at `path`, whose parts can be read in any order.
+pub(crate) fn open_image(
+    path: &Path,
+    options: &ImageOptions,
+    output: &Output,
+) -> Result<Box<dyn Image>> {
+    let shown = shown(path);
+    seekable_image(open_file(path, &shown)?, path, shown, options, output)
+}
+
+fn seekable_image(
+    file: File,
+    path: &Path,
+    shown: String,
+    options: &ImageOptions,
+    output: &Output,
+) -> Result<Box<dyn Image>> {
+    match options.format {
+        None | Some(ImageFormat::Raw) => raw_image(file, shown, options, output),
+        Some(ImageFormat::Qcow2) => {
+            let backing = match options.allow_backing {
+                true => Backing::Follow,
+                false => Backing::Refuse,
+            };
+            let image = Qcow2Image::open(file, path, shown, backing);
+            Ok(Box::new(image.map_err(failed)?))
+        }
+    }
+}
+
 /// An image, open and of known size.
 pub(crate) struct ImageReader {
     image_bytes: u64,
@@ -57,16 +87,7 @@ impl ImageReader {
                 "{shown} is a file that knows its size: omit --size"
             )));
         }
-        let image: Box<dyn Image> = match options.format {
-            None | Some(ImageFormat::Raw) => raw_image(file, shown, options, output)?,
-            Some(ImageFormat::Qcow2) => {
-                let backing = match options.allow_backing {
-                    true => Backing::Follow,
-                    false => Backing::Refuse,
-                };
-                Box::new(Qcow2Image::open(file, path, shown, backing).map_err(failed)?)
-            }
-        };
+        let image = seekable_image(file, path, shown, options, output)?;
         Ok(Self::seekable(image))
     }
 

@@ -5,6 +5,7 @@
 
 mod analyze;
 mod analyze_memory;
+mod backup;
 mod bench;
 mod clones;
 mod contract;

@@ -1,0 +1,43 @@
+//! Failures of a backup.
+
+use std::io;
+
+use onefold_repository::RepositoryError;
+
+/// The result of backing up, or restoring.
+pub type Result<T> = std::result::Result<T, BackupError>;
+
+/// Why a backup was not made, or not restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackupError {
+    /// The repository.
+    #[error(transparent)]
+    Repository(#[from] RepositoryError),
+    /// The source cannot be read.
+    #[error("cannot read the source: {0}")]
+    Source(String),
+    /// The source changed while it was read.
+    #[error(
+        "block {block} of the source changed while it was read; back up a snapshot, or a disk that nobody \
+         writes"
+    )]
+    Changed {
+        /// The block.
+        block: u64,
+    },
+    /// A block of the backup cannot be read.
+    #[error("block {block} of the backup cannot be restored: {error}")]
+    Damaged {
+        /// Its address, in blocks.
+        block: u64,
+        /// Why.
+        error: RepositoryError,
+    },
+    /// A temporary file.
+    #[error("cannot use a temporary file: {0}")]
+    Temporary(#[from] io::Error),
+    /// The receiver of a restore stopped it.
+    #[error("{0}")]
+    Receiver(String),
+}

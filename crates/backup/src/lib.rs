@@ -1,0 +1,35 @@
+//! Backing disks up into a repository, and restoring them.
+//!
+//! May use: the repository, disk images, fingerprints. Must not: know pools; whoever does gives a
+//! [`Disk`].
+//!
+//! A backup is made in the stages of [Zhang14 §4.2], for one source at a time:
+//!
+//! | file | stage |
+//! | --- | --- |
+//! | `scan.rs` | reads what changed, and sorts the fingerprints of its blocks into partitions on disk |
+//! | `detect.rs` | a partition at a time: which contents the source has already, and which are new |
+//! | `store.rs` | reads the new blocks again, in the order of their addresses, and writes packs |
+//! | `publish.rs` | the recipe, and then the manifest, with which the backup exists (B1) |
+//!
+//! `restore.rs` gives a backup back, in the order of addresses.
+//!
+//! Memory is bounded, whatever the size of the disk (B7); what does not fit stands in temporary files.
+
+mod create;
+mod detect;
+mod disk;
+mod error;
+mod partitions;
+mod publish;
+mod ranks;
+mod restore;
+mod scan;
+mod store;
+mod verify;
+
+pub use create::{Created, Options, Report, create};
+pub use disk::{Change, Disk, ImageDisk};
+pub use error::{BackupError, Result};
+pub use restore::{Receive, Restore};
+pub use verify::{Finding, Verified, verify};

@@ -1,0 +1,202 @@
+//! Proves that everything that the backups of a source need is there, and if asked to, that it is what was
+//! stored (B6).
+
+use std::collections::BTreeMap;
+
+use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
+use onefold_format::backup::{BackupNumber, Manifest};
+use onefold_index::Key;
+use onefold_repository::{KnownSource, Pack, Repository, RepositoryErrorKind};
+
+use crate::create::Report;
+use crate::error::{BackupError, Result};
+
+/// What was found.
+#[derive(Debug, Clone, Default)]
+pub struct Verified {
+    /// Backups that were looked at.
+    pub backups: u64,
+    /// Recipes and packs that were looked at.
+    pub objects: u64,
+    /// Bytes of blocks that were compared with their fingerprints.
+    pub compared_bytes: u64,
+    /// What is wrong.
+    pub findings: Vec<Finding>,
+}
+
+/// Damage, and who needs what is damaged.
+#[derive(Debug, Clone)]
+pub struct Finding {
+    /// The damage.
+    pub message: String,
+    /// The backups.
+    pub backups: Vec<BackupNumber>,
+}
+
+/// Damaged numbers of a pack, with the reason.
+struct Damage {
+    numbers: std::ops::Range<u64>,
+    message: String,
+}
+
+/// Verifies the backups of a source; with `data`, its blocks too.
+///
+/// # Errors
+///
+/// If the repository cannot be read at all.
+pub fn verify(
+    repository: &Repository,
+    source: &KnownSource,
+    data: bool,
+    report: Report<'_>,
+) -> Result<Verified> {
+    let mut verified = Verified::default();
+    let mut manifests = BTreeMap::new();
+    for backup in repository.backups(source.id)? {
+        verified.backups += 1;
+        match check_recipe(repository, source, backup) {
+            Ok(manifest) => {
+                verified.objects += 1;
+                manifests.insert(backup, manifest);
+            }
+            Err(error) => verified.findings.push(Finding {
+                message: damage(error)?,
+                backups: vec![backup],
+            }),
+        }
+    }
+    let key = Key::derive(&repository.fingerprint_secret(), 0);
+    let packs: BTreeMap<u64, u32> = repository.packs(source.id)?.into_iter().collect();
+    let mut damages = Vec::new();
+    let mut there = Vec::new();
+    for ((number, generation), done) in packs.iter().zip(1..) {
+        verified.objects += 1;
+        match repository.pack(source.id, *number, *generation) {
+            Ok(pack) => {
+                there.push((*number, pack.fingerprints().len() as u64));
+                if data {
+                    let compared = compare(&pack, *number, &key, &mut damages)?;
+                    verified.compared_bytes += compared;
+                }
+            }
+            Err(error) => damages.push(Damage {
+                numbers: number * BLOCKS_PER_PACK..(number + 1) * BLOCKS_PER_PACK,
+                message: damage(error.into())?,
+            }),
+        }
+        report(done, packs.len() as u64)?;
+    }
+    for (backup, manifest) in &manifests {
+        for run in &manifest.numbers {
+            for number in missing(run.first..run.first + run.blocks, &there, &damages) {
+                damages.push(Damage {
+                    message: format!(
+                        "block {number} of the source is in no pack, and backup {backup} needs it"
+                    ),
+                    numbers: number..number + 1,
+                });
+            }
+        }
+    }
+    for damage in damages {
+        let needs = |manifest: &Manifest| {
+            let overlaps =
+                |first: u64, end: u64| first < damage.numbers.end && damage.numbers.start < end;
+            let mut runs = manifest.numbers.iter();
+            runs.any(|run| overlaps(run.first, run.first + run.blocks))
+        };
+        let backups = manifests.iter().filter(|(_, manifest)| needs(manifest));
+        verified.findings.push(Finding {
+            message: damage.message,
+            backups: backups.map(|(backup, _)| *backup).collect(),
+        });
+    }
+    Ok(verified)
+}
+
+/// The message of damage; any other failure ends the verification.
+fn damage(error: BackupError) -> Result<String> {
+    match &error {
+        BackupError::Repository(inner)
+            if matches!(
+                inner.kind(),
+                RepositoryErrorKind::Damaged | RepositoryErrorKind::NotFound
+            ) =>
+        {
+            Ok(error.to_string())
+        }
+        _ => Err(error),
+    }
+}
+
+fn check_recipe(
+    repository: &Repository,
+    source: &KnownSource,
+    backup: BackupNumber,
+) -> Result<Manifest> {
+    let recipe = repository.recipe(source.id, backup)?;
+    for page in 0..recipe.manifest().recipe_pages.len() as u64 {
+        recipe.page(page)?;
+    }
+    Ok(recipe.manifest().clone())
+}
+
+/// Returns how many bytes were compared.
+fn compare(pack: &Pack, number: u64, key: &Key, damages: &mut Vec<Damage>) -> Result<u64> {
+    let first = number * BLOCKS_PER_PACK;
+    let mut compared = 0;
+    for group in 0..pack.groups() {
+        let start = first + (group * BLOCKS_PER_GROUP) as u64;
+        let end = start + BLOCKS_PER_GROUP as u64;
+        let bytes = match pack.read_group(group) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                let message = damage(error.into())?;
+                damages.push(Damage {
+                    numbers: start..end,
+                    message,
+                });
+                continue;
+            }
+        };
+        let mut found = Vec::new();
+        key.fingerprints(&bytes, pack.block_size() as usize, &mut found);
+        compared += bytes.len() as u64;
+        let of_group = pack.fingerprints().iter().zip(first..);
+        let of_group = of_group
+            .skip(group * BLOCKS_PER_GROUP)
+            .take(BLOCKS_PER_GROUP);
+        let stored =
+            of_group.filter_map(|(fingerprint, number)| Some((fingerprint.as_ref()?, number)));
+        for ((wanted, number), found) in stored.zip(&found) {
+            if found.0 != *wanted {
+                damages.push(Damage {
+                    numbers: number..number + 1,
+                    message: format!("block {number} of the source is not what was stored"),
+                });
+            }
+        }
+    }
+    Ok(compared)
+}
+
+/// The first of these numbers that no pack has, if that is not known yet, for each pack.
+fn missing(numbers: std::ops::Range<u64>, there: &[(u64, u64)], damages: &[Damage]) -> Vec<u64> {
+    let mut missing = Vec::new();
+    let mut at = numbers.start;
+    while at < numbers.end {
+        let pack = at / BLOCKS_PER_PACK;
+        let end = numbers.end.min((pack + 1) * BLOCKS_PER_PACK);
+        let found = there.binary_search_by_key(&pack, |(number, _)| *number);
+        let blocks = found.map_or(0, |found| there[found].1);
+        let first_missing = at.max(pack * BLOCKS_PER_PACK + blocks);
+        let is_known = damages
+            .iter()
+            .any(|damage| damage.numbers.contains(&first_missing));
+        if first_missing < end && !is_known {
+            missing.push(first_missing);
+        }
+        at = end;
+    }
+    missing
+}

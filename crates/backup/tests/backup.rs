@@ -1,0 +1,429 @@
+//! Disks in memory, backed up into real folders: restored as they were, stored once, and never other data
+//! than was backed up, whatever is damaged.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use onefold_backup::{
+    BackupError, Change, Created, Disk, Options, Restore, Result, create, verify,
+};
+use onefold_format::backup::{BackupNumber, RecipeRun, Source};
+use onefold_repository::{Access, KnownSource, Repository, RepositoryErrorKind};
+
+const BLOCK: usize = 4096;
+
+/// A disk of blocks, each of one content; 0 are zeros.
+#[derive(Clone, Default)]
+struct MemoryDisk {
+    contents: Vec<u64>,
+    /// What is said to have changed; if nothing is, all data.
+    changes: Option<Vec<Change>>,
+    /// Reading this block in the second pass gives something else.
+    fickle: Option<(u64, u32)>,
+    /// Bytes of the last block that the disk does not have.
+    cut: u64,
+}
+
+fn block(content: u64) -> Vec<u8> {
+    let word = |n: u64| match content {
+        0 => 0,
+        _ => (content << 32 | n).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+    };
+    (0..BLOCK as u64 / 8)
+        .flat_map(|n| word(n).to_le_bytes())
+        .collect()
+}
+
+impl MemoryDisk {
+    fn new(contents: impl IntoIterator<Item = u64>) -> Self {
+        Self {
+            contents: contents.into_iter().collect(),
+            ..Self::default()
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes: Vec<u8> = self.contents.iter().flat_map(|it| block(*it)).collect();
+        bytes.truncate(self.size_bytes() as usize);
+        bytes
+    }
+
+    /// What changed since `before`, as layers say it: whole blocks.
+    fn since(&self, before: &MemoryDisk) -> Self {
+        let changed = (0..self.contents.len()).filter_map(|n| {
+            let (now, then) = (self.contents[n], before.contents.get(n).copied());
+            (then != Some(now)).then(|| Change {
+                range: (n * BLOCK) as u64..((n + 1) * BLOCK) as u64,
+                has_data: now != 0,
+            })
+        });
+        Self {
+            changes: Some(changed.collect()),
+            ..self.clone()
+        }
+    }
+}
+
+impl Disk for MemoryDisk {
+    fn size_bytes(&self) -> u64 {
+        (self.contents.len() * BLOCK) as u64 - self.cut
+    }
+
+    fn next_change(&mut self, start: u64) -> Result<Option<Change>> {
+        if let Some(changes) = &self.changes {
+            return Ok(changes.iter().find(|it| it.range.end > start).cloned());
+        }
+        let first = (start as usize).div_ceil(BLOCK);
+        let found = (first..self.contents.len()).find(|n| self.contents[*n] != 0);
+        Ok(found.map(|n| Change {
+            range: (n * BLOCK) as u64..((n + 1) * BLOCK) as u64,
+            has_data: true,
+        }))
+    }
+
+    fn read(&mut self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        assert!(
+            at + bytes.len() as u64 <= self.size_bytes(),
+            "beyond the end"
+        );
+        for (piece, n) in bytes.chunks_mut(BLOCK).zip(at / BLOCK as u64..) {
+            let mut content = self.contents[n as usize];
+            if let Some((fickle, times)) = &mut self.fickle
+                && *fickle == n
+            {
+                *times += 1;
+                content += u64::from(*times > 1);
+            }
+            piece.copy_from_slice(&block(content)[..piece.len()]);
+        }
+        Ok(())
+    }
+}
+
+struct Rig {
+    folder: tempfile::TempDir,
+    repository: Repository,
+    source: KnownSource,
+}
+
+fn source(name: &str) -> Source {
+    Source {
+        name: name.to_owned(),
+        block_size: BLOCK as u32,
+        volume: None,
+        next_backup: 1,
+        next_pack: 0,
+    }
+}
+
+impl Rig {
+    fn new(access: &Access) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (repository, _) = Repository::init(&folder.path().join("r"), access, 1).unwrap();
+        let source = repository.add_source(source("disk")).unwrap();
+        Self {
+            folder,
+            repository,
+            source,
+        }
+    }
+
+    fn create(&self, disk: &mut MemoryDisk, parent: Option<BackupNumber>) -> Result<Created> {
+        let options = Options {
+            parent,
+            base: None,
+            unix_seconds: 7,
+            tags: Vec::new(),
+            level: 1,
+            threads: 2,
+            memory_bytes: 1 << 20,
+        };
+        create(
+            &self.repository,
+            &self.source,
+            disk,
+            &options,
+            &mut |_, _| Ok(()),
+        )
+    }
+
+    fn restore(&self, backup: BackupNumber) -> Result<Vec<u8>> {
+        let mut restore = Restore::open(&self.repository, self.source.id, backup, 1 << 20)?;
+        let mut bytes = vec![0; restore.manifest().size_bytes as usize];
+        restore.read_all(&mut |at, data| {
+            bytes[at as usize..at as usize + data.len()].copy_from_slice(data);
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+
+    fn recipe(&self, backup: BackupNumber) -> Vec<Vec<RecipeRun>> {
+        let recipe = self.repository.recipe(self.source.id, backup).unwrap();
+        let pages = recipe.manifest().recipe_pages.len() as u64;
+        (0..pages).map(|page| recipe.page(page).unwrap()).collect()
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        collect_files(self.folder.path(), &mut files);
+        files.sort();
+        files
+    }
+}
+
+fn collect_files(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => collect_files(&path, files),
+            false => files.push(path),
+        }
+    }
+}
+
+/// Days of a disk: some blocks are written, zeroed or copied each day.
+fn days(seed: u64, blocks: usize, count: usize) -> Vec<MemoryDisk> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let first = (0..blocks).map(|n| match n % 5 {
+        0 => 0,
+        1 => 1 + n as u64 / 7,
+        _ => 1000 + n as u64,
+    });
+    let mut disk = MemoryDisk::new(first);
+    let mut days = vec![disk.clone()];
+    for day in 1..count {
+        for _ in 0..blocks / 20 {
+            let at = random.usize(..blocks);
+            disk.contents[at] = match random.u8(..4) {
+                0 => 0,
+                1 => disk.contents[random.usize(..blocks)],
+                _ => (day as u64) << 20 | random.u64(..4096),
+            };
+        }
+        days.push(disk.clone());
+    }
+    days
+}
+
+#[test]
+fn every_day_is_restored_and_each_content_is_stored_once() {
+    for access in [Access::Open, Access::Passphrase(b"a passphrase".to_vec())] {
+        let rig = Rig::new(&access);
+        let mut known = BTreeSet::new();
+        let days = days(1, 3000, 5);
+        for (n, day) in (1..).zip(&days) {
+            let created = rig.create(&mut day.clone(), None).unwrap();
+            assert_eq!(created.backup, BackupNumber(n));
+            let before = known.len();
+            known.extend(day.contents.iter().copied().filter(|content| *content != 0));
+            let new = (known.len() - before) as u64;
+            assert_eq!(created.manifest.counts.new_blocks, new, "day {n}");
+            let data = day.contents.iter().filter(|content| **content != 0).count();
+            assert_eq!(created.manifest.counts.logical_blocks, data as u64);
+        }
+        // As another process finds it.
+        let root = rig.folder.path().join("r");
+        let rig = Rig {
+            repository: Repository::open(&root, &access).unwrap(),
+            ..rig
+        };
+        for (n, day) in (1..).zip(&days) {
+            assert!(
+                rig.restore(BackupNumber(n)).unwrap() == day.bytes(),
+                "day {n}"
+            );
+        }
+        let verified = verify(&rig.repository, &rig.source, true, &mut |_, _| Ok(())).unwrap();
+        assert_eq!((verified.backups, verified.findings.len()), (5, 0));
+        assert_eq!(verified.compared_bytes, (known.len() * BLOCK) as u64);
+    }
+}
+
+#[test]
+fn what_changed_may_be_known_or_not_and_the_backup_is_the_same() {
+    let days = days(2, 2000, 4);
+    let (told, full) = (Rig::new(&Access::Open), Rig::new(&Access::Open));
+    let mut parent = None;
+    for (n, day) in days.iter().enumerate() {
+        let mut disk = match n {
+            0 => day.clone(),
+            _ => day.since(&days[n - 1]),
+        };
+        let one = told.create(&mut disk, parent).unwrap();
+        let other = full.create(&mut day.clone(), None).unwrap();
+        assert!(n == 0 || one.manifest.counts.read_blocks < other.manifest.counts.read_blocks / 4);
+        assert_eq!(
+            told.recipe(one.backup),
+            full.recipe(other.backup),
+            "day {n}"
+        );
+        assert_eq!(one.manifest.numbers, other.manifest.numbers);
+        assert!(told.restore(one.backup).unwrap() == day.bytes());
+        parent = Some(one.backup);
+    }
+}
+
+#[test]
+fn a_disk_may_end_within_a_block_and_change_its_size() {
+    let rig = Rig::new(&Access::Open);
+    let mut disk = MemoryDisk::new(1..=40_000);
+    disk.cut = 1000;
+    let first = rig.create(&mut disk.clone(), None).unwrap();
+    assert!(rig.restore(first.backup).unwrap() == disk.bytes());
+    let smaller = MemoryDisk::new(1..=100).since(&MemoryDisk::new(1..=100));
+    let second = rig
+        .create(&mut smaller.clone(), Some(first.backup))
+        .unwrap();
+    assert!(rig.restore(second.backup).unwrap() == smaller.bytes());
+    assert_eq!(second.manifest.counts.new_blocks, 0);
+    let empty = rig.create(&mut MemoryDisk::default(), None).unwrap();
+    assert!(rig.restore(empty.backup).unwrap().is_empty());
+}
+
+#[test]
+fn a_disk_that_changes_meanwhile_is_refused_and_nothing_is_published() {
+    let rig = Rig::new(&Access::Open);
+    let mut disk = MemoryDisk::new(1..=500);
+    disk.fickle = Some((123, 0));
+    let refused = rig.create(&mut disk, None).unwrap_err();
+    assert!(
+        matches!(refused, BackupError::Changed { block: 123 }),
+        "{refused}"
+    );
+    assert!(rig.repository.backups(rig.source.id).unwrap().is_empty());
+    // What the failed one left is in nobody's way.
+    let created = rig.create(&mut MemoryDisk::new(1..=500), None).unwrap();
+    assert!(rig.restore(created.backup).unwrap() == MemoryDisk::new(1..=500).bytes());
+}
+
+/// Every byte of a small repository is flipped in turn: an error, or the data as it was.
+#[test]
+fn a_flipped_byte_never_gives_other_data() {
+    for access in [Access::Open, Access::KeyFile(b"a key".to_vec())] {
+        let rig = Rig::new(&access);
+        let disks: Vec<_> = days(3, 40, 2);
+        for disk in &disks {
+            rig.create(&mut disk.clone(), None).unwrap();
+        }
+        let root = rig.folder.path().join("r");
+        let mut outcomes = BTreeMap::new();
+        for file in rig.files() {
+            let good = std::fs::read(&file).unwrap();
+            // All of what is small; of packs the ends, and some of what is between.
+            let step = if good.len() > 4096 { 397 } else { 1 };
+            let len = good.len();
+            let at = (0..len).filter(|at| at % step == 0 || *at < 90 || at + 200 > len);
+            for at in at {
+                let mut bad = good.clone();
+                bad[at] ^= 1 << (at % 8);
+                std::fs::write(&file, &bad).unwrap();
+                let outcome = restored_or_refused(&root, &access, &disks);
+                *outcomes.entry(outcome).or_insert(0) += 1;
+            }
+            std::fs::write(&file, &good).unwrap();
+        }
+        assert!(outcomes[&false] > 500, "{outcomes:?}");
+        assert!(restored_or_refused(&root, &access, &disks));
+    }
+}
+
+/// Whether all is restored; other data fails the test.
+fn restored_or_refused(root: &Path, access: &Access, disks: &[MemoryDisk]) -> bool {
+    let restored = || -> Result<()> {
+        let repository = Repository::open(root, access)?;
+        let source = repository
+            .source("disk")?
+            .ok_or_else(|| BackupError::Source("there is no source".to_owned()))?;
+        for (n, disk) in (1..).zip(disks) {
+            let mut restore = Restore::open(&repository, source.id, BackupNumber(n), 1 << 20)?;
+            let mut bytes = vec![0; restore.manifest().size_bytes as usize];
+            restore.read_all(&mut |at, data| {
+                bytes[at as usize..at as usize + data.len()].copy_from_slice(data);
+                Ok(())
+            })?;
+            assert!(bytes == disk.bytes(), "other data than was backed up");
+        }
+        Ok(())
+    };
+    restored().is_ok()
+}
+
+#[test]
+fn a_lost_pack_fails_the_backups_that_need_it_and_no_other() {
+    let rig = Rig::new(&Access::Open);
+    let disks = [MemoryDisk::new(1..=300), MemoryDisk::new(301..=600)];
+    for disk in &disks {
+        rig.create(&mut disk.clone(), None).unwrap();
+    }
+    let packs: Vec<_> = rig
+        .files()
+        .into_iter()
+        .filter(|path| path.to_string_lossy().contains("/packs/"))
+        .collect();
+    assert_eq!(packs.len(), 2);
+    for (lost, needed_by) in packs.iter().zip([1, 2]) {
+        let aside = lost.with_extension("aside");
+        std::fs::rename(lost, &aside).unwrap();
+        let verified = verify(&rig.repository, &rig.source, false, &mut |_, _| Ok(())).unwrap();
+        let found: Vec<_> = verified
+            .findings
+            .iter()
+            .map(|it| it.backups.clone())
+            .collect();
+        assert_eq!(found, [vec![BackupNumber(needed_by)]]);
+        for (n, disk) in (1..).zip(&disks) {
+            let restored = rig.restore(BackupNumber(n));
+            assert_eq!(restored.is_ok(), n != needed_by);
+            assert!(restored.is_err() || restored.unwrap() == disk.bytes());
+        }
+        std::fs::rename(&aside, lost).unwrap();
+    }
+}
+
+#[test]
+fn other_secrets_open_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("r");
+    let right = Access::Passphrase(b"right".to_vec());
+    let (_, recovery) = Repository::init(&root, &right, 1).unwrap();
+    let recovery = recovery.unwrap().to_string();
+    let with_line_break = Access::KeyFile(format!("{recovery}\n").into_bytes());
+    Repository::open(&root, &right).unwrap();
+    Repository::open(&root, &with_line_break).unwrap();
+    for wrong in [
+        Access::Passphrase(b"wrong".to_vec()),
+        Access::Passphrase(recovery.into_bytes()),
+        Access::KeyFile(b"right".to_vec()),
+        Access::Open,
+    ] {
+        let refused = Repository::open(&root, &wrong).unwrap_err();
+        assert_eq!(refused.kind(), RepositoryErrorKind::Access, "{wrong:?}");
+    }
+    let again = Repository::init(&root, &right, 1).unwrap_err();
+    assert_eq!(again.kind(), RepositoryErrorKind::Exists);
+}
+
+/// Neither the names of sources nor blocks are to be read in an encrypted repository.
+#[test]
+fn a_reader_without_a_key_learns_no_name_and_no_block() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("r");
+    let (repository, _) = Repository::init(&root, &Access::KeyFile(b"k".to_vec()), 1).unwrap();
+    let known = repository.add_source(source("a-secret-name")).unwrap();
+    let rig = Rig {
+        folder,
+        repository,
+        source: known,
+    };
+    let mut disk = MemoryDisk::new(1..=64);
+    rig.create(&mut disk, None).unwrap();
+    let plain = block(7);
+    for file in rig.files() {
+        let bytes = std::fs::read(&file).unwrap();
+        let has = |what: &[u8]| bytes.windows(what.len()).any(|window| window == what);
+        assert!(!has(b"a-secret-name") && !has(&plain[..64]));
+        assert!(!file.to_string_lossy().contains("secret-name"));
+    }
+}

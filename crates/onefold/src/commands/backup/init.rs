@@ -1,0 +1,64 @@
+//! `onefold backup init`
+
+use super::{Context, RepositoryArgs, now_unix_seconds, repository_error};
+use crate::output::Render;
+use onefold_api::{Error, Result};
+use onefold_repository::{Access, Repository};
+use serde::Serialize;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct Args {
+    #[command(flatten)]
+    repository: RepositoryArgs,
+
+    /// Everybody who reads the folder may read the backups.
+    #[arg(long, conflicts_with_all = ["passphrase_file", "key_file"])]
+    no_encryption: bool,
+}
+
+/// A new repository.
+#[derive(Debug, Serialize)]
+struct Reply {
+    id: String,
+    encrypted: bool,
+    /// Opens the repository if all else is lost.
+    recovery_key: Option<String>,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    let access = match args.no_encryption {
+        true => Access::Open,
+        false => args.repository.access()?.ok_or_else(|| {
+            Error::usage(
+                "what shall open the repository? give --passphrase-file, --key-file or --no-encryption",
+            )
+        })?,
+    };
+    let root = args.repository.root()?;
+    let made = Repository::init(root, &access, now_unix_seconds());
+    let (repository, recovery_key) = made.map_err(repository_error)?;
+    context.print(&Reply {
+        id: repository.id().to_string(),
+        encrypted: !args.no_encryption,
+        recovery_key: recovery_key.map(|key| key.to_string()),
+    })
+}
+
+impl Render for Reply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let how = match self.encrypted {
+            true => "encrypted",
+            false => "not encrypted",
+        };
+        writeln!(out, "repository {} created, {how}", self.id)?;
+        match &self.recovery_key {
+            None => Ok(()),
+            Some(key) => writeln!(
+                out,
+                "recovery key, shown only now; in a file it is a --key-file:\n{key}"
+            ),
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `onefold backup list`
+
+use super::{Context, RepositoryArgs, find_source, repository_error};
+use crate::output::Render;
+use crate::rendering::utc;
+use onefold_api::{Result, size};
+use onefold_repository::Repository;
+use serde::Serialize;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct Args {
+    /// Only the backups of this source.
+    source: Option<String>,
+
+    #[command(flatten)]
+    repository: RepositoryArgs,
+}
+
+/// Backups, by source and number.
+#[derive(Debug, Serialize)]
+struct Reply {
+    backups: Vec<BackupReply>,
+}
+
+#[derive(Debug, Serialize)]
+struct BackupReply {
+    /// SOURCE@N.
+    name: String,
+    unix_seconds: u64,
+    size_bytes: u64,
+    logical_bytes: u64,
+    new_bytes: u64,
+    stored_bytes: u64,
+    tags: Vec<String>,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    let repository = args.repository.open()?;
+    let backups = of(&repository, args.source.as_deref())?;
+    context.print(&Reply { backups })
+}
+
+fn of(repository: &Repository, only: Option<&str>) -> Result<Vec<BackupReply>> {
+    let sources = match only {
+        Some(name) => vec![find_source(repository, name)?],
+        None => repository.sources().map_err(repository_error)?,
+    };
+    let mut backups = Vec::new();
+    for source in sources {
+        for number in repository.backups(source.id).map_err(repository_error)? {
+            let manifest = repository.manifest(source.id, number);
+            let manifest = manifest.map_err(repository_error)?;
+            let block_size = u64::from(manifest.block_size);
+            backups.push(BackupReply {
+                name: format!("{}@{number}", source.source.name),
+                unix_seconds: manifest.unix_seconds,
+                size_bytes: manifest.size_bytes,
+                logical_bytes: manifest.counts.logical_blocks * block_size,
+                new_bytes: manifest.counts.new_blocks * block_size,
+                stored_bytes: manifest.counts.stored_bytes,
+                tags: manifest.tags,
+            });
+        }
+    }
+    Ok(backups)
+}
+
+impl Render for Reply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let names = self.backups.iter().map(|backup| backup.name.len());
+        let width = names.max().unwrap_or(0).max(4);
+        if !self.backups.is_empty() {
+            writeln!(
+                out,
+                "{:width$}  {:20}  {:>10}  {:>10}  {:>10}  {:>10}  TAGS",
+                "NAME", "TIME", "SIZE", "DATA", "NEW", "STORED"
+            )?;
+        }
+        self.backups.iter().try_for_each(|backup| {
+            writeln!(
+                out,
+                "{:width$}  {:20}  {:>10}  {:>10}  {:>10}  {:>10}  {}",
+                backup.name,
+                utc(backup.unix_seconds),
+                size::display(backup.size_bytes),
+                size::display(backup.logical_bytes),
+                size::display(backup.new_bytes),
+                size::display(backup.stored_bytes),
+                backup.tags.join(", ")
+            )
+        })
+    }
+}

@@ -1,0 +1,196 @@
+//! `onefold backup`: copies of disks in a repository, made and restored by this process itself.
+
+mod create;
+mod disk;
+mod init;
+mod list;
+mod restore;
+mod show;
+mod verify;
+
+use super::Context;
+use clap::Subcommand;
+use onefold_api::{Error, ErrorKind, Result};
+use onefold_backup::BackupError;
+use onefold_repository::{Access, KnownSource, Repository, RepositoryError, RepositoryErrorKind};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use onefold_format::backup::{BackupNumber, Sealing};
+
+/// Memory for each stage of a backup.
+const MEMORY_DEFAULT: &str = "64M";
+
+#[derive(Debug, Subcommand)]
+pub(super) enum BackupVerb {
+    /// Create a repository in a new or empty folder.
+    Init(init::Args),
+    /// Back disks up: volumes, snapshots, and disk images.
+    ///
+    /// Each backup is complete in itself. What the repository has of a source already is not stored again.
+    Create(create::Args),
+    /// List the sources of a repository, or the backups of one.
+    #[command(visible_alias = super::LIST)]
+    List(list::Args),
+    /// Describe a backup.
+    Show(show::Args),
+    /// Restore a backup to a new volume, a file, a block device or standard output.
+    Restore(restore::Args),
+    /// Prove that everything that backups need is there; exit code 3 if it is not.
+    Verify(verify::Args),
+}
+
+impl BackupVerb {
+    pub(super) fn run(self, context: &Context) -> Result<ExitCode> {
+        match self {
+            Self::Init(args) => init::run(context, &args),
+            Self::Create(args) => create::run(context, &args),
+            Self::List(args) => list::run(context, &args),
+            Self::Show(args) => show::run(context, &args),
+            Self::Restore(args) => restore::run(context, args),
+            Self::Verify(args) => verify::run(context, &args),
+        }
+    }
+}
+
+/// Which repository, and what opens it.
+#[derive(Debug, clap::Args)]
+struct RepositoryArgs {
+    /// The repository's folder.
+    #[arg(long, env = "ONEFOLD_REPOSITORY", value_name = "DIR")]
+    repository: Option<PathBuf>,
+
+    /// A file whose first line is the passphrase; /dev/fd/N is one, too.
+    #[arg(long, value_name = "FILE", conflicts_with = "key_file")]
+    passphrase_file: Option<PathBuf>,
+
+    /// A file whose content is the key. The recovery key in a file is one.
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+}
+
+impl RepositoryArgs {
+    fn root(&self) -> Result<&Path> {
+        self.repository.as_deref().ok_or_else(|| {
+            Error::usage(
+                "which repository? give its folder with --repository, or in ONEFOLD_REPOSITORY",
+            )
+        })
+    }
+
+    /// What the user gave, if anything.
+    fn access(&self) -> Result<Option<Access>> {
+        if let Some(file) = &self.passphrase_file {
+            let content = read_secret(file)?;
+            let first = content.split(|byte| *byte == b'\n').next();
+            let passphrase = first.unwrap_or_default();
+            let passphrase = passphrase.strip_suffix(b"\r").unwrap_or(passphrase);
+            if passphrase.is_empty() {
+                return Err(Error::usage(format!("the first line of {file:?} is empty")));
+            }
+            return Ok(Some(Access::Passphrase(passphrase.to_vec())));
+        }
+        let Some(file) = &self.key_file else {
+            return Ok(None);
+        };
+        let content = read_secret(file)?;
+        if content.trim_ascii().is_empty() {
+            return Err(Error::usage(format!("the key file {file:?} is empty")));
+        }
+        Ok(Some(Access::KeyFile(content)))
+    }
+
+    fn open(&self) -> Result<Repository> {
+        let root = self.root()?;
+        let access = match Repository::sealing(root).map_err(repository_error)? {
+            Sealing::Authenticated => Access::Open,
+            Sealing::Encrypted => self.access()?.unwrap_or(Access::Open),
+        };
+        Repository::open(root, &access).map_err(repository_error)
+    }
+}
+
+fn read_secret(file: &Path) -> Result<Vec<u8>> {
+    std::fs::read(file).map_err(|e| Error::io(format_args!("cannot read {file:?}"), &e))
+}
+
+fn repository_error(error: RepositoryError) -> Error {
+    let kind = match error.kind() {
+        RepositoryErrorKind::Invalid => ErrorKind::Usage,
+        RepositoryErrorKind::NotFound => ErrorKind::NotFound,
+        RepositoryErrorKind::Exists => ErrorKind::Exists,
+        RepositoryErrorKind::InUse => ErrorKind::InUse,
+        RepositoryErrorKind::NoSpace => ErrorKind::NoSpace,
+        RepositoryErrorKind::ReadOnly => ErrorKind::ReadOnly,
+        RepositoryErrorKind::Damaged => ErrorKind::Damaged,
+        _ => ErrorKind::Failed,
+    };
+    Error::new(kind, error.to_string())
+}
+
+fn backup_error(error: BackupError) -> Error {
+    match error {
+        BackupError::Repository(error) => repository_error(error),
+        BackupError::Damaged { .. } => Error::new(ErrorKind::Damaged, error.to_string()),
+        _ => Error::failed(error.to_string()),
+    }
+}
+
+/// A backup, as users name it: `SOURCE@N` or `SOURCE@latest`.
+#[derive(Debug, Clone)]
+struct BackupName {
+    source: String,
+    /// The latest, if there is none.
+    number: Option<BackupNumber>,
+}
+
+impl FromStr for BackupName {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let unusable = || format!("'{text}' is not a backup; write SOURCE@N or SOURCE@latest");
+        let (source, number) = text.rsplit_once('@').ok_or_else(unusable)?;
+        let number = match number {
+            "latest" => None,
+            number => Some(BackupNumber(number.parse().map_err(|_| unusable())?)),
+        };
+        Ok(Self {
+            source: source.to_owned(),
+            number,
+        })
+    }
+}
+
+impl BackupName {
+    fn find(&self, repository: &Repository) -> Result<(KnownSource, BackupNumber)> {
+        let source = find_source(repository, &self.source)?;
+        let backups = repository.backups(source.id).map_err(repository_error)?;
+        let found = match self.number {
+            Some(number) => backups.contains(&number).then_some(number),
+            None => backups.last().copied(),
+        };
+        let number = found.ok_or_else(|| {
+            let message = match self.number {
+                Some(number) => format!("there is no backup {}@{number}", self.source),
+                None => format!("there is no backup of '{}'", self.source),
+            };
+            Error::new(ErrorKind::NotFound, message)
+        })?;
+        Ok((source, number))
+    }
+}
+
+fn find_source(repository: &Repository, name: &str) -> Result<KnownSource> {
+    let found = repository.source(name).map_err(repository_error)?;
+    found.ok_or_else(|| {
+        let message = format!("the repository has no source '{name}'");
+        Error::new(ErrorKind::NotFound, message)
+    })
+}
+
+fn now_unix_seconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,209 @@
+//! `onefold backup restore`
+
+use super::{BackupName, Context, MEMORY_DEFAULT, RepositoryArgs, backup_error};
+use crate::commands::foreground::interruption;
+use crate::commands::parse_size;
+use crate::image::ImageFormat;
+use crate::image::writer::{ImageWriter, is_block_device};
+use crate::output::Render;
+use crate::progress::Progress;
+use onefold_api::transfer::{Chunk, ChunkPool, Piece, VolumeImport, transfer};
+use onefold_api::{Error, NewVolumeOptions, Result, size};
+use onefold_backup::{BackupError, Restore};
+use onefold_repository::Repository;
+use serde::Serialize;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct Args {
+    /// The backup.
+    #[arg(value_name = "SOURCE@N|SOURCE@latest")]
+    name: BackupName,
+
+    /// A new file, a block device, or - for standard output (these two raw only).
+    #[arg(required_unless_present = "volume", conflicts_with = "volume")]
+    file: Option<PathBuf>,
+
+    #[command(flatten)]
+    repository: RepositoryArgs,
+
+    /// Restore to a new volume of the pool.
+    #[arg(long, value_name = "NAME")]
+    volume: Option<String>,
+
+    /// The image's format.
+    #[arg(long, value_enum, default_value = "raw")]
+    image_format: ImageFormat,
+
+    /// Overwrite a block device.
+    #[arg(long)]
+    yes: bool,
+
+    /// Memory for blocks that are needed again.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
+    memory: u64,
+
+    #[command(flatten)]
+    options: NewVolumeOptions,
+}
+
+/// A backup that was restored.
+#[derive(Debug, Serialize)]
+struct Reply {
+    name: String,
+    size_bytes: u64,
+    /// The rest are holes.
+    written_bytes: u64,
+}
+
+pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
+    let repository = args.repository.open()?;
+    let interrupted = interruption()?;
+    let restored = match (&args.file, &args.volume) {
+        (_, Some(volume)) => to_volume(context, &args, &repository, volume, &interrupted)?,
+        (Some(file), None) => to_file(context, &args, &repository, file, &interrupted)?,
+        (None, None) => return Err(Error::usage("restore to what? give a file, or --volume")),
+    };
+    match args.file.as_deref() == Some(Path::new("-")) {
+        // Standard output has the disk.
+        true => Ok(ExitCode::SUCCESS),
+        false => context.print(&restored),
+    }
+}
+
+fn open<'a>(args: &Args, repository: &'a Repository) -> Result<(Restore<'a>, String)> {
+    let (source, number) = args.name.find(repository)?;
+    let restore = Restore::open(repository, source.id, number, args.memory as usize);
+    let name = format!("{}@{number}", source.source.name);
+    Ok((restore.map_err(backup_error)?, name))
+}
+
+fn to_file(
+    context: &Context,
+    args: &Args,
+    repository: &Repository,
+    file: &Path,
+    interrupted: &AtomicBool,
+) -> Result<Reply> {
+    let is_raw_only = is_block_device(file) || file == Path::new("-");
+    if is_raw_only && args.image_format != ImageFormat::Raw {
+        return Err(Error::usage(
+            "only a raw image can be written to a block device or to standard output",
+        ));
+    }
+    if is_block_device(file) && !args.yes {
+        return Err(Error::usage(format!(
+            "this overwrites what is on the device {file:?}; nothing was changed, --yes goes on"
+        )));
+    }
+    let (restore, name) = open(args, repository)?;
+    let size_bytes = restore.manifest().size_bytes;
+    let mut image = ImageWriter::create(file, args.image_format, size_bytes)?;
+    let progress = Progress::bytes(&context.output, "restoring");
+    let written_bytes = read_all(restore, interrupted, &progress, &mut |chunk| {
+        image.write(&chunk)
+    })?;
+    image.finish(size_bytes)?;
+    Ok(Reply {
+        name,
+        size_bytes,
+        written_bytes,
+    })
+}
+
+fn to_volume(
+    context: &Context,
+    args: &Args,
+    repository: &Repository,
+    volume: &str,
+    interrupted: &AtomicBool,
+) -> Result<Reply> {
+    let (restore, name) = open(args, repository)?;
+    let size_bytes = restore.manifest().size_bytes;
+    let import = VolumeImport {
+        name: volume.to_owned(),
+        image_bytes: size_bytes,
+        options: args.options.clone(),
+    };
+    import.check()?;
+    drop(restore);
+    let progress = Progress::bytes(&context.output, "restoring");
+    context.with_session(|session| {
+        let (sender, receiver) = transfer();
+        thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                let (restore, _) = open(args, repository)?;
+                let sent = read_all(restore, interrupted, &progress, &mut |chunk| {
+                    let gone = || Error::failed("the import ended early");
+                    sender
+                        .blocking_send(Ok(Piece::Data(chunk)))
+                        .map_err(|_| gone())
+                });
+                let last = sent.clone().map(|_| Piece::End {
+                    image_bytes: size_bytes,
+                });
+                // A receiver that is gone has its own reason.
+                let _ = sender.blocking_send(last);
+                drop(sender);
+                sent
+            });
+            let imported = session.import(&import, receiver);
+            let sent = reading.join();
+            imported?;
+            let written_bytes = sent.map_err(|_| Error::failed("the restore panicked"))??;
+            Ok(Reply {
+                name,
+                size_bytes,
+                written_bytes,
+            })
+        })
+    })
+}
+
+/// Passes the data on in chunks. Returns how many bytes there were.
+fn read_all(
+    mut restore: Restore<'_>,
+    interrupted: &AtomicBool,
+    progress: &Progress,
+    write: &mut dyn FnMut(Chunk) -> Result<()>,
+) -> Result<u64> {
+    let (pool, size_bytes) = (ChunkPool::default(), restore.manifest().size_bytes);
+    let (mut written_bytes, mut failure) = (0, None);
+    let read = restore.read_all(&mut |at, bytes| {
+        let mut chunk = pool.take(at);
+        chunk.set_len(bytes.len());
+        chunk.as_mut().copy_from_slice(bytes);
+        progress.set(at, size_bytes);
+        written_bytes += bytes.len() as u64;
+        let written = match interrupted.load(Ordering::Relaxed) {
+            true => Err(Error::failed("interrupted; the restore is not complete")),
+            false => write(chunk),
+        };
+        written.map_err(|error| {
+            let message = error.to_string();
+            failure = Some(error);
+            BackupError::Receiver(message)
+        })
+    });
+    match (read, failure) {
+        (Ok(()), _) => Ok(written_bytes),
+        (Err(_), Some(failure)) => Err(failure),
+        (Err(error), None) => Err(backup_error(error)),
+    }
+}
+
+impl Render for Reply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "backup {} restored: {}, {} of it data",
+            self.name,
+            size::display(self.size_bytes),
+            size::display(self.written_bytes)
+        )
+    }
+}

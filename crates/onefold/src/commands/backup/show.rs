@@ -1,0 +1,81 @@
+//! `onefold backup show`
+
+use super::{BackupName, Context, RepositoryArgs, repository_error};
+use crate::output::Render;
+use crate::rendering::utc;
+use onefold_api::{Result, size};
+use serde::Serialize;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct Args {
+    /// The backup.
+    #[arg(value_name = "SOURCE@N|SOURCE@latest")]
+    name: BackupName,
+
+    #[command(flatten)]
+    repository: RepositoryArgs,
+}
+
+#[derive(Debug, Serialize)]
+struct Reply {
+    name: String,
+    unix_seconds: u64,
+    size_bytes: u64,
+    block_size: u32,
+    logical_bytes: u64,
+    read_bytes: u64,
+    new_bytes: u64,
+    stored_bytes: u64,
+    /// Of the recipe, in the repository.
+    recipe_bytes: u64,
+    /// Runs of stored blocks with consecutive numbers.
+    number_runs: u64,
+    tags: Vec<String>,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    let repository = args.repository.open()?;
+    let (source, number) = args.name.find(&repository)?;
+    let manifest = repository.manifest(source.id, number);
+    let manifest = manifest.map_err(repository_error)?;
+    let block_size = u64::from(manifest.block_size);
+    let counts = manifest.counts;
+    context.print(&Reply {
+        name: format!("{}@{number}", source.source.name),
+        unix_seconds: manifest.unix_seconds,
+        size_bytes: manifest.size_bytes,
+        block_size: manifest.block_size,
+        logical_bytes: counts.logical_blocks * block_size,
+        read_bytes: counts.read_blocks * block_size,
+        new_bytes: counts.new_blocks * block_size,
+        stored_bytes: counts.stored_bytes,
+        recipe_bytes: manifest.recipe_pages.iter().copied().map(u64::from).sum(),
+        number_runs: manifest.numbers.len() as u64,
+        tags: manifest.tags,
+    })
+}
+
+impl Render for Reply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "backup {}, {}", self.name, utc(self.unix_seconds))?;
+        let (block, tags) = (size::display(self.block_size.into()), self.tags.join(", "));
+        for (what, value) in [
+            ("size", size::display(self.size_bytes)),
+            ("block", block),
+            ("data", size::display(self.logical_bytes)),
+            ("read", size::display(self.read_bytes)),
+            ("new", size::display(self.new_bytes)),
+            ("stored", size::display(self.stored_bytes)),
+            ("recipe", size::display(self.recipe_bytes)),
+            ("runs", self.number_runs.to_string()),
+            ("tags", tags),
+        ] {
+            if !value.is_empty() {
+                writeln!(out, "{what:8}{value}")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,228 @@
+//! The backups of a source: recipes and manifests.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::FileExt;
+
+use onefold_format::backup::object::OBJECT_HEADER_BYTES;
+use onefold_format::backup::recipe::{RECIPE_PAGE_BYTES_MAX, decode_page, encode_page};
+use onefold_format::backup::{BackupNumber, Manifest, ObjectName, RecipeRun, SourceId, Target};
+
+use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::folder::NewObject;
+use crate::repository::{KnownSource, Repository};
+use crate::seal::ChunkKey;
+
+/// Recipes are small, and read more often than written.
+const LEVEL: i32 = 3;
+
+/// A recipe that is being written. Dropped, it is gone.
+pub struct NewRecipe {
+    path: String,
+    object: BufWriter<NewObject>,
+    key: ChunkKey,
+    pages: Vec<u32>,
+}
+
+impl NewRecipe {
+    /// Writes the next page of the disk.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of writing.
+    pub fn push(&mut self, runs: &[RecipeRun]) -> Result<()> {
+        if runs.iter().all(|run| run.target == Target::Zeros) {
+            self.pages.push(0);
+            return Ok(());
+        }
+        let mut bytes = zstd::bulk::compress(&encode_page(runs), LEVEL)
+            .map_err(|e| RepositoryError::io("cannot compress", &e))?;
+        let sealed = self.key.seal(self.pages.len() as u32, &mut bytes);
+        sealed.map_err(|e| RepositoryError::damaged(&self.path, e))?;
+        let path = &self.path;
+        self.object
+            .write_all(&bytes)
+            .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))?;
+        self.pages.push(bytes.len() as u32);
+        Ok(())
+    }
+
+    /// Completes the recipe and makes it durable. Returns the bytes of its pages, for the manifest.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of writing.
+    pub fn finish(self) -> Result<Vec<u32>> {
+        let Self {
+            path,
+            object,
+            pages,
+            ..
+        } = self;
+        let finished = object
+            .into_inner()
+            .map_err(std::io::IntoInnerError::into_error)
+            .and_then(NewObject::commit);
+        finished
+            .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))?;
+        Ok(pages)
+    }
+}
+
+/// The recipe of a backup.
+pub struct Recipe {
+    path: String,
+    file: File,
+    key: ChunkKey,
+    manifest: Manifest,
+    /// Where each page begins.
+    starts: Vec<u64>,
+}
+
+impl Recipe {
+    /// The manifest of the backup.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The runs of a page of the disk.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged`, if it is not what was written.
+    pub fn page(&self, page: u64) -> Result<Vec<RecipeRun>> {
+        let path = &self.path;
+        let damaged = |why: &dyn std::fmt::Display| {
+            RepositoryError::damaged(path, format_args!("page {page}: {why}"))
+        };
+        let at = page as usize;
+        let (Some(bytes), Some(start)) = (self.manifest.recipe_pages.get(at), self.starts.get(at))
+        else {
+            return Err(damaged(&"there is none"));
+        };
+        let blocks = self.manifest.blocks_of_page(page);
+        if *bytes == 0 {
+            return Ok(vec![RecipeRun {
+                blocks,
+                target: Target::Zeros,
+            }]);
+        }
+        let mut sealed = vec![0; *bytes as usize];
+        self.file
+            .read_exact_at(&mut sealed, *start)
+            .map_err(|e| match e.kind() {
+                std::io::ErrorKind::UnexpectedEof => damaged(&"it is cut"),
+                _ => RepositoryError::io(format_args!("cannot read object {path}"), &e),
+            })?;
+        self.key
+            .open(page as u32, &mut sealed)
+            .map_err(|e| damaged(&e))?;
+        let bytes = zstd::bulk::decompress(&sealed, RECIPE_PAGE_BYTES_MAX);
+        let bytes = bytes.map_err(|e| damaged(&e))?;
+        decode_page(&bytes, blocks).map_err(|e| damaged(&e))
+    }
+}
+
+impl Repository {
+    /// Starts the recipe of a backup.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of writing.
+    pub fn new_recipe(&self, source: SourceId, backup: BackupNumber) -> Result<NewRecipe> {
+        let name = ObjectName::Recipe(source, backup);
+        let (object, key) = self.create(name)?;
+        Ok(NewRecipe {
+            path: name.path(),
+            object: BufWriter::with_capacity(1 << 18, object),
+            key,
+            pages: Vec::new(),
+        })
+    }
+
+    /// Makes a backup exist (B1): everything that its manifest needs is durable.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` if another process has made it; any failure of writing.
+    pub fn publish(
+        &self,
+        source: SourceId,
+        backup: BackupNumber,
+        manifest: &Manifest,
+    ) -> Result<()> {
+        self.put_sealed(ObjectName::Manifest(source, backup), manifest.encode())
+    }
+
+    /// The backups of a source, in order.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn backups(&self, source: SourceId) -> Result<Vec<BackupNumber>> {
+        self.numbers(&ObjectName::manifests(source))
+    }
+
+    fn numbers(&self, folder: &str) -> Result<Vec<BackupNumber>> {
+        let names = self.folder.list(folder);
+        let names =
+            names.map_err(|e| RepositoryError::io(format_args!("cannot list {folder}"), &e))?;
+        let numbers = names.iter().filter_map(|name| name.parse().ok());
+        let mut numbers: Vec<_> = numbers.map(BackupNumber).collect();
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// The number of the next backup of a source: higher than all that are there, and than all that were.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn next_backup(&self, source: &KnownSource) -> Result<BackupNumber> {
+        let manifests = self.numbers(&ObjectName::manifests(source.id))?;
+        let recipes = self.numbers(&ObjectName::recipes(source.id))?;
+        let last = manifests.last().max(recipes.last());
+        let next = last.map_or(1, |last| last.0 + 1);
+        Ok(BackupNumber(next.max(source.source.next_backup)))
+    }
+
+    /// The manifest of a backup.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Damaged`.
+    pub fn manifest(&self, source: SourceId, backup: BackupNumber) -> Result<Manifest> {
+        let name = ObjectName::Manifest(source, backup);
+        let content = self.read_sealed(name)?;
+        Manifest::decode(&content).map_err(|e| RepositoryError::format(&name.path(), e))
+    }
+
+    /// The recipe of a backup.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is no such backup; `Damaged`.
+    pub fn recipe(&self, source: SourceId, backup: BackupNumber) -> Result<Recipe> {
+        let manifest = self.manifest(source, backup)?;
+        let name = ObjectName::Recipe(source, backup);
+        let path = name.path();
+        let (file, key) = self.open_object(name).map_err(|error| match error.kind() {
+            RepositoryErrorKind::NotFound => RepositoryError::damaged(&path, "it is not there"),
+            _ => error,
+        })?;
+        let mut at = OBJECT_HEADER_BYTES as u64;
+        let starts = manifest.recipe_pages.iter().map(|bytes| {
+            let start = at;
+            at += u64::from(*bytes);
+            start
+        });
+        Ok(Recipe {
+            starts: starts.collect(),
+            path,
+            file,
+            key,
+            manifest,
+        })
+    }
+}

@@ -1,0 +1,88 @@
+//! Failures, with the object and a remedy.
+
+use std::fmt;
+use std::io;
+
+use onefold_format::FormatError;
+
+/// The result of working on a repository.
+pub type Result<T> = std::result::Result<T, RepositoryError>;
+
+/// The kind of a failure: callers decide by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RepositoryErrorKind {
+    /// The request makes no sense.
+    Invalid,
+    /// There is no such repository, source or backup.
+    NotFound,
+    /// It is there already.
+    Exists,
+    /// Another process is writing the same source.
+    InUse,
+    /// The passphrase or the key file opens nothing here.
+    Access,
+    /// No room is left.
+    NoSpace,
+    /// It cannot be written.
+    ReadOnly,
+    /// An object is not what was written, or not there.
+    Damaged,
+    /// Any other failure of the system.
+    Io,
+}
+
+/// A failure.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message}")]
+pub struct RepositoryError {
+    kind: RepositoryErrorKind,
+    message: String,
+}
+
+impl RepositoryError {
+    pub(crate) fn new(kind: RepositoryErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+        }
+    }
+
+    /// A failed system call on an object.
+    pub(crate) fn io(what: impl fmt::Display, source: &io::Error) -> Self {
+        let kind = match source.kind() {
+            io::ErrorKind::NotFound => RepositoryErrorKind::NotFound,
+            io::ErrorKind::AlreadyExists => RepositoryErrorKind::Exists,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                RepositoryErrorKind::NoSpace
+            }
+            io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+                RepositoryErrorKind::ReadOnly
+            }
+            _ => RepositoryErrorKind::Io,
+        };
+        Self::new(kind, format!("{what}: {source}"))
+    }
+
+    /// An object that is not what was written.
+    pub(crate) fn damaged(object: &str, why: impl fmt::Display) -> Self {
+        let message = format!("object {object} of the repository is damaged: {why}");
+        Self::new(RepositoryErrorKind::Damaged, message)
+    }
+
+    pub(crate) fn format(object: &str, error: FormatError) -> Self {
+        match error {
+            FormatError::Newer { .. } => Self::new(
+                RepositoryErrorKind::Invalid,
+                format!("object {object} of the repository cannot be read: {error}"),
+            ),
+            _ => Self::damaged(object, error),
+        }
+    }
+
+    /// The kind.
+    #[must_use]
+    pub fn kind(&self) -> RepositoryErrorKind {
+        self.kind
+    }
+}

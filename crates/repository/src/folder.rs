@@ -1,0 +1,169 @@
+//! Objects as files of a folder. An object appears under its name only when it is complete and durable,
+//! and its bytes never change after that.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
+
+/// How the name of an object begins that is not complete.
+const INCOMPLETE: &str = ".incomplete-";
+
+/// A repository's folder.
+#[derive(Debug, Clone)]
+pub(crate) struct Folder {
+    root: PathBuf,
+}
+
+/// An object that is being written. Dropped, it is gone.
+pub(crate) struct NewObject {
+    file: File,
+    incomplete: PathBuf,
+    wanted: PathBuf,
+    is_kept: bool,
+}
+
+impl Folder {
+    pub(crate) fn new(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+        }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// A whole object that is known to be small.
+    pub(crate) fn read(&self, path: &str) -> io::Result<Vec<u8>> {
+        std::fs::read(self.root.join(path))
+    }
+
+    pub(crate) fn open(&self, path: &str) -> io::Result<File> {
+        File::open(self.root.join(path))
+    }
+
+    /// The names in a folder; none if it is not there.
+    pub(crate) fn list(&self, path: &str) -> io::Result<Vec<String>> {
+        let entries = match std::fs::read_dir(self.root.join(path)) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            // What is no text was not written by us.
+            if let Ok(name) = entry?.file_name().into_string()
+                && !name.starts_with('.')
+            {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Starts an object. Its folders are made as needed, each durable before it is used.
+    pub(crate) fn create(&self, path: &str) -> io::Result<NewObject> {
+        let wanted = self.root.join(path);
+        let folder = wanted.parent().unwrap_or(&self.root).to_owned();
+        self.ensure(&folder)?;
+        let mut random = [0; 8];
+        fill_random(&mut random)?;
+        let incomplete = folder.join(format!("{INCOMPLETE}{:016x}", u64::from_le_bytes(random)));
+        let mut options = File::options();
+        let file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&incomplete)?;
+        Ok(NewObject {
+            file,
+            incomplete,
+            wanted,
+            is_kept: false,
+        })
+    }
+
+    /// Writes a whole object.
+    pub(crate) fn put(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
+        let mut object = self.create(path)?;
+        object.write_all(bytes)?;
+        object.commit()
+    }
+
+    fn ensure(&self, folder: &Path) -> io::Result<()> {
+        if folder.is_dir() || folder == self.root {
+            return Ok(());
+        }
+        let parent = folder.parent().unwrap_or(&self.root);
+        self.ensure(parent)?;
+        match std::fs::create_dir(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        File::open(parent)?.sync_all()
+    }
+}
+
+impl NewObject {
+    /// Makes it durable, and then gives it its name.
+    ///
+    /// # Errors
+    ///
+    /// `AlreadyExists`, and the object that is there stays as it is.
+    pub(crate) fn commit(mut self) -> io::Result<()> {
+        self.file.sync_all()?;
+        match rustix::fs::renameat_with(
+            CWD,
+            &self.incomplete,
+            CWD,
+            &self.wanted,
+            RenameFlags::NOREPLACE,
+        ) {
+            Ok(()) => self.is_kept = true,
+            // Network file systems may not have it; a second name is refused just as well.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                std::fs::hard_link(&self.incomplete, &self.wanted)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.wanted
+            .parent()
+            .map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+    }
+}
+
+impl Write for NewObject {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for NewObject {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            // Whoever dropped it has an error that matters more; what is left behind begins with a dot.
+            let _ = std::fs::remove_file(&self.incomplete);
+        }
+    }
+}
+
+/// From the operating system.
+pub(crate) fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
+    let mut at = 0;
+    while at < bytes.len() {
+        match rustix::rand::getrandom(&mut bytes[at..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(filled) => at += filled,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}

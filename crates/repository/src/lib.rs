@@ -1,0 +1,30 @@
+//! A repository of backups: objects in a folder, sealed, and never changed in place.
+//!
+//! May use: `format`. Must not: know pools, volumes or images.
+//!
+//! The manifest is the commit (B1): it is written last, after every pack and recipe that it needs is
+//! durable. A block keeps its number for ever (B2). Whatever is read is authenticated before it is used
+//! (B6).
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `folder.rs` | objects as files: written whole and durable, or not there |
+//! | `seal.rs` | keys, and the chunks that they protect |
+//! | `access.rs` | passphrases and key files, and the master key that they unwrap |
+//! | `repository.rs` | a repository and its sources |
+//! | `pack.rs` | writing and reading packs |
+//! | `backup.rs` | recipes and manifests: the backups of a source |
+
+mod access;
+mod backup;
+mod error;
+mod folder;
+mod pack;
+mod repository;
+mod seal;
+
+pub use access::{Access, RecoveryKey};
+pub use backup::{NewRecipe, Recipe};
+pub use error::{RepositoryError, RepositoryErrorKind, Result};
+pub use pack::{GroupSealer, NewPack, Pack, SealedGroup};
+pub use repository::{KnownSource, Repository};

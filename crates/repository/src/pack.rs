@@ -1,0 +1,356 @@
+//! Writing and reading packs.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use onefold_format::backup::object::OBJECT_HEADER_BYTES;
+use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK, TRAILER_BYTES};
+use onefold_format::backup::{
+    ObjectName, PackTable, PackTrailer, SourceId, StoredGroup, TAG_BYTES,
+};
+
+use crate::error::{RepositoryError, Result};
+use crate::folder::NewObject;
+use crate::repository::{KnownSource, Repository};
+use crate::seal::ChunkKey;
+
+/// The most bytes of a sealed table.
+const TABLE_BYTES_MAX: u32 = 1 << 20;
+
+/// A pack that is being written. Dropped, it is gone.
+pub struct NewPack {
+    path: String,
+    object: BufWriter<NewObject>,
+    key: Arc<ChunkKey>,
+    table: PackTable,
+    position: u64,
+}
+
+/// Compresses and seals the groups of a pack, on any thread.
+#[derive(Clone)]
+pub struct GroupSealer {
+    path: String,
+    key: Arc<ChunkKey>,
+    level: i32,
+}
+
+/// A group that only has to be written.
+pub struct SealedGroup {
+    bytes: Vec<u8>,
+    is_compressed: bool,
+}
+
+impl NewPack {
+    /// What seals its groups, at this level of zstd.
+    #[must_use]
+    pub fn sealer(&self, level: i32) -> GroupSealer {
+        GroupSealer {
+            path: self.path.clone(),
+            key: Arc::clone(&self.key),
+            level,
+        }
+    }
+
+    /// Writes the next group, with the fingerprints of its blocks.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of writing.
+    pub fn push(&mut self, group: &SealedGroup, fingerprints: &[[u8; 16]]) -> Result<()> {
+        self.write(&group.bytes)?;
+        self.table.groups.push(StoredGroup {
+            bytes: group.bytes.len() as u32,
+            is_compressed: group.is_compressed,
+        });
+        let fingerprints = fingerprints.iter().copied().map(Some);
+        self.table.fingerprints.extend(fingerprints);
+        Ok(())
+    }
+
+    /// Completes the pack and makes it durable. Returns its size in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of writing; `Exists` if another process has written this pack.
+    pub fn finish(mut self) -> Result<u64> {
+        let groups = self.table.groups.len() as u32;
+        let mut table = self.table.encode();
+        let sealed = self.key.seal(groups, &mut table);
+        sealed.map_err(|e| RepositoryError::damaged(&self.path, e))?;
+        let trailer = PackTrailer {
+            groups,
+            table_at: self.position,
+            table_bytes: table.len() as u32,
+        };
+        self.write(&table)?;
+        self.write(&trailer.encode())?;
+        let Self {
+            path,
+            object,
+            position,
+            ..
+        } = self;
+        let finished = object
+            .into_inner()
+            .map_err(std::io::IntoInnerError::into_error)
+            .and_then(NewObject::commit);
+        finished
+            .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))?;
+        Ok(position)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let path = &self.path;
+        self.object
+            .write_all(bytes)
+            .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))?;
+        self.position += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+impl GroupSealer {
+    /// Seals group `number` of the pack. Content that compression does not make a sixteenth smaller stays
+    /// as it is.
+    ///
+    /// # Errors
+    ///
+    /// If a library refuses to compress or to seal.
+    pub fn seal(&self, number: u32, blocks: &[u8]) -> Result<SealedGroup> {
+        let compressed = zstd::bulk::compress(blocks, self.level)
+            .map_err(|e| RepositoryError::io("cannot compress", &e))?;
+        let is_compressed = compressed.len() <= blocks.len() - blocks.len() / 16;
+        let mut bytes = match is_compressed {
+            true => compressed,
+            false => blocks.to_vec(),
+        };
+        let sealed = self.key.seal(number, &mut bytes);
+        sealed.map_err(|e| RepositoryError::damaged(&self.path, e))?;
+        Ok(SealedGroup {
+            bytes,
+            is_compressed,
+        })
+    }
+}
+
+/// A pack that is read.
+pub struct Pack {
+    path: String,
+    file: File,
+    key: ChunkKey,
+    table: PackTable,
+    /// Where each group begins.
+    starts: Vec<u64>,
+}
+
+impl Repository {
+    /// Starts pack `number` of a source.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of writing.
+    pub fn new_pack(&self, source: SourceId, number: u64, block_size: u32) -> Result<NewPack> {
+        let name = ObjectName::Pack {
+            source,
+            number,
+            generation: 0,
+        };
+        let (object, key) = self.create(name)?;
+        Ok(NewPack {
+            path: name.path(),
+            object: BufWriter::with_capacity(1 << 20, object),
+            key: Arc::new(key),
+            table: PackTable {
+                block_size,
+                groups: Vec::new(),
+                fingerprints: Vec::new(),
+            },
+            position: OBJECT_HEADER_BYTES as u64,
+        })
+    }
+
+    /// The packs of a source: numbers and newest generations, in order.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn packs(&self, source: SourceId) -> Result<Vec<(u64, u32)>> {
+        let folder = ObjectName::packs(source);
+        let failed = |e: &std::io::Error| {
+            RepositoryError::io(format_args!("cannot list the packs in {folder}"), e)
+        };
+        let mut packs: Vec<(u64, u32)> = Vec::new();
+        for part in self.folder.list(&folder).map_err(|e| failed(&e))? {
+            let names = self.folder.list(&format!("{folder}/{part}"));
+            for name in names.map_err(|e| failed(&e))? {
+                let parts = name.split_once('.');
+                let numbers =
+                    parts.map(|(number, generation)| (number.parse(), generation.parse()));
+                if let Some((Ok(number), Ok(generation))) = numbers {
+                    packs.push((number, generation));
+                }
+            }
+        }
+        packs.sort_unstable();
+        packs.dedup_by(|next, kept| {
+            let same = next.0 == kept.0;
+            if same {
+                kept.1 = next.1;
+            }
+            same
+        });
+        Ok(packs)
+    }
+
+    /// The number of the next pack of a source: higher than all that are there, and than all that were.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn next_pack(&self, source: &KnownSource) -> Result<u64> {
+        let last = self.packs(source.id)?.last().copied();
+        let next = last.map_or(0, |(number, _)| number + 1);
+        Ok(next.max(source.source.next_pack))
+    }
+
+    /// Opens a pack: its table is read and authenticated.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Damaged`.
+    pub fn pack(&self, source: SourceId, number: u64, generation: u32) -> Result<Pack> {
+        let name = ObjectName::Pack {
+            source,
+            number,
+            generation,
+        };
+        let path = name.path();
+        let (file, key) = self.open_object(name)?;
+        let failed =
+            |e: &std::io::Error| RepositoryError::io(format_args!("cannot read object {path}"), e);
+        let bytes = file.metadata().map_err(|e| failed(&e))?.len();
+        let mut trailer = [0; TRAILER_BYTES];
+        let trailer_at = bytes.checked_sub(TRAILER_BYTES as u64);
+        let cut = || RepositoryError::damaged(&path, "it is cut");
+        file.read_exact_at(&mut trailer, trailer_at.ok_or_else(cut)?)
+            .map_err(|e| failed(&e))?;
+        let trailer =
+            PackTrailer::decode(&trailer).map_err(|e| RepositoryError::format(&path, e))?;
+        let end = trailer.table_at.checked_add(trailer.table_bytes.into());
+        if trailer.table_bytes > TABLE_BYTES_MAX || end != trailer_at {
+            return Err(RepositoryError::damaged(
+                &path,
+                "its table is not where it should be",
+            ));
+        }
+        let mut table = vec![0; trailer.table_bytes as usize];
+        file.read_exact_at(&mut table, trailer.table_at)
+            .map_err(|e| failed(&e))?;
+        let opened = key.open(trailer.groups, &mut table);
+        opened.map_err(|e| RepositoryError::damaged(&path, e))?;
+        let table = PackTable::decode(&table).map_err(|e| RepositoryError::format(&path, e))?;
+        let mut at = OBJECT_HEADER_BYTES as u64;
+        let starts = table.groups.iter().map(|group| {
+            let start = at;
+            at += u64::from(group.bytes);
+            start
+        });
+        let starts = starts.collect();
+        if table.groups.len() != trailer.groups as usize || at != trailer.table_at {
+            return Err(RepositoryError::damaged(&path, "its groups do not fill it"));
+        }
+        Ok(Pack {
+            path,
+            file,
+            key,
+            table,
+            starts,
+        })
+    }
+}
+
+impl Pack {
+    /// The fingerprint of each of its blocks, by number less the pack's first; none where the block is
+    /// gone.
+    #[must_use]
+    pub fn fingerprints(&self) -> &[Option<[u8; 16]>] {
+        &self.table.fingerprints
+    }
+
+    /// How many groups it has.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.table.groups.len()
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.table.block_size
+    }
+
+    /// The blocks of a group that are not gone, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged`, if it is not what was written.
+    pub fn read_group(&self, group: usize) -> Result<Vec<u8>> {
+        let (Some(stored), Some(start)) = (self.table.groups.get(group), self.starts.get(group))
+        else {
+            let message = format_args!("it has no group {group}");
+            return Err(RepositoryError::damaged(&self.path, message));
+        };
+        let path = &self.path;
+        let mut bytes = vec![0; stored.bytes as usize];
+        self.file
+            .read_exact_at(&mut bytes, *start)
+            .map_err(|e| RepositoryError::io(format_args!("cannot read object {path}"), &e))?;
+        let damaged = |why: &dyn std::fmt::Display| {
+            RepositoryError::damaged(path, format_args!("group {group}: {why}"))
+        };
+        let opened = self.key.open(group as u32, &mut bytes);
+        opened.map_err(|e| damaged(&e))?;
+        let wanted = self.stored_before(group, BLOCKS_PER_GROUP) * self.table.block_size as usize;
+        if stored.is_compressed {
+            bytes = zstd::bulk::decompress(&bytes, wanted).map_err(|e| damaged(&e))?;
+        }
+        match bytes.len() == wanted {
+            true => Ok(bytes),
+            false => Err(damaged(&format_args!(
+                "{} bytes instead of {wanted}",
+                bytes.len()
+            ))),
+        }
+    }
+
+    /// Where a block is: its group, and its place in what [`Pack::read_group`] returns, in bytes.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged`, if the pack does not have it.
+    pub fn find(&self, block: usize) -> Result<(usize, usize)> {
+        if !matches!(self.table.fingerprints.get(block), Some(Some(_))) {
+            let message = format_args!("it does not have its block {block}");
+            return Err(RepositoryError::damaged(&self.path, message));
+        }
+        let (group, in_group) = (block / BLOCKS_PER_GROUP, block % BLOCKS_PER_GROUP);
+        let before = self.stored_before(group, in_group);
+        Ok((group, before * self.table.block_size as usize))
+    }
+
+    /// How many of the first blocks of a group are not gone.
+    fn stored_before(&self, group: usize, blocks: usize) -> usize {
+        let first = group * BLOCKS_PER_GROUP;
+        let of_group = self.table.fingerprints.iter().skip(first).take(blocks);
+        of_group.flatten().count()
+    }
+}
+
+const _: () = assert!(
+    16 + 4 * (BLOCKS_PER_PACK as usize / BLOCKS_PER_GROUP)
+        + 17 * BLOCKS_PER_PACK as usize
+        + TAG_BYTES
+        < TABLE_BYTES_MAX as usize
+);

@@ -1,0 +1,327 @@
+//! A repository and its sources.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use onefold_format::backup::object::OBJECT_HEADER_BYTES;
+use onefold_format::backup::{
+    ObjectHeader, ObjectName, RepositoryId, RepositoryObject, Sealing, Source, SourceId, WrappedKey,
+};
+
+use crate::access::{Access, RecoveryKey, unwrap, wrap};
+use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::folder::{Folder, NewObject, fill_random};
+use crate::seal::{ChunkKey, MasterKey};
+
+const SOURCE_CONTEXT: &str = "onefold 2026-11-25 ids of the sources of a repository";
+
+/// The most bytes of an object that is read whole.
+const WHOLE_BYTES_MAX: u64 = 256 << 20;
+
+/// An open repository.
+#[derive(Debug)]
+pub struct Repository {
+    pub(crate) folder: Folder,
+    object: RepositoryObject,
+    master: MasterKey,
+}
+
+/// A source of a repository.
+#[derive(Debug, Clone)]
+pub struct KnownSource {
+    /// Its id.
+    pub id: SourceId,
+    /// Its object.
+    pub source: Source,
+}
+
+impl Repository {
+    /// Makes a repository in a new or empty folder. With encryption there is a recovery key besides
+    /// `access`, which is shown to nobody again.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` if the folder is not empty; any failure of writing.
+    pub fn init(
+        root: &Path,
+        access: &Access,
+        now_unix_seconds: u64,
+    ) -> Result<(Self, Option<RecoveryKey>)> {
+        let failed = |e: &std::io::Error| {
+            RepositoryError::io(format_args!("cannot make a repository in {root:?}"), e)
+        };
+        match std::fs::create_dir(root) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(failed(&error));
+            }
+            _ => {}
+        }
+        let mut entries = std::fs::read_dir(root).map_err(|e| failed(&e))?;
+        if entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lost+found")) {
+            let message = format!("{root:?} is not empty; a repository needs a folder of its own");
+            return Err(RepositoryError::new(RepositoryErrorKind::Exists, message));
+        }
+        let (mut id, mut master) = ([0; 16], [0; 32]);
+        let drawn = fill_random(&mut id).and_then(|()| fill_random(&mut master));
+        drawn.map_err(|e| failed(&e))?;
+        let id = RepositoryId(id);
+        let (sealing, master) = match access {
+            Access::Open => (Sealing::Authenticated, MasterKey::plain(id)),
+            Access::Passphrase(_) | Access::KeyFile(_) => (Sealing::Encrypted, MasterKey(master)),
+        };
+        let repository = Self {
+            folder: Folder::new(root),
+            object: RepositoryObject {
+                id,
+                sealing,
+                created_unix_seconds: now_unix_seconds,
+            },
+            master,
+        };
+        let mut recovery = None;
+        if sealing == Sealing::Encrypted {
+            let key = RecoveryKey::new()?;
+            repository.add_key(access, now_unix_seconds)?;
+            repository.add_key(&key.access(), now_unix_seconds)?;
+            recovery = Some(key);
+        }
+        // The last object: without it there is no repository.
+        repository.put(ObjectName::Repository, &repository.object.encode())?;
+        Ok((repository, recovery))
+    }
+
+    /// How the repository in this folder is protected.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is none; `Damaged`.
+    pub fn sealing(root: &Path) -> Result<Sealing> {
+        Ok(Self::object(&Folder::new(root))?.sealing)
+    }
+
+    fn object(folder: &Folder) -> Result<RepositoryObject> {
+        let path = ObjectName::Repository.path();
+        let bytes = folder.read(&path).map_err(|error| {
+            let root = folder.root();
+            match error.kind() {
+                std::io::ErrorKind::NotFound => RepositoryError::new(
+                    RepositoryErrorKind::NotFound,
+                    format!("there is no repository in {root:?}; 'onefold backup init' makes one"),
+                ),
+                _ => {
+                    RepositoryError::io(format_args!("cannot open the repository {root:?}"), &error)
+                }
+            }
+        })?;
+        RepositoryObject::decode(&bytes).map_err(|e| RepositoryError::format(&path, e))
+    }
+
+    /// Opens the repository in this folder.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Access` if the passphrase or the key file opens nothing; `Damaged`.
+    pub fn open(root: &Path, access: &Access) -> Result<Self> {
+        let folder = Folder::new(root);
+        let object = Self::object(&folder)?;
+        let master = match object.sealing {
+            Sealing::Authenticated => MasterKey::plain(object.id),
+            Sealing::Encrypted => Self::unlock(&folder, &object, access)?,
+        };
+        Ok(Self {
+            folder,
+            object,
+            master,
+        })
+    }
+
+    fn unlock(folder: &Folder, object: &RepositoryObject, access: &Access) -> Result<MasterKey> {
+        let names = folder
+            .list("keys")
+            .map_err(|e| RepositoryError::io("cannot list the keys of the repository", &e))?;
+        let mut damaged = None;
+        for name in names {
+            let Ok(number) = u64::from_str_radix(&name, 16) else {
+                continue;
+            };
+            let path = ObjectName::Key(number).path();
+            let bytes = folder
+                .read(&path)
+                .map_err(|e| RepositoryError::io(format_args!("cannot read {path}"), &e))?;
+            match WrappedKey::decode(&bytes, number, object.id) {
+                Ok(key) => {
+                    if let Some(master) = unwrap(&key, access)? {
+                        return Ok(master);
+                    }
+                }
+                // Another one may do.
+                Err(error) => damaged = Some(RepositoryError::format(&path, error)),
+            }
+        }
+        Err(damaged.unwrap_or_else(|| {
+            let message = match access {
+                Access::Passphrase(_) => "this passphrase opens no key of the repository",
+                Access::KeyFile(_) => "this key file opens no key of the repository",
+                Access::Open => "the repository is encrypted: give --passphrase-file or --key-file",
+            };
+            RepositoryError::new(RepositoryErrorKind::Access, message)
+        }))
+    }
+
+    fn add_key(&self, access: &Access, now_unix_seconds: u64) -> Result<()> {
+        let key = wrap(&self.master, access, now_unix_seconds)?;
+        self.put(ObjectName::Key(key.number), &key.encode(self.object.id))
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> RepositoryId {
+        self.object.id
+    }
+
+    /// The secret from which its fingerprints take their keys.
+    #[must_use]
+    pub fn fingerprint_secret(&self) -> [u8; 32] {
+        self.master.fingerprint_secret()
+    }
+
+    /// All sources, by name.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn sources(&self) -> Result<Vec<KnownSource>> {
+        let names = self
+            .folder
+            .list("sources")
+            .map_err(|e| RepositoryError::io("cannot list the sources of the repository", &e))?;
+        let mut sources = Vec::new();
+        for name in names {
+            let Ok(id) = u64::from_str_radix(&name, 16) else {
+                continue;
+            };
+            sources.extend(self.known(SourceId(id))?);
+        }
+        sources.sort_by(|a, b| a.source.name.cmp(&b.source.name));
+        Ok(sources)
+    }
+
+    /// The source of this name.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn source(&self, name: &str) -> Result<Option<KnownSource>> {
+        self.known(self.source_id(name))
+    }
+
+    fn known(&self, id: SourceId) -> Result<Option<KnownSource>> {
+        let name = ObjectName::Source(id);
+        match self.read_sealed(name) {
+            Ok(content) => {
+                let source = Source::decode(&content);
+                let source = source.map_err(|e| RepositoryError::format(&name.path(), e))?;
+                Ok(Some(KnownSource { id, source }))
+            }
+            Err(error) if error.kind() == RepositoryErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Adds a source.
+    ///
+    /// # Errors
+    ///
+    /// `Exists`; any failure of writing.
+    pub fn add_source(&self, source: Source) -> Result<KnownSource> {
+        let id = self.source_id(&source.name);
+        self.put_sealed(ObjectName::Source(id), source.encode())?;
+        Ok(KnownSource { id, source })
+    }
+
+    /// One name, one folder, without asking anybody; and a reader of the folder learns no name from it.
+    fn source_id(&self, name: &str) -> SourceId {
+        let mut hasher = blake3::Hasher::new_derive_key(SOURCE_CONTEXT);
+        hasher.update(&self.master.0);
+        hasher.update(name.as_bytes());
+        let mut id = [0; 8];
+        hasher.finalize_xof().fill(&mut id);
+        SourceId(u64::from_le_bytes(id).max(1))
+    }
+
+    /// A new object that has chunks: begins with its header.
+    pub(crate) fn create(&self, name: ObjectName) -> Result<(NewObject, ChunkKey)> {
+        let path = name.path();
+        let failed =
+            |e: &std::io::Error| RepositoryError::io(format_args!("cannot write object {path}"), e);
+        let mut salt = [0; 16];
+        fill_random(&mut salt).map_err(|e| failed(&e))?;
+        let header = ObjectHeader {
+            repository: self.object.id,
+            name,
+            salt,
+        };
+        let bytes = header.encode();
+        let mut object = self.folder.create(&path).map_err(|e| failed(&e))?;
+        object.write_all(&bytes).map_err(|e| failed(&e))?;
+        Ok((object, self.master.chunks(self.object.sealing, bytes, salt)))
+    }
+
+    /// An object that has chunks.
+    pub(crate) fn open_object(&self, name: ObjectName) -> Result<(File, ChunkKey)> {
+        let path = name.path();
+        let failed =
+            |e: &std::io::Error| RepositoryError::io(format_args!("cannot read object {path}"), e);
+        let file = self.folder.open(&path).map_err(|e| failed(&e))?;
+        let mut bytes = [0; OBJECT_HEADER_BYTES];
+        file.read_exact_at(&mut bytes, 0)
+            .map_err(|e| match e.kind() {
+                std::io::ErrorKind::UnexpectedEof => RepositoryError::damaged(&path, "it is cut"),
+                _ => failed(&e),
+            })?;
+        let header = ObjectHeader::decode(&bytes, name, Some(self.object.id));
+        let header = header.map_err(|e| RepositoryError::format(&path, e))?;
+        let key = self.master.chunks(self.object.sealing, bytes, header.salt);
+        Ok((file, key))
+    }
+
+    /// Writes an object of one chunk.
+    pub(crate) fn put_sealed(&self, name: ObjectName, mut content: Vec<u8>) -> Result<()> {
+        let (mut object, key) = self.create(name)?;
+        let path = name.path();
+        let sealed = key.seal(0, &mut content);
+        sealed.map_err(|e| RepositoryError::damaged(&path, e))?;
+        let written = object.write_all(&content).and_then(|()| object.commit());
+        written.map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
+    }
+
+    /// The content of an object of one chunk.
+    pub(crate) fn read_sealed(&self, name: ObjectName) -> Result<Vec<u8>> {
+        let (file, key) = self.open_object(name)?;
+        let path = name.path();
+        let failed =
+            |e: &std::io::Error| RepositoryError::io(format_args!("cannot read object {path}"), e);
+        let bytes = file.metadata().map_err(|e| failed(&e))?.len();
+        if bytes > WHOLE_BYTES_MAX {
+            return Err(RepositoryError::damaged(
+                &path,
+                format_args!("it has {bytes} bytes"),
+            ));
+        }
+        let mut content = vec![0; bytes.saturating_sub(OBJECT_HEADER_BYTES as u64) as usize];
+        file.read_exact_at(&mut content, OBJECT_HEADER_BYTES as u64)
+            .map_err(|e| failed(&e))?;
+        let opened = key.open(0, &mut content);
+        opened.map_err(|e| RepositoryError::damaged(&path, e))?;
+        Ok(content)
+    }
+
+    fn put(&self, name: ObjectName, bytes: &[u8]) -> Result<()> {
+        let path = name.path();
+        self.folder
+            .put(&path, bytes)
+            .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
+    }
+}

@@ -1,0 +1,141 @@
+//! Keys, and the chunks that they protect.
+//!
+//! Every object that has chunks has a key of its own, derived from the master key and the random salt in
+//! its header; the number of a chunk is its nonce. So no nonce comes twice with a key, whatever crashes or
+//! writes at the same time. The header is authenticated with each chunk: a chunk of another object, or
+//! another chunk of this one, is refused.
+//!
+//! A repository without encryption has the same layout: a keyed hash takes the place of the cipher's tag,
+//! and its master key follows from the repository's id.
+
+use std::fmt;
+
+use onefold_format::backup::object::OBJECT_HEADER_BYTES;
+use onefold_format::backup::{RepositoryId, Sealing, TAG_BYTES};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+
+const CHUNK_CONTEXT: &str = "onefold 2026-11-25 chunks of one object of a repository";
+const FINGERPRINT_CONTEXT: &str = "onefold 2026-11-25 fingerprints of a repository";
+const PLAIN_CONTEXT: &str = "onefold 2026-11-25 master key of a repository without encryption";
+
+/// The key from which all others of a repository are derived.
+#[derive(Clone)]
+pub(crate) struct MasterKey(pub(crate) [u8; 32]);
+
+/// Shows nothing of the key.
+impl fmt::Debug for MasterKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MasterKey(..)")
+    }
+}
+
+impl MasterKey {
+    /// That of a repository without encryption: everybody may know it.
+    pub(crate) fn plain(repository: RepositoryId) -> Self {
+        Self(blake3::derive_key(PLAIN_CONTEXT, &repository.0))
+    }
+
+    /// The secret from which fingerprints take their keys.
+    pub(crate) fn fingerprint_secret(&self) -> [u8; 32] {
+        blake3::derive_key(FINGERPRINT_CONTEXT, &self.0)
+    }
+
+    /// The key of the chunks of the object with this header.
+    pub(crate) fn chunks(
+        &self,
+        sealing: Sealing,
+        header: [u8; OBJECT_HEADER_BYTES],
+        salt: [u8; 16],
+    ) -> ChunkKey {
+        let mut hasher = blake3::Hasher::new_derive_key(CHUNK_CONTEXT);
+        hasher.update(&self.0);
+        hasher.update(&salt);
+        let bytes = *hasher.finalize().as_bytes();
+        let cipher = match sealing {
+            Sealing::Authenticated => Cipher::Hash(bytes),
+            Sealing::Encrypted => Cipher::Aes(aes(&bytes).map(Box::new)),
+        };
+        ChunkKey { cipher, header }
+    }
+}
+
+/// AES-256-GCM with a key of the right length.
+pub(crate) fn aes(key: &[u8; 32]) -> Option<LessSafeKey> {
+    UnboundKey::new(&AES_256_GCM, key)
+        .ok()
+        .map(LessSafeKey::new)
+}
+
+/// Protects the chunks of one object.
+pub(crate) struct ChunkKey {
+    cipher: Cipher,
+    header: [u8; OBJECT_HEADER_BYTES],
+}
+
+enum Cipher {
+    /// None only if the library refuses a key of the right length, which it never does: then no chunk
+    /// is sealed or opened.
+    Aes(Option<Box<LessSafeKey>>),
+    Hash([u8; 32]),
+}
+
+/// A chunk is not what was written.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("its content is not authentic")]
+pub(crate) struct NotAuthentic;
+
+impl ChunkKey {
+    /// Seals chunk `number`, which becomes [`TAG_BYTES`] longer.
+    pub(crate) fn seal(&self, number: u32, chunk: &mut Vec<u8>) -> Result<(), NotAuthentic> {
+        match &self.cipher {
+            Cipher::Aes(key) => {
+                let key = key.as_ref().ok_or(NotAuthentic)?;
+                let aad = Aad::from(&self.header);
+                key.seal_in_place_append_tag(nonce(number), aad, chunk)
+                    .map_err(|_| NotAuthentic)
+            }
+            Cipher::Hash(key) => {
+                let tag = self.hash(key, number, chunk);
+                chunk.extend(tag);
+                Ok(())
+            }
+        }
+    }
+
+    /// Opens chunk `number`, which becomes [`TAG_BYTES`] shorter.
+    pub(crate) fn open(&self, number: u32, chunk: &mut Vec<u8>) -> Result<(), NotAuthentic> {
+        let content_bytes = chunk.len().checked_sub(TAG_BYTES).ok_or(NotAuthentic)?;
+        match &self.cipher {
+            Cipher::Aes(key) => {
+                let key = key.as_ref().ok_or(NotAuthentic)?;
+                let aad = Aad::from(&self.header);
+                key.open_in_place(nonce(number), aad, chunk)
+                    .map_err(|_| NotAuthentic)?;
+            }
+            Cipher::Hash(key) => {
+                let (content, tag) = chunk.split_at(content_bytes);
+                if self.hash(key, number, content) != tag {
+                    return Err(NotAuthentic);
+                }
+            }
+        }
+        chunk.truncate(content_bytes);
+        Ok(())
+    }
+
+    fn hash(&self, key: &[u8; 32], number: u32, content: &[u8]) -> [u8; TAG_BYTES] {
+        let mut hasher = blake3::Hasher::new_keyed(key);
+        hasher.update(&self.header);
+        hasher.update(&number.to_le_bytes());
+        hasher.update(content);
+        let mut tag = [0; TAG_BYTES];
+        hasher.finalize_xof().fill(&mut tag);
+        tag
+    }
+}
+
+fn nonce(number: u32) -> Nonce {
+    let mut bytes = [0; NONCE_LEN];
+    bytes[..4].copy_from_slice(&number.to_le_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
