@@ -77,5 +77,7 @@ pub(crate) fn scan(
             report(first * u64::from(block_size), size)?;
         }
     }
+    // The next stage counts from the start.
+    report(size, size)?;
     Ok(scanned)
 }

@@ -145,7 +145,7 @@ impl Repository {
     ///
     /// # Errors
     ///
-    /// `Exists` if another process has made it; any failure of writing.
+    /// `InUse` if another process has made it; any failure of writing.
     pub fn publish(
         &self,
         source: SourceId,

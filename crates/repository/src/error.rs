@@ -50,9 +50,14 @@ impl RepositoryError {
 
     /// A failed system call on an object.
     pub(crate) fn io(what: impl fmt::Display, source: &io::Error) -> Self {
+        if source.kind() == io::ErrorKind::AlreadyExists {
+            let message = format!(
+                "{what}: it is there already; another process is backing up the same source, or has"
+            );
+            return Self::new(RepositoryErrorKind::InUse, message);
+        }
         let kind = match source.kind() {
             io::ErrorKind::NotFound => RepositoryErrorKind::NotFound,
-            io::ErrorKind::AlreadyExists => RepositoryErrorKind::Exists,
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 RepositoryErrorKind::NoSpace
             }

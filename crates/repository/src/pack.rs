@@ -73,7 +73,7 @@ impl NewPack {
     ///
     /// # Errors
     ///
-    /// Any failure of writing; `Exists` if another process has written this pack.
+    /// Any failure of writing; `InUse` if another process has written this pack.
     pub fn finish(mut self) -> Result<u64> {
         let groups = self.table.groups.len() as u32;
         let mut table = self.table.encode();

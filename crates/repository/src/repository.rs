@@ -53,10 +53,9 @@ impl Repository {
             RepositoryError::io(format_args!("cannot make a repository in {root:?}"), e)
         };
         match std::fs::create_dir(root) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(failed(&error));
-            }
-            _ => {}
+            Ok(()) => sync_parent(root).map_err(|e| failed(&e))?,
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(failed(&error)),
         }
         let mut entries = std::fs::read_dir(root).map_err(|e| failed(&e))?;
         if entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lost+found")) {
@@ -234,7 +233,7 @@ impl Repository {
     ///
     /// # Errors
     ///
-    /// `Exists`; any failure of writing.
+    /// `InUse` if it is there; any failure of writing.
     pub fn add_source(&self, source: Source) -> Result<KnownSource> {
         let id = self.source_id(&source.name);
         self.put_sealed(ObjectName::Source(id), source.encode())?;
@@ -324,4 +323,12 @@ impl Repository {
             .put(&path, bytes)
             .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
     }
+}
+
+/// Makes a new folder durable in the one that it is in.
+fn sync_parent(folder: &Path) -> std::io::Result<()> {
+    let folder = std::path::absolute(folder)?;
+    folder
+        .parent()
+        .map_or(Ok(()), |parent| File::open(parent)?.sync_all())
 }

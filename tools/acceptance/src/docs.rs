@@ -59,6 +59,13 @@ const DOCUMENTS: &[Document] = &[
         ..PLAIN
     },
     Document {
+        name: "backup.md",
+        before: "pool; image web.raw; image db.raw; mkdir -p $host/srv/images $host/srv/backup
+                 onefold volume import web web.raw; onefold volume import db db.raw
+                 qemu-img convert -f raw -O qcow2 web.raw $host/srv/images/router.qcow2",
+        ..PLAIN
+    },
+    Document {
         name: "bench.md",
         before: "mkdir -p $host/srv/images $host/dev/vg0 $host/run; image $host/srv/images/web.raw
                  truncate -s 64M $host/dev/vg0/test
