@@ -14,7 +14,8 @@
 //!
 //! `restore.rs` gives a backup back, in the order of addresses.
 //!
-//! Memory is bounded, whatever the size of the disk (B7); what does not fit stands in temporary files.
+//! Memory is bounded (B7): what does not fit stands in temporary files. Only a bitmap of the new blocks grows
+//! with the disk.
 
 mod create;
 mod detect;
