@@ -59,11 +59,7 @@ impl NewRecipe {
             pages,
             ..
         } = self;
-        let finished = object
-            .into_inner()
-            .map_err(std::io::IntoInnerError::into_error)
-            .and_then(NewObject::commit);
-        finished
+        NewObject::complete(object)
             .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))?;
         Ok(pages)
     }

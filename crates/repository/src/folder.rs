@@ -2,7 +2,7 @@
 //! and its bytes never change after that.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -109,6 +109,11 @@ impl Folder {
 }
 
 impl NewObject {
+    /// Writes what is buffered, and commits.
+    pub(crate) fn complete(object: BufWriter<Self>) -> io::Result<()> {
+        object.into_inner()?.commit()
+    }
+
     /// Makes it durable, and then gives it its name.
     ///
     /// # Errors

@@ -92,11 +92,7 @@ impl NewPack {
             position,
             ..
         } = self;
-        let finished = object
-            .into_inner()
-            .map_err(std::io::IntoInnerError::into_error)
-            .and_then(NewObject::commit);
-        finished
+        NewObject::complete(object)
             .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))?;
         Ok(position)
     }
