@@ -105,6 +105,20 @@ pub trait Disk: Send + Sync {
     /// length lacks the disk's [alignment](Disk::alignment), which is a defect of the caller.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
 
+    /// Copies `bytes` for a write at `offset` during which no thread waits. Nothing where the disk has only
+    /// [`Disk::write_at`], or has no room for another such write now, or the write would be refused.
+    fn prepare_write(&self, _bytes: &[u8], _offset: u64) -> Option<Box<dyn PreparedWrite>> {
+        None
+    }
+
+    /// The longest write that [`Disk::prepare_write`] takes, in bytes; 0 if it takes none.
+    fn prepared_bytes_max(&self) -> usize {
+        0
+    }
+
+    /// Begins the writes that were started since the last call; a write that was started may wait for this.
+    fn submit(&self) {}
+
     /// Makes every write, discard, reservation and change of length that returned before this call
     /// started durable.
     ///
@@ -159,6 +173,16 @@ pub trait Disk: Send + Sync {
     /// had better have; a power of two, 1 when any will do.
     fn alignment(&self) -> usize;
 }
+
+/// A write that can be started. Dropped, it has never been.
+pub trait PreparedWrite: Send {
+    /// Starts it. When it has returned, in the sense of [`Disk`], or failed, `ended` is called with the result
+    /// and with what was to be written, on a thread on which it must not wait for anything.
+    fn start(self: Box<Self>, ended: WriteEnded);
+}
+
+/// Hears how a write ended.
+pub type WriteEnded = Box<dyn FnOnce(io::Result<()>, &[u8]) + Send>;
 
 /// Memory that outlives the process, but not the host.
 ///

@@ -6,6 +6,7 @@ use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
 use onefold_engine::simulated::SimulatedEngine;
 use onefold_engine::{Disk, Engine, Part};
 use std::io::ErrorKind;
+use std::sync::mpsc;
 
 const MIB: u64 = 1 << 20;
 
@@ -53,6 +54,44 @@ fn embedded_direct() {
     conforms(&EmbeddedEngine::new(directory.path(), CacheMode::Direct));
 }
 
+/// A disk that prepares no writes offers none; one that does prepares what the kernel would take.
+fn prepared_writes_go_on_by_themselves(disk: &dyn Disk) {
+    let (unit, bytes_max) = (disk.alignment(), disk.prepared_bytes_max());
+    if bytes_max == 0 {
+        assert!(disk.prepare_write(&vec![1; unit], 0).is_none());
+        disk.submit();
+        return;
+    }
+    assert!(disk.prepare_write(&vec![1; bytes_max + unit], 0).is_none());
+    disk.write_at(&vec![1; 64 * unit], 0).unwrap();
+    drop(disk.prepare_write(&vec![2; unit], 0).unwrap());
+    let (told, ends) = mpsc::channel();
+    for n in 1..=40_usize {
+        let bytes = vec![n as u8; unit];
+        let write = disk.prepare_write(&bytes, (n * unit) as u64).unwrap();
+        let told = told.clone();
+        write.start(Box::new(move |written, data| {
+            assert!(data == bytes);
+            told.send((n, written)).unwrap();
+        }));
+    }
+    disk.submit();
+    let mut numbers = Vec::new();
+    for _ in 0..40 {
+        let (number, written) = ends.recv().unwrap();
+        written.unwrap();
+        numbers.push(number);
+    }
+    numbers.sort_unstable();
+    assert_eq!(numbers, Vec::from_iter(1..=40));
+    let mut found = vec![0; 64 * unit];
+    disk.read_at(&mut found, 0).unwrap();
+    for (n, block) in found.chunks(unit).enumerate() {
+        let expected = if (1..=40).contains(&n) { n as u8 } else { 1 };
+        assert!(block.iter().all(|byte| *byte == expected), "{n}");
+    }
+}
+
 /// The whole suite, on an engine without parts.
 fn conforms(engine: &dyn Engine) {
     parts_are_created_once_and_opened(engine);
@@ -67,6 +106,7 @@ fn conforms(engine: &dyn Engine) {
         reads_any_range(&*disk);
         large_requests_work(&*disk);
         reads_zeros_beyond_the_end(&*disk);
+        prepared_writes_go_on_by_themselves(&*disk);
         trying_to_read_agrees_with_reading(&*disk);
         discards(&*disk);
         reserves(&*disk);

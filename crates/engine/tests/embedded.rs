@@ -1,11 +1,17 @@
-//! Behaviour of the embedded engine alone: files, links, devices, and messages.
+//! Behaviour of the embedded engine alone: files, links, devices, writes without a thread, and
+//! messages.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is how a test fails")]
 
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
-use onefold_engine::{Engine, Part};
+use onefold_engine::{Disk, Engine, Part, PreparedWrite};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
 
 fn engine(directory: &Path) -> EmbeddedEngine {
     EmbeddedEngine::new(directory, CacheMode::Host)
@@ -280,4 +286,137 @@ fn a_block_device_holds_data() {
         drop(disk);
         engine.open(Part::Data).unwrap();
     }
+}
+
+/// A new data part that is written past the cache; nothing where the file system cannot do that, or the host
+/// forbids what it takes to write without waiting.
+fn direct(directory: &Path) -> Option<Arc<dyn Disk>> {
+    let engine = EmbeddedEngine::new(directory, CacheMode::Direct);
+    let disk = engine
+        .create(Part::Data, 1 << 20)
+        .inspect_err(|error| println!("SKIPPED: {error}"))
+        .ok()?;
+    if disk.prepared_bytes_max() == 0 {
+        println!("SKIPPED: io_uring is not to be had");
+        return None;
+    }
+    Some(disk)
+}
+
+fn directory_on_disk() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn prepare(disk: &dyn Disk, offset: u64) -> Option<Box<dyn PreparedWrite>> {
+    disk.prepare_write(&[7; 4096], offset)
+}
+
+#[test]
+fn only_so_many_writes_are_prepared_at_a_time() {
+    let directory = directory_on_disk();
+    let Some(disk) = direct(directory.path()) else {
+        return;
+    };
+    let many = || Vec::from_iter(std::iter::from_fn(|| prepare(&*disk, 0)));
+    let prepared = many();
+    let count = prepared.len();
+    assert!((32..1024).contains(&count), "{count}");
+    let (told, ends) = mpsc::channel();
+    for write in prepared {
+        let told = told.clone();
+        write.start(Box::new(move |written, _| told.send(written).unwrap()));
+    }
+    disk.submit();
+    for _ in 0..count {
+        ends.recv().unwrap().unwrap();
+    }
+    // The room of the last ones may come back a little after their ends.
+    while many().len() < count {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn what_was_started_ends_before_the_part_is_closed() {
+    let directory = directory_on_disk();
+    let Some(disk) = direct(directory.path()) else {
+        return;
+    };
+    let ended = Arc::new(AtomicUsize::new(0));
+    for n in 0..32 {
+        let ended = Arc::clone(&ended);
+        let write = prepare(&*disk, n * 4096).unwrap();
+        write.start(Box::new(move |written, _| {
+            written.unwrap();
+            ended.fetch_add(1, Ordering::SeqCst);
+        }));
+    }
+    drop(disk);
+    assert_eq!(ended.load(Ordering::SeqCst), 32);
+    let disk = EmbeddedEngine::new(directory.path(), CacheMode::Direct).open(Part::Data);
+    let mut found = vec![0; 32 * 4096];
+    disk.unwrap().read_at(&mut found, 0).unwrap();
+    assert!(found.iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_defect_in_the_end_of_one_write_costs_no_other() {
+    let directory = directory_on_disk();
+    let Some(disk) = direct(directory.path()) else {
+        return;
+    };
+    let (told, ends) = mpsc::channel();
+    for n in 0..8 {
+        let told = told.clone();
+        let write = prepare(&*disk, n * 4096).unwrap();
+        write.start(Box::new(move |written, _| {
+            assert!(n % 2 == 0, "a defect, made by a test");
+            told.send(written).unwrap();
+        }));
+    }
+    disk.submit();
+    drop(told);
+    assert_eq!(ends.iter().map(Result::unwrap).count(), 4);
+}
+
+#[test]
+fn the_end_of_a_write_may_close_the_part() {
+    let directory = directory_on_disk();
+    let Some(disk) = direct(directory.path()) else {
+        return;
+    };
+    let write = prepare(&*disk, 0).unwrap();
+    let (told, ends) = mpsc::channel();
+    let (go, may_go) = mpsc::channel::<()>();
+    let last = Arc::clone(&disk);
+    write.start(Box::new(move |written, _| {
+        may_go.recv().unwrap();
+        drop(last);
+        told.send(written).unwrap();
+    }));
+    disk.submit();
+    drop(disk);
+    go.send(()).unwrap();
+    ends.recv().unwrap().unwrap();
+}
+
+#[test]
+fn a_write_that_fails_says_where() {
+    let directory = directory_on_disk();
+    let Some(disk) = direct(directory.path()) else {
+        return;
+    };
+    let (told, ends) = mpsc::channel();
+    let beyond = (i64::MAX as u64) / 4096 * 4096;
+    let write = prepare(&*disk, beyond).unwrap();
+    write.start(Box::new(move |written, data| {
+        told.send((written, data.len())).unwrap();
+    }));
+    disk.submit();
+    let (written, len) = ends.recv().unwrap();
+    let error = written.unwrap_err().to_string();
+    assert_eq!(len, 4096);
+    let expected = format!("writing 4096 bytes at {beyond} of ");
+    assert!(error.starts_with(&expected), "{error}");
+    disk.write_at(&[1; 4096], 0).unwrap();
 }

@@ -8,9 +8,10 @@
 
 use super::aligned::AlignedBuffer;
 use super::failure::explain;
+use super::ring::{self, Ring};
 use super::syncs::Syncs;
 use super::writeback::Writeback;
-use crate::Disk;
+use crate::{Disk, PreparedWrite};
 use rustix::fs::{Advice, FallocateFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
@@ -52,6 +53,8 @@ pub(super) struct FileDisk {
     writeback: Option<Writeback>,
     /// For a part that several threads sync at once.
     syncs: Option<Syncs<File>>,
+    /// For a part that is written past the host's cache, where the host allows it.
+    ring: Option<Ring>,
 }
 
 impl FileDisk {
@@ -82,6 +85,7 @@ impl FileDisk {
             nowait_unsupported: AtomicBool::new(false),
             writeback: (!direct).then(|| Writeback::new(len)),
             syncs: None,
+            ring: None,
         })
     }
 
@@ -90,6 +94,14 @@ impl FileDisk {
         let syncs = Syncs::new(&self.file);
         self.syncs = Some(syncs.map_err(|e| explain(format!("opening {}", self.name), e))?);
         Ok(())
+    }
+
+    /// Lets writes past the host's cache go on without a thread for each, where the host allows it.
+    pub(super) fn write_without_waiting(&mut self) {
+        if self.alignment > 1 {
+            let alignment = self.alignment.max(self.memory_alignment);
+            self.ring = Ring::start(&self.file, &self.name, alignment).ok();
+        }
     }
 
     /// Whether the kernel takes this range and this buffer as they are.
@@ -288,6 +300,26 @@ impl Disk for FileDisk {
             writeback.written(offset, buf.len());
         }
         Ok(())
+    }
+
+    fn prepare_write(&self, bytes: &[u8], offset: u64) -> Option<Box<dyn PreparedWrite>> {
+        let ring = self.ring.as_ref()?;
+        let unit = self.alignment;
+        let is_aligned = offset.is_multiple_of(unit as u64) && bytes.len().is_multiple_of(unit);
+        let has_room = self
+            .check_room(offset.checked_add(bytes.len() as u64))
+            .is_ok();
+        (is_aligned && has_room).then(|| ring.prepare(bytes, offset))?
+    }
+
+    fn prepared_bytes_max(&self) -> usize {
+        self.ring.as_ref().map_or(0, |_| ring::WRITE_BYTES_MAX)
+    }
+
+    fn submit(&self) {
+        if let Some(ring) = &self.ring {
+            ring.submit();
+        }
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -17,10 +17,12 @@ mod aligned;
 mod dirty;
 mod disk;
 mod failure;
+mod handoff;
 mod host_memory;
 mod lock;
 mod opening;
 mod replacement;
+mod ring;
 mod sync;
 mod syncs;
 mod writeback;
@@ -230,6 +232,7 @@ impl Engine for EmbeddedEngine {
         if part == Part::Data {
             // The only part that is synced by one thread while another syncs it.
             disk.sync_from_many_threads()?;
+            disk.write_without_waiting();
         }
         Ok(Arc::new(disk))
     }

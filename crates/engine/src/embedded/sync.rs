@@ -1,4 +1,12 @@
-//! The atomics of [`super::dirty`], which takes them only from here, so that
-//! `tests/interleavings.rs` can compile the same file against shuttle's.
+//! The primitives of [`super::dirty`] and [`super::handoff`], which take them only from here, so that
+//! `tests/interleavings.rs` can compile the same files against shuttle's.
 
+use std::sync::{MutexGuard, PoisonError};
+
+pub(super) use std::sync::Mutex;
 pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Nothing that may panic runs under these locks, so what a poisoned one guards is as it should be.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -7,7 +7,7 @@ use super::faults::Hook;
 use super::part::PartState;
 use super::random::Random;
 use super::{Machine, Op, State, When};
-use crate::{Disk, Part};
+use crate::{Disk, Part, PreparedWrite, WriteEnded};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use std::sync::Arc;
 const UNDEFINED_BYTE: u8 = 0xee;
 
 /// An open part of a simulated machine.
+#[derive(Clone)]
 pub(super) struct SimulatedDisk {
     pub(super) machine: Arc<Machine>,
     pub(super) part: Part,
@@ -306,6 +307,38 @@ impl Disk for SimulatedDisk {
         )
     }
 
+    /// Where each write waits for the disk.
+    fn prepare_write(&self, bytes: &[u8], offset: u64) -> Option<Box<dyn PreparedWrite>> {
+        let fits = bytes.len() <= self.prepared_bytes_max();
+        let prepared = Prepared {
+            disk: self.clone(),
+            bytes: bytes.to_vec(),
+            offset,
+        };
+        fits.then(|| Box::new(prepared) as Box<dyn PreparedWrite>)
+    }
+
+    fn prepared_bytes_max(&self) -> usize {
+        match self.alignment() > 1 && self.part == Part::Data {
+            true => WRITE_BYTES_MAX,
+            false => 0,
+        }
+    }
+
+    fn submit(&self) {
+        loop {
+            let mut state = self.machine.state();
+            let count = state.started.len() as u64;
+            if count == 0 {
+                return;
+            }
+            let next = state.random.below(count) as usize;
+            let write = state.started.swap_remove(next);
+            drop(state);
+            write.end();
+        }
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.run(self.request(Op::Sync, 0, 0), |part, now| {
             match now.outcome {
@@ -393,5 +426,49 @@ impl Disk for SimulatedDisk {
             .get(&self.part)
             .copied()
             .unwrap_or(1)
+    }
+}
+
+/// The longest write that goes on without a thread.
+const WRITE_BYTES_MAX: usize = 64 << 10;
+
+/// A write with all that it needs to go on without a thread.
+struct Prepared {
+    disk: SimulatedDisk,
+    bytes: Vec<u8>,
+    offset: u64,
+}
+
+/// A write that was started. It does nothing until the disk is told to begin with what was started; they end
+/// one after the other then, in any order.
+pub(super) struct StartedWrite {
+    write: Prepared,
+    ended: WriteEnded,
+}
+
+impl PreparedWrite for Prepared {
+    fn start(self: Box<Self>, ended: WriteEnded) {
+        let machine = self.disk.machine.clone();
+        let write = *self;
+        machine.state().started.push(StartedWrite { write, ended });
+    }
+}
+
+impl StartedWrite {
+    pub(super) fn end(self) {
+        let Prepared {
+            disk,
+            bytes,
+            offset,
+        } = self.write;
+        let written = disk.write_at(&bytes, offset);
+        (self.ended)(written, &bytes);
+    }
+
+    /// The machine stops, or the process does: each sector may be written.
+    pub(super) fn remains(&self, part: Part, state: &mut PartState, random: &mut Random) {
+        if self.write.disk.part == part {
+            state.write_torn(&self.write.bytes, self.write.offset, random);
+        }
     }
 }

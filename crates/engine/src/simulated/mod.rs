@@ -38,7 +38,7 @@ mod random;
 mod unsynced;
 
 use crate::{Disk, Engine, HostMemory, Part};
-use disk::{Outcome, Request, SimulatedDisk};
+use disk::{Outcome, Request, SimulatedDisk, StartedWrite};
 use faults::Plan;
 use image::Image;
 use part::PartState;
@@ -194,6 +194,8 @@ struct State {
     host_memory: Image,
     boot_id: [u8; 16],
     has_host_memory: bool,
+    /// Writes that were started and have done nothing.
+    started: Vec<StartedWrite>,
 }
 
 impl SimulatedEngine {
@@ -219,6 +221,7 @@ impl SimulatedEngine {
             host_memory: Image::new(0),
             boot_id: [1; 16],
             has_host_memory: true,
+            started: Vec::new(),
         })
     }
 
@@ -246,9 +249,13 @@ impl SimulatedEngine {
         }
         let mut parts = BTreeMap::new();
         for (name, part) in &state.parts {
+            let mut part = part.clone();
+            for write in &state.started {
+                write.remains(*name, &mut part, &mut random);
+            }
             let after = match kind {
                 CrashKind::PowerLoss => part.after_power_loss(&state.bias, &mut random),
-                CrashKind::ProcessKilled => part.clone(),
+                CrashKind::ProcessKilled => part,
             };
             parts.insert(*name, after);
         }
@@ -272,6 +279,7 @@ impl SimulatedEngine {
             host_memory: state.host_memory.clone(),
             boot_id,
             has_host_memory: state.has_host_memory,
+            started: Vec::new(),
         })
     }
 

@@ -1,0 +1,349 @@
+//! Writes past the host's cache without a thread for each: one thread gives them to the kernel, many at a
+//! time, and hears of their ends (io_uring(7)).
+//!
+//! A host may forbid this; then there is no ring, and whoever writes waits for the device.
+//!
+//! Invariants:
+//! - A buffer that the kernel reads belongs to the thread of the ring, which keeps it until the kernel has
+//!   said that it is done with it.
+//! - When the ring is dropped, every write that was started has ended.
+
+use super::aligned::AlignedBuffer;
+use super::failure::explain;
+use super::handoff::Handoff;
+use super::sync::{Mutex, lock};
+use crate::{PreparedWrite, WriteEnded};
+use io_uring::{IoUring, cqueue, opcode, types};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, retry_on_intr};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// Writes under way at a time, and those that are prepared.
+const WRITES_MAX: usize = 128;
+
+/// The longest write, in bytes. Longer ones cost so much for their bytes that a thread matters little.
+pub(super) const WRITE_BYTES_MAX: usize = 64 << 10;
+
+/// After an error that no kernel is known to have.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+
+/// The completions of the alarm; others have the number of a write.
+const WOKEN: u64 = u64::MAX;
+
+/// The ring of one part.
+pub(super) struct Ring {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    file: File,
+    /// Its name in errors.
+    name: String,
+    buffers: Mutex<Buffers>,
+    handoff: Handoff<Started>,
+    /// Wakes the thread of the ring.
+    alarm: OwnedFd,
+}
+
+/// Buffers that no write has.
+struct Buffers {
+    free: Vec<Buffer>,
+    /// How many there are in all.
+    made: usize,
+    alignment: usize,
+}
+
+struct Buffer {
+    /// It is the number of its write, too, which so is below [`WRITES_MAX`].
+    number: usize,
+    memory: AlignedBuffer,
+}
+
+/// A write that has not begun.
+struct Prepared {
+    /// There until it starts.
+    buffer: Option<Buffer>,
+    len: usize,
+    offset: u64,
+    shared: Arc<Shared>,
+}
+
+/// A write under way.
+struct Started {
+    buffer: Buffer,
+    len: usize,
+    offset: u64,
+    /// Bytes that the kernel has written.
+    done: usize,
+    ended: WriteEnded,
+}
+
+impl Ring {
+    /// For a file that is open with O_DIRECT, and buffers of this alignment; fails where the host has no
+    /// rings for us.
+    pub(super) fn start(file: &File, name: &str, alignment: usize) -> io::Result<Ring> {
+        let shared = Arc::new(Shared {
+            file: file.try_clone()?,
+            name: name.to_owned(),
+            buffers: Mutex::new(Buffers {
+                free: Vec::new(),
+                made: 0,
+                alignment,
+            }),
+            handoff: Handoff::new(),
+            alarm: eventfd(0, EventfdFlags::CLOEXEC)?,
+        });
+        let (told, hears) = mpsc::sync_channel(1);
+        let of_thread = Arc::clone(&shared);
+        // Only the thread that made such a ring may use it.
+        let work = move || match new_ring() {
+            Ok(ring) => {
+                let _ = told.send(Ok(()));
+                RingThread::new(ring, of_thread).run();
+            }
+            Err(error) => drop(told.send(Err(error))),
+        };
+        let thread = thread::Builder::new()
+            .name("data-ring".to_owned())
+            .spawn(work)?;
+        let started = hears.recv();
+        started.map_err(|_| io::Error::other("the thread of the ring has ended"))??;
+        Ok(Ring {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Copies what is to be written; nothing if it is too much at a time.
+    pub(super) fn prepare(&self, bytes: &[u8], offset: u64) -> Option<Box<dyn PreparedWrite>> {
+        if bytes.is_empty() || bytes.len() > WRITE_BYTES_MAX {
+            return None;
+        }
+        let mut buffer = lock(&self.shared.buffers).take()?;
+        buffer.memory.bytes()[..bytes.len()].copy_from_slice(bytes);
+        Some(Box::new(Prepared {
+            buffer: Some(buffer),
+            len: bytes.len(),
+            offset,
+            shared: Arc::clone(&self.shared),
+        }))
+    }
+
+    /// The kernel gets all that was started.
+    pub(super) fn submit(&self) {
+        self.shared.wake();
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.shared.handoff.close();
+        self.shared.wake();
+        // The end of a write may drop the part, on the thread of the ring; that one ends next.
+        if let Some(thread) = self
+            .thread
+            .take()
+            .filter(|it| it.thread().id() != thread::current().id())
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    #[expect(
+        clippy::host_endian_bytes,
+        reason = "the kernel reads the number as this machine has it"
+    )]
+    fn wake(&self) {
+        if self.handoff.is_taker_to_wake() {
+            // It fails only if it would have to wait for the thread, which then is awake.
+            let _ = retry_on_intr(|| rustix::io::write(&self.alarm, &1_u64.to_ne_bytes()));
+        }
+    }
+}
+
+impl Buffers {
+    /// The last one that came back: it is warm in the processor's cache.
+    fn take(&mut self) -> Option<Buffer> {
+        if let Some(buffer) = self.free.pop() {
+            return Some(buffer);
+        }
+        if self.made == WRITES_MAX {
+            return None;
+        }
+        let number = self.made;
+        self.made += 1;
+        let memory = AlignedBuffer::new(WRITE_BYTES_MAX, self.alignment);
+        Some(Buffer { number, memory })
+    }
+}
+
+impl PreparedWrite for Prepared {
+    fn start(mut self: Box<Self>, ended: WriteEnded) {
+        if let Some(buffer) = self.buffer.take() {
+            self.shared.handoff.put(Started {
+                buffer,
+                len: self.len,
+                offset: self.offset,
+                done: 0,
+                ended,
+            });
+        }
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            lock(&self.shared.buffers).free.push(buffer);
+        }
+    }
+}
+
+/// Completions are collected until the thread asks for them, where the kernel can do that.
+fn new_ring() -> io::Result<IoUring> {
+    let entries = WRITES_MAX as u32 + 1;
+    let mut builder = IoUring::builder();
+    builder.setup_single_issuer().setup_defer_taskrun();
+    builder
+        .build(entries)
+        .or_else(|error| match Errno::from_io_error(&error) {
+            Some(Errno::INVAL) => IoUring::new(entries),
+            _ => Err(error),
+        })
+}
+
+/// The thread that the kernel knows.
+struct RingThread {
+    ring: IoUring,
+    shared: Arc<Shared>,
+    /// By number.
+    under_way: Vec<Option<Started>>,
+    count: usize,
+    /// The kernel completes something whenever the alarm is rung.
+    is_alarm_watched: bool,
+}
+
+impl RingThread {
+    fn new(ring: IoUring, shared: Arc<Shared>) -> RingThread {
+        RingThread {
+            ring,
+            shared,
+            under_way: (0..WRITES_MAX).map(|_| None).collect(),
+            count: 0,
+            is_alarm_watched: false,
+        }
+    }
+
+    fn run(mut self) {
+        let (mut new, mut ends) = (Vec::new(), Vec::new());
+        loop {
+            let is_closed = self.shared.handoff.take_before_sleep(&mut new);
+            for started in new.drain(..) {
+                self.begin(started);
+            }
+            if is_closed && self.count == 0 {
+                return;
+            }
+            self.watch_alarm();
+            self.wait();
+            self.shared.handoff.awake();
+            let completed = self.ring.completion();
+            ends.extend(completed);
+            for end in ends.drain(..) {
+                match end.user_data() {
+                    WOKEN => self.is_alarm_watched = cqueue::more(end.flags()),
+                    number => self.note(number as usize, end.result()),
+                }
+            }
+        }
+    }
+
+    /// Gives a write, or the rest of it, to the kernel with the next [`RingThread::wait`].
+    fn begin(&mut self, mut started: Started) {
+        let number = started.buffer.number;
+        let rest = &started.buffer.memory.bytes()[started.done..started.len];
+        let file = types::Fd(self.shared.file.as_raw_fd());
+        let write = opcode::Write::new(file, rest.as_ptr(), rest.len() as u32)
+            .offset(started.offset + started.done as u64)
+            .build()
+            .user_data(number as u64);
+        self.under_way[number] = Some(started);
+        self.count += 1;
+        // SAFETY: the file is open as long as `shared` is there. The bytes are on the heap and belong to
+        // `under_way` until the completion of this number, however that moves.
+        let pushed = unsafe { self.ring.submission().push(&write) };
+        if pushed.is_err() {
+            self.note(number, -Errno::AGAIN.raw_os_error());
+        }
+    }
+
+    /// One order holds for every ring of the alarm, until the kernel drops it. The alarm is never silenced:
+    /// a new ring is what the kernel looks at.
+    fn watch_alarm(&mut self) {
+        if self.is_alarm_watched {
+            return;
+        }
+        let alarm = types::Fd(self.shared.alarm.as_raw_fd());
+        let watch = opcode::PollAdd::new(alarm, libc::POLLIN as u32).multi(true);
+        let watch = watch.build().user_data(WOKEN);
+        // SAFETY: the alarm is open as long as `shared` is there; no memory is involved.
+        self.is_alarm_watched = unsafe { self.ring.submission().push(&watch) }.is_ok();
+    }
+
+    /// Submits what is new, and waits until something has completed.
+    fn wait(&mut self) {
+        if let Err(error) = self.ring.submit_and_wait(1)
+            && !matches!(
+                Errno::from_io_error(&error),
+                Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)
+            )
+        {
+            // The kernel has the buffers, so there is no way but to go on.
+            thread::sleep(RETRY_PAUSE);
+        }
+    }
+
+    /// The kernel has completed a write, or part of it.
+    fn note(&mut self, number: usize, result: i32) {
+        let Some(mut started) = self.under_way.get_mut(number).and_then(Option::take) else {
+            return;
+        };
+        self.count -= 1;
+        let result = match result {
+            0 => Err(io::ErrorKind::WriteZero.into()),
+            1.. => {
+                started.done += result as usize;
+                Ok(())
+            }
+            _ => Err(io::Error::from_raw_os_error(-result)),
+        };
+        let is_interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
+        if started.done < started.len && result.as_ref().err().is_none_or(is_interrupted) {
+            return self.begin(started);
+        }
+        let Started {
+            mut buffer,
+            len,
+            offset,
+            ended,
+            ..
+        } = started;
+        let result = result.map_err(|cause| {
+            let doing = format!("writing {len} bytes at {offset} of {}", self.shared.name);
+            explain(doing, cause)
+        });
+        // The writes of others are under way: a defect in one must not end the thread.
+        let bytes = &buffer.memory.bytes()[..len];
+        let _ = catch_unwind(AssertUnwindSafe(|| ended(result, bytes)));
+        lock(&self.shared.buffers).free.push(buffer);
+    }
+}
