@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use onefold_engine::Disk;
+use onefold_engine::{Disk, PreparedWrite};
 use onefold_metadata::sync::AtomicBool;
 
 use super::doubted::Doubted;
@@ -57,6 +57,22 @@ impl DataDisk {
         written
     }
 
+    /// The longest write that can be prepared, in bytes; 0 if none can.
+    pub fn prepared_bytes_max(&self) -> usize {
+        self.disk.prepared_bytes_max()
+    }
+
+    /// Prepares a write; see `onefold_engine::Disk`. Whoever hears of its end calls
+    /// [`DataDisk::mark_unsynced`] first, as [`DataDisk::write_at`] does.
+    pub fn prepare_write(&self, bytes: &[u8], at: u64) -> Option<Box<dyn PreparedWrite>> {
+        self.disk.prepare_write(bytes, at)
+    }
+
+    /// Begins the writes that were started.
+    pub fn submit(&self) {
+        self.disk.submit();
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -65,7 +81,8 @@ impl DataDisk {
         self.unsynced.load(SeqCst)
     }
 
-    pub(super) fn mark_unsynced(&self) {
+    /// Data was written.
+    pub fn mark_unsynced(&self) {
         self.unsynced.store(true, SeqCst);
     }
 

@@ -3,13 +3,14 @@
 //! A write holds its blocks from before it looks them up until the map has changed, so no two
 //! requests place, rewrite or release the same block at once ([step 3 lock]). Never held across an
 //! index call, and across a commit only where the writer itself needs one. Reads take no lock: they pin an
-//! epoch instead.
+//! epoch instead. A write in place past the host's cache holds its blocks after its thread has gone on to
+//! something else, until the device has written them.
 //!
 //! Ranges are granted in the order of arrival where they overlap, so a large TRIM is not starved
 //! by small writes, and two requests can never wait for each other.
 
 use std::ops::Range;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use onefold_engine::Blocking;
 
@@ -25,21 +26,21 @@ pub struct BlockLocks {
 #[derive(Default)]
 struct Queue {
     /// In order of arrival. A range is granted once nothing before it overlaps it. Short: one for
-    /// each thread that is inside a request.
+    /// each thread that is inside a request, and for each write that goes on without one.
     ranges: Vec<(u64, Range<u64>)>,
     next_ticket: u64,
     waiting: usize,
 }
 
-/// Holds a range of blocks until it is dropped.
-pub struct BlockGuard<'a> {
-    locks: &'a BlockLocks,
+/// Holds a range of blocks until it is dropped, by whatever thread.
+pub struct BlockGuard {
+    locks: Arc<BlockLocks>,
     ticket: u64,
 }
 
 impl BlockLocks {
     /// Locks `blocks`; nothing if they are in use and the caller must not block.
-    pub fn lock(&self, blocks: Range<u64>, blocking: Blocking) -> Option<BlockGuard<'_>> {
+    pub fn lock(self: &Arc<Self>, blocks: Range<u64>, blocking: Blocking) -> Option<BlockGuard> {
         let mut queue = lock(&self.queue);
         let free = !queue.is_blocked(u64::MAX, &blocks);
         if !free && blocking == Blocking::No {
@@ -59,7 +60,7 @@ impl BlockLocks {
             queue.waiting -= 1;
         }
         Some(BlockGuard {
-            locks: self,
+            locks: Arc::clone(self),
             ticket,
         })
     }
@@ -75,7 +76,7 @@ impl Queue {
     }
 }
 
-impl Drop for BlockGuard<'_> {
+impl Drop for BlockGuard {
     fn drop(&mut self) {
         let mut queue = lock(&self.locks.queue);
         queue.ranges.retain(|(ticket, _)| *ticket != self.ticket);
@@ -87,13 +88,12 @@ impl Drop for BlockGuard<'_> {
 
 #[cfg(all(test, feature = "shuttle"))]
 mod shuttle_tests {
-    use std::sync::Arc;
     use std::sync::atomic::Ordering::SeqCst;
 
     use onefold_engine::Blocking;
     use shuttle::thread;
 
-    use super::BlockLocks;
+    use super::{Arc, BlockLocks};
     use crate::sync::{AtomicU64, lock};
 
     /// Shuttle itself fails if all threads wait: a lost wake-up, or a deadlock.

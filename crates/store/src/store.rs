@@ -426,6 +426,13 @@ impl Store {
         Ok(())
     }
 
+    /// Whether writes in place can go on without a thread, past the host's cache: see
+    /// [`Volume::write_or_prepare`].
+    #[must_use]
+    pub fn prepares_writes(&self) -> bool {
+        self.pool.data().prepared_bytes_max() > 0
+    }
+
     /// The treatment of writes for which the pool has no room: see [`Volume::pauses_when_full`].
     #[must_use]
     pub fn when_full(&self) -> WhenFull {

@@ -19,7 +19,7 @@ pub struct Layer {
     /// Whose blocks its own may be shared with.
     pub domain: DomainId,
     /// Taken by threads that change entries, from before they look them up.
-    pub locks: BlockLocks,
+    pub locks: Arc<BlockLocks>,
     /// The layer below this one.
     pub(super) below: RwLock<Option<Arc<Layer>>>,
     /// The layers of which this is the one below. If there are any, this one is frozen.
@@ -56,7 +56,7 @@ impl Layer {
         Self {
             id: volume.layer,
             domain: volume.domain,
-            locks: BlockLocks::default(),
+            locks: Arc::default(),
             below: RwLock::default(),
             above: Mutex::default(),
             root: RwLock::new(volume.map),

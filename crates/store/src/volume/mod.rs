@@ -5,6 +5,8 @@
 
 mod changes;
 mod inline;
+mod piece;
+mod prepared;
 mod read;
 mod resolve;
 mod trim;
@@ -28,6 +30,7 @@ use self::inline::Inline;
 
 pub use changes::ChangedExtent;
 pub use inline::{AutoHeldBack, AutoSwitch, InlineFilter, InlineStat, RefusedCounts};
+pub use prepared::PreparedWrite;
 
 /// A run of bytes that are stored, or that read as zeros because nothing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -22,8 +22,9 @@ use onefold_metadata::{
 use smallvec::SmallVec;
 
 use super::Volume;
+use super::piece::{Fate, Piece, Run};
 use super::resolve::Resolved;
-use super::write::{Fate, Piece, Run, not_stored};
+use super::write::not_stored;
 
 /// A write that only has to be started. Dropped, it has never been.
 pub struct PreparedWrite {
@@ -93,7 +94,11 @@ impl Volume {
         let blocks = BlockRange::new(Lba(offset / block_size), len / block_size);
         let mut entries = Entries::new();
         for part in blocks.by_segment() {
-            let Ok(leaf) = self.pool.maps().leaf(&self.layer(), part.segment(), Blocking::No) else {
+            let Ok(leaf) = self
+                .pool
+                .maps()
+                .leaf(&self.layer(), part.segment(), Blocking::No)
+            else {
                 return false;
             };
             leaf.entries(part.slots(), &mut entries);
@@ -122,7 +127,13 @@ impl Volume {
         let entries = self.entries_to_write(&layer, blocks, Blocking::No)?;
         let piece = Piece::new(first, data, block_size, entries, resolved);
         let runs = self.shape(&layer, &piece, Blocking::No)?;
-        let [Run { fate: Fate::InPlace(pba), .. }] = runs[..] else {
+        let [
+            Run {
+                fate: Fate::InPlace(pba),
+                ..
+            },
+        ] = runs[..]
+        else {
             return Err(StoreError::would_block());
         };
         let cache = layer.hash_cache();

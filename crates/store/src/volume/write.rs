@@ -11,70 +11,28 @@
 //! A block rewritten in place may be torn at sectors, as on any disk.
 
 use onefold_format::entry::State;
-use onefold_format::{Entry, LayerId, Lba, Pba, Record, UnmapTo};
+use onefold_format::{Entry, Lba, Pba, UnmapTo};
 use onefold_index::{Fingerprint, is_zero};
 use onefold_journal::Purpose;
 use onefold_metadata::{
-    BlockRange, Blocking, Entries, Guard, HashCache, Hits, Layer, MetadataState, PbaRun, PbaRuns,
-    Placement, PlacementOffset, Result, StoreError, StoreErrorKind,
+    BlockGuard, BlockRange, Blocking, Entries, Guard, HashCache, Hits, Layer, MetadataState,
+    PbaRun, PbaRuns, Placement, PlacementOffset, Result, StoreError, StoreErrorKind,
 };
 use smallvec::SmallVec;
 
 use super::Volume;
 use super::inline::NotTaken;
+use super::piece::{Fate, Piece, Placed, PlacedRuns, Run, Runs, changes};
 use super::resolve::{Content, Resolved};
 use crate::dedup::ClaimsAlarm;
 use std::cell::Cell;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// A request is worked off in pieces of this many blocks: bounds its records, and how long its
 /// blocks stay locked. 1 MiB of consecutive blocks is one write to the pool.
 const PIECE_BLOCKS: u64 = 512;
-
-/// Blocks of one piece with the same fate, consecutive in the volume and, if stored, in the pool.
-#[derive(Debug, Clone, Copy)]
-struct Run {
-    blocks: BlockRange,
-    fate: Fate,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    /// A block that the entry owns alone, rewritten where it is (P1).
-    InPlace(Pba),
-    /// Needs a new block: nothing is stored yet, or the stored block is shared.
-    New,
-    /// This published block has the content: the entry will refer to it, and nothing is stored.
-    Hit(Pba),
-    /// All zeros: the entry releases its block and becomes this.
-    Zero(UnmapTo),
-    /// The content is what it was.
-    Nothing,
-}
-
-/// The place of a run: new blocks for [`Fate::New`], in step 5.
-#[derive(Debug, Clone, Copy)]
-struct Placed {
-    run: Run,
-    new: Option<Pba>,
-}
-
-/// Whole blocks that are written together.
-struct Piece<'a> {
-    first: Lba,
-    data: &'a [u8],
-    block_size: u64,
-    /// What the live layer says of them before the write.
-    entries: Entries,
-    /// What they hold, if the volume looks up.
-    resolved: Option<&'a Resolved>,
-    /// A block that is published already is not stored again.
-    takes_hits: bool,
-}
-
-type Runs = SmallVec<[Run; 4]>;
-type PlacedRuns = SmallVec<[Placed; 4]>;
 
 impl Volume {
     /// Cuts the request into pieces: a part of a block at either end, whole blocks between them.
@@ -144,21 +102,31 @@ impl Volume {
         })
     }
 
-    /// [step 3 lock] Works on the live layer with these blocks locked; unlocked where the simulation
-    /// breaks this rule. By the time a request has its lock the volume may be smaller, or gone; blocks
-    /// stored then would be lost, or reappear when the volume grows again.
+    /// [step 3 lock] Works on the live layer with these blocks locked.
     pub(super) fn with_blocks<T>(
         &self,
         blocks: Range<u64>,
         blocking: Blocking,
         work: impl FnOnce(&Arc<Layer>) -> Result<T>,
     ) -> Result<T> {
+        let (layer, _locked) = self.lock_blocks(blocks, blocking)?;
+        work(&layer)
+    }
+
+    /// The live layer with these blocks locked; unlocked where the simulation breaks this rule. By the time a
+    /// request has its lock the volume may be smaller, or gone; blocks stored then would be lost, or reappear
+    /// when the volume grows again.
+    pub(super) fn lock_blocks(
+        &self,
+        blocks: Range<u64>,
+        blocking: Blocking,
+    ) -> Result<(Arc<Layer>, Option<BlockGuard>)> {
         let block_size = self.pool.block_size();
         let is_locked = Guard::BlocksLocked.holds();
         loop {
             let layer = self.layer();
             let locked = is_locked.then(|| layer.locks.lock(blocks.clone(), blocking));
-            let _locked = locked
+            let locked = locked
                 .map(|it| it.ok_or_else(StoreError::would_block))
                 .transpose()?;
             // A snapshot may have frozen it while this waited.
@@ -170,13 +138,13 @@ impl Volume {
                 let len = (blocks.end - blocks.start) * block_size;
                 self.admit(blocks.start * block_size, len, u64::MAX)?;
             }
-            return work(&layer);
+            return Ok((layer, locked));
         }
     }
 
     /// Steps 4 to 9. The blocks are locked. Where the hits are refused, what they would have saved is
     /// stored after all.
-    fn write_locked(
+    pub(super) fn write_locked(
         &self,
         layer: &Arc<Layer>,
         first: Lba,
@@ -186,14 +154,8 @@ impl Volume {
     ) -> Result<()> {
         let block_size = self.pool.block_size();
         let blocks = BlockRange::new(first, data.len() as u64 / block_size);
-        let mut piece = Piece {
-            first,
-            data,
-            block_size,
-            entries: self.entries_to_write(layer, blocks, blocking)?,
-            resolved,
-            takes_hits: resolved.is_some_and(Resolved::has_published),
-        };
+        let entries = self.entries_to_write(layer, blocks, blocking)?;
+        let mut piece = Piece::new(first, data, block_size, entries, resolved);
         loop {
             let runs = self.shape(layer, &piece, blocking)?;
             let must_wait = blocking == Blocking::No && self.pool.data().writes_wait();
@@ -245,7 +207,7 @@ impl Volume {
     }
 
     /// The live layer's own entries for these blocks. Notes that they are hot.
-    fn entries_to_write(
+    pub(super) fn entries_to_write(
         &self,
         layer: &Layer,
         blocks: BlockRange,
@@ -265,7 +227,12 @@ impl Volume {
 
     /// [step 4 shape] Finds the blocks of zeros, those whose content is published, and those that can be
     /// rewritten in place.
-    fn shape(&self, layer: &Layer, piece: &Piece<'_>, blocking: Blocking) -> Result<Runs> {
+    pub(super) fn shape(
+        &self,
+        layer: &Layer,
+        piece: &Piece<'_>,
+        blocking: Blocking,
+    ) -> Result<Runs> {
         let blocks = piece.data.chunks_exact(piece.block_size as usize);
         let mut runs = Runs::new();
         let mut below = None;
@@ -462,19 +429,23 @@ impl Volume {
             let run = part.run;
             let bytes = piece.bytes(run.blocks);
             let written = self.pool.data().write_at(bytes, pba.0 * piece.block_size);
+            let written = written.map_err(|error| not_stored(run.blocks, pba, error));
             if let Err(error) = written {
-                let what = format_args!(
-                    "block {} of the volume, {pba} of the pool",
-                    run.blocks.first
-                );
                 self.take_back(placed)?;
-                return Err(StoreError::io(what, error));
+                return Err(error);
             }
-            if run.fate == Fate::InPlace(pba) && self.pool.bad.is_any() {
-                self.pool.bad.rewritten(pba.0..pba.0 + run.blocks.count);
+            if run.fate == Fate::InPlace(pba) {
+                self.note_rewritten(run.blocks, pba);
             }
         }
         Ok(())
+    }
+
+    /// The device has what was written in place: no block of it is bad any more.
+    pub(super) fn note_rewritten(&self, blocks: BlockRange, pba: Pba) {
+        if self.pool.bad.is_any() {
+            self.pool.bad.rewritten(pba.0..pba.0 + blocks.count);
+        }
     }
 
     /// [step 7 log] The records of the piece, applied and appended. Returns why its hits were refused:
@@ -571,13 +542,26 @@ impl Volume {
             let Some(pba) = placed.pba() else { continue };
             for part in placed.run.blocks.by_segment() {
                 let into_run = part.first.0 - placed.run.blocks.first.0;
-                let fingerprints = piece.fingerprints(part).unwrap_or_else(|| {
-                    let fingerprinter = &self.pool.fingerprinter;
-                    fingerprinter.fingerprints(&cache.key, layer.domain, piece.bytes(part))
-                });
+                let fingerprints = self.fingerprints(layer, cache, piece, part);
                 cache.note(part.first, pba + into_run, &fingerprints);
             }
         }
+    }
+
+    /// What these blocks will be found by: it is known, or made.
+    pub(super) fn fingerprints(
+        &self,
+        layer: &Layer,
+        cache: &HashCache,
+        piece: &Piece<'_>,
+        blocks: BlockRange,
+    ) -> SmallVec<[Fingerprint; 8]> {
+        piece.fingerprints(blocks).unwrap_or_else(|| {
+            let fingerprinter = &self.pool.fingerprinter;
+            let bytes = piece.bytes(blocks);
+            let made = fingerprinter.fingerprints(&cache.key, layer.domain, bytes);
+            SmallVec::from_vec(made)
+        })
     }
 
     /// Takes back new blocks without a record.
@@ -597,155 +581,10 @@ impl Volume {
     }
 }
 
-impl Placed {
-    /// Where its bytes go; none for what is not stored.
-    fn pba(&self) -> Option<Pba> {
-        match self.run.fate {
-            Fate::InPlace(pba) => Some(pba),
-            Fate::New => self.new,
-            Fate::Hit(_) | Fate::Zero(_) | Fate::Nothing => None,
-        }
-    }
-}
-
-impl Run {
-    /// It goes to the pool's data.
-    fn is_stored(&self) -> bool {
-        matches!(self.fate, Fate::InPlace(_) | Fate::New)
-    }
-
-    /// The blocks and the published ones to which they will refer.
-    fn hit(&self) -> Option<(BlockRange, PbaRun)> {
-        let Fate::Hit(start) = self.fate else {
-            return None;
-        };
-        let count = self.blocks.count;
-        Some((self.blocks, PbaRun { start, count }))
-    }
-
-    fn continues_with(&self, fate: Fate) -> bool {
-        match (self.fate, fate) {
-            (Fate::InPlace(start), Fate::InPlace(next)) | (Fate::Hit(start), Fate::Hit(next)) => {
-                start + self.blocks.count == next
-            }
-            (own, other) => own == other,
-        }
-    }
-}
-
-impl Piece<'_> {
-    fn blocks(&self) -> BlockRange {
-        BlockRange::new(self.first, self.entries.len() as u64)
-    }
-
-    /// What some of its blocks were.
-    fn entries(&self, blocks: BlockRange) -> &[Entry] {
-        let at = (blocks.first.0 - self.first.0) as usize;
-        &self.entries[at..at + blocks.count as usize]
-    }
-
-    /// What some of its blocks become.
-    fn bytes(&self, blocks: BlockRange) -> &[u8] {
-        let start = ((blocks.first.0 - self.first.0) * self.block_size) as usize;
-        &self.data[start..start + (blocks.count * self.block_size) as usize]
-    }
-
-    /// What a block holds, if that is known.
-    fn content(&self, n: u64) -> Option<Content> {
-        self.resolved?.contents.get(n as usize).copied()
-    }
-
-    /// The fingerprints of some of its blocks, if they are known.
-    fn fingerprints(&self, blocks: BlockRange) -> Option<Vec<Fingerprint>> {
-        let (resolved, at) = (self.resolved?, blocks.first.0 - self.first.0);
-        let fingerprints = at..at + blocks.count;
-        fingerprints.map(|n| resolved.fingerprint(n)).collect()
-    }
-
-    /// Blocks whose content is published.
-    fn published(&self) -> u64 {
-        let contents = self.resolved.iter().flat_map(|resolved| &resolved.contents);
-        let is_published = |it: &&Content| matches!(it, Content::Published(..));
-        contents.filter(is_published).count() as u64
-    }
-
-    /// Of these, the ones that were taken for hits, or for no change.
-    fn not_written(&self, runs: &[Run]) -> u64 {
-        let blocks = |run: &Run| match run.fate {
-            Fate::Hit(_) => run.blocks.count,
-            Fate::Nothing => {
-                let first = run.blocks.first.0 - self.first.0;
-                let contents = (first..first + run.blocks.count).map(|n| self.content(n));
-                let is_published =
-                    |it: &Option<Content>| matches!(it, Some(Content::Published(..)));
-                contents.filter(is_published).count() as u64
-            }
-            Fate::InPlace(_) | Fate::New | Fate::Zero(_) => 0,
-        };
-        runs.iter().map(blocks).sum()
-    }
-
-    /// Entries that will hold data and did not in this layer.
-    fn entries_more(&self, runs: &[Run]) -> u64 {
-        let new = runs
-            .iter()
-            .filter(|run| matches!(run.fate, Fate::New | Fate::Hit(_)));
-        let before = new.flat_map(|run| self.entries(run.blocks));
-        before.filter(|entry| entry.pba().is_none()).count() as u64
-    }
-}
-
-/// The records of a piece, and the blocks that the layer owned and they release. Neither
-/// for blocks rewritten in place.
-fn changes(
-    layer: LayerId,
-    piece: &Piece<'_>,
-    placed: &[Placed],
-) -> (SmallVec<[Record; 2]>, PbaRuns) {
-    let mut records = SmallVec::new();
-    let mut old_blocks = PbaRuns::new();
-    for Placed { run, new } in placed {
-        let before = piece.entries(run.blocks);
-        match (run.fate, new) {
-            (Fate::Zero(to), _) => {
-                old_blocks.extend(onefold_metadata::owned_runs(before));
-                for part in run.blocks.by_segment() {
-                    records.push(Record::Unmap {
-                        layer,
-                        lba: part.first,
-                        count: part.count as u32,
-                        to,
-                    });
-                }
-            }
-            (Fate::New, _) | (Fate::Hit(_), _) => {
-                let new = match (run.fate, new) {
-                    (Fate::Hit(pba), _) => Entry::shared(pba),
-                    (_, Some(pba)) => Entry::private(*pba),
-                    (_, None) => continue,
-                };
-                if matches!(run.fate, Fate::Hit(_)) {
-                    old_blocks.extend(onefold_metadata::owned_runs(before));
-                }
-                let mut done = 0;
-                for same in before.chunk_by(|a, b| a.successor(1) == *b) {
-                    let alike = BlockRange::new(run.blocks.first + done, same.len() as u64);
-                    for part in alike.by_segment() {
-                        records.push(Record::Map {
-                            layer,
-                            lba: part.first,
-                            count: part.count as u32,
-                            old: same[0].successor(part.first.0 - alike.first.0),
-                            new: new.successor(part.first.0 - run.blocks.first.0),
-                        });
-                    }
-                    done += same.len() as u64;
-                }
-            }
-            _ => {}
-        }
-    }
-    (records, old_blocks)
+/// The device failed to write these blocks.
+pub(super) fn not_stored(blocks: BlockRange, pba: Pba, error: io::Error) -> StoreError {
+    let what = format_args!("block {} of the volume, {pba} of the pool", blocks.first);
+    StoreError::io(what, error)
 }
 
 /// The new entry of a block that is all zeros: data of a layer below is hidden.

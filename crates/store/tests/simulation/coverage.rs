@@ -41,6 +41,8 @@ coverage! {
     imports_removed,
     /// Code that ran in the middle of an I/O.
     hooks_run,
+    /// Writes during which other requests ran, and no thread waited.
+    writes_prepared,
     /// Commits and checkpoints that a panic ended.
     panics,
     would_block,

@@ -1,12 +1,13 @@
 //! Requests drawn from the seed, and code that runs in the middle of their I/Os.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use onefold_engine::simulated::{CrashKind, FailureRates, Op, When};
 use onefold_engine::{Engine, Part};
 use onefold_store::{
-    Blocking, CreateOptions, DedupMode, IndexKind, Ready, Scarcity, VolumeChange, VolumeOptions,
+    Blocking, CreateOptions, DedupMode, IndexKind, Ready, Scarcity, StoreError, Volume,
+    VolumeChange, VolumeOptions,
 };
 
 use crate::common::{KINDS, MIB};
@@ -308,7 +309,8 @@ impl World {
             50..54 => self.zero_some(id),
             54..58 => self.scatter(id),
             58..64 => self.comb(id),
-            64..72 => self.write_some(id, Blocking::No),
+            64..70 => self.write_some(id, Blocking::No),
+            70..76 => self.rewrite_some(id),
             100..115 => {
                 self.arm_job();
                 self.dedup_some(id)
@@ -584,6 +586,29 @@ impl World {
         self.write(id, offset, len, fill, blocking)
     }
 
+    /// Blocks that the volume owns, again and again.
+    fn rewrite_some(&self, id: u64) -> Step {
+        let block_size = self.state().block_size;
+        let blocks = self.size(id) / block_size;
+        let count = self.draw(|random| random.between(1, 16)).min(blocks);
+        let first = self.draw(|random| random.below((blocks - count).min(2048) + 1));
+        let (start, len) = (first * block_size, count * block_size);
+        self.write(id, start, len, Fill::Data, Blocking::Yes)?;
+        for _ in 0..self.draw(|random| random.between(1, 6)) {
+            let (at, some) = self.draw(|random| {
+                let some = random.between(1, count.min(4));
+                (random.below(count - some + 1), some)
+            });
+            let fill = self.draw(|random| *random.pick(&[Fill::Data, Fill::Data, Fill::Common]));
+            let offset = start + at * block_size;
+            self.write(id, offset, some * block_size, fill, Blocking::No)?;
+            if self.draw(|random| random.one_in(4)) {
+                self.flush(id)?;
+            }
+        }
+        Ok(())
+    }
+
     fn read_some(&self, id: u64, blocking: Blocking) -> Step {
         let (offset, len) = self.draw_range(id, MIB);
         self.read(id, offset, len, blocking)
@@ -798,6 +823,31 @@ impl World {
             }
         };
         self.engine().on_next_io(part, op, when, Box::new(hook));
+    }
+
+    /// A write that must not wait, unless for the device alone: then other requests run meanwhile.
+    pub(crate) fn write_as_a_front_end(
+        &self,
+        id: u64,
+        volume: &Arc<Volume>,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), StoreError> {
+        let Some(prepared) = volume.write_or_prepare(offset, bytes)? else {
+            return Ok(());
+        };
+        if self.draw(|random| random.one_in(8)) {
+            drop(prepared);
+            return volume.write(offset, bytes, Blocking::Yes);
+        }
+        self.state().coverage.writes_prepared += 1;
+        let ended = Arc::new(Mutex::new(None));
+        let told = Arc::clone(&ended);
+        prepared.start(move |written, _| *told.lock().expect("nobody panics") = Some(written));
+        self.interrupt(Held::Blocks(id));
+        volume.submit();
+        let ended = ended.lock().expect("nobody panics").take();
+        ended.expect("all that was started has ended")
     }
 
     fn interrupt(&self, held: Held) {

@@ -334,7 +334,10 @@ impl World {
             || format!("write {len} bytes at {offset} of {id}, {fill:?}, blocking {blocking:?}");
         self.change(id, offset, &versions, what, blocking, |volume| {
             let before = volume.inline_stat();
-            let written = volume.write(offset, &bytes, blocking);
+            let written = match blocking {
+                Blocking::Yes => volume.write(offset, &bytes, blocking),
+                Blocking::No => self.write_as_a_front_end(id, volume, offset, &bytes),
+            };
             let after = volume.inline_stat();
             let coverage = &mut self.state().coverage;
             coverage.hits += after.hits - before.hits;
@@ -375,7 +378,7 @@ impl World {
         versions: &[Version],
         what: impl Fn() -> String,
         blocking: Blocking,
-        request: impl FnOnce(&Volume) -> Result<(), StoreError>,
+        request: impl FnOnce(&Arc<Volume>) -> Result<(), StoreError>,
     ) -> Step {
         let volume = self.handle(id)?;
         let first = offset / SECTOR;

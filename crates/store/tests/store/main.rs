@@ -13,6 +13,7 @@ mod full;
 mod inline;
 mod locality;
 mod log_end;
+mod prepared;
 mod semantics;
 mod sharing;
 mod space;
