@@ -6,8 +6,8 @@
 //! thereby stops reading: a client can overload only itself.
 //!
 //! Invariants:
-//! - No reply is held back while this thread blocks: it sends the batch before it waits for input,
-//!   for the disk, or for a large payload.
+//! - No reply is held back while this thread blocks, and no write that was started: it sends the batch
+//!   before it waits for input, for the disk, or for a large payload.
 //! - When [`serve`] returns, no request of this client is in flight and its export is dropped.
 
 use crate::buffer::{BufferPool, Share};
@@ -23,6 +23,7 @@ use crate::request::{Command, admit};
 use crate::send_queue::{Broken, SendQueue};
 use crate::socket::Socket;
 use crate::statistics::{Counters, Outcome, Received};
+use crate::volume::PreparedWrite;
 use crate::wire::{self, Errno, NotARequest, REQUEST_BYTES, ReplyHeader, Request, command};
 use crate::workers::{WorkerPool, submit_with_threads};
 use onefold_store::Blocking;
@@ -108,6 +109,8 @@ pub(crate) fn serve(
     });
     let connection = Connection {
         shared: Arc::clone(&shared),
+        prepared_bytes_max: attached.export.prepared_bytes_max(),
+        has_started: false,
         export: attached.export,
         input: Input::new()?,
         batch: Batch::new()?,
@@ -129,6 +132,9 @@ pub(crate) fn serve(
 struct Connection<'a> {
     shared: Arc<ConnectionState>,
     export: Arc<dyn Export>,
+    prepared_bytes_max: usize,
+    /// Writes were started, and may wait for [`Export::submit`].
+    has_started: bool,
     input: Input,
     batch: Batch,
     /// The request that this thread is processing, once it has arrived whole.
@@ -148,6 +154,7 @@ struct Answered {
 /// A request that its connection did not survive is counted as well.
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
+        self.submit();
         self.count_answered();
         self.count_current(Outcome::Error);
     }
@@ -457,11 +464,31 @@ impl Connection<'_> {
     /// If there is no memory or budget to hand it over, this thread blocks.
     fn try_or_hand_over(&mut self, mut work: Work) -> Result<(), ConnectionError> {
         let len = work.command.memory_bytes();
-        let memory = match work.command {
-            Command::Write { .. } => self.input.front_mut(len),
-            _ => self.batch.slot(len),
+        let mut done = match work.command {
+            Command::Write {
+                ref range,
+                fua: false,
+            } if work.buffer.is_none() && len <= self.prepared_bytes_max => {
+                let offset = range.start;
+                match self.write_or_prepare(offset, len) {
+                    Ok(Some(prepared)) => match self.start(work, prepared) {
+                        None => return Ok(()),
+                        Some(unstarted) => {
+                            work = unstarted;
+                            Err(AttemptError::WouldBlock)
+                        }
+                    },
+                    done => done.map(|_| Vec::new()),
+                }
+            }
+            _ => {
+                let memory = match work.command {
+                    Command::Write { .. } => self.input.front_mut(len),
+                    _ => self.batch.slot(len),
+                };
+                work.execute(&self.shared, self.export.as_ref(), memory, Blocking::No)
+            }
         };
-        let mut done = work.execute(&self.shared, self.export.as_ref(), memory, Blocking::No);
         if done == Err(AttemptError::WouldBlock) {
             work = match self.hand_over(work) {
                 None => return Ok(()),
@@ -475,6 +502,54 @@ impl Connection<'_> {
             done = work.execute_until_space(&self.shared, self.export.as_ref(), slot);
         }
         self.reply_to(work, done)
+    }
+
+    /// As [`Work::execute`] without blocking, of a write whose data is next in the input.
+    fn write_or_prepare(
+        &mut self,
+        offset: u64,
+        len: usize,
+    ) -> Result<Option<PreparedWrite>, AttemptError> {
+        let data = self.input.front_mut(len);
+        let export = Arc::clone(&self.export);
+        self.shared
+            .attempt("write", || export.write_or_prepare(offset, data))
+    }
+
+    /// Starts a prepared write; returns it if this is not possible. It takes a buffer, because it may have
+    /// to wait for space after all.
+    fn start(&mut self, mut work: Work, prepared: PreparedWrite) -> Option<Work> {
+        let buffer = self
+            .resources
+            .pool
+            .take(&self.share, work.command.memory_bytes());
+        if buffer.is_none() || !self.shared.queue.announce(HANDED_OVER_MAX) {
+            return Some(work);
+        }
+        work.buffer = buffer;
+        let request = self.queued(work);
+        prepared.start(move |written, data| request.written(written, data));
+        self.has_started = true;
+        None
+    }
+
+    /// Begins the writes that were started.
+    fn submit(&mut self) {
+        if std::mem::take(&mut self.has_started) {
+            self.export.submit();
+        }
+    }
+
+    /// A request that goes on without this thread.
+    fn queued(&mut self, work: Work) -> QueuedRequest {
+        self.input.leave_processor();
+        QueuedRequest {
+            shared: Arc::clone(&self.shared),
+            export: Arc::clone(&self.export),
+            work,
+            received: self.current.take(),
+            waiting: None,
+        }
     }
 
     /// Hands a request over to the workers; returns it if this is not possible.
@@ -499,14 +574,7 @@ impl Connection<'_> {
             }
             work.buffer = Some(buffer);
         }
-        self.input.leave_processor();
-        let request = QueuedRequest {
-            shared: Arc::clone(&self.shared),
-            export: Arc::clone(&self.export),
-            work,
-            received: self.current.take(),
-            waiting: None,
-        };
+        let request = self.queued(work);
         submit_with_threads(&self.resources.workers, self.shared.id, request);
         None
     }
@@ -562,6 +630,7 @@ impl Connection<'_> {
     }
 
     fn send_batch(&mut self) -> Result<(), ConnectionError> {
+        self.submit();
         if self.batch.is_empty() {
             return Ok(());
         }

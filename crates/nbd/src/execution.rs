@@ -344,6 +344,20 @@ impl Task for QueuedRequest {
 }
 
 impl QueuedRequest {
+    /// Its data was written without a worker, or was not.
+    pub(crate) fn written(mut self, written: Result<(), ExportError>, data: &[u8]) {
+        let shared = Arc::clone(&self.shared);
+        match shared.attempt(self.work.command.name(), || written) {
+            Err(AttemptError::WaitForSpace) => {
+                if let Some(buffer) = &mut self.work.buffer {
+                    buffer.copy_from_slice(data);
+                }
+                self.wait_for_space();
+            }
+            done => self.deliver(done.map(|()| Vec::new())),
+        }
+    }
+
     /// Leaves the worker to others; comes back to one later.
     fn wait_for_space(mut self) {
         let shared = Arc::clone(&self.shared);

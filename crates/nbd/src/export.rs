@@ -3,6 +3,7 @@
 //! [`Export`] is one device as one client sees it; [`Exports`] is the daemon's side: it knows the
 //! names and decides who may attach to what. The protocol code uses nothing else of the store.
 
+use crate::volume::PreparedWrite;
 use onefold_store::Blocking;
 pub use onefold_store::{Change, ChangedExtent, Extent};
 use std::error::Error;
@@ -47,6 +48,24 @@ pub trait Export: Send + Sync {
     /// Writes all of `data`. With [`Blocking::Yes`] it begins at a memory address that is congruent
     /// to 0 modulo 4096; with [`Blocking::No`] it may begin anywhere.
     fn write(&self, offset: u64, data: &[u8], blocking: Blocking) -> Result<(), ExportError>;
+
+    /// The longest write that [`Export::write_or_prepare`] may prepare, in bytes; 0 if there are none.
+    fn prepared_bytes_max(&self) -> usize {
+        0
+    }
+
+    /// As [`Export::write`] with [`Blocking::No`]. But where only the device would have to be waited for, the
+    /// write may come back prepared instead: to be started, and to go on without a thread.
+    fn write_or_prepare(
+        self: Arc<Self>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Option<PreparedWrite>, ExportError> {
+        self.write(offset, data, Blocking::No).map(|()| None)
+    }
+
+    /// Begins the prepared writes that were started, which may wait for this.
+    fn submit(&self) {}
 
     /// Returns when every write that was answered before the call, on any connection, is durable.
     /// Always called where waiting is allowed.

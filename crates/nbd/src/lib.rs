@@ -69,4 +69,4 @@ pub use statistics::{
     DURATION_BUCKETS, ExportStatistics, Histogram, Op, Outcomes, PerOp, ServerStatistics, Totals,
 };
 pub use unix_socket::{SocketName, lacks_space, listen_unix};
-pub use volume::VolumeChanges;
+pub use volume::{PreparedWrite, VolumeChanges};

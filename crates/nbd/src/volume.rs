@@ -31,6 +31,29 @@ impl Export for Volume {
             .map_err(|error| waits_or_fails(self, blocking, error))
     }
 
+    fn prepared_bytes_max(&self) -> usize {
+        Volume::prepared_bytes_max(self)
+    }
+
+    fn write_or_prepare(
+        self: Arc<Self>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Option<PreparedWrite>, ExportError> {
+        match Volume::write_or_prepare(&self, offset, data) {
+            Ok(None) => Ok(None),
+            Ok(Some(write)) => Ok(Some(PreparedWrite {
+                write,
+                volume: self,
+            })),
+            Err(error) => Err(waits_or_fails(&self, Blocking::No, error)),
+        }
+    }
+
+    fn submit(&self) {
+        Volume::submit(self);
+    }
+
     fn flush(&self) -> Result<(), ExportError> {
         Ok(Volume::flush(self)?)
     }
@@ -65,6 +88,25 @@ impl Export for Volume {
     fn prefetch(&self, range: Range<u64>, scratch: &mut [u8]) -> Result<(), ExportError> {
         let len = range.end - range.start;
         Ok(Volume::prefetch(self, range.start, len, scratch)?)
+    }
+}
+
+/// A write to a volume that only has to be started. Dropped, it has never been.
+pub struct PreparedWrite {
+    write: onefold_store::PreparedWrite,
+    volume: Arc<Volume>,
+}
+
+impl PreparedWrite {
+    /// Starts it; it may wait for [`Export::submit`]. `ended` hears how it ended, and what was to be written,
+    /// on a thread on which it must not wait.
+    pub(crate) fn start(self, ended: impl FnOnce(Result<(), ExportError>, &[u8]) + Send + 'static) {
+        let Self { write, volume } = self;
+        write.start(move |written, data| {
+            let written = written.map_err(|error| waits_or_fails(&volume, Blocking::Yes, error));
+            drop(volume);
+            ended(written, data);
+        });
     }
 }
 

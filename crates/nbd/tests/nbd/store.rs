@@ -1,15 +1,17 @@
 //! A volume of a real store behind the server.
 
 use crate::client::Client;
+use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
 use onefold_engine::simulated::{Op, SimulatedEngine};
 use onefold_engine::{Engine, Part};
-use onefold_nbd::wire::{Errno, command};
+use onefold_nbd::wire::{Errno, command, command_flag};
 use onefold_nbd::{
     AttachError, Attached, ExportSummary, Exports, ListenAddress, ListenOptions, Listener, Peer,
     Server, ServerLimits,
 };
-use onefold_store::{CreateOptions, OpenOptions, Store, Volume, VolumeOptions};
+use onefold_store::{CreateOptions, OpenOptions, Store, Volume, VolumeOptions, WhenFull};
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 struct OneVolume(Arc<Volume>);
@@ -28,28 +30,59 @@ impl Exports for OneVolume {
     }
 }
 
+const SIZE: u64 = 4 << 20;
+
+/// A server with the volume of a new pool.
+struct Served {
+    // Dropped in this order.
+    server: Server,
+    store: Arc<Store>,
+    socket: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Served {
+    fn on(engine: Arc<dyn Engine>, directory: tempfile::TempDir) -> Self {
+        let options = CreateOptions {
+            size_bytes: 16 << 20,
+            log_bytes: 4 << 20,
+            ..CreateOptions::default()
+        };
+        Store::create(&*engine, &options).unwrap();
+        let (store, _) = Store::open(engine, &OpenOptions::default()).unwrap();
+        let created = store.create_volume("vol", &VolumeOptions::new(SIZE));
+        created.unwrap();
+        let socket = directory.path().join("nbd.sock");
+        let address = ListenAddress::Unix(socket.clone());
+        let listener = Listener::bind(&address, &ListenOptions::default()).unwrap();
+        let exports = Arc::new(OneVolume(store.volume("vol").unwrap()));
+        let server = Server::start(vec![listener], exports, &ServerLimits::default()).unwrap();
+        Self {
+            server,
+            store,
+            socket,
+            _directory: directory,
+        }
+    }
+
+    /// On a simulated machine, whose writes wait for the disk.
+    fn simulated(alignment: usize) -> (Self, Arc<SimulatedEngine>) {
+        let engine = Arc::new(SimulatedEngine::new(1));
+        engine.set_alignment(Part::Data, alignment);
+        let as_engine: Arc<dyn Engine> = Arc::<SimulatedEngine>::clone(&engine);
+        let served = Self::on(as_engine, tempfile::tempdir().unwrap());
+        (served, engine)
+    }
+
+    fn client(&self) -> Client {
+        Client::attach(&self.socket, true)
+    }
+}
+
 #[test]
 fn after_a_failed_sync_writes_are_io_errors_and_reads_go_on() {
-    let engine = Arc::new(SimulatedEngine::new(1));
-    let options = CreateOptions {
-        size_bytes: 16 << 20,
-        log_bytes: 4 << 20,
-        ..CreateOptions::default()
-    };
-    Store::create(&*engine, &options).unwrap();
-    let as_engine: Arc<dyn Engine> = Arc::<SimulatedEngine>::clone(&engine);
-    let (store, _) = Store::open(as_engine, &OpenOptions::default()).unwrap();
-    store
-        .create_volume("vol", &VolumeOptions::new(1 << 20))
-        .unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("nbd.sock");
-    let address = ListenAddress::Unix(socket.clone());
-    let listener = Listener::bind(&address, &ListenOptions::default()).unwrap();
-    let exports = Arc::new(OneVolume(store.volume("vol").unwrap()));
-    let _server = Server::start(vec![listener], exports, &ServerLimits::default()).unwrap();
-
-    let mut client = Client::attach(&socket, true);
+    let (served, engine) = Served::simulated(1);
+    let mut client = served.client();
     assert_eq!(client.write(0, 0, &[7; 8192]).error, 0);
     assert_eq!(client.call(0, command::FLUSH, 0, 0).error, 0);
     assert_eq!(client.write(0, 8192, &[7; 4096]).error, 0);
@@ -65,4 +98,117 @@ fn after_a_failed_sync_writes_are_io_errors_and_reads_go_on() {
     assert_eq!(client.call(0, command::CACHE, 0, 8192).error, 0);
     // The data of that sync may belong to another volume by now.
     assert_eq!(client.call(0, command::READ, 8192, 4096).error, io_error);
+}
+
+/// As the finished writes come back in any order: which there were.
+fn cookies_of(client: &mut Client, count: u64) -> Vec<u64> {
+    let mut cookies = Vec::new();
+    for _ in 0..count {
+        let reply = client.reply(0).unwrap();
+        assert_eq!(reply.error, 0, "{reply:?}");
+        cookies.push(reply.cookie);
+    }
+    cookies.sort_unstable();
+    cookies
+}
+
+/// Writes in place, of which many go on at once, beside others that need a worker.
+fn writes_many_at_once(served: &Served) {
+    let mut client = served.client();
+    assert_eq!(client.write(0, 0, &vec![1; 2 << 20]).error, 0);
+    // More than one connection hands over, and than the device takes at a time.
+    const COUNT: u64 = 500;
+    for n in 0..COUNT {
+        client.send_write(0, n, n * 4096, &[n as u8; 4096]);
+    }
+    assert!(cookies_of(&mut client, COUNT).into_iter().eq(0..COUNT));
+    for n in [0, 1, 255, 256, COUNT - 1] {
+        assert_eq!(client.read(n * 4096, 4096), vec![n as u8; 4096], "{n}");
+    }
+    // In place, in part, to new blocks, large, and through to the device.
+    client.send_write(0, 0, 0, &[10; 8192]);
+    client.send_write(0, 1, 4096 * 4 + 512, &[11; 512]);
+    client.send_write(0, 2, 3 << 20, &[12; 4096]);
+    client.send_write(0, 3, 1 << 20, &vec![13; 256 << 10]);
+    client.send_write(command_flag::FUA, 4, 4096 * 6, &[14; 4096]);
+    client.send(0, command::FLUSH, 5, 0, 0);
+    assert!(cookies_of(&mut client, 6).into_iter().eq(0..6));
+    assert_eq!(client.read(0, 8192), vec![10; 8192]);
+    assert_eq!(client.read(4096 * 4, 512), vec![4; 512]);
+    assert_eq!(client.read(4096 * 4 + 512, 512), vec![11; 512]);
+    assert_eq!(client.read(3 << 20, 4096), vec![12; 4096]);
+    assert_eq!(client.read(1 << 20, 256 << 10), vec![13; 256 << 10]);
+    assert_eq!(client.read(4096 * 6, 4096), vec![14; 4096]);
+    // The same blocks again and again: whichever is last, it is there whole.
+    for n in 0..COUNT {
+        client.send_write(0, n, 4096 * 9, &[n as u8; 8192]);
+    }
+    assert!(cookies_of(&mut client, COUNT).into_iter().eq(0..COUNT));
+    let last = client.read(4096 * 9, 8192);
+    assert_eq!(last, vec![last[0]; 8192]);
+}
+
+#[test]
+fn many_writes_in_place_go_on_at_once() {
+    let (served, _) = Served::simulated(4096);
+    writes_many_at_once(&served);
+}
+
+#[test]
+fn many_writes_in_place_go_on_at_once_past_the_hosts_cache() {
+    // Not in the usual place for temporary files, which may be in memory.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let pool = directory.path().join("pool");
+    let engine = EmbeddedEngine::new(&pool, CacheMode::Direct);
+    engine.create_directory().unwrap();
+    match engine.create(Part::Data, 0) {
+        Ok(data) => drop(data),
+        Err(error) => {
+            println!("SKIPPED: {error}");
+            return;
+        }
+    }
+    engine.remove(Part::Data).unwrap();
+    let served = Served::on(Arc::new(engine), directory);
+    writes_many_at_once(&served);
+    // One that goes while its writes are under way takes nothing with it.
+    for _ in 0..20 {
+        let mut client = served.client();
+        for n in 0..100 {
+            client.send_write(0, n, n * 4096, &[99; 4096]);
+        }
+        drop(client);
+    }
+    let mut client = served.client();
+    for n in 0..100 {
+        assert_eq!(client.write(0, n * 4096, &[77; 4096]).error, 0);
+    }
+    assert_eq!(client.read(0, 100 * 4096), vec![77; 100 * 4096]);
+}
+
+#[test]
+fn a_write_in_place_that_fails_is_an_error_of_its_own() {
+    let (served, engine) = Served::simulated(4096);
+    let mut client = served.client();
+    assert_eq!(client.write(0, 0, &[1; 16384]).error, 0);
+    engine.fail_once(Part::Data, Op::Write, 1, io::ErrorKind::Other);
+    assert_eq!(client.write(0, 0, &[2; 4096]).error, Errno::Io as u32);
+    assert_eq!(client.write(0, 4096, &[3; 4096]).error, 0);
+    assert_eq!(client.read(4096, 4096), vec![3; 4096]);
+    assert_eq!(client.call(0, command::FLUSH, 0, 0).error, 0);
+}
+
+/// A thin device may have no room even for a block that is there.
+#[test]
+fn a_write_in_place_waits_for_room_on_the_host() {
+    let (served, engine) = Served::simulated(4096);
+    served.store.set_when_full(WhenFull::Pause).unwrap();
+    let mut client = served.client();
+    assert_eq!(client.write(0, 0, &[1; 16384]).error, 0);
+    for _ in 0..3 {
+        engine.fail_once(Part::Data, Op::Write, 1, io::ErrorKind::StorageFull);
+        assert_eq!(client.write(0, 4096, &[2; 4096]).error, 0);
+        assert_eq!(client.read(4096, 4096), vec![2; 4096]);
+    }
+    assert_eq!(served.server.requests_waiting_for_space(), 0);
 }

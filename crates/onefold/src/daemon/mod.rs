@@ -105,6 +105,11 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     for warning in recovery.warnings() {
         tracing::warn!("{warning}");
     }
+    if options.cache == CacheMode::Direct && !store.prepares_writes() {
+        tracing::warn!(
+            "the host does not let this process use io_uring: with --cache direct each write takes a thread"
+        );
+    }
     let served = serve_store(
         options,
         sockets,
