@@ -254,7 +254,11 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
     if arguments.filters {
         results.filters = inline_filters::measure(workspace, plan, &contents, &wanted)?;
     }
-    let conditions = report::conditions(workspace, "cargo xtask bench inline", start.elapsed())?;
+    let command = match arguments.filters {
+        true => "cargo xtask bench inline --filters",
+        false => "cargo xtask bench inline",
+    };
+    let conditions = report::conditions(workspace, command, start.elapsed())?;
     let page = inline_report::page(&conditions, &results);
     println!("\n{page}");
     if arguments.quick || arguments.rows.is_some() {
