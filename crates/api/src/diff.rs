@@ -35,6 +35,14 @@ pub struct NextPage {
     numbers: [u64; 2],
 }
 
+impl NextPage {
+    /// Its first byte.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+}
+
 /// One page of the list.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -133,6 +133,10 @@ impl DeletionReply {
 pub struct SnapshotReply {
     /// Its name, `VOLUME@SNAPSHOT`.
     pub name: String,
+    /// Its number: no other volume or snapshot of the pool has or had it.
+    pub number: u64,
+    /// The number of its volume.
+    pub volume_number: u64,
     /// Its size as readers see it.
     pub size_bytes: u64,
     /// When it was created, in seconds since the Unix epoch.
@@ -164,6 +168,8 @@ impl SnapshotListReply {
             data: service.data(&stat.name, count),
             nbd_uri: service.nbd_uri(&stat.name),
             clients: service.clients(&stat.name),
+            number: stat.number,
+            volume_number: stat.volume,
             size_bytes: stat.size_bytes,
             created_unix_seconds: stat.created_unix_seconds,
             own_blocks: stat.own_blocks,

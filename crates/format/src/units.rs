@@ -117,6 +117,21 @@ impl SegmentIndex {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PoolId(pub [u8; 16]);
 
+impl PoolId {
+    /// Reads what `Display` writes.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut id = [0; 16];
+        if text.len() != 2 * id.len() || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return None;
+        }
+        for (byte, pair) in id.iter_mut().zip(0..) {
+            *byte = u8::from_str_radix(text.get(2 * pair..2 * pair + 2)?, 16).ok()?;
+        }
+        Some(Self(id))
+    }
+}
+
 impl fmt::Display for PoolId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))

@@ -7,7 +7,7 @@ use crate::snapshots::DeletionStat;
 use crate::store::Store;
 use crate::volume::{InlineStat, Volume};
 use onefold_format::page::PAGE_BYTES;
-use onefold_format::{BatchKind, DedupMode, IndexKind, WhenFull};
+use onefold_format::{BatchKind, DedupMode, IndexKind, PoolId, WhenFull};
 use onefold_journal::SpaceLevel;
 use onefold_metadata::{LEAF_BYTES, NODE_BYTES, Result, SPACE_PAGE_BYTES};
 
@@ -59,6 +59,10 @@ pub struct VolumeStat {
 pub struct SnapshotStat {
     /// `VOLUME@SNAPSHOT`.
     pub name: String,
+    /// See [`Volume::number`].
+    pub number: u64,
+    /// The number of its volume.
+    pub volume: u64,
     /// The volume's size when it was made, in bytes.
     pub size_bytes: u64,
     /// When it was made, in seconds since the Unix epoch.
@@ -72,6 +76,8 @@ pub struct SnapshotStat {
 /// The content of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolStat {
+    /// No other pool has it.
+    pub id: PoolId,
     /// Bytes in a block.
     pub block_size: u32,
     /// Blocks of the pool, the label's included.
@@ -226,6 +232,8 @@ impl Store {
         let room = pool.journal.room()?;
         let snapshots = snapshots.iter().map(|snapshot| SnapshotStat {
             name: snapshot.name(),
+            number: snapshot.number(),
+            volume: snapshot.snapshot_of.map_or(0, |volume| volume.0),
             size_bytes: snapshot.size_bytes(),
             created_unix_seconds: snapshot.created_unix_seconds,
             own_blocks: snapshot.logical_blocks(),
@@ -267,6 +275,7 @@ impl Store {
         let shared_blocks = index_counts.shared.min(published_blocks);
         let pages = pool.journal.page_count() + 1;
         Ok(PoolStat {
+            id: pool.superblock.pool,
             block_size: self.block_size(),
             pool_blocks,
             shrinking_to_blocks: (end < pool_blocks).then_some(end),

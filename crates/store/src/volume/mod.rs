@@ -47,8 +47,8 @@ pub struct Volume {
     pub(crate) id: VolumeId,
     /// The live one; a snapshot's frozen one.
     layer: RwLock<Arc<Layer>>,
-    /// A snapshot: nothing can be written.
-    pub(crate) is_snapshot: bool,
+    /// The volume of which it is a snapshot; then nothing can be written.
+    pub(crate) snapshot_of: Option<VolumeId>,
     pub(crate) created_unix_seconds: u64,
     name: RwLock<String>,
     options: RwLock<VolumeOptions>,
@@ -64,7 +64,7 @@ impl Volume {
         let volume = Self {
             id: record.id,
             layer: RwLock::new(pool.maps().layer(record.layer)?),
-            is_snapshot: record.snapshot_of.is_some(),
+            snapshot_of: record.snapshot_of,
             created_unix_seconds: record.created_unix_seconds,
             pool,
             name: RwLock::new(record.name.clone()),
@@ -148,7 +148,7 @@ impl Volume {
     fn renew_hash_cache(&self, bytes: u64) {
         let layer = self.layer();
         layer.set_hash_cache(None);
-        if bytes > 0 && !self.is_snapshot {
+        if bytes > 0 && !self.is_snapshot() {
             let key = self.pool.fingerprinter.key(layer.domain);
             let cache = HashCache::new(&self.pool.hash_cache_room, bytes, key);
             layer.set_hash_cache(cache);
@@ -182,7 +182,7 @@ impl Volume {
     /// Whether it is a snapshot, which cannot be written.
     #[must_use]
     pub fn is_snapshot(&self) -> bool {
-        self.is_snapshot
+        self.snapshot_of.is_some()
     }
 
     /// Whether a write that failed with [`StoreErrorKind::NoSpace`] is to be retried until there is
@@ -344,7 +344,7 @@ impl Volume {
     }
 
     fn check_writable(&self) -> Result<()> {
-        if self.is_snapshot {
+        if self.is_snapshot() {
             let message = format!("'{}' is a snapshot, which cannot be written", self.name());
             return Err(StoreError::new(StoreErrorKind::ReadOnly, message));
         }
