@@ -12,11 +12,13 @@
 //! | `store.rs` | reads the new blocks again, in the order of their addresses, and writes packs |
 //! | `publish.rs` | the recipe, and then the manifest, with which the backup exists (B1) |
 //!
-//! `restore.rs` gives a backup back, in the order of addresses.
+//! `restore.rs` reads a backup: all of it, or any part, and what differs from another one; `blocks.rs` finds the
+//! blocks.
 //!
 //! Memory is bounded (B7): what does not fit stands in temporary files. Only a bitmap of the new blocks grows
 //! with the disk.
 
+mod blocks;
 mod create;
 mod detect;
 mod disk;
@@ -29,8 +31,9 @@ mod scan;
 mod store;
 mod verify;
 
+pub use blocks::BlockReader;
 pub use create::{Created, Options, Report, create};
 pub use disk::{Change, Disk, ImageDisk};
 pub use error::{BackupError, Result};
-pub use restore::{Receive, Restore};
+pub use restore::{Difference, Receive, Restore, Run};
 pub use verify::{Finding, Verified, verify};

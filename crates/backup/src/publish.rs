@@ -7,9 +7,7 @@ use onefold_repository::{NewRecipe, Recipe};
 use crate::detect::{Decision, Detected};
 use crate::disk::{ChangedBlocks, ChangedRun};
 use crate::error::{BackupError, Result};
-
-/// What a block of zeros has in the place of a number.
-const ZEROS: u64 = u64::MAX;
+use crate::restore::{ZEROS, targets};
 
 /// Figures that only the whole recipe shows.
 #[derive(Default)]
@@ -95,19 +93,14 @@ impl RecipeWriter<'_> {
 
     /// The numbers of a page in the parent.
     fn parent_page(&self, page: u64, blocks: usize) -> Result<Vec<u64>> {
-        let mut targets = Vec::with_capacity(blocks);
-        if let Some(parent) = &self.parent
-            && page < parent.manifest().recipe_pages.len() as u64
-        {
-            for run in parent.page(page)? {
-                match run.target {
-                    Target::Zeros => targets.extend((0..run.blocks).map(|_| ZEROS)),
-                    Target::Stored(first) => targets.extend(first..first + run.blocks),
-                }
-            }
-        }
-        targets.resize(blocks, ZEROS);
-        Ok(targets)
+        let parent = self.parent.as_ref();
+        let parent = parent.filter(|it| page < it.manifest().recipe_pages.len() as u64);
+        let mut numbers = match parent {
+            Some(parent) => targets(&parent.page(page)?),
+            None => Vec::new(),
+        };
+        numbers.resize(blocks, ZEROS);
+        Ok(numbers)
     }
 }
 

@@ -1,85 +1,63 @@
-//! Gives a backup back, in the order of addresses.
+//! A backup as it is read: all of it in the order of addresses, or a range anywhere, and what differs from
+//! another one. Any number of threads may read it.
 
-use std::collections::VecDeque;
-use std::rc::Rc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::recipe::BLOCKS_PER_RECIPE_PAGE;
-use onefold_format::backup::{BackupNumber, Manifest, SourceId, Target};
-use onefold_repository::{Pack, Recipe, Repository};
-use rustc_hash::FxHashMap;
+use onefold_format::backup::{BackupNumber, Manifest, RecipeRun, SourceId, Target};
+use onefold_repository::Recipe;
 
+use crate::blocks::BlockReader;
 use crate::error::{BackupError, Result};
-
-/// Packs whose tables are kept.
-const PACKS_OPEN: usize = 32;
 
 /// Gets data, with its address in bytes.
 pub type Receive<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<()>;
 
+/// Pages of the recipe that are kept: each is for 128 MiB of a disk with blocks of 4 KiB.
+const PAGES_KEPT: usize = 8;
+
 /// A backup that is read.
-pub struct Restore<'a> {
-    repository: &'a Repository,
+pub struct Restore {
+    blocks: Arc<BlockReader>,
     source: SourceId,
     recipe: Recipe,
-    /// Newest generations, by number.
-    generations: FxHashMap<u64, u32>,
-    packs: Cache<u64, Pack>,
-    groups: Cache<(u64, usize), Vec<u8>>,
+    /// The last one used comes last.
+    pages: Mutex<Vec<(u64, Arc<Vec<RecipeRun>>)>>,
 }
 
-/// The entries that were used last.
-struct Cache<K, V> {
-    entries: VecDeque<(K, Rc<V>)>,
-    most: usize,
+/// A run of bytes of a backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run<T> {
+    /// How many.
+    pub bytes: u64,
+    /// What is alike in them.
+    pub what: T,
 }
 
-impl<K: PartialEq + Copy, V> Cache<K, V> {
-    fn new(most: usize) -> Self {
-        Self {
-            entries: VecDeque::new(),
-            most: most.max(1),
-        }
-    }
-
-    fn get(&mut self, key: K, make: impl FnOnce() -> Result<V>) -> Result<Rc<V>> {
-        let at = self.entries.iter().position(|(known, _)| *known == key);
-        let entry = match at.and_then(|at| self.entries.remove(at)) {
-            Some(entry) => entry,
-            None => {
-                if self.entries.len() == self.most {
-                    self.entries.pop_back();
-                }
-                (key, Rc::new(make()?))
-            }
-        };
-        let value = Rc::clone(&entry.1);
-        self.entries.push_front(entry);
-        Ok(value)
-    }
+/// What a range holds, compared with another backup of the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Difference {
+    /// The same.
+    Same,
+    /// Other data.
+    Data,
+    /// Zeros, where the other has data.
+    Zeros,
 }
 
-impl<'a> Restore<'a> {
-    /// Opens a backup; groups of blocks that are used again take up to so much memory.
+impl Restore {
+    /// Opens a backup.
     ///
     /// # Errors
     ///
     /// `NotFound`; `Damaged`.
-    pub fn open(
-        repository: &'a Repository,
-        source: SourceId,
-        backup: BackupNumber,
-        memory_bytes: usize,
-    ) -> Result<Self> {
-        let recipe = repository.recipe(source, backup)?;
-        let group_bytes = 64 * recipe.manifest().block_size as usize;
+    pub fn open(blocks: &Arc<BlockReader>, source: SourceId, backup: BackupNumber) -> Result<Self> {
         Ok(Self {
-            repository,
+            recipe: blocks.repository().recipe(source, backup)?,
+            blocks: Arc::clone(blocks),
             source,
-            generations: repository.packs(source)?.into_iter().collect(),
-            packs: Cache::new(PACKS_OPEN),
-            groups: Cache::new(memory_bytes / 2 / group_bytes),
-            recipe,
+            pages: Mutex::default(),
         })
     }
 
@@ -89,80 +67,247 @@ impl<'a> Restore<'a> {
         self.recipe.manifest()
     }
 
+    fn block_size(&self) -> u64 {
+        self.manifest().block_size.into()
+    }
+
+    fn page(&self, page: u64) -> Result<Arc<Vec<RecipeRun>>> {
+        let pages = || self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = pages();
+        if let Some(at) = known.iter().position(|(number, _)| *number == page) {
+            let found = known.remove(at);
+            let runs = Arc::clone(&found.1);
+            known.push(found);
+            return Ok(runs);
+        }
+        drop(known);
+        let runs = Arc::new(self.recipe.page(page)?);
+        let mut known = pages();
+        if known.len() >= PAGES_KEPT {
+            known.remove(0);
+        }
+        known.push((page, Arc::clone(&runs)));
+        Ok(runs)
+    }
+
     /// Passes all data on, in ascending order; what is left out is zeros.
     ///
     /// # Errors
     ///
     /// If the repository is damaged, with the first block concerned; or the receiver's.
-    pub fn read_all(&mut self, receive: Receive<'_>) -> Result<()> {
-        let pages = self.manifest().recipe_pages.len() as u64;
-        for page in 0..pages {
-            let mut block = page * BLOCKS_PER_RECIPE_PAGE;
-            for run in self.recipe.page(page)? {
-                if let Target::Stored(first) = run.target {
-                    self.read_run(block, first, run.blocks, receive)?;
+    pub fn read_all(&self, receive: Receive<'_>) -> Result<()> {
+        self.read_range(&(0..self.manifest().size_bytes), receive)
+    }
+
+    /// Fills all of `bytes` from byte `at` on; beyond the end with zeros.
+    ///
+    /// # Errors
+    ///
+    /// If the repository is damaged, with the first block concerned.
+    pub fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        bytes.fill(0);
+        let range = at..at.saturating_add(bytes.len() as u64);
+        self.read_range(&range, &mut |from, data| {
+            let start = (from - at) as usize;
+            bytes[start..start + data.len()].copy_from_slice(data);
+            Ok(())
+        })
+    }
+
+    fn read_range(&self, range: &Range<u64>, receive: Receive<'_>) -> Result<()> {
+        self.each_run(range, &mut |block, run| match run.target {
+            Target::Zeros => Ok(()),
+            Target::Stored(first) => self.read_run(block, first, run.blocks, range, receive),
+        })
+    }
+
+    /// The runs that this range touches, each with its first block; a run is cut at the range's first and
+    /// last block.
+    fn each_run(
+        &self,
+        range: &Range<u64>,
+        each: &mut dyn FnMut(u64, RecipeRun) -> Result<()>,
+    ) -> Result<()> {
+        let block_size = self.block_size();
+        let end = range.end.min(self.manifest().size_bytes);
+        let wanted = range.start / block_size..end.div_ceil(block_size);
+        let mut page = wanted.start / BLOCKS_PER_RECIPE_PAGE;
+        let mut block = page * BLOCKS_PER_RECIPE_PAGE;
+        while block < wanted.end {
+            for run in self.page(page)?.iter() {
+                let from = block.max(wanted.start);
+                let to = (block + run.blocks).min(wanted.end);
+                if from < to {
+                    let target = match run.target {
+                        Target::Zeros => Target::Zeros,
+                        Target::Stored(first) => Target::Stored(first + (from - block)),
+                    };
+                    let blocks = to - from;
+                    each(from, RecipeRun { blocks, target })?;
                 }
                 block += run.blocks;
             }
+            page += 1;
         }
         Ok(())
     }
 
     fn read_run(
-        &mut self,
+        &self,
         mut block: u64,
         mut number: u64,
         mut left: u64,
+        range: &Range<u64>,
         receive: Receive<'_>,
     ) -> Result<()> {
-        let block_size = u64::from(self.manifest().block_size);
-        let size_bytes = self.manifest().size_bytes;
+        let block_size = self.block_size();
+        let end = range.end.min(self.manifest().size_bytes);
         while left > 0 {
-            let failed = |error: BackupError| match error {
+            let found = self.blocks.find(self.source, number);
+            let found = found.map_err(|error| match error {
                 BackupError::Repository(error) => BackupError::Damaged { block, error },
                 other => other,
-            };
-            let (group, at) = self.group_of(number).map_err(failed)?;
-            let bytes = group.get(at..).unwrap_or_default();
-            // Those of the run that follow in the group; a group with gaps gives one at a time.
-            let most = (bytes.len() as u64 / block_size).min(left);
-            let blocks = self.consecutive(number, most).max(1);
+            })?;
+            let (blocks, bytes) = found.bytes(left);
+            let blocks = blocks.max(1);
             let start = block * block_size;
-            let len = (blocks * block_size).min(size_bytes.saturating_sub(start));
-            receive(start, bytes.get(..len as usize).unwrap_or_default())?;
+            let (from, to) = (range.start.max(start), end.min(start + blocks * block_size));
+            let cut = (from - start) as usize..(to.max(from) - start) as usize;
+            receive(from, bytes.get(cut).unwrap_or_default())?;
             (block, number, left) = (block + blocks, number + blocks, left - blocks);
         }
         Ok(())
     }
 
-    /// How many of these numbers are in one group without gaps.
-    fn consecutive(&mut self, number: u64, most: u64) -> u64 {
-        let Some((_, pack)) = self.packs.entries.front() else {
-            return 1;
-        };
-        let first = (number % BLOCKS_PER_PACK) as usize;
-        let in_group = 64 - first as u64 % 64;
-        let blocks = pack.fingerprints().iter().skip(first);
-        let blocks = blocks.take(in_group.min(most) as usize);
-        blocks.take_while(|it| it.is_some()).count() as u64
+    /// Whether each part of a range holds data, from its start: `most` runs at most, so perhaps not all of it.
+    ///
+    /// # Errors
+    ///
+    /// If the recipe is damaged.
+    pub fn extents(&self, range: &Range<u64>, most: usize) -> Result<Vec<Run<bool>>> {
+        let mut runs = Runs::new(range, most);
+        let block_size = self.block_size();
+        let pages = self.pages_of(range);
+        for page in pages {
+            let page = self.range_of(page, range);
+            self.each_run(&page, &mut |block, run| {
+                let end = (block + run.blocks) * block_size;
+                runs.add(end, run.target != Target::Zeros);
+                Ok(())
+            })?;
+            if runs.is_full() {
+                break;
+            }
+        }
+        Ok(runs.finish())
     }
 
-    /// The group of a block, and its place in it.
-    fn group_of(&mut self, number: u64) -> Result<(Rc<Vec<u8>>, usize)> {
-        let (pack_number, block) = (
-            number / BLOCKS_PER_PACK,
-            (number % BLOCKS_PER_PACK) as usize,
-        );
-        let generation = self.generations.get(&pack_number).copied();
-        let (repository, source) = (self.repository, self.source);
-        let pack = self.packs.get(pack_number, || {
-            let generation = generation.unwrap_or(0);
-            Ok(repository.pack(source, pack_number, generation)?)
-        })?;
-        let (group, at) = pack.find(block)?;
-        let bytes = self
-            .groups
-            .get((pack_number, group), || Ok(pack.read_group(group)?))?;
-        Ok((bytes, at))
+    /// What a range holds that `since`, another backup of the source, does not: as [`Restore::extents`].
+    ///
+    /// # Errors
+    ///
+    /// If a recipe is damaged.
+    pub fn differences(
+        &self,
+        since: &Self,
+        range: &Range<u64>,
+        most: usize,
+    ) -> Result<Vec<Run<Difference>>> {
+        let mut runs = Runs::new(range, most);
+        let block_size = self.block_size();
+        for page in self.pages_of(range) {
+            let [now, before] = [self.targets(page)?, since.targets(page)?];
+            let first = page * BLOCKS_PER_RECIPE_PAGE;
+            for (n, block) in (0..now.len()).zip(first..) {
+                let difference = match (now[n], before.get(n).copied().unwrap_or(ZEROS)) {
+                    (now, before) if now == before => Difference::Same,
+                    (ZEROS, _) => Difference::Zeros,
+                    _ => Difference::Data,
+                };
+                runs.add((block + 1) * block_size, difference);
+            }
+            if runs.is_full() {
+                break;
+            }
+        }
+        Ok(runs.finish())
+    }
+
+    fn pages_of(&self, range: &Range<u64>) -> Range<u64> {
+        let page_bytes = BLOCKS_PER_RECIPE_PAGE * self.block_size();
+        let end = range.end.min(self.manifest().size_bytes);
+        range.start / page_bytes..end.div_ceil(page_bytes)
+    }
+
+    /// The part of a range that is in a page.
+    fn range_of(&self, page: u64, range: &Range<u64>) -> Range<u64> {
+        let page_bytes = BLOCKS_PER_RECIPE_PAGE * self.block_size();
+        range.start.max(page * page_bytes)..range.end.min((page + 1) * page_bytes)
+    }
+
+    /// The numbers of a page's blocks; none beyond the end.
+    fn targets(&self, page: u64) -> Result<Vec<u64>> {
+        if page >= self.manifest().recipe_pages.len() as u64 {
+            return Ok(Vec::new());
+        }
+        Ok(targets(&self.page(page)?))
+    }
+}
+
+/// What a block of zeros has in the place of a number.
+pub(crate) const ZEROS: u64 = u64::MAX;
+
+/// The number of each block.
+pub(crate) fn targets(runs: &[RecipeRun]) -> Vec<u64> {
+    let mut targets = Vec::new();
+    for run in runs {
+        match run.target {
+            Target::Zeros => targets.extend((0..run.blocks).map(|_| ZEROS)),
+            Target::Stored(first) => targets.extend(first..first + run.blocks),
+        }
+    }
+    targets
+}
+
+/// Runs of a range that are collected from its start.
+struct Runs<T> {
+    found: Vec<Run<T>>,
+    most: usize,
+    at: u64,
+    end: u64,
+}
+
+impl<T: PartialEq> Runs<T> {
+    fn new(range: &Range<u64>, most: usize) -> Self {
+        Self {
+            found: Vec::new(),
+            most: most.max(1),
+            at: range.start,
+            end: range.end,
+        }
+    }
+
+    /// One more than is wanted has begun: it ends the one before.
+    fn is_full(&self) -> bool {
+        self.found.len() > self.most || self.at >= self.end
+    }
+
+    /// All is alike up to this end.
+    fn add(&mut self, end: u64, what: T) {
+        let end = end.min(self.end);
+        if end <= self.at || self.is_full() {
+            return;
+        }
+        let bytes = end - self.at;
+        match self.found.last_mut() {
+            Some(last) if last.what == what => last.bytes += bytes,
+            _ => self.found.push(Run { bytes, what }),
+        }
+        self.at = end;
+    }
+
+    fn finish(mut self) -> Vec<Run<T>> {
+        self.found.truncate(self.most);
+        self.found
     }
 }

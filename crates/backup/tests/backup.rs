@@ -4,10 +4,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use onefold_backup::{
-    BackupError, Change, Created, Disk, Options, Restore, Result, create, verify,
+    BackupError, BlockReader, Change, Created, Difference, Disk, Options, Restore, Result, create,
+    verify,
 };
 use onefold_format::backup::{BackupNumber, RecipeRun, Source};
 use onefold_repository::{Access, KnownSource, Repository, RepositoryErrorKind};
@@ -104,7 +107,7 @@ impl Disk for MemoryDisk {
 
 struct Rig {
     folder: tempfile::TempDir,
-    repository: Repository,
+    repository: Arc<Repository>,
     source: KnownSource,
 }
 
@@ -125,7 +128,7 @@ impl Rig {
         let source = repository.add_source(source("disk")).unwrap();
         Self {
             folder,
-            repository,
+            repository: Arc::new(repository),
             source,
         }
     }
@@ -149,8 +152,12 @@ impl Rig {
         )
     }
 
+    fn blocks(&self) -> Arc<BlockReader> {
+        BlockReader::new(Arc::clone(&self.repository), 1 << 20)
+    }
+
     fn restore(&self, backup: BackupNumber) -> Result<Vec<u8>> {
-        let mut restore = Restore::open(&self.repository, self.source.id, backup, 1 << 20)?;
+        let restore = Restore::open(&self.blocks(), self.source.id, backup)?;
         let mut bytes = vec![0; restore.manifest().size_bytes as usize];
         restore.read_all(&mut |at, data| {
             bytes[at as usize..at as usize + data.len()].copy_from_slice(data);
@@ -226,7 +233,7 @@ fn every_day_is_restored_and_each_content_is_stored_once() {
         // As another process finds it.
         let root = rig.folder.path().join("r");
         let rig = Rig {
-            repository: Repository::open(&root, &access).unwrap(),
+            repository: Arc::new(Repository::open(&root, &access).unwrap()),
             ..rig
         };
         for (n, day) in (1..).zip(&days) {
@@ -263,6 +270,79 @@ fn what_changed_may_be_known_or_not_and_the_backup_is_the_same() {
         assert!(told.restore(one.backup).unwrap() == day.bytes());
         parent = Some(one.backup);
     }
+}
+
+/// The runs of a range by what `each` says of its blocks.
+fn runs<T: PartialEq + Copy>(range: &Range<u64>, each: impl Fn(usize) -> T) -> Vec<(u64, T)> {
+    let mut runs: Vec<(u64, T)> = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        let end = (at / BLOCK as u64 + 1) * BLOCK as u64;
+        let (bytes, what) = (end.min(range.end) - at, each(at as usize / BLOCK));
+        match runs.last_mut() {
+            Some(last) if last.1 == what => last.0 += bytes,
+            _ => runs.push((bytes, what)),
+        }
+        at += bytes;
+    }
+    runs
+}
+
+#[test]
+fn any_part_of_a_backup_is_read_and_compared() {
+    let rig = Rig::new(&Access::Open);
+    // More than one page of a recipe; the last block is cut.
+    let mut days = days(3, 40_000, 3);
+    days[1].contents.truncate(33_000);
+    days[1].contents[32_999] = 0;
+    days.iter_mut().for_each(|day| day.cut = 1000);
+    let blocks = rig.blocks();
+    let opened = days.iter().map(|day| {
+        let made = rig.create(&mut day.clone(), None).unwrap();
+        Restore::open(&blocks, rig.source.id, made.backup).unwrap()
+    });
+    let opened: Vec<Restore> = opened.collect();
+    let mut random = fastrand::Rng::with_seed(4);
+    for round in 0..300 {
+        let (now, then) = (random.usize(..3), random.usize(..3));
+        let (restore, day) = (&opened[now], &days[now]);
+        let size = day.size_bytes();
+        let start = random.u64(..size);
+        let len_max = if round % 10 == 0 { size } else { 300_000 };
+        let range = start..(start + random.u64(1..len_max)).min(size);
+        let content = |n: usize| day.contents[n];
+        let before = |n: usize| days[then].contents.get(n).copied().unwrap_or(0);
+
+        let small = range.start..range.end.min(range.start + 500_000);
+        let mut bytes = vec![7; (small.end - small.start) as usize];
+        restore.read(small.start, &mut bytes).unwrap();
+        let first = small.start as usize / BLOCK;
+        let last = (small.end as usize).div_ceil(BLOCK);
+        let all: Vec<u8> = (first..last).flat_map(|n| block(content(n))).collect();
+        let skipped = small.start as usize - first * BLOCK;
+        assert!(bytes == all[skipped..skipped + bytes.len()], "{small:?}");
+
+        let most = random.usize(1..1000);
+        let extents = restore.extents(&range, most).unwrap();
+        let extents = extents.iter().map(|run| (run.bytes, run.what));
+        let expected = runs(&range, |n| content(n) != 0);
+        assert!(extents.eq(expected.into_iter().take(most)), "{range:?}");
+
+        let differences = restore.differences(&opened[then], &range, most).unwrap();
+        let differences = differences.iter().map(|run| (run.bytes, run.what));
+        let expected = runs(&range, |n| match (content(n), before(n)) {
+            (now, then) if now == then => Difference::Same,
+            (0, _) => Difference::Zeros,
+            _ => Difference::Data,
+        });
+        assert!(differences.eq(expected.into_iter().take(most)), "{range:?}");
+    }
+    // Beyond the end there are zeros.
+    let mut bytes = [7; 2000];
+    opened[0]
+        .read(days[0].size_bytes() - 100, &mut bytes)
+        .unwrap();
+    assert!(bytes[100..].iter().all(|byte| *byte == 0));
 }
 
 #[test]
@@ -336,8 +416,9 @@ fn restored_or_refused(root: &Path, access: &Access, disks: &[MemoryDisk]) -> bo
         let source = repository
             .source("disk")?
             .ok_or_else(|| BackupError::Source("there is no source".to_owned()))?;
+        let blocks = BlockReader::new(Arc::new(repository), 1 << 20);
         for (n, disk) in (1..).zip(disks) {
-            let mut restore = Restore::open(&repository, source.id, BackupNumber(n), 1 << 20)?;
+            let restore = Restore::open(&blocks, source.id, BackupNumber(n))?;
             let mut bytes = vec![0; restore.manifest().size_bytes as usize];
             restore.read_all(&mut |at, data| {
                 bytes[at as usize..at as usize + data.len()].copy_from_slice(data);
@@ -414,7 +495,7 @@ fn a_reader_without_a_key_learns_no_name_and_no_block() {
     let known = repository.add_source(source("a-secret-name")).unwrap();
     let rig = Rig {
         folder,
-        repository,
+        repository: Arc::new(repository),
         source: known,
     };
     let mut disk = MemoryDisk::new(1..=64);

@@ -65,6 +65,14 @@ impl Folder {
         Ok(names)
     }
 
+    /// Removes an object durably.
+    pub(crate) fn remove(&self, path: &str) -> io::Result<()> {
+        let object = self.root.join(path);
+        std::fs::remove_file(&object)?;
+        let folder = object.parent().unwrap_or(&self.root);
+        File::open(folder)?.sync_all()
+    }
+
     /// Starts an object. Its folders are made as needed, each durable before it is used.
     pub(crate) fn create(&self, path: &str) -> io::Result<NewObject> {
         let wanted = self.root.join(path);

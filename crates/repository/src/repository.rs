@@ -137,26 +137,16 @@ impl Repository {
     }
 
     fn unlock(folder: &Folder, object: &RepositoryObject, access: &Access) -> Result<MasterKey> {
-        let names = folder
-            .list("keys")
-            .map_err(|e| RepositoryError::io("cannot list the keys of the repository", &e))?;
         let mut damaged = None;
-        for name in names {
-            let Ok(number) = u64::from_str_radix(&name, 16) else {
-                continue;
-            };
-            let path = ObjectName::Key(number).path();
-            let bytes = folder
-                .read(&path)
-                .map_err(|e| RepositoryError::io(format_args!("cannot read {path}"), &e))?;
-            match WrappedKey::decode(&bytes, number, object.id) {
+        for key in wrapped_keys(folder, object.id)? {
+            match key {
                 Ok(key) => {
                     if let Some(master) = unwrap(&key, access)? {
                         return Ok(master);
                     }
                 }
                 // Another one may do.
-                Err(error) => damaged = Some(RepositoryError::format(&path, error)),
+                Err(error) => damaged = Some(error),
             }
         }
         Err(damaged.unwrap_or_else(|| {
@@ -169,9 +159,62 @@ impl Repository {
         }))
     }
 
-    fn add_key(&self, access: &Access, now_unix_seconds: u64) -> Result<()> {
+    /// Adds a passphrase or a key file that opens the repository. Returns the key's number.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the repository is not encrypted; any failure of writing.
+    pub fn add_key(&self, access: &Access, now_unix_seconds: u64) -> Result<u64> {
+        self.check_encrypted()?;
         let key = wrap(&self.master, access, now_unix_seconds)?;
-        self.put(ObjectName::Key(key.number), &key.encode(self.object.id))
+        self.put(ObjectName::Key(key.number), &key.encode(self.object.id))?;
+        Ok(key.number)
+    }
+
+    /// The keys that open the repository, by their age. A damaged one opens nothing, and is left out.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the repository is not encrypted; any failure of reading.
+    pub fn keys(&self) -> Result<Vec<WrappedKey>> {
+        self.check_encrypted()?;
+        let keys = wrapped_keys(&self.folder, self.object.id)?;
+        let mut keys: Vec<_> = keys.into_iter().filter_map(Result::ok).collect();
+        keys.sort_by_key(|key| (key.created_unix_seconds, key.number));
+        Ok(keys)
+    }
+
+    /// Removes a key. What was read with it before stays known to whoever read it: nothing is encrypted anew.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; `Invalid` if it is the last one; any failure of writing.
+    pub fn remove_key(&self, number: u64) -> Result<()> {
+        let keys = self.keys()?;
+        if !keys.iter().any(|key| key.number == number) {
+            let message = format!("the repository has no key {number:016x}");
+            return Err(RepositoryError::new(RepositoryErrorKind::NotFound, message));
+        }
+        if keys.len() == 1 {
+            let message = format!(
+                "key {number:016x} is the only one: without it nobody could open the repository again"
+            );
+            return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
+        }
+        let path = ObjectName::Key(number).path();
+        self.folder
+            .remove(&path)
+            .map_err(|e| RepositoryError::io(format_args!("cannot remove object {path}"), &e))
+    }
+
+    fn check_encrypted(&self) -> Result<()> {
+        match self.object.sealing {
+            Sealing::Encrypted => Ok(()),
+            Sealing::Authenticated => Err(RepositoryError::new(
+                RepositoryErrorKind::Invalid,
+                "the repository is not encrypted, so it has no keys",
+            )),
+        }
     }
 
     /// Its id.
@@ -323,6 +366,25 @@ impl Repository {
             .put(&path, bytes)
             .map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
     }
+}
+
+/// The keys of a repository, each with why it cannot be read, if so.
+fn wrapped_keys(folder: &Folder, id: RepositoryId) -> Result<Vec<Result<WrappedKey>>> {
+    let names = folder.list("keys");
+    let names =
+        names.map_err(|e| RepositoryError::io("cannot list the keys of the repository", &e))?;
+    let numbers = names
+        .iter()
+        .filter_map(|name| u64::from_str_radix(name, 16).ok());
+    let keys = numbers.map(|number| {
+        let path = ObjectName::Key(number).path();
+        let bytes = folder
+            .read(&path)
+            .map_err(|e| RepositoryError::io(format_args!("cannot read {path}"), &e))?;
+        let key = WrappedKey::decode(&bytes, number, id);
+        key.map_err(|e| RepositoryError::format(&path, e))
+    });
+    Ok(keys.collect())
 }
 
 /// Makes a new folder durable in the one that it is in.

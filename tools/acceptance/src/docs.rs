@@ -60,7 +60,7 @@ const DOCUMENTS: &[Document] = &[
     },
     Document {
         name: "backup.md",
-        before: "pool; image web.raw; image db.raw; mkdir -p $host/srv/images $host/srv/backup
+        before: "pool; image web.raw; image db.raw; mkdir -p $host/srv/images $host/srv/backup $host/run/onefold
                  onefold volume import web web.raw; onefold volume import db db.raw
                  qemu-img convert -f raw -O qcow2 web.raw $host/srv/images/router.qcow2",
         ..PLAIN

@@ -2,9 +2,9 @@
 
 use super::Context;
 use crate::output::Render;
+use crate::rendering::diff::{Totals, heading};
 use crate::session::Session;
-use onefold_api::size;
-use onefold_api::{DiffContent, DiffExtent, DiffPage, SnapshotDiff};
+use onefold_api::{DiffPage, SnapshotDiff};
 use onefold_api::{Error, Result};
 use serde::ser::{Error as _, SerializeStruct};
 use serde::{Serialize, Serializer};
@@ -47,13 +47,6 @@ struct Diff<'a> {
     failure: RefCell<Option<Error>>,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-struct Totals {
-    extents: u64,
-    data_bytes: u64,
-    zero_bytes: u64,
-}
-
 impl Diff<'_> {
     /// The pages in order, up to the last or to one that cannot be had.
     fn pages(&self) -> impl Iterator<Item = DiffPage> {
@@ -66,49 +59,20 @@ impl Diff<'_> {
             let next = self.session.call(&request, &mut |_, _| {});
             next.map_err(|error| self.failure.replace(Some(error))).ok()
         })
-        .inspect(|page| self.totals.set(self.totals.get().and(page)))
-    }
-}
-
-impl Totals {
-    fn and(mut self, page: &DiffPage) -> Self {
-        for DiffExtent {
-            length, content, ..
-        } in &page.extents
-        {
-            self.extents += 1;
-            match content {
-                DiffContent::Data => self.data_bytes += length,
-                DiffContent::Zero => self.zero_bytes += length,
-            }
-        }
-        self
+        .inspect(|page| self.totals.set(self.totals.get().and(&page.extents)))
     }
 }
 
 impl Render for Diff<'_> {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "{:>18}  {:>18}  CONTENT", "OFFSET", "LENGTH")?;
+        heading(out)?;
         for page in self.pages() {
             page.text(out)?;
         }
         if self.failure.borrow().is_some() {
             return Ok(());
         }
-        let Totals {
-            extents,
-            data_bytes,
-            zero_bytes,
-        } = self.totals.get();
-        writeln!(
-            out,
-            "{} of '{}' changed since '{}': {} of data, {} of zeros",
-            size::count(extents, "extent"),
-            self.name,
-            self.since,
-            size::display(data_bytes),
-            size::display(zero_bytes)
-        )
+        self.totals.get().text(self.since, self.name, out)
     }
 }
 

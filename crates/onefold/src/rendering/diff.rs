@@ -2,24 +2,63 @@
 
 use std::io::{self, Write};
 
-use onefold_api::{DiffContent, DiffExtent, DiffPage};
+use onefold_api::{DiffContent, DiffExtent, DiffPage, size};
 
 use crate::output::Render;
 
+/// What was listed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Totals {
+    pub(crate) extents: u64,
+    pub(crate) data_bytes: u64,
+    pub(crate) zero_bytes: u64,
+}
+
+impl Totals {
+    pub(crate) fn and(mut self, extents: &[DiffExtent]) -> Self {
+        for extent in extents {
+            self.extents += 1;
+            match extent.content {
+                DiffContent::Data => self.data_bytes += extent.length,
+                DiffContent::Zero => self.zero_bytes += extent.length,
+            }
+        }
+        self
+    }
+
+    /// The last line of a list.
+    pub(crate) fn text(self, since: &str, name: &str, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "{} of '{name}' changed since '{since}': {} of data, {} of zeros",
+            size::count(self.extents, "extent"),
+            size::display(self.data_bytes),
+            size::display(self.zero_bytes)
+        )
+    }
+}
+
+/// The first line of a list.
+pub(crate) fn heading(out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "{:>18}  {:>18}  CONTENT", "OFFSET", "LENGTH")
+}
+
+pub(crate) fn rows(extents: &[DiffExtent], out: &mut dyn Write) -> io::Result<()> {
+    extents.iter().try_for_each(|extent| {
+        let content = match extent.content {
+            DiffContent::Data => "data",
+            DiffContent::Zero => "zero",
+        };
+        writeln!(
+            out,
+            "{:>18}  {:>18}  {content}",
+            extent.offset, extent.length
+        )
+    })
+}
+
 impl Render for DiffPage {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        for extent in &self.extents {
-            let DiffExtent {
-                offset,
-                length,
-                content,
-            } = extent;
-            let content = match content {
-                DiffContent::Data => "data",
-                DiffContent::Zero => "zero",
-            };
-            writeln!(out, "{offset:>18}  {length:>18}  {content}")?;
-        }
-        Ok(())
+        rows(&self.extents, out)
     }
 }

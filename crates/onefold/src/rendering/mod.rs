@@ -1,6 +1,6 @@
 //! Replies as text, which may change between releases.
 
-mod diff;
+pub(crate) mod diff;
 mod index;
 mod job;
 pub(crate) mod pool;

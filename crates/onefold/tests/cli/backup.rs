@@ -1,6 +1,7 @@
 //! Backups of volumes, snapshots and images, with a daemon and without.
 
-use crate::harness::{Scene, noise, sparse_disk};
+use crate::harness::{Daemon, Scene, noise, overwrite, qemu_img, sparse_disk};
+use serde_json::{Value, json};
 use std::fs;
 
 const DISK_BYTES: usize = 8 << 20;
@@ -13,6 +14,35 @@ fn repository(scene: &mut Scene) -> String {
     assert_eq!(made["encrypted"], true);
     assert!(made["recovery_key"].as_str().unwrap().len() > 64);
     passphrase
+}
+
+fn open_repository(scene: &mut Scene, name: &str) {
+    scene.set("ONEFOLD_REPOSITORY", scene.path(name));
+    scene.ok(&["backup", "init", "--no-encryption"]);
+}
+
+fn snapshots(scene: &Scene) -> Vec<String> {
+    let list = scene.json(&["snapshot", "list"]);
+    let list = list["snapshots"].as_array().unwrap().iter();
+    let name = |it: &Value| it["name"].as_str().unwrap().to_owned();
+    list.map(name).collect()
+}
+
+/// A backup of a volume: who said what changed, what was read of it, and what of that was new. It is what the
+/// volume holds.
+#[track_caller]
+fn backed_up(scene: &Scene, volume: &str, options: &[&str]) -> Value {
+    let made = scene.json(&[&["backup", "create", volume], options].concat());
+    let made = &made["backups"][0];
+    let name = made["name"].as_str().unwrap();
+    let restored = scene.ok(&["backup", "restore", name, "-"]);
+    assert!(restored.stdout == scene.content(volume), "{name}");
+    json!([
+        made["changed_by"],
+        made["parent"],
+        made["read_bytes"],
+        made["new_bytes"]
+    ])
 }
 
 #[test]
@@ -91,10 +121,9 @@ fn volumes_and_snapshots_are_backed_up_with_a_daemon_and_without() {
         (&"vm@2".into(), &0.into())
     );
     create(&["vm"]);
-    // Only the user's own snapshot is left.
-    let snapshots = scene.json(&["snapshot", "list"]);
-    let snapshots = snapshots["snapshots"].as_array().unwrap().clone();
-    assert_eq!(snapshots.len(), 1, "{snapshots:?}");
+    // The user's own snapshot is left, and one of each volume.
+    let snapshots = snapshots(&scene);
+    assert_eq!(snapshots.len(), 3, "{snapshots:?}");
     drop(daemon);
     for backup in ["vm@1", "vm@2", "vm@3", "other@1"] {
         let restored = scene.ok(&[&["backup", "restore", backup, "-"], &with_key[..]].concat());
@@ -177,4 +206,314 @@ fn damage_is_named_with_the_backups_that_need_it() {
     assert_eq!(found["findings"][0]["backups"], serde_json::json!([1]));
     let restored = scene.run(&[&["backup", "restore", "web@1", "-"], &with_key[..]].concat());
     restored.is_refusal(1, &["block 0 of the backup", "group 0"]);
+}
+
+#[test]
+fn only_what_changed_since_the_last_backup_is_read() {
+    let mut scene = Scene::new();
+    open_repository(&mut scene, "repository");
+    let image = scene.file("disk", &sparse_disk(DISK_BYTES, &DATA));
+    scene.ok(&["volume", "import", "vm", &image]);
+    let data = 1_048_576 + 8192 + 4096;
+    let first = backed_up(&scene, "vm", &[]);
+    assert_eq!(first, json!(["nobody", null, data, data]));
+    let daemon = scene.daemon();
+    overwrite(&scene, "vm", 8192, 1, 4096);
+    overwrite(&scene, "vm", 65536, 0, 8192);
+    let second = backed_up(&scene, "vm", &[]);
+    assert_eq!(second, json!(["layers", 1, 4096, 4096]));
+    assert_eq!(snapshots(&scene).len(), 1, "the base");
+    let nothing = backed_up(&scene, "vm", &[]);
+    assert_eq!(nothing, json!(["layers", 2, 0, 0]));
+    // What left and comes back is known.
+    overwrite(&scene, "vm", 8192, 2, 4096);
+    backed_up(&scene, "vm", &[]);
+    overwrite(&scene, "vm", 8192, 1, 4096);
+    let back = backed_up(&scene, "vm", &[]);
+    assert_eq!(back, json!(["layers", 4, 4096, 0]));
+    let full = backed_up(&scene, "vm", &["--full"]);
+    assert_eq!((&full[0], &full[3]), (&json!("nobody"), &json!(0)));
+    drop(daemon);
+    let without = backed_up(&scene, "vm", &[]);
+    assert_eq!(without, json!(["layers", 6, 0, 0]));
+
+    let dropped = backed_up(&scene, "vm", &["--base", "drop"]);
+    assert_eq!(dropped, json!(["layers", 7, 0, 0]));
+    assert!(snapshots(&scene).is_empty());
+    let all = backed_up(&scene, "vm", &[]);
+    assert_eq!((&all[0], &all[3]), (&json!("nobody"), &json!(0)));
+    let verified = scene.json(&["backup", "verify", "--data"]);
+    assert_eq!(verified["findings"], json!([]));
+}
+
+#[test]
+fn whatever_happens_to_a_volume_its_backup_is_what_it_holds() {
+    let mut scene = Scene::new();
+    open_repository(&mut scene, "one");
+    let image = scene.file("disk", &sparse_disk(DISK_BYTES, &DATA));
+    scene.ok(&["volume", "import", "vm", &image]);
+    let _daemon = scene.daemon();
+    let changed_by = |made: Value| made[0].as_str().unwrap().to_owned();
+    scene.ok(&["snapshot", "create", "vm@old"]);
+    overwrite(&scene, "vm", 0, 7, 65536);
+    backed_up(&scene, "vm", &[]);
+    overwrite(&scene, "vm", 131_072, 8, 65536);
+    // It goes back to before its base.
+    scene.ok(&["snapshot", "rollback", "vm@old", "--yes"]);
+    overwrite(&scene, "vm", 262_144, 9, 4096);
+    backed_up(&scene, "vm", &[]);
+    // Larger, and smaller, with data in what comes and goes.
+    scene.ok(&["volume", "resize", "vm", "--size", "12M"]);
+    overwrite(&scene, "vm", 11 << 20, 3, 65536);
+    backed_up(&scene, "vm", &[]);
+    scene.ok(&["volume", "resize", "vm", "--size", "1M", "--yes"]);
+    scene.ok(&["volume", "resize", "vm", "--size", "9M"]);
+    let grown = backed_up(&scene, "vm", &[]);
+    assert_eq!(changed_by(grown), "layers");
+
+    // A snapshot of the user's is a base while it is there.
+    overwrite(&scene, "vm", 0, 4, 4096);
+    scene.ok(&["snapshot", "create", "vm@mine"]);
+    scene.ok(&["backup", "create", "vm@mine"]);
+    overwrite(&scene, "vm", 4096, 5, 4096);
+    let since_mine = backed_up(&scene, "vm", &[]);
+    assert_eq!(since_mine[2], 4096);
+    // Another repository has a base of its own, and leaves this one's alone.
+    open_repository(&mut scene, "two");
+    assert_eq!(changed_by(backed_up(&scene, "vm", &[])), "nobody");
+    assert_eq!(changed_by(backed_up(&scene, "vm", &[])), "layers");
+    scene.set("ONEFOLD_REPOSITORY", scene.path("one"));
+    assert_eq!(changed_by(backed_up(&scene, "vm", &[])), "layers");
+    // Without its base an older one will do; without any, all is read.
+    let delete_bases = || {
+        let bases = snapshots(&scene);
+        for base in bases.iter().filter(|name| name.contains("onefold-backup-")) {
+            scene.ok(&["snapshot", "delete", base, "--yes"]);
+        }
+    };
+    delete_bases();
+    assert_eq!(changed_by(backed_up(&scene, "vm", &[])), "layers");
+    delete_bases();
+    scene.ok(&["snapshot", "delete", "vm@mine", "--yes"]);
+    assert_eq!(changed_by(backed_up(&scene, "vm", &[])), "nobody");
+    // What a command that was killed had left goes with the next one.
+    let base = snapshots(&scene).pop().unwrap();
+    let left = format!("{}-left", base);
+    scene.ok(&["snapshot", "create", &left]);
+    assert_eq!(changed_by(backed_up(&scene, "vm", &[])), "layers");
+    assert!(!snapshots(&scene).contains(&left));
+    // A command that fails takes its snapshot with it, and leaves the base.
+    let before = snapshots(&scene);
+    fs::rename(scene.path("one/repository"), scene.path("away")).unwrap();
+    assert_ne!(scene.run(&["backup", "create", "vm"]).code, Some(0));
+    fs::rename(scene.path("away"), scene.path("one/repository")).unwrap();
+    scene
+        .run(&["backup", "create", "vm", "missing=/nowhere"])
+        .is_refusal(1, &["/nowhere"]);
+    assert_eq!(snapshots(&scene).len(), before.len());
+    // By another name it is another source, and the base of the old name is none of its.
+    scene.ok(&["volume", "rename", "vm", "guest"]);
+    assert_eq!(changed_by(backed_up(&scene, "guest", &[])), "nobody");
+}
+
+#[test]
+fn backups_are_served_over_nbd_straight_from_the_repository() {
+    let mut scene = Scene::new();
+    let passphrase = repository(&mut scene);
+    let with_key = ["--passphrase-file", passphrase.as_str()];
+    let mut disk = sparse_disk(DISK_BYTES, &DATA);
+    // It does not end with a block.
+    disk.truncate(DISK_BYTES - 512);
+    let image = scene.file("disk", &disk);
+    let web = format!("web={image}");
+    scene.ok(&[&["backup", "create", &web], &with_key[..]].concat());
+    let mut later = disk.clone();
+    later[4096..12_288].copy_from_slice(&noise(9, 8192));
+    later[65_536..131_072].fill(0);
+    fs::write(&image, &later).unwrap();
+    scene.ok(&[&["backup", "create", &web], &with_key[..]].concat());
+
+    let diff = scene.json(&[&["backup", "diff", "web@1", "web@2"], &with_key[..]].concat());
+    let extents = json!([
+        {"offset": 4096, "length": 8192, "content": "data"},
+        {"offset": 65_536, "length": 65_536, "content": "zero"},
+    ]);
+    assert_eq!(diff["extents"], extents);
+    assert_eq!(
+        (&diff["data_bytes"], &diff["zero_bytes"]),
+        (&json!(8192), &json!(65_536))
+    );
+
+    let socket = scene.path("backup.sock");
+    let address = format!("unix:{socket}");
+    let mount = |names: &[&str]| {
+        let mut arguments = vec!["backup", "mount", "--nbd", &address];
+        arguments.extend(names);
+        arguments.extend(with_key);
+        let mut mounted = Daemon::start(&mut scene.command(&arguments));
+        mounted.wait_for_line("served on");
+        mounted
+    };
+    let mounted = mount(&[]);
+    let uri = |name: &str| format!("nbd+unix:///{name}?socket={socket}");
+    for (name, content) in [("web@1", &disk), ("web@2", &later), ("web@latest", &later)] {
+        let copied = scene.path("copied");
+        qemu_img(&["convert", "-f", "raw", "-O", "raw", &uri(name), &copied]);
+        assert!(fs::read(&copied).unwrap() == *content, "{name}");
+    }
+    let map = qemu_img(&["map", "-f", "raw", "--output=json", &uri("web@2")]);
+    let map: Value = serde_json::from_str(&map).unwrap();
+    let data = map
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|run| run["data"] == true);
+    let bytes: u64 = data.map(|run| run["length"].as_u64().unwrap()).sum();
+    assert_eq!(bytes, (1 << 20) - 65_536 + 8192 + 4096 - 512);
+    // A client that wants to write is told.
+    let refused = std::process::Command::new("qemu-io")
+        .args(["-f", "raw", "-c", "write 0 4096", &uri("web@1")])
+        .output();
+    let refused = refused.unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).to_lowercase();
+    assert!(said.contains("permission denied"), "{refused:?}");
+    assert!(mounted.terminate().success());
+
+    // Only what was named.
+    let mounted = mount(&["web@1"]);
+    qemu_img(&["info", "-f", "raw", &uri("web@1")]);
+    let other = std::process::Command::new("qemu-img")
+        .args(["info", "-f", "raw", &uri("web@2")])
+        .output();
+    assert!(!other.unwrap().status.success());
+    drop(mounted);
+    let missing = [
+        &["backup", "mount", "--nbd", &address, "web@9"],
+        &with_key[..],
+    ]
+    .concat();
+    scene.run(&missing).is_refusal(1, &["no backup web@9"]);
+}
+
+/// The names of all backups.
+fn backups(scene: &Scene) -> Vec<String> {
+    let list = scene.json(&["backup", "list"]);
+    let list = list["backups"].as_array().unwrap().iter();
+    let name = |it: &Value| it["name"].as_str().unwrap().to_owned();
+    list.map(name).collect()
+}
+
+#[test]
+fn a_backup_that_is_killed_leaves_the_others_whole_and_nothing_behind() {
+    let mut scene = Scene::new();
+    open_repository(&mut scene, "repository");
+    let image = scene.file("disk", &noise(1, 16 << 20));
+    scene.ok(&["volume", "import", "vm", &image]);
+    let _daemon = scene.daemon();
+    let mut known: Vec<(String, Vec<u8>)> = Vec::new();
+    for round in 0..14_u64 {
+        // Later rounds read little, and are killed sooner.
+        let offset = (round as usize % 8) << 21;
+        overwrite(&scene, "vm", offset, round as u8 + 1, 1 << 20);
+        let content = scene.content("vm");
+        let mut child = scene.command(&["backup", "create", "vm"]).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(round * 23 % 160));
+        // It may have ended before.
+        let _ = child.kill();
+        child.wait().unwrap();
+        for name in backups(&scene) {
+            if !known.iter().any(|(it, _)| *it == name) {
+                known.push((name, content.clone()));
+            }
+        }
+        for (name, content) in &known {
+            let restored = scene.ok(&["backup", "restore", name, "-"]);
+            assert!(restored.stdout == *content, "{name} after round {round}");
+        }
+    }
+    backed_up(&scene, "vm", &[]);
+    assert_eq!(snapshots(&scene).len(), 1, "only the base");
+    let verified = scene.json(&["backup", "verify", "--data"]);
+    assert_eq!(verified["findings"], json!([]));
+    assert_eq!(verified["backups"], backups(&scene).len());
+    assert!(backups(&scene).len() > known.len());
+}
+
+#[test]
+fn keys_are_added_and_removed_and_one_is_always_left() {
+    let mut scene = Scene::new();
+    let passphrase = repository(&mut scene);
+    let with_key = ["--passphrase-file", passphrase.as_str()];
+    let image = scene.file("disk", &noise(9, 1 << 20));
+    let web = format!("web={image}");
+    scene.ok(&[&["backup", "create", &web], &with_key[..]].concat());
+    let keys = |access: &[&str]| {
+        let list = scene.json(&[&["backup", "key", "list"], access].concat());
+        let list = list["keys"].as_array().unwrap().clone();
+        let key = |it: &Value| (it["key"].as_str().unwrap().to_owned(), it["kind"].clone());
+        list.iter().map(key).collect::<Vec<_>>()
+    };
+    let first = keys(&with_key);
+    assert_eq!(first.len(), 2, "the passphrase and the recovery key");
+    let file = scene.file("key", &noise(5, 64));
+    let add = ["backup", "key", "add", "--new-key-file", &file];
+    scene.ok(&[&add[..], &with_key[..]].concat());
+    let with_file = ["--key-file", file.as_str()];
+    let three = keys(&with_file);
+    assert_eq!(three.len(), 3);
+    let added = three.iter().find(|key| !first.contains(key)).unwrap();
+    assert_eq!(added.1, "key file");
+    let remove = |key: &str, options: &[&str]| {
+        let command = ["backup", "key", "remove", key];
+        scene.run(&[&command[..], options].concat())
+    };
+    let passphrase_key = &three.iter().find(|key| key.1 == "passphrase").unwrap().0;
+    let plan = remove(passphrase_key, &with_file);
+    plan.is_refusal(2, &[passphrase_key, "--yes"]);
+    assert_eq!(keys(&with_key).len(), 3);
+    let yes = ["--yes", "--key-file", file.as_str()];
+    assert_eq!(remove(passphrase_key, &yes).code, Some(0));
+    let list = [&["backup", "list"], &with_key[..]].concat();
+    scene.run(&list).is_refusal(1, &["opens no key"]);
+    let recovery = keys(&with_file)
+        .into_iter()
+        .find(|key| key.0 != added.0)
+        .unwrap();
+    assert_eq!(remove(&recovery.0, &yes).code, Some(0));
+    remove(&added.0, &yes).is_refusal(2, &["the only one"]);
+    remove(&recovery.0, &yes).is_refusal(1, &["no key"]);
+    scene.ok(&[&["backup", "restore", "web@1", "-"], &with_file[..]].concat());
+
+    open_repository(&mut scene, "open");
+    let list = scene.run(&["backup", "key", "list"]);
+    list.is_refusal(2, &["not encrypted"]);
+}
+
+#[test]
+fn a_volume_goes_back_to_a_backup_and_only_what_differs_is_written() {
+    let mut scene = Scene::new();
+    open_repository(&mut scene, "repository");
+    let disk = sparse_disk(DISK_BYTES, &DATA);
+    let image = scene.file("disk", &disk);
+    scene.ok(&["volume", "import", "vm", &image]);
+    backed_up(&scene, "vm", &[]);
+    let into = ["backup", "restore", "vm@1", "--into", "vm"];
+    for has_daemon in [true, false] {
+        let daemon = scene.daemon();
+        overwrite(&scene, "vm", 8192, 1, 4096);
+        overwrite(&scene, "vm", 2 << 20, 7, 65_536);
+        overwrite(&scene, "vm", 131_072, 0, 8192);
+        let daemon = has_daemon.then_some(daemon);
+        scene.run(&into).is_refusal(2, &["'vm'", "vm@1", "--yes"]);
+        let restored = scene.json(&[&into[..], &["--yes"]].concat());
+        assert_eq!(restored["written_bytes"], 4096 + 65_536 + 8192);
+        assert!(scene.content("vm") == disk);
+        let again = scene.json(&[&into[..], &["--yes"]].concat());
+        assert_eq!(again["written_bytes"], 0);
+        drop(daemon);
+    }
+    scene.ok(&["volume", "resize", "vm", "--size", "16M"]);
+    scene
+        .run(&["backup", "restore", "vm@1", "--into", "vm", "--yes"])
+        .is_refusal(2, &["16777216", "volume resize"]);
 }

@@ -372,6 +372,18 @@ pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     panic!("waited in vain until {what}");
 }
 
+/// Writes into a volume that a daemon serves.
+pub(crate) fn overwrite(scene: &Scene, volume: &str, offset: usize, pattern: u8, len: usize) {
+    let stat = scene.json(&["volume", "stat", volume]);
+    let uri = stat["nbd_uri"].as_str().unwrap();
+    let write = format!("write -P {pattern} {offset} {len}");
+    let out = Command::new("qemu-io")
+        .args(["-f", "raw", "-c", &write, "-c", "flush", uri])
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{out:?}");
+}
+
 /// Bytes without zero blocks or repetition, the same for the same seed.
 pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

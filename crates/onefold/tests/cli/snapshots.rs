@@ -1,6 +1,6 @@
 //! Snapshots: made, listed, read, deleted, with and without a daemon.
 
-use crate::harness::{Daemon, Scene, noise, qemu_img, wait_until};
+use crate::harness::{Scene, noise, overwrite, qemu_img, wait_until};
 use serde_json::{Value, json};
 
 const MIB: usize = 1 << 20;
@@ -11,19 +11,6 @@ fn names(scene: &Scene) -> Vec<String> {
     names
         .map(|snapshot| snapshot["name"].as_str().unwrap().to_owned())
         .collect()
-}
-
-/// Writes into a volume from outside.
-fn overwrite(daemon: &Daemon, scene: &Scene, volume: &str, offset: usize, pattern: u8, len: usize) {
-    let _ = daemon;
-    let stat = scene.json(&["volume", "stat", volume]);
-    let uri = stat["nbd_uri"].as_str().unwrap();
-    let write = format!("write -P {pattern} {offset} {len}");
-    let out = std::process::Command::new("qemu-io")
-        .args(["-f", "raw", "-c", &write, "-c", "flush", uri])
-        .output()
-        .unwrap();
-    assert!(out.status.success(), "{out:?}");
 }
 
 #[test]
@@ -39,13 +26,13 @@ fn a_snapshot_keeps_what_was_there() {
         let made = scene.json(&["snapshot", "create", "a@one", "b@one"]);
         assert_eq!(made["snapshots"].as_array().unwrap().len(), 2, "{made}");
         assert_eq!(names(&scene), ["a@one", "b@one"]);
-        overwrite(&daemon, &scene, "a", MIB + 5000, 7, 10_000);
-        overwrite(&daemon, &scene, "a", 3 * MIB, 0, MIB / 2);
+        overwrite(&scene, "a", MIB + 5000, 7, 10_000);
+        overwrite(&scene, "a", 3 * MIB, 0, MIB / 2);
         let mut after = before.clone();
         after[MIB + 5000..MIB + 15_000].fill(7);
         after[3 * MIB..3 * MIB + MIB / 2].fill(0);
         scene.ok(&["snapshot", "create", "a@two"]);
-        overwrite(&daemon, &scene, "a", 0, 9, 4096);
+        overwrite(&scene, "a", 0, 9, 4096);
         let mut last = after.clone();
         last[..4096].fill(9);
         scene.ok(&["pool", "dedup"]);
@@ -147,7 +134,7 @@ fn what_a_deletion_frees_is_said_before() {
     }
     let file = scene.file("other", &noise(2, 2 * MIB));
     scene.ok(&["volume", "import", "c", &file]);
-    let daemon = scene.daemon();
+    let _daemon = scene.daemon();
     let stat = |name: &str| scene.json(&["volume", "stat", name]);
     for field in [
         "exclusive_bytes",
@@ -160,8 +147,8 @@ fn what_a_deletion_frees_is_said_before() {
     // Equal blocks are to stay as many as were written.
     scene.ok(&["job", "pause", "finder"]);
     scene.ok(&["snapshot", "create", "a@one", "c@one"]);
-    overwrite(&daemon, &scene, "a", MIB, 7, MIB);
-    overwrite(&daemon, &scene, "c", 0, 9, MIB);
+    overwrite(&scene, "a", MIB, 7, MIB);
+    overwrite(&scene, "c", 0, 9, MIB);
     scene.json(&["volume", "stat", "a", "--exact"]);
     let figures = |name: &str| {
         let stat = stat(name);
@@ -243,10 +230,10 @@ fn a_diff_lists_what_was_written_in_between() {
     scene.ok(&["volume", "create", "b", "--size", "1M"]);
     scene.ok(&["snapshot", "create", "a@one"]);
     let daemon = scene.daemon();
-    overwrite(&daemon, &scene, "a", MIB + 5000, 7, 10_000);
-    overwrite(&daemon, &scene, "a", 3 * MIB, 0, MIB / 2);
+    overwrite(&scene, "a", MIB + 5000, 7, 10_000);
+    overwrite(&scene, "a", 3 * MIB, 0, MIB / 2);
     scene.ok(&["snapshot", "create", "a@two"]);
-    overwrite(&daemon, &scene, "a", 0, 9, 4096);
+    overwrite(&scene, "a", 0, 9, 4096);
     let is_right = |scene: &Scene| {
         let (written, zeroed) = ((MIB + 4096, 12_288), (3 * MIB, MIB / 2));
         let first = [(written.0, written.1, "data"), (zeroed.0, zeroed.1, "zero")];

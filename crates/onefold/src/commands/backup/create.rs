@@ -1,24 +1,24 @@
 //! `onefold backup create`
 
+use super::base::Pool;
+use super::disk::{self, SinceDisk};
 use super::{
-    Context, MEMORY_DEFAULT, RepositoryArgs, backup_error, disk, now_unix_seconds, repository_error,
+    Context, MEMORY_DEFAULT, RepositoryArgs, backup_error, now_unix_seconds, repository_error,
 };
-use crate::commands::foreground::{interruption, random_seed};
+use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
 use crate::image::ImageFormat;
 use crate::image::reader::{ImageOptions, open_image};
 use crate::output::Render;
 use crate::progress::Progress;
 use crate::session::Session;
-use onefold_api::{
-    Error, PoolStat, Result, SnapshotCreate, SnapshotDelete, SnapshotName, check_name, size,
-};
+use onefold_api::{Error, ErrorKind, Result, SnapshotName, check_name, size};
 use onefold_backup::{BackupError, Created, Disk, ImageDisk, Options, create};
-use onefold_format::backup::Source;
+use onefold_format::backup::{BackupNumber, ChangedBy, PoolSnapshot, Source};
 use onefold_repository::{KnownSource, Repository};
 use serde::Serialize;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,6 +45,15 @@ pub(in crate::commands) struct Args {
     #[arg(long)]
     allow_backing: bool,
 
+    /// Read all of a volume, and not only what changed since its last backup. The result is the same.
+    #[arg(long)]
+    full: bool,
+
+    /// What becomes of the snapshot of a volume: with it, the next backup reads only what changed; without
+    /// it, the pool need not keep what guests overwrite meanwhile.
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Base::Keep)]
+    base: Base,
+
     /// A word to remember the backups by; may be given several times.
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
@@ -60,6 +69,15 @@ pub(in crate::commands) struct Args {
     /// Memory for each stage.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
     memory: u64,
+}
+
+/// What becomes of a snapshot once it is backed up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Base {
+    /// It stays until the next backup.
+    Keep,
+    /// It goes, and so does that of the backup before.
+    Drop,
 }
 
 /// What is to be backed up.
@@ -113,6 +131,10 @@ struct BackupReply {
     size_bytes: u64,
     /// Data of the disk.
     logical_bytes: u64,
+    /// Who said what changed: `layers`, the pool's; or `nobody`, and everything was read.
+    changed_by: &'static str,
+    /// The number of the backup since which it changed.
+    parent: Option<u64>,
     /// Read from the disk; what it knows to be zeros is not.
     read_bytes: u64,
     /// Content that the source did not have in the repository.
@@ -155,84 +177,114 @@ struct Job<'a> {
     unix_seconds: u64,
 }
 
-/// A pool, and the name of the snapshots that were taken of its volumes.
-struct Pool<'a> {
-    session: &'a Session,
-    snapshot: &'a str,
-    block_size: u32,
+/// A disk to be backed up, and what is known of it.
+struct Opened<'a> {
+    disk: Box<dyn Disk + 'a>,
+    source: KnownSource,
+    parent: Option<BackupNumber>,
+    base: Option<PoolSnapshot>,
+    unix_seconds: u64,
 }
 
 impl Job<'_> {
-    /// Backs up with a snapshot of each volume, all at one moment, which are deleted in the end.
+    /// Backs up with a snapshot of each volume, all at one moment.
     fn with_snapshots(&self, session: &Session) -> Result<Vec<BackupReply>> {
-        let snapshot = format!("onefold-backup-{:016x}", random_seed());
+        let mut pool = Pool::new(session, self.repository.id())?;
         let volumes = self.args.sources.iter().filter_map(|wanted| match wanted {
-            Wanted::Volume(name) => Some(format!("{name}@{snapshot}")),
+            Wanted::Volume(name) => Some(name.as_str()),
             Wanted::Snapshot { .. } | Wanted::Image { .. } => None,
         });
-        let names = volumes.map(|name| name.parse().map_err(Error::usage));
-        let names: Vec<SnapshotName> = names.collect::<Result<_>>()?;
-        let block_size = session.call(&PoolStat {}, &mut |_, _| {})?.block_size;
-        if !names.is_empty() {
-            let create = SnapshotCreate {
-                names: names.clone(),
-            };
-            session.call(&create, &mut |_, _| {})?;
-        }
-        let pool = Pool {
-            session,
-            snapshot: &snapshot,
-            block_size,
-        };
-        let made = self.all(Some(&pool));
-        for name in names {
-            let delete = SnapshotDelete {
-                name,
-                yes: true,
-                force: true,
-            };
-            if let Err(error) = session.call(&delete, &mut |_, _| {}) {
-                let what = "a snapshot that was made for the backup is left";
-                self.context.output.warn(format_args!("{what}: {error}"));
-            }
-        }
+        pool.take(&volumes.collect::<Vec<_>>())?;
+        let made = self.all(Some(&mut pool));
+        pool.clear(&self.context.output);
         made
     }
 
-    fn all(&self, pool: Option<&Pool<'_>>) -> Result<Vec<BackupReply>> {
+    fn all(&self, mut pool: Option<&mut Pool<'_>>) -> Result<Vec<BackupReply>> {
         let each = self.args.sources.iter().map(|wanted| {
-            let (mut disk, block_size) = self.open(wanted, pool)?;
-            let source = self.source(wanted.source(), block_size)?;
             let began = Instant::now();
-            let made = self.one(&source, disk.as_mut())?;
-            Ok(BackupReply::of(
-                &source,
-                &made,
-                began.elapsed().as_secs_f64(),
-            ))
+            let mut opened = match (wanted, pool.as_deref()) {
+                (Wanted::Image { name, file }, _) => self.open_image(name, file)?,
+                (Wanted::Volume(_) | Wanted::Snapshot { .. }, Some(pool)) => {
+                    self.open_snapshot(wanted, pool)?
+                }
+                (_, None) => return Err(Error::usage("volumes are backed up from a pool")),
+            };
+            let made = self.one(&mut opened)?;
+            let seconds = began.elapsed().as_secs_f64();
+            let reply = BackupReply::of(&opened.source, &made, seconds);
+            drop(opened);
+            if let (Wanted::Volume(name), Some(pool)) = (wanted, pool.as_deref_mut()) {
+                let snapshot = pool.taken(name)?;
+                let is_kept = self.args.base == Base::Keep;
+                pool.backed_up(&snapshot, is_kept, &self.context.output);
+            }
+            Ok(reply)
         });
         each.collect()
     }
 
-    fn open(&self, wanted: &Wanted, pool: Option<&Pool<'_>>) -> Result<(Box<dyn Disk>, u32)> {
-        let name = match (wanted, pool) {
-            (Wanted::Image { file, .. }, _) => {
-                let options = ImageOptions {
-                    format: self.args.image_format,
-                    allow_backing: self.args.allow_backing,
-                    stream_bytes: None,
-                };
-                let image = open_image(file, &options, &self.context.output)?;
-                return Ok((Box::new(ImageDisk(image)), BLOCK_SIZE));
+    fn open_image(&self, name: &str, file: &Path) -> Result<Opened<'_>> {
+        let options = ImageOptions {
+            format: self.args.image_format,
+            allow_backing: self.args.allow_backing,
+            stream_bytes: None,
+        };
+        let image = open_image(file, &options, &self.context.output)?;
+        Ok(Opened {
+            disk: Box::new(ImageDisk(image)),
+            source: self.source(name, BLOCK_SIZE)?,
+            parent: None,
+            base: None,
+            unix_seconds: self.unix_seconds,
+        })
+    }
+
+    fn open_snapshot<'p>(&self, wanted: &Wanted, pool: &Pool<'p>) -> Result<Opened<'p>> {
+        let volume = wanted.source();
+        let snapshots = pool.snapshots(volume)?;
+        let snapshot = match wanted {
+            Wanted::Snapshot { name, .. } => {
+                let name = String::from(name.clone());
+                let found = snapshots.iter().find(|it| it.name == name);
+                found.cloned().ok_or_else(|| {
+                    let message = format!("there is no snapshot '{name}'");
+                    Error::new(ErrorKind::NotFound, message)
+                })?
             }
-            (Wanted::Volume(name), Some(pool)) => format!("{name}@{}", pool.snapshot),
-            (Wanted::Snapshot { name, .. }, Some(_)) => String::from(name.clone()),
-            (_, None) => return Err(Error::usage("volumes are backed up from a pool")),
+            Wanted::Volume(_) | Wanted::Image { .. } => pool.taken(volume)?,
         };
-        let Some(pool) = pool else {
-            return Err(Error::usage("volumes are backed up from a pool"));
+        let source = self.source(volume, pool.block_size)?;
+        let disk = disk::open(pool.session, &snapshot)?;
+        let parent = match self.args.full {
+            true => None,
+            false => pool.parent(self.repository, &source, &snapshots)?,
         };
-        Ok((disk::open(pool.session, &name)?, pool.block_size))
+        let mut opened = Opened {
+            disk,
+            source,
+            parent: None,
+            base: Some(pool.base_of(&snapshot)),
+            unix_seconds: snapshot.created_unix_seconds,
+        };
+        let Some(parent) = parent else {
+            return Ok(opened);
+        };
+        match SinceDisk::new(pool.session, opened.disk, parent.base, snapshot.name) {
+            Ok(disk) => {
+                opened.disk = Box::new(disk);
+                opened.parent = Some(parent.backup);
+            }
+            Err((disk, error)) => {
+                opened.disk = disk;
+                self.context.output.note(format_args!(
+                    "all of '{volume}' is read: what changed since {volume}@{} of the repository is \
+                     not known: {error}",
+                    parent.backup
+                ));
+            }
+        }
+        Ok(opened)
     }
 
     /// The source of this name; a new one where there is none.
@@ -258,17 +310,18 @@ impl Job<'_> {
         self.repository.add_source(source).map_err(repository_error)
     }
 
-    fn one(&self, source: &KnownSource, disk: &mut dyn Disk) -> Result<Created> {
+    fn one(&self, opened: &mut Opened<'_>) -> Result<Created> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let options = Options {
-            parent: None,
-            base: None,
-            unix_seconds: self.unix_seconds,
+            parent: opened.parent,
+            base: opened.base,
+            unix_seconds: opened.unix_seconds,
             tags: self.args.tags.clone(),
             level: self.args.level,
             threads: self.args.threads.map_or(processors, usize::from),
             memory_bytes: self.args.memory as usize,
         };
+        let source = &opened.source;
         let label = format!("backing up {}", source.source.name);
         let progress = Progress::bytes(&self.context.output, &label);
         let report = &mut |done, all| {
@@ -280,6 +333,7 @@ impl Job<'_> {
                 false => Ok(()),
             }
         };
+        let disk = opened.disk.as_mut();
         create(self.repository, source, disk, &options, report).map_err(backup_error)
     }
 }
@@ -291,6 +345,11 @@ impl BackupReply {
             name: format!("{}@{}", source.source.name, made.backup),
             size_bytes: made.manifest.size_bytes,
             logical_bytes: counts.logical_blocks * block_size,
+            changed_by: match made.manifest.changed_by {
+                ChangedBy::Nobody => "nobody",
+                ChangedBy::Layers => "layers",
+            },
+            parent: made.manifest.parent.map(|parent| parent.0),
             read_bytes: counts.read_blocks * block_size,
             new_bytes: counts.new_blocks * block_size,
             stored_bytes: counts.stored_bytes,
@@ -304,9 +363,10 @@ impl Render for Reply {
         self.backups.iter().try_for_each(|backup| {
             writeln!(
                 out,
-                "{}: {} of data, {} of it new, stored in {}; {:.1} s",
+                "{}: {} of data, {} read, {} of it new, stored in {}; {:.1} s",
                 backup.name,
                 size::display(backup.logical_bytes),
+                size::display(backup.read_bytes),
                 size::display(backup.new_bytes),
                 size::display(backup.stored_bytes),
                 backup.seconds

@@ -1,7 +1,7 @@
 //! The disks of a pool, as a backup reads them: snapshots, through the store or through the daemon.
 
 use crate::session::Session;
-use onefold_api::{Error, Result, SnapshotList};
+use onefold_api::{DiffContent, DiffPage, Error, NextPage, Result, SnapshotDiff, SnapshotReply};
 use onefold_backup::{BackupError, Change, Disk};
 use onefold_nbd::client::{Address, Client};
 use onefold_store::{Blocking, Volume};
@@ -16,15 +16,13 @@ struct StoreDisk(Arc<Volume>);
 /// A snapshot that a daemon serves.
 struct NbdDisk(Client);
 
-/// Opens the snapshot of this name.
-pub(super) fn open(session: &Session, name: &str) -> Result<Box<dyn Disk>> {
+/// Opens a snapshot.
+pub(super) fn open(session: &Session, snapshot: &SnapshotReply) -> Result<Box<dyn Disk>> {
+    let name = &snapshot.name;
     if let Session::Direct { service, .. } = session {
         return Ok(Box::new(StoreDisk(service.store.volume(name)?)));
     }
-    let volume = name.split_once('@').map(|(volume, _)| volume.to_owned());
-    let list = session.call(&SnapshotList { volume }, &mut |_, _| {})?;
-    let found = list.snapshots.into_iter().find(|it| it.name == name);
-    let uri = found.and_then(|it| it.nbd_uri).ok_or_else(|| {
+    let uri = snapshot.nbd_uri.as_deref().ok_or_else(|| {
         Error::failed(format!(
             "the daemon does not serve the snapshot '{name}' over NBD"
         ))
@@ -33,6 +31,85 @@ pub(super) fn open(session: &Session, name: &str) -> Result<Box<dyn Disk>> {
     let client = Client::connect(&address);
     let client = client.map_err(|e| Error::io(format_args!("cannot attach to {uri}"), &e))?;
     Ok(Box::new(NbdDisk(client)))
+}
+
+/// A snapshot of which only the changes since another one count.
+pub(super) struct SinceDisk<'a> {
+    session: &'a Session,
+    disk: Box<dyn Disk + 'a>,
+    since: String,
+    name: String,
+    /// The list of changes comes in pages. This is the one of the last change that was asked for.
+    page: DiffPage,
+    page_start: u64,
+}
+
+impl<'a> SinceDisk<'a> {
+    /// `disk` is the snapshot `name`. Fails if the pool cannot tell what changed since `since`.
+    pub(super) fn new(
+        session: &'a Session,
+        disk: Box<dyn Disk + 'a>,
+        since: String,
+        name: String,
+    ) -> std::result::Result<Self, (Box<dyn Disk + 'a>, Error)> {
+        let first = changes(session, &since, &name, None);
+        match first {
+            Err(error) => Err((disk, error)),
+            Ok(page) => Ok(Self {
+                session,
+                disk,
+                since,
+                name,
+                page,
+                page_start: 0,
+            }),
+        }
+    }
+
+    fn turn_to(&mut self, page: Option<NextPage>) -> onefold_backup::Result<()> {
+        self.page = changes(self.session, &self.since, &self.name, page).map_err(source)?;
+        self.page_start = page.map_or(0, |page| page.offset());
+        Ok(())
+    }
+}
+
+fn changes(session: &Session, since: &str, name: &str, page: Option<NextPage>) -> Result<DiffPage> {
+    let diff = SnapshotDiff {
+        since: since.to_owned(),
+        name: name.to_owned(),
+        page,
+    };
+    session.call(&diff, &mut |_, _| {})
+}
+
+impl Disk for SinceDisk<'_> {
+    fn size_bytes(&self) -> u64 {
+        self.disk.size_bytes()
+    }
+
+    fn next_change(&mut self, start: u64) -> onefold_backup::Result<Option<Change>> {
+        if start < self.page_start {
+            self.turn_to(None)?;
+        }
+        loop {
+            let extents = &self.page.extents;
+            let before = extents.partition_point(|extent| extent.offset + extent.length <= start);
+            if let Some(extent) = extents.get(before) {
+                return Ok(Some(Change {
+                    range: extent.offset..extent.offset + extent.length,
+                    has_data: extent.content == DiffContent::Data,
+                }));
+            }
+            let Some(next) = self.page.next else {
+                return Ok(None);
+            };
+            self.turn_to(Some(next))?;
+        }
+    }
+
+    fn read(&mut self, at: u64, bytes: &mut [u8]) -> onefold_backup::Result<()> {
+        self.disk.read(at, bytes)
+    }
 }
 
 impl Disk for StoreDisk {

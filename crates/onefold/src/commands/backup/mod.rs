@@ -1,9 +1,14 @@
 //! `onefold backup`: copies of disks in a repository, made and restored by this process itself.
 
+mod base;
 mod create;
+mod diff;
 mod disk;
 mod init;
+mod into;
+mod key;
 mod list;
+mod mount;
 mod restore;
 mod show;
 mod verify;
@@ -36,10 +41,17 @@ pub(super) enum BackupVerb {
     List(list::Args),
     /// Describe a backup.
     Show(show::Args),
-    /// Restore a backup to a new volume, a file, a block device or standard output.
+    /// List what changed between two backups of a source.
+    Diff(diff::Args),
+    /// Serve backups as read-only NBD exports, straight from the repository, until interrupted.
+    Mount(mount::Args),
+    /// Restore a backup to a new volume, a volume that is there, a file, a block device or standard output.
     Restore(restore::Args),
     /// Prove that everything that backups need is there; exit code 3 if it is not.
     Verify(verify::Args),
+    /// What opens an encrypted repository: add, list, remove.
+    #[command(subcommand)]
+    Key(key::KeyVerb),
 }
 
 impl BackupVerb {
@@ -49,8 +61,11 @@ impl BackupVerb {
             Self::Create(args) => create::run(context, &args),
             Self::List(args) => list::run(context, &args),
             Self::Show(args) => show::run(context, &args),
+            Self::Diff(args) => diff::run(context, &args),
+            Self::Mount(args) => mount::run(context, &args),
             Self::Restore(args) => restore::run(context, args),
             Self::Verify(args) => verify::run(context, &args),
+            Self::Key(verb) => key::run(context, verb),
         }
     }
 }
@@ -82,24 +97,7 @@ impl RepositoryArgs {
 
     /// What the user gave, if anything.
     fn access(&self) -> Result<Option<Access>> {
-        if let Some(file) = &self.passphrase_file {
-            let content = read_secret(file)?;
-            let first = content.split(|byte| *byte == b'\n').next();
-            let passphrase = first.unwrap_or_default();
-            let passphrase = passphrase.strip_suffix(b"\r").unwrap_or(passphrase);
-            if passphrase.is_empty() {
-                return Err(Error::usage(format!("the first line of {file:?} is empty")));
-            }
-            return Ok(Some(Access::Passphrase(passphrase.to_vec())));
-        }
-        let Some(file) = &self.key_file else {
-            return Ok(None);
-        };
-        let content = read_secret(file)?;
-        if content.trim_ascii().is_empty() {
-            return Err(Error::usage(format!("the key file {file:?} is empty")));
-        }
-        Ok(Some(Access::KeyFile(content)))
+        new_access(self.passphrase_file.as_deref(), self.key_file.as_deref())
     }
 
     fn open(&self) -> Result<Repository> {
@@ -110,6 +108,28 @@ impl RepositoryArgs {
         };
         Repository::open(root, &access).map_err(repository_error)
     }
+}
+
+/// The passphrase or the key in these files, if there is one.
+fn new_access(passphrase_file: Option<&Path>, key_file: Option<&Path>) -> Result<Option<Access>> {
+    if let Some(file) = passphrase_file {
+        let content = read_secret(file)?;
+        let first = content.split(|byte| *byte == b'\n').next();
+        let passphrase = first.unwrap_or_default();
+        let passphrase = passphrase.strip_suffix(b"\r").unwrap_or(passphrase);
+        if passphrase.is_empty() {
+            return Err(Error::usage(format!("the first line of {file:?} is empty")));
+        }
+        return Ok(Some(Access::Passphrase(passphrase.to_vec())));
+    }
+    let Some(file) = key_file else {
+        return Ok(None);
+    };
+    let content = read_secret(file)?;
+    if content.trim_ascii().is_empty() {
+        return Err(Error::usage(format!("the key file {file:?} is empty")));
+    }
+    Ok(Some(Access::KeyFile(content)))
 }
 
 fn read_secret(file: &Path) -> Result<Vec<u8>> {

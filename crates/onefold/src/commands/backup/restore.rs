@@ -1,5 +1,6 @@
 //! `onefold backup restore`
 
+use super::into::restore_into;
 use super::{BackupName, Context, MEMORY_DEFAULT, RepositoryArgs, backup_error};
 use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
@@ -9,12 +10,12 @@ use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::transfer::{Chunk, ChunkPool, Piece, VolumeImport, transfer};
 use onefold_api::{Error, NewVolumeOptions, Result, size};
-use onefold_backup::{BackupError, Restore};
-use onefold_repository::Repository;
+use onefold_backup::{BackupError, BlockReader, Restore};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -25,7 +26,7 @@ pub(in crate::commands) struct Args {
     name: BackupName,
 
     /// A new file, a block device, or - for standard output (these two raw only).
-    #[arg(required_unless_present = "volume", conflicts_with = "volume")]
+    #[arg(required_unless_present_any = ["volume", "into"], conflicts_with_all = ["volume", "into"])]
     file: Option<PathBuf>,
 
     #[command(flatten)]
@@ -35,11 +36,15 @@ pub(in crate::commands) struct Args {
     #[arg(long, value_name = "NAME")]
     volume: Option<String>,
 
+    /// Restore into a volume of the same size that no client is attached to. Only what differs is written.
+    #[arg(long, value_name = "NAME", conflicts_with = "volume")]
+    into: Option<String>,
+
     /// The image's format.
     #[arg(long, value_enum, default_value = "raw")]
     image_format: ImageFormat,
 
-    /// Overwrite a block device.
+    /// Overwrite a block device, or a volume.
     #[arg(long)]
     yes: bool,
 
@@ -56,16 +61,18 @@ pub(in crate::commands) struct Args {
 struct Reply {
     name: String,
     size_bytes: u64,
-    /// The rest are holes.
+    /// What was written: data, and the rest are holes; into a volume, what differed.
     written_bytes: u64,
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
-    let repository = args.repository.open()?;
+    let repository = Arc::new(args.repository.open()?);
+    let blocks = BlockReader::new(repository, args.memory as usize / 2);
     let interrupted = interruption()?;
     let restored = match (&args.file, &args.volume) {
-        (_, Some(volume)) => to_volume(context, &args, &repository, volume, &interrupted)?,
-        (Some(file), None) => to_file(context, &args, &repository, file, &interrupted)?,
+        _ if args.into.is_some() => into_volume(context, &args, &blocks, &interrupted)?,
+        (_, Some(volume)) => to_volume(context, &args, &blocks, volume, &interrupted)?,
+        (Some(file), None) => to_file(context, &args, &blocks, file, &interrupted)?,
         (None, None) => return Err(Error::usage("restore to what? give a file, or --volume")),
     };
     match args.file.as_deref() == Some(Path::new("-")) {
@@ -75,9 +82,9 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
     }
 }
 
-fn open<'a>(args: &Args, repository: &'a Repository) -> Result<(Restore<'a>, String)> {
-    let (source, number) = args.name.find(repository)?;
-    let restore = Restore::open(repository, source.id, number, args.memory as usize);
+fn open(args: &Args, blocks: &Arc<BlockReader>) -> Result<(Restore, String)> {
+    let (source, number) = args.name.find(blocks.repository())?;
+    let restore = Restore::open(blocks, source.id, number);
     let name = format!("{}@{number}", source.source.name);
     Ok((restore.map_err(backup_error)?, name))
 }
@@ -85,7 +92,7 @@ fn open<'a>(args: &Args, repository: &'a Repository) -> Result<(Restore<'a>, Str
 fn to_file(
     context: &Context,
     args: &Args,
-    repository: &Repository,
+    blocks: &Arc<BlockReader>,
     file: &Path,
     interrupted: &AtomicBool,
 ) -> Result<Reply> {
@@ -100,7 +107,7 @@ fn to_file(
             "this overwrites what is on the device {file:?}; nothing was changed, --yes goes on"
         )));
     }
-    let (restore, name) = open(args, repository)?;
+    let (restore, name) = open(args, blocks)?;
     let size_bytes = restore.manifest().size_bytes;
     let mut image = ImageWriter::create(file, args.image_format, size_bytes)?;
     let progress = Progress::bytes(&context.output, "restoring");
@@ -118,11 +125,11 @@ fn to_file(
 fn to_volume(
     context: &Context,
     args: &Args,
-    repository: &Repository,
+    blocks: &Arc<BlockReader>,
     volume: &str,
     interrupted: &AtomicBool,
 ) -> Result<Reply> {
-    let (restore, name) = open(args, repository)?;
+    let (restore, name) = open(args, blocks)?;
     let size_bytes = restore.manifest().size_bytes;
     let import = VolumeImport {
         name: volume.to_owned(),
@@ -136,7 +143,7 @@ fn to_volume(
         let (sender, receiver) = transfer();
         thread::scope(|scope| {
             let reading = scope.spawn(|| {
-                let (restore, _) = open(args, repository)?;
+                let (restore, _) = open(args, blocks)?;
                 let sent = read_all(restore, interrupted, &progress, &mut |chunk| {
                     let gone = || Error::failed("the import ended early");
                     sender
@@ -164,9 +171,33 @@ fn to_volume(
     })
 }
 
+fn into_volume(
+    context: &Context,
+    args: &Args,
+    blocks: &Arc<BlockReader>,
+    interrupted: &AtomicBool,
+) -> Result<Reply> {
+    let volume = args.into.as_deref().unwrap_or_default();
+    let (restore, name) = open(args, blocks)?;
+    if !args.yes {
+        return Err(Error::usage(format!(
+            "this makes volume '{volume}' what {name} is, and what it holds besides is lost unless a snapshot \
+             has it; nothing was changed, --yes goes on"
+        )));
+    }
+    let progress = Progress::bytes(&context.output, "restoring");
+    let written_bytes = context
+        .with_session(|session| restore_into(session, volume, &restore, interrupted, &progress))?;
+    Ok(Reply {
+        name,
+        size_bytes: restore.manifest().size_bytes,
+        written_bytes,
+    })
+}
+
 /// Passes the data on in chunks. Returns how many bytes there were.
 fn read_all(
-    mut restore: Restore<'_>,
+    restore: Restore,
     interrupted: &AtomicBool,
     progress: &Progress,
     write: &mut dyn FnMut(Chunk) -> Result<()>,
@@ -200,7 +231,7 @@ impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
             out,
-            "backup {} restored: {}, {} of it data",
+            "backup {} restored: {}, {} of it written",
             self.name,
             size::display(self.size_bytes),
             size::display(self.written_bytes)

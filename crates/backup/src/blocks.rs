@@ -1,0 +1,156 @@
+//! Stored blocks by their numbers, for any number of backups and threads at once: the packs and groups that were
+//! used last are kept, whoever used them.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use onefold_format::backup::SourceId;
+use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
+use onefold_repository::{Pack, Repository};
+use rustc_hash::FxHashMap;
+
+use crate::error::Result;
+
+/// Packs whose tables are kept: 10 MiB at most.
+const PACKS_OPEN: usize = 32;
+
+/// The blocks of a repository.
+pub struct BlockReader {
+    repository: Arc<Repository>,
+    /// Newest generations of a source's packs, by number.
+    generations: Mutex<FxHashMap<SourceId, Arc<FxHashMap<u64, u32>>>>,
+    packs: Mutex<Cache<(SourceId, u64), Pack>>,
+    groups: Mutex<Cache<(SourceId, u64, usize), Vec<u8>>>,
+}
+
+/// A block, with those that follow it in its group.
+pub(crate) struct Found {
+    pack: Arc<Pack>,
+    group: Arc<Vec<u8>>,
+    /// Where the block is in the group.
+    at: usize,
+    /// Its number less the pack's first.
+    in_pack: usize,
+}
+
+/// The values that were used last.
+struct Cache<K, V> {
+    /// The last one first, each with its cost.
+    entries: VecDeque<(K, Arc<V>, usize)>,
+    cost: usize,
+    cost_max: usize,
+}
+
+impl<K: PartialEq, V> Cache<K, V> {
+    fn new(cost_max: usize) -> Self {
+        Self {
+            entries: VecDeque::new(),
+            cost: 0,
+            cost_max,
+        }
+    }
+
+    fn get(&mut self, key: &K) -> Option<Arc<V>> {
+        let at = self.entries.iter().position(|(known, ..)| known == key)?;
+        let entry = self.entries.remove(at)?;
+        let value = Arc::clone(&entry.1);
+        self.entries.push_front(entry);
+        Some(value)
+    }
+
+    fn put(&mut self, key: K, value: &Arc<V>, cost: usize) {
+        self.cost += cost;
+        self.entries.push_front((key, Arc::clone(value), cost));
+        while self.cost > self.cost_max && self.entries.len() > 1 {
+            if let Some((.., cost)) = self.entries.pop_back() {
+                self.cost -= cost;
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl BlockReader {
+    /// Groups of blocks are kept in so much memory.
+    #[must_use]
+    pub fn new(repository: Arc<Repository>, memory_bytes: usize) -> Arc<Self> {
+        Arc::new(Self {
+            repository,
+            generations: Mutex::default(),
+            packs: Mutex::new(Cache::new(PACKS_OPEN)),
+            groups: Mutex::new(Cache::new(memory_bytes)),
+        })
+    }
+
+    /// The repository.
+    #[must_use]
+    pub fn repository(&self) -> &Repository {
+        &self.repository
+    }
+
+    /// The block of this number. Nothing is locked while it is read and decompressed.
+    pub(crate) fn find(&self, source: SourceId, number: u64) -> Result<Found> {
+        let in_pack = (number % BLOCKS_PER_PACK) as usize;
+        let number = number / BLOCKS_PER_PACK;
+        let known = lock(&self.packs).get(&(source, number));
+        let pack = match known {
+            Some(pack) => pack,
+            None => {
+                let generation = self.generation(source, number)?;
+                let pack = Arc::new(self.repository.pack(source, number, generation)?);
+                lock(&self.packs).put((source, number), &pack, 1);
+                pack
+            }
+        };
+        let (number_of_group, at) = pack.find(in_pack)?;
+        let key = (source, number, number_of_group);
+        let known = lock(&self.groups).get(&key);
+        let group = match known {
+            Some(group) => group,
+            None => {
+                let group = Arc::new(pack.read_group(number_of_group)?);
+                lock(&self.groups).put(key, &group, group.len());
+                group
+            }
+        };
+        Ok(Found {
+            pack,
+            group,
+            at,
+            in_pack,
+        })
+    }
+
+    fn generation(&self, source: SourceId, pack: u64) -> Result<u32> {
+        let known = lock(&self.generations).get(&source).map(Arc::clone);
+        // One that is new since then is not looked for: a backup needs none that is younger than it.
+        let generations = match known.filter(|known| known.contains_key(&pack)) {
+            Some(known) => known,
+            None => {
+                let listed = self.repository.packs(source)?.into_iter().collect();
+                let listed = Arc::new(listed);
+                lock(&self.generations).insert(source, Arc::clone(&listed));
+                listed
+            }
+        };
+        // One that is missing is so by its first name.
+        Ok(generations.get(&pack).copied().unwrap_or(0))
+    }
+}
+
+impl Found {
+    /// The block, and those with the numbers that follow in its group, `most` at most: they have `blocks`.
+    pub(crate) fn bytes(&self, most: u64) -> (u64, &[u8]) {
+        let bytes = self.group.get(self.at..).unwrap_or_default();
+        let left_in_group = BLOCKS_PER_GROUP - self.in_pack % BLOCKS_PER_GROUP;
+        let following = self.pack.fingerprints().iter().skip(self.in_pack);
+        let following =
+            following.take(left_in_group.min(usize::try_from(most).unwrap_or(usize::MAX)));
+        let blocks = following.take_while(|it| it.is_some()).count();
+        let len = blocks * self.pack.block_size() as usize;
+        (blocks as u64, bytes.get(..len).unwrap_or(bytes))
+    }
+}

@@ -1,0 +1,171 @@
+//! The snapshots of which backups are made. The one of a source's last backup, its *base*, stays in the pool:
+//! its layers say what the next backup has to read.
+
+use super::repository_error;
+use crate::commands::foreground::random_seed;
+use crate::output::Output;
+use crate::session::Session;
+use onefold_api::{
+    Error, PoolStat, Result, SnapshotCreate, SnapshotDelete, SnapshotList, SnapshotName,
+    SnapshotReply,
+};
+use onefold_format::backup::{BackupNumber, PoolSnapshot, RepositoryId};
+use onefold_format::{PoolId, VolumeId};
+use onefold_repository::{KnownSource, Repository};
+
+/// The newest backups among which one with a base is looked for.
+const BACKUPS_LOOKED_AT: usize = 16;
+
+/// A pool whose snapshots are backed up.
+pub(super) struct Pool<'a> {
+    pub(super) session: &'a Session,
+    pub(super) block_size: u32,
+    id: PoolId,
+    /// How the names of snapshots begin that are taken for this repository.
+    prefix: String,
+    /// Snapshots that were taken and that nobody needs yet.
+    taken: Vec<SnapshotReply>,
+}
+
+/// A backup with whose base a snapshot is compared.
+pub(super) struct Parent {
+    pub(super) backup: BackupNumber,
+    /// The name of its base.
+    pub(super) base: String,
+}
+
+impl<'a> Pool<'a> {
+    pub(super) fn new(session: &'a Session, repository: RepositoryId) -> Result<Self> {
+        let stat = session.call(&PoolStat {}, &mut |_, _| {})?;
+        let id = PoolId::parse(&stat.id)
+            .ok_or_else(|| Error::failed(format!("'{}' is no id of a pool", stat.id)))?;
+        let repository: String = repository.to_string().chars().take(8).collect();
+        Ok(Self {
+            session,
+            block_size: stat.block_size,
+            id,
+            prefix: format!("onefold-backup-{repository}-"),
+            taken: Vec::new(),
+        })
+    }
+
+    /// Takes a snapshot of each of these volumes, all at one moment.
+    pub(super) fn take(&mut self, volumes: &[&str]) -> Result<()> {
+        if volumes.is_empty() {
+            return Ok(());
+        }
+        let number = random_seed();
+        let names = volumes.iter().map(|volume| {
+            let name = format!("{volume}@{}{number:016x}", self.prefix);
+            name.parse().map_err(Error::usage)
+        });
+        let names = names.collect::<Result<Vec<SnapshotName>>>()?;
+        let made = self
+            .session
+            .call(&SnapshotCreate { names }, &mut |_, _| {})?;
+        self.taken = made.snapshots;
+        Ok(())
+    }
+
+    /// The one that was taken of a volume.
+    pub(super) fn taken(&self, volume: &str) -> Result<SnapshotReply> {
+        let mut taken = self.taken.iter();
+        let found = taken.find(|it| volume_of(&it.name) == volume);
+        found.cloned().ok_or_else(|| {
+            Error::failed(format!("the snapshot that was taken of '{volume}' is gone"))
+        })
+    }
+
+    pub(super) fn snapshots(&self, volume: &str) -> Result<Vec<SnapshotReply>> {
+        let list = SnapshotList {
+            volume: Some(volume.to_owned()),
+        };
+        Ok(self.session.call(&list, &mut |_, _| {})?.snapshots)
+    }
+
+    pub(super) fn base_of(&self, snapshot: &SnapshotReply) -> PoolSnapshot {
+        PoolSnapshot {
+            pool: self.id,
+            volume: VolumeId(snapshot.volume_number),
+            snapshot: VolumeId(snapshot.number),
+        }
+    }
+
+    /// The newest backup whose base is among these snapshots. That of another pool is not, nor one that took
+    /// the number of a base after the pool went back to an older state: it is of another moment.
+    pub(super) fn parent(
+        &self,
+        repository: &Repository,
+        source: &KnownSource,
+        snapshots: &[SnapshotReply],
+    ) -> Result<Option<Parent>> {
+        let backups = repository.backups(source.id).map_err(repository_error)?;
+        for backup in backups.into_iter().rev().take(BACKUPS_LOOKED_AT) {
+            let manifest = repository.manifest(source.id, backup);
+            let manifest = manifest.map_err(repository_error)?;
+            let Some(base) = manifest.base.filter(|base| base.pool == self.id) else {
+                continue;
+            };
+            let found = snapshots.iter().find(|it| {
+                it.number == base.snapshot.0
+                    && it.volume_number == base.volume.0
+                    && it.created_unix_seconds == manifest.unix_seconds
+            });
+            if let Some(found) = found {
+                let base = found.name.clone();
+                return Ok(Some(Parent { backup, base }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A backup of a snapshot that was taken is durable: it is the base from now on, and those before it are
+    /// not needed; or none is, and it goes in the end.
+    pub(super) fn backed_up(&mut self, snapshot: &SnapshotReply, is_kept: bool, output: &Output) {
+        if is_kept {
+            self.taken.retain(|it| it.number != snapshot.number);
+        }
+        let volume = volume_of(&snapshot.name);
+        let snapshots = self.snapshots(volume).unwrap_or_else(|error| {
+            output.warn(format_args!(
+                "the snapshots of '{volume}' cannot be listed: {error}"
+            ));
+            Vec::new()
+        });
+        let begins = format!("{volume}@{}", self.prefix);
+        for before in snapshots {
+            if before.name.starts_with(&begins) && before.number != snapshot.number {
+                self.delete(&before.name, output);
+            }
+        }
+    }
+
+    /// Deletes what nobody needs.
+    pub(super) fn clear(&mut self, output: &Output) {
+        for snapshot in std::mem::take(&mut self.taken) {
+            self.delete(&snapshot.name, output);
+        }
+    }
+
+    fn delete(&self, name: &str, output: &Output) {
+        let deleted = name.parse().map_err(Error::usage).and_then(|name| {
+            let delete = SnapshotDelete {
+                name,
+                yes: true,
+                force: true,
+            };
+            self.session.call(&delete, &mut |_, _| {})
+        });
+        if let Err(error) = deleted {
+            output.warn(format_args!(
+                "the snapshot '{name}', which was taken for a backup, is left: {error}"
+            ));
+        }
+    }
+}
+
+fn volume_of(snapshot: &str) -> &str {
+    snapshot
+        .split_once('@')
+        .map_or(snapshot, |(volume, _)| volume)
+}

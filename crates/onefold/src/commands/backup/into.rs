@@ -1,0 +1,137 @@
+//! Restoring into a volume that is there: only what differs is written.
+
+use crate::commands::backup::backup_error;
+use crate::progress::Progress;
+use crate::session::Session;
+use onefold_api::{Error, ErrorKind, Result, VolumeStat};
+use onefold_backup::Restore;
+use onefold_nbd::client::{Address, Client};
+use onefold_store::{Blocking, Volume};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What is compared at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// The unit of comparison.
+const BLOCK_BYTES: usize = 4096;
+
+/// The volume, through the store or through the daemon.
+enum Target {
+    Store(Arc<Volume>),
+    Nbd(Client),
+}
+
+/// Makes a volume what a backup is. Returns how many bytes differed. If it does not come to its end, a part of
+/// the volume is as the backup has it, and another try makes the rest.
+pub(super) fn restore_into(
+    session: &Session,
+    volume: &str,
+    restore: &Restore,
+    interrupted: &AtomicBool,
+    progress: &Progress,
+) -> Result<u64> {
+    let size_bytes = restore.manifest().size_bytes;
+    let mut target = Target::open(session, volume, size_bytes)?;
+    let (mut wanted, mut found) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
+    let (mut at, mut changed_bytes) = (0, 0);
+    while at < size_bytes {
+        if interrupted.load(Ordering::Relaxed) {
+            return Err(Error::failed(
+                "interrupted; a part of the volume is restored, and the same command restores the rest",
+            ));
+        }
+        let len = (size_bytes - at).min(CHUNK_BYTES as u64) as usize;
+        let (wanted, found) = (&mut wanted[..len], &mut found[..len]);
+        restore.read(at, wanted).map_err(backup_error)?;
+        target.read(at, found)?;
+        for range in differing(wanted, found) {
+            changed_bytes += range.len() as u64;
+            target.write(at + range.start as u64, &wanted[range])?;
+        }
+        at += len as u64;
+        progress.set(at, size_bytes);
+    }
+    target.flush()?;
+    Ok(changed_bytes)
+}
+
+/// Runs of blocks that differ.
+fn differing(wanted: &[u8], found: &[u8]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let blocks = wanted.chunks(BLOCK_BYTES).zip(found.chunks(BLOCK_BYTES));
+    for ((one, other), n) in blocks.zip(0..) {
+        if one == other {
+            continue;
+        }
+        let start = n * BLOCK_BYTES;
+        match runs.last_mut() {
+            Some(last) if last.end == start => last.end = start + one.len(),
+            _ => runs.push(start..start + one.len()),
+        }
+    }
+    runs
+}
+
+impl Target {
+    fn open(session: &Session, name: &str, size_bytes: u64) -> Result<Self> {
+        let stat = VolumeStat {
+            name: name.to_owned(),
+            exact: false,
+        };
+        let stat = session.call(&stat, &mut |_, _| {})?;
+        if stat.size_bytes != size_bytes {
+            return Err(Error::usage(format!(
+                "'{name}' has {} bytes, and the backup {size_bytes}; 'onefold volume resize' changes that",
+                stat.size_bytes
+            )));
+        }
+        if !stat.clients.is_empty() {
+            return Err(Error::new(
+                ErrorKind::InUse,
+                format!("'{name}' is attached by {}", stat.clients.join(", ")),
+            ));
+        }
+        if let Session::Direct { service, .. } = session {
+            return Ok(Self::Store(service.store.volume(name)?));
+        }
+        let uri = stat.nbd_uri.ok_or_else(|| {
+            Error::failed(format!(
+                "the daemon does not serve the volume '{name}' over NBD"
+            ))
+        })?;
+        let address: Address = uri.parse().map_err(Error::failed)?;
+        let client = Client::connect(&address);
+        let client = client.map_err(|e| Error::io(format_args!("cannot attach to {uri}"), &e))?;
+        Ok(Self::Nbd(client))
+    }
+
+    fn read(&mut self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        match self {
+            Self::Store(volume) => Ok(volume.read(at, bytes, Blocking::Yes)?),
+            Self::Nbd(client) => client.read(bytes, at).map_err(|e| failed("read", at, &e)),
+        }
+    }
+
+    /// Blocks of zeros are not stored, however they come.
+    fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        match self {
+            Self::Store(volume) => Ok(volume.write(at, bytes, Blocking::Yes)?),
+            Self::Nbd(client) => client
+                .write(0, bytes, at)
+                .map_err(|e| failed("write", at, &e)),
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        match self {
+            Self::Store(volume) => Ok(volume.flush()?),
+            Self::Nbd(client) => client.flush().map_err(|e| failed("flush", 0, &e)),
+        }
+    }
+}
+
+fn failed(verb: &str, at: u64, error: &std::io::Error) -> Error {
+    Error::io(format_args!("cannot {verb} the volume at byte {at}"), error)
+}

@@ -1,0 +1,129 @@
+//! `onefold backup key`
+
+use super::{Context, RepositoryArgs, new_access, now_unix_seconds, repository_error};
+use crate::output::Render;
+use crate::rendering::utc;
+use clap::Subcommand;
+use onefold_api::{Error, Result, size};
+use onefold_format::backup::Derivation;
+use serde::Serialize;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, Subcommand)]
+pub(in crate::commands) enum KeyVerb {
+    /// Add a passphrase or a key file that opens the repository.
+    Add(Add),
+    /// List what opens the repository.
+    #[command(visible_alias = crate::commands::LIST)]
+    List(List),
+    /// Remove a key. Nothing is encrypted anew: whoever had it may have kept what it opened.
+    Remove(Remove),
+}
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct Add {
+    #[command(flatten)]
+    repository: RepositoryArgs,
+
+    /// A file whose first line is the new passphrase.
+    #[arg(long, value_name = "FILE", conflicts_with = "new_key_file")]
+    new_passphrase_file: Option<PathBuf>,
+
+    /// A file whose content is the new key.
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "new_passphrase_file"
+    )]
+    new_key_file: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct List {
+    #[command(flatten)]
+    repository: RepositoryArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct Remove {
+    /// The key's number, as `backup key list` prints it.
+    #[arg(value_parser = parse_number)]
+    key: u64,
+
+    #[command(flatten)]
+    repository: RepositoryArgs,
+
+    /// Remove it. Without this nothing is changed.
+    #[arg(long)]
+    yes: bool,
+}
+
+fn parse_number(text: &str) -> std::result::Result<u64, String> {
+    u64::from_str_radix(text, 16).map_err(|_| "not the number of a key".to_owned())
+}
+
+#[derive(Debug, Serialize)]
+struct Reply {
+    keys: Vec<KeyReply>,
+}
+
+#[derive(Debug, Serialize)]
+struct KeyReply {
+    /// 16 hexadecimal digits.
+    key: String,
+    /// `passphrase` or `key file`; the recovery key is a key file.
+    kind: &'static str,
+    created_unix_seconds: u64,
+}
+
+pub(super) fn run(context: &Context, verb: KeyVerb) -> Result<ExitCode> {
+    let repository = match &verb {
+        KeyVerb::Add(Add { repository, .. })
+        | KeyVerb::List(List { repository })
+        | KeyVerb::Remove(Remove { repository, .. }) => repository.open()?,
+    };
+    match verb {
+        KeyVerb::List(_) => {}
+        KeyVerb::Add(args) => {
+            let files = (&args.new_passphrase_file, &args.new_key_file);
+            let access = new_access(files.0.as_deref(), files.1.as_deref())?;
+            let access = access.ok_or_else(|| Error::usage("which key? give --new-key-file"))?;
+            let added = repository.add_key(&access, now_unix_seconds());
+            added.map_err(repository_error)?;
+        }
+        KeyVerb::Remove(args) if args.yes => {
+            repository.remove_key(args.key).map_err(repository_error)?;
+        }
+        KeyVerb::Remove(args) => {
+            return Err(Error::usage(format!(
+                "this removes key {:016x}: what it is derived from opens the repository no more; nothing \
+                 was changed, --yes goes on",
+                args.key
+            )));
+        }
+    }
+    let keys = repository.keys().map_err(repository_error)?;
+    let keys = keys.into_iter().map(|key| KeyReply {
+        key: format!("{:016x}", key.number),
+        kind: match key.derivation {
+            Derivation::Passphrase { .. } => "passphrase",
+            Derivation::KeyFile => "key file",
+        },
+        created_unix_seconds: key.created_unix_seconds,
+    });
+    let keys = keys.collect();
+    context.print(&Reply { keys })
+}
+
+impl Render for Reply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        for key in &self.keys {
+            let created = utc(key.created_unix_seconds);
+            writeln!(out, "{}  {created}  {}", key.key, key.kind)?;
+        }
+        let count = size::count(self.keys.len() as u64, "key");
+        writeln!(out, "{count}, any of which opens the repository")
+    }
+}

@@ -1,0 +1,346 @@
+//! `onefold backup mount`: backups as read-only NBD exports, straight from the repository.
+
+use super::{BackupName, Context, MEMORY_DEFAULT, RepositoryArgs, backup_error, repository_error};
+use crate::commands::foreground::stop_when_interrupted;
+use crate::commands::parse_size;
+use onefold_api::{Error, Result, size};
+use onefold_backup::{BackupError, BlockReader, Difference, Restore};
+use onefold_format::backup::BackupNumber;
+use onefold_nbd::{
+    AttachError, Attached, Blocking, Change, ChangedExtent, Changes, Export, ExportError,
+    ExportSummary, Exports, Extent, Failure, ListenAddress, ListenOptions, Listener, Peer, Server,
+    ServerLimits, ZeroOptions,
+};
+use onefold_repository::KnownSource;
+use std::collections::BTreeSet;
+use std::error::Error as StdError;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// How long requests may take that were begun before the end.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct Args {
+    /// The backups that are served. Without any, all that the repository has, new ones too.
+    #[arg(value_name = "SOURCE@N|SOURCE@latest")]
+    names: Vec<BackupName>,
+
+    #[command(flatten)]
+    repository: RepositoryArgs,
+
+    /// Where NBD clients find them: unix:PATH or HOST:PORT. May be given several times.
+    #[arg(long = "nbd", value_name = "ADDRESS", required = true)]
+    addresses: Vec<ListenAddress>,
+
+    /// Permit addresses other than loopback. Any client that reaches them can read the backups.
+    #[arg(long)]
+    insecure_listen: bool,
+
+    /// Memory for blocks that are needed again; requests in progress take as much.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
+    memory: u64,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    let repository = Arc::new(args.repository.open()?);
+    let named = args.names.iter().map(|name| {
+        let (source, number) = name.find(&repository)?;
+        Ok(format!("{}@{number}", source.source.name))
+    });
+    let named = named.collect::<Result<BTreeSet<String>>>()?;
+    let count = named.len() as u64;
+    let mounted = Mounted {
+        blocks: BlockReader::new(repository, args.memory as usize),
+        named: (!named.is_empty()).then_some(named),
+    };
+    let options = ListenOptions {
+        insecure_listen: args.insecure_listen,
+        ..ListenOptions::default()
+    };
+    let listen = |address: &ListenAddress| {
+        Listener::bind(address, &options).map_err(|error| Error::failed(error.to_string()))
+    };
+    let listeners = args.addresses.iter().map(listen);
+    let listeners = listeners.collect::<Result<Vec<_>>>()?;
+    let (stop, stopped) = channel();
+    let is_stopping = AtomicBool::new(false);
+    stop_when_interrupted(move || {
+        let _ = stop.send(());
+        is_stopping.swap(true, Ordering::Relaxed)
+    })?;
+    let limits = ServerLimits {
+        memory_bytes: args.memory as usize,
+        ..ServerLimits::default()
+    };
+    let server = Server::start(listeners, Arc::new(mounted), &limits);
+    let server = server.map_err(|e| Error::io("cannot serve the backups", &e))?;
+    let addresses = args.addresses.iter().map(ToString::to_string);
+    let addresses = addresses.collect::<Vec<_>>().join(", ");
+    match count {
+        0 => context
+            .output
+            .note(format_args!("all backups are served on {addresses}")),
+        _ => {
+            let served = size::count(count, "backup");
+            context
+                .output
+                .note(format_args!("{served} served on {addresses}"));
+        }
+    }
+    // It ends only with the process.
+    let _ = stopped.recv();
+    let ended = server.shutdown(DRAIN_TIME_MAX);
+    if ended.cut_off > 0 {
+        let clients = size::count(ended.cut_off as u64, "client");
+        context.output.note(format_args!("{clients} cut off"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The backups of a repository, by `SOURCE@N`.
+struct Mounted {
+    blocks: Arc<BlockReader>,
+    /// Only these; none if all.
+    named: Option<BTreeSet<String>>,
+}
+
+/// A backup as clients see it.
+struct BackupExport(Restore);
+
+/// What a backup has that another one does not.
+struct BackupChanges {
+    backup: Arc<BackupExport>,
+    since: Restore,
+}
+
+impl Mounted {
+    fn all(&self) -> Result<BTreeSet<String>> {
+        if let Some(named) = &self.named {
+            return Ok(named.clone());
+        }
+        let repository = self.blocks.repository();
+        let mut names = BTreeSet::new();
+        for source in repository.sources().map_err(repository_error)? {
+            let numbers = repository.backups(source.id).map_err(repository_error)?;
+            let name = |number| format!("{}@{number}", source.source.name);
+            names.extend(numbers.into_iter().map(name));
+        }
+        Ok(names)
+    }
+
+    fn find(&self, name: &str) -> std::result::Result<(KnownSource, BackupNumber), AttachError> {
+        let name: BackupName = name.parse().map_err(|_| AttachError::Unknown)?;
+        let found = name.find(self.blocks.repository());
+        let (source, number) = found.map_err(|_| AttachError::Unknown)?;
+        let full = format!("{}@{number}", source.source.name);
+        match &self.named {
+            Some(named) if !named.contains(&full) => Err(AttachError::Unknown),
+            _ => Ok((source, number)),
+        }
+    }
+
+    fn open(
+        &self,
+        source: &KnownSource,
+        number: BackupNumber,
+    ) -> std::result::Result<Restore, AttachError> {
+        Restore::open(&self.blocks, source.id, number)
+            .map_err(|error| AttachError::Refused(backup_error(error).to_string()))
+    }
+}
+
+impl Exports for Mounted {
+    fn names(&self, after: Option<&str>, names_max: usize) -> Vec<String> {
+        let all = self.all().unwrap_or_else(|error| {
+            tracing::error!("the backups cannot be listed: {error}");
+            BTreeSet::new()
+        });
+        let names = all
+            .into_iter()
+            .filter(|name| after.is_none_or(|after| name.as_str() > after));
+        names.take(names_max).collect()
+    }
+
+    fn describe(&self, name: &str) -> std::result::Result<ExportSummary, AttachError> {
+        let (source, number) = self.find(name)?;
+        let manifest = self.blocks.repository().manifest(source.id, number);
+        let manifest = manifest.map_err(|error| AttachError::Refused(error.to_string()))?;
+        Ok(ExportSummary {
+            size_bytes: manifest.size_bytes,
+            preferred_block_bytes: manifest.block_size,
+            read_only: true,
+        })
+    }
+
+    /// The numbers of the other backups of the source.
+    fn snapshots(&self, name: &str, snapshots_max: usize) -> Vec<String> {
+        let Ok((source, number)) = self.find(name) else {
+            return Vec::new();
+        };
+        let numbers = self.blocks.repository().backups(source.id);
+        let others = numbers
+            .into_iter()
+            .flatten()
+            .filter(|other| *other != number);
+        others
+            .take(snapshots_max)
+            .map(|it| it.to_string())
+            .collect()
+    }
+
+    fn has_snapshot(&self, name: &str, snapshot: &str) -> bool {
+        self.snapshots(name, usize::MAX)
+            .iter()
+            .any(|it| it == snapshot)
+    }
+
+    fn attach(
+        &self,
+        name: &str,
+        since: &[String],
+        _peer: &Peer,
+    ) -> std::result::Result<Attached, AttachError> {
+        let (source, number) = self.find(name)?;
+        let backup = Arc::new(BackupExport(self.open(&source, number)?));
+        let changes = since.iter().map(|since| {
+            let since = since.parse().map_err(|_| AttachError::Unknown)?;
+            let changes: Arc<dyn Changes> = Arc::new(BackupChanges {
+                backup: Arc::clone(&backup),
+                since: self.open(&source, BackupNumber(since))?,
+            });
+            Ok(changes)
+        });
+        Ok(Attached {
+            changes: changes.collect::<std::result::Result<_, _>>()?,
+            export: backup,
+        })
+    }
+}
+
+/// Whoever must not wait is sent to somebody who may: nothing is known to be in memory.
+fn may_wait(blocking: Blocking) -> std::result::Result<(), ExportError> {
+    match blocking {
+        Blocking::Yes => Ok(()),
+        Blocking::No => Err(ExportError::WouldBlock),
+    }
+}
+
+fn failed(error: BackupError) -> ExportError {
+    ExportError::Failed {
+        failure: Failure::Io,
+        source: Box::new(error),
+    }
+}
+
+fn read_only() -> ExportError {
+    let source: Box<dyn StdError + Send + Sync> = "a backup cannot be written".into();
+    ExportError::Failed {
+        failure: Failure::ReadOnly,
+        source,
+    }
+}
+
+impl Export for BackupExport {
+    fn size_bytes(&self) -> u64 {
+        self.0.manifest().size_bytes
+    }
+
+    fn preferred_block_bytes(&self) -> u32 {
+        self.0.manifest().block_size
+    }
+
+    fn read_only(&self) -> bool {
+        true
+    }
+
+    fn read(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        blocking: Blocking,
+    ) -> std::result::Result<(), ExportError> {
+        may_wait(blocking)?;
+        self.0.read(offset, buf).map_err(failed)
+    }
+
+    fn write(&self, _: u64, _: &[u8], _: Blocking) -> std::result::Result<(), ExportError> {
+        Err(read_only())
+    }
+
+    fn flush(&self) -> std::result::Result<(), ExportError> {
+        Ok(())
+    }
+
+    fn trim(&self, _: Range<u64>, _: Blocking) -> std::result::Result<(), ExportError> {
+        Err(read_only())
+    }
+
+    fn write_zeroes(
+        &self,
+        _: Range<u64>,
+        _: ZeroOptions,
+        _: Blocking,
+    ) -> std::result::Result<(), ExportError> {
+        Err(read_only())
+    }
+
+    fn extents(
+        &self,
+        range: Range<u64>,
+        extents_max: usize,
+        blocking: Blocking,
+    ) -> std::result::Result<Vec<Extent>, ExportError> {
+        may_wait(blocking)?;
+        let runs = self.0.extents(&range, extents_max).map_err(failed)?;
+        let extent = |run: onefold_backup::Run<bool>| Extent {
+            len: run.bytes,
+            data: run.what,
+        };
+        Ok(runs.into_iter().map(extent).collect())
+    }
+
+    /// Whatever is read stays in memory for a while.
+    fn prefetch(
+        &self,
+        range: Range<u64>,
+        scratch: &mut [u8],
+    ) -> std::result::Result<(), ExportError> {
+        let mut at = range.start;
+        while at < range.end && !scratch.is_empty() {
+            let piece = (scratch.len() as u64).min(range.end - at) as usize;
+            self.0.read(at, &mut scratch[..piece]).map_err(failed)?;
+            at += piece as u64;
+        }
+        Ok(())
+    }
+}
+
+impl Changes for BackupChanges {
+    fn extents(
+        &self,
+        range: Range<u64>,
+        extents_max: usize,
+        blocking: Blocking,
+    ) -> std::result::Result<Vec<ChangedExtent>, ExportError> {
+        may_wait(blocking)?;
+        let differences = self.backup.0.differences(&self.since, &range, extents_max);
+        let extent = |run: onefold_backup::Run<Difference>| ChangedExtent {
+            len: run.bytes,
+            change: match run.what {
+                Difference::Same => Change::Same,
+                Difference::Data => Change::Data,
+                Difference::Zeros => Change::Zero,
+            },
+        };
+        Ok(differences
+            .map_err(failed)?
+            .into_iter()
+            .map(extent)
+            .collect())
+    }
+}
