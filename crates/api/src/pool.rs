@@ -46,7 +46,7 @@ pub struct PoolVolume {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PoolStatReply {
     /// Its id, 32 hexadecimal digits: no other pool has it.
-    pub id: String,
+    pub pool_id: String,
     /// Bytes in a block.
     pub block_size: u32,
     /// Blocks of the pool.
@@ -138,7 +138,7 @@ impl Request for PoolStat {
         let deletions = stat.deletions.into_iter();
         let deletions = deletions.map(|it| DeletionReply::of(it, stat.block_size.into()));
         Ok(PoolStatReply {
-            id: stat.id.to_string(),
+            pool_id: stat.id.to_string(),
             block_size: stat.block_size,
             pool_blocks: stat.pool_blocks,
             shrinking_to_blocks: stat.shrinking_to_blocks,

@@ -37,8 +37,8 @@ pub(super) struct Parent {
 impl<'a> Pool<'a> {
     pub(super) fn new(session: &'a Session, repository: RepositoryId) -> Result<Self> {
         let stat = session.call(&PoolStat {}, &mut |_, _| {})?;
-        let id = PoolId::parse(&stat.id)
-            .ok_or_else(|| Error::failed(format!("'{}' is no id of a pool", stat.id)))?;
+        let id = PoolId::parse(&stat.pool_id)
+            .ok_or_else(|| Error::failed(format!("'{}' is no id of a pool", stat.pool_id)))?;
         let repository: String = repository.to_string().chars().take(8).collect();
         Ok(Self {
             session,
