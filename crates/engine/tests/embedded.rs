@@ -400,6 +400,20 @@ fn the_end_of_a_write_may_close_the_part() {
     ends.recv().unwrap().unwrap();
 }
 
+/// As after `kill -9`, when the kernel still has requests of the dead process.
+#[test]
+fn data_whose_owner_is_about_to_go_is_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = engine(directory.path());
+    let owned = engine.create(Part::Data, 1 << 20).unwrap();
+    let going = thread::spawn(move || {
+        thread::sleep(std::time::Duration::from_millis(100));
+        drop(owned);
+    });
+    drop(engine.open(Part::Data).unwrap());
+    going.join().unwrap();
+}
+
 #[test]
 fn a_write_that_fails_says_where() {
     let directory = directory_on_disk();

@@ -42,11 +42,19 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 /// The file of [`Engine::host_memory`]. It is beside the parts, so that every process that finds
 /// the pool finds it, in whatever container or session it runs.
 const TAIL: &str = "tail";
+
+/// A process that was killed may still own its data for a moment: as long as the kernel has requests of its
+/// ring that refer to the file, so that no write of the dead can come after one of the next owner.
+const OWNER_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// How often the kernel is asked again meanwhile.
+const OWNER_PAUSE: Duration = Duration::from_millis(5);
 
 /// How the data part is cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,48 +157,8 @@ impl EmbeddedEngine {
         }
     }
 
-    /// Whether a part is to be opened with O_DIRECT.
-    fn is_direct(&self, part: Part) -> bool {
-        part == Part::Data && self.cache == CacheMode::Direct
-    }
-}
-
-impl Engine for EmbeddedEngine {
-    fn create(&self, part: Part, len: u64) -> io::Result<Arc<dyn Disk>> {
-        let path = self.location(part);
-        let there = match part {
-            Part::Data => file_type(&path)?,
-            _ => own_file_type(&path)?,
-        };
-        match there {
-            None => {
-                create_file(&path, len)?;
-                let opened = self.open(part);
-                if opened.is_err() {
-                    // Nothing is in it yet. The error that made it useless is the one to report.
-                    let _ = fs::remove_file(&path);
-                }
-                opened
-            }
-            Some(kind) if kind.is_block_device() => {
-                let disk = self.open(part)?;
-                let size = disk.len()?;
-                if len > size {
-                    return Err(io::Error::new(
-                        io::ErrorKind::StorageFull,
-                        format!(
-                            "{} has {size} bytes, too few for {len}",
-                            self.describe(part)
-                        ),
-                    ));
-                }
-                Ok(disk)
-            }
-            Some(kind) => Err(unusable(&path, kind)),
-        }
-    }
-
-    fn open(&self, part: Part) -> io::Result<Arc<dyn Disk>> {
+    /// Opens a part, unless somebody else owns it.
+    fn open_now(&self, part: Part) -> io::Result<Arc<dyn Disk>> {
         let name = self.describe(part);
         let path = self.location(part);
         let doing = |cause| explain(format!("opening {name}"), cause);
@@ -235,6 +203,62 @@ impl Engine for EmbeddedEngine {
             disk.write_without_waiting();
         }
         Ok(Arc::new(disk))
+    }
+
+    /// Whether a part is to be opened with O_DIRECT.
+    fn is_direct(&self, part: Part) -> bool {
+        part == Part::Data && self.cache == CacheMode::Direct
+    }
+}
+
+impl Engine for EmbeddedEngine {
+    fn create(&self, part: Part, len: u64) -> io::Result<Arc<dyn Disk>> {
+        let path = self.location(part);
+        let there = match part {
+            Part::Data => file_type(&path)?,
+            _ => own_file_type(&path)?,
+        };
+        match there {
+            None => {
+                create_file(&path, len)?;
+                let opened = self.open(part);
+                if opened.is_err() {
+                    // Nothing is in it yet. The error that made it useless is the one to report.
+                    let _ = fs::remove_file(&path);
+                }
+                opened
+            }
+            Some(kind) if kind.is_block_device() => {
+                let disk = self.open(part)?;
+                let size = disk.len()?;
+                if len > size {
+                    return Err(io::Error::new(
+                        io::ErrorKind::StorageFull,
+                        format!(
+                            "{} has {size} bytes, too few for {len}",
+                            self.describe(part)
+                        ),
+                    ));
+                }
+                Ok(disk)
+            }
+            Some(kind) => Err(unusable(&path, kind)),
+        }
+    }
+
+    fn open(&self, part: Part) -> io::Result<Arc<dyn Disk>> {
+        let started = Instant::now();
+        loop {
+            match self.open_now(part) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::ResourceBusy
+                        && started.elapsed() < OWNER_TIME_MAX =>
+                {
+                    thread::sleep(OWNER_PAUSE);
+                }
+                opened => return opened,
+            }
+        }
     }
 
     fn replace(&self, place: Part, part: Part) -> io::Result<()> {
