@@ -91,8 +91,8 @@ impl BlockReader {
         &self.repository
     }
 
-    /// The block of this number. Nothing is locked while it is read and decompressed.
-    pub(crate) fn find(&self, source: SourceId, number: u64) -> Result<Found> {
+    /// The block of this number, which has so many bytes. Nothing is locked while it is read and decompressed.
+    pub(crate) fn find(&self, source: SourceId, number: u64, block_size: u32) -> Result<Found> {
         let in_pack = (number % BLOCKS_PER_PACK) as usize;
         let number = number / BLOCKS_PER_PACK;
         let known = lock(&self.packs).get(&(source, number));
@@ -105,6 +105,7 @@ impl BlockReader {
                 pack
             }
         };
+        pack.check_block_size(block_size)?;
         let (number_of_group, at) = pack.find(in_pack)?;
         let key = (source, number, number_of_group);
         let known = lock(&self.groups).get(&key);
@@ -126,7 +127,7 @@ impl BlockReader {
 
     fn generation(&self, source: SourceId, pack: u64) -> Result<u32> {
         let known = lock(&self.generations).get(&source).map(Arc::clone);
-        // One that is new since then is not looked for: a backup needs none that is younger than it.
+        // A backup that is new since then may need a pack that is not known.
         let generations = match known.filter(|known| known.contains_key(&pack)) {
             Some(known) => known,
             None => {

@@ -163,7 +163,9 @@ impl Restore {
         let block_size = self.block_size();
         let end = range.end.min(self.manifest().size_bytes);
         while left > 0 {
-            let found = self.blocks.find(self.source, number);
+            let found = self
+                .blocks
+                .find(self.source, number, self.manifest().block_size);
             let found = found.map_err(|error| match error {
                 BackupError::Repository(error) => BackupError::Damaged { block, error },
                 other => other,

@@ -321,6 +321,18 @@ impl Pack {
         }
     }
 
+    /// # Errors
+    ///
+    /// `Damaged`, unless its blocks have so many bytes.
+    pub fn check_block_size(&self, bytes: u32) -> Result<()> {
+        let found = self.table.block_size;
+        if found == bytes {
+            return Ok(());
+        }
+        let message = format_args!("it has blocks of {found} bytes, and its backup of {bytes}");
+        Err(RepositoryError::damaged(&self.path, message))
+    }
+
     /// Where a block is: its group, and its place in what [`Pack::read_group`] returns, in bytes.
     ///
     /// # Errors
