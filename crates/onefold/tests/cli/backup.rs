@@ -21,11 +21,20 @@ fn open_repository(scene: &mut Scene, name: &str) {
     scene.ok(&["backup", "init", "--no-encryption"]);
 }
 
-fn snapshots(scene: &Scene) -> Vec<String> {
-    let list = scene.json(&["snapshot", "list"]);
-    let list = list["snapshots"].as_array().unwrap().iter();
+/// The names in a list of this kind.
+fn names(scene: &Scene, list: &[&str], kind: &str) -> Vec<String> {
+    let list = scene.json(list);
+    let list = list[kind].as_array().unwrap().iter();
     let name = |it: &Value| it["name"].as_str().unwrap().to_owned();
     list.map(name).collect()
+}
+
+fn snapshots(scene: &Scene) -> Vec<String> {
+    names(scene, &["snapshot", "list"], "snapshots")
+}
+
+fn backups(scene: &Scene) -> Vec<String> {
+    names(scene, &["backup", "list"], "backups")
 }
 
 /// A backup of a volume: who said what changed, what was read of it, and what of that was new. It is what the
@@ -393,14 +402,6 @@ fn backups_are_served_over_nbd_straight_from_the_repository() {
     ]
     .concat();
     scene.run(&missing).is_refusal(1, &["no backup web@9"]);
-}
-
-/// The names of all backups.
-fn backups(scene: &Scene) -> Vec<String> {
-    let list = scene.json(&["backup", "list"]);
-    let list = list["backups"].as_array().unwrap().iter();
-    let name = |it: &Value| it["name"].as_str().unwrap().to_owned();
-    list.map(name).collect()
 }
 
 #[test]

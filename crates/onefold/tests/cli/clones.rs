@@ -1,26 +1,10 @@
 //! Clones and going back to snapshots, with and without a daemon, and killed in the middle.
 
-use crate::harness::{Daemon, Scene, noise, wait_until};
-use std::process::Command;
+use crate::harness::{Daemon, Scene, noise, overwrite, wait_until};
 use std::thread;
 use std::time::Duration;
 
 const MIB: usize = 1 << 20;
-
-/// Writes a pattern into a served volume, durably.
-fn write(scene: &Scene, volume: &str, (offset, len): (usize, usize), pattern: u8) {
-    let stat = scene.json(&["volume", "stat", volume]);
-    let uri = stat["nbd_uri"].as_str().unwrap();
-    let write = format!("write -P {pattern} {offset} {len}");
-    let out = Command::new("qemu-io")
-        .args(["-f", "raw", "-c", &write, "-c", "flush", uri])
-        .output()
-        .unwrap();
-    assert!(out.status.success(), "{out:?}");
-    wait_until("the daemon knows that its client has gone", || {
-        scene.json(&["volume", "stat", volume])["clients"] == serde_json::json!([])
-    });
-}
 
 fn being_deleted(scene: &Scene) -> Vec<serde_json::Value> {
     let stat = scene.json(&["pool", "stat"]);
@@ -43,15 +27,15 @@ fn clones_are_written_on_their_own_and_outlive_what_they_came_from() {
     scene.ok(&["snapshot", "create", "a@s"]);
     scene.ok(&["volume", "clone", "a@s", "b"]);
     let daemon = scene.daemon();
-    write(&scene, "a", (MIB, MIB), 1);
+    overwrite(&scene, "a", MIB, 1, MIB);
     let reply = scene.json(&["volume", "clone", "a", "c"]);
     assert_eq!(
         (&reply["name"], &reply["size_bytes"]),
         (&"c".into(), &(4 * MIB).into())
     );
     scene.ok(&["volume", "clone", "c", "d"]);
-    write(&scene, "b", (0, 8192), 2);
-    write(&scene, "c", (2 * MIB, 5000), 3);
+    overwrite(&scene, "b", 0, 2, 8192);
+    overwrite(&scene, "c", 2 * MIB, 3, 5000);
     let mut a = content.clone();
     a[MIB..2 * MIB].fill(1);
     let (mut b, mut c, d) = (content.clone(), a.clone(), a.clone());
@@ -116,10 +100,10 @@ fn a_volume_goes_back_to_its_snapshot() {
     scene.ok(&["volume", "import", "a", &scene.file("image", &old)]);
     let daemon = scene.daemon();
     scene.ok(&["snapshot", "create", "a@old"]);
-    write(&scene, "a", (4096, MIB), 1);
+    overwrite(&scene, "a", 4096, 1, MIB);
     scene.ok(&["snapshot", "create", "a@new"]);
     scene.ok(&["volume", "resize", "a", "--size", "3M"]);
-    write(&scene, "a", (2 * MIB, MIB), 2);
+    overwrite(&scene, "a", 2 * MIB, 2, MIB);
     let mut new = old.clone();
     new[4096..4096 + MIB].fill(1);
 
@@ -128,7 +112,7 @@ fn a_volume_goes_back_to_its_snapshot() {
     assert_eq!(scene.content("a").len(), 3 * MIB, "a plan changes nothing");
     scene.ok(&["snapshot", "rollback", "a@old", "--yes"]);
     holds(&scene, &[("a", &old), ("a@old", &old), ("a@new", &new)]);
-    write(&scene, "a", (0, 4096), 3);
+    overwrite(&scene, "a", 0, 3, 4096);
     scene.ok(&["snapshot", "rollback", "a@new", "--yes"]);
     holds(&scene, &[("a", &new), ("a@old", &old)]);
     daemon.kill();
@@ -197,12 +181,8 @@ fn clones_of_clones_go_32_deep() {
         scene.ok(&["volume", "clone", &format!("v{n}"), &format!("v{}", n + 1)]);
         let range = n * 8192..n * 8192 + 4096;
         content[range.clone()].fill(n as u8 + 1);
-        write(
-            &scene,
-            &format!("v{}", n + 1),
-            (range.start, 4096),
-            n as u8 + 1,
-        );
+        let name = format!("v{}", n + 1);
+        overwrite(&scene, &name, range.start, n as u8 + 1, 4096);
         contents.push(content.clone());
     }
     let names: Vec<String> = (0..contents.len()).map(|n| format!("v{n}")).collect();
@@ -246,7 +226,7 @@ fn snapshots_of_a_group_rollbacks_and_deletions_bear_being_killed() {
         // From before the command is read to after all of it is done.
         let after = Duration::from_micros(n * n * 150 + 500);
         for (name, pattern) in [("a", 1), ("b", 2)] {
-            write(&scene, name, (0, 4 * MIB), pattern);
+            overwrite(&scene, name, 0, pattern, 4 * MIB);
         }
         let (a, b) = (format!("a@s{n}"), format!("b@s{n}"));
         daemon = killed(&scene, daemon, after, &["snapshot", "create", &a, &b]);
@@ -259,7 +239,7 @@ fn snapshots_of_a_group_rollbacks_and_deletions_bear_being_killed() {
         if !listed(&a) {
             scene.ok(&["snapshot", "create", &a, &b]);
         }
-        write(&scene, "a", (2 * MIB, 4 * MIB), 3);
+        overwrite(&scene, "a", 2 * MIB, 3, 4 * MIB);
         daemon = killed(
             &scene,
             daemon,

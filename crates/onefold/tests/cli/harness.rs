@@ -372,7 +372,7 @@ pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     panic!("waited in vain until {what}");
 }
 
-/// Writes into a volume that a daemon serves.
+/// Writes a pattern into a volume that a daemon serves, durably.
 pub(crate) fn overwrite(scene: &Scene, volume: &str, offset: usize, pattern: u8, len: usize) {
     let stat = scene.json(&["volume", "stat", volume]);
     let uri = stat["nbd_uri"].as_str().unwrap();
@@ -382,6 +382,9 @@ pub(crate) fn overwrite(scene: &Scene, volume: &str, offset: usize, pattern: u8,
         .output()
         .unwrap();
     assert!(out.status.success(), "{out:?}");
+    wait_until("the daemon knows that its client has gone", || {
+        scene.json(&["volume", "stat", volume])["clients"] == serde_json::json!([])
+    });
 }
 
 /// Bytes without zero blocks or repetition, the same for the same seed.
