@@ -94,6 +94,16 @@ pub trait Disk: Send + Sync {
     /// [alignment](Disk::alignment) save a copy. After an error `buf` is undefined.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
+    /// As one [`Disk::read_at`] for each range, at the same time where the disk can do that. After an error,
+    /// which has the number of a range that could not be read, all buffers are undefined.
+    fn read_together(&self, ranges: &mut [ReadRange<'_>]) -> Result<(), (usize, io::Error)> {
+        for (n, range) in ranges.iter_mut().enumerate() {
+            let read = self.read_at(range.buf, range.offset);
+            read.map_err(|error| (n, error))?;
+        }
+        Ok(())
+    }
+
     /// As [`Disk::read_at`], but returns `Ok(false)`, with `buf` undefined, where the caller
     /// would have to wait for the device.
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool>;
@@ -172,6 +182,14 @@ pub trait Disk: Send + Sync {
     /// Alignment in bytes that offsets and lengths of writes must have, and that reads and buffers
     /// had better have; a power of two, 1 when any will do.
     fn alignment(&self) -> usize;
+}
+
+/// What is to be read with others, and where it goes.
+pub struct ReadRange<'a> {
+    /// Filled with all of what is read.
+    pub buf: &'a mut [u8],
+    /// Of the first byte.
+    pub offset: u64,
 }
 
 /// A write that can be started. Dropped, it has never been.

@@ -4,8 +4,10 @@
 
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
 use onefold_engine::simulated::SimulatedEngine;
-use onefold_engine::{Disk, Engine, Part};
+use onefold_engine::{Disk, Engine, Part, ReadRange};
 use std::io::ErrorKind;
+use std::iter;
+use std::ops::Range;
 use std::sync::mpsc;
 
 const MIB: u64 = 1 << 20;
@@ -104,6 +106,7 @@ fn conforms(engine: &dyn Engine) {
         );
         reads_what_was_written(&*disk);
         reads_any_range(&*disk);
+        reads_ranges_together(&*disk);
         large_requests_work(&*disk);
         reads_zeros_beyond_the_end(&*disk);
         prepared_writes_go_on_by_themselves(&*disk);
@@ -235,6 +238,53 @@ fn reads_any_range(disk: &dyn Disk) {
         assert_eq!(read(disk, 9 * unit as u64, unit), pattern(8, unit));
         disk.write_at(&vec![0; unit], 9 * unit as u64).unwrap();
     }
+}
+
+fn reads_ranges_together(disk: &dyn Disk) {
+    let unit = unit(disk);
+    let count = 700;
+    let bytes = pattern(11, unit * count);
+    disk.write_at(&bytes, 0).unwrap();
+    let beyond = [bytes.clone(), vec![0; unit * 300]].concat();
+    disk.set_len(bytes.len() as u64).unwrap();
+    let every = |step: usize| (0..count / step).map(move |n| n * step..n * step + 1);
+    let units: [Vec<Range<usize>>; 7] = [
+        vec![],
+        // One after the other in any order, the same twice, one within another.
+        vec![5..9, 9..10, 0..5, 5..9, 6..7],
+        // With little between them, and with much.
+        vec![0..1, 2..3, 4..8, 9..10, 300..301, 17..18],
+        // More than go out at a time.
+        every(2).collect(),
+        every(9).rev().collect(),
+        (0..count).map(|n| n..n + 1).collect(),
+        // Some of them beyond the end.
+        vec![600..610, 690..720, 698..700, 701..702, 900..1000],
+    ];
+    for ranges in units {
+        for shift in [0, 1] {
+            let len = ranges.iter().map(|it| it.len() * unit).sum::<usize>();
+            let mut buffer = vec![0xaa; len + 4096 + shift];
+            let aligned = buffer.as_ptr().align_offset(4096);
+            let (mut together, mut rest) = (Vec::new(), &mut buffer[aligned + shift..]);
+            for range in &ranges {
+                let (buf, after) = rest.split_at_mut(range.len() * unit);
+                let offset = (range.start * unit + shift) as u64;
+                together.push(ReadRange { buf, offset });
+                rest = after;
+            }
+            disk.read_together(&mut together).unwrap();
+            for (read, range) in together.iter().zip(&ranges) {
+                let from = range.start * unit + shift;
+                let expected = beyond[from..].iter().chain(iter::repeat(&0));
+                assert!(
+                    read.buf.iter().eq(expected.take(read.buf.len())),
+                    "{range:?} of {ranges:?}, shifted by {shift}"
+                );
+            }
+        }
+    }
+    disk.discard(0, bytes.len() as u64).unwrap();
 }
 
 fn large_requests_work(disk: &dyn Disk) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use onefold_engine::{Disk, PreparedWrite};
+use onefold_engine::{Disk, PreparedWrite, ReadRange};
 use onefold_metadata::sync::AtomicBool;
 
 use super::doubted::Doubted;
@@ -44,9 +44,25 @@ impl DataDisk {
         self.disk.read_at(buf, at)
     }
 
+    /// Reads several ranges at the same time; see `onefold_engine::Disk`.
+    pub fn read_together(&self, ranges: &mut [ReadRange<'_>]) -> Result<(), (usize, io::Error)> {
+        self.disk.read_together(ranges)
+    }
+
     /// Reads data that the host has in memory; false if it has not.
     pub fn try_read_at(&self, buf: &mut [u8], at: u64) -> io::Result<bool> {
         self.disk.try_read_at(buf, at)
+    }
+
+    /// As [`DataDisk::try_read_at`], for each range.
+    pub fn try_read_each(&self, ranges: &mut [ReadRange<'_>]) -> Result<bool, (usize, io::Error)> {
+        for (n, ReadRange { buf, offset }) in ranges.iter_mut().enumerate() {
+            let read = self.disk.try_read_at(buf, *offset);
+            if !read.map_err(|error| (n, error))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The flag is raised after the write and before the record, or the reply: a commit that finds it

@@ -240,11 +240,6 @@ impl Running {
         self.field("io", "write_bytes:")
     }
 
-    /// System calls so far that read from files or sockets.
-    pub fn read_calls(&self) -> Result<u64> {
-        self.field("io", "syscr:")
-    }
-
     /// A number of a file of the process in `/proc`.
     fn field(&self, file: &str, name: &str) -> Result<u64> {
         let path = format!("/proc/{}/{file}", self.pid()?);

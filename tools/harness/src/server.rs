@@ -189,11 +189,6 @@ impl Daemon {
         self.running.device_written_bytes()
     }
 
-    /// System calls so far that read from files or sockets.
-    pub fn read_calls(&self) -> Result<u64> {
-        self.running.read_calls()
-    }
-
     /// The line with the product's report of the recovery.
     pub fn recovery_line(&self) -> Result<String> {
         let said = self.said();

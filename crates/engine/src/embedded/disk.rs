@@ -10,8 +10,9 @@ use super::aligned::AlignedBuffer;
 use super::failure::explain;
 use super::ring::{self, Ring};
 use super::syncs::Syncs;
+use super::together;
 use super::writeback::Writeback;
-use crate::{Disk, PreparedWrite};
+use crate::{Disk, PreparedWrite, ReadRange};
 use rustix::fs::{Advice, FallocateFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
@@ -254,6 +255,23 @@ impl Disk for FileDisk {
             self.read_bounced(buf, offset)
         };
         result.map_err(|cause| self.failed("reading", buf.len() as u64, offset, cause))
+    }
+
+    fn read_together(&self, ranges: &mut [ReadRange<'_>]) -> Result<(), (usize, io::Error)> {
+        let mut is_read = Vec::new();
+        if self.alignment > 1
+            && ranges.len() > 1
+            && ranges.iter().all(|it| self.is_aligned(it.buf, it.offset))
+        {
+            is_read = together::read(&self.file, ranges);
+        }
+        for (n, range) in ranges.iter_mut().enumerate() {
+            if !is_read.get(n).is_some_and(|is_read| *is_read) {
+                let read = self.read_at(range.buf, range.offset);
+                read.map_err(|error| (n, error))?;
+            }
+        }
+        Ok(())
     }
 
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {

@@ -25,6 +25,7 @@ mod replacement;
 mod ring;
 mod sync;
 mod syncs;
+mod together;
 mod writeback;
 
 pub use lock::{LockError, PoolLock};

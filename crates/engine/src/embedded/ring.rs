@@ -103,7 +103,7 @@ impl Ring {
         let (told, hears) = mpsc::sync_channel(1);
         let of_thread = Arc::clone(&shared);
         // Only the thread that made such a ring may use it.
-        let work = move || match new_ring() {
+        let work = move || match new(WRITES_MAX + 1) {
             Ok(ring) => {
                 let _ = told.send(Ok(()));
                 RingThread::new(ring, of_thread).run();
@@ -208,9 +208,10 @@ impl Drop for Prepared {
     }
 }
 
-/// Completions are collected until the thread asks for them, where the kernel can do that.
-fn new_ring() -> io::Result<IoUring> {
-    let entries = WRITES_MAX as u32 + 1;
+/// A ring for the thread that asks for it. Completions are collected until that thread wants them, where the
+/// kernel can do that.
+pub(super) fn new(entries: usize) -> io::Result<IoUring> {
+    let entries = entries as u32;
     let mut builder = IoUring::builder();
     builder.setup_single_issuer().setup_defer_taskrun();
     builder
@@ -219,6 +220,19 @@ fn new_ring() -> io::Result<IoUring> {
             Some(Errno::INVAL) => IoUring::new(entries),
             _ => Err(error),
         })
+}
+
+/// Submits what is new, and waits until so many have completed; fewer if it is interrupted.
+pub(super) fn submit_and_wait(ring: &IoUring, count: usize) {
+    if let Err(error) = ring.submit_and_wait(count)
+        && !matches!(
+            Errno::from_io_error(&error),
+            Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)
+        )
+    {
+        // The kernel has memory of what is under way, so there is no way but to go on.
+        thread::sleep(RETRY_PAUSE);
+    }
 }
 
 /// The thread that the kernel knows.
@@ -254,7 +268,7 @@ impl RingThread {
                 return;
             }
             self.watch_alarm();
-            self.wait();
+            submit_and_wait(&self.ring, 1);
             self.shared.handoff.awake();
             let completed = self.ring.completion();
             ends.extend(completed);
@@ -267,7 +281,7 @@ impl RingThread {
         }
     }
 
-    /// Gives a write, or the rest of it, to the kernel with the next [`RingThread::wait`].
+    /// Gives a write, or the rest of it, to the kernel with the next [`submit_and_wait`].
     fn begin(&mut self, mut started: Started) {
         let number = started.buffer.number;
         let rest = &started.buffer.memory.bytes()[started.done..started.len];
@@ -297,19 +311,6 @@ impl RingThread {
         let watch = watch.build().user_data(WOKEN);
         // SAFETY: the alarm is open as long as `shared` is there; no memory is involved.
         self.is_alarm_watched = unsafe { self.ring.submission().push(&watch) }.is_ok();
-    }
-
-    /// Submits what is new, and waits until something has completed.
-    fn wait(&mut self) {
-        if let Err(error) = self.ring.submit_and_wait(1)
-            && !matches!(
-                Errno::from_io_error(&error),
-                Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)
-            )
-        {
-            // The kernel has the buffers, so there is no way but to go on.
-            thread::sleep(RETRY_PAUSE);
-        }
     }
 
     /// The kernel has completed a write, or part of it.

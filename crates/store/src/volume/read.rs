@@ -12,6 +12,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use onefold_engine::ReadRange;
 use onefold_format::entry::State;
 use onefold_format::units::BLOCKS_PER_SEGMENT;
 use onefold_format::{BadBlock, Entry, Lba, Pba};
@@ -19,6 +20,8 @@ use onefold_journal::Pin;
 use onefold_metadata::{
     BlockRange, Blocking, Guard, Layer, Result, Segments, StoreError, StoreErrorKind,
 };
+
+use smallvec::SmallVec;
 
 use super::{Extent, Volume};
 
@@ -69,117 +72,106 @@ impl Volume {
         blocking: Blocking,
     ) -> Result<()> {
         let block_size = self.pool.block_size() as usize;
-        let end = skip + buf.len();
-        let mut n = 0;
+        let mut stored = SmallVec::<[StoredRun<'_>; 4]>::new();
+        let (mut n, mut skip, mut rest) = (0, skip, buf);
         while n < entries.len() {
             let entry = entries[n];
             let run = entries[n..].iter().zip(0..);
             let count = run
                 .take_while(|(next, i)| **next == entry.successor(*i))
                 .count();
-            let from = (n * block_size).max(skip);
-            let to = ((n + count) * block_size).min(end);
-            let bytes = &mut buf[from - skip..to - skip];
+            let len = (count * block_size - skip).min(rest.len());
+            let (bytes, after) = std::mem::take(&mut rest).split_at_mut(len);
             match entry.pba() {
                 None => bytes.fill(0),
                 Some(pba) => {
-                    let (lba, into_run) = (first + n as u64, (from - n * block_size) as u64);
+                    let run = StoredRun {
+                        lba: first + n as u64,
+                        pba,
+                        skip: skip as u64,
+                        bytes,
+                    };
                     let is_shared = matches!(entry.state(), State::Shared(_));
                     if is_shared && self.pool.bad.is_any() {
-                        self.read_beside_bad(layer, lba, pba, into_run, bytes, blocking)?;
+                        self.read_beside_bad(layer, run, blocking)?;
                     } else {
-                        self.read_run(lba, pba, into_run, bytes, blocking)?;
+                        stored.push(run);
                     }
                 }
             }
-            n += count;
+            (n, skip, rest) = (n + count, 0, after);
         }
-        Ok(())
+        self.read_runs(&mut stored, blocking)
     }
 
-    fn read_run(
-        &self,
-        lba: Lba,
-        pba: Pba,
-        skip: u64,
-        buf: &mut [u8],
-        blocking: Blocking,
-    ) -> Result<()> {
+    /// All of them at the same time, where the disk can do that.
+    fn read_runs(&self, runs: &mut [StoredRun<'_>], blocking: Blocking) -> Result<()> {
         let block_size = self.pool.block_size();
-        let at = pba.0 * block_size + skip;
-        let blocks = at / block_size..(at + buf.len() as u64).div_ceil(block_size);
-        let what = || format!("block {lba} of the volume, {pba} of the pool");
-        let read = match blocking {
-            Blocking::Yes => self.pool.data().read_at(buf, at).map(|()| true),
-            Blocking::No => self.pool.data().try_read_at(buf, at),
+        let read = {
+            let ranges = runs.iter_mut().map(|run| run.range(block_size));
+            let mut ranges = ranges.collect::<SmallVec<[ReadRange<'_>; 4]>>();
+            match blocking {
+                Blocking::Yes => self.pool.data().read_together(&mut ranges).map(|()| true),
+                Blocking::No => self.pool.data().try_read_each(&mut ranges),
+            }
         };
         match read {
-            // A sync may have failed while the disk was read.
-            Ok(true) => self
-                .pool
-                .journal
-                .check_believed(&blocks)
-                .map_err(|error| StoreError::io(what(), error)),
-            Ok(false) => Err(StoreError::would_block()),
-            Err(error) => {
-                self.pool.bad.suspect(blocks);
-                Err(StoreError::io(what(), error))
+            Ok(true) => {}
+            Ok(false) => return Err(StoreError::would_block()),
+            Err((n, error)) => {
+                self.pool.bad.suspect(runs[n].blocks(block_size));
+                return Err(StoreError::io(runs[n].describe(), error));
             }
         }
+        // A sync may have failed while the disk was read.
+        runs.iter().try_for_each(|run| {
+            let believed = self.pool.journal.check_believed(&run.blocks(block_size));
+            believed.map_err(|error| StoreError::io(run.describe(), error))
+        })
     }
 
     /// A run of shared blocks, of which some may be known to be bad.
-    fn read_beside_bad(
-        &self,
-        layer: &Layer,
-        lba: Lba,
-        pba: Pba,
-        skip: u64,
-        buf: &mut [u8],
-        blocking: Blocking,
-    ) -> Result<()> {
+    fn read_beside_bad(&self, layer: &Layer, run: StoredRun<'_>, blocking: Blocking) -> Result<()> {
         let block_size = self.pool.block_size();
-        let end = skip + buf.len() as u64;
-        let blocks = pba.0 + skip / block_size..pba.0 + end.div_ceil(block_size);
-        let mut listed = self.pool.bad.within(blocks);
+        let mut listed = self.pool.bad.within(run.blocks(block_size));
         listed.retain(|bad| bad.fingerprint.is_some());
-        let (mut at, mut rest) = (skip, buf);
+        let (mut good_parts, mut rest) = (SmallVec::<[_; 4]>::new(), run);
         for bad in listed {
-            let start = (bad.pba.0 - pba.0) * block_size;
-            let before = start.saturating_sub(at);
-            let (good, after) = std::mem::take(&mut rest).split_at_mut(before as usize);
-            if !good.is_empty() {
-                self.read_run(lba, pba, at, good, blocking)?;
-            }
-            at += before;
-            let in_block = (start + block_size).min(end) - at;
-            let (bytes, after) = after.split_at_mut(in_block as usize);
-            let of_block = lba + (bad.pba.0 - pba.0);
-            self.read_compared(layer, of_block, bad, (at - start) as usize, bytes, blocking)?;
-            at += in_block;
+            let until_bad = ((bad.pba.0 - rest.pba.0) * block_size).saturating_sub(rest.skip);
+            let (good, after) = rest.split_at(until_bad, block_size);
+            good_parts.push(good);
+            let of_block = block_size - after.skip;
+            let (in_bad, after) = after.split_at(of_block, block_size);
+            self.read_compared(layer, in_bad, bad, blocking)?;
             rest = after;
         }
-        if rest.is_empty() {
-            return Ok(());
-        }
-        self.read_run(lba, pba, at, rest, blocking)
+        good_parts.push(rest);
+        good_parts.retain(|part| !part.bytes.is_empty());
+        self.read_runs(&mut good_parts, blocking)
     }
 
     /// Part of a shared block that is known to be bad, if by now it is as it should be.
     fn read_compared(
         &self,
         layer: &Layer,
-        lba: Lba,
+        part: StoredRun<'_>,
         bad: BadBlock,
-        skip: usize,
-        buf: &mut [u8],
         blocking: Blocking,
     ) -> Result<()> {
         if blocking == Blocking::No {
             return Err(StoreError::would_block());
         }
+        let StoredRun {
+            lba, skip, bytes, ..
+        } = part;
         let mut block = vec![0; self.pool.block_size() as usize];
-        self.read_run(lba, bad.pba, 0, &mut block, blocking)?;
+        let whole = StoredRun {
+            lba,
+            pba: bad.pba,
+            skip: 0,
+            bytes: &mut block,
+        };
+        self.read_runs(&mut [whole], blocking)?;
         if !self.pool.is_as_stored(&block, layer.domain, &bad) {
             let message = format!(
                 "block {lba} of the volume, {} of the pool: it is not what was stored; it heals when \
@@ -188,7 +180,7 @@ impl Volume {
             );
             return Err(StoreError::new(StoreErrorKind::Io, message));
         }
-        buf.copy_from_slice(&block[skip..skip + buf.len()]);
+        bytes.copy_from_slice(&block[skip as usize..][..bytes.len()]);
         Ok(())
     }
 
@@ -235,6 +227,47 @@ impl Volume {
         }
         let extents = runs.finish().into_iter();
         Ok(extents.map(|(len, data)| Extent { len, data }).collect())
+    }
+}
+
+/// What a request reads of blocks that are stored one after the other.
+struct StoredRun<'a> {
+    lba: Lba,
+    pba: Pba,
+    /// Bytes of the first block that are left out.
+    skip: u64,
+    bytes: &'a mut [u8],
+}
+
+impl<'a> StoredRun<'a> {
+    fn range(&mut self, block_size: u64) -> ReadRange<'_> {
+        ReadRange {
+            offset: self.pba.0 * block_size + self.skip,
+            buf: self.bytes,
+        }
+    }
+
+    fn blocks(&self, block_size: u64) -> Range<u64> {
+        let end = self.skip + self.bytes.len() as u64;
+        self.pba.0..self.pba.0 + end.div_ceil(block_size)
+    }
+
+    fn describe(&self) -> String {
+        format!("block {} of the volume, {} of the pool", self.lba, self.pba)
+    }
+
+    /// The first `len` bytes, or all if there are fewer, and the rest.
+    fn split_at(self, len: u64, block_size: u64) -> (StoredRun<'a>, StoredRun<'a>) {
+        let len = len.min(self.bytes.len() as u64);
+        let (bytes, after) = self.bytes.split_at_mut(len as usize);
+        let end = self.skip + len;
+        let rest = StoredRun {
+            lba: self.lba + end / block_size,
+            pba: self.pba + end / block_size,
+            skip: end % block_size,
+            bytes: after,
+        };
+        (StoredRun { bytes, ..self }, rest)
     }
 }
 

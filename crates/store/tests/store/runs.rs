@@ -1,0 +1,89 @@
+//! Requests that read several runs: blocks that are consecutive in the volume, and not in the pool.
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+
+use onefold_engine::Part;
+use onefold_engine::simulated::Op;
+use onefold_store::{Blocking, StoreErrorKind, Volume};
+
+use crate::common::{
+    BLOCK, MEMORY, MIB, World, blocks, dedup, new_volume, pool_of, read, read_bytes, write,
+};
+
+/// What the volume holds; 0 is a hole.
+const CONTENTS: [u64; 10] = [5, 4, 0, 3, 9, 0, 0, 8, 2, 1];
+
+/// The blocks are those of another volume, which has them by content.
+fn scattered() -> (World, Arc<Volume>) {
+    let world = World::new(&pool_of(64 * MIB), MEMORY);
+    let other = new_volume(&world, "other", MIB);
+    write(&other, 0, 1..10);
+    let volume = new_volume(&world, "a", MIB);
+    write(&volume, 0, CONTENTS);
+    dedup(&world, &other);
+    dedup(&world, &volume);
+    assert_eq!(world.stat().unwrap().private_blocks, 0);
+    (world, volume)
+}
+
+/// The block of the pool that has this content.
+fn place_of(world: &World, content: u64) -> u64 {
+    let wanted = blocks([content]);
+    let mut pool =
+        (0..64 * MIB / BLOCK).map(|pba| world.engine.read_raw(Part::Data, pba * BLOCK, 4096));
+    pool.position(|block| block == wanted).unwrap() as u64
+}
+
+#[test]
+fn each_run_is_where_it_belongs() {
+    let (_world, volume) = scattered();
+    let all = blocks(CONTENTS);
+    for from in [0, 1, 4095, 4096, 3 * 4096 + 512, 5 * 4096] {
+        for to in [5 * 4096 + 1, 8 * 4096 - 1, 9 * 4096, 10 * 4096] {
+            let found = read_bytes(&volume, from, to - from);
+            assert!(found == all[from as usize..to as usize], "{from}..{to}");
+        }
+    }
+}
+
+#[test]
+fn the_run_that_cannot_be_read_is_named_and_looked_at() {
+    let (world, volume) = scattered();
+    let at = place_of(&world, 9);
+    world
+        .engine
+        .make_unreadable(Part::Data, at * BLOCK..at * BLOCK + 512);
+    let mut found = vec![0; 10 * BLOCK as usize];
+    let error = volume.read(0, &mut found, Blocking::Yes).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Io);
+    let said = error.to_string();
+    assert!(
+        said.contains(&format!("block 4 of the volume, {at} of the pool")),
+        "{said}"
+    );
+    assert_eq!(world.look_at_suspects().unwrap(), 1);
+    let bad = world.bad_blocks(&mut |_| {}).unwrap();
+    assert_eq!(bad.iter().map(|it| it.pba).collect::<Vec<_>>(), [at]);
+    assert_eq!(read(&volume, 0, 4), CONTENTS[..4]);
+    assert_eq!(read(&volume, 5, 5), CONTENTS[5..]);
+}
+
+#[test]
+fn one_run_that_a_failed_sync_left_in_doubt_fails_the_request() {
+    let (world, volume) = scattered();
+    volume.flush().unwrap();
+    write(&volume, 5, [7]);
+    world
+        .engine
+        .fail_once(Part::Data, Op::Sync, 1, ErrorKind::Other);
+    assert!(volume.flush().is_err());
+    for range in [0..6, 4..6, 5..6, 5..10] {
+        let mut found = vec![0; (range.end - range.start) * BLOCK as usize];
+        let read = volume.read(range.start as u64 * BLOCK, &mut found, Blocking::Yes);
+        let said = read.unwrap_err().to_string();
+        assert!(said.contains("block 5 of the volume"), "{range:?}: {said}");
+    }
+    assert_eq!(read(&volume, 0, 5), CONTENTS[..5]);
+    assert_eq!(read(&volume, 6, 4), CONTENTS[6..]);
+}
