@@ -468,7 +468,10 @@ impl Connection<'_> {
             Command::Write {
                 ref range,
                 fua: false,
-            } if work.buffer.is_none() && len <= self.prepared_bytes_max => {
+            } if work.buffer.is_none()
+                && len <= self.prepared_bytes_max
+                && self.has_company(len) =>
+            {
                 let offset = range.start;
                 match self.write_or_prepare(offset, len) {
                     Ok(Some(prepared)) => match self.start(work, prepared) {
@@ -502,6 +505,12 @@ impl Connection<'_> {
             done = work.execute_until_space(&self.shared, self.export.as_ref(), slot);
         }
         self.reply_to(work, done)
+    }
+
+    /// Whether other requests are in progress, or have arrived behind this one's payload. A request without
+    /// any is answered sooner by a worker: nobody needs to collect what goes to the kernel with it.
+    fn has_company(&self, payload_bytes: usize) -> bool {
+        self.has_started || self.input.len() > payload_bytes || self.shared.queue.is_pending()
     }
 
     /// As [`Work::execute`] without blocking, of a write whose data is next in the input.

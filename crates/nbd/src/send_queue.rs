@@ -96,6 +96,11 @@ impl<R> SendQueue<R> {
         admitted
     }
 
+    /// Whether a reply is announced and not sent yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        lock(&self.state).pending > 0
+    }
+
     /// Sends from the connection's own thread: waits until no other thread is sending, calls
     /// `send`, and then sends the replies queued meanwhile.
     pub(crate) fn send_from_connection<S: Sink<R>>(
