@@ -4,13 +4,13 @@
 use libfuzzer_sys::fuzz_target;
 use onefold_format::backup::recipe::{decode_page, encode_page};
 use onefold_format::backup::{
-    Manifest, ObjectHeader, ObjectName, PackTable, PackTrailer, RepositoryId, RepositoryObject,
+    Lease, Manifest, ObjectHeader, ObjectName, PackTable, PackTrailer, RepositoryId, RepositoryObject,
     Source, WrappedKey,
 };
 
 fuzz_target!(|input: (u8, u16, &[u8])| {
     let (kind, blocks, bytes) = input;
-    match kind % 8 {
+    match kind % 9 {
         0 => {
             if let Ok(read) = Manifest::decode(bytes) {
                 assert_eq!(read.encode(), bytes, "{read:?} has one form");
@@ -43,6 +43,11 @@ fuzz_target!(|input: (u8, u16, &[u8])| {
         }
         6 => {
             let _ = RepositoryObject::decode(bytes);
+        }
+        7 => {
+            if let Ok(read) = Lease::decode(bytes) {
+                assert_eq!(read.encode(), bytes, "{read:?} has one form");
+            }
         }
         _ => {
             let _ = WrappedKey::decode(bytes, blocks.into(), RepositoryId([0; 16]));

@@ -48,7 +48,8 @@ pub struct Created {
 ///
 /// # Errors
 ///
-/// If the disk cannot be read, or changes meanwhile; if the repository cannot be written.
+/// If the disk cannot be read, or changes meanwhile; if another process changes the source; if the repository
+/// cannot be written.
 pub fn create(
     repository: &Repository,
     source: &KnownSource,
@@ -56,6 +57,8 @@ pub fn create(
     options: &Options,
     report: Report<'_>,
 ) -> Result<Created> {
+    let writer = repository.writer(source.id, "backup create")?;
+    let source = writer.source();
     let block_size = source.source.block_size;
     let (id, size_bytes) = (source.id, disk.size_bytes());
     let disk_blocks = size_bytes.div_ceil(block_size.into());
@@ -71,8 +74,7 @@ pub fn create(
     let mut detected = detect(repository, id, scanned, disk_blocks, memory_bytes)?;
     let first_pack = repository.next_pack(source)?;
     let target = Target {
-        repository,
-        source: id,
+        writer: &writer,
         block_size,
         first_pack,
         level: options.level,
@@ -80,15 +82,15 @@ pub fn create(
     };
     let stored_bytes = store(disk, &key, &mut detected, &target, report)?;
     let new_blocks = detected.new_blocks;
-    let writer = RecipeWriter {
-        recipe: repository.new_recipe(id, backup)?,
+    let recipe = RecipeWriter {
+        recipe: writer.new_recipe(backup)?,
         parent,
         detected,
         first_number: first_pack * BLOCKS_PER_PACK,
         changes: ChangedBlocks::new(disk, block_size),
         disk_blocks,
     };
-    let (recipe_pages, totals) = writer.write()?;
+    let (recipe_pages, totals) = recipe.write()?;
     let manifest = Manifest {
         size_bytes,
         block_size,
@@ -109,6 +111,6 @@ pub fn create(
         numbers: totals.numbers,
         tags: options.tags.clone(),
     };
-    repository.publish(id, backup, &manifest)?;
+    writer.publish(backup, &manifest)?;
     Ok(Created { backup, manifest })
 }

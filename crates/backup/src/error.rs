@@ -2,7 +2,7 @@
 
 use std::io;
 
-use onefold_repository::RepositoryError;
+use onefold_repository::{RepositoryError, RepositoryErrorKind};
 
 /// The result of backing up, or restoring.
 pub type Result<T> = std::result::Result<T, BackupError>;
@@ -40,4 +40,15 @@ pub enum BackupError {
     /// The receiver of a restore stopped it.
     #[error("{0}")]
     Receiver(String),
+}
+
+impl BackupError {
+    /// Whether something in the repository is not what was written.
+    pub(crate) fn is_damage(&self) -> bool {
+        match self {
+            Self::Repository(error) => error.kind() == RepositoryErrorKind::Damaged,
+            Self::Damaged { .. } => true,
+            _ => false,
+        }
+    }
 }

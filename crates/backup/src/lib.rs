@@ -12,6 +12,7 @@
 //! | `store.rs` | reads the new blocks again, in the order of their addresses, and writes packs |
 //! | `publish.rs` | the recipe, and then the manifest, with which the backup exists (B1) |
 //!
+//! `prune.rs` gives back what no backup needs any more.
 //! `restore.rs` reads a backup: all of it, or any part, and what differs from another one; `blocks.rs` finds the
 //! blocks.
 //!
@@ -24,6 +25,7 @@ mod detect;
 mod disk;
 mod error;
 mod partitions;
+mod prune;
 mod publish;
 mod ranks;
 mod restore;
@@ -35,5 +37,6 @@ pub use blocks::BlockReader;
 pub use create::{Created, Options, Report, create};
 pub use disk::{Change, Disk, ImageDisk};
 pub use error::{BackupError, Result};
+pub use prune::{PruneOptions, PrunePlan, Pruned, prune};
 pub use restore::{Difference, Receive, Restore, Run};
 pub use verify::{Finding, Verified, verify};

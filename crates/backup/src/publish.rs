@@ -123,7 +123,7 @@ fn runs(targets: &[u64]) -> Vec<RecipeRun> {
 }
 
 /// The same numbers in ascending order, each once.
-fn merged(mut runs: Vec<NumberRun>) -> Vec<NumberRun> {
+pub(crate) fn merged(mut runs: Vec<NumberRun>) -> Vec<NumberRun> {
     runs.sort_unstable_by_key(|run| run.first);
     let mut merged: Vec<NumberRun> = Vec::new();
     for run in runs {

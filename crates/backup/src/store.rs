@@ -6,10 +6,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use onefold_format::backup::SourceId;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
 use onefold_index::Key;
-use onefold_repository::{GroupSealer, NewPack, Repository, SealedGroup};
+use onefold_repository::{self as repository, GroupSealer, NewPack, SealedGroup};
 
 use crate::create::Report;
 use crate::detect::Detected;
@@ -19,8 +18,7 @@ use crate::scan::of_row;
 
 /// Where packs go, and how.
 pub(crate) struct Target<'a> {
-    pub(crate) repository: &'a Repository,
-    pub(crate) source: SourceId,
+    pub(crate) writer: &'a repository::Writer<'a>,
     pub(crate) block_size: u32,
     pub(crate) first_pack: u64,
     /// Of zstd.
@@ -182,9 +180,7 @@ impl Writer<'_> {
         self.next_sequence += 1;
         if sequence.is_multiple_of(GROUPS_PER_PACK) {
             let number = target.first_pack + sequence / GROUPS_PER_PACK;
-            let new = target
-                .repository
-                .new_pack(target.source, number, target.block_size);
+            let new = target.writer.new_pack(number, 0, target.block_size);
             self.open.push(Open {
                 pack: new?,
                 fingerprints: std::collections::VecDeque::new(),
@@ -218,7 +214,7 @@ impl Writer<'_> {
                 return Err(stopped());
             };
             let fingerprints = open.fingerprints.pop_front().unwrap_or_default();
-            open.pack.push(&group, &fingerprints)?;
+            open.pack.push(&group, fingerprints.into_iter().map(Some))?;
             self.next_written += 1;
             if self.next_written.is_multiple_of(GROUPS_PER_PACK) {
                 self.stored_bytes += self.open.remove(0).pack.finish()?;

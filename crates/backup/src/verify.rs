@@ -73,7 +73,8 @@ pub fn verify(
         verified.objects += 1;
         match repository.pack(source.id, *number, *generation) {
             Ok(pack) => {
-                there.push((*number, pack.fingerprints().len() as u64));
+                let stored = pack.fingerprints().iter().map(Option::is_some);
+                there.push((*number, stored.collect::<Vec<_>>()));
                 if data {
                     let compared = compare(&pack, *number, &key, &mut damages)?;
                     verified.compared_bytes += compared;
@@ -180,20 +181,26 @@ fn compare(pack: &Pack, number: u64, key: &Key, damages: &mut Vec<Damage>) -> Re
     Ok(compared)
 }
 
-/// The first of these numbers that no pack has, if that is not known yet, for each pack.
-fn missing(numbers: std::ops::Range<u64>, there: &[(u64, u64)], damages: &[Damage]) -> Vec<u64> {
+/// The first of these numbers that no pack stores, if that is not known yet, for each pack.
+fn missing(
+    numbers: std::ops::Range<u64>,
+    there: &[(u64, Vec<bool>)],
+    damages: &[Damage],
+) -> Vec<u64> {
     let mut missing = Vec::new();
     let mut at = numbers.start;
     while at < numbers.end {
         let pack = at / BLOCKS_PER_PACK;
         let end = numbers.end.min((pack + 1) * BLOCKS_PER_PACK);
         let found = there.binary_search_by_key(&pack, |(number, _)| *number);
-        let blocks = found.map_or(0, |found| there[found].1);
-        let first_missing = at.max(pack * BLOCKS_PER_PACK + blocks);
-        let is_known = damages
-            .iter()
-            .any(|damage| damage.numbers.contains(&first_missing));
-        if first_missing < end && !is_known {
+        let stored = found.map_or(&[][..], |found| &there[found].1);
+        let is_stored =
+            |number: u64| stored.get((number % BLOCKS_PER_PACK) as usize) == Some(&true);
+        if let Some(first_missing) = (at..end).find(|number| !is_stored(*number))
+            && !damages
+                .iter()
+                .any(|damage| damage.numbers.contains(&first_missing))
+        {
             missing.push(first_missing);
         }
         at = end;

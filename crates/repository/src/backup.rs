@@ -12,6 +12,7 @@ use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::NewObject;
 use crate::repository::{KnownSource, Repository};
 use crate::seal::ChunkKey;
+use crate::writer::Writer;
 
 /// Recipes are small, and read more often than written.
 const LEVEL: i32 = 3;
@@ -120,14 +121,14 @@ impl Recipe {
     }
 }
 
-impl Repository {
+impl Writer<'_> {
     /// Starts the recipe of a backup.
     ///
     /// # Errors
     ///
-    /// Any failure of writing.
-    pub fn new_recipe(&self, source: SourceId, backup: BackupNumber) -> Result<NewRecipe> {
-        let name = ObjectName::Recipe(source, backup);
+    /// `InUse` if the lease is lost; any failure of writing.
+    pub fn new_recipe(&self, backup: BackupNumber) -> Result<NewRecipe> {
+        let name = ObjectName::Recipe(self.source().id, backup);
         let (object, key) = self.create(name)?;
         Ok(NewRecipe {
             path: name.path(),
@@ -136,21 +137,9 @@ impl Repository {
             pages: Vec::new(),
         })
     }
+}
 
-    /// Makes a backup exist (B1): everything that its manifest needs is durable.
-    ///
-    /// # Errors
-    ///
-    /// `InUse` if another process has made it; any failure of writing.
-    pub fn publish(
-        &self,
-        source: SourceId,
-        backup: BackupNumber,
-        manifest: &Manifest,
-    ) -> Result<()> {
-        self.put_sealed(ObjectName::Manifest(source, backup), manifest.encode())
-    }
-
+impl Repository {
     /// The backups of a source, in order.
     ///
     /// # Errors
@@ -158,6 +147,58 @@ impl Repository {
     /// Any failure of reading.
     pub fn backups(&self, source: SourceId) -> Result<Vec<BackupNumber>> {
         self.numbers(&ObjectName::manifests(source))
+    }
+
+    /// Those with a recipe, in order: some of them may be forgotten.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn recipes(&self, source: SourceId) -> Result<Vec<BackupNumber>> {
+        self.numbers(&ObjectName::recipes(source))
+    }
+
+    /// Those that are not to be forgotten, in order.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn protected(&self, source: SourceId) -> Result<Vec<BackupNumber>> {
+        self.numbers(&ObjectName::protections(source))
+    }
+
+    /// Protects a backup from being forgotten, or not any more.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of writing.
+    pub fn protect(
+        &self,
+        source: SourceId,
+        backup: BackupNumber,
+        is_protected: bool,
+    ) -> Result<()> {
+        let name = ObjectName::Protection(source, backup);
+        if self.protected(source)?.contains(&backup) == is_protected {
+            return Ok(());
+        }
+        match is_protected {
+            true => self.put(name, &self.sealed(name, Vec::new())?),
+            false => self.remove(name),
+        }
+    }
+
+    /// A backup exists no more. Its recipe stays until the source is pruned, so its number is not used again.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if it is protected; any failure of writing.
+    pub fn forget(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
+        if self.protected(source)?.contains(&backup) {
+            let message = format!("backup {backup} is protected");
+            return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
+        }
+        self.remove(ObjectName::Manifest(source, backup))
     }
 
     fn numbers(&self, folder: &str) -> Result<Vec<BackupNumber>> {

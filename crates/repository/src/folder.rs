@@ -65,6 +65,18 @@ impl Folder {
         Ok(names)
     }
 
+    /// Removes an object durably, by way of a folder that is there: without it the object stays.
+    pub(crate) fn remove_through(&self, path: &str, folder: &str) -> io::Result<()> {
+        let object = self.root.join(path);
+        let removed = self
+            .root
+            .join(folder)
+            .join(format!("{INCOMPLETE}{:016x}", random_number()?));
+        std::fs::rename(&object, &removed)?;
+        File::open(object.parent().unwrap_or(&self.root))?.sync_all()?;
+        std::fs::remove_file(&removed)
+    }
+
     /// Removes an object durably.
     pub(crate) fn remove(&self, path: &str) -> io::Result<()> {
         let object = self.root.join(path);
@@ -78,9 +90,19 @@ impl Folder {
         let wanted = self.root.join(path);
         let folder = wanted.parent().unwrap_or(&self.root).to_owned();
         self.ensure(&folder)?;
-        let mut random = [0; 8];
-        fill_random(&mut random)?;
-        let incomplete = folder.join(format!("{INCOMPLETE}{:016x}", u64::from_le_bytes(random)));
+        Self::start(wanted, &folder)
+    }
+
+    /// As [`Folder::create`], but what is not complete stands in a folder that is there: without it the object
+    /// is not made.
+    pub(crate) fn create_in(&self, path: &str, folder: &str) -> io::Result<NewObject> {
+        let wanted = self.root.join(path);
+        self.ensure(wanted.parent().unwrap_or(&self.root))?;
+        Self::start(wanted, &self.root.join(folder))
+    }
+
+    fn start(wanted: PathBuf, folder: &Path) -> io::Result<NewObject> {
+        let incomplete = folder.join(format!("{INCOMPLETE}{:016x}", random_number()?));
         let mut options = File::options();
         let file = options
             .write(true)
@@ -129,6 +151,19 @@ impl NewObject {
     /// `AlreadyExists`, and the object that is there stays as it is.
     pub(crate) fn commit(mut self) -> io::Result<()> {
         self.file.sync_all()?;
+        self.name()?;
+        self.sync_folder()
+    }
+
+    /// As [`NewObject::commit`], in the place of an object that is there.
+    pub(crate) fn commit_over(mut self) -> io::Result<()> {
+        self.file.sync_all()?;
+        std::fs::rename(&self.incomplete, &self.wanted)?;
+        self.is_kept = true;
+        self.sync_folder()
+    }
+
+    fn name(&mut self) -> io::Result<()> {
         match rustix::fs::renameat_with(
             CWD,
             &self.incomplete,
@@ -143,6 +178,10 @@ impl NewObject {
             }
             Err(error) => return Err(error.into()),
         }
+        Ok(())
+    }
+
+    fn sync_folder(&self) -> io::Result<()> {
         self.wanted
             .parent()
             .map_or(Ok(()), |folder| File::open(folder)?.sync_all())
@@ -166,6 +205,12 @@ impl Drop for NewObject {
             let _ = std::fs::remove_file(&self.incomplete);
         }
     }
+}
+
+pub(crate) fn random_number() -> io::Result<u64> {
+    let mut random = [0; 8];
+    fill_random(&mut random)?;
+    Ok(u64::from_le_bytes(random))
 }
 
 /// From the operating system.

@@ -14,6 +14,7 @@
 //! | `repository.rs` | a repository and its sources |
 //! | `pack.rs` | writing and reading packs |
 //! | `backup.rs` | recipes and manifests: the backups of a source |
+//! | `writer.rs` | the lease of whoever changes a source |
 
 mod access;
 mod backup;
@@ -22,9 +23,11 @@ mod folder;
 mod pack;
 mod repository;
 mod seal;
+mod writer;
 
 pub use access::{Access, RecoveryKey};
 pub use backup::{NewRecipe, Recipe};
 pub use error::{RepositoryError, RepositoryErrorKind, Result};
-pub use pack::{GroupSealer, NewPack, Pack, SealedGroup};
+pub use pack::{GroupSealer, NewPack, OpenedGroup, Pack, SealedGroup};
 pub use repository::{KnownSource, Repository};
+pub use writer::Writer;

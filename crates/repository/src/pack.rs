@@ -15,6 +15,7 @@ use crate::error::{RepositoryError, Result};
 use crate::folder::NewObject;
 use crate::repository::{KnownSource, Repository};
 use crate::seal::ChunkKey;
+use crate::writer::Writer;
 
 /// The most bytes of a sealed table.
 const TABLE_BYTES_MAX: u32 = 1 << 20;
@@ -36,6 +37,12 @@ pub struct GroupSealer {
     level: i32,
 }
 
+/// A group that was authenticated, and not decompressed.
+pub struct OpenedGroup {
+    bytes: Vec<u8>,
+    is_compressed: bool,
+}
+
 /// A group that only has to be written.
 pub struct SealedGroup {
     bytes: Vec<u8>,
@@ -53,18 +60,21 @@ impl NewPack {
         }
     }
 
-    /// Writes the next group, with the fingerprints of its blocks.
+    /// Writes the next group, with the fingerprints of its blocks; none for those that are gone.
     ///
     /// # Errors
     ///
     /// Any failure of writing.
-    pub fn push(&mut self, group: &SealedGroup, fingerprints: &[[u8; 16]]) -> Result<()> {
+    pub fn push(
+        &mut self,
+        group: &SealedGroup,
+        fingerprints: impl IntoIterator<Item = Option<[u8; 16]>>,
+    ) -> Result<()> {
         self.write(&group.bytes)?;
         self.table.groups.push(StoredGroup {
             bytes: group.bytes.len() as u32,
             is_compressed: group.is_compressed,
         });
-        let fingerprints = fingerprints.iter().copied().map(Some);
         self.table.fingerprints.extend(fingerprints);
         Ok(())
     }
@@ -117,11 +127,27 @@ impl GroupSealer {
     pub fn seal(&self, number: u32, blocks: &[u8]) -> Result<SealedGroup> {
         let compressed = zstd::bulk::compress(blocks, self.level)
             .map_err(|e| RepositoryError::io("cannot compress", &e))?;
-        let is_compressed = compressed.len() <= blocks.len() - blocks.len() / 16;
-        let mut bytes = match is_compressed {
-            true => compressed,
-            false => blocks.to_vec(),
-        };
+        match compressed.len() <= blocks.len() - blocks.len() / 16 {
+            true => self.seal_as_is(number, compressed, true),
+            false => self.seal_as_is(number, blocks.to_vec(), false),
+        }
+    }
+
+    /// Seals group `number` of the pack as another pack had it.
+    ///
+    /// # Errors
+    ///
+    /// If a library refuses to seal.
+    pub fn seal_again(&self, number: u32, group: OpenedGroup) -> Result<SealedGroup> {
+        self.seal_as_is(number, group.bytes, group.is_compressed)
+    }
+
+    fn seal_as_is(
+        &self,
+        number: u32,
+        mut bytes: Vec<u8>,
+        is_compressed: bool,
+    ) -> Result<SealedGroup> {
         let sealed = self.key.seal(number, &mut bytes);
         sealed.map_err(|e| RepositoryError::damaged(&self.path, e))?;
         Ok(SealedGroup {
@@ -139,19 +165,20 @@ pub struct Pack {
     table: PackTable,
     /// Where each group begins.
     starts: Vec<u64>,
+    stored_bytes: u64,
 }
 
-impl Repository {
-    /// Starts pack `number` of a source.
+impl Writer<'_> {
+    /// Starts a generation of pack `number`.
     ///
     /// # Errors
     ///
-    /// Any failure of writing.
-    pub fn new_pack(&self, source: SourceId, number: u64, block_size: u32) -> Result<NewPack> {
+    /// `InUse` if the lease is lost; any failure of writing.
+    pub fn new_pack(&self, number: u64, generation: u32, block_size: u32) -> Result<NewPack> {
         let name = ObjectName::Pack {
-            source,
+            source: self.source().id,
             number,
-            generation: 0,
+            generation,
         };
         let (object, key) = self.create(name)?;
         Ok(NewPack {
@@ -166,13 +193,32 @@ impl Repository {
             position: OBJECT_HEADER_BYTES as u64,
         })
     }
+}
 
+impl Repository {
     /// The packs of a source: numbers and newest generations, in order.
     ///
     /// # Errors
     ///
     /// Any failure of reading.
     pub fn packs(&self, source: SourceId) -> Result<Vec<(u64, u32)>> {
+        let mut packs = self.pack_generations(source)?;
+        packs.dedup_by(|next, kept| {
+            let same = next.0 == kept.0;
+            if same {
+                kept.1 = next.1;
+            }
+            same
+        });
+        Ok(packs)
+    }
+
+    /// All generations of the packs of a source, in order.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn pack_generations(&self, source: SourceId) -> Result<Vec<(u64, u32)>> {
         let folder = ObjectName::packs(source);
         let failed = |e: &std::io::Error| {
             RepositoryError::io(format_args!("cannot list the packs in {folder}"), e)
@@ -190,13 +236,6 @@ impl Repository {
             }
         }
         packs.sort_unstable();
-        packs.dedup_by(|next, kept| {
-            let same = next.0 == kept.0;
-            if same {
-                kept.1 = next.1;
-            }
-            same
-        });
         Ok(packs)
     }
 
@@ -263,6 +302,7 @@ impl Repository {
             key,
             table,
             starts,
+            stored_bytes: bytes,
         })
     }
 }
@@ -287,12 +327,44 @@ impl Pack {
         self.table.block_size
     }
 
+    /// Its bytes in the repository.
+    #[must_use]
+    pub fn stored_bytes(&self) -> u64 {
+        self.stored_bytes
+    }
+
     /// The blocks of a group that are not gone, one after the other.
     ///
     /// # Errors
     ///
     /// `Damaged`, if it is not what was written.
     pub fn read_group(&self, group: usize) -> Result<Vec<u8>> {
+        let OpenedGroup {
+            mut bytes,
+            is_compressed,
+        } = self.open_group(group)?;
+        let damaged = |why: &dyn std::fmt::Display| {
+            RepositoryError::damaged(&self.path, format_args!("group {group}: {why}"))
+        };
+        let wanted = self.stored_before(group, BLOCKS_PER_GROUP) * self.table.block_size as usize;
+        if is_compressed {
+            bytes = zstd::bulk::decompress(&bytes, wanted).map_err(|e| damaged(&e))?;
+        }
+        match bytes.len() == wanted {
+            true => Ok(bytes),
+            false => Err(damaged(&format_args!(
+                "{} bytes instead of {wanted}",
+                bytes.len()
+            ))),
+        }
+    }
+
+    /// A group as it was before it was sealed.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged`, if it is not what was written.
+    pub fn open_group(&self, group: usize) -> Result<OpenedGroup> {
         let (Some(stored), Some(start)) = (self.table.groups.get(group), self.starts.get(group))
         else {
             let message = format_args!("it has no group {group}");
@@ -303,22 +375,12 @@ impl Pack {
         self.file
             .read_exact_at(&mut bytes, *start)
             .map_err(|e| RepositoryError::io(format_args!("cannot read object {path}"), &e))?;
-        let damaged = |why: &dyn std::fmt::Display| {
-            RepositoryError::damaged(path, format_args!("group {group}: {why}"))
-        };
         let opened = self.key.open(group as u32, &mut bytes);
-        opened.map_err(|e| damaged(&e))?;
-        let wanted = self.stored_before(group, BLOCKS_PER_GROUP) * self.table.block_size as usize;
-        if stored.is_compressed {
-            bytes = zstd::bulk::decompress(&bytes, wanted).map_err(|e| damaged(&e))?;
-        }
-        match bytes.len() == wanted {
-            true => Ok(bytes),
-            false => Err(damaged(&format_args!(
-                "{} bytes instead of {wanted}",
-                bytes.len()
-            ))),
-        }
+        opened.map_err(|e| RepositoryError::damaged(path, format_args!("group {group}: {e}")))?;
+        Ok(OpenedGroup {
+            bytes,
+            is_compressed: stored.is_compressed,
+        })
     }
 
     /// # Errors

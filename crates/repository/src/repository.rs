@@ -201,10 +201,13 @@ impl Repository {
             );
             return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
         }
-        let path = ObjectName::Key(number).path();
-        self.folder
-            .remove(&path)
-            .map_err(|e| RepositoryError::io(format_args!("cannot remove object {path}"), &e))
+        self.remove(ObjectName::Key(number))
+    }
+
+    pub(crate) fn remove(&self, name: ObjectName) -> Result<()> {
+        let path = name.path();
+        let removed = self.folder.remove(&path);
+        removed.map_err(|e| RepositoryError::io(format_args!("cannot remove object {path}"), &e))
     }
 
     fn check_encrypted(&self) -> Result<()> {
@@ -259,7 +262,7 @@ impl Repository {
         self.known(self.source_id(name))
     }
 
-    fn known(&self, id: SourceId) -> Result<Option<KnownSource>> {
+    pub(crate) fn known(&self, id: SourceId) -> Result<Option<KnownSource>> {
         let name = ObjectName::Source(id);
         match self.read_sealed(name) {
             Ok(content) => {
@@ -279,7 +282,8 @@ impl Repository {
     /// `InUse` if it is there; any failure of writing.
     pub fn add_source(&self, source: Source) -> Result<KnownSource> {
         let id = self.source_id(&source.name);
-        self.put_sealed(ObjectName::Source(id), source.encode())?;
+        let name = ObjectName::Source(id);
+        self.put(name, &self.sealed(name, source.encode())?)?;
         Ok(KnownSource { id, source })
     }
 
@@ -293,22 +297,32 @@ impl Repository {
         SourceId(u64::from_le_bytes(id).max(1))
     }
 
-    /// A new object that has chunks: begins with its header.
-    pub(crate) fn create(&self, name: ObjectName) -> Result<(NewObject, ChunkKey)> {
-        let path = name.path();
-        let failed =
-            |e: &std::io::Error| RepositoryError::io(format_args!("cannot write object {path}"), e);
+    /// Begins an object that has chunks with its header.
+    pub(crate) fn begin(
+        &self,
+        name: ObjectName,
+        mut object: NewObject,
+    ) -> Result<(NewObject, ChunkKey)> {
+        let (header, key) = self.new_header(name)?;
+        let written = object.write_all(&header);
+        written.map_err(|e| {
+            RepositoryError::io(format_args!("cannot write object {}", name.path()), &e)
+        })?;
+        Ok((object, key))
+    }
+
+    fn new_header(&self, name: ObjectName) -> Result<([u8; OBJECT_HEADER_BYTES], ChunkKey)> {
         let mut salt = [0; 16];
-        fill_random(&mut salt).map_err(|e| failed(&e))?;
+        fill_random(&mut salt).map_err(|e| {
+            RepositoryError::io(format_args!("cannot write object {}", name.path()), &e)
+        })?;
         let header = ObjectHeader {
             repository: self.object.id,
             name,
             salt,
         };
         let bytes = header.encode();
-        let mut object = self.folder.create(&path).map_err(|e| failed(&e))?;
-        object.write_all(&bytes).map_err(|e| failed(&e))?;
-        Ok((object, self.master.chunks(self.object.sealing, bytes, salt)))
+        Ok((bytes, self.master.chunks(self.object.sealing, bytes, salt)))
     }
 
     /// An object that has chunks.
@@ -329,14 +343,12 @@ impl Repository {
         Ok((file, key))
     }
 
-    /// Writes an object of one chunk.
-    pub(crate) fn put_sealed(&self, name: ObjectName, mut content: Vec<u8>) -> Result<()> {
-        let (mut object, key) = self.create(name)?;
-        let path = name.path();
+    /// The bytes of an object of one chunk.
+    pub(crate) fn sealed(&self, name: ObjectName, mut content: Vec<u8>) -> Result<Vec<u8>> {
+        let (header, key) = self.new_header(name)?;
         let sealed = key.seal(0, &mut content);
-        sealed.map_err(|e| RepositoryError::damaged(&path, e))?;
-        let written = object.write_all(&content).and_then(|()| object.commit());
-        written.map_err(|e| RepositoryError::io(format_args!("cannot write object {path}"), &e))
+        sealed.map_err(|e| RepositoryError::damaged(&name.path(), e))?;
+        Ok([&header[..], &content].concat())
     }
 
     /// The content of an object of one chunk.
@@ -360,7 +372,7 @@ impl Repository {
         Ok(content)
     }
 
-    fn put(&self, name: ObjectName, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn put(&self, name: ObjectName, bytes: &[u8]) -> Result<()> {
         let path = name.path();
         self.folder
             .put(&path, bytes)

@@ -10,8 +10,10 @@
 //! | [`pack`] | the table of a pack: its groups, and the fingerprints of its blocks |
 //! | [`recipe`] | a page of a recipe: which block is at which address |
 //! | [`manifest`] | the object that makes a backup exist |
+//! | [`lease`] | who changes a source |
 
 pub mod key;
+pub mod lease;
 pub mod manifest;
 pub mod object;
 pub mod pack;
@@ -20,6 +22,7 @@ pub mod repository;
 pub mod source;
 
 pub use key::{Derivation, WrappedKey};
+pub use lease::{Lease, ProcessId};
 pub use manifest::{ChangedBy, Counts, Manifest, NumberRun, PoolSnapshot};
 pub use object::{BackupNumber, ObjectHeader, ObjectName, RepositoryId, SourceId};
 pub use pack::{PackTable, PackTrailer, StoredGroup};

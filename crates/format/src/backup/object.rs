@@ -8,7 +8,7 @@
 //!  7 zero        u8
 //!  8 repository  16 bytes
 //! 24 source      u64   or 0
-//! 32 number      u64   of the key, pack or backup, or 0
+//! 32 number      u64   of the key, pack, backup or holder, or 0
 //! 40 generation  u32   of a pack, or 0
 //! 44 zeros       4 bytes
 //! 48 salt        16 bytes   from which the key of the object's chunks is derived, or zeros
@@ -92,6 +92,10 @@ pub enum ObjectName {
     Recipe(SourceId, BackupNumber),
     /// What makes a backup exist.
     Manifest(SourceId, BackupNumber),
+    /// Who changes a source: in the folder of this number.
+    Lease(SourceId, u64),
+    /// A backup that is not to be forgotten.
+    Protection(SourceId, BackupNumber),
 }
 
 impl ObjectName {
@@ -108,6 +112,8 @@ impl ObjectName {
             } => (4, source.0, number, generation),
             Self::Recipe(source, backup) => (5, source.0, backup.0, 0),
             Self::Manifest(source, backup) => (6, source.0, backup.0, 0),
+            Self::Lease(source, holder) => (7, source.0, holder, 0),
+            Self::Protection(source, backup) => (8, source.0, backup.0, 0),
         }
     }
 
@@ -128,6 +134,8 @@ impl ObjectName {
             }
             Self::Recipe(source, backup) => format!("{}/{backup}", Self::recipes(source)),
             Self::Manifest(source, backup) => format!("{}/{backup}", Self::manifests(source)),
+            Self::Lease(source, holder) => format!("{}/{holder:016x}/lease", Self::writer(source)),
+            Self::Protection(source, backup) => format!("{}/{backup}", Self::protections(source)),
         }
     }
 
@@ -147,6 +155,18 @@ impl ObjectName {
     #[must_use]
     pub fn manifests(source: SourceId) -> String {
         format!("sources/{source}/backups")
+    }
+
+    /// The folder of the backups of a source that are not to be forgotten.
+    #[must_use]
+    pub fn protections(source: SourceId) -> String {
+        format!("sources/{source}/protected")
+    }
+
+    /// The folder that has the folder of whoever changes a source, if somebody does.
+    #[must_use]
+    pub fn writer(source: SourceId) -> String {
+        format!("sources/{source}/writer")
     }
 }
 

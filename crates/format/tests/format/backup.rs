@@ -7,9 +7,9 @@ use onefold_format::backup::key::WRAPPED_BYTES;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, TRAILER_BYTES};
 use onefold_format::backup::recipe::{BLOCKS_PER_RECIPE_PAGE, decode_page, encode_page};
 use onefold_format::backup::{
-    BackupNumber, ChangedBy, Counts, Derivation, Manifest, NumberRun, ObjectHeader, ObjectName,
-    PackTable, PackTrailer, PoolSnapshot, RecipeRun, RepositoryId, RepositoryObject, Sealing,
-    Source, SourceId, StoredGroup, TAG_BYTES, Target, WrappedKey,
+    BackupNumber, ChangedBy, Counts, Derivation, Lease, Manifest, NumberRun, ObjectHeader,
+    ObjectName, PackTable, PackTrailer, PoolSnapshot, ProcessId, RecipeRun, RepositoryId,
+    RepositoryObject, Sealing, Source, SourceId, StoredGroup, TAG_BYTES, Target, WrappedKey,
 };
 use onefold_format::{PoolId, VolumeId};
 use proptest::collection::vec;
@@ -134,6 +134,20 @@ fn manifest() -> Manifest {
     }
 }
 
+fn lease() -> Lease {
+    Lease {
+        holder: ProcessId {
+            boot: *b"boot of a host..",
+            namespace: 4_026_531_836,
+            process: 1234,
+            started: 987_654,
+        },
+        since_unix_seconds: 1_800_000_003,
+        host: "host-1".to_owned(),
+        doing: "backup create".to_owned(),
+    }
+}
+
 /// A structure's name, its bytes, and what a decoder makes of any bytes.
 type Specimen = (
     &'static str,
@@ -175,6 +189,9 @@ fn specimens() -> Vec<Specimen> {
         }),
         ("manifest", manifest().encode(), |bytes| {
             Manifest::decode(bytes).map(|it| format!("{it:#?}"))
+        }),
+        ("lease", lease().encode(), |bytes| {
+            Lease::decode(bytes).map(|it| format!("{it:#?}"))
         }),
     ]
 }

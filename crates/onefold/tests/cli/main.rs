@@ -6,6 +6,7 @@
 mod analyze;
 mod analyze_memory;
 mod backup;
+mod backup_pruning;
 mod bench;
 mod clones;
 mod contract;

@@ -4,12 +4,15 @@ mod base;
 mod create;
 mod diff;
 mod disk;
+mod forget;
 mod init;
 mod into;
 mod key;
 mod list;
 mod mount;
+mod prune;
 mod restore;
+mod retention;
 mod show;
 mod verify;
 
@@ -49,6 +52,14 @@ pub(super) enum BackupVerb {
     Restore(restore::Args),
     /// Prove that everything that backups need is there; exit code 3 if it is not.
     Verify(verify::Args),
+    /// Forget backups: by their names, or all that no rule keeps. `prune` then gives the space back.
+    Forget(forget::Args),
+    /// Protect backups from being forgotten.
+    Protect(forget::ProtectArgs),
+    /// Protect backups no more.
+    Unprotect(forget::ProtectArgs),
+    /// Give back what no backup needs any more.
+    Prune(prune::Args),
     /// What opens an encrypted repository: add, list, remove.
     #[command(subcommand)]
     Key(key::KeyVerb),
@@ -65,6 +76,10 @@ impl BackupVerb {
             Self::Mount(args) => mount::run(context, &args),
             Self::Restore(args) => restore::run(context, args),
             Self::Verify(args) => verify::run(context, &args),
+            Self::Forget(args) => forget::run(context, &args),
+            Self::Protect(args) => forget::protect(context, &args, true),
+            Self::Unprotect(args) => forget::protect(context, &args, false),
+            Self::Prune(args) => prune::run(context, &args),
             Self::Key(verb) => key::run(context, verb),
         }
     }

@@ -1,0 +1,84 @@
+//! Who changes a source: the sealed chunk of the object in its holder's folder.
+//!
+//! ```text
+//!  0 boot       16 bytes   names the boot of the holder's machine
+//! 16 namespace  u64        in which the process has its number
+//! 24 process    u64        its number
+//! 32 started    u64        when it started: ticks of the kernel since the boot
+//! 40 since      u64        seconds since the Unix epoch
+//! 48 host       text
+//!    doing      text       what it does, for messages
+//! ```
+
+use crate::cursor::{Cursor, put_text};
+use crate::error::FormatError;
+
+/// A process, among all of all machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessId {
+    /// Names the boot of its machine.
+    pub boot: [u8; 16],
+    /// In which it has its number.
+    pub namespace: u64,
+    /// Its number.
+    pub process: u64,
+    /// When it started: ticks of the kernel since the boot.
+    pub started: u64,
+}
+
+/// Who changes a source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// The process.
+    pub holder: ProcessId,
+    /// Since when: seconds since the Unix epoch.
+    pub since_unix_seconds: u64,
+    /// Its machine, for messages.
+    pub host: String,
+    /// What it does, for messages.
+    pub doing: String,
+}
+
+impl Lease {
+    /// The chunk's content.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let ProcessId {
+            boot,
+            namespace,
+            process,
+            started,
+        } = self.holder;
+        let mut out = boot.to_vec();
+        for number in [namespace, process, started, self.since_unix_seconds] {
+            out.extend(number.to_le_bytes());
+        }
+        put_text(&mut out, self.host.as_bytes());
+        put_text(&mut out, self.doing.as_bytes());
+        out
+    }
+
+    /// Reads it back.
+    ///
+    /// # Errors
+    ///
+    /// Any [`FormatError`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let mut rest = Cursor(bytes);
+        let holder = ProcessId {
+            boot: rest.take()?,
+            namespace: rest.u64()?,
+            process: rest.u64()?,
+            started: rest.u64()?,
+        };
+        let since_unix_seconds = rest.u64()?;
+        let (host, doing) = (rest.utf8("host")?, rest.utf8("doing")?);
+        rest.finish()?;
+        Ok(Self {
+            holder,
+            since_unix_seconds,
+            host,
+            doing,
+        })
+    }
+}

@@ -1,0 +1,215 @@
+//! `onefold backup forget`, `protect` and `unprotect`
+
+use super::retention::{Candidate, Rules};
+use super::{BackupName, Context, RepositoryArgs, find_source, repository_error};
+use crate::output::Render;
+use crate::rendering::utc;
+use onefold_api::{Error, ErrorKind, Result, size};
+use onefold_format::backup::BackupNumber;
+use onefold_repository::{KnownSource, Repository};
+use serde::Serialize;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct Args {
+    /// Backups to forget; or with rules the sources to which they apply, all of them if none is named.
+    #[arg(value_name = "SOURCE@N|SOURCE")]
+    names: Vec<String>,
+
+    #[command(flatten)]
+    repository: RepositoryArgs,
+
+    #[command(flatten)]
+    rules: Rules,
+
+    /// Forget them. Without this the plan is printed, and nothing is changed.
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct ProtectArgs {
+    /// The backups.
+    #[arg(value_name = "SOURCE@N", required = true)]
+    backups: Vec<BackupName>,
+
+    #[command(flatten)]
+    repository: RepositoryArgs,
+}
+
+/// What becomes of the backups of some sources.
+#[derive(Debug, Serialize)]
+struct Reply {
+    /// Whether it was done, or is only planned.
+    is_done: bool,
+    backups: Vec<BackupReply>,
+}
+
+#[derive(Debug, Serialize)]
+struct BackupReply {
+    /// SOURCE@N.
+    name: String,
+    unix_seconds: u64,
+    is_kept: bool,
+    /// By which rules: `last`, `hourly`, `daily`, `weekly`, `monthly`, `yearly`, `tag`, `protected`.
+    kept_by: Vec<&'static str>,
+}
+
+/// A backup to be forgotten.
+type Forgotten = (KnownSource, BackupNumber);
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    let repository = args.repository.open()?;
+    let (forgotten, backups) = match args.rules.is_empty() {
+        true => by_name(&repository, &args.names)?,
+        false => by_rules(&repository, &args.names, &args.rules)?,
+    };
+    if args.yes {
+        for (source, backup) in &forgotten {
+            let done = repository.forget(source.id, *backup);
+            done.map_err(repository_error)?;
+        }
+    }
+    context.print(&Reply {
+        is_done: args.yes,
+        backups,
+    })
+}
+
+fn by_name(
+    repository: &Repository,
+    names: &[String],
+) -> Result<(Vec<Forgotten>, Vec<BackupReply>)> {
+    if names.is_empty() {
+        return Err(Error::usage(
+            "what is to be forgotten? name backups, or give rules",
+        ));
+    }
+    let (mut forgotten, mut replies) = (Vec::new(), Vec::new());
+    for name in names {
+        let name: BackupName = name.parse().map_err(|_| {
+            Error::usage(format!(
+                "'{name}' is not a backup: write SOURCE@N, or give a rule such as --keep-last"
+            ))
+        })?;
+        let (source, number) = name.find(repository)?;
+        let all = Candidate::all(repository, source.id)?;
+        let backup = all.into_iter().find(|it| it.number == number);
+        let backup = backup.ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, format!("there is no backup {number}"))
+        })?;
+        if backup.is_protected {
+            let name = &source.source.name;
+            return Err(Error::usage(format!(
+                "{name}@{number} is protected; 'onefold backup unprotect' ends that"
+            )));
+        }
+        replies.push(BackupReply::of(&source, &backup, Vec::new()));
+        forgotten.push((source, number));
+    }
+    Ok((forgotten, replies))
+}
+
+fn by_rules(
+    repository: &Repository,
+    names: &[String],
+    rules: &Rules,
+) -> Result<(Vec<Forgotten>, Vec<BackupReply>)> {
+    let sources = match names {
+        [] => repository.sources().map_err(repository_error)?,
+        names => {
+            let sources = names.iter().map(|name| find_source(repository, name));
+            sources.collect::<Result<_>>()?
+        }
+    };
+    let (mut forgotten, mut replies) = (Vec::new(), Vec::new());
+    for source in sources {
+        let backups = Candidate::all(repository, source.id)?;
+        for (backup, reasons) in backups.iter().zip(rules.reasons(&backups)) {
+            if reasons.is_empty() {
+                forgotten.push((source.clone(), backup.number));
+            }
+            replies.push(BackupReply::of(&source, backup, reasons));
+        }
+    }
+    Ok((forgotten, replies))
+}
+
+impl BackupReply {
+    fn of(source: &KnownSource, backup: &Candidate, kept_by: Vec<&'static str>) -> Self {
+        Self {
+            name: format!("{}@{}", source.source.name, backup.number),
+            unix_seconds: backup.unix_seconds,
+            is_kept: !kept_by.is_empty(),
+            kept_by,
+        }
+    }
+}
+
+impl Render for Reply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let names = self.backups.iter().map(|backup| backup.name.len());
+        let width = names.max().unwrap_or(0);
+        for backup in &self.backups {
+            let fate = match backup.is_kept {
+                true => format!("kept: {}", backup.kept_by.join(", ")),
+                false => "forgotten".to_owned(),
+            };
+            writeln!(
+                out,
+                "{:width$}  {}  {fate}",
+                backup.name,
+                utc(backup.unix_seconds)
+            )?;
+        }
+        let forgotten = self.backups.iter().filter(|backup| !backup.is_kept).count();
+        let count = size::count(forgotten as u64, "backup");
+        match (self.is_done, forgotten) {
+            (_, 0) => writeln!(out, "nothing to forget"),
+            (true, _) => writeln!(
+                out,
+                "{count} forgotten; 'onefold backup prune' gives the space back"
+            ),
+            (false, _) => writeln!(out, "{count} to forget; nothing was changed, --yes goes on"),
+        }
+    }
+}
+
+pub(super) fn protect(
+    context: &Context,
+    args: &ProtectArgs,
+    is_protected: bool,
+) -> Result<ExitCode> {
+    let repository = args.repository.open()?;
+    let found = args.backups.iter().map(|name| name.find(&repository));
+    let found = found.collect::<Result<Vec<_>>>()?;
+    let mut protected = Vec::new();
+    for (source, backup) in found {
+        let done = repository.protect(source.id, backup, is_protected);
+        done.map_err(repository_error)?;
+        protected.push(format!("{}@{backup}", source.source.name));
+    }
+    context.print(&ProtectReply {
+        backups: protected,
+        is_protected,
+    })
+}
+
+#[derive(Debug, Serialize)]
+struct ProtectReply {
+    /// SOURCE@N.
+    backups: Vec<String>,
+    is_protected: bool,
+}
+
+impl Render for ProtectReply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let what = match self.is_protected {
+            true => "is protected",
+            false => "may be forgotten",
+        };
+        let mut backups = self.backups.iter();
+        backups.try_for_each(|backup| writeln!(out, "{backup} {what}"))
+    }
+}

@@ -1,0 +1,237 @@
+//! Which backups of a source are kept.
+
+use super::repository_error;
+use crate::rendering::utc;
+use onefold_api::Result;
+use onefold_format::backup::{BackupNumber, SourceId};
+use onefold_repository::Repository;
+use std::collections::HashSet;
+
+/// What is kept, besides protected backups: of each rule the newest backup in each of so many periods that have
+/// one. Times are those of the backups, in UTC.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(super) struct Rules {
+    /// Keep the last N.
+    #[arg(long, value_name = "N", value_parser = count())]
+    keep_last: Option<u32>,
+
+    /// Keep the last of each of the last N hours that have one.
+    #[arg(long, value_name = "N", value_parser = count())]
+    keep_hourly: Option<u32>,
+
+    /// Keep the last of each of the last N days that have one.
+    #[arg(long, value_name = "N", value_parser = count())]
+    keep_daily: Option<u32>,
+
+    /// Keep the last of each of the last N weeks that have one; weeks begin on Mondays.
+    #[arg(long, value_name = "N", value_parser = count())]
+    keep_weekly: Option<u32>,
+
+    /// Keep the last of each of the last N months that have one.
+    #[arg(long, value_name = "N", value_parser = count())]
+    keep_monthly: Option<u32>,
+
+    /// Keep the last of each of the last N years that have one.
+    #[arg(long, value_name = "N", value_parser = count())]
+    keep_yearly: Option<u32>,
+
+    /// Keep all with this tag; may be given several times.
+    #[arg(long = "keep-tag", value_name = "TAG")]
+    keep_tags: Vec<String>,
+}
+
+/// A rule that keeps nothing is a mistake.
+fn count() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..)
+}
+
+/// Names the period of a backup among those of one rule.
+type PeriodOf = fn(&Candidate) -> String;
+
+/// A backup that may be forgotten.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Candidate {
+    pub(super) number: BackupNumber,
+    pub(super) unix_seconds: u64,
+    pub(super) tags: Vec<String>,
+    pub(super) is_protected: bool,
+}
+
+impl Candidate {
+    /// All backups of a source, in order.
+    pub(super) fn all(repository: &Repository, source: SourceId) -> Result<Vec<Self>> {
+        let protected = repository.protected(source).map_err(repository_error)?;
+        let backups = repository.backups(source).map_err(repository_error)?;
+        let candidates = backups.into_iter().map(|number| {
+            let manifest = repository.manifest(source, number);
+            let manifest = manifest.map_err(repository_error)?;
+            Ok(Self {
+                number,
+                unix_seconds: manifest.unix_seconds,
+                tags: manifest.tags,
+                is_protected: protected.contains(&number),
+            })
+        });
+        candidates.collect()
+    }
+}
+
+impl Rules {
+    pub(super) fn is_empty(&self) -> bool {
+        self.periods().iter().all(|(_, count, _)| count.is_none()) && self.keep_tags.is_empty()
+    }
+
+    /// For each of these backups, oldest first, why it is kept; nothing for those that are not.
+    pub(super) fn reasons(&self, backups: &[Candidate]) -> Vec<Vec<&'static str>> {
+        let mut reasons = vec![Vec::new(); backups.len()];
+        for (name, count, period) in self.periods() {
+            let count = count.unwrap_or(0) as usize;
+            let mut seen = HashSet::new();
+            // By number and not by time, so that a clock that was set back makes no backup the older one.
+            for (backup, reasons) in backups.iter().zip(&mut reasons).rev() {
+                if seen.len() < count && seen.insert(period(backup)) {
+                    reasons.push(name);
+                }
+            }
+        }
+        for (backup, reasons) in backups.iter().zip(&mut reasons) {
+            if backup.tags.iter().any(|tag| self.keep_tags.contains(tag)) {
+                reasons.push("tag");
+            }
+            if backup.is_protected {
+                reasons.push("protected");
+            }
+        }
+        reasons
+    }
+
+    /// The rules that count: their names, how many periods they keep, and the period of a backup.
+    fn periods(&self) -> [(&'static str, Option<u32>, PeriodOf); 6] {
+        const DAY: u64 = 86_400;
+        /// The first day of the epoch was a Thursday.
+        const SINCE_MONDAY: u64 = 3;
+        fn time(backup: &Candidate, digits: usize) -> String {
+            utc(backup.unix_seconds).chars().take(digits).collect()
+        }
+        [
+            ("last", self.keep_last, |it| it.number.to_string()),
+            ("hourly", self.keep_hourly, |it| {
+                time(it, "2026-11-25T10".len())
+            }),
+            ("daily", self.keep_daily, |it| time(it, "2026-11-25".len())),
+            ("weekly", self.keep_weekly, |it| {
+                ((it.unix_seconds / DAY + SINCE_MONDAY) / 7).to_string()
+            }),
+            ("monthly", self.keep_monthly, |it| time(it, "2026-11".len())),
+            ("yearly", self.keep_yearly, |it| time(it, "2026".len())),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A backup at each of these times, as humantime reads them.
+    fn backups(times: &[&str]) -> Vec<Candidate> {
+        let backups = times.iter().zip(1..).map(|(time, number)| {
+            let time = humantime::parse_rfc3339_weak(time).unwrap();
+            let since = time.duration_since(std::time::UNIX_EPOCH).unwrap();
+            Candidate {
+                number: BackupNumber(number),
+                unix_seconds: since.as_secs(),
+                tags: Vec::new(),
+                is_protected: false,
+            }
+        });
+        backups.collect()
+    }
+
+    fn kept(rules: &Rules, backups: &[Candidate]) -> Vec<(u64, String)> {
+        let reasons = rules.reasons(backups).into_iter().zip(backups);
+        let kept = reasons.filter(|(reasons, _)| !reasons.is_empty());
+        kept.map(|(reasons, backup)| (backup.number.0, reasons.join(" ")))
+            .collect()
+    }
+
+    fn expected(kept: &[(u64, &str)]) -> Vec<(u64, String)> {
+        kept.iter()
+            .map(|(number, why)| (*number, (*why).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn each_rule_keeps_the_newest_of_its_periods() {
+        let backups = backups(&[
+            "2025-12-31 23:59:59",
+            "2026-01-01 00:00:00",
+            "2026-11-20 10:00:00",
+            "2026-11-22 23:00:00", // A Sunday.
+            "2026-11-23 00:00:00", // A Monday.
+            "2026-11-23 10:05:00",
+            "2026-11-23 10:55:00",
+        ]);
+        let rules = |change: fn(&mut Rules)| {
+            let mut rules = Rules::default();
+            change(&mut rules);
+            rules
+        };
+        assert_eq!(kept(&rules(|_| ()), &backups), []);
+        let last = rules(|it| it.keep_last = Some(2));
+        assert_eq!(kept(&last, &backups), expected(&[(6, "last"), (7, "last")]));
+        let hourly = rules(|it| it.keep_hourly = Some(3));
+        let found = expected(&[(4, "hourly"), (5, "hourly"), (7, "hourly")]);
+        assert_eq!(kept(&hourly, &backups), found);
+        let daily = rules(|it| it.keep_daily = Some(3));
+        let found = expected(&[(3, "daily"), (4, "daily"), (7, "daily")]);
+        assert_eq!(kept(&daily, &backups), found);
+        let weekly = rules(|it| it.keep_weekly = Some(2));
+        assert_eq!(
+            kept(&weekly, &backups),
+            expected(&[(4, "weekly"), (7, "weekly")])
+        );
+        let monthly = rules(|it| it.keep_monthly = Some(9));
+        let found = expected(&[(1, "monthly"), (2, "monthly"), (7, "monthly")]);
+        assert_eq!(kept(&monthly, &backups), found);
+        let yearly = rules(|it| it.keep_yearly = Some(9));
+        assert_eq!(
+            kept(&yearly, &backups),
+            expected(&[(1, "yearly"), (7, "yearly")])
+        );
+        let both = rules(|it| (it.keep_last, it.keep_yearly) = (Some(1), Some(1)));
+        assert_eq!(kept(&both, &backups), expected(&[(7, "last yearly")]));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_loses_no_new_backup() {
+        let backups = backups(&[
+            "2026-11-25 10:00:00",
+            "2026-11-20 10:00:00",
+            "2026-11-25 11:00:00",
+        ]);
+        let rules = Rules {
+            keep_daily: Some(2),
+            ..Rules::default()
+        };
+        assert_eq!(
+            kept(&rules, &backups),
+            expected(&[(2, "daily"), (3, "daily")])
+        );
+    }
+
+    #[test]
+    fn tags_and_protection_keep() {
+        let mut backups = backups(&["2026-11-25 10:00:00"; 3]);
+        backups[0].tags = vec!["release".to_owned()];
+        backups[1].is_protected = true;
+        let rules = Rules {
+            keep_tags: vec!["release".to_owned()],
+            ..Rules::default()
+        };
+        assert!(!rules.is_empty() && Rules::default().is_empty());
+        assert_eq!(
+            kept(&rules, &backups),
+            expected(&[(1, "tag"), (2, "protected")])
+        );
+    }
+}

@@ -1,0 +1,572 @@
+//! Whoever changes a source holds its lease, so that one process at a time does.
+//!
+//! The lease is a folder in `writer`, the holder's own: it comes and goes by renaming, and renaming a folder
+//! to `writer` fails while one is in it. All that the holder writes stands there until it is complete, and all
+//! that it removes goes by way of it. So whoever takes the lease of a holder that does not answer renames its
+//! folder away, and no step of that holder takes effect from then on, however late it wakes.
+//!
+//! Clocks are trusted for nothing: a holder on this machine is looked for among its processes, and of another
+//! one its sign of life is watched.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use onefold_format::backup::{
+    BackupNumber, Lease, Manifest, ObjectName, ProcessId, Source, SourceId,
+};
+use rustix::io::Errno;
+
+use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::folder::{NewObject, random_number};
+use crate::repository::{KnownSource, Repository};
+use crate::seal::ChunkKey;
+
+/// Between two signs of life.
+const BEAT: Duration = Duration::from_secs(10);
+
+/// A holder that cannot be looked for has lost its lease after so long without a sign of life. Network file
+/// systems may show a file of up to a minute ago.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Between two looks at a sign of life.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The file with the sign of life.
+const SIGN: &str = "sign";
+
+/// How the names of folders begin that are no lease: not yet, or not any more.
+const COMING: &str = ".coming-";
+const GONE: &str = ".gone-";
+
+/// Changes a source. Dropped, it gives the lease back.
+pub struct Writer<'a> {
+    repository: &'a Repository,
+    source: KnownSource,
+    /// The holder's folder, from the repository's.
+    folder: String,
+    _lease: HeldLease,
+}
+
+/// A lease that gives signs of life. Dropped, it is given back.
+struct HeldLease {
+    /// The folder of leases.
+    leases: PathBuf,
+    token: u64,
+    /// What the holder's folder becomes.
+    gone: PathBuf,
+    /// Dropped, the thread ends.
+    stop: Option<Sender<()>>,
+    beat: Option<JoinHandle<()>>,
+}
+
+impl Repository {
+    /// Takes the lease of a source, to do what `doing` says.
+    ///
+    /// # Errors
+    ///
+    /// `InUse`, if another process has it; any failure of reading or writing.
+    pub fn writer(&self, source: SourceId, doing: &str) -> Result<Writer<'_>> {
+        self.writer_within(source, doing, PATIENCE)
+    }
+
+    fn writer_within(
+        &self,
+        source: SourceId,
+        doing: &str,
+        patience: Duration,
+    ) -> Result<Writer<'_>> {
+        let token = random_number().map_err(|e| not_taken(&e))?;
+        let coming = self.beside(source, COMING, token);
+        let taken = self.prepare_lease(source, token, doing, &coming);
+        if let Err(error) = taken.and_then(|()| self.take_lease(source, &coming, patience)) {
+            let _ = std::fs::remove_dir_all(&coming);
+            return Err(error);
+        }
+        self.sweep(source);
+        let lease = HeldLease::new(self.leases(source), token, self.beside(source, GONE, token));
+        // Read now: nobody else changes it from here on.
+        let known = self.known(source)?.ok_or_else(|| {
+            RepositoryError::new(RepositoryErrorKind::NotFound, "the source is gone")
+        })?;
+        Ok(Writer {
+            repository: self,
+            source: known,
+            folder: format!("{}/{token:016x}", ObjectName::writer(source)),
+            _lease: lease,
+        })
+    }
+
+    /// Makes what a lease consists of in a folder of another name.
+    fn prepare_lease(
+        &self,
+        source: SourceId,
+        token: u64,
+        doing: &str,
+        coming: &Path,
+    ) -> Result<()> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let host = rustix::system::uname();
+        let lease = Lease {
+            holder: this_process().map_err(|e| not_taken(&e))?,
+            since_unix_seconds: since.map_or(0, |since| since.as_secs()),
+            host: host.nodename().to_string_lossy().into_owned(),
+            doing: doing.to_owned(),
+        };
+        let content = self.sealed(ObjectName::Lease(source, token), lease.encode())?;
+        let own = coming.join(folder_name(token));
+        std::fs::create_dir_all(&own)
+            .and_then(|()| std::fs::write(own.join("lease"), content))
+            .and_then(|()| std::fs::write(own.join(SIGN), token.to_le_bytes()))
+            .map_err(|e| not_taken(&e))
+    }
+
+    fn take_lease(&self, source: SourceId, coming: &Path, patience: Duration) -> Result<()> {
+        loop {
+            match rustix::fs::rename(coming, self.leases(source)) {
+                Ok(()) => return Ok(()),
+                Err(Errno::NOTEMPTY | Errno::EXIST) => self.outlive_holder(source, patience)?,
+                Err(error) => return Err(not_taken(&error.into())),
+            }
+        }
+    }
+
+    fn leases(&self, source: SourceId) -> PathBuf {
+        self.folder.root().join(ObjectName::writer(source))
+    }
+
+    /// A folder beside the leases.
+    fn beside(&self, source: SourceId, kind: &str, token: u64) -> PathBuf {
+        self.leases(source)
+            .with_file_name(format!("{kind}{token:016x}"))
+    }
+
+    /// Returns when the lease can be had.
+    fn outlive_holder(&self, source: SourceId, patience: Duration) -> Result<()> {
+        let leases = self.leases(source);
+        let Some(token) = token_in(&leases) else {
+            return Ok(());
+        };
+        let lease = self.read_sealed(ObjectName::Lease(source, token));
+        let lease = lease.ok().and_then(|content| Lease::decode(&content).ok());
+        let is_there = lease.as_ref().and_then(|lease| is_running(lease.holder));
+        let sign = || std::fs::read(leases.join(folder_name(token)).join(SIGN));
+        let is_alive = is_there.unwrap_or_else(|| {
+            let (first, began) = (sign().ok(), Instant::now());
+            while began.elapsed() < patience {
+                thread::sleep(LOOK.min(patience));
+                let now = sign().ok();
+                if now.is_some() && now != first {
+                    return true;
+                }
+            }
+            false
+        });
+        if is_alive {
+            let who = lease.map_or_else(
+                || "another process".to_owned(),
+                |lease| {
+                    let (process, host) = (lease.holder.process, lease.host);
+                    format!("process {process} on {host} ({})", lease.doing)
+                },
+            );
+            let message = format!("the source is in use by {who}; try again when it has ended");
+            return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
+        }
+        give_back(&leases, token, &self.beside(source, GONE, token));
+        Ok(())
+    }
+
+    /// Removes what was left of leases that are gone.
+    fn sweep(&self, source: SourceId) {
+        let sources = self.leases(source);
+        let entries = sources.parent().and_then(|it| std::fs::read_dir(it).ok());
+        for entry in entries.into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(GONE) {
+                // What stays costs room and nothing else.
+                let _ = std::fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+}
+
+fn not_taken(error: &io::Error) -> RepositoryError {
+    RepositoryError::io("cannot take the lease of the source", error)
+}
+
+impl HeldLease {
+    fn new(leases: PathBuf, token: u64, gone: PathBuf) -> HeldLease {
+        let sign = leases.join(folder_name(token)).join(SIGN);
+        let (stop, stopped) = channel();
+        let beat = thread::spawn(move || {
+            let mut count = token;
+            while stopped.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
+                count = count.wrapping_add(1);
+                // Whoever lost the lease finds out by what it does with it.
+                let _ = write_over(&sign, count);
+            }
+        });
+        HeldLease {
+            leases,
+            token,
+            gone,
+            stop: Some(stop),
+            beat: Some(beat),
+        }
+    }
+}
+
+impl Drop for HeldLease {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(beat) = self.beat.take() {
+            let _ = beat.join();
+        }
+        give_back(&self.leases, self.token, &self.gone);
+    }
+}
+
+fn folder_name(token: u64) -> String {
+    format!("{token:016x}")
+}
+
+/// The holder's number, if there is one.
+fn token_in(leases: &Path) -> Option<u64> {
+    let mut names = std::fs::read_dir(leases).ok()?.flatten();
+    names.find_map(|entry| u64::from_str_radix(entry.file_name().to_str()?, 16).ok())
+}
+
+/// After this the lease is nobody's. It fails only if it is not the holder's any more.
+fn give_back(leases: &Path, token: u64, gone: &Path) {
+    if std::fs::rename(leases.join(folder_name(token)), gone).is_ok() {
+        let _ = std::fs::remove_dir_all(gone);
+    }
+}
+
+fn write_over(file: &Path, count: u64) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let file = File::options().write(true).open(file)?;
+    file.write_all_at(&count.to_le_bytes(), 0)?;
+    file.sync_data()
+}
+
+/// This process, as others find it.
+fn this_process() -> io::Result<ProcessId> {
+    let process = std::process::id();
+    Ok(ProcessId {
+        boot: boot_id()?,
+        namespace: namespace()?,
+        process: process.into(),
+        started: started(process.into())?,
+    })
+}
+
+/// Whether it runs; nothing where that cannot be known from here.
+fn is_running(holder: ProcessId) -> Option<bool> {
+    let is_here = boot_id().ok()? == holder.boot && namespace().ok()? == holder.namespace;
+    is_here.then(|| started(holder.process).is_ok_and(|started| started == holder.started))
+}
+
+fn boot_id() -> io::Result<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let id = u128::from_str_radix(&digits, 16);
+    let id = id.map_err(|_| io::Error::other("the kernel's boot id is no number"))?;
+    Ok(id.to_le_bytes())
+}
+
+fn namespace() -> io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(std::fs::metadata("/proc/self/ns/pid")?.ino())
+}
+
+/// When a process started; it fails if there is none, or only its remains.
+fn started(process: u64) -> io::Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name before may have any characters in it.
+    let fields = text.rsplit_once(") ").map_or("", |(_, fields)| fields);
+    let mut fields = fields.split(' ');
+    if matches!(fields.next(), Some("Z" | "X")) {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    let started = fields.nth(18).and_then(|field| field.parse().ok());
+    started.ok_or_else(|| io::Error::other("the kernel says nothing of the process"))
+}
+
+impl Writer<'_> {
+    /// The repository.
+    #[must_use]
+    pub fn repository(&self) -> &Repository {
+        self.repository
+    }
+
+    /// The source, as nobody else changes it now.
+    #[must_use]
+    pub fn source(&self) -> &KnownSource {
+        &self.source
+    }
+
+    /// A new object that has chunks.
+    pub(crate) fn create(&self, name: ObjectName) -> Result<(NewObject, ChunkKey)> {
+        let path = name.path();
+        let object = self.repository.folder.create_in(&path, &self.folder);
+        let object = object.map_err(|e| self.failed("write", &path, &e))?;
+        self.repository.begin(name, object)
+    }
+
+    /// Makes a backup exist (B1): everything that its manifest needs is durable.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of writing.
+    pub fn publish(&self, backup: BackupNumber, manifest: &Manifest) -> Result<()> {
+        let name = ObjectName::Manifest(self.source.id, backup);
+        self.put(name, manifest.encode(), NewObject::commit)
+    }
+
+    /// Replaces what is known of the source.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of writing.
+    pub fn set_source(&mut self, source: Source) -> Result<()> {
+        let name = ObjectName::Source(self.source.id);
+        self.put(name, source.encode(), NewObject::commit_over)?;
+        self.source.source = source;
+        Ok(())
+    }
+
+    fn put(
+        &self,
+        name: ObjectName,
+        content: Vec<u8>,
+        commit: impl FnOnce(NewObject) -> io::Result<()>,
+    ) -> Result<()> {
+        use std::io::Write;
+        let path = name.path();
+        let content = self.repository.sealed(name, content)?;
+        let object = self.repository.folder.create_in(&path, &self.folder);
+        let written = object.and_then(|mut object| {
+            object.write_all(&content)?;
+            commit(object)
+        });
+        written.map_err(|e| self.failed("write", &path, &e))
+    }
+
+    /// Removes an object of the source; one that is not there is no error.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of writing.
+    pub fn remove(&self, name: ObjectName) -> Result<()> {
+        let path = name.path();
+        match self.repository.folder.remove_through(&path, &self.folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.is_held() => Ok(()),
+            removed => removed.map_err(|e| self.failed("remove", &path, &e)),
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        self.repository.folder.root().join(&self.folder).is_dir()
+    }
+
+    fn failed(&self, verb: &str, path: &str, error: &io::Error) -> RepositoryError {
+        if error.kind() == io::ErrorKind::NotFound && !self.is_held() {
+            let message = "another process has taken over the source, because this one gave no sign of life \
+                           for two minutes; what it began does not count";
+            return RepositoryError::new(RepositoryErrorKind::InUse, message);
+        }
+        RepositoryError::io(format_args!("cannot {verb} object {path}"), error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::Access;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    struct Scene {
+        folder: tempfile::TempDir,
+        repository: Repository,
+        source: SourceId,
+    }
+
+    fn scene() -> Scene {
+        let folder = tempfile::tempdir().unwrap();
+        let (repository, _) = Repository::init(&folder.path().join("r"), &Access::Open, 1).unwrap();
+        let source = Source {
+            name: "web".to_owned(),
+            block_size: 4096,
+            volume: None,
+            next_backup: 1,
+            next_pack: 0,
+        };
+        let source = repository.add_source(source).unwrap().id;
+        Scene {
+            folder,
+            repository,
+            source,
+        }
+    }
+
+    impl Scene {
+        /// Makes the lease another process's.
+        fn give_lease(&self, change: impl FnOnce(&mut ProcessId)) {
+            let token = token_in(&self.repository.leases(self.source)).unwrap();
+            let name = ObjectName::Lease(self.source, token);
+            let content = self.repository.read_sealed(name).unwrap();
+            let mut lease = Lease::decode(&content).unwrap();
+            change(&mut lease.holder);
+            let bytes = self.repository.sealed(name, lease.encode()).unwrap();
+            std::fs::write(self.folder.path().join("r").join(name.path()), bytes).unwrap();
+        }
+
+        fn writer_soon(&self) -> Result<Writer<'_>> {
+            let patience = Duration::from_millis(300);
+            self.repository.writer_within(self.source, "test", patience)
+        }
+
+        fn folders(&self) -> Vec<String> {
+            let folder = self
+                .folder
+                .path()
+                .join("r/sources")
+                .join(self.source.to_string());
+            let entries = std::fs::read_dir(folder).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<_> = names.collect();
+            names.sort();
+            names
+        }
+    }
+
+    fn manifest() -> Manifest {
+        Manifest {
+            size_bytes: 0,
+            block_size: 4096,
+            changed_by: onefold_format::backup::ChangedBy::Nobody,
+            unix_seconds: 1,
+            parent: None,
+            base: None,
+            counts: onefold_format::backup::Counts::default(),
+            recipe_pages: Vec::new(),
+            numbers: Vec::new(),
+            tags: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_lease_is_given_back() {
+        let scene = scene();
+        for _ in 0..3 {
+            let writer = scene.repository.writer(scene.source, "test").unwrap();
+            assert_eq!(writer.source().source.name, "web");
+            let refused = scene.writer_soon().err().unwrap();
+            assert_eq!(refused.kind(), RepositoryErrorKind::InUse);
+        }
+        assert_eq!(scene.folders(), ["source", "writer"]);
+    }
+
+    #[test]
+    fn the_lease_of_a_process_that_has_ended_is_taken_at_once() {
+        let scene = scene();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        // One that is not there, and one whose number another process has now.
+        for process in [u64::from(child.id()), 1] {
+            let first = scene.repository.writer(scene.source, "test").unwrap();
+            scene.give_lease(|holder| (holder.process, holder.started) = (process, u64::MAX));
+            // With the full patience: nobody waits for it.
+            let began = Instant::now();
+            let second = scene.repository.writer(scene.source, "test").unwrap();
+            assert!(began.elapsed() < PATIENCE / 2);
+            drop((first, second));
+        }
+    }
+
+    #[test]
+    fn a_holder_elsewhere_keeps_the_lease_as_long_as_it_gives_signs() {
+        let scene = scene();
+        let writer = scene.repository.writer(scene.source, "test").unwrap();
+        scene.give_lease(|holder| holder.boot[0] ^= 1);
+        let sign = scene
+            .repository
+            .folder
+            .root()
+            .join(&writer.folder)
+            .join(SIGN);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let beat = thread::spawn({
+            let is_over = Arc::clone(&is_over);
+            move || {
+                for count in 0.. {
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    write_over(&sign, count).unwrap();
+                    thread::sleep(Duration::from_millis(20));
+                }
+            }
+        });
+        let refused = scene.writer_soon().err().unwrap();
+        assert_eq!(refused.kind(), RepositoryErrorKind::InUse);
+        is_over.store(true, Ordering::Relaxed);
+        beat.join().unwrap();
+        writer.publish(BackupNumber(1), &manifest()).unwrap();
+    }
+
+    #[test]
+    fn nothing_that_a_late_holder_does_takes_effect() {
+        let scene = scene();
+        let mut late = scene.repository.writer(scene.source, "test").unwrap();
+        late.publish(BackupNumber(1), &manifest()).unwrap();
+        let recipe = late.new_recipe(BackupNumber(2)).unwrap();
+        let pack = late.new_pack(0, 0, 4096).unwrap();
+        scene.give_lease(|holder| holder.boot[0] ^= 1);
+        let new = scene.writer_soon().unwrap();
+        let before = late.source().source.clone();
+        assert!(recipe.finish().is_err() && pack.finish().is_err());
+        let name = ObjectName::Manifest(scene.source, BackupNumber(1));
+        for done in [
+            late.publish(BackupNumber(2), &manifest()),
+            late.remove(name),
+            late.set_source(Source {
+                next_backup: 9,
+                ..before.clone()
+            }),
+            late.new_pack(1, 0, 4096).map(drop),
+        ] {
+            let error = done.unwrap_err();
+            assert_eq!(error.kind(), RepositoryErrorKind::InUse);
+            assert!(error.to_string().contains("taken over"), "{error}");
+        }
+        let backups = scene.repository.backups(scene.source).unwrap();
+        assert_eq!(backups, [BackupNumber(1)]);
+        assert_eq!(scene.repository.recipes(scene.source).unwrap(), []);
+        assert_eq!(scene.repository.packs(scene.source).unwrap(), []);
+        assert_eq!(
+            scene
+                .repository
+                .known(scene.source)
+                .unwrap()
+                .unwrap()
+                .source,
+            before
+        );
+        // Its end takes the lease of nobody.
+        drop(late);
+        new.publish(BackupNumber(2), &manifest()).unwrap();
+        new.remove(name).unwrap();
+        new.remove(name).unwrap();
+        drop(new);
+        assert_eq!(
+            scene.folders(),
+            ["backups", "packs", "recipes", "source", "writer"]
+        );
+    }
+}
