@@ -150,6 +150,8 @@ impl Reader {
             if unsafe { self.ring.submission().push(&order) }.is_ok() {
                 under_way += 1;
             }
+            // The device begins while the next one is prepared. What is not taken now is so below.
+            let _ = self.ring.submit();
         }
         while under_way > 0 {
             ring::submit_and_wait(&self.ring, under_way);
