@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use onefold_format::backup::SourceId;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
-use onefold_repository::{Pack, Repository};
+use onefold_repository::{Pack, Repository, RepositoryErrorKind};
 use rustc_hash::FxHashMap;
 
 use crate::error::Result;
@@ -99,8 +99,7 @@ impl BlockReader {
         let pack = match known {
             Some(pack) => pack,
             None => {
-                let generation = self.generation(source, number)?;
-                let pack = Arc::new(self.repository.pack(source, number, generation)?);
+                let pack = Arc::new(self.open(source, number)?);
                 lock(&self.packs).put((source, number), &pack, 1);
                 pack
             }
@@ -125,20 +124,23 @@ impl BlockReader {
         })
     }
 
-    fn generation(&self, source: SourceId, pack: u64) -> Result<u32> {
+    /// The newest generation of a pack. Somebody may prune meanwhile: then a newer one is there before the
+    /// known one goes.
+    fn open(&self, source: SourceId, number: u64) -> Result<Pack> {
         let known = lock(&self.generations).get(&source).map(Arc::clone);
-        // A backup that is new since then may need a pack that is not known.
-        let generations = match known.filter(|known| known.contains_key(&pack)) {
-            Some(known) => known,
-            None => {
-                let listed = self.repository.packs(source)?.into_iter().collect();
-                let listed = Arc::new(listed);
-                lock(&self.generations).insert(source, Arc::clone(&listed));
-                listed
+        let generation = known.and_then(|known| known.get(&number).copied());
+        if let Some(generation) = generation {
+            match self.repository.pack(source, number, generation) {
+                Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
+                opened => return Ok(opened?),
             }
-        };
+        }
+        // A backup that is new since then may need a pack that is not known, too.
+        let listed: FxHashMap<_, _> = self.repository.packs(source)?.into_iter().collect();
         // One that is missing is so by its first name.
-        Ok(generations.get(&pack).copied().unwrap_or(0))
+        let generation = listed.get(&number).copied().unwrap_or(0);
+        lock(&self.generations).insert(source, Arc::new(listed));
+        Ok(self.repository.pack(source, number, generation)?)
     }
 }
 

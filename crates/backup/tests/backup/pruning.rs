@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use onefold_backup::{BackupError, PruneOptions, PrunePlan, Pruned, Result, prune, verify};
+use onefold_backup::{
+    BackupError, PruneOptions, PrunePlan, Pruned, Restore, Result, prune, verify,
+};
+use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{BackupNumber, ObjectName};
 use onefold_repository::{Access, Repository, RepositoryErrorKind};
 
@@ -137,6 +140,33 @@ fn numbers_are_not_used_again_by_whoever_knew_the_source_before() {
     assert_eq!(second.backup, BackupNumber(2));
     let numbers = |created: &onefold_backup::Created| created.manifest.numbers[0].first;
     assert!(numbers(&second) > numbers(&first));
+}
+
+#[test]
+fn a_reader_finds_the_packs_that_were_written_again_meanwhile() {
+    let rig = Rig::new(&Access::Open);
+    let blocks = 3 * BLOCKS_PER_PACK;
+    let whole = MemoryDisk::new(1..blocks);
+    // One block of each group is changed.
+    let changed = (1..blocks).map(|n| n + if n % 64 == 5 { 1 << 24 } else { 0 });
+    let changed = MemoryDisk::new(changed);
+    rig.create(&mut whole.clone(), None).unwrap();
+    rig.create(&mut changed.clone(), None).unwrap();
+    let reader = Restore::open(&rig.blocks(), rig.source.id, BackupNumber(2)).unwrap();
+    let mut bytes = vec![0; BLOCK];
+    let mut read = |at: u64| {
+        reader.read(at * BLOCK as u64, &mut bytes).unwrap();
+        assert!(
+            bytes == crate::block(changed.contents[at as usize]),
+            "block {at}"
+        );
+    };
+    read(0);
+    rig.forget([1]);
+    rig.prune(&ALL_WASTE).unwrap();
+    for at in (0..blocks - 1).step_by(1000) {
+        read(at);
+    }
 }
 
 #[test]
