@@ -71,8 +71,10 @@ pub fn verify(
     let mut there = Vec::new();
     for ((number, generation), done) in packs.iter().zip(1..) {
         verified.objects += 1;
-        match repository.pack(source.id, *number, *generation) {
-            Ok(pack) => {
+        match newest(repository, source, (*number, *generation)) {
+            // Pruned meanwhile; what is still needed of it is missed below.
+            Ok(None) => {}
+            Ok(Some(pack)) => {
                 let stored = pack.fingerprints().iter().map(Option::is_some);
                 there.push((*number, stored.collect::<Vec<_>>()));
                 if data {
@@ -82,7 +84,7 @@ pub fn verify(
             }
             Err(error) => damages.push(Damage {
                 numbers: number * BLOCKS_PER_PACK..(number + 1) * BLOCKS_PER_PACK,
-                message: damage(error.into())?,
+                message: damage(error)?,
             }),
         }
         report(done, packs.len() as u64)?;
@@ -113,6 +115,22 @@ pub fn verify(
         });
     }
     Ok(verified)
+}
+
+/// The newest generation of a pack, of which this one was there a moment ago.
+fn newest(
+    repository: &Repository,
+    source: &KnownSource,
+    (number, generation): (u64, u32),
+) -> Result<Option<Pack>> {
+    match repository.pack(source.id, number, generation) {
+        Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
+        opened => return Ok(Some(opened?)),
+    }
+    let listed = repository.packs(source.id)?;
+    let newest = listed.into_iter().find(|(listed, _)| *listed == number);
+    let opened = newest.map(|(_, generation)| repository.pack(source.id, number, generation));
+    Ok(opened.transpose()?)
 }
 
 /// The message of damage; any other failure ends the verification.

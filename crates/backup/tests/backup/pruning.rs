@@ -170,6 +170,30 @@ fn a_reader_finds_the_packs_that_were_written_again_meanwhile() {
 }
 
 #[test]
+fn pruning_meanwhile_is_no_damage_for_verify() {
+    let rig = Rig::new(&Access::Open);
+    for first in [1, 5000, 9000] {
+        rig.create(&mut MemoryDisk::new(first..first + 1000), None)
+            .unwrap();
+        rig.create(&mut MemoryDisk::new(first..first + 500), None)
+            .unwrap();
+    }
+    // The second pack is written again, and the third one goes, when verify has looked at the first.
+    rig.forget([3, 5, 6]);
+    let mut is_pruned = false;
+    let verified = verify(&rig.repository, &rig.source, true, &mut |_, _| {
+        if !std::mem::replace(&mut is_pruned, true) {
+            rig.prune(&ALL_WASTE)?;
+        }
+        Ok(())
+    });
+    let verified = verified.unwrap();
+    assert!(verified.findings.is_empty(), "{:?}", verified.findings);
+    assert_eq!(rig.stored_blocks(), 1500);
+    assert_eq!(verified.compared_bytes, 1500 * BLOCK as u64);
+}
+
+#[test]
 fn little_waste_stays_and_dead_packs_go() {
     let rig = Rig::new(&Access::Open);
     let days = [
