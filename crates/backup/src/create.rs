@@ -3,7 +3,7 @@
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{BackupNumber, ChangedBy, Counts, Manifest, PoolSnapshot};
 use onefold_index::Key;
-use onefold_repository::{KnownSource, Repository};
+use onefold_repository::Writer;
 
 use crate::detect::detect;
 use crate::disk::{ChangedBlocks, Disk};
@@ -44,20 +44,19 @@ pub struct Created {
     pub manifest: Manifest,
 }
 
-/// Backs a disk up. The backup is durable when this returns, and does not exist before.
+/// Backs a disk up, as the next backup of the writer's source. It is durable when this returns, and does not
+/// exist before.
 ///
 /// # Errors
 ///
-/// If the disk cannot be read, or changes meanwhile; if another process changes the source; if the repository
-/// cannot be written.
+/// If the disk cannot be read, or changes meanwhile; if the repository cannot be written.
 pub fn create(
-    repository: &Repository,
-    source: &KnownSource,
+    writer: &Writer<'_>,
     disk: &mut dyn Disk,
     options: &Options,
     report: Report<'_>,
 ) -> Result<Created> {
-    let writer = repository.writer(source.id, "backup create")?;
+    let repository = writer.repository();
     let source = writer.source();
     let block_size = source.source.block_size;
     let (id, size_bytes) = (source.id, disk.size_bytes());
@@ -74,7 +73,7 @@ pub fn create(
     let mut detected = detect(repository, id, scanned, disk_blocks, memory_bytes)?;
     let first_pack = repository.next_pack(source)?;
     let target = Target {
-        writer: &writer,
+        writer,
         block_size,
         first_pack,
         level: options.level,

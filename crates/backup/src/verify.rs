@@ -2,6 +2,7 @@
 //! stored (B6).
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
 use onefold_format::backup::{BackupNumber, Manifest};
@@ -35,8 +36,24 @@ pub struct Finding {
 
 /// Damaged numbers of a pack, with the reason.
 struct Damage {
-    numbers: std::ops::Range<u64>,
+    numbers: Range<u64>,
     message: String,
+}
+
+impl Damage {
+    /// With the backups that need what is damaged.
+    fn found(self, manifests: &BTreeMap<BackupNumber, Manifest>) -> Finding {
+        let Range { start, end } = self.numbers;
+        let needs = |manifest: &Manifest| {
+            let mut runs = manifest.numbers.iter();
+            runs.any(|run| run.first < end && start < run.first + run.blocks)
+        };
+        let backups = manifests.iter().filter(|(_, manifest)| needs(manifest));
+        Finding {
+            message: self.message,
+            backups: backups.map(|(backup, _)| *backup).collect(),
+        }
+    }
 }
 
 /// Verifies the backups of a source; with `data`, its blocks too.
@@ -101,19 +118,8 @@ pub fn verify(
             }
         }
     }
-    for damage in damages {
-        let needs = |manifest: &Manifest| {
-            let overlaps =
-                |first: u64, end: u64| first < damage.numbers.end && damage.numbers.start < end;
-            let mut runs = manifest.numbers.iter();
-            runs.any(|run| overlaps(run.first, run.first + run.blocks))
-        };
-        let backups = manifests.iter().filter(|(_, manifest)| needs(manifest));
-        verified.findings.push(Finding {
-            message: damage.message,
-            backups: backups.map(|(backup, _)| *backup).collect(),
-        });
-    }
+    let found = damages.into_iter().map(|damage| damage.found(&manifests));
+    verified.findings.extend(found);
     Ok(verified)
 }
 
@@ -200,11 +206,7 @@ fn compare(pack: &Pack, number: u64, key: &Key, damages: &mut Vec<Damage>) -> Re
 }
 
 /// The first of these numbers that no pack stores, if that is not known yet, for each pack.
-fn missing(
-    numbers: std::ops::Range<u64>,
-    there: &[(u64, Vec<bool>)],
-    damages: &[Damage],
-) -> Vec<u64> {
+fn missing(numbers: Range<u64>, there: &[(u64, Vec<bool>)], damages: &[Damage]) -> Vec<u64> {
     let mut missing = Vec::new();
     let mut at = numbers.start;
     while at < numbers.end {

@@ -173,7 +173,9 @@ impl Repository {
                     format!("process {process} on {host} ({})", lease.doing)
                 },
             );
-            let message = format!("the source is in use by {who}; try again when it has ended");
+            let source = self.known(source)?;
+            let name = source.map_or_else(|| "the source".to_owned(), |it| it.source.name);
+            let message = format!("'{name}' is in use by {who}; try again when it has ended");
             return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
         }
         give_back(&leases, token, &self.beside(source, GONE, token));

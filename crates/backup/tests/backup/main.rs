@@ -145,13 +145,8 @@ impl Rig {
             threads: 2,
             memory_bytes: 1 << 20,
         };
-        create(
-            &self.repository,
-            &self.source,
-            disk,
-            &options,
-            &mut |_, _| Ok(()),
-        )
+        let writer = self.repository.writer(self.source.id, "backup create")?;
+        create(&writer, disk, &options, &mut |_, _| Ok(()))
     }
 
     fn blocks(&self) -> Arc<BlockReader> {

@@ -15,7 +15,7 @@ use crate::session::Session;
 use onefold_api::{Error, ErrorKind, Result, SnapshotName, check_name, size};
 use onefold_backup::{BackupError, Created, Disk, ImageDisk, Options, create};
 use onefold_format::backup::{BackupNumber, ChangedBy, PoolSnapshot, Source};
-use onefold_repository::{KnownSource, Repository};
+use onefold_repository::{KnownSource, Repository, Writer};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -164,7 +164,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let needs_pool = |wanted: &Wanted| !matches!(wanted, Wanted::Image { .. });
     let backups = match args.sources.iter().any(needs_pool) {
         true => context.with_session(|session| job.with_snapshots(session))?,
-        false => job.all(None)?,
+        false => job.all(job.writers(BLOCK_SIZE)?, None)?,
     };
     context.print(&Reply { backups })
 }
@@ -180,7 +180,6 @@ struct Job<'a> {
 /// A disk to be backed up, and what is known of it.
 struct Opened<'a> {
     disk: Box<dyn Disk + 'a>,
-    source: KnownSource,
     parent: Option<BackupNumber>,
     base: Option<PoolSnapshot>,
     unix_seconds: u64,
@@ -190,29 +189,50 @@ impl Job<'_> {
     /// Backs up with a snapshot of each volume, all at one moment.
     fn with_snapshots(&self, session: &Session) -> Result<Vec<BackupReply>> {
         let mut pool = Pool::new(session, self.repository.id())?;
+        // Before the snapshots: whoever has the sources may be about to delete those that it does not know.
+        let writers = self.writers(pool.block_size)?;
         let volumes = self.args.sources.iter().filter_map(|wanted| match wanted {
             Wanted::Volume(name) => Some(name.as_str()),
             Wanted::Snapshot { .. } | Wanted::Image { .. } => None,
         });
         pool.take(&volumes.collect::<Vec<_>>())?;
-        let made = self.all(Some(&mut pool));
+        let made = self.all(writers, Some(&mut pool));
         pool.clear(&self.context.output);
         made
     }
 
-    fn all(&self, mut pool: Option<&mut Pool<'_>>) -> Result<Vec<BackupReply>> {
+    /// The right to change each source, and new sources where there are none.
+    fn writers(&self, pool_block_size: u32) -> Result<Vec<Writer<'_>>> {
         let each = self.args.sources.iter().map(|wanted| {
+            let block_size = match wanted {
+                Wanted::Image { .. } => BLOCK_SIZE,
+                Wanted::Volume(_) | Wanted::Snapshot { .. } => pool_block_size,
+            };
+            let source = self.source(wanted.source(), block_size)?;
+            let writer = self.repository.writer(source.id, "backup create");
+            writer.map_err(repository_error)
+        });
+        each.collect()
+    }
+
+    fn all(
+        &self,
+        writers: Vec<Writer<'_>>,
+        mut pool: Option<&mut Pool<'_>>,
+    ) -> Result<Vec<BackupReply>> {
+        let each = self.args.sources.iter().zip(writers);
+        let each = each.map(|(wanted, writer)| {
             let began = Instant::now();
             let mut opened = match (wanted, pool.as_deref()) {
-                (Wanted::Image { name, file }, _) => self.open_image(name, file)?,
+                (Wanted::Image { file, .. }, _) => self.open_image(file)?,
                 (Wanted::Volume(_) | Wanted::Snapshot { .. }, Some(pool)) => {
-                    self.open_snapshot(wanted, pool)?
+                    self.open_snapshot(wanted, &writer, pool)?
                 }
                 (_, None) => return Err(Error::usage("volumes are backed up from a pool")),
             };
-            let made = self.one(&mut opened)?;
+            let made = self.one(&writer, &mut opened)?;
             let seconds = began.elapsed().as_secs_f64();
-            let reply = BackupReply::of(&opened.source, &made, seconds);
+            let reply = BackupReply::of(writer.source(), &made, seconds);
             drop(opened);
             if let (Wanted::Volume(name), Some(pool)) = (wanted, pool.as_deref_mut()) {
                 let snapshot = pool.taken(name)?;
@@ -224,7 +244,7 @@ impl Job<'_> {
         each.collect()
     }
 
-    fn open_image(&self, name: &str, file: &Path) -> Result<Opened<'_>> {
+    fn open_image(&self, file: &Path) -> Result<Opened<'_>> {
         let options = ImageOptions {
             format: self.args.image_format,
             allow_backing: self.args.allow_backing,
@@ -233,14 +253,18 @@ impl Job<'_> {
         let image = open_image(file, &options, &self.context.output)?;
         Ok(Opened {
             disk: Box::new(ImageDisk(image)),
-            source: self.source(name, BLOCK_SIZE)?,
             parent: None,
             base: None,
             unix_seconds: self.unix_seconds,
         })
     }
 
-    fn open_snapshot<'p>(&self, wanted: &Wanted, pool: &Pool<'p>) -> Result<Opened<'p>> {
+    fn open_snapshot<'p>(
+        &self,
+        wanted: &Wanted,
+        writer: &Writer<'_>,
+        pool: &Pool<'p>,
+    ) -> Result<Opened<'p>> {
         let volume = wanted.source();
         let snapshots = pool.snapshots(volume)?;
         let snapshot = match wanted {
@@ -254,15 +278,13 @@ impl Job<'_> {
             }
             Wanted::Volume(_) | Wanted::Image { .. } => pool.taken(volume)?,
         };
-        let source = self.source(volume, pool.block_size)?;
         let disk = disk::open(pool.session, &snapshot)?;
         let parent = match self.args.full {
             true => None,
-            false => pool.parent(self.repository, &source, &snapshots)?,
+            false => pool.parent(self.repository, writer.source(), &snapshots)?,
         };
         let mut opened = Opened {
             disk,
-            source,
             parent: None,
             base: Some(pool.base_of(&snapshot)),
             unix_seconds: snapshot.created_unix_seconds,
@@ -310,7 +332,7 @@ impl Job<'_> {
         self.repository.add_source(source).map_err(repository_error)
     }
 
-    fn one(&self, opened: &mut Opened<'_>) -> Result<Created> {
+    fn one(&self, writer: &Writer<'_>, opened: &mut Opened<'_>) -> Result<Created> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let options = Options {
             parent: opened.parent,
@@ -321,8 +343,7 @@ impl Job<'_> {
             threads: self.args.threads.map_or(processors, usize::from),
             memory_bytes: self.args.memory as usize,
         };
-        let source = &opened.source;
-        let label = format!("backing up {}", source.source.name);
+        let label = format!("backing up {}", writer.source().source.name);
         let progress = Progress::bytes(&self.context.output, &label);
         let report = &mut |done, all| {
             progress.set(done, all);
@@ -334,7 +355,7 @@ impl Job<'_> {
             }
         };
         let disk = opened.disk.as_mut();
-        create(self.repository, source, disk, &options, report).map_err(backup_error)
+        create(writer, disk, &options, report).map_err(backup_error)
     }
 }
 
