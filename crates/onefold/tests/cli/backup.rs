@@ -3,6 +3,8 @@
 use crate::harness::{Daemon, Scene, noise, overwrite, qemu_img, sparse_disk};
 use serde_json::{Value, json};
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 const DISK_BYTES: usize = 8 << 20;
 const DATA: [(usize, usize); 3] = [(0, 1 << 20), (3 << 20, 5000), (DISK_BYTES - 4096, 4096)];
@@ -438,6 +440,46 @@ fn a_backup_that_is_killed_leaves_the_others_whole_and_nothing_behind() {
     assert_eq!(verified["findings"], json!([]));
     assert_eq!(verified["backups"], backups(&scene).len());
     assert!(backups(&scene).len() > known.len());
+}
+
+#[test]
+fn two_backups_of_one_volume_at_once_do_not_disturb_each_other() {
+    let mut scene = Scene::new();
+    open_repository(&mut scene, "repository");
+    let image = scene.file("disk", &noise(1, 64 << 20));
+    scene.ok(&["volume", "import", "vm", &image]);
+    let _daemon = scene.daemon();
+    scene.ok(&["volume", "create", "other", "--size", "1M"]);
+    let mut first = scene.command(&["backup", "create", "vm"]).spawn().unwrap();
+    let first_id = first.id().to_string();
+    let sources = Path::new(&scene.path("repository")).join("sources");
+    let is_held = || {
+        let sources = fs::read_dir(&sources).into_iter().flatten().flatten();
+        sources
+            .map(|it| it.path().join("writer"))
+            .any(|it| fs::read_dir(it).is_ok_and(|mut holders| holders.next().is_some()))
+    };
+    while !is_held() {
+        let ended = first.try_wait().unwrap();
+        assert!(ended.is_none(), "it ended before it was seen");
+    }
+    let signal = |name: &str| {
+        let sent = Command::new("kill").args([name, &first_id]).status();
+        assert!(sent.unwrap().success());
+    };
+    signal("-STOP");
+    // It names the first, and leaves; nothing of what it was to do is done.
+    let second = scene.run(&["backup", "create", "other", "vm"]);
+    signal("-CONT");
+    let process = format!("process {first_id}");
+    second.is_refusal(1, &["'vm' is in use by", &process, "backup create"]);
+    assert!(first.wait().unwrap().success());
+    assert_eq!(backups(&scene), ["vm@1"]);
+    assert_eq!(snapshots(&scene).len(), 1, "only the base");
+    overwrite(&scene, "vm", 0, 9, 4096);
+    let made = backed_up(&scene, "vm", &[]);
+    assert_eq!(made, json!(["layers", 1, 4096, 4096]));
+    scene.ok(&["backup", "create", "other"]);
 }
 
 #[test]
