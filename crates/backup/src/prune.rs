@@ -35,6 +35,7 @@ pub struct PrunePlan {
     replaced: Vec<(u64, u32)>,
     /// Recipes of backups that are forgotten.
     recipes: Vec<BackupNumber>,
+    needed: Needed,
     /// Blocks that backups need.
     pub needed_blocks: u64,
     /// Blocks that none needs.
@@ -129,6 +130,7 @@ impl PrunePlan {
             plan.freed_blocks += wasted;
             plan.rewritten.push((number, generation));
         }
+        plan.needed = needed;
         Ok(plan)
     }
 }
@@ -188,7 +190,7 @@ fn rewrite_all(
     report: Report<'_>,
 ) -> Result<u64> {
     let id = writer.source().id;
-    let needed = Needed::by_backups(writer.repository(), id)?;
+    let needed = std::mem::take(&mut plan.needed);
     let (mut done, mut written_bytes) = (0, 0);
     for (number, generation) in &plan.rewritten {
         report(done, plan.rewritten_bytes)?;
@@ -243,6 +245,7 @@ fn rewrite(
 }
 
 /// The numbers that the backups of a source need.
+#[derive(Debug, Clone, Default)]
 struct Needed {
     backups: Vec<BackupNumber>,
     /// In ascending order.

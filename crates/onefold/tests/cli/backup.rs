@@ -35,7 +35,7 @@ fn snapshots(scene: &Scene) -> Vec<String> {
     names(scene, &["snapshot", "list"], "snapshots")
 }
 
-fn backups(scene: &Scene) -> Vec<String> {
+pub(crate) fn backups(scene: &Scene) -> Vec<String> {
     names(scene, &["backup", "list"], "backups")
 }
 

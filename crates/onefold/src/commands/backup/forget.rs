@@ -94,6 +94,10 @@ fn by_name(
             ))
         })?;
         let (source, number) = name.find(repository)?;
+        let is_named = |(known, backup): &Forgotten| known.id == source.id && *backup == number;
+        if forgotten.iter().any(is_named) {
+            continue;
+        }
         let all = Candidate::all(repository, source.id)?;
         let backup = all.into_iter().find(|it| it.number == number);
         let backup = backup.ok_or_else(|| {
