@@ -125,6 +125,17 @@ impl Client {
         self.stream.write_all(data).unwrap();
     }
 
+    /// Two writes that arrive together, with the cookies 0 and 1.
+    pub(crate) fn send_two_writes(&mut self, first: (u64, &[u8]), second: (u64, &[u8])) {
+        let mut bytes = Vec::new();
+        for ((offset, data), cookie) in [first, second].into_iter().zip(0..) {
+            let len = data.len() as u32;
+            bytes.extend(request_bytes(0, command::WRITE, cookie, offset, len));
+            bytes.extend(data);
+        }
+        self.stream.write_all(&bytes).unwrap();
+    }
+
     pub(crate) fn send_read(&mut self, cookie: u64, offset: u64, len: u32) {
         self.send(0, command::READ, cookie, offset, len);
     }

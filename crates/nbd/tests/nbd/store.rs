@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use onefold_engine::embedded::{CacheMode, EmbeddedEngine};
-use onefold_engine::simulated::{Op, SimulatedEngine};
+use onefold_engine::simulated::{Op, SimulatedEngine, When};
 use onefold_engine::{Engine, Part};
 use onefold_nbd::wire::{Errno, command, command_flag};
 use onefold_nbd::{
@@ -13,6 +13,7 @@ use onefold_store::{CreateOptions, OpenOptions, Store, Volume, VolumeOptions, Wh
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 
 struct OneVolume(Arc<Volume>);
 
@@ -186,15 +187,37 @@ fn many_writes_in_place_go_on_at_once_past_the_hosts_cache() {
     assert_eq!(client.read(0, 100 * 4096), vec![77; 100 * 4096]);
 }
 
+/// Which thread writes next: a worker's name, or that of a connection, whose writes then need no worker.
+fn name_of_next_writer(engine: &SimulatedEngine) -> Receiver<String> {
+    let (told, hears) = channel();
+    let hook = move || {
+        let name = std::thread::current().name().map(str::to_owned);
+        told.send(name.unwrap_or_default()).unwrap();
+    };
+    engine.on_next_io(Part::Data, Op::Write, When::Before, Box::new(hook));
+    hears
+}
+
 #[test]
 fn a_write_in_place_that_fails_is_an_error_of_its_own() {
     let (served, engine) = Served::simulated(4096);
     let mut client = served.client();
     assert_eq!(client.write(0, 0, &[1; 16384]).error, 0);
+    let writer = name_of_next_writer(&engine);
     engine.fail_once(Part::Data, Op::Write, 1, io::ErrorKind::Other);
-    assert_eq!(client.write(0, 0, &[2; 4096]).error, Errno::Io as u32);
-    assert_eq!(client.write(0, 4096, &[3; 4096]).error, 0);
-    assert_eq!(client.read(4096, 4096), vec![3; 4096]);
+    client.send_two_writes((0, &[2; 4096]), (4096, &[3; 4096]));
+    let mut replies = [client.reply(0).unwrap(), client.reply(0).unwrap()];
+    replies.sort_by_key(|reply| reply.cookie);
+    assert!(writer.recv().unwrap().starts_with("nbd-client"));
+    // They end in any order, and the first to end fails.
+    let [failed, written] = match replies[0].error {
+        0 => [1, 0],
+        _ => [0, 1],
+    };
+    assert_eq!(replies[failed].error, Errno::Io as u32);
+    assert_eq!(replies[written].error, 0);
+    let found = client.read(written as u64 * 4096, 4096);
+    assert_eq!(found, vec![written as u8 + 2; 4096]);
     assert_eq!(client.call(0, command::FLUSH, 0, 0).error, 0);
 }
 
@@ -206,9 +229,13 @@ fn a_write_in_place_waits_for_room_on_the_host() {
     let mut client = served.client();
     assert_eq!(client.write(0, 0, &[1; 16384]).error, 0);
     for _ in 0..3 {
+        let writer = name_of_next_writer(&engine);
         engine.fail_once(Part::Data, Op::Write, 1, io::ErrorKind::StorageFull);
-        assert_eq!(client.write(0, 4096, &[2; 4096]).error, 0);
+        client.send_two_writes((4096, &[2; 4096]), (8192, &[3; 4096]));
+        assert_eq!(cookies_of(&mut client, 2), [0, 1]);
+        assert!(writer.recv().unwrap().starts_with("nbd-client"));
         assert_eq!(client.read(4096, 4096), vec![2; 4096]);
+        assert_eq!(client.read(8192, 4096), vec![3; 4096]);
     }
     assert_eq!(served.server.requests_waiting_for_space(), 0);
 }
