@@ -4,13 +4,13 @@
 use libfuzzer_sys::fuzz_target;
 use onefold_format::backup::recipe::{decode_page, encode_page};
 use onefold_format::backup::{
-    Lease, Manifest, ObjectHeader, ObjectName, PackTable, PackTrailer, RepositoryId, RepositoryObject,
+    Condemned, Lease, Manifest, ObjectHeader, ObjectName, PackTable, PackTrailer, RepositoryId, RepositoryObject,
     Source, WrappedKey,
 };
 
 fuzz_target!(|input: (u8, u16, &[u8])| {
     let (kind, blocks, bytes) = input;
-    match kind % 9 {
+    match kind % 10 {
         0 => {
             if let Ok(read) = Manifest::decode(bytes) {
                 assert_eq!(read.encode(), bytes, "{read:?} has one form");
@@ -46,6 +46,11 @@ fuzz_target!(|input: (u8, u16, &[u8])| {
         }
         7 => {
             if let Ok(read) = Lease::decode(bytes) {
+                assert_eq!(read.encode(), bytes, "{read:?} has one form");
+            }
+        }
+        8 => {
+            if let Ok(read) = Condemned::decode(bytes) {
                 assert_eq!(read.encode(), bytes, "{read:?} has one form");
             }
         }

@@ -149,10 +149,10 @@ impl Found {
     pub(crate) fn bytes(&self, most: u64) -> (u64, &[u8]) {
         let bytes = self.group.get(self.at..).unwrap_or_default();
         let left_in_group = BLOCKS_PER_GROUP - self.in_pack % BLOCKS_PER_GROUP;
-        let following = self.pack.fingerprints().iter().skip(self.in_pack);
+        let following = self.pack.slots().iter().skip(self.in_pack);
         let following =
             following.take(left_in_group.min(usize::try_from(most).unwrap_or(usize::MAX)));
-        let blocks = following.take_while(|it| it.is_some()).count();
+        let blocks = following.take_while(|it| it.stored().is_some()).count();
         let len = blocks * self.pack.block_size() as usize;
         (blocks as u64, bytes.get(..len).unwrap_or(bytes))
     }

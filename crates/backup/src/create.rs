@@ -1,23 +1,26 @@
-//! Makes a backup of a disk, stage by stage.
+//! Makes backups of disks, stage by stage.
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{BackupNumber, ChangedBy, Counts, Manifest, PoolSnapshot};
 use onefold_index::Key;
-use onefold_repository::Writer;
+use onefold_repository::{KnownSource, Repository, Writer};
 
-use crate::detect::detect;
+use crate::detect::{Decision, Detected, Scanned, detect};
 use crate::disk::{ChangedBlocks, Disk};
-use crate::error::Result;
-use crate::publish::RecipeWriter;
-use crate::scan::scan;
-use crate::store::{Target, store};
+use crate::error::{BackupError, Result};
+use crate::publish::{Numbering, RecipeWriter};
+use crate::scan::{Place, new_rows, scan};
+use crate::store::{NewRows, Target, store};
 
 /// Hears of `done` of `all` bytes of a stage, and may stop the backup.
 pub type Report<'a> = &'a mut dyn FnMut(u64, u64) -> Result<()>;
 
-/// How a backup is made.
-#[derive(Debug, Clone)]
-pub struct Options {
+/// A disk, and what is known of it.
+pub struct DiskToBackUp<'a> {
+    /// The right to change its source.
+    pub writer: &'a Writer<'a>,
+    /// The disk.
+    pub disk: Box<dyn Disk + 'a>,
     /// The backup with which the disk's changes are compared; none if they are not known, and everything
     /// is read.
     pub parent: Option<BackupNumber>,
@@ -25,7 +28,12 @@ pub struct Options {
     pub base: Option<PoolSnapshot>,
     /// The moment that it holds.
     pub unix_seconds: u64,
-    /// Its tags.
+}
+
+/// How backups are made.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Their tags.
     pub tags: Vec<String>,
     /// Of zstd.
     pub level: i32,
@@ -44,72 +52,265 @@ pub struct Created {
     pub manifest: Manifest,
 }
 
-/// Backs a disk up, as the next backup of the writer's source. It is durable when this returns, and does not
-/// exist before.
+/// What was made of some disks.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// The backup of each disk, or why there is none.
+    pub backups: Vec<Result<Created>>,
+    /// Popular blocks that were stored.
+    pub new_popular_blocks: u64,
+    /// Bytes of their packs.
+    pub popular_bytes: u64,
+    /// Packs that cannot be read: what is in them was stored again where a disk has it.
+    pub damaged: Vec<String>,
+}
+
+/// Backs disks up, each as the next backup of its source. They share their domain and the size of their
+/// blocks. What several of them have is stored once. Each backup is durable when this returns, and does not exist
+/// before; if one disk cannot be read, the others are backed up.
 ///
 /// # Errors
 ///
-/// If the disk cannot be read, or changes meanwhile; if the repository cannot be written.
+/// If the repository cannot be written; if a disk fails or changes while what others have, too, is read from it.
 pub fn create(
-    writer: &Writer<'_>,
-    disk: &mut dyn Disk,
+    repository: &Repository,
+    disks: &mut [DiskToBackUp<'_>],
     options: &Options,
     report: Report<'_>,
-) -> Result<Created> {
-    let repository = writer.repository();
-    let source = writer.source();
-    let block_size = source.source.block_size;
-    let (id, size_bytes) = (source.id, disk.size_bytes());
-    let disk_blocks = size_bytes.div_ceil(block_size.into());
-    let parent = options.parent.map(|parent| repository.recipe(id, parent));
-    let parent = parent.transpose()?;
-    let backup = repository.next_backup(source)?;
+) -> Result<Batch> {
+    let Some(first) = disks.first() else {
+        return Ok(Batch::default());
+    };
+    let of_first = first.writer.source().source.clone();
+    if disks.len() > Place::DISKS_MAX {
+        return Err(BackupError::Source(format!(
+            "{} disks are too many for one command",
+            disks.len()
+        )));
+    }
     let key = Key::derive(&repository.fingerprint_secret(), 0);
-    let memory_bytes = options.memory_bytes;
+    let popular = repository.popular_id(&of_first);
+    let mut backup = Backup {
+        repository,
+        key,
+        options,
+        failed: disks.iter().map(|_| None).collect(),
+    };
+    let (rows, scanned, read_blocks) = backup.scan(disks, report)?;
+    let mut detected = detect(repository, popular, rows, &scanned, options.memory_bytes)?;
+    let mut batch = Batch {
+        damaged: std::mem::take(&mut detected.damaged),
+        ..Batch::default()
+    };
+    let first_popular = backup.store_popular(disks, &mut detected, &mut batch, report)?;
+    for (n, read_blocks) in read_blocks.into_iter().enumerate() {
+        let made = match backup.failed[n].take() {
+            Some(failed) => Err(failed),
+            None => backup.finish(n, disks, &mut detected, &first_popular, read_blocks, report),
+        };
+        batch.backups.push(match made {
+            Err(error) if !error.is_of_disk() => return Err(error),
+            made => made,
+        });
+    }
+    Ok(batch)
+}
 
-    let mut changes = ChangedBlocks::new(disk, block_size);
-    let scanned = scan(&mut changes, &key, block_size, memory_bytes / 4, report)?;
-    let read_blocks = scanned.read_blocks;
-    let mut detected = detect(repository, id, scanned, disk_blocks, memory_bytes)?;
-    let first_pack = repository.next_pack(source)?;
-    let target = Target {
-        writer,
-        block_size,
-        first_pack,
-        level: options.level,
-        threads: options.threads,
-    };
-    let stored_bytes = store(disk, &key, &mut detected, &target, report)?;
-    let new_blocks = detected.new_blocks;
-    let recipe = RecipeWriter {
-        recipe: writer.new_recipe(backup)?,
-        parent,
-        detected,
-        first_number: first_pack * BLOCKS_PER_PACK,
-        changes: ChangedBlocks::new(disk, block_size),
-        disk_blocks,
-    };
-    let (recipe_pages, totals) = recipe.write()?;
-    let manifest = Manifest {
-        size_bytes,
-        block_size,
-        changed_by: match options.parent {
-            None => ChangedBy::Nobody,
-            Some(_) => ChangedBy::Layers,
-        },
-        unix_seconds: options.unix_seconds,
-        parent: options.parent,
-        base: options.base,
-        counts: Counts {
-            logical_blocks: totals.logical_blocks,
-            read_blocks,
-            new_blocks,
-            stored_bytes,
-        },
-        recipe_pages,
-        numbers: totals.numbers,
-        tags: options.tags.clone(),
-    };
-    writer.publish(backup, &manifest)?;
-    Ok(Created { backup, manifest })
+struct Backup<'a> {
+    repository: &'a Repository,
+    key: Key,
+    options: &'a Options,
+    /// Why a disk cannot be backed up.
+    failed: Vec<Option<BackupError>>,
+}
+
+/// What was read: the rows, and for each disk what its rows are of, and how many blocks were read.
+type Read = (crate::scan::Rows, Vec<Scanned>, Vec<u64>);
+
+impl Backup<'_> {
+    fn scan(&mut self, disks: &mut [DiskToBackUp<'_>], report: Report<'_>) -> Result<Read> {
+        let mut rows = new_rows(self.options.memory_bytes / 4)?;
+        let (mut scanned, mut read_blocks) = (Vec::new(), Vec::new());
+        let all: u64 = disks.iter().map(|it| it.disk.size_bytes()).sum();
+        let mut before = 0;
+        for (n, disk) in disks.iter_mut().enumerate() {
+            let source = disk.writer.source();
+            let block_size = source.source.block_size;
+            let size_bytes = disk.disk.size_bytes();
+            let mut of_disk = Scanned {
+                source: source.id,
+                blocks: size_bytes.div_ceil(block_size.into()),
+                has_failed: false,
+            };
+            let mut changes = ChangedBlocks::new(disk.disk.as_mut(), block_size);
+            let report = &mut |done, _| report(before + done, all);
+            let read = match of_disk.blocks <= Place::BLOCKS_MAX {
+                true => scan(n, &mut changes, &self.key, block_size, &mut rows, report),
+                false => Err(BackupError::Source("the disk is too large".to_owned())),
+            };
+            match read.map_err(|error| error.of_source(&source.source.name)) {
+                Ok(read) => read_blocks.push(read),
+                Err(error) if error.is_of_disk() => {
+                    of_disk.has_failed = true;
+                    self.failed[n] = Some(error);
+                    read_blocks.push(0);
+                }
+                Err(error) => return Err(error),
+            }
+            scanned.push(of_disk);
+            before += size_bytes;
+        }
+        Ok((rows, scanned, read_blocks))
+    }
+
+    /// Returns for each disk the number of the first popular block that was read from it.
+    fn store_popular(
+        &self,
+        disks: &mut [DiskToBackUp<'_>],
+        detected: &mut Detected,
+        batch: &mut Batch,
+        report: Report<'_>,
+    ) -> Result<Vec<u64>> {
+        let blocks = detected.disks.iter().map(|disk| disk.popular_blocks);
+        let blocks: u64 = blocks.sum();
+        let first_pack = Repository::draw_popular_pack()?;
+        let mut next = first_pack * BLOCKS_PER_PACK;
+        let first_popular = detected.disks.iter().map(|disk| {
+            let first = next;
+            next += disk.popular_blocks;
+            first
+        });
+        let first_popular = first_popular.collect();
+        if blocks > 0 {
+            let of_first = disks[0].writer.source().source.clone();
+            let popular = self.repository.popular(&of_first)?;
+            let parts = 0..detected.popular_rows.count();
+            let rows = &mut detected.popular_rows;
+            let new = NewRows {
+                rows,
+                parts,
+                blocks,
+            };
+            batch.popular_bytes = self.store(disks, 0, &popular, first_pack, new, report)?;
+            batch.new_popular_blocks = blocks;
+        }
+        Ok(first_popular)
+    }
+
+    /// Stores blocks with the lease of disk `n`'s source. Returns the bytes of the packs.
+    fn store(
+        &self,
+        disks: &mut [DiskToBackUp<'_>],
+        n: usize,
+        of: &KnownSource,
+        first_pack: u64,
+        new: NewRows<'_>,
+        report: Report<'_>,
+    ) -> Result<u64> {
+        let target = Target {
+            writer: disks[n].writer,
+            of,
+            first_pack,
+            level: self.options.level,
+            threads: self.options.threads,
+        };
+        store(disks, &self.key, new, &target, report)
+    }
+
+    /// Stores what is new of disk `n` alone, and publishes its backup.
+    fn finish(
+        &self,
+        n: usize,
+        disks: &mut [DiskToBackUp<'_>],
+        detected: &mut Detected,
+        first_popular: &[u64],
+        read_blocks: u64,
+        report: Report<'_>,
+    ) -> Result<Created> {
+        let (writer, repository) = (disks[n].writer, self.repository);
+        let source = writer.source();
+        let first_pack = repository.next_pack(source)?;
+        let (new_blocks, parts) = (detected.disks[n].own_blocks, detected.parts_of(n));
+        let new = NewRows {
+            rows: &mut detected.own_rows,
+            parts: parts.clone(),
+            blocks: new_blocks,
+        };
+        let stored_bytes = self.store(disks, n, source, first_pack, new, report)?;
+
+        let disk = &mut disks[n];
+        let block_size = source.source.block_size;
+        let size_bytes = disk.disk.size_bytes();
+        let parent = disk.parent.map(|it| repository.recipe(source.id, it));
+        let backup = repository.next_backup(source)?;
+        let (detected_disks, decisions) = (&detected.disks, &mut detected.decisions);
+        let recipe = RecipeWriter {
+            recipe: writer.new_recipe(backup)?,
+            parent: parent.transpose()?,
+            disk: n,
+            numbering: Numbering {
+                disks: detected_disks,
+                first_own: first_pack * BLOCKS_PER_PACK,
+                first_popular,
+            },
+            decisions: &mut |part| {
+                let taken = decisions.take(parts.start + part)?;
+                Ok(taken.iter().map(Decision::decode).collect())
+            },
+            changes: ChangedBlocks::new(disk.disk.as_mut(), block_size),
+            disk_blocks: size_bytes.div_ceil(block_size.into()),
+        };
+        let (recipe_pages, totals) = recipe.write()?;
+        let manifest = Manifest {
+            size_bytes,
+            block_size,
+            changed_by: match disk.parent {
+                None => ChangedBy::Nobody,
+                Some(_) => ChangedBy::Layers,
+            },
+            unix_seconds: disk.unix_seconds,
+            parent: disk.parent,
+            base: disk.base,
+            counts: Counts {
+                logical_blocks: totals.logical_blocks,
+                read_blocks,
+                new_blocks,
+                stored_bytes,
+                popular_blocks: totals.popular_blocks,
+            },
+            recipe_pages,
+            own: totals.own,
+            popular: totals.popular,
+            tags: self.options.tags.clone(),
+        };
+        writer.publish(backup, &manifest)?;
+        Ok(Created { backup, manifest })
+    }
+}
+
+impl DiskToBackUp<'_> {
+    fn name(&self) -> &str {
+        &self.writer.source().source.name
+    }
+}
+
+impl BackupError {
+    /// Says which disk it is, if it is about one.
+    pub(crate) fn of(self, disk: &DiskToBackUp<'_>) -> Self {
+        self.of_source(disk.name())
+    }
+
+    fn of_source(self, name: &str) -> Self {
+        match self {
+            Self::Source(_) | Self::Changed { .. } => Self::OfDisk {
+                name: name.to_owned(),
+                error: Box::new(self),
+            },
+            other => other,
+        }
+    }
+
+    fn is_of_disk(&self) -> bool {
+        matches!(self, Self::OfDisk { .. })
+    }
 }

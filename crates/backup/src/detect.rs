@@ -1,16 +1,22 @@
-//! Stage 2: which contents the source has already, and which are new.
+//! Stage 2: which contents the sources have already, and which are new.
 //!
-//! As many partitions as memory can hold are compared at a time with the tables of all packs of the source,
-//! which are read from front to back. So there is no index: the packs are one.
+//! As many partitions as memory can hold are compared at a time with the tables of all packs of the sources,
+//! and of the popular ones, which are read from front to back. So there is no index: the packs are one.
+//!
+//! What two or more of the disks have, and not all of their sources, is *popular* and stored once [Zhang14
+//! §4.2, §5].
 
-use onefold_format::backup::SourceId;
+use std::ops::Range;
+
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
-use onefold_repository::Repository;
+use onefold_format::backup::{NumberRun, SourceId};
+use onefold_repository::{Repository, RepositoryErrorKind};
 
 use crate::error::Result;
+use crate::numbers::are_in;
 use crate::partitions::Partitions;
 use crate::ranks::Ranks;
-use crate::scan::{ROW_BYTES, Scanned, of_row, partition, row};
+use crate::scan::{Place, ROW_BYTES, Rows, of_row, partition, row};
 
 /// The address of a block, and what it refers to.
 pub(crate) const DECISION_BYTES: usize = 16;
@@ -18,40 +24,27 @@ pub(crate) const DECISION_BYTES: usize = 16;
 /// What a block with data refers to, unless it is new and the first of its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// The stored block of this number.
-    Stored(u64),
-    /// What the new block at this address will be.
-    SameAs(u64),
+    /// The source's stored block of this number.
+    Own(u64),
+    /// The popular block of this number.
+    Popular(u64),
+    /// What the new block at this place of the same disk will be.
+    SameAs(Place),
+    /// What the new popular block from this place will be.
+    SameAsPopular(Place),
 }
-
-/// Tells the two kinds apart: numbers and addresses stay below it.
-const SAME_AS: u64 = 1 << 63;
-
-/// What the source has, and what it will have.
-pub(crate) struct Detected {
-    /// New blocks, of each content the first.
-    pub(crate) new: Ranks,
-    pub(crate) new_blocks: u64,
-    /// The same with their fingerprints, by parts of the disk.
-    pub(crate) new_rows: Partitions<ROW_BYTES>,
-    /// All others with data, by parts of the disk.
-    pub(crate) decisions: Partitions<DECISION_BYTES>,
-    /// Blocks of a part.
-    pub(crate) part_blocks: u64,
-}
-
-/// Blocks of a part of the disk: their decisions fit into memory.
-const PART_BLOCKS: u64 = 1 << 20;
 
 impl Decision {
     fn encode(self, block: u64) -> [u8; DECISION_BYTES] {
-        let word = match self {
-            Self::Stored(number) => number,
-            Self::SameAs(first) => first | SAME_AS,
+        let (kind, word) = match self {
+            Self::Own(number) => (0, number),
+            Self::Popular(number) => (1, number),
+            Self::SameAs(place) => (2, place.0),
+            Self::SameAsPopular(place) => (3, place.0),
         };
         let mut bytes = [0; DECISION_BYTES];
         bytes[..8].copy_from_slice(&block.to_le_bytes());
-        bytes[8..].copy_from_slice(&word.to_le_bytes());
+        bytes[8..].copy_from_slice(&(word | kind << Place::BITS).to_le_bytes());
         bytes
     }
 
@@ -60,117 +53,302 @@ impl Decision {
         block.copy_from_slice(&bytes[..8]);
         word.copy_from_slice(&bytes[8..]);
         let word = u64::from_le_bytes(word);
-        let decision = match word & SAME_AS {
-            0 => Self::Stored(word),
-            _ => Self::SameAs(word & !SAME_AS),
+        let payload = word & ((1 << Place::BITS) - 1);
+        let decision = match word >> Place::BITS {
+            0 => Self::Own(payload),
+            1 => Self::Popular(payload),
+            2 => Self::SameAs(Place(payload)),
+            _ => Self::SameAsPopular(Place(payload)),
         };
         (u64::from_le_bytes(block), decision)
     }
 }
 
-/// A content of the partitions in memory.
-struct Content {
+/// What the sources have, and what they will have.
+pub(crate) struct Detected {
+    pub(crate) disks: Vec<DetectedDisk>,
+    /// New blocks with their fingerprints, of each content the first, by parts of the disks.
+    pub(crate) own_rows: Partitions<ROW_BYTES>,
+    /// New popular blocks, in the same way.
+    pub(crate) popular_rows: Partitions<ROW_BYTES>,
+    /// All others with data, by parts of the disks.
+    pub(crate) decisions: Partitions<DECISION_BYTES>,
+    /// Packs that cannot be read: what is in them is stored again.
+    pub(crate) damaged: Vec<String>,
+}
+
+/// What is new of a disk.
+#[derive(Default)]
+pub(crate) struct DetectedDisk {
+    pub(crate) own: Ranks,
+    pub(crate) own_blocks: u64,
+    /// Those that are read from this disk.
+    pub(crate) popular: Ranks,
+    pub(crate) popular_blocks: u64,
+    first_part: usize,
+    parts: usize,
+}
+
+/// Blocks of a part of a disk: their decisions fit into memory.
+pub(crate) const PART_BLOCKS: u64 = 1 << 20;
+
+/// A content of the partitions in memory that a disk has.
+struct Holder {
     fingerprint: [u8; 16],
+    disk: usize,
     /// Where its rows begin.
     first_row: usize,
-    stored: Option<u64>,
+    /// What the disk's source has stored it as.
+    own: Option<u64>,
+    /// What it is stored as for all; known of the first holder.
+    popular: Option<u64>,
+}
+
+/// A disk of which the rows are.
+pub(crate) struct Scanned {
+    pub(crate) source: SourceId,
+    pub(crate) blocks: u64,
+    /// It could not be read to its end, so its rows do not count.
+    pub(crate) has_failed: bool,
 }
 
 pub(crate) fn detect(
     repository: &Repository,
-    source: SourceId,
-    mut scanned: Scanned,
-    disk_blocks: u64,
+    popular: SourceId,
+    mut rows: Rows,
+    scanned: &[Scanned],
     memory_bytes: usize,
 ) -> Result<Detected> {
-    let parts = disk_blocks.div_ceil(PART_BLOCKS).max(1) as usize;
-    let mut detected = Detected {
-        new: Ranks::default(),
-        new_blocks: 0,
-        new_rows: Partitions::new(parts, memory_bytes / 8)?,
-        decisions: Partitions::new(parts, memory_bytes / 8)?,
-        part_blocks: PART_BLOCKS,
-    };
-    let packs = repository.packs(source)?;
+    let mut detected = Detected::new(scanned, memory_bytes)?;
+    let stores = Stores::list(repository, popular, scanned)?;
     // A row and its content.
-    let rows_max = (memory_bytes / (2 * ROW_BYTES + size_of::<Content>())) as u64;
+    let rows_max = (memory_bytes / (2 * ROW_BYTES + size_of::<Holder>())) as u64;
     let mut next = 0;
-    while next < scanned.rows.count() {
+    while next < rows.count() {
         let first = next;
-        let mut rows = Vec::new();
-        while next < scanned.rows.count()
-            && (next == first || rows.len() as u64 + scanned.rows.records(next) <= rows_max)
+        let mut taken = Vec::new();
+        while next < rows.count()
+            && (next == first || taken.len() as u64 + rows.records(next) <= rows_max)
         {
-            rows.extend(scanned.rows.take(next)?);
+            taken.extend(rows.take(next)?);
             next += 1;
         }
-        if rows.is_empty() {
+        taken.retain(|row| !scanned[of_row(row).1.disk()].has_failed);
+        if taken.is_empty() {
             continue;
         }
-        // By fingerprint, and then by address: little-endian addresses do not sort as bytes.
-        rows.sort_unstable_by_key(of_row);
-        let mut contents = contents(&rows);
-        for (number, generation) in &packs {
-            let pack = repository.pack(source, *number, *generation)?;
-            let first_number = number * BLOCKS_PER_PACK;
-            for (fingerprint, number) in pack.fingerprints().iter().zip(first_number..) {
-                let Some(fingerprint) = fingerprint else {
-                    continue;
-                };
-                if !(first..next).contains(&partition(fingerprint)) {
-                    continue;
-                }
-                let found = contents.binary_search_by(|it| it.fingerprint.cmp(fingerprint));
-                if let Ok(found) = found {
-                    // Of several, the first: every backup finds the same.
-                    contents[found].stored.get_or_insert(number);
-                }
-            }
-        }
-        decide(&rows, &contents, &mut detected)?;
+        // By fingerprint, and then by place: little-endian places do not sort as bytes.
+        taken.sort_unstable_by_key(of_row);
+        let mut holders = holders(&taken);
+        let is_taken = |fingerprint: &[u8; 16]| (first..next).contains(&partition(fingerprint));
+        stores.look_up(&mut holders, is_taken, &mut detected.damaged)?;
+        detected.decide(&taken, &holders)?;
     }
-    detected.new_blocks = detected.new.count();
+    for disk in &mut detected.disks {
+        disk.own_blocks = disk.own.count();
+        disk.popular_blocks = disk.popular.count();
+    }
+    detected.damaged.sort();
+    detected.damaged.dedup();
     Ok(detected)
 }
 
-fn contents(rows: &[[u8; ROW_BYTES]]) -> Vec<Content> {
-    let mut contents: Vec<Content> = Vec::new();
+/// Packs, by their numbers and generations.
+type Packs = Vec<(u64, u32)>;
+
+/// Where contents may be stored already.
+struct Stores<'a> {
+    repository: &'a Repository,
+    /// The packs of each disk's source.
+    own: Vec<(SourceId, Packs)>,
+    popular: (SourceId, Packs),
+    /// Popular blocks that are about to be removed: as if they were not there.
+    condemned: Vec<NumberRun>,
+}
+
+impl<'a> Stores<'a> {
+    fn list(repository: &'a Repository, popular: SourceId, scanned: &[Scanned]) -> Result<Self> {
+        let own = scanned.iter().map(|disk| {
+            let packs = repository.packs(disk.source)?;
+            Ok((disk.source, packs))
+        });
+        let own = own.collect::<Result<_>>()?;
+        let condemned = repository.condemned(popular)?;
+        Ok(Self {
+            repository,
+            own,
+            popular: (popular, repository.packs(popular)?),
+            condemned: condemned.map_or(Vec::new(), |it| it.numbers),
+        })
+    }
+
+    fn look_up(
+        &self,
+        holders: &mut [Holder],
+        is_taken: impl Fn(&[u8; 16]) -> bool,
+        damaged: &mut Vec<String>,
+    ) -> Result<()> {
+        for (disk, (source, packs)) in self.own.iter().enumerate() {
+            self.each_block(*source, packs, damaged, |number, fingerprint| {
+                let found = is_taken(fingerprint).then(|| {
+                    holders
+                        .binary_search_by(|it| (&it.fingerprint, it.disk).cmp(&(fingerprint, disk)))
+                });
+                if let Some(Ok(found)) = found {
+                    // Of several, the first: every backup finds the same.
+                    holders[found].own.get_or_insert(number);
+                }
+            })?;
+        }
+        let (popular, packs) = &self.popular;
+        self.each_block(*popular, packs, damaged, |number, fingerprint| {
+            let is_condemned = || are_in(&self.condemned, number).next() == Some(true);
+            if !is_taken(fingerprint) || is_condemned() {
+                return;
+            }
+            let first = holders.partition_point(|it| it.fingerprint < *fingerprint);
+            if let Some(holder) = holders.get_mut(first)
+                && holder.fingerprint == *fingerprint
+            {
+                holder.popular.get_or_insert(number);
+            }
+        })
+    }
+
+    /// All blocks of some packs, in order. What cannot be read is as if it were not there.
+    fn each_block(
+        &self,
+        source: SourceId,
+        packs: &Packs,
+        damaged: &mut Vec<String>,
+        mut each: impl FnMut(u64, &[u8; 16]),
+    ) -> Result<()> {
+        for (number, generation) in packs {
+            let pack = self.repository.pack_or_newer(source, *number, *generation);
+            let pack = match pack {
+                Ok(Some(pack)) => pack,
+                Ok(None) => continue,
+                Err(error) if error.kind() == RepositoryErrorKind::Damaged => {
+                    damaged.push(error.to_string());
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            for (slot, number) in pack.slots().iter().zip(number * BLOCKS_PER_PACK..) {
+                if let Some(fingerprint) = slot.stored() {
+                    each(number, &fingerprint);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn holders(rows: &[[u8; ROW_BYTES]]) -> Vec<Holder> {
+    let mut holders: Vec<Holder> = Vec::new();
     for (first_row, row) in rows.iter().enumerate() {
-        let (fingerprint, _) = of_row(row);
-        if contents
+        let (fingerprint, place) = of_row(row);
+        let continues = holders
             .last()
-            .is_none_or(|last| last.fingerprint != fingerprint)
-        {
-            contents.push(Content {
+            .is_some_and(|last| last.fingerprint == fingerprint && last.disk == place.disk());
+        if !continues {
+            holders.push(Holder {
                 fingerprint,
+                disk: place.disk(),
                 first_row,
-                stored: None,
+                own: None,
+                popular: None,
             });
         }
     }
-    contents
+    holders
 }
 
-fn decide(rows: &[[u8; ROW_BYTES]], contents: &[Content], detected: &mut Detected) -> Result<()> {
-    let ends = contents.iter().skip(1).map(|next| next.first_row);
-    let ends = ends.chain([rows.len()]);
-    for (content, end) in contents.iter().zip(ends) {
-        let mut blocks = rows[content.first_row..end].iter().map(|row| of_row(row).1);
-        let decision = match content.stored {
-            Some(number) => Decision::Stored(number),
-            None => {
-                let Some(first) = blocks.next() else { continue };
-                detected.new.insert(first);
-                let part = (first / detected.part_blocks) as usize;
-                let row = row(content.fingerprint, first);
-                detected.new_rows.push(part, row)?;
-                Decision::SameAs(first)
+impl Detected {
+    fn new(scanned: &[Scanned], memory_bytes: usize) -> Result<Self> {
+        let mut parts = 0;
+        let disks = scanned.iter().map(|disk| {
+            let of_disk = disk.blocks.div_ceil(PART_BLOCKS) as usize;
+            let first_part = parts;
+            parts += of_disk;
+            DetectedDisk {
+                first_part,
+                parts: of_disk,
+                ..DetectedDisk::default()
             }
-        };
-        for block in blocks {
-            let part = (block / detected.part_blocks) as usize;
-            detected.decisions.push(part, decision.encode(block))?;
-        }
+        });
+        Ok(Self {
+            disks: disks.collect(),
+            own_rows: Partitions::new(parts, memory_bytes / 16)?,
+            popular_rows: Partitions::new(parts, memory_bytes / 16)?,
+            decisions: Partitions::new(parts, memory_bytes / 8)?,
+            damaged: Vec::new(),
+        })
     }
-    Ok(())
+
+    /// The parts of a disk.
+    pub(crate) fn parts_of(&self, disk: usize) -> Range<usize> {
+        let DetectedDisk {
+            first_part, parts, ..
+        } = self.disks[disk];
+        first_part..first_part + parts
+    }
+
+    /// The part of a block.
+    fn part(&self, place: Place) -> usize {
+        let first = self.disks[place.disk()].first_part;
+        first + (place.block() / PART_BLOCKS) as usize
+    }
+
+    fn decide(&mut self, rows: &[[u8; ROW_BYTES]], holders: &[Holder]) -> Result<()> {
+        let mut holders = holders;
+        while let Some(first) = holders.first() {
+            let same = holders
+                .iter()
+                .take_while(|it| it.fingerprint == first.fingerprint);
+            let (of_content, rest) = holders.split_at(same.count());
+            let end = rest.first().map_or(rows.len(), |next| next.first_row);
+            self.decide_content(&rows[..end], of_content)?;
+            holders = rest;
+        }
+        Ok(())
+    }
+
+    /// `rows` ends with those of the last holder.
+    fn decide_content(&mut self, rows: &[[u8; ROW_BYTES]], holders: &[Holder]) -> Result<()> {
+        let popular = holders.first().and_then(|first| first.popular);
+        let is_shared = holders.len() > 1;
+        let mut new_popular = None;
+        for (n, holder) in holders.iter().enumerate() {
+            let end = holders.get(n + 1).map_or(rows.len(), |next| next.first_row);
+            let mut places = rows[holder.first_row..end].iter().map(|row| of_row(row).1);
+            let decision = match (holder.own, popular) {
+                (Some(number), _) => Decision::Own(number),
+                (None, Some(number)) => Decision::Popular(number),
+                (None, None) => {
+                    if let Some(first) = new_popular {
+                        Decision::SameAsPopular(first)
+                    } else {
+                        let Some(first) = places.next() else { continue };
+                        let (part, row) = (self.part(first), row(holder.fingerprint, first));
+                        if is_shared {
+                            self.disks[holder.disk].popular.insert(first.block());
+                            self.popular_rows.push(part, row)?;
+                            new_popular = Some(first);
+                            Decision::SameAsPopular(first)
+                        } else {
+                            self.disks[holder.disk].own.insert(first.block());
+                            self.own_rows.push(part, row)?;
+                            Decision::SameAs(first)
+                        }
+                    }
+                }
+            };
+            for place in places {
+                let part = self.part(place);
+                self.decisions.push(part, decision.encode(place.block()))?;
+            }
+        }
+        Ok(())
+    }
 }

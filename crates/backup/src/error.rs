@@ -37,6 +37,14 @@ pub enum BackupError {
     /// A temporary file.
     #[error("cannot use a temporary file: {0}")]
     Temporary(#[from] io::Error),
+    /// One of several disks cannot be backed up.
+    #[error("'{name}': {error}")]
+    OfDisk {
+        /// The name of its source.
+        name: String,
+        /// Why.
+        error: Box<BackupError>,
+    },
     /// The receiver of a restore stopped it.
     #[error("{0}")]
     Receiver(String),

@@ -3,16 +3,16 @@
 //! May use: the repository, disk images, fingerprints. Must not: know pools; whoever does gives a
 //! [`Disk`].
 //!
-//! A backup is made in the stages of [Zhang14 §4.2], for one source at a time:
+//! Backups are made in the stages of [Zhang14 §4.2], of all sources of a command together:
 //!
 //! | file | stage |
 //! | --- | --- |
 //! | `scan.rs` | reads what changed, and sorts the fingerprints of its blocks into partitions on disk |
-//! | `detect.rs` | a partition at a time: which contents the source has already, and which are new |
+//! | `detect.rs` | a partition at a time: which contents the sources have already, and which are new, or popular |
 //! | `store.rs` | reads the new blocks again, in the order of their addresses, and writes packs |
 //! | `publish.rs` | the recipe, and then the manifest, with which the backup exists (B1) |
 //!
-//! `prune.rs` gives back what no backup needs any more.
+//! `prune.rs` gives back what no backup of a source needs any more, and `popular.rs` what none of any source does.
 //! `restore.rs` reads a backup: all of it, or any part, and what differs from another one; `blocks.rs` finds the
 //! blocks.
 //!
@@ -24,7 +24,9 @@ mod create;
 mod detect;
 mod disk;
 mod error;
+mod numbers;
 mod partitions;
+mod popular;
 mod prune;
 mod publish;
 mod ranks;
@@ -34,9 +36,10 @@ mod store;
 mod verify;
 
 pub use blocks::BlockReader;
-pub use create::{Created, Options, Report, create};
+pub use create::{Batch, Created, DiskToBackUp, Options, Report, create};
 pub use disk::{Change, Disk, ImageDisk};
 pub use error::{BackupError, Result};
+pub use popular::{PrunedPopular, plan_popular, prune_popular};
 pub use prune::{PruneOptions, PrunePlan, Pruned, prune};
 pub use restore::{Difference, Receive, Restore, Run};
-pub use verify::{Finding, Verified, verify};
+pub use verify::{Finding, NeededBy, Verified, verify};

@@ -1,58 +1,116 @@
-//! Fixed-length records, sorted into temporary files by a key: more than memory can hold go in, and one
-//! file's come out at a time.
+//! Fixed-length records, sorted into partitions on disk: more than memory can hold go in, and one partition's
+//! come out at a time. All of them share one temporary file, so there may be thousands.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 
-/// Temporary files of records of `N` bytes.
+/// The least bytes of a buffer.
+const BUFFER_BYTES_MIN: usize = 1024;
+
+/// Partitions of records of `N` bytes.
 pub(crate) struct Partitions<const N: usize> {
-    files: Vec<BufWriter<File>>,
-    records: Vec<u64>,
+    file: File,
+    /// Bytes of a full buffer, and so of each piece in the file.
+    piece_bytes: usize,
+    pieces: u64,
+    partitions: Vec<Partition>,
+}
+
+#[derive(Default)]
+struct Partition {
+    /// Records that are not in the file.
+    buffer: Vec<u8>,
+    /// The others, by the numbers of their pieces in the file.
+    pieces: Vec<u64>,
 }
 
 impl<const N: usize> Partitions<N> {
-    /// So many files, with buffers of so many bytes in all.
-    pub(crate) fn new(files: usize, buffer_bytes: usize) -> io::Result<Self> {
-        let each = (buffer_bytes / files.max(1)).max(4096);
-        let files = (0..files).map(|_| Ok(BufWriter::with_capacity(each, tempfile::tempfile()?)));
-        let files: Vec<_> = files.collect::<io::Result<_>>()?;
+    /// So many partitions, with buffers of so many bytes in all.
+    pub(crate) fn new(partitions: usize, buffer_bytes: usize) -> io::Result<Self> {
+        let each = (buffer_bytes / partitions.max(1)).max(BUFFER_BYTES_MIN);
         Ok(Self {
-            records: vec![0; files.len()],
-            files,
+            file: tempfile::tempfile()?,
+            piece_bytes: each / N * N,
+            pieces: 0,
+            partitions: (0..partitions).map(|_| Partition::default()).collect(),
         })
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.files.len()
+        self.partitions.len()
     }
 
     pub(crate) fn push(&mut self, partition: usize, record: [u8; N]) -> io::Result<()> {
-        let Some(file) = self.files.get_mut(partition) else {
+        let Some(into) = self.partitions.get_mut(partition) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        file.write_all(&record)?;
-        self.records[partition] += 1;
+        into.buffer.extend(record);
+        if into.buffer.len() >= self.piece_bytes {
+            // Pieces are written one after the other.
+            self.file.write_all(&into.buffer)?;
+            into.buffer.clear();
+            into.pieces.push(self.pieces);
+            self.pieces += 1;
+        }
         Ok(())
     }
 
     /// Records of a partition.
     pub(crate) fn records(&self, partition: usize) -> u64 {
-        self.records.get(partition).copied().unwrap_or(0)
+        self.partitions.get(partition).map_or(0, |it| {
+            let bytes = it.pieces.len() * self.piece_bytes + it.buffer.len();
+            (bytes / N) as u64
+        })
     }
 
     /// Takes the records out of a partition, in no order.
     pub(crate) fn take(&mut self, partition: usize) -> io::Result<Vec<[u8; N]>> {
         let mut records = vec![[0; N]; self.records(partition) as usize];
-        let Some(file) = self.files.get_mut(partition) else {
+        let Some(from) = self.partitions.get_mut(partition) else {
             return Ok(records);
         };
-        file.flush()?;
-        let file = file.get_mut();
-        file.seek(SeekFrom::Start(0))?;
-        file.read_exact(records.as_flattened_mut())?;
-        file.set_len(0)?;
-        file.seek(SeekFrom::Start(0))?;
-        self.records[partition] = 0;
+        let Partition { buffer, pieces } = std::mem::take(from);
+        let bytes = records.as_flattened_mut();
+        let (in_file, in_buffer) = bytes.split_at_mut(pieces.len() * self.piece_bytes);
+        for (piece, bytes) in pieces.iter().zip(in_file.chunks_mut(self.piece_bytes)) {
+            self.file
+                .read_exact_at(bytes, piece * self.piece_bytes as u64)?;
+        }
+        in_buffer.copy_from_slice(&buffer);
         Ok(records)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_in_comes_out_of_its_partition() {
+        const COUNT: usize = 700;
+        let mut partitions = Partitions::<16>::new(COUNT, 1 << 16).unwrap();
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut expected = vec![Vec::new(); COUNT];
+        for round in 0..3 {
+            for _ in 0..50_000 {
+                // Few get most.
+                let most = random.usize(..COUNT);
+                let partition = random.usize(..=most);
+                let record = random.u128(..).to_le_bytes();
+                partitions.push(partition, record).unwrap();
+                expected[partition].push(record);
+            }
+            for partition in (round..COUNT).step_by(2) {
+                let records = expected[partition].len() as u64;
+                assert_eq!(partitions.records(partition), records);
+                let mut taken = partitions.take(partition).unwrap();
+                taken.sort_unstable();
+                expected[partition].sort_unstable();
+                assert!(taken == expected[partition], "partition {partition}");
+                expected[partition].clear();
+            }
+        }
+        assert!(partitions.push(COUNT, [0; 16]).is_err());
     }
 }

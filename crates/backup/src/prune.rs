@@ -1,17 +1,20 @@
-//! Gives back what no backup of a source needs: exactly, because every manifest has the numbers that it uses
-//! [Zhang14 §6.5 has summaries of them, and leaks a little].
+//! Gives back what no backup needs: exactly, because every manifest has the numbers that it uses [Zhang14 §6.5
+//! has summaries of them, and leaks a little].
 //!
 //! A pack of which nothing is needed goes. One with enough waste is written again, as its next generation and
-//! with the same numbers (B2), before the old one goes. What is decided is decided with the source's lease, so
-//! that no backup begins to need meanwhile what is about to go (B5).
+//! with the same numbers (B2), before the old one goes.
+//!
+//! What is decided about a source's own blocks is decided with its lease, so that no backup begins to need
+//! meanwhile what is about to go (B5). Popular blocks are needed by sources that others may be backing up, so
+//! they go in two steps (`popular.rs`).
 
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
-use onefold_format::backup::{BackupNumber, NumberRun, ObjectName, Source, SourceId};
+use onefold_format::backup::{BackupNumber, NumberRun, ObjectName, Slot, Source, SourceId};
 use onefold_repository::{Pack, Repository, RepositoryErrorKind, Writer};
 
 use crate::create::Report;
 use crate::error::Result;
-use crate::publish::merged;
+use crate::numbers::{are_in, merged};
 
 /// How a source is pruned.
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +27,7 @@ pub struct PruneOptions {
     pub level: i32,
 }
 
-/// What pruning does to a source.
+/// What pruning does to a source, or to popular blocks.
 #[derive(Debug, Clone, Default)]
 pub struct PrunePlan {
     /// Packs of which nothing is needed.
@@ -35,7 +38,7 @@ pub struct PrunePlan {
     replaced: Vec<(u64, u32)>,
     /// Recipes of backups that are forgotten.
     recipes: Vec<BackupNumber>,
-    needed: Needed,
+    kept: Kept,
     /// Blocks that backups need.
     pub needed_blocks: u64,
     /// Blocks that none needs.
@@ -59,6 +62,47 @@ pub struct Pruned {
     pub freed_bytes: u64,
 }
 
+/// Which blocks stay.
+#[derive(Debug, Clone)]
+pub(crate) enum Kept {
+    /// Those with these numbers.
+    Only(Vec<NumberRun>),
+    /// All others.
+    AllBut(Vec<NumberRun>),
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self::AllBut(Vec::new())
+    }
+}
+
+impl Kept {
+    /// What a pack has afterwards.
+    pub(crate) fn slots<'a>(
+        &'a self,
+        pack: &'a Pack,
+        number: u64,
+    ) -> impl Iterator<Item = Slot> + 'a {
+        let (runs, are_kept) = match self {
+            Self::Only(runs) => (runs, true),
+            Self::AllBut(runs) => (runs, false),
+        };
+        let listed = are_in(runs, number * BLOCKS_PER_PACK);
+        let both = pack.slots().iter().zip(listed);
+        both.map(move |(slot, is_listed)| match is_listed == are_kept {
+            true => *slot,
+            false => Slot::Gone,
+        })
+    }
+}
+
+/// How many of them are blocks.
+pub(crate) fn stored(slots: impl IntoIterator<Item = Slot>) -> u64 {
+    let slots = slots.into_iter();
+    slots.filter(|slot| slot.stored().is_some()).count() as u64
+}
+
 impl PrunePlan {
     /// Packs that go.
     #[must_use]
@@ -72,6 +116,11 @@ impl PrunePlan {
         self.rewritten.len() as u64
     }
 
+    /// All packs that become smaller, or go.
+    pub(crate) fn shrinking(&self) -> impl Iterator<Item = &(u64, u32)> {
+        self.dead.iter().chain(&self.rewritten)
+    }
+
     /// Whether there is nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -81,27 +130,41 @@ impl PrunePlan {
             && self.recipes.is_empty()
     }
 
-    /// What pruning would do now.
+    /// What pruning a source would do now.
     ///
     /// # Errors
     ///
     /// If a manifest cannot be read: nobody knows then what is needed.
     pub fn new(repository: &Repository, source: SourceId, options: &PruneOptions) -> Result<Self> {
-        let needed = Needed::by_backups(repository, source)?;
+        let backups = repository.backups(source)?;
+        let mut needed = Vec::new();
+        for backup in &backups {
+            needed.extend(repository.manifest(source, *backup)?.own);
+            needed = merged(needed);
+        }
+        let mut plan = Self::of_packs(repository, source, Kept::Only(needed), options)?;
+        plan.recipes = repository.recipes(source)?;
+        plan.recipes.retain(|backup| !backups.contains(backup));
+        Ok(plan)
+    }
+
+    pub(crate) fn of_packs(
+        repository: &Repository,
+        store: SourceId,
+        kept: Kept,
+        options: &PruneOptions,
+    ) -> Result<Self> {
+        let packs = repository.packs(store)?;
         let mut plan = Self {
-            recipes: repository.recipes(source)?,
+            replaced: repository.pack_generations(store)?,
+            kept,
             ..Self::default()
         };
-        plan.recipes
-            .retain(|backup| !needed.backups.contains(backup));
-        let generations = repository.pack_generations(source)?;
-        let packs = repository.packs(source)?;
-        plan.replaced = generations;
         plan.replaced.retain(|pack| !packs.contains(pack));
         // Waste, blocks and bytes of the packs that are worth it.
         let mut candidates = Vec::new();
         for (number, generation) in packs {
-            let pack = match repository.pack(source, number, generation) {
+            let pack = match repository.pack(store, number, generation) {
                 Ok(pack) => pack,
                 Err(error) if error.kind() == RepositoryErrorKind::Damaged => {
                     plan.damaged.push(error.to_string());
@@ -109,12 +172,14 @@ impl PrunePlan {
                 }
                 Err(error) => return Err(error.into()),
             };
-            let all = pack.fingerprints().iter().flatten().count() as u64;
-            let wasted = all - needed.stored(&pack, number).flatten().count() as u64;
+            let kept: Vec<_> = plan.kept.slots(&pack, number).collect();
+            let is_dead = kept.iter().all(|slot| *slot == Slot::Gone);
+            let all = stored(pack.slots().iter().copied());
+            let wasted = all - stored(kept);
             plan.stored_bytes += pack.stored_bytes();
             plan.needed_blocks += all - wasted;
             plan.wasted_blocks += wasted;
-            if wasted == all {
+            if is_dead {
                 plan.freed_blocks += wasted;
                 plan.dead.push((number, generation));
             } else if wasted > 0 && wasted * 100 >= all * u64::from(options.wasted_percent) {
@@ -130,8 +195,36 @@ impl PrunePlan {
             plan.freed_blocks += wasted;
             plan.rewritten.push((number, generation));
         }
-        plan.needed = needed;
         Ok(plan)
+    }
+
+    /// Does it, with the lease of the packs' source.
+    pub(crate) fn carry_out(
+        mut self,
+        writer: &Writer<'_>,
+        level: i32,
+        report: Report<'_>,
+    ) -> Result<Pruned> {
+        let id = writer.source().id;
+        let written_bytes = rewrite_all(writer, &mut self, level, report)?;
+        let mut freed_bytes = 0;
+        for (number, generation) in self.dead.iter().chain(&self.replaced) {
+            report(self.rewritten_bytes, self.rewritten_bytes)?;
+            let pack = writer.repository().pack(id, *number, *generation);
+            freed_bytes += pack.map_or(0, |pack| pack.stored_bytes());
+            writer.remove(ObjectName::Pack {
+                source: id,
+                number: *number,
+                generation: *generation,
+            })?;
+        }
+        for backup in &self.recipes {
+            writer.remove(ObjectName::Recipe(id, *backup))?;
+        }
+        Ok(Pruned {
+            plan: self,
+            freed_bytes: freed_bytes.saturating_sub(written_bytes),
+        })
     }
 }
 
@@ -147,7 +240,7 @@ pub fn prune(
     report: Report<'_>,
 ) -> Result<Pruned> {
     let id = writer.source().id;
-    let mut plan = PrunePlan::new(writer.repository(), id, options)?;
+    let plan = PrunePlan::new(writer.repository(), id, options)?;
     if plan.is_empty() {
         return Ok(Pruned {
             plan,
@@ -161,25 +254,7 @@ pub fn prune(
         ..writer.source().source.clone()
     };
     writer.set_source(source)?;
-    let written_bytes = rewrite_all(writer, &mut plan, options.level, report)?;
-    let mut freed_bytes = 0;
-    for (number, generation) in plan.dead.iter().chain(&plan.replaced) {
-        report(plan.rewritten_bytes, plan.rewritten_bytes)?;
-        let pack = writer.repository().pack(id, *number, *generation);
-        freed_bytes += pack.map_or(0, |pack| pack.stored_bytes());
-        writer.remove(ObjectName::Pack {
-            source: id,
-            number: *number,
-            generation: *generation,
-        })?;
-    }
-    for backup in &plan.recipes {
-        writer.remove(ObjectName::Recipe(id, *backup))?;
-    }
-    Ok(Pruned {
-        plan,
-        freed_bytes: freed_bytes.saturating_sub(written_bytes),
-    })
+    plan.carry_out(writer, options.level, report)
 }
 
 /// Writes packs again; those before them are replaced then. Returns the bytes that were written.
@@ -190,20 +265,19 @@ fn rewrite_all(
     report: Report<'_>,
 ) -> Result<u64> {
     let id = writer.source().id;
-    let needed = std::mem::take(&mut plan.needed);
     let (mut done, mut written_bytes) = (0, 0);
     for (number, generation) in &plan.rewritten {
         report(done, plan.rewritten_bytes)?;
         let pack = writer.repository().pack(id, *number, *generation)?;
         done += pack.stored_bytes();
-        match rewrite(writer, &needed, &pack, (*number, generation + 1), level) {
+        let slots: Vec<_> = plan.kept.slots(&pack, *number).collect();
+        match rewrite(writer, &pack, &slots, (*number, generation + 1), level) {
             Ok(bytes) => {
                 written_bytes += bytes;
                 plan.replaced.push((*number, *generation));
             }
             Err(error) if error.is_damage() => {
-                let kept = needed.stored(&pack, *number).flatten().count();
-                plan.freed_blocks -= (pack.fingerprints().iter().flatten().count() - kept) as u64;
+                plan.freed_blocks -= stored(pack.slots().iter().copied()) - stored(slots);
                 plan.damaged.push(error.to_string());
             }
             Err(error) => return Err(error),
@@ -215,102 +289,28 @@ fn rewrite_all(
 /// Writes a pack again, with what is needed of it. Returns its bytes.
 fn rewrite(
     writer: &Writer<'_>,
-    needed: &Needed,
     pack: &Pack,
+    slots: &[Slot],
     (number, generation): (u64, u32),
     level: i32,
 ) -> Result<u64> {
-    let kept: Vec<_> = needed.stored(pack, number).collect();
     let block_bytes = pack.block_size() as usize;
-    let mut new = writer.new_pack(number, generation, pack.block_size())?;
+    let mut new = writer.new_pack(writer.source(), number, generation)?;
     let sealer = new.sealer(level);
-    let before = pack.fingerprints().chunks(BLOCKS_PER_GROUP);
-    for ((group, before), kept) in (0..).zip(before).zip(kept.chunks(BLOCKS_PER_GROUP)) {
-        let sealed = if before == kept {
+    let before = pack.slots().chunks(BLOCKS_PER_GROUP);
+    for ((group, before), slots) in (0..).zip(before).zip(slots.chunks(BLOCKS_PER_GROUP)) {
+        let sealed = if before == slots {
             sealer.seal_again(group, pack.open_group(group as usize)?)?
         } else {
             let blocks = pack.read_group(group as usize)?;
-            let stored = before
-                .iter()
-                .zip(kept)
-                .filter(|(before, _)| before.is_some());
-            let stored = stored.zip(blocks.chunks(block_bytes));
-            let needed = stored.filter(|((_, kept), _)| kept.is_some());
-            let needed: Vec<_> = needed.map(|(_, block)| block).collect();
-            sealer.seal(group, &needed.concat())?
+            let stored = before.iter().zip(slots);
+            let stored = stored.filter(|(before, _)| before.stored().is_some());
+            let kept = stored.zip(blocks.chunks(block_bytes));
+            let kept = kept.filter(|((_, slot), _)| slot.stored().is_some());
+            let kept: Vec<_> = kept.map(|(_, block)| block).collect();
+            sealer.seal(group, &kept.concat())?
         };
-        new.push(&sealed, kept.iter().copied())?;
+        new.push(&sealed, slots.iter().copied())?;
     }
     Ok(new.finish()?)
-}
-
-/// The numbers that the backups of a source need.
-#[derive(Debug, Clone, Default)]
-struct Needed {
-    backups: Vec<BackupNumber>,
-    /// In ascending order.
-    runs: Vec<NumberRun>,
-}
-
-impl Needed {
-    fn by_backups(repository: &Repository, source: SourceId) -> Result<Self> {
-        let backups = repository.backups(source)?;
-        let mut runs = Vec::new();
-        for backup in &backups {
-            runs.extend(repository.manifest(source, *backup)?.numbers);
-            runs = merged(runs);
-        }
-        Ok(Self { backups, runs })
-    }
-
-    /// The fingerprints of a pack's blocks, of those that are needed.
-    fn stored<'a>(
-        &'a self,
-        pack: &'a Pack,
-        number: u64,
-    ) -> impl Iterator<Item = Option<[u8; 16]>> + 'a {
-        let fingerprints = pack.fingerprints().iter();
-        let needed = are_in(&self.runs, number * BLOCKS_PER_PACK);
-        let both = fingerprints.zip(needed);
-        both.map(|(fingerprint, is_needed)| fingerprint.filter(|_| is_needed))
-    }
-}
-
-/// For each number from `first` on, whether a run has it.
-fn are_in(runs: &[NumberRun], first: u64) -> impl Iterator<Item = bool> {
-    let end = |run: &NumberRun| run.first + run.blocks;
-    let before = runs.partition_point(|run| end(run) <= first);
-    let mut runs = runs[before..].iter().peekable();
-    (first..).map(move |number| {
-        while runs.next_if(|run| end(run) <= number).is_some() {}
-        runs.peek().is_some_and(|run| run.first <= number)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_number_is_needed_if_a_run_has_it() {
-        const NUMBERS: u64 = 10;
-        for needed in 0..1_u64 << NUMBERS {
-            let is_needed = |number: u64| needed >> number & 1 == 1;
-            let mut runs: Vec<NumberRun> = Vec::new();
-            for number in (0..NUMBERS).filter(|number| is_needed(*number)) {
-                match runs.last_mut() {
-                    Some(last) if last.first + last.blocks == number => last.blocks += 1,
-                    _ => runs.push(NumberRun {
-                        first: number,
-                        blocks: 1,
-                    }),
-                }
-            }
-            for first in 0..=NUMBERS {
-                let found = are_in(&runs, first).take(NUMBERS as usize);
-                let expected = (first..).take(NUMBERS as usize).map(is_needed);
-                assert!(found.eq(expected), "{needed:b} from {first}");
-            }
-        }
-    }
 }

@@ -4,16 +4,56 @@ use onefold_format::backup::recipe::BLOCKS_PER_RECIPE_PAGE;
 use onefold_format::backup::{NumberRun, RecipeRun, Target};
 use onefold_repository::{NewRecipe, Recipe};
 
-use crate::detect::{Decision, Detected};
+use crate::detect::{Decision, DetectedDisk, PART_BLOCKS};
 use crate::disk::{ChangedBlocks, ChangedRun};
 use crate::error::{BackupError, Result};
-use crate::restore::{ZEROS, targets};
+use crate::numbers::merged;
+use crate::restore::expanded;
+use crate::scan::Place;
 
 /// Figures that only the whole recipe shows.
 #[derive(Default)]
 pub(crate) struct Totals {
     pub(crate) logical_blocks: u64,
-    pub(crate) numbers: Vec<NumberRun>,
+    pub(crate) popular_blocks: u64,
+    pub(crate) own: Vec<NumberRun>,
+    pub(crate) popular: Vec<NumberRun>,
+}
+
+/// Which numbers the new blocks of all disks have.
+pub(crate) struct Numbering<'a> {
+    pub(crate) disks: &'a [DetectedDisk],
+    /// Of the disk that is published: that of its first new block.
+    pub(crate) first_own: u64,
+    /// Of each disk: that of the first popular block that is read from it.
+    pub(crate) first_popular: &'a [u64],
+}
+
+impl Numbering<'_> {
+    /// What a block that changed holds, unless something else was decided.
+    fn of_new(&self, place: Place) -> Target {
+        let disk = &self.disks[place.disk()];
+        if let Some(rank) = disk.own.rank(place.block()) {
+            return Target::Own(self.first_own + rank);
+        }
+        match disk.popular.rank(place.block()) {
+            Some(rank) => Target::Popular(self.first_popular[place.disk()] + rank),
+            None => Target::Zeros,
+        }
+    }
+
+    fn of(&self, decision: Decision) -> Result<Target> {
+        match decision {
+            Decision::Own(number) => Ok(Target::Own(number)),
+            Decision::Popular(number) => Ok(Target::Popular(number)),
+            Decision::SameAs(first) | Decision::SameAsPopular(first) => match self.of_new(first) {
+                Target::Zeros => Err(BackupError::Changed {
+                    block: first.block(),
+                }),
+                target => Ok(target),
+            },
+        }
+    }
 }
 
 /// Writes the pages of a recipe, from front to back.
@@ -21,9 +61,11 @@ pub(crate) struct RecipeWriter<'a> {
     pub(crate) recipe: NewRecipe,
     /// What is unchanged is as it was in it; without it, zeros.
     pub(crate) parent: Option<Recipe>,
-    pub(crate) detected: Detected,
-    /// The number of the first new block.
-    pub(crate) first_number: u64,
+    /// The disk, among those that are backed up.
+    pub(crate) disk: usize,
+    pub(crate) numbering: Numbering<'a>,
+    /// The decisions about the disk's blocks, a part at a time.
+    pub(crate) decisions: &'a mut dyn FnMut(usize) -> Result<Vec<(u64, Decision)>>,
     pub(crate) changes: ChangedBlocks<'a>,
     pub(crate) disk_blocks: u64,
 }
@@ -31,7 +73,6 @@ pub(crate) struct RecipeWriter<'a> {
 impl RecipeWriter<'_> {
     /// Returns the bytes of the pages, and the totals.
     pub(crate) fn write(mut self) -> Result<(Vec<u32>, Totals)> {
-        let mut numbers: Vec<NumberRun> = Vec::new();
         let mut totals = Totals::default();
         let mut change = self.changes.next()?;
         let mut decisions = Vec::new().into_iter().peekable();
@@ -45,9 +86,8 @@ impl RecipeWriter<'_> {
             {
                 let from = blocks.start.max(first);
                 for block in from..blocks.end.min(end) {
-                    let rank = self.detected.new.rank(block);
-                    targets[(block - first) as usize] =
-                        rank.map_or(ZEROS, |rank| self.first_number + rank);
+                    let place = Place::new(self.disk, block);
+                    targets[(block - first) as usize] = self.numbering.of_new(place);
                 }
                 if blocks.end > end {
                     break;
@@ -55,85 +95,71 @@ impl RecipeWriter<'_> {
                 change = self.changes.next()?;
             }
             // A part has whole pages.
-            if first == part * self.detected.part_blocks {
-                let taken = self.detected.decisions.take(part as usize)?;
-                let mut sorted: Vec<_> = taken.iter().map(Decision::decode).collect();
+            if first == part * PART_BLOCKS {
+                let mut sorted = (self.decisions)(part as usize)?;
                 sorted.sort_unstable_by_key(|(block, _)| *block);
                 decisions = sorted.into_iter().peekable();
                 part += 1;
             }
             while let Some((block, decision)) = decisions.next_if(|(block, _)| *block < end) {
-                targets[(block - first) as usize] = match decision {
-                    Decision::Stored(number) => number,
-                    Decision::SameAs(first) => {
-                        let rank = self.detected.new.rank(first);
-                        let rank = rank.ok_or(BackupError::Changed { block: first })?;
-                        self.first_number + rank
-                    }
-                };
+                targets[(block - first) as usize] = self.numbering.of(decision)?;
             }
             let runs = runs(&targets);
-            for run in &runs {
-                if let Target::Stored(first) = run.target {
-                    totals.logical_blocks += run.blocks;
-                    numbers.push(NumberRun {
-                        first,
-                        blocks: run.blocks,
-                    });
-                }
-            }
-            if numbers.len() > NUMBERS_MAX {
-                numbers = merged(numbers);
-            }
+            totals.add(&runs);
             self.recipe.push(&runs)?;
         }
-        totals.numbers = merged(numbers);
+        totals.own = merged(totals.own);
+        totals.popular = merged(totals.popular);
         Ok((self.recipe.finish()?, totals))
     }
 
-    /// The numbers of a page in the parent.
-    fn parent_page(&self, page: u64, blocks: usize) -> Result<Vec<u64>> {
+    /// What the blocks of a page hold in the parent.
+    fn parent_page(&self, page: u64, blocks: usize) -> Result<Vec<Target>> {
         let parent = self.parent.as_ref();
         let parent = parent.filter(|it| page < it.manifest().recipe_pages.len() as u64);
-        let mut numbers = match parent {
-            Some(parent) => targets(&parent.page(page)?),
+        let mut targets = match parent {
+            Some(parent) => expanded(&parent.page(page)?),
             None => Vec::new(),
         };
-        numbers.resize(blocks, ZEROS);
-        Ok(numbers)
+        targets.resize(blocks, Target::Zeros);
+        Ok(targets)
     }
 }
 
 /// How many runs of numbers are gathered before they are merged.
 const NUMBERS_MAX: usize = 1 << 20;
 
-fn runs(targets: &[u64]) -> Vec<RecipeRun> {
+impl Totals {
+    fn add(&mut self, runs: &[RecipeRun]) {
+        for RecipeRun { blocks, target } in runs {
+            let (first, numbers) = match *target {
+                Target::Zeros => continue,
+                Target::Own(first) => (first, &mut self.own),
+                Target::Popular(first) => {
+                    self.popular_blocks += blocks;
+                    (first, &mut self.popular)
+                }
+            };
+            self.logical_blocks += blocks;
+            numbers.push(NumberRun {
+                first,
+                blocks: *blocks,
+            });
+            if numbers.len() > NUMBERS_MAX {
+                *numbers = merged(std::mem::take(numbers));
+            }
+        }
+    }
+}
+
+fn runs(targets: &[Target]) -> Vec<RecipeRun> {
     let mut runs = Vec::new();
     for target in targets {
         let run = RecipeRun {
             blocks: 1,
-            target: match *target {
-                ZEROS => Target::Zeros,
-                number => Target::Stored(number),
-            },
+            target: *target,
         };
         run.push(&mut runs);
     }
     runs
-}
-
-/// The same numbers in ascending order, each once.
-pub(crate) fn merged(mut runs: Vec<NumberRun>) -> Vec<NumberRun> {
-    runs.sort_unstable_by_key(|run| run.first);
-    let mut merged: Vec<NumberRun> = Vec::new();
-    for run in runs {
-        match merged.last_mut() {
-            Some(last) if run.first <= last.first + last.blocks => {
-                let end = (run.first + run.blocks).max(last.first + last.blocks);
-                last.blocks = end - last.first;
-            }
-            _ => merged.push(run),
-        }
-    }
-    merged
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use onefold_format::backup::recipe::BLOCKS_PER_RECIPE_PAGE;
 use onefold_format::backup::{BackupNumber, Manifest, RecipeRun, SourceId, Target};
-use onefold_repository::Recipe;
+use onefold_repository::{KnownSource, Recipe};
 
 use crate::blocks::BlockReader;
 use crate::error::{BackupError, Result};
@@ -21,6 +21,8 @@ const PAGES_KEPT: usize = 8;
 pub struct Restore {
     blocks: Arc<BlockReader>,
     source: SourceId,
+    /// Where the source's popular blocks are.
+    popular: SourceId,
     recipe: Recipe,
     /// The last one used comes last.
     pages: Mutex<Vec<(u64, Arc<Vec<RecipeRun>>)>>,
@@ -52,11 +54,17 @@ impl Restore {
     /// # Errors
     ///
     /// `NotFound`; `Damaged`.
-    pub fn open(blocks: &Arc<BlockReader>, source: SourceId, backup: BackupNumber) -> Result<Self> {
+    pub fn open(
+        blocks: &Arc<BlockReader>,
+        source: &KnownSource,
+        backup: BackupNumber,
+    ) -> Result<Self> {
+        let repository = blocks.repository();
         Ok(Self {
-            recipe: blocks.repository().recipe(source, backup)?,
+            recipe: repository.recipe(source.id, backup)?,
+            popular: repository.popular_id(&source.source),
+            source: source.id,
             blocks: Arc::clone(blocks),
-            source,
             pages: Mutex::default(),
         })
     }
@@ -115,9 +123,13 @@ impl Restore {
     }
 
     fn read_range(&self, range: &Range<u64>, receive: Receive<'_>) -> Result<()> {
-        self.each_run(range, &mut |block, run| match run.target {
-            Target::Zeros => Ok(()),
-            Target::Stored(first) => self.read_run(block, first, run.blocks, range, receive),
+        self.each_run(range, &mut |block, run| {
+            let first = match run.target {
+                Target::Zeros => return Ok(()),
+                Target::Own(first) => (self.source, first),
+                Target::Popular(first) => (self.popular, first),
+            };
+            self.read_run(block, first, run.blocks, range, receive)
         })
     }
 
@@ -138,10 +150,7 @@ impl Restore {
                 let from = block.max(wanted.start);
                 let to = (block + run.blocks).min(wanted.end);
                 if from < to {
-                    let target = match run.target {
-                        Target::Zeros => Target::Zeros,
-                        Target::Stored(first) => Target::Stored(first + (from - block)),
-                    };
+                    let target = run.target.plus(from - block);
                     let blocks = to - from;
                     each(from, RecipeRun { blocks, target })?;
                 }
@@ -155,7 +164,7 @@ impl Restore {
     fn read_run(
         &self,
         mut block: u64,
-        mut number: u64,
+        (source, mut number): (SourceId, u64),
         mut left: u64,
         range: &Range<u64>,
         receive: Receive<'_>,
@@ -163,9 +172,7 @@ impl Restore {
         let block_size = self.block_size();
         let end = range.end.min(self.manifest().size_bytes);
         while left > 0 {
-            let found = self
-                .blocks
-                .find(self.source, number, self.manifest().block_size);
+            let found = self.blocks.find(source, number, self.manifest().block_size);
             let found = found.map_err(|error| match error {
                 BackupError::Repository(error) => BackupError::Damaged { block, error },
                 other => other,
@@ -221,9 +228,9 @@ impl Restore {
             let [now, before] = [self.targets(page)?, since.targets(page)?];
             let first = page * BLOCKS_PER_RECIPE_PAGE;
             for (n, block) in (0..now.len()).zip(first..) {
-                let difference = match (now[n], before.get(n).copied().unwrap_or(ZEROS)) {
+                let difference = match (now[n], before.get(n).copied().unwrap_or(Target::Zeros)) {
                     (now, before) if now == before => Difference::Same,
-                    (ZEROS, _) => Difference::Zeros,
+                    (Target::Zeros, _) => Difference::Zeros,
                     _ => Difference::Data,
                 };
                 runs.add((block + 1) * block_size, difference);
@@ -247,28 +254,20 @@ impl Restore {
         range.start.max(page * page_bytes)..range.end.min((page + 1) * page_bytes)
     }
 
-    /// The numbers of a page's blocks; none beyond the end.
-    fn targets(&self, page: u64) -> Result<Vec<u64>> {
+    /// What a page's blocks hold; none beyond the end.
+    fn targets(&self, page: u64) -> Result<Vec<Target>> {
         if page >= self.manifest().recipe_pages.len() as u64 {
             return Ok(Vec::new());
         }
-        Ok(targets(&self.page(page)?))
+        Ok(expanded(&self.page(page)?))
     }
 }
 
-/// What a block of zeros has in the place of a number.
-pub(crate) const ZEROS: u64 = u64::MAX;
-
-/// The number of each block.
-pub(crate) fn targets(runs: &[RecipeRun]) -> Vec<u64> {
-    let mut targets = Vec::new();
-    for run in runs {
-        match run.target {
-            Target::Zeros => targets.extend((0..run.blocks).map(|_| ZEROS)),
-            Target::Stored(first) => targets.extend(first..first + run.blocks),
-        }
-    }
-    targets
+/// What each block holds.
+pub(crate) fn expanded(runs: &[RecipeRun]) -> Vec<Target> {
+    let each = runs.iter();
+    let targets = each.flat_map(|run| (0..run.blocks).map(|n| run.target.plus(n)));
+    targets.collect()
 }
 
 /// Runs of a range that are collected from its start.

@@ -10,30 +10,60 @@ use crate::partitions::Partitions;
 /// Bytes read at a time.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
-/// The files over which fingerprints are spread, by their first byte.
+/// The partitions over which fingerprints are spread, by their first byte.
 const PARTITIONS: usize = 64;
 
-/// A fingerprint, and the address of its block.
+/// A fingerprint, and the place of its block.
 pub(crate) const ROW_BYTES: usize = 24;
 
-/// What was read.
-pub(crate) struct Scanned {
-    pub(crate) rows: Partitions<ROW_BYTES>,
-    pub(crate) read_blocks: u64,
+/// A block of one of the disks that are backed up together. They are ordered by disks, and then by addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place(pub(crate) u64);
+
+impl Place {
+    const BLOCK_BITS: u32 = 46;
+
+    /// So many bits has a place.
+    pub(crate) const BITS: u32 = 62;
+
+    /// The most disks that are backed up together.
+    pub(crate) const DISKS_MAX: usize = 1 << (Self::BITS - Self::BLOCK_BITS);
+
+    /// The most blocks of a disk.
+    pub(crate) const BLOCKS_MAX: u64 = 1 << Self::BLOCK_BITS;
+
+    pub(crate) fn new(disk: usize, block: u64) -> Self {
+        Self((disk as u64) << Self::BLOCK_BITS | block)
+    }
+
+    pub(crate) fn disk(self) -> usize {
+        (self.0 >> Self::BLOCK_BITS) as usize
+    }
+
+    pub(crate) fn block(self) -> u64 {
+        self.0 & (Self::BLOCKS_MAX - 1)
+    }
 }
 
-pub(crate) fn row(fingerprint: [u8; 16], block: u64) -> [u8; ROW_BYTES] {
+/// The fingerprints of what was read, of all disks.
+pub(crate) type Rows = Partitions<ROW_BYTES>;
+
+pub(crate) fn new_rows(buffer_bytes: usize) -> Result<Rows> {
+    Ok(Partitions::new(PARTITIONS, buffer_bytes)?)
+}
+
+pub(crate) fn row(fingerprint: [u8; 16], place: Place) -> [u8; ROW_BYTES] {
     let mut row = [0; ROW_BYTES];
     row[..16].copy_from_slice(&fingerprint);
-    row[16..].copy_from_slice(&block.to_le_bytes());
+    row[16..].copy_from_slice(&place.0.to_le_bytes());
     row
 }
 
-pub(crate) fn of_row(row: &[u8; ROW_BYTES]) -> ([u8; 16], u64) {
-    let (mut fingerprint, mut block) = ([0; 16], [0; 8]);
+pub(crate) fn of_row(row: &[u8; ROW_BYTES]) -> ([u8; 16], Place) {
+    let (mut fingerprint, mut place) = ([0; 16], [0; 8]);
     fingerprint.copy_from_slice(&row[..16]);
-    block.copy_from_slice(&row[16..]);
-    (fingerprint, u64::from_le_bytes(block))
+    place.copy_from_slice(&row[16..]);
+    (fingerprint, Place(u64::from_le_bytes(place)))
 }
 
 /// The partition of a fingerprint.
@@ -41,21 +71,20 @@ pub(crate) fn partition(fingerprint: &[u8; 16]) -> usize {
     usize::from(fingerprint[0]) * PARTITIONS / 256
 }
 
+/// Adds the rows of a disk. Returns how many blocks were read.
 pub(crate) fn scan(
+    disk: usize,
     changes: &mut ChangedBlocks<'_>,
     key: &Key,
     block_size: u32,
-    buffer_bytes: usize,
+    rows: &mut Rows,
     report: Report<'_>,
-) -> Result<Scanned> {
-    let mut scanned = Scanned {
-        rows: Partitions::new(PARTITIONS, buffer_bytes)?,
-        read_blocks: 0,
-    };
+) -> Result<u64> {
     let block_bytes = block_size as usize;
     let size = changes.disk().size_bytes();
     let mut chunk = vec![0; CHUNK_BYTES];
     let mut fingerprints = Vec::new();
+    let mut read = 0;
     while let Some(run) = changes.next()? {
         let mut first = run.blocks.start;
         while run.has_data && first < run.blocks.end {
@@ -64,20 +93,19 @@ pub(crate) fn scan(
             read_blocks(changes.disk(), first * u64::from(block_size), bytes)?;
             fingerprints.clear();
             key.fingerprints(bytes, block_bytes, &mut fingerprints);
-            let read = bytes.chunks(block_bytes).zip(&fingerprints).zip(first..);
-            for ((block, fingerprint), number) in read {
-                if !is_zero(block) {
+            let blocks_read = bytes.chunks(block_bytes).zip(&fingerprints).zip(first..);
+            for ((content, fingerprint), block) in blocks_read {
+                if !is_zero(content) {
                     let fingerprint = fingerprint.0;
-                    let row = row(fingerprint, number);
-                    scanned.rows.push(partition(&fingerprint), row)?;
+                    let row = row(fingerprint, Place::new(disk, block));
+                    rows.push(partition(&fingerprint), row)?;
                 }
             }
-            scanned.read_blocks += blocks;
+            read += blocks;
             first += blocks;
             report(first * u64::from(block_size), size)?;
         }
     }
-    // The next stage counts from the start.
     report(size, size)?;
-    Ok(scanned)
+    Ok(read)
 }

@@ -1,29 +1,39 @@
 //! Stage 3: reads the new blocks again, in the order of their addresses, and writes packs. Several threads
 //! compress and seal; what is written does not depend on how many.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use onefold_format::backup::Slot;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
 use onefold_index::Key;
-use onefold_repository::{self as repository, GroupSealer, NewPack, SealedGroup};
+use onefold_repository::{self as repository, GroupSealer, KnownSource, NewPack, SealedGroup};
 
-use crate::create::Report;
-use crate::detect::Detected;
+use crate::create::{DiskToBackUp, Report};
 use crate::disk::{Disk, read_blocks};
 use crate::error::{BackupError, Result};
-use crate::scan::of_row;
+use crate::partitions::Partitions;
+use crate::scan::{Place, ROW_BYTES, of_row};
 
 /// Where packs go, and how.
 pub(crate) struct Target<'a> {
     pub(crate) writer: &'a repository::Writer<'a>,
-    pub(crate) block_size: u32,
+    /// Whose packs they are.
+    pub(crate) of: &'a KnownSource,
     pub(crate) first_pack: u64,
     /// Of zstd.
     pub(crate) level: i32,
     pub(crate) threads: usize,
+}
+
+/// What is stored: new blocks, by parts of the disks.
+pub(crate) struct NewRows<'a> {
+    pub(crate) rows: &'a mut Partitions<ROW_BYTES>,
+    pub(crate) parts: Range<usize>,
+    pub(crate) blocks: u64,
 }
 
 /// A group on its way to a thread that seals it.
@@ -40,12 +50,15 @@ type Sealed = (u64, Result<SealedGroup>);
 
 /// Returns the bytes of the packs.
 pub(crate) fn store(
-    disk: &mut dyn Disk,
+    disks: &mut [DiskToBackUp<'_>],
     key: &Key,
-    detected: &mut Detected,
+    new: NewRows<'_>,
     target: &Target<'_>,
     report: Report<'_>,
 ) -> Result<u64> {
+    if new.blocks == 0 {
+        return Ok(0);
+    }
     let threads = target.threads.max(1);
     // Room for every group that is on its way, so no send ever waits.
     let (jobs, job_receiver) = sync_channel::<Job>(2 * threads);
@@ -68,7 +81,7 @@ pub(crate) fn store(
             next_written: 0,
             stored_bytes: 0,
         };
-        read_all(disk, key, detected, &mut writer, report)?;
+        read_all(disks, key, new, &mut writer, report)?;
         writer.finish()
     })
 }
@@ -87,65 +100,67 @@ fn seal_all(jobs: &Mutex<Receiver<Job>>, sealed: &SyncSender<Sealed>) {
 
 /// Reads the new blocks and cuts them into groups.
 fn read_all(
-    disk: &mut dyn Disk,
+    disks: &mut [DiskToBackUp<'_>],
     key: &Key,
-    detected: &mut Detected,
+    new: NewRows<'_>,
     writer: &mut Writer<'_>,
     report: Report<'_>,
 ) -> Result<()> {
-    let block_size = u64::from(writer.target.block_size);
-    let all_bytes = detected.new_blocks * block_size;
+    let block_size = writer.target.of.source.block_size;
+    let all_bytes = new.blocks * u64::from(block_size);
     let (mut group, mut done) = (Group::default(), 0);
-    for part in 0..detected.new_rows.count() {
-        let mut rows = detected.new_rows.take(part)?;
+    for part in new.parts {
+        let mut rows = new.rows.take(part)?;
         rows.sort_unstable_by_key(|row| of_row(row).1);
         for row in &rows {
-            let (fingerprint, block) = of_row(row);
-            group.blocks.push(block);
+            let (fingerprint, place) = of_row(row);
+            group.places.push(place);
             group.fingerprints.push(fingerprint);
-            if group.blocks.len() == BLOCKS_PER_GROUP {
-                done += group.blocks.len() as u64;
+            if group.places.len() == BLOCKS_PER_GROUP {
+                done += group.places.len() as u64;
                 let full = std::mem::take(&mut group);
-                let bytes = full.read(disk, key, writer.target.block_size)?;
+                let bytes = full.read(disks, key, block_size)?;
                 writer.send(full.fingerprints, bytes)?;
-                report(done * block_size, all_bytes)?;
+                report(done * u64::from(block_size), all_bytes)?;
             }
         }
     }
-    if !group.blocks.is_empty() {
-        let bytes = group.read(disk, key, writer.target.block_size)?;
+    if !group.places.is_empty() {
+        let bytes = group.read(disks, key, block_size)?;
         writer.send(group.fingerprints, bytes)?;
     }
-    Ok(())
+    report(all_bytes, all_bytes)
 }
 
-/// The addresses and fingerprints of the blocks of a group.
+/// The places and fingerprints of the blocks of a group.
 #[derive(Default)]
 struct Group {
-    blocks: Vec<u64>,
+    places: Vec<Place>,
     fingerprints: Vec<[u8; 16]>,
 }
 
 impl Group {
     /// Reads its blocks, which must be what they were.
-    fn read(&self, disk: &mut dyn Disk, key: &Key, block_size: u32) -> Result<Vec<u8>> {
+    fn read(&self, disks: &mut [DiskToBackUp<'_>], key: &Key, block_size: u32) -> Result<Vec<u8>> {
         let block_bytes = block_size as usize;
-        let mut bytes = vec![0; self.blocks.len() * block_bytes];
-        let mut at = 0;
-        for run in self.blocks.chunk_by(|a, b| a + 1 == *b) {
+        let mut bytes = vec![0; self.places.len() * block_bytes];
+        let (mut at, mut found) = (0, Vec::with_capacity(self.places.len()));
+        for run in self.places.chunk_by(|a, b| a.0 + 1 == b.0) {
             let end = at + run.len() * block_bytes;
-            read_blocks(disk, run[0] * u64::from(block_size), &mut bytes[at..end])?;
+            let disk: &mut dyn Disk = disks[run[0].disk()].disk.as_mut();
+            let from = run[0].block() * u64::from(block_size);
+            read_blocks(disk, from, &mut bytes[at..end])
+                .map_err(|error| error.of(&disks[run[0].disk()]))?;
             at = end;
         }
-        let mut found = Vec::with_capacity(self.blocks.len());
         key.fingerprints(&bytes, block_bytes, &mut found);
-        let pairs = found.iter().zip(&self.fingerprints);
-        match pairs
-            .zip(&self.blocks)
-            .find(|((now, then), _)| now.0 != **then)
-        {
+        let mut pairs = found.iter().zip(&self.fingerprints).zip(&self.places);
+        match pairs.find(|((now, then), _)| now.0 != **then) {
             None => Ok(bytes),
-            Some((_, block)) => Err(BackupError::Changed { block: *block }),
+            Some((_, place)) => {
+                let block = place.block();
+                Err(BackupError::Changed { block }.of(&disks[place.disk()]))
+            }
         }
     }
 }
@@ -168,7 +183,7 @@ struct Writer<'a> {
 
 struct Open {
     pack: NewPack,
-    fingerprints: std::collections::VecDeque<Vec<[u8; 16]>>,
+    fingerprints: VecDeque<Vec<[u8; 16]>>,
 }
 
 const GROUPS_PER_PACK: u64 = BLOCKS_PER_PACK / BLOCKS_PER_GROUP as u64;
@@ -180,10 +195,9 @@ impl Writer<'_> {
         self.next_sequence += 1;
         if sequence.is_multiple_of(GROUPS_PER_PACK) {
             let number = target.first_pack + sequence / GROUPS_PER_PACK;
-            let new = target.writer.new_pack(number, 0, target.block_size);
             self.open.push(Open {
-                pack: new?,
-                fingerprints: std::collections::VecDeque::new(),
+                pack: target.writer.new_pack(target.of, number, 0)?,
+                fingerprints: VecDeque::new(),
             });
         }
         let Some(open) = self.open.last_mut() else {
@@ -214,7 +228,8 @@ impl Writer<'_> {
                 return Err(stopped());
             };
             let fingerprints = open.fingerprints.pop_front().unwrap_or_default();
-            open.pack.push(&group, fingerprints.into_iter().map(Some))?;
+            let slots = fingerprints.into_iter().map(Slot::Stored);
+            open.pack.push(&group, slots)?;
             self.next_written += 1;
             if self.next_written.is_multiple_of(GROUPS_PER_PACK) {
                 self.stored_bytes += self.open.remove(0).pack.finish()?;

@@ -1,16 +1,19 @@
-//! Proves that everything that the backups of a source need is there, and if asked to, that it is what was
-//! stored (B6).
+//! Proves that everything that backups need is there, and if asked to, that it is what was stored (B6).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
-use onefold_format::backup::{BackupNumber, Manifest};
+use onefold_format::backup::{BackupNumber, Manifest, NumberRun, Slot, SourceId, Target};
 use onefold_index::Key;
 use onefold_repository::{KnownSource, Pack, Repository, RepositoryErrorKind};
 
 use crate::create::Report;
 use crate::error::{BackupError, Result};
+use crate::numbers::are_in;
+
+/// Ranges of a backup that are named of a finding.
+const PLACES_MAX: usize = 8;
 
 /// What was found.
 #[derive(Debug, Clone, Default)]
@@ -31,112 +34,291 @@ pub struct Finding {
     /// The damage.
     pub message: String,
     /// The backups.
-    pub backups: Vec<BackupNumber>,
+    pub needed_by: Vec<NeededBy>,
 }
 
-/// Damaged numbers of a pack, with the reason.
-struct Damage {
-    numbers: Range<u64>,
-    message: String,
+/// A backup that needs what is damaged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NeededBy {
+    /// The name of its source.
+    pub source: String,
+    /// Its number.
+    pub backup: BackupNumber,
+    /// How many of its blocks are concerned; none, if that is not known because its recipe is damaged.
+    pub blocks: u64,
+    /// The first places, in blocks of the disk.
+    pub places: Vec<Range<u64>>,
 }
 
-impl Damage {
-    /// With the backups that need what is damaged.
-    fn found(self, manifests: &BTreeMap<BackupNumber, Manifest>) -> Finding {
-        let Range { start, end } = self.numbers;
-        let needs = |manifest: &Manifest| {
-            let mut runs = manifest.numbers.iter();
-            runs.any(|run| run.first < end && start < run.first + run.blocks)
-        };
-        let backups = manifests.iter().filter(|(_, manifest)| needs(manifest));
-        Finding {
-            message: self.message,
-            backups: backups.map(|(backup, _)| *backup).collect(),
-        }
-    }
-}
-
-/// Verifies the backups of a source; with `data`, its blocks too.
+/// Verifies the backups of some sources; with `data`, their blocks too.
 ///
 /// # Errors
 ///
 /// If the repository cannot be read at all.
 pub fn verify(
     repository: &Repository,
-    source: &KnownSource,
+    sources: &[KnownSource],
     data: bool,
     report: Report<'_>,
 ) -> Result<Verified> {
-    let mut verified = Verified::default();
-    let mut manifests = BTreeMap::new();
-    for backup in repository.backups(source.id)? {
-        verified.backups += 1;
-        match check_recipe(repository, source, backup) {
-            Ok(manifest) => {
-                verified.objects += 1;
-                manifests.insert(backup, manifest);
-            }
-            Err(error) => verified.findings.push(Finding {
-                message: damage(error)?,
-                backups: vec![backup],
-            }),
+    let mut verifier = Verifier {
+        repository,
+        key: data.then(|| Key::derive(&repository.fingerprint_secret(), 0)),
+        verified: Verified::default(),
+        backups: Vec::new(),
+        damages: Vec::new(),
+    };
+    let mut stores: BTreeMap<SourceId, Packs> = BTreeMap::new();
+    for source in sources {
+        verifier.read_manifests(source)?;
+        let own = repository.packs(source.id)?.into_iter();
+        stores.insert(source.id, Packs(own.map(|(number, _)| number).collect()));
+    }
+    // All packs of the sources, and of popular ones those that are needed.
+    for backup in &verifier.backups {
+        for (store, runs) in backup.needs() {
+            stores.entry(store).or_default().add(runs);
         }
     }
-    let key = Key::derive(&repository.fingerprint_secret(), 0);
-    let packs: BTreeMap<u64, u32> = repository.packs(source.id)?.into_iter().collect();
-    let mut damages = Vec::new();
-    let mut there = Vec::new();
-    for ((number, generation), done) in packs.iter().zip(1..) {
-        verified.objects += 1;
-        match newest(repository, source, (*number, *generation)) {
-            // Pruned meanwhile; what is still needed of it is missed below.
+    let all = stores.values().map(|packs| packs.0.len() as u64).sum();
+    let mut done = 0;
+    for (store, packs) in stores {
+        let there: BTreeMap<u64, u32> = repository.packs(store)?.into_iter().collect();
+        for number in packs.0 {
+            verifier.check_pack(store, number, there.get(&number).copied())?;
+            done += 1;
+            report(done, all)?;
+        }
+    }
+    verifier.name_places()
+}
+
+/// Numbers of packs.
+#[derive(Default)]
+struct Packs(BTreeSet<u64>);
+
+impl Packs {
+    fn add(&mut self, needed: &[NumberRun]) {
+        for run in needed {
+            let last = (run.first + run.blocks - 1) / BLOCKS_PER_PACK;
+            self.0.extend(run.first / BLOCKS_PER_PACK..=last);
+        }
+    }
+}
+
+struct Verifier<'a> {
+    repository: &'a Repository,
+    /// Of fingerprints, if blocks are compared with theirs.
+    key: Option<Key>,
+    verified: Verified,
+    backups: Vec<KnownBackup>,
+    damages: Vec<Damage>,
+}
+
+/// A backup of which the manifest can be read.
+struct KnownBackup {
+    source: String,
+    store: SourceId,
+    popular_store: SourceId,
+    backup: BackupNumber,
+    manifest: Manifest,
+}
+
+/// Damaged numbers, with the reason.
+struct Damage {
+    store: SourceId,
+    numbers: Range<u64>,
+    message: String,
+}
+
+impl KnownBackup {
+    fn needs(&self) -> [(SourceId, &[NumberRun]); 2] {
+        [
+            (self.store, &self.manifest.own),
+            (self.popular_store, &self.manifest.popular),
+        ]
+    }
+
+    /// The numbers of a store that it needs.
+    fn needs_of(&self, store: SourceId) -> &[NumberRun] {
+        let needs = self.needs().into_iter();
+        needs
+            .filter(|(needed, _)| *needed == store)
+            .map(|(_, runs)| runs)
+            .next()
+            .unwrap_or_default()
+    }
+}
+
+impl Damage {
+    fn concerns(&self, backup: &KnownBackup) -> bool {
+        let Range { start, end } = self.numbers;
+        let runs = backup.needs_of(self.store);
+        let first = runs.partition_point(|run| run.first + run.blocks <= start);
+        runs.get(first).is_some_and(|run| run.first < end)
+    }
+}
+
+impl Verifier<'_> {
+    fn read_manifests(&mut self, source: &KnownSource) -> Result<()> {
+        for backup in self.repository.backups(source.id)? {
+            self.verified.backups += 1;
+            match check_recipe(self.repository, source, backup) {
+                Ok(manifest) => {
+                    self.verified.objects += 1;
+                    self.backups.push(KnownBackup {
+                        source: source.source.name.clone(),
+                        store: source.id,
+                        popular_store: self.repository.popular_id(&source.source),
+                        backup,
+                        manifest,
+                    });
+                }
+                Err(error) => self.verified.findings.push(Finding {
+                    message: damage(error)?,
+                    needed_by: vec![NeededBy {
+                        source: source.source.name.clone(),
+                        backup,
+                        blocks: 0,
+                        places: Vec::new(),
+                    }],
+                }),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_pack(&mut self, store: SourceId, number: u64, generation: Option<u32>) -> Result<()> {
+        let first = number * BLOCKS_PER_PACK;
+        let opened = match generation {
+            Some(generation) => self.repository.pack_or_newer(store, number, generation),
+            None => Ok(None),
+        };
+        let mut there = Vec::new();
+        match opened {
+            // Pruned meanwhile, or lost.
             Ok(None) => {}
             Ok(Some(pack)) => {
-                let stored = pack.fingerprints().iter().map(Option::is_some);
-                there.push((*number, stored.collect::<Vec<_>>()));
-                if data {
-                    let compared = compare(&pack, *number, &key, &mut damages)?;
-                    verified.compared_bytes += compared;
+                self.verified.objects += 1;
+                there.extend_from_slice(pack.slots());
+                if let Some(key) = &self.key {
+                    let compared = compare(&pack, key, (store, first), &mut self.damages)?;
+                    self.verified.compared_bytes += compared;
                 }
             }
-            Err(error) => damages.push(Damage {
-                numbers: number * BLOCKS_PER_PACK..(number + 1) * BLOCKS_PER_PACK,
-                message: damage(error)?,
-            }),
+            Err(error) => {
+                self.damages.push(Damage {
+                    store,
+                    numbers: first..first + BLOCKS_PER_PACK,
+                    message: damage(error.into())?,
+                });
+                return Ok(());
+            }
         }
-        report(done, packs.len() as u64)?;
+        self.find_missing(store, first, &there);
+        Ok(())
     }
-    for (backup, manifest) in &manifests {
-        for run in &manifest.numbers {
-            for number in missing(run.first..run.first + run.blocks, &there, &damages) {
-                damages.push(Damage {
-                    message: format!(
-                        "block {number} of the source is in no pack, and backup {backup} needs it"
-                    ),
-                    numbers: number..number + 1,
+
+    /// Which of the numbers of a pack are needed and not there, as runs.
+    fn find_missing(&mut self, store: SourceId, first: u64, there: &[Slot]) {
+        let mut needed = vec![false; BLOCKS_PER_PACK as usize];
+        for backup in &self.backups {
+            let by_backup = are_in(backup.needs_of(store), first);
+            let of_pack = needed.iter_mut().zip(by_backup);
+            of_pack.for_each(|(needed, by_backup)| *needed |= by_backup);
+        }
+        let slot = |n: usize| there.get(n).copied().unwrap_or(Slot::Gone);
+        let missing = (0..needed.len()).filter(|n| needed[*n] && slot(*n).stored().is_none());
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for number in missing.map(|n| first + n as u64) {
+            match runs.last_mut() {
+                Some(last) if last.end == number => last.end += 1,
+                _ => runs.push(number..number + 1),
+            }
+        }
+        for numbers in runs {
+            let is_lost = slot((numbers.start - first) as usize).lost().is_some();
+            let what = match numbers.end - numbers.start {
+                1 => format!("block {}", numbers.start),
+                _ => format!("blocks {} to {}", numbers.start, numbers.end - 1),
+            };
+            let message = match is_lost {
+                true => format!("stored {what}: damaged, and not mended yet"),
+                false => format!("stored {what}: in no pack"),
+            };
+            self.damages.push(Damage {
+                store,
+                numbers,
+                message,
+            });
+        }
+    }
+
+    /// Which backups need what is damaged, and where.
+    fn name_places(mut self) -> Result<Verified> {
+        let mut findings: Vec<_> = self
+            .damages
+            .iter()
+            .map(|damage| Finding {
+                message: damage.message.clone(),
+                needed_by: Vec::new(),
+            })
+            .collect();
+        for backup in &self.backups {
+            let concerned = self.damages.iter().zip(&mut findings);
+            let mut concerned: Vec<_> = concerned
+                .filter(|(damage, _)| damage.concerns(backup))
+                .map(|(damage, finding)| (damage, finding, 0, Vec::new()))
+                .collect();
+            if concerned.is_empty() {
+                continue;
+            }
+            let recipe = match self.repository.recipe(backup.store, backup.backup) {
+                // Forgotten meanwhile.
+                Err(error) if error.kind() == RepositoryErrorKind::NotFound => continue,
+                opened => opened?,
+            };
+            let mut at = 0;
+            for page in 0..backup.manifest.recipe_pages.len() as u64 {
+                for run in recipe.page(page)? {
+                    let (store, first) = match run.target {
+                        Target::Zeros => (None, 0),
+                        Target::Own(first) => (Some(backup.store), first),
+                        Target::Popular(first) => (Some(backup.popular_store), first),
+                    };
+                    for (damage, _, blocks, places) in &mut concerned {
+                        let start = damage.numbers.start.max(first);
+                        let end = damage.numbers.end.min(first + run.blocks);
+                        if store == Some(damage.store) && start < end {
+                            *blocks += end - start;
+                            add_place(places, at + (start - first)..at + (end - first));
+                        }
+                    }
+                    at += run.blocks;
+                }
+            }
+            for (_, finding, blocks, places) in concerned {
+                finding.needed_by.push(NeededBy {
+                    source: backup.source.clone(),
+                    backup: backup.backup,
+                    blocks,
+                    places,
                 });
             }
         }
+        self.verified.findings.extend(findings);
+        Ok(self.verified)
     }
-    let found = damages.into_iter().map(|damage| damage.found(&manifests));
-    verified.findings.extend(found);
-    Ok(verified)
 }
 
-/// The newest generation of a pack, of which this one was there a moment ago.
-fn newest(
-    repository: &Repository,
-    source: &KnownSource,
-    (number, generation): (u64, u32),
-) -> Result<Option<Pack>> {
-    match repository.pack(source.id, number, generation) {
-        Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
-        opened => return Ok(Some(opened?)),
+fn add_place(places: &mut Vec<Range<u64>>, place: Range<u64>) {
+    if let Some(last) = places.last_mut()
+        && last.end == place.start
+    {
+        last.end = place.end;
+    } else if places.len() < PLACES_MAX {
+        places.push(place);
     }
-    let listed = repository.packs(source.id)?;
-    let newest = listed.into_iter().find(|(listed, _)| *listed == number);
-    let opened = newest.map(|(_, generation)| repository.pack(source.id, number, generation));
-    Ok(opened.transpose()?)
 }
 
 /// The message of damage; any other failure ends the verification.
@@ -167,63 +349,46 @@ fn check_recipe(
 }
 
 /// Returns how many bytes were compared.
-fn compare(pack: &Pack, number: u64, key: &Key, damages: &mut Vec<Damage>) -> Result<u64> {
-    let first = number * BLOCKS_PER_PACK;
+fn compare(
+    pack: &Pack,
+    key: &Key,
+    (store, first): (SourceId, u64),
+    damages: &mut Vec<Damage>,
+) -> Result<u64> {
     let mut compared = 0;
     for group in 0..pack.groups() {
         let start = first + (group * BLOCKS_PER_GROUP) as u64;
-        let end = start + BLOCKS_PER_GROUP as u64;
-        let bytes = match pack.read_group(group) {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                let message = damage(error.into())?;
-                damages.push(Damage {
-                    numbers: start..end,
-                    message,
-                });
-                continue;
+        match check_group(pack, group, key) {
+            Ok((bytes, wrong)) => {
+                compared += bytes;
+                for number in wrong.into_iter().map(|n| first + n as u64) {
+                    damages.push(Damage {
+                        store,
+                        numbers: number..number + 1,
+                        message: format!("stored block {number}: not what was stored"),
+                    });
+                }
             }
-        };
-        let mut found = Vec::new();
-        key.fingerprints(&bytes, pack.block_size() as usize, &mut found);
-        compared += bytes.len() as u64;
-        let of_group = pack.fingerprints().iter().zip(first..);
-        let of_group = of_group
-            .skip(group * BLOCKS_PER_GROUP)
-            .take(BLOCKS_PER_GROUP);
-        let stored =
-            of_group.filter_map(|(fingerprint, number)| Some((fingerprint.as_ref()?, number)));
-        for ((wanted, number), found) in stored.zip(&found) {
-            if found.0 != *wanted {
-                damages.push(Damage {
-                    numbers: number..number + 1,
-                    message: format!("block {number} of the source is not what was stored"),
-                });
-            }
+            Err(error) => damages.push(Damage {
+                store,
+                numbers: start..start + BLOCKS_PER_GROUP as u64,
+                message: damage(error)?,
+            }),
         }
     }
     Ok(compared)
 }
 
-/// The first of these numbers that no pack stores, if that is not known yet, for each pack.
-fn missing(numbers: Range<u64>, there: &[(u64, Vec<bool>)], damages: &[Damage]) -> Vec<u64> {
-    let mut missing = Vec::new();
-    let mut at = numbers.start;
-    while at < numbers.end {
-        let pack = at / BLOCKS_PER_PACK;
-        let end = numbers.end.min((pack + 1) * BLOCKS_PER_PACK);
-        let found = there.binary_search_by_key(&pack, |(number, _)| *number);
-        let stored = found.map_or(&[][..], |found| &there[found].1);
-        let is_stored =
-            |number: u64| stored.get((number % BLOCKS_PER_PACK) as usize) == Some(&true);
-        if let Some(first_missing) = (at..end).find(|number| !is_stored(*number))
-            && !damages
-                .iter()
-                .any(|damage| damage.numbers.contains(&first_missing))
-        {
-            missing.push(first_missing);
-        }
-        at = end;
-    }
-    missing
+/// The bytes of a group, and which blocks of its pack are not what their fingerprints say.
+pub(crate) fn check_group(pack: &Pack, group: usize, key: &Key) -> Result<(u64, Vec<usize>)> {
+    let bytes = pack.read_group(group)?;
+    let mut found = Vec::new();
+    key.fingerprints(&bytes, pack.block_size() as usize, &mut found);
+    let slots = pack.slots().iter().enumerate();
+    let of_group = slots.skip(group * BLOCKS_PER_GROUP).take(BLOCKS_PER_GROUP);
+    let stored = of_group.filter_map(|(n, slot)| Some((n, slot.stored()?)));
+    let pairs = stored.zip(&found);
+    let wrong = pairs.filter(|((_, wanted), found)| found.0 != *wanted);
+    let wrong = wrong.map(|((n, _), _)| n).collect();
+    Ok((bytes.len() as u64, wrong))
 }

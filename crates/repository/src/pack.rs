@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use onefold_format::backup::object::OBJECT_HEADER_BYTES;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK, TRAILER_BYTES};
+use onefold_format::backup::recipe::NUMBER_END;
 use onefold_format::backup::{
-    ObjectName, PackTable, PackTrailer, SourceId, StoredGroup, TAG_BYTES,
+    ObjectName, PackTable, PackTrailer, Slot, SourceId, StoredGroup, TAG_BYTES,
 };
 
-use crate::error::{RepositoryError, Result};
-use crate::folder::NewObject;
+use crate::error::{RepositoryError, RepositoryErrorKind, Result};
+use crate::folder::{NewObject, random_number};
 use crate::repository::{KnownSource, Repository};
 use crate::seal::ChunkKey;
 use crate::writer::Writer;
@@ -60,7 +61,7 @@ impl NewPack {
         }
     }
 
-    /// Writes the next group, with the fingerprints of its blocks; none for those that are gone.
+    /// Writes the next group, with what its numbers have.
     ///
     /// # Errors
     ///
@@ -68,14 +69,14 @@ impl NewPack {
     pub fn push(
         &mut self,
         group: &SealedGroup,
-        fingerprints: impl IntoIterator<Item = Option<[u8; 16]>>,
+        slots: impl IntoIterator<Item = Slot>,
     ) -> Result<()> {
         self.write(&group.bytes)?;
         self.table.groups.push(StoredGroup {
             bytes: group.bytes.len() as u32,
             is_compressed: group.is_compressed,
         });
-        self.table.fingerprints.extend(fingerprints);
+        self.table.slots.extend(slots);
         Ok(())
     }
 
@@ -169,14 +170,14 @@ pub struct Pack {
 }
 
 impl Writer<'_> {
-    /// Starts a generation of pack `number`.
+    /// Starts a generation of pack `number` of the source, or of popular blocks.
     ///
     /// # Errors
     ///
     /// `InUse` if the lease is lost; any failure of writing.
-    pub fn new_pack(&self, number: u64, generation: u32, block_size: u32) -> Result<NewPack> {
+    pub fn new_pack(&self, of: &KnownSource, number: u64, generation: u32) -> Result<NewPack> {
         let name = ObjectName::Pack {
-            source: self.source().id,
+            source: of.id,
             number,
             generation,
         };
@@ -186,9 +187,9 @@ impl Writer<'_> {
             object: BufWriter::with_capacity(1 << 20, object),
             key: Arc::new(key),
             table: PackTable {
-                block_size,
+                block_size: of.source.block_size,
                 groups: Vec::new(),
-                fingerprints: Vec::new(),
+                slots: Vec::new(),
             },
             position: OBJECT_HEADER_BYTES as u64,
         })
@@ -250,6 +251,40 @@ impl Repository {
         Ok(next.max(source.source.next_pack))
     }
 
+    /// Opens a pack of which this generation was there a moment ago: somebody may prune meanwhile, and then a
+    /// newer one is there before this one goes. None if the pack is gone.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged`; any failure of reading.
+    pub fn pack_or_newer(
+        &self,
+        source: SourceId,
+        number: u64,
+        generation: u32,
+    ) -> Result<Option<Pack>> {
+        match self.pack(source, number, generation) {
+            Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
+            opened => return opened.map(Some),
+        }
+        let listed = self.packs(source)?;
+        let newest = listed.into_iter().find(|(listed, _)| *listed == number);
+        let opened = newest.map(|(_, generation)| self.pack(source, number, generation));
+        opened.transpose()
+    }
+
+    /// The number of the first of some popular packs. It is drawn by lot, so that nobody who writes such packs
+    /// at the same time has to be asked.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no random numbers.
+    pub fn draw_popular_pack() -> Result<u64> {
+        let drawn = random_number().map_err(|e| RepositoryError::io("no random numbers", &e))?;
+        // Others follow it, and none reaches the end of the numbers.
+        Ok(drawn % (NUMBER_END / BLOCKS_PER_PACK / 2))
+    }
+
     /// Opens a pack: its table is read and authenticated.
     ///
     /// # Errors
@@ -308,11 +343,10 @@ impl Repository {
 }
 
 impl Pack {
-    /// The fingerprint of each of its blocks, by number less the pack's first; none where the block is
-    /// gone.
+    /// What it has, by number less its first.
     #[must_use]
-    pub fn fingerprints(&self) -> &[Option<[u8; 16]>] {
-        &self.table.fingerprints
+    pub fn slots(&self) -> &[Slot] {
+        &self.table.slots
     }
 
     /// How many groups it has.
@@ -333,7 +367,7 @@ impl Pack {
         self.stored_bytes
     }
 
-    /// The blocks of a group that are not gone, one after the other.
+    /// The blocks of a group that are there, one after the other.
     ///
     /// # Errors
     ///
@@ -401,8 +435,13 @@ impl Pack {
     ///
     /// `Damaged`, if the pack does not have it.
     pub fn find(&self, block: usize) -> Result<(usize, usize)> {
-        if !matches!(self.table.fingerprints.get(block), Some(Some(_))) {
-            let message = format_args!("it does not have its block {block}");
+        let slot = self.table.slots.get(block).copied();
+        if slot.and_then(Slot::stored).is_none() {
+            let why = match slot {
+                Some(Slot::Lost(_)) => "was damaged and is lost",
+                _ => "is not there",
+            };
+            let message = format_args!("its block {block} {why}");
             return Err(RepositoryError::damaged(&self.path, message));
         }
         let (group, in_group) = (block / BLOCKS_PER_GROUP, block % BLOCKS_PER_GROUP);
@@ -410,11 +449,11 @@ impl Pack {
         Ok((group, before * self.table.block_size as usize))
     }
 
-    /// How many of the first blocks of a group are not gone.
+    /// How many of the first blocks of a group are there.
     fn stored_before(&self, group: usize, blocks: usize) -> usize {
         let first = group * BLOCKS_PER_GROUP;
-        let of_group = self.table.fingerprints.iter().skip(first).take(blocks);
-        of_group.flatten().count()
+        let of_group = self.table.slots.iter().skip(first).take(blocks);
+        of_group.filter(|slot| slot.stored().is_some()).count()
     }
 }
 

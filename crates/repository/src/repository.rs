@@ -16,6 +16,7 @@ use crate::folder::{Folder, NewObject, fill_random};
 use crate::seal::{ChunkKey, MasterKey};
 
 const SOURCE_CONTEXT: &str = "onefold 2026-11-25 ids of the sources of a repository";
+const POPULAR_CONTEXT: &str = "onefold 2026-11-26 ids of the popular blocks of a repository";
 
 /// The most bytes of an object that is read whole.
 const WHOLE_BYTES_MAX: u64 = 256 << 20;
@@ -232,25 +233,46 @@ impl Repository {
         self.master.fingerprint_secret()
     }
 
-    /// All sources, by name.
+    /// All disks that are backed up, by name.
     ///
     /// # Errors
     ///
     /// Any failure of reading.
     pub fn sources(&self) -> Result<Vec<KnownSource>> {
+        let mut sources = self.all_sources()?;
+        sources.retain(|known| !known.source.is_popular());
+        sources.sort_by(|a, b| a.source.name.cmp(&b.source.name));
+        Ok(sources)
+    }
+
+    /// The popular blocks of all domains.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn all_popular(&self) -> Result<Vec<KnownSource>> {
+        let mut sources = self.all_sources()?;
+        sources.retain(|known| known.source.is_popular());
+        Ok(sources)
+    }
+
+    fn all_sources(&self) -> Result<Vec<KnownSource>> {
+        let mut sources = Vec::new();
+        for id in self.source_ids()? {
+            sources.extend(self.known(id)?);
+        }
+        Ok(sources)
+    }
+
+    pub(crate) fn source_ids(&self) -> Result<Vec<SourceId>> {
         let names = self
             .folder
             .list("sources")
             .map_err(|e| RepositoryError::io("cannot list the sources of the repository", &e))?;
-        let mut sources = Vec::new();
-        for name in names {
-            let Ok(id) = u64::from_str_radix(&name, 16) else {
-                continue;
-            };
-            sources.extend(self.known(SourceId(id))?);
-        }
-        sources.sort_by(|a, b| a.source.name.cmp(&b.source.name));
-        Ok(sources)
+        let ids = names
+            .iter()
+            .filter_map(|name| u64::from_str_radix(name, 16).ok());
+        Ok(ids.map(SourceId).collect())
     }
 
     /// The source of this name.
@@ -281,16 +303,55 @@ impl Repository {
     ///
     /// `InUse` if it is there; any failure of writing.
     pub fn add_source(&self, source: Source) -> Result<KnownSource> {
-        let id = self.source_id(&source.name);
+        let id = match source.is_popular() {
+            true => self.popular_id(&source),
+            false => self.source_id(&source.name),
+        };
         let name = ObjectName::Source(id);
         self.put(name, &self.sealed(name, source.encode())?)?;
         Ok(KnownSource { id, source })
     }
 
+    /// The popular blocks that a source shares with others; new ones where there are none.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading or writing.
+    pub fn popular(&self, source: &Source) -> Result<KnownSource> {
+        let id = self.popular_id(source);
+        if let Some(known) = self.known(id)? {
+            return Ok(known);
+        }
+        let popular = Source {
+            name: String::new(),
+            volume: None,
+            next_backup: 1,
+            next_pack: 0,
+            ..source.clone()
+        };
+        match self.add_source(popular) {
+            Err(error) if error.kind() == RepositoryErrorKind::InUse => {
+                self.known(id)?.ok_or(error)
+            }
+            added => added,
+        }
+    }
+
+    /// Names the popular blocks that a source shares with others, which need not be there.
+    #[must_use]
+    pub fn popular_id(&self, source: &Source) -> SourceId {
+        self.id_of(POPULAR_CONTEXT, &source.domain, source.block_size)
+    }
+
     /// One name, one folder, without asking anybody; and a reader of the folder learns no name from it.
     fn source_id(&self, name: &str) -> SourceId {
-        let mut hasher = blake3::Hasher::new_derive_key(SOURCE_CONTEXT);
+        self.id_of(SOURCE_CONTEXT, name, 0)
+    }
+
+    fn id_of(&self, context: &str, name: &str, block_size: u32) -> SourceId {
+        let mut hasher = blake3::Hasher::new_derive_key(context);
         hasher.update(&self.master.0);
+        hasher.update(&block_size.to_le_bytes());
         hasher.update(name.as_bytes());
         let mut id = [0; 8];
         hasher.finalize_xof().fill(&mut id);

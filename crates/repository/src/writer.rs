@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use onefold_format::backup::{
-    BackupNumber, Lease, Manifest, ObjectName, ProcessId, Source, SourceId,
+    BackupNumber, Condemned, Lease, LeaseName, Manifest, ObjectName, ProcessId, Source, SourceId,
 };
 use rustix::io::Errno;
 
@@ -182,6 +182,56 @@ impl Repository {
         Ok(())
     }
 
+    /// All leases that somebody has, or had when he died.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn held_leases(&self) -> Result<Vec<LeaseName>> {
+        let held = self.source_ids()?.into_iter().filter_map(|source| {
+            let holder = token_in(&self.leases(source))?;
+            Some(LeaseName { source, holder })
+        });
+        Ok(held.collect())
+    }
+
+    /// Whether nobody has a lease any more. That of a holder who gives no sign of life is ended.
+    ///
+    /// # Errors
+    ///
+    /// Any failure of reading.
+    pub fn has_ended(&self, lease: LeaseName) -> Result<bool> {
+        if token_in(&self.leases(lease.source)) != Some(lease.holder) {
+            return Ok(true);
+        }
+        match self.outlive_holder(lease.source, PATIENCE) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == RepositoryErrorKind::InUse => {
+                Ok(token_in(&self.leases(lease.source)) != Some(lease.holder))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The popular blocks that are about to be removed, if any are.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged`; any failure of reading.
+    pub fn condemned(&self, popular: SourceId) -> Result<Option<Condemned>> {
+        let name = ObjectName::Condemned(popular);
+        match self.read_sealed(name) {
+            Ok(content) => {
+                let condemned = Condemned::decode(&content);
+                condemned
+                    .map(Some)
+                    .map_err(|e| RepositoryError::format(&name.path(), e))
+            }
+            Err(error) if error.kind() == RepositoryErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Removes what was left of leases that are gone.
     fn sweep(&self, source: SourceId) {
         let sources = self.leases(source);
@@ -341,6 +391,16 @@ impl Writer<'_> {
         Ok(())
     }
 
+    /// Says which blocks of these popular ones are about to be removed.
+    ///
+    /// # Errors
+    ///
+    /// `InUse` if the lease is lost; any failure of writing.
+    pub fn condemn(&self, condemned: &Condemned) -> Result<()> {
+        let name = ObjectName::Condemned(self.source.id);
+        self.put(name, condemned.encode(), NewObject::commit_over)
+    }
+
     fn put(
         &self,
         name: ObjectName,
@@ -403,6 +463,7 @@ mod tests {
         let (repository, _) = Repository::init(&folder.path().join("r"), &Access::Open, 1).unwrap();
         let source = Source {
             name: "web".to_owned(),
+            domain: String::new(),
             block_size: 4096,
             volume: None,
             next_backup: 1,
@@ -457,7 +518,8 @@ mod tests {
             base: None,
             counts: onefold_format::backup::Counts::default(),
             recipe_pages: Vec::new(),
-            numbers: Vec::new(),
+            own: Vec::new(),
+            popular: Vec::new(),
             tags: Vec::new(),
         }
     }
@@ -528,7 +590,7 @@ mod tests {
         let mut late = scene.repository.writer(scene.source, "test").unwrap();
         late.publish(BackupNumber(1), &manifest()).unwrap();
         let recipe = late.new_recipe(BackupNumber(2)).unwrap();
-        let pack = late.new_pack(0, 0, 4096).unwrap();
+        let pack = late.new_pack(late.source(), 0, 0).unwrap();
         scene.give_lease(|holder| holder.boot[0] ^= 1);
         let new = scene.writer_soon().unwrap();
         let before = late.source().source.clone();
@@ -541,7 +603,7 @@ mod tests {
                 next_backup: 9,
                 ..before.clone()
             }),
-            late.new_pack(1, 0, 4096).map(drop),
+            late.new_pack(late.source(), 1, 0).map(drop),
         ] {
             let error = done.unwrap_err();
             assert_eq!(error.kind(), RepositoryErrorKind::InUse);

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
 
+mod popular;
 mod pruning;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use onefold_backup::{
-    BackupError, BlockReader, Change, Created, Difference, Disk, Options, Restore, Result, create,
-    verify,
+    BackupError, Batch, BlockReader, Change, Created, Difference, Disk, DiskToBackUp, NeededBy,
+    Options, Restore, Result, Verified, create, verify,
 };
 use onefold_format::backup::{BackupNumber, RecipeRun, Source};
 use onefold_repository::{Access, KnownSource, Repository, RepositoryErrorKind};
@@ -29,6 +30,8 @@ struct MemoryDisk {
     fickle: Option<(u64, u32)>,
     /// Bytes of the last block that the disk does not have.
     cut: u64,
+    /// Reading its second half fails.
+    unreadable: bool,
 }
 
 fn block(content: u64) -> Vec<u8> {
@@ -71,7 +74,21 @@ impl MemoryDisk {
     }
 }
 
-impl Disk for MemoryDisk {
+impl Disk for &mut MemoryDisk {
+    fn size_bytes(&self) -> u64 {
+        MemoryDisk::size_bytes(self)
+    }
+
+    fn next_change(&mut self, start: u64) -> Result<Option<Change>> {
+        MemoryDisk::next_change(self, start)
+    }
+
+    fn read(&mut self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        MemoryDisk::read(self, at, bytes)
+    }
+}
+
+impl MemoryDisk {
     fn size_bytes(&self) -> u64 {
         (self.contents.len() * BLOCK) as u64 - self.cut
     }
@@ -94,6 +111,9 @@ impl Disk for MemoryDisk {
             "beyond the end"
         );
         for (piece, n) in bytes.chunks_mut(BLOCK).zip(at / BLOCK as u64..) {
+            if self.unreadable && n as usize >= self.contents.len() / 2 {
+                return Err(BackupError::Source("a bad sector".to_owned()));
+            }
             let mut content = self.contents[n as usize];
             if let Some((fickle, times)) = &mut self.fickle
                 && *fickle == n
@@ -116,6 +136,7 @@ struct Rig {
 fn source(name: &str) -> Source {
     Source {
         name: name.to_owned(),
+        domain: "default".to_owned(),
         block_size: BLOCK as u32,
         volume: None,
         next_backup: 1,
@@ -136,17 +157,42 @@ impl Rig {
     }
 
     fn create(&self, disk: &mut MemoryDisk, parent: Option<BackupNumber>) -> Result<Created> {
+        let mut batch = self.create_batch(&mut [(&self.source, disk)], parent)?;
+        batch.backups.remove(0)
+    }
+
+    fn create_batch(
+        &self,
+        disks: &mut [(&KnownSource, &mut MemoryDisk)],
+        parent: Option<BackupNumber>,
+    ) -> Result<Batch> {
         let options = Options {
-            parent,
-            base: None,
-            unix_seconds: 7,
             tags: Vec::new(),
             level: 1,
             threads: 2,
             memory_bytes: 1 << 20,
         };
-        let writer = self.repository.writer(self.source.id, "backup create")?;
-        create(&writer, disk, &options, &mut |_, _| Ok(()))
+        let writers = disks.iter().map(|(source, _)| {
+            let writer = self.repository.writer(source.id, "backup create");
+            Ok(writer?)
+        });
+        let writers = writers.collect::<Result<Vec<_>>>()?;
+        let disks = disks.iter_mut().zip(&writers);
+        let mut disks: Vec<_> = disks
+            .map(|((_, disk), writer)| DiskToBackUp {
+                writer,
+                disk: Box::new(&mut **disk),
+                parent,
+                base: None,
+                unix_seconds: 7,
+            })
+            .collect();
+        create(&self.repository, &mut disks, &options, &mut |_, _| Ok(()))
+    }
+
+    fn verify(&self, data: bool) -> Verified {
+        let sources = self.repository.sources().unwrap();
+        verify(&self.repository, &sources, data, &mut |_, _| Ok(())).unwrap()
     }
 
     fn blocks(&self) -> Arc<BlockReader> {
@@ -154,7 +200,11 @@ impl Rig {
     }
 
     fn restore(&self, backup: BackupNumber) -> Result<Vec<u8>> {
-        let restore = Restore::open(&self.blocks(), self.source.id, backup)?;
+        self.restore_of(&self.source, backup)
+    }
+
+    fn restore_of(&self, source: &KnownSource, backup: BackupNumber) -> Result<Vec<u8>> {
+        let restore = Restore::open(&self.blocks(), source, backup)?;
         let mut bytes = vec![0; restore.manifest().size_bytes as usize];
         restore.read_all(&mut |at, data| {
             bytes[at as usize..at as usize + data.len()].copy_from_slice(data);
@@ -239,7 +289,7 @@ fn every_day_is_restored_and_each_content_is_stored_once() {
                 "day {n}"
             );
         }
-        let verified = verify(&rig.repository, &rig.source, true, &mut |_, _| Ok(())).unwrap();
+        let verified = rig.verify(true);
         assert_eq!((verified.backups, verified.findings.len()), (5, 0));
         assert_eq!(verified.compared_bytes, (known.len() * BLOCK) as u64);
     }
@@ -263,7 +313,7 @@ fn what_changed_may_be_known_or_not_and_the_backup_is_the_same() {
             full.recipe(other.backup),
             "day {n}"
         );
-        assert_eq!(one.manifest.numbers, other.manifest.numbers);
+        assert_eq!(one.manifest.own, other.manifest.own);
         assert!(told.restore(one.backup).unwrap() == day.bytes());
         parent = Some(one.backup);
     }
@@ -296,7 +346,7 @@ fn any_part_of_a_backup_is_read_and_compared() {
     let blocks = rig.blocks();
     let opened = days.iter().map(|day| {
         let made = rig.create(&mut day.clone(), None).unwrap();
-        Restore::open(&blocks, rig.source.id, made.backup).unwrap()
+        Restore::open(&blocks, &rig.source, made.backup).unwrap()
     });
     let opened: Vec<Restore> = opened.collect();
     let mut random = fastrand::Rng::with_seed(4);
@@ -366,7 +416,9 @@ fn a_disk_that_changes_meanwhile_is_refused_and_nothing_is_published() {
     disk.fickle = Some((123, 0));
     let refused = rig.create(&mut disk, None).unwrap_err();
     assert!(
-        matches!(refused, BackupError::Changed { block: 123 }),
+        refused
+            .to_string()
+            .starts_with("'disk': block 123 of the source changed"),
         "{refused}"
     );
     assert!(rig.repository.backups(rig.source.id).unwrap().is_empty());
@@ -415,7 +467,7 @@ fn restored_or_refused(root: &Path, access: &Access, disks: &[MemoryDisk]) -> bo
             .ok_or_else(|| BackupError::Source("there is no source".to_owned()))?;
         let blocks = BlockReader::new(Arc::new(repository), 1 << 20);
         for (n, disk) in (1..).zip(disks) {
-            let restore = Restore::open(&blocks, source.id, BackupNumber(n))?;
+            let restore = Restore::open(&blocks, &source, BackupNumber(n))?;
             let mut bytes = vec![0; restore.manifest().size_bytes as usize];
             restore.read_all(&mut |at, data| {
                 bytes[at as usize..at as usize + data.len()].copy_from_slice(data);
@@ -444,13 +496,17 @@ fn a_lost_pack_fails_the_backups_that_need_it_and_no_other() {
     for (lost, needed_by) in packs.iter().zip([1, 2]) {
         let aside = lost.with_extension("aside");
         std::fs::rename(lost, &aside).unwrap();
-        let verified = verify(&rig.repository, &rig.source, false, &mut |_, _| Ok(())).unwrap();
-        let found: Vec<_> = verified
-            .findings
-            .iter()
-            .map(|it| it.backups.clone())
-            .collect();
-        assert_eq!(found, [vec![BackupNumber(needed_by)]]);
+        let findings = rig.verify(false).findings;
+        let [finding] = &findings[..] else {
+            panic!("{findings:?}");
+        };
+        let needed_by_backup = NeededBy {
+            source: "disk".to_owned(),
+            backup: BackupNumber(needed_by),
+            blocks: 300,
+            places: vec![Range { start: 0, end: 300 }],
+        };
+        assert_eq!(finding.needed_by, [needed_by_backup]);
         for (n, disk) in (1..).zip(&disks) {
             let restored = rig.restore(BackupNumber(n));
             assert_eq!(restored.is_ok(), n != needed_by);

@@ -47,7 +47,9 @@ impl Rig {
         let packs = self.repository.pack_generations(self.source.id).unwrap();
         let stored = packs.into_iter().map(|(number, generation)| {
             let pack = self.repository.pack(self.source.id, number, generation);
-            pack.unwrap().fingerprints().iter().flatten().count() as u64
+            let pack = pack.unwrap();
+            let slots = pack.slots().iter();
+            slots.filter(|slot| slot.stored().is_some()).count() as u64
         });
         stored.sum()
     }
@@ -66,8 +68,7 @@ impl Rig {
                 "backup {backup}"
             );
         }
-        let verified = verify(&self.repository, &self.source, true, &mut |_, _| Ok(()));
-        let findings = verified.unwrap().findings;
+        let findings = self.verify(true).findings;
         assert!(findings.is_empty(), "{findings:?}");
     }
 }
@@ -138,7 +139,7 @@ fn numbers_are_not_used_again_by_whoever_knew_the_source_before() {
     // The rig has the source as it was made.
     let second = rig.create(&mut MemoryDisk::new(1..100), None).unwrap();
     assert_eq!(second.backup, BackupNumber(2));
-    let numbers = |created: &onefold_backup::Created| created.manifest.numbers[0].first;
+    let numbers = |created: &onefold_backup::Created| created.manifest.own[0].first;
     assert!(numbers(&second) > numbers(&first));
 }
 
@@ -152,7 +153,7 @@ fn a_reader_finds_the_packs_that_were_written_again_meanwhile() {
     let changed = MemoryDisk::new(changed);
     rig.create(&mut whole.clone(), None).unwrap();
     rig.create(&mut changed.clone(), None).unwrap();
-    let reader = Restore::open(&rig.blocks(), rig.source.id, BackupNumber(2)).unwrap();
+    let reader = Restore::open(&rig.blocks(), &rig.source, BackupNumber(2)).unwrap();
     let mut bytes = vec![0; BLOCK];
     let mut read = |at: u64| {
         reader.read(at * BLOCK as u64, &mut bytes).unwrap();
@@ -181,12 +182,17 @@ fn pruning_meanwhile_is_no_damage_for_verify() {
     // The second pack is written again, and the third one goes, when verify has looked at the first.
     rig.forget([3, 5, 6]);
     let mut is_pruned = false;
-    let verified = verify(&rig.repository, &rig.source, true, &mut |_, _| {
-        if !std::mem::replace(&mut is_pruned, true) {
-            rig.prune(&ALL_WASTE)?;
-        }
-        Ok(())
-    });
+    let verified = verify(
+        &rig.repository,
+        std::slice::from_ref(&rig.source),
+        true,
+        &mut |_, _| {
+            if !std::mem::replace(&mut is_pruned, true) {
+                rig.prune(&ALL_WASTE)?;
+            }
+            Ok(())
+        },
+    );
     let verified = verified.unwrap();
     assert!(verified.findings.is_empty(), "{:?}", verified.findings);
     assert_eq!(rig.stored_blocks(), 1500);

@@ -12,17 +12,18 @@
 //!  56 snapshot      u64      number of the base: the snapshot that was backed up, or 0
 //!  64 logical       u64      blocks with data
 //!  72 read          u64      blocks read from the source
-//!  80 new           u64      blocks that were stored
-//!  88 stored        u64      bytes of the packs that were written
-//!  96 recipe pages  u32
-//! 100 number runs   u32
-//! 104 tags          u32
-//! 108 zeros         4 bytes
+//!  80 new           u64      blocks that were stored for the source itself
+//!  88 stored        u64      bytes of the packs that were written for it
+//!  96 popular       u64      blocks with data that are popular
+//! 104 recipe pages  u32
+//! 108 own runs      u32
+//! 112 popular runs  u32
+//! 116 tags          u32
 //! ```
 //!
-//! then the sealed bytes of each page of the recipe, a varint, 0 for a page of zeros; then the numbers that
-//! the backup uses, as runs in ascending order: two varints each, the blocks since the end of the one
-//! before, and how many; then the tags, each a text.
+//! then the sealed bytes of each page of the recipe, a varint, 0 for a page of zeros; then the source's own
+//! numbers that the backup uses, as runs in ascending order: two varints each, the blocks since the end of the
+//! one before, and how many; then those of popular blocks in the same way; then the tags, each a text.
 
 use crate::bytes::is_zero;
 use crate::cursor::{Cursor, impossible, put_text, put_varint};
@@ -48,10 +49,12 @@ pub struct Counts {
     pub logical_blocks: u64,
     /// Blocks read from the source.
     pub read_blocks: u64,
-    /// Blocks that were stored.
+    /// Blocks that were stored for the source itself.
     pub new_blocks: u64,
-    /// Bytes of the packs that were written.
+    /// Bytes of the packs that were written for it.
     pub stored_bytes: u64,
+    /// Blocks with data that are popular.
+    pub popular_blocks: u64,
 }
 
 /// A snapshot of a volume.
@@ -93,8 +96,10 @@ pub struct Manifest {
     pub counts: Counts,
     /// Sealed bytes of each page of the recipe; 0 for a page of zeros.
     pub recipe_pages: Vec<u32>,
-    /// The numbers that it uses, in ascending order.
-    pub numbers: Vec<NumberRun>,
+    /// The source's own blocks that it uses, in ascending order.
+    pub own: Vec<NumberRun>,
+    /// The popular blocks that it uses, in ascending order.
+    pub popular: Vec<NumberRun>,
     /// Its tags.
     pub tags: Vec<String>,
 }
@@ -136,22 +141,23 @@ impl Manifest {
             self.counts.read_blocks,
             self.counts.new_blocks,
             self.counts.stored_bytes,
+            self.counts.popular_blocks,
         ] {
             out.extend(count.to_le_bytes());
         }
-        for count in [self.recipe_pages.len(), self.numbers.len(), self.tags.len()] {
+        for count in [
+            self.recipe_pages.len(),
+            self.own.len(),
+            self.popular.len(),
+            self.tags.len(),
+        ] {
             out.extend((count as u32).to_le_bytes());
         }
-        out.extend([0; 4]);
         for bytes in &self.recipe_pages {
             put_varint(&mut out, (*bytes).into());
         }
-        let mut end = 0;
-        for run in &self.numbers {
-            put_varint(&mut out, run.first - end);
-            put_varint(&mut out, run.blocks);
-            end = run.first + run.blocks;
-        }
+        put_numbers(&mut out, &self.own);
+        put_numbers(&mut out, &self.popular);
         self.tags
             .iter()
             .for_each(|tag| put_text(&mut out, tag.as_bytes()));
@@ -192,9 +198,10 @@ impl Manifest {
             read_blocks: rest.u64()?,
             new_blocks: rest.u64()?,
             stored_bytes: rest.u64()?,
+            popular_blocks: rest.u64()?,
         };
-        let (pages, runs, tags) = (rest.u32()?, rest.u32()?, rest.u32()?);
-        if !is_zero(&zeros) || rest.u32()? != 0 {
+        let (pages, own, popular, tags) = (rest.u32()?, rest.u32()?, rest.u32()?, rest.u32()?);
+        if !is_zero(&zeros) {
             return Err(FormatError::Reserved {
                 structure: "manifest",
             });
@@ -204,16 +211,17 @@ impl Manifest {
             return Err(impossible("recipe pages", pages.into()));
         }
         // Each is a byte at least, so a forged number cannot take much memory.
-        let fits = |count: u32| count as usize <= bytes.len();
-        if !(fits(pages) && fits(runs) && fits(tags)) {
-            return Err(impossible("entries", pages.max(runs).max(tags).into()));
+        let most = pages.max(own).max(popular).max(tags);
+        if most as usize > bytes.len() {
+            return Err(impossible("entries", most.into()));
         }
         let recipe_pages = (0..pages).map(|_| {
             let bytes = rest.varint()?;
             u32::try_from(bytes).map_err(|_| impossible("bytes of a recipe page", bytes))
         });
         let recipe_pages = recipe_pages.collect::<Result<_, _>>()?;
-        let numbers = decode_numbers(&mut rest, runs)?;
+        let own = decode_numbers(&mut rest, own)?;
+        let popular = decode_numbers(&mut rest, popular)?;
         let tags = (0..tags).map(|_| rest.utf8("tag"));
         let tags = tags.collect::<Result<_, _>>()?;
         rest.finish()?;
@@ -226,14 +234,27 @@ impl Manifest {
             base,
             counts,
             recipe_pages,
-            numbers,
+            own,
+            popular,
             tags,
         })
     }
 }
 
 /// Runs in ascending order that do not touch.
-fn decode_numbers(rest: &mut Cursor<'_>, runs: u32) -> Result<Vec<NumberRun>, FormatError> {
+pub(super) fn put_numbers(out: &mut Vec<u8>, runs: &[NumberRun]) {
+    let mut end = 0;
+    for run in runs {
+        put_varint(out, run.first - end);
+        put_varint(out, run.blocks);
+        end = run.first + run.blocks;
+    }
+}
+
+pub(super) fn decode_numbers(
+    rest: &mut Cursor<'_>,
+    runs: u32,
+) -> Result<Vec<NumberRun>, FormatError> {
     let mut end = 0_u64;
     let numbers = (0..runs).map(|n| {
         let (gap, blocks) = (rest.varint()?, rest.varint()?);

@@ -11,7 +11,9 @@
 //! | [`recipe`] | a page of a recipe: which block is at which address |
 //! | [`manifest`] | the object that makes a backup exist |
 //! | [`lease`] | who changes a source |
+//! | [`condemned`] | popular blocks that are about to be removed |
 
+pub mod condemned;
 pub mod key;
 pub mod lease;
 pub mod manifest;
@@ -21,11 +23,12 @@ pub mod recipe;
 pub mod repository;
 pub mod source;
 
+pub use condemned::{Condemned, LeaseName};
 pub use key::{Derivation, WrappedKey};
 pub use lease::{Lease, ProcessId};
 pub use manifest::{ChangedBy, Counts, Manifest, NumberRun, PoolSnapshot};
 pub use object::{BackupNumber, ObjectHeader, ObjectName, RepositoryId, SourceId};
-pub use pack::{PackTable, PackTrailer, StoredGroup};
+pub use pack::{PackTable, PackTrailer, Slot, StoredGroup};
 pub use recipe::{RecipeRun, Target};
 pub use repository::{RepositoryObject, Sealing};
 pub use source::Source;

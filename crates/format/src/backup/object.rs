@@ -96,6 +96,8 @@ pub enum ObjectName {
     Lease(SourceId, u64),
     /// A backup that is not to be forgotten.
     Protection(SourceId, BackupNumber),
+    /// The popular blocks that are about to be removed.
+    Condemned(SourceId),
 }
 
 impl ObjectName {
@@ -114,6 +116,7 @@ impl ObjectName {
             Self::Manifest(source, backup) => (6, source.0, backup.0, 0),
             Self::Lease(source, holder) => (7, source.0, holder, 0),
             Self::Protection(source, backup) => (8, source.0, backup.0, 0),
+            Self::Condemned(source) => (9, source.0, 0, 0),
         }
     }
 
@@ -136,6 +139,7 @@ impl ObjectName {
             Self::Manifest(source, backup) => format!("{}/{backup}", Self::manifests(source)),
             Self::Lease(source, holder) => format!("{}/{holder:016x}/lease", Self::writer(source)),
             Self::Protection(source, backup) => format!("{}/{backup}", Self::protections(source)),
+            Self::Condemned(source) => format!("sources/{source}/condemned"),
         }
     }
 

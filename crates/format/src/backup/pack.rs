@@ -28,8 +28,9 @@
 //! ```
 //!
 //! then for each group a `u32`: its sealed bytes, with the highest bit set if it is compressed; then for
-//! each block a `u8`: 0 gone, 1 stored; then for each block 16 bytes: its fingerprint, or zeros where it
-//! is gone. Block *n* belongs to group *n* / 64, which holds those of its blocks that are stored, in order.
+//! each block a `u8`: 0 gone, 1 stored, 2 lost; then for each block 16 bytes: its fingerprint, or zeros where
+//! it is gone. Block *n* belongs to group *n* / 64, which holds those of its blocks that are stored, in order.
+//! A lost block was damaged; its fingerprint tells with what it can be mended.
 
 use super::TAG_BYTES;
 use crate::bytes::{is_zero, put, u32_at, u64_at};
@@ -120,6 +121,43 @@ pub struct StoredGroup {
     pub is_compressed: bool,
 }
 
+/// What a pack has under a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slot {
+    /// Nothing any more: no backup needed it.
+    Gone,
+    /// A block, with its fingerprint.
+    Stored([u8; 16]),
+    /// Nothing, though a backup needs it: the fingerprint of a block that was damaged.
+    Lost([u8; 16]),
+}
+
+impl Slot {
+    /// Whether it is not gone.
+    #[must_use]
+    pub fn is_any(self) -> bool {
+        self != Self::Gone
+    }
+
+    /// The fingerprint of a block that is there.
+    #[must_use]
+    pub fn stored(self) -> Option<[u8; 16]> {
+        match self {
+            Self::Stored(fingerprint) => Some(fingerprint),
+            Self::Gone | Self::Lost(_) => None,
+        }
+    }
+
+    /// The fingerprint of a block that ought to be there.
+    #[must_use]
+    pub fn lost(self) -> Option<[u8; 16]> {
+        match self {
+            Self::Lost(fingerprint) => Some(fingerprint),
+            Self::Gone | Self::Stored(_) => None,
+        }
+    }
+}
+
 /// The table of a pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackTable {
@@ -127,8 +165,8 @@ pub struct PackTable {
     pub block_size: u32,
     /// The groups, in order.
     pub groups: Vec<StoredGroup>,
-    /// The fingerprint of each block; none where it is gone.
-    pub fingerprints: Vec<Option<[u8; 16]>>,
+    /// What it has, by number less its first.
+    pub slots: Vec<Slot>,
 }
 
 impl PackTable {
@@ -136,7 +174,7 @@ impl PackTable {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        out.extend((self.fingerprints.len() as u32).to_le_bytes());
+        out.extend((self.slots.len() as u32).to_le_bytes());
         out.extend(self.block_size.to_le_bytes());
         out.extend((self.groups.len() as u32).to_le_bytes());
         out.extend([0; 4]);
@@ -144,11 +182,13 @@ impl PackTable {
             let flag = if group.is_compressed { COMPRESSED } else { 0 };
             out.extend((group.bytes | flag).to_le_bytes());
         }
-        let kinds = self.fingerprints.iter();
-        out.extend(kinds.map(|fingerprint| u8::from(fingerprint.is_some())));
-        for fingerprint in &self.fingerprints {
-            out.extend(fingerprint.unwrap_or_default());
-        }
+        let coded = self.slots.iter().map(|slot| match slot {
+            Slot::Gone => (0, [0; 16]),
+            Slot::Stored(fingerprint) => (1, *fingerprint),
+            Slot::Lost(fingerprint) => (2, *fingerprint),
+        });
+        out.extend(coded.clone().map(|(kind, _)| kind));
+        coded.for_each(|(_, fingerprint)| out.extend(fingerprint));
         out
     }
 
@@ -190,23 +230,24 @@ impl PackTable {
         });
         let groups = groups.collect::<Result<Vec<_>, _>>()?;
         let kinds = rest.bytes(blocks as usize)?;
-        let fingerprints = kinds.iter().map(|kind| {
+        let slots = kinds.iter().map(|kind| {
             let fingerprint = rest.take()?;
             match (kind, is_zero(&fingerprint)) {
-                (0, true) => Ok(None),
+                (0, true) => Ok(Slot::Gone),
                 (0, false) => Err(FormatError::Reserved {
                     structure: "pack table",
                 }),
-                (1, _) => Ok(Some(fingerprint)),
+                (1, _) => Ok(Slot::Stored(fingerprint)),
+                (2, _) => Ok(Slot::Lost(fingerprint)),
                 (other, _) => Err(impossible("kind of a block", (*other).into())),
             }
         });
-        let fingerprints = fingerprints.collect::<Result<Vec<_>, _>>()?;
+        let slots = slots.collect::<Result<Vec<_>, _>>()?;
         rest.finish()?;
         Ok(Self {
             block_size,
             groups,
-            fingerprints,
+            slots,
         })
     }
 }

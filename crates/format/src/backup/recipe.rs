@@ -1,9 +1,10 @@
 //! A page of a recipe: which block is at which address, for 32,768 blocks of the disk.
 //!
 //! The page is a list of runs, which together have as many blocks as the page; a last run of zeros is
-//! left out. A run is a varint of twice its blocks, plus one if they are stored. If they are, a second
-//! varint follows: the number of the first less the number after the run of stored blocks before it in
-//! the page (or 0), with the sign in the lowest bit. Runs of a page are as long as can be.
+//! left out. A run is a varint of four times its blocks, plus its kind: 0 zeros, 1 blocks that the source has
+//! stored for itself, 2 popular ones. Unless they are zeros, a second varint follows: the number of the first
+//! less the number after the run of the same kind before it in the page (or 0), with the sign in the lowest
+//! bit. Runs of a page are as long as can be.
 //!
 //! The bytes are compressed with zstd and sealed: page *n* of the disk is chunk *n* of the recipe. A page
 //! of zeros is left out. Where each page is, the manifest says.
@@ -25,8 +26,22 @@ pub const NUMBER_END: u64 = 1 << 62;
 pub enum Target {
     /// Zeros.
     Zeros,
-    /// The stored block of this number, and the following ones.
-    Stored(u64),
+    /// The block that the source has stored for itself under this number, and the following ones.
+    Own(u64),
+    /// The popular block of this number, and the following ones.
+    Popular(u64),
+}
+
+impl Target {
+    /// What the block holds that comes `blocks` after this one in its run.
+    #[must_use]
+    pub fn plus(self, blocks: u64) -> Self {
+        match self {
+            Self::Zeros => Self::Zeros,
+            Self::Own(number) => Self::Own(number + blocks),
+            Self::Popular(number) => Self::Popular(number + blocks),
+        }
+    }
 }
 
 /// Consecutive blocks of the disk that hold zeros, or blocks with consecutive numbers.
@@ -44,16 +59,11 @@ impl RecipeRun {
         if self.blocks == 0 {
             return;
         }
-        if let Some(last) = runs.last_mut() {
-            let continues = match (last.target, self.target) {
-                (Target::Zeros, Target::Zeros) => true,
-                (Target::Stored(first), Target::Stored(next)) => first + last.blocks == next,
-                _ => false,
-            };
-            if continues {
-                last.blocks += self.blocks;
-                return;
-            }
+        if let Some(last) = runs.last_mut()
+            && last.target.plus(last.blocks) == self.target
+        {
+            last.blocks += self.blocks;
+            return;
         }
         runs.push(self);
     }
@@ -63,21 +73,25 @@ impl RecipeRun {
 #[must_use]
 pub fn encode_page(runs: &[RecipeRun]) -> Vec<u8> {
     let mut out = Vec::new();
-    let mut expected = 0_u64;
+    let mut expected = [0_u64; 2];
     let last_stored = runs.iter().rposition(|run| run.target != Target::Zeros);
     for run in &runs[..last_stored.map_or(0, |at| at + 1)] {
-        match run.target {
-            Target::Zeros => put_varint(&mut out, run.blocks << 1),
-            Target::Stored(number) => {
-                put_varint(&mut out, run.blocks << 1 | 1);
-                let difference = number.wrapping_sub(expected).cast_signed();
-                put_varint(
-                    &mut out,
-                    (difference << 1 ^ difference >> 63).cast_unsigned(),
-                );
-                expected = number + run.blocks;
+        let (kind, number) = match run.target {
+            Target::Zeros => {
+                put_varint(&mut out, run.blocks << 2);
+                continue;
             }
-        }
+            Target::Own(number) => (1, number),
+            Target::Popular(number) => (2, number),
+        };
+        put_varint(&mut out, run.blocks << 2 | kind);
+        let expected = &mut expected[kind as usize - 1];
+        let difference = number.wrapping_sub(*expected).cast_signed();
+        put_varint(
+            &mut out,
+            (difference << 1 ^ difference >> 63).cast_unsigned(),
+        );
+        *expected = number + run.blocks;
     }
     out
 }
@@ -89,24 +103,30 @@ pub fn encode_page(runs: &[RecipeRun]) -> Vec<u8> {
 /// Any [`FormatError`].
 pub fn decode_page(bytes: &[u8], blocks: u64) -> Result<Vec<RecipeRun>, FormatError> {
     let mut rest = Cursor(bytes);
-    let (mut runs, mut left, mut expected) = (Vec::new(), blocks, 0_u64);
+    let (mut runs, mut left, mut expected) = (Vec::new(), blocks, [0_u64; 2]);
     while !rest.0.is_empty() {
         let word = rest.varint()?;
-        let run_blocks = word >> 1;
+        let (run_blocks, kind) = (word >> 2, word & 3);
         if run_blocks == 0 || run_blocks > left {
             return Err(impossible("blocks of a run", run_blocks));
         }
         left -= run_blocks;
         let mut target = Target::Zeros;
-        if word & 1 == 1 {
+        if kind > 0 {
+            let Some(expected) = expected.get_mut(kind as usize - 1) else {
+                return Err(impossible("kind of a run", kind));
+            };
             let coded = rest.varint()?;
             let difference = (coded >> 1) ^ (coded & 1).wrapping_neg();
             let number = expected.wrapping_add(difference);
             if number >= NUMBER_END {
                 return Err(impossible("number of a block", number));
             }
-            expected = number + run_blocks;
-            target = Target::Stored(number);
+            *expected = number + run_blocks;
+            target = match kind {
+                1 => Target::Own(number),
+                _ => Target::Popular(number),
+            };
         }
         let before = runs.len();
         let run = RecipeRun {

@@ -1,13 +1,15 @@
-//! A disk that is backed up: the sealed chunk of its object.
+//! A disk that is backed up, or the blocks that several disks have: the sealed chunk of its object.
 //!
 //! ```text
 //!  0 block size  u32     bytes: 4096, 8192, 16384 or 65536
-//!  4 zeros       4 bytes
+//!  4 kind        u8      0 a disk; 1 popular blocks
+//!  5 zeros       3 bytes
 //!  8 pool        16 bytes   of the volume, or zeros
 //! 24 volume      u64     the number that the pool gave it, or 0
 //! 32 next backup u64     backups before it were made, or may have been
 //! 40 next pack   u64     packs before it were written, or may have been
-//! 48 name        text
+//! 48 name        text    empty for popular blocks
+//!    domain      text    blocks are shared inside it
 //! ```
 
 use crate::bytes::is_zero;
@@ -15,11 +17,13 @@ use crate::cursor::{Cursor, impossible, put_text};
 use crate::error::FormatError;
 use crate::units::{BLOCK_SIZES, PoolId, VolumeId};
 
-/// A disk that is backed up.
+/// A disk that is backed up; or the popular blocks of a domain, which are packs without backups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// Its name, by which users know it.
+    /// Its name, by which users know it; none for popular blocks.
     pub name: String,
+    /// Sources share blocks with those of the same domain.
+    pub domain: String,
     /// Bytes of a block.
     pub block_size: u32,
     /// The volume, if it is one.
@@ -31,12 +35,18 @@ pub struct Source {
 }
 
 impl Source {
+    /// Whether it is the popular blocks of its domain.
+    #[must_use]
+    pub fn is_popular(&self) -> bool {
+        self.name.is_empty()
+    }
+
     /// The chunk's content.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend(self.block_size.to_le_bytes());
-        out.extend([0; 4]);
+        out.extend([u8::from(self.is_popular()), 0, 0, 0]);
         let (pool, volume) = self
             .volume
             .map_or(([0; 16], 0), |(pool, volume)| (pool.0, volume.0));
@@ -45,6 +55,7 @@ impl Source {
         out.extend(self.next_backup.to_le_bytes());
         out.extend(self.next_pack.to_le_bytes());
         put_text(&mut out, self.name.as_bytes());
+        put_text(&mut out, self.domain.as_bytes());
         out
     }
 
@@ -59,7 +70,8 @@ impl Source {
         if !BLOCK_SIZES.contains(&block_size) {
             return Err(impossible("block size", block_size.into()));
         }
-        if rest.u32()? != 0 {
+        let [kind, zeros @ ..]: [u8; 4] = rest.take()?;
+        if !is_zero(&zeros) {
             return Err(FormatError::Reserved {
                 structure: "source",
             });
@@ -72,9 +84,14 @@ impl Source {
         };
         let (next_backup, next_pack) = (rest.u64()?, rest.u64()?);
         let name = rest.utf8("name of the source")?;
+        let domain = rest.utf8("domain of the source")?;
         rest.finish()?;
+        if kind != u8::from(name.is_empty()) || kind == 1 && volume.is_some() {
+            return Err(impossible("kind of a source", kind.into()));
+        }
         Ok(Self {
             name,
+            domain,
             block_size,
             volume,
             next_backup,

@@ -7,9 +7,10 @@ use onefold_format::backup::key::WRAPPED_BYTES;
 use onefold_format::backup::pack::{BLOCKS_PER_GROUP, TRAILER_BYTES};
 use onefold_format::backup::recipe::{BLOCKS_PER_RECIPE_PAGE, decode_page, encode_page};
 use onefold_format::backup::{
-    BackupNumber, ChangedBy, Counts, Derivation, Lease, Manifest, NumberRun, ObjectHeader,
-    ObjectName, PackTable, PackTrailer, PoolSnapshot, ProcessId, RecipeRun, RepositoryId,
-    RepositoryObject, Sealing, Source, SourceId, StoredGroup, TAG_BYTES, Target, WrappedKey,
+    BackupNumber, ChangedBy, Condemned, Counts, Derivation, Lease, LeaseName, Manifest, NumberRun,
+    ObjectHeader, ObjectName, PackTable, PackTrailer, PoolSnapshot, ProcessId, RecipeRun,
+    RepositoryId, RepositoryObject, Sealing, Slot, Source, SourceId, StoredGroup, TAG_BYTES,
+    Target, WrappedKey,
 };
 use onefold_format::{PoolId, VolumeId};
 use proptest::collection::vec;
@@ -57,6 +58,7 @@ fn key() -> WrappedKey {
 fn source() -> Source {
     Source {
         name: "web".to_owned(),
+        domain: "customers".to_owned(),
         block_size: 4096,
         volume: Some((POOL, VolumeId(12))),
         next_backup: 5,
@@ -65,7 +67,11 @@ fn source() -> Source {
 }
 
 fn pack_table() -> PackTable {
-    let fingerprint = |n: u8| (n % 7 != 3).then_some([n; 16]);
+    let slot = |n: u8| match n % 7 {
+        3 => Slot::Gone,
+        5 => Slot::Lost([n; 16]),
+        _ => Slot::Stored([n; 16]),
+    };
     PackTable {
         block_size: 4096,
         groups: vec![
@@ -78,7 +84,7 @@ fn pack_table() -> PackTable {
                 is_compressed: false,
             },
         ],
-        fingerprints: (1..=65).map(fingerprint).collect(),
+        slots: (1..=65).map(slot).collect(),
     }
 }
 
@@ -94,10 +100,12 @@ fn runs() -> Vec<RecipeRun> {
     let run = |blocks, target| RecipeRun { blocks, target };
     vec![
         run(3, Target::Zeros),
-        run(10, Target::Stored(1000)),
-        run(2, Target::Stored(5)),
-        run(1, Target::Stored(7_000_000)),
-        run(BLOCKS_PER_RECIPE_PAGE - 16, Target::Zeros),
+        run(10, Target::Own(1000)),
+        run(4, Target::Popular(1 << 50)),
+        run(2, Target::Own(5)),
+        run(1, Target::Own(7_000_000)),
+        run(9, Target::Popular((1 << 50) + 4)),
+        run(BLOCKS_PER_RECIPE_PAGE - 29, Target::Zeros),
     ]
 }
 
@@ -118,9 +126,10 @@ fn manifest() -> Manifest {
             read_blocks: 500,
             new_blocks: 300,
             stored_bytes: 700_000,
+            popular_blocks: 9_000,
         },
         recipe_pages: vec![300, 0],
-        numbers: vec![
+        own: vec![
             NumberRun {
                 first: 16_384,
                 blocks: 300,
@@ -130,6 +139,10 @@ fn manifest() -> Manifest {
                 blocks: 7,
             },
         ],
+        popular: vec![NumberRun {
+            first: 1 << 50,
+            blocks: 9_000,
+        }],
         tags: vec!["before the update".to_owned()],
     }
 }
@@ -145,6 +158,26 @@ fn lease() -> Lease {
         since_unix_seconds: 1_800_000_003,
         host: "host-1".to_owned(),
         doing: "backup create".to_owned(),
+    }
+}
+
+fn condemned() -> Condemned {
+    Condemned {
+        since_unix_seconds: 1_800_000_004,
+        numbers: vec![
+            NumberRun {
+                first: 1 << 50,
+                blocks: 3,
+            },
+            NumberRun {
+                first: (1 << 50) + 10,
+                blocks: 200,
+            },
+        ],
+        before: Some(vec![LeaseName {
+            source: SourceId(0x1122_3344_5566_7788),
+            holder: 0x0123_4567_89ab_cdef,
+        }]),
     }
 }
 
@@ -192,6 +225,9 @@ fn specimens() -> Vec<Specimen> {
         }),
         ("lease", lease().encode(), |bytes| {
             Lease::decode(bytes).map(|it| format!("{it:#?}"))
+        }),
+        ("condemned", condemned().encode(), |bytes| {
+            Condemned::decode(bytes).map(|it| format!("{it:#?}"))
         }),
     ]
 }
@@ -449,11 +485,15 @@ fn pack_trailer_document() {
 proptest! {
     #[test]
     fn recipe_pages_are_read_as_they_were_written(
-        lengths in vec((1_u64..200, any::<bool>(), 0_u64..1 << 40), 0..200),
+        lengths in vec((1_u64..200, 0..3, 0_u64..1 << 40), 0..200),
     ) {
         let mut runs = Vec::new();
-        for (blocks, is_zero, number) in lengths {
-            let target = if is_zero { Target::Zeros } else { Target::Stored(number) };
+        for (blocks, kind, number) in lengths {
+            let target = match kind {
+                0 => Target::Zeros,
+                1 => Target::Own(number),
+                _ => Target::Popular(number),
+            };
             RecipeRun { blocks, target }.push(&mut runs);
         }
         let blocks: u64 = runs.iter().map(|run| run.blocks).sum();
@@ -465,23 +505,28 @@ proptest! {
         pages in vec(any::<u32>(), 0..20),
         numbers in vec((1_u64..1 << 30, 1_u64..1 << 20), 0..50),
         tags in vec(".{0,20}", 0..5),
-        counts in any::<[u64; 4]>(),
+        popular in vec((1_u64..1 << 30, 1_u64..1 << 20), 0..50),
+        counts in any::<[u64; 5]>(),
         ids in proptest::option::of((1..=u128::MAX, 1..=u64::MAX, 1..=u64::MAX)),
         parent in any::<u64>(),
     ) {
-        let mut end = 0;
-        let numbers = numbers.into_iter().map(|(gap, blocks)| {
-            let first = end + gap;
-            end = first + blocks;
-            NumberRun { first, blocks }
-        });
-        let [logical_blocks, read_blocks, new_blocks, stored_bytes] = counts;
+        let runs = |numbers: Vec<(u64, u64)>| {
+            let mut end = 0;
+            let runs = numbers.into_iter().map(|(gap, blocks)| {
+                let first = end + gap;
+                end = first + blocks;
+                NumberRun { first, blocks }
+            });
+            runs.collect()
+        };
+        let [logical_blocks, read_blocks, new_blocks, stored_bytes, popular_blocks] = counts;
         let written = Manifest {
             size_bytes: pages.len() as u64 * BLOCKS_PER_RECIPE_PAGE * 4096,
-            numbers: numbers.collect(),
+            own: runs(numbers),
+            popular: runs(popular),
             recipe_pages: pages,
             tags,
-            counts: Counts { logical_blocks, read_blocks, new_blocks, stored_bytes },
+            counts: Counts { logical_blocks, read_blocks, new_blocks, stored_bytes, popular_blocks },
             base: ids.map(|(pool, volume, snapshot)| PoolSnapshot {
                 pool: PoolId(pool.to_le_bytes()),
                 volume: VolumeId(volume),
@@ -495,15 +540,20 @@ proptest! {
 
     #[test]
     fn pack_tables_are_read_as_they_were_written(
-        fingerprints in vec(proptest::option::of(any::<[u8; 16]>()), 1..300),
+        slots in vec((0..3, any::<[u8; 16]>()), 1..300),
         bytes in 16_u32..200_000,
     ) {
-        let groups = fingerprints.len().div_ceil(BLOCKS_PER_GROUP);
+        let groups = slots.len().div_ceil(BLOCKS_PER_GROUP);
         let group = |n| StoredGroup { bytes: bytes + n as u32, is_compressed: n % 2 == 0 };
+        let slots = slots.into_iter().map(|(kind, fingerprint)| match kind {
+            0 => Slot::Gone,
+            1 => Slot::Stored(fingerprint),
+            _ => Slot::Lost(fingerprint),
+        });
         let written = PackTable {
             block_size: 4096,
             groups: (0..groups).map(group).collect(),
-            fingerprints,
+            slots: slots.collect(),
         };
         prop_assert_eq!(PackTable::decode(&written.encode()), Ok(written));
     }

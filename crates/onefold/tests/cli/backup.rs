@@ -214,7 +214,11 @@ fn damage_is_named_with_the_backups_that_need_it() {
     let found = scene.run(&[&json[..], &with_key[..]].concat());
     assert_eq!(found.code, Some(3), "{found:?}");
     let found = found.json();
-    assert_eq!(found["findings"][0]["backups"], serde_json::json!([1]));
+    let needed_by = &found["findings"][0]["needed_by"][0];
+    assert_eq!(
+        (&needed_by["name"], &needed_by["places"][0]["first_block"]),
+        (&"web@1".into(), &0.into())
+    );
     let restored = scene.run(&[&["backup", "restore", "web@1", "-"], &with_key[..]].concat());
     restored.is_refusal(1, &["block 0 of the backup", "group 0"]);
 }

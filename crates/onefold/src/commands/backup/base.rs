@@ -7,7 +7,7 @@ use crate::output::Output;
 use crate::session::Session;
 use onefold_api::{
     Error, PoolStat, Result, SnapshotCreate, SnapshotDelete, SnapshotList, SnapshotName,
-    SnapshotReply,
+    SnapshotReply, VolumeStat,
 };
 use onefold_format::backup::{BackupNumber, PoolSnapshot, RepositoryId};
 use onefold_format::{PoolId, VolumeId};
@@ -47,6 +47,15 @@ impl<'a> Pool<'a> {
             prefix: format!("onefold-backup-{repository}-"),
             taken: Vec::new(),
         })
+    }
+
+    /// The domain of a volume.
+    pub(super) fn domain(&self, volume: &str) -> Result<String> {
+        let stat = VolumeStat {
+            name: volume.to_owned(),
+            exact: false,
+        };
+        Ok(self.session.call(&stat, &mut |_, _| {})?.domain)
     }
 
     /// Takes a snapshot of each of these volumes, all at one moment.

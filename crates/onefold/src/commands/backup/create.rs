@@ -13,10 +13,11 @@ use crate::output::Render;
 use crate::progress::Progress;
 use crate::session::Session;
 use onefold_api::{Error, ErrorKind, Result, SnapshotName, check_name, size};
-use onefold_backup::{BackupError, Created, Disk, ImageDisk, Options, create};
-use onefold_format::backup::{BackupNumber, ChangedBy, PoolSnapshot, Source};
+use onefold_backup::{BackupError, Batch, Created, DiskToBackUp, ImageDisk, Options, create};
+use onefold_format::backup::{ChangedBy, Source};
 use onefold_repository::{KnownSource, Repository, Writer};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,6 +27,9 @@ use std::time::Instant;
 
 /// Bytes of a block of a disk that no pool has.
 const BLOCK_SIZE: u32 = 4096;
+
+/// The domain of a disk that no pool has: that of volumes for which none was named.
+const DOMAIN: &str = "default";
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
@@ -119,9 +123,16 @@ impl Wanted {
 }
 
 /// The backups that were made.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Reply {
     backups: Vec<BackupReply>,
+    /// Content that several of the disks have, and that no source had: stored once.
+    new_popular_bytes: u64,
+    /// What that takes in the repository, compressed.
+    stored_popular_bytes: u64,
+    seconds: f64,
+    #[serde(skip)]
+    failures: Vec<Error>,
 }
 
 #[derive(Debug, Serialize)]
@@ -137,11 +148,12 @@ struct BackupReply {
     parent: Option<u64>,
     /// Read from the disk; what it knows to be zeros is not.
     read_bytes: u64,
-    /// Content that the source did not have in the repository.
+    /// Data that popular blocks hold: those that several sources have.
+    popular_bytes: u64,
+    /// Content that the repository did not have, and that was stored for this source alone.
     new_bytes: u64,
     /// What that takes there, compressed.
     stored_bytes: u64,
-    seconds: f64,
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
@@ -162,11 +174,20 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         unix_seconds: now_unix_seconds(),
     };
     let needs_pool = |wanted: &Wanted| !matches!(wanted, Wanted::Image { .. });
-    let backups = match args.sources.iter().any(needs_pool) {
+    let mut reply = match args.sources.iter().any(needs_pool) {
         true => context.with_session(|session| job.with_snapshots(session))?,
-        false => job.all(job.writers(BLOCK_SIZE)?, None)?,
+        false => job.all(None)?,
     };
-    context.print(&Reply { backups })
+    let failures = std::mem::take(&mut reply.failures);
+    let Some((last, others)) = failures.split_last() else {
+        return context.print(&reply);
+    };
+    if !reply.backups.is_empty() {
+        context.output.document(&reply)?;
+    }
+    let each = others.iter();
+    each.for_each(|failure| context.output.warn(format_args!("{failure}")));
+    Err(last.clone())
 }
 
 struct Job<'a> {
@@ -177,81 +198,106 @@ struct Job<'a> {
     unix_seconds: u64,
 }
 
-/// A disk to be backed up, and what is known of it.
-struct Opened<'a> {
-    disk: Box<dyn Disk + 'a>,
-    parent: Option<BackupNumber>,
-    base: Option<PoolSnapshot>,
-    unix_seconds: u64,
-}
-
 impl Job<'_> {
     /// Backs up with a snapshot of each volume, all at one moment.
-    fn with_snapshots(&self, session: &Session) -> Result<Vec<BackupReply>> {
+    fn with_snapshots(&self, session: &Session) -> Result<Reply> {
         let mut pool = Pool::new(session, self.repository.id())?;
-        // Before the snapshots: whoever has the sources may be about to delete those that it does not know.
-        let writers = self.writers(pool.block_size)?;
-        let volumes = self.args.sources.iter().filter_map(|wanted| match wanted {
-            Wanted::Volume(name) => Some(name.as_str()),
-            Wanted::Snapshot { .. } | Wanted::Image { .. } => None,
-        });
-        pool.take(&volumes.collect::<Vec<_>>())?;
-        let made = self.all(writers, Some(&mut pool));
+        let made = self.all(Some(&mut pool));
         pool.clear(&self.context.output);
         made
     }
 
+    fn all(&self, mut pool: Option<&mut Pool<'_>>) -> Result<Reply> {
+        let began = Instant::now();
+        let writers = self.writers(pool.as_deref())?;
+        if let Some(pool) = pool.as_deref_mut() {
+            // Only now: whoever had the sources may have been about to delete snapshots that it did not know.
+            let volumes = self.args.sources.iter().filter_map(|wanted| match wanted {
+                Wanted::Volume(name) => Some(name.as_str()),
+                Wanted::Snapshot { .. } | Wanted::Image { .. } => None,
+            });
+            pool.take(&volumes.collect::<Vec<_>>())?;
+        }
+        // Blocks are shared by sources of one domain whose blocks have the same size.
+        let mut groups: BTreeMap<(&str, u32), Vec<usize>> = BTreeMap::new();
+        for (n, writer) in writers.iter().enumerate() {
+            let source = &writer.source().source;
+            let group = groups.entry((&source.domain, source.block_size));
+            group.or_default().push(n);
+        }
+        let mut reply = Reply::default();
+        for group in groups.values() {
+            let each = group
+                .iter()
+                .map(|n| self.open(*n, &writers[*n], pool.as_deref()));
+            let mut disks = each.collect::<Result<Vec<_>>>()?;
+            let batch = self.create(&mut disks)?;
+            drop(disks);
+            self.note_damage(&batch);
+            let block_size = u64::from(writers[group[0]].source().source.block_size);
+            reply.new_popular_bytes += batch.new_popular_blocks * block_size;
+            reply.stored_popular_bytes += batch.popular_bytes;
+            for (n, made) in group.iter().zip(batch.backups) {
+                let made = match made {
+                    Ok(made) => made,
+                    Err(error) => {
+                        reply.failures.push(backup_error(error));
+                        continue;
+                    }
+                };
+                let backup = BackupReply::of(writers[*n].source(), &made);
+                reply.backups.push(backup);
+                if let (Wanted::Volume(name), Some(pool)) =
+                    (&self.args.sources[*n], pool.as_deref_mut())
+                {
+                    let snapshot = pool.taken(name)?;
+                    let is_kept = self.args.base == Base::Keep;
+                    pool.backed_up(&snapshot, is_kept, &self.context.output);
+                }
+            }
+        }
+        reply.seconds = began.elapsed().as_secs_f64();
+        Ok(reply)
+    }
+
     /// The right to change each source, and new sources where there are none.
-    fn writers(&self, pool_block_size: u32) -> Result<Vec<Writer<'_>>> {
+    fn writers(&self, pool: Option<&Pool<'_>>) -> Result<Vec<Writer<'_>>> {
         let each = self.args.sources.iter().map(|wanted| {
-            let block_size = match wanted {
-                Wanted::Image { .. } => BLOCK_SIZE,
-                Wanted::Volume(_) | Wanted::Snapshot { .. } => pool_block_size,
+            let source = match (wanted, pool) {
+                (Wanted::Volume(name) | Wanted::Snapshot { volume: name, .. }, Some(pool)) => {
+                    self.source(name, &pool.domain(name)?, pool.block_size)?
+                }
+                _ => self.source(wanted.source(), DOMAIN, BLOCK_SIZE)?,
             };
-            let source = self.source(wanted.source(), block_size)?;
             let writer = self.repository.writer(source.id, "backup create");
             writer.map_err(repository_error)
         });
         each.collect()
     }
 
-    fn all(
-        &self,
-        writers: Vec<Writer<'_>>,
-        mut pool: Option<&mut Pool<'_>>,
-    ) -> Result<Vec<BackupReply>> {
-        let each = self.args.sources.iter().zip(writers);
-        let each = each.map(|(wanted, writer)| {
-            let began = Instant::now();
-            let mut opened = match (wanted, pool.as_deref()) {
-                (Wanted::Image { file, .. }, _) => self.open_image(file)?,
-                (Wanted::Volume(_) | Wanted::Snapshot { .. }, Some(pool)) => {
-                    self.open_snapshot(wanted, &writer, pool)?
-                }
-                (_, None) => return Err(Error::usage("volumes are backed up from a pool")),
-            };
-            let made = self.one(&writer, &mut opened)?;
-            let seconds = began.elapsed().as_secs_f64();
-            let reply = BackupReply::of(writer.source(), &made, seconds);
-            drop(opened);
-            if let (Wanted::Volume(name), Some(pool)) = (wanted, pool.as_deref_mut()) {
-                let snapshot = pool.taken(name)?;
-                let is_kept = self.args.base == Base::Keep;
-                pool.backed_up(&snapshot, is_kept, &self.context.output);
-            }
-            Ok(reply)
-        });
-        each.collect()
+    /// The disk that is wanted in this place.
+    fn open<'p>(
+        &'p self,
+        n: usize,
+        writer: &'p Writer<'p>,
+        pool: Option<&Pool<'p>>,
+    ) -> Result<DiskToBackUp<'p>> {
+        match (&self.args.sources[n], pool) {
+            (Wanted::Image { file, .. }, _) => self.open_image(file, writer),
+            (wanted, Some(pool)) => self.open_snapshot(wanted, writer, pool),
+            (_, None) => Err(Error::usage("volumes are backed up from a pool")),
+        }
     }
 
-    fn open_image(&self, file: &Path) -> Result<Opened<'_>> {
+    fn open_image<'p>(&self, file: &Path, writer: &'p Writer<'p>) -> Result<DiskToBackUp<'p>> {
         let options = ImageOptions {
             format: self.args.image_format,
             allow_backing: self.args.allow_backing,
             stream_bytes: None,
         };
         let image = open_image(file, &options, &self.context.output)?;
-        Ok(Opened {
+        Ok(DiskToBackUp {
+            writer,
             disk: Box::new(ImageDisk(image)),
             parent: None,
             base: None,
@@ -262,9 +308,9 @@ impl Job<'_> {
     fn open_snapshot<'p>(
         &self,
         wanted: &Wanted,
-        writer: &Writer<'_>,
+        writer: &'p Writer<'p>,
         pool: &Pool<'p>,
-    ) -> Result<Opened<'p>> {
+    ) -> Result<DiskToBackUp<'p>> {
         let volume = wanted.source();
         let snapshots = pool.snapshots(volume)?;
         let snapshot = match wanted {
@@ -283,7 +329,8 @@ impl Job<'_> {
             true => None,
             false => pool.parent(self.repository, writer.source(), &snapshots)?,
         };
-        let mut opened = Opened {
+        let mut opened = DiskToBackUp {
+            writer,
             disk,
             parent: None,
             base: Some(pool.base_of(&snapshot)),
@@ -310,7 +357,7 @@ impl Job<'_> {
     }
 
     /// The source of this name; a new one where there is none.
-    fn source(&self, name: &str, block_size: u32) -> Result<KnownSource> {
+    fn source(&self, name: &str, domain: &str, block_size: u32) -> Result<KnownSource> {
         let found = self.repository.source(name).map_err(repository_error)?;
         if let Some(found) = found {
             if found.source.block_size != block_size {
@@ -320,10 +367,18 @@ impl Job<'_> {
                     found.source.block_size
                 )));
             }
+            if found.source.domain != domain {
+                return Err(Error::usage(format!(
+                    "'{name}' is of domain '{}' in the repository, and of '{domain}' here; back it up as \
+                     another source",
+                    found.source.domain
+                )));
+            }
             return Ok(found);
         }
         let source = Source {
             name: name.to_owned(),
+            domain: domain.to_owned(),
             block_size,
             volume: None,
             next_backup: 1,
@@ -332,35 +387,42 @@ impl Job<'_> {
         self.repository.add_source(source).map_err(repository_error)
     }
 
-    fn one(&self, writer: &Writer<'_>, opened: &mut Opened<'_>) -> Result<Created> {
+    fn create(&self, disks: &mut [DiskToBackUp<'_>]) -> Result<Batch> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let options = Options {
-            parent: opened.parent,
-            base: opened.base,
-            unix_seconds: opened.unix_seconds,
             tags: self.args.tags.clone(),
             level: self.args.level,
             threads: self.args.threads.map_or(processors, usize::from),
             memory_bytes: self.args.memory as usize,
         };
-        let label = format!("backing up {}", writer.source().source.name);
+        let label = match &*disks {
+            [disk] => format!("backing up {}", disk.writer.source().source.name),
+            disks => format!("backing up {} disks", disks.len()),
+        };
         let progress = Progress::bytes(&self.context.output, &label);
         let report = &mut |done, all| {
             progress.set(done, all);
             match self.interrupted.load(Ordering::Relaxed) {
                 true => Err(BackupError::Receiver(
-                    "interrupted; no backup was made".to_owned(),
+                    "interrupted; what was not complete is no backup".to_owned(),
                 )),
                 false => Ok(()),
             }
         };
-        let disk = opened.disk.as_mut();
-        create(writer, disk, &options, report).map_err(backup_error)
+        create(self.repository, disks, &options, report).map_err(backup_error)
+    }
+
+    fn note_damage(&self, batch: &Batch) {
+        for damaged in &batch.damaged {
+            self.context.output.warn(format_args!(
+                "{damaged}; what the disks have of it was stored again"
+            ));
+        }
     }
 }
 
 impl BackupReply {
-    fn of(source: &KnownSource, made: &Created, seconds: f64) -> Self {
+    fn of(source: &KnownSource, made: &Created) -> Self {
         let (counts, block_size) = (made.manifest.counts, u64::from(made.manifest.block_size));
         Self {
             name: format!("{}@{}", source.source.name, made.backup),
@@ -372,26 +434,35 @@ impl BackupReply {
             },
             parent: made.manifest.parent.map(|parent| parent.0),
             read_bytes: counts.read_blocks * block_size,
+            popular_bytes: counts.popular_blocks * block_size,
             new_bytes: counts.new_blocks * block_size,
             stored_bytes: counts.stored_bytes,
-            seconds,
         }
     }
 }
 
 impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        self.backups.iter().try_for_each(|backup| {
+        for backup in &self.backups {
             writeln!(
                 out,
-                "{}: {} of data, {} read, {} of it new, stored in {}; {:.1} s",
+                "{}: {} of data, {} read, {} popular, {} new, stored in {}",
                 backup.name,
                 size::display(backup.logical_bytes),
                 size::display(backup.read_bytes),
+                size::display(backup.popular_bytes),
                 size::display(backup.new_bytes),
                 size::display(backup.stored_bytes),
-                backup.seconds
-            )
-        })
+            )?;
+        }
+        if self.new_popular_bytes > 0 {
+            writeln!(
+                out,
+                "{} that several have, stored once in {}",
+                size::display(self.new_popular_bytes),
+                size::display(self.stored_popular_bytes)
+            )?;
+        }
+        writeln!(out, "{:.1} s", self.seconds)
     }
 }

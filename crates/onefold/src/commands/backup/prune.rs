@@ -1,20 +1,41 @@
 //! `onefold backup prune`
 
-use super::{Context, RepositoryArgs, backup_error, find_source, repository_error};
+use super::{
+    Context, RepositoryArgs, backup_error, find_source, now_unix_seconds, repository_error,
+};
 use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
 use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::{Error, Result, size};
-use onefold_backup::{BackupError, PruneOptions, PrunePlan, Pruned, prune};
-use onefold_repository::{KnownSource, Repository};
+use onefold_backup::{
+    BackupError, PruneOptions, PrunePlan, PrunedPopular, Report, plan_popular, prune, prune_popular,
+};
+use onefold_repository::{KnownSource, Repository, Writer};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Of zstd: as `create` has it.
 const LEVEL: i32 = 1;
+
+/// How long popular blocks stay condemned where others may see the folder late.
+const GRACE: Duration = Duration::from_secs(3600);
+
+/// File systems whose folders are seen as they are (statfs(2)): ext2 to ext4, XFS, Btrfs, tmpfs, ZFS, F2FS, bcachefs
+/// and overlays of them.
+const LOCAL: [u32; 8] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0x0102_1994,
+    0x2fc1_2fc1,
+    0xf2f5_2010,
+    0xca45_1a4e,
+    0x794c_7630,
+];
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
@@ -32,6 +53,11 @@ pub(in crate::commands) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     rewrite_max: Option<u64>,
 
+    /// Popular blocks that no backup needs go so long after that was found, at the earliest. [default: an hour
+    /// where others may see the folder over a network and late, and else at once]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    grace: Option<Duration>,
+
     /// Prune. Without this the plan is printed, and nothing is changed.
     #[arg(long)]
     yes: bool,
@@ -48,6 +74,8 @@ struct Reply {
     /// Whether it was done, or is only planned.
     is_done: bool,
     sources: Vec<SourceReply>,
+    /// Blocks that several sources have; they are pruned if no sources are named.
+    popular: Vec<PopularReply>,
 }
 
 #[derive(Debug, Serialize)]
@@ -69,6 +97,25 @@ struct SourceReply {
     damaged: Vec<String>,
 }
 
+#[derive(Debug, Serialize)]
+struct PopularReply {
+    domain: String,
+    /// Content that backups need.
+    needed_bytes: u64,
+    /// Content that no backup needs, before.
+    wasted_bytes: u64,
+    /// That of it which is given back.
+    given_back_bytes: u64,
+    /// That of it which is given back by a later command, because backups are under way that may need it.
+    waiting_bytes: u64,
+    /// Of all packs, before.
+    stored_bytes: u64,
+    /// By how much the packs became smaller; nothing for a plan.
+    freed_bytes: Option<u64>,
+    /// Packs that are damaged, and stay as they are.
+    damaged: Vec<String>,
+}
+
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let repository = args.repository.open()?;
     let sources = match &args.sources[..] {
@@ -84,24 +131,27 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         level: LEVEL,
     };
     let interrupted = interruption()?;
-    let replies = sources.iter().map(|source| {
-        let reply = match args.yes {
-            true => {
-                let pruned = do_prune(context, &repository, source, &options, &interrupted)?;
-                SourceReply::of(source, pruned.plan, Some(pruned.freed_bytes))
-            }
-            false => {
-                let plan = PrunePlan::new(&repository, source.id, &options);
-                SourceReply::of(source, plan.map_err(backup_error)?, None)
-            }
-        };
-        Ok(reply)
-    });
-    let sources = replies.collect::<Result<Vec<_>>>()?;
-    let is_damaged = sources.iter().any(|source| !source.damaged.is_empty());
+    let job = Job {
+        context,
+        args,
+        repository: &repository,
+        options,
+        interrupted: &interrupted,
+    };
+    let each = sources.iter().map(|source| job.source(source));
+    let sources = each.collect::<Result<Vec<_>>>()?;
+    let popular = match args.sources.is_empty() {
+        true => repository.all_popular().map_err(repository_error)?,
+        false => Vec::new(),
+    };
+    let each = popular.iter().map(|popular| job.popular(popular));
+    let popular = each.collect::<Result<Vec<_>>>()?;
+    let is_damaged = sources.iter().any(|source| !source.damaged.is_empty())
+        || popular.iter().any(|popular| !popular.damaged.is_empty());
     let printed = context.print(&Reply {
         is_done: args.yes,
         sources,
+        popular,
     })?;
     match is_damaged {
         true => Err(Error::new(
@@ -112,28 +162,84 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
 }
 
-fn do_prune(
-    context: &Context,
-    repository: &Repository,
-    source: &KnownSource,
-    options: &PruneOptions,
-    interrupted: &AtomicBool,
-) -> Result<Pruned> {
-    let writer = repository.writer(source.id, "backup prune");
-    let mut writer = writer.map_err(repository_error)?;
-    let label = format!("pruning {}", source.source.name);
-    let progress = Progress::bytes(&context.output, &label);
-    let report = &mut |done, all| {
-        progress.set(done, all);
-        match interrupted.load(Ordering::Relaxed) {
-            true => Err(BackupError::Receiver(
-                "interrupted; all backups are as they were, and the same command does what is left"
-                    .to_owned(),
-            )),
-            false => Ok(()),
+struct Job<'a> {
+    context: &'a Context,
+    args: &'a Args,
+    repository: &'a Repository,
+    options: PruneOptions,
+    interrupted: &'a AtomicBool,
+}
+
+impl Job<'_> {
+    fn source(&self, source: &KnownSource) -> Result<SourceReply> {
+        if !self.args.yes {
+            let plan = PrunePlan::new(self.repository, source.id, &self.options);
+            return Ok(SourceReply::of(source, plan.map_err(backup_error)?, None));
         }
-    };
-    prune(&mut writer, options, report).map_err(backup_error)
+        let mut writer = self.writer(source)?;
+        let label = format!("pruning {}", source.source.name);
+        let pruned = self.reporting(&label, |report| prune(&mut writer, &self.options, report))?;
+        Ok(SourceReply::of(
+            source,
+            pruned.plan,
+            Some(pruned.freed_bytes),
+        ))
+    }
+
+    fn popular(&self, popular: &KnownSource) -> Result<PopularReply> {
+        if !self.args.yes {
+            let plan = plan_popular(self.repository, popular, &self.options);
+            let plan = plan.map_err(backup_error)?;
+            return Ok(PopularReply::of(
+                popular,
+                PrunedPopular::planned(plan),
+                false,
+            ));
+        }
+        let writer = self.writer(popular)?;
+        let grace = self.args.grace.unwrap_or_else(|| self.usual_grace());
+        let times = (now_unix_seconds(), grace.as_secs());
+        let pruned = self.reporting("pruning popular blocks", |report| {
+            prune_popular(&writer, &self.options, times, report)
+        })?;
+        Ok(PopularReply::of(popular, pruned, true))
+    }
+
+    fn writer(&self, source: &KnownSource) -> Result<Writer<'_>> {
+        let writer = self.repository.writer(source.id, "backup prune");
+        writer.map_err(repository_error)
+    }
+
+    fn reporting<T>(
+        &self,
+        label: &str,
+        prune: impl FnOnce(Report<'_>) -> onefold_backup::Result<T>,
+    ) -> Result<T> {
+        let progress = Progress::bytes(&self.context.output, label);
+        let report = &mut |done, all| {
+            progress.set(done, all);
+            match self.interrupted.load(Ordering::Relaxed) {
+                true => Err(BackupError::Receiver(
+                    "interrupted; all backups are as they were, and the same command does what is left"
+                        .to_owned(),
+                )),
+                false => Ok(()),
+            }
+        };
+        prune(report).map_err(backup_error)
+    }
+
+    /// Other hosts may see an old listing of a folder that they have over a network.
+    fn usual_grace(&self) -> Duration {
+        let root = self.args.repository.root();
+        let is_local = root.is_ok_and(|root| {
+            rustix::fs::statfs(root).is_ok_and(|it| LOCAL.contains(&(it.f_type as u32)))
+        });
+        match is_local {
+            true => Duration::ZERO,
+            false => GRACE,
+        }
+    }
 }
 
 impl SourceReply {
@@ -149,6 +255,22 @@ impl SourceReply {
             removed_packs: plan.dead_packs(),
             rewritten_packs: plan.rewritten_packs(),
             damaged: plan.damaged,
+        }
+    }
+}
+
+impl PopularReply {
+    fn of(popular: &KnownSource, pruned: PrunedPopular, is_done: bool) -> Self {
+        let block_size = u64::from(popular.source.block_size);
+        Self {
+            domain: popular.source.domain.clone(),
+            needed_bytes: pruned.plan.needed_blocks * block_size,
+            wasted_bytes: pruned.plan.wasted_blocks * block_size,
+            given_back_bytes: pruned.freed_blocks * block_size,
+            waiting_bytes: pruned.waiting_blocks * block_size,
+            stored_bytes: pruned.plan.stored_bytes,
+            freed_bytes: is_done.then_some(pruned.freed_bytes),
+            damaged: pruned.plan.damaged,
         }
     }
 }
@@ -177,6 +299,35 @@ impl Render for Reply {
             }
             for damaged in &source.damaged {
                 writeln!(out, "{}: {damaged}", source.source)?;
+            }
+        }
+        for popular in &self.popular {
+            let name = format!("popular blocks of domain {}", popular.domain);
+            writeln!(
+                out,
+                "{name}: {} of data in {}; {} of it needed by no backup, of which {} {}",
+                size::display(popular.needed_bytes + popular.wasted_bytes),
+                size::display(popular.stored_bytes),
+                size::display(popular.wasted_bytes),
+                size::display(popular.given_back_bytes),
+                if self.is_done {
+                    "are given back"
+                } else {
+                    "can be given back"
+                },
+            )?;
+            if popular.waiting_bytes > 0 {
+                writeln!(
+                    out,
+                    "{name}: {} wait for backups that are under way, or for --grace; prune again later",
+                    size::display(popular.waiting_bytes)
+                )?;
+            }
+            if let Some(freed) = popular.freed_bytes {
+                writeln!(out, "{name}: {} freed", size::display(freed))?;
+            }
+            for damaged in &popular.damaged {
+                writeln!(out, "{name}: {damaged}")?;
             }
         }
         if !self.is_done {

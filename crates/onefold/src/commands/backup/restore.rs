@@ -84,7 +84,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
 
 fn open(args: &Args, blocks: &Arc<BlockReader>) -> Result<(Restore, String)> {
     let (source, number) = args.name.find(blocks.repository())?;
-    let restore = Restore::open(blocks, source.id, number);
+    let restore = Restore::open(blocks, &source, number);
     let name = format!("{}@{number}", source.source.name);
     Ok((restore.map_err(backup_error)?, name))
 }

@@ -28,6 +28,8 @@ struct Reply {
     read_bytes: u64,
     new_bytes: u64,
     stored_bytes: u64,
+    /// Data that popular blocks hold: those that several sources have.
+    popular_bytes: u64,
     /// Of the recipe, in the repository.
     recipe_bytes: u64,
     /// Runs of stored blocks with consecutive numbers.
@@ -51,8 +53,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         read_bytes: counts.read_blocks * block_size,
         new_bytes: counts.new_blocks * block_size,
         stored_bytes: counts.stored_bytes,
+        popular_bytes: counts.popular_blocks * block_size,
         recipe_bytes: manifest.recipe_pages.iter().copied().map(u64::from).sum(),
-        number_runs: manifest.numbers.len() as u64,
+        number_runs: (manifest.own.len() + manifest.popular.len()) as u64,
         tags: manifest.tags,
     })
 }
@@ -66,6 +69,7 @@ impl Render for Reply {
             ("block", block),
             ("data", size::display(self.logical_bytes)),
             ("read", size::display(self.read_bytes)),
+            ("popular", size::display(self.popular_bytes)),
             ("new", size::display(self.new_bytes)),
             ("stored", size::display(self.stored_bytes)),
             ("recipe", size::display(self.recipe_bytes)),

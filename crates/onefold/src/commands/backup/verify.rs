@@ -8,7 +8,9 @@ use crate::progress::Progress;
 use onefold_api::{Result, size};
 use onefold_backup::{BackupError, Finding, verify};
 use serde::Serialize;
+use std::fmt;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
@@ -37,11 +39,76 @@ struct Reply {
 
 #[derive(Debug, Serialize)]
 struct FindingReply {
-    source: String,
     /// The damage.
     message: String,
-    /// Numbers of the backups that need what is damaged.
-    backups: Vec<u64>,
+    /// The backups that need what is damaged.
+    needed_by: Vec<NeededByReply>,
+}
+
+#[derive(Debug, Serialize)]
+struct NeededByReply {
+    /// SOURCE@N.
+    name: String,
+    /// How many of its blocks are concerned; 0 if that is not known.
+    blocks: u64,
+    /// The first runs of them, in blocks of the disk.
+    places: Vec<Place>,
+}
+
+#[derive(Debug, Serialize)]
+struct Place {
+    first_block: u64,
+    blocks: u64,
+}
+
+impl From<Finding> for FindingReply {
+    fn from(Finding { message, needed_by }: Finding) -> Self {
+        let needed_by = needed_by.into_iter().map(|it| NeededByReply {
+            name: format!("{}@{}", it.source, it.backup),
+            blocks: it.blocks,
+            places: it.places.iter().map(Place::of).collect(),
+        });
+        Self {
+            message,
+            needed_by: needed_by.collect(),
+        }
+    }
+}
+
+impl Place {
+    fn of(range: &Range<u64>) -> Self {
+        Self {
+            first_block: range.start,
+            blocks: range.end - range.start,
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.blocks {
+            1 => write!(f, "{}", self.first_block),
+            blocks => write!(f, "{}-{}", self.first_block, self.first_block + blocks - 1),
+        }
+    }
+}
+
+impl fmt::Display for NeededByReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        if self.places.is_empty() {
+            return Ok(());
+        }
+        let places: Vec<_> = self.places.iter().map(ToString::to_string).collect();
+        let named: u64 = self.places.iter().map(|place| place.blocks).sum();
+        let more = if named < self.blocks { ", ..." } else { "" };
+        write!(
+            f,
+            " ({} at {}{more})",
+            size::count(self.blocks, "block"),
+            places.join(", ")
+        )
+    }
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
@@ -51,35 +118,25 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         Some(name) => vec![find_source(&repository, name)?],
         None => repository.sources().map_err(repository_error)?,
     };
-    let mut reply = Reply {
-        backups: 0,
-        objects: 0,
-        compared_bytes: 0,
-        findings: Vec::new(),
-    };
-    for source in sources {
-        let name = &source.source.name;
-        let progress = Progress::steps(&context.output, &format!("verifying {name}"));
-        let verified = verify(&repository, &source, args.data, &mut |done, all| {
-            progress.set(done, all);
-            match interrupted.load(Ordering::Relaxed) {
-                true => Err(BackupError::Receiver("interrupted".to_owned())),
-                false => Ok(()),
-            }
-        });
-        let verified = verified.map_err(backup_error)?;
-        reply.backups += verified.backups;
-        reply.objects += verified.objects;
-        reply.compared_bytes += verified.compared_bytes;
-        let findings = verified.findings.into_iter();
-        reply
+    let progress = Progress::steps(&context.output, "verifying");
+    let verified = verify(&repository, &sources, args.data, &mut |done, all| {
+        progress.set(done, all);
+        match interrupted.load(Ordering::Relaxed) {
+            true => Err(BackupError::Receiver("interrupted".to_owned())),
+            false => Ok(()),
+        }
+    });
+    let verified = verified.map_err(backup_error)?;
+    let reply = Reply {
+        backups: verified.backups,
+        objects: verified.objects,
+        compared_bytes: verified.compared_bytes,
+        findings: verified
             .findings
-            .extend(findings.map(|Finding { message, backups }| FindingReply {
-                source: name.clone(),
-                message,
-                backups: backups.into_iter().map(|backup| backup.0).collect(),
-            }));
-    }
+            .into_iter()
+            .map(FindingReply::from)
+            .collect(),
+    };
     let is_whole = reply.findings.is_empty();
     context.output.document(&reply)?;
     match is_whole {
@@ -91,8 +148,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         for finding in &self.findings {
-            let numbers = finding.backups.iter();
-            let names = numbers.map(|number| format!("{}@{number}", finding.source));
+            let names = finding.needed_by.iter().map(ToString::to_string);
             let names: Vec<_> = names.collect();
             let needed_by = match names.is_empty() {
                 true => "no backup needs it".to_owned(),

@@ -1,0 +1,198 @@
+//! Gives back popular blocks that no backup of any source needs.
+//!
+//! Somebody may be backing up a source meanwhile, and may have seen a block that nobody needs yet. So it goes in
+//! two steps, each of which leaves all backups as they are:
+//!
+//! - Blocks that no manifest needs are *condemned*: their numbers are written down, and whoever begins a backup
+//!   from then on takes them for absent. After that it is noted who has a lease: only they may have begun before.
+//! - When all of those leases have ended, manifests are read again, and what is still needed by none goes.
+//!
+//! Whoever backs up has the lease of a source before it looks for condemned blocks, so one of the two always sees
+//! the other.
+
+use onefold_format::backup::pack::BLOCKS_PER_PACK;
+use onefold_format::backup::{Condemned, NumberRun, ObjectName};
+use onefold_repository::{KnownSource, Repository, RepositoryErrorKind, Writer};
+
+use crate::create::Report;
+use crate::error::Result;
+use crate::numbers::{are_in, merged, push};
+use crate::prune::{Kept, PruneOptions, PrunePlan, Pruned};
+
+/// What was done about popular blocks.
+#[derive(Debug, Clone)]
+pub struct PrunedPopular {
+    /// What was planned for all of them, before.
+    pub plan: PrunePlan,
+    /// Blocks that are gone.
+    pub freed_blocks: u64,
+    /// Bytes of all packs before, less those after.
+    pub freed_bytes: u64,
+    /// Condemned blocks that go later, because backups are under way that may need them.
+    pub waiting_blocks: u64,
+}
+
+impl PrunedPopular {
+    /// What would be done.
+    #[must_use]
+    pub fn planned(plan: PrunePlan) -> Self {
+        Self {
+            freed_blocks: plan.freed_blocks,
+            freed_bytes: 0,
+            waiting_blocks: 0,
+            plan,
+        }
+    }
+}
+
+/// What pruning the popular blocks would do if nobody backed anything up.
+///
+/// # Errors
+///
+/// If a manifest cannot be read: nobody knows then what is needed.
+pub fn plan_popular(
+    repository: &Repository,
+    popular: &KnownSource,
+    options: &PruneOptions,
+) -> Result<PrunePlan> {
+    let needed = needed(repository, popular)?;
+    PrunePlan::of_packs(repository, popular.id, Kept::Only(needed), options)
+}
+
+/// Condemns popular blocks that no backup needs, and removes those that are condemned as soon as nobody can
+/// need them any more. Nothing is removed before `grace_seconds` after they were condemned.
+///
+/// # Errors
+///
+/// As [`plan_popular`]; any failure of writing; whatever `report` returns.
+pub fn prune_popular(
+    writer: &Writer<'_>,
+    options: &PruneOptions,
+    (now_unix_seconds, grace_seconds): (u64, u64),
+    report: Report<'_>,
+) -> Result<PrunedPopular> {
+    let (repository, id) = (writer.repository(), writer.source().id);
+    let mut pruned = PrunedPopular {
+        plan: plan_popular(repository, writer.source(), options)?,
+        freed_blocks: 0,
+        freed_bytes: 0,
+        waiting_blocks: 0,
+    };
+    // What was condemned before comes first, and then what nobody needs since then.
+    for _ in 0..2 {
+        let condemned = match repository.condemned(id)? {
+            Some(condemned) => condemned,
+            None => Condemned {
+                since_unix_seconds: now_unix_seconds,
+                numbers: wasted(repository, writer.source(), options)?,
+                before: None,
+            },
+        };
+        if condemned.numbers.is_empty() {
+            break;
+        }
+        let condemned = condemn(writer, condemned)?;
+        let may_go_at = condemned.since_unix_seconds.saturating_add(grace_seconds);
+        if now_unix_seconds < may_go_at || !have_ended(repository, &condemned)? {
+            pruned.waiting_blocks = condemned.numbers.iter().map(|run| run.blocks).sum();
+            break;
+        }
+        let freed = remove(writer, &condemned, options, report)?;
+        pruned.freed_blocks += freed.plan.freed_blocks;
+        pruned.freed_bytes += freed.freed_bytes;
+        pruned.plan.damaged.extend(freed.plan.damaged);
+    }
+    pruned.plan.damaged.sort();
+    pruned.plan.damaged.dedup();
+    Ok(pruned)
+}
+
+/// The popular blocks that backups need, of all sources that share them.
+fn needed(repository: &Repository, popular: &KnownSource) -> Result<Vec<NumberRun>> {
+    let mut needed = Vec::new();
+    for source in repository.sources()? {
+        if repository.popular_id(&source.source) != popular.id {
+            continue;
+        }
+        for backup in repository.backups(source.id)? {
+            match repository.manifest(source.id, backup) {
+                Ok(manifest) => needed.extend(manifest.popular),
+                // Forgotten meanwhile.
+                Err(error) if error.kind() == RepositoryErrorKind::NotFound => {}
+                Err(error) => return Err(error.into()),
+            }
+            needed = merged(needed);
+        }
+    }
+    Ok(needed)
+}
+
+/// The blocks that no backup needs, of packs that are worth it.
+fn wasted(
+    repository: &Repository,
+    popular: &KnownSource,
+    options: &PruneOptions,
+) -> Result<Vec<NumberRun>> {
+    let plan = plan_popular(repository, popular, options)?;
+    let needed = needed(repository, popular)?;
+    let mut wasted = Vec::new();
+    for (number, generation) in plan.shrinking() {
+        let pack = repository.pack(popular.id, *number, *generation)?;
+        let first = number * BLOCKS_PER_PACK;
+        let slots = pack.slots().iter().zip(are_in(&needed, first)).zip(first..);
+        for ((_, _), number) in slots.filter(|((slot, is_needed), _)| slot.is_any() && !is_needed) {
+            push(&mut wasted, number);
+        }
+    }
+    Ok(merged(wasted))
+}
+
+/// Makes it known, and then finds out who may not have known.
+fn condemn(writer: &Writer<'_>, mut condemned: Condemned) -> Result<Condemned> {
+    if condemned.before.is_some() {
+        return Ok(condemned);
+    }
+    writer.condemn(&condemned)?;
+    let mut before = writer.repository().held_leases()?;
+    before.retain(|lease| lease.source != writer.source().id);
+    condemned.before = Some(before);
+    writer.condemn(&condemned)?;
+    Ok(condemned)
+}
+
+fn have_ended(repository: &Repository, condemned: &Condemned) -> Result<bool> {
+    for lease in condemned.before.iter().flatten() {
+        if !repository.has_ended(*lease)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Removes what is condemned and still needed by no backup.
+fn remove(
+    writer: &Writer<'_>,
+    condemned: &Condemned,
+    options: &PruneOptions,
+    report: Report<'_>,
+) -> Result<Pruned> {
+    let (repository, id) = (writer.repository(), writer.source().id);
+    let needed = needed(repository, writer.source())?;
+    let mut removed = Vec::new();
+    for run in &condemned.numbers {
+        let numbers = run.first..run.first + run.blocks;
+        let are_needed = numbers.clone().zip(are_in(&needed, run.first));
+        let unneeded = are_needed.filter(|(_, is_needed)| !is_needed);
+        unneeded.for_each(|(number, _)| push(&mut removed, number));
+    }
+    // They were worth it when they were condemned.
+    let all = PruneOptions {
+        wasted_percent: 0,
+        rewrite_bytes_max: u64::MAX,
+        ..*options
+    };
+    let plan = PrunePlan::of_packs(repository, id, Kept::AllBut(merged(removed)), &all)?;
+    let pruned = plan.carry_out(writer, options.level, report)?;
+    writer.remove(ObjectName::Condemned(id))?;
+    Ok(pruned)
+}
