@@ -111,7 +111,10 @@ const RUN_BYTES: usize = 8;
 const OUTCOME_BYTES: usize = 40;
 const COLLECT_BYTES: usize = 32;
 const RELEASE_BYTES: usize = 32;
-const FREEZE_BYTES: usize = 40 + VOLUME_RECORD_BYTES;
+
+/// Bytes in the record of a snapshot.
+pub const FREEZE_BYTES: usize = 40 + VOLUME_RECORD_BYTES;
+
 const MERGE_BYTES: usize = 32;
 
 /// The longest record: a publish record with the most runs.

@@ -9,6 +9,8 @@
 
 use std::sync::Arc;
 
+use onefold_format::frame::FRAME_PAYLOAD_MAX;
+use onefold_format::record::FREEZE_BYTES;
 use onefold_format::units::VOLUME_BLOCKS_MAX;
 use onefold_format::{
     LayerCounts, LayerId, Record, SegmentIndex, TreeRoot, VolumeId, VolumeRecord, VolumeState,
@@ -22,8 +24,10 @@ use onefold_metadata::{
 use crate::store::Store;
 use crate::volume::Volume;
 
-/// Most volumes of which snapshots are made at one moment.
-pub const SNAPSHOTS_AT_ONCE_MAX: usize = 16;
+/// Most volumes of which snapshots are made at one moment: their records are in one frame of the log.
+pub const SNAPSHOTS_AT_ONCE_MAX: usize = 256;
+
+const _: () = assert!(SNAPSHOTS_AT_ONCE_MAX * FREEZE_BYTES <= FRAME_PAYLOAD_MAX);
 
 /// The name of the layer that a volume and its clone have in common.
 const CLONED: &str = "cloned";

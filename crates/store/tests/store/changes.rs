@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use onefold_store::{Blocking, Change, ChangedExtent, Store, StoreErrorKind, Volume};
+use onefold_engine::simulated::CrashKind;
+use onefold_store::{
+    Blocking, Change, ChangedExtent, SNAPSHOTS_AT_ONCE_MAX, Store, StoreErrorKind, Volume,
+};
 use proptest::prelude::*;
 
 use crate::common::{
@@ -431,4 +434,29 @@ fn merges_and_the_finder_hide_nothing() {
     for asker in asks {
         asker.join().unwrap();
     }
+}
+
+/// As many as can be, and no more; the death of the host right after loses none.
+#[test]
+fn snapshots_of_many_volumes_are_of_one_moment() {
+    let world = common::World::new(&pool_of(64 << 20), LITTLE_MEMORY);
+    let wanted: Vec<_> = (0..SNAPSHOTS_AT_ONCE_MAX)
+        .map(|n| (format!("vm-{n}"), "night".to_owned()))
+        .collect();
+    for (name, _) in &wanted {
+        let volume = new_volume(&world, name, BLOCK * 4);
+        write(&volume, 0, [7]);
+    }
+    let extra = ("one-more".to_owned(), "night".to_owned());
+    new_volume(&world, &extra.0, BLOCK);
+    let too_many = [&wanted[..], &[extra]].concat();
+    let refused = world.create_snapshots(&too_many).unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Invalid);
+    world.create_snapshots(&wanted).unwrap();
+    let world = world.crash(CrashKind::PowerLoss);
+    for (name, snapshot) in &wanted {
+        let snapshot = world.volume(&format!("{name}@{snapshot}")).unwrap();
+        assert_eq!(snapshot.logical_blocks(), 1, "{name}");
+    }
+    common::assert_clean(&world);
 }
