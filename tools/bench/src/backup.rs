@@ -1,0 +1,518 @@
+//! `cargo xtask bench backup`: a guest's disk over some days, backed up and restored by onefold and, in turn, by
+//! restic and borg; and what a backup costs guests meanwhile.
+//!
+//! onefold gets the disk as it has it: a volume in a pool that a daemon serves, written over NBD each day. The
+//! others get it as a file. All disks are in the page cache.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use onefold_nbd::client::{Address as NbdAddress, Client};
+use serde_json::{Value, json};
+
+use crate::backup_report::{self, Figures};
+use crate::report;
+use onefold_harness::cleanup::Scratch;
+use onefold_harness::command::{Cmd, Running};
+use onefold_harness::fio::{Fio, Section};
+use onefold_harness::images::{self, Image};
+use onefold_harness::packages;
+use onefold_harness::server::{Address, Daemon, Product};
+use onefold_harness::workspace::Workspace;
+
+/// Peers, from the distribution.
+const PACKAGES: &[&str] = &["borgbackup", "restic"];
+
+/// Options of `cargo xtask bench backup`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// One round: an impression, not a result
+    #[arg(long)]
+    quick: bool,
+    /// Raw images of one disk, a day each. Without any, some are made from those that are made for tests
+    days: Vec<PathBuf>,
+}
+
+const ROUNDS: usize = 3;
+
+/// How many days are made.
+const DAYS: usize = 4;
+
+/// The part of the disk that a day changes, in pieces.
+const PIECE_BYTES: usize = 64 << 10;
+const PIECES_A_DAY: usize = 1000;
+
+/// Seconds for which a guest's latency is measured.
+const GUEST_SECONDS: u32 = 15;
+
+/// Requests a second of the guest.
+const GUEST_IOPS: u32 = 2000;
+
+/// Whoever backs up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tool {
+    Onefold,
+    Restic,
+    Borg,
+}
+
+pub(crate) const TOOLS: [Tool; 3] = [Tool::Onefold, Tool::Restic, Tool::Borg];
+
+/// What a tool took for all days.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Taken {
+    /// Of each day.
+    pub(crate) seconds: Vec<f64>,
+    /// Of all days.
+    pub(crate) cpu_seconds: f64,
+    /// Of the last one.
+    pub(crate) restore_seconds: f64,
+    pub(crate) repository_bytes: u64,
+}
+
+/// `cargo xtask bench backup`
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<()> {
+    packages::require(packages::CLIENTS)?;
+    packages::require(PACKAGES)?;
+    let start = Instant::now();
+    let scratch = Scratch::new(&workspace.scratch_parent(), "backup")?;
+    let days = match arguments.days.as_slice() {
+        [] => make_days(&images::make_three(workspace)?, scratch.path())?,
+        days => days.to_vec(),
+    };
+    ensure!(days.len() > 1, "this needs two days at least");
+    let mut figures = Figures::new(&days)?;
+    for round in 1..=if arguments.quick { 1 } else { ROUNDS } {
+        for tool in TOOLS {
+            let directory = scratch.path().join("round");
+            std::fs::create_dir(&directory).context("cannot make a directory")?;
+            let taken = match tool {
+                Tool::Onefold => onefold(workspace, &directory, &days, &mut figures)?,
+                Tool::Restic => peer(&Restic::new(&directory), &directory, &days)?,
+                Tool::Borg => peer(&Borg::new(&directory), &directory, &days)?,
+            };
+            println!("round {round}, {tool:?}: {taken:?}");
+            figures.add(tool, taken);
+            std::fs::remove_dir_all(&directory).context("cannot remove a directory")?;
+        }
+    }
+    let conditions = report::conditions(workspace, "cargo xtask bench backup", start.elapsed())?;
+    let page = backup_report::page(&conditions, &figures);
+    println!("\n{page}");
+    let (page_path, raw_path) = ("docs/benchmarks-backup.md", "docs/benchmarks-backup.json");
+    if arguments.quick || !arguments.days.is_empty() {
+        println!("{}", figures.raw());
+        return Ok(());
+    }
+    let raw = format!("{:#}\n", figures.raw());
+    report::write_files(workspace, &[(page_path, &page), (raw_path, &raw)])
+}
+
+/// The images one after the other, and then some days of changes.
+fn make_days(images: &[Image], directory: &Path) -> Result<Vec<PathBuf>> {
+    let first = directory.join("day-0.raw");
+    let mut disk = File::create(&first).context("cannot make an image")?;
+    let mut content = Vec::new();
+    for image in images {
+        let mut file = File::open(&image.path).context("cannot open an image")?;
+        file.read_to_end(&mut content)
+            .context("cannot read an image")?;
+    }
+    write_sparse(&mut disk, &content)?;
+    let mut days = vec![first];
+    for day in 1..DAYS {
+        let mut random = fastrand::Rng::with_seed(day as u64);
+        let pieces = content.len() / PIECE_BYTES;
+        for _ in 0..PIECES_A_DAY {
+            let (from, to) = (random.usize(..pieces), random.usize(..pieces));
+            let piece = content[from * PIECE_BYTES..][..PIECE_BYTES].to_vec();
+            let changed = &mut content[to * PIECE_BYTES..][..PIECE_BYTES];
+            changed.copy_from_slice(&piece);
+            // Something else than was ever there, and as compressible; zeros stay zeros.
+            for block in changed.chunks_mut(4096).filter(|block| !is_zero(block)) {
+                let at = random.usize(..block.len() - 8);
+                block[at..at + 8].copy_from_slice(&random.u64(1..).to_le_bytes());
+            }
+        }
+        let path = directory.join(format!("day-{day}.raw"));
+        let mut disk = File::create(&path).context("cannot make an image")?;
+        write_sparse(&mut disk, &content)?;
+        days.push(path);
+    }
+    Ok(days)
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+fn write_sparse(disk: &mut File, content: &[u8]) -> Result<()> {
+    for (n, piece) in content.chunks(PIECE_BYTES).enumerate() {
+        if !is_zero(piece) {
+            disk.seek(SeekFrom::Start((n * PIECE_BYTES) as u64))
+                .and_then(|_| disk.write_all(piece))
+                .context("cannot write an image")?;
+        }
+    }
+    disk.set_len(content.len() as u64)
+        .context("cannot write an image")
+}
+
+/// Wall and processor time of programs that end meanwhile.
+fn timed(work: impl FnOnce() -> Result<()>) -> Result<(f64, f64)> {
+    Cmd::new("sync").run()?;
+    let (cpu, start) = (children_cpu_seconds()?, Instant::now());
+    work()?;
+    Ok((start.elapsed().as_secs_f64(), children_cpu_seconds()? - cpu))
+}
+
+/// Processor time of all programs that this one waited for (proc_pid_stat(5)).
+fn children_cpu_seconds() -> Result<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").context("cannot read /proc")?;
+    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+    let fields: Vec<f64> = fields.split(' ').flat_map(str::parse).collect();
+    // The state before them is no number.
+    match fields.get(12..14) {
+        Some([user, system]) => Ok((user + system) / 100.0),
+        _ => bail!("/proc/self/stat has other fields than expected"),
+    }
+}
+
+fn onefold(
+    workspace: &Workspace,
+    directory: &Path,
+    days: &[PathBuf],
+    figures: &mut Figures,
+) -> Result<Taken> {
+    let product = Product::build(workspace, directory)?;
+    product.create_pool("32G")?;
+    let repository = directory.join("repository");
+    let key = directory.join("key");
+    std::fs::write(&key, "a key that only this benchmark has").context("cannot write a key")?;
+    let command = |verb: &[&str]| {
+        product
+            .command()
+            .args(["--quiet", "--format", "json", "backup"])
+            .args(verb)
+            .arg("--repository")
+            .arg(&repository)
+            .arg("--key-file")
+            .arg(&key)
+    };
+    command(&["init"]).read()?;
+    product
+        .command()
+        .args(["--quiet", "volume", "import", "vm"])
+        .arg(&days[0])
+        .args(["--image-format", "raw"])
+        .run()?;
+    product
+        .command()
+        .args(["volume", "create", "guest", "1G"])
+        .run()?;
+    let daemon = product.serve(&[], &[])?;
+    product.pause_jobs()?;
+    let mut taken = Taken::default();
+    for (n, day) in days.iter().enumerate() {
+        if n > 0 {
+            write_day(&product, &days[n - 1], day)?;
+        }
+        let cpu = daemon.cpu_seconds()?;
+        let mut said = String::new();
+        let (seconds, own_cpu) = timed(|| {
+            said = command(&["create", "vm"]).read()?;
+            Ok(())
+        })?;
+        taken.seconds.push(seconds);
+        taken.cpu_seconds += own_cpu + daemon.cpu_seconds()? - cpu;
+        figures.created(&serde_json::from_str(&said).context("create printed no JSON")?);
+    }
+    taken.repository_bytes = file_bytes(&repository)?;
+    let restored = directory.join("restored.raw");
+    (taken.restore_seconds, _) = timed(|| {
+        let restore = command(&["restore", "vm@latest"]).arg(&restored);
+        figures.restored(&serde_json::from_str(&restore.read()?)?);
+        Ok(())
+    })?;
+    let last = days.last().context("there is no day")?;
+    Cmd::new("cmp").arg(&restored).arg(last).run()?;
+    std::fs::remove_file(&restored).context("cannot remove a file")?;
+    let shown = command(&["show", "vm@latest"]).read()?;
+    figures.shown(&serde_json::from_str(&shown).context("show printed no JSON")?);
+    figures.mounted(random_reads(directory, &command)?);
+    let (alone, meanwhile) = guests(&product, directory, &command)?;
+    figures.guest(alone, meanwhile);
+    daemon.stop()?;
+    Ok(taken)
+}
+
+/// Writes what a day changed, as a guest would.
+fn write_day(product: &Product, before: &Path, after: &Path) -> Result<()> {
+    let open = |path| File::open(path).context("cannot open an image");
+    let (before, after) = (open(before)?, open(after)?);
+    let bytes = after.metadata().context("cannot open an image")?.len();
+    let uri = product.default_address().uri("vm");
+    let address: NbdAddress = uri.parse().map_err(anyhow::Error::msg)?;
+    let mut client = Client::connect(&address).context("cannot attach to the volume")?;
+    let (mut old, mut new) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
+    for at in (0..bytes).step_by(PIECE_BYTES) {
+        let len = (bytes - at).min(PIECE_BYTES as u64) as usize;
+        before
+            .read_exact_at(&mut old[..len], at)
+            .and_then(|()| after.read_exact_at(&mut new[..len], at))
+            .context("cannot read an image")?;
+        let blocks = old[..len].chunks(4096).zip(new[..len].chunks(4096));
+        for ((old, new), n) in blocks.zip(0..) {
+            if old != new {
+                client
+                    .write(0, new, at + n * 4096)
+                    .context("cannot write to the volume")?;
+            }
+        }
+    }
+    client.flush().context("cannot flush the volume")
+}
+
+/// Mean time of a random read of 4 KiB through `backup mount`, of blocks that it has in memory, in microseconds.
+fn random_reads(directory: &Path, command: &dyn Fn(&[&str]) -> Cmd) -> Result<f64> {
+    let address = Address::Unix(directory.join("backup.sock"));
+    let nbd = format!("unix:{}", directory.join("backup.sock").display());
+    let mount = command(&["mount", "vm@latest", "--nbd", &nbd]);
+    let log = directory.join("mount.log");
+    let daemon = Daemon::start(mount, std::slice::from_ref(&address), &log)?;
+    let last = command(&["list", "vm"]).read()?;
+    let last: Value = serde_json::from_str(&last).context("list printed no JSON")?;
+    let backups = last["backups"].as_array().map_or(0, Vec::len);
+    let uri = address.uri(&format!("vm@{backups}"));
+    let warm = Section::new("warm", &uri)
+        .set("rw", "read")
+        .set("bs", "1m")
+        .set("offset", "64M")
+        .set("size", "16M");
+    Fio::new(directory, "warm").job(warm).run()?;
+    let job = Section::new("random", &uri)
+        .set("rw", "randread")
+        .set("bs", "4k")
+        .set("offset", "64M")
+        .set("size", "16M")
+        .set("time_based", 1)
+        .set("runtime", 5);
+    let results = Fio::new(directory, "random").job(job).run()?;
+    daemon.stop()?;
+    let result = results.first().context("fio reported no job")?;
+    Ok(result.read.mean_us)
+}
+
+/// A guest's 99th percentile alone, and while all of another volume is backed up again and again, in microseconds.
+fn guests(
+    product: &Product,
+    directory: &Path,
+    command: &dyn Fn(&[&str]) -> Cmd,
+) -> Result<(f64, f64)> {
+    let uri = product.default_address().uri("guest");
+    let fill = Section::new("fill", &uri)
+        .set("rw", "write")
+        .set("bs", "1m");
+    Fio::new(directory, "fill")
+        .job(fill.set("size", "1G"))
+        .run()?;
+    let measure = |name: &str| {
+        let job = Section::new(name, &uri)
+            .set("rw", "randrw")
+            .set("bs", "4k")
+            .set("iodepth", 4)
+            .set("rate_iops", GUEST_IOPS / 2)
+            .set("size", "1G")
+            .set("time_based", 1)
+            .set("runtime", GUEST_SECONDS);
+        Fio::new(directory, name).job(job)
+    };
+    let p99 = |results: &[onefold_harness::fio::JobResult]| -> Result<f64> {
+        let result = results.first().context("fio reported no job")?;
+        Ok(result.read.p99_us.max(result.write.p99_us))
+    };
+    let alone = p99(&measure("alone").run()?)?;
+    let mut fio = measure("meanwhile").spawn()?;
+    let log = directory.join("full.log");
+    let mut backups = 0;
+    while fio.is_running()? {
+        let mut backup: Running = command(&["create", "--full", "vm"]).spawn_logged(&log)?;
+        while backup.try_wait()?.is_none() {
+            if !fio.is_running()? {
+                backup.kill();
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        backups += 1;
+    }
+    ensure!(backups > 1, "one backup took longer than the guest");
+    Ok((alone, p99(&fio.wait_for_success()?)?))
+}
+
+/// A peer, which reads the disk as a file `guest.raw` in the directory where it is run.
+trait Peer {
+    fn init(&self) -> Vec<Cmd>;
+    fn create(&self, day: usize) -> Cmd;
+    /// To this directory.
+    fn restore(&self, to: &Path, days: usize) -> Cmd;
+    fn repository(&self) -> &Path;
+}
+
+fn peer(peer: &dyn Peer, directory: &Path, days: &[PathBuf]) -> Result<Taken> {
+    for command in peer.init() {
+        command.read()?;
+    }
+    let source = directory.join("source");
+    std::fs::create_dir(&source).context("cannot make a directory")?;
+    let disk = source.join("guest.raw");
+    let mut taken = Taken::default();
+    for (n, day) in days.iter().enumerate() {
+        let _ = std::fs::remove_file(&disk);
+        // A file of its own, as a guest's is: peers look at times and numbers of files.
+        Cmd::new("cp")
+            .arg("--sparse=always")
+            .arg(day)
+            .arg(&disk)
+            .run()?;
+        let (seconds, cpu) = timed(|| peer.create(n).dir(&source).read().map(drop))?;
+        taken.seconds.push(seconds);
+        taken.cpu_seconds += cpu;
+    }
+    taken.repository_bytes = file_bytes(peer.repository())?;
+    let to = directory.join("restored");
+    std::fs::create_dir(&to).context("cannot make a directory")?;
+    let restore = peer.restore(&to, days.len()).dir(&to);
+    (taken.restore_seconds, _) = timed(|| restore.read().map(drop))?;
+    let restored = find(&to, "guest.raw")?;
+    let last = days.last().context("there is no day")?;
+    Cmd::new("cmp").arg(restored).arg(last).run()?;
+    Ok(taken)
+}
+
+struct Restic {
+    repository: PathBuf,
+    cache: PathBuf,
+}
+
+impl Restic {
+    fn new(directory: &Path) -> Self {
+        Self {
+            repository: directory.join("restic"),
+            cache: directory.join("restic-cache"),
+        }
+    }
+
+    fn command(&self) -> Cmd {
+        Cmd::new("restic")
+            .arg("-r")
+            .arg(&self.repository)
+            .arg("-q")
+            .env("RESTIC_PASSWORD", "a passphrase")
+            .env("RESTIC_CACHE_DIR", &self.cache)
+    }
+}
+
+impl Peer for Restic {
+    fn init(&self) -> Vec<Cmd> {
+        vec![self.command().arg("init")]
+    }
+
+    fn create(&self, _day: usize) -> Cmd {
+        self.command().args(["backup", "guest.raw"])
+    }
+
+    fn restore(&self, to: &Path, _days: usize) -> Cmd {
+        self.command()
+            .args(["restore", "latest", "--target"])
+            .arg(to)
+    }
+
+    fn repository(&self) -> &Path {
+        &self.repository
+    }
+}
+
+struct Borg {
+    repository: PathBuf,
+    base: PathBuf,
+}
+
+impl Borg {
+    fn new(directory: &Path) -> Self {
+        Self {
+            repository: directory.join("borg"),
+            base: directory.join("borg-base"),
+        }
+    }
+
+    fn command(&self) -> Cmd {
+        Cmd::new("borg")
+            .env("BORG_BASE_DIR", &self.base)
+            .env("BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK", "yes")
+    }
+
+    fn archive(&self, day: usize) -> String {
+        format!("{}::day-{day}", self.repository.display())
+    }
+}
+
+impl Peer for Borg {
+    fn init(&self) -> Vec<Cmd> {
+        let init = self.command().args(["init", "-e", "none"]);
+        vec![init.arg(&self.repository)]
+    }
+
+    fn create(&self, day: usize) -> Cmd {
+        let create = self.command().arg("create");
+        create.arg(self.archive(day)).arg("guest.raw")
+    }
+
+    fn restore(&self, _to: &Path, days: usize) -> Cmd {
+        let restore = self.command().args(["extract", "--sparse"]);
+        restore.arg(self.archive(days - 1))
+    }
+
+    fn repository(&self) -> &Path {
+        &self.repository
+    }
+}
+
+/// Bytes of all files below a directory.
+fn file_bytes(directory: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(directory).context("cannot list a directory")? {
+        let entry = entry.context("cannot list a directory")?;
+        let metadata = entry.metadata().context("cannot list a directory")?;
+        bytes += match metadata.is_dir() {
+            true => file_bytes(&entry.path())?,
+            false => metadata.len(),
+        };
+    }
+    Ok(bytes)
+}
+
+fn find(directory: &Path, name: &str) -> Result<PathBuf> {
+    for entry in std::fs::read_dir(directory).context("cannot list a directory")? {
+        let path = entry.context("cannot list a directory")?.path();
+        if path.file_name().is_some_and(|found| found == name) {
+            return Ok(path);
+        }
+        if path.is_dir()
+            && let Ok(found) = find(&path, name)
+        {
+            return Ok(found);
+        }
+    }
+    bail!("{name} was not restored")
+}
+
+/// What a round said of itself, for the raw document.
+pub(crate) fn raw_of(taken: &Taken) -> Value {
+    json!({"seconds": taken.seconds, "cpu_seconds": taken.cpu_seconds,
+           "restore_seconds": taken.restore_seconds, "repository_bytes": taken.repository_bytes})
+}

@@ -1,0 +1,205 @@
+//! The page of `cargo xtask bench backup`.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::backup::{TOOLS, Taken, Tool, raw_of};
+use crate::goals::{self, Goal};
+use crate::report::{self, Conditions};
+use crate::statistics::Estimate;
+
+/// All that was measured.
+pub(crate) struct Figures {
+    disk_bytes: u64,
+    data_bytes: u64,
+    days: usize,
+    taken: [Vec<Taken>; 3],
+    /// Of each backup: what changed, was read, is new, and takes in the repository.
+    created: Vec<Value>,
+    restored: Vec<Value>,
+    shown: Vec<Value>,
+    /// Microseconds.
+    mounted: Vec<f64>,
+    /// Microseconds: alone, and meanwhile.
+    guest: Vec<(f64, f64)>,
+}
+
+impl Figures {
+    pub(crate) fn new(days: &[PathBuf]) -> Result<Figures> {
+        use std::os::unix::fs::MetadataExt;
+        let first = days.first().context("there is no day")?;
+        let metadata = std::fs::metadata(first).context("cannot read the first day")?;
+        Ok(Figures {
+            disk_bytes: metadata.len(),
+            data_bytes: metadata.blocks() * 512,
+            days: days.len(),
+            taken: [const { Vec::new() }; 3],
+            created: Vec::new(),
+            restored: Vec::new(),
+            shown: Vec::new(),
+            mounted: Vec::new(),
+            guest: Vec::new(),
+        })
+    }
+
+    pub(crate) fn add(&mut self, tool: Tool, taken: Taken) {
+        self.taken[tool as usize].push(taken);
+    }
+
+    pub(crate) fn created(&mut self, reply: &Value) {
+        self.created.push(reply.clone());
+    }
+
+    pub(crate) fn restored(&mut self, reply: &Value) {
+        self.restored.push(reply.clone());
+    }
+
+    pub(crate) fn shown(&mut self, reply: &Value) {
+        self.shown.push(reply.clone());
+    }
+
+    pub(crate) fn mounted(&mut self, us: f64) {
+        self.mounted.push(us);
+    }
+
+    pub(crate) fn guest(&mut self, alone: f64, meanwhile: f64) {
+        self.guest.push((alone, meanwhile));
+    }
+
+    pub(crate) fn raw(&self) -> Value {
+        let tools = TOOLS.map(|tool| {
+            let rounds = self.of(tool).iter().map(raw_of).collect::<Vec<_>>();
+            json!({"tool": format!("{tool:?}").to_lowercase(), "rounds": rounds})
+        });
+        json!({"disk_bytes": self.disk_bytes, "data_bytes": self.data_bytes, "tools": tools,
+               "created": self.created, "restored": self.restored, "shown": self.shown,
+               "mounted_read_us": self.mounted, "guest_p99_us": self.guest})
+    }
+
+    fn of(&self, tool: Tool) -> &[Taken] {
+        &self.taken[tool as usize]
+    }
+
+    /// The median over the rounds.
+    fn median(&self, tool: Tool, of: impl Fn(&Taken) -> f64) -> Option<f64> {
+        let values: Vec<_> = self.of(tool).iter().map(of).collect();
+        Some(Estimate::of(&values)?.median)
+    }
+
+    /// The median over the rounds of a ratio within a round.
+    fn ratio(&self, of: impl Fn([&Taken; 3]) -> f64) -> Option<f64> {
+        let [ours, restic, borg] = &self.taken;
+        let rounds = ours.iter().zip(restic).zip(borg);
+        let ratios: Vec<_> = rounds.map(|((a, b), c)| of([a, b, c])).collect();
+        Some(Estimate::of(&ratios)?.median)
+    }
+
+    fn goals(&self) -> Vec<Goal> {
+        let first = self.median(Tool::Onefold, |it| {
+            self.disk_bytes as f64 / 1e6 / it.seconds.first().copied().unwrap_or(f64::NAN)
+        });
+        let later = |it: &Taken| it.seconds.iter().skip(1).sum::<f64>();
+        let recipe = self.shown.last().and_then(|shown| {
+            let blocks = shown["size_bytes"].as_f64()? / 4096.0;
+            Some(shown["recipe_bytes"].as_f64()? / blocks)
+        });
+        let reads = self.restored.last().and_then(|it| {
+            Some(it["pack_reads"].as_f64()? / (it["written_bytes"].as_f64()? / 1e9))
+        });
+        let mounted = Estimate::of(&self.mounted).map(|it| it.median);
+        let guest: Vec<_> = self
+            .guest
+            .iter()
+            .map(|(alone, with)| with / alone)
+            .collect();
+        let guest = Estimate::of(&guest).map(|it| it.median);
+        vec![
+            Goal::at_least("first backup, MB/s of the disk", first, 600.0, 1000.0),
+            Goal::at_most(
+                "following days, wall, of restic's",
+                self.ratio(|[ours, restic, _]| later(ours) / later(restic)),
+                0.2,
+                0.1,
+            ),
+            Goal::at_most(
+                "processor time of all, of restic's",
+                self.ratio(|[ours, restic, _]| ours.cpu_seconds / restic.cpu_seconds),
+                0.33,
+                0.17,
+            ),
+            Goal::at_most(
+                "repository, of restic's",
+                self.ratio(|[ours, restic, _]| {
+                    ours.repository_bytes as f64 / restic.repository_bytes as f64
+                }),
+                0.87,
+                0.8,
+            ),
+            Goal::at_most(
+                "restore of the last day, wall, of the faster peer's",
+                self.ratio(|[ours, restic, borg]| {
+                    ours.restore_seconds / restic.restore_seconds.min(borg.restore_seconds)
+                }),
+                1.0,
+                0.6,
+            ),
+            Goal::at_most("reads of packs for each GB restored", reads, 300.0, 150.0),
+            Goal::at_most(
+                "recipe, bytes for each 4 KiB of the disk",
+                recipe,
+                0.5,
+                0.25,
+            ),
+            Goal::at_most(
+                "guest's 99th percentile during backups, of that without",
+                guest,
+                1.3,
+                1.1,
+            ),
+            Goal::at_most("random 4 KiB read through mount, us", mounted, 50.0, 20.0),
+        ]
+    }
+}
+
+pub(crate) fn page(conditions: &Conditions, figures: &Figures) -> String {
+    let raw = Some("benchmarks-backup.json");
+    let mut page = report::heading("Benchmarks of backup", raw, conditions);
+    // Writing to a String can not fail.
+    let _ = write!(
+        page,
+        "\nA disk of {} MiB, of which {} MiB hold data, over {} days. onefold: a volume that a daemon serves, zstd 1, \
+         encrypted, its daemon's processor time included. restic: its defaults, encrypted. borg: its defaults, not \
+         encrypted. Everything in the page cache; each restore was compared with the disk. Medians of {} rounds, in \
+         which the tools take turns.\n\n\
+         | | first day, s | following days, s | processor, s | repository, MB | restore, s |\n\
+         | --- | --- | --- | --- | --- | --- |\n",
+        figures.disk_bytes >> 20,
+        figures.data_bytes >> 20,
+        figures.days,
+        figures.of(Tool::Onefold).len(),
+    );
+    for tool in TOOLS {
+        let median = |of: &dyn Fn(&Taken) -> f64| {
+            let median = figures.median(tool, of);
+            median.map_or("-".to_owned(), |it| format!("{it:.2}"))
+        };
+        let days = (1..figures.days)
+            .map(|day| median(&move |it: &Taken| it.seconds.get(day).copied().unwrap_or(f64::NAN)));
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} | {} | {} | {} |",
+            format!("{tool:?}").to_lowercase(),
+            median(&|it| it.seconds.first().copied().unwrap_or(f64::NAN)),
+            days.collect::<Vec<_>>().join(", "),
+            median(&|it| it.cpu_seconds),
+            median(&|it| it.repository_bytes as f64 / 1e6),
+            median(&|it| it.restore_seconds),
+        );
+    }
+    page.push('\n');
+    goals::table(&mut page, &figures.goals());
+    page
+}
