@@ -95,15 +95,7 @@ impl BlockReader {
     pub(crate) fn find(&self, source: SourceId, number: u64, block_size: u32) -> Result<Found> {
         let in_pack = (number % BLOCKS_PER_PACK) as usize;
         let number = number / BLOCKS_PER_PACK;
-        let known = lock(&self.packs).get(&(source, number));
-        let pack = match known {
-            Some(pack) => pack,
-            None => {
-                let pack = Arc::new(self.open(source, number)?);
-                lock(&self.packs).put((source, number), &pack, 1);
-                pack
-            }
-        };
+        let pack = self.pack(source, number)?;
         pack.check_block_size(block_size)?;
         let (number_of_group, at) = pack.find(in_pack)?;
         let key = (source, number, number_of_group);
@@ -124,7 +116,18 @@ impl BlockReader {
         })
     }
 
-    /// The newest generation of a pack. Somebody may prune meanwhile: then a newer one is there before the
+    /// The newest generation of a pack.
+    pub(crate) fn pack(&self, source: SourceId, number: u64) -> Result<Arc<Pack>> {
+        let known = lock(&self.packs).get(&(source, number));
+        if let Some(pack) = known {
+            return Ok(pack);
+        }
+        let pack = Arc::new(self.open(source, number)?);
+        lock(&self.packs).put((source, number), &pack, 1);
+        Ok(pack)
+    }
+
+    /// Opens the newest generation of a pack. Somebody may prune meanwhile: then a newer one is there before the
     /// known one goes.
     fn open(&self, source: SourceId, number: u64) -> Result<Pack> {
         let known = lock(&self.generations).get(&source).map(Arc::clone);
@@ -149,10 +152,8 @@ impl Found {
     pub(crate) fn bytes(&self, most: u64) -> (u64, &[u8]) {
         let bytes = self.group.get(self.at..).unwrap_or_default();
         let left_in_group = BLOCKS_PER_GROUP - self.in_pack % BLOCKS_PER_GROUP;
-        let following = self.pack.slots().iter().skip(self.in_pack);
-        let following =
-            following.take(left_in_group.min(usize::try_from(most).unwrap_or(usize::MAX)));
-        let blocks = following.take_while(|it| it.stored().is_some()).count();
+        let most = left_in_group.min(usize::try_from(most).unwrap_or(usize::MAX));
+        let blocks = self.pack.stored_from(self.in_pack, most);
         let len = blocks * self.pack.block_size() as usize;
         (blocks as u64, bytes.get(..len).unwrap_or(bytes))
     }

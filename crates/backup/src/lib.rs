@@ -13,6 +13,8 @@
 //! | `publish.rs` | the recipe, and then the manifest, with which the backup exists (B1) |
 //!
 //! `prune.rs` gives back what no backup of a source needs any more, and `popular.rs` what none of any source does.
+//! `repair.rs` takes out what is damaged, so that it is stored again, and puts it back when it was.
+//! `by_pack.rs` reads a whole backup in the order of its packs, which is fast;
 //! `restore.rs` reads a backup: all of it, or any part, and what differs from another one; `blocks.rs` finds the
 //! blocks.
 //!
@@ -20,6 +22,7 @@
 //! with the disk.
 
 mod blocks;
+mod by_pack;
 mod create;
 mod detect;
 mod disk;
@@ -30,16 +33,19 @@ mod popular;
 mod prune;
 mod publish;
 mod ranks;
+mod repair;
 mod restore;
 mod scan;
 mod store;
 mod verify;
 
 pub use blocks::BlockReader;
+pub use by_pack::{ReadCounts, ReceiveAnywhere};
 pub use create::{Batch, Created, DiskToBackUp, Options, Report, create};
 pub use disk::{Change, Disk, ImageDisk};
 pub use error::{BackupError, Result};
 pub use popular::{PrunedPopular, plan_popular, prune_popular};
 pub use prune::{PruneOptions, PrunePlan, Pruned, prune};
+pub use repair::{RepairPlan, Repaired, SickPacks, repair};
 pub use restore::{Difference, Receive, Restore, Run};
 pub use verify::{Finding, NeededBy, Verified, verify};

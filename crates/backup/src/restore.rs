@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use onefold_format::backup::recipe::BLOCKS_PER_RECIPE_PAGE;
 use onefold_format::backup::{BackupNumber, Manifest, RecipeRun, SourceId, Target};
-use onefold_repository::{KnownSource, Recipe};
+use onefold_repository::{KnownSource, Reading, Recipe};
 
 use crate::blocks::BlockReader;
 use crate::error::{BackupError, Result};
@@ -19,11 +19,12 @@ const PAGES_KEPT: usize = 8;
 
 /// A backup that is read.
 pub struct Restore {
-    blocks: Arc<BlockReader>,
-    source: SourceId,
+    pub(crate) blocks: Arc<BlockReader>,
+    pub(crate) source: SourceId,
     /// Where the source's popular blocks are.
-    popular: SourceId,
+    pub(crate) popular: SourceId,
     recipe: Recipe,
+    _reading: Reading,
     /// The last one used comes last.
     pages: Mutex<Vec<(u64, Arc<Vec<RecipeRun>>)>>,
 }
@@ -49,7 +50,7 @@ pub enum Difference {
 }
 
 impl Restore {
-    /// Opens a backup.
+    /// Opens a backup, to do what `doing` says. It is not forgotten as long as this is there.
     ///
     /// # Errors
     ///
@@ -58,9 +59,12 @@ impl Restore {
         blocks: &Arc<BlockReader>,
         source: &KnownSource,
         backup: BackupNumber,
+        doing: &str,
     ) -> Result<Self> {
         let repository = blocks.repository();
+        let reading = repository.reading(source.id, backup, doing)?;
         Ok(Self {
+            _reading: reading,
             recipe: repository.recipe(source.id, backup)?,
             popular: repository.popular_id(&source.source),
             source: source.id,
@@ -135,7 +139,7 @@ impl Restore {
 
     /// The runs that this range touches, each with its first block; a run is cut at the range's first and
     /// last block.
-    fn each_run(
+    pub(crate) fn each_run(
         &self,
         range: &Range<u64>,
         each: &mut dyn FnMut(u64, RecipeRun) -> Result<()>,
@@ -250,8 +254,14 @@ impl Restore {
 
     /// The part of a range that is in a page.
     fn range_of(&self, page: u64, range: &Range<u64>) -> Range<u64> {
+        let page = self.page_range(page);
+        range.start.max(page.start)..range.end.min(page.end)
+    }
+
+    /// The bytes of a page.
+    pub(crate) fn page_range(&self, page: u64) -> Range<u64> {
         let page_bytes = BLOCKS_PER_RECIPE_PAGE * self.block_size();
-        range.start.max(page * page_bytes)..range.end.min((page + 1) * page_bytes)
+        page * page_bytes..(page + 1) * page_bytes
     }
 
     /// What a page's blocks hold; none beyond the end.

@@ -26,6 +26,8 @@ pub struct Verified {
     pub compared_bytes: u64,
     /// What is wrong.
     pub findings: Vec<Finding>,
+    /// Packs of which something is damaged, lost or missing.
+    pub(crate) packs: BTreeMap<SourceId, BTreeSet<u64>>,
 }
 
 /// Damage, and who needs what is damaged.
@@ -307,6 +309,10 @@ impl Verifier<'_> {
             }
         }
         self.verified.findings.extend(findings);
+        for damage in &self.damages {
+            let packs = self.verified.packs.entry(damage.store).or_default();
+            packs.insert(damage.numbers.start / BLOCKS_PER_PACK);
+        }
         Ok(self.verified)
     }
 }

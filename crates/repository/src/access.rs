@@ -67,14 +67,20 @@ impl fmt::Display for RecoveryKey {
 }
 
 impl RecoveryKey {
-    pub(crate) fn new() -> Result<Self> {
+    /// A new one, which opens nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no random numbers.
+    pub fn new() -> Result<Self> {
         let mut bytes = [0; 32];
         fill_random(&mut bytes).map_err(|e| RepositoryError::io("no random numbers", &e))?;
         Ok(Self(bytes))
     }
 
     /// It opens the repository as a key file with its text would.
-    pub(crate) fn access(&self) -> Access {
+    #[must_use]
+    pub fn access(&self) -> Access {
         Access::KeyFile(self.to_string().into_bytes())
     }
 }

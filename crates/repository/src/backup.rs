@@ -192,12 +192,13 @@ impl Repository {
     ///
     /// # Errors
     ///
-    /// `Invalid` if it is protected; any failure of writing.
+    /// `Invalid` if it is protected; `InUse` if somebody reads it; any failure of writing.
     pub fn forget(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
         if self.protected(source)?.contains(&backup) {
             let message = format!("backup {backup} is protected");
             return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
         }
+        self.check_not_read(source, backup)?;
         self.remove(ObjectName::Manifest(source, backup))
     }
 

@@ -10,7 +10,7 @@ use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 
 /// How the name of an object begins that is not complete.
-const INCOMPLETE: &str = ".incomplete-";
+pub(crate) const INCOMPLETE: &str = ".incomplete-";
 
 /// A repository's folder.
 #[derive(Debug, Clone)]

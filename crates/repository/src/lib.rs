@@ -15,12 +15,16 @@
 //! | `pack.rs` | writing and reading packs |
 //! | `backup.rs` | recipes and manifests: the backups of a source |
 //! | `writer.rs` | the lease of whoever changes a source |
+//! | `reader.rs` | the lease of whoever reads a backup |
+//! | `leftovers.rs` | what commands left that were killed |
 
 mod access;
 mod backup;
 mod error;
 mod folder;
+mod leftovers;
 mod pack;
+mod reader;
 mod repository;
 mod seal;
 mod writer;
@@ -28,6 +32,8 @@ mod writer;
 pub use access::{Access, RecoveryKey};
 pub use backup::{NewRecipe, Recipe};
 pub use error::{RepositoryError, RepositoryErrorKind, Result};
+pub use leftovers::Leftovers;
 pub use pack::{GroupSealer, NewPack, OpenedGroup, Pack, SealedGroup};
+pub use reader::Reading;
 pub use repository::{KnownSource, Repository};
 pub use writer::Writer;

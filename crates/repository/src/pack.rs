@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -373,10 +374,14 @@ impl Pack {
     ///
     /// `Damaged`, if it is not what was written.
     pub fn read_group(&self, group: usize) -> Result<Vec<u8>> {
+        self.decompressed(group, self.open_group(group)?)
+    }
+
+    fn decompressed(&self, group: usize, opened: OpenedGroup) -> Result<Vec<u8>> {
         let OpenedGroup {
             mut bytes,
             is_compressed,
-        } = self.open_group(group)?;
+        } = opened;
         let damaged = |why: &dyn std::fmt::Display| {
             RepositoryError::damaged(&self.path, format_args!("group {group}: {why}"))
         };
@@ -409,12 +414,61 @@ impl Pack {
         self.file
             .read_exact_at(&mut bytes, *start)
             .map_err(|e| RepositoryError::io(format_args!("cannot read object {path}"), &e))?;
+        self.open_sealed(group, bytes)
+    }
+
+    fn open_sealed(&self, group: usize, mut bytes: Vec<u8>) -> Result<OpenedGroup> {
+        let path = &self.path;
         let opened = self.key.open(group as u32, &mut bytes);
         opened.map_err(|e| RepositoryError::damaged(path, format_args!("group {group}: {e}")))?;
+        let stored = self.table.groups.get(group);
         Ok(OpenedGroup {
             bytes,
-            is_compressed: stored.is_compressed,
+            is_compressed: stored.is_some_and(|it| it.is_compressed),
         })
+    }
+
+    /// The sealed bytes of neighbouring groups, with one read.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged`, if there are no such groups; any failure of reading.
+    pub fn read_groups(&self, groups: Range<usize>) -> Result<Vec<Vec<u8>>> {
+        let stored = self.table.groups.get(groups.clone());
+        let start = self.starts.get(groups.start).copied();
+        let (Some(stored), Some(start)) = (stored, start) else {
+            let message = format_args!("it has no groups {groups:?}");
+            return Err(RepositoryError::damaged(&self.path, message));
+        };
+        let path = &self.path;
+        let bytes: usize = stored.iter().map(|group| group.bytes as usize).sum();
+        let mut all = vec![0; bytes];
+        self.file
+            .read_exact_at(&mut all, start)
+            .map_err(|e| RepositoryError::io(format_args!("cannot read object {path}"), &e))?;
+        let mut rest = all.as_slice();
+        let each = stored.iter().map(|group| {
+            let (bytes, after) = rest.split_at(group.bytes as usize);
+            rest = after;
+            bytes.to_vec()
+        });
+        Ok(each.collect())
+    }
+
+    /// The blocks of a group that was read with others, as [`Pack::read_group`].
+    ///
+    /// # Errors
+    ///
+    /// `Damaged`, if it is not what was written.
+    pub fn open_read_group(&self, group: usize, sealed: &[u8]) -> Result<Vec<u8>> {
+        self.decompressed(group, self.open_sealed(group, sealed.to_vec())?)
+    }
+
+    /// How many blocks from this one on are there, one after the other, `most` at most.
+    #[must_use]
+    pub fn stored_from(&self, block: usize, most: usize) -> usize {
+        let following = self.table.slots.iter().skip(block).take(most);
+        following.take_while(|slot| slot.stored().is_some()).count()
     }
 
     /// # Errors

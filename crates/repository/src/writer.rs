@@ -30,17 +30,17 @@ const BEAT: Duration = Duration::from_secs(10);
 
 /// A holder that cannot be looked for has lost its lease after so long without a sign of life. Network file
 /// systems may show a file of up to a minute ago.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Between two looks at a sign of life.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The file with the sign of life.
-const SIGN: &str = "sign";
+pub(crate) const SIGN: &str = "sign";
 
 /// How the names of folders begin that are no lease: not yet, or not any more.
-const COMING: &str = ".coming-";
-const GONE: &str = ".gone-";
+pub(crate) const COMING: &str = ".coming-";
+pub(crate) const GONE: &str = ".gone-";
 
 /// Changes a source. Dropped, it gives the lease back.
 pub struct Writer<'a> {
@@ -52,7 +52,7 @@ pub struct Writer<'a> {
 }
 
 /// A lease that gives signs of life. Dropped, it is given back.
-struct HeldLease {
+pub(crate) struct HeldLease {
     /// The folder of leases.
     leases: PathBuf,
     token: u64,
@@ -108,14 +108,7 @@ impl Repository {
         doing: &str,
         coming: &Path,
     ) -> Result<()> {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        let host = rustix::system::uname();
-        let lease = Lease {
-            holder: this_process().map_err(|e| not_taken(&e))?,
-            since_unix_seconds: since.map_or(0, |since| since.as_secs()),
-            host: host.nodename().to_string_lossy().into_owned(),
-            doing: doing.to_owned(),
-        };
+        let lease = this_lease(doing)?;
         let content = self.sealed(ObjectName::Lease(source, token), lease.encode())?;
         let own = coming.join(folder_name(token));
         std::fs::create_dir_all(&own)
@@ -134,12 +127,12 @@ impl Repository {
         }
     }
 
-    fn leases(&self, source: SourceId) -> PathBuf {
+    pub(crate) fn leases(&self, source: SourceId) -> PathBuf {
         self.folder.root().join(ObjectName::writer(source))
     }
 
     /// A folder beside the leases.
-    fn beside(&self, source: SourceId, kind: &str, token: u64) -> PathBuf {
+    pub(crate) fn beside(&self, source: SourceId, kind: &str, token: u64) -> PathBuf {
         self.leases(source)
             .with_file_name(format!("{kind}{token:016x}"))
     }
@@ -150,10 +143,28 @@ impl Repository {
         let Some(token) = token_in(&leases) else {
             return Ok(());
         };
-        let lease = self.read_sealed(ObjectName::Lease(source, token));
+        let name = ObjectName::Lease(source, token);
+        if let Some(who) = self.alive_holder(name, &leases.join(folder_name(token)), patience) {
+            let source = self.known(source)?;
+            let name = source.map_or_else(|| "the source".to_owned(), |it| it.source.name);
+            let message = format!("'{name}' is in use by {who}; try again when it has ended");
+            return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
+        }
+        give_back(&leases, token, &self.beside(source, GONE, token));
+        Ok(())
+    }
+
+    /// Who holds the lease in this folder, for messages; none if nobody does any more.
+    pub(crate) fn alive_holder(
+        &self,
+        name: ObjectName,
+        folder: &Path,
+        patience: Duration,
+    ) -> Option<String> {
+        let lease = self.read_sealed(name);
         let lease = lease.ok().and_then(|content| Lease::decode(&content).ok());
         let is_there = lease.as_ref().and_then(|lease| is_running(lease.holder));
-        let sign = || std::fs::read(leases.join(folder_name(token)).join(SIGN));
+        let sign = || std::fs::read(folder.join(SIGN));
         let is_alive = is_there.unwrap_or_else(|| {
             let (first, began) = (sign().ok(), Instant::now());
             while began.elapsed() < patience {
@@ -165,21 +176,15 @@ impl Repository {
             }
             false
         });
-        if is_alive {
-            let who = lease.map_or_else(
+        is_alive.then(|| {
+            lease.map_or_else(
                 || "another process".to_owned(),
                 |lease| {
                     let (process, host) = (lease.holder.process, lease.host);
                     format!("process {process} on {host} ({})", lease.doing)
                 },
-            );
-            let source = self.known(source)?;
-            let name = source.map_or_else(|| "the source".to_owned(), |it| it.source.name);
-            let message = format!("'{name}' is in use by {who}; try again when it has ended");
-            return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
-        }
-        give_back(&leases, token, &self.beside(source, GONE, token));
-        Ok(())
+            )
+        })
     }
 
     /// All leases that somebody has, or had when he died.
@@ -245,12 +250,24 @@ impl Repository {
     }
 }
 
+/// What this process says of itself.
+pub(crate) fn this_lease(doing: &str) -> Result<Lease> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let host = rustix::system::uname();
+    Ok(Lease {
+        holder: this_process().map_err(|e| not_taken(&e))?,
+        since_unix_seconds: since.map_or(0, |since| since.as_secs()),
+        host: host.nodename().to_string_lossy().into_owned(),
+        doing: doing.to_owned(),
+    })
+}
+
 fn not_taken(error: &io::Error) -> RepositoryError {
     RepositoryError::io("cannot take the lease of the source", error)
 }
 
 impl HeldLease {
-    fn new(leases: PathBuf, token: u64, gone: PathBuf) -> HeldLease {
+    pub(crate) fn new(leases: PathBuf, token: u64, gone: PathBuf) -> HeldLease {
         let sign = leases.join(folder_name(token)).join(SIGN);
         let (stop, stopped) = channel();
         let beat = thread::spawn(move || {
@@ -281,18 +298,18 @@ impl Drop for HeldLease {
     }
 }
 
-fn folder_name(token: u64) -> String {
+pub(crate) fn folder_name(token: u64) -> String {
     format!("{token:016x}")
 }
 
 /// The holder's number, if there is one.
-fn token_in(leases: &Path) -> Option<u64> {
+pub(crate) fn token_in(leases: &Path) -> Option<u64> {
     let mut names = std::fs::read_dir(leases).ok()?.flatten();
     names.find_map(|entry| u64::from_str_radix(entry.file_name().to_str()?, 16).ok())
 }
 
 /// After this the lease is nobody's. It fails only if it is not the holder's any more.
-fn give_back(leases: &Path, token: u64, gone: &Path) {
+pub(crate) fn give_back(leases: &Path, token: u64, gone: &Path) {
     if std::fs::rename(leases.join(folder_name(token)), gone).is_ok() {
         let _ = std::fs::remove_dir_all(gone);
     }
@@ -317,7 +334,7 @@ fn this_process() -> io::Result<ProcessId> {
 }
 
 /// Whether it runs; nothing where that cannot be known from here.
-fn is_running(holder: ProcessId) -> Option<bool> {
+pub(crate) fn is_running(holder: ProcessId) -> Option<bool> {
     let is_here = boot_id().ok()? == holder.boot && namespace().ok()? == holder.namespace;
     is_here.then(|| started(holder.process).is_ok_and(|started| started == holder.started))
 }

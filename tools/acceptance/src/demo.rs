@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::clients::compare;
-use crate::sharing;
+use crate::{demo_backup, sharing};
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::Cmd;
 use onefold_harness::distinct::{self, Counted};
@@ -46,12 +46,12 @@ const GIVEN_BACK_MIN: f64 = 0.9;
 
 /// The output at the end.
 #[derive(Default)]
-struct Summary {
+pub(crate) struct Summary {
     rows: Vec<(&'static str, String)>,
 }
 
 impl Summary {
-    fn add(&mut self, what: &'static str, found: impl Into<String>) {
+    pub(crate) fn add(&mut self, what: &'static str, found: impl Into<String>) {
         self.rows.push((what, found.into()));
     }
 
@@ -70,7 +70,7 @@ impl Summary {
 }
 
 /// Runs one step and prints its duration and its result, as a sentence.
-fn step<T>(title: &str, work: impl FnOnce() -> Result<(T, String)>) -> Result<T> {
+pub(crate) fn step<T>(title: &str, work: impl FnOnce() -> Result<(T, String)>) -> Result<T> {
     println!("{title} ...");
     let start = Instant::now();
     let (value, found) = work().with_context(|| format!("demo: {title}"))?;
@@ -113,6 +113,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let daemon = recover(&product, &scratch, &images, &mut summary)?;
     give_back(&product, &mut summary)?;
     share(&product, &scratch, &images, &mut summary)?;
+    demo_backup::run(&product, &scratch, &images, &mut summary)?;
     stop(&product, daemon, &mut summary)?;
     summary.add(
         "all of it",

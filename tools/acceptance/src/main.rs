@@ -11,6 +11,7 @@ mod ageing;
 mod answered;
 mod clients;
 mod demo;
+mod demo_backup;
 mod docs;
 mod forgetful;
 mod guest;

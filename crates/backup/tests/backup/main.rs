@@ -5,11 +5,12 @@
 
 mod popular;
 mod pruning;
+mod repairing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use onefold_backup::{
     BackupError, Batch, BlockReader, Change, Created, Difference, Disk, DiskToBackUp, NeededBy,
@@ -203,13 +204,28 @@ impl Rig {
         self.restore_of(&self.source, backup)
     }
 
+    /// In the order of addresses, and of packs.
     fn restore_of(&self, source: &KnownSource, backup: BackupNumber) -> Result<Vec<u8>> {
-        let restore = Restore::open(&self.blocks(), source, backup)?;
+        let restore = Restore::open(&self.blocks(), source, backup, "test")?;
         let mut bytes = vec![0; restore.manifest().size_bytes as usize];
-        restore.read_all(&mut |at, data| {
+        let ordered = restore.read_all(&mut |at, data| {
             bytes[at as usize..at as usize + data.len()].copy_from_slice(data);
             Ok(())
-        })?;
+        });
+        let anywhere = Mutex::new(vec![0; bytes.len()]);
+        let counts = restore.read_anywhere(2, 1 << 12, &|at, data| {
+            let mut bytes = anywhere.lock().unwrap();
+            bytes[at as usize..at as usize + data.len()].copy_from_slice(data);
+            Ok(())
+        });
+        assert_eq!(ordered.is_ok(), counts.is_ok(), "{ordered:?}, {counts:?}");
+        ordered?;
+        assert!(bytes == *anywhere.lock().unwrap(), "read in two orders");
+        let counted = counts?.bytes;
+        assert_eq!(
+            counted,
+            restore.manifest().counts.logical_blocks * BLOCK as u64
+        );
         Ok(bytes)
     }
 
@@ -346,7 +362,7 @@ fn any_part_of_a_backup_is_read_and_compared() {
     let blocks = rig.blocks();
     let opened = days.iter().map(|day| {
         let made = rig.create(&mut day.clone(), None).unwrap();
-        Restore::open(&blocks, &rig.source, made.backup).unwrap()
+        Restore::open(&blocks, &rig.source, made.backup, "test").unwrap()
     });
     let opened: Vec<Restore> = opened.collect();
     let mut random = fastrand::Rng::with_seed(4);
@@ -467,7 +483,7 @@ fn restored_or_refused(root: &Path, access: &Access, disks: &[MemoryDisk]) -> bo
             .ok_or_else(|| BackupError::Source("there is no source".to_owned()))?;
         let blocks = BlockReader::new(Arc::new(repository), 1 << 20);
         for (n, disk) in (1..).zip(disks) {
-            let restore = Restore::open(&blocks, &source, BackupNumber(n))?;
+            let restore = Restore::open(&blocks, &source, BackupNumber(n), "test")?;
             let mut bytes = vec![0; restore.manifest().size_bytes as usize];
             restore.read_all(&mut |at, data| {
                 bytes[at as usize..at as usize + data.len()].copy_from_slice(data);

@@ -153,7 +153,7 @@ fn a_reader_finds_the_packs_that_were_written_again_meanwhile() {
     let changed = MemoryDisk::new(changed);
     rig.create(&mut whole.clone(), None).unwrap();
     rig.create(&mut changed.clone(), None).unwrap();
-    let reader = Restore::open(&rig.blocks(), &rig.source, BackupNumber(2)).unwrap();
+    let reader = Restore::open(&rig.blocks(), &rig.source, BackupNumber(2), "test").unwrap();
     let mut bytes = vec![0; BLOCK];
     let mut read = |at: u64| {
         reader.read(at * BLOCK as u64, &mut bytes).unwrap();

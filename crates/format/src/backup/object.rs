@@ -98,6 +98,8 @@ pub enum ObjectName {
     Protection(SourceId, BackupNumber),
     /// The popular blocks that are about to be removed.
     Condemned(SourceId),
+    /// Who reads a backup: in the folder of this number.
+    Reader(SourceId, BackupNumber, u64),
 }
 
 impl ObjectName {
@@ -117,6 +119,7 @@ impl ObjectName {
             Self::Lease(source, holder) => (7, source.0, holder, 0),
             Self::Protection(source, backup) => (8, source.0, backup.0, 0),
             Self::Condemned(source) => (9, source.0, 0, 0),
+            Self::Reader(source, _, holder) => (10, source.0, holder, 0),
         }
     }
 
@@ -140,6 +143,9 @@ impl ObjectName {
             Self::Lease(source, holder) => format!("{}/{holder:016x}/lease", Self::writer(source)),
             Self::Protection(source, backup) => format!("{}/{backup}", Self::protections(source)),
             Self::Condemned(source) => format!("sources/{source}/condemned"),
+            Self::Reader(source, backup, holder) => {
+                format!("{}/{backup}/{holder:016x}/lease", Self::readers(source))
+            }
         }
     }
 
@@ -165,6 +171,12 @@ impl ObjectName {
     #[must_use]
     pub fn protections(source: SourceId) -> String {
         format!("sources/{source}/protected")
+    }
+
+    /// The folder whose folders have those of whoever reads a backup.
+    #[must_use]
+    pub fn readers(source: SourceId) -> String {
+        format!("sources/{source}/readers")
     }
 
     /// The folder that has the folder of whoever changes a source, if somebody does.

@@ -94,6 +94,17 @@ impl ImageWriter {
         written.map_err(|e| Error::io(format_args!("cannot write {}", self.shown), &e))
     }
 
+    /// Where data can be written in any order, by several threads: a raw file.
+    pub(crate) fn anywhere(&self) -> Option<Anywhere<'_>> {
+        match &self.target {
+            Target::Raw { file, .. } => Some(Anywhere {
+                file,
+                shown: &self.shown,
+            }),
+            Target::Qcow2 { .. } | Target::Device(_) | Target::Stdout { .. } => None,
+        }
+    }
+
     /// Completes the image and makes it durable.
     pub(crate) fn finish(self, size_bytes: u64) -> Result<()> {
         let finished = match self.target {
@@ -110,6 +121,19 @@ impl ImageWriter {
             }
         };
         finished.map_err(|e| Error::io(format_args!("cannot complete {}", self.shown), &e))
+    }
+}
+
+/// A raw image that is written in any order.
+pub(crate) struct Anywhere<'a> {
+    file: &'a File,
+    shown: &'a str,
+}
+
+impl Anywhere<'_> {
+    pub(crate) fn write(&self, at: u64, data: &[u8]) -> Result<()> {
+        let written = self.file.write_all_at(data, at);
+        written.map_err(|e| Error::io(format_args!("cannot write {}", self.shown), &e))
     }
 }
 

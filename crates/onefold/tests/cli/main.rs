@@ -7,6 +7,7 @@ mod analyze;
 mod analyze_memory;
 mod backup;
 mod backup_pruning;
+mod backup_repair;
 mod bench;
 mod clones;
 mod contract;

@@ -51,7 +51,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
     let name = |number| format!("{}@{number}", source.source.name);
     let blocks = BlockReader::new(repository, 0);
-    let open = |number| Restore::open(&blocks, &source, number).map_err(backup_error);
+    let open =
+        |number| Restore::open(&blocks, &source, number, "backup diff").map_err(backup_error);
     let (before, now) = (open(since)?, open(number)?);
     let size_bytes = now.manifest().size_bytes;
     let mut reply = Reply {

@@ -6,9 +6,12 @@ use crate::rendering::utc;
 use clap::Subcommand;
 use onefold_api::{Error, Result, size};
 use onefold_format::backup::Derivation;
+use onefold_repository::{RecoveryKey, Repository};
 use serde::Serialize;
+use std::fs::File;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(Debug, Subcommand)]
@@ -18,6 +21,9 @@ pub(in crate::commands) enum KeyVerb {
     /// List what opens the repository.
     #[command(visible_alias = crate::commands::LIST)]
     List(List),
+    /// Write a new recovery key to a file: it opens the repository as a key file, and stays valid until it is
+    /// removed.
+    Export(Export),
     /// Remove a key. Nothing is encrypted anew: whoever had it may have kept what it opened.
     Remove(Remove),
 }
@@ -42,6 +48,15 @@ pub(in crate::commands) struct Add {
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct List {
+    #[command(flatten)]
+    repository: RepositoryArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct Export {
+    /// The file, which must not exist yet. Only its owner may read it.
+    file: PathBuf,
+
     #[command(flatten)]
     repository: RepositoryArgs,
 }
@@ -82,6 +97,7 @@ pub(super) fn run(context: &Context, verb: KeyVerb) -> Result<ExitCode> {
     let repository = match &verb {
         KeyVerb::Add(Add { repository, .. })
         | KeyVerb::List(List { repository })
+        | KeyVerb::Export(Export { repository, .. })
         | KeyVerb::Remove(Remove { repository, .. }) => repository.open()?,
     };
     match verb {
@@ -93,6 +109,7 @@ pub(super) fn run(context: &Context, verb: KeyVerb) -> Result<ExitCode> {
             let added = repository.add_key(&access, now_unix_seconds());
             added.map_err(repository_error)?;
         }
+        KeyVerb::Export(args) => export(&repository, &args.file)?,
         KeyVerb::Remove(args) if args.yes => {
             repository.remove_key(args.key).map_err(repository_error)?;
         }
@@ -115,6 +132,31 @@ pub(super) fn run(context: &Context, verb: KeyVerb) -> Result<ExitCode> {
     });
     let keys = keys.collect();
     context.print(&Reply { keys })
+}
+
+/// The file is complete and durable before the key opens anything.
+fn export(repository: &Repository, file: &Path) -> Result<()> {
+    let key = RecoveryKey::new().map_err(repository_error)?;
+    let failed = |e: io::Error| Error::io(format_args!("cannot write {file:?}"), &e);
+    let mut options = File::options();
+    let mut written = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(file)
+        .map_err(failed)?;
+    let added = writeln!(written, "{key}")
+        .and_then(|()| written.sync_all())
+        .map_err(failed)
+        .and_then(|()| {
+            let added = repository.add_key(&key.access(), now_unix_seconds());
+            added.map(drop).map_err(repository_error)
+        });
+    if added.is_err() {
+        // It opens nothing.
+        let _ = std::fs::remove_file(file);
+    }
+    added
 }
 
 impl Render for Reply {

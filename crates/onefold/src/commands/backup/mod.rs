@@ -11,9 +11,11 @@ mod key;
 mod list;
 mod mount;
 mod prune;
+mod repair;
 mod restore;
 mod retention;
 mod show;
+mod stat;
 mod verify;
 
 use super::Context;
@@ -60,7 +62,12 @@ pub(super) enum BackupVerb {
     Unprotect(forget::ProtectArgs),
     /// Give back what no backup needs any more.
     Prune(prune::Args),
-    /// What opens an encrypted repository: add, list, remove.
+    /// Take out what is damaged, so that it is stored again; put back what is stored elsewhere; and remove what
+    /// commands left that were killed. Exit code 3 if something is still damaged.
+    Repair(repair::Args),
+    /// Show what a repository holds, by source, and what sharing saves.
+    Stat(stat::Args),
+    /// What opens an encrypted repository: add, list, remove, export.
     #[command(subcommand)]
     Key(key::KeyVerb),
 }
@@ -80,6 +87,8 @@ impl BackupVerb {
             Self::Protect(args) => forget::protect(context, &args, true),
             Self::Unprotect(args) => forget::protect(context, &args, false),
             Self::Prune(args) => prune::run(context, &args),
+            Self::Repair(args) => repair::run(context, &args),
+            Self::Stat(args) => stat::run(context, &args),
             Self::Key(verb) => key::run(context, verb),
         }
     }

@@ -149,7 +149,7 @@ impl Mounted {
         source: &KnownSource,
         number: BackupNumber,
     ) -> std::result::Result<Restore, AttachError> {
-        Restore::open(&self.blocks, source, number)
+        Restore::open(&self.blocks, source, number, "backup mount")
             .map_err(|error| AttachError::Refused(backup_error(error).to_string()))
     }
 }

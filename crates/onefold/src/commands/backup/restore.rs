@@ -5,18 +5,18 @@ use super::{BackupName, Context, MEMORY_DEFAULT, RepositoryArgs, backup_error};
 use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
 use crate::image::ImageFormat;
-use crate::image::writer::{ImageWriter, is_block_device};
+use crate::image::writer::{Anywhere, ImageWriter, is_block_device};
 use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::transfer::{Chunk, ChunkPool, Piece, VolumeImport, transfer};
 use onefold_api::{Error, NewVolumeOptions, Result, size};
-use onefold_backup::{BackupError, BlockReader, Restore};
+use onefold_backup::{BackupError, BlockReader, ReadCounts, Restore};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 #[derive(Debug, clap::Args)]
@@ -48,6 +48,10 @@ pub(in crate::commands) struct Args {
     #[arg(long)]
     yes: bool,
 
+    /// Threads that decompress and write a raw file. [default: the number of processors]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+
     /// Memory for blocks that are needed again.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = MEMORY_DEFAULT)]
     memory: u64,
@@ -63,6 +67,8 @@ struct Reply {
     size_bytes: u64,
     /// What was written: data, and the rest are holes; into a volume, what differed.
     written_bytes: u64,
+    /// Reads of packs; only where they were read in their order, for a raw image.
+    pack_reads: Option<u64>,
 }
 
 pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
@@ -84,7 +90,7 @@ pub(super) fn run(context: &Context, args: Args) -> Result<ExitCode> {
 
 fn open(args: &Args, blocks: &Arc<BlockReader>) -> Result<(Restore, String)> {
     let (source, number) = args.name.find(blocks.repository())?;
-    let restore = Restore::open(blocks, &source, number);
+    let restore = Restore::open(blocks, &source, number, "backup restore");
     let name = format!("{}@{number}", source.source.name);
     Ok((restore.map_err(backup_error)?, name))
 }
@@ -111,15 +117,58 @@ fn to_file(
     let size_bytes = restore.manifest().size_bytes;
     let mut image = ImageWriter::create(file, args.image_format, size_bytes)?;
     let progress = Progress::bytes(&context.output, "restoring");
-    let written_bytes = read_all(restore, interrupted, &progress, &mut |chunk| {
-        image.write(&chunk)
-    })?;
+    let mut pack_reads = None;
+    let written_bytes = match image.anywhere() {
+        Some(anywhere) => {
+            let counts = read_anywhere(&restore, args, interrupted, &progress, &anywhere)?;
+            pack_reads = Some(counts.pack_reads);
+            counts.bytes
+        }
+        None => read_all(restore, interrupted, &progress, &mut |chunk| {
+            image.write(&chunk)
+        })?,
+    };
     image.finish(size_bytes)?;
     Ok(Reply {
         name,
         size_bytes,
         written_bytes,
+        pack_reads,
     })
+}
+
+/// By several threads, in the order of packs.
+fn read_anywhere(
+    restore: &Restore,
+    args: &Args,
+    interrupted: &AtomicBool,
+    progress: &Progress,
+    image: &Anywhere<'_>,
+) -> Result<ReadCounts> {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.map_or(processors, usize::from);
+    let counts = restore.manifest().counts;
+    let all = counts.logical_blocks * u64::from(restore.manifest().block_size);
+    let (done, failure) = (AtomicU64::new(0), Mutex::new(None));
+    let read = restore.read_anywhere(threads, args.memory as usize, &|at, bytes| {
+        let len = bytes.len() as u64;
+        progress.set(done.fetch_add(len, Ordering::Relaxed) + len, all);
+        let written = match interrupted.load(Ordering::Relaxed) {
+            true => Err(Error::failed("interrupted; the restore is not complete")),
+            false => image.write(at, bytes),
+        };
+        written.map_err(|error| {
+            let message = error.to_string();
+            *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            BackupError::Receiver(message)
+        })
+    });
+    let failure = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match (read, failure) {
+        (Ok(counts), _) => Ok(counts),
+        (Err(_), Some(failure)) => Err(failure),
+        (Err(error), None) => Err(backup_error(error)),
+    }
 }
 
 fn to_volume(
@@ -166,6 +215,7 @@ fn to_volume(
                 name,
                 size_bytes,
                 written_bytes,
+                pack_reads: None,
             })
         })
     })
@@ -192,6 +242,7 @@ fn into_volume(
         name,
         size_bytes: restore.manifest().size_bytes,
         written_bytes,
+        pack_reads: None,
     })
 }
 

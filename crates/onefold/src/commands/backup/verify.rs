@@ -38,7 +38,7 @@ struct Reply {
 }
 
 #[derive(Debug, Serialize)]
-struct FindingReply {
+pub(super) struct FindingReply {
     /// The damage.
     message: String,
     /// The backups that need what is damaged.
@@ -80,6 +80,17 @@ impl Place {
         Self {
             first_block: range.start,
             blocks: range.end - range.start,
+        }
+    }
+}
+
+impl fmt::Display for FindingReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.needed_by.iter().map(ToString::to_string);
+        let names: Vec<_> = names.collect();
+        match names.is_empty() {
+            true => write!(f, "{}; no backup needs it", self.message),
+            false => write!(f, "{}; needed by {}", self.message, names.join(", ")),
         }
     }
 }
@@ -148,13 +159,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
 impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         for finding in &self.findings {
-            let names = finding.needed_by.iter().map(ToString::to_string);
-            let names: Vec<_> = names.collect();
-            let needed_by = match names.is_empty() {
-                true => "no backup needs it".to_owned(),
-                false => format!("needed by {}", names.join(", ")),
-            };
-            writeln!(out, "{}; {needed_by}", finding.message)?;
+            writeln!(out, "{finding}")?;
         }
         writeln!(
             out,

@@ -1,0 +1,298 @@
+//! Takes out of packs what is damaged, so that the next backup with the same content stores it again; and puts
+//! back what is stored elsewhere, under its old number (B2), which mends the older backups (B6).
+//!
+//! A pack is written again for that, as its next generation. A block that is taken out is *lost*: the table keeps
+//! its fingerprint. Of a pack whose table is damaged nothing is known, so it stays as it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use onefold_format::backup::pack::{BLOCKS_PER_GROUP, BLOCKS_PER_PACK};
+use onefold_format::backup::{ObjectName, Slot, SourceId};
+use onefold_index::Key;
+use onefold_repository::{KnownSource, Pack, Repository, RepositoryErrorKind, Writer};
+
+use crate::blocks::BlockReader;
+use crate::create::Report;
+use crate::error::{BackupError, Result};
+use crate::verify::{Verified, check_group, verify};
+
+/// What is damaged, and what can be done about it.
+#[derive(Debug)]
+pub struct RepairPlan {
+    /// All damage, and who needs what is damaged.
+    pub verified: Verified,
+    /// What can be repaired.
+    pub sick: Vec<SickPacks>,
+}
+
+/// Packs of a source, or of popular blocks, that are not as they should be.
+#[derive(Debug)]
+pub struct SickPacks {
+    /// Whose they are.
+    pub of: KnownSource,
+    /// Sources that may have the same contents.
+    relatives: Vec<SourceId>,
+    packs: BTreeSet<u64>,
+    /// What repairing them would do.
+    pub expected: Repaired,
+}
+
+/// What repairing did, in blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Repaired {
+    /// Taken out because they are damaged.
+    pub lost: u64,
+    /// Put back.
+    pub mended: u64,
+    /// Still missing afterwards, those that were taken out among them.
+    pub missing: u64,
+}
+
+impl RepairPlan {
+    /// Reads all backups of a repository and their blocks. Nothing is changed.
+    ///
+    /// # Errors
+    ///
+    /// If the repository cannot be read at all; whatever `report` returns.
+    pub fn new(repository: &Arc<Repository>, report: Report<'_>) -> Result<Self> {
+        let sources = repository.sources()?;
+        let verified = verify(repository, &sources, true, report)?;
+        let mut sick = Vec::new();
+        for known in sources.iter().chain(&repository.all_popular()?) {
+            let Some(packs) = verified.packs.get(&known.id) else {
+                continue;
+            };
+            let popular = repository.popular_id(&known.source);
+            let mut relatives = vec![known.id, popular];
+            if known.source.is_popular() {
+                let of_domain = sources.iter();
+                let of_domain = of_domain.filter(|it| repository.popular_id(&it.source) == popular);
+                relatives.extend(of_domain.map(|it| it.id));
+            }
+            relatives.dedup();
+            let mut sick_packs = SickPacks {
+                of: known.clone(),
+                relatives,
+                packs: packs.clone(),
+                expected: Repaired::default(),
+            };
+            sick_packs.expected = sick_packs.each_patient(repository, &mut |_| Ok(()))?;
+            sick.push(sick_packs);
+        }
+        Ok(Self { verified, sick })
+    }
+}
+
+/// Repairs packs, with the lease of whose they are. Interrupted at any moment, everything is as it was or better.
+///
+/// # Errors
+///
+/// Any failure of writing; whatever `report` returns.
+pub fn repair(
+    writer: &Writer<'_>,
+    repository: &Arc<Repository>,
+    sick: &SickPacks,
+    level: i32,
+    report: Report<'_>,
+) -> Result<Repaired> {
+    let all = sick.packs.len() as u64;
+    let mut done = 0;
+    sick.each_patient(repository, &mut |patient| {
+        done += 1;
+        report(done, all)?;
+        patient.write_again(writer, level)
+    })
+}
+
+impl SickPacks {
+    fn each_patient(
+        &self,
+        repository: &Arc<Repository>,
+        each: &mut dyn FnMut(&Patient) -> Result<()>,
+    ) -> Result<Repaired> {
+        let key = Key::derive(&repository.fingerprint_secret(), 0);
+        let there: BTreeMap<u64, u32> = repository.packs(self.of.id)?.into_iter().collect();
+        let mut repaired = Repaired::default();
+        for number in &self.packs {
+            let Some(generation) = there.get(number).copied() else {
+                continue;
+            };
+            let pack = match repository.pack(self.of.id, *number, generation) {
+                Err(error) if error.kind() == RepositoryErrorKind::Damaged => continue,
+                opened => opened?,
+            };
+            let mut patient = Patient {
+                number: *number,
+                generation,
+                slots: pack.slots().to_vec(),
+                changed: BTreeSet::new(),
+                mended: BTreeMap::new(),
+                pack,
+                key: key.clone(),
+            };
+            patient.examine()?;
+            let lost = patient.changed.len() as u64;
+            patient.find_cures(repository, &self.relatives)?;
+            repaired.lost += lost;
+            repaired.mended += patient.mended.len() as u64;
+            let missing = patient.slots.iter().filter(|slot| slot.lost().is_some());
+            repaired.missing += missing.count() as u64;
+            if !patient.changed.is_empty() {
+                each(&patient)?;
+            }
+        }
+        Ok(repaired)
+    }
+}
+
+/// A pack, and what becomes of it.
+struct Patient {
+    number: u64,
+    generation: u32,
+    pack: Pack,
+    key: Key,
+    /// What it will have.
+    slots: Vec<Slot>,
+    /// Blocks of which that differs from what it has.
+    changed: BTreeSet<usize>,
+    /// Blocks that are put back.
+    mended: BTreeMap<usize, Vec<u8>>,
+}
+
+impl Patient {
+    /// Finds out what is damaged.
+    fn examine(&mut self) -> Result<()> {
+        for group in 0..self.pack.groups() {
+            let wrong = match check_group(&self.pack, group, &self.key) {
+                Ok((_, wrong)) => wrong,
+                Err(error) if error.is_damage() => self.numbers_of(group).collect(),
+                Err(error) => return Err(error),
+            };
+            for n in wrong {
+                if let Some(fingerprint) = self.slots[n].stored() {
+                    self.slots[n] = Slot::Lost(fingerprint);
+                    self.changed.insert(n);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn numbers_of(&self, group: usize) -> impl Iterator<Item = usize> + use<> {
+        let first = group * BLOCKS_PER_GROUP;
+        first..self.slots.len().min(first + BLOCKS_PER_GROUP)
+    }
+
+    /// Looks for what is lost among other blocks.
+    fn find_cures(&mut self, repository: &Arc<Repository>, relatives: &[SourceId]) -> Result<()> {
+        let mut wanted: BTreeMap<[u8; 16], Vec<usize>> = BTreeMap::new();
+        for (n, slot) in self.slots.iter().enumerate() {
+            if let Some(fingerprint) = slot.lost() {
+                wanted.entry(fingerprint).or_default().push(n);
+            }
+        }
+        let blocks = BlockReader::new(Arc::clone(repository), 0);
+        for relative in relatives {
+            for (number, generation) in repository.packs(*relative)? {
+                if wanted.is_empty() {
+                    return Ok(());
+                }
+                let pack = match repository.pack_or_newer(*relative, number, generation) {
+                    Ok(Some(pack)) => pack,
+                    Ok(None) => continue,
+                    Err(error) if error.kind() == RepositoryErrorKind::Damaged => continue,
+                    Err(error) => return Err(error.into()),
+                };
+                for (slot, number) in pack.slots().iter().zip(number * BLOCKS_PER_PACK..) {
+                    let Some(fingerprint) = slot.stored() else {
+                        continue;
+                    };
+                    if !wanted.contains_key(&fingerprint) {
+                        continue;
+                    }
+                    if let Some(content) = self.read(&blocks, *relative, number, fingerprint)? {
+                        for n in wanted.remove(&fingerprint).unwrap_or_default() {
+                            self.mend(n, fingerprint, content.clone());
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A block that is stored elsewhere; nothing if it is damaged there, too.
+    fn read(
+        &self,
+        blocks: &BlockReader,
+        store: SourceId,
+        number: u64,
+        fingerprint: [u8; 16],
+    ) -> Result<Option<Vec<u8>>> {
+        let block_size = self.pack.block_size();
+        let found = match blocks.find(store, number, block_size) {
+            Ok(found) => found,
+            Err(error) if error.is_damage() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let (_, content) = found.bytes(1);
+        let mut fingerprints = Vec::new();
+        self.key
+            .fingerprints(content, block_size as usize, &mut fingerprints);
+        let is_it = fingerprints.first().is_some_and(|it| it.0 == fingerprint);
+        Ok(is_it.then(|| content.to_vec()))
+    }
+
+    fn mend(&mut self, n: usize, fingerprint: [u8; 16], content: Vec<u8>) {
+        self.slots[n] = Slot::Stored(fingerprint);
+        self.changed.insert(n);
+        self.mended.insert(n, content);
+    }
+
+    /// Writes the pack as its next generation, and removes this one.
+    fn write_again(&self, writer: &Writer<'_>, level: i32) -> Result<()> {
+        let of = writer.source();
+        let mut new = writer.new_pack(of, self.number, self.generation + 1)?;
+        let sealer = new.sealer(level);
+        for (group, slots) in self.slots.chunks(BLOCKS_PER_GROUP).enumerate() {
+            let number = group as u32;
+            let sealed = match self.numbers_of(group).any(|n| self.changed.contains(&n)) {
+                false => sealer.seal_again(number, self.pack.open_group(group)?)?,
+                true => sealer.seal(number, &self.content(group)?)?,
+            };
+            new.push(&sealed, slots.iter().copied())?;
+        }
+        new.finish()?;
+        writer.remove(ObjectName::Pack {
+            source: of.id,
+            number: self.number,
+            generation: self.generation,
+        })?;
+        Ok(())
+    }
+
+    /// The blocks that a group will have.
+    fn content(&self, group: usize) -> Result<Vec<u8>> {
+        let there = match self.pack.read_group(group) {
+            Ok(bytes) => bytes,
+            // Then all of it is lost, or mended.
+            Err(error) if error.kind() == RepositoryErrorKind::Damaged => Vec::new(),
+            Err(error) => return Err(error.into()),
+        };
+        let mut there = there.chunks(self.pack.block_size() as usize);
+        let mut content = Vec::new();
+        for n in self.numbers_of(group) {
+            let had = self.pack.slots()[n].stored().and_then(|_| there.next());
+            if self.slots[n].stored().is_none() {
+                continue;
+            }
+            let mended = self.mended.get(&n).map(Vec::as_slice);
+            let block = mended.or(had).ok_or_else(|| {
+                BackupError::Temporary(std::io::Error::other("a block was read and is gone"))
+            })?;
+            content.extend_from_slice(block);
+        }
+        Ok(content)
+    }
+}

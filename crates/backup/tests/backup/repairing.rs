@@ -1,0 +1,225 @@
+//! What is damaged is stored again by the next backup with the same content, and mends the older ones then.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use onefold_backup::{BackupError, RepairPlan, Repaired, Restore, Result, repair};
+use onefold_format::backup::BackupNumber;
+use onefold_repository::{Access, KnownSource, RepositoryErrorKind};
+
+use crate::{MemoryDisk, Rig, days, source};
+
+impl Rig {
+    fn plan_repair(&self) -> RepairPlan {
+        RepairPlan::new(&self.repository, &mut |_, _| Ok(())).unwrap()
+    }
+
+    fn repair(&self) -> Repaired {
+        let mut all = Repaired::default();
+        for sick in self.plan_repair().sick {
+            let writer = self.repository.writer(sick.of.id, "repair").unwrap();
+            let done = repair(&writer, &self.repository, &sick, 1, &mut |_, _| Ok(()));
+            let done = done.unwrap();
+            assert_eq!(done, sick.expected);
+            all.lost += done.lost;
+            all.mended += done.mended;
+            all.missing += done.missing;
+        }
+        all
+    }
+
+    fn packs(&self) -> Vec<PathBuf> {
+        let files = self.files().into_iter();
+        let packs = files.filter(|path| path.to_string_lossy().contains("/packs/"));
+        packs.collect()
+    }
+}
+
+fn flip(file: &PathBuf, at: usize) {
+    let mut bytes = std::fs::read(file).unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(file, &bytes).unwrap();
+}
+
+#[test]
+fn the_next_backup_stores_what_was_damaged_and_mends_the_older_ones() {
+    for access in [Access::Open, Access::KeyFile(b"a key".to_vec())] {
+        let rig = Rig::new(&access);
+        let days = days(5, 1000, 3);
+        for day in &days {
+            rig.create(&mut day.clone(), None).unwrap();
+        }
+        let wholes = |expected: &[bool]| {
+            for ((n, day), whole) in (1..).zip(&days).zip(expected) {
+                let restored = rig.restore(BackupNumber(n));
+                assert_eq!(restored.is_ok(), *whole, "backup {n}");
+                assert!(restored.is_err() || restored.unwrap() == day.bytes());
+            }
+        };
+        // The first and the third group of the first pack.
+        let pack = &rig.packs()[0];
+        flip(pack, 90);
+        flip(pack, std::fs::metadata(pack).unwrap().len() as usize / 4);
+        wholes(&[false, false, false]);
+        let plan = rig.plan_repair();
+        assert_eq!(plan.verified.findings.len(), 2);
+        for finding in &plan.verified.findings {
+            assert_eq!(finding.needed_by.len(), 3, "{finding:?}");
+            assert!(finding.needed_by.iter().all(|it| it.blocks > 0));
+        }
+        // Nothing else has their content.
+        let repaired = rig.repair();
+        assert_eq!(
+            repaired,
+            Repaired {
+                lost: 128,
+                mended: 0,
+                missing: 128
+            }
+        );
+        wholes(&[false, false, false]);
+        let found = rig.verify(true);
+        assert!(
+            found
+                .findings
+                .iter()
+                .all(|it| it.message.contains("not mended yet"))
+        );
+        assert_eq!(
+            rig.repair(),
+            Repaired {
+                lost: 0,
+                mended: 0,
+                missing: 128
+            }
+        );
+
+        // The first day comes back: all that was lost is stored again, under new numbers.
+        let created = rig.create(&mut days[0].clone(), None).unwrap();
+        assert_eq!(created.manifest.counts.new_blocks, 128);
+        assert!(rig.restore(created.backup).unwrap() == days[0].bytes());
+        assert_eq!(
+            rig.repair(),
+            Repaired {
+                lost: 0,
+                mended: 128,
+                missing: 0
+            }
+        );
+        wholes(&[true, true, true]);
+        assert!(rig.verify(true).findings.is_empty());
+        assert!(rig.plan_repair().sick.is_empty());
+    }
+}
+
+#[test]
+fn popular_blocks_are_mended_from_any_source_of_the_domain() {
+    let rig = Rig::new(&Access::Open);
+    let other = rig.repository.add_source(source("other")).unwrap();
+    let third = rig.repository.add_source(source("third")).unwrap();
+    let disk = MemoryDisk::new(1..=640);
+    let create = |sources: &[&KnownSource]| {
+        let mut copies = vec![disk.clone(); sources.len()];
+        let mut disks: Vec<_> = sources.iter().copied().zip(&mut copies).collect();
+        let batch = rig.create_batch(&mut disks, None).unwrap();
+        batch
+            .backups
+            .into_iter()
+            .map(|made| made.unwrap().backup)
+            .collect::<Vec<_>>()
+    };
+    create(&[&rig.source, &other]);
+    let pack = rig.packs().remove(0);
+    flip(&pack, 90);
+    assert_eq!(
+        rig.repair(),
+        Repaired {
+            lost: 64,
+            mended: 0,
+            missing: 64
+        }
+    );
+    // A source that comes alone stores it for itself.
+    create(&[&third]);
+    assert_eq!(
+        rig.repair(),
+        Repaired {
+            lost: 0,
+            mended: 64,
+            missing: 0
+        }
+    );
+    for known in [&rig.source, &other, &third] {
+        assert!(rig.restore_of(known, BackupNumber(1)).unwrap() == disk.bytes());
+    }
+}
+
+/// Where in a pack the damage is decides how much is lost; never that something else comes back.
+#[test]
+fn whatever_byte_of_a_pack_is_damaged_a_full_backup_and_repair_mend_it_or_name_it() {
+    let rig = Rig::new(&Access::Open);
+    let disk = MemoryDisk::new((1..=200).chain(1..=20));
+    rig.create(&mut disk.clone(), None).unwrap();
+    let pack = rig.packs().remove(0);
+    let good = std::fs::read(&pack).unwrap();
+    let (mut mended, mut named) = (0, 0);
+    for at in (200..good.len())
+        .step_by(97_003)
+        .chain([0, 85, good.len() - 2000, good.len() - 5])
+    {
+        flip(&pack, at);
+        rig.repair();
+        let made = rig.create(&mut disk.clone(), None).unwrap();
+        assert!(
+            rig.restore(made.backup).unwrap() == disk.bytes(),
+            "byte {at}"
+        );
+        rig.repair();
+        match rig.restore(BackupNumber(1)) {
+            Ok(bytes) => {
+                assert!(bytes == disk.bytes());
+                mended += 1;
+            }
+            Err(_) => {
+                let findings = rig.verify(false).findings;
+                let needed: BTreeSet<_> = findings
+                    .iter()
+                    .flat_map(|it| it.needed_by.iter().map(|it| it.backup.0))
+                    .collect();
+                assert_eq!(needed, BTreeSet::from([1]), "byte {at}");
+                named += 1;
+            }
+        }
+        // As it was, for the next byte.
+        for pack in rig.packs() {
+            std::fs::remove_file(pack).unwrap();
+        }
+        rig.repository.forget(rig.source.id, made.backup).unwrap();
+        std::fs::write(&pack, &good).unwrap();
+    }
+    assert!(mended > 3 && named == 3, "{mended} mended, {named} named");
+}
+
+#[test]
+fn a_backup_that_is_read_is_not_forgotten() {
+    let rig = Rig::new(&Access::Passphrase(b"a passphrase".to_vec()));
+    let disk = MemoryDisk::new(1..=100);
+    let made = rig.create(&mut disk.clone(), None).unwrap();
+    let forget = || -> Result<()> { Ok(rig.repository.forget(rig.source.id, made.backup)?) };
+    let open = || Restore::open(&rig.blocks(), &rig.source, made.backup, "backup mount");
+    let (first, second) = (open().unwrap(), open().unwrap());
+    for reader in [first, second] {
+        match forget() {
+            Err(BackupError::Repository(error)) => {
+                assert_eq!(error.kind(), RepositoryErrorKind::InUse);
+                let who = format!("being read by process {}", std::process::id());
+                assert!(error.to_string().contains(&who), "{error}");
+                assert!(error.to_string().contains("(backup mount)"), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+        drop(reader);
+    }
+    forget().unwrap();
+    assert_eq!(rig.repository.leftovers().unwrap().files, 0);
+}

@@ -1,0 +1,183 @@
+//! `onefold backup repair`
+
+use super::verify::FindingReply;
+use super::{Context, RepositoryArgs, backup_error, repository_error};
+use crate::commands::foreground::interruption;
+use crate::commands::pool_check::FOUND_DAMAGE;
+use crate::output::Render;
+use crate::progress::Progress;
+use onefold_api::{Result, size};
+use onefold_backup::{BackupError, RepairPlan, Repaired, SickPacks, repair, verify};
+use onefold_repository::{KnownSource, Leftovers, Repository};
+use serde::Serialize;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Of zstd: as `create` has it.
+const LEVEL: i32 = 1;
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct Args {
+    #[command(flatten)]
+    repository: RepositoryArgs,
+
+    /// Repair. Without this the plan is printed, and nothing is changed.
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Reply {
+    /// Whether it was done, or is only planned.
+    is_done: bool,
+    sources: Vec<SourceReply>,
+    /// What is still damaged, or is now if nothing was done.
+    findings: Vec<FindingReply>,
+    /// Files of commands that were killed.
+    leftovers: u64,
+    leftover_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct SourceReply {
+    /// Nothing for the popular blocks of the domain.
+    source: Option<String>,
+    domain: String,
+    /// Blocks that are damaged and are taken out, so that they are stored again.
+    damaged_blocks: u64,
+    /// Blocks that are put back, because they are stored elsewhere, too.
+    mended_blocks: u64,
+    /// Blocks that are missing afterwards.
+    missing_blocks: u64,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    let repository = Arc::new(args.repository.open()?);
+    let interrupted = interruption()?;
+    let plan = {
+        let progress = Progress::steps(&context.output, "verifying");
+        RepairPlan::new(&repository, &mut reporting(&progress, &interrupted))
+    };
+    let plan = plan.map_err(backup_error)?;
+    let mut reply = Reply {
+        is_done: args.yes,
+        sources: Vec::new(),
+        findings: Vec::new(),
+        leftovers: 0,
+        leftover_bytes: 0,
+    };
+    for sick in &plan.sick {
+        let repaired = match args.yes {
+            false => sick.expected,
+            true => do_repair(context, &repository, sick, &interrupted)?,
+        };
+        reply.sources.push(SourceReply::of(&sick.of, repaired));
+    }
+    let verified = match args.yes && !plan.sick.is_empty() {
+        false => plan.verified,
+        true => {
+            let sources = repository.sources().map_err(repository_error)?;
+            let progress = Progress::steps(&context.output, "verifying again");
+            let report = &mut reporting(&progress, &interrupted);
+            verify(&repository, &sources, false, report).map_err(backup_error)?
+        }
+    };
+    let findings = verified.findings.into_iter();
+    reply.findings = findings.map(FindingReply::from).collect();
+    let Leftovers { files, bytes } = match args.yes {
+        true => repository.remove_leftovers(),
+        false => repository.leftovers(),
+    }
+    .map_err(repository_error)?;
+    (reply.leftovers, reply.leftover_bytes) = (files, bytes);
+    let is_whole = reply.findings.is_empty();
+    context.output.document(&reply)?;
+    match is_whole {
+        true => Ok(ExitCode::SUCCESS),
+        false => Ok(ExitCode::from(FOUND_DAMAGE)),
+    }
+}
+
+fn reporting<'a>(
+    progress: &'a Progress,
+    interrupted: &'a AtomicBool,
+) -> impl FnMut(u64, u64) -> onefold_backup::Result<()> + 'a {
+    |done, all| {
+        progress.set(done, all);
+        match interrupted.load(Ordering::Relaxed) {
+            true => Err(BackupError::Receiver(
+                "interrupted; the same command does what is left".to_owned(),
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+fn do_repair(
+    context: &Context,
+    repository: &Arc<Repository>,
+    sick: &SickPacks,
+    interrupted: &AtomicBool,
+) -> Result<Repaired> {
+    let writer = repository.writer(sick.of.id, "backup repair");
+    let writer = writer.map_err(repository_error)?;
+    let progress = Progress::steps(&context.output, "repairing");
+    let report = &mut reporting(&progress, interrupted);
+    repair(&writer, repository, sick, LEVEL, report).map_err(backup_error)
+}
+
+impl SourceReply {
+    fn of(known: &KnownSource, repaired: Repaired) -> Self {
+        let source = &known.source;
+        Self {
+            source: (!source.is_popular()).then(|| source.name.clone()),
+            domain: source.domain.clone(),
+            damaged_blocks: repaired.lost,
+            mended_blocks: repaired.mended,
+            missing_blocks: repaired.missing,
+        }
+    }
+}
+
+impl Render for Reply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        for source in &self.sources {
+            let name = match &source.source {
+                Some(name) => name.clone(),
+                None => format!("popular blocks of domain {}", source.domain),
+            };
+            writeln!(
+                out,
+                "{name}: {} damaged, {} mended from elsewhere, {} missing until a backup has their content",
+                size::count(source.damaged_blocks, "block"),
+                source.mended_blocks,
+                source.missing_blocks,
+            )?;
+        }
+        for finding in &self.findings {
+            writeln!(out, "{finding}")?;
+        }
+        if self.leftovers > 0 {
+            writeln!(
+                out,
+                "{} of commands that were killed, {}",
+                size::count(self.leftovers, "file"),
+                size::display(self.leftover_bytes)
+            )?;
+        }
+        let is_whole = self.findings.is_empty();
+        if is_whole && self.sources.is_empty() && self.leftovers == 0 {
+            return writeln!(out, "nothing to repair");
+        }
+        match (self.is_done, is_whole) {
+            (false, _) => writeln!(out, "nothing was changed, --yes goes on"),
+            (true, true) => writeln!(out, "repaired"),
+            (true, false) => writeln!(
+                out,
+                "back the sources up with --full and repair again: what their disks still have is mended then"
+            ),
+        }
+    }
+}

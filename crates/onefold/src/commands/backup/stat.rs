@@ -1,0 +1,183 @@
+//! `onefold backup stat`
+
+use super::{Context, RepositoryArgs, repository_error};
+use crate::output::Render;
+use onefold_api::{Result, size};
+use onefold_format::backup::{Sealing, SourceId};
+use onefold_repository::{Repository, RepositoryErrorKind};
+use serde::Serialize;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct Args {
+    #[command(flatten)]
+    repository: RepositoryArgs,
+}
+
+#[derive(Debug, Serialize)]
+struct Reply {
+    repository_id: String,
+    is_encrypted: bool,
+    sources: Vec<SourceReply>,
+    popular: Vec<PopularReply>,
+    /// Data of all backups.
+    logical_bytes: u64,
+    /// Content of all packs.
+    content_bytes: u64,
+    /// Of all packs.
+    stored_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct SourceReply {
+    source: String,
+    domain: String,
+    backups: u64,
+    /// Data of all its backups.
+    logical_bytes: u64,
+    #[serde(flatten)]
+    packs: Packs,
+}
+
+#[derive(Debug, Serialize)]
+struct PopularReply {
+    domain: String,
+    #[serde(flatten)]
+    packs: Packs,
+}
+
+/// What some packs have.
+#[derive(Debug, Default, Serialize)]
+struct Packs {
+    packs: u64,
+    content_bytes: u64,
+    stored_bytes: u64,
+    /// Packs that cannot be read.
+    damaged_packs: u64,
+    /// Blocks that were damaged and are not mended yet.
+    lost_blocks: u64,
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
+    let sealing = Repository::sealing(args.repository.root()?).map_err(repository_error)?;
+    let repository = args.repository.open()?;
+    let mut reply = Reply {
+        repository_id: repository.id().to_string(),
+        is_encrypted: sealing == Sealing::Encrypted,
+        sources: Vec::new(),
+        popular: Vec::new(),
+        logical_bytes: 0,
+        content_bytes: 0,
+        stored_bytes: 0,
+    };
+    for known in repository.sources().map_err(repository_error)? {
+        let backups = repository.backups(known.id).map_err(repository_error)?;
+        let mut logical_bytes = 0;
+        for backup in &backups {
+            let manifest = repository.manifest(known.id, *backup);
+            let manifest = manifest.map_err(repository_error)?;
+            logical_bytes += manifest.counts.logical_blocks * u64::from(manifest.block_size);
+        }
+        reply.sources.push(SourceReply {
+            source: known.source.name,
+            domain: known.source.domain,
+            backups: backups.len() as u64,
+            logical_bytes,
+            packs: Packs::of(&repository, known.id)?,
+        });
+    }
+    for known in repository.all_popular().map_err(repository_error)? {
+        reply.popular.push(PopularReply {
+            domain: known.source.domain,
+            packs: Packs::of(&repository, known.id)?,
+        });
+    }
+    let packs = reply.sources.iter().map(|it| &it.packs);
+    for packs in packs.chain(reply.popular.iter().map(|it| &it.packs)) {
+        reply.content_bytes += packs.content_bytes;
+        reply.stored_bytes += packs.stored_bytes;
+    }
+    reply.logical_bytes = reply.sources.iter().map(|it| it.logical_bytes).sum();
+    context.print(&reply)
+}
+
+impl Packs {
+    fn of(repository: &Repository, store: SourceId) -> Result<Self> {
+        let mut found = Self::default();
+        for (number, generation) in repository.packs(store).map_err(repository_error)? {
+            let pack = match repository.pack_or_newer(store, number, generation) {
+                Ok(Some(pack)) => pack,
+                Ok(None) => continue,
+                Err(error) if error.kind() == RepositoryErrorKind::Damaged => {
+                    found.damaged_packs += 1;
+                    continue;
+                }
+                Err(error) => return Err(repository_error(error)),
+            };
+            let slots = pack.slots().iter();
+            let blocks = slots.clone().filter(|it| it.stored().is_some()).count();
+            found.packs += 1;
+            found.content_bytes += blocks as u64 * u64::from(pack.block_size());
+            found.stored_bytes += pack.stored_bytes();
+            found.lost_blocks += slots.filter(|it| it.lost().is_some()).count() as u64;
+        }
+        Ok(found)
+    }
+}
+
+impl Render for Reply {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let names = self.sources.iter().map(|it| it.source.len());
+        let domains = self.popular.iter().map(|it| it.domain.len() + 10);
+        let width = names.chain(domains).max().unwrap_or(0).max(6);
+        writeln!(
+            out,
+            "{:width$}  {:>7}  {:>10}  {:>10}  {:>10}",
+            "SOURCE", "BACKUPS", "DATA", "CONTENT", "STORED"
+        )?;
+        let line = |name: &str, backups: &str, logical: &str, packs: &Packs| {
+            let (content, stored) = (packs.content_bytes, packs.stored_bytes);
+            format!(
+                "{name:width$}  {backups:>7}  {logical:>10}  {:>10}  {:>10}",
+                size::display(content),
+                size::display(stored)
+            )
+        };
+        for source in &self.sources {
+            let (backups, logical) = (source.backups.to_string(), source.logical_bytes);
+            let logical = size::display(logical);
+            writeln!(
+                out,
+                "{}",
+                line(&source.source, &backups, &logical, &source.packs)
+            )?;
+        }
+        for popular in &self.popular {
+            let name = format!("({} popular)", popular.domain);
+            writeln!(out, "{}", line(&name, "", "", &popular.packs))?;
+        }
+        let ratio = self.logical_bytes as f64 / self.content_bytes.max(1) as f64;
+        writeln!(
+            out,
+            "{} of data in {} of content, {ratio:.1} to 1, stored in {}",
+            size::display(self.logical_bytes),
+            size::display(self.content_bytes),
+            size::display(self.stored_bytes)
+        )?;
+        let packs = self.sources.iter().map(|it| &it.packs);
+        let packs = packs.chain(self.popular.iter().map(|it| &it.packs));
+        let (damaged, lost) = packs.fold((0, 0), |(damaged, lost), packs| {
+            (damaged + packs.damaged_packs, lost + packs.lost_blocks)
+        });
+        if damaged + lost > 0 {
+            let packs = size::count(damaged, "pack");
+            let blocks = size::count(lost, "block");
+            writeln!(
+                out,
+                "{packs} cannot be read, {blocks} lost; see 'onefold backup verify'"
+            )?;
+        }
+        Ok(())
+    }
+}
