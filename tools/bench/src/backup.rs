@@ -212,7 +212,7 @@ fn onefold(
         .run()?;
     product
         .command()
-        .args(["volume", "create", "guest", "1G"])
+        .args(["volume", "create", "guest", "--size", "1G"])
         .run()?;
     let daemon = product.serve(&[], &[])?;
     product.pause_jobs()?;
