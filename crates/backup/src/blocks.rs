@@ -23,6 +23,15 @@ pub struct BlockReader {
     groups: Mutex<Cache<(SourceId, u64, usize), Vec<u8>>>,
 }
 
+/// How far a read may go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Only to what is in memory, for whoever must not wait.
+    Memory,
+    /// To the repository.
+    Repository,
+}
+
 /// A block, with those that follow it in its group.
 pub(crate) struct Found {
     pack: Arc<Pack>,
@@ -91,29 +100,42 @@ impl BlockReader {
         &self.repository
     }
 
-    /// The block of this number, which has so many bytes. Nothing is locked while it is read and decompressed.
-    pub(crate) fn find(&self, source: SourceId, number: u64, block_size: u32) -> Result<Found> {
+    /// The block of this number, which has so many bytes; nothing, if it is not in memory and must be. Nothing
+    /// is locked while it is read and decompressed.
+    pub(crate) fn find(
+        &self,
+        source: SourceId,
+        number: u64,
+        block_size: u32,
+        reach: Reach,
+    ) -> Result<Option<Found>> {
         let in_pack = (number % BLOCKS_PER_PACK) as usize;
         let number = number / BLOCKS_PER_PACK;
-        let pack = self.pack(source, number)?;
+        let known = lock(&self.packs).get(&(source, number));
+        let pack = match (known, reach) {
+            (Some(pack), _) => pack,
+            (None, Reach::Memory) => return Ok(None),
+            (None, Reach::Repository) => self.pack(source, number)?,
+        };
         pack.check_block_size(block_size)?;
         let (number_of_group, at) = pack.find(in_pack)?;
         let key = (source, number, number_of_group);
         let known = lock(&self.groups).get(&key);
         let group = match known {
             Some(group) => group,
+            None if reach == Reach::Memory => return Ok(None),
             None => {
                 let group = Arc::new(pack.read_group(number_of_group)?);
                 lock(&self.groups).put(key, &group, group.len());
                 group
             }
         };
-        Ok(Found {
+        Ok(Some(Found {
             pack,
             group,
             at,
             in_pack,
-        })
+        }))
     }
 
     /// The newest generation of a pack.

@@ -12,7 +12,7 @@ use onefold_format::backup::{ObjectName, Slot, SourceId};
 use onefold_index::Key;
 use onefold_repository::{KnownSource, Pack, Repository, RepositoryErrorKind, Writer};
 
-use crate::blocks::BlockReader;
+use crate::blocks::{BlockReader, Reach};
 use crate::create::Report;
 use crate::error::{BackupError, Result};
 use crate::verify::{Verified, check_group, verify};
@@ -231,8 +231,9 @@ impl Patient {
         fingerprint: [u8; 16],
     ) -> Result<Option<Vec<u8>>> {
         let block_size = self.pack.block_size();
-        let found = match blocks.find(store, number, block_size) {
-            Ok(found) => found,
+        let found = match blocks.find(store, number, block_size, Reach::Repository) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(None),
             Err(error) if error.is_damage() => return Ok(None),
             Err(error) => return Err(error),
         };

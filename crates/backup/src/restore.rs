@@ -8,7 +8,7 @@ use onefold_format::backup::recipe::BLOCKS_PER_RECIPE_PAGE;
 use onefold_format::backup::{BackupNumber, Manifest, RecipeRun, SourceId, Target};
 use onefold_repository::{KnownSource, Reading, Recipe};
 
-use crate::blocks::BlockReader;
+use crate::blocks::{BlockReader, Reach};
 use crate::error::{BackupError, Result};
 
 /// Gets data, with its address in bytes.
@@ -84,22 +84,25 @@ impl Restore {
     }
 
     fn page(&self, page: u64) -> Result<Arc<Vec<RecipeRun>>> {
-        let pages = || self.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut known = pages();
-        if let Some(at) = known.iter().position(|(number, _)| *number == page) {
-            let found = known.remove(at);
-            let runs = Arc::clone(&found.1);
-            known.push(found);
+        if let Some(runs) = self.known_page(page) {
             return Ok(runs);
         }
-        drop(known);
         let runs = Arc::new(self.recipe.page(page)?);
-        let mut known = pages();
+        let mut known = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= PAGES_KEPT {
             known.remove(0);
         }
         known.push((page, Arc::clone(&runs)));
         Ok(runs)
+    }
+
+    fn known_page(&self, page: u64) -> Option<Arc<Vec<RecipeRun>>> {
+        let mut known = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = known.iter().position(|(number, _)| *number == page)?;
+        let found = known.remove(at);
+        let runs = Arc::clone(&found.1);
+        known.push(found);
+        Some(runs)
     }
 
     /// Passes all data on, in ascending order; what is left out is zeros.
@@ -108,7 +111,8 @@ impl Restore {
     ///
     /// If the repository is damaged, with the first block concerned; or the receiver's.
     pub fn read_all(&self, receive: Receive<'_>) -> Result<()> {
-        self.read_range(&(0..self.manifest().size_bytes), receive)
+        let all = 0..self.manifest().size_bytes;
+        self.read_range(&all, Reach::Repository, receive).map(drop)
     }
 
     /// Fills all of `bytes` from byte `at` on; beyond the end with zeros.
@@ -117,24 +121,50 @@ impl Restore {
     ///
     /// If the repository is damaged, with the first block concerned.
     pub fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        self.read_within(at, bytes, Reach::Repository).map(drop)
+    }
+
+    /// As [`Restore::read`], if all of it is in memory. Returns whether it was.
+    ///
+    /// # Errors
+    ///
+    /// As [`Restore::read`].
+    pub fn read_from_memory(&self, at: u64, bytes: &mut [u8]) -> Result<bool> {
+        self.read_within(at, bytes, Reach::Memory)
+    }
+
+    fn read_within(&self, at: u64, bytes: &mut [u8], reach: Reach) -> Result<bool> {
         bytes.fill(0);
         let range = at..at.saturating_add(bytes.len() as u64);
-        self.read_range(&range, &mut |from, data| {
+        self.read_range(&range, reach, &mut |from, data| {
             let start = (from - at) as usize;
             bytes[start..start + data.len()].copy_from_slice(data);
             Ok(())
         })
     }
 
-    fn read_range(&self, range: &Range<u64>, receive: Receive<'_>) -> Result<()> {
+    /// Returns whether it was within reach.
+    fn read_range(&self, range: &Range<u64>, reach: Reach, receive: Receive<'_>) -> Result<bool> {
+        if reach == Reach::Memory
+            && !self
+                .pages_of(range)
+                .all(|page| self.known_page(page).is_some())
+        {
+            return Ok(false);
+        }
+        let mut is_within = true;
         self.each_run(range, &mut |block, run| {
             let first = match run.target {
                 Target::Zeros => return Ok(()),
                 Target::Own(first) => (self.source, first),
                 Target::Popular(first) => (self.popular, first),
             };
-            self.read_run(block, first, run.blocks, range, receive)
-        })
+            if is_within {
+                is_within = self.read_run(block, first, run.blocks, (range, reach), receive)?;
+            }
+            Ok(())
+        })?;
+        Ok(is_within)
     }
 
     /// The runs that this range touches, each with its first block; a run is cut at the range's first and
@@ -170,26 +200,30 @@ impl Restore {
         mut block: u64,
         (source, mut number): (SourceId, u64),
         mut left: u64,
-        range: &Range<u64>,
+        (range, reach): (&Range<u64>, Reach),
         receive: Receive<'_>,
-    ) -> Result<()> {
-        let block_size = self.block_size();
+    ) -> Result<bool> {
+        let (blocks, block_bytes) = (&self.blocks, self.manifest().block_size);
+        let block_size = u64::from(block_bytes);
         let end = range.end.min(self.manifest().size_bytes);
         while left > 0 {
-            let found = self.blocks.find(source, number, self.manifest().block_size);
+            let found = blocks.find(source, number, block_bytes, reach);
             let found = found.map_err(|error| match error {
                 BackupError::Repository(error) => BackupError::Damaged { block, error },
                 other => other,
             })?;
-            let (blocks, bytes) = found.bytes(left);
-            let blocks = blocks.max(1);
+            let Some(found) = found else {
+                return Ok(false);
+            };
+            let (count, bytes) = found.bytes(left);
+            let count = count.max(1);
             let start = block * block_size;
-            let (from, to) = (range.start.max(start), end.min(start + blocks * block_size));
+            let (from, to) = (range.start.max(start), end.min(start + count * block_size));
             let cut = (from - start) as usize..(to.max(from) - start) as usize;
             receive(from, bytes.get(cut).unwrap_or_default())?;
-            (block, number, left) = (block + blocks, number + blocks, left - blocks);
+            (block, number, left) = (block + count, number + count, left - count);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Whether each part of a range holds data, from its start: `most` runs at most, so perhaps not all of it.

@@ -58,6 +58,7 @@ mod thread;
 mod trim;
 mod unshare;
 
+pub use background::give_way;
 pub use dedup::{DedupTotals, dedup_now};
 pub use job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
 pub use maintenance::{Maintenance, MaintenanceOptions};

@@ -366,6 +366,7 @@ fn any_part_of_a_backup_is_read_and_compared() {
     });
     let opened: Vec<Restore> = opened.collect();
     let mut random = fastrand::Rng::with_seed(4);
+    let mut found_in_memory = 0;
     for round in 0..300 {
         let (now, then) = (random.usize(..3), random.usize(..3));
         let (restore, day) = (&opened[now], &days[now]);
@@ -379,6 +380,11 @@ fn any_part_of_a_backup_is_read_and_compared() {
         let small = range.start..range.end.min(range.start + 500_000);
         let mut bytes = vec![7; (small.end - small.start) as usize];
         restore.read(small.start, &mut bytes).unwrap();
+        let mut from_memory = vec![7; bytes.len()];
+        let is_there = restore.read_from_memory(small.start, &mut from_memory);
+        let is_there = is_there.unwrap();
+        assert!(!is_there || from_memory == bytes, "{small:?}");
+        found_in_memory += usize::from(is_there);
         let first = small.start as usize / BLOCK;
         let last = (small.end as usize).div_ceil(BLOCK);
         let all: Vec<u8> = (first..last).flat_map(|n| block(content(n))).collect();
@@ -400,6 +406,7 @@ fn any_part_of_a_backup_is_read_and_compared() {
         });
         assert!(differences.eq(expected.into_iter().take(most)), "{range:?}");
     }
+    assert!((10..290).contains(&found_in_memory), "{found_in_memory}");
     // Beyond the end there are zeros.
     let mut bytes = [7; 2000];
     opened[0]

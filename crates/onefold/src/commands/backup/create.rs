@@ -175,7 +175,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     };
     let needs_pool = |wanted: &Wanted| !matches!(wanted, Wanted::Image { .. });
     let mut reply = match args.sources.iter().any(needs_pool) {
-        true => context.with_session(|session| job.with_snapshots(session))?,
+        true => context.with_session(|session| {
+            if let Session::Remote(_) = session {
+                onefold_jobs::give_way();
+            }
+            job.with_snapshots(session)
+        })?,
         false => job.all(None)?,
     };
     let failures = std::mem::take(&mut reply.failures);

@@ -222,7 +222,7 @@ impl Exports for Mounted {
     }
 }
 
-/// Whoever must not wait is sent to somebody who may: nothing is known to be in memory.
+/// Whoever must not wait is sent to somebody who may: recipes may have to be read.
 fn may_wait(blocking: Blocking) -> std::result::Result<(), ExportError> {
     match blocking {
         Blocking::Yes => Ok(()),
@@ -264,8 +264,13 @@ impl Export for BackupExport {
         buf: &mut [u8],
         blocking: Blocking,
     ) -> std::result::Result<(), ExportError> {
-        may_wait(blocking)?;
-        self.0.read(offset, buf).map_err(failed)
+        if blocking == Blocking::Yes {
+            return self.0.read(offset, buf).map_err(failed);
+        }
+        match self.0.read_from_memory(offset, buf).map_err(failed)? {
+            true => Ok(()),
+            false => Err(ExportError::WouldBlock),
+        }
     }
 
     fn write(&self, _: u64, _: &[u8], _: Blocking) -> std::result::Result<(), ExportError> {
