@@ -3,11 +3,11 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
+
+use crate::disk;
 
 /// How the name of an object begins that is not complete.
 pub(crate) const INCOMPLETE: &str = ".incomplete-";
@@ -72,17 +72,16 @@ impl Folder {
             .root
             .join(folder)
             .join(format!("{INCOMPLETE}{:016x}", random_number()?));
-        std::fs::rename(&object, &removed)?;
-        File::open(object.parent().unwrap_or(&self.root))?.sync_all()?;
-        std::fs::remove_file(&removed)
+        disk::rename(&object, &removed)?;
+        disk::sync_folder(object.parent().unwrap_or(&self.root))?;
+        disk::remove_file(&removed)
     }
 
     /// Removes an object durably.
     pub(crate) fn remove(&self, path: &str) -> io::Result<()> {
         let object = self.root.join(path);
-        std::fs::remove_file(&object)?;
-        let folder = object.parent().unwrap_or(&self.root);
-        File::open(folder)?.sync_all()
+        disk::remove_file(&object)?;
+        disk::sync_folder(object.parent().unwrap_or(&self.root))
     }
 
     /// Starts an object. Its folders are made as needed, each durable before it is used.
@@ -103,14 +102,8 @@ impl Folder {
 
     fn start(wanted: PathBuf, folder: &Path) -> io::Result<NewObject> {
         let incomplete = folder.join(format!("{INCOMPLETE}{:016x}", random_number()?));
-        let mut options = File::options();
-        let file = options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&incomplete)?;
         Ok(NewObject {
-            file,
+            file: disk::create_new(&incomplete)?,
             incomplete,
             wanted,
             is_kept: false,
@@ -130,11 +123,8 @@ impl Folder {
         }
         let parent = folder.parent().unwrap_or(&self.root);
         self.ensure(parent)?;
-        match std::fs::create_dir(folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        File::open(parent)?.sync_all()
+        disk::create_folder(folder)?;
+        disk::sync_folder(parent)
     }
 }
 
@@ -150,47 +140,27 @@ impl NewObject {
     ///
     /// `AlreadyExists`, and the object that is there stays as it is.
     pub(crate) fn commit(mut self) -> io::Result<()> {
-        self.file.sync_all()?;
-        self.name()?;
+        disk::sync(&self.file, &self.incomplete)?;
+        self.is_kept = disk::rename_new(&self.incomplete, &self.wanted)?;
         self.sync_folder()
     }
 
     /// As [`NewObject::commit`], in the place of an object that is there.
     pub(crate) fn commit_over(mut self) -> io::Result<()> {
-        self.file.sync_all()?;
-        std::fs::rename(&self.incomplete, &self.wanted)?;
+        disk::sync(&self.file, &self.incomplete)?;
+        disk::rename(&self.incomplete, &self.wanted)?;
         self.is_kept = true;
         self.sync_folder()
     }
 
-    fn name(&mut self) -> io::Result<()> {
-        match rustix::fs::renameat_with(
-            CWD,
-            &self.incomplete,
-            CWD,
-            &self.wanted,
-            RenameFlags::NOREPLACE,
-        ) {
-            Ok(()) => self.is_kept = true,
-            // Network file systems may not have it; a second name is refused just as well.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                std::fs::hard_link(&self.incomplete, &self.wanted)?;
-            }
-            Err(error) => return Err(error.into()),
-        }
-        Ok(())
-    }
-
     fn sync_folder(&self) -> io::Result<()> {
-        self.wanted
-            .parent()
-            .map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+        self.wanted.parent().map_or(Ok(()), disk::sync_folder)
     }
 }
 
 impl Write for NewObject {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
+        disk::append(&mut self.file, &self.incomplete, bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -202,7 +172,7 @@ impl Drop for NewObject {
     fn drop(&mut self) {
         if !self.is_kept {
             // Whoever dropped it has an error that matters more; what is left behind begins with a dot.
-            let _ = std::fs::remove_file(&self.incomplete);
+            let _ = disk::remove_file(&self.incomplete);
         }
     }
 }

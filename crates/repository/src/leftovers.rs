@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use onefold_format::backup::{Lease, LeaseName, ObjectName, SourceId};
 
+use crate::disk;
 use crate::error::{RepositoryError, Result};
 use crate::folder::INCOMPLETE;
 use crate::repository::Repository;
@@ -92,7 +93,7 @@ impl Search<'_> {
             if is_incomplete && metadata.is_file() && is_old(&metadata) {
                 self.count(&metadata);
                 if self.are_removed {
-                    std::fs::remove_file(entry.path())?;
+                    disk::remove_file(&entry.path())?;
                 }
             }
         }
@@ -111,7 +112,7 @@ impl Search<'_> {
             if name.starts_with(GONE) || name.starts_with(COMING) && is_old(&metadata) {
                 self.count_all(&entry.path())?;
                 if self.are_removed {
-                    std::fs::remove_dir_all(entry.path())?;
+                    disk::remove_folder(&entry.path())?;
                 }
             } else {
                 self.incomplete_in(&entry.path())?;

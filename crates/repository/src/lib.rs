@@ -8,6 +8,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
+//! | `disk.rs` | the system calls that change something |
 //! | `folder.rs` | objects as files: written whole and durable, or not there |
 //! | `seal.rs` | keys, and the chunks that they protect |
 //! | `access.rs` | passphrases and key files, and the master key that they unwrap |
@@ -16,10 +17,12 @@
 //! | `backup.rs` | recipes and manifests: the backups of a source |
 //! | `writer.rs` | the lease of whoever changes a source |
 //! | `reader.rs` | the lease of whoever reads a backup |
+//! | `simulation.rs` | what the death of the host may leave, for tests |
 //! | `leftovers.rs` | what commands left that were killed |
 
 mod access;
 mod backup;
+mod disk;
 mod error;
 mod folder;
 mod leftovers;
@@ -27,6 +30,8 @@ mod pack;
 mod reader;
 mod repository;
 mod seal;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod writer;
 
 pub use access::{Access, RecoveryKey};

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use onefold_format::backup::{BackupNumber, ObjectName, SourceId};
 
+use crate::disk;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::random_number;
 use crate::repository::Repository;
@@ -23,7 +24,7 @@ impl Drop for Reading {
     fn drop(&mut self) {
         drop(self.lease.take());
         // It stays if others read the backup, too.
-        let _ = std::fs::remove_dir(&self.readers);
+        let _ = disk::remove_empty_folder(&self.readers);
     }
 }
 
@@ -51,7 +52,9 @@ impl Repository {
         let sign = readers.join(folder_name(token)).join(SIGN);
         let lease = HeldLease::new(readers, token, self.beside(source, GONE, token));
         reading.lease = Some(lease);
-        std::fs::write(sign, token.to_le_bytes()).map_err(|e| failed(&e))?;
+        disk::create_new(&sign)
+            .and_then(|mut file| disk::append(&mut file, &sign, &token.to_le_bytes()))
+            .map_err(|e| failed(&e))?;
         Ok(reading)
     }
 
@@ -70,7 +73,7 @@ impl Repository {
             give_back(&readers, token, &self.beside(source, GONE, token));
         }
         // It is empty, unless a reader has just come.
-        let _ = std::fs::remove_dir(&readers);
+        let _ = disk::remove_empty_folder(&readers);
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use onefold_format::backup::{
 };
 
 use crate::access::{Access, RecoveryKey, unwrap, wrap};
+use crate::disk;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{Folder, NewObject, fill_random};
 use crate::seal::{ChunkKey, MasterKey};
@@ -53,11 +54,9 @@ impl Repository {
         let failed = |e: &std::io::Error| {
             RepositoryError::io(format_args!("cannot make a repository in {root:?}"), e)
         };
-        match std::fs::create_dir(root) {
-            Ok(()) => sync_parent(root).map_err(|e| failed(&e))?,
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(failed(&error)),
-        }
+        disk::create_folder(root)
+            .and_then(|()| sync_parent(root))
+            .map_err(|e| failed(&e))?;
         let mut entries = std::fs::read_dir(root).map_err(|e| failed(&e))?;
         if entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lost+found")) {
             let message = format!("{root:?} is not empty; a repository needs a folder of its own");
@@ -463,7 +462,5 @@ fn wrapped_keys(folder: &Folder, id: RepositoryId) -> Result<Vec<Result<WrappedK
 /// Makes a new folder durable in the one that it is in.
 fn sync_parent(folder: &Path) -> std::io::Result<()> {
     let folder = std::path::absolute(folder)?;
-    folder
-        .parent()
-        .map_or(Ok(()), |parent| File::open(parent)?.sync_all())
+    folder.parent().map_or(Ok(()), disk::sync_folder)
 }

@@ -20,6 +20,7 @@ use onefold_format::backup::{
 };
 use rustix::io::Errno;
 
+use crate::disk;
 use crate::error::{RepositoryError, RepositoryErrorKind, Result};
 use crate::folder::{NewObject, random_number};
 use crate::repository::{KnownSource, Repository};
@@ -83,7 +84,7 @@ impl Repository {
         let coming = self.beside(source, COMING, token);
         let taken = self.prepare_lease(source, token, doing, &coming);
         if let Err(error) = taken.and_then(|()| self.take_lease(source, &coming, patience)) {
-            let _ = std::fs::remove_dir_all(&coming);
+            let _ = disk::remove_folder(&coming);
             return Err(error);
         }
         self.sweep(source);
@@ -111,18 +112,27 @@ impl Repository {
         let lease = this_lease(doing)?;
         let content = self.sealed(ObjectName::Lease(source, token), lease.encode())?;
         let own = coming.join(folder_name(token));
-        std::fs::create_dir_all(&own)
-            .and_then(|()| std::fs::write(own.join("lease"), content))
-            .and_then(|()| std::fs::write(own.join(SIGN), token.to_le_bytes()))
+        let write = |name: &str, bytes: &[u8]| {
+            let path = own.join(name);
+            disk::append(&mut disk::create_new(&path)?, &path, bytes)
+        };
+        disk::create_folder(coming)
+            .and_then(|()| disk::create_folder(&own))
+            .and_then(|()| write("lease", &content))
+            .and_then(|_| write(SIGN, &token.to_le_bytes()))
+            .map(drop)
             .map_err(|e| not_taken(&e))
     }
 
     fn take_lease(&self, source: SourceId, coming: &Path, patience: Duration) -> Result<()> {
         loop {
-            match rustix::fs::rename(coming, self.leases(source)) {
+            let taken = disk::rename(coming, &self.leases(source));
+            match taken.map_err(|e| (Errno::from_io_error(&e), e)) {
                 Ok(()) => return Ok(()),
-                Err(Errno::NOTEMPTY | Errno::EXIST) => self.outlive_holder(source, patience)?,
-                Err(error) => return Err(not_taken(&error.into())),
+                Err((Some(Errno::NOTEMPTY | Errno::EXIST), _)) => {
+                    self.outlive_holder(source, patience)?;
+                }
+                Err((_, error)) => return Err(not_taken(&error)),
             }
         }
     }
@@ -145,9 +155,14 @@ impl Repository {
         };
         let name = ObjectName::Lease(source, token);
         if let Some(who) = self.alive_holder(name, &leases.join(folder_name(token)), patience) {
-            let source = self.known(source)?;
-            let name = source.map_or_else(|| "the source".to_owned(), |it| it.source.name);
-            let message = format!("'{name}' is in use by {who}; try again when it has ended");
+            let what = match self.known(source)?.map(|known| known.source) {
+                Some(source) if source.is_popular() => {
+                    format!("what is popular in domain '{}'", source.domain)
+                }
+                Some(source) => format!("'{}'", source.name),
+                None => "the source".to_owned(),
+            };
+            let message = format!("{what} is in use by {who}; try again when it has ended");
             return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
         }
         give_back(&leases, token, &self.beside(source, GONE, token));
@@ -166,6 +181,8 @@ impl Repository {
         let is_there = lease.as_ref().and_then(|lease| is_running(lease.holder));
         let sign = || std::fs::read(folder.join(SIGN));
         let is_alive = is_there.unwrap_or_else(|| {
+            #[cfg(feature = "simulation")]
+            let patience = patience.min(Duration::from_millis(1));
             let (first, began) = (sign().ok(), Instant::now());
             while began.elapsed() < patience {
                 thread::sleep(LOOK.min(patience));
@@ -244,7 +261,7 @@ impl Repository {
         for entry in entries.into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(GONE) {
                 // What stays costs room and nothing else.
-                let _ = std::fs::remove_dir_all(entry.path());
+                let _ = disk::remove_folder(&entry.path());
             }
         }
     }
@@ -310,8 +327,8 @@ pub(crate) fn token_in(leases: &Path) -> Option<u64> {
 
 /// After this the lease is nobody's. It fails only if it is not the holder's any more.
 pub(crate) fn give_back(leases: &Path, token: u64, gone: &Path) {
-    if std::fs::rename(leases.join(folder_name(token)), gone).is_ok() {
-        let _ = std::fs::remove_dir_all(gone);
+    if disk::rename(&leases.join(folder_name(token)), gone).is_ok() {
+        let _ = disk::remove_folder(gone);
     }
 }
 
@@ -340,6 +357,10 @@ pub(crate) fn is_running(holder: ProcessId) -> Option<bool> {
 }
 
 fn boot_id() -> io::Result<[u8; 16]> {
+    #[cfg(feature = "simulation")]
+    if let Some(boot) = crate::simulation::boot() {
+        return Ok(u128::from(boot).to_le_bytes());
+    }
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     let id = u128::from_str_radix(&digits, 16);

@@ -1,0 +1,362 @@
+//! The host dies at any moment, and a disk that is full fails any change: every backup that was answered is whole,
+//! what was not is there or is not, and all goes on. A seed tells the run; `ONEFOLD_SIM_BASE` and
+//! `ONEFOLD_SIM_RUNS` choose others.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "how tests fail")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use onefold_backup::{
+    BlockReader, Change, Disk, DiskToBackUp, Options, PruneOptions, RepairPlan, Restore, Result,
+    create, prune, prune_popular, repair, verify,
+};
+use onefold_format::backup::{BackupNumber, Source};
+use onefold_repository::{Access, KnownSource, Repository, simulation};
+
+const BLOCK: usize = 4096;
+const SOURCES: usize = 2;
+
+/// Blocks, each of one content; 0 are zeros.
+#[derive(Clone, PartialEq, Eq)]
+struct MemoryDisk(Vec<u16>);
+
+fn block(content: u16) -> Vec<u8> {
+    let word = u64::from(content).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    word.to_le_bytes().repeat(BLOCK / 8)
+}
+
+impl MemoryDisk {
+    fn bytes(&self) -> Vec<u8> {
+        self.0.iter().flat_map(|it| block(*it)).collect()
+    }
+}
+
+impl Disk for MemoryDisk {
+    fn size_bytes(&self) -> u64 {
+        (self.0.len() * BLOCK) as u64
+    }
+
+    fn next_change(&mut self, start: u64) -> Result<Option<Change>> {
+        let size = self.size_bytes();
+        Ok((start < size).then_some(Change {
+            range: start..size,
+            has_data: true,
+        }))
+    }
+
+    fn read(&mut self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        for (piece, n) in bytes.chunks_mut(BLOCK).zip(at as usize / BLOCK..) {
+            piece.copy_from_slice(&block(self.0[n]));
+        }
+        Ok(())
+    }
+}
+
+/// A source's backup.
+type Name = (usize, u64);
+
+/// What is known of a backup.
+#[derive(Clone)]
+struct Fact {
+    disk: MemoryDisk,
+    /// It may be there.
+    may_be: bool,
+    /// It must be there.
+    must_be: bool,
+}
+
+#[derive(Clone, Default)]
+struct Facts {
+    backups: BTreeMap<Name, Fact>,
+    /// The highest number that anybody has seen of each source.
+    seen: [u64; SOURCES],
+}
+
+struct World {
+    repository: Arc<Repository>,
+    sources: Vec<KnownSource>,
+    facts: Facts,
+    /// The facts from the change of this number on.
+    history: Vec<(usize, Facts)>,
+}
+
+const ALL_WASTE: PruneOptions = PruneOptions {
+    wasted_percent: 0,
+    rewrite_bytes_max: u64::MAX,
+    level: 1,
+};
+
+fn source(n: usize) -> Source {
+    Source {
+        name: format!("vm-{n}"),
+        domain: "default".to_owned(),
+        block_size: BLOCK as u32,
+        volume: None,
+        next_backup: 1,
+        next_pack: 0,
+    }
+}
+
+impl World {
+    /// Opens what is there, and adds what is not there yet.
+    fn open(root: &Path, facts: Facts) -> Result<Self> {
+        let repository = Arc::new(Repository::open(root, &Access::Open)?);
+        let sources = (0..SOURCES).map(|n| match repository.source(&source(n).name)? {
+            Some(known) => Ok(known),
+            None => repository.add_source(source(n)),
+        });
+        let sources = sources.collect::<onefold_repository::Result<_>>()?;
+        Ok(Self {
+            repository,
+            sources,
+            history: vec![(simulation::changes(), facts.clone())],
+            facts,
+        })
+    }
+
+    /// From now on this is so.
+    fn note(&mut self, change: impl FnOnce(&mut Facts)) {
+        change(&mut self.facts);
+        self.history
+            .push((simulation::changes(), self.facts.clone()));
+    }
+
+    fn create(&mut self, disks: &[(usize, MemoryDisk)]) -> Result<()> {
+        let options = Options {
+            tags: Vec::new(),
+            level: 1,
+            threads: 1,
+            memory_bytes: 1 << 20,
+        };
+        let repository = Arc::clone(&self.repository);
+        let writers = disks.iter().map(|(n, _)| {
+            let source = self.sources[*n].id;
+            Ok(repository.writer(source, "backup create")?)
+        });
+        let writers = writers.collect::<Result<Vec<_>>>()?;
+        for ((n, disk), writer) in disks.iter().zip(&writers) {
+            let number = repository.next_backup(writer.source())?.0;
+            assert!(number > self.facts.seen[*n], "number {number} comes again");
+            let fact = Fact {
+                disk: disk.clone(),
+                may_be: true,
+                must_be: false,
+            };
+            self.note(|facts| {
+                facts.backups.insert((*n, number), fact);
+            });
+        }
+        let each = disks.iter().zip(&writers);
+        let mut opened: Vec<_> = each
+            .map(|((_, disk), writer)| DiskToBackUp {
+                writer,
+                disk: Box::new(disk.clone()),
+                parent: None,
+                base: None,
+                unix_seconds: 7,
+            })
+            .collect();
+        let batch = create(&repository, &mut opened, &options, &mut |_, _| Ok(()))?;
+        for ((n, _), made) in disks.iter().zip(batch.backups) {
+            let number = made?.backup.0;
+            self.note(|facts| {
+                facts.seen[*n] = number;
+                facts.backups.get_mut(&(*n, number)).unwrap().must_be = true;
+            });
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, name: Name) -> Result<()> {
+        self.note(|facts| facts.backups.get_mut(&name).unwrap().must_be = false);
+        let source = self.sources[name.0].id;
+        self.repository.forget(source, BackupNumber(name.1))?;
+        self.note(|facts| facts.backups.get_mut(&name).unwrap().may_be = false);
+        Ok(())
+    }
+
+    fn prune(&mut self) -> Result<()> {
+        let nothing = &mut |_, _| Ok(());
+        for source in &self.sources {
+            let mut writer = self.repository.writer(source.id, "backup prune")?;
+            prune(&mut writer, &ALL_WASTE, nothing)?;
+        }
+        for popular in self.repository.all_popular()? {
+            let writer = self.repository.writer(popular.id, "backup prune")?;
+            prune_popular(&writer, &ALL_WASTE, (10, 0), nothing)?;
+        }
+        Ok(())
+    }
+
+    fn repair(&mut self) -> Result<()> {
+        let nothing = &mut |_, _| Ok(());
+        for sick in RepairPlan::new(&self.repository, nothing)?.sick {
+            let writer = self.repository.writer(sick.of.id, "backup repair")?;
+            repair(&writer, &self.repository, &sick, 1, nothing)?;
+        }
+        Ok(())
+    }
+
+    /// What may be there is whole, and what must be is.
+    fn check(&mut self, what: &str) {
+        let blocks = BlockReader::new(Arc::clone(&self.repository), 1 << 20);
+        for (n, source) in self.sources.iter().enumerate() {
+            let listed = self.repository.backups(source.id).unwrap();
+            let must_be = self
+                .facts
+                .backups
+                .iter()
+                .filter(|(name, fact)| name.0 == n && fact.must_be);
+            for ((_, number), _) in must_be {
+                assert!(
+                    listed.contains(&BackupNumber(*number)),
+                    "{what}: vm-{n}@{number} is gone"
+                );
+            }
+            for number in listed {
+                let fact = self.facts.backups.get_mut(&(n, number.0));
+                let fact = fact.filter(|fact| fact.may_be);
+                let fact = fact.unwrap_or_else(|| panic!("{what}: vm-{n}@{number} is there"));
+                fact.must_be = true;
+                self.facts.seen[n] = self.facts.seen[n].max(number.0);
+                let restore = Restore::open(&blocks, source, number, "test");
+                let restore = restore.unwrap_or_else(|e| panic!("{what}: vm-{n}@{number}: {e}"));
+                let mut bytes = vec![0; restore.manifest().size_bytes as usize];
+                let read = restore.read(0, &mut bytes);
+                read.unwrap_or_else(|e| panic!("{what}: vm-{n}@{number}: {e}"));
+                assert!(
+                    bytes == fact.disk.bytes(),
+                    "{what}: vm-{n}@{number} is another"
+                );
+            }
+        }
+        // What is not there now does not come back.
+        let listed: Vec<Name> = (0..SOURCES)
+            .flat_map(|n| {
+                let listed = self.repository.backups(self.sources[n].id).unwrap();
+                listed.into_iter().map(move |number| (n, number.0))
+            })
+            .collect();
+        self.facts.backups.retain(|name, _| listed.contains(name));
+    }
+
+    /// Everything works again.
+    fn go_on(&mut self, random: &mut fastrand::Rng, what: &str) {
+        let fine = |done: Result<()>| done.unwrap_or_else(|e| panic!("{what}: {e}"));
+        let disks: Vec<_> = (0..SOURCES).map(|n| (n, disk(random))).collect();
+        fine(self.create(&disks));
+        self.check(what);
+        if let Some(name) = self.facts.backups.keys().next().copied() {
+            fine(self.forget(name));
+        }
+        fine(self.prune());
+        self.check(what);
+        let verified = verify(&self.repository, &self.sources, true, &mut |_, _| Ok(()));
+        let findings = verified.unwrap().findings;
+        assert!(findings.is_empty(), "{what}: {findings:?}");
+    }
+}
+
+fn disk(random: &mut fastrand::Rng) -> MemoryDisk {
+    let blocks = random.usize(1..100);
+    // Few contents, so that disks share some and come back to others.
+    MemoryDisk((0..blocks).map(|_| random.u16(..150)).collect())
+}
+
+/// Some commands, one after the other; each may fail where a change does.
+fn commands(world: &mut World, random: &mut fastrand::Rng) {
+    for _ in 0..random.usize(2..7) {
+        let known: Vec<Name> = world
+            .facts
+            .backups
+            .iter()
+            .filter(|(_, fact)| fact.must_be)
+            .map(|(name, _)| *name)
+            .collect();
+        // A command that fails is tried no more; what it did counts.
+        let _ = match random.u8(..8) {
+            0 | 1 => {
+                let disks: Vec<_> = (0..SOURCES).map(|n| (n, disk(random))).collect();
+                world.create(&disks)
+            }
+            2 | 3 => world.create(&[(random.usize(..SOURCES), disk(random))]),
+            4 | 5 if !known.is_empty() => world.forget(known[random.usize(..known.len())]),
+            6 => world.repair(),
+            _ => world.prune(),
+        };
+    }
+}
+
+/// Folders are made in memory where that is possible: what is synced is up to the simulation.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
+}
+
+fn seeds(runs: u64) -> std::ops::Range<u64> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|it| it.parse().ok());
+    let base = number("ONEFOLD_SIM_BASE").unwrap_or(1);
+    base..base + number("ONEFOLD_SIM_RUNS").unwrap_or(runs)
+}
+
+#[test]
+fn the_host_may_die_at_any_moment() {
+    for seed in seeds(60) {
+        let folder = folder();
+        let root = folder.path().join("r");
+        std::fs::create_dir(&root).unwrap();
+        let mut random = fastrand::Rng::with_seed(seed);
+        simulation::restart_host();
+        simulation::begin(None);
+        Repository::init(&root, &Access::Open, 1).unwrap();
+        let first = simulation::changes();
+        let mut world = World::open(&root, Facts::default()).unwrap();
+        commands(&mut world, &mut random);
+        world.check(&format!("seed {seed}"));
+        let noted = simulation::end();
+        let (history, all) = (world.history, noted.count());
+        for _ in 0..25 {
+            let death = random.usize(first..=all);
+            let what = format!("seed {seed}, death after {death} of {all} changes");
+            let before = history.iter().rev().find(|(at, _)| *at <= death);
+            let facts = before.map_or_else(Facts::default, |(_, facts)| facts.clone());
+            let after = folder.path().join("after");
+            std::fs::create_dir(&after).unwrap();
+            let target = after.join("r");
+            std::fs::create_dir(&target).unwrap();
+            noted
+                .after_death(death, &root, &target, &mut |end| random.usize(..end))
+                .unwrap();
+            simulation::restart_host();
+            let opened = World::open(&target, facts);
+            let mut world = opened.unwrap_or_else(|e| panic!("{what}: {e}"));
+            world.check(&what);
+            world.go_on(&mut random, &what);
+            std::fs::remove_dir_all(&after).unwrap();
+        }
+    }
+}
+
+#[test]
+fn any_change_may_fail() {
+    for seed in seeds(60) {
+        let folder = folder();
+        let root = folder.path().join("r");
+        let mut random = fastrand::Rng::with_seed(seed);
+        simulation::restart_host();
+        Repository::init(&root, &Access::Open, 1).unwrap();
+        let mut world = World::open(&root, Facts::default()).unwrap();
+        for round in 0..6 {
+            let fails_at = random.usize(..120);
+            simulation::begin(Some(fails_at));
+            commands(&mut world, &mut random);
+            let _ = simulation::end();
+            let what = format!("seed {seed}, round {round}, change {fails_at} failed");
+            // A lease that could not be given back ends with its process.
+            simulation::restart_host();
+            world.check(&what);
+        }
+        world.go_on(&mut random, &format!("seed {seed}"));
+    }
+}
