@@ -22,7 +22,7 @@ const RECORD_BYTES: u64 = 48;
 const RUNS_MAX: u32 = 50;
 
 /// The most memory that it has had, in MiB; nothing once it has ended.
-fn peak_mib(child: &Child) -> Option<u64> {
+pub(crate) fn peak_mib(child: &Child) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
     let line = status
         .lines()

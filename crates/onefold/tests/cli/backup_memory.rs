@@ -1,0 +1,80 @@
+//! Backups keep to their memory, as the kernel counts it, however large the disk.
+
+use crate::analyze_memory::peak_mib;
+use crate::harness::{Outcome, Scene, noise};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// Of each command, with `--memory 64M`.
+const PEAK_MIB_MAX: u64 = 96;
+
+const GIB: u64 = 1 << 30;
+
+/// A sparse disk: so many pieces of data, evenly spread.
+fn disk(scene: &Scene, name: &str, size_bytes: u64, pieces: u64, piece_bytes: usize) -> String {
+    let path = scene.path(name);
+    let file = File::create(&path).unwrap();
+    file.set_len(size_bytes).unwrap();
+    let mut piece = noise(1, piece_bytes);
+    for n in 0..pieces {
+        for block in piece.chunks_mut(4096) {
+            block[..8].copy_from_slice(&(n + 1).to_le_bytes());
+        }
+        file.write_all_at(&piece, n * (size_bytes / pieces))
+            .unwrap();
+    }
+    path
+}
+
+#[test]
+fn disks_of_any_size_take_the_memory_that_is_given() {
+    let mut scene = Scene::new();
+    scene.set("ONEFOLD_REPOSITORY", scene.path("repository"));
+    scene.set("TMPDIR", scene.path("."));
+    scene.ok(&["backup", "init", "--no-encryption"]);
+    let mut highest = 0;
+    let mut run = |arguments: &[&str]| {
+        let mut child = scene.command(arguments).spawn().unwrap();
+        let mut peak = 0;
+        // The kernel keeps the peak, but only as long as there is a process.
+        while child.try_wait().unwrap().is_none() {
+            peak = peak.max(peak_mib(&child).unwrap_or(0));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let found = Outcome::of(child);
+        assert_eq!(found.code, Some(0), "{found:?}");
+        assert!(peak <= PEAK_MIB_MAX, "{peak} MiB: {arguments:?}");
+        highest = highest.max(peak);
+    };
+    // 4 TiB with hardly anything, and 64 GiB with half a gibibyte.
+    for (name, size_bytes, pieces, piece_bytes) in [
+        ("huge", 4096 * GIB, 1024, 4096),
+        ("big", 64 * GIB, 512, 1 << 20),
+    ] {
+        let wanted = format!(
+            "{name}={}",
+            disk(&scene, name, size_bytes, pieces, piece_bytes)
+        );
+        let restored = scene.path("restored.raw");
+        run(&["backup", "create", &wanted, "--memory", "64M"]);
+        run(&["backup", "create", &wanted, "--memory", "64M"]);
+        run(&["backup", "forget", "--keep-last", "1", "--yes"]);
+        run(&["backup", "prune", "--wasted", "0%", "--yes"]);
+        run(&["backup", "verify", "--data"]);
+        let backup = format!("{name}@latest");
+        run(&["backup", "restore", &backup, &restored, "--memory", "64M"]);
+        let (disk, restored_disk) = (scene.path(name), File::open(&restored).unwrap());
+        let disk = File::open(disk).unwrap();
+        for n in 0..pieces {
+            let at = n * (size_bytes / pieces);
+            let (mut one, mut other) = (vec![0; piece_bytes + 4096], vec![0; piece_bytes + 4096]);
+            disk.read_exact_at(&mut one, at).unwrap();
+            restored_disk.read_exact_at(&mut other, at).unwrap();
+            assert!(one == other, "at {at}");
+        }
+        std::fs::remove_file(&restored).unwrap();
+    }
+    // It was seen at work.
+    assert!(highest > 16, "{highest} MiB");
+}
