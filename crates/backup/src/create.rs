@@ -261,6 +261,8 @@ impl Backup<'_> {
             disk_blocks: size_bytes.div_ceil(block_size.into()),
         };
         let (recipe_pages, totals) = recipe.write()?;
+        let disk = &mut disks[n];
+        disk.check_unchanged()?;
         let manifest = Manifest {
             size_bytes,
             block_size,
@@ -289,6 +291,11 @@ impl Backup<'_> {
 }
 
 impl DiskToBackUp<'_> {
+    fn check_unchanged(&mut self) -> Result<()> {
+        let unchanged = self.disk.check_unchanged();
+        unchanged.map_err(|error| error.of(self))
+    }
+
     fn name(&self) -> &str {
         &self.writer.source().source.name
     }

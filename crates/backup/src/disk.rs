@@ -1,6 +1,8 @@
 //! A disk as a backup reads it.
 
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use onefold_image::Image;
 
@@ -33,18 +35,73 @@ pub trait Disk {
     ///
     /// If the disk cannot be read.
     fn read(&mut self, at: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Looked at when everything has been read, before there is a backup.
+    ///
+    /// # Errors
+    ///
+    /// If it is known to have changed since it was opened.
+    fn check_unchanged(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
-/// A disk image. It does not know what changed.
-pub struct ImageDisk(pub Box<dyn Image>);
+/// A disk image. It does not know what changed, but whether something did.
+pub struct ImageDisk {
+    image: Box<dyn Image>,
+    path: PathBuf,
+    /// As the file was at first.
+    version: FileVersion,
+}
+
+/// Changes whenever somebody writes to a file.
+#[derive(Debug, PartialEq, Eq)]
+struct FileVersion {
+    inode: (u64, u64),
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl FileVersion {
+    fn of(path: &Path) -> std::io::Result<Self> {
+        let metadata = std::fs::metadata(path)?;
+        Ok(Self {
+            inode: (metadata.dev(), metadata.ino()),
+            bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        })
+    }
+}
+
+impl ImageDisk {
+    /// The image in the file of this name, as `open` opens it.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such file; whatever `open` returns.
+    pub fn open<E>(
+        path: &Path,
+        failed: impl FnOnce(std::io::Error) -> E,
+        open: impl FnOnce() -> std::result::Result<Box<dyn Image>, E>,
+    ) -> std::result::Result<Self, E> {
+        // Before it is opened: what is written from now on counts.
+        let version = FileVersion::of(path);
+        let image = open()?;
+        Ok(Self {
+            image,
+            path: path.to_owned(),
+            version: version.map_err(failed)?,
+        })
+    }
+}
 
 impl Disk for ImageDisk {
     fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
+        self.image.size_bytes()
     }
 
     fn next_change(&mut self, start: u64) -> Result<Option<Change>> {
-        let data = self.0.next_data(start).map_err(source)?;
+        let data = self.image.next_data(start).map_err(source)?;
         Ok(data.map(|range| Change {
             range,
             has_data: true,
@@ -52,7 +109,17 @@ impl Disk for ImageDisk {
     }
 
     fn read(&mut self, at: u64, bytes: &mut [u8]) -> Result<()> {
-        self.0.read(at, bytes).map_err(source)
+        self.image.read(at, bytes).map_err(source)
+    }
+
+    fn check_unchanged(&mut self) -> Result<()> {
+        match FileVersion::of(&self.path).map_err(source)? == self.version {
+            true => Ok(()),
+            false => Err(BackupError::Source(
+                "it was written while it was read; back up a snapshot, or a disk that nobody writes"
+                    .to_owned(),
+            )),
+        }
     }
 }
 
@@ -124,5 +191,35 @@ pub(crate) fn read_blocks(disk: &mut dyn Disk, at: u64, bytes: &mut [u8]) -> Res
     match there.is_empty() {
         true => Ok(()),
         false => disk.read(at, there),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onefold_image::RawImage;
+    use std::io::Write;
+
+    #[test]
+    fn an_image_that_is_written_meanwhile_is_noticed() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[1; 8192]).unwrap();
+        let path = file.path().to_owned();
+        let open = || -> std::io::Result<Box<dyn Image>> {
+            let file = std::fs::File::open(&path)?;
+            Ok(Box::new(RawImage::new(file, "image").unwrap()))
+        };
+        let mut disk = ImageDisk::open(&path, |e| e, open).unwrap();
+        let mut bytes = [0; 8192];
+        disk.read(0, &mut bytes).unwrap();
+        disk.check_unchanged().unwrap();
+        // Clocks of files may stand still for a few milliseconds.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        file.write_all(&[2; 512]).unwrap();
+        let refused = disk.check_unchanged().unwrap_err().to_string();
+        assert!(
+            refused.contains("was written while it was read"),
+            "{refused}"
+        );
     }
 }

@@ -8,7 +8,7 @@
 //! - When all of those leases have ended, manifests are read again, and what is still needed by none goes.
 //!
 //! Whoever backs up has the lease of a source before it looks for condemned blocks, so one of the two always sees
-//! the other.
+//! the other. `docs/model.md` has the model of it.
 
 use onefold_format::backup::pack::BLOCKS_PER_PACK;
 use onefold_format::backup::{Condemned, NumberRun, ObjectName};

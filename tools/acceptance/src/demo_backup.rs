@@ -64,98 +64,103 @@ pub(crate) fn run(
     let create = [&["create"], &names[..]].concat();
     let first = step(
         "Back both guests up into a new repository, encrypted",
-        || {
-            night.json(&["init"])?;
-            let made = night.json(&create)?;
-            let popular = number(&made, "new_popular_bytes")?;
-            let new: u64 = each(&made, "new_bytes")?.iter().sum();
-            let paths: Vec<_> = images.iter().map(|image| &image.path).collect();
-            let distinct = distinct::count(&paths)?.distinct * 4096;
-            ensure!(
-                popular + new == distinct,
-                "{} bytes are stored, and the guests have {distinct} different ones",
-                popular + new
-            );
-            let found = format!(
-                "{} MiB are new, {} MiB of them in both guests and stored once: as many as the images have different \
-             blocks.",
-                distinct >> 20,
-                popular >> 20
-            );
-            Ok((distinct >> 20, found))
-        },
+        || night.first(&create, images),
     )?;
-    let (second, read) = step("The guests write; back them up again", || {
+    let second = step("The guests write; back them up again", || {
+        night.second(&create, images)
+    })?;
+    summary.add("two nights of backups", format!("{first}, then {second}"));
+    step("Forget the first night, and prune", || night.forget())?;
+    let found = step("Restore both into another folder, and compare", || {
+        night.restore(scratch, images)
+    })?;
+    summary.add("restored", found);
+    night.delete_bases()
+}
+
+impl Night<'_> {
+    fn first(&self, create: &[&str], images: &[Image]) -> Result<(String, String)> {
+        self.json(&["init"])?;
+        let made = self.json(create)?;
+        let popular = number(&made, "new_popular_bytes")?;
+        let new: u64 = each(&made, "backups", "new_bytes")?.iter().sum();
+        let paths: Vec<_> = images.iter().map(|image| &image.path).collect();
+        let distinct = distinct::count(&paths)?.distinct * 4096;
+        ensure!(
+            popular + new == distinct,
+            "{} bytes are stored, and the guests have {distinct} different ones",
+            popular + new
+        );
+        let found = format!(
+            "{} MiB are new, {} MiB of them in both guests and stored once: as many as the images have \
+             different blocks.",
+            distinct >> 20,
+            popular >> 20
+        );
+        Ok((format!("{} MiB new", distinct >> 20), found))
+    }
+
+    fn second(&self, create: &[&str], images: &[Image]) -> Result<(String, String)> {
         for (image, (place, pattern)) in images.iter().zip(CHANGES) {
             let write = format!("write -P {pattern} {place}");
             Cmd::new("qemu-io")
                 .args(["-f", "raw", "-c", &write, "-c", "flush"])
-                .arg(product.default_address().uri(&image.name))
+                .arg(self.product.default_address().uri(&image.name))
                 .run()?;
         }
-        let made = night.json(&create)?;
-        let read: u64 = each(&made, "read_bytes")?.iter().sum();
-        let new: u64 = each(&made, "new_bytes")?.iter().sum();
+        let made = self.json(create)?;
+        let read: u64 = each(&made, "backups", "read_bytes")?.iter().sum();
+        let new: u64 = each(&made, "backups", "new_bytes")?.iter().sum();
         let new = new + number(&made, "new_popular_bytes")?;
         ensure!(
             read <= 12 << 20,
             "{read} bytes were read of what did not change"
         );
-        let found = format!(
-            "{} MiB changed and were read, {} KiB are new.",
-            read >> 20,
-            new >> 10
-        );
-        Ok(((new >> 10, read >> 20), found))
-    })?;
-    summary.add(
-        "two nights of backups",
-        format!("{first} MiB new, then {read} MiB read and {second} KiB new"),
-    );
-    step("Forget the first night, and prune", || {
-        night.json(&["forget", "--keep-last", "1", "--yes"])?;
-        let pruned = night.json(&["prune", "--wasted", "0%", "--yes"])?;
-        let given_back = each_of(&pruned, "sources", "given_back_bytes")?;
-        let given_back: u64 = given_back.iter().sum();
-        let verified = night.json(&["verify", "--data"])?;
+        let (read, new) = (read >> 20, new >> 10);
+        let found = format!("{read} MiB changed and were read, {new} KiB are new.");
+        Ok((format!("{read} MiB read and {new} KiB new"), found))
+    }
+
+    fn forget(&self) -> Result<((), String)> {
+        self.json(&["forget", "--keep-last", "1", "--yes"])?;
+        let pruned = self.json(&["prune", "--wasted", "0%", "--yes"])?;
+        let given_back: u64 = each(&pruned, "sources", "given_back_bytes")?.iter().sum();
+        let verified = self.json(&["verify", "--data"])?;
         let findings = verified["findings"].as_array().map(Vec::len);
         ensure!(findings == Some(0), "{verified}");
-        let found = format!(
-            "{} MiB given back; what is left is verified.",
-            given_back >> 20
-        );
-        Ok(((), found))
-    })?;
-    let found = step("Restore both into another folder, and compare", || {
+        let mib = given_back >> 20;
+        Ok((
+            (),
+            format!("{mib} MiB given back; what is left is verified."),
+        ))
+    }
+
+    fn restore(&self, scratch: &Scratch, images: &[Image]) -> Result<(&'static str, String)> {
         for image in images {
             let restored = scratch.path().join(format!("{}-restored.raw", image.name));
             let name = format!("{}@latest", image.name);
-            night.command(&["restore", &name]).arg(&restored).run()?;
-            compare(&restored, &product.default_address().uri(&image.name))?;
+            self.command(&["restore", &name]).arg(&restored).run()?;
+            let uri = self.product.default_address().uri(&image.name);
+            compare(&restored, &uri)?;
             std::fs::remove_file(&restored).context("cannot remove a restored image")?;
         }
-        Ok((
-            "identical",
-            "Identical with the guests' volumes.".to_owned(),
-        ))
-    })?;
-    summary.add("restored", found);
-    // The bases of the next backups are snapshots, and the rest of the demo is about the volumes alone.
-    let snapshots = product
-        .command()
-        .args(["--format", "json", "snapshot", "list"])
-        .read()?;
-    let snapshots: Value = serde_json::from_str(&snapshots).context("no list of snapshots")?;
-    for snapshot in snapshots["snapshots"].as_array().into_iter().flatten() {
-        let name = snapshot["name"]
-            .as_str()
-            .context("a snapshot has no name")?;
-        product
-            .command()
-            .args(["--quiet", "snapshot", "delete", name, "--yes"])
-            .run()?;
+        let found = "Identical with the guests' volumes.".to_owned();
+        Ok(("identical", found))
     }
-    Ok(())
+
+    /// The bases of the next backups are snapshots, and the rest of the demo is about the volumes alone.
+    fn delete_bases(&self) -> Result<()> {
+        let list = self.product.command();
+        let list = list.args(["--format", "json", "snapshot", "list"]).read()?;
+        let list: Value = serde_json::from_str(&list).context("no list of snapshots")?;
+        for snapshot in list["snapshots"].as_array().into_iter().flatten() {
+            let name = snapshot["name"].as_str();
+            let name = name.context("a snapshot has no name")?;
+            let delete = self.product.command().args(["--quiet", "snapshot"]);
+            delete.args(["delete", name, "--yes"]).run()?;
+        }
+        Ok(())
+    }
 }
 
 fn number(reply: &Value, key: &str) -> Result<u64> {
@@ -163,11 +168,7 @@ fn number(reply: &Value, key: &str) -> Result<u64> {
     number.with_context(|| format!("the reply lacks {key}"))
 }
 
-fn each(reply: &Value, key: &str) -> Result<Vec<u64>> {
-    each_of(reply, "backups", key)
-}
-
-fn each_of(reply: &Value, list: &str, key: &str) -> Result<Vec<u64>> {
+fn each(reply: &Value, list: &str, key: &str) -> Result<Vec<u64>> {
     let list = reply.get(list).and_then(Value::as_array);
     let list = list.context("the reply lacks its list")?;
     list.iter().map(|one| number(one, key)).collect()

@@ -9,7 +9,7 @@
 //! [`index`], [`state`] (disk, memory, promises), `volume_steps`, `hits`, `commit`, `batch`,
 //! `finder`, `collector`, `counting`, `layers`, [`recovery`], `rebuild`, [`properties`] (what must
 //! hold), [`milestones`] (what a search must come across), [`model`] (which step is possible when),
-//! [`configs`] and [`search`].
+//! [`configs`] and [`search`]. [`popular`] is a model of its own: of the repository of backups.
 //!
 //! Invariants of the model itself: a step that is not possible changes nothing; a state with a
 //! violation has no successors.
@@ -29,6 +29,7 @@ mod layers;
 pub mod milestone;
 pub mod milestones;
 pub mod model;
+pub mod popular;
 pub mod properties;
 mod rebuild;
 pub mod recovery;

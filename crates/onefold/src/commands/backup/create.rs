@@ -300,10 +300,13 @@ impl Job<'_> {
             allow_backing: self.args.allow_backing,
             stream_bytes: None,
         };
-        let image = open_image(file, &options, &self.context.output)?;
+        let failed = |e| Error::io(format_args!("cannot open {file:?}"), &e);
+        let disk = ImageDisk::open(file, failed, || {
+            open_image(file, &options, &self.context.output)
+        })?;
         Ok(DiskToBackUp {
             writer,
-            disk: Box::new(ImageDisk(image)),
+            disk: Box::new(disk),
             parent: None,
             base: None,
             unix_seconds: self.unix_seconds,
