@@ -51,7 +51,15 @@ impl Foreground {
         self.rest_after_unless(worked, &|| false);
     }
 
-    /// The same, until something is more urgent than that.
+    /// Rests after a batch of this duration only if guests need that.
+    pub(crate) fn rest_if_needed_after(&mut self, worked: Duration) {
+        match self.pacer.rest_after(worked).is_zero() {
+            true => self.observe(),
+            false => self.rest_after(worked),
+        }
+    }
+
+    /// As [`Foreground::rest_after`], until something is more urgent than that.
     pub(crate) fn rest_after_unless(&mut self, worked: Duration, is_urgent: &dyn Fn() -> bool) {
         let rest = self.pacer.rest_after(worked);
         if rest.is_zero() {
@@ -61,6 +69,11 @@ impl Foreground {
             self.rest(rest, is_urgent);
             self.thread.set_resting(false);
         }
+        self.observe();
+    }
+
+    /// Learns from the window that has ended, if one has.
+    fn observe(&mut self) {
         if self.window_start.time.elapsed() >= WINDOW {
             let now = Mark::now(&self.store);
             self.pacer.observe(&self.window_start.window_until(&now));

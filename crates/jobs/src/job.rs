@@ -17,6 +17,8 @@ pub enum JobKind {
     Collector,
     /// Has the index count the references that writes in line have claimed.
     Counting,
+    /// Reads snapshots for backups.
+    Copying,
     /// Releases the blocks of deleted volumes and snapshots, and moves those that others need.
     Deletion,
     /// Rebuilds the index from the pool; other jobs wait for it. It cannot be paused.
@@ -90,7 +92,7 @@ pub struct JobCounts {
     pub rejected: u64,
     /// Left unshared because the index had no room.
     pub declined: u64,
-    /// Bytes scanned for duplicates.
+    /// Bytes scanned for duplicates, or read for backups.
     pub bytes: u64,
     /// Completed passes over a volume, or over all maps.
     pub passes: u64,

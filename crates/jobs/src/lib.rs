@@ -12,6 +12,8 @@
 //! - The **accountant** scans all maps periodically, to find out what each volume holds alone.
 //! - The **scrub** reads the stored blocks on request, and finds those that have decayed.
 //!
+//! Snapshots are read for backups on their clients' threads, which ask this crate when (`copying`).
+//!
 //! Guests come first (P10): all threads measure the latency of requests, and give way when it
 //! exceeds the budget. Nothing here ends the process: a batch that fails makes its job fail, with a
 //! message in the list of jobs, and is retried later.
@@ -24,6 +26,7 @@
 //! | `thread` | the threads, and what they wait for |
 //! | `registry` | the list of all jobs, and steering them |
 //! | `finder`, `collector`, `counting`, `accounting`, `scrub` | the threads |
+//! | `copying` | reads of snapshots for backups |
 //! | `passes` | which volume is next |
 //! | `pacing` | which share of time work may take: control logic without a clock |
 //! | `foreground` | the clock for it: measuring guests' requests, and resting |
@@ -39,6 +42,7 @@
 mod accounting;
 mod background;
 mod collector;
+mod copying;
 mod counting;
 mod dedup;
 mod finder;
@@ -59,6 +63,7 @@ mod trim;
 mod unshare;
 
 pub use background::give_way;
+pub use copying::SnapshotReads;
 pub use dedup::{DedupTotals, dedup_now};
 pub use job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
 pub use maintenance::{Maintenance, MaintenanceOptions};

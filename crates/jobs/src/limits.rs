@@ -70,6 +70,9 @@ pub(crate) const SCRUB_SHARE_FLOOR: f64 = 0.02;
 /// Somebody waits for a volume to be copied, but less than for its guests.
 pub(crate) const UNSHARE_SHARE_FLOOR: f64 = 0.05;
 
+/// Somebody waits for a backup, and its snapshots keep what guests overwrite.
+pub(crate) const COPYING_SHARE_FLOOR: f64 = 0.05;
+
 /// The longest rest after one batch, whatever its duration.
 pub(crate) const REST_MAX: Duration = Duration::from_secs(5);
 

@@ -2,6 +2,7 @@
 
 use crate::background::IdleClass;
 use crate::collector::Collector;
+use crate::copying::{self, SnapshotReads};
 use crate::counting;
 use crate::handle::JobHandle;
 use crate::job::{JobSelection, JobStatus, SteerError};
@@ -28,6 +29,7 @@ pub struct Maintenance {
     pub(crate) store: Arc<Store>,
     pub(crate) signal: Arc<Signal>,
     registry: Arc<JobRegistry>,
+    snapshot_reads: Arc<SnapshotReads>,
     pub(crate) latency_budget: Duration,
     idle_class: Arc<IdleClass>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -44,7 +46,7 @@ impl Maintenance {
         let executor = Arc::clone(&idle_class);
         store.set_background_executor(Box::new(move |work| executor.run(work)));
         let signal = Arc::default();
-        let [finder, collector, counter, accountant, scrubber] =
+        let [finder, collector, counter, accountant, scrubber, copier] =
             std::array::from_fn(|_| JobThread::new(&signal));
         let job = |spec, thread| JobHandle::new(spec, thread, None);
         let collecting = job(&collector::COLLECTOR, &collector);
@@ -53,6 +55,7 @@ impl Maintenance {
         let scrub = job(&scrub::SCRUB, &scrubber);
         let rebuild = job(&collector::REBUILD, &collector);
         let accounting = job(&accounting::ACCOUNTING, &accountant);
+        let copying = job(&copying::COPYING, &copier);
         // In the order of the list.
         let jobs = [
             &collecting,
@@ -61,11 +64,14 @@ impl Maintenance {
             &scrub,
             &rebuild,
             &accounting,
+            &copying,
         ];
         let registry = JobRegistry::new(&signal, &finder, jobs.map(Arc::clone).to_vec());
+        let snapshot_reads = SnapshotReads::new(&store, &copier, &copying, options.latency_budget);
         let maintenance = Self {
             store,
             signal,
+            snapshot_reads,
             registry: Arc::new(registry),
             latency_budget: options.latency_budget,
             idle_class,
@@ -109,6 +115,12 @@ impl Maintenance {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         threads.push(thread);
         Ok(())
+    }
+
+    /// Through which clients read snapshots.
+    #[must_use]
+    pub fn snapshot_reads(&self) -> Arc<SnapshotReads> {
+        Arc::clone(&self.snapshot_reads)
     }
 
     /// All jobs: a finder for each volume whose dedup is offline, in the order of names, the

@@ -2,7 +2,7 @@
 //! that do more have a file here.
 
 mod analyze;
-mod backup;
+pub(crate) mod backup;
 mod bench;
 mod copy_out;
 mod foreground;

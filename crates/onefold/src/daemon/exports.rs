@@ -1,19 +1,22 @@
 //! The pool's volumes as NBD exports: their list, their clients, and their addresses.
 
 use super::ServeOptions;
+use crate::commands::backup::base::BACKUP_SNAPSHOT;
 use crate::control::runtime_directories;
 use crate::limits::{DISCONNECT_TIME_MAX, NBD_WORKERS, request_memory_bytes};
 use nix::unistd::Group;
 use onefold_api::{Clients, ExportStatistics, Hold, NbdStatistics, OpDurations, OpStatistics};
 use onefold_api::{Error, Result};
+use onefold_jobs::SnapshotReads;
 use onefold_nbd::{
-    AttachError, Attached, Changes, Client, DURATION_BUCKETS, ExportSummary, Exports, Histogram,
-    ListenAddress, ListenError, ListenOptions, Listener, Op, Peer, Server, ServerLimits, Shutdown,
-    VolumeChanges,
+    AttachError, Attached, Blocking, Changes, Client, DURATION_BUCKETS, Export, ExportError,
+    ExportSummary, Exports, Extent, Histogram, ListenAddress, ListenError, ListenOptions, Listener,
+    Op, Peer, Server, ServerLimits, Shutdown, VolumeChanges, ZeroOptions,
 };
 use onefold_store::{Store, StoreErrorKind, Volume};
 use std::collections::HashMap;
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -80,7 +83,7 @@ impl NbdService {
         memory_bytes: u64,
         clients_max: usize,
         listeners: Vec<Listener>,
-        store: &Arc<Store>,
+        (store, snapshot_reads): (&Arc<Store>, Arc<SnapshotReads>),
     ) -> Result<Self> {
         let addresses = listeners
             .iter()
@@ -88,6 +91,7 @@ impl NbdService {
             .collect();
         let exports = Arc::new(VolumeExports {
             store: Arc::clone(store),
+            snapshot_reads,
             held: Arc::new(Mutex::new(HashMap::new())),
         });
         let memory_bytes = request_memory_bytes(memory_bytes);
@@ -222,6 +226,7 @@ fn durations_of(op: Op, durations: &Histogram) -> OpDurations {
 /// The NBD server's view of the pool.
 struct VolumeExports {
     store: Arc<Store>,
+    snapshot_reads: Arc<SnapshotReads>,
     held: Arc<Mutex<Held>>,
 }
 
@@ -291,8 +296,103 @@ impl Exports for VolumeExports {
         });
         Ok(Attached {
             changes: changes.collect::<std::result::Result<_, _>>()?,
-            export: volume,
+            export: match is_of_backup(name) {
+                false => volume,
+                true => Arc::new(CopiedSnapshot {
+                    snapshot: volume,
+                    reads: Arc::clone(&self.snapshot_reads),
+                }),
+            },
         })
+    }
+}
+
+/// Whether this is a snapshot that `backup create` has taken.
+fn is_of_backup(name: &str) -> bool {
+    let snapshot = name.split_once('@').map(|(_, snapshot)| snapshot);
+    snapshot.is_some_and(|it| it.starts_with(BACKUP_SNAPSHOT))
+}
+
+/// A snapshot that is read for a backup: guests go first.
+struct CopiedSnapshot {
+    snapshot: Arc<Volume>,
+    reads: Arc<SnapshotReads>,
+}
+
+impl Export for CopiedSnapshot {
+    fn size_bytes(&self) -> u64 {
+        Export::size_bytes(&*self.snapshot)
+    }
+
+    fn preferred_block_bytes(&self) -> u32 {
+        self.snapshot.preferred_block_bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        true
+    }
+
+    fn uses_idle_processors(&self) -> bool {
+        self.snapshot.uses_idle_processors()
+    }
+
+    fn read(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        blocking: Blocking,
+    ) -> std::result::Result<(), ExportError> {
+        if blocking == Blocking::No {
+            return Err(ExportError::WouldBlock);
+        }
+        let bytes = buf.len() as u64;
+        let read = || self.snapshot.read_to_copy(offset, buf, blocking);
+        Ok(self.reads.read(bytes, read)?)
+    }
+
+    fn write(
+        &self,
+        offset: u64,
+        data: &[u8],
+        blocking: Blocking,
+    ) -> std::result::Result<(), ExportError> {
+        Export::write(&*self.snapshot, offset, data, blocking)
+    }
+
+    fn flush(&self) -> std::result::Result<(), ExportError> {
+        Export::flush(&*self.snapshot)
+    }
+
+    fn trim(&self, range: Range<u64>, blocking: Blocking) -> std::result::Result<(), ExportError> {
+        Export::trim(&*self.snapshot, range, blocking)
+    }
+
+    fn write_zeroes(
+        &self,
+        range: Range<u64>,
+        options: ZeroOptions,
+        blocking: Blocking,
+    ) -> std::result::Result<(), ExportError> {
+        Export::write_zeroes(&*self.snapshot, range, options, blocking)
+    }
+
+    fn extents(
+        &self,
+        range: Range<u64>,
+        extents_max: usize,
+        blocking: Blocking,
+    ) -> std::result::Result<Vec<Extent>, ExportError> {
+        Export::extents(&*self.snapshot, range, extents_max, blocking)
+    }
+
+    fn prefetch(
+        &self,
+        range: Range<u64>,
+        scratch: &mut [u8],
+    ) -> std::result::Result<(), ExportError> {
+        let bytes = range.end - range.start;
+        self.reads
+            .read(bytes, || Export::prefetch(&*self.snapshot, range, scratch))
     }
 }
 

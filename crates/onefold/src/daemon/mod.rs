@@ -143,13 +143,6 @@ fn serve_store(
     runtime: &Runtime,
     signals: &mut Signals,
 ) -> Result<()> {
-    let nbd = Arc::new(NbdService::start(
-        options.memory_bytes,
-        sockets.clients_max,
-        sockets.listeners,
-        store,
-    )?);
-    let _housekeeping = Housekeeping::start(Arc::clone(store));
     let maintenance_options = MaintenanceOptions {
         latency_budget: options.latency_budget,
         accounting_interval: ACCOUNTING_INTERVAL,
@@ -157,6 +150,13 @@ fn serve_store(
     let maintenance = Maintenance::start(Arc::clone(store), maintenance_options)
         .map_err(|e| Error::io("cannot start the background jobs", &e))?;
     let maintenance = Arc::new(maintenance);
+    let nbd = Arc::new(NbdService::start(
+        options.memory_bytes,
+        sockets.clients_max,
+        sockets.listeners,
+        (store, maintenance.snapshot_reads()),
+    )?);
+    let _housekeeping = Housekeeping::start(Arc::clone(store));
     let service = Service {
         store: Arc::clone(store),
         clients: Some(nbd.clone()),

@@ -169,6 +169,10 @@ fn what_cannot_be_done_is_said_in_a_line() {
     );
     refused(&["backup", "list"], 1, &["encrypted", "--passphrase-file"]);
     refused(&["backup", "init", "--no-encryption"], 1, &["not empty"]);
+    let inside = scene.pool().join("backups");
+    let inside = inside.to_str().unwrap();
+    let init = ["backup", "init", "--no-encryption", "--repository", inside];
+    refused(&init, 2, &["inside the pool"]);
     let with = |arguments: &[&str]| [arguments, &with_key[..]].concat().join("\0");
     let refused_with = |arguments: &[&str], code, words: &[&str]| {
         let all = with(arguments);
@@ -444,6 +448,33 @@ fn a_backup_that_is_killed_leaves_the_others_whole_and_nothing_behind() {
     assert_eq!(verified["findings"], json!([]));
     assert_eq!(verified["backups"], backups(&scene).len());
     assert!(backups(&scene).len() > known.len());
+}
+
+#[test]
+fn reading_for_a_backup_is_a_job_that_can_be_paused() {
+    let mut scene = Scene::new();
+    open_repository(&mut scene, "repository");
+    let image = scene.file("disk", &noise(1, 8 << 20));
+    scene.ok(&["volume", "import", "vm", &image]);
+    let _daemon = scene.daemon();
+    scene.ok(&["job", "pause", "copying"]);
+    let mut child = scene.command(&["backup", "create", "vm"]).spawn().unwrap();
+    let job = || {
+        let list = scene.json(&["job", "list"]);
+        let jobs = list["jobs"].as_array().unwrap().clone();
+        jobs.into_iter().find(|job| job["job"] == "copying")
+    };
+    crate::harness::wait_until("the backup waits", || {
+        job().is_some_and(|job| job["state"] == "paused")
+    });
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(child.try_wait().unwrap().is_none());
+    assert_eq!(job().unwrap()["bytes"], 0);
+    scene.ok(&["job", "resume", "copying"]);
+    assert!(child.wait().unwrap().success());
+    // What is new is read twice.
+    assert_eq!(job().unwrap()["bytes"], 16 << 20);
+    assert_eq!(backups(&scene), ["vm@1"]);
 }
 
 #[test]

@@ -224,10 +224,18 @@ impl Volume {
         self.admit(offset, buf.len() as u64, REQUEST_BYTES_MAX)?;
         let started = Instant::now();
         let read = self.read_admitted(offset, buf, blocking);
-        // A snapshot is read by whoever copies it, and not by a guest.
-        if !self.is_snapshot() {
-            self.count_latency(started, &read);
-        }
+        self.count_latency(started, &read);
+        read.map_err(|error| self.told(self.during("reading", offset, error)))
+    }
+
+    /// As [`Volume::read`], for whoever copies the volume: it is no guest's request, and is not counted as one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::read`].
+    pub fn read_to_copy(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<()> {
+        self.admit(offset, buf.len() as u64, REQUEST_BYTES_MAX)?;
+        let read = self.read_admitted(offset, buf, blocking);
         read.map_err(|error| self.told(self.during("reading", offset, error)))
     }
 

@@ -16,6 +16,9 @@ use onefold_repository::{KnownSource, Repository};
 /// The newest backups among which one with a base is looked for.
 const BACKUPS_LOOKED_AT: usize = 16;
 
+/// How the names of snapshots begin that are taken for backups.
+pub(crate) const BACKUP_SNAPSHOT: &str = "onefold-backup-";
+
 /// A pool whose snapshots are backed up.
 pub(super) struct Pool<'a> {
     pub(super) session: &'a Session,
@@ -44,7 +47,7 @@ impl<'a> Pool<'a> {
             session,
             block_size: stat.block_size,
             id,
-            prefix: format!("onefold-backup-{repository}-"),
+            prefix: format!("{BACKUP_SNAPSHOT}{repository}-"),
             taken: Vec::new(),
         })
     }

@@ -6,6 +6,7 @@ use onefold_api::{Error, Result};
 use onefold_repository::{Access, Repository};
 use serde::Serialize;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
@@ -37,6 +38,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         })?,
     };
     let root = args.repository.root()?;
+    check_outside_pools(root)?;
     let made = Repository::init(root, &access, now_unix_seconds());
     let (repository, recovery_key) = made.map_err(repository_error)?;
     context.print(&Reply {
@@ -44,6 +46,20 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         encrypted: !args.no_encryption,
         recovery_key: recovery_key.map(|key| key.to_string()),
     })
+}
+
+/// What is to survive a pool must not be in it.
+fn check_outside_pools(root: &Path) -> Result<()> {
+    let absolute = std::path::absolute(root);
+    let absolute = absolute.map_err(|e| Error::io(format_args!("cannot use {root:?}"), &e))?;
+    let is_pool = |folder: &&Path| folder.join("superblock").is_file();
+    match absolute.ancestors().find(is_pool) {
+        None => Ok(()),
+        Some(pool) => Err(Error::usage(format!(
+            "{root:?} is inside the pool {pool:?}, and would be lost with it; choose a folder elsewhere, best on \
+             another disk"
+        ))),
+    }
 }
 
 impl Render for Reply {

@@ -1,6 +1,6 @@
 //! `onefold backup`: copies of disks in a repository, made and restored by this process itself.
 
-mod base;
+pub(crate) mod base;
 mod create;
 mod diff;
 mod disk;

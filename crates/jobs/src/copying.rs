@@ -1,0 +1,66 @@
+//! Reads of snapshots for backups. Clients ask, and this says when each read
+//! begins: it is work like any other, which guests go before, and which is listed and can be paused.
+
+use crate::foreground::Foreground;
+use crate::handle::{JobHandle, JobSpec, Step};
+use crate::job::JobKind;
+use crate::limits::{COPYING_SHARE_FLOOR, POLL_INTERVAL};
+use crate::pacing::Pacer;
+use crate::thread::JobThread;
+use onefold_store::Store;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+pub(crate) static COPYING: JobSpec = JobSpec {
+    kind: JobKind::Copying,
+    name: "the copying of snapshots",
+    needs_index: false,
+    is_always_listed: false,
+    backlog_blocks: |_| 0,
+};
+
+/// The reads of snapshots of a pool, one at a time.
+pub struct SnapshotReads {
+    job: Arc<JobHandle>,
+    thread: Arc<JobThread>,
+    foreground: Mutex<Foreground>,
+}
+
+impl SnapshotReads {
+    pub(crate) fn new(
+        store: &Arc<Store>,
+        thread: &Arc<JobThread>,
+        job: &Arc<JobHandle>,
+        latency_budget: Duration,
+    ) -> Arc<Self> {
+        let pacer = Pacer::new(latency_budget, COPYING_SHARE_FLOOR);
+        Arc::new(Self {
+            job: Arc::clone(job),
+            thread: Arc::clone(thread),
+            foreground: Mutex::new(Foreground::new(store, thread, pacer)),
+        })
+    }
+
+    /// Does a read of so many bytes on the calling thread, when it is its turn; at once, if the jobs are being
+    /// stopped.
+    pub fn read<T>(&self, bytes: u64, read: impl FnOnce() -> T) -> T {
+        let foreground = self.foreground.lock();
+        let mut foreground = foreground.unwrap_or_else(PoisonError::into_inner);
+        self.job.set_under_way(0);
+        while !self.job.begin() {
+            if self.thread.is_stopping() {
+                return read();
+            }
+            self.thread.wait(POLL_INTERVAL);
+        }
+        let began = Instant::now();
+        let done = read();
+        let step = Step {
+            bytes,
+            ..Step::default()
+        };
+        self.job.end_batch(step, |counts| counts.bytes += bytes);
+        foreground.rest_if_needed_after(began.elapsed());
+        done
+    }
+}
