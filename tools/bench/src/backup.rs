@@ -216,6 +216,9 @@ fn onefold(
         .run()?;
     let daemon = product.serve(&[], &[])?;
     product.pause_jobs()?;
+    // That of the backup itself goes on.
+    let resume = ["job", "resume", "copying"];
+    product.command().args(resume).run()?;
     let mut taken = Taken::default();
     for (n, day) in days.iter().enumerate() {
         if n > 0 {
