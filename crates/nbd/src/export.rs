@@ -46,8 +46,10 @@ pub trait Export: Send + Sync {
     fn read(&self, offset: u64, buf: &mut [u8], blocking: Blocking) -> Result<(), ExportError>;
 
     /// Writes all of `data`. With [`Blocking::Yes`] it begins at a memory address that is congruent
-    /// to 0 modulo 4096; with [`Blocking::No`] it may begin anywhere.
-    fn write(&self, offset: u64, data: &[u8], blocking: Blocking) -> Result<(), ExportError>;
+    /// to 0 modulo 4096; with [`Blocking::No`] it may begin anywhere. A read-only device refuses it.
+    fn write(&self, _offset: u64, _data: &[u8], _: Blocking) -> Result<(), ExportError> {
+        Err(ExportError::read_only())
+    }
 
     /// The longest write that [`Export::write_or_prepare`] may prepare, in bytes; 0 if there are none.
     fn prepared_bytes_max(&self) -> usize {
@@ -68,19 +70,28 @@ pub trait Export: Send + Sync {
     fn submit(&self) {}
 
     /// Returns when every write that was answered before the call, on any connection, is durable.
-    /// Always called where waiting is allowed.
-    fn flush(&self) -> Result<(), ExportError>;
+    /// Always called where waiting is allowed. A read-only device has nothing to do.
+    fn flush(&self) -> Result<(), ExportError> {
+        match self.read_only() {
+            true => Ok(()),
+            false => Err(ExportError::read_only()),
+        }
+    }
 
-    /// The content of the range is no longer needed.
-    fn trim(&self, range: Range<u64>, blocking: Blocking) -> Result<(), ExportError>;
+    /// The content of the range is no longer needed. A read-only device refuses it.
+    fn trim(&self, _range: Range<u64>, _: Blocking) -> Result<(), ExportError> {
+        Err(ExportError::read_only())
+    }
 
-    /// Makes the range read as zeros.
+    /// Makes the range read as zeros. A read-only device refuses it.
     fn write_zeroes(
         &self,
-        range: Range<u64>,
-        options: ZeroOptions,
-        blocking: Blocking,
-    ) -> Result<(), ExportError>;
+        _range: Range<u64>,
+        _options: ZeroOptions,
+        _: Blocking,
+    ) -> Result<(), ExportError> {
+        Err(ExportError::read_only())
+    }
 
     /// States of the range from its start, at most `extents_max` of them (so perhaps not all of
     /// it). At least one, none of them empty.
@@ -136,6 +147,15 @@ pub enum ExportError {
         /// The log's message.
         source: Box<dyn Error + Send + Sync>,
     },
+}
+
+impl ExportError {
+    fn read_only() -> Self {
+        Self::Failed {
+            failure: Failure::ReadOnly,
+            source: "it is read-only".into(),
+        }
+    }
 }
 
 /// The kind of failure that a client is told.
