@@ -11,16 +11,14 @@ use onefold_repository::Pack;
 use crate::error::{BackupError, Result};
 use crate::restore::Restore;
 
-/// What one thread does at a time: so many groups at most are read together, 4 MiB before compression.
-const GROUPS_MAX: usize = 16;
+/// What one thread does at a time: groups that have so many bytes before compression, and one at least.
+const BATCH_BYTES: u64 = 4 << 20;
 
 /// Groups between two that are needed, which are read with them: less than another read costs.
 const GAP_GROUPS: usize = 1;
 
 /// Gets data with its address in bytes, from several threads at once.
 pub type ReceiveAnywhere<'a> = &'a (dyn Fn(u64, &[u8]) -> Result<()> + Sync);
-
-const BATCH_BLOCKS: u64 = (GROUPS_MAX * BLOCKS_PER_GROUP) as u64;
 
 /// Consecutive blocks with consecutive numbers of a store, which one batch can have.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,6 +77,7 @@ impl Restore {
 
     fn add_runs(&self, page: u64, runs: &mut Vec<StoredRun>) -> Result<()> {
         let range = self.page_range(page);
+        let batch_blocks = self.batch_groups() as u64 * BLOCKS_PER_GROUP as u64;
         self.each_run(&range, &mut |block, run| {
             let (store, number) = match run.target {
                 Target::Zeros => return Ok(()),
@@ -87,7 +86,7 @@ impl Restore {
             };
             let (mut number, mut block, mut left) = (number, block, run.blocks);
             while left > 0 {
-                let blocks = left.min(BATCH_BLOCKS - number % BATCH_BLOCKS);
+                let blocks = left.min(batch_blocks - number % batch_blocks);
                 runs.push(StoredRun {
                     store,
                     number,
@@ -98,6 +97,12 @@ impl Restore {
             }
             Ok(())
         })
+    }
+
+    /// How many groups are read together.
+    fn batch_groups(&self) -> usize {
+        let group_bytes = BLOCKS_PER_GROUP as u64 * u64::from(self.manifest().block_size);
+        (BATCH_BYTES / group_bytes).max(1) as usize
     }
 
     /// Reads sorted runs.
@@ -134,7 +139,8 @@ impl Restore {
         };
         let pack = self.blocks.pack(store, number).map_err(damaged)?;
         pack.check_block_size(self.manifest().block_size)?;
-        let batches = batches(&pack, number * BLOCKS_PER_PACK, runs);
+        let first = number * BLOCKS_PER_PACK;
+        let batches = batches(&pack, first, runs, self.batch_groups());
         // Trailer and table.
         counts.pack_reads += 2 + batches.len() as u64;
         let blocks: u64 = runs.iter().map(|run| run.blocks).sum();
@@ -163,7 +169,11 @@ impl Restore {
     }
 
     fn read_batch(&self, batch: &Batch<'_>, receive: ReceiveAnywhere<'_>) -> Result<()> {
-        let groups = batch.pack.read_groups(batch.groups.clone())?;
+        let groups = batch.pack.read_groups(batch.groups.clone());
+        let groups = groups.map_err(|error| BackupError::Damaged {
+            block: batch.runs.first().map_or(0, |run| run.block),
+            error,
+        })?;
         let mut opened: Vec<Option<Vec<u8>>> = groups.iter().map(|_| None).collect();
         let block_size = u64::from(self.manifest().block_size);
         let size = self.manifest().size_bytes;
@@ -207,7 +217,12 @@ impl Restore {
 }
 
 /// Cuts the sorted runs of a pack where the groups that they need are far apart, or many.
-fn batches<'a>(pack: &'a Pack, first: u64, runs: &'a [StoredRun]) -> Vec<Batch<'a>> {
+fn batches<'a>(
+    pack: &'a Pack,
+    first: u64,
+    runs: &'a [StoredRun],
+    groups_max: usize,
+) -> Vec<Batch<'a>> {
     let group_of = |number: u64| (number - first) as usize / BLOCKS_PER_GROUP;
     let mut batches: Vec<Batch<'a>> = Vec::new();
     let mut start = 0;
@@ -215,7 +230,7 @@ fn batches<'a>(pack: &'a Pack, first: u64, runs: &'a [StoredRun]) -> Vec<Batch<'
         let groups = group_of(run.number)..group_of(run.number + run.blocks - 1) + 1;
         if let Some(last) = batches.last_mut()
             && groups.start <= last.groups.end + GAP_GROUPS
-            && (groups.end <= last.groups.end || groups.end - last.groups.start <= GROUPS_MAX)
+            && (groups.end <= last.groups.end || groups.end - last.groups.start <= groups_max)
         {
             last.groups.end = last.groups.end.max(groups.end);
             last.runs = &runs[start..=n];

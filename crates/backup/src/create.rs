@@ -55,7 +55,8 @@ pub struct Created {
 /// What was made of some disks.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// The backup of each disk, or why there is none.
+    /// The backup of each disk, or why there is none. A failure that is not one disk's own ends it: those after it
+    /// are missing.
     pub backups: Vec<Result<Created>>,
     /// Popular blocks that were stored.
     pub new_popular_blocks: u64,
@@ -71,7 +72,8 @@ pub struct Batch {
 ///
 /// # Errors
 ///
-/// If the repository cannot be written; if a disk fails or changes while what others have, too, is read from it.
+/// If the repository cannot be written before there is any backup; if a disk fails or changes while what others have,
+/// too, is read from it.
 pub fn create(
     repository: &Repository,
     disks: &mut [DiskToBackUp<'_>],
@@ -108,10 +110,11 @@ pub fn create(
             Some(failed) => Err(failed),
             None => backup.finish(n, disks, &mut detected, &first_popular, read_blocks, report),
         };
-        batch.backups.push(match made {
-            Err(error) if !error.is_of_disk() => return Err(error),
-            made => made,
-        });
+        let goes_on = made.as_ref().map_or_else(BackupError::is_of_disk, |_| true);
+        batch.backups.push(made);
+        if !goes_on {
+            break;
+        }
     }
     Ok(batch)
 }

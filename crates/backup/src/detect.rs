@@ -120,7 +120,7 @@ pub(crate) fn detect(
     memory_bytes: usize,
 ) -> Result<Detected> {
     let mut detected = Detected::new(scanned, memory_bytes)?;
-    let stores = Stores::list(repository, popular, scanned)?;
+    let stores = Stores::list(repository, popular, scanned, &mut detected.damaged)?;
     // A row and its content.
     let rows_max = (memory_bytes / (2 * ROW_BYTES + size_of::<Holder>())) as u64;
     let mut next = 0;
@@ -167,18 +167,33 @@ struct Stores<'a> {
 }
 
 impl<'a> Stores<'a> {
-    fn list(repository: &'a Repository, popular: SourceId, scanned: &[Scanned]) -> Result<Self> {
+    fn list(
+        repository: &'a Repository,
+        popular: SourceId,
+        scanned: &[Scanned],
+        damaged: &mut Vec<String>,
+    ) -> Result<Self> {
         let own = scanned.iter().map(|disk| {
             let packs = repository.packs(disk.source)?;
             Ok((disk.source, packs))
         });
         let own = own.collect::<Result<_>>()?;
-        let condemned = repository.condemned(popular)?;
+        let (popular_packs, condemned) = match repository.condemned(popular) {
+            // Then any of them may be condemned.
+            Err(error) if error.kind() == RepositoryErrorKind::Damaged => {
+                damaged.push(error.to_string());
+                (Vec::new(), Vec::new())
+            }
+            condemned => {
+                let condemned = condemned?.map_or(Vec::new(), |it| it.numbers);
+                (repository.packs(popular)?, condemned)
+            }
+        };
         Ok(Self {
             repository,
             own,
-            popular: (popular, repository.packs(popular)?),
-            condemned: condemned.map_or(Vec::new(), |it| it.numbers),
+            popular: (popular, popular_packs),
+            condemned,
         })
     }
 

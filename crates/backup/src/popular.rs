@@ -71,22 +71,29 @@ pub fn prune_popular(
     (now_unix_seconds, grace_seconds): (u64, u64),
     report: Report<'_>,
 ) -> Result<PrunedPopular> {
-    let (repository, id) = (writer.repository(), writer.source().id);
+    let (repository, popular) = (writer.repository(), writer.source());
+    let plan = plan_popular(repository, popular, options)?;
     let mut pruned = PrunedPopular {
-        plan: plan_popular(repository, writer.source(), options)?,
+        plan: plan.clone(),
         freed_blocks: 0,
         freed_bytes: 0,
         waiting_blocks: 0,
     };
     // What was condemned before comes first, and then what nobody needs since then.
-    for _ in 0..2 {
-        let condemned = match repository.condemned(id)? {
+    let mut next = condemned_before(repository, popular)?;
+    let mut plan = Some(plan);
+    loop {
+        let condemned = match next.take() {
             Some(condemned) => condemned,
-            None => Condemned {
-                since_unix_seconds: now_unix_seconds,
-                numbers: wasted(repository, writer.source(), options)?,
-                before: None,
-            },
+            None => {
+                // What was removed since the plan was made is not in it any more.
+                let Some(plan) = plan.take() else { break };
+                Condemned {
+                    since_unix_seconds: now_unix_seconds,
+                    numbers: wasted(repository, popular, &plan)?,
+                    before: None,
+                }
+            }
         };
         if condemned.numbers.is_empty() {
             break;
@@ -105,6 +112,14 @@ pub fn prune_popular(
     pruned.plan.damaged.sort();
     pruned.plan.damaged.dedup();
     Ok(pruned)
+}
+
+/// A list that is damaged is made anew: nobody uses popular blocks as long as it is there.
+fn condemned_before(repository: &Repository, popular: &KnownSource) -> Result<Option<Condemned>> {
+    match repository.condemned(popular.id) {
+        Err(error) if error.kind() == RepositoryErrorKind::Damaged => Ok(None),
+        condemned => Ok(condemned?),
+    }
 }
 
 /// The popular blocks that backups need, of all sources that share them.
@@ -131,18 +146,17 @@ fn needed(repository: &Repository, popular: &KnownSource) -> Result<Vec<NumberRu
 fn wasted(
     repository: &Repository,
     popular: &KnownSource,
-    options: &PruneOptions,
+    plan: &PrunePlan,
 ) -> Result<Vec<NumberRun>> {
-    let plan = plan_popular(repository, popular, options)?;
-    let needed = needed(repository, popular)?;
     let mut wasted = Vec::new();
     for (number, generation) in plan.shrinking() {
-        let pack = repository.pack(popular.id, *number, *generation)?;
-        let first = number * BLOCKS_PER_PACK;
-        let slots = pack.slots().iter().zip(are_in(&needed, first)).zip(first..);
-        for ((_, _), number) in slots.filter(|((slot, is_needed), _)| slot.is_any() && !is_needed) {
-            push(&mut wasted, number);
-        }
+        // It may have become smaller since it was planned.
+        let pack = repository.pack_or_newer(popular.id, *number, *generation)?;
+        let Some(pack) = pack else { continue };
+        let both = pack.slots().iter().zip(plan.kept.slots(&pack, *number));
+        let both = both.zip(number * BLOCKS_PER_PACK..);
+        let gone = both.filter(|((slot, kept), _)| slot.is_any() && !kept.is_any());
+        gone.for_each(|(_, number)| push(&mut wasted, number));
     }
     Ok(merged(wasted))
 }

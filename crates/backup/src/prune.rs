@@ -38,7 +38,7 @@ pub struct PrunePlan {
     replaced: Vec<(u64, u32)>,
     /// Recipes of backups that are forgotten.
     recipes: Vec<BackupNumber>,
-    kept: Kept,
+    pub(crate) kept: Kept,
     /// Blocks that backups need.
     pub needed_blocks: u64,
     /// Blocks that none needs.

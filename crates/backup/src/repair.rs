@@ -130,6 +130,7 @@ impl SickPacks {
                 mended: BTreeMap::new(),
                 pack,
                 key: key.clone(),
+                blocks: BlockReader::new(Arc::clone(repository), 0),
             };
             patient.examine()?;
             let lost = patient.changed.len() as u64;
@@ -156,8 +157,9 @@ struct Patient {
     slots: Vec<Slot>,
     /// Blocks of which that differs from what it has.
     changed: BTreeSet<usize>,
-    /// Blocks that are put back.
-    mended: BTreeMap<usize, Vec<u8>>,
+    /// Blocks that are put back, and where they are stored, too.
+    mended: BTreeMap<usize, (SourceId, u64)>,
+    blocks: Arc<BlockReader>,
 }
 
 impl Patient {
@@ -192,7 +194,6 @@ impl Patient {
                 wanted.entry(fingerprint).or_default().push(n);
             }
         }
-        let blocks = BlockReader::new(Arc::clone(repository), 0);
         for relative in relatives {
             for (number, generation) in repository.packs(*relative)? {
                 if wanted.is_empty() {
@@ -211,9 +212,11 @@ impl Patient {
                     if !wanted.contains_key(&fingerprint) {
                         continue;
                     }
-                    if let Some(content) = self.read(&blocks, *relative, number, fingerprint)? {
+                    if self.read(*relative, number, fingerprint)?.is_some() {
                         for n in wanted.remove(&fingerprint).unwrap_or_default() {
-                            self.mend(n, fingerprint, content.clone());
+                            self.slots[n] = Slot::Stored(fingerprint);
+                            self.changed.insert(n);
+                            self.mended.insert(n, (*relative, number));
                         }
                     }
                 }
@@ -223,15 +226,12 @@ impl Patient {
     }
 
     /// A block that is stored elsewhere; nothing if it is damaged there, too.
-    fn read(
-        &self,
-        blocks: &BlockReader,
-        store: SourceId,
-        number: u64,
-        fingerprint: [u8; 16],
-    ) -> Result<Option<Vec<u8>>> {
+    fn read(&self, store: SourceId, number: u64, fingerprint: [u8; 16]) -> Result<Option<Vec<u8>>> {
         let block_size = self.pack.block_size();
-        let found = match blocks.find(store, number, block_size, Reach::Repository) {
+        let found = match self
+            .blocks
+            .find(store, number, block_size, Reach::Repository)
+        {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(None),
             Err(error) if error.is_damage() => return Ok(None),
@@ -243,12 +243,6 @@ impl Patient {
             .fingerprints(content, block_size as usize, &mut fingerprints);
         let is_it = fingerprints.first().is_some_and(|it| it.0 == fingerprint);
         Ok(is_it.then(|| content.to_vec()))
-    }
-
-    fn mend(&mut self, n: usize, fingerprint: [u8; 16], content: Vec<u8>) {
-        self.slots[n] = Slot::Stored(fingerprint);
-        self.changed.insert(n);
-        self.mended.insert(n, content);
     }
 
     /// Writes the pack as its next generation, and removes this one.
@@ -285,11 +279,14 @@ impl Patient {
         let mut content = Vec::new();
         for n in self.numbers_of(group) {
             let had = self.pack.slots()[n].stored().and_then(|_| there.next());
-            if self.slots[n].stored().is_none() {
+            let Some(fingerprint) = self.slots[n].stored() else {
                 continue;
-            }
-            let mended = self.mended.get(&n).map(Vec::as_slice);
-            let block = mended.or(had).ok_or_else(|| {
+            };
+            let mended = match self.mended.get(&n) {
+                Some((store, number)) => self.read(*store, *number, fingerprint)?,
+                None => None,
+            };
+            let block = mended.as_deref().or(had).ok_or_else(|| {
                 BackupError::Temporary(std::io::Error::other("a block was read and is gone"))
             })?;
             content.extend_from_slice(block);

@@ -10,7 +10,7 @@ use onefold_repository::{KnownSource, Pack, Repository, RepositoryErrorKind};
 
 use crate::create::Report;
 use crate::error::{BackupError, Result};
-use crate::numbers::are_in;
+use crate::numbers::{are_in, push};
 
 /// Ranges of a backup that are named of a finding.
 const PLACES_MAX: usize = 8;
@@ -229,30 +229,27 @@ impl Verifier<'_> {
             let of_pack = needed.iter_mut().zip(by_backup);
             of_pack.for_each(|(needed, by_backup)| *needed |= by_backup);
         }
-        let slot = |n: usize| there.get(n).copied().unwrap_or(Slot::Gone);
-        let missing = (0..needed.len()).filter(|n| needed[*n] && slot(*n).stored().is_none());
-        let mut runs: Vec<Range<u64>> = Vec::new();
-        for number in missing.map(|n| first + n as u64) {
-            match runs.last_mut() {
-                Some(last) if last.end == number => last.end += 1,
-                _ => runs.push(number..number + 1),
+        let (mut lost, mut absent) = (Vec::new(), Vec::new());
+        for (n, number) in (0..needed.len()).zip(first..).filter(|(n, _)| needed[*n]) {
+            match there.get(n).copied().unwrap_or(Slot::Gone) {
+                Slot::Stored(_) => {}
+                Slot::Lost(_) => push(&mut lost, number),
+                Slot::Gone => push(&mut absent, number),
             }
         }
-        for numbers in runs {
-            let is_lost = slot((numbers.start - first) as usize).lost().is_some();
-            let what = match numbers.end - numbers.start {
-                1 => format!("block {}", numbers.start),
-                _ => format!("blocks {} to {}", numbers.start, numbers.end - 1),
-            };
-            let message = match is_lost {
-                true => format!("stored {what}: damaged, and not mended yet"),
-                false => format!("stored {what}: in no pack"),
-            };
-            self.damages.push(Damage {
-                store,
-                numbers,
-                message,
-            });
+        for (runs, why) in [(lost, "damaged and not mended yet"), (absent, "in no pack")] {
+            self.damages.extend(runs.into_iter().map(|run| {
+                let end = run.first + run.blocks;
+                let message = match run.blocks {
+                    1 => format!("stored block {} is {why}", run.first),
+                    _ => format!("stored blocks {} to {} are {why}", run.first, end - 1),
+                };
+                Damage {
+                    store,
+                    numbers: run.first..end,
+                    message,
+                }
+            }));
         }
     }
 
@@ -371,7 +368,7 @@ fn compare(
                     damages.push(Damage {
                         store,
                         numbers: number..number + 1,
-                        message: format!("stored block {number}: not what was stored"),
+                        message: format!("stored block {number} is not what was stored"),
                     });
                 }
             }

@@ -339,6 +339,34 @@ fn the_host_may_die_at_any_moment() {
 }
 
 #[test]
+fn a_full_repository_is_restored_from() {
+    let folder = folder();
+    let root = folder.path().join("r");
+    simulation::restart_host();
+    Repository::init(&root, &Access::Open, 1).unwrap();
+    let mut world = World::open(&root, Facts::default()).unwrap();
+    let disk = MemoryDisk((1..60).collect());
+    world.create(&[(0, disk.clone())]).unwrap();
+    let mut fails_at = 0;
+    loop {
+        simulation::begin(Some(fails_at));
+        let blocks = BlockReader::new(Arc::clone(&world.repository), 1 << 20);
+        let restore = Restore::open(&blocks, &world.sources[0], BackupNumber(1), "test").unwrap();
+        let changes = simulation::changes();
+        let mut bytes = vec![0; disk.0.len() * BLOCK];
+        restore.read(0, &mut bytes).unwrap();
+        assert!(bytes == disk.bytes());
+        drop(restore);
+        let _ = simulation::end();
+        if changes < fails_at {
+            break;
+        }
+        fails_at += 1;
+    }
+    assert!(fails_at > 3, "{fails_at}");
+}
+
+#[test]
 fn any_change_may_fail() {
     for seed in seeds(60) {
         let folder = folder();

@@ -188,18 +188,29 @@ impl Repository {
         }
     }
 
-    /// A backup exists no more. Its recipe stays until the source is pruned, so its number is not used again.
+    /// Whether a backup may be forgotten now.
     ///
     /// # Errors
     ///
-    /// `Invalid` if it is protected; `InUse` if somebody reads it; any failure of writing.
-    pub fn forget(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
+    /// `Invalid` if it is protected; `InUse` if somebody reads it.
+    pub fn check_forgettable(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
         if self.protected(source)?.contains(&backup) {
             let message = format!("backup {backup} is protected");
             return Err(RepositoryError::new(RepositoryErrorKind::Invalid, message));
         }
-        self.check_not_read(source, backup)?;
-        self.remove(ObjectName::Manifest(source, backup))
+        self.check_not_read(source, backup)
+    }
+
+    /// A backup exists no more. Its recipe stays until the source is pruned, so its number is not used again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Repository::check_forgettable`]; any failure of writing.
+    pub fn forget(&self, source: SourceId, backup: BackupNumber) -> Result<()> {
+        self.check_forgettable(source, backup)?;
+        self.remove(ObjectName::Manifest(source, backup))?;
+        self.remove_readers_of(source, backup);
+        Ok(())
     }
 
     fn numbers(&self, folder: &str) -> Result<Vec<BackupNumber>> {

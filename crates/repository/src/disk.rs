@@ -1,4 +1,5 @@
-//! The system calls by which a repository changes, and no others do. In simulations each is noted, and may fail.
+//! The system calls by which a repository changes, but for signs of life. In simulations each is noted, and may
+//! fail.
 
 use std::fs::File;
 use std::io::{self, Write};

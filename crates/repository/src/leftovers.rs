@@ -5,13 +5,13 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use onefold_format::backup::{Lease, LeaseName, ObjectName, SourceId};
+use onefold_format::backup::{BackupNumber, Lease, LeaseName, ObjectName, SourceId};
 
 use crate::disk;
 use crate::error::{RepositoryError, Result};
 use crate::folder::INCOMPLETE;
 use crate::repository::Repository;
-use crate::writer::{COMING, GONE, folder_name, is_running, token_in};
+use crate::writer::{COMING, GONE, folder_name, give_back, is_running, token_in};
 
 /// What is younger may still be completed.
 const AGE: Duration = Duration::from_secs(3600);
@@ -58,23 +58,48 @@ impl Repository {
             let folder = self.leases(source);
             let folder = folder.parent().unwrap_or(root);
             search.of_source(folder).map_err(failed)?;
-            let Some(holder) = token_in(&self.leases(source)) else {
-                continue;
-            };
-            if self.is_known_dead(source, holder) {
+            if let Some(holder) = token_in(&self.leases(source))
+                && self.is_known_dead(ObjectName::Lease(source, holder))
+            {
                 let held = self.leases(source).join(folder_name(holder));
                 search.count_all(&held).map_err(failed)?;
                 if are_removed {
                     self.has_ended(LeaseName { source, holder })?;
                 }
             }
+            for (backup, holder) in self.readers(source).map_err(failed)? {
+                if self.is_known_dead(ObjectName::Reader(source, backup, holder)) {
+                    let readers = self.readers_of(source, backup);
+                    let held = readers.join(folder_name(holder));
+                    search.count_all(&held).map_err(failed)?;
+                    if are_removed {
+                        give_back(&readers, holder, &self.beside(source, GONE, holder));
+                    }
+                }
+            }
         }
         Ok(found)
     }
 
+    /// Whoever has, or had, the lease of a reader.
+    fn readers(&self, source: SourceId) -> io::Result<Vec<(BackupNumber, u64)>> {
+        let mut readers = Vec::new();
+        for backup in self.folder.list(&ObjectName::readers(source))? {
+            let Ok(backup) = backup.parse().map(BackupNumber) else {
+                continue;
+            };
+            for entry in entries(&self.readers_of(source, backup))? {
+                let holder = entry.file_name().into_string().ok();
+                let holder = holder.and_then(|name| u64::from_str_radix(&name, 16).ok());
+                readers.extend(holder.map(|holder| (backup, holder)));
+            }
+        }
+        Ok(readers)
+    }
+
     /// Whether the holder of a lease was a process of this machine that has ended.
-    fn is_known_dead(&self, source: SourceId, holder: u64) -> bool {
-        let content = self.read_sealed(ObjectName::Lease(source, holder));
+    fn is_known_dead(&self, lease: ObjectName) -> bool {
+        let content = self.read_sealed(lease);
         let lease = content.ok().and_then(|it| Lease::decode(&it).ok());
         lease.is_some_and(|lease| is_running(lease.holder) == Some(false))
     }

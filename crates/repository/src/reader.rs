@@ -1,7 +1,6 @@
 //! Whoever reads a backup says so, so that it is not forgotten meanwhile.
 //!
-//! Its lease is a folder like that of a writer, but any number of readers may have one. A repository that cannot
-//! be written is read without.
+//! Its lease is a folder like that of a writer, but any number of readers may have one.
 
 use std::path::PathBuf;
 
@@ -15,47 +14,45 @@ use crate::writer::{GONE, HeldLease, PATIENCE, SIGN, folder_name, give_back, thi
 
 /// A backup is read. Dropped, it is not any more.
 pub struct Reading {
-    lease: Option<HeldLease>,
-    /// The folder of all who read the backup.
-    readers: PathBuf,
-}
-
-impl Drop for Reading {
-    fn drop(&mut self) {
-        drop(self.lease.take());
-        // It stays if others read the backup, too.
-        let _ = disk::remove_empty_folder(&self.readers);
-    }
+    _lease: Option<HeldLease>,
 }
 
 impl Repository {
-    /// Says that a backup is read, to do what `doing` says. To be said before its manifest is read.
+    /// Says that a backup is read, to do what `doing` says. To be said before its manifest is read. A repository that
+    /// is full, or cannot be written, is read all the same.
     ///
     /// # Errors
     ///
-    /// Any failure of writing, unless the repository cannot be written at all.
+    /// Any other failure of writing.
     pub fn reading(&self, source: SourceId, backup: BackupNumber, doing: &str) -> Result<Reading> {
+        let lease = match self.reader_lease(source, backup, doing) {
+            Ok(lease) => Some(lease),
+            Err(error) => match error.kind() {
+                RepositoryErrorKind::ReadOnly | RepositoryErrorKind::NoSpace => None,
+                _ => return Err(error),
+            },
+        };
+        Ok(Reading { _lease: lease })
+    }
+
+    fn reader_lease(
+        &self,
+        source: SourceId,
+        backup: BackupNumber,
+        doing: &str,
+    ) -> Result<HeldLease> {
         let failed =
             |e: &std::io::Error| RepositoryError::io("cannot say that a backup is read", e);
         let token = random_number().map_err(|e| failed(&e))?;
         let name = ObjectName::Reader(source, backup, token);
-        let content = self.sealed(name, this_lease(doing)?.encode())?;
-        let mut reading = Reading {
-            lease: None,
-            readers: self.readers_of(source, backup),
-        };
-        match self.put(name, &content) {
-            Err(error) if error.kind() == RepositoryErrorKind::ReadOnly => return Ok(reading),
-            put => put?,
-        }
-        let readers = reading.readers.clone();
+        let readers = self.readers_of(source, backup);
         let sign = readers.join(folder_name(token)).join(SIGN);
+        self.put(name, &self.sealed(name, this_lease(doing)?.encode())?)?;
         let lease = HeldLease::new(readers, token, self.beside(source, GONE, token));
-        reading.lease = Some(lease);
         disk::create_new(&sign)
             .and_then(|mut file| disk::append(&mut file, &sign, &token.to_le_bytes()))
             .map_err(|e| failed(&e))?;
-        Ok(reading)
+        Ok(lease)
     }
 
     /// Fails if somebody reads a backup, and says who.
@@ -72,12 +69,17 @@ impl Repository {
             }
             give_back(&readers, token, &self.beside(source, GONE, token));
         }
-        // It is empty, unless a reader has just come.
-        let _ = disk::remove_empty_folder(&readers);
         Ok(())
     }
 
-    fn readers_of(&self, source: SourceId, backup: BackupNumber) -> PathBuf {
+    /// Those who read a backup were in this folder. It goes with the backup: while there is one, a reader may be
+    /// about to come.
+    pub(crate) fn remove_readers_of(&self, source: SourceId, backup: BackupNumber) {
+        // Not there, or not empty: it is in nobody's way.
+        let _ = disk::remove_empty_folder(&self.readers_of(source, backup));
+    }
+
+    pub(crate) fn readers_of(&self, source: SourceId, backup: BackupNumber) -> PathBuf {
         let readers = ObjectName::readers(source);
         let folder = self.folder.root().join(readers);
         folder.join(backup.to_string())

@@ -1,5 +1,6 @@
 //! A repository and its sources.
 
+use std::fmt;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -37,6 +38,16 @@ pub struct KnownSource {
     pub id: SourceId,
     /// Its object.
     pub source: Source,
+}
+
+/// For messages.
+impl fmt::Display for KnownSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.source.is_popular() {
+            true => write!(f, "what is popular in domain '{}'", self.source.domain),
+            false => write!(f, "'{}'", self.source.name),
+        }
+    }
 }
 
 impl Repository {

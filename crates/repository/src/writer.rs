@@ -155,13 +155,8 @@ impl Repository {
         };
         let name = ObjectName::Lease(source, token);
         if let Some(who) = self.alive_holder(name, &leases.join(folder_name(token)), patience) {
-            let what = match self.known(source)?.map(|known| known.source) {
-                Some(source) if source.is_popular() => {
-                    format!("what is popular in domain '{}'", source.domain)
-                }
-                Some(source) => format!("'{}'", source.name),
-                None => "the source".to_owned(),
-            };
+            let known = self.known(source)?;
+            let what = known.map_or_else(|| "the source".to_owned(), |it| it.to_string());
             let message = format!("{what} is in use by {who}; try again when it has ended");
             return Err(RepositoryError::new(RepositoryErrorKind::InUse, message));
         }

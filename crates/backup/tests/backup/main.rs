@@ -456,9 +456,15 @@ fn a_flipped_byte_never_gives_other_data() {
     for access in [Access::Open, Access::KeyFile(b"a key".to_vec())] {
         let rig = Rig::new(&access);
         let disks: Vec<_> = days(3, 40, 2);
+        // Half of it is popular.
+        let other = rig.repository.add_source(source("other")).unwrap();
         for disk in &disks {
-            rig.create(&mut disk.clone(), None).unwrap();
+            let mut half = MemoryDisk::new(disk.contents[..20].to_vec());
+            let mut both = [(&rig.source, &mut disk.clone()), (&other, &mut half)];
+            let batch = rig.create_batch(&mut both, None).unwrap();
+            assert!(batch.backups.iter().all(Result::is_ok));
         }
+        assert_eq!(rig.repository.all_popular().unwrap().len(), 1);
         let root = rig.folder.path().join("r");
         let mut outcomes = BTreeMap::new();
         for file in rig.files() {

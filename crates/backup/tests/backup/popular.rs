@@ -170,23 +170,21 @@ fn what_several_disks_have_is_stored_once_and_later_found() {
 
 #[test]
 fn sources_of_other_domains_share_nothing() {
-    let mut estate = Estate::new(1);
+    let mut estate = Estate::new(2);
     let repository = &estate.rig.repository;
     let other = onefold_format::backup::Source {
         domain: "other".to_owned(),
-        ..source("vm-1")
+        ..source("vm-2")
     };
     estate.sources.push(repository.add_source(other).unwrap());
     estate.backups.push(BTreeMap::new());
     let disk = MemoryDisk::new(1..=500);
-    for n in [0, 1] {
-        let batch = estate.create(&[(n, &disk)]);
-        let counts = batch.backups[0].as_ref().unwrap().manifest.counts;
-        assert_eq!(counts.new_blocks, 500);
-    }
-    let ids = estate.sources.iter();
-    let popular = ids.map(|it| estate.rig.repository.popular_id(&it.source));
-    assert_eq!(popular.collect::<BTreeSet<_>>().len(), 2);
+    let batch = estate.create(&[(0, &disk), (1, &disk)]);
+    assert_eq!(batch.new_popular_blocks, 500);
+    let batch = estate.create(&[(2, &disk)]);
+    let counts = batch.backups[0].as_ref().unwrap().manifest.counts;
+    assert_eq!((counts.new_blocks, counts.popular_blocks), (500, 0));
+    estate.assert_whole();
 }
 
 #[test]
@@ -304,6 +302,36 @@ fn condemned_blocks_stay_as_long_as_a_backup_may_need_them() {
     let pruned = estate.prune_popular(110, 100).unwrap();
     assert_eq!((pruned.freed_blocks, pruned.waiting_blocks), (1000, 0));
     assert_eq!(estate.stored_blocks(store), 1000);
+}
+
+/// Nobody knows then what is condemned, so nobody uses any of it.
+#[test]
+fn a_damaged_list_of_condemned_blocks_costs_sharing_and_no_backup() {
+    let mut estate = Estate::new(3);
+    let shared = MemoryDisk::new(1..=500);
+    estate.create(&[(0, &shared), (1, &shared)]);
+    estate.forget(0, 1);
+    estate.forget(1, 1);
+    let repository = std::sync::Arc::clone(&estate.rig.repository);
+    let busy = repository.writer(estate.sources[2].id, "test").unwrap();
+    assert_eq!(estate.prune_popular(10, 0).unwrap().waiting_blocks, 500);
+    drop(busy);
+    let files = estate.rig.files();
+    let list = files.iter().find(|it| it.ends_with("condemned")).unwrap();
+    let mut bytes = std::fs::read(list).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(list, bytes).unwrap();
+    let batch = estate.create(&[(2, &shared)]);
+    assert!(
+        batch.damaged[0].contains("condemned"),
+        "{:?}",
+        batch.damaged
+    );
+    let counts = batch.backups[0].as_ref().unwrap().manifest.counts;
+    assert_eq!((counts.new_blocks, counts.popular_blocks), (500, 0));
+    assert_eq!(estate.prune_popular(10, 0).unwrap().freed_blocks, 500);
+    estate.assert_whole();
 }
 
 #[test]

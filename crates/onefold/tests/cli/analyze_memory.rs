@@ -21,8 +21,19 @@ const RECORD_BYTES: u64 = 48;
 /// Runs until one is given up that could never be looked at.
 const RUNS_MAX: u32 = 50;
 
+/// Waits for its end. Returns what came of it, and the most memory that it had, in MiB, as far as it was seen.
+pub(crate) fn outcome_and_peak(mut child: Child) -> (Outcome, u64) {
+    let mut peak = 0;
+    // The kernel keeps the peak, but only as long as there is a process.
+    while child.try_wait().unwrap().is_none() {
+        peak = peak.max(peak_mib(&child).unwrap_or(0));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    (Outcome::of(child), peak)
+}
+
 /// The most memory that it has had, in MiB; nothing once it has ended.
-pub(crate) fn peak_mib(child: &Child) -> Option<u64> {
+fn peak_mib(child: &Child) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).ok()?;
     let line = status
         .lines()
@@ -51,14 +62,7 @@ fn many_more_records_than_fit_take_no_more_memory() {
     }
     for _ in 0..RUNS_MAX {
         let child = onefold(&arguments).env("TMPDIR", scratch.path()).spawn();
-        let mut child = child.unwrap();
-        let mut peak = 0;
-        // The kernel keeps the peak, but only as long as there is a process.
-        while child.try_wait().unwrap().is_none() {
-            peak = peak.max(peak_mib(&child).unwrap_or(0));
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        let found = Outcome::of(child);
+        let (found, peak) = outcome_and_peak(child.unwrap());
         assert_eq!(found.code, Some(0), "{found:?}");
         let blocks = &found.json()["chunkings"][0];
         assert_eq!(blocks["chunks"], chunks);

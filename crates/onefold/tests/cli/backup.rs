@@ -1,6 +1,6 @@
 //! Backups of volumes, snapshots and images, with a daemon and without.
 
-use crate::harness::{Daemon, Scene, noise, overwrite, qemu_img, sparse_disk};
+use crate::harness::{Daemon, Outcome, Scene, noise, overwrite, qemu_img, sparse_disk};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -456,9 +456,14 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
     open_repository(&mut scene, "repository");
     let image = scene.file("disk", &noise(1, 8 << 20));
     scene.ok(&["volume", "import", "vm", &image]);
+    let other = scene.file("other", &noise(2, 1 << 20));
+    for _ in 0..2 {
+        scene.ok(&["backup", "create", &format!("other={other}")]);
+    }
     let _daemon = scene.daemon();
     scene.ok(&["job", "pause", "copying"]);
-    let mut child = scene.command(&["backup", "create", "vm"]).spawn().unwrap();
+    let create = ["backup", "create", "vm"];
+    let mut child = scene.command(&create).spawn().unwrap();
     let job = || {
         let list = scene.json(&["job", "list"]);
         let jobs = list["jobs"].as_array().unwrap().clone();
@@ -470,11 +475,29 @@ fn reading_for_a_backup_is_a_job_that_can_be_paused() {
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(child.try_wait().unwrap().is_none());
     assert_eq!(job().unwrap()["bytes"], 0);
+    // Others are pruned meanwhile.
+    scene.ok(&["backup", "forget", "other@1", "--yes"]);
+    let prune = ["--format", "json", "backup", "prune", "--yes"];
+    let pruned = scene.run(&prune);
+    assert_eq!(pruned.code, Some(1), "{pruned:?}");
+    let pruned = pruned.json();
+    assert_eq!(pruned["sources"][0]["source"], "other");
+    assert!(
+        pruned["in_use"][0]
+            .as_str()
+            .unwrap()
+            .contains("'vm' is in use")
+    );
     scene.ok(&["job", "resume", "copying"]);
-    assert!(child.wait().unwrap().success());
+    let done = Outcome::of(child);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(
+        done.stderr.contains("onefold job resume copying"),
+        "{done:?}"
+    );
     // What is new is read twice.
     assert_eq!(job().unwrap()["bytes"], 16 << 20);
-    assert_eq!(backups(&scene), ["vm@1"]);
+    assert_eq!(backups(&scene), ["other@2", "vm@1"]);
 }
 
 #[test]

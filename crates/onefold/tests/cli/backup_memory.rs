@@ -1,10 +1,9 @@
 //! Backups keep to their memory, as the kernel counts it, however large the disk.
 
-use crate::analyze_memory::peak_mib;
-use crate::harness::{Outcome, Scene, noise};
+use crate::analyze_memory::outcome_and_peak;
+use crate::harness::{Scene, noise};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
 
 /// Of each command, with `--memory 64M`.
 const PEAK_MIB_MAX: u64 = 96;
@@ -35,14 +34,7 @@ fn disks_of_any_size_take_the_memory_that_is_given() {
     scene.ok(&["backup", "init", "--no-encryption"]);
     let mut highest = 0;
     let mut run = |arguments: &[&str]| {
-        let mut child = scene.command(arguments).spawn().unwrap();
-        let mut peak = 0;
-        // The kernel keeps the peak, but only as long as there is a process.
-        while child.try_wait().unwrap().is_none() {
-            peak = peak.max(peak_mib(&child).unwrap_or(0));
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        let found = Outcome::of(child);
+        let (found, peak) = outcome_and_peak(scene.command(arguments).spawn().unwrap());
         assert_eq!(found.code, Some(0), "{found:?}");
         assert!(peak <= PEAK_MIB_MAX, "{peak} MiB: {arguments:?}");
         highest = highest.max(peak);

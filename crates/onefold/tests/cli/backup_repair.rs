@@ -136,15 +136,21 @@ fn a_backup_that_is_mounted_is_not_forgotten() {
             assert_ne!(refused.code, Some(0));
             fs::read_dir(scene.path("repository/sources"))
                 .unwrap()
-                .any(|it| it.unwrap().path().join("readers/1").exists())
+                .any(|it| {
+                    let readers = fs::read_dir(it.unwrap().path().join("readers/1"));
+                    readers.is_ok_and(|mut readers| readers.next().is_some())
+                })
         });
         scene
             .run(&forget)
-            .is_refusal(1, &["being read by process", "backup mount"]);
+            .is_refusal(1, &["'vm'", "being read by process", "backup mount"]);
         if is_killed {
-            // Whoever is dead is in nobody's way.
+            // Whoever is dead is in nobody's way, and leaves a little.
             mounted.kill();
             client.wait().unwrap();
+            assert_eq!(scene.json(&["backup", "repair"])["leftovers"], 2);
+            scene.ok(&["backup", "repair", "--yes"]);
+            assert_eq!(scene.json(&["backup", "repair"])["leftovers"], 0);
             scene.ok(&forget);
         } else {
             drop(client.stdin.take());

@@ -6,11 +6,12 @@ use crate::commands::foreground::random_seed;
 use crate::output::Output;
 use crate::session::Session;
 use onefold_api::{
-    Error, PoolStat, Result, SnapshotCreate, SnapshotDelete, SnapshotList, SnapshotName,
+    Error, JobList, PoolStat, Result, SnapshotCreate, SnapshotDelete, SnapshotList, SnapshotName,
     SnapshotReply, VolumeStat,
 };
 use onefold_format::backup::{BackupNumber, PoolSnapshot, RepositoryId};
 use onefold_format::{PoolId, VolumeId};
+use onefold_jobs::{JobKind, JobState};
 use onefold_repository::{KnownSource, Repository};
 
 /// The newest backups among which one with a base is looked for.
@@ -50,6 +51,16 @@ impl<'a> Pool<'a> {
             prefix: format!("{BACKUP_SNAPSHOT}{repository}-"),
             taken: Vec::new(),
         })
+    }
+
+    /// Whether the pool's daemon does not read for backups now.
+    pub(super) fn is_paused(&self) -> Result<bool> {
+        let Session::Remote(_) = self.session else {
+            return Ok(false);
+        };
+        let list = self.session.call(&JobList {}, &mut |_, _| {})?;
+        let mut jobs = list.jobs.iter();
+        Ok(jobs.any(|job| job.kind == JobKind::Copying && job.state == JobState::Paused))
     }
 
     /// The domain of a volume.

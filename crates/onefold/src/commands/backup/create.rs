@@ -3,7 +3,8 @@
 use super::base::Pool;
 use super::disk::{self, SinceDisk};
 use super::{
-    Context, MEMORY_DEFAULT, RepositoryArgs, backup_error, now_unix_seconds, repository_error,
+    Context, LEVEL_DEFAULT, MEMORY_DEFAULT, RepositoryArgs, backup_error, now_unix_seconds,
+    reporting, repository_error, threads,
 };
 use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
@@ -13,7 +14,7 @@ use crate::output::Render;
 use crate::progress::Progress;
 use crate::session::Session;
 use onefold_api::{Error, ErrorKind, Result, SnapshotName, check_name, size};
-use onefold_backup::{BackupError, Batch, Created, DiskToBackUp, ImageDisk, Options, create};
+use onefold_backup::{Batch, Created, DiskToBackUp, ImageDisk, Options, create};
 use onefold_format::backup::{ChangedBy, Source};
 use onefold_repository::{KnownSource, Repository, Writer};
 use serde::Serialize;
@@ -22,7 +23,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 /// Bytes of a block of a disk that no pool has.
@@ -63,7 +64,7 @@ pub(in crate::commands) struct Args {
     tags: Vec<String>,
 
     /// zstd's level, 1 to 19.
-    #[arg(long, value_name = "LEVEL", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=19))]
+    #[arg(long, value_name = "LEVEL", default_value_t = LEVEL_DEFAULT, value_parser = clap::value_parser!(i32).range(1..=19))]
     level: i32,
 
     /// Threads that compress and encrypt. [default: the number of processors]
@@ -131,8 +132,8 @@ struct Reply {
     /// What that takes in the repository, compressed.
     stored_popular_bytes: u64,
     seconds: f64,
-    #[serde(skip)]
-    failures: Vec<Error>,
+    /// Why the others were not made.
+    failures: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -174,25 +175,24 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         unix_seconds: now_unix_seconds(),
     };
     let needs_pool = |wanted: &Wanted| !matches!(wanted, Wanted::Image { .. });
-    let mut reply = match args.sources.iter().any(needs_pool) {
-        true => context.with_session(|session| {
-            if let Session::Remote(_) = session {
-                onefold_jobs::give_way();
-            }
-            job.with_snapshots(session)
-        })?,
+    let (mut reply, mut failures) = match args.sources.iter().any(needs_pool) {
+        true => context.with_session(|session| job.with_snapshots(session))?,
         false => job.all(None)?,
     };
-    let failures = std::mem::take(&mut reply.failures);
-    let Some((last, others)) = failures.split_last() else {
-        return context.print(&reply);
-    };
-    if !reply.backups.is_empty() {
-        context.output.document(&reply)?;
+    let warn = |failure: &Error| context.output.warn(format_args!("{failure}"));
+    reply.failures = failures.iter().map(ToString::to_string).collect();
+    if reply.backups.is_empty()
+        && let Some(failure) = failures.pop()
+    {
+        failures.iter().for_each(warn);
+        return Err(failure);
     }
-    let each = others.iter();
-    each.for_each(|failure| context.output.warn(format_args!("{failure}")));
-    Err(last.clone())
+    failures.iter().for_each(warn);
+    context.output.document(&reply)?;
+    match failures.is_empty() {
+        true => Ok(ExitCode::SUCCESS),
+        false => Ok(ExitCode::FAILURE),
+    }
 }
 
 struct Job<'a> {
@@ -205,14 +205,20 @@ struct Job<'a> {
 
 impl Job<'_> {
     /// Backs up with a snapshot of each volume, all at one moment.
-    fn with_snapshots(&self, session: &Session) -> Result<Reply> {
+    fn with_snapshots(&self, session: &Session) -> Result<(Reply, Vec<Error>)> {
         let mut pool = Pool::new(session, self.repository.id())?;
+        if pool.is_paused()? {
+            self.context.output.note(format_args!(
+                "the daemon's job 'copying' is paused, and this waits for it; 'onefold job resume copying' goes on"
+            ));
+        }
         let made = self.all(Some(&mut pool));
         pool.clear(&self.context.output);
         made
     }
 
-    fn all(&self, mut pool: Option<&mut Pool<'_>>) -> Result<Reply> {
+    /// Returns what was made, and why the rest was not.
+    fn all(&self, mut pool: Option<&mut Pool<'_>>) -> Result<(Reply, Vec<Error>)> {
         let began = Instant::now();
         let writers = self.writers(pool.as_deref())?;
         if let Some(pool) = pool.as_deref_mut() {
@@ -230,39 +236,47 @@ impl Job<'_> {
             let group = groups.entry((&source.domain, source.block_size));
             group.or_default().push(n);
         }
-        let mut reply = Reply::default();
+        let (mut reply, mut failures) = (Reply::default(), Vec::new());
         for group in groups.values() {
             let each = group
                 .iter()
                 .map(|n| self.open(*n, &writers[*n], pool.as_deref()));
-            let mut disks = each.collect::<Result<Vec<_>>>()?;
-            let batch = self.create(&mut disks)?;
-            drop(disks);
+            let opened = each.collect::<Result<Vec<_>>>();
+            let batch = opened.and_then(|mut disks| self.create(&mut disks));
+            let batch = match batch {
+                Ok(batch) => batch,
+                Err(error) => {
+                    failures.push(error);
+                    break;
+                }
+            };
             self.note_damage(&batch);
             let block_size = u64::from(writers[group[0]].source().source.block_size);
             reply.new_popular_bytes += batch.new_popular_blocks * block_size;
             reply.stored_popular_bytes += batch.popular_bytes;
             for (n, made) in group.iter().zip(batch.backups) {
-                let made = match made {
-                    Ok(made) => made,
-                    Err(error) => {
-                        reply.failures.push(backup_error(error));
-                        continue;
+                match made {
+                    Ok(made) => {
+                        let backup = BackupReply::of(writers[*n].source(), &made);
+                        reply.backups.push(backup);
+                        self.backed_up(&self.args.sources[*n], pool.as_deref_mut())?;
                     }
-                };
-                let backup = BackupReply::of(writers[*n].source(), &made);
-                reply.backups.push(backup);
-                if let (Wanted::Volume(name), Some(pool)) =
-                    (&self.args.sources[*n], pool.as_deref_mut())
-                {
-                    let snapshot = pool.taken(name)?;
-                    let is_kept = self.args.base == Base::Keep;
-                    pool.backed_up(&snapshot, is_kept, &self.context.output);
+                    Err(error) => failures.push(backup_error(error)),
                 }
             }
         }
         reply.seconds = began.elapsed().as_secs_f64();
-        Ok(reply)
+        Ok((reply, failures))
+    }
+
+    /// A backup is durable: what was its snapshot is a base, or goes.
+    fn backed_up(&self, wanted: &Wanted, pool: Option<&mut Pool<'_>>) -> Result<()> {
+        if let (Wanted::Volume(name), Some(pool)) = (wanted, pool) {
+            let snapshot = pool.taken(name)?;
+            let is_kept = self.args.base == Base::Keep;
+            pool.backed_up(&snapshot, is_kept, &self.context.output);
+        }
+        Ok(())
     }
 
     /// The right to change each source, and new sources where there are none.
@@ -396,11 +410,10 @@ impl Job<'_> {
     }
 
     fn create(&self, disks: &mut [DiskToBackUp<'_>]) -> Result<Batch> {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let options = Options {
             tags: self.args.tags.clone(),
             level: self.args.level,
-            threads: self.args.threads.map_or(processors, usize::from),
+            threads: threads(self.args.threads),
             memory_bytes: self.args.memory as usize,
         };
         let label = match &*disks {
@@ -408,15 +421,8 @@ impl Job<'_> {
             disks => format!("backing up {} disks", disks.len()),
         };
         let progress = Progress::bytes(&self.context.output, &label);
-        let report = &mut |done, all| {
-            progress.set(done, all);
-            match self.interrupted.load(Ordering::Relaxed) {
-                true => Err(BackupError::Receiver(
-                    "interrupted; what was not complete is no backup".to_owned(),
-                )),
-                false => Ok(()),
-            }
-        };
+        let state = "what was not complete is no backup";
+        let report = &mut reporting(&progress, self.interrupted, state);
         create(self.repository, disks, &options, report).map_err(backup_error)
     }
 
@@ -471,6 +477,6 @@ impl Render for Reply {
                 size::display(self.stored_popular_bytes)
             )?;
         }
-        writeln!(out, "{:.1} s", self.seconds)
+        writeln!(out, "took {:.1} s", self.seconds)
     }
 }

@@ -6,7 +6,7 @@ use crate::output::Render;
 use crate::rendering::utc;
 use onefold_api::{Error, ErrorKind, Result, size};
 use onefold_format::backup::BackupNumber;
-use onefold_repository::{KnownSource, Repository};
+use onefold_repository::{KnownSource, Repository, RepositoryError};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -66,15 +66,28 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         false => by_rules(&repository, &args.names, &args.rules)?,
     };
     if args.yes {
+        // All or none, as far as that is known now.
+        for (source, backup) in &forgotten {
+            let checked = repository.check_forgettable(source.id, *backup);
+            checked.map_err(|error| of_source(source, error))?;
+        }
         for (source, backup) in &forgotten {
             let done = repository.forget(source.id, *backup);
-            done.map_err(repository_error)?;
+            done.map_err(|error| of_source(source, error))?;
         }
     }
     context.print(&Reply {
         is_done: args.yes,
         backups,
     })
+}
+
+fn of_source(source: &KnownSource, error: RepositoryError) -> Error {
+    let error = repository_error(error);
+    Error::new(
+        error.kind,
+        format!("'{}': {}", source.source.name, error.message),
+    )
 }
 
 fn by_name(

@@ -19,6 +19,7 @@ mod stat;
 mod verify;
 
 use super::Context;
+use crate::progress::Progress;
 use clap::Subcommand;
 use onefold_api::{Error, ErrorKind, Result};
 use onefold_backup::BackupError;
@@ -26,12 +27,37 @@ use onefold_repository::{Access, KnownSource, Repository, RepositoryError, Repos
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use onefold_format::backup::{BackupNumber, Sealing};
 
 /// Memory for each stage of a backup.
 const MEMORY_DEFAULT: &str = "64M";
+
+/// zstd's level, where none is given.
+const LEVEL_DEFAULT: i32 = 1;
+
+/// As many threads as are given, or as there are processors.
+fn threads(given: Option<u16>) -> usize {
+    let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+    given.map_or_else(processors, usize::from)
+}
+
+/// Shows how far a stage has come, and stops it when the user interrupts; `state` says what is then.
+fn reporting<'a>(
+    progress: &'a Progress,
+    interrupted: &'a AtomicBool,
+    state: &'static str,
+) -> impl FnMut(u64, u64) -> onefold_backup::Result<()> + 'a {
+    move |done, all| {
+        progress.set(done, all);
+        match interrupted.load(Ordering::Relaxed) {
+            true => Err(BackupError::Receiver(format!("interrupted; {state}"))),
+            false => Ok(()),
+        }
+    }
+}
 
 #[derive(Debug, Subcommand)]
 pub(super) enum BackupVerb {

@@ -9,11 +9,10 @@ use onefold_format::backup::BackupNumber;
 use onefold_nbd::{
     AttachError, Attached, Blocking, Change, ChangedExtent, Changes, Export, ExportError,
     ExportSummary, Exports, Extent, Failure, ListenAddress, ListenOptions, Listener, Peer, Server,
-    ServerLimits, ZeroOptions,
+    ServerLimits,
 };
 use onefold_repository::KnownSource;
 use std::collections::BTreeSet;
-use std::error::Error as StdError;
 use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -237,14 +236,6 @@ fn failed(error: BackupError) -> ExportError {
     }
 }
 
-fn read_only() -> ExportError {
-    let source: Box<dyn StdError + Send + Sync> = "a backup cannot be written".into();
-    ExportError::Failed {
-        failure: Failure::ReadOnly,
-        source,
-    }
-}
-
 impl Export for BackupExport {
     fn size_bytes(&self) -> u64 {
         self.0.manifest().size_bytes
@@ -271,27 +262,6 @@ impl Export for BackupExport {
             true => Ok(()),
             false => Err(ExportError::WouldBlock),
         }
-    }
-
-    fn write(&self, _: u64, _: &[u8], _: Blocking) -> std::result::Result<(), ExportError> {
-        Err(read_only())
-    }
-
-    fn flush(&self) -> std::result::Result<(), ExportError> {
-        Ok(())
-    }
-
-    fn trim(&self, _: Range<u64>, _: Blocking) -> std::result::Result<(), ExportError> {
-        Err(read_only())
-    }
-
-    fn write_zeroes(
-        &self,
-        _: Range<u64>,
-        _: ZeroOptions,
-        _: Blocking,
-    ) -> std::result::Result<(), ExportError> {
-        Err(read_only())
     }
 
     fn extents(

@@ -1,25 +1,23 @@
 //! `onefold backup prune`
 
 use super::{
-    Context, RepositoryArgs, backup_error, find_source, now_unix_seconds, repository_error,
+    Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, find_source, now_unix_seconds, reporting,
+    repository_error,
 };
 use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
 use crate::output::Render;
 use crate::progress::Progress;
-use onefold_api::{Error, Result, size};
+use onefold_api::{Error, ErrorKind, Result, size};
 use onefold_backup::{
-    BackupError, PruneOptions, PrunePlan, PrunedPopular, Report, plan_popular, prune, prune_popular,
+    PruneOptions, PrunePlan, PrunedPopular, Report, plan_popular, prune, prune_popular,
 };
 use onefold_repository::{KnownSource, Repository, Writer};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-
-/// Of zstd: as `create` has it.
-const LEVEL: i32 = 1;
 
 /// How long popular blocks stay condemned where others may see the folder late.
 const GRACE: Duration = Duration::from_secs(3600);
@@ -76,6 +74,8 @@ struct Reply {
     sources: Vec<SourceReply>,
     /// Blocks that several sources have; they are pruned if no sources are named.
     popular: Vec<PopularReply>,
+    /// Sources that another process is changing, and that were left alone.
+    in_use: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -128,7 +128,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let options = PruneOptions {
         wasted_percent: args.wasted,
         rewrite_bytes_max: args.rewrite_max.unwrap_or(u64::MAX),
-        level: LEVEL,
+        level: LEVEL_DEFAULT,
     };
     let interrupted = interruption()?;
     let job = Job {
@@ -138,28 +138,54 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         options,
         interrupted: &interrupted,
     };
-    let each = sources.iter().map(|source| job.source(source));
-    let sources = each.collect::<Result<Vec<_>>>()?;
     let popular = match args.sources.is_empty() {
         true => repository.all_popular().map_err(repository_error)?,
         false => Vec::new(),
     };
-    let each = popular.iter().map(|popular| job.popular(popular));
-    let popular = each.collect::<Result<Vec<_>>>()?;
+    let (sources, mut in_use) = not_in_use(&sources, |source| job.source(source))?;
+    let (popular, also_in_use) = not_in_use(&popular, |popular| job.popular(popular))?;
+    in_use.extend(also_in_use);
     let is_damaged = sources.iter().any(|source| !source.damaged.is_empty())
         || popular.iter().any(|popular| !popular.damaged.is_empty());
-    let printed = context.print(&Reply {
+    if sources.is_empty()
+        && popular.is_empty()
+        && let Some(error) = in_use.pop()
+    {
+        return Err(error);
+    }
+    for error in &in_use {
+        context.output.warn(format_args!("{error}"));
+    }
+    if is_damaged {
+        context.output.warn(format_args!(
+            "some packs are damaged and stay as they are; see 'onefold backup verify'"
+        ));
+    }
+    context.output.document(&Reply {
         is_done: args.yes,
         sources,
         popular,
+        in_use: in_use.iter().map(ToString::to_string).collect(),
     })?;
-    match is_damaged {
-        true => Err(Error::new(
-            onefold_api::ErrorKind::Damaged,
-            "some packs are damaged and stay as they are; see 'onefold backup verify'",
-        )),
-        false => Ok(printed),
+    match is_damaged || !in_use.is_empty() {
+        true => Ok(ExitCode::FAILURE),
+        false => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Prunes what nobody else is changing. Returns what was done, and what is left.
+fn not_in_use<T>(
+    sources: &[KnownSource],
+    prune: impl Fn(&KnownSource) -> Result<T>,
+) -> Result<(Vec<T>, Vec<Error>)> {
+    let (mut done, mut in_use) = (Vec::new(), Vec::new());
+    for source in sources {
+        match prune(source) {
+            Err(error) if error.kind == ErrorKind::InUse => in_use.push(error),
+            pruned => done.push(pruned?),
+        }
+    }
+    Ok((done, in_use))
 }
 
 struct Job<'a> {
@@ -178,7 +204,8 @@ impl Job<'_> {
         }
         let mut writer = self.writer(source)?;
         let label = format!("pruning {}", source.source.name);
-        let pruned = self.reporting(&label, |report| prune(&mut writer, &self.options, report))?;
+        let pruned =
+            self.with_progress(&label, |report| prune(&mut writer, &self.options, report))?;
         Ok(SourceReply::of(
             source,
             pruned.plan,
@@ -199,7 +226,7 @@ impl Job<'_> {
         let writer = self.writer(popular)?;
         let grace = self.args.grace.unwrap_or_else(|| self.usual_grace());
         let times = (now_unix_seconds(), grace.as_secs());
-        let pruned = self.reporting("pruning popular blocks", |report| {
+        let pruned = self.with_progress("pruning what is popular", |report| {
             prune_popular(&writer, &self.options, times, report)
         })?;
         Ok(PopularReply::of(popular, pruned, true))
@@ -210,22 +237,14 @@ impl Job<'_> {
         writer.map_err(repository_error)
     }
 
-    fn reporting<T>(
+    fn with_progress<T>(
         &self,
         label: &str,
         prune: impl FnOnce(Report<'_>) -> onefold_backup::Result<T>,
     ) -> Result<T> {
         let progress = Progress::bytes(&self.context.output, label);
-        let report = &mut |done, all| {
-            progress.set(done, all);
-            match self.interrupted.load(Ordering::Relaxed) {
-                true => Err(BackupError::Receiver(
-                    "interrupted; all backups are as they were, and the same command does what is left"
-                        .to_owned(),
-                )),
-                false => Ok(()),
-            }
-        };
+        let state = "all backups are as they were, and the same command does what is left";
+        let report = &mut reporting(&progress, self.interrupted, state);
         prune(report).map_err(backup_error)
     }
 
@@ -302,7 +321,7 @@ impl Render for Reply {
             }
         }
         for popular in &self.popular {
-            let name = format!("popular blocks of domain {}", popular.domain);
+            let name = format!("what is popular in domain '{}'", popular.domain);
             writeln!(
                 out,
                 "{name}: {} of data in {}; {} of it needed by no backup, of which {} {}",

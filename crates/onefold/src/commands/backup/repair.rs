@@ -1,22 +1,22 @@
 //! `onefold backup repair`
 
 use super::verify::FindingReply;
-use super::{Context, RepositoryArgs, backup_error, repository_error};
+use super::{Context, LEVEL_DEFAULT, RepositoryArgs, backup_error, reporting, repository_error};
 use crate::commands::foreground::interruption;
 use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::{Result, size};
-use onefold_backup::{BackupError, RepairPlan, Repaired, SickPacks, repair, verify};
+use onefold_backup::{RepairPlan, Repaired, SickPacks, repair, verify};
 use onefold_repository::{KnownSource, Leftovers, Repository};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
-/// Of zstd: as `create` has it.
-const LEVEL: i32 = 1;
+/// After an interruption.
+const STATE: &str = "the same command does what is left";
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
@@ -42,6 +42,9 @@ struct Reply {
 
 #[derive(Debug, Serialize)]
 struct SourceReply {
+    /// For messages.
+    #[serde(skip)]
+    title: String,
     /// Nothing for the popular blocks of the domain.
     source: Option<String>,
     domain: String,
@@ -58,7 +61,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let interrupted = interruption()?;
     let plan = {
         let progress = Progress::steps(&context.output, "verifying");
-        RepairPlan::new(&repository, &mut reporting(&progress, &interrupted))
+        RepairPlan::new(&repository, &mut reporting(&progress, &interrupted, STATE))
     };
     let plan = plan.map_err(backup_error)?;
     let mut reply = Reply {
@@ -80,7 +83,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         true => {
             let sources = repository.sources().map_err(repository_error)?;
             let progress = Progress::steps(&context.output, "verifying again");
-            let report = &mut reporting(&progress, &interrupted);
+            let report = &mut reporting(&progress, &interrupted, STATE);
             verify(&repository, &sources, false, report).map_err(backup_error)?
         }
     };
@@ -100,21 +103,6 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     }
 }
 
-fn reporting<'a>(
-    progress: &'a Progress,
-    interrupted: &'a AtomicBool,
-) -> impl FnMut(u64, u64) -> onefold_backup::Result<()> + 'a {
-    |done, all| {
-        progress.set(done, all);
-        match interrupted.load(Ordering::Relaxed) {
-            true => Err(BackupError::Receiver(
-                "interrupted; the same command does what is left".to_owned(),
-            )),
-            false => Ok(()),
-        }
-    }
-}
-
 fn do_repair(
     context: &Context,
     repository: &Arc<Repository>,
@@ -124,14 +112,15 @@ fn do_repair(
     let writer = repository.writer(sick.of.id, "backup repair");
     let writer = writer.map_err(repository_error)?;
     let progress = Progress::steps(&context.output, "repairing");
-    let report = &mut reporting(&progress, interrupted);
-    repair(&writer, repository, sick, LEVEL, report).map_err(backup_error)
+    let report = &mut reporting(&progress, interrupted, STATE);
+    repair(&writer, repository, sick, LEVEL_DEFAULT, report).map_err(backup_error)
 }
 
 impl SourceReply {
     fn of(known: &KnownSource, repaired: Repaired) -> Self {
         let source = &known.source;
         Self {
+            title: known.to_string(),
             source: (!source.is_popular()).then(|| source.name.clone()),
             domain: source.domain.clone(),
             damaged_blocks: repaired.lost,
@@ -144,13 +133,10 @@ impl SourceReply {
 impl Render for Reply {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         for source in &self.sources {
-            let name = match &source.source {
-                Some(name) => name.clone(),
-                None => format!("popular blocks of domain {}", source.domain),
-            };
             writeln!(
                 out,
-                "{name}: {} damaged, {} mended from elsewhere, {} missing until a backup has their content",
+                "{}: {} damaged, {} mended from elsewhere, {} missing until a backup has their content",
+                source.title,
                 size::count(source.damaged_blocks, "block"),
                 source.mended_blocks,
                 source.missing_blocks,

@@ -1,7 +1,7 @@
 //! `onefold backup restore`
 
 use super::into::restore_into;
-use super::{BackupName, Context, MEMORY_DEFAULT, RepositoryArgs, backup_error};
+use super::{BackupName, Context, MEMORY_DEFAULT, RepositoryArgs, backup_error, threads};
 use crate::commands::foreground::interruption;
 use crate::commands::parse_size;
 use crate::image::ImageFormat;
@@ -145,12 +145,10 @@ fn read_anywhere(
     progress: &Progress,
     image: &Anywhere<'_>,
 ) -> Result<ReadCounts> {
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    let threads = args.threads.map_or(processors, usize::from);
     let counts = restore.manifest().counts;
     let all = counts.logical_blocks * u64::from(restore.manifest().block_size);
     let (done, failure) = (AtomicU64::new(0), Mutex::new(None));
-    let read = restore.read_anywhere(threads, args.memory as usize, &|at, bytes| {
+    let read = restore.read_anywhere(threads(args.threads), args.memory as usize, &|at, bytes| {
         let len = bytes.len() as u64;
         progress.set(done.fetch_add(len, Ordering::Relaxed) + len, all);
         let written = match interrupted.load(Ordering::Relaxed) {

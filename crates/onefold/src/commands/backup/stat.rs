@@ -18,7 +18,7 @@ pub(in crate::commands) struct Args {
 #[derive(Debug, Serialize)]
 struct Reply {
     repository_id: String,
-    is_encrypted: bool,
+    encrypted: bool,
     sources: Vec<SourceReply>,
     popular: Vec<PopularReply>,
     /// Data of all backups.
@@ -64,7 +64,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
     let repository = args.repository.open()?;
     let mut reply = Reply {
         repository_id: repository.id().to_string(),
-        is_encrypted: sealing == Sealing::Encrypted,
+        encrypted: sealing == Sealing::Encrypted,
         sources: Vec::new(),
         popular: Vec::new(),
         logical_bytes: 0,

@@ -1,18 +1,17 @@
 //! `onefold backup verify`
 
-use super::{Context, RepositoryArgs, backup_error, find_source, repository_error};
+use super::{Context, RepositoryArgs, backup_error, find_source, reporting, repository_error};
 use crate::commands::foreground::interruption;
 use crate::commands::pool_check::FOUND_DAMAGE;
 use crate::output::Render;
 use crate::progress::Progress;
 use onefold_api::{Result, size};
-use onefold_backup::{BackupError, Finding, verify};
+use onefold_backup::{Finding, verify};
 use serde::Serialize;
 use std::fmt;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct Args {
@@ -130,13 +129,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<ExitCode> {
         None => repository.sources().map_err(repository_error)?,
     };
     let progress = Progress::steps(&context.output, "verifying");
-    let verified = verify(&repository, &sources, args.data, &mut |done, all| {
-        progress.set(done, all);
-        match interrupted.load(Ordering::Relaxed) {
-            true => Err(BackupError::Receiver("interrupted".to_owned())),
-            false => Ok(()),
-        }
-    });
+    let report = &mut reporting(&progress, &interrupted, "nothing was changed");
+    let verified = verify(&repository, &sources, args.data, report);
     let verified = verified.map_err(backup_error)?;
     let reply = Reply {
         backups: verified.backups,
