@@ -105,15 +105,6 @@ impl Drop for AtWork<'_> {
     }
 }
 
-/// From now on the calling thread, and those that it starts, run where a processor is idle: whoever else
-/// wakes up goes first. For commands that work beside guests and hold nothing that guests need.
-pub fn give_way() {
-    if let Err(error) = schedule(0, libc::SCHED_IDLE) {
-        // It only disturbs more.
-        tracing::debug!("this runs at ordinary priority: {error}");
-    }
-}
-
 pub(crate) fn schedule(thread: pid_t, policy: libc::c_int) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: the parameters outlive the call, which only reads them.

@@ -1,5 +1,5 @@
-//! Reads of snapshots for backups. Clients ask, and this says when each read
-//! begins: it is work like any other, which guests go before, and which is listed and can be paused.
+//! Reads of snapshots for backups. Clients ask, and this says when each read begins: it is work like any other,
+//! which guests go before, and which is listed and can be paused.
 
 use crate::foreground::Foreground;
 use crate::handle::{JobHandle, JobSpec, Step};
@@ -8,6 +8,7 @@ use crate::limits::{COPYING_SHARE_FLOOR, POLL_INTERVAL};
 use crate::pacing::Pacer;
 use crate::thread::JobThread;
 use onefold_store::Store;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,12 +20,21 @@ pub(crate) static COPYING: JobSpec = JobSpec {
     backlog_blocks: |_| 0,
 };
 
+/// Reads that wait for their turn: each keeps a thread that guests may need.
+const WAITING_MAX: usize = 8;
+
 /// The reads of snapshots of a pool, one at a time.
 pub struct SnapshotReads {
     job: Arc<JobHandle>,
     thread: Arc<JobThread>,
     foreground: Mutex<Foreground>,
+    waiting: AtomicUsize,
 }
+
+/// Too many reads wait, as they do while the job is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{WAITING_MAX} reads for backups are waiting; is the job 'copying' paused?")]
+pub struct TooManyReads;
 
 impl SnapshotReads {
     pub(crate) fn new(
@@ -38,29 +48,75 @@ impl SnapshotReads {
             job: Arc::clone(job),
             thread: Arc::clone(thread),
             foreground: Mutex::new(Foreground::new(store, thread, pacer)),
+            waiting: AtomicUsize::new(0),
         })
     }
 
     /// Does a read of so many bytes on the calling thread, when it is its turn; at once, if the jobs are being
     /// stopped.
-    pub fn read<T>(&self, bytes: u64, read: impl FnOnce() -> T) -> T {
+    ///
+    /// # Errors
+    ///
+    /// If too many reads wait already.
+    pub fn read<T>(&self, bytes: u64, read: impl FnOnce() -> T) -> Result<T, TooManyReads> {
+        let waits = Waiting::begin(&self.waiting)?;
         let foreground = self.foreground.lock();
         let mut foreground = foreground.unwrap_or_else(PoisonError::into_inner);
         self.job.set_under_way(0);
         while !self.job.begin() {
             if self.thread.is_stopping() {
-                return read();
+                return Ok(read());
             }
             self.thread.wait(POLL_INTERVAL);
         }
+        drop(waits);
         let began = Instant::now();
-        let done = read();
-        let step = Step {
+        let batch = Batch {
+            job: &self.job,
             bytes,
+        };
+        let done = read();
+        drop(batch);
+        foreground.rest_if_needed_after(began.elapsed());
+        self.job.advance(Step::default(), |_| {});
+        Ok(done)
+    }
+}
+
+/// A read that waits for its turn.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn begin(waiting: &'a AtomicUsize) -> Result<Self, TooManyReads> {
+        let waits = Self(waiting);
+        // Relaxed: it only counts.
+        match waiting.fetch_add(1, Ordering::Relaxed) < WAITING_MAX {
+            true => Ok(waits),
+            false => Err(TooManyReads),
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A read in progress, which ends even by a panic. Its rest is still to come.
+struct Batch<'a> {
+    job: &'a JobHandle,
+    bytes: u64,
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let step = Step {
+            bytes: self.bytes,
+            has_more: true,
             ..Step::default()
         };
-        self.job.end_batch(step, |counts| counts.bytes += bytes);
-        foreground.rest_if_needed_after(began.elapsed());
-        done
+        self.job
+            .end_batch(step, |counts| counts.bytes += self.bytes);
     }
 }

@@ -190,7 +190,7 @@ impl JobHandle {
         self.job().is_in_batch && !self.thread.has_ended()
     }
 
-    /// Its line in the list, in a pool with these counts; none before it has begun.
+    /// Its line in the list, in a pool with these counts; none before it has begun, unless it is paused.
     pub(crate) fn status(&self, stat: &PoolStat) -> Option<JobStatus> {
         let volume = self.volume.as_ref();
         let dirty_blocks = volume.map_or(0, |volume| volume.dirty_blocks());
@@ -198,7 +198,7 @@ impl JobHandle {
         let backlog_blocks = dirty_blocks + job.left_blocks + (self.spec.backlog_blocks)(stat);
         let bytes_per_second = job.rate.bytes_per_second(Instant::now());
         let (state, message) = job.state(&self.thread);
-        (job.has_begun || backlog_blocks > 0).then(|| JobStatus {
+        (job.has_begun || job.is_paused || backlog_blocks > 0).then(|| JobStatus {
             kind: self.spec.kind,
             volume: volume.map(|volume| volume.name()),
             state,

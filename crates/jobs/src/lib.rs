@@ -62,8 +62,7 @@ mod thread;
 mod trim;
 mod unshare;
 
-pub use background::give_way;
-pub use copying::SnapshotReads;
+pub use copying::{SnapshotReads, TooManyReads};
 pub use dedup::{DedupTotals, dedup_now};
 pub use job::{JobCounts, JobKind, JobSelection, JobState, JobStatus, SteerError};
 pub use maintenance::{Maintenance, MaintenanceOptions};

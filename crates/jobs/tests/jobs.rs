@@ -215,8 +215,9 @@ fn jobs_are_paused_as_a_whole_and_one_by_one() {
     }
     let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
     let states = || {
-        let states = maintenance.jobs().unwrap().into_iter();
-        let paused = states.map(|job| (job.state == JobState::Paused) as u8);
+        let jobs = maintenance.jobs().unwrap().into_iter();
+        let jobs = jobs.filter(|job| matches!(job.kind, JobKind::Finder | JobKind::Collector));
+        let paused = jobs.map(|job| (job.state == JobState::Paused) as u8);
         paused.collect::<Vec<_>>()
     };
     let of_a = JobSelection::FinderOf("a".to_owned());
@@ -230,6 +231,13 @@ fn jobs_are_paused_as_a_whole_and_one_by_one() {
     assert_eq!(states(), [1, 1, 0]);
     maintenance.pause(&JobSelection::All).unwrap();
     assert_eq!(states(), [1, 1, 1]);
+    // One that is paused is listed, even if it has had nothing to do.
+    let is_paused = |kind| {
+        let jobs = maintenance.jobs().unwrap();
+        let mut jobs = jobs.iter().filter(|job| job.kind == kind);
+        jobs.any(|job| job.state == JobState::Paused)
+    };
+    assert!(is_paused(JobKind::Copying) && is_paused(JobKind::Scrub));
     maintenance
         .resume(&JobSelection::Kind(JobKind::Collector))
         .unwrap();
@@ -358,6 +366,68 @@ fn guests_beyond_their_budget_are_let_go_first() {
         is_done.store(true, Ordering::SeqCst);
     });
     wait_until("all is looked at", || dirty(&store, "backlog") == 0);
+}
+
+/// Of guests whose requests take longer than they should.
+#[test]
+fn reads_for_backups_are_no_guests_and_give_way_to_them() {
+    let (_engine, store) = new_store(IndexKind::Memory);
+    add_volume(&store, "guest", 1..=10);
+    let no_request_is_as_fast = MaintenanceOptions {
+        latency_budget: Duration::from_nanos(1),
+        ..OPTIONS
+    };
+    let maintenance = Maintenance::start(Arc::clone(&store), no_request_is_as_fast).unwrap();
+    let (reads, volume) = (maintenance.snapshot_reads(), store.volume("guest").unwrap());
+    let read = || {
+        let mut bytes = block(0);
+        let read = || volume.read_to_copy(0, &mut bytes, Blocking::Yes);
+        reads.read(BLOCK, read).unwrap().unwrap();
+        assert!(bytes == block(1));
+    };
+    let before = store.latencies();
+    read();
+    assert_eq!(store.latencies().since(&before).requests(), 0);
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::SeqCst) {
+                volume.write(BLOCK, &block(11), Blocking::Yes).unwrap();
+                thread::sleep(Duration::from_micros(100));
+            }
+        });
+        scope.spawn(|| {
+            while !is_done.load(Ordering::SeqCst) {
+                reads
+                    .read(BLOCK, || thread::sleep(Duration::from_millis(1)))
+                    .unwrap();
+            }
+        });
+        let copying = || job(&maintenance, JobKind::Copying, None);
+        wait_until("reads give way", || copying().state == JobState::Waiting);
+        let before = copying().counts.bytes;
+        wait_until("they get on", || copying().counts.bytes > before);
+        is_done.store(true, Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn only_a_few_reads_for_backups_wait_while_they_are_paused() {
+    let (_engine, store) = new_store(IndexKind::Memory);
+    let maintenance = Maintenance::start(Arc::clone(&store), OPTIONS).unwrap();
+    let reads = maintenance.snapshot_reads();
+    let copying = JobSelection::Kind(JobKind::Copying);
+    maintenance.pause(&copying).unwrap();
+    thread::scope(|scope| {
+        let waiting: Vec<_> = (0..20)
+            .map(|_| scope.spawn(|| reads.read(1, || ())))
+            .collect();
+        let ended = || waiting.iter().filter(|it| it.is_finished()).count();
+        wait_until("the rest is refused", || ended() == 12);
+        maintenance.resume(&copying).unwrap();
+        let done = waiting.into_iter().map(|it| it.join().unwrap());
+        assert_eq!(done.filter(Result::is_ok).count(), 8);
+    });
 }
 
 #[test]

@@ -7,11 +7,11 @@ use crate::limits::{DISCONNECT_TIME_MAX, NBD_WORKERS, request_memory_bytes};
 use nix::unistd::Group;
 use onefold_api::{Clients, ExportStatistics, Hold, NbdStatistics, OpDurations, OpStatistics};
 use onefold_api::{Error, Result};
-use onefold_jobs::SnapshotReads;
+use onefold_jobs::{SnapshotReads, TooManyReads};
 use onefold_nbd::{
     AttachError, Attached, Blocking, Changes, Client, DURATION_BUCKETS, Export, ExportError,
-    ExportSummary, Exports, Extent, Histogram, ListenAddress, ListenError, ListenOptions, Listener,
-    Op, Peer, Server, ServerLimits, Shutdown, VolumeChanges, ZeroOptions,
+    ExportSummary, Exports, Extent, Failure, Histogram, ListenAddress, ListenError, ListenOptions,
+    Listener, Op, Peer, Server, ServerLimits, Shutdown, VolumeChanges,
 };
 use onefold_store::{Store, StoreErrorKind, Volume};
 use std::collections::HashMap;
@@ -347,33 +347,7 @@ impl Export for CopiedSnapshot {
         }
         let bytes = buf.len() as u64;
         let read = || self.snapshot.read_to_copy(offset, buf, blocking);
-        Ok(self.reads.read(bytes, read)?)
-    }
-
-    fn write(
-        &self,
-        offset: u64,
-        data: &[u8],
-        blocking: Blocking,
-    ) -> std::result::Result<(), ExportError> {
-        Export::write(&*self.snapshot, offset, data, blocking)
-    }
-
-    fn flush(&self) -> std::result::Result<(), ExportError> {
-        Export::flush(&*self.snapshot)
-    }
-
-    fn trim(&self, range: Range<u64>, blocking: Blocking) -> std::result::Result<(), ExportError> {
-        Export::trim(&*self.snapshot, range, blocking)
-    }
-
-    fn write_zeroes(
-        &self,
-        range: Range<u64>,
-        options: ZeroOptions,
-        blocking: Blocking,
-    ) -> std::result::Result<(), ExportError> {
-        Export::write_zeroes(&*self.snapshot, range, options, blocking)
+        Ok(self.reads.read(bytes, read).map_err(too_many)??)
     }
 
     fn extents(
@@ -391,8 +365,15 @@ impl Export for CopiedSnapshot {
         scratch: &mut [u8],
     ) -> std::result::Result<(), ExportError> {
         let bytes = range.end - range.start;
-        self.reads
-            .read(bytes, || Export::prefetch(&*self.snapshot, range, scratch))
+        let prefetch = || Export::prefetch(&*self.snapshot, range, scratch);
+        self.reads.read(bytes, prefetch).map_err(too_many)?
+    }
+}
+
+fn too_many(error: TooManyReads) -> ExportError {
+    ExportError::Failed {
+        failure: Failure::Io,
+        source: Box::new(error),
     }
 }
 
