@@ -7,18 +7,21 @@
 //! 2. when fio has written everything, unflushed, before it reads and compares in the guest;
 //! 3. while files are copied to the ext4 file system and older ones discarded.
 //!
+//! In the end another guest runs on a backup of the files, which is still in its repository.
+//!
 //! Every byte is compared in the guest: each block holds the round's number and its own offset, and
 //! copied files are compared with their originals after `e2fsck` has found nothing. The server's
 //! cache mode changes with each start, and each of the kills meets both in two rounds.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ChildStdin;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::forgetful::must_be_found_out;
+use crate::guest_backup;
 use crate::guest_image::GuestImage;
 use onefold_harness::cleanup::Scratch;
 use onefold_harness::command::{Cmd, Running, last_lines};
@@ -34,7 +37,7 @@ const BLOCKS_KILL_BYTES: u64 = 8 << 20;
 const FILES_KILL_BYTES: u64 = 24 << 20;
 
 /// Files of a few hundred sizes, which the guest boots with.
-const FILES: &str = "/bin /lib";
+pub(crate) const FILES: &str = "/bin /lib";
 
 /// The second round reads the data of the first, in the other cache mode.
 const ROUNDS: u64 = 2;
@@ -82,13 +85,24 @@ fn outlive(workspace: &Workspace, against: Against, rounds: u64) -> Result<()> {
     let scratch = Scratch::new(&workspace.scratch_parent(), "guest")?;
     let mut disks = Disks::new(workspace, against, scratch.path(), &DISKS)?;
     let start = Instant::now();
-    let mut guest = Guest::boot(&image, &disks, &scratch)?;
+    let mut guest = Guest::boot(
+        &image,
+        &[
+            ("blocks", disks.qemu_options("blocks")?),
+            ("files", disks.qemu_options("files")?),
+        ],
+        &scratch.path().join("console.log"),
+    )?;
     guest.run("mkfs.ext4 -q /dev/vdb")?;
     for round in 0..rounds {
         one_round(&mut guest, &mut disks, round)
             .with_context(|| format!("in round {round} of the guest"))?;
     }
     guest.power_off()?;
+    if let Some(product) = disks.product() {
+        guest_backup::run(product, "files", &image, &scratch)
+            .context("a guest on a backup of the files")?;
+    }
     disks.check().context("check after the guest")?;
     disks.stop()?;
     println!(
@@ -139,7 +153,7 @@ fn fio(round: u64, mode: &str) -> String {
 }
 
 /// A machine that follows its console.
-struct Guest {
+pub(crate) struct Guest {
     running: Running,
     console: ChildStdin,
     log: PathBuf,
@@ -150,8 +164,8 @@ struct Guest {
 }
 
 impl Guest {
-    fn boot(image: &GuestImage, disks: &Disks, scratch: &Scratch) -> Result<Guest> {
-        let log = scratch.path().join("console.log");
+    /// With these disks, each of a name and QEMU's options of a block device, which are `vda` and so on there.
+    pub(crate) fn boot(image: &GuestImage, disks: &[(&str, String)], log: &Path) -> Result<Guest> {
         let mut command = Cmd::new("qemu-system-x86_64")
             .args(["-accel", "tcg", "-m", "512", "-nodefaults", "-no-reboot"])
             .args(["-display", "none", "-serial", "stdio"])
@@ -160,32 +174,31 @@ impl Guest {
             .arg("-initrd")
             .arg(&image.initramfs)
             .args(["-append", "console=ttyS0 quiet panic=-1"]);
-        for (name, _) in &DISKS {
-            let disk = format!(
-                "{},node-name={name},discard=unmap",
-                disks.qemu_options(name)?
-            );
+        for (name, options) in disks {
+            let disk = format!("{options},node-name={name},discard=unmap");
             command = command
                 .args(["-blockdev", &disk, "-device"])
                 .arg(format!("virtio-blk-pci,drive={name}"));
         }
-        let mut running = command.spawn_piped(&log)?;
+        let mut running = command.spawn_piped(log)?;
         let console = running.take_stdin()?;
         let mut guest = Guest {
             running,
             console,
-            log,
+            log: log.to_path_buf(),
             started: Instant::now(),
             commands: 0,
             signs: 0,
         };
         guest.finish().context("the guest does not boot")?;
-        guest.run("test -b /dev/vda -a -b /dev/vdb")?;
+        for (letter, _) in ('a'..).zip(disks) {
+            guest.run(&format!("test -b /dev/vd{letter}"))?;
+        }
         Ok(guest)
     }
 
     /// A command of the guest's shell. One that fails is an error.
-    fn run(&mut self, command: &str) -> Result<()> {
+    pub(crate) fn run(&mut self, command: &str) -> Result<()> {
         self.begin(command)?;
         self.finish().with_context(|| format!("guest: {command}"))
     }
@@ -222,7 +235,7 @@ impl Guest {
         Ok(())
     }
 
-    fn power_off(mut self) -> Result<()> {
+    pub(crate) fn power_off(mut self) -> Result<()> {
         self.begin("poweroff -f")?;
         self.running.wait_at_most(STOP_LIMIT).map(drop)
     }

@@ -15,6 +15,7 @@ mod demo_backup;
 mod docs;
 mod forgetful;
 mod guest;
+mod guest_backup;
 mod guest_image;
 mod inline;
 mod kill_loop;

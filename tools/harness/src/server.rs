@@ -59,8 +59,8 @@ impl Address {
         }
     }
 
-    /// The value of `onefold serve --nbd`.
-    fn option(&self) -> String {
+    /// The value of `--nbd`.
+    pub fn option(&self) -> String {
         match self {
             Address::Unix(path) => format!("unix:{}", path.display()),
             Address::Tcp(port) => format!("127.0.0.1:{port}"),
