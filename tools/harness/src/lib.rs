@@ -8,9 +8,10 @@
 //! Reading order: `command` (running programs), `cleanup` (leaving nothing behind), `workspace`
 //! (paths), `packages` and `images` (real input), `server` and `fio` (the two ends of a test), `fuse`
 //! (an export as a file), `background` (the product's finder and collector), `inline` (duplicates found
-//! by writes), `distinct` (the number of blocks that they must find).
+//! by writes), `distinct` (the number of blocks that they must find), `ceph` (a cluster to store pools in).
 
 pub mod background;
+pub mod ceph;
 pub mod cleanup;
 pub mod command;
 pub mod distinct;

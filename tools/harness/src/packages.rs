@@ -29,6 +29,9 @@ pub const MONITORING: &[&str] = &["curl", "prometheus"];
 /// The comparison of `bench study`.
 pub const DUPEREMOVE: &[&str] = &["duperemove"];
 
+/// Used by `ceph`. The module for Python comes with the third.
+pub const CEPH: &[&str] = &["ceph-mon", "ceph-osd", "ceph-common"];
+
 /// Also used by `fuzz`: libFuzzer is C++ and is compiled on the spot.
 pub const FUZZING: &[&str] = &["g++"];
 
