@@ -5,8 +5,9 @@
 //! `onefold-acceptance` and measurements in `onefold-bench`; this builds and starts them. Nothing
 //! uses this crate.
 //!
-//! Reading order: `tools` (starting the others), `tidy`, `fuzz`, `test` (all steps of CI).
+//! Reading order: `tools` (starting the others), `tidy`, `fuzz`, `ceph`, `test` (all steps of CI).
 
+mod ceph;
 mod fuzz;
 mod test;
 mod tidy;
@@ -61,6 +62,8 @@ enum Task {
     Guest(Forwarded),
     /// Rewrite a deduplicated volume again and again, and print what becomes of it
     Ageing(Forwarded),
+    /// Start and stop a throw-away Ceph cluster, and make its OSDs fail
+    Ceph(ceph::Arguments),
     /// Make the study of João Paulo's dissertation with the files below some paths, and print its tables
     Study(Forwarded),
 }
@@ -91,6 +94,7 @@ fn run(task: Task) -> anyhow::Result<()> {
             cleanup::install_signal_handler()?;
             fuzz::run(&workspace, arguments, &mut |line| println!("{line}"))
         }
+        Task::Ceph(arguments) => ceph::run(&workspace, arguments),
         Task::Bench(arguments) => arguments.run(tools::bench(&workspace)?, NO_COMMAND),
         Task::Study(arguments) => arguments.run(tools::bench(&workspace)?, &["dissertation"]),
         Task::Demo(arguments) => forward(arguments, "demo"),
