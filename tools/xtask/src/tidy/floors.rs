@@ -7,6 +7,7 @@ use serde_json::Value;
 const FLOORS: &[(&str, u8)] = &[
     ("onefold-format", 1),
     ("onefold-image", 1),
+    ("onefold-rados", 1),
     ("onefold-engine", 2),
     ("onefold-index", 3),
     ("onefold-repository", 3),

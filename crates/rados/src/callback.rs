@@ -1,0 +1,116 @@
+//! The threads of librados, on which operations end and notifications arrive.
+//!
+//! A client has few of them for all its operations, and needs them to end any. Whoever waits there for librados may
+//! wait for ever, so waiting is refused there, and what has to wait is done by another thread.
+
+use std::cell::Cell;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+use std::thread;
+
+thread_local! {
+    /// Whether this thread is librados', and runs something of ours.
+    static IS_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs what librados calls. A panic has been reported by its hook; it must not reach librados, whose frames
+/// cannot be unwound.
+pub(crate) fn run(work: impl FnOnce()) {
+    IS_CALLBACK.set(true);
+    let result = catch_unwind(AssertUnwindSafe(work));
+    IS_CALLBACK.set(false);
+    // The message of a panic may panic when it is dropped.
+    std::mem::forget(result.err());
+}
+
+/// An error if this thread must not wait for librados.
+pub(crate) fn may_wait() -> io::Result<()> {
+    match IS_CALLBACK.get() {
+        true => Err(io::ErrorKind::Deadlock.into()),
+        false => Ok(()),
+    }
+}
+
+/// Does what waits for librados: here, or on a thread of its own where this one must not wait.
+pub(crate) fn wait_elsewhere(work: impl FnOnce() + Send + 'static) {
+    if !IS_CALLBACK.get() {
+        return work();
+    }
+    // Without a thread the work is not done, and what it would free stays until the process ends.
+    let _ = thread::Builder::new()
+        .name("rados-end".to_owned())
+        .spawn(work);
+}
+
+/// The result of one operation, for a thread that waits for it.
+///
+/// ```
+/// use onefold_rados::Wait;
+///
+/// let (on_done, wait) = Wait::new();
+/// std::thread::spawn(|| on_done(Ok(7)));
+/// assert_eq!(wait.result().unwrap(), 7);
+/// ```
+pub struct Wait<T> {
+    receiver: mpsc::Receiver<io::Result<T>>,
+}
+
+impl<T: Send + 'static> Wait<T> {
+    /// What to give to the operation, and what waits for it.
+    pub fn new() -> (impl FnOnce(io::Result<T>) + Send + 'static, Wait<T>) {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let on_done = move |result| {
+            // If nobody waits any more, nobody wants the result.
+            let _ = sender.send(result);
+        };
+        (on_done, Wait { receiver })
+    }
+
+    /// Submits an operation and waits for it.
+    pub fn of(submit: impl FnOnce(Box<dyn FnOnce(io::Result<T>) + Send>)) -> io::Result<T> {
+        may_wait()?;
+        let (on_done, wait) = Wait::new();
+        submit(Box::new(on_done));
+        wait.result()
+    }
+
+    /// Waits until the operation has ended.
+    ///
+    /// # Errors
+    /// The operation's; `Deadlock` on a thread of librados, where it would never end.
+    pub fn result(self) -> io::Result<T> {
+        may_wait()?;
+        let gone = |_| Err(io::Error::other("the operation was dropped"));
+        self.receiver.recv().unwrap_or_else(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_callback_may_panic_and_must_not_wait() {
+        run(|| panic!("of a test"));
+        may_wait().unwrap();
+        let (told, hears) = mpsc::channel();
+        run(|| {
+            told.send(may_wait().unwrap_err().kind()).unwrap();
+            let told = told.clone();
+            wait_elsewhere(move || {
+                told.send(may_wait().map_or_else(|it| it.kind(), |()| io::ErrorKind::Other))
+                    .unwrap()
+            });
+        });
+        assert_eq!(hears.recv().unwrap(), io::ErrorKind::Deadlock);
+        assert_eq!(hears.recv().unwrap(), io::ErrorKind::Other);
+    }
+
+    #[test]
+    fn an_operation_that_is_dropped_is_an_error() {
+        let (on_done, wait) = Wait::<()>::new();
+        drop(on_done);
+        assert!(wait.result().is_err());
+    }
+}

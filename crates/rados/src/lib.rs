@@ -1,0 +1,43 @@
+//! Objects in Ceph RADOS, through librados.
+//!
+//! May use: no other crate of onefold. Must not: know what the objects mean.
+//!
+//! librados is opened at run time, so that onefold needs no Ceph where nobody uses one. A [`Client`] is one
+//! session with a cluster, a [`Pool`] a namespace of a pool in it. Operations on objects are submitted and end
+//! later: what their caller gave is called on a thread of librados, and must not wait there. A [`Wait`] is for
+//! callers that have nothing else to do.
+//!
+//! What holds throughout:
+//! - What a caller gave is called exactly once, whatever happens; a panic in it goes no further.
+//! - librados copies the names, keys and bytes that it is to send before the call that passes them returns.
+//!   Memory that it fills belongs to the operation until that has ended.
+//! - A client is shut down once no pool, operation or watch needs it.
+//! - Operations of one client on one object take effect in the order of their submission.
+//!
+//! Reading order: `library` (librados' functions), `client` and `connect`, `session` (what is kept open),
+//! `callback` (librados' threads), `operation` (how one is submitted), `write_op`, `read_op`, `pool`, `lock`, `watch`.
+
+mod callback;
+mod client;
+mod connect;
+mod failure;
+mod library;
+mod lock;
+mod memory;
+mod operation;
+mod pool;
+mod read_op;
+mod session;
+mod watch;
+mod write_op;
+
+pub use callback::Wait;
+pub use client::{Client, LibraryVersion, Statistics};
+pub use connect::{ConnectError, ConnectOptions};
+pub use failure::{is_condition_failed, is_fenced};
+pub use lock::Locker;
+pub use operation::Version;
+pub use pool::{Objects, Pool};
+pub use read_op::{ReadOp, ReadReply, Rows, Stat};
+pub use watch::{Notification, Replies, Reply, Watch, Watcher};
+pub use write_op::{Create, WriteOp};
