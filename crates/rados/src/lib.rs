@@ -37,7 +37,7 @@ pub use connect::{ConnectError, ConnectOptions};
 pub use failure::{is_condition_failed, is_fenced};
 pub use lock::Locker;
 pub use operation::Version;
-pub use pool::{Objects, Pool};
+pub use pool::{Objects, Pool, WhenFull};
 pub use read_op::{ReadOp, ReadReply, Rows, Stat};
 pub use watch::{Notification, Replies, Reply, Watch, Watcher};
 pub use write_op::{Create, WriteOp};

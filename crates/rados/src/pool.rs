@@ -14,9 +14,27 @@ use crate::read_op::{Answers, ReadOp, ReadReply, Stat, add_read};
 use crate::session::{Namespace, Session};
 use crate::write_op::WriteOp;
 
-/// Of an operation (LIBRADOS_OPERATION_FULL_TRY): where the pool is full, it fails if it takes more space than there
-/// was. Otherwise librados would keep it until there is room, without a word.
-const FULL_TRY: c_int = 64;
+/// What becomes of a change when the cluster or the pool is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It waits until there is room, without a word.
+    Wait,
+    /// It fails if it takes more space than there was: `StorageFull`, or `QuotaExceeded` where the pool has a quota.
+    Fail,
+    /// It is done all the same. For changes that make room.
+    Go,
+}
+
+impl WhenFull {
+    /// librados' flag: LIBRADOS_OPERATION_FULL_TRY, LIBRADOS_OPERATION_FULL_FORCE.
+    fn flag(self) -> c_int {
+        match self {
+            WhenFull::Wait => 0,
+            WhenFull::Fail => 64,
+            WhenFull::Go => 128,
+        }
+    }
+}
 
 /// A namespace of a pool. Clones are the same one.
 ///
@@ -62,6 +80,7 @@ impl Pool {
         &self,
         object: &str,
         mut op: WriteOp,
+        when_full: WhenFull,
         on_done: impl FnOnce(io::Result<Version>) + Send + 'static,
     ) {
         let on_end = |ended, ()| on_done(ended);
@@ -72,7 +91,16 @@ impl Pool {
         let start = |library: &Library, io, completion| {
             let operate = library.rados_aio_write_op_operate;
             // SAFETY: all handles are valid, and the name is copied. Without a time it is the present one.
-            unsafe { operate(handle, io, completion, name.as_ptr(), null_mut(), FULL_TRY) }
+            unsafe {
+                operate(
+                    handle,
+                    io,
+                    completion,
+                    name.as_ptr(),
+                    null_mut(),
+                    when_full.flag(),
+                )
+            }
         };
         submit(&self.namespace, (), start, on_end);
     }
@@ -171,12 +199,14 @@ impl Pool {
         on_done: impl FnOnce(io::Result<()>) + Send + 'static,
     ) {
         let op = self.write_op().write(offset, bytes);
-        self.submit_write(object, op, |written| on_done(written.map(drop)));
+        self.submit_write(object, op, WhenFull::Fail, |written| {
+            on_done(written.map(drop))
+        });
     }
 
-    /// As [`Pool::submit_write`], and waits.
+    /// As [`Pool::submit_write`], and waits. It fails where the pool is full.
     pub fn change(&self, object: &str, op: WriteOp) -> io::Result<Version> {
-        Wait::of(|on_done| self.submit_write(object, op, on_done))
+        Wait::of(|on_done| self.submit_write(object, op, WhenFull::Fail, on_done))
     }
 
     /// As [`Pool::submit_read`], and waits.
